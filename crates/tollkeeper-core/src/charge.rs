@@ -1,0 +1,377 @@
+//! Receipts: what an admitted request paid, and which slot it holds.
+//!
+//! What may be given back depends on when it was taken, so a refund carries its receipt. In the
+//! process a receipt is plain data; it becomes text, authenticated by a secret of the store, only when
+//! it leaves.
+
+use crate::algorithm::Past;
+use crate::facts::{Facts, MAX_NAME};
+use crate::key::Key;
+use crate::quota::{Algorithm, Quota, Rate};
+use crate::siphash::{self, Secret};
+use crate::time::{Span, Time};
+use crate::toll::{Due, InvalidRequest, number};
+
+/// The receipt of an admitted toll, good for one refund or one settlement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Charge(Receipt);
+
+/// The receipt of slots that are held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot(Receipt);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Receipt {
+    id: u64,
+    at: Time,
+    ttl: Option<Span>,
+    items: Vec<Item>,
+}
+
+/// What was paid at one limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// The key it was charged to.
+    pub key: ItemKey,
+    /// The quota it was charged under.
+    pub quota: Quota,
+    /// What was charged.
+    pub cost: u64,
+    /// How much earlier than the epoch's the windows of this key begin.
+    pub shift: u64,
+    /// Where it was entered: tick, stamp or window.
+    pub mark: u64,
+    /// It was charged to a state shared by several keys.
+    pub shared: bool,
+    /// The fact that held the cost, if it was not the cost of the request.
+    fact: Option<Box<str>>,
+}
+
+/// The key of an item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ItemKey {
+    /// The bytes of the key.
+    Whole(Box<[u8]>),
+    /// A key too long for a text: what it begins with, and what the store calls it.
+    Short(Box<[u8]>, u128),
+}
+
+impl Item {
+    pub(crate) fn new(due: &Due<'_>, mark: u64, shared: bool) -> Item {
+        Item {
+            key: ItemKey::Whole(due.key.to_bytes().into()),
+            quota: *due.quota,
+            cost: due.cost,
+            shift: due.shift,
+            mark,
+            shared,
+            fact: due.rule.cost_fact().map(Into::into),
+        }
+    }
+
+    /// What an algorithm must know to give some of it back.
+    pub fn past(&self) -> Past {
+        Past { cost: self.cost, count: self.quota.count(), tick: self.mark, window: self.mark }
+    }
+
+    /// When nothing of it can be given back any more.
+    fn void_at(&self) -> Time {
+        let (period, tick) = (self.quota.period_ticks(), self.quota.tick().span().as_micros());
+        let ticks = match self.quota.algorithm() {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => {
+                // cost <= burst, so the product is below 2^51 and the sum below 2^53 ticks.
+                self.mark.saturating_add(self.cost.saturating_mul(period).div_ceil(self.quota.count()))
+            }
+            Algorithm::FixedWindow => (self.mark + 1).saturating_mul(period).saturating_sub(self.shift),
+            Algorithm::SlidingWindow => (self.mark + 2).saturating_mul(period),
+            Algorithm::SlidingLog => self.mark.saturating_add(period),
+            Algorithm::Concurrency => 0,
+        };
+        Time::from_micros(ticks.saturating_mul(tick))
+    }
+}
+
+/// What is to be done to one item of a charge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Nothing.
+    Keep,
+    /// Give back so much.
+    GiveBack(u64),
+    /// Charge so much more.
+    Add(u64),
+}
+
+/// Which items of a charge a new cost is for.
+#[derive(Clone, Copy, Debug)]
+pub enum Costs<'a> {
+    /// All: the request did not happen.
+    All,
+    /// Those that charge the cost of the request.
+    Request(u64),
+    /// Those that charge one of these facts.
+    Facts(&'a Facts<'a>),
+}
+
+impl Charge {
+    pub(crate) fn new(id: u64, at: Time, ttl: Option<Span>, items: Vec<Item>) -> Charge {
+        Charge(Receipt { id, at, ttl, items })
+    }
+
+    /// Its number, unique in the store for as long as it can be refunded.
+    pub fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    /// When it was made, on the store's clock.
+    pub fn time(&self) -> Time {
+        self.0.at
+    }
+
+    /// What was paid at each limit.
+    pub fn items(&self) -> &[Item] {
+        &self.0.items
+    }
+
+    /// When it is void: a reservation at the end of its time, a plain charge when nothing is left of it.
+    pub fn void_at(&self) -> Time {
+        match self.0.ttl {
+            Some(ttl) => self.0.at + ttl,
+            None => self.0.items.iter().map(Item::void_at).max().unwrap_or(self.0.at),
+        }
+    }
+
+    /// What a refund of these costs means for each item.
+    pub fn refund(&self, costs: Costs<'_>) -> Result<Vec<Change>, InvalidRequest> {
+        self.changes(costs, |charged, asked| {
+            let asked = asked.unwrap_or(charged);
+            if asked > charged {
+                return Err(InvalidRequest::MoreThanCharged { asked, charged });
+            }
+            Ok(Change::GiveBack(asked))
+        })
+    }
+
+    /// What these actual costs mean for each item.
+    pub fn settle(&self, costs: Costs<'_>) -> Result<Vec<Change>, InvalidRequest> {
+        self.changes(costs, |charged, actual| {
+            let actual = actual.unwrap_or(charged);
+            Ok(if actual <= charged {
+                Change::GiveBack(charged - actual)
+            } else {
+                Change::Add(actual - charged)
+            })
+        })
+    }
+
+    fn changes(
+        &self,
+        costs: Costs<'_>,
+        change: impl Fn(u64, Option<u64>) -> Result<Change, InvalidRequest>,
+    ) -> Result<Vec<Change>, InvalidRequest> {
+        let of = |item: &Item| match (costs, &item.fact) {
+            (Costs::All, _) => change(item.cost, None),
+            (Costs::Request(cost), None) => change(item.cost, Some(cost)),
+            (Costs::Facts(facts), Some(fact)) => match facts.get(fact) {
+                None => Ok(Change::Keep),
+                value => {
+                    let limit = String::new();
+                    let cost = number(value).map_err(|problem| InvalidRequest::CostFact {
+                        limit,
+                        fact: fact.to_string(),
+                        problem,
+                    })?;
+                    change(item.cost, Some(cost))
+                }
+            },
+            _ => Ok(Change::Keep),
+        };
+        if let Costs::Facts(facts) = costs {
+            facts.check().map_err(InvalidRequest::Fact)?;
+        }
+        self.0.items.iter().map(of).collect()
+    }
+
+    /// The receipt as text that only this store can have written. Keys above 128 bytes go by `short`,
+    /// the name that the store has for them.
+    pub fn seal(&self, secret: &Secret, short: impl Fn(Key<'_>) -> u128) -> String {
+        self.0.seal(b'c', secret, short)
+    }
+
+    /// Reads a text that this store wrote; nothing if it did not.
+    pub fn open(text: &str, secret: &Secret) -> Option<Charge> {
+        Receipt::open(b'c', text, secret).map(Charge)
+    }
+}
+
+impl Slot {
+    pub(crate) fn new(id: u64, at: Time, items: Vec<Item>) -> Slot {
+        Slot(Receipt { id, at, ttl: None, items })
+    }
+
+    /// Its number: the same in all the limits it is held in.
+    pub fn id(&self) -> u64 {
+        self.0.id
+    }
+
+    /// Where it is held.
+    pub fn items(&self) -> &[Item] {
+        &self.0.items
+    }
+
+    /// How long it is held at most, from when it was taken or renewed.
+    pub fn ttl(&self) -> Span {
+        self.0.items.iter().map(|item| item.quota.period()).min().unwrap_or(Span::ZERO)
+    }
+
+    /// As [`Charge::seal`].
+    pub fn seal(&self, secret: &Secret, short: impl Fn(Key<'_>) -> u128) -> String {
+        self.0.seal(b's', secret, short)
+    }
+
+    /// As [`Charge::open`].
+    pub fn open(text: &str, secret: &Secret) -> Option<Slot> {
+        Receipt::open(b's', text, secret).map(Slot)
+    }
+}
+
+/// The longest key that is written out.
+const WHOLE_KEY: usize = 128;
+
+impl Receipt {
+    fn seal(&self, kind: u8, secret: &Secret, short: impl Fn(Key<'_>) -> u128) -> String {
+        let mut bytes = vec![kind];
+        for number in [self.id, self.at.as_micros(), self.ttl.map_or(0, Span::as_micros)] {
+            push_number(&mut bytes, number);
+        }
+        for item in &self.items {
+            for number in [item.quota.count(), item.quota.burst(), item.cost, item.shift, item.mark] {
+                push_number(&mut bytes, number);
+            }
+            bytes.push(u8::from(item.shared));
+            push_bytes(&mut bytes, item.fact.as_deref().unwrap_or_default().as_bytes());
+            let (key, name) = match &item.key {
+                ItemKey::Whole(key) if key.len() <= WHOLE_KEY => (&key[..], None),
+                ItemKey::Whole(key) => {
+                    let key = Key::from_bytes(key).expect("an item holds a key");
+                    (key.family(), Some(short(key)))
+                }
+                ItemKey::Short(family, name) => (&family[..], Some(*name)),
+            };
+            push_bytes(&mut bytes, key);
+            push_bytes(&mut bytes, name.map(u128::to_le_bytes).as_ref().map_or(&[], |name| &name[..]));
+        }
+        bytes.extend_from_slice(&siphash::hash(secret, &bytes).to_le_bytes());
+        to_text(&bytes)
+    }
+
+    fn open(kind: u8, text: &str, secret: &Secret) -> Option<Receipt> {
+        let bytes = from_text(text)?;
+        let (signed, code) = bytes.split_last_chunk()?;
+        // Compared as one number, not byte by byte: how much of it agrees takes no time to tell.
+        if siphash::hash(secret, signed) != u128::from_le_bytes(*code) {
+            return None;
+        }
+        let mut rest = signed.strip_prefix(&[kind])?;
+        let id = take_number(&mut rest)?;
+        let at = Time::from_micros(take_number(&mut rest)?);
+        let ttl = take_number(&mut rest)?;
+        let mut items = Vec::new();
+        while !rest.is_empty() {
+            items.push(take_item(&mut rest)?);
+        }
+        Some(Receipt { id, at, ttl: (ttl > 0).then_some(Span::from_micros(ttl)), items })
+    }
+}
+
+fn take_item(rest: &mut &[u8]) -> Option<Item> {
+    let [count, burst, cost, shift, mark] = {
+        let mut numbers = [0; 5];
+        for number in &mut numbers {
+            *number = take_number(rest)?;
+        }
+        numbers
+    };
+    let (shared, after) = rest.split_first()?;
+    *rest = after;
+    let fact = core::str::from_utf8(take_bytes(rest)?).ok()?;
+    let whole = take_bytes(rest)?;
+    let name = take_bytes(rest)?;
+    let key = Key::from_bytes(whole)?;
+    let (algorithm, _) = key.algorithm();
+    let burst = algorithm.has_burst().then_some(burst);
+    let quota = Quota::new(algorithm, Rate { count, period: key.period(), burst }).ok()?;
+    let key = match name.first_chunk() {
+        None => ItemKey::Whole(whole.into()),
+        Some(name) => ItemKey::Short(whole.into(), u128::from_le_bytes(*name)),
+    };
+    let fact = (!fact.is_empty()).then(|| fact.into());
+    Some(Item { key, quota, cost, shift, mark, shared: *shared != 0, fact })
+}
+
+fn push_bytes(bytes: &mut Vec<u8>, part: &[u8]) {
+    debug_assert!(part.len() <= WHOLE_KEY.max(MAX_NAME));
+    bytes.push(u8::try_from(part.len()).expect("at most 128"));
+    bytes.extend_from_slice(part);
+}
+
+fn take_bytes<'b>(rest: &mut &'b [u8]) -> Option<&'b [u8]> {
+    let (len, after) = rest.split_first()?;
+    let (part, after) = after.split_at_checked(usize::from(*len))?;
+    *rest = after;
+    Some(part)
+}
+
+/// Seven bits at a time, the lowest first.
+fn push_number(bytes: &mut Vec<u8>, mut number: u64) {
+    while number > 0x7f {
+        bytes.push(number.to_le_bytes()[0] | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number.to_le_bytes()[0]);
+}
+
+fn take_number(rest: &mut &[u8]) -> Option<u64> {
+    let mut number = 0;
+    for shift in (0..64).step_by(7) {
+        let (byte, after) = rest.split_first()?;
+        *rest = after;
+        number |= u64::from(byte & 0x7f).checked_shl(shift)?;
+        if byte & 0x80 == 0 {
+            return Some(number);
+        }
+    }
+    None
+}
+
+const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+/// Base64 with the alphabet for addresses, without padding.
+fn to_text(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for chunk in bytes.chunks(3) {
+        let word =
+            chunk.iter().fold(0, |word, byte| word << 8 | usize::from(*byte)) << (8 * (3 - chunk.len()));
+        for index in 0..=chunk.len() {
+            text.push(char::from(ALPHABET[word >> (18 - 6 * index) & 0x3f]));
+        }
+    }
+    text
+}
+
+fn from_text(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
+    for chunk in text.as_bytes().chunks(4) {
+        let mut word = 0u32;
+        for char in chunk {
+            let digit = ALPHABET.iter().position(|other| other == char)?;
+            word = word << 6 | u32::try_from(digit).expect("one of 64");
+        }
+        word <<= 6 * (4 - chunk.len());
+        if chunk.len() == 1 {
+            return None;
+        }
+        bytes.extend_from_slice(&word.to_be_bytes()[1..chunk.len()]);
+    }
+    Some(bytes)
+}

@@ -1,0 +1,402 @@
+//! Facts: what is known of a request, as names and values.
+//!
+//! Every transport translates into facts, and everything behind it looks only at them. Names and
+//! values are checked when they enter; what is wrong is remembered and makes the request bad input
+//! when it is decided, so that facts can be written down without a `?` on every line.
+
+use core::fmt;
+use core::net::IpAddr;
+use std::borrow::Cow;
+
+/// The most facts in one request.
+pub const MAX_FACTS: usize = 64;
+/// The longest name, in bytes.
+pub const MAX_NAME: usize = 64;
+/// The longest value, in bytes.
+pub const MAX_VALUE: usize = 1024;
+
+/// The fact that holds the client's address: always an address, in its canonical form.
+pub const IP: &str = "ip";
+
+const INLINE: usize = 6;
+
+/// Names to values, in the order they came; a name counts once.
+///
+/// ```
+/// use tollkeeper_core::{facts, Facts};
+///
+/// let facts = facts! { "user" => "alice", "ip" => "192.0.2.7", "tokens" => 250 };
+/// assert_eq!(facts.get("user").unwrap().to_string(), "alice");
+/// assert_eq!(facts.get("plan"), None);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Facts<'a> {
+    // Requests have a handful of facts: those live here, and the heap is left alone.
+    inline: [Option<Fact<'a>>; INLINE],
+    more: Vec<Fact<'a>>,
+    wrong: Option<Box<InvalidFact>>,
+}
+
+#[derive(Clone, Debug)]
+struct Fact<'a> {
+    name: &'a str,
+    value: Value<'a>,
+}
+
+/// Builds [`Facts`]: `facts! { "user" => "alice", "tokens" => 250 }`.
+#[macro_export]
+macro_rules! facts {
+    ($($name:expr => $value:expr),* $(,)?) => {{
+        #[allow(unused_mut)]
+        let mut facts = $crate::Facts::new();
+        $(facts.put($name, $value);)*
+        facts
+    }};
+}
+
+impl<'a> Facts<'a> {
+    /// No facts.
+    pub fn new() -> Facts<'a> {
+        Facts::default()
+    }
+
+    /// Adds a fact, or replaces the value it had. An empty value counts as absent.
+    ///
+    /// A name or a value that may not be is remembered: deciding on these facts is then an error.
+    #[must_use]
+    pub fn with(mut self, name: &'a str, value: impl Into<Value<'a>>) -> Facts<'a> {
+        self.put(name, value);
+        self
+    }
+
+    /// As [`Facts::with`], in place.
+    #[inline]
+    pub fn put(&mut self, name: &'a str, value: impl Into<Value<'a>>) {
+        if let Err(error) = self.insert(name, value) {
+            self.wrong.get_or_insert_with(|| Box::new(error));
+        }
+    }
+
+    /// As [`Facts::with`], saying at once what is wrong.
+    #[inline]
+    pub fn insert(&mut self, name: &'a str, value: impl Into<Value<'a>>) -> Result<(), InvalidFact> {
+        check_name(name)?;
+        let value = checked(name, value.into())?;
+        let empty = self.inline.iter().position(Option::is_none);
+        if let Some(fact) = self.iter_mut().find(|fact| fact.name == name) {
+            fact.value = value;
+            return Ok(());
+        }
+        match empty {
+            Some(place) => self.inline[place] = Some(Fact { name, value }),
+            None if INLINE + self.more.len() < MAX_FACTS => self.more.push(Fact { name, value }),
+            None => return Err(InvalidFact { name: shown(name), problem: FactProblem::TooMany }),
+        }
+        Ok(())
+    }
+
+    /// As [`Facts::insert`] for bytes off a wire, which may not be UTF-8.
+    pub fn insert_bytes(&mut self, name: &'a str, value: &'a [u8]) -> Result<(), InvalidFact> {
+        match core::str::from_utf8(value) {
+            Ok(text) => self.insert(name, text),
+            Err(_) => Err(InvalidFact { name: shown(name), problem: FactProblem::NotUtf8 }),
+        }
+    }
+
+    /// The value of a fact; an empty one is absent.
+    #[inline]
+    pub fn get(&self, name: &str) -> Option<&Value<'a>> {
+        self.all().find(|fact| fact.name == name).map(|fact| &fact.value).filter(|value| !value.is_empty())
+    }
+
+    /// Names and values.
+    pub fn iter(&self) -> impl Iterator<Item = (&'a str, &Value<'a>)> {
+        self.all().map(|fact| (fact.name, &fact.value))
+    }
+
+    /// What is wrong with these facts, if anything is.
+    pub(crate) fn check(&self) -> Result<(), InvalidFact> {
+        self.wrong.as_deref().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    #[inline]
+    fn all(&self) -> impl Iterator<Item = &Fact<'a>> {
+        self.inline.iter().map_while(Option::as_ref).chain(&self.more)
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Fact<'a>> {
+        self.inline.iter_mut().map_while(Option::as_mut).chain(&mut self.more)
+    }
+}
+
+/// The value of a fact. Whatever it was, it is compared and keyed as its text: `1` equals `"1"`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// Text.
+    Text(Cow<'a, str>),
+    /// A whole number.
+    Number(i64),
+    /// An address; an IPv4 address in IPv6 clothes is the IPv4 address.
+    Ip(IpAddr),
+}
+
+/// The longest text of a number or an address.
+pub type Scratch = [u8; 48];
+
+impl Value<'_> {
+    /// The value as text; numbers and addresses are written into `scratch`.
+    #[inline]
+    pub fn text<'s>(&'s self, scratch: &'s mut Scratch) -> &'s str {
+        match self {
+            Value::Text(text) => text,
+            Value::Number(number) => written(scratch, format_args!("{number}")),
+            Value::Ip(IpAddr::V4(ip)) => {
+                let mut len = 0;
+                for (index, octet) in ip.octets().into_iter().enumerate() {
+                    if index > 0 {
+                        scratch[len] = b'.';
+                        len += 1;
+                    }
+                    for power in [100, 10, 1] {
+                        if octet >= power || power == 1 {
+                            scratch[len] = b'0' + octet / power % 10;
+                            len += 1;
+                        }
+                    }
+                }
+                core::str::from_utf8(&scratch[..len]).expect("digits and dots")
+            }
+            Value::Ip(IpAddr::V6(ip)) => written(scratch, format_args!("{ip}")),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        matches!(self, Value::Text(text) if text.is_empty())
+    }
+}
+
+/// Formats into `scratch`. Numbers and addresses always fit.
+pub(crate) fn written<'s>(scratch: &'s mut Scratch, arguments: fmt::Arguments<'_>) -> &'s str {
+    use std::io::Write;
+    let mut rest = &mut scratch[..];
+    rest.write_fmt(arguments).expect("48 bytes hold any number and any address");
+    let len = size_of::<Scratch>() - rest.len();
+    core::str::from_utf8(&scratch[..len]).expect("formatted text")
+}
+
+impl fmt::Display for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text(&mut [0; 48]))
+    }
+}
+
+impl<'a> From<&'a str> for Value<'a> {
+    #[inline]
+    fn from(text: &'a str) -> Value<'a> {
+        Value::Text(Cow::Borrowed(text))
+    }
+}
+
+impl<'a> From<&'a String> for Value<'a> {
+    fn from(text: &'a String) -> Value<'a> {
+        Value::Text(Cow::Borrowed(text))
+    }
+}
+
+impl From<String> for Value<'_> {
+    fn from(text: String) -> Self {
+        Value::Text(Cow::Owned(text))
+    }
+}
+
+impl<'a> From<Cow<'a, str>> for Value<'a> {
+    fn from(text: Cow<'a, str>) -> Value<'a> {
+        Value::Text(text)
+    }
+}
+
+impl From<IpAddr> for Value<'_> {
+    fn from(ip: IpAddr) -> Self {
+        Value::Ip(ip.to_canonical())
+    }
+}
+
+impl From<bool> for Value<'_> {
+    fn from(truth: bool) -> Self {
+        Value::Text(Cow::Borrowed(if truth { "true" } else { "false" }))
+    }
+}
+
+macro_rules! value_from_number {
+    ($($number:ty),*) => {$(
+        impl From<$number> for Value<'_> {
+            fn from(number: $number) -> Self {
+                match i64::try_from(number) {
+                    Ok(number) => Value::Number(number),
+                    Err(_) => Value::Text(Cow::Owned(number.to_string())),
+                }
+            }
+        }
+    )*};
+}
+value_from_number!(i32, i64, u16, u32, u64, usize);
+
+/// Why a fact may not be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidFact {
+    /// The name of the fact, cut to 64 bytes.
+    pub name: String,
+    /// What is wrong with it.
+    pub problem: FactProblem,
+}
+
+/// What is wrong with a fact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FactProblem {
+    /// The name is empty, too long, or has other characters than `A-Z a-z 0-9 . _ : / -`.
+    Name,
+    /// The value has so many bytes, which is too long.
+    TooLong(usize),
+    /// The value is not UTF-8.
+    NotUtf8,
+    /// The value of `ip` is not an address.
+    NotAnAddress,
+    /// There are more than 64 facts.
+    TooMany,
+}
+
+impl fmt::Display for InvalidFact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fact `{}`: ", self.name.escape_debug())?;
+        match self.problem {
+            FactProblem::Name => write!(f, "a name is 1 to {MAX_NAME} of `A-Z a-z 0-9 . _ : / -`"),
+            FactProblem::TooLong(len) => {
+                write!(f, "the value has {len} bytes (at most {MAX_VALUE}; hash longer ones)")
+            }
+            FactProblem::NotUtf8 => f.write_str("the value is not UTF-8 (hash or encode bytes)"),
+            FactProblem::NotAnAddress => {
+                f.write_str("the value is not an IP address (such as `192.0.2.7` or `2001:db8::1`)")
+            }
+            FactProblem::TooMany => write!(f, "more than {MAX_FACTS} facts in one request"),
+        }
+    }
+}
+
+impl core::error::Error for InvalidFact {}
+
+/// Whether `name` may be the name of a fact.
+#[inline]
+pub(crate) fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'/' | b'-');
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+#[inline]
+fn check_name(name: &str) -> Result<(), InvalidFact> {
+    if is_name(name) { Ok(()) } else { Err(InvalidFact { name: shown(name), problem: FactProblem::Name }) }
+}
+
+#[inline]
+fn checked<'a>(name: &str, value: Value<'a>) -> Result<Value<'a>, InvalidFact> {
+    let problem = match &value {
+        Value::Text(text) if text.len() > MAX_VALUE => FactProblem::TooLong(text.len()),
+        Value::Text(text) if name == IP && !text.is_empty() => match text.parse::<IpAddr>() {
+            Ok(ip) => return Ok(Value::from(ip)),
+            Err(_) => FactProblem::NotAnAddress,
+        },
+        Value::Number(_) if name == IP => FactProblem::NotAnAddress,
+        _ => return Ok(value),
+    };
+    Err(InvalidFact { name: shown(name), problem })
+}
+
+/// A name as it may stand in a message.
+fn shown(name: &str) -> String {
+    name.chars()
+        .scan(0, |len, char| {
+            *len += char.len_utf8();
+            (*len <= MAX_NAME).then_some(char)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(name: &str, value: &str) -> Option<FactProblem> {
+        Facts::new().insert(name, value).err().map(|error| error.problem)
+    }
+
+    #[test]
+    fn names_and_values_are_checked_when_they_enter() {
+        let long = "x".repeat(1025);
+        for (name, value, expected) in [
+            ("user", "alice", None),
+            ("header.x-user:id/1", "", None),
+            ("user", "with\0nul and\nnewline", None),
+            ("user", &long[..1024], None),
+            ("", "x", Some(FactProblem::Name)),
+            ("a b", "x", Some(FactProblem::Name)),
+            ("a\0b", "x", Some(FactProblem::Name)),
+            ("größe", "x", Some(FactProblem::Name)),
+            (&long[..65], "x", Some(FactProblem::Name)),
+            ("user", &long, Some(FactProblem::TooLong(1025))),
+            ("ip", "192.0.2.256", Some(FactProblem::NotAnAddress)),
+            ("ip", "localhost", Some(FactProblem::NotAnAddress)),
+        ] {
+            assert_eq!(problem(name, value), expected, "{name:?} {value:?}");
+        }
+        let mut facts = Facts::new();
+        let error = facts.insert_bytes("user", b"\xff").expect_err("not UTF-8");
+        assert_eq!(error.problem, FactProblem::NotUtf8);
+    }
+
+    #[test]
+    fn more_than_64_facts_are_too_many() {
+        let names: Vec<String> = (0..65).map(|number| format!("fact{number}")).collect();
+        let mut facts = Facts::new();
+        for name in &names[..64] {
+            facts.insert(name, "x").expect("64 facts");
+        }
+        facts.insert(&names[3], "replaced").expect("a name that is there");
+        assert_eq!(facts.insert(&names[64], "x").expect_err("the 65th").problem, FactProblem::TooMany);
+        assert_eq!(facts.iter().count(), 64);
+        assert_eq!(facts.get("fact3").expect("there").to_string(), "replaced");
+    }
+
+    #[test]
+    fn numbers_and_addresses_are_their_text() {
+        let facts = facts! {
+            "n" => 1, "min" => i64::MIN, "max" => u64::MAX, "yes" => true,
+            "ip" => "::ffff:192.0.2.7", "peer" => IpAddr::from([10, 0, 255, 9]),
+        };
+        let text = |name| facts.get(name).expect(name).to_string();
+        assert_eq!(text("n"), "1");
+        assert_eq!(text("min"), "-9223372036854775808");
+        assert_eq!(text("max"), "18446744073709551615");
+        assert_eq!(text("yes"), "true");
+        assert_eq!(text("ip"), "192.0.2.7");
+        assert_eq!(text("peer"), "10.0.255.9");
+    }
+
+    #[test]
+    fn every_ipv4_octet_is_written_as_the_standard_library_does() {
+        for octet in 0..=255 {
+            let ip = core::net::Ipv4Addr::new(octet, 255 - octet, 0, 100);
+            assert_eq!(Value::from(IpAddr::V4(ip)).to_string(), ip.to_string());
+        }
+    }
+
+    #[test]
+    fn what_put_found_wrong_is_remembered() {
+        let facts = facts! { "user" => "alice", "a b" => "x", "" => "y" };
+        let error = facts.check().expect_err("a space in a name");
+        assert_eq!(error.to_string(), "fact `a b`: a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`");
+    }
+
+    #[test]
+    fn an_empty_value_is_absent() {
+        assert_eq!(facts! { "user" => "", "ip" => "" }.get("user"), None);
+    }
+}

@@ -1,0 +1,77 @@
+//! A short list that lives where it stands.
+//!
+//! A request meets a handful of limits. Keeping them in the toll itself, and going to the heap only
+//! for more, saves every check an allocation.
+
+use core::ops::{Deref, DerefMut};
+
+/// A list whose first `N` elements need no heap.
+#[derive(Clone, Debug)]
+pub(crate) struct Inline<T, const N: usize> {
+    len: usize,
+    here: [T; N],
+    heap: Vec<T>,
+}
+
+impl<T: Copy + Default, const N: usize> Default for Inline<T, N> {
+    #[inline]
+    fn default() -> Self {
+        Inline { len: 0, here: [T::default(); N], heap: Vec::new() }
+    }
+}
+
+impl<T: Copy + Default, const N: usize> Inline<T, N> {
+    /// Appends one element.
+    #[inline]
+    pub(crate) fn push(&mut self, element: T) {
+        self.extend_from_slice(&[element]);
+    }
+
+    /// Appends several elements.
+    #[inline]
+    pub(crate) fn extend_from_slice(&mut self, elements: &[T]) {
+        let len = self.len + elements.len();
+        if len <= N {
+            self.here[self.len..len].copy_from_slice(elements);
+        } else {
+            if self.heap.is_empty() {
+                self.heap.extend_from_slice(&self.here[..self.len]);
+            }
+            self.heap.extend_from_slice(elements);
+        }
+        self.len = len;
+    }
+}
+
+impl<T, const N: usize> Deref for Inline<T, N> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        if self.len <= N { &self.here[..self.len] } else { &self.heap }
+    }
+}
+
+impl<T, const N: usize> DerefMut for Inline<T, N> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        if self.len <= N { &mut self.here[..self.len] } else { &mut self.heap }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_the_list_that_was_pushed_whatever_its_length() {
+        let mut list = Inline::<u32, 4>::default();
+        for len in 0..20 {
+            assert_eq!(*list, (0..len).collect::<Vec<_>>());
+            list.push(len);
+            list[0] = 0;
+        }
+        list.extend_from_slice(&[20, 21]);
+        assert_eq!(*list, (0..22).collect::<Vec<_>>());
+    }
+}

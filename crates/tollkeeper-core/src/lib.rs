@@ -1,0 +1,36 @@
+//! The pure heart of Tollkeeper: limits, algorithms and decisions as functions on integers.
+//!
+//! Nothing here reads a clock, touches the network or draws a random number; there are no
+//! dependencies. A [`Policy`] turns [`Facts`] into a [`Toll`]; whoever keeps the state steps each
+//! [`algorithm`] of the toll and makes a [`Decision`] of it.
+//!
+//! Applications use the crate `tollkeeper`, which adds a store, a clock and the limiter.
+
+#![forbid(unsafe_code)]
+
+pub mod algorithm;
+pub mod charge;
+pub mod decision;
+pub mod facts;
+pub mod fingerprint;
+mod inline;
+pub mod key;
+pub mod limit;
+pub mod net;
+pub mod pattern;
+pub mod policy;
+pub mod quota;
+pub mod siphash;
+pub mod time;
+pub mod toll;
+
+pub use charge::{Change, Charge, Costs, Slot};
+pub use decision::{Answer, Decision, Outcome, Retry, Ruling, Verdict};
+pub use facts::{Facts, InvalidFact, Value};
+pub use key::Key;
+pub use limit::{Limit, Missing, Mode, OnStoreFailure};
+pub use policy::{InvalidPolicy, Policy, Rule};
+pub use quota::{Algorithm, Allowance, InvalidQuota, Quota, Rate};
+pub use siphash::Secret;
+pub use time::{Span, Time};
+pub use toll::{Due, InvalidRequest, Toll, Verb};

@@ -1,0 +1,101 @@
+//! Networks and masks, for allow lists and for keying by address.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::str::FromStr;
+
+/// All addresses that begin alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    prefix: u8,
+}
+
+impl Network {
+    /// Whether the address belongs to the network. IPv4-mapped addresses are IPv4 addresses.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        let ip = ip.to_canonical();
+        ip.is_ipv4() == self.address.is_ipv4() && mask(ip, self.prefix) == self.address
+    }
+}
+
+impl FromStr for Network {
+    type Err = InvalidNetwork;
+
+    /// Reads `10.0.0.0/8`, `2001:db8::/32`, or a single address. An IPv4 network in IPv6 clothes is
+    /// the IPv4 network; one that is wider than all of IPv4 would trust everybody and is refused.
+    fn from_str(text: &str) -> Result<Network, InvalidNetwork> {
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix.parse::<u8>().map_err(|_| InvalidNetwork)?)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| InvalidNetwork)?;
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = prefix.unwrap_or(bits);
+        if prefix > bits {
+            return Err(InvalidNetwork);
+        }
+        match address {
+            IpAddr::V6(mapped) if mapped.to_ipv4_mapped().is_some() => {
+                let prefix = prefix.checked_sub(96).ok_or(InvalidNetwork)?;
+                Ok(Network { address: mask(address.to_canonical(), prefix), prefix })
+            }
+            _ => Ok(Network { address: mask(address, prefix), prefix }),
+        }
+    }
+}
+
+/// The text is not a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidNetwork;
+
+/// The first address of the network of that prefix length around `ip`.
+pub fn mask(ip: IpAddr, prefix: u8) -> IpAddr {
+    match ip {
+        IpAddr::V4(ip) => {
+            let bits = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);
+            IpAddr::V4(Ipv4Addr::from_bits(ip.to_bits() & bits))
+        }
+        IpAddr::V6(ip) => {
+            let bits = u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0);
+            IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & bits))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_contains_what_begins_alike() {
+        for (network, ip, expected) in [
+            ("10.0.0.0/8", "10.255.0.1", true),
+            ("10.0.0.0/8", "11.0.0.1", false),
+            ("10.9.9.9/8", "10.0.0.1", true),
+            ("192.0.2.7", "192.0.2.7", true),
+            ("192.0.2.7", "192.0.2.8", false),
+            ("0.0.0.0/0", "203.0.113.9", true),
+            ("0.0.0.0/0", "2001:db8::1", false),
+            ("2001:db8::/32", "2001:db8:ffff::1", true),
+            ("::/0", "192.0.2.7", false),
+            ("10.0.0.0/8", "::ffff:10.1.2.3", true),
+            ("::ffff:10.0.0.0/104", "10.1.2.3", true),
+            ("::ffff:10.0.0.0/104", "11.1.2.3", false),
+        ] {
+            let network: Network = network.parse().expect(network);
+            assert_eq!(network.contains(ip.parse().expect(ip)), expected, "{network:?} {ip}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_network_is_refused() {
+        for text in ["", "10.0.0.0/33", "10.0.0.0/-1", "10.0.0/8", "::1/129", "localhost", "10.0.0.0/8/8"] {
+            assert_eq!(text.parse::<Network>(), Err(InvalidNetwork), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_mapped_network_that_would_trust_the_internet_is_refused() {
+        assert_eq!("::ffff:10.0.0.0/8".parse::<Network>(), Err(InvalidNetwork));
+    }
+}

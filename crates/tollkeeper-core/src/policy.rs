@@ -1,0 +1,525 @@
+//! The policy: all limits in force, checked, immutable, with a version.
+//!
+//! Making one reports every mistake at once. What comes out is the meaning of what was written: quotas
+//! that fit, tiers that resolve, addresses that parse. From then on nothing is checked again.
+
+use core::fmt;
+use core::net::IpAddr;
+use std::collections::BTreeMap;
+
+use crate::facts::{self, Facts, Scratch, Value};
+use crate::key;
+use crate::limit::{Limit, Missing, Mode, OnStoreFailure};
+use crate::net::{self, Network};
+use crate::pattern::Condition;
+use crate::quota::{Algorithm, Allowance, InvalidQuota, Quota, Rate};
+
+/// The limits in force.
+#[derive(Debug)]
+pub struct Policy {
+    version: u64,
+    ipv6_prefix: u8,
+    rules: Vec<Rule>,
+}
+
+impl Policy {
+    /// Checks limits and compiles them; on failure says everything that is wrong with them.
+    pub fn new(limits: Vec<Limit>) -> Result<Policy, InvalidPolicy> {
+        let mut problems = Vec::new();
+        let mut rules: Vec<Rule> = Vec::with_capacity(limits.len());
+        for (index, limit) in limits.into_iter().enumerate() {
+            let mut report = |part, problem| {
+                problems.push(InvalidLimit { index, name: limit.name.clone(), part, problem });
+            };
+            if rules.iter().any(|rule| *rule.name == *limit.name) {
+                report(Part::Name, Problem::DuplicateName);
+            }
+            rules.push(Rule::new(&limit, &mut report));
+        }
+        if problems.is_empty() {
+            Ok(Policy { version: 1, ipv6_prefix: 64, rules })
+        } else {
+            Err(InvalidPolicy(problems))
+        }
+    }
+
+    /// The same policy under this version.
+    #[must_use]
+    pub fn with_version(self, version: u64) -> Policy {
+        Policy { version, ..self }
+    }
+
+    /// The same policy, keying IPv6 addresses by their first `prefix` bits: 64 unless said otherwise.
+    #[must_use]
+    pub fn with_ipv6_prefix(self, prefix: u8) -> Policy {
+        Policy { ipv6_prefix: prefix.min(128), ..self }
+    }
+
+    /// The version.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The limits, in the order they were written.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// The limit of that name, and its place.
+    pub fn find(&self, name: &str) -> Option<(usize, &Rule)> {
+        self.rules.iter().enumerate().find(|(_, rule)| *rule.name == *name)
+    }
+
+    /// The value of a fact as keys hold it: an IPv6 address without the bits its owner can choose.
+    #[inline]
+    pub fn keyed<'s>(&self, name: &str, value: &'s Value<'_>, scratch: &'s mut Scratch) -> &'s str {
+        match value {
+            Value::Ip(ip @ IpAddr::V6(_)) if name == facts::IP => {
+                facts::written(scratch, format_args!("{}", net::mask(*ip, self.ipv6_prefix)))
+            }
+            _ => value.text(scratch),
+        }
+    }
+}
+
+/// A limit as it is applied.
+#[derive(Debug)]
+pub struct Rule {
+    pub(crate) name: Box<str>,
+    pub(crate) by: Box<[Box<str>]>,
+    pub(crate) missing: Missing,
+    pub(crate) mode: Mode,
+    pub(crate) cost: Option<Box<str>>,
+    pub(crate) stagger: bool,
+    on_store_failure: OnStoreFailure,
+    algorithm: Algorithm,
+    when: Vec<Condition>,
+    unless: Vec<Condition>,
+    allow: Allow,
+    tier: Option<Box<str>>,
+    tiers: BTreeMap<Box<str>, u32>,
+    overrides: BTreeMap<Box<str>, u32>,
+    /// The grant of the default tier, or of the limit without tiers.
+    default: u32,
+    grants: Vec<Grant>,
+}
+
+/// The grant of a request that lacks a fact it may not lack.
+pub(crate) const REFUSED: u32 = 0;
+
+/// What a key is granted.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// The limit does not apply.
+    Unlimited,
+    /// A quota, and what its keys begin with.
+    Limited {
+        /// The quota.
+        quota: Quota,
+        /// What keys under this quota's period begin with.
+        family: Box<[u8]>,
+    },
+}
+
+/// Which grant a request gets, and how it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Granted {
+    pub(crate) grant: u32,
+    /// The request named a tier that is not listed, or none.
+    pub(crate) unknown_tier: bool,
+}
+
+#[derive(Debug)]
+enum Allow {
+    Values(Vec<Box<str>>),
+    Networks(Vec<Network>),
+}
+
+impl Rule {
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The facts it is keyed by.
+    pub fn by(&self) -> &[Box<str>] {
+        &self.by
+    }
+
+    /// Whether its verdict counts.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The algorithm, the same for all tiers.
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// The fact whose number is charged instead of the cost of the request.
+    pub fn cost_fact(&self) -> Option<&str> {
+        self.cost.as_deref()
+    }
+
+    /// Who answers when the store does not.
+    pub fn on_store_failure(&self) -> OnStoreFailure {
+        self.on_store_failure
+    }
+
+    /// Everything it can grant.
+    pub fn grants(&self) -> &[Grant] {
+        &self.grants
+    }
+
+    /// The grant of that place.
+    #[inline]
+    pub(crate) fn quota(&self, grant: u32) -> Option<(&Quota, &[u8])> {
+        match &self.grants[grant as usize] {
+            Grant::Unlimited => None,
+            Grant::Limited { quota, family } => Some((quota, family)),
+        }
+    }
+
+    /// The grant that does not depend on a tier: there is one unless the limit has only tiers.
+    pub fn plain_quota(&self) -> Option<(&Quota, &[u8])> {
+        self.quota(self.default)
+    }
+
+    /// Whether the limit has anything to say to a request with these facts.
+    #[inline]
+    pub(crate) fn applies(&self, facts: &Facts<'_>) -> bool {
+        self.mode != Mode::Off
+            && self.when.iter().all(|condition| condition.holds(facts))
+            && (self.unless.is_empty() || !self.unless.iter().all(|condition| condition.holds(facts)))
+            && !self.allows(facts)
+    }
+
+    fn allows(&self, facts: &Facts<'_>) -> bool {
+        let value = || self.by.first().and_then(|fact| facts.get(fact));
+        match &self.allow {
+            Allow::Values(values) if values.is_empty() => false,
+            Allow::Values(values) => value().is_some_and(|value| {
+                let mut scratch: Scratch = [0; 48];
+                let text = value.text(&mut scratch);
+                values.iter().any(|allowed| **allowed == *text)
+            }),
+            Allow::Networks(networks) => value().is_some_and(|value| match value {
+                Value::Ip(ip) => networks.iter().any(|network| network.contains(*ip)),
+                _ => false,
+            }),
+        }
+    }
+
+    /// Override before tier before default.
+    #[inline]
+    pub(crate) fn granted(&self, facts: &Facts<'_>) -> Granted {
+        let mut scratch: Scratch = [0; 48];
+        if !self.overrides.is_empty()
+            && let Some(value) = self.by.first().and_then(|fact| facts.get(fact))
+            && let Some(grant) = self.overrides.get(value.text(&mut scratch))
+        {
+            return Granted { grant: *grant, unknown_tier: false };
+        }
+        let Some(fact) = &self.tier else {
+            return Granted { grant: self.default, unknown_tier: false };
+        };
+        match facts.get(fact).and_then(|value| self.tiers.get(value.text(&mut scratch))) {
+            Some(grant) => Granted { grant: *grant, unknown_tier: false },
+            None => Granted { grant: self.default, unknown_tier: true },
+        }
+    }
+
+    /// Compiles what was written and reports what is wrong with it; what it returns then is never used.
+    fn new(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> Rule {
+        if !is_limit_name(&limit.name) {
+            report(Part::Name, Problem::Name);
+        }
+        check_facts(limit, report);
+        check_shape(limit, report);
+        let algorithm = chosen_algorithm(limit);
+        if limit.stagger && algorithm != Algorithm::FixedWindow {
+            report(Part::Stagger, Problem::StaggerWithout(algorithm));
+        }
+        let mut grants = vec![Grant::Limited {
+            quota: Quota::nothing(algorithm, limit.ttl),
+            family: key::family(&limit.name, algorithm, limit.stagger, limit.ttl),
+        }];
+        let mut grant = |allowance: Allowance, part: &dyn Fn() -> Part| -> u32 {
+            let compiled = compiled(limit, algorithm, allowance).unwrap_or_else(|problem| {
+                report(part(), problem);
+                Grant::Unlimited
+            });
+            if let Some(place) = grants.iter().skip(1).position(|other| *other == compiled) {
+                return u32::try_from(place + 1).expect("as below");
+            }
+            grants.push(compiled);
+            u32::try_from(grants.len() - 1).expect("fewer than 2^32 tiers and overrides fit in memory")
+        };
+        let plain = limit.allowance.map(|allowance| grant(allowance, &|| Part::Rate));
+        let mut places = |list: &[(String, Allowance)],
+                          part: fn(String) -> Part|
+         -> BTreeMap<Box<str>, u32> {
+            list.iter()
+                .map(|(name, allowance)| (name.as_str().into(), grant(*allowance, &|| part(name.clone()))))
+                .collect()
+        };
+        let tiers = places(&limit.tiers, Part::Tier);
+        let overrides = places(&limit.overrides, Part::Override);
+        let default = limit.default_tier.as_deref().and_then(|name| tiers.get(name).copied()).or(plain);
+        let allow = if limit.by == [facts::IP] {
+            let network = |text: &String| {
+                text.parse().map_err(|_| report(Part::Allow, Problem::Network(text.clone()))).ok()
+            };
+            Allow::Networks(limit.allow.iter().filter_map(network).collect())
+        } else {
+            Allow::Values(limit.allow.iter().map(|value| value.as_str().into()).collect())
+        };
+        Rule {
+            name: limit.name.as_str().into(),
+            by: limit.by.iter().map(|fact| fact.as_str().into()).collect(),
+            missing: limit.missing,
+            mode: limit.mode,
+            cost: limit.cost.as_deref().map(Into::into),
+            stagger: limit.stagger,
+            on_store_failure: limit.on_store_failure,
+            algorithm,
+            when: limit.when.clone(),
+            unless: limit.unless.clone(),
+            allow,
+            tier: limit.tier.as_deref().map(Into::into),
+            tiers,
+            overrides,
+            default: default.unwrap_or(REFUSED),
+            grants,
+        }
+    }
+}
+
+/// The algorithm belongs to the limit, never to a tier: as written, else by what is granted.
+fn chosen_algorithm(limit: &Limit) -> Algorithm {
+    let any = |test: fn(&Allowance) -> bool| {
+        let listed = limit.tiers.iter().chain(&limit.overrides).map(|(_, allowance)| allowance);
+        limit.allowance.iter().chain(listed).any(test)
+    };
+    match limit.algorithm {
+        Some(algorithm) => algorithm,
+        None if any(|allowance| matches!(allowance, Allowance::Slots(_))) => Algorithm::Concurrency,
+        None if any(|allowance| matches!(allowance, Allowance::Rate(Rate { burst: Some(_), .. }))) => {
+            Algorithm::TokenBucket
+        }
+        None => Algorithm::SlidingWindow,
+    }
+}
+
+fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result<Grant, Problem> {
+    let rate = match (allowance, algorithm) {
+        (Allowance::Unlimited, _) => return Ok(Grant::Unlimited),
+        (Allowance::Nothing, _) => {
+            let quota = Quota::nothing(algorithm, limit.ttl);
+            let family = key::family(&limit.name, algorithm, limit.stagger, limit.ttl);
+            return Ok(Grant::Limited { quota, family });
+        }
+        (Allowance::Slots(count), Algorithm::Concurrency) => Rate { count, period: limit.ttl, burst: None },
+        (Allowance::Rate(_), Algorithm::Concurrency) => return Err(Problem::RateOfSlots),
+        (Allowance::Slots(_), algorithm) => return Err(Problem::SlotsOf(algorithm)),
+        (Allowance::Rate(rate), _) => rate,
+    };
+    let quota = Quota::new(algorithm, rate).map_err(Problem::Quota)?;
+    let family = key::family(&limit.name, algorithm, limit.stagger, quota.period());
+    Ok(Grant::Limited { quota, family })
+}
+
+/// Facts that are named must have names that facts can have.
+fn check_facts(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
+    let named = limit.by.iter().map(|fact| (Part::By, fact));
+    let named = named.chain(limit.when.iter().map(|condition| (Part::When, &condition.fact)));
+    let named = named.chain(limit.unless.iter().map(|condition| (Part::Unless, &condition.fact)));
+    let named = named.chain(limit.tier.iter().map(|fact| (Part::TierFact, fact)));
+    let named = named.chain(limit.cost.iter().map(|fact| (Part::Cost, fact)));
+    for (part, fact) in named {
+        if !facts::is_name(fact) {
+            report(part, Problem::FactName(fact.clone()));
+        }
+    }
+    for (index, fact) in limit.by.iter().enumerate() {
+        if limit.by[..index].contains(fact) {
+            report(Part::By, Problem::DuplicateFact(fact.clone()));
+        }
+    }
+}
+
+/// Parts that only make sense together.
+fn check_shape(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
+    for (part, list) in [(Part::Tier as fn(String) -> Part, &limit.tiers), (Part::Override, &limit.overrides)]
+    {
+        for (index, (name, _)) in list.iter().enumerate() {
+            if list[..index].iter().any(|(other, _)| other == name) {
+                report(part(name.clone()), Problem::Twice(name.clone()));
+            }
+        }
+    }
+    match (&limit.tier, &limit.default_tier) {
+        (None, None) if limit.tiers.is_empty() => {
+            if limit.allowance.is_none() {
+                report(Part::Rate, Problem::NoRate);
+            }
+        }
+        (None, _) => report(Part::TierFact, Problem::TiersWithoutFact),
+        (Some(_), None) if limit.allowance.is_none() => report(Part::DefaultTier, Problem::NoDefaultTier),
+        (Some(_), Some(name)) if !limit.tiers.iter().any(|(tier, _)| tier == name) => {
+            report(Part::DefaultTier, Problem::UnknownTier(name.clone()));
+        }
+        (Some(_), _) if limit.tiers.is_empty() => report(Part::TierFact, Problem::NoTiers),
+        _ => {}
+    }
+    if limit.by.len() != 1 {
+        if !limit.allow.is_empty() {
+            report(Part::Allow, Problem::NeedsOneFact);
+        }
+        if let Some((value, _)) = limit.overrides.first() {
+            report(Part::Override(value.clone()), Problem::NeedsOneFact);
+        }
+    }
+}
+
+fn is_limit_name(name: &str) -> bool {
+    let allowed =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'_' | b'-');
+    (1..=facts::MAX_NAME).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+/// Everything that is wrong with a list of limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidPolicy(pub Vec<InvalidLimit>);
+
+/// One thing that is wrong with a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidLimit {
+    /// The place of the limit in the list, from 0.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// The part that is wrong.
+    pub part: Part,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+/// A part of a limit, so that a config reader can point at it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named after the keys of the config file")]
+pub enum Part {
+    Name,
+    Rate,
+    By,
+    When,
+    Unless,
+    Allow,
+    TierFact,
+    Tier(String),
+    DefaultTier,
+    Override(String),
+    Cost,
+    Stagger,
+}
+
+/// What can be wrong with a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// The name has other characters than it may have, or too many.
+    Name,
+    /// An earlier limit has the same name.
+    DuplicateName,
+    /// A fact has a name that facts cannot have.
+    FactName(String),
+    /// A fact stands twice in `by`.
+    DuplicateFact(String),
+    /// Neither a rate nor tiers.
+    NoRate,
+    /// Tiers, but no fact that picks one.
+    TiersWithoutFact,
+    /// A fact that picks a tier, but no tiers.
+    NoTiers,
+    /// Tiers, but neither a default tier nor a rate for requests without one.
+    NoDefaultTier,
+    /// The default tier is not listed.
+    UnknownTier(String),
+    /// A tier or an override is listed twice.
+    Twice(String),
+    /// `allow` and overrides compare one value, and the limit is keyed by several facts or none.
+    NeedsOneFact,
+    /// An entry of `allow` for `ip` is neither an address nor a network.
+    Network(String),
+    /// Windows of this algorithm cannot be staggered.
+    StaggerWithout(Algorithm),
+    /// A concurrency limit with a rate.
+    RateOfSlots,
+    /// Slots for an algorithm that has none.
+    SlotsOf(Algorithm),
+    /// The numbers do not fit.
+    Quota(InvalidQuota),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::Name => write!(f, "a name is 1 to {} of `a-z 0-9 . _ -`", facts::MAX_NAME),
+            Problem::DuplicateName => f.write_str("another limit has this name (names are unique)"),
+            Problem::FactName(fact) => {
+                write!(
+                    f,
+                    "`{}` is not the name of a fact (1 to {} of `A-Z a-z 0-9 . _ : / -`)",
+                    fact.escape_debug(),
+                    facts::MAX_NAME
+                )
+            }
+            Problem::DuplicateFact(fact) => write!(f, "`{fact}` stands twice in `by` (once is enough)"),
+            Problem::NoRate => f.write_str("it grants nothing that is named (give a rate or tiers)"),
+            Problem::TiersWithoutFact => {
+                f.write_str("it has tiers but no fact that picks one (name it with `tier`)")
+            }
+            Problem::NoTiers => f.write_str("a fact picks the tier but there are no tiers (list them)"),
+            Problem::NoDefaultTier => {
+                f.write_str("requests without a known tier get nothing (name a default tier)")
+            }
+            Problem::UnknownTier(tier) => write!(f, "the default tier `{tier}` is not one of the tiers"),
+            Problem::Twice(name) => write!(f, "`{name}` is listed twice"),
+            Problem::NeedsOneFact => {
+                f.write_str("`allow` and overrides compare one value: key the limit by exactly one fact")
+            }
+            Problem::Network(text) => {
+                write!(f, "`{text}` is neither an address nor a network (such as `10.0.0.0/8`)")
+            }
+            Problem::StaggerWithout(algorithm) => {
+                write!(f, "{algorithm} has nothing to stagger (only fixed-window has)")
+            }
+            Problem::RateOfSlots => f.write_str("a concurrency limit has slots, not a rate (`limit: 5`)"),
+            Problem::SlotsOf(algorithm) => write!(f, "{algorithm} has a rate, not slots (`rate: 5/s`)"),
+            Problem::Quota(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl fmt::Display for InvalidLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "limit `{}`: ", self.name.escape_debug())?;
+        match &self.part {
+            Part::Tier(name) => write!(f, "tier `{name}`: ")?,
+            Part::Override(value) => write!(f, "override `{value}`: ")?,
+            _ => {}
+        }
+        write!(f, "{}", self.problem)
+    }
+}
+
+impl fmt::Display for InvalidPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.0.iter().enumerate() {
+            let separator = if index > 0 { "; " } else { "" };
+            write!(f, "{separator}{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for InvalidPolicy {}

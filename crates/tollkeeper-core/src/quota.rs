@@ -1,0 +1,453 @@
+//! Quotas: count, period, burst and algorithm, as numbers that have been checked.
+//!
+//! What is written down (a [`Rate`]) may be nonsense; what an algorithm is given (a [`Quota`]) may
+//! not. All bounds that the arithmetic relies on are enforced in [`Quota::new`] and nowhere else:
+//! every product below stays under 2^53, so the Lua twins, whose numbers are doubles, are exact.
+
+use core::fmt;
+use core::time::Duration;
+
+use crate::time::{Span, Tick};
+
+/// How a quota is spent and comes back. Each keeps a contract of its own: see `docs/algorithms.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Algorithm {
+    /// A bucket of `burst` that refills at the rate (also called GCRA).
+    TokenBucket,
+    /// A queue of `burst` that drains at the rate: admitted requests are told when to leave.
+    LeakyBucket,
+    /// `count` in each window, windows aligned to the epoch.
+    FixedWindow,
+    /// The window before, weighted by what of it is still in sight, plus this one.
+    SlidingWindow,
+    /// `count` in any interval of one period, exactly; remembers every admission.
+    SlidingLog,
+    /// `count` at the same time.
+    Concurrency,
+}
+
+impl Algorithm {
+    /// Every algorithm, in the order of the documentation.
+    pub const ALL: [Algorithm; 6] = [
+        Algorithm::TokenBucket,
+        Algorithm::LeakyBucket,
+        Algorithm::FixedWindow,
+        Algorithm::SlidingWindow,
+        Algorithm::SlidingLog,
+        Algorithm::Concurrency,
+    ];
+
+    /// The name used in config, API and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::TokenBucket => "token-bucket",
+            Algorithm::LeakyBucket => "leaky-bucket",
+            Algorithm::FixedWindow => "fixed-window",
+            Algorithm::SlidingWindow => "sliding-window",
+            Algorithm::SlidingLog => "sliding-log",
+            Algorithm::Concurrency => "concurrency",
+        }
+    }
+
+    /// The algorithm of that name; `gcra` is the token bucket.
+    pub fn from_name(name: &str) -> Option<Algorithm> {
+        match name {
+            "gcra" => Some(Algorithm::TokenBucket),
+            _ => Self::ALL.into_iter().find(|algorithm| algorithm.name() == name),
+        }
+    }
+
+    /// Whether a burst may be given.
+    pub const fn has_burst(self) -> bool {
+        matches!(self, Algorithm::TokenBucket | Algorithm::LeakyBucket)
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Count per period, with an optional burst: as written, not yet checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// How many in a period.
+    pub count: u64,
+    /// The period.
+    pub period: Span,
+    /// How many at once; without it a bucket takes `count`.
+    pub burst: Option<u64>,
+}
+
+impl Rate {
+    /// How many may come at once.
+    #[must_use]
+    pub const fn burst(self, burst: u64) -> Rate {
+        Rate { burst: Some(burst), ..self }
+    }
+}
+
+/// Written as in the config, with the burst in words: `100/1m with bursts of 20`.
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.count, self.period)?;
+        self.burst.map_or(Ok(()), |burst| write!(f, " with bursts of {burst}"))
+    }
+}
+
+/// What a limit, a tier or an override grants: as written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allowance {
+    /// The limit does not apply.
+    Unlimited,
+    /// Everything is refused, for ever (`0/s` in the config).
+    Nothing,
+    /// So many in a period.
+    Rate(Rate),
+    /// So many at the same time.
+    Slots(u64),
+}
+
+impl From<Rate> for Allowance {
+    fn from(rate: Rate) -> Allowance {
+        Allowance::Rate(rate)
+    }
+}
+
+/// Checked numbers: what an algorithm works with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    algorithm: Algorithm,
+    count: u64,
+    burst: u64,
+    period: Span,
+    tick: Tick,
+    period_ticks: u64,
+}
+
+/// The largest product the arithmetic may form: where doubles stop counting.
+const EXACT: u128 = 1 << 53;
+const SHORTEST: Span = Span::from_millis(1);
+const LONGEST: Span = Span::from_secs(366 * 86_400);
+const LONGEST_FILL: Span = Span::from_secs(50 * 366 * 86_400);
+const MAX_WINDOW: u64 = 1 << 50;
+const MAX_LOG: u64 = 100_000;
+const MAX_SLOTS: u64 = 10_000;
+
+impl Quota {
+    /// `count` per second.
+    pub const fn per_second(count: u64) -> Rate {
+        Quota::every(count, Span::from_secs(1))
+    }
+
+    /// `count` per minute.
+    pub const fn per_minute(count: u64) -> Rate {
+        Quota::every(count, Span::from_secs(60))
+    }
+
+    /// `count` per hour.
+    pub const fn per_hour(count: u64) -> Rate {
+        Quota::every(count, Span::from_secs(3_600))
+    }
+
+    /// `count` per day of 24 hours.
+    pub const fn per_day(count: u64) -> Rate {
+        Quota::every(count, Span::from_secs(86_400))
+    }
+
+    /// `count` per `period`: `Quota::per(5, Duration::from_secs(900))` is five in a quarter of an hour.
+    pub fn per(count: u64, period: Duration) -> Rate {
+        Quota::every(count, Span::from(period))
+    }
+
+    /// `count` at the same time: a concurrency limit.
+    pub const fn slots(count: u64) -> Allowance {
+        Allowance::Slots(count)
+    }
+
+    const fn every(count: u64, period: Span) -> Rate {
+        Rate { count, period, burst: None }
+    }
+
+    /// Checks a rate against the bounds of an algorithm.
+    ///
+    /// For [`Algorithm::Concurrency`] the period is the time to live of a slot.
+    pub fn new(algorithm: Algorithm, rate: Rate) -> Result<Quota, InvalidQuota> {
+        let Rate { count, period, burst } = rate;
+        if count == 0 {
+            return Err(InvalidQuota::ZeroCount);
+        }
+        if burst == Some(0) {
+            return Err(InvalidQuota::ZeroBurst);
+        }
+        if burst.is_some() && !algorithm.has_burst() {
+            return Err(InvalidQuota::BurstWithout(algorithm));
+        }
+        if period < SHORTEST || period > LONGEST {
+            return Err(InvalidQuota::Period(period));
+        }
+        let (tick, most) = match algorithm {
+            Algorithm::FixedWindow => (Tick::Micro, Some(MAX_WINDOW)),
+            Algorithm::SlidingLog => (Tick::Micro, Some(MAX_LOG)),
+            Algorithm::Concurrency => (Tick::Micro, Some(MAX_SLOTS)),
+            _ => (Tick::of(period), None),
+        };
+        if !period.as_micros().is_multiple_of(tick.span().as_micros()) {
+            return Err(InvalidQuota::Ticks { period, tick: tick.span() });
+        }
+        let period_ticks = period.as_micros() / tick.span().as_micros();
+        let burst = burst.unwrap_or(count);
+        // A product of two bounded counts and a period: u128 cannot overflow here.
+        let product = 4 * u128::from(burst.max(count)) * u128::from(period_ticks);
+        let most = most.unwrap_or_else(|| {
+            u64::try_from((EXACT - 1) / (4 * u128::from(period_ticks))).expect("below 2^53")
+        });
+        let fits = if matches!(
+            algorithm,
+            Algorithm::TokenBucket | Algorithm::LeakyBucket | Algorithm::SlidingWindow
+        ) {
+            product < EXACT
+        } else {
+            count <= most
+        };
+        if !fits {
+            return Err(InvalidQuota::TooMany { algorithm, count: burst.max(count), period, most });
+        }
+        let fill = u128::from(burst) * u128::from(period.as_micros()) / u128::from(count);
+        if algorithm.has_burst() && fill > u128::from(LONGEST_FILL.as_micros()) {
+            // The burst that takes 50 years to come back; at least 1, because a period is at most a year.
+            let most =
+                u128::from(LONGEST_FILL.as_micros()) * u128::from(count) / u128::from(period.as_micros());
+            return Err(InvalidQuota::Fill { burst, most: u64::try_from(most).unwrap_or(u64::MAX) });
+        }
+        Ok(Quota { algorithm, count, burst, period, tick, period_ticks })
+    }
+
+    /// A quota of nothing, which refuses every request and never keeps a state.
+    pub(crate) fn nothing(algorithm: Algorithm, period: Span) -> Quota {
+        Quota { algorithm, count: 0, burst: 0, period, tick: Tick::of(period), period_ticks: 0 }
+    }
+
+    /// The algorithm.
+    pub const fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// How many in a period; the number of slots of a concurrency limit.
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The period; the time to live of a slot.
+    pub const fn period(&self) -> Span {
+        self.period
+    }
+
+    /// The depth of a bucket; the count for everything else.
+    pub const fn burst(&self) -> u64 {
+        self.burst
+    }
+
+    /// What a fresh key can take at once.
+    #[inline]
+    pub const fn limit(&self) -> u64 {
+        self.burst
+    }
+
+    /// The unit in which the algorithm counts time.
+    #[inline]
+    pub const fn tick(&self) -> Tick {
+        self.tick
+    }
+
+    /// The period in ticks: what one request weighs in a meter.
+    #[inline]
+    pub const fn period_ticks(&self) -> u64 {
+        self.period_ticks
+    }
+
+    /// The level of a full meter.
+    #[inline]
+    pub const fn capacity(&self) -> u64 {
+        self.burst * self.period_ticks // < 2^51 by Quota::new
+    }
+
+    /// Ticks until a full meter is empty.
+    #[inline]
+    pub const fn fill_ticks(&self) -> u64 {
+        self.capacity().div_ceil(self.count)
+    }
+
+    /// The period of a window or a log, the time in which a bucket fills: what headers call the window.
+    pub fn window(&self) -> Span {
+        match self.algorithm {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket if self.count > 0 => {
+                // In microseconds: at most 50 years by Quota::new.
+                let fill = u128::from(self.burst) * u128::from(self.period.as_micros());
+                let fill = fill.div_ceil(u128::from(self.count));
+                Span::from_micros(u64::try_from(fill).expect("at most 50 years"))
+            }
+            _ => self.period,
+        }
+    }
+}
+
+/// Why a rate is no quota.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InvalidQuota {
+    /// The count is zero.
+    ZeroCount,
+    /// The burst is zero.
+    ZeroBurst,
+    /// A burst was given to an algorithm that has none.
+    BurstWithout(Algorithm),
+    /// The period is shorter than a millisecond or longer than 366 days.
+    Period(Span),
+    /// The period is not a whole number of ticks.
+    Ticks {
+        /// The period.
+        period: Span,
+        /// What it must be a multiple of.
+        tick: Span,
+    },
+    /// The numbers are too large for exact arithmetic.
+    TooMany {
+        /// The algorithm whose bound it is.
+        algorithm: Algorithm,
+        /// The larger of count and burst.
+        count: u64,
+        /// The period.
+        period: Span,
+        /// The largest that fits.
+        most: u64,
+    },
+    /// The burst would take longer than 50 years to come back.
+    Fill {
+        /// The burst.
+        burst: u64,
+        /// The largest that fits.
+        most: u64,
+    },
+}
+
+impl fmt::Display for InvalidQuota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            InvalidQuota::ZeroCount => {
+                f.write_str("count is 0 (at least 1; to refuse everything, grant nothing: `0/s`)")
+            }
+            InvalidQuota::ZeroBurst => f.write_str("burst is 0 (at least 1, or leave it out)"),
+            InvalidQuota::BurstWithout(algorithm) => {
+                write!(f, "{algorithm} has no burst (leave it out, or use token-bucket or leaky-bucket)")
+            }
+            InvalidQuota::Period(period) => write!(f, "period {period} is not between 1ms and 366d"),
+            InvalidQuota::Ticks { period, tick } => {
+                write!(
+                    f,
+                    "period {period} is not a whole number of {tick}: such a long period is counted in steps of {tick}"
+                )
+            }
+            InvalidQuota::TooMany { algorithm, count, period, most } => {
+                write!(f, "{count} per {period} is too large for {algorithm} (at most {most})")
+            }
+            InvalidQuota::Fill { burst, most } => {
+                write!(f, "burst {burst} would take more than 50 years to come back (at most {most})")
+            }
+        }
+    }
+}
+
+impl core::error::Error for InvalidQuota {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn largest(algorithm: Algorithm, period: Span) -> u64 {
+        let (mut fits, mut not) = (1, u64::MAX);
+        while not - fits > 1 {
+            let count = fits + (not - fits) / 2;
+            match Quota::new(algorithm, Rate { count, period, burst: None }) {
+                Ok(_) => fits = count,
+                Err(_) => not = count,
+            }
+        }
+        fits
+    }
+
+    #[test]
+    fn the_largest_counts_are_those_of_the_documentation() {
+        for (period, most) in [
+            (Span::from_secs(60), 37_529_996),
+            (Span::from_secs(3_600), 625_499_948),
+            (Span::from_secs(86_400), 26_062_497),
+            (Span::from_secs(30 * 86_400), 868_749_928),
+        ] {
+            for algorithm in [Algorithm::TokenBucket, Algorithm::LeakyBucket, Algorithm::SlidingWindow] {
+                assert_eq!(largest(algorithm, period), most, "{algorithm} {period}");
+            }
+        }
+        assert_eq!(largest(Algorithm::FixedWindow, Span::from_secs(1)), 1 << 50);
+        assert_eq!(largest(Algorithm::SlidingLog, Span::from_secs(1)), 100_000);
+        assert_eq!(largest(Algorithm::Concurrency, Span::from_secs(1)), 10_000);
+    }
+
+    #[test]
+    fn what_would_fit_is_said_and_fits() {
+        let rate = Quota::per_minute(40_000_000);
+        let error = Quota::new(Algorithm::TokenBucket, rate).expect_err("too many");
+        assert_eq!(error.to_string(), "40000000 per 1m is too large for token-bucket (at most 37529996)");
+        assert!(Quota::new(Algorithm::TokenBucket, Quota::per_minute(37_529_996)).is_ok());
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_what_would_be_right() {
+        let year = Duration::from_secs(366 * 86_400);
+        for (algorithm, rate, message) in [
+            (
+                Algorithm::TokenBucket,
+                Quota::per_second(0),
+                "count is 0 (at least 1; to refuse everything, grant nothing: `0/s`)",
+            ),
+            (
+                Algorithm::TokenBucket,
+                Quota::per_second(1).burst(0),
+                "burst is 0 (at least 1, or leave it out)",
+            ),
+            (
+                Algorithm::SlidingLog,
+                Quota::per_second(1).burst(2),
+                "sliding-log has no burst (leave it out, or use token-bucket or leaky-bucket)",
+            ),
+            (Algorithm::FixedWindow, Quota::per(1, Duration::ZERO), "period 0us is not between 1ms and 366d"),
+            (Algorithm::FixedWindow, Quota::per(1, year * 2), "period 732d is not between 1ms and 366d"),
+            (
+                Algorithm::TokenBucket,
+                Quota::per(1, Duration::from_micros(60_000_001)),
+                "period 60000001us is not a whole number of 1ms: such a long period is counted in steps of 1ms",
+            ),
+            (
+                Algorithm::TokenBucket,
+                Quota::per(1, year).burst(60),
+                "burst 60 would take more than 50 years to come back (at most 50)",
+            ),
+            (
+                Algorithm::TokenBucket,
+                Quota::per_second(u64::MAX),
+                "18446744073709551615 per 1s is too large for token-bucket (at most 2251799813)",
+            ),
+        ] {
+            let error = Quota::new(algorithm, rate).expect_err(message);
+            assert_eq!(error.to_string(), message);
+        }
+    }
+
+    #[test]
+    fn the_window_of_a_bucket_is_its_fill_time() {
+        let bucket = Quota::new(Algorithm::TokenBucket, Quota::per_minute(100).burst(20)).expect("valid");
+        assert_eq!(bucket.window(), Span::from_secs(12));
+        let window = Quota::new(Algorithm::FixedWindow, Quota::per_day(1000)).expect("valid");
+        assert_eq!(window.window(), Span::from_secs(86_400));
+    }
+}

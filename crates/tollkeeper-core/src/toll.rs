@@ -1,0 +1,415 @@
+//! The toll: what one request must pay.
+//!
+//! Pure data, made of facts and a policy, ready to travel to whoever keeps the state: each limit that
+//! applies, with key and cost, each key once. Limits that do not apply cost a comparison and leave no
+//! trace; those that were skipped for want of a fact are marked, because somebody wants to count them.
+
+use core::fmt;
+use std::sync::Arc;
+
+use crate::algorithm::{self, Ask, Seen, Step};
+use crate::decision::Outcome;
+use crate::facts::{Facts, InvalidFact, Scratch, Value};
+use crate::inline::Inline;
+use crate::key::{self, Key};
+use crate::limit::{Missing, Mode};
+use crate::policy::{Policy, REFUSED, Rule};
+use crate::quota::{Algorithm, Quota};
+use crate::time::{Span, Time};
+
+/// The largest cost.
+pub const MAX_COST: u64 = 1 << 31;
+
+/// What the request wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// To pass, and to be charged if it may.
+    Check,
+    /// To know what a check would say.
+    Peek,
+    /// To know how each limit stands: a peek of cost 1, whatever the limits charge.
+    Usage,
+    /// To pass on an estimate that will be corrected within this time.
+    Reserve(Span),
+    /// To pass and to hold a slot of each concurrency limit.
+    Acquire,
+}
+
+impl Verb {
+    /// Whether an admission is charged.
+    pub fn charges(self) -> bool {
+        !matches!(self, Verb::Peek | Verb::Usage)
+    }
+
+    /// Whether concurrency limits take part. A slot that nobody will release is not taken.
+    fn meets(self, algorithm: Algorithm) -> bool {
+        algorithm != Algorithm::Concurrency || !matches!(self, Verb::Check | Verb::Reserve(_))
+    }
+}
+
+/// What one request must pay.
+#[derive(Clone, Debug)]
+pub struct Toll {
+    policy: Arc<Policy>,
+    verb: Verb,
+    hold: Option<Span>,
+    entries: Inline<Entry, 4>,
+    values: Inline<u8, 104>,
+    skipped: Marks,
+    unknown_tiers: Marks,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    rule: u32,
+    grant: u32,
+    values_start: u32,
+    values_end: u32,
+    cost: u64,
+    shift: u64,
+}
+
+/// What is due at one limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Due<'t> {
+    /// The limit.
+    pub rule: &'t Rule,
+    /// What it grants to this key.
+    pub quota: &'t Quota,
+    /// The key.
+    pub key: Key<'t>,
+    /// The cost; 0 passes and charges nothing.
+    pub cost: u64,
+    /// How much earlier than the epoch's the windows of this key begin, in microseconds.
+    pub shift: u64,
+    hold: Option<Span>,
+}
+
+impl Policy {
+    /// What a request with these facts must pay.
+    #[inline]
+    pub fn toll(
+        self: &Arc<Policy>,
+        verb: Verb,
+        facts: &Facts<'_>,
+        cost: u64,
+    ) -> Result<Toll, InvalidRequest> {
+        let mut toll = Toll::new(Arc::clone(self), verb);
+        toll.add(facts, cost)?;
+        Ok(toll)
+    }
+}
+
+impl Toll {
+    /// Nothing to pay yet.
+    #[inline]
+    pub fn new(policy: Arc<Policy>, verb: Verb) -> Toll {
+        Toll {
+            policy,
+            verb,
+            hold: None,
+            entries: Inline::default(),
+            values: Inline::default(),
+            skipped: Marks::default(),
+            unknown_tiers: Marks::default(),
+        }
+    }
+
+    /// The longest delay that the caller can hold a queued request; a longer one refuses it.
+    #[must_use]
+    pub fn hold(self, longest: Span) -> Toll {
+        Toll { hold: Some(longest), ..self }
+    }
+
+    /// Adds what a request with these facts must pay. Called again, the same key is paid for once, at
+    /// the largest cost and under the smallest quota.
+    #[inline]
+    pub fn add(&mut self, facts: &Facts<'_>, cost: u64) -> Result<(), InvalidRequest> {
+        facts.check().map_err(InvalidRequest::Fact)?;
+        if cost == 0 {
+            return Err(InvalidRequest::ZeroCost);
+        }
+        if cost > MAX_COST {
+            return Err(InvalidRequest::Cost(cost));
+        }
+        if let Verb::Reserve(ttl) = self.verb
+            && !(Span::from_secs(1)..=Span::from_secs(3_600)).contains(&ttl)
+        {
+            return Err(InvalidRequest::Ttl(ttl));
+        }
+        let policy = Arc::clone(&self.policy);
+        let earlier = self.entries.len();
+        for (index, rule) in policy.rules().iter().enumerate() {
+            if !self.verb.meets(rule.algorithm()) || !rule.applies(facts) {
+                continue;
+            }
+            let absent = rule.by.iter().any(|fact| facts.get(fact).is_none());
+            if absent && rule.missing == Missing::Skip {
+                self.skipped.set(index);
+                continue;
+            }
+            let grant = if absent && rule.missing == Missing::Deny {
+                REFUSED
+            } else {
+                let granted = rule.granted(facts);
+                if granted.unknown_tier {
+                    self.unknown_tiers.set(index);
+                }
+                granted.grant
+            };
+            let Some((quota, family)) = rule.quota(grant) else {
+                continue;
+            };
+            let cost = match (self.verb, &rule.cost) {
+                (Verb::Usage, _) => 1,
+                (_, None) => cost,
+                (_, Some(fact)) => match number(facts.get(fact)) {
+                    Ok(cost) => cost,
+                    Err(_) if rule.mode == Mode::Shadow => continue,
+                    Err(problem) => {
+                        let (limit, fact) = (rule.name.to_string(), fact.to_string());
+                        return Err(InvalidRequest::CostFact { limit, fact, problem });
+                    }
+                },
+            };
+            let values_start = self.values.len();
+            for fact in &rule.by {
+                let mut scratch: Scratch = [0; 48];
+                let value = facts.get(fact).map(|value| policy.keyed(fact, value, &mut scratch));
+                key::push_value(value, |part| self.values.extend_from_slice(part));
+            }
+            let shift = if rule.stagger && quota.count() > 0 {
+                Key::new(family, &self.values[values_start..]).stagger()
+            } else {
+                0
+            };
+            self.push(
+                earlier,
+                Entry {
+                    rule: place(index),
+                    grant,
+                    values_start: place(values_start),
+                    values_end: place(self.values.len()),
+                    cost,
+                    shift,
+                },
+            );
+        }
+        Ok(())
+    }
+
+    /// Within one set of facts each limit makes one key; only earlier sets can have made it before.
+    fn push(&mut self, earlier: usize, entry: Entry) {
+        let due = self.due(&entry);
+        let same = self.entries[..earlier].iter().position(|other| self.due(other).key == due.key);
+        match same {
+            None => self.entries.push(entry),
+            Some(index) => {
+                let smaller = (due.quota.limit(), due.quota.count());
+                let other = self.due(&self.entries[index]).quota;
+                let smaller = smaller < (other.limit(), other.count());
+                let merged = &mut self.entries[index];
+                merged.cost = merged.cost.max(entry.cost);
+                if smaller {
+                    merged.grant = entry.grant;
+                }
+            }
+        }
+    }
+
+    /// What the request wants.
+    pub fn verb(&self) -> Verb {
+        self.verb
+    }
+
+    /// The policy it was made under.
+    pub fn policy(&self) -> &Arc<Policy> {
+        &self.policy
+    }
+
+    /// How many limits apply.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether no limit applies.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// What is due at the limit of that place.
+    #[inline]
+    pub fn get(&self, index: usize) -> Due<'_> {
+        self.due(&self.entries[index])
+    }
+
+    /// What is due at each limit, in the order of the policy.
+    #[inline]
+    pub fn dues(&self) -> impl ExactSizeIterator<Item = Due<'_>> {
+        self.entries.iter().map(|entry| self.due(entry))
+    }
+
+    /// Limits that did not apply because a fact is absent, by their place in the policy.
+    pub fn skipped(&self) -> impl Iterator<Item = usize> {
+        self.skipped.iter()
+    }
+
+    /// Limits that found no tier for the request, by their place in the policy.
+    pub fn unknown_tiers(&self) -> impl Iterator<Item = usize> {
+        self.unknown_tiers.iter()
+    }
+
+    #[inline]
+    fn due(&self, entry: &Entry) -> Due<'_> {
+        let rule = &self.policy.rules()[entry.rule as usize];
+        let (quota, family) = rule.quota(entry.grant).expect("unlimited grants make no entry");
+        let values = &self.values[entry.values_start as usize..entry.values_end as usize];
+        Due {
+            rule,
+            quota,
+            key: Key::new(family, values),
+            cost: entry.cost,
+            shift: entry.shift,
+            hold: self.hold,
+        }
+    }
+}
+
+impl<'t> Due<'t> {
+    /// What is due outside of a policy, at a limit prepared for one key.
+    pub fn prepared(rule: &'t Rule, quota: &'t Quota, key: Key<'t>, cost: u64) -> Due<'t> {
+        let shift = if rule.stagger { key.stagger() } else { 0 };
+        Due { rule, quota, key, cost, shift, hold: None }
+    }
+
+    /// Whether the verdict of this limit counts.
+    #[inline]
+    pub fn enforced(&self) -> bool {
+        self.rule.mode == Mode::Enforce
+    }
+
+    /// Whether a slot is taken, rather than a cost charged.
+    pub fn is_slot(&self) -> bool {
+        self.quota.algorithm() == Algorithm::Concurrency
+    }
+
+    /// Decides this limit alone.
+    #[inline]
+    pub fn step(&self, seen: Seen<'_>, now: Time) -> Step {
+        let step = algorithm::step(self.quota, seen, &self.ask(now));
+        Step { allowed: step.allowed || self.cost == 0, ..step }
+    }
+
+    /// What people are told, once it is known whether the key was charged.
+    pub fn outcome(&self, seen: Seen<'_>, now: Time, step: &Step, charged: bool) -> Outcome {
+        algorithm::outcome(self.quota, seen, &self.ask(now), step, charged)
+    }
+
+    fn ask(&self, now: Time) -> Ask {
+        Ask { now, cost: self.cost.max(1), shift: self.shift, hold: self.hold }
+    }
+}
+
+/// A set of places in the policy: no heap for the first 64.
+#[derive(Clone, Debug, Default)]
+struct Marks {
+    first: u64,
+    more: Vec<usize>,
+}
+
+impl Marks {
+    fn set(&mut self, index: usize) {
+        match index {
+            0..=63 => self.first |= 1 << index,
+            _ if self.more.contains(&index) => {}
+            _ => self.more.push(index),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = usize> {
+        (0..64).filter(|index| self.first >> index & 1 == 1).chain(self.more.iter().copied())
+    }
+}
+
+/// The number that a `cost:` fact holds.
+pub(crate) fn number(value: Option<&Value<'_>>) -> Result<u64, CostProblem> {
+    let number = match value {
+        None => return Err(CostProblem::Absent),
+        Some(Value::Number(number)) => u64::try_from(*number).map_err(|_| CostProblem::NotANumber)?,
+        Some(Value::Text(text)) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            text.parse().map_err(|_| CostProblem::TooLarge)?
+        }
+        Some(_) => return Err(CostProblem::NotANumber),
+    };
+    if number > MAX_COST { Err(CostProblem::TooLarge) } else { Ok(number) }
+}
+
+fn place(index: usize) -> u32 {
+    u32::try_from(index).expect("a policy has fewer than 2^32 limits, a toll fewer bytes of values")
+}
+
+/// Why a request cannot be decided: its own fault, and nothing is charged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InvalidRequest {
+    /// A fact may not be.
+    Fact(InvalidFact),
+    /// The cost is zero.
+    ZeroCost,
+    /// The cost is larger than any limit could take.
+    Cost(u64),
+    /// A limit charges the number in a fact, and that is none.
+    CostFact {
+        /// The limit.
+        limit: String,
+        /// The fact.
+        fact: String,
+        /// What is wrong with it.
+        problem: CostProblem,
+    },
+    /// A reservation lives from a second to an hour.
+    Ttl(Span),
+    /// More was to be given back than had been charged.
+    MoreThanCharged {
+        /// What was to be given back.
+        asked: u64,
+        /// What had been charged.
+        charged: u64,
+    },
+}
+
+/// What is wrong with a fact that holds a cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CostProblem {
+    /// It is not there.
+    Absent,
+    /// It is not a whole number.
+    NotANumber,
+    /// It is larger than 2^31.
+    TooLarge,
+}
+
+impl fmt::Display for InvalidRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            InvalidRequest::Fact(error) => write!(f, "{error}"),
+            InvalidRequest::ZeroCost => {
+                f.write_str("the cost is 0 (at least 1; to look without paying, use peek)")
+            }
+            InvalidRequest::Cost(cost) => write!(f, "the cost {cost} is too large (at most {MAX_COST})"),
+            InvalidRequest::CostFact { limit, fact, problem } => {
+                let problem = match problem {
+                    CostProblem::Absent => "it is absent",
+                    CostProblem::NotANumber => "it is not a whole number",
+                    CostProblem::TooLarge => "it is larger than 2147483648",
+                };
+                write!(f, "limit `{limit}` charges the number in fact `{fact}`, but {problem}")
+            }
+            InvalidRequest::Ttl(ttl) => write!(f, "a reservation of {ttl} (from 1s to 1h)"),
+            InvalidRequest::MoreThanCharged { asked, charged } => {
+                write!(f, "{asked} cannot be given back: {charged} had been charged")
+            }
+        }
+    }
+}
+
+impl core::error::Error for InvalidRequest {}
