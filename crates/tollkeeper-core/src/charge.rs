@@ -5,12 +5,12 @@
 //! it leaves.
 
 use crate::algorithm::Past;
-use crate::facts::{Facts, MAX_NAME};
+use crate::facts::Facts;
 use crate::key::Key;
 use crate::quota::{Algorithm, Quota, Rate};
 use crate::siphash::{self, Secret};
 use crate::time::{Span, Time};
-use crate::toll::{Due, InvalidRequest, number};
+use crate::toll::{Due, InvalidRequest, MAX_COST, number};
 
 /// The receipt of an admitted toll, good for one refund or one settlement.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,18 +74,26 @@ impl Item {
         Past { cost: self.cost, count: self.quota.count(), tick: self.mark, window: self.mark }
     }
 
-    /// When nothing of it can be given back any more.
+    /// The name of the limit.
+    fn limit(&self) -> &str {
+        let (ItemKey::Whole(bytes) | ItemKey::Short(bytes, _)) = &self.key;
+        Key::from_bytes(bytes).expect("an item holds a key").limit()
+    }
+
+    /// When nothing of it can be given back any more: a bucket has drained it, its window is no longer
+    /// looked at, its stamp has left the log.
     fn void_at(&self) -> Time {
         let (period, tick) = (self.quota.period_ticks(), self.quota.tick().span().as_micros());
         let ticks = match self.quota.algorithm() {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => {
-                // cost <= burst, so the product is below 2^51 and the sum below 2^53 ticks.
                 self.mark.saturating_add(self.cost.saturating_mul(period).div_ceil(self.quota.count()))
             }
-            Algorithm::FixedWindow => (self.mark + 1).saturating_mul(period).saturating_sub(self.shift),
-            Algorithm::SlidingWindow => (self.mark + 2).saturating_mul(period),
+            Algorithm::FixedWindow => {
+                self.mark.saturating_add(1).saturating_mul(period).saturating_sub(self.shift)
+            }
+            Algorithm::SlidingWindow => self.mark.saturating_add(2).saturating_mul(period),
             Algorithm::SlidingLog => self.mark.saturating_add(period),
-            Algorithm::Concurrency => 0,
+            Algorithm::Concurrency => 0, // slots are released, not given back
         };
         Time::from_micros(ticks.saturating_mul(tick))
     }
@@ -169,15 +177,19 @@ impl Charge {
         costs: Costs<'_>,
         change: impl Fn(u64, Option<u64>) -> Result<Change, InvalidRequest>,
     ) -> Result<Vec<Change>, InvalidRequest> {
+        match costs {
+            Costs::Request(cost) if cost > MAX_COST => return Err(InvalidRequest::Cost(cost)),
+            Costs::Facts(facts) => facts.check().map_err(InvalidRequest::Fact)?,
+            _ => {}
+        }
         let of = |item: &Item| match (costs, &item.fact) {
             (Costs::All, _) => change(item.cost, None),
             (Costs::Request(cost), None) => change(item.cost, Some(cost)),
             (Costs::Facts(facts), Some(fact)) => match facts.get(fact) {
                 None => Ok(Change::Keep),
                 value => {
-                    let limit = String::new();
                     let cost = number(value).map_err(|problem| InvalidRequest::CostFact {
-                        limit,
+                        limit: item.limit().to_owned(),
                         fact: fact.to_string(),
                         problem,
                     })?;
@@ -186,9 +198,6 @@ impl Charge {
             },
             _ => Ok(Change::Keep),
         };
-        if let Costs::Facts(facts) = costs {
-            facts.check().map_err(InvalidRequest::Fact)?;
-        }
         self.0.items.iter().map(of).collect()
     }
 
@@ -259,7 +268,10 @@ impl Receipt {
                 ItemKey::Short(family, name) => (&family[..], Some(*name)),
             };
             push_bytes(&mut bytes, key);
-            push_bytes(&mut bytes, name.map(u128::to_le_bytes).as_ref().map_or(&[], |name| &name[..]));
+            match name {
+                None => push_bytes(&mut bytes, &[]),
+                Some(name) => push_bytes(&mut bytes, &name.to_le_bytes()),
+            }
         }
         bytes.extend_from_slice(&siphash::hash(secret, &bytes).to_le_bytes());
         to_text(&bytes)
@@ -301,17 +313,16 @@ fn take_item(rest: &mut &[u8]) -> Option<Item> {
     let (algorithm, _) = key.algorithm();
     let burst = algorithm.has_burst().then_some(burst);
     let quota = Quota::new(algorithm, Rate { count, period: key.period(), burst }).ok()?;
-    let key = match name.first_chunk() {
-        None => ItemKey::Whole(whole.into()),
-        Some(name) => ItemKey::Short(whole.into(), u128::from_le_bytes(*name)),
+    let key = match name {
+        [] => ItemKey::Whole(whole.into()),
+        name => ItemKey::Short(whole.into(), u128::from_le_bytes(name.try_into().ok()?)),
     };
     let fact = (!fact.is_empty()).then(|| fact.into());
     Some(Item { key, quota, cost, shift, mark, shared: *shared != 0, fact })
 }
 
 fn push_bytes(bytes: &mut Vec<u8>, part: &[u8]) {
-    debug_assert!(part.len() <= WHOLE_KEY.max(MAX_NAME));
-    bytes.push(u8::try_from(part.len()).expect("at most 128"));
+    bytes.push(u8::try_from(part.len()).expect("names have at most 64 bytes, keys that are written 128"));
     bytes.extend_from_slice(part);
 }
 
@@ -336,7 +347,7 @@ fn take_number(rest: &mut &[u8]) -> Option<u64> {
     for shift in (0..64).step_by(7) {
         let (byte, after) = rest.split_first()?;
         *rest = after;
-        number |= u64::from(byte & 0x7f).checked_shl(shift)?;
+        number |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
             return Some(number);
         }
@@ -359,6 +370,7 @@ fn to_text(bytes: &[u8]) -> String {
     text
 }
 
+/// The bytes that [`to_text`] would write so: one receipt is one text, with no second spelling.
 fn from_text(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
     for chunk in text.as_bytes().chunks(4) {
@@ -368,10 +380,15 @@ fn from_text(text: &str) -> Option<Vec<u8>> {
             word = word << 6 | u32::try_from(digit).expect("one of 64");
         }
         word <<= 6 * (4 - chunk.len());
-        if chunk.len() == 1 {
+        let [_, three @ ..] = word.to_be_bytes();
+        let (whole, rest) = three.split_at(chunk.len() - 1);
+        if whole.is_empty() || rest.iter().any(|byte| *byte != 0) {
             return None;
         }
-        bytes.extend_from_slice(&word.to_be_bytes()[1..chunk.len()]);
+        bytes.extend_from_slice(whole);
     }
     Some(bytes)
 }
+
+#[cfg(test)]
+mod tests;

@@ -79,6 +79,7 @@ impl Ruling {
     /// What the next limit of the toll says, and where it entered the admission.
     #[inline]
     pub fn push(&mut self, outcome: Outcome, mark: u64) {
+        debug_assert_eq!(outcome.allowed, outcome.retry.is_none(), "who refuses says when to come again");
         self.outcomes.push(outcome);
         self.marks.push(mark);
     }
@@ -97,7 +98,8 @@ impl Decision {
     /// Draws the conclusion from what each limit says.
     #[inline]
     pub fn new(toll: Toll, ruling: Ruling) -> Decision {
-        debug_assert_eq!(toll.len(), ruling.outcomes.len(), "a store answers for every limit");
+        // A limit without an answer would count as one that allows.
+        assert_eq!(toll.len(), ruling.outcomes.len(), "a store answers for every limit");
         let mut verdict = Verdict::Allow { delay: Span::ZERO };
         let mut binding: Option<usize> = None;
         for (index, (due, outcome)) in toll.dues().zip(ruling.outcomes.iter()).enumerate() {
@@ -244,3 +246,6 @@ impl<'d> Answer<'d> {
 fn scarcer(one: &Outcome, other: &Outcome) -> bool {
     u128::from(one.remaining) * u128::from(other.limit) < u128::from(other.remaining) * u128::from(one.limit)
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -130,7 +130,7 @@ impl<'a> Facts<'a> {
 }
 
 /// The value of a fact. Whatever it was, it is compared and keyed as its text: `1` equals `"1"`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Value<'a> {
     /// Text.
     Text(Cow<'a, str>),
@@ -183,6 +183,14 @@ pub(crate) fn written<'s>(scratch: &'s mut Scratch, arguments: fmt::Arguments<'_
     let len = size_of::<Scratch>() - rest.len();
     core::str::from_utf8(&scratch[..len]).expect("formatted text")
 }
+
+impl PartialEq for Value<'_> {
+    fn eq(&self, other: &Value<'_>) -> bool {
+        self.text(&mut [0; 48]) == other.text(&mut [0; 48])
+    }
+}
+
+impl Eq for Value<'_> {}
 
 impl fmt::Display for Value<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -255,6 +263,8 @@ pub struct InvalidFact {
 pub enum FactProblem {
     /// The name is empty, too long, or has other characters than `A-Z a-z 0-9 . _ : / -`.
     Name,
+    /// The value is empty where one is needed.
+    Empty,
     /// The value has so many bytes, which is too long.
     TooLong(usize),
     /// The value is not UTF-8.
@@ -270,6 +280,7 @@ impl fmt::Display for InvalidFact {
         write!(f, "fact `{}`: ", self.name.escape_debug())?;
         match self.problem {
             FactProblem::Name => write!(f, "a name is 1 to {MAX_NAME} of `A-Z a-z 0-9 . _ : / -`"),
+            FactProblem::Empty => f.write_str("the value is empty"),
             FactProblem::TooLong(len) => {
                 write!(f, "the value has {len} bytes (at most {MAX_VALUE}; hash longer ones)")
             }
@@ -305,7 +316,9 @@ fn checked<'a>(name: &str, value: Value<'a>) -> Result<Value<'a>, InvalidFact> {
             Err(_) => FactProblem::NotAnAddress,
         },
         Value::Number(_) if name == IP => FactProblem::NotAnAddress,
-        _ => return Ok(value),
+        // However it was made: an IPv4 client must not get a second key by coming in IPv6 clothes.
+        Value::Ip(ip) => return Ok(Value::from(*ip)),
+        Value::Text(_) | Value::Number(_) => return Ok(value),
     };
     Err(InvalidFact { name: shown(name), problem })
 }
@@ -388,6 +401,44 @@ mod tests {
         }
     }
 
+    /// GHSA-5847-rm3g-23mw: an IPv4 client must not get a second budget by another spelling.
+    #[test]
+    fn an_address_is_canonical_however_it_came() {
+        let mapped: IpAddr = "::ffff:192.0.2.7".parse().expect("an address");
+        for value in [
+            Value::from("192.0.2.7"),
+            Value::from("::ffff:192.0.2.7"),
+            Value::from("::FFFF:C000:207"),
+            Value::from("0:0:0:0:0:ffff:192.0.2.7"),
+            Value::from(mapped),
+            Value::Ip(mapped),
+        ] {
+            let facts = facts! { "ip" => value.clone(), "peer" => Value::Ip(mapped) };
+            assert_eq!(facts.get("ip").expect("there").to_string(), "192.0.2.7", "{value:?}");
+            assert_eq!(facts.get("peer").expect("there").to_string(), "192.0.2.7", "{value:?}");
+        }
+        let facts = facts! { "ip" => "2001:DB8:0:0::1" };
+        assert_eq!(facts.get("ip").expect("there").to_string(), "2001:db8::1");
+    }
+
+    #[test]
+    fn values_are_equal_when_their_texts_are() {
+        assert_eq!(Value::from(1), Value::from("1"));
+        assert_eq!(Value::from(true), Value::from("true"));
+        assert_eq!(Value::from(IpAddr::from([192, 0, 2, 7])), Value::from("192.0.2.7".to_owned()));
+        assert_ne!(Value::from(1), Value::from("01"));
+        assert_ne!(Value::from("a"), Value::from("A"));
+    }
+
+    #[test]
+    fn a_name_counts_once_and_in_its_first_place() {
+        let facts = facts! { "a" => "1", "b" => "2", "a" => "3" };
+        let found: Vec<_> = facts.iter().map(|(name, value)| (name, value.to_string())).collect();
+        assert_eq!(found, [("a", "3".to_owned()), ("b", "2".to_owned())]);
+        assert_eq!(facts! { "a" => "1", "a" => "" }.get("a"), None);
+        assert_eq!(facts! { "a" => "1" }.get("A"), None);
+    }
+
     #[test]
     fn what_put_found_wrong_is_remembered() {
         let facts = facts! { "user" => "alice", "a b" => "x", "" => "y" };
@@ -396,7 +447,57 @@ mod tests {
     }
 
     #[test]
+    fn every_problem_says_what_would_be_right() {
+        let (long, wide) = ("x".repeat(1025), "ü".repeat(513));
+        for (name, value, message) in [
+            ("a\nb", "x".as_bytes(), r"fact `a\nb`: a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`"),
+            (
+                "user",
+                long.as_bytes(),
+                "fact `user`: the value has 1025 bytes (at most 1024; hash longer ones)",
+            ),
+            (
+                "user",
+                wide.as_bytes(),
+                "fact `user`: the value has 1026 bytes (at most 1024; hash longer ones)",
+            ),
+            ("user", b"\xff", "fact `user`: the value is not UTF-8 (hash or encode bytes)"),
+            (
+                "ip",
+                b"192.0.2.7:80",
+                "fact `ip`: the value is not an IP address (such as `192.0.2.7` or `2001:db8::1`)",
+            ),
+        ] {
+            let error = Facts::new().insert_bytes(name, value).expect_err(message);
+            assert_eq!(error.to_string(), message);
+        }
+        assert_eq!(Facts::new().insert("ip", 7).expect_err("a number").problem, FactProblem::NotAnAddress);
+        let error = InvalidFact { name: "last".to_owned(), problem: FactProblem::TooMany };
+        assert_eq!(error.to_string(), "fact `last`: more than 64 facts in one request");
+    }
+
+    #[test]
+    fn a_long_name_is_cut_between_characters() {
+        let error = Facts::new().insert(&"x".repeat(1000), "x").expect_err("too long");
+        assert_eq!(error.name, "x".repeat(64));
+        let name = "x".to_owned() + &"ü".repeat(100);
+        let error = Facts::new().insert(&name, "x").expect_err("too long");
+        assert_eq!(error.name, "x".to_owned() + &"ü".repeat(31));
+    }
+
+    #[test]
     fn an_empty_value_is_absent() {
-        assert_eq!(facts! { "user" => "", "ip" => "" }.get("user"), None);
+        let facts = facts! { "user" => "", "ip" => "" };
+        assert_eq!((facts.get("user"), facts.get("ip")), (None, None));
+        assert_eq!(facts.check(), Ok(()));
+    }
+
+    #[test]
+    fn the_longest_number_and_the_longest_address_fit() {
+        let ip: IpAddr = "ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255".parse().expect("an address");
+        assert_eq!(Value::from(ip).to_string(), "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff");
+        let compatible: IpAddr = "::255.255.255.255".parse().expect("an address");
+        assert_eq!(Value::from(compatible).to_string(), compatible.to_string());
+        assert_eq!(Value::Number(i64::MIN).to_string(), i64::MIN.to_string());
     }
 }

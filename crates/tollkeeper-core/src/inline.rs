@@ -7,7 +7,7 @@ use core::ops::{Deref, DerefMut};
 
 /// A list whose first `N` elements need no heap.
 #[derive(Clone, Debug)]
-pub(crate) struct Inline<T, const N: usize> {
+pub struct Inline<T, const N: usize> {
     len: usize,
     here: [T; N],
     heap: Vec<T>,
@@ -23,13 +23,13 @@ impl<T: Copy + Default, const N: usize> Default for Inline<T, N> {
 impl<T: Copy + Default, const N: usize> Inline<T, N> {
     /// Appends one element.
     #[inline]
-    pub(crate) fn push(&mut self, element: T) {
+    pub fn push(&mut self, element: T) {
         self.extend_from_slice(&[element]);
     }
 
     /// Appends several elements.
     #[inline]
-    pub(crate) fn extend_from_slice(&mut self, elements: &[T]) {
+    pub fn extend_from_slice(&mut self, elements: &[T]) {
         let len = self.len + elements.len();
         if len <= N {
             self.here[self.len..len].copy_from_slice(elements);

@@ -6,16 +6,32 @@
 
 use core::fmt;
 
+use crate::inline::Inline;
 use crate::quota::Algorithm;
 use crate::siphash::{self, Secret};
 use crate::time::Span;
 
 /// The bytes of a key, somewhere else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Key<'a> {
     family: &'a [u8],
-    values: &'a [u8],
+    values: Values<'a>,
 }
+
+/// The values of a key: as [`push_value`] wrote them, or the only one as it came.
+#[derive(Clone, Copy, Debug)]
+enum Values<'a> {
+    Written(&'a [u8]),
+    One(&'a str),
+}
+
+impl PartialEq for Key<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.family == other.family && self.values().eq(other.values())
+    }
+}
+
+impl Eq for Key<'_> {}
 
 const ABSENT: u16 = u16::MAX;
 
@@ -23,7 +39,13 @@ impl<'a> Key<'a> {
     /// A key of its two parts, as written by [`family`] and [`push_value`].
     #[inline]
     pub(crate) fn new(family: &'a [u8], values: &'a [u8]) -> Key<'a> {
-        Key { family, values }
+        Key { family, values: Values::Written(values) }
+    }
+
+    /// The key of a limit by one fact, whose value is there.
+    #[inline]
+    pub fn of_one(family: &'a [u8], value: &'a str) -> Key<'a> {
+        Key { family, values: Values::One(value) }
     }
 
     /// A key from the bytes of [`Key::to_bytes`].
@@ -38,12 +60,14 @@ impl<'a> Key<'a> {
             (value, rest) = next_value(rest)?;
             core::str::from_utf8(value.unwrap_or_default()).ok()?;
         }
-        Some(Key { family, values })
+        Some(Key::new(family, values))
     }
 
     /// The key as injective bytes.
     pub fn to_bytes(self) -> Vec<u8> {
-        [self.family, self.values].concat()
+        let mut bytes = self.family.to_vec();
+        self.write_values(|part| bytes.extend_from_slice(part));
+        bytes
     }
 
     /// What all keys of this limit and period begin with.
@@ -71,12 +95,16 @@ impl<'a> Key<'a> {
     /// The values of the facts, in the order of the limit's `by`.
     #[inline]
     pub fn values(self) -> impl Iterator<Item = Option<&'a [u8]>> {
-        let mut rest = self.values;
-        core::iter::from_fn(move || {
+        let (mut rest, one) = match self.values {
+            Values::Written(bytes) => (bytes, None),
+            Values::One(value) => (&[][..], Some(Some(value.as_bytes()))),
+        };
+        let written = core::iter::from_fn(move || {
             let (value, after) = next_value(rest)?;
             rest = after;
             Some(value)
-        })
+        });
+        one.into_iter().chain(written)
     }
 
     /// The values as text.
@@ -87,9 +115,18 @@ impl<'a> Key<'a> {
     /// How much earlier than the epoch's the windows of this key begin: a fixed hash of the key, equal
     /// on every node and for all time.
     pub(crate) fn stagger(self) -> u64 {
-        let spread =
-            siphash::hash(&Secret([0; 16]), &self.to_bytes()) % u128::from(self.period().as_micros());
+        let mut bytes = Inline::<u8, 256>::default();
+        bytes.extend_from_slice(self.family);
+        self.write_values(|part| bytes.extend_from_slice(part));
+        let spread = siphash::hash(&Secret([0; 16]), &bytes) % u128::from(self.period().as_micros());
         u64::try_from(spread).expect("less than the period")
+    }
+
+    fn write_values(self, mut write: impl FnMut(&[u8])) {
+        match self.values {
+            Values::Written(bytes) => write(bytes),
+            Values::One(value) => push_value(Some(value), write),
+        }
     }
 
     fn name_len(self) -> usize {
@@ -98,7 +135,8 @@ impl<'a> Key<'a> {
 }
 
 /// Written for people and for Redis: `per-user:token-bucket:1m:alice`. Injective as well: `%`, `:`,
-/// braces, white space and control characters in values are escaped, and an absent value is `%-`.
+/// braces, blanks and the control characters of ASCII are escaped in values, each as two digits, and an
+/// absent value is `%-`.
 impl fmt::Display for Key<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (algorithm, staggered) = self.algorithm();
@@ -168,15 +206,213 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn key_bytes(limit: &str, values: &[Option<&str>]) -> Vec<u8> {
-        let mut bytes = family(limit, Algorithm::TokenBucket, false, Span::from_secs(60)).into_vec();
-        for value in values {
-            push_value(*value, |part| bytes.extend_from_slice(part));
+    /// Numbers that look random and are the same in every run (xorshift).
+    pub(crate) struct Random(pub(crate) u64);
+
+    impl Random {
+        pub(crate) fn number(&mut self) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0
         }
-        bytes
+
+        pub(crate) fn below(&mut self, end: usize) -> usize {
+            usize::try_from((self.number() >> 32) % end as u64).expect("below a usize")
+        }
+
+        pub(crate) fn pick<T: Copy>(&mut self, list: &[T]) -> T {
+            list[self.below(list.len())]
+        }
+    }
+
+    /// What a key must tell apart.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub(crate) struct Parts {
+        limit: &'static str,
+        algorithm: Algorithm,
+        stagger: bool,
+        period: Span,
+        values: Vec<Option<String>>,
+    }
+
+    const LIMITS: [&str; 7] = [
+        "a",
+        "ab",
+        "a.b",
+        "a-b",
+        "per-user",
+        "per-user-",
+        "a-name-of-64-bytes...........................................end",
+    ];
+    const ATOMS: [&str; 24] = [
+        "",
+        "a",
+        "b",
+        "ab",
+        "ba",
+        ":",
+        "::",
+        "%",
+        "%-",
+        "%3a",
+        "%25",
+        "-",
+        "3a",
+        "{",
+        "}",
+        "\0",
+        "\n",
+        " ",
+        "\x7f",
+        "\u{1}\0",
+        "ü",
+        "\u{2028}",
+        "1m",
+        "token-bucket",
+    ];
+
+    impl Parts {
+        pub(crate) fn random(random: &mut Random) -> Parts {
+            let seconds = random.pick(&[1, 60, 61, 3_600, 86_400, 604_800]);
+            Parts {
+                limit: random.pick(&LIMITS),
+                algorithm: random.pick(&Algorithm::ALL),
+                stagger: random.below(2) == 0,
+                period: Span::from_micros(random.pick(&[1_000, 1_001, 1_000_000]) * seconds),
+                values: (0..random.below(4)).map(|_| value(random)).collect(),
+            }
+        }
+
+        /// The same again, or what somebody would try who wants to be taken for another.
+        pub(crate) fn similar(&self, random: &mut Random) -> Parts {
+            let (mut parts, other) = (self.clone(), Parts::random(random));
+            let values = &mut parts.values;
+            match random.below(10) {
+                0..=2 => {}
+                3 => parts.limit = other.limit,
+                4 => parts.algorithm = other.algorithm,
+                5 => parts.stagger = other.stagger,
+                6 => parts.period = other.period,
+                7 => return other,
+                8 if !values.is_empty() => {
+                    let place = random.below(values.len());
+                    values[place] = value(random);
+                }
+                8 => values.push(value(random)),
+                _ => {
+                    // The same characters, cut elsewhere.
+                    let text: String = values.iter().flatten().map(String::as_str).collect();
+                    let cut = text.floor_char_boundary(random.below(text.len() + 1));
+                    *values = vec![Some(text[..cut].to_owned()), Some(text[cut..].to_owned())];
+                }
+            }
+            parts
+        }
+
+        pub(crate) fn bytes(&self) -> Vec<u8> {
+            let mut bytes = family(self.limit, self.algorithm, self.stagger, self.period).into_vec();
+            for value in &self.values {
+                push_value(value.as_deref(), |part| bytes.extend_from_slice(part));
+            }
+            bytes
+        }
+    }
+
+    fn value(random: &mut Random) -> Option<String> {
+        match random.below(5) {
+            0 => None,
+            atoms => Some((1..=atoms).map(|_| random.pick(&ATOMS)).collect()),
+        }
+    }
+
+    #[test]
+    fn different_parts_never_share_a_key_and_equal_ones_always_do() {
+        let mut random = Random(1);
+        let mut equal = 0;
+        for _ in 0..100_000 {
+            let one = Parts::random(&mut random);
+            let other = one.similar(&mut random);
+            let bytes = [one.bytes(), other.bytes()];
+            let text = bytes.each_ref().map(|bytes| Key::from_bytes(bytes).expect("a key").to_string());
+            assert_eq!(bytes[0] == bytes[1], one == other, "bytes of {one:?} and {other:?}");
+            assert_eq!(text[0] == text[1], one == other, "{} of {one:?} and {other:?}", text[0]);
+            equal += usize::from(one == other);
+        }
+        assert!(
+            (30_000..60_000).contains(&equal),
+            "{equal} pairs were equal: too few or too many to learn from"
+        );
+    }
+
+    #[test]
+    fn the_bytes_of_a_key_hold_all_its_parts() {
+        let mut random = Random(2);
+        for _ in 0..10_000 {
+            let parts = Parts::random(&mut random);
+            let bytes = parts.bytes();
+            let key = Key::from_bytes(&bytes).expect("a key");
+            assert_eq!(key.to_bytes(), bytes);
+            assert_eq!((key.limit(), key.period()), (parts.limit, parts.period));
+            assert_eq!(key.algorithm(), (parts.algorithm, parts.stagger));
+            assert_eq!(
+                key.texts().collect::<Vec<_>>(),
+                parts.values.iter().map(Option::as_deref).collect::<Vec<_>>()
+            );
+            assert_eq!(key, Key::new(key.family(), &bytes[key.family().len()..]));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_a_key_or_none_and_never_a_panic() {
+        let mut random = Random(3);
+        let mut keys = 0;
+        for _ in 0..100_000 {
+            let mut bytes = Parts::random(&mut random).bytes();
+            for _ in 0..random.below(4) {
+                let place = random.below(bytes.len());
+                match random.below(3) {
+                    0 => bytes[place] = random.number().to_le_bytes()[0],
+                    1 => bytes.truncate(place.max(1)),
+                    _ => bytes.insert(place, random.number().to_le_bytes()[0]),
+                }
+            }
+            if let Some(key) = Key::from_bytes(&bytes) {
+                let shown =
+                    (key.limit(), key.algorithm(), key.period(), key.texts().count(), key.to_string());
+                assert_eq!(key.to_bytes(), bytes, "{shown:?}");
+                keys += 1;
+            }
+        }
+        assert!((10_000..90_000).contains(&keys), "{keys} were keys: too few or too many to learn from");
+    }
+
+    /// Every store and every receipt that lives on holds these bytes.
+    #[test]
+    fn the_bytes_of_a_key_do_not_change_with_a_release() {
+        let check = |algorithm, stagger, expected: &[u8]| {
+            let period = Span::from_secs(60);
+            let values = vec![Some("alice".to_owned()), None];
+            let parts = Parts { limit: "ab", algorithm, stagger, period, values };
+            let end = b"\0\0\0\0\x03\x93\x87\x00\x05\0alice\xff\xff";
+            assert_eq!(parts.bytes(), [expected, end].concat(), "{algorithm}");
+        };
+        check(Algorithm::TokenBucket, false, b"\x02ab\x00");
+        check(Algorithm::LeakyBucket, false, b"\x02ab\x01");
+        check(Algorithm::FixedWindow, false, b"\x02ab\x02");
+        check(Algorithm::FixedWindow, true, b"\x02ab\x82");
+        check(Algorithm::SlidingWindow, false, b"\x02ab\x03");
+        check(Algorithm::SlidingLog, false, b"\x02ab\x04");
+        check(Algorithm::Concurrency, false, b"\x02ab\x05");
+    }
+
+    fn key_bytes(limit: &'static str, values: &[Option<&str>]) -> Vec<u8> {
+        let values = values.iter().map(|value| value.map(str::to_owned)).collect();
+        let period = Span::from_secs(60);
+        Parts { limit, algorithm: Algorithm::TokenBucket, stagger: false, period, values }.bytes()
     }
 
     #[test]
@@ -188,21 +424,43 @@ mod tests {
             (&[None, Some("")], "per-user:token-bucket:1m:%-:"),
             (&[Some("zwei\nZeilen\0 grün")], "per-user:token-bucket:1m:zwei%0aZeilen%00%20grün"),
         ] {
-            let bytes = key_bytes("per-user", values);
-            let key = Key::from_bytes(&bytes).expect("a key");
-            assert_eq!(key.to_string(), expected);
-            assert_eq!(key.texts().collect::<Vec<_>>(), values);
-            assert_eq!((key.limit(), key.period()), ("per-user", Span::from_secs(60)));
-            assert_eq!(key.to_bytes(), bytes);
+            assert_eq!(Key::from_bytes(&key_bytes("per-user", values)).expect("a key").to_string(), expected);
         }
+        let staggered = family("daily", Algorithm::FixedWindow, true, Span::from_secs(86_400));
+        assert_eq!(Key::new(&staggered, &[]).to_string(), "daily:fixed-window+:1d");
     }
 
     #[test]
-    fn bytes_that_are_no_key_are_refused() {
+    fn bytes_that_were_cut_are_refused() {
         let good = key_bytes("per-user", &[Some("alice")]);
         for len in 0..good.len() {
             // Cut right behind the family it is a key without values.
             assert_eq!(Key::from_bytes(&good[..len]).is_some(), len == "per-user".len() + 10, "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn keys_are_staggered_over_the_whole_period_and_always_alike() {
+        let family = family("daily", Algorithm::FixedWindow, true, Span::from_secs(60));
+        let stagger = |user: &str| {
+            let mut values = Vec::new();
+            push_value(Some(user), |part| values.extend_from_slice(part));
+            Key::new(&family, &values).stagger()
+        };
+        assert_eq!(stagger("alice"), 40_282_804);
+        let mut tenths = [0; 10];
+        for user in 0..10_000 {
+            let stagger = stagger(&format!("user-{user}"));
+            assert!(stagger < 60_000_000, "{stagger}");
+            tenths[usize::try_from(stagger / 6_000_000).expect("a tenth")] += 1;
+        }
+        assert!(tenths.iter().all(|count| (900..1100).contains(count)), "{tenths:?}");
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_makes_no_family_that_panics() {
+        for name in ["", "x", &"x".repeat(64), &"x".repeat(65), &"ü".repeat(300)] {
+            assert!(family(name, Algorithm::TokenBucket, false, Span::ZERO).len() <= 74, "{name}");
         }
     }
 }

@@ -13,7 +13,7 @@ pub mod charge;
 pub mod decision;
 pub mod facts;
 pub mod fingerprint;
-mod inline;
+pub mod inline;
 pub mod key;
 pub mod limit;
 pub mod net;

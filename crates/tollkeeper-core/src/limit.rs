@@ -25,14 +25,13 @@ use crate::time::Span;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
     pub(crate) name: String,
-    pub(crate) allowance: Option<Allowance>,
+    pub(crate) base: Base,
     pub(crate) algorithm: Option<Algorithm>,
     pub(crate) by: Vec<String>,
     pub(crate) when: Vec<Condition>,
     pub(crate) unless: Vec<Condition>,
     pub(crate) allow: Vec<String>,
     pub(crate) missing: Missing,
-    pub(crate) tier: Option<String>,
     pub(crate) tiers: Vec<(String, Allowance)>,
     pub(crate) default_tier: Option<String>,
     pub(crate) overrides: Vec<(String, Allowance)>,
@@ -41,6 +40,15 @@ pub struct Limit {
     pub(crate) stagger: bool,
     pub(crate) ttl: Span,
     pub(crate) on_store_failure: OnStoreFailure,
+}
+
+/// What the grant of a request without an override depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Base {
+    /// On nothing: it is the same for all.
+    Flat(Allowance),
+    /// On the tier that this fact names.
+    Tiered(String),
 }
 
 /// What a limit does with its verdict.
@@ -61,7 +69,7 @@ pub enum Missing {
     /// The limit does not apply; this is counted.
     #[default]
     Skip,
-    /// All such requests share one key.
+    /// All such requests share one key: to be absent is a value like any other.
     Share,
     /// The request is refused, and waiting does not help.
     Deny,
@@ -82,12 +90,12 @@ pub enum OnStoreFailure {
 impl Limit {
     /// A limit that grants the same to every key; without [`Limit::by`] there is one key for all.
     pub fn new(name: impl Into<String>, allowance: impl Into<Allowance>) -> Limit {
-        Limit { allowance: Some(allowance.into()), ..Limit::unnamed(name.into()) }
+        Limit::plain(name.into(), Base::Flat(allowance.into()))
     }
 
     /// A limit whose grant depends on the fact `fact`: see [`Limit::tier`].
     pub fn tiered(name: impl Into<String>, fact: impl Into<String>) -> Limit {
-        Limit { tier: Some(fact.into()), ..Limit::unnamed(name.into()) }
+        Limit::plain(name.into(), Base::Tiered(fact.into()))
     }
 
     /// Keys the limit by the value of a fact. Called again, by the values of several facts together.
@@ -181,17 +189,16 @@ impl Limit {
         Limit { on_store_failure, ..self }
     }
 
-    fn unnamed(name: String) -> Limit {
+    fn plain(name: String, base: Base) -> Limit {
         Limit {
             name,
-            allowance: None,
+            base,
             algorithm: None,
             by: Vec::new(),
             when: Vec::new(),
             unless: Vec::new(),
             allow: Vec::new(),
             missing: Missing::default(),
-            tier: None,
             tiers: Vec::new(),
             default_tier: None,
             overrides: Vec::new(),
@@ -208,5 +215,71 @@ fn add(conditions: &mut Vec<Condition>, fact: String, pattern: String) {
     match conditions.iter_mut().find(|condition| condition.fact == fact) {
         Some(condition) => condition.patterns.push(pattern),
         None => conditions.push(Condition { fact, patterns: vec![pattern] }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::Quota;
+
+    fn limit() -> Limit {
+        Limit::new("limit", Quota::per_second(1))
+    }
+
+    fn check(conditions: &[Condition], expected: &[(&str, &[&str])]) {
+        let found: Vec<(&str, Vec<&str>)> = conditions
+            .iter()
+            .map(|condition| {
+                let patterns = condition.patterns.iter().map(String::as_str).collect();
+                (condition.fact.as_str(), patterns)
+            })
+            .collect();
+        let expected: Vec<(&str, Vec<&str>)> =
+            expected.iter().map(|(fact, patterns)| (*fact, patterns.to_vec())).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_fact_said_twice_has_both_patterns_and_keeps_its_place() {
+        let expected: &[(&str, &[&str])] = &[("route", &["/a", "/b"]), ("method", &["POST"])];
+        check(&limit().when("route", "/a").when("method", "POST").when("route", "/b").when, expected);
+        check(&limit().unless("route", "/a").unless("method", "POST").unless("route", "/b").unless, expected);
+    }
+
+    #[test]
+    fn when_and_unless_are_kept_apart() {
+        let limit = limit().when("route", "/a").unless("route", "/b");
+        check(&limit.when, &[("route", &["/a"])]);
+        check(&limit.unless, &[("route", &["/b"])]);
+    }
+
+    #[test]
+    fn what_can_be_listed_adds_up_and_the_rest_replaces() {
+        let limit = limit()
+            .by("user")
+            .by("route")
+            .allow("alice")
+            .allow("bob")
+            .override_for("carol", Allowance::Unlimited)
+            .override_for("dave", Allowance::Nothing)
+            .mode(Mode::Off)
+            .mode(Mode::Shadow)
+            .cost("bytes")
+            .cost("tokens");
+        assert_eq!(limit.by, ["user", "route"]);
+        assert_eq!(limit.allow, ["alice", "bob"]);
+        assert_eq!(limit.overrides.len(), 2);
+        assert_eq!(limit.mode, Mode::Shadow);
+        assert_eq!(limit.cost.as_deref(), Some("tokens"));
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_the_documentation_says() {
+        let limit = limit();
+        assert_eq!((limit.mode, limit.missing), (Mode::Enforce, Missing::Skip));
+        assert_eq!(limit.on_store_failure, OnStoreFailure::Local);
+        assert_eq!(limit.ttl, Span::from_secs(60));
+        assert_eq!((limit.algorithm, limit.stagger, limit.cost), (None, false, None));
     }
 }

@@ -1,5 +1,6 @@
 //! Networks and masks, for allow lists and for keying by address.
 
+use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
@@ -25,6 +26,9 @@ impl FromStr for Network {
     /// the IPv4 network; one that is wider than all of IPv4 would trust everybody and is refused.
     fn from_str(text: &str) -> Result<Network, InvalidNetwork> {
         let (address, prefix) = match text.split_once('/') {
+            Some((_, prefix)) if !prefix.bytes().all(|byte| byte.is_ascii_digit()) => {
+                return Err(InvalidNetwork); // what follows would take a sign
+            }
             Some((address, prefix)) => (address, Some(prefix.parse::<u8>().map_err(|_| InvalidNetwork)?)),
             None => (text, None),
         };
@@ -47,6 +51,14 @@ impl FromStr for Network {
 /// The text is not a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidNetwork;
+
+impl fmt::Display for InvalidNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("neither an address nor a network (such as `10.0.0.0/8`)")
+    }
+}
+
+impl core::error::Error for InvalidNetwork {}
 
 /// The first address of the network of that prefix length around `ip`.
 pub fn mask(ip: IpAddr, prefix: u8) -> IpAddr {
@@ -78,6 +90,12 @@ mod tests {
             ("0.0.0.0/0", "2001:db8::1", false),
             ("2001:db8::/32", "2001:db8:ffff::1", true),
             ("::/0", "192.0.2.7", false),
+            ("::/0", "::ffff:192.0.2.7", false),
+            ("::/0", "2001:db8::1", true),
+            ("2001:db8::/32", "2001:db9::1", false),
+            ("2001:db8::7", "2001:db8::7", true),
+            ("2001:db8::7", "2001:db8::8", false),
+            ("::ffff:192.0.2.7", "192.0.2.7", true),
             ("10.0.0.0/8", "::ffff:10.1.2.3", true),
             ("::ffff:10.0.0.0/104", "10.1.2.3", true),
             ("::ffff:10.0.0.0/104", "11.1.2.3", false),
@@ -89,13 +107,58 @@ mod tests {
 
     #[test]
     fn what_is_no_network_is_refused() {
-        for text in ["", "10.0.0.0/33", "10.0.0.0/-1", "10.0.0/8", "::1/129", "localhost", "10.0.0.0/8/8"] {
+        for text in [
+            "",
+            "/",
+            "/8",
+            "10.0.0.0/",
+            "10.0.0.0/33",
+            "10.0.0.0/-1",
+            "10.0.0.0/+8",
+            "10.0.0.0/ 8",
+            "10.0.0.0/256",
+            "10.0.0.0/8/8",
+            "10.0.0/8",
+            "010.0.0.0/8",
+            " 10.0.0.0/8",
+            "10.0.0.0:80",
+            "[::1]/128",
+            "::1/129",
+            "fe80::1%eth0",
+            "localhost",
+        ] {
+            assert_eq!(text.parse::<Network>(), Err(InvalidNetwork), "{text}");
+        }
+        assert_eq!(InvalidNetwork.to_string(), "neither an address nor a network (such as `10.0.0.0/8`)");
+    }
+
+    /// CVE-2026-92395 (proxy-addr).
+    #[test]
+    fn a_mapped_network_that_would_trust_the_internet_is_refused() {
+        for prefix in 0..=95 {
+            let text = format!("::ffff:10.0.0.0/{prefix}");
             assert_eq!(text.parse::<Network>(), Err(InvalidNetwork), "{text}");
         }
     }
 
     #[test]
-    fn a_mapped_network_that_would_trust_the_internet_is_refused() {
-        assert_eq!("::ffff:10.0.0.0/8".parse::<Network>(), Err(InvalidNetwork));
+    fn a_mask_keeps_the_first_bits() {
+        for (ip, prefix, expected) in [
+            ("192.0.2.255", 0, "0.0.0.0"),
+            ("192.0.2.255", 1, "128.0.0.0"),
+            ("192.0.2.255", 31, "192.0.2.254"),
+            ("192.0.2.255", 32, "192.0.2.255"),
+            ("192.0.2.255", 64, "192.0.2.255"),
+            ("2001:db8:1:2:ffff:ffff:ffff:ffff", 0, "::"),
+            ("2001:db8:1:2:ffff:ffff:ffff:ffff", 32, "2001:db8::"),
+            ("2001:db8:1:2:ffff:ffff:ffff:ffff", 63, "2001:db8:1:2::"),
+            ("2001:db8:1:3:ffff:ffff:ffff:ffff", 63, "2001:db8:1:2::"),
+            ("2001:db8:1:2:ffff:ffff:ffff:ffff", 64, "2001:db8:1:2::"),
+            ("2001:db8:1:2:ffff:ffff:ffff:ffff", 65, "2001:db8:1:2:8000::"),
+            ("2001:db8:1:2:ffff:ffff:ffff:ffff", 128, "2001:db8:1:2:ffff:ffff:ffff:ffff"),
+            ("2001:db8:1:2:ffff:ffff:ffff:ffff", 255, "2001:db8:1:2:ffff:ffff:ffff:ffff"),
+        ] {
+            assert_eq!(mask(ip.parse().expect(ip), prefix).to_string(), expected, "{ip}/{prefix}");
+        }
     }
 }

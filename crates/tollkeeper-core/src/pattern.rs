@@ -32,7 +32,7 @@ pub fn matches(pattern: &str, text: &str) -> bool {
     pattern[p..].iter().all(|byte| *byte == b'*')
 }
 
-/// Facts that a request must have: each is there and matches one of its patterns.
+/// What a request must say of one fact: it is there, and matches one of the patterns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     /// The name of the fact.
@@ -55,6 +55,8 @@ impl Condition {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts;
+    use crate::key::tests::Random;
 
     #[test]
     fn a_star_matches_any_run_and_the_rest_itself() {
@@ -80,9 +82,53 @@ mod tests {
         }
     }
 
+    /// What a pattern means, as slow as it is short.
+    fn means(pattern: &[u8], text: &[u8]) -> bool {
+        match (pattern, text) {
+            ([], _) => text.is_empty(),
+            ([b'*', rest @ ..], _) => (0..=text.len()).any(|run| means(rest, &text[run..])),
+            ([one, rest @ ..], [first, others @ ..]) => one == first && means(rest, others),
+            _ => false,
+        }
+    }
+
+    #[test]
+    fn it_matches_what_the_pattern_means() {
+        let mut random = Random(4);
+        let mut matched = 0;
+        for _ in 0..100_000 {
+            let pattern: String = (0..random.below(7)).map(|_| random.pick(&['a', 'b', '*'])).collect();
+            let text: String = (0..random.below(9)).map(|_| random.pick(&['a', 'b'])).collect();
+            let expected = means(pattern.as_bytes(), text.as_bytes());
+            assert_eq!(matches(&pattern, &text), expected, "{pattern:?} {text:?}");
+            matched += usize::from(expected);
+        }
+        assert!((10_000..90_000).contains(&matched), "{matched} matched: too few or too many to learn from");
+    }
+
     #[test]
     fn many_stars_are_not_slow() {
         let pattern = "*a".repeat(500) + "b";
         assert!(!matches(&pattern, &"a".repeat(1024)));
+    }
+
+    #[test]
+    fn a_condition_holds_when_the_fact_is_there_and_one_pattern_matches() {
+        let facts = facts! { "route" => "/a", "empty" => "", "n" => 17, "ip" => "::ffff:192.0.2.7" };
+        for (fact, patterns, expected) in [
+            ("route", &["/a"][..], true),
+            ("route", &["/b", "/*"], true),
+            ("route", &["/b", "/c"], false),
+            ("route", &[], false),
+            ("n", &["1*"], true),
+            ("ip", &["192.0.2.*"], true),
+            ("ip", &["::ffff:*"], false),
+            ("empty", &["*", ""], false),
+            ("absent", &["*", ""], false),
+        ] {
+            let patterns = patterns.iter().map(|pattern| (*pattern).to_owned()).collect();
+            let condition = Condition { fact: fact.to_owned(), patterns };
+            assert_eq!(condition.holds(&facts), expected, "{condition:?}");
+        }
     }
 }

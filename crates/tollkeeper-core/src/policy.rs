@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 use crate::facts::{self, Facts, Scratch, Value};
 use crate::key;
-use crate::limit::{Limit, Missing, Mode, OnStoreFailure};
-use crate::net::{self, Network};
+use crate::limit::{Base, Limit, Missing, Mode, OnStoreFailure};
+use crate::net::{self, InvalidNetwork, Network};
 use crate::pattern::Condition;
 use crate::quota::{Algorithm, Allowance, InvalidQuota, Quota, Rate};
 
@@ -135,6 +135,16 @@ enum Allow {
     Networks(Vec<Network>),
 }
 
+impl Allow {
+    #[inline]
+    fn is_empty(&self) -> bool {
+        match self {
+            Allow::Values(values) => values.is_empty(),
+            Allow::Networks(networks) => networks.is_empty(),
+        }
+    }
+}
+
 impl Rule {
     /// The name.
     pub fn name(&self) -> &str {
@@ -180,9 +190,19 @@ impl Rule {
         }
     }
 
-    /// The grant that does not depend on a tier: there is one unless the limit has only tiers.
+    /// What a request without a tier and without an override gets, and what its keys begin with; nothing
+    /// if that is unlimited.
     pub fn plain_quota(&self) -> Option<(&Quota, &[u8])> {
         self.quota(self.default)
+    }
+
+    /// Whether nothing but the value of one fact decides what a request meets here: what a prepared
+    /// handle needs. An address is more than its text.
+    pub fn is_plain(&self) -> bool {
+        let unconditional = self.when.is_empty() && self.unless.is_empty() && self.mode != Mode::Off;
+        let nobody_allowed = matches!(&self.allow, Allow::Values(values) if values.is_empty());
+        let one_grant = self.tier.is_none() && self.overrides.is_empty() && self.cost.is_none();
+        self.by.len() == 1 && unconditional && nobody_allowed && one_grant && self.algorithm != Algorithm::Concurrency
     }
 
     /// Whether the limit has anything to say to a request with these facts.
@@ -195,18 +215,19 @@ impl Rule {
     }
 
     fn allows(&self, facts: &Facts<'_>) -> bool {
-        let value = || self.by.first().and_then(|fact| facts.get(fact));
-        match &self.allow {
-            Allow::Values(values) if values.is_empty() => false,
-            Allow::Values(values) => value().is_some_and(|value| {
+        if self.allow.is_empty() {
+            return false;
+        }
+        match (&self.allow, self.by.first().and_then(|fact| facts.get(fact))) {
+            (Allow::Values(values), Some(value)) => {
                 let mut scratch: Scratch = [0; 48];
                 let text = value.text(&mut scratch);
                 values.iter().any(|allowed| **allowed == *text)
-            }),
-            Allow::Networks(networks) => value().is_some_and(|value| match value {
-                Value::Ip(ip) => networks.iter().any(|network| network.contains(*ip)),
-                _ => false,
-            }),
+            }
+            (Allow::Networks(networks), Some(Value::Ip(ip))) => {
+                networks.iter().any(|network| network.contains(*ip))
+            }
+            _ => false,
         }
     }
 
@@ -240,33 +261,50 @@ impl Rule {
         if limit.stagger && algorithm != Algorithm::FixedWindow {
             report(Part::Stagger, Problem::StaggerWithout(algorithm));
         }
-        let mut grants = vec![Grant::Limited {
-            quota: Quota::nothing(algorithm, limit.ttl),
-            family: key::family(&limit.name, algorithm, limit.stagger, limit.ttl),
-        }];
-        let mut grant = |allowance: Allowance, part: &dyn Fn() -> Part| -> u32 {
-            let compiled = compiled(limit, algorithm, allowance).unwrap_or_else(|problem| {
-                report(part(), problem);
-                Grant::Unlimited
+        let mut grants = vec![nothing(limit, algorithm)];
+        let mut place = |part: &Part, allowance: Allowance, report: &mut dyn FnMut(Part, Problem)| -> u32 {
+            let grant = match compiled(limit, algorithm, allowance) {
+                Ok(grant) => grant,
+                Err(problem) => {
+                    report(part.clone(), problem);
+                    return REFUSED;
+                }
+            };
+            let known = grants.iter().position(|other| *other == grant);
+            let place = known.unwrap_or_else(|| {
+                grants.push(grant);
+                grants.len() - 1
             });
-            if let Some(place) = grants.iter().skip(1).position(|other| *other == compiled) {
-                return u32::try_from(place + 1).expect("as below");
+            u32::try_from(place).expect("fewer than 2^32 tiers and overrides fit in memory")
+        };
+        let mut tiers = BTreeMap::new();
+        for (name, allowance) in &limit.tiers {
+            let part = Part::Tier(name.clone());
+            let grant = place(&part, *allowance, report);
+            if tiers.insert(name.as_str().into(), grant).is_some() {
+                report(part, Problem::Twice(name.clone()));
             }
-            grants.push(compiled);
-            u32::try_from(grants.len() - 1).expect("fewer than 2^32 tiers and overrides fit in memory")
+        }
+        let mut overrides = BTreeMap::new();
+        for (value, allowance) in &limit.overrides {
+            let part = Part::Override(value.clone());
+            let grant = place(&part, *allowance, report);
+            let Some(value) = compared(limit, value) else {
+                report(part, Problem::Address(value.clone()));
+                continue;
+            };
+            if overrides.insert(value.as_str().into(), grant).is_some() {
+                report(part, Problem::Twice(value));
+            }
+        }
+        let (tier, default) = match &limit.base {
+            Base::Flat(allowance) => (None, place(&Part::Rate, *allowance, report)),
+            Base::Tiered(fact) => {
+                let default = limit.default_tier.as_deref().and_then(|name| tiers.get(name).copied());
+                (Some(fact.as_str().into()), default.unwrap_or(REFUSED))
+            }
         };
-        let plain = limit.allowance.map(|allowance| grant(allowance, &|| Part::Rate));
-        let mut places = |list: &[(String, Allowance)],
-                          part: fn(String) -> Part|
-         -> BTreeMap<Box<str>, u32> {
-            list.iter()
-                .map(|(name, allowance)| (name.as_str().into(), grant(*allowance, &|| part(name.clone()))))
-                .collect()
-        };
-        let tiers = places(&limit.tiers, Part::Tier);
-        let overrides = places(&limit.overrides, Part::Override);
-        let default = limit.default_tier.as_deref().and_then(|name| tiers.get(name).copied()).or(plain);
-        let allow = if limit.by == [facts::IP] {
+        let allow = if is_by_ip(limit) {
             let network = |text: &String| {
                 text.parse().map_err(|_| report(Part::Allow, Problem::Network(text.clone()))).ok()
             };
@@ -286,10 +324,10 @@ impl Rule {
             when: limit.when.clone(),
             unless: limit.unless.clone(),
             allow,
-            tier: limit.tier.as_deref().map(Into::into),
+            tier,
             tiers,
             overrides,
-            default: default.unwrap_or(REFUSED),
+            default,
             grants,
         }
     }
@@ -298,8 +336,9 @@ impl Rule {
 /// The algorithm belongs to the limit, never to a tier: as written, else by what is granted.
 fn chosen_algorithm(limit: &Limit) -> Algorithm {
     let any = |test: fn(&Allowance) -> bool| {
+        let flat = if let Base::Flat(allowance) = &limit.base { Some(allowance) } else { None };
         let listed = limit.tiers.iter().chain(&limit.overrides).map(|(_, allowance)| allowance);
-        limit.allowance.iter().chain(listed).any(test)
+        flat.into_iter().chain(listed).any(test)
     };
     match limit.algorithm {
         Some(algorithm) => algorithm,
@@ -314,11 +353,7 @@ fn chosen_algorithm(limit: &Limit) -> Algorithm {
 fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result<Grant, Problem> {
     let rate = match (allowance, algorithm) {
         (Allowance::Unlimited, _) => return Ok(Grant::Unlimited),
-        (Allowance::Nothing, _) => {
-            let quota = Quota::nothing(algorithm, limit.ttl);
-            let family = key::family(&limit.name, algorithm, limit.stagger, limit.ttl);
-            return Ok(Grant::Limited { quota, family });
-        }
+        (Allowance::Nothing, _) => return Ok(nothing(limit, algorithm)),
         (Allowance::Slots(count), Algorithm::Concurrency) => Rate { count, period: limit.ttl, burst: None },
         (Allowance::Rate(_), Algorithm::Concurrency) => return Err(Problem::RateOfSlots),
         (Allowance::Slots(_), algorithm) => return Err(Problem::SlotsOf(algorithm)),
@@ -329,12 +364,32 @@ fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result
     Ok(Grant::Limited { quota, family })
 }
 
+/// The grant that refuses all. It keeps no state, so that its keys name some period is of no matter.
+fn nothing(limit: &Limit, algorithm: Algorithm) -> Grant {
+    let family = key::family(&limit.name, algorithm, limit.stagger, limit.ttl);
+    Grant::Limited { quota: Quota::nothing(algorithm, limit.ttl), family }
+}
+
+fn is_by_ip(limit: &Limit) -> bool {
+    limit.by == [facts::IP]
+}
+
+/// The value of an override as the facts of a request will have it. The fact `ip` is canonical by then,
+/// so an address in another spelling would never be met, nor would anything that is not an address.
+fn compared(limit: &Limit, value: &str) -> Option<String> {
+    if !is_by_ip(limit) {
+        return Some(value.to_owned());
+    }
+    value.parse::<IpAddr>().ok().map(|ip| ip.to_canonical().to_string())
+}
+
 /// Facts that are named must have names that facts can have.
 fn check_facts(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
     let named = limit.by.iter().map(|fact| (Part::By, fact));
     let named = named.chain(limit.when.iter().map(|condition| (Part::When, &condition.fact)));
     let named = named.chain(limit.unless.iter().map(|condition| (Part::Unless, &condition.fact)));
-    let named = named.chain(limit.tier.iter().map(|fact| (Part::TierFact, fact)));
+    let tier = if let Base::Tiered(fact) = &limit.base { Some(fact) } else { None };
+    let named = named.chain(tier.map(|fact| (Part::TierFact, fact)));
     let named = named.chain(limit.cost.iter().map(|fact| (Part::Cost, fact)));
     for (part, fact) in named {
         if !facts::is_name(fact) {
@@ -350,27 +405,16 @@ fn check_facts(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
 
 /// Parts that only make sense together.
 fn check_shape(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
-    for (part, list) in [(Part::Tier as fn(String) -> Part, &limit.tiers), (Part::Override, &limit.overrides)]
-    {
-        for (index, (name, _)) in list.iter().enumerate() {
-            if list[..index].iter().any(|(other, _)| other == name) {
-                report(part(name.clone()), Problem::Twice(name.clone()));
+    match (&limit.base, &limit.default_tier) {
+        (Base::Flat(_), None) if limit.tiers.is_empty() => {}
+        (Base::Flat(_), _) => report(Part::TierFact, Problem::TiersWithoutFact),
+        (Base::Tiered(_), _) if limit.tiers.is_empty() => report(Part::TierFact, Problem::NoTiers),
+        (Base::Tiered(_), None) => report(Part::DefaultTier, Problem::NoDefaultTier),
+        (Base::Tiered(_), Some(name)) => {
+            if !limit.tiers.iter().any(|(tier, _)| tier == name) {
+                report(Part::DefaultTier, Problem::UnknownTier(name.clone()));
             }
         }
-    }
-    match (&limit.tier, &limit.default_tier) {
-        (None, None) if limit.tiers.is_empty() => {
-            if limit.allowance.is_none() {
-                report(Part::Rate, Problem::NoRate);
-            }
-        }
-        (None, _) => report(Part::TierFact, Problem::TiersWithoutFact),
-        (Some(_), None) if limit.allowance.is_none() => report(Part::DefaultTier, Problem::NoDefaultTier),
-        (Some(_), Some(name)) if !limit.tiers.iter().any(|(tier, _)| tier == name) => {
-            report(Part::DefaultTier, Problem::UnknownTier(name.clone()));
-        }
-        (Some(_), _) if limit.tiers.is_empty() => report(Part::TierFact, Problem::NoTiers),
-        _ => {}
     }
     if limit.by.len() != 1 {
         if !limit.allow.is_empty() {
@@ -434,13 +478,11 @@ pub enum Problem {
     FactName(String),
     /// A fact stands twice in `by`.
     DuplicateFact(String),
-    /// Neither a rate nor tiers.
-    NoRate,
     /// Tiers, but no fact that picks one.
     TiersWithoutFact,
     /// A fact that picks a tier, but no tiers.
     NoTiers,
-    /// Tiers, but neither a default tier nor a rate for requests without one.
+    /// Tiers, but none for requests that name no tier or one that is not listed.
     NoDefaultTier,
     /// The default tier is not listed.
     UnknownTier(String),
@@ -450,6 +492,8 @@ pub enum Problem {
     NeedsOneFact,
     /// An entry of `allow` for `ip` is neither an address nor a network.
     Network(String),
+    /// An override for `ip` is not an address.
+    Address(String),
     /// Windows of this algorithm cannot be staggered.
     StaggerWithout(Algorithm),
     /// A concurrency limit with a rate.
@@ -473,8 +517,9 @@ impl fmt::Display for Problem {
                     facts::MAX_NAME
                 )
             }
-            Problem::DuplicateFact(fact) => write!(f, "`{fact}` stands twice in `by` (once is enough)"),
-            Problem::NoRate => f.write_str("it grants nothing that is named (give a rate or tiers)"),
+            Problem::DuplicateFact(fact) => {
+                write!(f, "`{}` stands twice in `by` (once is enough)", fact.escape_debug())
+            }
             Problem::TiersWithoutFact => {
                 f.write_str("it has tiers but no fact that picks one (name it with `tier`)")
             }
@@ -482,13 +527,22 @@ impl fmt::Display for Problem {
             Problem::NoDefaultTier => {
                 f.write_str("requests without a known tier get nothing (name a default tier)")
             }
-            Problem::UnknownTier(tier) => write!(f, "the default tier `{tier}` is not one of the tiers"),
-            Problem::Twice(name) => write!(f, "`{name}` is listed twice"),
+            Problem::UnknownTier(tier) => {
+                write!(f, "the default tier `{}` is not one of the tiers", tier.escape_debug())
+            }
+            Problem::Twice(name) => write!(f, "`{}` is listed twice (keep one)", name.escape_debug()),
             Problem::NeedsOneFact => {
                 f.write_str("`allow` and overrides compare one value: key the limit by exactly one fact")
             }
             Problem::Network(text) => {
-                write!(f, "`{text}` is neither an address nor a network (such as `10.0.0.0/8`)")
+                write!(f, "`{}` is {InvalidNetwork}", text.escape_debug())
+            }
+            Problem::Address(text) => {
+                write!(
+                    f,
+                    "`{}` is not an IP address (such as `192.0.2.7`: an override is for one)",
+                    text.escape_debug()
+                )
             }
             Problem::StaggerWithout(algorithm) => {
                 write!(f, "{algorithm} has nothing to stagger (only fixed-window has)")
@@ -504,8 +558,8 @@ impl fmt::Display for InvalidLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "limit `{}`: ", self.name.escape_debug())?;
         match &self.part {
-            Part::Tier(name) => write!(f, "tier `{name}`: ")?,
-            Part::Override(value) => write!(f, "override `{value}`: ")?,
+            Part::Tier(name) => write!(f, "tier `{}`: ", name.escape_debug())?,
+            Part::Override(value) => write!(f, "override `{}`: ", value.escape_debug())?,
             _ => {}
         }
         write!(f, "{}", self.problem)
@@ -523,3 +577,6 @@ impl fmt::Display for InvalidPolicy {
 }
 
 impl core::error::Error for InvalidPolicy {}
+
+#[cfg(test)]
+mod tests;

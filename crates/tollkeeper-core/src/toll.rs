@@ -7,7 +7,7 @@
 use core::fmt;
 use std::sync::Arc;
 
-use crate::algorithm::{self, Ask, Seen, Step};
+use crate::algorithm::{self, Ask, Seen, State, Step};
 use crate::decision::Outcome;
 use crate::facts::{Facts, InvalidFact, Scratch, Value};
 use crate::inline::Inline;
@@ -137,7 +137,7 @@ impl Toll {
         {
             return Err(InvalidRequest::Ttl(ttl));
         }
-        let policy = Arc::clone(&self.policy);
+        let policy = &self.policy;
         let earlier = self.entries.len();
         for (index, rule) in policy.rules().iter().enumerate() {
             if !self.verb.meets(rule.algorithm()) || !rule.applies(facts) {
@@ -178,43 +178,30 @@ impl Toll {
                 let value = facts.get(fact).map(|value| policy.keyed(fact, value, &mut scratch));
                 key::push_value(value, |part| self.values.extend_from_slice(part));
             }
-            let shift = if rule.stagger && quota.count() > 0 {
-                Key::new(family, &self.values[values_start..]).stagger()
-            } else {
-                0
+            let key = Key::new(family, &self.values[values_start..]);
+            let entry = Entry {
+                rule: place(index),
+                grant,
+                values_start: place(values_start),
+                values_end: place(self.values.len()),
+                cost,
+                shift: shift(rule, quota, key),
             };
-            self.push(
-                earlier,
-                Entry {
-                    rule: place(index),
-                    grant,
-                    values_start: place(values_start),
-                    values_end: place(self.values.len()),
-                    cost,
-                    shift,
-                },
-            );
-        }
-        Ok(())
-    }
-
-    /// Within one set of facts each limit makes one key; only earlier sets can have made it before.
-    fn push(&mut self, earlier: usize, entry: Entry) {
-        let due = self.due(&entry);
-        let same = self.entries[..earlier].iter().position(|other| self.due(other).key == due.key);
-        match same {
-            None => self.entries.push(entry),
-            Some(index) => {
-                let smaller = (due.quota.limit(), due.quota.count());
-                let other = self.due(&self.entries[index]).quota;
-                let smaller = smaller < (other.limit(), other.count());
-                let merged = &mut self.entries[index];
-                merged.cost = merged.cost.max(entry.cost);
-                if smaller {
-                    merged.grant = entry.grant;
+            // Within one set of facts each limit makes one key; only earlier sets can have made it before.
+            let same = |other: &Entry| due(policy, &self.values, None, other).key == key;
+            match self.entries[..earlier].iter().position(same) {
+                None => self.entries.push(entry),
+                Some(same) => {
+                    let merged = &mut self.entries[same];
+                    let other = due(policy, &self.values, None, merged).quota;
+                    merged.cost = merged.cost.max(cost);
+                    if (quota.limit(), quota.count()) < (other.limit(), other.count()) {
+                        merged.grant = grant;
+                    }
                 }
             }
         }
+        Ok(())
     }
 
     /// What the request wants.
@@ -240,13 +227,13 @@ impl Toll {
     /// What is due at the limit of that place.
     #[inline]
     pub fn get(&self, index: usize) -> Due<'_> {
-        self.due(&self.entries[index])
+        due(&self.policy, &self.values, self.hold, &self.entries[index])
     }
 
-    /// What is due at each limit, in the order of the policy.
+    /// What is due at each limit, in the order of the policy, for one set of facts after the other.
     #[inline]
     pub fn dues(&self) -> impl ExactSizeIterator<Item = Due<'_>> {
-        self.entries.iter().map(|entry| self.due(entry))
+        self.entries.iter().map(|entry| due(&self.policy, &self.values, self.hold, entry))
     }
 
     /// Limits that did not apply because a fact is absent, by their place in the policy.
@@ -258,28 +245,32 @@ impl Toll {
     pub fn unknown_tiers(&self) -> impl Iterator<Item = usize> {
         self.unknown_tiers.iter()
     }
+}
 
-    #[inline]
-    fn due(&self, entry: &Entry) -> Due<'_> {
-        let rule = &self.policy.rules()[entry.rule as usize];
-        let (quota, family) = rule.quota(entry.grant).expect("unlimited grants make no entry");
-        let values = &self.values[entry.values_start as usize..entry.values_end as usize];
-        Due {
-            rule,
-            quota,
-            key: Key::new(family, values),
-            cost: entry.cost,
-            shift: entry.shift,
-            hold: self.hold,
-        }
-    }
+#[inline]
+fn due<'t>(policy: &'t Policy, values: &'t [u8], hold: Option<Span>, entry: &Entry) -> Due<'t> {
+    let rule = &policy.rules()[entry.rule as usize];
+    let (quota, family) = rule.quota(entry.grant).expect("unlimited grants make no entry");
+    let values = &values[entry.values_start as usize..entry.values_end as usize];
+    Due { rule, quota, key: Key::new(family, values), cost: entry.cost, shift: entry.shift, hold }
+}
+
+/// How much earlier than the epoch's the windows of a key begin. A quota of nothing has no windows.
+#[inline]
+fn shift(rule: &Rule, quota: &Quota, key: Key<'_>) -> u64 {
+    if rule.stagger && quota.count() > 0 { key.stagger() } else { 0 }
 }
 
 impl<'t> Due<'t> {
     /// What is due outside of a policy, at a limit prepared for one key.
     pub fn prepared(rule: &'t Rule, quota: &'t Quota, key: Key<'t>, cost: u64) -> Due<'t> {
-        let shift = if rule.stagger { key.stagger() } else { 0 };
-        Due { rule, quota, key, cost, shift, hold: None }
+        Due { rule, quota, key, cost, shift: shift(rule, quota, key), hold: None }
+    }
+
+    /// The same at another cost.
+    #[must_use]
+    pub fn with_cost(self, cost: u64) -> Due<'t> {
+        Due { cost, ..self }
     }
 
     /// Whether the verdict of this limit counts.
@@ -293,18 +284,39 @@ impl<'t> Due<'t> {
         self.quota.algorithm() == Algorithm::Concurrency
     }
 
-    /// Decides this limit alone.
+    /// Decides this limit alone. A cost of 0 always fits, but where nothing is granted nothing passes.
     #[inline]
     pub fn step(&self, seen: Seen<'_>, now: Time) -> Step {
         let step = algorithm::step(self.quota, seen, &self.ask(now));
-        Step { allowed: step.allowed || self.cost == 0, ..step }
+        Step { allowed: step.allowed || (self.is_free() && self.quota.count() > 0), ..step }
     }
 
     /// What people are told, once it is known whether the key was charged.
     pub fn outcome(&self, seen: Seen<'_>, now: Time, step: &Step, charged: bool) -> Outcome {
-        algorithm::outcome(self.quota, seen, &self.ask(now), step, charged)
+        let outcome = algorithm::outcome(self.quota, seen, &self.ask(now), step, charged && !self.is_free());
+        // What charges nothing stands in no queue.
+        if self.is_free() { Outcome { delay: Span::ZERO, ..outcome } } else { outcome }
     }
 
+    /// The state after a step, charged or only moved; `taker` is who takes a slot.
+    #[inline]
+    pub fn apply(
+        &self,
+        state: Option<State>,
+        now: Time,
+        step: &Step,
+        charged: bool,
+        taker: u64,
+    ) -> Option<State> {
+        algorithm::apply(self.quota, state, &self.ask(now), step, charged && !self.is_free(), taker)
+    }
+
+    fn is_free(&self) -> bool {
+        self.cost == 0
+    }
+
+    /// A cost of 0 looks as 1 does.
+    #[inline]
     fn ask(&self, now: Time) -> Ask {
         Ask { now, cost: self.cost.max(1), shift: self.shift, hold: self.hold }
     }
@@ -314,20 +326,29 @@ impl<'t> Due<'t> {
 #[derive(Clone, Debug, Default)]
 struct Marks {
     first: u64,
-    more: Vec<usize>,
+    /// One bit each for the places from 64 on.
+    more: Vec<u64>,
 }
 
 impl Marks {
     fn set(&mut self, index: usize) {
-        match index {
-            0..=63 => self.first |= 1 << index,
-            _ if self.more.contains(&index) => {}
-            _ => self.more.push(index),
-        }
+        let word = match index / 64 {
+            0 => &mut self.first,
+            word => {
+                self.more.resize(self.more.len().max(word), 0);
+                &mut self.more[word - 1]
+            }
+        };
+        *word |= 1 << (index % 64);
     }
 
     fn iter(&self) -> impl Iterator<Item = usize> {
-        (0..64).filter(|index| self.first >> index & 1 == 1).chain(self.more.iter().copied())
+        let words = core::iter::once(&self.first).chain(&self.more);
+        let marked = |(word, bits): (usize, &u64)| {
+            let bits = *bits;
+            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| 64 * word + bit)
+        };
+        words.enumerate().flat_map(marked)
     }
 }
 
@@ -336,6 +357,7 @@ pub(crate) fn number(value: Option<&Value<'_>>) -> Result<u64, CostProblem> {
     let number = match value {
         None => return Err(CostProblem::Absent),
         Some(Value::Number(number)) => u64::try_from(*number).map_err(|_| CostProblem::NotANumber)?,
+        // Digits alone: `parse` would take a sign, and can then fail only for being too large.
         Some(Value::Text(text)) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
             text.parse().map_err(|_| CostProblem::TooLarge)?
         }
@@ -404,7 +426,7 @@ impl fmt::Display for InvalidRequest {
                 };
                 write!(f, "limit `{limit}` charges the number in fact `{fact}`, but {problem}")
             }
-            InvalidRequest::Ttl(ttl) => write!(f, "a reservation of {ttl} (from 1s to 1h)"),
+            InvalidRequest::Ttl(ttl) => write!(f, "a reservation cannot last {ttl} (from 1s to 1h)"),
             InvalidRequest::MoreThanCharged { asked, charged } => {
                 write!(f, "{asked} cannot be given back: {charged} had been charged")
             }
@@ -413,3 +435,6 @@ impl fmt::Display for InvalidRequest {
 }
 
 impl core::error::Error for InvalidRequest {}
+
+#[cfg(test)]
+mod tests;

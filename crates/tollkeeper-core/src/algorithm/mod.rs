@@ -12,6 +12,7 @@ pub mod fixed_window;
 pub mod meter;
 pub mod sliding_log;
 pub mod sliding_window;
+mod state;
 
 #[cfg(test)]
 mod trace;
@@ -19,6 +20,8 @@ mod trace;
 use crate::decision::{Outcome, Retry};
 use crate::quota::{Algorithm, Quota};
 use crate::time::{Span, Time};
+
+pub use state::{State, add, apply, give_back};
 
 use concurrency::Slot;
 
@@ -53,7 +56,7 @@ pub enum Seen<'a> {
 }
 
 /// What an algorithm says of one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Step {
     /// Whether this limit lets the request pass.
     pub allowed: bool,
@@ -62,9 +65,10 @@ pub struct Step {
 }
 
 /// What a step would do to the state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing: the quota is nothing.
+    #[default]
     None,
     /// To a token bucket or a leaky bucket.
     Meter(meter::Step),
@@ -190,8 +194,11 @@ pub fn outcome(quota: &Quota, seen: Seen<'_>, ask: &Ask, step: &Step, charged: b
         _ if step.allowed => None,
         None => Some(Retry::Never),
         Some(passes) => {
-            let too_long = ask.hold.map_or(0, |hold| delay.as_micros().saturating_sub(hold.as_micros()));
-            Some(Retry::After(until(passes).max(Span::from_micros(too_long))))
+            // Held too long, it may come when the queue has only `hold` left to empty. That is not `delay`
+            // from now: a queue ahead of the clock stands still for a while.
+            let empty = until(report.fresh.unwrap_or(passes)).as_micros();
+            let short = ask.hold.filter(|hold| delay > *hold).map_or(0, |hold| empty - hold.as_micros());
+            Some(Retry::After(until(passes).max(Span::from_micros(short))))
         }
     };
     Outcome {

@@ -1,1 +1,453 @@
+//! The tables: every `.trace` beside an algorithm and every vector, run row by row.
+//!
+//! A trace is what a person reads to know what an algorithm does, so its notation is for reading:
+//!
+//! ```text
+//! quota: token-bucket 5/1s burst 5
+//!
+//! # time       verb   cost  verdict  remaining  retry  reset      delay  next   why
+//!   200ms-1us  check  1     deny     0          1us    800ms+1us  0      1us    one microsecond early
+//!
+//! change: token-bucket 5/1s burst 2
+//! ```
+//!
+//! `quota:` begins with a new key (`shift 20s` and `hold 150ms` may follow), `change:` goes on with the
+//! same. Times count from [`BASE`], where windows of every whole part of a week begin. The verbs:
+//!
+//! - `check`, `peek` of a cost. The verdict of one that found the clock stepped back ends in `/moved`:
+//!   the state was moved to now, and of a `check` that is written even if it is refused. Every other
+//!   refusal, and every peek, must leave the state as it was.
+//! - `refund 3@200ms`: gives back 3 of what was charged at 200ms. `settle 3`: charges 3 more.
+//! - `release #2`, `renew #2`: the second slot that was taken, `held` or already `gone`.
+//!
+//! After these last four the numbers are those of a peek of cost 1.
+//!
+//! The vectors were computed by exact rational arithmetic elsewhere, and share nothing with this code.
 
+use crate::decision::{Outcome, Retry};
+use crate::quota::{Algorithm, Quota, Rate};
+use crate::time::{Span, Time};
+
+use super::concurrency::{self, Slot};
+use super::{
+    Ask, Effect, Past, Seen, fixed_window, meter, outcome, sliding_log, sliding_window, step as decide,
+};
+
+/// A Thursday in 2025, 00:00 UTC, like the epoch: so windows of a week begin here too.
+const BASE: u64 = 2_915 * 7 * 86_400_000_000;
+
+#[test]
+fn meter_trace() {
+    run("meter.trace", include_str!("meter.trace"));
+}
+
+#[test]
+fn fixed_window_trace() {
+    run("fixed_window.trace", include_str!("fixed_window.trace"));
+}
+
+#[test]
+fn sliding_window_trace() {
+    run("sliding_window.trace", include_str!("sliding_window.trace"));
+}
+
+#[test]
+fn sliding_log_trace() {
+    run("sliding_log.trace", include_str!("sliding_log.trace"));
+}
+
+#[test]
+fn concurrency_trace() {
+    run("concurrency.trace", include_str!("concurrency.trace"));
+}
+
+/// A clock in whole microseconds cannot tell them apart; the count must.
+#[test]
+fn a_thousand_requests_in_one_microsecond_count_a_thousand() {
+    for algorithm in Algorithm::ALL {
+        let quota = Quota::new(algorithm, Quota::per_hour(1_000)).unwrap();
+        let mut key = Key::new(quota);
+        for left in (0..1_000).rev() {
+            let (outcome, _) = key.check(BASE, 1);
+            assert!(outcome.allowed, "{algorithm}: {left} should be left");
+            assert_eq!(outcome.remaining, left, "{algorithm}");
+        }
+        assert!(!key.check(BASE, 1).0.allowed, "{algorithm}: one too many");
+    }
+}
+
+/// The files of one folder, each with its name.
+macro_rules! vectors {
+    ($($name:literal)*) => {
+        [$(($name, include_str!(concat!("vectors/", $name, ".tsv")))),*]
+    };
+}
+
+#[test]
+fn vectors_of_every_algorithm() {
+    let files = vectors! {
+        "fixed-window-5-per-60000000us"
+        "leaky-bucket-10-per-1000000us-burst-4"
+        "leaky-bucket-30-per-3600000000us-burst-5"
+        "sliding-log-5-per-900000000us"
+        "sliding-window-10-per-60000000us"
+        "sliding-window-100-per-3600000000us"
+        "sliding-window-500-per-604800000000us"
+        "token-bucket-100-per-604800000000us-burst-20"
+        "token-bucket-1000-per-86400000000us-burst-50"
+        "token-bucket-5-per-1000000us-burst-5"
+        "token-bucket-7-per-60000000us-burst-20"
+    };
+    let mut count = 0;
+    for (name, text) in files {
+        let mut key = Key::new(quota_of_file(name));
+        for (line, row) in rows(text) {
+            let [now, cost, verdict, remaining, retry, reset, delay] = row[..] else {
+                panic!("{name}:{line}: seven columns")
+            };
+            let cells = key.row_of_vector(number(now), number(cost));
+            let expected = match verdict {
+                "peek" => [verdict, remaining, "-", reset, "0"],
+                _ => [verdict, remaining, retry, reset, delay],
+            };
+            assert_eq!(cells, expected, "{name}:{line}: {row:?}");
+            count += 1;
+        }
+    }
+    assert_eq!(count, 440, "rows of all files");
+}
+
+/// The table that two other limiters share, in milliseconds.
+#[test]
+fn vector_of_the_meter() {
+    let [(name, text)] = vectors! { "meter-1-per-1s-burst-5" };
+    let quota = Quota::new(Algorithm::TokenBucket, Quota::per_second(1).burst(5)).unwrap();
+    let mut key = Key::new(quota);
+    let millis = |text: &str| text.parse().map_or(text.to_owned(), |ms: u64| (ms * 1_000).to_string());
+    let mut count = 0;
+    for (line, row) in rows(text) {
+        let [now, cost, verdict, remaining, reset, retry] = row[..] else {
+            panic!("{name}:{line}: six columns")
+        };
+        let cells = key.row_of_vector(number(now) * 1_000, number(cost));
+        let expected = [verdict, remaining, &millis(retry), &millis(reset), "0"];
+        assert_eq!(cells, expected, "{name}:{line}: {row:?}");
+        count += 1;
+    }
+    assert_eq!(count, 16, "rows");
+}
+
+/// Verdicts for given counts, in milliseconds.
+#[test]
+fn vector_of_the_sliding_window() {
+    let [(name, text)] = vectors! { "sliding-window" };
+    let quota = Quota::new(Algorithm::SlidingWindow, Quota::per_minute(100)).unwrap();
+    let mut count = 0;
+    for (line, row) in rows(text) {
+        let [elapsed, prev, cur, cost, verdict] = row[..] else { panic!("{name}:{line}: five columns") };
+        let state = sliding_window::State { window: BASE / 60_000_000, prev: number(prev), cur: number(cur) };
+        let now = BASE + number(elapsed) * 1_000;
+        let step = sliding_window::step(&quota, Some(state), now, number(cost));
+        assert_eq!(step.allowed, verdict == "allow", "{name}:{line}: {row:?}");
+        count += 1;
+    }
+    assert_eq!(count, 10, "rows");
+}
+
+/// One key, kept as a store keeps it.
+struct Key {
+    quota: Quota,
+    shift: u64,
+    hold: Option<Span>,
+    state: State,
+    /// What was admitted, and when.
+    charges: Vec<(u64, Past)>,
+}
+
+#[derive(Clone, PartialEq)]
+enum State {
+    Nothing,
+    Meter(meter::State),
+    FixedWindow(fixed_window::State),
+    SlidingWindow(sliding_window::State),
+    SlidingLog(Vec<u8>),
+    Concurrency(Vec<Slot>),
+}
+
+impl Key {
+    fn new(quota: Quota) -> Key {
+        Key { quota, shift: 0, hold: None, state: State::Nothing, charges: Vec::new() }
+    }
+
+    fn check(&mut self, now: u64, cost: u64) -> (Outcome, bool) {
+        let ask = self.ask(now, cost);
+        let step = decide(&self.quota, self.state.seen(), &ask);
+        let outcome = outcome(&self.quota, self.state.seen(), &ask, &step, step.allowed);
+        let moved = step.effect.moved();
+        if step.allowed {
+            let mark = step.effect.mark();
+            self.charges.push((now, Past { cost, count: self.quota.count(), tick: mark, window: mark }));
+        }
+        if step.allowed || moved {
+            let taker = step.allowed.then_some(self.charges.len() as u64);
+            self.write(&step.effect, now, if step.allowed { cost } else { 0 }, taker);
+        }
+        (outcome, moved)
+    }
+
+    fn peek(&self, now: u64, cost: u64) -> (Outcome, bool) {
+        let ask = self.ask(now, cost);
+        let step = decide(&self.quota, self.state.seen(), &ask);
+        (outcome(&self.quota, self.state.seen(), &ask, &step, false), step.effect.moved())
+    }
+
+    fn ask(&self, now: u64, cost: u64) -> Ask {
+        Ask { now: Time::from_micros(now), cost, shift: self.shift, hold: self.hold }
+    }
+
+    fn write(&mut self, effect: &Effect, now: u64, cost: u64, taker: Option<u64>) {
+        match effect {
+            Effect::None => {}
+            Effect::Meter(step) => self.state = State::Meter(step.after),
+            Effect::FixedWindow(step) => self.state = State::FixedWindow(step.after),
+            Effect::SlidingWindow(step) => self.state = State::SlidingWindow(step.after),
+            Effect::SlidingLog(step) => sliding_log::write(self.state.log(), step, now, cost),
+            Effect::Concurrency(_) => concurrency::write(&self.quota, self.state.slots(), now, taker),
+        }
+    }
+
+    fn refund(&mut self, now: u64, part: u64, past: &Past) {
+        let (quota, shift, tick) =
+            (&self.quota, self.shift, self.quota.tick().number(Time::from_micros(now)));
+        match &mut self.state {
+            State::Nothing | State::Concurrency(_) => {}
+            State::Meter(state) => *state = meter::give_back(quota, *state, tick, part, past),
+            State::FixedWindow(state) => {
+                *state = fixed_window::give_back(quota, *state, tick, shift, part, past);
+            }
+            State::SlidingWindow(state) => {
+                *state = sliding_window::give_back(quota, *state, tick, part, past);
+            }
+            State::SlidingLog(log) => sliding_log::give_back(quota, log, tick, part, past),
+        }
+    }
+
+    fn settle(&mut self, now: u64, more: u64) {
+        let (quota, shift, tick) =
+            (&self.quota, self.shift, self.quota.tick().number(Time::from_micros(now)));
+        match &mut self.state {
+            State::Nothing | State::Concurrency(_) => {}
+            State::Meter(state) => *state = meter::add(quota, Some(*state), tick, more),
+            State::FixedWindow(state) => *state = fixed_window::add(quota, Some(*state), tick, shift, more),
+            State::SlidingWindow(state) => *state = sliding_window::add(quota, Some(*state), tick, more),
+            State::SlidingLog(log) => sliding_log::add(quota, log, tick, more),
+        }
+    }
+
+    /// Verdict, remaining, retry, reset and delay in microseconds; a cost of 0 is a peek.
+    fn row_of_vector(&mut self, now: u64, cost: u64) -> [String; 5] {
+        let (outcome, _) = if cost == 0 { self.peek(now, 1) } else { self.check(now, cost) };
+        let retry = match outcome.retry {
+            _ if cost == 0 => "-".to_owned(),
+            None => "-".to_owned(),
+            Some(Retry::Never) => "never".to_owned(),
+            Some(Retry::After(span)) => span.as_micros().to_string(),
+        };
+        let verdict = match (cost, outcome.allowed) {
+            (0, _) => "peek",
+            (_, true) => "allow",
+            (_, false) => "deny",
+        };
+        let reset = outcome.reset_after.expect("no vector is of slots").as_micros();
+        let delay = if cost == 0 { 0 } else { outcome.delay.as_micros() };
+        [verdict.to_owned(), outcome.remaining.to_string(), retry, reset.to_string(), delay.to_string()]
+    }
+}
+
+impl State {
+    fn seen(&self) -> Seen<'_> {
+        match self {
+            State::Nothing => Seen::Nothing,
+            State::Meter(state) => Seen::Meter(*state),
+            State::FixedWindow(state) => Seen::FixedWindow(*state),
+            State::SlidingWindow(state) => Seen::SlidingWindow(*state),
+            State::SlidingLog(log) => Seen::SlidingLog(log),
+            State::Concurrency(slots) => Seen::Concurrency(slots),
+        }
+    }
+
+    fn log(&mut self) -> &mut Vec<u8> {
+        if !matches!(self, State::SlidingLog(_)) {
+            *self = State::SlidingLog(Vec::new());
+        }
+        let State::SlidingLog(log) = self else { unreachable!("just made") };
+        log
+    }
+
+    fn slots(&mut self) -> &mut Vec<Slot> {
+        if !matches!(self, State::Concurrency(_)) {
+            *self = State::Concurrency(Vec::new());
+        }
+        let State::Concurrency(slots) = self else { unreachable!("just made") };
+        slots
+    }
+}
+
+/// Runs a trace, and shows every row that differs.
+fn run(file: &str, text: &str) {
+    let mut key: Option<Key> = None;
+    let mut wrong = String::new();
+    let mut count = 0;
+    for (line, row) in rows(text) {
+        match row[0] {
+            "quota:" => key = Some(new_key(&row[1..])),
+            "change:" => {
+                let key = key.as_mut().expect("a quota comes before its change");
+                let changed = new_key(&row[1..]);
+                assert_eq!(changed.quota.period(), key.quota.period(), "{file}:{line}: this is another key");
+                key.quota = changed.quota;
+            }
+            _ => {
+                let key = key.as_mut().expect("a quota comes before its rows");
+                let [time, verb, arg, expected @ ..] = &row[..] else { panic!("{file}:{line}: too short") };
+                let expected: Vec<String> = expected.iter().take(6).map(|cell| canonical(cell)).collect();
+                let before = key.state.clone();
+                let (actual, wrote) = row_of_trace(key, span(time), verb, arg);
+                assert!(wrote || key.state == before, "{file}:{line}: the state has changed");
+                if expected != actual {
+                    let given = format!("{time} {verb} {arg}");
+                    wrong += &format!("{file}:{line}\n  expected  {given}  {}", expected.join("  "));
+                    wrong += &format!("\n  actual    {given}  {}\n", actual.join("  "));
+                }
+                count += 1;
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "verdict, remaining, retry, reset, delay, next:\n{wrong}");
+    assert!(count > 0, "{file} has no rows");
+}
+
+/// What happens in one row, and whether it may change the state.
+fn row_of_trace(key: &mut Key, time: u64, verb: &str, arg: &str) -> (Vec<String>, bool) {
+    let now = BASE + time;
+    let (verdict, outcome, wrote) = match verb {
+        "check" | "peek" => {
+            let (outcome, moved) =
+                if verb == "check" { key.check(now, number(arg)) } else { key.peek(now, number(arg)) };
+            let verdict = if outcome.allowed { "allow" } else { "deny" };
+            let verdict = if moved { format!("{verdict}/moved") } else { verdict.to_owned() };
+            (verdict, outcome, verb == "check" && (outcome.allowed || moved))
+        }
+        "refund" => {
+            let (part, when) = arg.split_once('@').expect("how much @ charged when");
+            let at = BASE + span(when);
+            let (_, past) =
+                *key.charges.iter().rfind(|(time, _)| *time == at).expect("a charge of that time");
+            key.refund(now, number(part), &past);
+            ("-".to_owned(), key.peek(now, 1).0, true)
+        }
+        "settle" => {
+            key.settle(now, number(arg));
+            ("-".to_owned(), key.peek(now, 1).0, true)
+        }
+        "release" | "renew" => {
+            let id = number(arg.strip_prefix('#').expect("# and the place of a slot"));
+            let held = match verb {
+                "release" => concurrency::release(key.state.slots(), now, id),
+                _ => concurrency::renew(key.state.slots(), now, id),
+            };
+            (if held { "held" } else { "gone" }.to_owned(), key.peek(now, 1).0, true)
+        }
+        _ => panic!("no verb: {verb}"),
+    };
+    let or_none = |span: Option<Span>| span.map_or("-".to_owned(), show);
+    let retry = match outcome.retry {
+        None => "-".to_owned(),
+        Some(Retry::Never) => "never".to_owned(),
+        Some(Retry::After(span)) => show(span),
+    };
+    let (reset, next) = (or_none(outcome.reset_after), or_none(outcome.next_after));
+    let cells = vec![verdict, outcome.remaining.to_string(), retry, reset, show(outcome.delay), next];
+    (cells, wrote)
+}
+
+/// The rows of a table, split at white space, each with its line.
+fn rows(text: &str) -> impl Iterator<Item = (usize, Vec<&str>)> {
+    let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line));
+    lines
+        .map(|(line, text)| (line, text.split_whitespace().collect()))
+        .filter(|(_, row): &(usize, Vec<&str>)| row.first().is_some_and(|cell| !cell.starts_with('#')))
+}
+
+/// `token-bucket 5/1s burst 5 shift 20s hold 150ms`
+fn new_key(words: &[&str]) -> Key {
+    let [algorithm, rate, options @ ..] = words else { panic!("an algorithm and a rate: {words:?}") };
+    let algorithm = Algorithm::from_name(algorithm).expect("the name of an algorithm");
+    let (count, period) = rate.split_once('/').expect("count/period");
+    let mut rate = Rate { count: number(count), period: Span::from_micros(span(period)), burst: None };
+    let (mut shift, mut hold) = (0, None);
+    for option in options.chunks(2) {
+        match option {
+            ["burst", burst] => rate.burst = Some(number(burst)),
+            ["shift", by] => shift = span(by),
+            ["hold", longest] => hold = Some(Span::from_micros(span(longest))),
+            _ => panic!("no option: {option:?}"),
+        }
+    }
+    Key { shift, hold, ..Key::new(Quota::new(algorithm, rate).expect("a quota")) }
+}
+
+/// `token-bucket-5-per-1000000us-burst-5`
+fn quota_of_file(name: &str) -> Quota {
+    let (left, right) = name.split_once("-per-").expect("…-per-…");
+    let (algorithm, count) = left.rsplit_once('-').expect("ALGORITHM-COUNT");
+    let (period, burst) = right.split_once("-burst-").map_or((right, None), |(p, b)| (p, Some(number(b))));
+    let algorithm = Algorithm::from_name(algorithm).expect("the name of an algorithm");
+    let rate = Rate { count: number(count), period: Span::from_micros(span(period)), burst };
+    Quota::new(algorithm, rate).expect("a quota")
+}
+
+fn number(text: &str) -> u64 {
+    text.parse().unwrap_or_else(|_| panic!("not a number: {text}"))
+}
+
+/// A cell as [`show`] writes it: `200ms-1us` is `199999us`.
+fn canonical(cell: &str) -> String {
+    let is_span = cell.starts_with(|c: char| c.is_ascii_digit()) && cell.ends_with(['s', 'm', 'h', 'd']);
+    if is_span { show(Span::from_micros(span(cell))) } else { cell.to_owned() }
+}
+
+fn show(span: Span) -> String {
+    if span == Span::ZERO { "0".to_owned() } else { span.to_string() }
+}
+
+/// Microseconds of `0`, `1.5s`, `200ms-1us` or `2h+1us`.
+fn span(text: &str) -> u64 {
+    let mut total = 0;
+    for plus in text.split('+') {
+        let mut terms = plus.split('-').map(term);
+        total += terms.next().expect("split gives at least one");
+        total -= terms.sum::<u64>();
+    }
+    total
+}
+
+fn term(text: &str) -> u64 {
+    if text == "0" {
+        return 0;
+    }
+    let split = text.find(|c: char| c.is_ascii_lowercase()).unwrap_or_else(|| panic!("no unit: {text}"));
+    let (number, unit) = text.split_at(split);
+    let unit: u64 = match unit {
+        "us" => 1,
+        "ms" => 1_000,
+        "s" => 1_000_000,
+        "m" => 60_000_000,
+        "h" => 3_600_000_000,
+        "d" => 86_400_000_000,
+        _ => panic!("no unit: {text}"),
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let parts = fraction.bytes().rev().fold(0, |parts, digit| (parts + u64::from(digit - b'0') * unit) / 10);
+    whole.parse::<u64>().unwrap_or_else(|_| panic!("no number: {text}")) * unit + parts
+}

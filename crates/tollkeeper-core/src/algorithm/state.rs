@@ -1,0 +1,127 @@
+//! A state of any algorithm, for whoever keeps states of all of them.
+
+use crate::quota::{Algorithm, Quota};
+use crate::time::{Span, Time};
+
+use super::concurrency::{self, Slot};
+use super::{Ask, Effect, Past, Seen, Step, fixed_window, meter, sliding_log, sliding_window};
+
+/// What is remembered of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Of a token bucket or a leaky bucket.
+    Meter(meter::State),
+    /// Of a fixed window.
+    FixedWindow(fixed_window::State),
+    /// Of a sliding window.
+    SlidingWindow(sliding_window::State),
+    /// The stamps of a sliding log.
+    SlidingLog(Vec<u8>),
+    /// The slots of a concurrency limit.
+    Concurrency(Vec<Slot>),
+}
+
+impl State {
+    /// The state, as a step reads it.
+    #[inline]
+    pub fn seen(&self) -> Seen<'_> {
+        match self {
+            State::Meter(state) => Seen::Meter(*state),
+            State::FixedWindow(state) => Seen::FixedWindow(*state),
+            State::SlidingWindow(state) => Seen::SlidingWindow(*state),
+            State::SlidingLog(log) => Seen::SlidingLog(log),
+            State::Concurrency(slots) => Seen::Concurrency(slots),
+        }
+    }
+
+    /// When the state is as good as a fresh one.
+    #[inline]
+    pub fn fresh_at(&self, quota: &Quota, shift: u64) -> Time {
+        let tick = match self {
+            State::Meter(state) => meter::fresh_at(quota, *state),
+            State::FixedWindow(state) => fixed_window::fresh_at(quota, *state, shift),
+            State::SlidingWindow(state) => sliding_window::fresh_at(quota, *state),
+            State::SlidingLog(log) => sliding_log::fresh_at(quota, log),
+            State::Concurrency(slots) => concurrency::fresh_at(slots),
+        };
+        Time::from_micros(0) + Span::from_micros(tick * quota.tick().span().as_micros())
+    }
+}
+
+/// The state after a step: with the request charged, or only moved because the clock has stepped back.
+/// `taker` is who takes a slot. Nothing for a quota of nothing.
+#[inline]
+pub fn apply(
+    quota: &Quota,
+    state: Option<State>,
+    ask: &Ask,
+    step: &Step,
+    charged: bool,
+    taker: u64,
+) -> Option<State> {
+    let now = ask.now.as_micros();
+    Some(match (&step.effect, state) {
+        (Effect::None, _) => return None,
+        (Effect::Meter(step), _) => State::Meter(if charged { step.after } else { step.before }),
+        (Effect::FixedWindow(step), _) => State::FixedWindow(if charged { step.after } else { step.before }),
+        (Effect::SlidingWindow(step), _) => {
+            State::SlidingWindow(if charged { step.after } else { step.before })
+        }
+        (Effect::SlidingLog(step), state) => {
+            let mut log = if let Some(State::SlidingLog(log)) = state { log } else { Vec::new() };
+            sliding_log::write(&mut log, step, now, if charged { ask.cost } else { 0 });
+            State::SlidingLog(log)
+        }
+        (Effect::Concurrency(_), state) => {
+            let mut slots = if let Some(State::Concurrency(slots)) = state { slots } else { Vec::new() };
+            concurrency::write(quota, &mut slots, now, charged.then_some(taker));
+            State::Concurrency(slots)
+        }
+    })
+}
+
+/// The state with `part` of an earlier charge given back, as far as that algorithm can.
+pub fn give_back(quota: &Quota, state: State, now: Time, shift: u64, part: u64, past: &Past) -> State {
+    let tick = quota.tick().number(now);
+    match state {
+        // What has queued has shaped what left after it: there is nothing to give back.
+        State::Meter(state) if quota.algorithm() == Algorithm::LeakyBucket => State::Meter(state),
+        State::Meter(state) => State::Meter(meter::give_back(quota, state, tick, part, past)),
+        State::FixedWindow(state) => {
+            State::FixedWindow(fixed_window::give_back(quota, state, tick, shift, part, past))
+        }
+        State::SlidingWindow(state) => {
+            State::SlidingWindow(sliding_window::give_back(quota, state, tick, part, past))
+        }
+        State::SlidingLog(mut log) => {
+            sliding_log::give_back(quota, &mut log, tick, part, past);
+            State::SlidingLog(log)
+        }
+        slots @ State::Concurrency(_) => slots,
+    }
+}
+
+/// The state with `more` charged after the fact, even above the limit.
+pub fn add(quota: &Quota, state: Option<State>, now: Time, shift: u64, more: u64) -> State {
+    let tick = quota.tick().number(now);
+    let seen = state.as_ref().map_or(Seen::Nothing, State::seen);
+    match quota.algorithm() {
+        Algorithm::TokenBucket | Algorithm::LeakyBucket => {
+            State::Meter(meter::add(quota, seen.meter(), tick, more))
+        }
+        Algorithm::FixedWindow => {
+            State::FixedWindow(fixed_window::add(quota, seen.fixed_window(), tick, shift, more))
+        }
+        Algorithm::SlidingWindow => {
+            State::SlidingWindow(sliding_window::add(quota, seen.sliding_window(), tick, more))
+        }
+        Algorithm::SlidingLog => {
+            let mut log = if let Some(State::SlidingLog(log)) = state { log } else { Vec::new() };
+            sliding_log::add(quota, &mut log, tick, more);
+            State::SlidingLog(log)
+        }
+        Algorithm::Concurrency => {
+            State::Concurrency(if let Some(State::Concurrency(slots)) = state { slots } else { Vec::new() })
+        }
+    }
+}

@@ -1,0 +1,453 @@
+use core::time::Duration;
+
+use super::*;
+use crate::algorithm::{fixed_window, meter, sliding_log, sliding_window};
+use crate::decision::tests::{NOW, first};
+use crate::facts;
+use crate::key::tests::Random;
+use crate::limit::Limit;
+use crate::toll::Verb;
+
+const SECRET: Secret = Secret([9; 16]);
+
+/// What a store might call a key that is too long.
+fn short(key: Key<'_>) -> u128 {
+    siphash::hash(&Secret([1; 16]), &key.to_bytes())
+}
+
+fn limit(algorithm: Algorithm) -> Limit {
+    let name = algorithm.name();
+    match algorithm {
+        Algorithm::Concurrency => Limit::new(name, Quota::slots(5)).ttl(Duration::from_secs(30)),
+        _ => Limit::new(name, Quota::per_minute(100)).algorithm(algorithm),
+    }
+}
+
+fn charge(limits: Vec<Limit>, facts: &Facts<'_>, cost: u64) -> Charge {
+    first(limits, Verb::Check, facts, cost).charge().expect("charged")
+}
+
+fn reopened(charge: &Charge) -> Charge {
+    Charge::open(&charge.seal(&SECRET, short), &SECRET).expect("the store's own text")
+}
+
+#[test]
+fn what_was_sealed_is_opened_whatever_the_algorithm() {
+    let facts = facts! { "user" => "grün:\n\0", "tokens" => 17 };
+    for algorithm in Algorithm::ALL {
+        let limits = || {
+            let limit = limit(algorithm);
+            let limit = if algorithm == Algorithm::FixedWindow { limit.stagger() } else { limit };
+            vec![limit.clone().by("user"), Limit::new("all", Quota::per_day(1000)).cost("tokens")]
+        };
+        for verb in [Verb::Check, Verb::Reserve(Span::from_secs(1)), Verb::Acquire] {
+            let decision = first(limits(), verb, &facts, 3);
+            let charge = decision.charge().expect("charged");
+            assert_eq!(reopened(&charge), charge, "{algorithm} {verb:?}");
+            assert_eq!(charge.items().len(), if algorithm == Algorithm::Concurrency { 1 } else { 2 });
+            if let Some(slot) = decision.slot() {
+                assert_eq!(Slot::open(&slot.seal(&SECRET, short), &SECRET), Some(slot));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_largest_numbers_survive() {
+    let mut charge = charge(vec![limit(Algorithm::SlidingLog)], &facts! {}, 3);
+    let item = &mut charge.0.items[0];
+    (item.cost, item.shift, item.mark, item.shared) = (u64::MAX, u64::MAX, u64::MAX, true);
+    (charge.0.id, charge.0.at) = (u64::MAX, Time::from_micros(u64::MAX));
+    charge.0.ttl = Some(Span::from_micros(u64::MAX));
+    assert_eq!(reopened(&charge), charge);
+}
+
+#[test]
+fn a_key_above_128_bytes_goes_by_the_name_that_the_store_has_for_it() {
+    // The family of a limit with a name of one byte has 11 bytes, and a value 2 more than itself.
+    for (len, whole) in [(1, true), (115, true), (116, false), (1024, false)] {
+        let user = "x".repeat(len);
+        let limits = vec![Limit::new("x", Quota::per_minute(100)).by("user")];
+        let charge = charge(limits, &facts! { "user" => &user }, 3);
+        let opened = reopened(&charge);
+        let ItemKey::Whole(bytes) = &charge.items()[0].key else { panic!("in the process a key is whole") };
+        assert_eq!(bytes.len(), 13 + len);
+        let key = Key::from_bytes(bytes).expect("a key");
+        let expected = if whole {
+            ItemKey::Whole(bytes.clone())
+        } else {
+            ItemKey::Short(key.family().into(), short(key))
+        };
+        assert_eq!(opened.items()[0].key, expected);
+        // All but the key is as it was, and a second trip changes nothing.
+        assert_eq!(Item { key: expected, ..charge.items()[0].clone() }, opened.items()[0]);
+        assert_eq!(reopened(&opened), opened);
+        assert_eq!(opened.seal(&SECRET, |_| panic!("its name is known")), charge.seal(&SECRET, short));
+    }
+}
+
+#[test]
+fn a_text_that_was_changed_is_void() {
+    // Texts of every length modulo four: the last digit of some has bits that mean nothing.
+    for user in ["a", "ab", "abc", "abcd"] {
+        let limits = vec![limit(Algorithm::TokenBucket).by("user"), limit(Algorithm::FixedWindow)];
+        let charge = charge(limits, &facts! { "user" => user }, 3);
+        let text = charge.seal(&SECRET, short);
+        assert_eq!(Charge::open(&text, &SECRET), Some(charge));
+        for len in 0..text.len() {
+            assert_eq!(Charge::open(&text[..len], &SECRET), None, "{len} of {} characters", text.len());
+            assert_eq!(Charge::open(&text[text.len() - len..], &SECRET), None, "the last {len} characters");
+        }
+        for more in ["A", "AA", "AAA", "AAAA", "=", " ", "\n", "\0"] {
+            assert_eq!(Charge::open(&(text.clone() + more), &SECRET), None, "{more:?} behind");
+            assert_eq!(Charge::open(&(more.to_owned() + &text), &SECRET), None, "{more:?} before");
+        }
+        for bit in 0..8 * text.len() {
+            let mut bytes = text.clone().into_bytes();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            // What is not UTF-8 any more cannot even be asked for.
+            if let Ok(changed) = String::from_utf8(bytes) {
+                assert_eq!(Charge::open(&changed, &SECRET), None, "bit {bit}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_text_opens_only_under_its_secret_and_as_what_it_is() {
+    let limits = vec![limit(Algorithm::Concurrency), limit(Algorithm::TokenBucket)];
+    let decision = first(limits, Verb::Acquire, &facts! {}, 1);
+    let charge = decision.charge().expect("charged").seal(&SECRET, short);
+    let slot = decision.slot().expect("a slot").seal(&SECRET, short);
+    for bit in 0..128 {
+        let other = Secret((u128::from_le_bytes(SECRET.0) ^ 1 << bit).to_le_bytes());
+        assert_eq!(Charge::open(&charge, &other), None);
+        assert_eq!(Slot::open(&slot, &other), None);
+    }
+    assert_eq!(Slot::open(&charge, &SECRET), None);
+    assert_eq!(Charge::open(&slot, &SECRET), None);
+    assert!(Charge::open(&charge, &SECRET).is_some() && Slot::open(&slot, &SECRET).is_some());
+}
+
+#[test]
+fn a_slot_is_held_for_the_shortest_time_to_live_of_its_limits() {
+    let limits = vec![limit(Algorithm::Concurrency), Limit::new("x", Quota::slots(1)).ttl(Duration::from_secs(9))];
+    let slot = first(limits, Verb::Acquire, &facts! {}, 1).slot().expect("a slot");
+    assert_eq!((slot.ttl(), slot.id()), (Span::from_secs(9), 7));
+}
+
+/// A charge of 5 by request, of 20 by `tokens`, of 7 by `bytes`.
+fn three() -> Charge {
+    let facts = facts! { "tokens" => 20, "bytes" => 7 };
+    charge(
+        vec![
+            Limit::new("requests", Quota::per_minute(100)),
+            Limit::new("llm", Quota::per_minute(100)).cost("tokens"),
+            Limit::new("traffic", Quota::per_minute(100)).cost("bytes"),
+        ],
+        &facts,
+        5,
+    )
+}
+
+use Change::{Add, GiveBack, Keep};
+
+#[test]
+fn a_refund_is_for_all_for_the_request_or_for_the_facts_it_names() {
+    for (costs, expected) in [
+        (Costs::All, [GiveBack(5), GiveBack(20), GiveBack(7)]),
+        (Costs::Request(0), [GiveBack(0), Keep, Keep]),
+        (Costs::Request(2), [GiveBack(2), Keep, Keep]),
+        (Costs::Request(5), [GiveBack(5), Keep, Keep]),
+        (Costs::Facts(&facts! { "tokens" => 3 }), [Keep, GiveBack(3), Keep]),
+        (Costs::Facts(&facts! { "tokens" => "20", "bytes" => 1 }), [Keep, GiveBack(20), GiveBack(1)]),
+        (Costs::Facts(&facts! { "tokens" => 0, "user" => "alice" }), [Keep, GiveBack(0), Keep]),
+        (Costs::Facts(&facts! { "tokens" => "" }), [Keep, Keep, Keep]),
+        (Costs::Facts(&facts! {}), [Keep, Keep, Keep]),
+    ] {
+        assert_eq!(three().refund(costs), Ok(expected.to_vec()), "{costs:?}");
+        assert_eq!(reopened(&three()).refund(costs), Ok(expected.to_vec()), "{costs:?}, opened");
+    }
+}
+
+#[test]
+fn a_settlement_gives_back_or_adds_the_difference() {
+    for (costs, expected) in [
+        (Costs::All, [GiveBack(0), GiveBack(0), GiveBack(0)]),
+        (Costs::Request(0), [GiveBack(5), Keep, Keep]),
+        (Costs::Request(2), [GiveBack(3), Keep, Keep]),
+        (Costs::Request(5), [GiveBack(0), Keep, Keep]),
+        (Costs::Request(6), [Add(1), Keep, Keep]),
+        (Costs::Request(MAX_COST), [Add(MAX_COST - 5), Keep, Keep]),
+        (Costs::Facts(&facts! { "tokens" => 3 }), [Keep, GiveBack(17), Keep]),
+        (Costs::Facts(&facts! { "tokens" => 1000, "bytes" => "0" }), [Keep, Add(980), GiveBack(7)]),
+        (Costs::Facts(&facts! {}), [Keep, Keep, Keep]),
+    ] {
+        assert_eq!(three().settle(costs), Ok(expected.to_vec()), "{costs:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_given_back_or_charged_is_an_error_that_names_its_limit() {
+    for (costs, refund, settle) in [
+        (
+            Costs::Request(6),
+            Some("6 cannot be given back: 5 had been charged"),
+            None,
+        ),
+        (
+            Costs::Facts(&facts! { "tokens" => 20, "bytes" => 8 }),
+            Some("8 cannot be given back: 7 had been charged"),
+            None,
+        ),
+        (
+            Costs::Request(MAX_COST + 1),
+            Some("the cost 2147483649 is too large (at most 2147483648)"),
+            Some("the cost 2147483649 is too large (at most 2147483648)"),
+        ),
+        (
+            Costs::Facts(&facts! { "tokens" => "many" }),
+            Some("limit `llm` charges the number in fact `tokens`, but it is not a whole number"),
+            Some("limit `llm` charges the number in fact `tokens`, but it is not a whole number"),
+        ),
+        (
+            Costs::Facts(&facts! { "bytes" => -1 }),
+            Some("limit `traffic` charges the number in fact `bytes`, but it is not a whole number"),
+            Some("limit `traffic` charges the number in fact `bytes`, but it is not a whole number"),
+        ),
+        (
+            Costs::Facts(&facts! { "bytes" => MAX_COST + 1 }),
+            Some("limit `traffic` charges the number in fact `bytes`, but it is larger than 2147483648"),
+            Some("limit `traffic` charges the number in fact `bytes`, but it is larger than 2147483648"),
+        ),
+        (
+            Costs::Facts(&facts! { "a b" => 1 }),
+            Some("fact `a b`: a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`"),
+            Some("fact `a b`: a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`"),
+        ),
+    ] {
+        let message = |result: Result<_, InvalidRequest>| result.err().map(|error| error.to_string());
+        assert_eq!(message(three().refund(costs)).as_deref(), refund, "{costs:?}");
+        assert_eq!(message(three().settle(costs)).as_deref(), settle, "{costs:?}");
+    }
+}
+
+#[test]
+fn a_limit_is_named_even_when_its_key_was_too_long_to_be_written() {
+    let user = "x".repeat(500);
+    let limits = vec![Limit::new("llm", Quota::per_minute(100)).by("user").cost("tokens")];
+    let charge = reopened(&charge(limits, &facts! { "user" => &user, "tokens" => 20 }, 1));
+    assert!(matches!(charge.items()[0].key, ItemKey::Short(..)));
+    let error = charge.refund(Costs::Facts(&facts! { "tokens" => "x" })).expect_err("not a number");
+    assert_eq!(
+        error.to_string(),
+        "limit `llm` charges the number in fact `tokens`, but it is not a whole number"
+    );
+}
+
+/// How long after it was made a charge is void.
+fn life(limit: Limit, cost: u64) -> Span {
+    charge(vec![limit], &facts! {}, cost).void_at().since(NOW)
+}
+
+#[test]
+fn a_charge_is_void_when_nothing_of_it_counts_any_more() {
+    // NOW is 53 min 20 s into an hour, 20 s into a minute, and 8 h 53 min 20 s into a day of UTC.
+    let (minute, hour, day) = (Quota::per_minute(100), Quota::per_hour(100), Quota::per_day(100));
+    for (algorithm, rate, cost, secs) in [
+        // A bucket drains the cost at its rate.
+        (Algorithm::TokenBucket, minute, 5, 3),
+        (Algorithm::TokenBucket, minute.burst(20), 20, 12),
+        (Algorithm::TokenBucket, hour, 100, 3_600),
+        (Algorithm::TokenBucket, Quota::per_day(1).burst(30), 30, 30 * 86_400),
+        (Algorithm::LeakyBucket, minute, 5, 3),
+        // A window counts until it ends, a sliding one until the next has ended.
+        (Algorithm::FixedWindow, minute, 5, 40),
+        (Algorithm::FixedWindow, hour, 1, 400),
+        (Algorithm::FixedWindow, day, 1, 86_400 - 32_000),
+        (Algorithm::SlidingWindow, minute, 5, 60 + 40),
+        (Algorithm::SlidingWindow, hour, 5, 3_600 + 400),
+        // A stamp counts for one period.
+        (Algorithm::SlidingLog, minute, 5, 60),
+        (Algorithm::SlidingLog, hour, 1, 3_600),
+    ] {
+        let life = life(Limit::new("x", rate).algorithm(algorithm), cost);
+        assert_eq!(life, Span::from_secs(secs), "{algorithm} {rate} {cost}");
+    }
+    let staggered = Limit::new("x", minute).algorithm(Algorithm::FixedWindow).stagger();
+    let charge = charge(vec![staggered.clone()], &facts! {}, 1);
+    let shift = charge.items()[0].shift;
+    let into = (NOW.as_micros() + shift) % 60_000_000;
+    assert!(shift > 0);
+    assert_eq!(life(staggered, 1).as_micros(), 60_000_000 - into);
+}
+
+#[test]
+fn the_longest_part_of_a_charge_keeps_it_alive_and_a_reservation_has_its_own_time() {
+    let limits = || {
+        vec![
+            limit(Algorithm::TokenBucket),
+            Limit::new("daily", Quota::per_day(9)).algorithm(Algorithm::SlidingLog),
+            limit(Algorithm::FixedWindow),
+        ]
+    };
+    assert_eq!(charge(limits(), &facts! {}, 1).void_at().since(NOW), Span::from_secs(86_400));
+    for ttl in [Span::from_secs(1), Span::from_secs(3_600)] {
+        let reserved = first(limits(), Verb::Reserve(ttl), &facts! {}, 1).charge().expect("charged");
+        assert_eq!(reserved.void_at(), NOW + ttl);
+        assert_eq!(reopened(&reserved).void_at(), NOW + ttl);
+    }
+}
+
+/// What an algorithm gives back of a whole charge at this time, while the key is in use.
+fn given_back(item: &Item, now: Time) -> u64 {
+    let (quota, past, cost) = (&item.quota, item.past(), item.cost);
+    let now = quota.tick().number(now);
+    match quota.algorithm() {
+        Algorithm::TokenBucket | Algorithm::LeakyBucket => {
+            let full = meter::State { level: quota.capacity(), at: now };
+            full.level - meter::give_back(quota, full, now, cost, &past).level
+        }
+        Algorithm::FixedWindow => {
+            let window = (now + item.shift) / quota.period_ticks();
+            let full = fixed_window::State { window, count: quota.count() };
+            full.count - fixed_window::give_back(quota, full, now, item.shift, cost, &past).count
+        }
+        Algorithm::SlidingWindow => {
+            let window = now / quota.period_ticks();
+            let full = sliding_window::State { window, prev: quota.count(), cur: quota.count() };
+            let left = sliding_window::give_back(quota, full, now, cost, &past);
+            full.prev + full.cur - left.prev - left.cur
+        }
+        Algorithm::SlidingLog => {
+            let mut log = Vec::new();
+            sliding_log::add(quota, &mut log, now, quota.count());
+            sliding_log::give_back(quota, &mut log, now, cost, &past);
+            quota.count() - sliding_log::len(&log) as u64
+        }
+        Algorithm::Concurrency => 0,
+    }
+}
+
+#[test]
+fn until_it_is_void_some_of_a_charge_can_be_given_back_and_then_nothing() {
+    for period in [1, 7, 60, 61, 900, 86_400, 30 * 86_400] {
+        for (algorithm, cost) in
+            [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
+                .into_iter()
+                .flat_map(|algorithm| [1, 3, 7].map(|cost| (algorithm, cost)))
+        {
+            let rate = Quota::per(7, Duration::from_secs(period));
+            let charge = charge(vec![Limit::new("x", rate).algorithm(algorithm)], &facts! {}, cost);
+            let (item, void) = (&charge.items()[0], charge.void_at().as_micros());
+            let tick = item.quota.tick().span().as_micros();
+            assert!(given_back(item, Time::from_micros(void - tick)) > 0, "{algorithm} {rate} {cost}");
+            assert_eq!(given_back(item, Time::from_micros(void)), 0, "{algorithm} {rate} {cost}");
+        }
+    }
+}
+
+/// INTERFACE: about 60 bytes, and 50 plus 4/3 of the key, 128 bytes at most, per limit.
+#[test]
+#[expect(clippy::disallowed_macros, reason = "the sizes are for people to see")]
+fn a_charge_is_as_short_as_was_promised() {
+    let promised = |keys: &[usize]| {
+        60 + keys.iter().map(|key| 50 + (4 * key.min(&128)).div_ceil(3)).sum::<usize>()
+    };
+    let largest = Quota::per_day(1 << 50);
+    let usual = |name: &str| Limit::new(name, Quota::per_minute(100).burst(20)).by("user");
+    for (case, limits, user, verb, cost) in [
+        ("one limit", vec![usual("per-user")], "alice", Verb::Check, 1),
+        ("two limits", vec![usual("per-user"), usual("login")], "alice", Verb::Check, 1),
+        ("a uuid", vec![usual("per-user")], "6f9619ff-8b86-d011-b42d-00cf4fc964ff", Verb::Check, 1),
+        ("a long value", vec![usual("per-user")], &"x".repeat(1024), Verb::Check, 1),
+        ("long name and value", vec![usual(&"x".repeat(64))], &"x".repeat(1024), Verb::Check, 1),
+        (
+            "large numbers",
+            vec![Limit::new("x", largest).by("user").algorithm(Algorithm::FixedWindow).stagger()],
+            "alice",
+            Verb::Reserve(Span::from_secs(3_600)),
+            MAX_COST,
+        ),
+        ("ten limits", (0..10).map(|number| usual(&format!("limit-{number}"))).collect(), "alice", Verb::Check, 1),
+    ] {
+        let mut charge = first(limits, verb, &facts! { "user" => user }, cost).charge().expect("charged");
+        charge.0.id = u64::MAX;
+        let key = |item: &Item| if let ItemKey::Whole(bytes) = &item.key { bytes.len() } else { 0 };
+        let keys: Vec<usize> = charge.items().iter().map(key).collect();
+        let (text, promised) = (charge.seal(&SECRET, short), promised(&keys));
+        println!("{case}: keys of {keys:?} bytes, a charge of {} (promised: {promised})", text.len());
+        assert!(text.len() <= promised, "{case}: {} bytes, {promised} were promised", text.len());
+        assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_')));
+    }
+}
+
+/// Behind the authentication stands only what this store wrote; even so, nothing there panics.
+#[test]
+fn authentic_nonsense_is_read_or_refused() {
+    let mut random = Random(6);
+    let limits = vec![limit(Algorithm::TokenBucket).by("user"), limit(Algorithm::SlidingLog).cost("n")];
+    let charge = charge(limits, &facts! { "user" => "alice", "n" => 2 }, 3);
+    let sealed = from_text(&charge.seal(&SECRET, short)).expect("its own text");
+    let signed = &sealed[..sealed.len() - 16];
+    let mut opened = 0;
+    for _ in 0..50_000 {
+        let mut bytes = signed.to_vec();
+        for _ in 0..=random.below(3) {
+            let place = 1 + random.below(bytes.len() - 1);
+            match random.below(3) {
+                0 => bytes[place] = random.number().to_le_bytes()[0],
+                1 => bytes.truncate(place + 1),
+                _ => bytes.insert(place, random.number().to_le_bytes()[0]),
+            }
+        }
+        bytes.extend_from_slice(&siphash::hash(&SECRET, &bytes).to_le_bytes());
+        if let Some(charge) = Charge::open(&to_text(&bytes), &SECRET) {
+            assert_eq!(reopened(&charge), charge);
+            charge.void_at();
+            charge.refund(Costs::All).expect("all of it");
+            charge.settle(Costs::Facts(&facts! { "n" => 1 })).expect("a cost");
+            opened += 1;
+        }
+    }
+    assert!((1_000..49_000).contains(&opened), "{opened} were opened: too few or too many to learn from");
+}
+
+#[test]
+fn text_is_bytes_and_has_one_spelling() {
+    let mut random = Random(7);
+    for len in 0..200 {
+        let bytes: Vec<u8> = (0..len).map(|_| random.number().to_le_bytes()[0]).collect();
+        assert_eq!(from_text(&to_text(&bytes)), Some(bytes));
+    }
+    for (text, expected) in [
+        ("", Some(&b""[..])),
+        ("AA", Some(b"\0")),
+        ("_w", Some(b"\xff")),
+        ("_x", None),
+        ("AAA", Some(b"\0\0")),
+        ("AAB", None),
+        ("AAAA", Some(b"\0\0\0")),
+        ("A", None),
+        ("AAAAA", None),
+        ("AA==", None),
+        ("A+AA", None),
+        ("A/AA", None),
+        ("ü", None),
+    ] {
+        assert_eq!(from_text(text).as_deref(), expected, "{text:?}");
+    }
+}
+
+#[test]
+fn numbers_are_written_in_as_few_bytes_as_they_need() {
+    for (number, len) in [(0, 1), (127, 1), (128, 2), (16_383, 2), (16_384, 3), (u64::MAX - 1, 10), (u64::MAX, 10)] {
+        let mut bytes = Vec::new();
+        push_number(&mut bytes, number);
+        assert_eq!(bytes.len(), len, "{number}");
+        let mut rest = &bytes[..];
+        assert_eq!((take_number(&mut rest), rest.len()), (Some(number), 0));
+        assert_eq!(take_number(&mut &bytes[..len - 1]), None);
+    }
+    assert_eq!(take_number(&mut &[0x80; 20][..]), None);
+}

@@ -1,0 +1,260 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::algorithm::Seen;
+use crate::facts;
+use crate::limit::{Limit, Mode};
+use crate::policy::Policy;
+use crate::quota::{Algorithm, Quota};
+
+pub(crate) const NOW: Time = Time::from_micros(1_760_000_000_000_000);
+
+fn allow(remaining: u64, limit: u64) -> Outcome {
+    Outcome { allowed: true, limit, remaining, ..Outcome::default() }
+}
+
+fn delayed(secs: u64) -> Outcome {
+    Outcome { delay: Span::from_secs(secs), ..allow(5, 10) }
+}
+
+fn after(secs: u64) -> Outcome {
+    Outcome { limit: 10, retry: Some(Retry::After(Span::from_secs(secs))), ..Outcome::default() }
+}
+
+fn never() -> Outcome {
+    Outcome { limit: 10, remaining: 10, retry: Some(Retry::Never), ..Outcome::default() }
+}
+
+/// Limits `0`, `1`, … that say these things; those in shadow mode come with `true`.
+fn decided(verb: Verb, says: &[(bool, Outcome)]) -> Decision {
+    let limit = |(index, (shadow, _)): (usize, &(bool, Outcome))| {
+        let mode = if *shadow { Mode::Shadow } else { Mode::Enforce };
+        Limit::new(index.to_string(), Quota::per_minute(10)).mode(mode)
+    };
+    let policy = Policy::new(says.iter().enumerate().map(limit).collect()).expect("valid");
+    let toll = Arc::new(policy).toll(verb, &facts! {}, 1).expect("valid");
+    let mut ruling = Ruling::new(NOW, 7);
+    for (index, (_, outcome)) in says.iter().enumerate() {
+        ruling.push(*outcome, 100 + index as u64);
+    }
+    Decision::new(toll, ruling)
+}
+
+fn check(says: &[(bool, Outcome)], expected: Verdict, binding: Option<&str>) {
+    let decision = decided(Verb::Check, says);
+    assert_eq!(decision.verdict(), expected, "{says:?}");
+    assert_eq!(decision.binding().map(|answer| answer.name()), binding, "{says:?}");
+    let (allowed, retry_after, delay) = match expected {
+        Verdict::Allow { delay } => (true, None, delay),
+        Verdict::Deny { retry: Retry::After(span) } => (false, Some(span), Span::ZERO),
+        Verdict::Deny { retry: Retry::Never } => (false, None, Span::ZERO),
+    };
+    assert_eq!((decision.allowed(), decision.retry_after(), decision.delay()), (allowed, retry_after, delay));
+    assert_eq!(decision.limits().map(|answer| answer.outcome()).collect::<Vec<_>>(), outcomes(says));
+}
+
+fn outcomes(says: &[(bool, Outcome)]) -> Vec<Outcome> {
+    says.iter().map(|(_, outcome)| *outcome).collect()
+}
+
+const PASS: Verdict = Verdict::Allow { delay: Span::ZERO };
+const NEVER: Verdict = Verdict::Deny { retry: Retry::Never };
+
+fn wait(secs: u64) -> Verdict {
+    Verdict::Deny { retry: Retry::After(Span::from_secs(secs)) }
+}
+
+#[test]
+fn without_limits_a_request_passes_and_nothing_binds() {
+    check(&[], PASS, None);
+}
+
+#[test]
+fn a_refusal_is_bound_by_the_longest_wait() {
+    check(&[(false, after(1))], wait(1), Some("0"));
+    check(&[(false, after(1)), (false, after(3)), (false, after(2))], wait(3), Some("1"));
+    check(&[(false, allow(0, 10)), (false, after(1)), (false, allow(0, 10))], wait(1), Some("1"));
+    check(&[(false, after(0)), (false, allow(9, 10))], wait(0), Some("0"));
+}
+
+#[test]
+fn never_binds_before_any_number() {
+    check(&[(false, never())], NEVER, Some("0"));
+    check(&[(false, after(u64::MAX)), (false, never())], NEVER, Some("1"));
+    check(&[(false, never()), (false, after(u64::MAX))], NEVER, Some("0"));
+}
+
+#[test]
+fn an_admission_is_bound_by_the_smallest_remaining_share() {
+    check(&[(false, allow(5, 10))], PASS, Some("0"));
+    check(&[(false, allow(5, 10)), (false, allow(40, 100)), (false, allow(9, 10))], PASS, Some("1"));
+    check(&[(false, allow(1, 3)), (false, allow(333, 1000))], PASS, Some("1"));
+    check(&[(false, allow(1, 3)), (false, allow(334, 1000))], PASS, Some("0"));
+    let (some, most) = ((1 << 50) - 2, (1 << 50) - 1);
+    check(&[(false, allow(most, 1 << 50)), (false, allow(some, 1 << 50))], PASS, Some("1"));
+}
+
+#[test]
+fn ties_go_to_the_limit_that_was_written_first() {
+    check(&[(false, allow(1, 2)), (false, allow(2, 4)), (false, allow(1, 2))], PASS, Some("0"));
+    check(&[(false, allow(0, 2)), (false, allow(0, 4))], PASS, Some("0"));
+    check(&[(false, allow(9, 9)), (false, after(2)), (false, after(2))], wait(2), Some("1"));
+    check(&[(false, after(2)), (false, never()), (false, never())], NEVER, Some("1"));
+}
+
+#[test]
+fn shadow_limits_take_no_part() {
+    check(&[(true, never())], PASS, None);
+    check(&[(true, after(9)), (true, delayed(9))], PASS, None);
+    check(&[(true, never()), (false, allow(5, 10))], PASS, Some("1"));
+    check(&[(true, allow(0, 10)), (false, allow(10, 10))], PASS, Some("1"));
+    check(&[(true, never()), (false, after(1)), (true, after(9))], wait(1), Some("1"));
+    check(&[(true, delayed(9)), (false, delayed(1))], Verdict::Allow { delay: Span::from_secs(1) }, Some("1"));
+}
+
+#[test]
+fn the_longest_delay_counts_and_a_refusal_has_none() {
+    let delay = Verdict::Allow { delay: Span::from_secs(3) };
+    check(&[(false, delayed(1)), (false, delayed(3)), (false, delayed(2))], delay, Some("0"));
+    check(&[(false, delayed(3)), (false, after(1))], wait(1), Some("1"));
+}
+
+#[test]
+fn a_charge_is_there_exactly_when_something_was_charged() {
+    let charged = |verb, says: &[(bool, Outcome)]| {
+        let marks = |charge: Charge| charge.items().iter().map(|item| item.mark).collect::<Vec<_>>();
+        decided(verb, says).charge().map(marks)
+    };
+    let both = [(false, allow(1, 10)), (false, allow(2, 10))];
+    let reserve = Verb::Reserve(Span::from_secs(60));
+    assert_eq!(charged(Verb::Check, &both), Some(vec![100, 101]));
+    assert_eq!(charged(reserve, &both), Some(vec![100, 101]));
+    assert_eq!(charged(Verb::Acquire, &both), Some(vec![100, 101]));
+    assert_eq!(charged(Verb::Peek, &both), None);
+    assert_eq!(charged(Verb::Usage, &both), None);
+    assert_eq!(charged(Verb::Check, &[]), None);
+    assert_eq!(charged(Verb::Check, &[(false, allow(1, 10)), (false, after(1))]), None);
+    assert_eq!(charged(Verb::Check, &[(false, allow(1, 10)), (false, never())]), None);
+    // A shadow limit is charged if it would allow, and its refusal spoils nothing.
+    assert_eq!(charged(Verb::Check, &[(true, allow(1, 10))]), Some(vec![100]));
+    assert_eq!(charged(Verb::Check, &[(true, after(1)), (false, allow(1, 10))]), Some(vec![101]));
+    assert_eq!(charged(Verb::Check, &[(true, after(1))]), None);
+    assert_eq!(charged(Verb::Check, &[(true, allow(1, 10)), (false, after(1))]), None);
+}
+
+#[test]
+fn a_charge_tells_what_was_paid_and_when() {
+    let shared = Outcome { overflow: true, ..allow(1, 10) };
+    let charge = decided(Verb::Check, &[(false, allow(1, 10)), (false, shared)]).charge().expect("charged");
+    assert_eq!((charge.id(), charge.time()), (7, NOW));
+    let items: Vec<_> = charge.items().iter().map(|item| (item.cost, item.mark, item.shared)).collect();
+    assert_eq!(items, [(1, 100, false), (1, 101, true)]);
+}
+
+/// What real limits say of a first request, all together.
+pub(crate) fn first(limits: Vec<Limit>, verb: Verb, facts: &facts::Facts<'_>, cost: u64) -> Decision {
+    let toll = Arc::new(Policy::new(limits).expect("valid")).toll(verb, facts, cost).expect("valid");
+    let steps: Vec<_> = toll.dues().map(|due| due.step(Seen::Nothing, NOW)).collect();
+    let pass = toll.dues().zip(&steps).all(|(due, step)| step.allowed || !due.enforced());
+    let mut ruling = Ruling::new(NOW, 7);
+    for (due, step) in toll.dues().zip(&steps) {
+        let charged = pass && step.allowed && verb.charges();
+        ruling.push(due.outcome(Seen::Nothing, NOW, step, charged), step.effect.mark());
+    }
+    Decision::new(toll, ruling)
+}
+
+fn said(decision: &Decision) -> Vec<(bool, u64, Option<Retry>)> {
+    let of = |outcome: Outcome| (outcome.allowed, outcome.remaining, outcome.retry);
+    decision.limits().map(|answer| of(answer.outcome())).collect()
+}
+
+#[test]
+fn a_limit_that_allows_says_so_inside_a_refusal_and_was_not_charged() {
+    let limits = || {
+        vec![
+            Limit::new("wide", Quota::per_minute(10)),
+            Limit::new("narrow", Quota::per_minute(2)).algorithm(Algorithm::TokenBucket),
+            Limit::new("shadow", Quota::per_minute(1)).mode(Mode::Shadow),
+        ]
+    };
+    let passed = first(limits(), Verb::Check, &facts! {}, 2);
+    assert_eq!(said(&passed), [(true, 8, None), (true, 0, None), (false, 1, Some(Retry::Never))]);
+    let items = passed.charge().expect("charged").items().len();
+    assert_eq!((passed.allowed(), passed.binding().map(|answer| answer.name()), items), (true, Some("narrow"), 2));
+
+    let refused = first(limits(), Verb::Check, &facts! {}, 3);
+    assert_eq!(said(&refused), [
+        (true, 10, None),
+        (false, 2, Some(Retry::Never)),
+        (false, 1, Some(Retry::Never)),
+    ]);
+    assert_eq!((refused.allowed(), refused.charge()), (false, None));
+    assert_eq!(refused.limit("narrow").map(|answer| answer.outcome().allowed), Some(false));
+    assert_eq!(refused.limit("other").map(|answer| answer.name()), None);
+
+    let peeked = first(limits(), Verb::Peek, &facts! {}, 2);
+    assert_eq!(said(&peeked), [(true, 10, None), (true, 2, None), (false, 1, Some(Retry::Never))]);
+    assert_eq!((peeked.allowed(), peeked.charge()), (true, None));
+}
+
+#[test]
+fn a_cost_fact_of_zero_is_listed_and_charges_nothing() {
+    let llm = || Limit::new("llm", Quota::per_minute(10)).cost("tokens");
+    let facts = facts! { "tokens" => 0 };
+    let alone = first(vec![llm()], Verb::Check, &facts, 1);
+    assert_eq!((said(&alone), alone.charge()), (vec![(true, 10, None)], None));
+    let other = Limit::new("all", Quota::per_minute(10));
+    let both = first(vec![llm(), other], Verb::Check, &facts, 1);
+    assert_eq!(both.charge().expect("charged").items().len(), 1);
+}
+
+/// Else it would be charged to the others and refused all the same.
+#[test]
+fn a_cost_of_zero_does_not_pass_where_nothing_is_granted() {
+    let limits = vec![
+        Limit::new("all", Quota::per_minute(10)),
+        Limit::new("llm", crate::quota::Allowance::Nothing).cost("tokens"),
+    ];
+    let decision = first(limits, Verb::Check, &facts! { "tokens" => 0 }, 1);
+    assert_eq!(said(&decision), [(true, 10, None), (false, 0, Some(Retry::Never))]);
+    assert_eq!((decision.verdict(), decision.charge()), (NEVER, None));
+}
+
+#[test]
+fn an_acquisition_has_a_slot_for_its_slots_and_a_charge_for_the_rest() {
+    let limits = || {
+        vec![
+            Limit::new("exports", Quota::slots(2)),
+            Limit::new("all", Quota::per_minute(10)),
+            Limit::new("imports", Quota::slots(9)).mode(Mode::Shadow),
+        ]
+    };
+    let decision = first(limits(), Verb::Acquire, &facts! {}, 5);
+    let (slot, charge) = (decision.slot().expect("a slot"), decision.charge().expect("a charge"));
+    assert_eq!((slot.id(), slot.items().len()), (7, 2));
+    assert_eq!((charge.id(), charge.items().len()), (7, 1));
+    // One slot each, whatever the cost.
+    assert_eq!(said(&decision), [(true, 1, None), (true, 5, None), (true, 8, None)]);
+    let none = first(limits(), Verb::Peek, &facts! {}, 5);
+    assert_eq!((none.slot(), none.charge()), (None, None));
+    assert_eq!(first(limits(), Verb::Check, &facts! {}, 5).slot(), None);
+}
+
+#[test]
+#[should_panic(expected = "a store answers for every limit")]
+fn a_store_that_leaves_a_limit_out_is_a_mistake() {
+    let policy = Policy::new(vec![Limit::new("x", Quota::per_minute(10))]).expect("valid");
+    let toll = Arc::new(policy).toll(Verb::Check, &facts! {}, 1).expect("valid");
+    Decision::new(toll, Ruling::new(NOW, 7));
+}
+
+#[test]
+fn the_parts_of_an_answer_belong_together() {
+    let limits = vec![Limit::new("per-user", Quota::per_minute(10)).by("user")];
+    let decision = first(limits, Verb::Check, &facts! { "user" => "alice" }, 3);
+    let answer = decision.limit("per-user").expect("it applied");
+    assert_eq!((answer.name(), answer.rule().name(), answer.due().cost), ("per-user", "per-user", 3));
+    assert_eq!(answer.key().to_string(), "per-user:sliding-window:1m:alice");
+    assert_eq!((decision.time(), decision.toll().len()), (NOW, 1));
+}

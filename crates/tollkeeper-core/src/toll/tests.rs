@@ -1,0 +1,496 @@
+use core::time::Duration;
+
+use super::*;
+use crate::decision::Retry;
+use crate::facts;
+use crate::limit::Limit;
+use crate::quota::Allowance;
+
+const NOW: Time = Time::from_micros(1_760_000_000_000_000);
+
+fn policy(limits: impl Into<Vec<Limit>>) -> Arc<Policy> {
+    Arc::new(Policy::new(limits.into()).expect("valid limits"))
+}
+
+fn per_user() -> Limit {
+    Limit::new("per-user", Quota::per_minute(100)).by("user")
+}
+
+/// What a toll asks for: `per-user(alice) 1 of 100`; an absent value is `-`.
+fn shown(toll: &Toll) -> Vec<String> {
+    toll.dues()
+        .map(|due| {
+            let values: Vec<&str> = due.key.texts().map(|value| value.unwrap_or("-")).collect();
+            format!("{}({}) {} of {}", due.rule.name(), values.join(","), due.cost, due.quota.count())
+        })
+        .collect()
+}
+
+/// What a check of cost 1 asks for.
+fn check(limits: impl Into<Vec<Limit>>, facts: &Facts<'_>, expected: &[&str]) {
+    let toll = policy(limits).toll(Verb::Check, facts, 1).expect("a valid request");
+    assert_eq!(shown(&toll), expected, "{facts:?}");
+    assert_eq!((toll.len(), toll.is_empty()), (expected.len(), expected.is_empty()));
+}
+
+fn error(limits: impl Into<Vec<Limit>>, facts: &Facts<'_>) -> InvalidRequest {
+    policy(limits).toll(Verb::Check, facts, 1).expect_err("an invalid request")
+}
+
+#[test]
+fn a_toll_asks_for_each_limit_that_applies_in_the_order_of_the_policy() {
+    let limits = [
+        Limit::new("all", Quota::per_second(9)),
+        per_user(),
+        Limit::new("login", Quota::per_hour(5)).by("user").when("route", "/login"),
+        Limit::new("per-ip", Quota::per_minute(1000)).by("ip"),
+    ];
+    let facts = facts! { "ip" => "192.0.2.7", "user" => "alice" };
+    check(limits.clone(), &facts, &["all() 1 of 9", "per-user(alice) 1 of 100", "per-ip(192.0.2.7) 1 of 1000"]);
+    check(limits.clone(), &facts! {}, &["all() 1 of 9"]);
+    check(limits, &facts! { "user" => "a", "route" => "/login" }, &[
+        "all() 1 of 9",
+        "per-user(a) 1 of 100",
+        "login(a) 1 of 5",
+    ]);
+    check([], &facts! { "user" => "alice" }, &[]);
+}
+
+#[test]
+fn several_facts_make_one_key() {
+    let limit = Limit::new("x", Quota::per_minute(1)).by("user").by("route").by("n");
+    let facts = facts! { "n" => 7, "route" => "/a", "user" => "alice" };
+    check([limit], &facts, &["x(alice,/a,7) 1 of 1"]);
+}
+
+/// Which limits were skipped for want of a fact, and which found no tier.
+fn marks(limit: Limit, facts: &Facts<'_>) -> (Vec<usize>, Vec<usize>) {
+    let toll = policy([limit]).toll(Verb::Check, facts, 1).expect("a valid request");
+    (toll.skipped().collect(), toll.unknown_tiers().collect())
+}
+
+#[test]
+fn mode_comes_first_then_when_unless_allow_missing_override_and_tier() {
+    // Each limit has all that follows the word that decides, and all of it would say otherwise.
+    let tiers = || {
+        Limit::tiered("x", "plan")
+            .by("user")
+            .tier("free", Quota::per_minute(60))
+            .tier("gold", Allowance::Unlimited)
+            .default_tier("free")
+    };
+    let overrides = || tiers().override_for("acme", Quota::per_minute(7));
+    let missing = || overrides().missing(Missing::Deny);
+    let allow = || missing().allow("root").override_for("root", Allowance::Nothing);
+    let unless = || allow().unless("internal", "yes");
+    let when = || unless().when("route", "/*");
+    let off = || when().mode(Mode::Off);
+    let route = || facts! { "route" => "/a" };
+
+    check([off()], &route(), &[]);
+    check([when()], &facts! {}, &[]);
+    check([when()], &route().with("internal", "yes"), &[]);
+    check([when()], &route().with("user", "root"), &[]);
+    check([when()], &route(), &["x(-) 1 of 0"]);
+    check([when()], &route().with("plan", "gold"), &["x(-) 1 of 0"]);
+    check([when()], &route().with("user", "acme").with("plan", "gold"), &["x(acme) 1 of 7"]);
+    check([when()], &route().with("user", "alice").with("plan", "gold"), &[]);
+    check([when()], &route().with("user", "alice").with("plan", "free"), &["x(alice) 1 of 60"]);
+    check([when()], &route().with("user", "alice"), &["x(alice) 1 of 60"]);
+
+    // Only a limit that gets so far counts what it misses.
+    let skip = || when().missing(Missing::Skip);
+    assert_eq!(marks(skip().mode(Mode::Off), &route()), (vec![], vec![]));
+    assert_eq!(marks(skip(), &facts! {}), (vec![], vec![]));
+    assert_eq!(marks(skip(), &route().with("internal", "yes")), (vec![], vec![]));
+    assert_eq!(marks(skip(), &route()), (vec![0], vec![]));
+    assert_eq!(marks(skip(), &route().with("user", "acme")), (vec![], vec![]));
+    assert_eq!(marks(skip(), &route().with("user", "alice")), (vec![], vec![0]));
+    assert_eq!(marks(skip(), &route().with("user", "alice").with("plan", "silver")), (vec![], vec![0]));
+    assert_eq!(marks(skip(), &route().with("user", "alice").with("plan", "gold")), (vec![], vec![]));
+}
+
+#[test]
+fn an_absent_fact_skips_shares_or_denies_and_an_empty_one_is_absent() {
+    for facts in [facts! { "route" => "/a" }, facts! { "route" => "/a", "user" => "" }] {
+        let limit = |missing| per_user().missing(missing);
+        check([limit(Missing::Skip)], &facts, &[]);
+        check([limit(Missing::Share)], &facts, &["per-user(-) 1 of 100"]);
+        check([limit(Missing::Deny)], &facts, &["per-user(-) 1 of 0"]);
+        check([limit(Missing::Skip).by("route")], &facts, &[]);
+        check([limit(Missing::Share).by("route")], &facts, &["per-user(-,/a) 1 of 100"]);
+        check([limit(Missing::Deny).by("route")], &facts, &["per-user(-,/a) 1 of 0"]);
+        assert_eq!(marks(limit(Missing::Skip), &facts).0, [0]);
+        assert_eq!(marks(limit(Missing::Share), &facts).0, [0; 0]);
+        assert_eq!(marks(limit(Missing::Deny), &facts).0, [0; 0]);
+    }
+}
+
+#[test]
+fn who_is_denied_for_an_absent_fact_is_denied_for_ever_at_any_cost() {
+    let policy = policy([per_user().missing(Missing::Deny).cost("tokens")]);
+    for tokens in [0, 1, 1000] {
+        let toll = policy.toll(Verb::Check, &facts! { "tokens" => tokens }, 1).expect("valid");
+        let due = toll.get(0);
+        let step = due.step(Seen::Nothing, NOW);
+        let outcome = due.outcome(Seen::Nothing, NOW, &step, false);
+        assert_eq!((step.allowed, outcome.allowed), (false, false), "{tokens} tokens");
+        assert_eq!((outcome.retry, outcome.limit), (Some(Retry::Never), 0));
+    }
+}
+
+#[test]
+fn a_cost_is_from_1_to_2_to_the_31() {
+    for (cost, expected) in [
+        (0, Err("the cost is 0 (at least 1; to look without paying, use peek)")),
+        (1, Ok(1)),
+        (1 << 31, Ok(1 << 31)),
+        ((1 << 31) + 1, Err("the cost 2147483649 is too large (at most 2147483648)")),
+        (u64::MAX, Err("the cost 18446744073709551615 is too large (at most 2147483648)")),
+    ] {
+        for verb in [Verb::Check, Verb::Peek, Verb::Acquire, Verb::Reserve(Span::from_secs(60))] {
+            // It is the request that is wrong, whether a limit applies or not.
+            for facts in [facts! { "user" => "alice" }, facts! {}] {
+                let toll = policy([per_user()]).toll(verb, &facts, cost);
+                match (toll, expected) {
+                    (Ok(toll), Ok(cost)) => assert!(toll.dues().all(|due| due.cost == cost)),
+                    (Err(error), Err(message)) => assert_eq!(error.to_string(), message),
+                    (toll, expected) => panic!("{cost}: {toll:?} instead of {expected:?}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cost_can_come_from_a_fact() {
+    let absent = "limit `llm` charges the number in fact `tokens`, but it is absent";
+    let not_a_number = "limit `llm` charges the number in fact `tokens`, but it is not a whole number";
+    let too_large = "limit `llm` charges the number in fact `tokens`, but it is larger than 2147483648";
+    let limit = Limit::new("llm", Quota::per_minute(100_000)).cost("tokens");
+    for (value, expected) in [
+        (Value::from(250), Ok(250u64)),
+        (Value::from("250"), Ok(250)),
+        (Value::from("0000000000000000000000000250"), Ok(250)),
+        (Value::from(0), Ok(0)),
+        (Value::from("0"), Ok(0)),
+        (Value::from(1u64 << 31), Ok(1 << 31)),
+        (Value::from("2147483648"), Ok(1 << 31)),
+        (Value::from((1u64 << 31) + 1), Err(too_large)),
+        (Value::from("2147483649"), Err(too_large)),
+        (Value::from(u64::MAX), Err(too_large)),
+        (Value::from("99999999999999999999999999"), Err(too_large)),
+        (Value::from(""), Err(absent)),
+        (Value::from(-1), Err(not_a_number)),
+        (Value::from("-1"), Err(not_a_number)),
+        (Value::from("+1"), Err(not_a_number)),
+        (Value::from(" 1"), Err(not_a_number)),
+        (Value::from("1.5"), Err(not_a_number)),
+        (Value::from("1e3"), Err(not_a_number)),
+        (Value::from("٣"), Err(not_a_number)),
+        (Value::from("0x10"), Err(not_a_number)),
+        (Value::from(true), Err(not_a_number)),
+        (Value::from(core::net::IpAddr::from([0, 0, 0, 1])), Err(not_a_number)),
+    ] {
+        let facts = facts! { "tokens" => value.clone() };
+        match expected {
+            Ok(cost) => check([limit.clone()], &facts, &[&format!("llm() {cost} of 100000")]),
+            Err(message) => assert_eq!(error([limit.clone()], &facts).to_string(), message, "{value:?}"),
+        }
+        // A shadow limit never fails a request: what would be an error skips it.
+        let shadow = limit.clone().mode(Mode::Shadow);
+        match expected {
+            Ok(cost) => check([shadow], &facts, &[&format!("llm() {cost} of 100000")]),
+            Err(_) => check([shadow], &facts, &[]),
+        }
+    }
+    assert_eq!(error([limit.clone()], &facts! {}).to_string(), absent);
+    // The cost of the request is for the others.
+    let toll = policy([limit, per_user()])
+        .toll(Verb::Check, &facts! { "tokens" => 250, "user" => "alice" }, 3)
+        .expect("valid");
+    assert_eq!(shown(&toll), ["llm() 250 of 100000", "per-user(alice) 3 of 100"]);
+}
+
+#[test]
+fn a_fact_that_holds_no_cost_is_no_matter_to_limits_that_do_not_apply() {
+    let limit = || Limit::new("llm", Quota::per_minute(9)).by("user").cost("tokens");
+    let alice = facts! { "user" => "alice" };
+    check([limit()], &facts! {}, &[]);
+    check([limit().mode(Mode::Off)], &alice, &[]);
+    check([limit().when("route", "/llm")], &alice, &[]);
+    check([limit().allow("alice")], &alice, &[]);
+    check([limit().override_for("alice", Allowance::Unlimited)], &alice, &[]);
+}
+
+#[test]
+fn a_cost_of_nothing_passes_charges_nothing_and_waits_for_nothing() {
+    use crate::algorithm::meter;
+    let limit = Limit::new("x", Quota::per_second(1).burst(3)).algorithm(Algorithm::LeakyBucket).cost("n");
+    let toll = policy([limit]).toll(Verb::Check, &facts! { "n" => 0 }, 1).expect("valid").hold(Span::ZERO);
+    let due = toll.get(0);
+    // Three are waiting, and the queue is full.
+    let full = Seen::Meter(meter::State { level: due.quota.capacity(), at: due.quota.tick().number(NOW) });
+    let step = due.step(full, NOW);
+    let outcome = due.outcome(full, NOW, &step, true);
+    assert_eq!((step.allowed, outcome.allowed, outcome.retry), (true, true, None));
+    assert_eq!((outcome.remaining, outcome.delay), (0, Span::ZERO));
+
+    let fresh = due.outcome(Seen::Nothing, NOW, &due.step(Seen::Nothing, NOW), true);
+    assert_eq!((fresh.remaining, fresh.reset_after), (3, Some(Span::ZERO)));
+}
+
+#[test]
+fn a_caller_that_cannot_hold_a_request_is_refused_what_would_wait() {
+    use crate::algorithm::meter;
+    let limit = Limit::new("x", Quota::per_second(1).burst(3)).algorithm(Algorithm::LeakyBucket);
+    let toll = policy([limit]).toll(Verb::Check, &facts! {}, 1).expect("valid");
+    let waiting = |toll: &Toll| {
+        let due = toll.get(0);
+        // One request is on its way for another half second.
+        let seen = Seen::Meter(meter::State { level: 500_000, at: due.quota.tick().number(NOW) });
+        let step = due.step(seen, NOW);
+        due.outcome(seen, NOW, &step, step.allowed)
+    };
+    let half = Span::from_millis(500);
+    assert_eq!((waiting(&toll).retry, waiting(&toll).delay), (None, half));
+    assert_eq!(waiting(&toll.clone().hold(half)).retry, None);
+    let short = waiting(&toll.clone().hold(Span::from_millis(499)));
+    assert_eq!((short.retry, short.delay), (Some(Retry::After(Span::from_millis(1))), Span::ZERO));
+    assert_eq!(waiting(&toll.hold(Span::ZERO)).retry, Some(Retry::After(half)));
+}
+
+#[test]
+fn a_reservation_lasts_from_a_second_to_an_hour() {
+    for (ttl, expected) in [
+        (Span::ZERO, Some("a reservation cannot last 0us (from 1s to 1h)")),
+        (Span::from_micros(999_999), Some("a reservation cannot last 999999us (from 1s to 1h)")),
+        (Span::from_secs(1), None),
+        (Span::from_secs(3_600), None),
+        (Span::from_micros(3_600_000_001), Some("a reservation cannot last 3600000001us (from 1s to 1h)")),
+        (Span::from_secs(u64::MAX), Some("a reservation cannot last 18446744073709551615us (from 1s to 1h)")),
+    ] {
+        let toll = policy([per_user()]).toll(Verb::Reserve(ttl), &facts! { "user" => "alice" }, 1);
+        assert_eq!(toll.err().map(|error| error.to_string()).as_deref(), expected, "{ttl}");
+    }
+}
+
+#[test]
+fn slots_are_met_only_by_who_takes_them_or_only_looks() {
+    let policy = policy([
+        Limit::new("exports", Quota::slots(5)).by("user").ttl(Duration::from_secs(30)),
+        per_user(),
+        Limit::new("llm", Quota::per_minute(9)).cost("tokens"),
+    ]);
+    let facts = facts! { "user" => "alice", "tokens" => 4 };
+    let both = ["exports(alice) 3 of 5", "per-user(alice) 3 of 100", "llm() 4 of 9"];
+    let usage = ["exports(alice) 1 of 5", "per-user(alice) 1 of 100", "llm() 1 of 9"];
+    for (verb, charges, expected) in [
+        (Verb::Check, true, &both[1..]),
+        (Verb::Reserve(Span::from_secs(60)), true, &both[1..]),
+        (Verb::Peek, false, &both),
+        (Verb::Acquire, true, &both),
+        (Verb::Usage, false, &usage),
+    ] {
+        let toll = policy.toll(verb, &facts, 3).expect("valid");
+        assert_eq!(shown(&toll), expected, "{verb:?}");
+        assert_eq!((toll.verb(), verb.charges()), (verb, charges));
+        assert!(toll.dues().all(|due| due.is_slot() == (due.rule.name() == "exports")));
+    }
+    // A slot that is not looked for is not missed either.
+    let check = policy.toll(Verb::Check, &facts! { "tokens" => 4 }, 1).expect("valid");
+    assert_eq!(check.skipped().collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn usage_costs_1_whatever_the_cost_fact_says() {
+    let policy = policy([Limit::new("llm", Quota::per_minute(9)).cost("tokens")]);
+    for facts in [facts! {}, facts! { "tokens" => "many" }, facts! { "tokens" => 0 }] {
+        assert_eq!(shown(&policy.toll(Verb::Usage, &facts, 1).expect("valid")), ["llm() 1 of 9"]);
+    }
+}
+
+#[test]
+fn what_is_wrong_with_the_facts_is_said_whether_a_limit_applies_or_not() {
+    let facts = facts! { "a b" => "x" };
+    let expected = "fact `a b`: a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`";
+    assert_eq!(error([], &facts).to_string(), expected);
+    assert_eq!(error([per_user()], &facts).to_string(), expected);
+}
+
+#[test]
+fn more_than_was_charged_is_said_with_both_numbers() {
+    assert_eq!(
+        InvalidRequest::MoreThanCharged { asked: 3, charged: 2 }.to_string(),
+        "3 cannot be given back: 2 had been charged"
+    );
+}
+
+/// Several sets of facts and their costs in one toll.
+fn merged(limits: impl Into<Vec<Limit>>, sets: &[(Facts<'_>, u64)], expected: &[&str]) {
+    let mut toll = Toll::new(policy(limits), Verb::Check);
+    for (facts, cost) in sets {
+        toll.add(facts, *cost).expect("valid");
+    }
+    assert_eq!(shown(&toll), expected);
+}
+
+#[test]
+fn equal_keys_of_several_sets_of_facts_are_paid_once_at_the_largest_cost() {
+    let all = || Limit::new("all", Quota::per_second(9));
+    let (alice, bob) = (facts! { "user" => "alice" }, facts! { "user" => "bob" });
+    merged([per_user()], &[(alice.clone(), 2), (alice.clone(), 5), (alice.clone(), 3)], &[
+        "per-user(alice) 5 of 100",
+    ]);
+    merged([all(), per_user()], &[(alice.clone(), 2), (bob.clone(), 7), (alice.clone(), 4)], &[
+        "all() 7 of 9",
+        "per-user(alice) 4 of 100",
+        "per-user(bob) 7 of 100",
+    ]);
+    // Two limits by the same fact are two keys.
+    let other = Limit::new("other", Quota::per_minute(100)).by("user");
+    merged([per_user(), other], &[(alice.clone(), 1), (alice, 1)], &[
+        "per-user(alice) 1 of 100",
+        "other(alice) 1 of 100",
+    ]);
+    // An absent value is not the same as one that looks like it.
+    merged([per_user().missing(Missing::Share)], &[(facts! {}, 1), (facts! { "user" => "-" }, 2)], &[
+        "per-user(-) 1 of 100",
+        "per-user(-) 2 of 100",
+    ]);
+}
+
+#[test]
+fn equal_keys_of_several_sets_of_facts_are_held_to_the_smallest_quota() {
+    let plan = || {
+        Limit::tiered("plan", "plan")
+            .by("user")
+            .tier("free", Quota::per_minute(60).burst(10))
+            .tier("pro", Quota::per_minute(600).burst(100))
+            .tier("slow", Quota::per_minute(6).burst(100))
+            .tier("none", Allowance::Nothing)
+            .tier("daily", Quota::per_day(60).burst(10))
+            .tier("gold", Allowance::Unlimited)
+            .default_tier("free")
+    };
+    let alice = |plan: &'static str| facts! { "user" => "alice", "plan" => plan };
+    for (one, other, expected) in [
+        ("free", "pro", "plan(alice) 2 of 60"),
+        ("pro", "slow", "plan(alice) 2 of 6"),
+        ("pro", "none", "plan(alice) 2 of 0"),
+        ("pro", "gold", "plan(alice) 1 of 600"),
+    ] {
+        merged([plan()], &[(alice(one), 1), (alice(other), 2)], &[expected]);
+        merged([plan()], &[(alice(other), 2), (alice(one), 1)], &[expected]);
+    }
+    // Another period is another key.
+    merged([plan()], &[(alice("free"), 1), (alice("daily"), 2)], &["plan(alice) 1 of 60", "plan(alice) 2 of 60"]);
+}
+
+#[test]
+fn marks_reach_beyond_64_limits_and_count_once() {
+    let limits: Vec<Limit> = (0..200)
+        .map(|number| Limit::new(format!("limit-{number}"), Quota::per_second(1)))
+        .enumerate()
+        .map(|(index, limit)| if index % 3 == 0 { limit.by("user") } else { limit })
+        .collect();
+    let mut toll = Toll::new(policy(limits), Verb::Check);
+    toll.add(&facts! {}, 1).expect("valid");
+    toll.add(&facts! {}, 1).expect("valid");
+    assert_eq!(toll.skipped().collect::<Vec<_>>(), (0..200).step_by(3).collect::<Vec<_>>());
+    assert_eq!(toll.unknown_tiers().count(), 0);
+    assert_eq!(toll.len(), 133);
+}
+
+#[test]
+fn marks_are_the_places_that_were_set() {
+    let mut marks = Marks::default();
+    assert_eq!(marks.iter().count(), 0);
+    let places = [0, 1, 63, 64, 65, 127, 128, 1000];
+    for place in places.iter().rev().chain(&places) {
+        marks.set(*place);
+    }
+    assert_eq!(marks.iter().collect::<Vec<_>>(), places);
+}
+
+/// The key of an address under a limit by `ip`.
+fn keyed(prefix: u8, ip: &str) -> String {
+    let policy = Policy::new(vec![Limit::new("x", Quota::per_minute(1)).by("ip")]).expect("valid");
+    let toll = Arc::new(policy.with_ipv6_prefix(prefix)).toll(Verb::Check, &facts! { "ip" => ip }, 1);
+    toll.expect("valid").get(0).key.texts().next().flatten().expect("one value").to_owned()
+}
+
+#[test]
+fn an_address_is_keyed_by_its_network_and_a_mapped_one_as_what_it_is() {
+    for (prefix, ip, expected) in [
+        (64, "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        (64, "2001:db8:1:2:ffff::", "2001:db8:1:2::"),
+        (64, "2001:db8:1:3::", "2001:db8:1:3::"),
+        (56, "2001:db8:1:2ff::1", "2001:db8:1:200::"),
+        (128, "2001:db8:1:2:3:4:5:6", "2001:db8:1:2:3:4:5:6"),
+        (0, "2001:db8::1", "::"),
+        (64, "192.0.2.7", "192.0.2.7"),
+        (0, "192.0.2.7", "192.0.2.7"),
+        (64, "::ffff:192.0.2.7", "192.0.2.7"),
+        (64, "::ffff:192.0.2.8", "192.0.2.8"),
+    ] {
+        assert_eq!(keyed(prefix, ip), expected, "{ip}/{prefix}");
+    }
+}
+
+#[test]
+fn allow_and_overrides_compare_an_address_before_it_is_masked() {
+    let limit = || {
+        Limit::new("x", Quota::per_minute(9))
+            .by("ip")
+            .allow("2001:db8::7")
+            .override_for("2001:db8::8", Quota::per_minute(8))
+            .override_for("2001:db8::", Quota::per_minute(1))
+    };
+    check([limit()], &facts! { "ip" => "2001:db8::7" }, &[]);
+    check([limit()], &facts! { "ip" => "2001:db8::8" }, &["x(2001:db8::) 1 of 8"]);
+    check([limit()], &facts! { "ip" => "2001:db8::9" }, &["x(2001:db8::) 1 of 9"]);
+    check([limit()], &facts! { "ip" => "2001:db8::" }, &["x(2001:db8::) 1 of 1"]);
+}
+
+#[test]
+fn only_staggered_windows_are_shifted_and_each_key_by_its_own_amount() {
+    let shift = |limit: Limit, user: &str| {
+        policy([limit]).toll(Verb::Check, &facts! { "user" => user }, 1).expect("valid").get(0).shift
+    };
+    let fixed = || per_user().algorithm(Algorithm::FixedWindow);
+    assert_eq!(shift(fixed(), "alice"), 0);
+    assert_ne!(shift(fixed().stagger(), "alice"), 0);
+    assert_eq!(shift(fixed().stagger(), "alice"), shift(fixed().stagger(), "alice"));
+    assert_ne!(shift(fixed().stagger(), "alice"), shift(fixed().stagger(), "bob"));
+    // Nothing has no windows, whatever the period.
+    let nothing = Limit::new("x", Allowance::Nothing)
+        .by("user")
+        .algorithm(Algorithm::FixedWindow)
+        .ttl(Duration::ZERO)
+        .stagger();
+    assert_eq!(shift(nothing, "alice"), 0);
+}
+
+#[test]
+fn a_due_prepared_outside_of_a_toll_is_the_same() {
+    let policy = policy([per_user().algorithm(Algorithm::FixedWindow).stagger()]);
+    let toll = policy.toll(Verb::Check, &facts! { "user" => "alice" }, 3).expect("valid");
+    let due = toll.get(0);
+    let prepared = Due::prepared(due.rule, due.quota, due.key, 3);
+    assert_eq!((prepared.key, prepared.cost, prepared.shift), (due.key, due.cost, due.shift));
+    assert!(prepared.enforced() && !prepared.is_slot());
+}
+
+#[test]
+fn long_values_and_many_limits_are_kept_whole() {
+    let limits: Vec<Limit> =
+        (0..20).map(|number| Limit::new(format!("limit-{number}"), Quota::per_second(1)).by("user")).collect();
+    let long = "x".repeat(1024);
+    let toll = policy(limits).toll(Verb::Check, &facts! { "user" => &long }, 1).expect("valid");
+    assert_eq!(toll.len(), 20);
+    for (number, due) in toll.dues().enumerate() {
+        assert_eq!(due.rule.name(), format!("limit-{number}"));
+        assert_eq!(due.key.texts().collect::<Vec<_>>(), [Some(long.as_str())]);
+    }
+}

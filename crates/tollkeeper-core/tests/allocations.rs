@@ -1,0 +1,143 @@
+//! A request that meets a handful of limits is decided without the heap.
+//!
+//! `--nocapture` shows the numbers.
+
+#![expect(unsafe_code, reason = "a global allocator, which counts, is unsafe by its signature")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollkeeper_core::algorithm::Seen;
+use tollkeeper_core::{
+    Algorithm, Allowance, Decision, Facts, Limit, Missing, Mode, Policy, Quota, Ruling, Time, Verb, facts,
+};
+
+/// The allocator of the system, counting what each thread asks of it: tests run side by side.
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<usize> = const { Cell::new(0) };
+}
+
+fn count() {
+    // A thread that ends may allocate when its counter is gone already.
+    let _ = COUNT.try_with(|count| count.set(count.get() + 1));
+}
+
+// SAFETY: every call goes to the allocator of the system as it came; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promises are those of the system's allocator.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn policy(limits: impl IntoIterator<Item = Limit>) -> Arc<Policy> {
+    Arc::new(Policy::new(limits.into_iter().collect()).expect("valid limits"))
+}
+
+fn limits(count: usize) -> impl Iterator<Item = Limit> {
+    (0..count).map(|number| Limit::new(format!("limit-{number}"), Quota::per_minute(100)))
+}
+
+/// Decides the request as a store does that knows none of its keys, and counts allocations: of making
+/// the facts, the toll and the decision.
+#[expect(clippy::disallowed_macros, reason = "the counts are for people to see")]
+fn check<'f>(case: &str, policy: &Arc<Policy>, facts: impl FnOnce() -> Facts<'f>, met: usize, expected: usize) {
+    let now = Time::from_micros(1_760_000_000_000_000);
+    let before = COUNT.get();
+    let facts = black_box(facts());
+    let toll = black_box(policy.toll(Verb::Check, &facts, 1).expect("a valid request"));
+    let mut ruling = Ruling::new(now, 7);
+    for due in toll.dues() {
+        let step = due.step(Seen::Nothing, now);
+        ruling.push(due.outcome(Seen::Nothing, now, &step, step.allowed), step.effect.mark());
+    }
+    let decision = black_box(Decision::new(toll, ruling));
+    let allocations = COUNT.get() - before;
+    println!("{case}: {met} of {} limits met, {allocations} allocations", policy.rules().len());
+    assert_eq!((decision.toll().len(), allocations), (met, expected), "{case}");
+}
+
+#[test]
+fn allocations_are_counted() {
+    let before = COUNT.get();
+    black_box(vec![1, 2, 3]);
+    assert_eq!(COUNT.get() - before, 1);
+}
+
+#[test]
+fn limits_that_do_not_match_allocate_nothing() {
+    let alice = || facts! { "user" => "alice", "ip" => "2001:db8::7", "route" => "/a" };
+    let hundred = |change: fn(Limit) -> Limit| policy(limits(100).map(change));
+    check("when", &hundred(|limit| limit.when("route", "/login")), alice, 0, 0);
+    check("unless", &hundred(|limit| limit.unless("route", "/*")), alice, 0, 0);
+    check("allow", &hundred(|limit| limit.by("user").allow("alice")), alice, 0, 0);
+    check("allow a network", &hundred(|limit| limit.by("ip").allow("2001:db8::/32")), alice, 0, 0);
+    check("off", &hundred(|limit| limit.mode(Mode::Off)), alice, 0, 0);
+    let unlimited = |limit: Limit| limit.by("user").override_for("alice", Allowance::Unlimited);
+    check("unlimited", &hundred(unlimited), alice, 0, 0);
+}
+
+#[test]
+fn limits_that_were_skipped_allocate_nothing_but_one_list_beyond_the_first_64() {
+    let nobody = || facts! { "route" => "/a" };
+    check("64 skipped", &policy(limits(64).map(|limit| limit.by("user"))), nobody, 0, 0);
+    check("128 skipped", &policy(limits(128).map(|limit| limit.by("user"))), nobody, 0, 1);
+}
+
+#[test]
+fn a_handful_of_limits_with_short_values_allocates_nothing() {
+    let alice = || facts! { "user" => "alice", "ip" => "192.0.2.7", "route" => "/api/search", "plan" => "pro" };
+    let usual = || {
+        [
+            Limit::new("per-ip", Quota::per_minute(1000)).by("ip"),
+            Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user"),
+            Limit::new("search", Quota::per_second(10)).by("user").by("route").when("route", "/api/*"),
+        ]
+    };
+    check("three limits", &policy(usual()), alice, 3, 0);
+    let others = limits(97).map(|limit| limit.when("route", "/login"));
+    check("three limits among others", &policy(usual().into_iter().chain(others)), alice, 3, 0);
+
+    let four = [
+        Limit::tiered("plan", "plan")
+            .by("user")
+            .tier("free", Quota::per_minute(60))
+            .tier("pro", Quota::per_minute(600))
+            .default_tier("free")
+            .override_for("acme", Allowance::Unlimited),
+        Limit::new("daily", Quota::per_day(1000)).by("user").algorithm(Algorithm::FixedWindow).stagger(),
+        Limit::new("tokens", Quota::per_minute(100_000)).by("key").missing(Missing::Share).cost("tokens"),
+        Limit::new("log", Quota::per(5, Duration::from_secs(900))).by("ip").algorithm(Algorithm::SlidingLog),
+    ];
+    let facts = || facts! { "user" => "alice", "plan" => "gold", "tokens" => 250, "ip" => "2001:db8:1:2:3:4:5:6" };
+    check("four limits with everything", &policy(four), facts, 4, 0);
+}
+
+#[test]
+fn more_than_a_handful_goes_to_the_heap() {
+    let long = "x".repeat(1024);
+    let facts = || facts! { "user" => long.as_str() };
+    // Values; entries, outcomes and marks.
+    check("a value of 1 KiB", &policy(limits(1).map(|limit| limit.by("user"))), facts, 1, 1);
+    check("five limits", &policy(limits(5)), facts, 5, 3);
+}

@@ -1,0 +1,45 @@
+//! Waiting for a future on a thread, for callers without an async runtime.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+/// Parks the thread until the future is ready.
+pub(crate) fn wait<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_waits_until_another_thread_wakes_it() {
+        let mut asked = 0;
+        let future = std::future::poll_fn(move |context| {
+            asked += 1;
+            let waker = context.waker().clone();
+            thread::spawn(move || waker.wake());
+            if asked < 3 { Poll::Pending } else { Poll::Ready(asked) }
+        });
+        assert_eq!(wait(future), 3);
+    }
+}

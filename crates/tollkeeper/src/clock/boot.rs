@@ -1,0 +1,157 @@
+//! Microseconds since the machine was booted, suspension included.
+//!
+//! The kernel's clock is right and costs about 25 ns; the processor's counter costs 10 and means
+//! nothing by itself. So the counter only measures the way since this thread last asked the kernel, and
+//! never for longer than [`REACH`] ticks, about a millisecond: whatever a counter may do (stop, jump,
+//! differ between cores, change its pace on another host), a reading is never further off than that,
+//! and a thread never sees time go back. `docs/adr/0001-clock.md` has the measurements.
+
+pub(super) use source::micros;
+
+#[cfg(target_os = "linux")]
+fn kernel_nanos() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    // Both are positive, and 2^64 ns are 584 years.
+    now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// Elsewhere there is no such clock: the standard library's may stand still during a suspension.
+#[cfg(not(target_os = "linux"))]
+fn kernel_nanos() -> u64 {
+    use std::sync::OnceLock;
+    use std::time::Instant;
+    static START: OnceLock<Instant> = OnceLock::new();
+    u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod source {
+    pub(in crate::clock) fn micros() -> u64 {
+        super::kernel_nanos() / 1_000
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod source {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    use std::sync::{Mutex, PoisonError};
+
+    use super::kernel_nanos;
+
+    /// How many ticks of the counter a thread goes without asking the kernel.
+    const REACH: u64 = 1 << 21;
+    /// How long the counter is compared with the kernel's clock before its pace is believed.
+    const CALIBRATION: u64 = 20_000_000;
+    /// A prediction that is off by more than this means that the pace has changed.
+    const SURPRISE: u64 = 50_000;
+
+    /// A moment on both clocks.
+    #[derive(Clone, Copy, Debug)]
+    struct Moment {
+        ticks: u64,
+        nanos: u64,
+    }
+
+    thread_local! {
+        /// When this thread last asked the kernel.
+        static ASKED: Cell<Moment> = const { Cell::new(Moment { ticks: 0, nanos: 0 }) };
+    }
+
+    /// Nanoseconds in 2^32 ticks; 0 while that is not known.
+    static PACE: AtomicU64 = AtomicU64::new(0);
+    /// Where the measuring of the pace began.
+    static BEGUN: Mutex<Option<Moment>> = Mutex::new(None);
+
+    #[inline]
+    pub(in crate::clock) fn micros() -> u64 {
+        let asked = ASKED.get();
+        let pace = PACE.load(Relaxed);
+        let ticks = counter().wrapping_sub(asked.ticks);
+        if ticks < REACH && pace > 0 {
+            return (asked.nanos + nanos_in(ticks, pace)) / 1_000;
+        }
+        ask(asked, pace) / 1_000
+    }
+
+    /// Fewer than `REACH` ticks at fewer than 2^34 ns (a counter of 250 MHz): the product fits.
+    #[inline]
+    fn nanos_in(ticks: u64, pace: u64) -> u64 {
+        (ticks * pace) >> 32
+    }
+
+    #[cold]
+    fn ask(asked: Moment, pace: u64) -> u64 {
+        let now = Moment { ticks: counter(), nanos: kernel_nanos() };
+        // The latest time that this thread can have been told: it must not hear an earlier one.
+        let told = asked.nanos + nanos_in(REACH, pace);
+        let ticks = now.ticks.wrapping_sub(asked.ticks);
+        let nanos = if ticks < 2 * REACH { now.nanos.max(told) } else { now.nanos };
+        if pace == 0 || (ticks < 2 * REACH && told.abs_diff(now.nanos) > SURPRISE + nanos_in(REACH, pace)) {
+            calibrate(now, pace);
+        }
+        ASKED.set(Moment { ticks: now.ticks, nanos });
+        nanos
+    }
+
+    /// Learns the pace of the counter, or begins anew when it has changed.
+    fn calibrate(now: Moment, pace: u64) {
+        let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
+        if pace > 0 {
+            PACE.store(0, Relaxed);
+            *begun = None;
+        }
+        let start = *begun.get_or_insert(now);
+        let (ticks, nanos) = (now.ticks.wrapping_sub(start.ticks), now.nanos.saturating_sub(start.nanos));
+        if nanos < CALIBRATION {
+            return;
+        }
+        let pace = (u128::from(nanos) << 32) / u128::from(ticks.max(1));
+        // Between 250 MHz and 16 GHz; anything else is no counter to rely on, and the kernel is asked.
+        match u64::try_from(pace) {
+            Ok(pace) if (1 << 28..1 << 34).contains(&pace) => PACE.store(pace, Relaxed),
+            _ => *begun = Some(now),
+        }
+    }
+
+    #[inline]
+    #[expect(unsafe_code, reason = "the counter has no safe door; docs/adr/0001-clock.md")]
+    fn counter() -> u64 {
+        // SAFETY: the instruction reads a register and is part of every x86-64 processor.
+        unsafe { core::arch::x86_64::_rdtsc() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_never_sees_time_go_back() {
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                std::thread::spawn(|| {
+                    let mut last = 0;
+                    for _ in 0..2_000_000 {
+                        let now = micros();
+                        assert!(now >= last, "{now} after {last}");
+                        last = now;
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().expect("no thread saw time go back"));
+    }
+
+    /// However long the machine pauses between the readings, the one in the middle lies between the
+    /// others, give or take what the counter is trusted with.
+    #[test]
+    fn a_reading_is_never_further_off_than_the_counter_is_trusted() {
+        for _ in 0..1_000_000 {
+            let before = kernel_nanos() / 1_000;
+            let now = micros();
+            let after = kernel_nanos() / 1_000;
+            assert!(now + 1_000 >= before && now <= after + 1_000, "{before} {now} {after}");
+        }
+    }
+}

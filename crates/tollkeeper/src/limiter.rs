@@ -1,0 +1,327 @@
+//! The limiter: a policy and a store.
+//!
+//! The order of things is here and only here: facts become a toll, the store decides the toll, the
+//! decision goes to the caller.
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use arc_swap::ArcSwap;
+use tollkeeper_core::{
+    Charge, Costs, Decision, Facts, InvalidPolicy, InvalidRequest, Limit, Policy, Retry, Slot, Span, Verb, Verdict,
+};
+
+use crate::blocking;
+use crate::builder::Builder;
+use crate::clock::Clock;
+use crate::guard::SlotGuard;
+use crate::handle::{Handle, HandleError};
+use crate::memory::MemoryStore;
+use crate::queue::{Queues, Seat};
+use crate::store::{Answer, Correction, Store};
+
+/// Decides whether requests may pass. Cheap to clone, and used from any number of threads: all clones
+/// are one limiter.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tollkeeper::{Limit, Limiter, Quota, facts};
+///
+/// let limiter = Limiter::builder()
+///     .limit(Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user"))
+///     .limit(Limit::new("per-ip", Quota::per_minute(1000)).by("ip"))
+///     .build()
+///     .await?;
+///
+/// let facts = facts! { "user" => "alice", "ip" => "192.0.2.7" };
+/// let decision = limiter.check(&facts).cost(2).await?;
+/// assert!(decision.allowed());
+/// assert_eq!(decision.limit("per-user").unwrap().outcome().remaining, 18);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Limiter {
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) policy: ArcSwap<Policy>,
+    pub(crate) store: Arc<dyn Store>,
+    /// The store again, if it is in this process: handles decide there without asking.
+    pub(crate) memory: Option<MemoryStore>,
+    clock: Clock,
+    queues: Queues,
+}
+
+impl Limiter {
+    /// Begins a limiter.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// A limiter on the embedded store, for code that cannot wait.
+    pub fn embedded(policy: Policy, store: MemoryStore) -> Limiter {
+        let clock = store.clock().clone();
+        Limiter::new(policy, Arc::new(store.clone()), Some(store), clock)
+    }
+
+    pub(crate) fn new(
+        policy: Policy,
+        store: Arc<dyn Store>,
+        memory: Option<MemoryStore>,
+        clock: Clock,
+    ) -> Limiter {
+        let policy = ArcSwap::from_pointee(policy);
+        Limiter { inner: Arc::new(Inner { policy, store, memory, clock, queues: Queues::default() }) }
+    }
+
+    /// Decides and charges. Costs 1 unless said otherwise.
+    pub fn check<'a>(&'a self, facts: &'a Facts<'a>) -> Request<'a> {
+        self.request(Verb::Check, facts)
+    }
+
+    /// Says what a check would, and charges nothing.
+    pub fn peek<'a>(&'a self, facts: &'a Facts<'a>) -> Request<'a> {
+        self.request(Verb::Peek, facts)
+    }
+
+    /// Says how each limit stands: a peek of cost 1, whatever the limits charge.
+    pub fn usage<'a>(&'a self, facts: &'a Facts<'a>) -> Request<'a> {
+        self.request(Verb::Usage, facts)
+    }
+
+    /// Charges an estimate, to be corrected with [`Limiter::settle`] within `ttl` (a second to an
+    /// hour); not settled in time, it stays charged.
+    pub fn reserve<'a>(&'a self, facts: &'a Facts<'a>, ttl: impl Into<Span>) -> Request<'a> {
+        self.request(Verb::Reserve(ttl.into()), facts)
+    }
+
+    /// Takes a slot of each concurrency limit that applies, and charges the other limits.
+    pub async fn acquire(&self, facts: &Facts<'_>) -> Result<Acquired, InvalidRequest> {
+        let decision = self.request(Verb::Acquire, facts).await?;
+        let slot = decision.slot().map(|slot| SlotGuard::new(self.clone(), slot));
+        Ok(Acquired { decision, slot })
+    }
+
+    /// Waits until the request may pass, behind everybody who already waits for one of its keys.
+    ///
+    /// Nothing is charged before the request is admitted, and a caller that goes away leaves the line.
+    /// A refusal that waiting does not cure is returned at once. The delay of a leaky bucket is left to
+    /// the caller. Needs a tokio runtime with time enabled.
+    pub fn until_allowed<'a>(&'a self, facts: &'a Facts<'a>) -> Waiting<'a> {
+        Waiting { limiter: self, facts, cost: 1 }
+    }
+
+    /// Gives back all of a charge: the request did not happen.
+    pub async fn refund(&self, charge: &Charge) -> Correction {
+        let changes = charge.refund(Costs::All).expect("all of a charge is no more than was charged");
+        self.inner.store.correct(charge, &changes).await
+    }
+
+    /// Gives back a part of a charge.
+    pub async fn refund_part(&self, charge: &Charge, part: Costs<'_>) -> Result<Correction, InvalidRequest> {
+        let changes = charge.refund(part)?;
+        Ok(self.inner.store.correct(charge, &changes).await)
+    }
+
+    /// Corrects a charge to what the request did cost. A surplus is given back as far as the algorithm
+    /// can, a shortfall is charged even above the limit.
+    pub async fn settle(&self, charge: &Charge, actual: Costs<'_>) -> Result<Correction, InvalidRequest> {
+        let changes = charge.settle(actual)?;
+        Ok(self.inner.store.correct(charge, &changes).await)
+    }
+
+    /// Gives a slot back; false if it was not held any more.
+    pub async fn release(&self, slot: &Slot) -> bool {
+        self.inner.store.release(slot).await
+    }
+
+    /// Counts the life of a slot from now; false if it was not held any more.
+    pub async fn renew(&self, slot: &Slot) -> bool {
+        self.inner.store.renew(slot).await
+    }
+
+    /// Prepares one limit for the hottest paths: see [`Handle`].
+    pub fn handle(&self, limit: &str) -> Result<Handle, HandleError> {
+        Handle::new(self, limit)
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.inner.policy.load_full()
+    }
+
+    /// Puts other limits in force, for every request that starts later. Counters are kept wherever
+    /// name, period and algorithm of a limit are the same.
+    pub fn replace(&self, limits: Vec<Limit>) -> Result<Arc<Policy>, InvalidPolicy> {
+        let policy = Policy::new(limits)?;
+        Ok(self.replace_policy(policy))
+    }
+
+    /// As [`Limiter::replace`], for a policy that is already made. Its version becomes the next one.
+    pub fn replace_policy(&self, policy: Policy) -> Arc<Policy> {
+        let mut policy = Some(policy);
+        self.inner.policy.rcu(|old| match policy.take() {
+            Some(new) => Arc::new(new.with_version(old.version() + 1)),
+            None => Arc::clone(old),
+        });
+        self.policy()
+    }
+
+    fn request<'a>(&'a self, verb: Verb, facts: &'a Facts<'a>) -> Request<'a> {
+        Request { limiter: self, verb, facts, cost: 1, hold: None }
+    }
+
+    fn decide<'a>(&'a self, request: &Request<'a>) -> Result<Answer<'a, Decision>, InvalidRequest> {
+        let policy = self.inner.policy.load_full();
+        let toll = policy.toll(request.verb, request.facts, request.cost)?;
+        let toll = match request.hold {
+            Some(longest) => toll.hold(longest),
+            None => toll,
+        };
+        Ok(self.inner.store.decide(toll))
+    }
+
+    async fn wait_for(&self, facts: &Facts<'_>, cost: u64) -> Result<Decision, InvalidRequest> {
+        let mut seat: Option<Seat<'_>> = None;
+        loop {
+            let toll = self.policy().toll(Verb::Check, facts, cost)?;
+            if seat.is_none() {
+                seat = self.inner.queues.waited_for(&toll).map(|key| self.inner.queues.join(key));
+            }
+            if let Some(seat) = &seat {
+                seat.first().await;
+            }
+            let decision = self.inner.store.decide(toll).await;
+            let Verdict::Deny { retry: Retry::After(retry) } = decision.verdict() else {
+                return Ok(decision);
+            };
+            let key = decision.binding().expect("a refusal has a limit that refuses").key().to_bytes();
+            if seat.as_ref().is_none_or(|seat| *seat.key() != *key) {
+                drop(seat.take());
+                seat = Some(self.inner.queues.join(key.into()));
+            }
+            if seat.as_ref().is_some_and(Seat::is_first) {
+                self.inner.clock.sleep(retry).await;
+            }
+        }
+    }
+}
+
+/// A request that is about to be decided: `await` it, or [`wait`](Request::wait) for it.
+#[derive(Clone, Copy)]
+#[must_use = "nothing is decided before it is awaited"]
+pub struct Request<'a> {
+    limiter: &'a Limiter,
+    verb: Verb,
+    facts: &'a Facts<'a>,
+    cost: u64,
+    hold: Option<Span>,
+}
+
+impl<'a> Request<'a> {
+    /// What it costs: from 1 to 2^31.
+    pub fn cost(self, cost: u64) -> Request<'a> {
+        Request { cost, ..self }
+    }
+
+    /// The longest delay that the caller can hold a request queued by a leaky bucket; what would have
+    /// to wait longer is refused.
+    pub fn hold(self, longest: impl Into<Span>) -> Request<'a> {
+        Request { hold: Some(longest.into()), ..self }
+    }
+
+    /// Decides on this thread, without an async runtime.
+    #[inline]
+    pub fn wait(self) -> Result<Decision, InvalidRequest> {
+        match self.limiter.decide(&self)? {
+            Answer::Ready(decision) => Ok(decision),
+            later => Ok(blocking::wait(later)),
+        }
+    }
+}
+
+impl fmt::Debug for Request<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("verb", &self.verb).field("cost", &self.cost).finish_non_exhaustive()
+    }
+}
+
+impl<'a> IntoFuture for Request<'a> {
+    type Output = Result<Decision, InvalidRequest>;
+    type IntoFuture = Deciding<'a>;
+
+    fn into_future(self) -> Deciding<'a> {
+        Deciding::Asked(self)
+    }
+}
+
+/// The future of a [`Request`].
+#[derive(Debug)]
+pub enum Deciding<'a> {
+    /// Nothing has happened yet.
+    Asked(Request<'a>),
+    /// The store was asked.
+    Waiting(Answer<'a, Decision>),
+    /// It was decided.
+    Done,
+}
+
+impl Future for Deciding<'_> {
+    type Output = Result<Decision, InvalidRequest>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut answer = match std::mem::replace(&mut *self, Deciding::Done) {
+            Deciding::Asked(request) => request.limiter.decide(&request)?,
+            Deciding::Waiting(answer) => answer,
+            Deciding::Done => panic!("a decision is made once: the future was polled after it was ready"),
+        };
+        match Pin::new(&mut answer).poll(context) {
+            Poll::Ready(decision) => Poll::Ready(Ok(decision)),
+            Poll::Pending => {
+                *self = Deciding::Waiting(answer);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// A request that waits until it may pass.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "nothing is decided before it is awaited"]
+pub struct Waiting<'a> {
+    limiter: &'a Limiter,
+    facts: &'a Facts<'a>,
+    cost: u64,
+}
+
+impl<'a> Waiting<'a> {
+    /// What it costs: from 1 to 2^31.
+    pub fn cost(self, cost: u64) -> Waiting<'a> {
+        Waiting { cost, ..self }
+    }
+}
+
+impl<'a> IntoFuture for Waiting<'a> {
+    type Output = Result<Decision, InvalidRequest>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.limiter.wait_for(self.facts, self.cost))
+    }
+}
+
+/// What came of an [`acquire`](Limiter::acquire).
+#[derive(Debug)]
+#[must_use = "dropping it gives the slot back"]
+pub struct Acquired {
+    /// Whether the request may pass.
+    pub decision: Decision,
+    /// The slot, given back when this is dropped; nothing if the request was refused or no
+    /// concurrency limit applied.
+    pub slot: Option<SlotGuard>,
+}

@@ -1,0 +1,232 @@
+//! One part of the store, under one lock: states, the cells that keys share when there is no room for
+//! more, and the markers of charges that have been corrected.
+
+use tollkeeper_core::algorithm::{Seen, State, sliding_log};
+use tollkeeper_core::{Quota, Time};
+
+use super::state::{Kind, Packed};
+use super::table::Table;
+
+/// What is behind one lock.
+#[derive(Debug, Default)]
+pub(super) struct Shard {
+    /// The states of keys.
+    pub(super) table: Table,
+    /// States that several keys share, because there was no room for their own.
+    pub(super) cells: Table,
+    /// Charges that have been corrected.
+    pub(super) markers: Table,
+    /// States that do not fit into an entry.
+    wide: Vec<Option<State>>,
+    vacant: Vec<u32>,
+    /// Bytes of logs, kept and freed since the store last asked.
+    pub(super) log_bytes: Bytes,
+    /// Numbers the admissions that were entered here.
+    pub(super) admissions: u64,
+}
+
+/// How a number of bytes has changed.
+pub(super) type Bytes = isize;
+
+/// Where a state is, or will be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Spot {
+    /// The quota is nothing, and has no state.
+    #[default]
+    Nowhere,
+    /// In the place of this fingerprint, last seen there.
+    Own(u128, usize),
+    /// Nowhere yet, but there is room. It begins as the shared cell does, if there is one.
+    New(u128, Option<Packed>),
+    /// In the shared cell of this fingerprint.
+    Shared(u128, Option<Packed>),
+}
+
+/// How a quota's states are read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lens<'q> {
+    pub(super) quota: &'q Quota,
+    pub(super) shift: u64,
+}
+
+impl Shard {
+    /// An empty shard that numbers its admissions from `admissions` on.
+    pub(super) fn new(admissions: u64) -> Shard {
+        Shard { admissions, ..Shard::default() }
+    }
+
+    /// The state in a spot; those that do not fit into an entry are only lent.
+    #[inline]
+    pub(super) fn read<T>(&mut self, spot: Spot, lens: Lens<'_>, read: impl FnOnce(Seen<'_>) -> T) -> T {
+        let Some(packed) = self.packed(spot) else { return read(Seen::Nothing) };
+        match packed.kind() {
+            Kind::Wide(place) => read(self.wide[place as usize].as_ref().map_or(Seen::Nothing, State::seen)),
+            _ => read(packed.unpack(lens.quota, lens.shift).as_ref().map_or(Seen::Nothing, State::seen)),
+        }
+    }
+
+    /// Replaces the state in a spot by what `change` makes of it; room for new ones has been reserved.
+    /// Whatever is dead `by` now may go to make place.
+    #[inline]
+    pub(super) fn write(
+        &mut self,
+        spot: Spot,
+        lens: Lens<'_>,
+        now: Time,
+        change: impl FnOnce(Option<State>) -> Option<State>,
+    ) -> Dropped {
+        let (state, place) = self.take(spot, lens);
+        let Some(state) = change(state) else { return Dropped(0) };
+        let packed = match Packed::pack(&state, lens.quota, lens.shift) {
+            Some(packed) => {
+                self.vacant.extend(place);
+                packed
+            }
+            None => {
+                let expires = state.fresh_at(lens.quota, lens.shift);
+                Packed::wide(expires, self.keep(state, place))
+            }
+        };
+        match spot {
+            Spot::Nowhere => {}
+            Spot::Own(print, place) => *self.table.at(place, print).expect("a state that was found") = packed,
+            Spot::New(print, _) => return self.insert(print, packed, now),
+            Spot::Shared(print, _) => self.cells.set(print, packed, |_| false, |_| {}),
+        }
+        Dropped(0)
+    }
+
+    /// Removes the state of a key; false if there was none.
+    pub(super) fn forget(&mut self, print: u128) -> bool {
+        match self.table.remove(print) {
+            Some(packed) => {
+                self.drop_wide(packed);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Drops every state that is as good as fresh, and every marker and cell that no longer matters.
+    pub(super) fn sweep(&mut self, now: Time) -> Dropped {
+        let mut wides = Vec::new();
+        let before = self.table.len();
+        self.table.sweep(|state| state.expires() <= now, |state| wides.push(state));
+        self.cells.sweep(|state| state.expires() <= now, |state| wides.push(state));
+        let dropped = Dropped(before - self.table.len());
+        wides.into_iter().for_each(|packed| self.drop_wide(packed));
+        dropped
+    }
+
+    /// Marks that a charge has been corrected, until `expires`.
+    pub(super) fn mark(&mut self, print: u128, expires: Time) {
+        self.markers.set(print, Packed::marker(expires), |_| false, |_| {});
+    }
+
+    /// Drops markers of charges that are void by now; returns how many.
+    pub(super) fn sweep_markers(&mut self, now: Time) -> usize {
+        let before = self.markers.len();
+        self.markers.sweep(|marker| marker.expires() <= now, |_| {});
+        before - self.markers.len()
+    }
+
+    /// The states beside the table, for a snapshot.
+    pub(super) fn wide(&self, place: u32) -> Option<&State> {
+        self.wide.get(place as usize)?.as_ref()
+    }
+
+    /// Puts back what a snapshot held.
+    pub(super) fn restore(&mut self, into: fn(&mut Shard) -> &mut Table, print: u128, packed: Packed, wide: Option<State>) {
+        let packed = match wide {
+            Some(state) => Packed::wide(packed.expires(), self.keep(state, None)),
+            None => packed,
+        };
+        into(self).set(print, packed, |_| false, |_| {});
+    }
+
+    /// Whether the log in a spot can take so many bytes more where it is.
+    pub(super) fn log_fits(&mut self, spot: Spot, bytes: usize) -> bool {
+        match self.packed(spot).map(Packed::kind) {
+            Some(Kind::Wide(place)) => {
+                let state = self.wide[place as usize].as_ref();
+                matches!(state, Some(State::SlidingLog(log)) if log.capacity() - log.len() >= bytes)
+            }
+            _ => false,
+        }
+    }
+
+    /// Moves a key's log into the shared cell, because there is no room for it to grow.
+    pub(super) fn share_log(&mut self, print: u128, cell: u128, lens: Lens<'_>, now: Time) {
+        let Some(packed) = self.table.get(print) else { return };
+        let (own, _) = self.take(Spot::Own(print, usize::MAX), lens);
+        self.drop_wide(packed);
+        self.table.remove(print);
+        let spot = Spot::Shared(cell, self.cells.get(cell));
+        let _ = self.write(spot, lens, now, |shared| {
+            let log = |state: &Option<State>| if let Some(State::SlidingLog(log)) = state { log.clone() } else { Vec::new() };
+            Some(State::SlidingLog(sliding_log::merge(&log(&own), &log(&shared), 2 * lens.quota.count())))
+        });
+    }
+
+    #[inline]
+    fn packed(&mut self, spot: Spot) -> Option<Packed> {
+        match spot {
+            Spot::Nowhere => None,
+            Spot::Own(print, place) => self.table.at(place, print).map(|packed| *packed),
+            Spot::New(_, state) | Spot::Shared(_, state) => state,
+        }
+    }
+
+    /// Takes the state out of a spot, with the place beside the table that it leaves empty. What a new
+    /// key begins with is copied, because others go on sharing it.
+    #[inline]
+    fn take(&mut self, spot: Spot, lens: Lens<'_>) -> (Option<State>, Option<u32>) {
+        let Some(packed) = self.packed(spot) else { return (None, None) };
+        let Kind::Wide(place) = packed.kind() else { return (packed.unpack(lens.quota, lens.shift), None) };
+        if let Spot::New(..) = spot {
+            return (self.wide[place as usize].clone(), None);
+        }
+        let state = self.wide[place as usize].take();
+        self.log_bytes -= log_bytes(state.as_ref());
+        (state, Some(place))
+    }
+
+    fn keep(&mut self, state: State, place: Option<u32>) -> u32 {
+        self.log_bytes += log_bytes(Some(&state));
+        let place = place.or_else(|| self.vacant.pop()).unwrap_or_else(|| {
+            self.wide.push(None);
+            u32::try_from(self.wide.len() - 1).expect("fewer than 2^32 logs fit in memory")
+        });
+        self.wide[place as usize] = Some(state);
+        place
+    }
+
+    fn insert(&mut self, print: u128, packed: Packed, now: Time) -> Dropped {
+        let mut wides = Vec::new();
+        let before = self.table.len();
+        self.table.set(print, packed, |state| state.expires() <= now, |state| wides.push(state));
+        let dropped = Dropped(before + 1 - self.table.len());
+        wides.into_iter().for_each(|packed| self.drop_wide(packed));
+        dropped
+    }
+
+    fn drop_wide(&mut self, packed: Packed) {
+        if let Kind::Wide(place) = packed.kind() {
+            let state = self.wide[place as usize].take();
+            self.log_bytes -= log_bytes(state.as_ref());
+            self.vacant.push(place);
+        }
+    }
+}
+
+/// How many keys lost their place because their state was as good as fresh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(super) struct Dropped(pub(super) usize);
+
+fn log_bytes(state: Option<&State>) -> Bytes {
+    match state {
+        Some(State::SlidingLog(log)) => Bytes::try_from(log.capacity()).expect("a log fits in memory"),
+        _ => 0,
+    }
+}

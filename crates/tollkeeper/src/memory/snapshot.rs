@@ -1,0 +1,309 @@
+//! Snapshots: the store in a file, so that a restart keeps the counts.
+//!
+//! A file is written beside its name, synced, and renamed into place: a crash at any moment leaves the
+//! old one or the new one, whole. It holds states by fingerprint, and the secrets that make them
+//! findable (so only its owner may read it); no policy: what belongs to a limit that is gone runs out
+//! by itself. Times are wall-clock times, so the time between two runs counts.
+//!
+//! ```text
+//! "tollkeeper state 1\n"   secrets   records…   end, count, checksum
+//! record: table, fingerprint, packed state, and what lives beside the table
+//! ```
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use tollkeeper_core::algorithm::concurrency::Slot;
+use tollkeeper_core::algorithm::{State, sliding_log, sliding_window};
+use tollkeeper_core::{Secret, siphash};
+
+use crate::clock::Clock;
+use crate::sync::atomic::Ordering::Relaxed;
+use crate::sync::lock;
+
+use super::shard::{Dropped, Shard};
+use super::state::{Kind, Packed};
+use super::table::Table;
+use super::{Capacity, Inner, MemoryStore, Secrets};
+
+const MAGIC: &[u8] = b"tollkeeper state ";
+const VERSION: &[u8] = b"1\n";
+
+/// The tables of a shard, by the byte that stands for each in a file.
+const TABLES: [(u8, fn(&mut Shard) -> &mut Table); 3] =
+    [(1, |shard| &mut shard.table), (2, |shard| &mut shard.cells), (3, |shard| &mut shard.markers)];
+const END: u8 = 0;
+
+/// Why a file could not be written or read.
+#[derive(Debug)]
+pub enum SnapshotError {
+    /// The file system said no.
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What it said.
+        error: io::Error,
+    },
+    /// The file is not a snapshot, or was cut off, or has been changed.
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+}
+
+impl fmt::Display for SnapshotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SnapshotError::Io { path, error } => write!(f, "snapshot {}: {error}", path.display()),
+            SnapshotError::Foreign { path, problem } => write!(
+                f,
+                "snapshot {}: {problem} (move it away to start empty, or put back one that is whole)",
+                path.display()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for SnapshotError {}
+
+impl MemoryStore {
+    /// Writes the store to a file, in place of what was there; returns how many keys it holds.
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<usize, SnapshotError> {
+        self.inner.save(path.as_ref())
+    }
+
+    /// A store with what a file holds.
+    pub fn load(capacity: Capacity, clock: Clock, path: impl AsRef<Path>) -> Result<MemoryStore, SnapshotError> {
+        let path = path.as_ref();
+        let failed = |error| SnapshotError::Io { path: path.to_owned(), error };
+        let file = File::open(path).map_err(failed)?;
+        read(capacity, clock, BufReader::with_capacity(1 << 16, file)).map_err(|broken| match broken {
+            Broken::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                SnapshotError::Foreign { path: path.to_owned(), problem: "it is cut off" }
+            }
+            Broken::Io(error) => failed(error),
+            Broken::Foreign(problem) => SnapshotError::Foreign { path: path.to_owned(), problem },
+        })
+    }
+}
+
+impl Inner {
+    pub(super) fn save(&self, path: &Path) -> Result<usize, SnapshotError> {
+        // One at a time: two writers would share the file beside.
+        let _saving = lock(&self.saving);
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(".new");
+        self.write_to(Path::new(&beside))
+            .and_then(|keys| {
+                fs::rename(&beside, path)?;
+                // The new name is only safe once the folder is.
+                let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+                File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
+                Ok(keys)
+            })
+            .map_err(|error| SnapshotError::Io { path: path.to_owned(), error })
+    }
+
+    fn write_to(&self, path: &Path) -> io::Result<usize> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let mut out = Summed::new(BufWriter::with_capacity(1 << 16, options.open(path)?));
+        out.write(MAGIC)?;
+        out.write(VERSION)?;
+        out.write(&self.secrets.prints.0)?;
+        out.write(&self.secrets.receipts.0)?;
+        let mut keys = 0;
+        let mut records = Vec::new();
+        for padded in &self.shards {
+            // Copied under the lock, written without it.
+            records.clear();
+            {
+                let shard = &mut *lock(&padded.0);
+                keys += shard.table.len();
+                for (code, table) in TABLES {
+                    let entries: Vec<_> = table(shard).iter().copied().collect();
+                    for entry in entries {
+                        push_record(&mut records, shard, code, entry.print, entry.state);
+                    }
+                }
+            }
+            out.write(&records)?;
+        }
+        out.write(&[END])?;
+        out.write(&(keys as u64).to_le_bytes())?;
+        let sum = out.sum();
+        out.inner.write_all(&sum.to_le_bytes())?;
+        out.inner.flush()?;
+        out.inner.get_ref().sync_all()?;
+        Ok(keys)
+    }
+}
+
+fn push_record(records: &mut Vec<u8>, shard: &Shard, table: u8, print: u128, packed: Packed) {
+    records.push(table);
+    records.extend_from_slice(&print.to_le_bytes());
+    records.extend_from_slice(&packed.to_bits().to_le_bytes());
+    let Kind::Wide(place) = packed.kind() else { return };
+    let (code, bytes) = match shard.wide(place) {
+        Some(State::SlidingLog(log)) => (b'l', log.clone()),
+        Some(State::Concurrency(slots)) => {
+            let numbers = slots.iter().flat_map(|slot| [slot.id, slot.taken, slot.expires]);
+            (b's', numbers.flat_map(u64::to_le_bytes).collect())
+        }
+        Some(State::SlidingWindow(state)) => {
+            (b'w', [state.window, state.prev, state.cur].iter().flat_map(|number| number.to_le_bytes()).collect())
+        }
+        _ => unreachable!("only these live beside the table"),
+    };
+    records.push(code);
+    records.extend_from_slice(&u32::try_from(bytes.len()).expect("a log is below 4 GiB").to_le_bytes());
+    records.extend_from_slice(&bytes);
+}
+
+enum Broken {
+    Io(io::Error),
+    Foreign(&'static str),
+}
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Broken {
+        Broken::Io(error)
+    }
+}
+
+fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore, Broken> {
+    let mut file = Summed::new(file);
+    if file.take::<17>()? != *MAGIC {
+        return Err(Broken::Foreign("it is not a snapshot of Tollkeeper"));
+    }
+    if file.take::<2>()? != *VERSION {
+        return Err(Broken::Foreign("it was written by another version, whose format is not known here"));
+    }
+    let secrets = Secrets { prints: Secret(file.take()?), receipts: Secret(file.take()?) };
+    let now = clock.now();
+    let store = MemoryStore::with_secrets(capacity, clock, secrets);
+    let mut keys = 0u64;
+    loop {
+        let [code] = file.take()?;
+        if code == END {
+            break;
+        }
+        let table = TABLES.iter().find(|(known, _)| *known == code).map(|(_, table)| *table);
+        let table = table.ok_or(Broken::Foreign("it holds something that is not known"))?;
+        keys += u64::from(code == 1);
+        let print = u128::from_le_bytes(file.take()?);
+        let packed = Packed::from_bits(u128::from_le_bytes(file.take()?));
+        let packed = packed.ok_or(Broken::Foreign("it holds a state that is not known"))?;
+        let wide = match packed.kind() {
+            Kind::Wide(_) => Some(take_wide(&mut file)?),
+            _ => None,
+        };
+        if packed.expires() > now {
+            store.inner.restore(code, table, print, packed, wide);
+        }
+    }
+    if u64::from_le_bytes(file.take()?) != keys {
+        return Err(Broken::Foreign("it does not hold as many keys as it says"));
+    }
+    let sum = file.sum();
+    let mut expected = [0; 16];
+    file.inner.read_exact(&mut expected)?;
+    if u128::from_le_bytes(expected) != sum {
+        return Err(Broken::Foreign("it has been changed: its checksum is wrong"));
+    }
+    Ok(store)
+}
+
+impl Inner {
+    fn restore(&self, code: u8, table: fn(&mut Shard) -> &mut Table, print: u128, packed: Packed, wide: Option<State>) {
+        let shard = &mut *self.shard(print);
+        shard.restore(table, print, packed, wide);
+        self.account(shard, Dropped(0));
+        match code {
+            1 => self.keys.fetch_add(1, Relaxed),
+            3 => self.markers.fetch_add(1, Relaxed),
+            _ => 0,
+        };
+    }
+}
+
+fn take_wide(file: &mut Summed<impl Read>) -> Result<State, Broken> {
+    let [code] = file.take()?;
+    let len = u32::from_le_bytes(file.take()?);
+    // Read as it comes: a length that lies must not take memory.
+    let mut bytes = Vec::new();
+    file.take_into(u64::from(len), &mut bytes)?;
+    let numbers: Vec<u64> = bytes.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().expect("eight"))).collect();
+    match code {
+        b'l' if bytes.len().is_multiple_of(sliding_log::STAMP) => Ok(State::SlidingLog(bytes)),
+        b's' if bytes.len().is_multiple_of(24) => Ok(State::Concurrency(
+            numbers.chunks_exact(3).map(|slot| Slot { id: slot[0], taken: slot[1], expires: slot[2] }).collect(),
+        )),
+        b'w' if bytes.len() == 24 => {
+            Ok(State::SlidingWindow(sliding_window::State { window: numbers[0], prev: numbers[1], cur: numbers[2] }))
+        }
+        _ => Err(Broken::Foreign("it holds a state that is not known")),
+    }
+}
+
+/// A file with a running checksum of what went through.
+struct Summed<F> {
+    inner: F,
+    block: Vec<u8>,
+    sum: u128,
+}
+
+const BLOCK: usize = 1 << 16;
+
+impl<F> Summed<F> {
+    fn new(inner: F) -> Summed<F> {
+        Summed { inner, block: Vec::with_capacity(BLOCK), sum: 0 }
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(BLOCK - self.block.len()));
+            self.block.extend_from_slice(now);
+            if self.block.len() == BLOCK {
+                self.sum();
+            }
+            rest = later;
+        }
+    }
+
+    /// The checksum of everything so far; each block is keyed by the sum of those before it.
+    fn sum(&mut self) -> u128 {
+        self.sum = siphash::hash(&Secret(self.sum.to_le_bytes()), &self.block);
+        self.block.clear();
+        self.sum
+    }
+}
+
+impl<F: Write> Summed<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.add(bytes);
+        self.inner.write_all(bytes)
+    }
+}
+
+impl<F: Read> Summed<F> {
+    fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.inner.read_exact(&mut bytes)?;
+        self.add(&bytes);
+        Ok(bytes)
+    }
+
+    fn take_into(&mut self, len: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
+        let read = (&mut self.inner).take(len).read_to_end(bytes)?;
+        self.add(bytes);
+        if read as u64 == len { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+}

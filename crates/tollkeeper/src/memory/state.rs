@@ -1,0 +1,215 @@
+//! How a state is kept in sixteen bytes.
+//!
+//! Every state knows when it will be as good as a fresh one, so that it can be dropped then and not
+//! before, without asking a policy that may have changed: as a start in microseconds and a length that
+//! is rounded up by at most a thousandth. What does not fit (logs, slots, counts in the hundreds of
+//! millions) lives beside the table, and the entry says where.
+//!
+//! ```text
+//!  bits   3      17        53         55
+//!        kind   length   start      level | count | prev and cur | place beside the table
+//! ```
+
+use tollkeeper_core::algorithm::{State, fixed_window, meter, sliding_window};
+use tollkeeper_core::{Quota, Time};
+
+/// A state in sixteen bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Packed(u128);
+
+/// What a packed state is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Meter,
+    FixedWindow,
+    SlidingWindow,
+    /// It lives beside the table, in this place.
+    Wide(u32),
+    /// Not a state: that a charge has been corrected.
+    Marker,
+}
+
+const METER: u128 = 1;
+const FIXED_WINDOW: u128 = 2;
+const SLIDING_WINDOW: u128 = 3;
+const WIDE: u128 = 4;
+const MARKER: u128 = 5;
+
+const START_BITS: u32 = 53;
+const PAYLOAD_BITS: u32 = 55;
+const COUNT_BITS: u32 = 27;
+
+impl Packed {
+    pub(super) const NONE: Packed = Packed(0);
+
+    /// The state in sixteen bytes, if it fits.
+    #[inline]
+    pub(super) fn pack(state: &State, quota: &Quota, shift: u64) -> Option<Packed> {
+        let (kind, start, payload) = match state {
+            State::Meter(state) => (METER, state.at * quota.tick().span().as_micros(), state.level),
+            State::FixedWindow(state) => {
+                // The first window of a shifted key began before the epoch: those of today did not.
+                (FIXED_WINDOW, (state.window * quota.period_ticks()).saturating_sub(shift), state.count)
+            }
+            State::SlidingWindow(state) if state.prev < 1 << COUNT_BITS && state.cur < 1 << COUNT_BITS => {
+                let start = state.window * quota.period().as_micros();
+                (SLIDING_WINDOW, start, state.prev << COUNT_BITS | state.cur)
+            }
+            _ => return None,
+        };
+        let life = state.fresh_at(quota, shift).as_micros() - start;
+        Some(Packed::new(kind, start, life, payload))
+    }
+
+    /// A state beside the table that is fresh at `expires`.
+    pub(super) fn wide(expires: Time, place: u32) -> Packed {
+        Packed::new(WIDE, expires.as_micros(), 0, u64::from(place))
+    }
+
+    /// That something has happened, until it no longer matters.
+    pub(super) fn marker(expires: Time) -> Packed {
+        Packed::new(MARKER, expires.as_micros(), 0, 0)
+    }
+
+    #[inline]
+    fn new(kind: u128, start: u64, life: u64, payload: u64) -> Packed {
+        debug_assert!(start < 1 << START_BITS && payload < 1 << PAYLOAD_BITS);
+        let length = u128::from(round_up(life));
+        Packed(kind << 125 | length << 108 | u128::from(start) << PAYLOAD_BITS | u128::from(payload))
+    }
+
+    /// The bytes of a snapshot.
+    pub(super) fn to_bits(self) -> u128 {
+        self.0
+    }
+
+    /// What the bytes of a snapshot mean; nothing for a kind that is not known.
+    pub(super) fn from_bits(bits: u128) -> Option<Packed> {
+        (METER..=MARKER).contains(&(bits >> 125)).then_some(Packed(bits))
+    }
+
+    #[inline]
+    pub(super) fn kind(self) -> Kind {
+        match self.0 >> 125 {
+            METER => Kind::Meter,
+            FIXED_WINDOW => Kind::FixedWindow,
+            SLIDING_WINDOW => Kind::SlidingWindow,
+            WIDE => Kind::Wide(u32::try_from(self.payload()).expect("32 bits were packed")),
+            _ => Kind::Marker,
+        }
+    }
+
+    /// When the state is as good as a fresh one, or a little later.
+    #[inline]
+    pub(super) fn expires(self) -> Time {
+        let length = u64::try_from(self.0 >> 108 & 0x1_ffff).expect("17 bits");
+        Time::from_micros(self.start().saturating_add(length_of(length)))
+    }
+
+    /// The state, unless it lives beside the table.
+    #[inline]
+    pub(super) fn unpack(self, quota: &Quota, shift: u64) -> Option<State> {
+        let start = Time::from_micros(self.start());
+        Some(match self.kind() {
+            Kind::Meter => State::Meter(meter::State { level: self.payload(), at: quota.tick().number(start) }),
+            Kind::FixedWindow => State::FixedWindow(fixed_window::State {
+                window: (start.as_micros() + shift) / quota.period_ticks(),
+                count: self.payload(),
+            }),
+            Kind::SlidingWindow => State::SlidingWindow(sliding_window::State {
+                window: start.as_micros() / quota.period().as_micros(),
+                prev: self.payload() >> COUNT_BITS,
+                cur: self.payload() & ((1 << COUNT_BITS) - 1),
+            }),
+            Kind::Wide(_) | Kind::Marker => return None,
+        })
+    }
+
+    #[inline]
+    fn start(self) -> u64 {
+        u64::try_from(self.0 >> PAYLOAD_BITS & ((1 << START_BITS) - 1)).expect("53 bits")
+    }
+
+    #[inline]
+    fn payload(self) -> u64 {
+        u64::try_from(self.0 & ((1 << PAYLOAD_BITS) - 1)).expect("55 bits")
+    }
+}
+
+const MANTISSA_BITS: u32 = 11;
+
+/// A length as six bits of exponent and eleven of mantissa, rounded up.
+#[inline]
+fn round_up(life: u64) -> u64 {
+    let exponent = (64 - life.leading_zeros()).saturating_sub(MANTISSA_BITS);
+    let mantissa = life.div_ceil(1 << exponent);
+    // A mantissa that was rounded up to a power of two stands for the same number one exponent higher.
+    let carry = mantissa >> MANTISSA_BITS;
+    u64::from(exponent) + carry << MANTISSA_BITS | (mantissa >> carry)
+}
+
+#[inline]
+fn length_of(code: u64) -> u64 {
+    (code & ((1 << MANTISSA_BITS) - 1)) << (code >> MANTISSA_BITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tollkeeper_core::{Algorithm, Rate, Span};
+
+    #[test]
+    fn a_length_is_rounded_up_by_at_most_a_thousandth() {
+        let mut life = 1u64;
+        while life < 1 << 53 {
+            for near in [life - 1, life, life + 1, life + life / 3] {
+                let rounded = length_of(round_up(near));
+                assert!(rounded >= near && rounded - near <= near / 1000, "{near} became {rounded}");
+            }
+            life *= 2;
+        }
+    }
+
+    fn quota(algorithm: Algorithm, count: u64, period: Span) -> Quota {
+        Quota::new(algorithm, Rate { count, period, burst: None }).expect("valid")
+    }
+
+    #[test]
+    fn what_was_packed_is_unpacked() {
+        let now = 1_760_000_000_000_000;
+        let check = |state: State, quota: &Quota, shift| {
+            let packed = Packed::pack(&state, quota, shift).expect("fits");
+            assert_eq!(packed.unpack(quota, shift), Some(state));
+        };
+        for (count, period) in [(5, 1), (37_529_996, 60), (625_499_948, 3_600), (868_749_928, 30 * 86_400)] {
+            let quota_of = |algorithm| quota(algorithm, count, Span::from_secs(period));
+            let bucket = quota_of(Algorithm::TokenBucket);
+            let at = bucket.tick().number(Time::from_micros(now));
+            for level in [0, 1, bucket.capacity(), 2 * bucket.capacity()] {
+                check(State::Meter(meter::State { level, at }), &bucket, 0);
+            }
+            let fixed = quota_of(Algorithm::FixedWindow);
+            for shift in [0, 1, 999_999] {
+                let window = (now + shift) / fixed.period_ticks();
+                check(State::FixedWindow(fixed_window::State { window, count: 2 * count }), &fixed, shift);
+            }
+            let sliding = quota_of(Algorithm::SlidingWindow);
+            let window = sliding.tick().number(Time::from_micros(now)) / sliding.period_ticks();
+            for (prev, cur) in [(0, 1), (5, 0), ((1 << 27) - 1, (1 << 27) - 1)] {
+                check(State::SlidingWindow(sliding_window::State { window, prev, cur }), &sliding, 0);
+            }
+            let large = State::SlidingWindow(sliding_window::State { window, prev: 1 << 27, cur: 0 });
+            assert_eq!(Packed::pack(&large, &sliding, 0), None);
+        }
+    }
+
+    #[test]
+    fn a_state_expires_when_it_is_fresh_and_never_before() {
+        let bucket = quota(Algorithm::TokenBucket, 7, Span::from_secs(60));
+        let at = 1_760_000_000_000_000;
+        let state = State::Meter(meter::State { level: 3 * 60_000_000, at });
+        let fresh = state.fresh_at(&bucket, 0).as_micros();
+        let expires = Packed::pack(&state, &bucket, 0).expect("fits").expires().as_micros();
+        assert!(expires >= fresh && expires <= fresh + (fresh - at) / 1000, "{expires} {fresh}");
+    }
+}

@@ -1,0 +1,297 @@
+//! A table of 32-byte entries: a sorted array with gaps.
+//!
+//! Fingerprints are random, so a fingerprint read as a fraction says where its entry belongs. Entries
+//! are kept in order of their fingerprints, each at its home or, when that is taken, right behind: so
+//! a look-up is one stretch of memory that begins at the home, usually one cache miss, and a table can
+//! be rebuilt at any size, or cleaned in place, in one pass. Because homes are fractions and not
+//! remainders, the table may grow by a quarter instead of doubling: at most 46 bytes a key, where
+//! doubling needs 37 to 73.
+
+use super::state::Packed;
+
+/// A place in the table; a fingerprint of zero marks an empty one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) print: u128,
+    pub(super) state: Packed,
+}
+
+const EMPTY: Entry = Entry { print: 0, state: Packed::NONE };
+
+/// Entries by fingerprint.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    /// `homes` places, and some more behind for entries that were pushed over the end.
+    places: Vec<Entry>,
+    homes: usize,
+    len: usize,
+}
+
+/// Where a fingerprint is, or would be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Found(usize),
+    Vacant(usize),
+}
+
+impl Table {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Looks a fingerprint up.
+    #[inline]
+    pub(super) fn find(&self, print: u128) -> Place {
+        let mut index = home(print, self.homes);
+        loop {
+            match self.places.get(index) {
+                Some(entry) if entry.print == print => return Place::Found(index),
+                Some(entry) if entry.print != 0 && entry.print < print => index += 1,
+                _ => return Place::Vacant(index),
+            }
+        }
+    }
+
+    /// The state of a fingerprint that is there.
+    #[inline]
+    pub(super) fn get(&self, print: u128) -> Option<Packed> {
+        match self.find(print) {
+            Place::Found(index) => Some(self.places[index].state),
+            Place::Vacant(_) => None,
+        }
+    }
+
+    /// The state of a fingerprint that was found in a place, wherever it has moved since.
+    #[inline]
+    pub(super) fn at(&mut self, index: usize, print: u128) -> Option<&mut Packed> {
+        let index = match self.places.get(index) {
+            Some(entry) if entry.print == print => index,
+            _ => match self.find(print) {
+                Place::Found(index) => index,
+                Place::Vacant(_) => return None,
+            },
+        };
+        Some(&mut self.places[index].state)
+    }
+
+    /// Inserts or replaces. When there is no room, `dead` says which entries may go; what went is
+    /// handed to `gone`, and only if that was too little does the table grow.
+    pub(super) fn set(
+        &mut self,
+        print: u128,
+        state: Packed,
+        dead: impl Fn(&Packed) -> bool,
+        gone: impl FnMut(Packed),
+    ) {
+        let mut place = self.find(print);
+        if let Place::Found(index) = place {
+            self.places[index].state = state;
+            return;
+        }
+        if self.is_full() {
+            self.sweep(dead, gone);
+            if self.len * 4 > self.most() * 3 {
+                self.resize(self.homes + self.homes / 4 + 8);
+            }
+            place = self.find(print);
+        }
+        loop {
+            let Place::Vacant(index) = place else { unreachable!("looked up above, and it was not there") };
+            match self.places[index..].iter().position(|entry| entry.print == 0) {
+                Some(room) => {
+                    self.places.copy_within(index..index + room, index + 1);
+                    self.places[index] = Entry { print, state };
+                    self.len += 1;
+                    return;
+                }
+                // Pushed over the end: rare, because the places behind it are many.
+                None => self.resize(self.homes + self.homes / 4 + 8),
+            }
+            place = self.find(print);
+        }
+    }
+
+    /// Removes a fingerprint and returns its state.
+    pub(super) fn remove(&mut self, print: u128) -> Option<Packed> {
+        let Place::Found(mut index) = self.find(print) else { return None };
+        let state = self.places[index].state;
+        // Those behind move up until one stands at its home.
+        while let Some(next) = self.places.get(index + 1).copied()
+            && next.print != 0
+            && home(next.print, self.homes) <= index
+        {
+            self.places[index] = next;
+            index += 1;
+        }
+        self.places[index] = EMPTY;
+        self.len -= 1;
+        Some(state)
+    }
+
+    /// Drops every entry that is dead, handing its state to `gone`; shrinks when three quarters of the
+    /// table would stay empty.
+    pub(super) fn sweep(&mut self, dead: impl Fn(&Packed) -> bool, mut gone: impl FnMut(Packed)) {
+        let mut free = 0;
+        for index in 0..self.places.len() {
+            let entry = self.places[index];
+            if entry.print == 0 {
+                continue;
+            }
+            self.places[index] = EMPTY;
+            if dead(&entry.state) {
+                self.len -= 1;
+                gone(entry.state);
+                continue;
+            }
+            let place = home(entry.print, self.homes).max(free);
+            self.places[place] = entry;
+            free = place + 1;
+        }
+        if self.len * 4 < self.most() && self.homes > 64 {
+            self.resize(self.len * 4 / 3 + 8);
+        }
+    }
+
+    /// The entries, in the order of their fingerprints.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.places.iter().filter(|entry| entry.print != 0)
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.len >= self.most()
+    }
+
+    /// Seven eighths: beyond that, entries stand far from home.
+    fn most(&self) -> usize {
+        self.homes - self.homes / 8
+    }
+
+    fn resize(&mut self, homes: usize) {
+        let behind = (homes / 8 + 8).min(256);
+        let mut places = vec![EMPTY; homes + behind];
+        let mut free = 0;
+        for entry in self.places.iter().filter(|entry| entry.print != 0) {
+            let place = home(entry.print, homes).max(free);
+            if place >= places.len() {
+                places.push(*entry);
+            } else {
+                places[place] = *entry;
+            }
+            free = place + 1;
+        }
+        self.places = places;
+        self.homes = homes;
+    }
+}
+
+/// Where an entry belongs: the fingerprint as a fraction of the table.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "a fraction of `homes` is below it")]
+fn home(print: u128, homes: usize) -> usize {
+    (((print >> 64) * homes as u128) >> 64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn state(number: u64) -> Packed {
+        Packed::marker(tollkeeper_core::Time::from_micros(number))
+    }
+
+    fn number(state: Packed) -> u64 {
+        state.expires().as_micros()
+    }
+
+    struct Random(u64);
+
+    impl Random {
+        fn next(&mut self) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0
+        }
+
+        fn print(&mut self) -> u128 {
+            (u128::from(self.next()) << 64 | u128::from(self.next())).max(1)
+        }
+    }
+
+    fn check(table: &Table, model: &BTreeMap<u128, u64>) {
+        let found: Vec<_> = table.iter().map(|entry| (entry.print, number(entry.state))).collect();
+        let expected: Vec<_> = model.iter().map(|(print, number)| (*print, *number)).collect();
+        assert_eq!(found, expected);
+        assert_eq!(table.len(), model.len());
+    }
+
+    #[test]
+    fn it_holds_what_a_map_would() {
+        let mut random = Random(0x5eed);
+        let mut table = Table::default();
+        let mut model = BTreeMap::new();
+        // Few distinct fingerprints in a small range, so that entries collide, replace and push.
+        let prints: Vec<u128> = (0..3000)
+            .map(|index| if index % 3 == 0 { random.print() >> 6 } else { random.print() })
+            .collect();
+        for round in 0..60_000 {
+            let print = prints[usize::try_from(random.next() % 3000).expect("small")];
+            match random.next() % 8 {
+                0..=4 => {
+                    let number = random.next() % 1_000_000;
+                    table.set(print, state(number), |_| false, |_| panic!("nothing is dead"));
+                    model.insert(print, number);
+                }
+                5..=6 => assert_eq!(table.remove(print).map(number), model.remove(&print)),
+                _ => assert_eq!(table.get(print).map(number), model.get(&print).copied()),
+            }
+            if round % 5_000 == 0 {
+                check(&table, &model);
+            }
+        }
+        check(&table, &model);
+    }
+
+    #[test]
+    fn a_sweep_drops_the_dead_and_only_them() {
+        let mut random = Random(7);
+        let mut table = Table::default();
+        let mut model = BTreeMap::new();
+        for _ in 0..10_000 {
+            let (print, number) = (random.print(), random.next() % 100);
+            table.set(print, state(number), |_| false, |_| {});
+            model.insert(print, number);
+        }
+        for alive in [50, 10, 1, 0] {
+            let before = table.len();
+            let mut gone = 0;
+            table.sweep(|state| number(*state) >= alive, |_| gone += 1);
+            model.retain(|_, number| *number < alive);
+            check(&table, &model);
+            assert_eq!(gone, before - table.len());
+        }
+        assert!(table.places.len() < 200, "an empty table gives its memory back");
+    }
+
+    #[test]
+    fn a_full_table_sweeps_before_it_grows() {
+        let mut random = Random(99);
+        let mut table = Table::default();
+        for _ in 0..100_000 {
+            table.set(random.print(), state(1), |_| true, |_| {});
+        }
+        assert!(table.places.len() < 100, "{} places for states that are all dead", table.places.len());
+    }
+
+    #[test]
+    fn fingerprints_that_are_all_alike_still_fit() {
+        let mut table = Table::default();
+        for low in 1..2000 {
+            table.set(u128::MAX - low, state(1), |_| false, |_| {});
+        }
+        assert_eq!(table.len(), 1999);
+        assert!((1..2000).all(|low| table.get(u128::MAX - low).is_some()));
+    }
+}

@@ -1,0 +1,24 @@
+//! Secrets drawn from the operating system.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+
+use tollkeeper_core::Secret;
+
+/// Sixteen bytes that nobody can guess.
+///
+/// The standard library seeds its hash maps from the operating system and offers no other way to its
+/// random numbers. Each `RandomState` is SipHash under a key drawn there, and a keyed hash of distinct
+/// messages is as good as the key is.
+pub(crate) fn secret() -> Secret {
+    let state = RandomState::new();
+    let word = |number: u8| {
+        let mut hasher = state.build_hasher();
+        hasher.write_u8(number);
+        hasher.finish().to_le_bytes()
+    };
+    let mut secret = [0; 16];
+    secret[..8].copy_from_slice(&word(0));
+    secret[8..].copy_from_slice(&word(1));
+    Secret(secret)
+}

@@ -1,0 +1,80 @@
+//! The store: whoever keeps the state decides, by its own clock.
+//!
+//! A store takes a toll, which is data and can travel, and gives a decision: not a value to compare
+//! and swap (a round trip for every attempt, and no way to decide several limits at once), not a
+//! closure (it cannot leave the process). Behaviour around a store is a wrapper that is a store.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tollkeeper_core::{Change, Charge, Decision, Key, Slot, Toll};
+
+/// Decides tolls against shared state.
+pub trait Store: fmt::Debug + Send + Sync {
+    /// Decides a toll: all of it or nothing, in one step.
+    fn decide(&self, toll: Toll) -> Answer<'_, Decision>;
+
+    /// Gives back or adds to what was charged: once for each charge.
+    fn correct<'a>(&'a self, charge: &'a Charge, changes: &'a [Change]) -> Answer<'a, Correction>;
+
+    /// Gives a slot back; false if it was not held any more.
+    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool>;
+
+    /// Counts the life of a slot from now; false if it was not held any more.
+    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool>;
+
+    /// Forgets the state of a key; false if there was none.
+    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, bool>;
+}
+
+/// What came of a refund or a settlement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Correction {
+    /// It was done.
+    Done,
+    /// Nothing was done: the charge had been corrected before, or the store has no room to remember
+    /// that it was.
+    Repeated,
+    /// Nothing was done: the charge is void, because nothing is left of it or its time is up.
+    Unknown,
+}
+
+/// An answer that is there, or will be: a store in this process should cost no allocation.
+pub enum Answer<'a, T> {
+    /// It is there.
+    Ready(T),
+    /// It will be.
+    Later(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
+    /// It was there, and has been taken.
+    Taken,
+}
+
+impl<T> fmt::Debug for Answer<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Answer::Ready(_) => "Ready(…)",
+            Answer::Later(_) => "Later(…)",
+            Answer::Taken => "Taken",
+        })
+    }
+}
+
+impl<T: Unpin> Future for Answer<'_, T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        match std::mem::replace(&mut *self, Answer::Taken) {
+            Answer::Ready(answer) => Poll::Ready(answer),
+            Answer::Later(mut future) => {
+                let poll = future.as_mut().poll(context);
+                if poll.is_pending() {
+                    *self = Answer::Later(future);
+                }
+                poll
+            }
+            Answer::Taken => panic!("an answer is given once: it was polled after it was ready"),
+        }
+    }
+}

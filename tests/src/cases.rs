@@ -1,0 +1,417 @@
+//! Random cases: a quota near the bounds or far from them, and a history that looks for trouble.
+//!
+//! A history is written in terms of what the key answers ("wait exactly as told, less a microsecond;
+//! ask for one more than remains"), so that it stays meaningful when parts of it are taken out. That
+//! is how a case that fails is made small: [`smallest`]. Everything follows from a number; the same
+//! number gives the same case everywhere.
+
+use tollkeeper_core::{Algorithm, Quota, Rate, Retry, Span};
+
+use crate::one_key::OneKey;
+
+/// A history of one key.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The first is in force until another of them is chosen: all of one algorithm and period.
+    pub quotas: Vec<Quota>,
+    /// How much earlier than the epoch's the windows begin, in microseconds.
+    pub shift: u64,
+    /// The longest delay that callers can hold a queued request.
+    pub hold: Option<Span>,
+    /// When it begins, in microseconds.
+    pub start: u64,
+    /// What happens.
+    pub moves: Vec<Move>,
+}
+
+/// Something that happens after a while.
+#[derive(Clone, Copy, Debug)]
+pub struct Move {
+    /// How long it waits.
+    pub wait: Wait,
+    /// What it does.
+    pub act: Act,
+}
+
+/// How long to wait.
+#[derive(Clone, Copy, Debug)]
+pub enum Wait {
+    /// Not at all: the same microsecond.
+    Not,
+    /// So many microseconds.
+    Micros(u64),
+    /// As long as the last refusal said.
+    AsTold,
+    /// One microsecond less.
+    LessThanTold,
+    /// Until the key is as new.
+    Reset,
+    /// Until one more unit is free.
+    Next,
+    /// Until the window ends: one microsecond less, exactly, or one more.
+    Edge(Off),
+    /// So many 64ths of the period, or of the fill time of a bucket.
+    Part(u64),
+    /// So many times it.
+    Idle(u64),
+}
+
+/// Near a point in time.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "by one microsecond")]
+pub enum Off {
+    Before,
+    Exactly,
+    After,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug)]
+pub enum Act {
+    /// To ask, and be charged.
+    Check(Cost),
+    /// Only to ask.
+    Peek(Cost),
+    /// To let the store drop the state if it may.
+    Collect,
+    /// To give so many 8ths of an earlier charge back; the charge is so many before the last.
+    Refund(usize, u64),
+    /// To charge more for an earlier charge.
+    Settle(usize, Cost),
+    /// To release a slot, so many before the last that was taken.
+    Release(u64),
+    /// To renew it.
+    Renew(u64),
+    /// To put another quota in force.
+    Change(usize),
+    /// To set the clock back.
+    Back(Step),
+    /// To set it forward.
+    Forward(Step),
+}
+
+/// How much a request costs.
+#[derive(Clone, Copy, Debug)]
+pub enum Cost {
+    /// 1.
+    One,
+    /// So much, or the limit if that is less.
+    Few(u64),
+    /// So many 64ths of the limit.
+    Part(u64),
+    /// All that remains.
+    Rest,
+    /// One more than remains, if that is within the limit.
+    OneMore,
+    /// The limit.
+    All,
+    /// More than the limit.
+    TooMuch,
+}
+
+/// How far the clock is set.
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    /// So many microseconds.
+    Micros(u64),
+    /// So many 64ths of the period, or of the fill time of a bucket.
+    Part(u64),
+    /// So many times it, or near that.
+    Times(u64, Off),
+}
+
+/// What a history is made of, besides requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing.
+    Plain,
+    /// Refunds and settlements.
+    Refunds,
+    /// Changes of the quota.
+    Changes,
+    /// Clocks that are set.
+    Steps,
+}
+
+/// Nothing is later than this: three fill times more are still below 2^53 µs.
+const LATEST: u64 = 100 * 366 * 86_400_000_000;
+
+impl Case {
+    /// The case of that number.
+    pub fn new(algorithm: Algorithm, kind: Kind, number: u64) -> Case {
+        let mut random = Random::new(number ^ (algorithm as u64) << 48 ^ (kind as u64) << 56);
+        let near_bound = number.is_multiple_of(3);
+        let quotas = random.quotas(algorithm, kind, near_bound);
+        let period = quotas[0].period().as_micros();
+        let staggers = algorithm == Algorithm::FixedWindow && random.one_in(2);
+        let holds = algorithm == Algorithm::LeakyBucket && random.one_in(3);
+        // A log writes every unit down: with 100,000 of them a few moves are enough.
+        let most_moves = if algorithm == Algorithm::SlidingLog && near_bound { 10 } else { 40 };
+        let moves = random.within(1, most_moves);
+        Case {
+            shift: if staggers { random.within(0, period - 1) } else { 0 },
+            hold: holds.then(|| {
+                let window = quotas[0].window().as_micros();
+                Span::from_micros(window / 16 * random.within(0, 16))
+            }),
+            // From the beginning of time, rarely; otherwise between 2001 and 2033.
+            start: if random.one_in(20) {
+                random.within(0, period)
+            } else {
+                random.within(1 << 50, 2_000_000_000_000_000)
+            },
+            moves: (0..moves).map(|_| random.step(kind, algorithm, quotas.len())).collect(),
+            quotas,
+        }
+    }
+}
+
+/// The smallest case found that still fails, with what it fails with.
+pub fn smallest(case: Case, why: String, fails: impl Fn(&Case) -> Option<String>) -> (Case, String) {
+    let (mut case, mut why) = (case, why);
+    let mut size = case.moves.len();
+    while size > 0 {
+        let mut at = 0;
+        while at < case.moves.len() {
+            let mut fewer = case.clone();
+            fewer.moves.drain(at..case.moves.len().min(at + size));
+            match fails(&fewer) {
+                Some(reason) => (case, why) = (fewer, reason),
+                None => at += size,
+            }
+        }
+        size /= 2;
+    }
+    for index in 0..case.moves.len() {
+        let Move { wait, act } = case.moves[index];
+        for simpler in [Move { wait: Wait::Not, act }, Move { wait, act: Act::Check(Cost::One) }] {
+            let mut other = case.clone();
+            other.moves[index] = simpler;
+            if let Some(reason) = fails(&other) {
+                (case, why) = (other, reason);
+            }
+        }
+    }
+    (case, why)
+}
+
+impl Wait {
+    /// In microseconds, for a key that was told this when it was last refused.
+    pub fn micros(self, key: &OneKey, told: Option<Retry>) -> u64 {
+        let told = if let Some(Retry::After(span)) = told { span.as_micros() } else { 0 };
+        let span = |span: Option<Span>| span.map_or(0, Span::as_micros);
+        let (window, period) = (key.quota.window().as_micros(), key.quota.period().as_micros());
+        let wait = match self {
+            Wait::Not => 0,
+            Wait::Micros(micros) => micros,
+            Wait::AsTold => told,
+            Wait::LessThanTold => told.saturating_sub(1),
+            Wait::Reset => span(key.peek(1).reset_after),
+            Wait::Next => span(key.peek(1).next_after),
+            Wait::Edge(off) => off.from(period - (key.now + key.shift) % period),
+            Wait::Part(part) => window / 64 * part,
+            Wait::Idle(times) => window * times,
+        };
+        wait.min(LATEST.saturating_sub(key.now))
+    }
+}
+
+impl Off {
+    fn from(self, point: u64) -> u64 {
+        match self {
+            Off::Before => point - 1,
+            Off::Exactly => point,
+            Off::After => point + 1,
+        }
+    }
+}
+
+impl Cost {
+    /// The number, for this key as it stands.
+    pub fn number(self, key: &OneKey) -> u64 {
+        let limit = key.quota.limit();
+        match self {
+            Cost::One => 1,
+            Cost::Few(cost) => cost.min(limit),
+            Cost::Part(part) => (u128::from(limit) * u128::from(part) / 64).try_into().unwrap_or(limit).max(1),
+            Cost::Rest => key.peek(1).remaining.max(1),
+            Cost::OneMore => (key.peek(1).remaining + 1).min(limit),
+            Cost::All => limit,
+            Cost::TooMuch => limit + 1,
+        }
+    }
+}
+
+impl Step {
+    /// In microseconds, for this key.
+    pub fn micros(self, key: &OneKey) -> u64 {
+        let quota = &key.quota;
+        let window = if quota.algorithm().has_burst() {
+            quota.fill_ticks() * quota.tick().span().as_micros()
+        } else {
+            quota.period().as_micros()
+        };
+        match self {
+            Step::Micros(micros) => micros,
+            Step::Part(part) => window / 64 * part,
+            Step::Times(times, off) => off.from(window * times),
+        }
+    }
+}
+
+/// SplitMix64: good enough for tests, and the same everywhere.
+pub struct Random(u64);
+
+impl Random {
+    /// Numbers that follow from this one.
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ mixed >> 31
+    }
+
+    /// Any number from `least` to `most`.
+    pub fn within(&mut self, least: u64, most: u64) -> u64 {
+        least + self.next() % (most - least + 1)
+    }
+
+    /// Any number from `least` to `most`, small ones as often as large ones.
+    fn of_any_size(&mut self, least: u64, most: u64) -> u64 {
+        let bits = self.within(0, u64::from((most - least + 1).ilog2()));
+        least + self.within(0, ((1 << bits) - 1).min(most - least))
+    }
+
+    fn one_in(&mut self, times: u64) -> bool {
+        self.next().is_multiple_of(times)
+    }
+
+    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[usize::try_from(self.within(0, of.len() as u64 - 1)).expect("an index")]
+    }
+
+    fn period(&mut self) -> Span {
+        let (tick, periods, longest) = match self.within(0, 2) {
+            0 => (1, [1_000, 7_000, 1_000_000, 60_000_000], 60_000_000),
+            1 => (1_000, [61_000, 900_000, 3_600_000, 86_400_000], 86_400_000),
+            _ => (1_000_000, [86_401, 604_800, 2_592_000, 31_622_400], 31_622_400),
+        };
+        // Any whole number of ticks is longer than the longest of the tick before only from here on.
+        let shortest = periods[0];
+        let ticks = if self.one_in(2) { self.pick(&periods) } else { self.within(shortest, longest) };
+        Span::from_micros(ticks * tick)
+    }
+
+    /// One quota, or several between which a history changes.
+    fn quotas(&mut self, algorithm: Algorithm, kind: Kind, near_bound: bool) -> Vec<Quota> {
+        let period = self.period();
+        let wanted = if kind == Kind::Changes { 4 } else { 1 };
+        let mut quotas: Vec<Quota> = Vec::new();
+        while quotas.len() < wanted {
+            let rate = match quotas.first() {
+                Some(first) if self.one_in(2) => self.another_rate(first),
+                _ => self.rate(algorithm, period, near_bound),
+            };
+            // A burst that takes longer than 50 years to fill is none: draw again.
+            quotas.extend(Quota::new(algorithm, rate));
+        }
+        quotas
+    }
+
+    fn rate(&mut self, algorithm: Algorithm, period: Span, near_bound: bool) -> Rate {
+        let most = bound(algorithm, period);
+        let near = |random: &mut Random| random.within(most - most / 100, most);
+        let any = |random: &mut Random| {
+            if random.one_in(2) { random.within(1, 10.min(most)) } else { random.of_any_size(1, most) }
+        };
+        let (count, burst) = match (near_bound, self.within(0, 2)) {
+            (false, _) => (any(self), any(self)),
+            (true, 0) => (near(self), near(self)),
+            (true, 1) => (near(self), any(self)),
+            (true, _) => (any(self), near(self)),
+        };
+        match algorithm {
+            _ if algorithm.has_burst() => Rate { count, period, burst: Some(burst) },
+            _ => Rate { count: if near_bound { near(self) } else { count }, period, burst: None },
+        }
+    }
+
+    /// Somewhat like the first: one more, one less, half or twice of it.
+    fn another_rate(&mut self, first: &Quota) -> Rate {
+        let change = |random: &mut Random, number: u64| match random.within(0, 4) {
+            0 => number + 1,
+            1 => number - 1,
+            2 => number / 2,
+            3 => number * 2,
+            _ => number,
+        };
+        let count = change(self, first.count());
+        let burst = first.algorithm().has_burst().then(|| change(self, first.burst()));
+        Rate { count, period: first.period(), burst }
+    }
+
+    fn step(&mut self, kind: Kind, algorithm: Algorithm, quotas: usize) -> Move {
+        let wait = match self.within(0, 99) {
+            0..=34 => Wait::Not,
+            35..=40 => Wait::Micros(self.within(1, 3)),
+            41..=54 => Wait::AsTold,
+            55..=63 => Wait::LessThanTold,
+            64..=67 => Wait::Reset,
+            68..=73 => Wait::Next,
+            74..=85 => Wait::Edge(self.pick(&[Off::Before, Off::Exactly, Off::Exactly, Off::After])),
+            86..=95 => Wait::Part(self.within(1, 80)),
+            _ => Wait::Idle(self.within(1, 5)),
+        };
+        let cost = match self.within(0, 99) {
+            0..=29 => Cost::One,
+            30..=44 => Cost::Few(self.within(2, 5)),
+            45..=59 => Cost::Part(self.within(1, 63)),
+            60..=74 => Cost::Rest,
+            75..=86 => Cost::OneMore,
+            87..=96 => Cost::All,
+            _ => Cost::TooMuch,
+        };
+        let before_last = self.within(0, 5);
+        let act = match (self.within(0, 99), kind, algorithm) {
+            (0..=4, ..) => Act::Peek(cost),
+            (5..=9, ..) => Act::Collect,
+            (10..=34, _, Algorithm::Concurrency) if self.one_in(2) => Act::Release(before_last),
+            (10..=24, _, Algorithm::Concurrency) => Act::Renew(before_last),
+            (10..=24, Kind::Refunds, _) => Act::Refund(self.pick(&[0, 0, 1, 2, 5]), self.within(1, 8)),
+            (25..=30, Kind::Refunds, _) => Act::Settle(self.pick(&[0, 0, 1, 2, 5]), cost),
+            (10..=24, Kind::Changes, _) => Act::Change(self.pick(&[0, 1, 2, 3]) % quotas),
+            (10..=19, Kind::Steps, _) => Act::Back(self.clock_step()),
+            (20..=24, Kind::Steps, _) => Act::Forward(self.clock_step()),
+            _ => Act::Check(cost),
+        };
+        Move { wait, act }
+    }
+
+    fn clock_step(&mut self) -> Step {
+        match self.within(0, 3) {
+            0 => Step::Micros(self.of_any_size(1, 10_000_000)),
+            1 => Step::Part(self.within(1, 100)),
+            _ => Step::Times(self.of_any_size(1, 20), self.pick(&[Off::Before, Off::Exactly, Off::After])),
+        }
+    }
+}
+
+/// The largest count, as the documentation states it.
+fn bound(algorithm: Algorithm, period: Span) -> u64 {
+    let ticks = match period.as_micros() {
+        micros @ 0..=60_000_000 => micros,
+        micros @ 60_000_001..=86_400_000_000 => micros / 1_000,
+        micros => micros / 1_000_000,
+    };
+    match algorithm {
+        Algorithm::FixedWindow => 1 << 50,
+        Algorithm::SlidingLog => 100_000,
+        Algorithm::Concurrency => 10_000,
+        _ => ((1 << 53) - 1) / (4 * ticks),
+    }
+}

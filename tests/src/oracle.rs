@@ -1,0 +1,354 @@
+//! The oracles: what each algorithm must say, by its definition, from the list of what it admitted.
+//!
+//! An oracle keeps no level, no window and no counter. For every question it reads the whole list
+//! again, as slowly as the definition is written, in integers of 128 bits. It shares no code with the
+//! algorithms, so that a mistake would have to be made twice.
+//!
+//! | Algorithm | A request of cost c passes at `now` when |
+//! |---|---|
+//! | token-bucket, leaky-bucket | for every earlier admission: what was admitted from it on, and c, is at most burst + count*ticks since/period |
+//! | fixed-window | what was admitted in the window of `now`, and c, is at most count |
+//! | sliding-window | prev*(1-f) + cur + c is at most count |
+//! | sliding-log | what was admitted less than a period ago, and c, is at most count |
+//! | concurrency | fewer than count slots are held |
+//!
+//! What a refund takes off the list is said at [`Oracle::refund`].
+
+use tollkeeper_core::{Algorithm, Quota};
+
+use crate::contract::Hold;
+
+/// What was admitted under one key.
+#[derive(Clone, Debug)]
+pub struct Oracle {
+    algorithm: Algorithm,
+    /// In ticks.
+    period: i128,
+    /// In microseconds.
+    tick: i128,
+    shift: i128,
+    hold: Option<i128>,
+    quota: Terms,
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Terms {
+    count: i128,
+    burst: i128,
+}
+
+/// One admission, or what a settlement added.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// When, on the clock of the key, in microseconds.
+    pub at: i128,
+    /// What it was charged, in [`Oracle::unit`]s: what was given back is taken off.
+    pub weight: i128,
+    /// What is still in the log of it: a refund takes the oldest, not its own.
+    logged: i128,
+    /// It was added by a settlement, and is outside of the contract.
+    settled: bool,
+    /// When it left the queue, in microseconds.
+    departs: i128,
+    quota: Terms,
+}
+
+/// What the definition says of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Says {
+    /// Whether it passes.
+    pub allowed: bool,
+    /// What could be taken at once instead of it.
+    pub remaining: i128,
+    /// How long until nothing of the list counts, in microseconds.
+    pub reset: i128,
+    /// How long it is queued if it passes, in microseconds.
+    pub delay: i128,
+}
+
+impl Oracle {
+    /// Nothing was admitted yet.
+    pub fn new(quota: &Quota, shift: u64, hold: Option<u64>) -> Oracle {
+        let tick = i128::from(quota.tick().span().as_micros());
+        Oracle {
+            algorithm: quota.algorithm(),
+            period: i128::from(quota.period().as_micros()) / tick,
+            tick,
+            shift: shift.into(),
+            hold: hold.map(i128::from),
+            quota: Terms::of(quota),
+            entries: Vec::new(),
+        }
+    }
+
+    /// From now on another quota of the same period is in force.
+    pub fn change(&mut self, quota: &Quota) {
+        self.quota = Terms::of(quota);
+    }
+
+    /// What the weight of cost 1 is: buckets give back parts of a unit, down to one in `period`.
+    pub fn unit(&self) -> i128 {
+        if self.algorithm.has_burst() { self.period } else { 1 }
+    }
+
+    /// What the definition says of a request, if nothing was admitted after `now`.
+    pub fn says(&self, now: u64, cost: u64) -> Says {
+        let (now, cost) = (i128::from(now), i128::from(cost));
+        let Terms { count, burst } = self.quota;
+        match self.algorithm {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => {
+                let level = self.level(now);
+                let empty = self.until(self.ticks(now) + ceil(level, count), now);
+                let queued = if self.algorithm == Algorithm::LeakyBucket { empty } else { 0 };
+                let in_time = self.hold.is_none_or(|hold| queued <= hold);
+                Says {
+                    allowed: level + cost * self.period <= burst * self.period && in_time,
+                    remaining: ((burst * self.period - level).max(0)) / self.period,
+                    reset: empty,
+                    delay: queued,
+                }
+            }
+            Algorithm::FixedWindow => {
+                let used = self.used(now);
+                let end = (self.window(now) + 1) * self.period - self.shift;
+                self.counted(used, cost, if used > 0 { end - now } else { 0 })
+            }
+            Algorithm::SlidingWindow => {
+                let (prev, cur) = (self.sum_of_window(self.window(now) - 1), self.used(now));
+                let seen = self.period - self.ticks(now) % self.period;
+                let used = prev * seen + cur * self.period;
+                let end = (self.window(now) + if cur > 0 { 2 } else { 1 }) * self.period;
+                Says {
+                    allowed: used + cost * self.period <= count * self.period,
+                    remaining: (count * self.period - used).max(0) / self.period,
+                    reset: if prev + cur > 0 { self.until(end, now) } else { 0 },
+                    delay: 0,
+                }
+            }
+            Algorithm::SlidingLog => {
+                let newest = self.live(now).map(|entry| entry.at).max();
+                self.counted(self.used(now), cost, newest.map_or(0, |newest| newest + self.period - now))
+            }
+            Algorithm::Concurrency => unreachable!("slots are not a list of admissions: see `Slots`"),
+        }
+    }
+
+    /// Writes an admission down, with its delay in microseconds.
+    pub fn admit(&mut self, now: u64, cost: u64, delay: u64) {
+        let at = i128::from(now);
+        self.push(at, i128::from(cost) * self.unit(), false, at + i128::from(delay));
+    }
+
+    /// Writes down what a settlement adds: so much that not more than twice the limit counts.
+    pub fn settle(&mut self, now: u64, more: u64) {
+        let (at, more) = (i128::from(now), i128::from(more) * self.unit());
+        let room = (2 * self.quota.burst * self.unit() - self.used(at)).max(0);
+        self.push(at, more.min(room), true, at);
+    }
+
+    /// Takes `part` of an admission back, as far as the algorithm may:
+    ///
+    /// - a bucket what cannot have drained since, `min(part, cost - count*age/period)`;
+    /// - a fixed window all, while the window runs; a sliding window all, in the next window too;
+    /// - a log all, while the admission counts. Its own entry shrinks in the contract; in the log the
+    ///   oldest units that count go, which frees the least.
+    pub fn refund(&mut self, now: u64, index: usize, part: u64) {
+        let (now, part) = (i128::from(now), i128::from(part) * self.unit());
+        let entry = self.entries[index];
+        let back = match self.algorithm {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => {
+                let count = self.quota.count.max(entry.quota.count);
+                let drained = count * (self.ticks(now) - self.ticks(entry.at));
+                part.min((entry.weight - drained).max(0))
+            }
+            Algorithm::FixedWindow if self.window(entry.at) == self.window(now) => part,
+            Algorithm::SlidingWindow if self.window(entry.at) + 1 >= self.window(now) => part,
+            Algorithm::SlidingLog if entry.at > now - self.period => part,
+            _ => 0,
+        };
+        self.entries[index].weight -= back;
+        let mut left = back;
+        for entry in self.entries.iter_mut().filter(|entry| entry.at > now - self.period) {
+            let gone = left.min(entry.logged);
+            entry.logged -= gone;
+            left -= gone;
+        }
+    }
+
+    /// How many entries there are: the next will have this index.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// What the contract is about: what was admitted, without what was given back.
+    pub fn admitted(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(|entry| !entry.settled)
+    }
+
+    /// The departures from the queue, in the order of admission: time in microseconds and cost.
+    pub fn departures(&self) -> impl Iterator<Item = (i128, i128)> {
+        self.admitted().map(|entry| (entry.departs, entry.weight / self.unit()))
+    }
+
+    /// The contract, word for word: over every interval, window or instant that ends with an
+    /// admission, under the quotas in force then. Nothing, or the first breach.
+    pub fn breach(&self) -> Option<String> {
+        let admitted: Vec<&Entry> = self.admitted().collect();
+        for (last, entry) in admitted.iter().enumerate() {
+            let upto = &admitted[..=last];
+            let breach = match self.algorithm {
+                Algorithm::TokenBucket | Algorithm::LeakyBucket => self.breach_of_bucket(upto),
+                Algorithm::FixedWindow => {
+                    let same = |other: &&&Entry| self.window(other.at) == self.window(entry.at);
+                    let sum: i128 = upto.iter().filter(same).map(|other| other.weight).sum();
+                    (sum > entry.quota.count).then(|| format!("{sum} in one window"))
+                }
+                Algorithm::SlidingWindow => self.breach_of_sliding_window(upto),
+                Algorithm::SlidingLog => {
+                    let sum = self.sum_of_a_period(upto);
+                    (sum > entry.quota.count).then(|| format!("{sum} in one period"))
+                }
+                Algorithm::Concurrency => None,
+            };
+            if let Some(breach) = breach {
+                return Some(format!("contract: {breach}, up to {entry:?}"));
+            }
+        }
+        None
+    }
+
+    /// In any interval d at most `burst + count*(d + tick)/period`: here times `unit * tick`.
+    fn breach_of_bucket(&self, upto: &[&Entry]) -> Option<String> {
+        let last = upto.last()?;
+        let (mut sum, mut count) = (0, 0);
+        for first in upto.iter().rev() {
+            sum += first.weight;
+            count = count.max(first.quota.count);
+            let length = last.at - first.at;
+            if sum * self.tick > last.quota.burst * self.period * self.tick + count * (length + self.tick) {
+                return Some(format!("{sum}/{} in {length} us", self.period));
+            }
+        }
+        None
+    }
+
+    /// `prev*(1-f) + cur <= count`, and in one period at most `2*count - 1`.
+    fn breach_of_sliding_window(&self, upto: &[&Entry]) -> Option<String> {
+        let last = upto.last()?;
+        let of = |window| {
+            let inside = upto.iter().filter(|entry| self.window(entry.at) == window);
+            inside.map(|entry| entry.weight).sum::<i128>()
+        };
+        let window = self.window(last.at);
+        let (prev, cur) = (of(window - 1), of(window));
+        let seen = self.period - self.ticks(last.at) % self.period;
+        if prev * seen + cur * self.period > last.quota.count * self.period {
+            return Some(format!("{prev}*{seen}/{} + {cur}", self.period));
+        }
+        let most = upto.iter().map(|entry| entry.quota.count).max()?;
+        let sum = self.sum_of_a_period(upto);
+        (sum > 2 * most - 1).then(|| format!("{sum} in one period"))
+    }
+
+    /// What was admitted in the half-open interval of one period that ends with the last.
+    fn sum_of_a_period(&self, upto: &[&Entry]) -> i128 {
+        let last = upto.last().expect("ends with an admission");
+        let inside = upto.iter().filter(|entry| entry.at > last.at - self.period * self.tick);
+        inside.map(|entry| entry.weight).sum()
+    }
+
+    /// What counts now, in units, without the past of a sliding window.
+    fn used(&self, now: i128) -> i128 {
+        match self.algorithm {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => self.level(now),
+            Algorithm::SlidingLog => self.live(now).map(|entry| entry.logged).sum(),
+            _ => self.sum_of_window(self.window(now)),
+        }
+    }
+
+    /// The most that any stretch of ticks up to now had beyond the rate, times the period.
+    fn level(&self, now: i128) -> i128 {
+        let (mut sum, mut most) = (0, 0);
+        for entry in self.entries.iter().rev() {
+            sum += entry.weight;
+            most = most.max(sum - self.quota.count * (self.ticks(now) - self.ticks(entry.at)));
+        }
+        most
+    }
+
+    fn counted(&self, used: i128, cost: i128, reset: i128) -> Says {
+        let count = self.quota.count;
+        Says { allowed: used + cost <= count, remaining: (count - used).max(0), reset, delay: 0 }
+    }
+
+    fn sum_of_window(&self, window: i128) -> i128 {
+        let inside = self.entries.iter().filter(|entry| self.window(entry.at) == window);
+        inside.map(|entry| entry.weight).sum()
+    }
+
+    /// What is in a log and counts.
+    fn live(&self, now: i128) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(move |entry| entry.logged > 0 && entry.at > now - self.period)
+    }
+
+    fn push(&mut self, at: i128, weight: i128, settled: bool, departs: i128) {
+        self.entries.push(Entry { at, weight, logged: weight, settled, departs, quota: self.quota });
+    }
+
+    fn window(&self, at: i128) -> i128 {
+        (self.ticks(at) + self.shift).div_euclid(self.period)
+    }
+
+    fn ticks(&self, at: i128) -> i128 {
+        at.div_euclid(self.tick)
+    }
+
+    fn until(&self, tick: i128, now: i128) -> i128 {
+        (tick * self.tick - now).max(0)
+    }
+}
+
+/// Who holds the slots of a concurrency limit.
+#[derive(Clone, Debug, Default)]
+pub struct Slots {
+    /// Every slot that was taken, in this order.
+    pub holds: Vec<Hold>,
+}
+
+impl Slots {
+    /// How many are held.
+    pub fn held(&self, now: u64) -> usize {
+        self.holds.iter().filter(|hold| hold.from <= now && now < hold.until).count()
+    }
+
+    /// Somebody takes a slot for so long.
+    pub fn take(&mut self, now: u64, ttl: u64) {
+        self.holds.push(Hold { from: now, until: now + ttl });
+    }
+
+    /// The n-th slot, counted from 1, is held until `until` and no longer; false if it was gone.
+    pub fn until(&mut self, nth: usize, now: u64, until: u64) -> bool {
+        let hold = &mut self.holds[nth - 1];
+        let held = now < hold.until;
+        if held {
+            hold.until = until;
+        }
+        held
+    }
+}
+
+impl Terms {
+    fn of(quota: &Quota) -> Terms {
+        Terms { count: quota.count().into(), burst: quota.burst().into() }
+    }
+}
+
+fn ceil(number: i128, by: i128) -> i128 {
+    -(-number).div_euclid(by)
+}
