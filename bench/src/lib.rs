@@ -1,0 +1,11 @@
+//! Tollkeeper and its peers, side by side.
+//!
+//! Whatever is compared stands behind one small trait in [`sides`], meets the same requests from
+//! [`keys`], is timed in turns by [`race`], and ends up as lines and JSON in [`report`].
+
+pub mod keys;
+pub mod ours;
+pub mod peers;
+pub mod race;
+pub mod report;
+pub mod sides;

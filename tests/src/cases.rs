@@ -5,6 +5,8 @@
 //! is how a case that fails is made small: [`smallest`]. Everything follows from a number; the same
 //! number gives the same case everywhere.
 
+use std::fmt;
+
 use tollkeeper_core::{Algorithm, Quota, Rate, Retry, Span};
 
 use crate::one_key::OneKey;
@@ -20,6 +22,8 @@ pub struct Case {
     pub hold: Option<Span>,
     /// When it begins, in microseconds.
     pub start: u64,
+    /// How many slots are held when it begins: a history is too short to take thousands.
+    pub held: u64,
     /// What happens.
     pub moves: Vec<Move>,
 }
@@ -70,8 +74,6 @@ pub enum Off {
 pub enum Act {
     /// To ask, and be charged.
     Check(Cost),
-    /// Only to ask.
-    Peek(Cost),
     /// To let the store drop the state if it may.
     Collect,
     /// To give so many 8ths of an earlier charge back; the charge is so many before the last.
@@ -129,12 +131,14 @@ pub enum Kind {
     Refunds,
     /// Changes of the quota.
     Changes,
+    /// One change of the quota, with refunds and settlements before and after it.
+    RefundsOverAChange,
     /// Clocks that are set.
     Steps,
 }
 
-/// Nothing is later than this: three fill times more are still below 2^53 µs.
-const LATEST: u64 = 100 * 366 * 86_400_000_000;
+/// No history goes on for longer: three fill times after this are still below 2^53 µs.
+pub const LATEST: u64 = 100 * 366 * 86_400_000_000;
 
 impl Case {
     /// The case of that number.
@@ -145,9 +149,16 @@ impl Case {
         let period = quotas[0].period().as_micros();
         let staggers = algorithm == Algorithm::FixedWindow && random.one_in(2);
         let holds = algorithm == Algorithm::LeakyBucket && random.one_in(3);
-        // A log writes every unit down: with 100,000 of them a few moves are enough.
-        let most_moves = if algorithm == Algorithm::SlidingLog && near_bound { 10 } else { 40 };
+        let crowded = algorithm == Algorithm::Concurrency && number.is_multiple_of(30);
+        // Logs of 100,000 units and thousands of slots take time: there a few moves are enough.
+        let slow = crowded || algorithm == Algorithm::SlidingLog && near_bound;
+        let most_moves = if slow { 6 } else { 40 };
         let moves = random.within(1, most_moves);
+        let mut moves: Vec<Move> = (0..moves).map(|_| random.step(kind, algorithm, quotas.len())).collect();
+        if kind == Kind::RefundsOverAChange {
+            let middle = moves.len() / 2;
+            moves[middle].act = Act::Change(1);
+        }
         Case {
             shift: if staggers { random.within(0, period - 1) } else { 0 },
             hold: holds.then(|| {
@@ -160,9 +171,21 @@ impl Case {
             } else {
                 random.within(1 << 50, 2_000_000_000_000_000)
             },
-            moves: (0..moves).map(|_| random.step(kind, algorithm, quotas.len())).collect(),
+            held: if crowded { quotas[0].count() - random.within(0, 3) } else { 0 },
+            moves,
             quotas,
         }
+    }
+}
+
+/// One line for each quota and each move.
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for quota in &self.quotas {
+            writeln!(f, "{quota:?}")?;
+        }
+        writeln!(f, "start {} shift {} hold {:?} held {}", self.start, self.shift, self.hold, self.held)?;
+        self.moves.iter().try_for_each(|one| writeln!(f, "{:?}, then {:?}", one.wait, one.act))
     }
 }
 
@@ -216,6 +239,23 @@ impl Wait {
     }
 }
 
+impl Step {
+    /// In microseconds, for this key.
+    pub fn micros(self, key: &OneKey) -> u64 {
+        let quota = &key.quota;
+        let window = if quota.algorithm().has_burst() {
+            quota.fill_ticks() * quota.tick().span().as_micros()
+        } else {
+            quota.period().as_micros()
+        };
+        match self {
+            Step::Micros(micros) => micros,
+            Step::Part(part) => window / 64 * part,
+            Step::Times(times, off) => off.from(window * times),
+        }
+    }
+}
+
 impl Off {
     fn from(self, point: u64) -> u64 {
         match self {
@@ -233,28 +273,13 @@ impl Cost {
         match self {
             Cost::One => 1,
             Cost::Few(cost) => cost.min(limit),
-            Cost::Part(part) => (u128::from(limit) * u128::from(part) / 64).try_into().unwrap_or(limit).max(1),
+            Cost::Part(part) => {
+                (u128::from(limit) * u128::from(part) / 64).try_into().unwrap_or(limit).max(1)
+            }
             Cost::Rest => key.peek(1).remaining.max(1),
             Cost::OneMore => (key.peek(1).remaining + 1).min(limit),
             Cost::All => limit,
             Cost::TooMuch => limit + 1,
-        }
-    }
-}
-
-impl Step {
-    /// In microseconds, for this key.
-    pub fn micros(self, key: &OneKey) -> u64 {
-        let quota = &key.quota;
-        let window = if quota.algorithm().has_burst() {
-            quota.fill_ticks() * quota.tick().span().as_micros()
-        } else {
-            quota.period().as_micros()
-        };
-        match self {
-            Step::Micros(micros) => micros,
-            Step::Part(part) => window / 64 * part,
-            Step::Times(times, off) => off.from(window * times),
         }
     }
 }
@@ -301,16 +326,18 @@ impl Random {
             1 => (1_000, [61_000, 900_000, 3_600_000, 86_400_000], 86_400_000),
             _ => (1_000_000, [86_401, 604_800, 2_592_000, 31_622_400], 31_622_400),
         };
-        // Any whole number of ticks is longer than the longest of the tick before only from here on.
-        let shortest = periods[0];
-        let ticks = if self.one_in(2) { self.pick(&periods) } else { self.within(shortest, longest) };
+        let ticks = if self.one_in(2) { self.pick(&periods) } else { self.within(periods[0], longest) };
         Span::from_micros(ticks * tick)
     }
 
     /// One quota, or several between which a history changes.
     fn quotas(&mut self, algorithm: Algorithm, kind: Kind, near_bound: bool) -> Vec<Quota> {
         let period = self.period();
-        let wanted = if kind == Kind::Changes { 4 } else { 1 };
+        let wanted = match kind {
+            Kind::Changes => 4,
+            Kind::RefundsOverAChange => 2,
+            _ => 1,
+        };
         let mut quotas: Vec<Quota> = Vec::new();
         while quotas.len() < wanted {
             let rate = match quotas.first() {
@@ -378,15 +405,18 @@ impl Random {
         };
         let before_last = self.within(0, 5);
         let act = match (self.within(0, 99), kind, algorithm) {
-            (0..=4, ..) => Act::Peek(cost),
-            (5..=9, ..) => Act::Collect,
-            (10..=34, _, Algorithm::Concurrency) if self.one_in(2) => Act::Release(before_last),
-            (10..=24, _, Algorithm::Concurrency) => Act::Renew(before_last),
-            (10..=24, Kind::Refunds, _) => Act::Refund(self.pick(&[0, 0, 1, 2, 5]), self.within(1, 8)),
-            (25..=30, Kind::Refunds, _) => Act::Settle(self.pick(&[0, 0, 1, 2, 5]), cost),
+            (0..=9, ..) => Act::Collect,
+            (10..=24, Kind::Refunds | Kind::RefundsOverAChange, _) => {
+                Act::Refund(self.pick(&[0, 0, 1, 2, 5]), self.within(1, 8))
+            }
+            (25..=30, Kind::Refunds | Kind::RefundsOverAChange, _) => {
+                Act::Settle(self.pick(&[0, 0, 1, 2, 5]), cost)
+            }
             (10..=24, Kind::Changes, _) => Act::Change(self.pick(&[0, 1, 2, 3]) % quotas),
             (10..=19, Kind::Steps, _) => Act::Back(self.clock_step()),
             (20..=24, Kind::Steps, _) => Act::Forward(self.clock_step()),
+            (25..=39, _, Algorithm::Concurrency) => Act::Release(before_last),
+            (40..=49, _, Algorithm::Concurrency) => Act::Renew(before_last),
             _ => Act::Check(cost),
         };
         Move { wait, act }

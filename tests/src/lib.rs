@@ -1,3 +1,6 @@
 //! What judges the whole product: it knows what was promised and what happened, and nothing of how.
 
+pub mod cases;
 pub mod contract;
+pub mod one_key;
+pub mod oracle;

@@ -2,10 +2,8 @@
 //!
 //! It decides nothing: it asks the algorithm, writes what that says, and remembers the receipts.
 
-use tollkeeper_core::algorithm::{
-    self, Ask, Effect, Past, Seen, concurrency, fixed_window, meter, sliding_log, sliding_window,
-};
-use tollkeeper_core::{Algorithm, Outcome, Quota, Span, Time};
+use tollkeeper_core::algorithm::{self, Ask, Past, Seen, State, concurrency};
+use tollkeeper_core::{Outcome, Quota, Span, Time};
 
 /// A key, its quota and its clock.
 #[derive(Clone, Debug)]
@@ -18,22 +16,10 @@ pub struct OneKey {
     pub hold: Option<Span>,
     /// The clock, in microseconds.
     pub now: u64,
-    state: State,
+    state: Option<State>,
     /// When the state, as it was last written, is as good as none.
-    fresh_at: u64,
+    fresh_at: Time,
     slots_taken: u64,
-}
-
-/// What is kept of the key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each is named after its algorithm")]
-pub enum State {
-    Nothing,
-    Meter(meter::State),
-    FixedWindow(fixed_window::State),
-    SlidingWindow(sliding_window::State),
-    SlidingLog(Vec<u8>),
-    Concurrency(Vec<concurrency::Slot>),
 }
 
 /// What a check was told, and what it did.
@@ -50,17 +36,27 @@ pub struct Answer {
 impl OneKey {
     /// A fresh key.
     pub fn new(quota: Quota, now: u64) -> OneKey {
-        OneKey { quota, shift: 0, hold: None, now, state: State::Nothing, fresh_at: 0, slots_taken: 0 }
+        OneKey { quota, shift: 0, hold: None, now, state: None, fresh_at: Time::default(), slots_taken: 0 }
+    }
+
+    /// Lets so many slots be taken now, without asking.
+    pub fn occupy(&mut self, slots: u64) {
+        let (now, ttl) = (self.now, self.quota.period().as_micros());
+        let taken = (1..=slots).map(|id| concurrency::Slot { id, taken: now, expires: now + ttl });
+        self.slots_taken = slots;
+        self.write(Some(State::Concurrency(taken.collect())));
     }
 
     /// Decides a request, and writes what follows.
     pub fn check(&mut self, cost: u64) -> Answer {
         let ask = self.ask(self.now, cost);
-        let step = algorithm::step(&self.quota, self.state.seen(), &ask);
-        let outcome = algorithm::outcome(&self.quota, self.state.seen(), &ask, &step, step.allowed);
+        let step = algorithm::step(&self.quota, self.seen(), &ask);
+        let outcome = algorithm::outcome(&self.quota, self.seen(), &ask, &step, step.allowed);
         let (moved, mark) = (step.effect.moved(), step.effect.mark());
         if step.allowed || moved {
-            self.write(&step.effect, if step.allowed { cost } else { 0 });
+            self.slots_taken += u64::from(step.allowed);
+            let state = self.state.take();
+            self.write(algorithm::apply(&self.quota, state, &ask, &step, step.allowed, self.slots_taken));
         }
         let past = Past { cost, count: self.quota.count(), tick: mark, window: mark };
         Answer { outcome, moved, past: step.allowed.then_some(past) }
@@ -74,71 +70,44 @@ impl OneKey {
     /// What a check would be told at another time, if nothing happens until then.
     pub fn peek_at(&self, now: u64, cost: u64) -> Outcome {
         let ask = self.ask(now, cost);
-        let step = algorithm::step(&self.quota, self.state.seen(), &ask);
-        algorithm::outcome(&self.quota, self.state.seen(), &ask, &step, false)
+        let step = algorithm::step(&self.quota, self.seen(), &ask);
+        algorithm::outcome(&self.quota, self.seen(), &ask, &step, false)
     }
 
     /// Gives back part of what was charged.
     pub fn give_back(&mut self, part: u64, past: &Past) {
-        let (quota, shift, now) = (&self.quota, self.shift, self.tick());
-        match &mut self.state {
-            State::Nothing | State::Concurrency(_) => return,
-            State::Meter(state) => *state = meter::give_back(quota, *state, now, part, past),
-            State::FixedWindow(state) => {
-                *state = fixed_window::give_back(quota, *state, now, shift, part, past);
-            }
-            State::SlidingWindow(state) => *state = sliding_window::give_back(quota, *state, now, part, past),
-            State::SlidingLog(log) => sliding_log::give_back(quota, log, now, part, past),
+        if let Some(state) = self.state.take() {
+            let now = Time::from_micros(self.now);
+            self.write(Some(algorithm::give_back(&self.quota, state, now, self.shift, part, past)));
         }
-        self.written();
     }
 
     /// Charges more, above the limit if need be.
     pub fn add(&mut self, more: u64) {
-        let (quota, shift, now, seen) = (&self.quota, self.shift, self.tick(), &mut self.state);
-        match quota.algorithm() {
-            Algorithm::TokenBucket | Algorithm::LeakyBucket => {
-                let state = if let State::Meter(state) = seen { Some(*state) } else { None };
-                *seen = State::Meter(meter::add(quota, state, now, more));
-            }
-            Algorithm::FixedWindow => {
-                let state = if let State::FixedWindow(state) = seen { Some(*state) } else { None };
-                *seen = State::FixedWindow(fixed_window::add(quota, state, now, shift, more));
-            }
-            Algorithm::SlidingWindow => {
-                let state = if let State::SlidingWindow(state) = seen { Some(*state) } else { None };
-                *seen = State::SlidingWindow(sliding_window::add(quota, state, now, more));
-            }
-            Algorithm::SlidingLog => sliding_log::add(quota, seen.log(), now, more),
-            Algorithm::Concurrency => return,
-        }
-        self.written();
+        let (state, now) = (self.state.take(), Time::from_micros(self.now));
+        self.write(Some(algorithm::add(&self.quota, state, now, self.shift, more)));
     }
 
     /// Releases the n-th slot that was taken; false if it was not held any more.
     pub fn release(&mut self, nth: u64) -> bool {
-        let held = concurrency::release(self.state.slots(), self.now, nth);
-        self.written();
-        held
+        self.with_slots(|slots, now| concurrency::release(slots, now, nth))
     }
 
     /// Lets the n-th slot that was taken live from now; false if it was not held any more.
     pub fn renew(&mut self, nth: u64) -> bool {
-        let held = concurrency::renew(self.state.slots(), self.now, nth);
-        self.written();
-        held
+        self.with_slots(|slots, now| concurrency::renew(slots, now, nth))
     }
 
     /// Drops the state if it is as good as none, as every store may at any time.
     pub fn collect(&mut self) {
-        if self.now >= self.fresh_at {
-            self.state = State::Nothing;
+        if Time::from_micros(self.now) >= self.fresh_at {
+            self.state = None;
         }
     }
 
     /// What is kept.
-    pub fn state(&self) -> &State {
-        &self.state
+    pub fn state(&self) -> Option<&State> {
+        self.state.as_ref()
     }
 
     /// How many slots were ever taken.
@@ -146,69 +115,24 @@ impl OneKey {
         self.slots_taken
     }
 
+    fn with_slots(&mut self, change: impl Fn(&mut Vec<concurrency::Slot>, u64) -> bool) -> bool {
+        let Some(State::Concurrency(mut slots)) = self.state.take() else { return false };
+        let held = change(&mut slots, self.now);
+        self.write(Some(State::Concurrency(slots)));
+        held
+    }
+
+    fn seen(&self) -> Seen<'_> {
+        self.state.as_ref().map_or(Seen::Nothing, State::seen)
+    }
+
     fn ask(&self, now: u64, cost: u64) -> Ask {
         Ask { now: Time::from_micros(now), cost, shift: self.shift, hold: self.hold }
     }
 
-    fn tick(&self) -> u64 {
-        self.quota.tick().number(Time::from_micros(self.now))
-    }
-
-    fn write(&mut self, effect: &Effect, cost: u64) {
-        match effect {
-            Effect::None => {}
-            Effect::Meter(step) => self.state = State::Meter(step.after),
-            Effect::FixedWindow(step) => self.state = State::FixedWindow(step.after),
-            Effect::SlidingWindow(step) => self.state = State::SlidingWindow(step.after),
-            Effect::SlidingLog(step) => sliding_log::write(self.state.log(), step, self.now, cost),
-            Effect::Concurrency(_) => {
-                self.slots_taken += u64::from(cost > 0);
-                let taker = (cost > 0).then_some(self.slots_taken);
-                concurrency::write(&self.quota, self.state.slots(), self.now, taker);
-            }
-        }
-        self.written();
-    }
-
-    fn written(&mut self) {
-        let quota = &self.quota;
-        let tick = match &self.state {
-            State::Nothing => 0,
-            State::Meter(state) => meter::fresh_at(quota, *state),
-            State::FixedWindow(state) => fixed_window::fresh_at(quota, *state, self.shift),
-            State::SlidingWindow(state) => sliding_window::fresh_at(quota, *state),
-            State::SlidingLog(log) => sliding_log::fresh_at(quota, log),
-            State::Concurrency(slots) => concurrency::fresh_at(slots),
-        };
-        self.fresh_at = tick * quota.tick().span().as_micros();
-    }
-}
-
-impl State {
-    fn seen(&self) -> Seen<'_> {
-        match self {
-            State::Nothing => Seen::Nothing,
-            State::Meter(state) => Seen::Meter(*state),
-            State::FixedWindow(state) => Seen::FixedWindow(*state),
-            State::SlidingWindow(state) => Seen::SlidingWindow(*state),
-            State::SlidingLog(log) => Seen::SlidingLog(log),
-            State::Concurrency(slots) => Seen::Concurrency(slots),
-        }
-    }
-
-    fn log(&mut self) -> &mut Vec<u8> {
-        if !matches!(self, State::SlidingLog(_)) {
-            *self = State::SlidingLog(Vec::new());
-        }
-        let State::SlidingLog(log) = self else { unreachable!("just made") };
-        log
-    }
-
-    fn slots(&mut self) -> &mut Vec<concurrency::Slot> {
-        if !matches!(self, State::Concurrency(_)) {
-            *self = State::Concurrency(Vec::new());
-        }
-        let State::Concurrency(slots) = self else { unreachable!("just made") };
-        slots
+    fn write(&mut self, state: Option<State>) {
+        self.fresh_at =
+            state.as_ref().map_or(Time::default(), |state| state.fresh_at(&self.quota, self.shift));
+        self.state = state;
     }
 }

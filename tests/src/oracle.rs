@@ -149,7 +149,8 @@ impl Oracle {
 
     /// Takes `part` of an admission back, as far as the algorithm may:
     ///
-    /// - a bucket what cannot have drained since, `min(part, cost - count*age/period)`;
+    /// - a token bucket what cannot have drained since, `min(part, cost - count*age/period)`;
+    /// - a leaky bucket nothing: what has queued has shaped what left after it;
     /// - a fixed window all, while the window runs; a sliding window all, in the next window too;
     /// - a log all, while the admission counts. Its own entry shrinks in the contract; in the log the
     ///   oldest units that count go, which frees the least.
@@ -157,7 +158,7 @@ impl Oracle {
         let (now, part) = (i128::from(now), i128::from(part) * self.unit());
         let entry = self.entries[index];
         let back = match self.algorithm {
-            Algorithm::TokenBucket | Algorithm::LeakyBucket => {
+            Algorithm::TokenBucket => {
                 let count = self.quota.count.max(entry.quota.count);
                 let drained = count * (self.ticks(now) - self.ticks(entry.at));
                 part.min((entry.weight - drained).max(0))
@@ -196,31 +197,25 @@ impl Oracle {
         self.admitted().map(|entry| (entry.departs, entry.weight / self.unit()))
     }
 
-    /// The contract, word for word: over every interval, window or instant that ends with an
-    /// admission, under the quotas in force then. Nothing, or the first breach.
+    /// The contract, word for word, over every interval, window or instant that ends with the last
+    /// admission, under the quotas in force. Nothing, or the breach.
     pub fn breach(&self) -> Option<String> {
         let admitted: Vec<&Entry> = self.admitted().collect();
-        for (last, entry) in admitted.iter().enumerate() {
-            let upto = &admitted[..=last];
-            let breach = match self.algorithm {
-                Algorithm::TokenBucket | Algorithm::LeakyBucket => self.breach_of_bucket(upto),
-                Algorithm::FixedWindow => {
-                    let same = |other: &&&Entry| self.window(other.at) == self.window(entry.at);
-                    let sum: i128 = upto.iter().filter(same).map(|other| other.weight).sum();
-                    (sum > entry.quota.count).then(|| format!("{sum} in one window"))
-                }
-                Algorithm::SlidingWindow => self.breach_of_sliding_window(upto),
-                Algorithm::SlidingLog => {
-                    let sum = self.sum_of_a_period(upto);
-                    (sum > entry.quota.count).then(|| format!("{sum} in one period"))
-                }
-                Algorithm::Concurrency => None,
-            };
-            if let Some(breach) = breach {
-                return Some(format!("contract: {breach}, up to {entry:?}"));
+        let last = admitted.last()?;
+        match self.algorithm {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => self.breach_of_bucket(&admitted),
+            Algorithm::FixedWindow => {
+                let same = admitted.iter().filter(|entry| self.window(entry.at) == self.window(last.at));
+                let sum: i128 = same.map(|entry| entry.weight).sum();
+                (sum > last.quota.count).then(|| format!("{sum} in one window"))
             }
+            Algorithm::SlidingWindow => self.breach_of_sliding_window(&admitted),
+            Algorithm::SlidingLog => {
+                let sum = self.sum_of_a_period(&admitted);
+                (sum > last.quota.count).then(|| format!("{sum} in one period"))
+            }
+            Algorithm::Concurrency => None,
         }
-        None
     }
 
     /// In any interval d at most `burst + count*(d + tick)/period`: here times `unit * tick`.

@@ -1,11 +1,16 @@
 //! Decisions: what each limit says, and what follows for the request.
 
+use std::sync::Arc;
+
+use crate::algorithm::{self, Ask, Seen, Step};
 use crate::charge::{Charge, Item, Slot};
 use crate::inline::Inline;
 use crate::key::Key;
+use crate::policy::Policy;
 use crate::policy::Rule;
+use crate::quota::Quota;
 use crate::time::{Span, Time};
-use crate::toll::{Due, Toll, Verb};
+use crate::toll::{Due, InvalidRequest, Request, Toll, Verb};
 
 /// What one limit says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,28 +65,81 @@ pub enum Verdict {
 }
 
 /// What a store says of a toll.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Ruling {
-    outcomes: Inline<Outcome, 4>,
-    /// Where each admission was entered.
-    marks: Inline<u64, 4>,
+    said: Inline<Said, 3>,
     now: Time,
     id: u64,
+}
+
+/// What a store says of one limit.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Said {
+    /// Nothing yet.
+    #[default]
+    Nothing,
+    /// The step that was made: the numbers behind it are computed by whoever asks for them.
+    Step {
+        /// The step.
+        step: Step,
+        /// Whether the key was charged.
+        charged: bool,
+    },
+    /// The numbers themselves, where they depend on more than the step.
+    Outcome {
+        /// The numbers.
+        outcome: Outcome,
+        /// Where the admission was entered: tick, stamp or window.
+        mark: u64,
+    },
+}
+
+impl Said {
+    /// Whether this limit lets the request pass.
+    #[inline]
+    pub fn allowed(&self) -> bool {
+        match self {
+            Said::Nothing => false,
+            Said::Step { step, .. } => step.allowed,
+            Said::Outcome { outcome, .. } => outcome.allowed,
+        }
+    }
+
+    /// The numbers, for what was asked under this quota.
+    pub fn outcome(&self, quota: &Quota, ask: &Ask) -> Outcome {
+        match self {
+            Said::Nothing => Outcome::nothing(),
+            Said::Step { step, charged } => algorithm::outcome(quota, Seen::Nothing, ask, step, *charged),
+            Said::Outcome { outcome, .. } => *outcome,
+        }
+    }
+
+    fn mark(&self) -> u64 {
+        match self {
+            Said::Nothing => 0,
+            Said::Step { step, .. } => step.effect.mark(),
+            Said::Outcome { mark, .. } => *mark,
+        }
+    }
 }
 
 impl Ruling {
     /// Nothing said yet, at this time of the store; admissions will carry this number.
     #[inline]
     pub fn new(now: Time, id: u64) -> Ruling {
-        Ruling { outcomes: Inline::default(), marks: Inline::default(), now, id }
+        Ruling { said: Inline::default(), now, id }
     }
 
-    /// What the next limit of the toll says, and where it entered the admission.
+    /// The time of the store, and the number that admissions will carry.
     #[inline]
-    pub fn push(&mut self, outcome: Outcome, mark: u64) {
-        debug_assert_eq!(outcome.allowed, outcome.retry.is_none(), "who refuses says when to come again");
-        self.outcomes.push(outcome);
-        self.marks.push(mark);
+    pub fn set(&mut self, now: Time, id: u64) {
+        (self.now, self.id) = (now, id);
+    }
+
+    /// What the next limit of the toll says.
+    #[inline]
+    pub fn push(&mut self, said: Said) {
+        self.said.push(said);
     }
 }
 
@@ -90,56 +148,55 @@ impl Ruling {
 pub struct Decision {
     toll: Toll,
     ruling: Ruling,
-    verdict: Verdict,
-    binding: Option<usize>,
+    allowed: bool,
 }
 
 impl Decision {
-    /// Draws the conclusion from what each limit says.
+    /// Draws the conclusion from what each limit says: all that are enforced must allow.
     #[inline]
     pub fn new(toll: Toll, ruling: Ruling) -> Decision {
-        // A limit without an answer would count as one that allows.
-        assert_eq!(toll.len(), ruling.outcomes.len(), "a store answers for every limit");
-        let mut verdict = Verdict::Allow { delay: Span::ZERO };
-        let mut binding: Option<usize> = None;
-        for (index, (due, outcome)) in toll.dues().zip(ruling.outcomes.iter()).enumerate() {
-            if !due.enforced() {
-                continue;
-            }
-            verdict = match (verdict, outcome.retry) {
-                (Verdict::Allow { delay }, None) => {
-                    if binding.is_none_or(|binding| scarcer(outcome, &ruling.outcomes[binding])) {
-                        binding = Some(index);
-                    }
-                    Verdict::Allow { delay: delay.max(outcome.delay) }
-                }
-                (Verdict::Allow { .. }, Some(retry)) => {
-                    binding = Some(index);
-                    Verdict::Deny { retry }
-                }
-                (Verdict::Deny { retry: longest }, Some(retry)) if retry > longest => {
-                    binding = Some(index);
-                    Verdict::Deny { retry }
-                }
-                (denied, _) => denied,
-            };
-        }
-        Decision { toll, ruling, verdict, binding }
+        let mut decision = Decision { toll, ruling, allowed: false };
+        decision.conclude();
+        decision
+    }
+
+    /// Makes a toll, has it decided at once, and draws the conclusion: all in one place, because moving
+    /// the parts around would cost as much as deciding.
+    #[inline]
+    pub fn make(
+        policy: Arc<Policy>,
+        request: &Request<'_>,
+        decide: impl FnOnce(&Toll, &mut Ruling),
+    ) -> Result<Decision, InvalidRequest> {
+        let toll = Toll::new(policy, request.verb);
+        let mut decision = Decision { toll, ruling: Ruling::default(), allowed: false };
+        decision.toll.add_request(request)?;
+        decide(&decision.toll, &mut decision.ruling);
+        decision.conclude();
+        Ok(decision)
+    }
+
+    #[inline]
+    fn conclude(&mut self) {
+        debug_assert_eq!(self.toll.len(), self.ruling.said.len(), "a store answers for every limit");
+        let mut all = self.toll.dues().zip(self.ruling.said.iter());
+        self.allowed = all.all(|(due, said)| said.allowed() || !due.enforced());
     }
 
     /// Whether the request may pass.
+    #[inline]
     pub fn allowed(&self) -> bool {
-        matches!(self.verdict, Verdict::Allow { .. })
+        self.allowed
     }
 
     /// Whether it may pass, with what follows.
     pub fn verdict(&self) -> Verdict {
-        self.verdict
+        self.conclusion().0
     }
 
     /// How long to wait before coming again: nothing if the request passes or waiting does not help.
     pub fn retry_after(&self) -> Option<Span> {
-        match self.verdict {
+        match self.verdict() {
             Verdict::Deny { retry: Retry::After(span) } => Some(span),
             _ => None,
         }
@@ -147,7 +204,7 @@ impl Decision {
 
     /// How long an admitted request must be held before it goes on.
     pub fn delay(&self) -> Span {
-        match self.verdict {
+        match self.verdict() {
             Verdict::Allow { delay } => delay,
             Verdict::Deny { .. } => Span::ZERO,
         }
@@ -155,17 +212,25 @@ impl Decision {
 
     /// The limit that decides: of a refusal the one to wait longest for, of an admission the scarcest.
     pub fn binding(&self) -> Option<Answer<'_>> {
-        self.binding.map(|index| self.answer(index))
+        self.conclusion().1
     }
 
     /// What each limit that applied says, in the order of the policy.
     pub fn limits(&self) -> impl ExactSizeIterator<Item = Answer<'_>> {
-        (0..self.toll.len()).map(|index| self.answer(index))
+        let now = self.ruling.now;
+        self.toll.dues().zip(self.ruling.said.iter()).map(move |(due, said)| {
+            let outcome = match said {
+                // The due knows what a cost of 0 changes.
+                Said::Step { step, charged } => due.outcome(Seen::Nothing, now, step, *charged),
+                said => said.outcome(due.quota, &due.ask(now)),
+            };
+            Answer { due, outcome }
+        })
     }
 
     /// What the limit of that name says, if it applied.
     pub fn limit(&self, name: &str) -> Option<Answer<'_>> {
-        self.limits().find(|answer| answer.rule.name() == name)
+        self.limits().find(|answer| answer.name() == name)
     }
 
     /// The time on the store's clock.
@@ -193,24 +258,48 @@ impl Decision {
 
     /// What was written for this request, of slots or of everything else.
     fn entered(&self, slots: bool) -> impl Iterator<Item = Item> {
-        let charged = self.allowed() && self.toll.verb().charges();
-        let all = self.toll.dues().zip(self.ruling.outcomes.iter()).zip(self.ruling.marks.iter());
-        all.filter(move |((due, outcome), _)| {
-            charged && outcome.allowed && due.cost > 0 && due.is_slot() == slots
+        let charged = self.allowed && self.toll.verb().charges();
+        let all = self.limits().zip(self.ruling.said.iter());
+        all.filter(move |(answer, said)| {
+            charged && said.allowed() && answer.due.cost > 0 && answer.due.is_slot() == slots
         })
-        .map(|((due, outcome), mark)| Item::new(&due, *mark, outcome.overflow))
+        .map(|(answer, said)| Item::new(&answer.due, said.mark(), answer.outcome.overflow))
     }
 
-    fn answer(&self, index: usize) -> Answer<'_> {
-        let due = self.toll.get(index);
-        Answer { rule: due.rule, due, outcome: self.ruling.outcomes[index] }
+    fn conclusion(&self) -> (Verdict, Option<Answer<'_>>) {
+        let mut verdict = Verdict::Allow { delay: Span::ZERO };
+        let mut binding: Option<Answer<'_>> = None;
+        for answer in self.limits().filter(|answer| answer.due.enforced()) {
+            verdict = match (verdict, answer.outcome.retry) {
+                (Verdict::Allow { delay }, None) => {
+                    if binding.is_none_or(|binding| scarcer(&answer.outcome, &binding.outcome)) {
+                        binding = Some(answer);
+                    }
+                    Verdict::Allow { delay: delay.max(answer.outcome.delay) }
+                }
+                (Verdict::Allow { .. }, Some(retry)) => {
+                    binding = Some(answer);
+                    Verdict::Deny { retry }
+                }
+                (Verdict::Deny { retry: longest }, Some(retry)) if retry > longest => {
+                    binding = Some(answer);
+                    Verdict::Deny { retry }
+                }
+                (denied, _) => denied,
+            };
+        }
+        debug_assert_eq!(
+            self.allowed,
+            matches!(verdict, Verdict::Allow { .. }),
+            "who refuses says for how long"
+        );
+        (verdict, binding)
     }
 }
 
 /// What one limit says in a decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer<'d> {
-    rule: &'d Rule,
     due: Due<'d>,
     outcome: Outcome,
 }
@@ -218,12 +307,12 @@ pub struct Answer<'d> {
 impl<'d> Answer<'d> {
     /// The name of the limit.
     pub fn name(&self) -> &'d str {
-        self.rule.name()
+        self.due.rule.name()
     }
 
     /// The limit.
     pub fn rule(&self) -> &'d Rule {
-        self.rule
+        self.due.rule
     }
 
     /// What was due.

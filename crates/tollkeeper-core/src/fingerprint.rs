@@ -3,7 +3,7 @@
 //! A key costs the same to keep whatever its length, and nobody who does not know the secret can find
 //! two keys that collide: each 32-byte block goes through sums of products with secret words (the NH
 //! construction), twice with independent words, so two different blocks agree in both lanes with a
-//! chance of 2^-128 whoever chose them. It is not a message authentication code: fingerprints never
+//! chance of about 2^-128 whoever chose them. It is not a message authentication code: fingerprints never
 //! leave the process except into the snapshot, which holds the secret as well. Why not SipHash: see
 //! `docs/adr/0002-fingerprint.md`.
 
@@ -130,12 +130,17 @@ fn load(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(*bytes.first_chunk().expect("at least eight bytes"))
 }
 
-/// Up to seven bytes, each in its place.
+/// Up to seven bytes: different ones make different words, given their number.
 #[inline]
 fn short(bytes: &[u8]) -> u64 {
-    let mut word = [0; 8];
-    word[..bytes.len()].copy_from_slice(bytes);
-    u64::from_le_bytes(word)
+    let len = bytes.len();
+    match (bytes.first_chunk::<4>(), bytes.last_chunk::<4>()) {
+        (Some(first), Some(last)) => {
+            u64::from(u32::from_le_bytes(*first)) << 32 | u64::from(u32::from_le_bytes(*last))
+        }
+        _ if len == 0 => 0,
+        _ => u64::from(bytes[0]) << 16 | u64::from(bytes[len / 2]) << 8 | u64::from(bytes[len - 1]),
+    }
 }
 
 #[cfg(test)]

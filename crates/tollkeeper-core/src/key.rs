@@ -367,6 +367,22 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_key_of_one_value_is_the_key_that_was_written() {
+        let family = family("daily", Algorithm::FixedWindow, true, Span::from_secs(60));
+        for value in ["alice", "", "a:b%{}\0", &"x".repeat(1024)] {
+            let mut written = Vec::new();
+            push_value(Some(value), |part| written.extend_from_slice(part));
+            let (one, written) = (Key::of_one(&family, value), Key::new(&family, &written));
+            assert_eq!(one, written);
+            assert_eq!(one.to_bytes(), written.to_bytes());
+            assert_eq!(one.to_string(), written.to_string());
+            assert_eq!(one.stagger(), written.stagger());
+            assert_ne!(one, Key::of_one(&family, "other"));
+            assert_ne!(one, Key::new(&family, &[]));
+        }
+    }
+
+    #[test]
     fn any_bytes_are_a_key_or_none_and_never_a_panic() {
         let mut random = Random(3);
         let mut keys = 0;

@@ -25,7 +25,7 @@ pub mod time;
 pub mod toll;
 
 pub use charge::{Change, Charge, Costs, Slot};
-pub use decision::{Answer, Decision, Outcome, Retry, Ruling, Verdict};
+pub use decision::{Answer, Decision, Outcome, Retry, Ruling, Said, Verdict};
 pub use facts::{Facts, InvalidFact, Value};
 pub use key::Key;
 pub use limit::{Limit, Missing, Mode, OnStoreFailure};

@@ -14,8 +14,7 @@ pub struct Network {
 impl Network {
     /// Whether the address belongs to the network. IPv4-mapped addresses are IPv4 addresses.
     pub fn contains(&self, ip: IpAddr) -> bool {
-        let ip = ip.to_canonical();
-        ip.is_ipv4() == self.address.is_ipv4() && mask(ip, self.prefix) == self.address
+        mask(ip.to_canonical(), self.prefix) == self.address
     }
 }
 

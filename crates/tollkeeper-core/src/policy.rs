@@ -6,6 +6,7 @@
 use core::fmt;
 use core::net::IpAddr;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::facts::{self, Facts, Scratch, Value};
 use crate::key;
@@ -14,12 +15,12 @@ use crate::net::{self, InvalidNetwork, Network};
 use crate::pattern::Condition;
 use crate::quota::{Algorithm, Allowance, InvalidQuota, Quota, Rate};
 
-/// The limits in force.
-#[derive(Debug)]
+/// The limits in force. Cheap to clone: clones share the limits.
+#[derive(Clone, Debug)]
 pub struct Policy {
     version: u64,
     ipv6_prefix: u8,
-    rules: Vec<Rule>,
+    rules: Arc<[Rule]>,
 }
 
 impl Policy {
@@ -37,7 +38,7 @@ impl Policy {
             rules.push(Rule::new(&limit, &mut report));
         }
         if problems.is_empty() {
-            Ok(Policy { version: 1, ipv6_prefix: 64, rules })
+            Ok(Policy { version: 1, ipv6_prefix: 64, rules: rules.into() })
         } else {
             Err(InvalidPolicy(problems))
         }
@@ -202,7 +203,11 @@ impl Rule {
         let unconditional = self.when.is_empty() && self.unless.is_empty() && self.mode != Mode::Off;
         let nobody_allowed = matches!(&self.allow, Allow::Values(values) if values.is_empty());
         let one_grant = self.tier.is_none() && self.overrides.is_empty() && self.cost.is_none();
-        self.by.len() == 1 && unconditional && nobody_allowed && one_grant && self.algorithm != Algorithm::Concurrency
+        self.by.len() == 1
+            && unconditional
+            && nobody_allowed
+            && one_grant
+            && self.algorithm != Algorithm::Concurrency
     }
 
     /// Whether the limit has anything to say to a request with these facts.

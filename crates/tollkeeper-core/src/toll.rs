@@ -53,8 +53,8 @@ pub struct Toll {
     policy: Arc<Policy>,
     verb: Verb,
     hold: Option<Span>,
-    entries: Inline<Entry, 4>,
-    values: Inline<u8, 104>,
+    entries: Inline<Entry, 3>,
+    values: Inline<u8, 96>,
     skipped: Marks,
     unknown_tiers: Marks,
 }
@@ -78,11 +78,24 @@ pub struct Due<'t> {
     pub quota: &'t Quota,
     /// The key.
     pub key: Key<'t>,
-    /// The cost; 0 passes and charges nothing.
+    /// The cost; 0 passes, unless nothing is granted, and charges nothing.
     pub cost: u64,
     /// How much earlier than the epoch's the windows of this key begin, in microseconds.
     pub shift: u64,
     hold: Option<Span>,
+}
+
+/// What is asked of a policy.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// What the request wants.
+    pub verb: Verb,
+    /// What is known of it.
+    pub facts: &'a Facts<'a>,
+    /// What it costs, where a limit does not charge the number in a fact.
+    pub cost: u64,
+    /// The longest delay that the caller can hold it.
+    pub hold: Option<Span>,
 }
 
 impl Policy {
@@ -119,6 +132,13 @@ impl Toll {
     #[must_use]
     pub fn hold(self, longest: Span) -> Toll {
         Toll { hold: Some(longest), ..self }
+    }
+
+    /// Adds what a request must pay.
+    #[inline]
+    pub fn add_request(&mut self, request: &Request<'_>) -> Result<(), InvalidRequest> {
+        self.hold = request.hold;
+        self.add(request.facts, request.cost)
     }
 
     /// Adds what a request with these facts must pay. Called again, the same key is paid for once, at
@@ -317,7 +337,7 @@ impl<'t> Due<'t> {
 
     /// A cost of 0 looks as 1 does.
     #[inline]
-    fn ask(&self, now: Time) -> Ask {
+    pub(crate) fn ask(&self, now: Time) -> Ask {
         Ask { now, cost: self.cost.max(1), shift: self.shift, hold: self.hold }
     }
 }
@@ -326,29 +346,25 @@ impl<'t> Due<'t> {
 #[derive(Clone, Debug, Default)]
 struct Marks {
     first: u64,
-    /// One bit each for the places from 64 on.
-    more: Vec<u64>,
+    more: Option<Box<Vec<usize>>>,
 }
 
 impl Marks {
     fn set(&mut self, index: usize) {
-        let word = match index / 64 {
-            0 => &mut self.first,
-            word => {
-                self.more.resize(self.more.len().max(word), 0);
-                &mut self.more[word - 1]
+        match index {
+            0..=63 => self.first |= 1 << index,
+            _ => {
+                let more = self.more.get_or_insert_default();
+                if !more.contains(&index) {
+                    more.push(index);
+                }
             }
-        };
-        *word |= 1 << (index % 64);
+        }
     }
 
     fn iter(&self) -> impl Iterator<Item = usize> {
-        let words = core::iter::once(&self.first).chain(&self.more);
-        let marked = |(word, bits): (usize, &u64)| {
-            let bits = *bits;
-            (0..64).filter(move |bit| bits >> bit & 1 == 1).map(move |bit| 64 * word + bit)
-        };
-        words.enumerate().flat_map(marked)
+        let first = (0..64).filter(|index| self.first >> index & 1 == 1);
+        first.chain(self.more.iter().flat_map(|more| more.iter().copied()))
     }
 }
 

@@ -4,13 +4,13 @@
 //! quota) is settled here once; what is left is a fingerprint, a lock and a few additions.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use arc_swap::ArcSwap;
+use tollkeeper_core::algorithm::Ask;
 use tollkeeper_core::facts::{FactProblem, MAX_VALUE};
 use tollkeeper_core::fingerprint::{self, Midstate};
 use tollkeeper_core::toll::MAX_COST;
-use tollkeeper_core::{Due, InvalidFact, InvalidRequest, Key, Outcome, Policy};
+use tollkeeper_core::{Due, InvalidFact, InvalidRequest, Key, Outcome, Policy, Quota, Rule, Said, Time};
 
 use crate::limiter::Limiter;
 use crate::memory::MemoryStore;
@@ -36,83 +36,114 @@ pub struct Handle {
     limiter: Limiter,
     store: MemoryStore,
     limit: Box<str>,
-    prepared: ArcSwap<Prepared>,
+    /// What the keys began with when the handle was made, taken in already.
+    family: Box<[u8]>,
+    midstate: Midstate,
+    /// Under which number of the policy the limit was last found, and where: while the number is the
+    /// same, so is the place, and keys begin as they did.
+    found: AtomicU64,
 }
 
-#[derive(Debug)]
-struct Prepared {
-    policy: Arc<Policy>,
-    /// The place of the limit in the policy, and what its keys have in common; or why there is none.
-    rule: Result<(usize, Midstate), HandleError>,
-}
+/// Bits of `found` that hold the place.
+const PLACE: u32 = 16;
 
 impl Handle {
     pub(crate) fn new(limiter: &Limiter, limit: &str) -> Result<Handle, HandleError> {
         let store = limiter.inner.memory.clone().ok_or(HandleError::Remote)?;
-        let prepared = Prepared::new(limiter.policy(), limit, &store);
-        if let Err(error) = &prepared.rule {
-            return Err(error.clone());
-        }
-        let prepared = ArcSwap::from_pointee(prepared);
-        Ok(Handle { limiter: limiter.clone(), store, limit: limit.into(), prepared })
+        let policy = limiter.policy();
+        let (_, rule) = plain(&policy, limit)?;
+        let (_, family) = rule.plain_quota().ok_or_else(|| HandleError::NotPlain(limit.to_owned()))?;
+        let midstate = store.prints().family(family);
+        let family = family.into();
+        let found = AtomicU64::new(0);
+        Ok(Handle { limiter: limiter.clone(), store, limit: limit.into(), family, midstate, found })
     }
 
     /// Decides and charges 1.
     #[inline]
-    pub fn check(&self, value: &str) -> Result<Outcome, HandleError> {
+    pub fn check(&self, value: &str) -> Result<Passage, HandleError> {
         self.decide(value, 1, true)
     }
 
     /// Decides and charges `cost`.
     #[inline]
-    pub fn check_cost(&self, value: &str, cost: u64) -> Result<Outcome, HandleError> {
+    pub fn check_cost(&self, value: &str, cost: u64) -> Result<Passage, HandleError> {
         self.decide(value, cost, true)
     }
 
     /// Says what a check would, and charges nothing.
     #[inline]
-    pub fn peek(&self, value: &str) -> Result<Outcome, HandleError> {
+    pub fn peek(&self, value: &str) -> Result<Passage, HandleError> {
         self.decide(value, 1, false)
     }
 
     #[inline]
-    fn decide(&self, value: &str, cost: u64, charging: bool) -> Result<Outcome, HandleError> {
+    fn decide(&self, value: &str, cost: u64, charging: bool) -> Result<Passage, HandleError> {
         if value.is_empty() || value.len() > MAX_VALUE || cost == 0 || cost > MAX_COST {
             return Err(HandleError::Request(wrong(value, cost)));
         }
-        let prepared = self.prepared.load();
-        if !Arc::ptr_eq(&prepared.policy, &self.limiter.inner.policy.load()) {
-            self.prepare();
-            return self.decide(value, cost, charging);
-        }
-        let (rule, family) = match &prepared.rule {
-            Ok(rule) => *rule,
-            Err(error) => return Err(error.clone()),
-        };
-        let rule = &prepared.policy.rules()[rule];
-        let (quota, key_family) = rule.plain_quota().expect("a prepared limit has a quota");
-        let print = fingerprint::finish(self.store.prints().value(family, Some(value.as_bytes())));
-        let due = Due::prepared(rule, quota, Key::of_one(key_family, value), cost);
-        Ok(self.store.decide_one(&due, print, charging))
+        self.limiter.inner.policy.read(|policy, epoch| {
+            let found = self.found.load(Relaxed);
+            let (rule, midstate) = if found >> PLACE == epoch {
+                let place = usize::try_from(found & ((1 << PLACE) - 1)).expect("16 bits");
+                (&policy.rules()[place], self.midstate)
+            } else {
+                self.find(policy, epoch)?
+            };
+            let (quota, family) = rule.plain_quota().expect("a plain limit has a quota");
+            let print = fingerprint::finish(self.store.prints().value(midstate, Some(value.as_bytes())));
+            let due = Due::prepared(rule, quota, Key::of_one(family, value), cost);
+            let (said, now) = self.store.decide_one(&due, print, charging);
+            Ok(Passage {
+                allowed: said.allowed() || !due.enforced(),
+                said,
+                quota: *quota,
+                shift: due.shift,
+                cost,
+                now,
+            })
+        })
     }
 
+    /// Looks the limit up in a policy that is new to this handle.
     #[cold]
-    fn prepare(&self) {
-        let prepared = Prepared::new(self.limiter.policy(), &self.limit, &self.store);
-        self.prepared.store(Arc::new(prepared));
+    fn find<'p>(&self, policy: &'p Policy, epoch: u64) -> Result<(&'p Rule, Midstate), HandleError> {
+        let (place, rule) = plain(policy, &self.limit)?;
+        let (_, family) = rule.plain_quota().ok_or_else(|| HandleError::NotPlain(self.limit.to_string()))?;
+        if *family != *self.family {
+            // Another period or algorithm: other keys, and what was taken in does not fit them.
+            return Ok((rule, self.store.prints().family(family)));
+        }
+        if let Ok(place) = u16::try_from(place) {
+            self.found.store(epoch << PLACE | u64::from(place), Relaxed);
+        }
+        Ok((rule, self.midstate))
     }
 }
 
-impl Prepared {
-    fn new(policy: Arc<Policy>, limit: &str, store: &MemoryStore) -> Prepared {
-        let rule = match policy.find(limit) {
-            None => Err(HandleError::UnknownLimit(limit.to_owned())),
-            Some((index, rule)) => match rule.plain_quota() {
-                Some((_, family)) if rule.is_plain() => Ok((index, store.prints().family(family))),
-                _ => Err(HandleError::NotPlain(limit.to_owned())),
-            },
-        };
-        Prepared { policy, rule }
+/// The limit of that name, if nothing but the value of one fact decides there.
+fn plain<'p>(policy: &'p Policy, limit: &str) -> Result<(usize, &'p Rule), HandleError> {
+    let (place, rule) = policy.find(limit).ok_or_else(|| HandleError::UnknownLimit(limit.to_owned()))?;
+    if rule.is_plain() { Ok((place, rule)) } else { Err(HandleError::NotPlain(limit.to_owned())) }
+}
+
+/// What a [`Handle`] says of one value.
+#[derive(Clone, Copy, Debug)]
+pub struct Passage {
+    /// Whether the request may pass. A limit in shadow mode lets everything pass.
+    pub allowed: bool,
+    said: Said,
+    quota: Quota,
+    shift: u64,
+    cost: u64,
+    now: Time,
+}
+
+impl Passage {
+    /// The numbers behind it: what remains, and how long to wait.
+    pub fn outcome(&self) -> Outcome {
+        let ask = Ask { now: self.now, cost: self.cost, shift: self.shift, hold: None };
+        self.said.outcome(&self.quota, &ask)
     }
 }
 
@@ -151,7 +182,9 @@ impl fmt::Display for HandleError {
                 "limit `{name}` depends on more than the value of one fact (a handle is for limits by one fact other \
                  than `ip`, without when, unless, allow, tiers, overrides, slots or a cost fact: use `check`)"
             ),
-            HandleError::Remote => f.write_str("a handle decides in this process, and the store is not there (use `check`)"),
+            HandleError::Remote => {
+                f.write_str("a handle decides in this process, and the store is not there (use `check`)")
+            }
         }
     }
 }

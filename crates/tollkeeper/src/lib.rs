@@ -2,6 +2,7 @@
 mod blocking;
 mod builder;
 mod clock;
+mod current;
 mod guard;
 mod handle;
 mod limiter;
@@ -14,7 +15,7 @@ mod sync;
 pub use builder::{Backend, BuildError, Builder};
 pub use clock::{Clock, ManualClock};
 pub use guard::SlotGuard;
-pub use handle::{Handle, HandleError};
+pub use handle::{Handle, HandleError, Passage};
 pub use limiter::{Acquired, Deciding, Limiter, Request, Waiting};
 pub use memory::{Capacity, MemoryStore, Restored, SnapshotError, Snapshots};
 pub use store::{Answer, Correction, Store};

@@ -3,20 +3,21 @@
 //! The order of things is here and only here: facts become a toll, the store decides the toll, the
 //! decision goes to the caller.
 
-use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use arc_swap::ArcSwap;
+use tollkeeper_core::toll;
 use tollkeeper_core::{
-    Charge, Costs, Decision, Facts, InvalidPolicy, InvalidRequest, Limit, Policy, Retry, Slot, Span, Verb, Verdict,
+    Charge, Costs, Decision, Facts, InvalidPolicy, InvalidRequest, Limit, Policy, Retry, Ruling, Slot, Span,
+    Toll, Verb, Verdict,
 };
 
 use crate::blocking;
 use crate::builder::Builder;
 use crate::clock::Clock;
+use crate::current::Current;
 use crate::guard::SlotGuard;
 use crate::handle::{Handle, HandleError};
 use crate::memory::MemoryStore;
@@ -49,7 +50,7 @@ pub struct Limiter {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(crate) policy: ArcSwap<Policy>,
+    pub(crate) policy: Current,
     pub(crate) store: Arc<dyn Store>,
     /// The store again, if it is in this process: handles decide there without asking.
     pub(crate) memory: Option<MemoryStore>,
@@ -75,7 +76,7 @@ impl Limiter {
         memory: Option<MemoryStore>,
         clock: Clock,
     ) -> Limiter {
-        let policy = ArcSwap::from_pointee(policy);
+        let policy = Current::new(policy);
         Limiter { inner: Arc::new(Inner { policy, store, memory, clock, queues: Queues::default() }) }
     }
 
@@ -152,7 +153,7 @@ impl Limiter {
 
     /// The policy in force.
     pub fn policy(&self) -> Arc<Policy> {
-        self.inner.policy.load_full()
+        self.inner.policy.get()
     }
 
     /// Puts other limits in force, for every request that starts later. Counters are kept wherever
@@ -164,39 +165,39 @@ impl Limiter {
 
     /// As [`Limiter::replace`], for a policy that is already made. Its version becomes the next one.
     pub fn replace_policy(&self, policy: Policy) -> Arc<Policy> {
-        let mut policy = Some(policy);
-        self.inner.policy.rcu(|old| match policy.take() {
-            Some(new) => Arc::new(new.with_version(old.version() + 1)),
-            None => Arc::clone(old),
-        });
-        self.policy()
+        self.inner.policy.replace(policy)
     }
 
     fn request<'a>(&'a self, verb: Verb, facts: &'a Facts<'a>) -> Request<'a> {
-        Request { limiter: self, verb, facts, cost: 1, hold: None }
+        Request { limiter: self, asked: toll::Request { verb, facts, cost: 1, hold: None } }
     }
 
-    fn decide<'a>(&'a self, request: &Request<'a>) -> Result<Answer<'a, Decision>, InvalidRequest> {
-        let policy = self.inner.policy.load_full();
-        let toll = policy.toll(request.verb, request.facts, request.cost)?;
-        let toll = match request.hold {
-            Some(longest) => toll.hold(longest),
-            None => toll,
-        };
-        Ok(self.inner.store.decide(toll))
+    /// Decides a request now, or says whom to wait for.
+    #[inline]
+    fn decide<'a>(&'a self, asked: &toll::Request<'_>) -> Result<Decided<'a>, InvalidRequest> {
+        let policy = self.inner.policy.share();
+        if let Some(memory) = &self.inner.memory {
+            return Decision::make(policy, asked, |toll, ruling| memory.decide_into(toll, ruling))
+                .map(Decided::Now);
+        }
+        let mut toll = Toll::new(policy, asked.verb);
+        toll.add_request(asked)?;
+        let answer = self.inner.store.decide(&toll);
+        Ok(Decided::Later(Box::new(toll), answer))
     }
 
     async fn wait_for(&self, facts: &Facts<'_>, cost: u64) -> Result<Decision, InvalidRequest> {
         let mut seat: Option<Seat<'_>> = None;
         loop {
-            let toll = self.policy().toll(Verb::Check, facts, cost)?;
+            let toll = self.inner.policy.share().toll(Verb::Check, facts, cost)?;
             if seat.is_none() {
                 seat = self.inner.queues.waited_for(&toll).map(|key| self.inner.queues.join(key));
             }
             if let Some(seat) = &seat {
                 seat.first().await;
             }
-            let decision = self.inner.store.decide(toll).await;
+            let ruling = self.inner.store.decide(&toll).await;
+            let decision = Decision::new(toll, ruling);
             let Verdict::Deny { retry: Retry::After(retry) } = decision.verdict() else {
                 return Ok(decision);
             };
@@ -212,42 +213,43 @@ impl Limiter {
     }
 }
 
+/// What became of a request.
+enum Decided<'a> {
+    /// It is decided.
+    Now(Decision),
+    /// The store was asked.
+    Later(Box<Toll>, Answer<'a, Ruling>),
+}
+
 /// A request that is about to be decided: `await` it, or [`wait`](Request::wait) for it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 #[must_use = "nothing is decided before it is awaited"]
 pub struct Request<'a> {
     limiter: &'a Limiter,
-    verb: Verb,
-    facts: &'a Facts<'a>,
-    cost: u64,
-    hold: Option<Span>,
+    asked: toll::Request<'a>,
 }
 
 impl<'a> Request<'a> {
     /// What it costs: from 1 to 2^31.
-    pub fn cost(self, cost: u64) -> Request<'a> {
-        Request { cost, ..self }
+    pub fn cost(mut self, cost: u64) -> Request<'a> {
+        self.asked.cost = cost;
+        self
     }
 
     /// The longest delay that the caller can hold a request queued by a leaky bucket; what would have
     /// to wait longer is refused.
-    pub fn hold(self, longest: impl Into<Span>) -> Request<'a> {
-        Request { hold: Some(longest.into()), ..self }
+    pub fn hold(mut self, longest: impl Into<Span>) -> Request<'a> {
+        self.asked.hold = Some(longest.into());
+        self
     }
 
     /// Decides on this thread, without an async runtime.
     #[inline]
     pub fn wait(self) -> Result<Decision, InvalidRequest> {
-        match self.limiter.decide(&self)? {
-            Answer::Ready(decision) => Ok(decision),
-            later => Ok(blocking::wait(later)),
+        match self.limiter.decide(&self.asked)? {
+            Decided::Now(decision) => Ok(decision),
+            Decided::Later(toll, answer) => Ok(Decision::new(*toll, blocking::wait(answer))),
         }
-    }
-}
-
-impl fmt::Debug for Request<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request").field("verb", &self.verb).field("cost", &self.cost).finish_non_exhaustive()
     }
 }
 
@@ -256,17 +258,20 @@ impl<'a> IntoFuture for Request<'a> {
     type IntoFuture = Deciding<'a>;
 
     fn into_future(self) -> Deciding<'a> {
-        Deciding::Asked(self)
+        Deciding(Stage::Asked(self))
     }
 }
 
 /// The future of a [`Request`].
 #[derive(Debug)]
-pub enum Deciding<'a> {
+pub struct Deciding<'a>(Stage<'a>);
+
+#[derive(Debug)]
+enum Stage<'a> {
     /// Nothing has happened yet.
     Asked(Request<'a>),
     /// The store was asked.
-    Waiting(Answer<'a, Decision>),
+    Waiting(Box<Toll>, Answer<'a, Ruling>),
     /// It was decided.
     Done,
 }
@@ -275,15 +280,18 @@ impl Future for Deciding<'_> {
     type Output = Result<Decision, InvalidRequest>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut answer = match std::mem::replace(&mut *self, Deciding::Done) {
-            Deciding::Asked(request) => request.limiter.decide(&request)?,
-            Deciding::Waiting(answer) => answer,
-            Deciding::Done => panic!("a decision is made once: the future was polled after it was ready"),
+        let (toll, mut answer) = match std::mem::replace(&mut self.0, Stage::Done) {
+            Stage::Asked(request) => match request.limiter.decide(&request.asked)? {
+                Decided::Now(decision) => return Poll::Ready(Ok(decision)),
+                Decided::Later(toll, answer) => (toll, answer),
+            },
+            Stage::Waiting(toll, answer) => (toll, answer),
+            Stage::Done => panic!("a decision is made once: the future was polled after it was ready"),
         };
         match Pin::new(&mut answer).poll(context) {
-            Poll::Ready(decision) => Poll::Ready(Ok(decision)),
+            Poll::Ready(ruling) => Poll::Ready(Ok(Decision::new(*toll, ruling))),
             Poll::Pending => {
-                *self = Deciding::Waiting(answer);
+                self.0 = Stage::Waiting(toll, answer);
                 Poll::Pending
             }
         }

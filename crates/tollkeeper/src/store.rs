@@ -9,12 +9,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tollkeeper_core::{Change, Charge, Decision, Key, Slot, Toll};
+use tollkeeper_core::{Change, Charge, Key, Ruling, Slot, Toll};
 
 /// Decides tolls against shared state.
 pub trait Store: fmt::Debug + Send + Sync {
-    /// Decides a toll: all of it or nothing, in one step.
-    fn decide(&self, toll: Toll) -> Answer<'_, Decision>;
+    /// Decides a toll: all of it or nothing, in one step. Who has to wait for the answer takes what it
+    /// needs of the toll along.
+    fn decide(&self, toll: &Toll) -> Answer<'_, Ruling>;
 
     /// Gives back or adds to what was charged: once for each charge.
     fn correct<'a>(&'a self, charge: &'a Charge, changes: &'a [Change]) -> Answer<'a, Correction>;

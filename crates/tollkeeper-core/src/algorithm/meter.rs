@@ -6,6 +6,7 @@
 //! shortfall) and is never cut when read: cutting would forget use when the burst goes down and up.
 
 use crate::quota::{Algorithm, Quota};
+use crate::time::Tick;
 
 use super::{Past, Report};
 
@@ -45,17 +46,18 @@ pub fn step(quota: &Quota, state: Option<State>, now: u64, cost: u64) -> Step {
 
 /// The numbers behind a step, in ticks, for a key that was charged or was not.
 pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) -> Report {
-    let (capacity, count, period) = (quota.capacity(), quota.count(), quota.period_ticks());
+    let (capacity, period) = (quota.capacity(), quota.period_ticks());
     let State { level, at } = if charged { step.after } else { step.before };
-    let passes = |from: u64, cost: u64| at + (from + cost * period).saturating_sub(capacity).div_ceil(count);
+    let passes =
+        |from: u64, cost: u64| drained_at(quota, at, (from + cost * period).saturating_sub(capacity));
     let remaining = capacity.saturating_sub(level) / period;
     Report {
         remaining,
         passes: (cost <= quota.burst()).then(|| passes(step.before.level, cost)),
         next: if remaining == quota.burst() { now } else { passes(level, remaining + 1) },
-        fresh: Some(if level == 0 { now } else { at + level.div_ceil(count) }),
+        fresh: Some(if level == 0 { now } else { drained_at(quota, at, level) }),
         departs: match quota.algorithm() {
-            Algorithm::LeakyBucket => now + step.before.level.div_ceil(count),
+            Algorithm::LeakyBucket => departs(quota, step, now),
             _ => now,
         },
     }
@@ -87,7 +89,25 @@ pub fn add(quota: &Quota, state: Option<State>, now: u64, more: u64) -> State {
 
 /// The tick in which the state is as good as a fresh one.
 pub fn fresh_at(quota: &Quota, state: State) -> u64 {
-    state.at + state.level.div_ceil(quota.count())
+    drained_at(quota, state.at, state.level)
+}
+
+/// The tick in which a request that queues now leaves: when all before it have.
+#[inline]
+pub(super) fn departs(quota: &Quota, step: &Step, now: u64) -> u64 {
+    drained_at(quota, now, step.before.level)
+}
+
+/// The tick in which `level` has drained from `at` on, or the last before 2^53 µs, in the year 2255: a
+/// level charged under a count millions of times larger can take longer than numbers reach.
+#[inline]
+fn drained_at(quota: &Quota, at: u64, level: u64) -> u64 {
+    let last = match quota.tick() {
+        Tick::Micro => 1 << 53,
+        Tick::Milli => (1 << 53) / 1_000,
+        Tick::Second => (1 << 53) / 1_000_000,
+    };
+    (at + level.div_ceil(quota.count())).min(last)
 }
 
 /// The state as it stands in tick `now`, and whether it had to be moved there.

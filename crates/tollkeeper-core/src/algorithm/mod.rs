@@ -151,7 +151,7 @@ pub fn step(quota: &Quota, seen: Seen<'_>, ask: &Ask) -> Step {
         Algorithm::LeakyBucket => {
             let step = meter::step(quota, seen.meter(), now, ask.cost);
             let leaves_in_time = ask.hold.is_none_or(|hold| {
-                let departs = now + step.before.level.div_ceil(quota.count());
+                let departs = meter::departs(quota, &step, now);
                 quota.tick().until(departs, ask.now) <= hold
             });
             Step { allowed: step.allowed && leaves_in_time, effect: Effect::Meter(step) }
@@ -194,11 +194,14 @@ pub fn outcome(quota: &Quota, seen: Seen<'_>, ask: &Ask, step: &Step, charged: b
         _ if step.allowed => None,
         None => Some(Retry::Never),
         Some(passes) => {
-            // Held too long, it may come when the queue has only `hold` left to empty. That is not `delay`
-            // from now: a queue ahead of the clock stands still for a while.
+            // What cannot be held so long may come when the queue will be empty within `hold`. That is not
+            // `delay - hold` from now: a queue ahead of the clock stands still for a while.
             let empty = until(report.fresh.unwrap_or(passes)).as_micros();
-            let short = ask.hold.filter(|hold| delay > *hold).map_or(0, |hold| empty - hold.as_micros());
-            Some(Retry::After(until(passes).max(Span::from_micros(short))))
+            let short = match ask.hold {
+                Some(hold) if delay > hold => Span::from_micros(empty.saturating_sub(hold.as_micros())),
+                _ => Span::ZERO,
+            };
+            Some(Retry::After(until(passes).max(short)))
         }
     };
     Outcome {

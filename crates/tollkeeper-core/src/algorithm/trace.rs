@@ -28,10 +28,7 @@ use crate::decision::{Outcome, Retry};
 use crate::quota::{Algorithm, Quota, Rate};
 use crate::time::{Span, Time};
 
-use super::concurrency::{self, Slot};
-use super::{
-    Ask, Effect, Past, Seen, fixed_window, meter, outcome, sliding_log, sliding_window, step as decide,
-};
+use super::{Ask, Past, Seen, State, add, apply, concurrency, give_back, outcome, sliding_window, step};
 
 /// A Thursday in 2025, 00:00 UTC, like the epoch: so windows of a week begin here too.
 const BASE: u64 = 2_915 * 7 * 86_400_000_000;
@@ -159,89 +156,43 @@ struct Key {
     quota: Quota,
     shift: u64,
     hold: Option<Span>,
-    state: State,
+    state: Option<State>,
     /// What was admitted, and when.
     charges: Vec<(u64, Past)>,
 }
 
-#[derive(Clone, PartialEq)]
-enum State {
-    Nothing,
-    Meter(meter::State),
-    FixedWindow(fixed_window::State),
-    SlidingWindow(sliding_window::State),
-    SlidingLog(Vec<u8>),
-    Concurrency(Vec<Slot>),
-}
-
 impl Key {
     fn new(quota: Quota) -> Key {
-        Key { quota, shift: 0, hold: None, state: State::Nothing, charges: Vec::new() }
+        Key { quota, shift: 0, hold: None, state: None, charges: Vec::new() }
     }
 
     fn check(&mut self, now: u64, cost: u64) -> (Outcome, bool) {
         let ask = self.ask(now, cost);
-        let step = decide(&self.quota, self.state.seen(), &ask);
-        let outcome = outcome(&self.quota, self.state.seen(), &ask, &step, step.allowed);
-        let moved = step.effect.moved();
+        let step = step(&self.quota, self.seen(), &ask);
+        let outcome = outcome(&self.quota, self.seen(), &ask, &step, step.allowed);
+        let (moved, mark) = (step.effect.moved(), step.effect.mark());
         if step.allowed {
-            let mark = step.effect.mark();
             self.charges.push((now, Past { cost, count: self.quota.count(), tick: mark, window: mark }));
         }
         if step.allowed || moved {
-            let taker = step.allowed.then_some(self.charges.len() as u64);
-            self.write(&step.effect, now, if step.allowed { cost } else { 0 }, taker);
+            let taker = self.charges.len() as u64;
+            self.state = apply(&self.quota, self.state.take(), &ask, &step, step.allowed, taker);
         }
         (outcome, moved)
     }
 
     fn peek(&self, now: u64, cost: u64) -> (Outcome, bool) {
         let ask = self.ask(now, cost);
-        let step = decide(&self.quota, self.state.seen(), &ask);
-        (outcome(&self.quota, self.state.seen(), &ask, &step, false), step.effect.moved())
+        let step = step(&self.quota, self.seen(), &ask);
+        (outcome(&self.quota, self.seen(), &ask, &step, false), step.effect.moved())
     }
 
     fn ask(&self, now: u64, cost: u64) -> Ask {
         Ask { now: Time::from_micros(now), cost, shift: self.shift, hold: self.hold }
     }
 
-    fn write(&mut self, effect: &Effect, now: u64, cost: u64, taker: Option<u64>) {
-        match effect {
-            Effect::None => {}
-            Effect::Meter(step) => self.state = State::Meter(step.after),
-            Effect::FixedWindow(step) => self.state = State::FixedWindow(step.after),
-            Effect::SlidingWindow(step) => self.state = State::SlidingWindow(step.after),
-            Effect::SlidingLog(step) => sliding_log::write(self.state.log(), step, now, cost),
-            Effect::Concurrency(_) => concurrency::write(&self.quota, self.state.slots(), now, taker),
-        }
-    }
-
-    fn refund(&mut self, now: u64, part: u64, past: &Past) {
-        let (quota, shift, tick) =
-            (&self.quota, self.shift, self.quota.tick().number(Time::from_micros(now)));
-        match &mut self.state {
-            State::Nothing | State::Concurrency(_) => {}
-            State::Meter(state) => *state = meter::give_back(quota, *state, tick, part, past),
-            State::FixedWindow(state) => {
-                *state = fixed_window::give_back(quota, *state, tick, shift, part, past);
-            }
-            State::SlidingWindow(state) => {
-                *state = sliding_window::give_back(quota, *state, tick, part, past);
-            }
-            State::SlidingLog(log) => sliding_log::give_back(quota, log, tick, part, past),
-        }
-    }
-
-    fn settle(&mut self, now: u64, more: u64) {
-        let (quota, shift, tick) =
-            (&self.quota, self.shift, self.quota.tick().number(Time::from_micros(now)));
-        match &mut self.state {
-            State::Nothing | State::Concurrency(_) => {}
-            State::Meter(state) => *state = meter::add(quota, Some(*state), tick, more),
-            State::FixedWindow(state) => *state = fixed_window::add(quota, Some(*state), tick, shift, more),
-            State::SlidingWindow(state) => *state = sliding_window::add(quota, Some(*state), tick, more),
-            State::SlidingLog(log) => sliding_log::add(quota, log, tick, more),
-        }
+    fn seen(&self) -> Seen<'_> {
+        self.state.as_ref().map_or(Seen::Nothing, State::seen)
     }
 
     /// Verdict, remaining, retry, reset and delay in microseconds; a cost of 0 is a peek.
@@ -261,35 +212,6 @@ impl Key {
         let reset = outcome.reset_after.expect("no vector is of slots").as_micros();
         let delay = if cost == 0 { 0 } else { outcome.delay.as_micros() };
         [verdict.to_owned(), outcome.remaining.to_string(), retry, reset.to_string(), delay.to_string()]
-    }
-}
-
-impl State {
-    fn seen(&self) -> Seen<'_> {
-        match self {
-            State::Nothing => Seen::Nothing,
-            State::Meter(state) => Seen::Meter(*state),
-            State::FixedWindow(state) => Seen::FixedWindow(*state),
-            State::SlidingWindow(state) => Seen::SlidingWindow(*state),
-            State::SlidingLog(log) => Seen::SlidingLog(log),
-            State::Concurrency(slots) => Seen::Concurrency(slots),
-        }
-    }
-
-    fn log(&mut self) -> &mut Vec<u8> {
-        if !matches!(self, State::SlidingLog(_)) {
-            *self = State::SlidingLog(Vec::new());
-        }
-        let State::SlidingLog(log) = self else { unreachable!("just made") };
-        log
-    }
-
-    fn slots(&mut self) -> &mut Vec<Slot> {
-        if !matches!(self, State::Concurrency(_)) {
-            *self = State::Concurrency(Vec::new());
-        }
-        let State::Concurrency(slots) = self else { unreachable!("just made") };
-        slots
     }
 }
 
@@ -343,18 +265,21 @@ fn row_of_trace(key: &mut Key, time: u64, verb: &str, arg: &str) -> (Vec<String>
             let at = BASE + span(when);
             let (_, past) =
                 *key.charges.iter().rfind(|(time, _)| *time == at).expect("a charge of that time");
-            key.refund(now, number(part), &past);
+            let (state, time) = (key.state.take().expect("charged"), Time::from_micros(now));
+            key.state = Some(give_back(&key.quota, state, time, key.shift, number(part), &past));
             ("-".to_owned(), key.peek(now, 1).0, true)
         }
         "settle" => {
-            key.settle(now, number(arg));
+            let (state, time) = (key.state.take(), Time::from_micros(now));
+            key.state = Some(add(&key.quota, state, time, key.shift, number(arg)));
             ("-".to_owned(), key.peek(now, 1).0, true)
         }
         "release" | "renew" => {
             let id = number(arg.strip_prefix('#').expect("# and the place of a slot"));
+            let Some(State::Concurrency(slots)) = &mut key.state else { panic!("no slot was taken") };
             let held = match verb {
-                "release" => concurrency::release(key.state.slots(), now, id),
-                _ => concurrency::renew(key.state.slots(), now, id),
+                "release" => concurrency::release(slots, now, id),
+                _ => concurrency::renew(slots, now, id),
             };
             (if held { "held" } else { "gone" }.to_owned(), key.peek(now, 1).0, true)
         }

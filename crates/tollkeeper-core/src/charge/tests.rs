@@ -131,7 +131,8 @@ fn a_text_opens_only_under_its_secret_and_as_what_it_is() {
 
 #[test]
 fn a_slot_is_held_for_the_shortest_time_to_live_of_its_limits() {
-    let limits = vec![limit(Algorithm::Concurrency), Limit::new("x", Quota::slots(1)).ttl(Duration::from_secs(9))];
+    let limits =
+        vec![limit(Algorithm::Concurrency), Limit::new("x", Quota::slots(1)).ttl(Duration::from_secs(9))];
     let slot = first(limits, Verb::Acquire, &facts! {}, 1).slot().expect("a slot");
     assert_eq!((slot.ttl(), slot.id()), (Span::from_secs(9), 7));
 }
@@ -190,11 +191,7 @@ fn a_settlement_gives_back_or_adds_the_difference() {
 #[test]
 fn what_cannot_be_given_back_or_charged_is_an_error_that_names_its_limit() {
     for (costs, refund, settle) in [
-        (
-            Costs::Request(6),
-            Some("6 cannot be given back: 5 had been charged"),
-            None,
-        ),
+        (Costs::Request(6), Some("6 cannot be given back: 5 had been charged"), None),
         (
             Costs::Facts(&facts! { "tokens" => 20, "bytes" => 8 }),
             Some("8 cannot be given back: 7 had been charged"),
@@ -351,9 +348,8 @@ fn until_it_is_void_some_of_a_charge_can_be_given_back_and_then_nothing() {
 #[test]
 #[expect(clippy::disallowed_macros, reason = "the sizes are for people to see")]
 fn a_charge_is_as_short_as_was_promised() {
-    let promised = |keys: &[usize]| {
-        60 + keys.iter().map(|key| 50 + (4 * key.min(&128)).div_ceil(3)).sum::<usize>()
-    };
+    let promised =
+        |keys: &[usize]| 60 + keys.iter().map(|key| 50 + (4 * key.min(&128)).div_ceil(3)).sum::<usize>();
     let largest = Quota::per_day(1 << 50);
     let usual = |name: &str| Limit::new(name, Quota::per_minute(100).burst(20)).by("user");
     for (case, limits, user, verb, cost) in [
@@ -369,7 +365,13 @@ fn a_charge_is_as_short_as_was_promised() {
             Verb::Reserve(Span::from_secs(3_600)),
             MAX_COST,
         ),
-        ("ten limits", (0..10).map(|number| usual(&format!("limit-{number}"))).collect(), "alice", Verb::Check, 1),
+        (
+            "ten limits",
+            (0..10).map(|number| usual(&format!("limit-{number}"))).collect(),
+            "alice",
+            Verb::Check,
+            1,
+        ),
     ] {
         let mut charge = first(limits, verb, &facts! { "user" => user }, cost).charge().expect("charged");
         charge.0.id = u64::MAX;
@@ -441,7 +443,9 @@ fn text_is_bytes_and_has_one_spelling() {
 
 #[test]
 fn numbers_are_written_in_as_few_bytes_as_they_need() {
-    for (number, len) in [(0, 1), (127, 1), (128, 2), (16_383, 2), (16_384, 3), (u64::MAX - 1, 10), (u64::MAX, 10)] {
+    for (number, len) in
+        [(0, 1), (127, 1), (128, 2), (16_383, 2), (16_384, 3), (u64::MAX - 1, 10), (u64::MAX, 10)]
+    {
         let mut bytes = Vec::new();
         push_number(&mut bytes, number);
         assert_eq!(bytes.len(), len, "{number}");

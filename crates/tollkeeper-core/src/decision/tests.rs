@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::algorithm::Seen;
+use crate::algorithm::{Seen, meter};
 use crate::facts;
 use crate::limit::{Limit, Mode};
 use crate::policy::Policy;
@@ -35,7 +35,7 @@ fn decided(verb: Verb, says: &[(bool, Outcome)]) -> Decision {
     let toll = Arc::new(policy).toll(verb, &facts! {}, 1).expect("valid");
     let mut ruling = Ruling::new(NOW, 7);
     for (index, (_, outcome)) in says.iter().enumerate() {
-        ruling.push(*outcome, 100 + index as u64);
+        ruling.push(Said::Outcome { outcome: *outcome, mark: 100 + index as u64 });
     }
     Decision::new(toll, ruling)
 }
@@ -109,7 +109,11 @@ fn shadow_limits_take_no_part() {
     check(&[(true, never()), (false, allow(5, 10))], PASS, Some("1"));
     check(&[(true, allow(0, 10)), (false, allow(10, 10))], PASS, Some("1"));
     check(&[(true, never()), (false, after(1)), (true, after(9))], wait(1), Some("1"));
-    check(&[(true, delayed(9)), (false, delayed(1))], Verdict::Allow { delay: Span::from_secs(1) }, Some("1"));
+    check(
+        &[(true, delayed(9)), (false, delayed(1))],
+        Verdict::Allow { delay: Span::from_secs(1) },
+        Some("1"),
+    );
 }
 
 #[test]
@@ -157,9 +161,9 @@ pub(crate) fn first(limits: Vec<Limit>, verb: Verb, facts: &facts::Facts<'_>, co
     let steps: Vec<_> = toll.dues().map(|due| due.step(Seen::Nothing, NOW)).collect();
     let pass = toll.dues().zip(&steps).all(|(due, step)| step.allowed || !due.enforced());
     let mut ruling = Ruling::new(NOW, 7);
-    for (due, step) in toll.dues().zip(&steps) {
+    for step in &steps {
         let charged = pass && step.allowed && verb.charges();
-        ruling.push(due.outcome(Seen::Nothing, NOW, step, charged), step.effect.mark());
+        ruling.push(Said::Step { step: *step, charged });
     }
     Decision::new(toll, ruling)
 }
@@ -181,14 +185,16 @@ fn a_limit_that_allows_says_so_inside_a_refusal_and_was_not_charged() {
     let passed = first(limits(), Verb::Check, &facts! {}, 2);
     assert_eq!(said(&passed), [(true, 8, None), (true, 0, None), (false, 1, Some(Retry::Never))]);
     let items = passed.charge().expect("charged").items().len();
-    assert_eq!((passed.allowed(), passed.binding().map(|answer| answer.name()), items), (true, Some("narrow"), 2));
+    assert_eq!(
+        (passed.allowed(), passed.binding().map(|answer| answer.name()), items),
+        (true, Some("narrow"), 2)
+    );
 
     let refused = first(limits(), Verb::Check, &facts! {}, 3);
-    assert_eq!(said(&refused), [
-        (true, 10, None),
-        (false, 2, Some(Retry::Never)),
-        (false, 1, Some(Retry::Never)),
-    ]);
+    assert_eq!(
+        said(&refused),
+        [(true, 10, None), (false, 2, Some(Retry::Never)), (false, 1, Some(Retry::Never)),]
+    );
     assert_eq!((refused.allowed(), refused.charge()), (false, None));
     assert_eq!(refused.limit("narrow").map(|answer| answer.outcome().allowed), Some(false));
     assert_eq!(refused.limit("other").map(|answer| answer.name()), None);
@@ -219,6 +225,46 @@ fn a_cost_of_zero_does_not_pass_where_nothing_is_granted() {
     let decision = first(limits, Verb::Check, &facts! { "tokens" => 0 }, 1);
     assert_eq!(said(&decision), [(true, 10, None), (false, 0, Some(Retry::Never))]);
     assert_eq!((decision.verdict(), decision.charge()), (NEVER, None));
+}
+
+#[test]
+fn a_cost_of_zero_waits_in_no_queue() {
+    let limit = Limit::new("x", Quota::per_second(1).burst(3)).algorithm(Algorithm::LeakyBucket).cost("n");
+    let policy = Arc::new(Policy::new(vec![limit]).expect("valid"));
+    for (cost, delay) in [(0, Span::ZERO), (1, Span::from_secs(2))] {
+        let toll = policy.toll(Verb::Check, &facts! { "n" => cost }, 1).expect("valid");
+        let due = toll.get(0);
+        // Two are waiting.
+        let state = meter::State { level: 2_000_000, at: due.quota.tick().number(NOW) };
+        let step = due.step(Seen::Meter(state), NOW);
+        let mut ruling = Ruling::new(NOW, 7);
+        ruling.push(Said::Step { step, charged: true });
+        let decision = Decision::new(toll, ruling);
+        assert_eq!(decision.verdict(), Verdict::Allow { delay }, "cost {cost}");
+        assert_eq!(decision.charge().is_some(), cost > 0);
+    }
+}
+
+#[test]
+fn a_step_and_its_numbers_say_the_same() {
+    let limits = [
+        (Quota::per_minute(10), Algorithm::TokenBucket),
+        (Quota::per_minute(1), Algorithm::LeakyBucket),
+        (Quota::per_minute(10), Algorithm::FixedWindow),
+        (Quota::per_minute(2), Algorithm::SlidingWindow),
+    ];
+    for (rate, algorithm) in limits {
+        let policy = Policy::new(vec![Limit::new("x", rate).algorithm(algorithm)]).expect("valid");
+        let toll = Arc::new(policy).toll(Verb::Check, &facts! {}, 2).expect("valid");
+        let due = toll.get(0);
+        let step = due.step(Seen::Nothing, NOW);
+        let said = Said::Step { step, charged: step.allowed };
+        let outcome = due.outcome(Seen::Nothing, NOW, &step, step.allowed);
+        let numbers = Said::Outcome { outcome, mark: step.effect.mark() };
+        assert_eq!((said.allowed(), said.mark()), (numbers.allowed(), numbers.mark()), "{algorithm}");
+        assert_eq!(said.outcome(due.quota, &due.ask(NOW)), outcome, "{algorithm}");
+    }
+    assert!(!Said::Nothing.allowed());
 }
 
 #[test]

@@ -68,10 +68,7 @@ fn every_problem_says_what_would_be_right() {
             plain("x").default_tier("free"),
             "limit `x`: it has tiers but no fact that picks one (name it with `tier`)",
         ),
-        (
-            Limit::tiered("x", "plan"),
-            "limit `x`: a fact picks the tier but there are no tiers (list them)",
-        ),
+        (Limit::tiered("x", "plan"), "limit `x`: a fact picks the tier but there are no tiers (list them)"),
         (
             Limit::tiered("x", "plan").default_tier("free"),
             "limit `x`: a fact picks the tier but there are no tiers (list them)",
@@ -105,10 +102,7 @@ fn every_problem_says_what_would_be_right() {
             plain("x").by("ip").override_for("10.0.0.0/8", per_minute),
             "limit `x`: override `10.0.0.0/8`: `10.0.0.0/8` is not an IP address (such as `192.0.2.7`: an override is for one)",
         ),
-        (
-            plain("x").stagger(),
-            "limit `x`: sliding-window has nothing to stagger (only fixed-window has)",
-        ),
+        (plain("x").stagger(), "limit `x`: sliding-window has nothing to stagger (only fixed-window has)"),
         (
             plain("x").algorithm(Algorithm::Concurrency),
             "limit `x`: a concurrency limit has slots, not a rate (`limit: 5`)",
@@ -192,7 +186,8 @@ fn a_name_may_be_anything_and_never_panics() {
     for name in ["a", "0", "a.b_c-9", &"x".repeat(64)] {
         assert_eq!(messages(vec![plain(name)]), [""; 0], "{name}");
     }
-    for name in ["", "A", "a b", "a:b", "a\0", "ü", &"x".repeat(65), &"x".repeat(300), &"ü".repeat(70_000)] {
+    for name in ["", "A", "a b", "a:b", "a\0", "ü", &"x".repeat(65), &"x".repeat(300), &"ü".repeat(70_000)]
+    {
         let expected = format!("limit `{}`: a name is 1 to 64 of `a-z 0-9 . _ -`", name.escape_debug());
         assert_eq!(messages(vec![plain(name)]), [expected]);
     }
@@ -222,10 +217,7 @@ fn the_algorithm_is_as_written_or_follows_from_what_is_granted() {
         (tiered().tier("pro", burst), Algorithm::TokenBucket),
         (tiered().override_for("acme", burst), Algorithm::TokenBucket),
         (tiered().algorithm(Algorithm::FixedWindow).stagger(), Algorithm::FixedWindow),
-        (
-            Limit::tiered("x", "plan").tier("a", Quota::slots(1)).default_tier("a"),
-            Algorithm::Concurrency,
-        ),
+        (Limit::tiered("x", "plan").tier("a", Quota::slots(1)).default_tier("a"), Algorithm::Concurrency),
         (
             Limit::new("x", Allowance::Nothing).by("user").override_for("acme", Quota::slots(1)),
             Algorithm::Concurrency,
@@ -388,9 +380,8 @@ fn a_limit_applies_when_all_of_when_and_not_all_of_unless_match() {
 #[test]
 fn ipv6_is_keyed_by_its_network_and_only_in_the_fact_ip() {
     let ip: IpAddr = "2001:db8:1:2:3:4:5:6".parse().expect("an address");
-    let keyed = |policy: Policy, fact: &str, value: Value<'_>| {
-        policy.keyed(fact, &value, &mut [0; 48]).to_owned()
-    };
+    let keyed =
+        |policy: Policy, fact: &str, value: Value<'_>| policy.keyed(fact, &value, &mut [0; 48]).to_owned();
     assert_eq!(keyed(policy(plain("x")), "ip", Value::from(ip)), "2001:db8:1:2::");
     for (prefix, fact, value, expected) in [
         (64, "ip", Value::from(ip), "2001:db8:1:2::"),
@@ -425,4 +416,28 @@ fn the_period_of_a_concurrency_limit_is_the_time_to_live_of_its_slots() {
 #[test]
 fn no_limits_are_a_policy() {
     assert_eq!(Policy::new(Vec::new()).expect("valid").rules().len(), 0);
+}
+
+#[test]
+fn a_limit_is_plain_when_only_the_value_of_its_fact_matters() {
+    let plain = || plain("x").by("user");
+    for (limit, expected) in [
+        (plain(), true),
+        (plain().mode(Mode::Shadow), true),
+        (plain().missing(Missing::Deny), true),
+        (Limit::new("x", Quota::per_minute(9).burst(3)).by("user"), true),
+        (plain().mode(Mode::Off), false),
+        (plain().when("route", "/*"), false),
+        (plain().unless("route", "/*"), false),
+        (plain().allow("alice"), false),
+        (plain().override_for("alice", Allowance::Unlimited), false),
+        (plain().cost("tokens"), false),
+        (plain().by("route"), false),
+        (self::plain("x"), false),
+        (self::plain("x").by("ip"), false),
+        (tiered(), false),
+        (Limit::new("x", Quota::slots(5)).by("user"), false),
+    ] {
+        assert_eq!(policy(limit.clone()).rules()[0].is_plain(), expected, "{limit:?}");
+    }
 }

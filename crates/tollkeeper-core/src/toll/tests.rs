@@ -46,13 +46,17 @@ fn a_toll_asks_for_each_limit_that_applies_in_the_order_of_the_policy() {
         Limit::new("per-ip", Quota::per_minute(1000)).by("ip"),
     ];
     let facts = facts! { "ip" => "192.0.2.7", "user" => "alice" };
-    check(limits.clone(), &facts, &["all() 1 of 9", "per-user(alice) 1 of 100", "per-ip(192.0.2.7) 1 of 1000"]);
+    check(
+        limits.clone(),
+        &facts,
+        &["all() 1 of 9", "per-user(alice) 1 of 100", "per-ip(192.0.2.7) 1 of 1000"],
+    );
     check(limits.clone(), &facts! {}, &["all() 1 of 9"]);
-    check(limits, &facts! { "user" => "a", "route" => "/login" }, &[
-        "all() 1 of 9",
-        "per-user(a) 1 of 100",
-        "login(a) 1 of 5",
-    ]);
+    check(
+        limits,
+        &facts! { "user" => "a", "route" => "/login" },
+        &["all() 1 of 9", "per-user(a) 1 of 100", "login(a) 1 of 5"],
+    );
     check([], &facts! { "user" => "alice" }, &[]);
 }
 
@@ -339,25 +343,29 @@ fn merged(limits: impl Into<Vec<Limit>>, sets: &[(Facts<'_>, u64)], expected: &[
 fn equal_keys_of_several_sets_of_facts_are_paid_once_at_the_largest_cost() {
     let all = || Limit::new("all", Quota::per_second(9));
     let (alice, bob) = (facts! { "user" => "alice" }, facts! { "user" => "bob" });
-    merged([per_user()], &[(alice.clone(), 2), (alice.clone(), 5), (alice.clone(), 3)], &[
-        "per-user(alice) 5 of 100",
-    ]);
-    merged([all(), per_user()], &[(alice.clone(), 2), (bob.clone(), 7), (alice.clone(), 4)], &[
-        "all() 7 of 9",
-        "per-user(alice) 4 of 100",
-        "per-user(bob) 7 of 100",
-    ]);
+    merged(
+        [per_user()],
+        &[(alice.clone(), 2), (alice.clone(), 5), (alice.clone(), 3)],
+        &["per-user(alice) 5 of 100"],
+    );
+    merged(
+        [all(), per_user()],
+        &[(alice.clone(), 2), (bob.clone(), 7), (alice.clone(), 4)],
+        &["all() 7 of 9", "per-user(alice) 4 of 100", "per-user(bob) 7 of 100"],
+    );
     // Two limits by the same fact are two keys.
     let other = Limit::new("other", Quota::per_minute(100)).by("user");
-    merged([per_user(), other], &[(alice.clone(), 1), (alice, 1)], &[
-        "per-user(alice) 1 of 100",
-        "other(alice) 1 of 100",
-    ]);
+    merged(
+        [per_user(), other],
+        &[(alice.clone(), 1), (alice, 1)],
+        &["per-user(alice) 1 of 100", "other(alice) 1 of 100"],
+    );
     // An absent value is not the same as one that looks like it.
-    merged([per_user().missing(Missing::Share)], &[(facts! {}, 1), (facts! { "user" => "-" }, 2)], &[
-        "per-user(-) 1 of 100",
-        "per-user(-) 2 of 100",
-    ]);
+    merged(
+        [per_user().missing(Missing::Share)],
+        &[(facts! {}, 1), (facts! { "user" => "-" }, 2)],
+        &["per-user(-) 1 of 100", "per-user(-) 2 of 100"],
+    );
 }
 
 #[test]
@@ -384,7 +392,11 @@ fn equal_keys_of_several_sets_of_facts_are_held_to_the_smallest_quota() {
         merged([plan()], &[(alice(other), 2), (alice(one), 1)], &[expected]);
     }
     // Another period is another key.
-    merged([plan()], &[(alice("free"), 1), (alice("daily"), 2)], &["plan(alice) 1 of 60", "plan(alice) 2 of 60"]);
+    merged(
+        [plan()],
+        &[(alice("free"), 1), (alice("daily"), 2)],
+        &["plan(alice) 1 of 60", "plan(alice) 2 of 60"],
+    );
 }
 
 #[test]
@@ -480,12 +492,14 @@ fn a_due_prepared_outside_of_a_toll_is_the_same() {
     let prepared = Due::prepared(due.rule, due.quota, due.key, 3);
     assert_eq!((prepared.key, prepared.cost, prepared.shift), (due.key, due.cost, due.shift));
     assert!(prepared.enforced() && !prepared.is_slot());
+    assert_eq!((prepared.with_cost(9).cost, prepared.with_cost(9).key), (9, due.key));
 }
 
 #[test]
 fn long_values_and_many_limits_are_kept_whole() {
-    let limits: Vec<Limit> =
-        (0..20).map(|number| Limit::new(format!("limit-{number}"), Quota::per_second(1)).by("user")).collect();
+    let limits: Vec<Limit> = (0..20)
+        .map(|number| Limit::new(format!("limit-{number}"), Quota::per_second(1)).by("user"))
+        .collect();
     let long = "x".repeat(1024);
     let toll = policy(limits).toll(Verb::Check, &facts! { "user" => &long }, 1).expect("valid");
     assert_eq!(toll.len(), 20);

@@ -47,7 +47,8 @@ impl ManualClock {
     pub fn set(&self, now: Time) {
         let mut dial = lock(&self.0);
         dial.now = now;
-        let (due, waiting) = std::mem::take(&mut dial.sleepers).into_iter().partition(|(until, _)| *until <= now);
+        let (due, waiting) =
+            std::mem::take(&mut dial.sleepers).into_iter().partition(|(until, _)| *until <= now);
         dial.sleepers = waiting;
         drop(dial);
         let due: Vec<(Time, Waker)> = due;

@@ -13,13 +13,11 @@ mod table;
 
 use std::sync::{Arc, OnceLock};
 
-use tollkeeper_core::algorithm::{self, State, Step};
+use tollkeeper_core::algorithm::{self, Effect, State, Step};
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::fingerprint::{self, Fingerprinter, Midstate};
 use tollkeeper_core::inline::Inline;
-use tollkeeper_core::{
-    Algorithm, Change, Charge, Decision, Due, Key, Outcome, Ruling, Secret, Slot, Time, Toll,
-};
+use tollkeeper_core::{Algorithm, Change, Charge, Due, Key, Outcome, Ruling, Said, Secret, Slot, Time, Toll};
 
 use crate::clock::Clock;
 use crate::random;
@@ -112,7 +110,11 @@ impl Default for MemoryStore {
 impl MemoryStore {
     /// An empty store.
     pub fn new(capacity: Capacity, clock: Clock) -> MemoryStore {
-        MemoryStore::with_secrets(capacity, clock, Secrets { prints: random::secret(), receipts: random::secret() })
+        MemoryStore::with_secrets(
+            capacity,
+            clock,
+            Secrets { prints: random::secret(), receipts: random::secret() },
+        )
     }
 
     fn with_secrets(capacity: Capacity, clock: Clock, secrets: Secrets) -> MemoryStore {
@@ -168,12 +170,25 @@ impl MemoryStore {
     }
 
     /// Decides a toll: all of it or nothing, in one step.
-    pub fn decide(&self, toll: Toll) -> Decision {
+    pub fn decide(&self, toll: &Toll) -> Ruling {
+        let mut ruling = Ruling::default();
+        self.decide_into(toll, &mut ruling);
+        ruling
+    }
+
+    /// As [`MemoryStore::decide`], in place.
+    pub(crate) fn decide_into(&self, toll: &Toll, ruling: &mut Ruling) {
         let inner = &*self.inner;
         let now = inner.clock.now();
         let charging = toll.verb().charges();
         if toll.is_empty() {
-            return Decision::new(toll, Ruling::new(now, 0));
+            return ruling.set(now, 0);
+        }
+        if toll.len() == 1 {
+            let due = toll.get(0);
+            let (said, id) = inner.decide_one(&due, inner.prints.key(due.key), charging, now);
+            ruling.set(now, id);
+            return ruling.push(said);
         }
         if charging {
             inner.make_room(now);
@@ -215,47 +230,27 @@ impl MemoryStore {
         let charged = |index: usize| charging && admitted && steps[index].allowed && toll.get(index).cost > 0;
 
         let id = if charging { inner.number(prints[0], locked.get(prints[0])) } else { 0 };
-        let mut ruling = Ruling::new(now, id);
+        ruling.set(now, id);
         for (index, spot) in spots.iter().enumerate() {
-            let due = due(payer(index));
-            let outcome = locked.get(prints[index]).read(*spot, lens(&due), |seen| {
-                due.outcome(seen, now, &steps[index], charged(index))
-            });
-            let overflow = matches!(spot, Spot::Shared(..));
-            ruling.push(Outcome { overflow, ..outcome }, steps[index].effect.mark());
+            let (step, charged) = (steps[index], charged(index));
+            ruling.push(said(locked.get(prints[index]), *spot, &due(payer(index)), now, step, charged));
         }
         for (index, spot) in spots.iter().enumerate() {
-            let (due, step) = (due(index), &steps[index]);
-            let written = charging && payer(index) == index && (charged(index) || step.effect.moved());
+            let (step, charged) = (&steps[index], charged(index));
+            let written = charging && payer(index) == index && (charged || step.effect.moved());
             if written {
-                inner.write(locked.get(prints[index]), *spot, &due, step, charged(index), now, id);
+                inner.write(locked.get(prints[index]), *spot, &due(index), step, charged, now, id);
             } else if charging {
                 inner.release(*spot);
             }
         }
-        Decision::new(toll, ruling)
     }
 
-    /// Decides one limit for one key: the shortest way there is.
+    /// Decides one limit for one key.
     #[inline]
-    pub(crate) fn decide_one(&self, due: &Due<'_>, print: u128, charging: bool) -> Outcome {
-        let inner = &*self.inner;
-        let now = inner.clock.now();
-        if charging {
-            inner.make_room(now);
-        }
-        let shard = &mut *inner.shard(print);
-        let spot = inner.look(shard, due, print, charging);
-        let step = shard.read(spot, lens(due), |seen| due.step(seen, now));
-        let charged = charging && (step.allowed || !due.enforced()) && step.allowed && due.cost > 0;
-        let outcome = shard.read(spot, lens(due), |seen| due.outcome(seen, now, &step, charged));
-        if charging && (charged || step.effect.moved()) {
-            let id = inner.number(print, shard);
-            inner.write(shard, spot, due, &step, charged, now, id);
-        } else if charging {
-            inner.release(spot);
-        }
-        Outcome { overflow: matches!(spot, Spot::Shared(..)), ..outcome }
+    pub(crate) fn decide_one(&self, due: &Due<'_>, print: u128, charging: bool) -> (Said, Time) {
+        let now = self.inner.clock.now();
+        (self.inner.decide_one(due, print, charging, now).0, now)
     }
 
     /// Makes fingerprints of this store's keys.
@@ -357,7 +352,11 @@ impl MemoryStore {
 
     /// Does something to the slots of every limit that a slot is held in: in the key's own state, and
     /// in the cell it may have been taken in before the key had one.
-    fn slots(&self, slot: &Slot, change: impl Fn(&mut Vec<algorithm::concurrency::Slot>, Time) -> bool) -> bool {
+    fn slots(
+        &self,
+        slot: &Slot,
+        change: impl Fn(&mut Vec<algorithm::concurrency::Slot>, Time) -> bool,
+    ) -> bool {
         let inner = &*self.inner;
         let now = inner.clock.now();
         let mut held = false;
@@ -370,7 +369,8 @@ impl MemoryStore {
                 Place::Found(place) => Some(Spot::Own(print, place)),
                 Place::Vacant(_) => None,
             };
-            let shared = shard.cells.get(cell).filter(|_| item.shared).map(|state| Spot::Shared(cell, Some(state)));
+            let shared =
+                shard.cells.get(cell).filter(|_| item.shared).map(|state| Spot::Shared(cell, Some(state)));
             for spot in own.into_iter().chain(shared) {
                 let dropped = shard.write(spot, lens, now, |state| match state {
                     Some(State::Concurrency(mut slots)) => {
@@ -387,6 +387,29 @@ impl MemoryStore {
 }
 
 impl Inner {
+    /// What a toll over one limit comes to: the shortest way there is.
+    #[inline]
+    fn decide_one(&self, due: &Due<'_>, print: u128, charging: bool, now: Time) -> (Said, u64) {
+        if charging {
+            self.make_room(now);
+        }
+        let shard = &mut *self.shard(print);
+        let spot = self.look(shard, due, print, charging);
+        let step = shard.read(spot, lens(due), |seen| due.step(seen, now));
+        let charged = charging && step.allowed && due.cost > 0;
+        let said = said(shard, spot, due, now, step, charged);
+        if !charging {
+            return (said, 0);
+        }
+        let id = self.number(print, shard);
+        if charged || step.effect.moved() {
+            self.write(shard, spot, due, &step, charged, now, id);
+        } else {
+            self.release(spot);
+        }
+        (said, id)
+    }
+
     /// The shard that a fingerprint belongs to: by its last bits, because the first say where in it.
     #[expect(clippy::cast_possible_truncation, reason = "only the last bits count")]
     fn shard_index(&self, print: u128) -> usize {
@@ -461,7 +484,16 @@ impl Inner {
 
     #[inline]
     #[expect(clippy::too_many_arguments, reason = "the parts of one decision, named alike everywhere")]
-    fn write(&self, shard: &mut Shard, spot: Spot, due: &Due<'_>, step: &Step, charged: bool, now: Time, id: u64) {
+    fn write(
+        &self,
+        shard: &mut Shard,
+        spot: Spot,
+        due: &Due<'_>,
+        step: &Step,
+        charged: bool,
+        now: Time,
+        id: u64,
+    ) {
         let dropped = shard.write(spot, lens(due), now, |state| due.apply(state, now, step, charged, id));
         self.account(shard, dropped);
     }
@@ -604,7 +636,7 @@ impl Locked<'_> {
 }
 
 impl Store for MemoryStore {
-    fn decide(&self, toll: Toll) -> Answer<'_, Decision> {
+    fn decide(&self, toll: &Toll) -> Answer<'_, Ruling> {
         Answer::Ready(MemoryStore::decide(self, toll))
     }
 
@@ -625,6 +657,18 @@ impl Store for MemoryStore {
     }
 }
 
+/// What a limit says, before anything is written. Logs, slots and shared cells hold more than the step
+/// tells: their numbers are computed while they can be seen.
+#[inline]
+fn said(shard: &mut Shard, spot: Spot, due: &Due<'_>, now: Time, step: Step, charged: bool) -> Said {
+    let overflow = matches!(spot, Spot::Shared(..));
+    if !overflow && !matches!(step.effect, Effect::SlidingLog(_) | Effect::Concurrency(_)) {
+        return Said::Step { step, charged };
+    }
+    let outcome = shard.read(spot, lens(due), |seen| due.outcome(seen, now, &step, charged));
+    Said::Outcome { outcome: Outcome { overflow, ..outcome }, mark: step.effect.mark() }
+}
+
 #[inline]
 fn lens<'d>(due: &Due<'d>) -> Lens<'d> {
     Lens { quota: due.quota, shift: due.shift }
@@ -639,7 +683,9 @@ fn key_family(item: &Item) -> &[u8] {
 
 /// What a due would add to a log.
 fn log_bytes(due: &Due<'_>) -> usize {
-    usize::try_from(due.cost.min(due.quota.count())).unwrap_or(usize::MAX).saturating_mul(algorithm::sliding_log::STAMP)
+    usize::try_from(due.cost.min(due.quota.count()))
+        .unwrap_or(usize::MAX)
+        .saturating_mul(algorithm::sliding_log::STAMP)
 }
 
 /// Enough shards that threads seldom meet and that no shard is long under its lock when it grows; few

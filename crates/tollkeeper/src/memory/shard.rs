@@ -136,7 +136,13 @@ impl Shard {
     }
 
     /// Puts back what a snapshot held.
-    pub(super) fn restore(&mut self, into: fn(&mut Shard) -> &mut Table, print: u128, packed: Packed, wide: Option<State>) {
+    pub(super) fn restore(
+        &mut self,
+        into: fn(&mut Shard) -> &mut Table,
+        print: u128,
+        packed: Packed,
+        wide: Option<State>,
+    ) {
         let packed = match wide {
             Some(state) => Packed::wide(packed.expires(), self.keep(state, None)),
             None => packed,
@@ -163,7 +169,9 @@ impl Shard {
         self.table.remove(print);
         let spot = Spot::Shared(cell, self.cells.get(cell));
         let _ = self.write(spot, lens, now, |shared| {
-            let log = |state: &Option<State>| if let Some(State::SlidingLog(log)) = state { log.clone() } else { Vec::new() };
+            let log = |state: &Option<State>| {
+                if let Some(State::SlidingLog(log)) = state { log.clone() } else { Vec::new() }
+            };
             Some(State::SlidingLog(sliding_log::merge(&log(&own), &log(&shared), 2 * lens.quota.count())))
         });
     }

@@ -77,7 +77,11 @@ impl MemoryStore {
     }
 
     /// A store with what a file holds.
-    pub fn load(capacity: Capacity, clock: Clock, path: impl AsRef<Path>) -> Result<MemoryStore, SnapshotError> {
+    pub fn load(
+        capacity: Capacity,
+        clock: Clock,
+        path: impl AsRef<Path>,
+    ) -> Result<MemoryStore, SnapshotError> {
         let path = path.as_ref();
         let failed = |error| SnapshotError::Io { path: path.to_owned(), error };
         let file = File::open(path).map_err(failed)?;
@@ -156,9 +160,10 @@ fn push_record(records: &mut Vec<u8>, shard: &Shard, table: u8, print: u128, pac
             let numbers = slots.iter().flat_map(|slot| [slot.id, slot.taken, slot.expires]);
             (b's', numbers.flat_map(u64::to_le_bytes).collect())
         }
-        Some(State::SlidingWindow(state)) => {
-            (b'w', [state.window, state.prev, state.cur].iter().flat_map(|number| number.to_le_bytes()).collect())
-        }
+        Some(State::SlidingWindow(state)) => (
+            b'w',
+            [state.window, state.prev, state.cur].iter().flat_map(|number| number.to_le_bytes()).collect(),
+        ),
         _ => unreachable!("only these live beside the table"),
     };
     records.push(code);
@@ -221,7 +226,14 @@ fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore
 }
 
 impl Inner {
-    fn restore(&self, code: u8, table: fn(&mut Shard) -> &mut Table, print: u128, packed: Packed, wide: Option<State>) {
+    fn restore(
+        &self,
+        code: u8,
+        table: fn(&mut Shard) -> &mut Table,
+        print: u128,
+        packed: Packed,
+        wide: Option<State>,
+    ) {
         let shard = &mut *self.shard(print);
         shard.restore(table, print, packed, wide);
         self.account(shard, Dropped(0));
@@ -239,15 +251,21 @@ fn take_wide(file: &mut Summed<impl Read>) -> Result<State, Broken> {
     // Read as it comes: a length that lies must not take memory.
     let mut bytes = Vec::new();
     file.take_into(u64::from(len), &mut bytes)?;
-    let numbers: Vec<u64> = bytes.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().expect("eight"))).collect();
+    let numbers: Vec<u64> =
+        bytes.chunks_exact(8).map(|chunk| u64::from_le_bytes(chunk.try_into().expect("eight"))).collect();
     match code {
         b'l' if bytes.len().is_multiple_of(sliding_log::STAMP) => Ok(State::SlidingLog(bytes)),
         b's' if bytes.len().is_multiple_of(24) => Ok(State::Concurrency(
-            numbers.chunks_exact(3).map(|slot| Slot { id: slot[0], taken: slot[1], expires: slot[2] }).collect(),
+            numbers
+                .chunks_exact(3)
+                .map(|slot| Slot { id: slot[0], taken: slot[1], expires: slot[2] })
+                .collect(),
         )),
-        b'w' if bytes.len() == 24 => {
-            Ok(State::SlidingWindow(sliding_window::State { window: numbers[0], prev: numbers[1], cur: numbers[2] }))
-        }
+        b'w' if bytes.len() == 24 => Ok(State::SlidingWindow(sliding_window::State {
+            window: numbers[0],
+            prev: numbers[1],
+            cur: numbers[2],
+        })),
         _ => Err(Broken::Foreign("it holds a state that is not known")),
     }
 }

@@ -111,7 +111,9 @@ impl Packed {
     pub(super) fn unpack(self, quota: &Quota, shift: u64) -> Option<State> {
         let start = Time::from_micros(self.start());
         Some(match self.kind() {
-            Kind::Meter => State::Meter(meter::State { level: self.payload(), at: quota.tick().number(start) }),
+            Kind::Meter => {
+                State::Meter(meter::State { level: self.payload(), at: quota.tick().number(start) })
+            }
             Kind::FixedWindow => State::FixedWindow(fixed_window::State {
                 window: (start.as_micros() + shift) / quota.period_ticks(),
                 count: self.payload(),

@@ -95,20 +95,20 @@ impl Table {
             }
             place = self.find(print);
         }
-        loop {
-            let Place::Vacant(index) = place else { unreachable!("looked up above, and it was not there") };
-            match self.places[index..].iter().position(|entry| entry.print == 0) {
-                Some(room) => {
-                    self.places.copy_within(index..index + room, index + 1);
-                    self.places[index] = Entry { print, state };
-                    self.len += 1;
-                    return;
-                }
-                // Pushed over the end: rare, because the places behind it are many.
-                None => self.resize(self.homes + self.homes / 4 + 8),
-            }
-            place = self.find(print);
+        let Place::Vacant(index) = place else { unreachable!("looked up above, and it was not there") };
+        if index == self.places.len() {
+            self.lengthen();
         }
+        let room = self.places[index..].iter().position(|entry| entry.print == 0);
+        let room = room.unwrap_or_else(|| {
+            // Pushed over the end: rare, because the places behind it are many.
+            let room = self.places.len() - index;
+            self.lengthen();
+            room
+        });
+        self.places.copy_within(index..index + room, index + 1);
+        self.places[index] = Entry { print, state };
+        self.len += 1;
     }
 
     /// Removes a fingerprint and returns its state.
@@ -165,6 +165,11 @@ impl Table {
     /// Seven eighths: beyond that, entries stand far from home.
     fn most(&self) -> usize {
         self.homes - self.homes / 8
+    }
+
+    fn lengthen(&mut self) {
+        self.places.reserve_exact(64);
+        self.places.resize(self.places.len() + 64, EMPTY);
     }
 
     fn resize(&mut self, homes: usize) {

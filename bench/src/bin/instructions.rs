@@ -1,0 +1,71 @@
+//! How many instructions: the body of a loop for `bench/instructions` to count under callgrind.
+//!
+//! `instructions PATH CHECKS` sets a path up and asks it so often. Counted once with many checks and
+//! once with none, the difference is what the checks take. The clock stands still, because a real one
+//! would take other ways under valgrind than it does outside.
+
+use std::env;
+use std::hint::black_box;
+
+use tollkeeper::{Clock, Limiter, ManualClock, Time, facts};
+use tollkeeper_bench::keys::{self, Request};
+use tollkeeper_bench::ours;
+use tollkeeper_bench::sides::Bucket;
+
+const KEYS: u64 = 65_536;
+
+fn main() {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let [path, checks] = &arguments[..] else { panic!("usage: instructions PATH CHECKS") };
+    let checks: usize = checks.parse().expect("a number of checks");
+    let user = |number| keys::key("user", number);
+    match path.as_str() {
+        "handle-hot" => by_handle(&[user(1)], checks),
+        "handle-uniform-64k" => by_handle(&(0..KEYS).map(user).collect::<Vec<_>>(), checks),
+        "policy-hot" => by_policy(&user(1), checks),
+        "policy-layered-3" => by_three_limits(checks),
+        _ => panic!("there is no path `{path}` (try `handle-hot`)"),
+    }
+}
+
+/// A limiter under a clock that stands at some time in 2025.
+fn limiter(facts: &[&str]) -> Limiter {
+    let clock = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+    ours::limiter(Bucket::lasting(1_000_000), facts, Clock::manual(&clock))
+}
+
+fn by_handle(users: &[String], checks: usize) {
+    let handle = ours::handle(&limiter(&["user"]));
+    let check = |user: &String| assert!(handle.check(black_box(user)).expect("valid").allowed);
+    users.iter().for_each(check);
+    users.iter().cycle().take(checks).for_each(check);
+}
+
+fn by_policy(user: &str, checks: usize) {
+    let limiter = limiter(&["user"]);
+    let check = || {
+        let facts = facts! { "user" => black_box(user) };
+        assert!(limiter.check(&facts).wait().expect("valid").allowed());
+    };
+    check();
+    (0..checks).for_each(|_| check());
+}
+
+fn by_three_limits(checks: usize) {
+    let limiter = limiter(&["user", "tenant", "route"]);
+    let requests: Vec<Request> = (0..1_000)
+        .map(|number| Request {
+            user: keys::key("user", number),
+            tenant: keys::key("tenant", number % 100),
+            route: keys::key("route", number % 50),
+        })
+        .collect();
+    let check = |request: &Request| {
+        let Request { user, tenant, route } = black_box(request);
+        let facts =
+            facts! { "user" => user.as_str(), "tenant" => tenant.as_str(), "route" => route.as_str() };
+        assert!(limiter.check(&facts).wait().expect("valid").allowed());
+    };
+    requests.iter().for_each(check);
+    requests.iter().cycle().take(checks).for_each(check);
+}

@@ -1,0 +1,102 @@
+//! Timing: every side in turn, round after round, so that whatever disturbs the machine disturbs all.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often every side is measured.
+const ROUNDS: usize = 5;
+/// How long a side runs in each round.
+const LASTING: Duration = Duration::from_millis(300);
+/// How long it runs before the first, and nobody looks.
+const WARM_UP: Duration = Duration::from_millis(60);
+/// Requests between two looks at the clock.
+const BLOCK: usize = 256;
+
+/// What every side is asked.
+#[derive(Debug)]
+pub struct Load<'r, R> {
+    /// The requests, which come again from the start when all have come.
+    pub requests: &'r [R],
+    /// How many threads ask; each begins elsewhere.
+    pub threads: usize,
+    /// What the answer always must be: else something other was measured than was meant.
+    pub allowed: bool,
+}
+
+/// One side, ready to be asked.
+pub struct Side<R> {
+    name: &'static str,
+    run: Box<dyn Fn(&Load<'_, R>, Duration) -> f64>,
+}
+
+/// What a race measured.
+#[derive(Clone, Debug)]
+pub struct Times {
+    /// The side.
+    pub side: &'static str,
+    /// Nanoseconds per check, of each round.
+    pub nanos: Vec<f64>,
+}
+
+impl<R: Sync> Side<R> {
+    /// A side that answers by `check`.
+    pub fn new(name: &'static str, check: impl Fn(&R) -> bool + Sync + 'static) -> Side<R> {
+        // The whole loop is compiled for this side: nothing dynamic is called within.
+        Side { name, run: Box::new(move |load, lasting| run(load, lasting, &check)) }
+    }
+}
+
+/// Measures all sides under one load.
+pub fn race<R: Sync>(load: &Load<'_, R>, sides: &[Side<R>]) -> Vec<Times> {
+    for side in sides {
+        (side.run)(load, WARM_UP);
+    }
+    let mut times: Vec<_> = sides.iter().map(|side| Times { side: side.name, nanos: Vec::new() }).collect();
+    for _ in 0..ROUNDS {
+        for (side, times) in sides.iter().zip(&mut times) {
+            times.nanos.push((side.run)(load, LASTING));
+        }
+    }
+    times
+}
+
+impl Times {
+    /// The round in the middle.
+    pub fn median(&self) -> f64 {
+        let mut nanos = self.nanos.clone();
+        nanos.sort_by(f64::total_cmp);
+        nanos[nanos.len() / 2]
+    }
+}
+
+/// Nanoseconds per check, all threads together: with two threads that do not disturb each other it is
+/// half of what one thread takes.
+fn run<R: Sync>(load: &Load<'_, R>, lasting: Duration, check: &(impl Fn(&R) -> bool + Sync)) -> f64 {
+    let blocks: Vec<&[R]> = load.requests.chunks(BLOCK).collect();
+    let ready = Barrier::new(load.threads);
+    let one = |thread: usize| {
+        let (mut checks, mut passed) = (0, 0);
+        ready.wait();
+        let start = Instant::now();
+        for block in blocks.iter().cycle().skip(thread * blocks.len() / load.threads) {
+            for request in *block {
+                passed += usize::from(check(black_box(request)));
+            }
+            checks += block.len();
+            if start.elapsed() >= lasting {
+                break;
+            }
+        }
+        assert_eq!(passed, if load.allowed { checks } else { 0 }, "a side answered otherwise than it should");
+        #[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 checks")]
+        let per_nano = checks as f64 / start.elapsed().as_nanos() as f64;
+        per_nano
+    };
+    let per_nano: f64 = thread::scope(|scope| {
+        let threads: Vec<_> = (0..load.threads).map(|thread| scope.spawn(move || one(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a thread that was measured")).sum()
+    });
+    1.0 / per_nano
+}

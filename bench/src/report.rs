@@ -1,0 +1,76 @@
+//! Lines for people and programs, and a file with everything that was measured.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+
+use serde_json::{Map, Value, json};
+
+/// Where results are kept.
+const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/results.json");
+
+/// A number worth knowing.
+pub fn figure(name: &str, value: f64) {
+    println!("figure {name} {value:.1}");
+}
+
+/// How often ours fits into theirs: above 1, ours is faster or smaller.
+pub fn ratio(name: &str, value: f64) {
+    println!("ratio {name} {value:.2}");
+}
+
+/// What a number should be.
+#[derive(Clone, Copy, Debug)]
+pub enum Want {
+    /// This or more.
+    AtLeast(f64),
+    /// This or less.
+    AtMost(f64),
+}
+
+/// Says whether a number is as it should be.
+pub fn goal(name: &str, want: Want, got: f64) {
+    let (want, met) = match want {
+        Want::AtLeast(least) => (format!(">={least:.1}"), got >= least),
+        Want::AtMost(most) => (format!("<={most:.1}"), got <= most),
+    };
+    println!("goal {name} want{want} got {got:.2} {}", if met { "ok" } else { "MISSED" });
+}
+
+/// Puts one part of the results into the file, with the machine and the versions it was measured on.
+pub fn save(part: &str, measured: Value) {
+    let known = fs::read_to_string(RESULTS).unwrap_or_default();
+    let mut results: Map<String, Value> = serde_json::from_str(&known).unwrap_or_default();
+    results.insert("machine".to_owned(), machine());
+    results.insert("versions".to_owned(), versions());
+    results.insert(part.to_owned(), measured);
+    let text = serde_json::to_string_pretty(&results).expect("results are JSON");
+    fs::write(RESULTS, text + "\n").expect("the folder of the benchmarks can be written");
+}
+
+fn machine() -> Value {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    json!({
+        "cpu": model.map_or("unknown", |(_, model)| model),
+        "cores": thread::available_parallelism().map_or(0, usize::from),
+        "kernel": kernel.trim(),
+    })
+}
+
+fn versions() -> Value {
+    let rustc =
+        Command::new("rustc").arg("--version").output().map(|output| output.stdout).unwrap_or_default();
+    let mut versions = Map::new();
+    versions.insert("rustc".to_owned(), String::from_utf8_lossy(&rustc).trim().into());
+    let mut locked = include_str!("../Cargo.lock").lines();
+    while let Some(line) = locked.next() {
+        let name = line.strip_prefix("name = ").map(|name| name.trim_matches('"'));
+        if let Some(name @ ("tollkeeper" | "governor" | "limitador" | "throttlecrab")) = name {
+            let version = locked.next().and_then(|line| line.strip_prefix("version = ")).unwrap_or_default();
+            versions.insert(name.to_owned(), version.trim_matches('"').into());
+        }
+    }
+    versions.into()
+}
