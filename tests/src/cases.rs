@@ -189,33 +189,45 @@ impl fmt::Display for Case {
     }
 }
 
-/// The smallest case found that still fails, with what it fails with.
+/// The smallest case found that still fails, with what it fails with: moves are taken out, many at
+/// once and then one by one, and what is left is made simpler, for as long as that helps.
 pub fn smallest(case: Case, why: String, fails: impl Fn(&Case) -> Option<String>) -> (Case, String) {
     let (mut case, mut why) = (case, why);
-    let mut size = case.moves.len();
-    while size > 0 {
-        let mut at = 0;
-        while at < case.moves.len() {
-            let mut fewer = case.clone();
-            fewer.moves.drain(at..case.moves.len().min(at + size));
-            match fails(&fewer) {
-                Some(reason) => (case, why) = (fewer, reason),
-                None => at += size,
+    let mut better = |case: &mut Case, other: Case| match fails(&other) {
+        Some(reason) => {
+            (*case, why) = (other, reason);
+            true
+        }
+        None => false,
+    };
+    loop {
+        let mut helped = false;
+        let mut size = case.moves.len();
+        while size > 0 {
+            let mut at = 0;
+            while at < case.moves.len() {
+                let mut fewer = case.clone();
+                fewer.moves.drain(at..case.moves.len().min(at + size));
+                if better(&mut case, fewer) { helped = true } else { at += size }
+            }
+            size /= 2;
+        }
+        for index in 0..case.moves.len() {
+            if !matches!(case.moves[index].wait, Wait::Not) {
+                let mut sooner = case.clone();
+                sooner.moves[index].wait = Wait::Not;
+                helped |= better(&mut case, sooner);
+            }
+            if !matches!(case.moves[index].act, Act::Check(Cost::One)) {
+                let mut simpler = case.clone();
+                simpler.moves[index].act = Act::Check(Cost::One);
+                helped |= better(&mut case, simpler);
             }
         }
-        size /= 2;
-    }
-    for index in 0..case.moves.len() {
-        let Move { wait, act } = case.moves[index];
-        for simpler in [Move { wait: Wait::Not, act }, Move { wait, act: Act::Check(Cost::One) }] {
-            let mut other = case.clone();
-            other.moves[index] = simpler;
-            if let Some(reason) = fails(&other) {
-                (case, why) = (other, reason);
-            }
+        if !helped {
+            return (case, why);
         }
     }
-    (case, why)
 }
 
 impl Wait {

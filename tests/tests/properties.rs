@@ -489,11 +489,11 @@ impl Play {
         self.oracles.push(oracle);
     }
 
-    /// At one moment of real time, a clock set back leaves no more than there was. A sliding window is
-    /// excepted: its counts go to the window of now as they are, which may be further gone.
+    /// At one moment of real time, a clock set back leaves no more than there was. A sliding window that
+    /// is moved is excepted: its counts go to the window of now as they are, which may be further gone.
     fn no_credit(&self, before: u64) -> Result<(), String> {
         let after = self.key.peek(1).remaining;
-        let excepted = self.algorithm() == Algorithm::SlidingWindow;
+        let excepted = self.algorithm() == Algorithm::SlidingWindow && self.key.clone().check(1).moved;
         ensure!(excepted || after <= before, "a clock set back has made {before} to {after}");
         Ok(())
     }

@@ -67,7 +67,7 @@ pub enum Verdict {
 /// What a store says of a toll.
 #[derive(Clone, Debug, Default)]
 pub struct Ruling {
-    said: Inline<Said, 3>,
+    said: Inline<Said, 4>,
     now: Time,
     id: u64,
 }
@@ -145,23 +145,36 @@ impl Ruling {
 
 /// What was decided for a request.
 #[derive(Clone, Debug)]
-pub struct Decision {
+pub struct Decision(Box<Case>);
+
+/// On the heap, because it is large and a decision is handed from hand to hand: moving it twice would
+/// cost more than the one allocation.
+#[derive(Clone, Debug)]
+struct Case {
     toll: Toll,
     ruling: Ruling,
     allowed: bool,
+}
+
+impl Case {
+    #[inline]
+    fn conclude(&mut self) {
+        assert_eq!(self.toll.len(), self.ruling.said.len(), "a store answers for every limit");
+        let mut all = self.toll.dues().zip(self.ruling.said.iter());
+        self.allowed = all.all(|(due, said)| said.allowed() || !due.enforced());
+    }
 }
 
 impl Decision {
     /// Draws the conclusion from what each limit says: all that are enforced must allow.
     #[inline]
     pub fn new(toll: Toll, ruling: Ruling) -> Decision {
-        let mut decision = Decision { toll, ruling, allowed: false };
-        decision.conclude();
-        decision
+        let mut case = Box::new(Case { toll, ruling, allowed: false });
+        case.conclude();
+        Decision(case)
     }
 
-    /// Makes a toll, has it decided at once, and draws the conclusion: all in one place, because moving
-    /// the parts around would cost as much as deciding.
+    /// Makes a toll, has it decided at once, and draws the conclusion, all in one place.
     #[inline]
     pub fn make(
         policy: Arc<Policy>,
@@ -169,24 +182,17 @@ impl Decision {
         decide: impl FnOnce(&Toll, &mut Ruling),
     ) -> Result<Decision, InvalidRequest> {
         let toll = Toll::new(policy, request.verb);
-        let mut decision = Decision { toll, ruling: Ruling::default(), allowed: false };
-        decision.toll.add_request(request)?;
-        decide(&decision.toll, &mut decision.ruling);
-        decision.conclude();
-        Ok(decision)
-    }
-
-    #[inline]
-    fn conclude(&mut self) {
-        debug_assert_eq!(self.toll.len(), self.ruling.said.len(), "a store answers for every limit");
-        let mut all = self.toll.dues().zip(self.ruling.said.iter());
-        self.allowed = all.all(|(due, said)| said.allowed() || !due.enforced());
+        let mut case = Box::new(Case { toll, ruling: Ruling::default(), allowed: false });
+        case.toll.add_request(request)?;
+        decide(&case.toll, &mut case.ruling);
+        case.conclude();
+        Ok(Decision(case))
     }
 
     /// Whether the request may pass.
     #[inline]
     pub fn allowed(&self) -> bool {
-        self.allowed
+        self.0.allowed
     }
 
     /// Whether it may pass, with what follows.
@@ -217,8 +223,8 @@ impl Decision {
 
     /// What each limit that applied says, in the order of the policy.
     pub fn limits(&self) -> impl ExactSizeIterator<Item = Answer<'_>> {
-        let now = self.ruling.now;
-        self.toll.dues().zip(self.ruling.said.iter()).map(move |(due, said)| {
+        let now = self.0.ruling.now;
+        self.0.toll.dues().zip(self.0.ruling.said.iter()).map(move |(due, said)| {
             let outcome = match said {
                 // The due knows what a cost of 0 changes.
                 Said::Step { step, charged } => due.outcome(Seen::Nothing, now, step, *charged),
@@ -235,31 +241,31 @@ impl Decision {
 
     /// The time on the store's clock.
     pub fn time(&self) -> Time {
-        self.ruling.now
+        self.0.ruling.now
     }
 
     /// What was to be paid.
     pub fn toll(&self) -> &Toll {
-        &self.toll
+        &self.0.toll
     }
 
     /// The receipt: there if the request passed and something was charged.
     pub fn charge(&self) -> Option<Charge> {
         let items: Vec<Item> = self.entered(false).collect();
-        let ttl = if let Verb::Reserve(ttl) = self.toll.verb() { Some(ttl) } else { None };
-        (!items.is_empty()).then(|| Charge::new(self.ruling.id, self.ruling.now, ttl, items))
+        let ttl = if let Verb::Reserve(ttl) = self.0.toll.verb() { Some(ttl) } else { None };
+        (!items.is_empty()).then(|| Charge::new(self.0.ruling.id, self.0.ruling.now, ttl, items))
     }
 
     /// The slot: there if the request acquired one.
     pub fn slot(&self) -> Option<Slot> {
         let items: Vec<Item> = self.entered(true).collect();
-        (!items.is_empty()).then(|| Slot::new(self.ruling.id, self.ruling.now, items))
+        (!items.is_empty()).then(|| Slot::new(self.0.ruling.id, self.0.ruling.now, items))
     }
 
     /// What was written for this request, of slots or of everything else.
     fn entered(&self, slots: bool) -> impl Iterator<Item = Item> {
-        let charged = self.allowed && self.toll.verb().charges();
-        let all = self.limits().zip(self.ruling.said.iter());
+        let charged = self.0.allowed && self.0.toll.verb().charges();
+        let all = self.limits().zip(self.0.ruling.said.iter());
         all.filter(move |(answer, said)| {
             charged && said.allowed() && answer.due.cost > 0 && answer.due.is_slot() == slots
         })
@@ -289,7 +295,7 @@ impl Decision {
             };
         }
         debug_assert_eq!(
-            self.allowed,
+            self.0.allowed,
             matches!(verdict, Verdict::Allow { .. }),
             "who refuses says for how long"
         );

@@ -53,7 +53,7 @@ pub struct Toll {
     policy: Arc<Policy>,
     verb: Verb,
     hold: Option<Span>,
-    entries: Inline<Entry, 3>,
+    entries: Inline<Entry, 4>,
     values: Inline<u8, 96>,
     skipped: Marks,
     unknown_tiers: Marks,
@@ -346,25 +346,28 @@ impl<'t> Due<'t> {
 #[derive(Clone, Debug, Default)]
 struct Marks {
     first: u64,
-    more: Option<Box<Vec<usize>>>,
+    more: Vec<u64>,
 }
 
 impl Marks {
     fn set(&mut self, index: usize) {
-        match index {
-            0..=63 => self.first |= 1 << index,
-            _ => {
-                let more = self.more.get_or_insert_default();
-                if !more.contains(&index) {
-                    more.push(index);
+        let word = match index / 64 {
+            0 => &mut self.first,
+            word => {
+                if self.more.len() < word {
+                    self.more.resize(word, 0);
                 }
+                &mut self.more[word - 1]
             }
-        }
+        };
+        *word |= 1 << (index % 64);
     }
 
     fn iter(&self) -> impl Iterator<Item = usize> {
-        let first = (0..64).filter(|index| self.first >> index & 1 == 1);
-        first.chain(self.more.iter().flat_map(|more| more.iter().copied()))
+        let words = std::iter::once(&self.first).chain(&self.more);
+        words.enumerate().flat_map(|(place, word)| {
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| 64 * place + bit)
+        })
     }
 }
 
