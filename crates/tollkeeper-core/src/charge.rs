@@ -7,6 +7,7 @@
 use crate::algorithm::Past;
 use crate::facts::Facts;
 use crate::key::Key;
+use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota, Rate};
 use crate::siphash::{self, Secret};
 use crate::time::{Span, Time};
@@ -110,6 +111,17 @@ pub enum Change {
     Add(u64),
 }
 
+/// How one item of a charge is corrected under the policy of today.
+#[derive(Clone, Copy, Debug)]
+pub struct Fix {
+    /// The quota that the state is read with.
+    pub quota: Quota,
+    /// What must be known of the charge.
+    pub past: Past,
+    /// What is to be done.
+    pub change: Change,
+}
+
 /// Which items of a charge a new cost is for.
 #[derive(Clone, Copy, Debug)]
 pub enum Costs<'a> {
@@ -147,6 +159,30 @@ impl Charge {
             Some(ttl) => self.0.at + ttl,
             None => self.0.items.iter().map(Item::void_at).max().unwrap_or(self.0.at),
         }
+    }
+
+    /// What these changes, one for each item, come to under the policy of today.
+    ///
+    /// Since the charge was made its limit may have changed, and which tier the caller is in is not
+    /// known here. So the state is drained by the slowest rate that may be in force, and what has
+    /// drained of the charge is taken to be as much as the fastest allows: never too much is given back.
+    pub fn fixes(&self, policy: &Policy, changes: &[Change]) -> Vec<Fix> {
+        assert_eq!(changes.len(), self.0.items.len(), "there is a change for every item");
+        let fix = |(item, change): (&Item, &Change)| {
+            let (ItemKey::Whole(bytes) | ItemKey::Short(bytes, _)) = &item.key;
+            let family = Key::from_bytes(bytes).expect("an item holds a key").family();
+            let rule = policy.find(item.limit()).map(|(_, rule)| rule);
+            let today = rule.into_iter().flat_map(|rule| rule.quotas_of(family));
+            let (mut slowest, mut fastest) = (item.quota, item.quota.count());
+            for quota in today {
+                fastest = fastest.max(quota.count());
+                if quota.count() < slowest.count() {
+                    slowest = *quota;
+                }
+            }
+            Fix { quota: slowest, past: Past { count: fastest, ..item.past() }, change: *change }
+        };
+        self.0.items.iter().zip(changes).map(fix).collect()
     }
 
     /// What a refund of these costs means for each item.

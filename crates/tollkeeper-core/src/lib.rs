@@ -24,7 +24,7 @@ pub mod siphash;
 pub mod time;
 pub mod toll;
 
-pub use charge::{Change, Charge, Costs, Slot};
+pub use charge::{Change, Charge, Costs, Fix, Slot};
 pub use decision::{Answer, Decision, Outcome, Retry, Ruling, Said, Verdict};
 pub use facts::{Facts, InvalidFact, Value};
 pub use key::Key;

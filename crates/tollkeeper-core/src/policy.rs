@@ -14,6 +14,7 @@ use crate::limit::{Base, Limit, Missing, Mode, OnStoreFailure};
 use crate::net::{self, InvalidNetwork, Network};
 use crate::pattern::Condition;
 use crate::quota::{Algorithm, Allowance, InvalidQuota, Quota, Rate};
+use crate::toll::InvalidRequest;
 
 /// The limits in force. Cheap to clone: clones share the limits.
 #[derive(Clone, Debug)]
@@ -69,6 +70,24 @@ impl Policy {
     /// The limit of that name, and its place.
     pub fn find(&self, name: &str) -> Option<(usize, &Rule)> {
         self.rules.iter().enumerate().find(|(_, rule)| *rule.name == *name)
+    }
+
+    /// Every key that a request with these facts can have at a limit: one for each period among its
+    /// tiers and overrides.
+    pub fn keys(&self, limit: &str, facts: &Facts<'_>) -> Result<Vec<Box<[u8]>>, InvalidRequest> {
+        facts.check().map_err(InvalidRequest::Fact)?;
+        let (_, rule) = self.find(limit).ok_or_else(|| InvalidRequest::UnknownLimit(limit.to_owned()))?;
+        let mut values = Vec::new();
+        for fact in &rule.by {
+            let mut scratch: Scratch = [0; 48];
+            let value = facts.get(fact).map(|value| self.keyed(fact, value, &mut scratch));
+            key::push_value(value, |part| values.extend_from_slice(part));
+        }
+        let mut keys: Vec<Box<[u8]>> =
+            rule.limited().map(|(_, family)| [family, &values].concat().into_boxed_slice()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        Ok(keys)
     }
 
     /// The value of a fact as keys hold it: an IPv6 address without the bits its owner can choose.
@@ -195,6 +214,19 @@ impl Rule {
     /// if that is unlimited.
     pub fn plain_quota(&self) -> Option<(&Quota, &[u8])> {
         self.quota(self.default)
+    }
+
+    /// The quotas whose keys begin like this, so that their states are the same.
+    pub(crate) fn quotas_of(&self, family: &[u8]) -> impl Iterator<Item = &Quota> {
+        self.limited().filter(move |(_, other)| *other == family).map(|(quota, _)| quota)
+    }
+
+    /// The quotas that keep states, with what their keys begin with.
+    fn limited(&self) -> impl Iterator<Item = (&Quota, &[u8])> {
+        self.grants.iter().filter_map(|grant| match grant {
+            Grant::Limited { quota, family } if quota.count() > 0 => Some((quota, &**family)),
+            _ => None,
+        })
     }
 
     /// Whether nothing but the value of one fact decides what a request meets here: what a prepared

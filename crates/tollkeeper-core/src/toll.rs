@@ -407,6 +407,8 @@ pub enum InvalidRequest {
         /// What is wrong with it.
         problem: CostProblem,
     },
+    /// There is no limit of this name.
+    UnknownLimit(String),
     /// A reservation lives from a second to an hour.
     Ttl(Span),
     /// More was to be given back than had been charged.
@@ -445,6 +447,7 @@ impl fmt::Display for InvalidRequest {
                 };
                 write!(f, "limit `{limit}` charges the number in fact `{fact}`, but {problem}")
             }
+            InvalidRequest::UnknownLimit(name) => write!(f, "there is no limit `{}`", name.escape_debug()),
             InvalidRequest::Ttl(ttl) => write!(f, "a reservation cannot last {ttl} (from 1s to 1h)"),
             InvalidRequest::MoreThanCharged { asked, charged } => {
                 write!(f, "{asked} cannot be given back: {charged} had been charged")

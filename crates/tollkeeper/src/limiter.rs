@@ -10,8 +10,8 @@ use std::task::{Context, Poll};
 
 use tollkeeper_core::toll;
 use tollkeeper_core::{
-    Charge, Costs, Decision, Facts, InvalidPolicy, InvalidRequest, Limit, Policy, Retry, Ruling, Slot, Span,
-    Toll, Verb, Verdict,
+    Change, Charge, Costs, Decision, Facts, InvalidPolicy, InvalidRequest, Key, Limit, Policy, Retry, Ruling,
+    Slot, Span, Toll, Verb, Verdict,
 };
 
 use crate::blocking;
@@ -120,20 +120,53 @@ impl Limiter {
     /// Gives back all of a charge: the request did not happen.
     pub async fn refund(&self, charge: &Charge) -> Correction {
         let changes = charge.refund(Costs::All).expect("all of a charge is no more than was charged");
-        self.inner.store.correct(charge, &changes).await
+        self.correct(charge, &changes).await
     }
 
     /// Gives back a part of a charge.
     pub async fn refund_part(&self, charge: &Charge, part: Costs<'_>) -> Result<Correction, InvalidRequest> {
-        let changes = charge.refund(part)?;
-        Ok(self.inner.store.correct(charge, &changes).await)
+        Ok(self.correct(charge, &charge.refund(part)?).await)
     }
 
     /// Corrects a charge to what the request did cost. A surplus is given back as far as the algorithm
     /// can, a shortfall is charged even above the limit.
     pub async fn settle(&self, charge: &Charge, actual: Costs<'_>) -> Result<Correction, InvalidRequest> {
-        let changes = charge.settle(actual)?;
-        Ok(self.inner.store.correct(charge, &changes).await)
+        Ok(self.correct(charge, &charge.settle(actual)?).await)
+    }
+
+    async fn correct(&self, charge: &Charge, changes: &[Change]) -> Correction {
+        self.inner.store.correct(charge, &charge.fixes(&self.policy(), changes)).await
+    }
+
+    /// A receipt as text, to be handed out and back: only this store can have written it.
+    pub fn seal_charge(&self, charge: &Charge) -> String {
+        self.inner.store.seal_charge(charge)
+    }
+
+    /// Reads a text of [`Limiter::seal_charge`]; nothing if this store did not write it.
+    pub fn open_charge(&self, text: &str) -> Option<Charge> {
+        self.inner.store.open_charge(text)
+    }
+
+    /// As [`Limiter::seal_charge`], for a slot.
+    pub fn seal_slot(&self, slot: &Slot) -> String {
+        self.inner.store.seal_slot(slot)
+    }
+
+    /// As [`Limiter::open_charge`], for a slot.
+    pub fn open_slot(&self, text: &str) -> Option<Slot> {
+        self.inner.store.open_slot(text)
+    }
+
+    /// Forgets what a limit knows of the key that these facts make, under every period of its tiers;
+    /// false if there was nothing to forget.
+    pub async fn forget(&self, limit: &str, facts: &Facts<'_>) -> Result<bool, InvalidRequest> {
+        let mut forgotten = false;
+        for key in self.policy().keys(limit, facts)? {
+            let key = Key::from_bytes(&key).expect("a policy makes keys");
+            forgotten |= self.inner.store.forget(key).await;
+        }
+        Ok(forgotten)
     }
 
     /// Gives a slot back; false if it was not held any more.

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tollkeeper_core::{Change, Charge, Key, Ruling, Slot, Toll};
+use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Toll};
 
 /// Decides tolls against shared state.
 pub trait Store: fmt::Debug + Send + Sync {
@@ -18,7 +18,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn decide(&self, toll: &Toll) -> Answer<'_, Ruling>;
 
     /// Gives back or adds to what was charged: once for each charge.
-    fn correct<'a>(&'a self, charge: &'a Charge, changes: &'a [Change]) -> Answer<'a, Correction>;
+    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction>;
 
     /// Gives a slot back; false if it was not held any more.
     fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool>;
@@ -28,6 +28,18 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Forgets the state of a key; false if there was none.
     fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, bool>;
+
+    /// A receipt as text that only this store can have written.
+    fn seal_charge(&self, charge: &Charge) -> String;
+
+    /// Reads a text that this store wrote; nothing if it did not.
+    fn open_charge(&self, text: &str) -> Option<Charge>;
+
+    /// As [`Store::seal_charge`].
+    fn seal_slot(&self, slot: &Slot) -> String;
+
+    /// As [`Store::open_charge`].
+    fn open_slot(&self, text: &str) -> Option<Slot>;
 }
 
 /// What came of a refund or a settlement.

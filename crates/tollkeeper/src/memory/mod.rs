@@ -17,7 +17,9 @@ use tollkeeper_core::algorithm::{self, Effect, State, Step};
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::fingerprint::{self, Fingerprinter, Midstate};
 use tollkeeper_core::inline::Inline;
-use tollkeeper_core::{Algorithm, Change, Charge, Due, Key, Outcome, Ruling, Said, Secret, Slot, Time, Toll};
+use tollkeeper_core::{
+    Algorithm, Change, Charge, Due, Fix, Key, Outcome, Ruling, Said, Secret, Slot, Time, Toll,
+};
 
 use crate::clock::Clock;
 use crate::random;
@@ -259,13 +261,13 @@ impl MemoryStore {
     }
 
     /// Gives back or adds to what was charged, once.
-    pub fn correct(&self, charge: &Charge, changes: &[Change]) -> Correction {
+    pub fn correct(&self, charge: &Charge, fixes: &[Fix]) -> Correction {
         let inner = &*self.inner;
         let now = inner.clock.now();
         if charge.void_at() <= now {
             return Correction::Unknown;
         }
-        let items: Vec<(&Item, Change)> = charge.items().iter().zip(changes.iter().copied()).collect();
+        let items: Vec<(&Item, &Fix)> = charge.items().iter().zip(fixes).collect();
         let mut prints = Inline::<u128, 4>::default();
         items.iter().for_each(|(item, _)| prints.push(inner.print(item)));
         if !inner.reserve_markers(items.len(), now) {
@@ -281,7 +283,7 @@ impl MemoryStore {
             inner.markers.fetch_sub(items.len(), Relaxed);
             return Correction::Repeated;
         }
-        for (index, (item, change)) in items.iter().enumerate() {
+        for (index, (item, fix)) in items.iter().enumerate() {
             let print = prints[index];
             let shard = locked.get(print);
             shard.mark(marker(index), charge.void_at());
@@ -289,7 +291,7 @@ impl MemoryStore {
                 Place::Found(place) => Spot::Own(print, place),
                 Place::Vacant(_) => {
                     let cell = inner.cell(key_family(item), item.quota.algorithm(), print);
-                    match (shard.cells.get(cell), change) {
+                    match (shard.cells.get(cell), fix.change) {
                         (Some(shared), _) if item.shared => Spot::Shared(cell, Some(shared)),
                         (shared, Change::Add(_)) if inner.reserve() => Spot::New(print, shared),
                         (shared, Change::Add(_)) => Spot::Shared(cell, shared),
@@ -298,13 +300,13 @@ impl MemoryStore {
                     }
                 }
             };
-            let lens = Lens { quota: &item.quota, shift: item.shift };
-            let dropped = shard.write(spot, lens, now, |state| match change {
+            let lens = Lens { quota: &fix.quota, shift: item.shift };
+            let dropped = shard.write(spot, lens, now, |state| match fix.change {
                 Change::Keep => state,
                 Change::GiveBack(part) => {
-                    Some(algorithm::give_back(lens.quota, state?, now, lens.shift, *part, &item.past()))
+                    Some(algorithm::give_back(lens.quota, state?, now, lens.shift, part, &fix.past))
                 }
-                Change::Add(more) => Some(algorithm::add(lens.quota, state, now, lens.shift, *more)),
+                Change::Add(more) => Some(algorithm::add(lens.quota, state, now, lens.shift, more)),
             });
             inner.account(shard, dropped);
         }
@@ -328,26 +330,6 @@ impl MemoryStore {
         let forgotten = shard.forget(print);
         self.inner.account(shard, Dropped(usize::from(forgotten)));
         forgotten
-    }
-
-    /// A receipt as text that only this store can have written.
-    pub fn seal_charge(&self, charge: &Charge) -> String {
-        charge.seal(&self.inner.secrets.receipts, |key| self.inner.prints.key(key))
-    }
-
-    /// Reads a text that this store wrote; nothing if it did not.
-    pub fn open_charge(&self, text: &str) -> Option<Charge> {
-        Charge::open(text, &self.inner.secrets.receipts)
-    }
-
-    /// As [`MemoryStore::seal_charge`].
-    pub fn seal_slot(&self, slot: &Slot) -> String {
-        slot.seal(&self.inner.secrets.receipts, |key| self.inner.prints.key(key))
-    }
-
-    /// As [`MemoryStore::open_charge`].
-    pub fn open_slot(&self, text: &str) -> Option<Slot> {
-        Slot::open(text, &self.inner.secrets.receipts)
     }
 
     /// Does something to the slots of every limit that a slot is held in: in the key's own state, and
@@ -640,8 +622,8 @@ impl Store for MemoryStore {
         Answer::Ready(MemoryStore::decide(self, toll))
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, changes: &'a [Change]) -> Answer<'a, Correction> {
-        Answer::Ready(MemoryStore::correct(self, charge, changes))
+    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction> {
+        Answer::Ready(MemoryStore::correct(self, charge, fixes))
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
@@ -654,6 +636,22 @@ impl Store for MemoryStore {
 
     fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, bool> {
         Answer::Ready(MemoryStore::forget(self, key))
+    }
+
+    fn seal_charge(&self, charge: &Charge) -> String {
+        charge.seal(&self.inner.secrets.receipts, |key| self.inner.prints.key(key))
+    }
+
+    fn open_charge(&self, text: &str) -> Option<Charge> {
+        Charge::open(text, &self.inner.secrets.receipts)
+    }
+
+    fn seal_slot(&self, slot: &Slot) -> String {
+        slot.seal(&self.inner.secrets.receipts, |key| self.inner.prints.key(key))
+    }
+
+    fn open_slot(&self, text: &str) -> Option<Slot> {
+        Slot::open(text, &self.inner.secrets.receipts)
     }
 }
 
