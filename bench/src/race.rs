@@ -28,8 +28,11 @@ pub struct Load<'r, R> {
 /// One side, ready to be asked.
 pub struct Side<R> {
     name: &'static str,
-    run: Box<dyn Fn(&Load<'_, R>, Duration) -> f64>,
+    run: Box<Run<R>>,
 }
+
+/// Asks for so long, and returns nanoseconds per check.
+type Run<R> = dyn Fn(&Load<'_, R>, Duration) -> f64;
 
 /// What a race measured.
 #[derive(Clone, Debug)]

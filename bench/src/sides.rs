@@ -39,6 +39,7 @@ pub trait Keyed: Sync + 'static {
     fn new(bucket: Bucket) -> Self;
 
     /// Charges one request; whether it may pass.
+    #[expect(clippy::ptr_arg, reason = "governor's keys are what the caller has, and that is a String")]
     fn check(&self, key: &String) -> bool;
 }
 

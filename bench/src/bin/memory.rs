@@ -40,18 +40,17 @@ fn main() {
 
 fn report_all() {
     let mut measured = Map::new();
-    let mut means = Vec::new();
-    for (side, prefix) in [("tollkeeper", ""), ("governor", "governor-")] {
+    let [ours, governors] = [("tollkeeper", ""), ("governor", "governor-")].map(|(side, prefix)| {
         let points = POINTS.map(|millions| point(side, prefix, millions, &mut measured));
         let mean = points.iter().sum::<f64>() / 5.0;
         report::figure(&format!("{prefix}memory-bytes-per-key-mean"), mean);
-        means.push(mean);
-    }
+        mean
+    });
     point("throttlecrab", "throttlecrab-", 6, &mut measured);
     point("limitador", "limitador-", 1, &mut measured);
-    report::ratio("memory-bytes-per-key-mean/governor", means[1] / means[0]);
-    report::goal("memory-bytes-per-key-mean", Want::AtMost(64.0), means[0]);
-    report::goal("memory-bytes-per-key-mean-stretch", Want::AtMost(45.0), means[0]);
+    report::ratio("memory-bytes-per-key-mean/governor", governors / ours);
+    report::goal("memory-bytes-per-key-mean", Want::AtMost(64.0), ours);
+    report::goal("memory-bytes-per-key-mean-stretch", Want::AtMost(45.0), ours);
     report::save("memory", measured.into());
 }
 

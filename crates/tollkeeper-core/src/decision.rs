@@ -114,7 +114,8 @@ impl Said {
         }
     }
 
-    fn mark(&self) -> u64 {
+    /// Where the admission was entered: tick, stamp or window.
+    pub fn mark(&self) -> u64 {
         match self {
             Said::Nothing => 0,
             Said::Step { step, .. } => step.effect.mark(),
@@ -134,6 +135,13 @@ impl Ruling {
     #[inline]
     pub fn set(&mut self, now: Time, id: u64) {
         (self.now, self.id) = (now, id);
+    }
+
+    /// Where to write what the next limit of the toll says.
+    #[inline]
+    pub fn say(&mut self) -> &mut Said {
+        self.said.push(Said::Nothing);
+        self.said.last_mut().expect("pushed above")
     }
 
     /// What the next limit of the toll says.

@@ -57,6 +57,11 @@ impl Policy {
         Policy { ipv6_prefix: prefix.min(128), ..self }
     }
 
+    /// How many bits of an IPv6 address are a key.
+    pub fn ipv6_prefix(&self) -> u8 {
+        self.ipv6_prefix
+    }
+
     /// The version.
     pub fn version(&self) -> u64 {
         self.version

@@ -124,6 +124,8 @@ pub struct Quota {
     period: Span,
     tick: Tick,
     period_ticks: u64,
+    /// 2^64 divided by the count, rounded up: a product with it is a division by the count.
+    inverse: u64,
 }
 
 /// The largest product the arithmetic may form: where doubles stop counting.
@@ -221,12 +223,13 @@ impl Quota {
                 u128::from(LONGEST_FILL.as_micros()) * u128::from(count) / u128::from(period.as_micros());
             return Err(InvalidQuota::Fill { burst, most: u64::try_from(most).unwrap_or(u64::MAX) });
         }
-        Ok(Quota { algorithm, count, burst, period, tick, period_ticks })
+        let inverse = u64::try_from((1u128 << 64).div_ceil(u128::from(count))).unwrap_or(u64::MAX);
+        Ok(Quota { algorithm, count, burst, period, tick, period_ticks, inverse })
     }
 
     /// A quota of nothing, which refuses every request and never keeps a state.
     pub(crate) fn nothing(algorithm: Algorithm, period: Span) -> Quota {
-        Quota { algorithm, count: 0, burst: 0, period, tick: Tick::of(period), period_ticks: 0 }
+        Quota { algorithm, count: 0, burst: 0, period, tick: Tick::of(period), period_ticks: 0, inverse: 0 }
     }
 
     /// The algorithm.
@@ -277,6 +280,13 @@ impl Quota {
     #[inline]
     pub const fn fill_ticks(&self) -> u64 {
         self.capacity().div_ceil(self.count)
+    }
+
+    /// Ticks in which `level` has certainly drained: as many as it takes, or one or two more. For who
+    /// may keep a state a little too long, and has no time to divide.
+    #[inline]
+    pub fn drain_ticks(&self, level: u64) -> u64 {
+        u64::try_from((u128::from(level) * u128::from(self.inverse)) >> 64).expect("64 bits are left") + 1
     }
 
     /// The period of a window or a log, the time in which a bucket fills: what headers call the window.
@@ -440,6 +450,18 @@ mod tests {
         ] {
             let error = Quota::new(algorithm, rate).expect_err(message);
             assert_eq!(error.to_string(), message);
+        }
+    }
+
+    #[test]
+    fn a_level_has_drained_when_it_is_said_to_have() {
+        for count in [1, 2, 3, 7, 60, 1000, 37_529_996, 1 << 40] {
+            let rate = Rate { count, period: Span::from_millis(1), burst: None };
+            let quota = Quota::new(Algorithm::TokenBucket, rate).expect("valid");
+            for level in [0, 1, count - 1, count, count + 1, 12_345 * count, 12_345 * count + 1, 1 << 52] {
+                let (bound, exact) = (quota.drain_ticks(level), level.div_ceil(count));
+                assert!(bound >= exact && bound <= exact + 2, "{level} at {count}: {bound}, not {exact}");
+            }
         }
     }
 

@@ -305,7 +305,7 @@ impl<'t> Due<'t> {
     }
 
     /// Decides this limit alone. A cost of 0 always fits, but where nothing is granted nothing passes.
-    #[inline]
+    #[inline(always)]
     pub fn step(&self, seen: Seen<'_>, now: Time) -> Step {
         let step = algorithm::step(self.quota, seen, &self.ask(now));
         Step { allowed: step.allowed || (self.is_free() && self.quota.count() > 0), ..step }

@@ -60,7 +60,7 @@ fn limits(count: usize) -> impl Iterator<Item = Limit> {
 }
 
 /// Decides the request as a store does that knows none of its keys, and counts allocations: of making
-/// the facts, the toll and the decision.
+/// the facts and the toll, and of what the store says.
 #[expect(clippy::disallowed_macros, reason = "the counts are for people to see")]
 fn check<'f>(
     case: &str,
@@ -78,9 +78,10 @@ fn check<'f>(
         let step = due.step(Seen::Nothing, now);
         ruling.push(Said::Step { step, charged: step.allowed });
     }
+    let allocations = COUNT.get() - before;
     let decision = black_box(Decision::new(toll, ruling));
     black_box((decision.verdict(), decision.binding()));
-    let allocations = COUNT.get() - before;
+    assert_eq!(COUNT.get() - before - allocations, 1, "{case}: a decision is one box");
     println!("{case}: {met} of {} limits met, {allocations} allocations", policy.rules().len());
     assert_eq!((decision.toll().len(), allocations), (met, expected), "{case}");
 }

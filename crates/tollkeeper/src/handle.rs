@@ -93,15 +93,17 @@ impl Handle {
             let (quota, family) = rule.plain_quota().expect("a plain limit has a quota");
             let print = fingerprint::finish(self.store.prints().value(midstate, Some(value.as_bytes())));
             let due = Due::prepared(rule, quota, Key::of_one(family, value), cost);
-            let (said, now) = self.store.decide_one(&due, print, charging);
-            Ok(Passage {
-                allowed: said.allowed() || !due.enforced(),
-                said,
+            let mut passage = Passage {
+                allowed: false,
+                said: Said::Nothing,
                 quota: *quota,
                 shift: due.shift,
                 cost,
-                now,
-            })
+                now: Time::default(),
+            };
+            passage.now = self.store.decide_one(&due, print, charging, &mut passage.said);
+            passage.allowed = passage.said.allowed() || !due.enforced();
+            Ok(passage)
         })
     }
 

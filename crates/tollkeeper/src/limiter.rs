@@ -192,7 +192,7 @@ impl Limiter {
     /// Puts other limits in force, for every request that starts later. Counters are kept wherever
     /// name, period and algorithm of a limit are the same.
     pub fn replace(&self, limits: Vec<Limit>) -> Result<Arc<Policy>, InvalidPolicy> {
-        let policy = Policy::new(limits)?;
+        let policy = Policy::new(limits)?.with_ipv6_prefix(self.policy().ipv6_prefix());
         Ok(self.replace_policy(policy))
     }
 

@@ -217,6 +217,18 @@ pub fn outcome(quota: &Quota, seen: Seen<'_>, ask: &Ask, step: &Step, charged: b
 }
 
 impl<'a> Seen<'a> {
+    /// The state as one's own; nothing if there is none.
+    pub fn to_state(self) -> Option<State> {
+        Some(match self {
+            Seen::Nothing => return None,
+            Seen::Meter(state) => State::Meter(state),
+            Seen::FixedWindow(state) => State::FixedWindow(state),
+            Seen::SlidingWindow(state) => State::SlidingWindow(state),
+            Seen::SlidingLog(log) => State::SlidingLog(log.to_vec()),
+            Seen::Concurrency(slots) => State::Concurrency(slots.to_vec()),
+        })
+    }
+
     /// A state of another algorithm cannot be found under this key: the algorithm is part of it.
     #[inline]
     fn meter(self) -> Option<meter::State> {

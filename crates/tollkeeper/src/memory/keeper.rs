@@ -65,10 +65,13 @@ impl MemoryStore {
                 (MemoryStore::new(capacity, clock), Restored::Nothing)
             }
             Err(refused) => {
-                let mut aside = snapshots.path.clone().into_os_string();
-                aside.push(".refused");
-                // If even that fails, the message below still says what was wrong with the file.
-                let _ = std::fs::rename(&snapshots.path, aside);
+                // A folder that stands there by mistake is not ours to move, and no snapshot overwrites it.
+                if snapshots.path.is_file() {
+                    let mut aside = snapshots.path.clone().into_os_string();
+                    aside.push(".refused");
+                    // If even that fails, the message below still says what was wrong with the file.
+                    let _ = std::fs::rename(&snapshots.path, aside);
+                }
                 (MemoryStore::new(capacity, clock), Restored::Refused(refused))
             }
         };

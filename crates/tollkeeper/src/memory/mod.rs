@@ -13,7 +13,7 @@ mod table;
 
 use std::sync::{Arc, OnceLock};
 
-use tollkeeper_core::algorithm::{self, Effect, State, Step};
+use tollkeeper_core::algorithm::{self, Effect, State, Step, meter};
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::fingerprint::{self, Fingerprinter, Midstate};
 use tollkeeper_core::inline::Inline;
@@ -32,6 +32,7 @@ pub use snapshot::SnapshotError;
 
 use keeper::Keeper;
 use shard::{Dropped, Lens, Shard, Spot};
+use state::Packed;
 use table::Place;
 
 /// How much the store may hold.
@@ -188,9 +189,8 @@ impl MemoryStore {
         }
         if toll.len() == 1 {
             let due = toll.get(0);
-            let (said, id) = inner.decide_one(&due, inner.prints.key(due.key), charging, now);
-            ruling.set(now, id);
-            return ruling.push(said);
+            let id = inner.decide_one(&due, inner.prints.key(due.key), charging, now, ruling.say());
+            return ruling.set(now, id);
         }
         if charging {
             inner.make_room(now);
@@ -202,6 +202,12 @@ impl MemoryStore {
         let mut spots = Inline::<Spot, 4>::default();
         for (due, print) in toll.dues().zip(prints.iter()) {
             spots.push(inner.look(locked.get(*print), &due, *print, charging));
+        }
+        // A log may have been moved into a cell that was looked at before.
+        for (spot, print) in spots.iter_mut().zip(prints.iter()) {
+            if let Spot::Shared(cell, state) = spot {
+                *state = locked.get(*print).cells.get(*cell);
+            }
         }
         // Keys that share one cell are one entry there: the first of them pays for all.
         let payer = |index: usize| match spots[index] {
@@ -224,7 +230,7 @@ impl MemoryStore {
                 payer if payer != index => steps[payer],
                 _ => {
                     let due = due(index);
-                    locked.get(prints[index]).read(*spot, lens(&due), |seen| due.step(seen, now))
+                    due.step(locked.get(prints[index]).seen(*spot, Lens::of(&due)), now)
                 }
             });
         }
@@ -235,24 +241,32 @@ impl MemoryStore {
         ruling.set(now, id);
         for (index, spot) in spots.iter().enumerate() {
             let (step, charged) = (steps[index], charged(index));
-            ruling.push(said(locked.get(prints[index]), *spot, &due(payer(index)), now, step, charged));
+            ruling.push(says(locked.get(prints[index]), *spot, &due(payer(index)), now, step, charged));
         }
-        for (index, spot) in spots.iter().enumerate() {
-            let (step, charged) = (&steps[index], charged(index));
-            let written = charging && payer(index) == index && (charged || step.effect.moved());
-            if written {
-                inner.write(locked.get(prints[index]), *spot, &due(index), step, charged, now, id);
-            } else if charging {
-                inner.release(*spot);
+        // Known keys first: once they are written they are not as good as fresh any more, and making a
+        // place for a new one does not drop them.
+        for new in [false, true] {
+            let is_new = |spot: &Spot| matches!(spot, Spot::New(..));
+            for (index, spot) in spots.iter().enumerate().filter(|(_, spot)| is_new(spot) == new) {
+                let (step, charged) = (&steps[index], charged(index));
+                let written = charging && payer(index) == index && (charged || step.effect.moved());
+                if written {
+                    let shard = locked.get(prints[index]);
+                    let dropped = shard.enter(*spot, &due(index), step, charged, now, id);
+                    inner.account(shard, dropped);
+                } else if charging {
+                    inner.release(*spot);
+                }
             }
         }
     }
 
-    /// Decides one limit for one key.
+    /// Decides one limit for one key, and says when.
     #[inline]
-    pub(crate) fn decide_one(&self, due: &Due<'_>, print: u128, charging: bool) -> (Said, Time) {
+    pub(crate) fn decide_one(&self, due: &Due<'_>, print: u128, charging: bool, said: &mut Said) -> Time {
         let now = self.inner.clock.now();
-        (self.inner.decide_one(due, print, charging, now).0, now)
+        self.inner.decide_one(due, print, charging, now, said);
+        now
     }
 
     /// Makes fingerprints of this store's keys.
@@ -369,27 +383,48 @@ impl MemoryStore {
 }
 
 impl Inner {
-    /// What a toll over one limit comes to: the shortest way there is.
+    /// Decides a toll over one limit; returns the number of the admission. What is said is written where
+    /// it will stay: to copy what has only just been written makes the processor wait.
     #[inline]
-    fn decide_one(&self, due: &Due<'_>, print: u128, charging: bool, now: Time) -> (Said, u64) {
+    fn decide_one(&self, due: &Due<'_>, print: u128, charging: bool, now: Time, said: &mut Said) -> u64 {
+        // A token bucket that is known is the commonest case, and has a way of its own to the same end.
+        if due.quota.algorithm() == Algorithm::TokenBucket && due.cost > 0 {
+            let shard = &mut *self.shard(print);
+            if let Some(packed) = shard.table.get_mut(print) {
+                let tick = due.quota.tick().number(now);
+                let step = meter::step(due.quota, Some(packed.as_meter(due.quota)), tick, due.cost);
+                let charged = charging && step.allowed;
+                if charged || charging && step.moved {
+                    *packed = Packed::meter(due.quota, step.after);
+                }
+                *said =
+                    Said::Step { step: Step { allowed: step.allowed, effect: Effect::Meter(step) }, charged };
+                return if charging { self.number(print, shard) } else { 0 };
+            }
+        }
+        self.decide_any(due, print, charging, now, said)
+    }
+
+    fn decide_any(&self, due: &Due<'_>, print: u128, charging: bool, now: Time, said: &mut Said) -> u64 {
         if charging {
             self.make_room(now);
         }
         let shard = &mut *self.shard(print);
         let spot = self.look(shard, due, print, charging);
-        let step = shard.read(spot, lens(due), |seen| due.step(seen, now));
+        let step = due.step(shard.seen(spot, Lens::of(due)), now);
         let charged = charging && step.allowed && due.cost > 0;
-        let said = said(shard, spot, due, now, step, charged);
+        *said = says(shard, spot, due, now, step, charged);
         if !charging {
-            return (said, 0);
+            return 0;
         }
         let id = self.number(print, shard);
         if charged || step.effect.moved() {
-            self.write(shard, spot, due, &step, charged, now, id);
+            let dropped = shard.enter(spot, due, &step, charged, now, id);
+            self.account(shard, dropped);
         } else {
             self.release(spot);
         }
-        (said, id)
+        id
     }
 
     /// The shard that a fingerprint belongs to: by its last bits, because the first say where in it.
@@ -458,26 +493,10 @@ impl Inner {
             return spot;
         }
         let cell = self.cell(due.key.family(), due.quota.algorithm(), print);
-        shard.share_log(print, cell, lens(due), self.clock.now());
+        shard.share_log(print, cell, Lens::of(due), self.clock.now());
         self.account(shard, Dropped(1));
         self.overflows.fetch_add(1, Relaxed);
         Spot::Shared(cell, shard.cells.get(cell))
-    }
-
-    #[inline]
-    #[expect(clippy::too_many_arguments, reason = "the parts of one decision, named alike everywhere")]
-    fn write(
-        &self,
-        shard: &mut Shard,
-        spot: Spot,
-        due: &Due<'_>,
-        step: &Step,
-        charged: bool,
-        now: Time,
-        id: u64,
-    ) {
-        let dropped = shard.write(spot, lens(due), now, |state| due.apply(state, now, step, charged, id));
-        self.account(shard, dropped);
     }
 
     /// Carries what changed in a shard into the totals.
@@ -658,18 +677,13 @@ impl Store for MemoryStore {
 /// What a limit says, before anything is written. Logs, slots and shared cells hold more than the step
 /// tells: their numbers are computed while they can be seen.
 #[inline]
-fn said(shard: &mut Shard, spot: Spot, due: &Due<'_>, now: Time, step: Step, charged: bool) -> Said {
+fn says(shard: &mut Shard, spot: Spot, due: &Due<'_>, now: Time, step: Step, charged: bool) -> Said {
     let overflow = matches!(spot, Spot::Shared(..));
     if !overflow && !matches!(step.effect, Effect::SlidingLog(_) | Effect::Concurrency(_)) {
         return Said::Step { step, charged };
     }
-    let outcome = shard.read(spot, lens(due), |seen| due.outcome(seen, now, &step, charged));
+    let outcome = due.outcome(shard.seen(spot, Lens::of(due)), now, &step, charged);
     Said::Outcome { outcome: Outcome { overflow, ..outcome }, mark: step.effect.mark() }
-}
-
-#[inline]
-fn lens<'d>(due: &Due<'d>) -> Lens<'d> {
-    Lens { quota: due.quota, shift: due.shift }
 }
 
 fn key_family(item: &Item) -> &[u8] {

@@ -1,8 +1,8 @@
 //! One part of the store, under one lock: states, the cells that keys share when there is no room for
 //! more, and the markers of charges that have been corrected.
 
-use tollkeeper_core::algorithm::{Seen, State, sliding_log};
-use tollkeeper_core::{Quota, Time};
+use tollkeeper_core::algorithm::{Effect, Seen, State, Step, sliding_log};
+use tollkeeper_core::{Due, Quota, Time};
 
 use super::state::{Kind, Packed};
 use super::table::Table;
@@ -49,25 +49,56 @@ pub(super) struct Lens<'q> {
     pub(super) shift: u64,
 }
 
+impl<'d> Lens<'d> {
+    /// How the states of a due are read.
+    #[inline]
+    pub(super) fn of(due: &Due<'d>) -> Lens<'d> {
+        Lens { quota: due.quota, shift: due.shift }
+    }
+}
+
 impl Shard {
     /// An empty shard that numbers its admissions from `admissions` on.
     pub(super) fn new(admissions: u64) -> Shard {
         Shard { admissions, ..Shard::default() }
     }
 
-    /// The state in a spot; those that do not fit into an entry are only lent.
-    #[inline]
-    pub(super) fn read<T>(&mut self, spot: Spot, lens: Lens<'_>, read: impl FnOnce(Seen<'_>) -> T) -> T {
-        let Some(packed) = self.packed(spot) else { return read(Seen::Nothing) };
-        match packed.kind() {
-            Kind::Wide(place) => read(self.wide[place as usize].as_ref().map_or(Seen::Nothing, State::seen)),
-            _ => read(packed.unpack(lens.quota, lens.shift).as_ref().map_or(Seen::Nothing, State::seen)),
+    /// The state in a spot.
+    #[inline(always)]
+    pub(super) fn seen(&mut self, spot: Spot, lens: Lens<'_>) -> Seen<'_> {
+        let Some(packed) = self.packed(spot) else { return Seen::Nothing };
+        match packed.seen(lens.quota, lens.shift) {
+            Some(seen) => seen,
+            None => self.beside(packed).map_or(Seen::Nothing, State::seen),
         }
     }
 
-    /// Replaces the state in a spot by what `change` makes of it; room for new ones has been reserved.
-    /// Whatever is dead `by` now may go to make place.
-    #[inline]
+    /// Writes down what a step decided: an admission, or only that the clock has stepped back. Room for
+    /// a new key has been reserved.
+    #[inline(always)]
+    pub(super) fn enter(
+        &mut self,
+        spot: Spot,
+        due: &Due<'_>,
+        step: &Step,
+        charged: bool,
+        now: Time,
+        id: u64,
+    ) -> Dropped {
+        let packed = match &step.effect {
+            Effect::Meter(step) => Packed::meter(due.quota, if charged { step.after } else { step.before }),
+            Effect::FixedWindow(step) => {
+                Packed::fixed_window(due.quota, due.shift, if charged { step.after } else { step.before })
+            }
+            _ => {
+                return self
+                    .write(spot, Lens::of(due), now, |state| due.apply(state, now, step, charged, id));
+            }
+        };
+        self.put(spot, packed, now)
+    }
+
+    /// Replaces the state in a spot by what `change` makes of it.
     pub(super) fn write(
         &mut self,
         spot: Spot,
@@ -77,7 +108,7 @@ impl Shard {
     ) -> Dropped {
         let (state, place) = self.take(spot, lens);
         let Some(state) = change(state) else { return Dropped(0) };
-        let packed = match Packed::pack(&state, lens.quota, lens.shift) {
+        let packed = match Packed::pack(lens.quota, lens.shift, &state) {
             Some(packed) => {
                 self.vacant.extend(place);
                 packed
@@ -87,6 +118,11 @@ impl Shard {
                 Packed::wide(expires, self.keep(state, place))
             }
         };
+        self.put(spot, packed, now)
+    }
+
+    #[inline(always)]
+    fn put(&mut self, spot: Spot, packed: Packed, now: Time) -> Dropped {
         match spot {
             Spot::Nowhere => {}
             Spot::Own(print, place) => *self.table.at(place, print).expect("a state that was found") = packed,
@@ -107,7 +143,7 @@ impl Shard {
         }
     }
 
-    /// Drops every state that is as good as fresh, and every marker and cell that no longer matters.
+    /// Drops every state and every cell that is as good as fresh.
     pub(super) fn sweep(&mut self, now: Time) -> Dropped {
         let mut wides = Vec::new();
         let before = self.table.len();
@@ -115,6 +151,7 @@ impl Shard {
         self.cells.sweep(|state| state.expires() <= now, |state| wides.push(state));
         let dropped = Dropped(before - self.table.len());
         wides.into_iter().for_each(|packed| self.drop_wide(packed));
+        self.close_ranks();
         dropped
     }
 
@@ -130,9 +167,12 @@ impl Shard {
         before - self.markers.len()
     }
 
-    /// The states beside the table, for a snapshot.
-    pub(super) fn wide(&self, place: u32) -> Option<&State> {
-        self.wide.get(place as usize)?.as_ref()
+    /// The state that an entry says lives beside the table.
+    pub(super) fn beside(&self, packed: Packed) -> Option<&State> {
+        match packed.kind() {
+            Kind::Wide(place) => self.wide[place as usize].as_ref(),
+            _ => None,
+        }
     }
 
     /// Puts back what a snapshot held.
@@ -152,13 +192,8 @@ impl Shard {
 
     /// Whether the log in a spot can take so many bytes more where it is.
     pub(super) fn log_fits(&mut self, spot: Spot, bytes: usize) -> bool {
-        match self.packed(spot).map(Packed::kind) {
-            Some(Kind::Wide(place)) => {
-                let state = self.wide[place as usize].as_ref();
-                matches!(state, Some(State::SlidingLog(log)) if log.capacity() - log.len() >= bytes)
-            }
-            _ => false,
-        }
+        let state = self.packed(spot).and_then(|packed| self.beside(packed));
+        matches!(state, Some(State::SlidingLog(log)) if log.capacity() - log.len() >= bytes)
     }
 
     /// Moves a key's log into the shared cell, because there is no room for it to grow.
@@ -176,7 +211,7 @@ impl Shard {
         });
     }
 
-    #[inline]
+    #[inline(always)]
     fn packed(&mut self, spot: Spot) -> Option<Packed> {
         match spot {
             Spot::Nowhere => None,
@@ -190,7 +225,9 @@ impl Shard {
     #[inline]
     fn take(&mut self, spot: Spot, lens: Lens<'_>) -> (Option<State>, Option<u32>) {
         let Some(packed) = self.packed(spot) else { return (None, None) };
-        let Kind::Wide(place) = packed.kind() else { return (packed.unpack(lens.quota, lens.shift), None) };
+        let Kind::Wide(place) = packed.kind() else {
+            return (packed.seen(lens.quota, lens.shift).and_then(Seen::to_state), None);
+        };
         if let Spot::New(..) = spot {
             return (self.wide[place as usize].clone(), None);
         }
@@ -209,6 +246,7 @@ impl Shard {
         place
     }
 
+    #[inline(never)]
     fn insert(&mut self, print: u128, packed: Packed, now: Time) -> Dropped {
         let mut wides = Vec::new();
         let before = self.table.len();
@@ -216,6 +254,23 @@ impl Shard {
         let dropped = Dropped(before + 1 - self.table.len());
         wides.into_iter().for_each(|packed| self.drop_wide(packed));
         dropped
+    }
+
+    /// Moves the states beside the table together when three quarters of their places are empty.
+    fn close_ranks(&mut self) {
+        let kept = self.wide.len() - self.vacant.len();
+        if kept * 4 >= self.wide.len() {
+            return;
+        }
+        let mut wide = Vec::with_capacity(kept);
+        for packed in self.table.states_mut().chain(self.cells.states_mut()) {
+            if let Kind::Wide(place) = packed.kind() {
+                let closer = u32::try_from(wide.len()).expect("not further than it was");
+                *packed = Packed::wide(packed.expires(), closer);
+                wide.push(self.wide[place as usize].take());
+            }
+        }
+        (self.wide, self.vacant) = (wide, Vec::new());
     }
 
     fn drop_wide(&mut self, packed: Packed) {

@@ -113,8 +113,10 @@ impl Inner {
     }
 
     fn write_to(&self, path: &Path) -> io::Result<usize> {
+        // What a crash left there may be readable by others: its mode would stay.
+        let _ = fs::remove_file(path);
         let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true);
+        options.write(true).create_new(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let mut out = Summed::new(BufWriter::with_capacity(1 << 16, options.open(path)?));
@@ -153,8 +155,8 @@ fn push_record(records: &mut Vec<u8>, shard: &Shard, table: u8, print: u128, pac
     records.push(table);
     records.extend_from_slice(&print.to_le_bytes());
     records.extend_from_slice(&packed.to_bits().to_le_bytes());
-    let Kind::Wide(place) = packed.kind() else { return };
-    let (code, bytes) = match shard.wide(place) {
+    let Kind::Wide(_) = packed.kind() else { return };
+    let (code, bytes) = match shard.beside(packed) {
         Some(State::SlidingLog(log)) => (b'l', log.clone()),
         Some(State::Concurrency(slots)) => {
             let numbers = slots.iter().flat_map(|slot| [slot.id, slot.taken, slot.expires]);
@@ -221,6 +223,9 @@ fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore
     file.inner.read_exact(&mut expected)?;
     if u128::from_le_bytes(expected) != sum {
         return Err(Broken::Foreign("it has been changed: its checksum is wrong"));
+    }
+    if file.inner.read(&mut [0])? > 0 {
+        return Err(Broken::Foreign("it goes on behind its end"));
     }
     Ok(store)
 }

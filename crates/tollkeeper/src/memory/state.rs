@@ -10,7 +10,7 @@
 //!        kind   length   start      level | count | prev and cur | place beside the table
 //! ```
 
-use tollkeeper_core::algorithm::{State, fixed_window, meter, sliding_window};
+use tollkeeper_core::algorithm::{Seen, State, fixed_window, meter, sliding_window};
 use tollkeeper_core::{Quota, Time};
 
 /// A state in sixteen bytes.
@@ -42,23 +42,42 @@ const COUNT_BITS: u32 = 27;
 impl Packed {
     pub(super) const NONE: Packed = Packed(0);
 
-    /// The state in sixteen bytes, if it fits.
+    /// The state of a bucket.
     #[inline]
-    pub(super) fn pack(state: &State, quota: &Quota, shift: u64) -> Option<Packed> {
-        let (kind, start, payload) = match state {
-            State::Meter(state) => (METER, state.at * quota.tick().span().as_micros(), state.level),
-            State::FixedWindow(state) => {
-                // The first window of a shifted key began before the epoch: those of today did not.
-                (FIXED_WINDOW, (state.window * quota.period_ticks()).saturating_sub(shift), state.count)
-            }
-            State::SlidingWindow(state) if state.prev < 1 << COUNT_BITS && state.cur < 1 << COUNT_BITS => {
-                let start = state.window * quota.period().as_micros();
-                (SLIDING_WINDOW, start, state.prev << COUNT_BITS | state.cur)
-            }
-            _ => return None,
-        };
-        let life = state.fresh_at(quota, shift).as_micros() - start;
-        Some(Packed::new(kind, start, life, payload))
+    pub(super) fn meter(quota: &Quota, state: meter::State) -> Packed {
+        let tick = quota.tick().span().as_micros();
+        let life = quota.drain_ticks(state.level).saturating_mul(tick);
+        Packed::new(METER, state.at * tick, life, state.level)
+    }
+
+    /// The state of a fixed window.
+    #[inline]
+    pub(super) fn fixed_window(quota: &Quota, shift: u64, state: fixed_window::State) -> Packed {
+        // The first window of a shifted key began before the epoch: those of today did not.
+        let start = (state.window * quota.period_ticks()).saturating_sub(shift);
+        Packed::new(FIXED_WINDOW, start, fixed_window::fresh_at(quota, state, shift) - start, state.count)
+    }
+
+    /// The state of a sliding window, if its counts fit.
+    #[inline]
+    pub(super) fn sliding_window(quota: &Quota, state: sliding_window::State) -> Option<Packed> {
+        if state.prev >= 1 << COUNT_BITS || state.cur >= 1 << COUNT_BITS {
+            return None;
+        }
+        let tick = quota.tick().span().as_micros();
+        let start = state.window * quota.period_ticks();
+        let life = (sliding_window::fresh_at(quota, state) - start) * tick;
+        Some(Packed::new(SLIDING_WINDOW, start * tick, life, state.prev << COUNT_BITS | state.cur))
+    }
+
+    /// Any state, if it fits.
+    pub(super) fn pack(quota: &Quota, shift: u64, state: &State) -> Option<Packed> {
+        match state {
+            State::Meter(state) => Some(Packed::meter(quota, *state)),
+            State::FixedWindow(state) => Some(Packed::fixed_window(quota, shift, *state)),
+            State::SlidingWindow(state) => Packed::sliding_window(quota, *state),
+            State::SlidingLog(_) | State::Concurrency(_) => None,
+        }
     }
 
     /// A state beside the table that is fresh at `expires`.
@@ -83,9 +102,14 @@ impl Packed {
         self.0
     }
 
-    /// What the bytes of a snapshot mean; nothing for a kind that is not known.
+    /// What the bytes of a snapshot mean; nothing if they mean nothing.
     pub(super) fn from_bits(bits: u128) -> Option<Packed> {
-        (METER..=MARKER).contains(&(bits >> 125)).then_some(Packed(bits))
+        let packed = Packed(bits);
+        let known = match bits >> 125 {
+            WIDE => u32::try_from(packed.payload()).is_ok(),
+            kind => (METER..=MARKER).contains(&kind),
+        };
+        known.then_some(packed)
     }
 
     #[inline]
@@ -106,25 +130,29 @@ impl Packed {
         Time::from_micros(self.start().saturating_add(length_of(length)))
     }
 
+    /// The state of a bucket: nothing else is kept under the key of one.
+    #[inline]
+    pub(super) fn as_meter(self, quota: &Quota) -> meter::State {
+        meter::State { level: self.payload(), at: quota.tick().number(Time::from_micros(self.start())) }
+    }
+
     /// The state, unless it lives beside the table.
     #[inline]
-    pub(super) fn unpack(self, quota: &Quota, shift: u64) -> Option<State> {
+    pub(super) fn seen(self, quota: &Quota, shift: u64) -> Option<Seen<'static>> {
         let start = Time::from_micros(self.start());
-        Some(match self.kind() {
-            Kind::Meter => {
-                State::Meter(meter::State { level: self.payload(), at: quota.tick().number(start) })
-            }
-            Kind::FixedWindow => State::FixedWindow(fixed_window::State {
+        match self.kind() {
+            Kind::Meter => Some(Seen::Meter(self.as_meter(quota))),
+            Kind::FixedWindow => Some(Seen::FixedWindow(fixed_window::State {
                 window: (start.as_micros() + shift) / quota.period_ticks(),
                 count: self.payload(),
-            }),
-            Kind::SlidingWindow => State::SlidingWindow(sliding_window::State {
+            })),
+            Kind::SlidingWindow => Some(Seen::SlidingWindow(sliding_window::State {
                 window: start.as_micros() / quota.period().as_micros(),
                 prev: self.payload() >> COUNT_BITS,
                 cur: self.payload() & ((1 << COUNT_BITS) - 1),
-            }),
-            Kind::Wide(_) | Kind::Marker => return None,
-        })
+            })),
+            Kind::Wide(_) | Kind::Marker => None,
+        }
     }
 
     #[inline]
@@ -144,7 +172,7 @@ const MANTISSA_BITS: u32 = 11;
 #[inline]
 fn round_up(life: u64) -> u64 {
     let exponent = (64 - life.leading_zeros()).saturating_sub(MANTISSA_BITS);
-    let mantissa = life.div_ceil(1 << exponent);
+    let mantissa = life.saturating_add((1 << exponent) - 1) >> exponent;
     // A mantissa that was rounded up to a power of two stands for the same number one exponent higher.
     let carry = mantissa >> MANTISSA_BITS;
     u64::from(exponent) + carry << MANTISSA_BITS | (mantissa >> carry)
@@ -180,8 +208,8 @@ mod tests {
     fn what_was_packed_is_unpacked() {
         let now = 1_760_000_000_000_000;
         let check = |state: State, quota: &Quota, shift| {
-            let packed = Packed::pack(&state, quota, shift).expect("fits");
-            assert_eq!(packed.unpack(quota, shift), Some(state));
+            let packed = Packed::pack(quota, shift, &state).expect("fits");
+            assert_eq!(packed.seen(quota, shift), Some(state.seen()));
         };
         for (count, period) in [(5, 1), (37_529_996, 60), (625_499_948, 3_600), (868_749_928, 30 * 86_400)] {
             let quota_of = |algorithm| quota(algorithm, count, Span::from_secs(period));
@@ -201,7 +229,7 @@ mod tests {
                 check(State::SlidingWindow(sliding_window::State { window, prev, cur }), &sliding, 0);
             }
             let large = State::SlidingWindow(sliding_window::State { window, prev: 1 << 27, cur: 0 });
-            assert_eq!(Packed::pack(&large, &sliding, 0), None);
+            assert_eq!(Packed::pack(&sliding, 0, &large), None);
         }
     }
 
@@ -211,7 +239,7 @@ mod tests {
         let at = 1_760_000_000_000_000;
         let state = State::Meter(meter::State { level: 3 * 60_000_000, at });
         let fresh = state.fresh_at(&bucket, 0).as_micros();
-        let expires = Packed::pack(&state, &bucket, 0).expect("fits").expires().as_micros();
-        assert!(expires >= fresh && expires <= fresh + (fresh - at) / 1000, "{expires} {fresh}");
+        let expires = Packed::pack(&bucket, 0, &state).expect("fits").expires().as_micros();
+        assert!(expires >= fresh && expires <= fresh + 2 + (fresh - at) / 1000, "{expires} {fresh}");
     }
 }

@@ -61,6 +61,15 @@ impl Table {
         }
     }
 
+    /// As [`Table::get`], to be changed.
+    #[inline]
+    pub(super) fn get_mut(&mut self, print: u128) -> Option<&mut Packed> {
+        match self.find(print) {
+            Place::Found(index) => Some(&mut self.places[index].state),
+            Place::Vacant(_) => None,
+        }
+    }
+
     /// The state of a fingerprint that was found in a place, wherever it has moved since.
     #[inline]
     pub(super) fn at(&mut self, index: usize, print: u128) -> Option<&mut Packed> {
@@ -155,6 +164,11 @@ impl Table {
     /// The entries, in the order of their fingerprints.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.places.iter().filter(|entry| entry.print != 0)
+    }
+
+    /// The states, in the same order.
+    pub(super) fn states_mut(&mut self) -> impl Iterator<Item = &mut Packed> {
+        self.places.iter_mut().filter(|entry| entry.print != 0).map(|entry| &mut entry.state)
     }
 
     #[inline]

@@ -1,0 +1,142 @@
+//! SVG, written by hand: a handful of shapes on an opaque background, so that a picture is as legible
+//! on a dark page as on a light one. The colours are those of Okabe and Ito, which people who see
+//! colours differently can tell apart; the marks differ in shape as well.
+
+use std::fmt::Write;
+
+pub(crate) mod colour {
+    pub(crate) const ADMITTED: &str = "#0072b2";
+    pub(crate) const REFUSED: &str = "#d55e00";
+    pub(crate) const DEPARTED: &str = "#009e73";
+    pub(crate) const REMAINING: &str = "#d7e7f3";
+    pub(crate) const AXIS: &str = "#555555";
+    pub(crate) const GRID: &str = "#e4e4e4";
+}
+
+const STYLE: &str = "text{font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;fill:#1a1a1a}\
+                     .title{font-size:17px;font-weight:bold}.name{font-size:14px}.label{font-size:12.5px}";
+
+/// A straight scale: a number and its pixel at both ends.
+pub(crate) struct Axis {
+    pub(crate) from: (f64, f64),
+    pub(crate) to: (f64, f64),
+}
+
+impl Axis {
+    /// The pixel of a number.
+    pub(crate) fn place(&self, number: f64) -> f64 {
+        let (from, to) = (self.from, self.to);
+        from.1 + (number - from.0) / (to.0 - from.0) * (to.1 - from.1)
+    }
+}
+
+pub(crate) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+pub(crate) struct Drawing(String);
+
+type Point = (f64, f64);
+
+impl Drawing {
+    pub(crate) fn new(width: f64, height: f64, title: &str) -> Drawing {
+        let mut drawing = Drawing(String::new());
+        drawing.add(format_args!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
+             height=\"{height}\" role=\"img\">\n<title>{title}</title>\n<style>{STYLE}</style>\n\
+             <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>"
+        ));
+        drawing
+    }
+
+    pub(crate) fn done(mut self) -> String {
+        self.add(format_args!("</svg>"));
+        self.0
+    }
+
+    pub(crate) fn text(&mut self, (x, y): Point, anchor: Anchor, class: &str, words: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        };
+        self.add(format_args!(
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" class=\"{class}\">{words}</text>"
+        ));
+    }
+
+    /// Words that read from bottom to top.
+    pub(crate) fn sideways(&mut self, (x, y): Point, words: &str) {
+        self.add(format_args!(
+            "<text transform=\"translate({x:.1} {y:.1}) rotate(-90)\" text-anchor=\"middle\" \
+             class=\"label\">{words}</text>"
+        ));
+    }
+
+    pub(crate) fn line(&mut self, from: Point, to: Point, colour: &str) {
+        self.stroke(from, to, colour, "");
+    }
+
+    pub(crate) fn dashed(&mut self, from: Point, to: Point) {
+        self.stroke(from, to, colour::AXIS, " stroke-dasharray=\"4 4\"");
+    }
+
+    /// A filled disc: admitted.
+    pub(crate) fn disc(&mut self, (x, y): Point, radius: f64) {
+        let colour = colour::ADMITTED;
+        self.add(format_args!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"{colour}\"/>"));
+    }
+
+    /// A cross: refused.
+    pub(crate) fn cross(&mut self, (x, y): Point, radius: f64) {
+        let (colour, r, side) = (colour::REFUSED, radius * 0.9, radius * 1.8);
+        self.add(format_args!(
+            "<path d=\"M{:.1} {:.1}l{side:.2} {side:.2}m0 {:.2}l{:.2} {side:.2}\" stroke=\"{colour}\" \
+             stroke-width=\"{:.1}\"/>",
+            x - r,
+            y - r,
+            -side,
+            -side,
+            radius * 0.5
+        ));
+    }
+
+    /// A triangle that points up to the instant at which a request departs.
+    pub(crate) fn triangle(&mut self, (x, y): Point, radius: f64) {
+        let colour = colour::DEPARTED;
+        self.add(format_args!(
+            "<path d=\"M{x:.1} {:.1}l{radius} {}h{}z\" fill=\"{colour}\"/>",
+            y - radius,
+            radius * 2.0,
+            -2.0 * radius
+        ));
+    }
+
+    /// A line through corners given in milliseconds and units, with the area under it.
+    pub(crate) fn steps(&mut self, corners: &[(u64, u64)], time: &Axis, level: &Axis) {
+        let mut path = String::new();
+        for (index, (millis, units)) in corners.iter().enumerate() {
+            let (x, y) = (time.place(*millis as f64 / 1_000.0), level.place(*units as f64));
+            let letter = if index == 0 { 'M' } else { 'L' };
+            write!(path, "{letter}{x:.1} {y:.1}").expect("a string takes everything");
+        }
+        let (floor, left, right) = (level.from.1, time.from.1, time.to.1);
+        let (fill, stroke) = (colour::REMAINING, colour::ADMITTED);
+        self.add(format_args!(
+            "<path d=\"{path}L{right:.1} {floor:.1}L{left:.1} {floor:.1}z\" fill=\"{fill}\"/>\n\
+             <path d=\"{path}\" fill=\"none\" stroke=\"{stroke}\" stroke-width=\"1.5\"/>"
+        ));
+    }
+
+    fn stroke(&mut self, (x1, y1): Point, (x2, y2): Point, colour: &str, dashes: &str) {
+        self.add(format_args!(
+            "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{colour}\"{dashes}/>"
+        ));
+    }
+
+    fn add(&mut self, element: std::fmt::Arguments<'_>) {
+        writeln!(self.0, "{element}").expect("a string takes everything");
+    }
+}

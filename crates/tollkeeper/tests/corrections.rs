@@ -1,0 +1,541 @@
+//! Refund, reserve and settle: what can be given back, what cannot, and that it happens once.
+
+mod support;
+
+use support::*;
+use tollkeeper::{
+    Algorithm, Charge, Correction, Costs, Decision, Facts, InvalidRequest, Limit, Limiter, ManualClock, Mode,
+    Quota, Retry, Span, Verdict, facts,
+};
+
+fn paid(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> Charge {
+    charge(limiter, facts, cost).charge().expect("it is admitted and charged")
+}
+
+fn refund(limiter: &Limiter, charge: &Charge) -> Correction {
+    now(limiter.refund(charge))
+}
+
+fn settle(limiter: &Limiter, charge: &Charge, actual: u64) -> Correction {
+    now(limiter.settle(charge, Costs::Request(actual))).expect("a valid cost")
+}
+
+fn reserved(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> Charge {
+    let decision: Decision = limiter.reserve(facts, secs(60)).cost(cost).wait().expect("valid");
+    decision.charge().expect("it is admitted")
+}
+
+/// Ten units a minute: charge `first`, let `after` pass, refund it, and see how many remain.
+fn check(algorithm: Algorithm, first: u64, after: Span, expected: Correction, remain: u64) {
+    let (limiter, hand) = limiter([ten(algorithm)]);
+    let alice = user("alice");
+    let charge = paid(&limiter, &alice, first);
+    hand.advance(after);
+    assert_eq!(refund(&limiter, &charge), expected, "{algorithm} after {after}");
+    assert_eq!(remaining(&limiter, algorithm.name(), &alice), remain, "{algorithm} after {after}");
+}
+
+#[test]
+fn a_fixed_window_gives_everything_back_while_the_window_runs() {
+    check(Algorithm::FixedWindow, 4, Span::ZERO, Correction::Done, 10);
+    check(Algorithm::FixedWindow, 4, Span::from_micros(59_999_999), Correction::Done, 10);
+    check(Algorithm::FixedWindow, 4, secs(60), Correction::Unknown, 10);
+}
+
+#[test]
+fn a_sliding_window_gives_back_from_this_window_and_then_from_the_last() {
+    check(Algorithm::SlidingWindow, 10, Span::ZERO, Correction::Done, 10);
+    check(Algorithm::SlidingWindow, 10, secs(59), Correction::Done, 10);
+    check(Algorithm::SlidingWindow, 10, secs(60), Correction::Done, 10);
+    check(Algorithm::SlidingWindow, 10, Span::from_micros(119_999_999), Correction::Done, 10);
+    check(Algorithm::SlidingWindow, 10, secs(120), Correction::Unknown, 10);
+}
+
+#[test]
+fn a_sliding_log_gives_back_while_the_charge_is_inside_the_period() {
+    check(Algorithm::SlidingLog, 4, Span::ZERO, Correction::Done, 10);
+    check(Algorithm::SlidingLog, 4, Span::from_micros(59_999_999), Correction::Done, 10);
+    check(Algorithm::SlidingLog, 4, secs(60), Correction::Unknown, 10);
+}
+
+#[test]
+fn a_leaky_bucket_gives_nothing_back() {
+    check(Algorithm::LeakyBucket, 4, Span::ZERO, Correction::Done, 6);
+    check(Algorithm::LeakyBucket, 4, secs(6), Correction::Done, 7);
+}
+
+#[test]
+fn a_token_bucket_gives_back_what_cannot_have_drained_since() {
+    let check = |after: Span, expected: Correction, remain: u64| {
+        let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+        let alice = user("alice");
+        let first = paid(&limiter, &alice, 5);
+        paid(&limiter, &alice, 5);
+        hand.advance(after);
+        assert_eq!(refund(&limiter, &first), expected, "after {after}");
+        assert_eq!(remaining(&limiter, "token-bucket", &alice), remain, "after {after}");
+    };
+    check(Span::ZERO, Correction::Done, 5);
+    // Two of ten have drained; of the five at most two, so three are given back.
+    check(secs(12), Correction::Done, 5);
+    check(Span::from_micros(29_999_999), Correction::Done, 5);
+    // All of it may have drained: nothing is left to give back, and five have drained anyway.
+    check(secs(30), Correction::Unknown, 5);
+}
+
+#[test]
+fn a_part_of_a_token_bucket_is_given_back_as_far_as_it_has_not_drained() {
+    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let alice = user("alice");
+    let first = paid(&limiter, &alice, 5);
+    paid(&limiter, &alice, 5);
+    hand.advance(secs(24));
+    // Four have drained, so of the five at least one has not: of a part of three, one comes back.
+    assert_eq!(now(limiter.refund_part(&first, Costs::Request(3))), Ok(Correction::Done));
+    assert_eq!(remaining(&limiter, "token-bucket", &alice), 5);
+}
+
+#[test]
+fn a_charge_is_refunded_or_settled_once() {
+    for algorithm in RATES {
+        let (limiter, _) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        let charge = paid(&limiter, &alice, 4);
+        paid(&limiter, &alice, 4);
+        assert_eq!(refund(&limiter, &charge), Correction::Done, "{algorithm}");
+        let left = remaining(&limiter, algorithm.name(), &alice);
+        assert_eq!(left, if algorithm == Algorithm::LeakyBucket { 2 } else { 6 }, "{algorithm}");
+        assert_eq!(refund(&limiter, &charge), Correction::Repeated, "{algorithm}");
+        assert_eq!(now(limiter.refund_part(&charge, Costs::Request(1))), Ok(Correction::Repeated));
+        assert_eq!(settle(&limiter, &charge, 0), Correction::Repeated, "{algorithm}");
+        assert_eq!(settle(&limiter, &charge, 9), Correction::Repeated, "{algorithm}");
+        assert_eq!(remaining(&limiter, algorithm.name(), &alice), left, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_late_refund_cannot_free_newer_use() {
+    for algorithm in RATES {
+        let (limiter, hand) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        let old = paid(&limiter, &alice, 10);
+        hand.advance(secs(120));
+        paid(&limiter, &alice, 10);
+        assert_eq!(refund(&limiter, &old), Correction::Unknown, "{algorithm}");
+        assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}");
+    }
+}
+
+#[test]
+fn a_refund_beside_a_longer_limit_frees_nothing_newer_at_the_shorter_one() {
+    for algorithm in RATES {
+        let day = Limit::new("day", Quota::per_day(100)).algorithm(Algorithm::FixedWindow);
+        let (limiter, hand) = limiter([day, ten(algorithm)]);
+        let alice = user("alice");
+        let old = paid(&limiter, &alice, 10);
+        hand.advance(secs(120));
+        paid(&limiter, &alice, 10);
+        // The charge still counts for the day, and is void for the minute.
+        assert_eq!(refund(&limiter, &old), Correction::Done, "{algorithm}");
+        assert_eq!(remaining(&limiter, "day", &alice), 90, "{algorithm}");
+        assert_eq!(remaining(&limiter, algorithm.name(), &alice), 0, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_part_can_be_given_back_and_no_more_than_was_charged() {
+    for algorithm in RATES {
+        let (limiter, _) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        let charge = paid(&limiter, &alice, 6);
+        let more = InvalidRequest::MoreThanCharged { asked: 7, charged: 6 };
+        assert_eq!(now(limiter.refund_part(&charge, Costs::Request(7))), Err(more), "{algorithm}");
+        assert_eq!(remaining(&limiter, algorithm.name(), &alice), 4, "{algorithm}");
+        assert_eq!(now(limiter.refund_part(&charge, Costs::Request(2))), Ok(Correction::Done), "{algorithm}");
+        let expected = if algorithm == Algorithm::LeakyBucket { 4 } else { 6 };
+        assert_eq!(remaining(&limiter, algorithm.name(), &alice), expected, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_refund_gives_back_to_every_limit_of_the_toll_and_to_no_other() {
+    let shadow = Limit::new("shadow", Quota::per_minute(4)).by("user").mode(Mode::Shadow);
+    let limits = [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog].map(ten);
+    let (limiter, _) = limiter(limits.into_iter().chain([shadow]));
+    let alice = user("alice");
+    let first = paid(&limiter, &alice, 3);
+    let second = paid(&limiter, &alice, 3); // the shadow limit did not charge this one
+    assert_eq!(remaining(&limiter, "shadow", &alice), 1);
+    assert_eq!(refund(&limiter, &second), Correction::Done);
+    for name in ["fixed-window", "sliding-window", "sliding-log"] {
+        assert_eq!(remaining(&limiter, name, &alice), 7);
+    }
+    assert_eq!(remaining(&limiter, "shadow", &alice), 1);
+    assert_eq!(refund(&limiter, &first), Correction::Done);
+    assert_eq!(remaining(&limiter, "shadow", &alice), 4);
+}
+
+#[test]
+fn costs_of_a_fact_and_of_the_request_are_corrected_apart() {
+    let tokens = Limit::new("tokens", Quota::per_minute(1_000)).by("user").cost("tokens");
+    let (limiter, _) = limiter([tokens, ten(Algorithm::FixedWindow)]);
+    let asked = facts! { "user" => "alice", "tokens" => 600 };
+    let left = || (remaining(&limiter, "tokens", &asked), remaining(&limiter, "fixed-window", &asked));
+    let first = paid(&limiter, &asked, 2);
+    assert_eq!(left(), (400, 8));
+    let actual = facts! { "tokens" => 100 };
+    assert_eq!(now(limiter.settle(&first, Costs::Facts(&actual))), Ok(Correction::Done));
+    assert_eq!(left(), (900, 8));
+    let second = paid(&limiter, &asked, 2);
+    assert_eq!(now(limiter.refund_part(&second, Costs::Request(1))), Ok(Correction::Done));
+    assert_eq!(left(), (300, 7));
+    let bad = facts! { "tokens" => "many" };
+    assert!(now(limiter.settle(&second, Costs::Facts(&bad))).is_err());
+    let large = now(limiter.settle(&second, Costs::Request(u64::MAX)));
+    assert_eq!(large, Err(InvalidRequest::Cost(u64::MAX)));
+}
+
+#[test]
+fn a_refund_under_a_raised_rate_counts_what_may_have_drained_since() {
+    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let alice = user("alice");
+    let charge = paid(&limiter, &alice, 5);
+    let faster = Limit::new("token-bucket", Quota::per_minute(60).burst(10)).by("user");
+    limiter.replace(vec![faster]).unwrap();
+    hand.advance(secs(1));
+    // At 60 a minute one of the five may have drained: four come back, and what is left of the level is
+    // drained by the slower of both rates.
+    assert_eq!(refund(&limiter, &charge), Correction::Done);
+    assert_eq!(remaining(&limiter, "token-bucket", &alice), 9);
+}
+
+#[test]
+fn a_refund_under_a_lowered_rate_is_bounded_by_the_rate_of_the_charge() {
+    let fast = Limit::new("token-bucket", Quota::per_minute(60).burst(10)).by("user");
+    let (limiter, hand) = limiter([fast]);
+    let alice = user("alice");
+    let charge = paid(&limiter, &alice, 5);
+    limiter.replace(vec![ten(Algorithm::TokenBucket)]).unwrap();
+    hand.advance(secs(3));
+    // Half a unit has drained under today's rate, but three of the five may have: two come back.
+    assert_eq!(refund(&limiter, &charge), Correction::Done);
+    assert_eq!(remaining(&limiter, "token-bucket", &alice), 7);
+}
+
+#[test]
+fn a_refund_under_another_quota_of_the_same_period_gives_back_the_cost() {
+    for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog] {
+        for count in [5, 100] {
+            let (limiter, _) = limiter([ten(algorithm)]);
+            let alice = user("alice");
+            let charge = paid(&limiter, &alice, 4);
+            paid(&limiter, &alice, 4);
+            let other =
+                Limit::new(algorithm.name(), Quota::per_minute(count)).by("user").algorithm(algorithm);
+            limiter.replace(vec![other]).unwrap();
+            assert_eq!(refund(&limiter, &charge), Correction::Done, "{algorithm} {count}");
+            assert_eq!(remaining(&limiter, algorithm.name(), &alice), count - 4, "{algorithm} {count}");
+        }
+    }
+}
+
+#[test]
+fn a_refund_after_its_limit_is_gone_does_no_harm() {
+    for algorithm in RATES {
+        let (limiter, _) = limiter([ten(algorithm)]);
+        let charge = paid(&limiter, &user("alice"), 4);
+        limiter.replace(Vec::new()).unwrap();
+        assert_eq!(refund(&limiter, &charge), Correction::Done, "{algorithm}");
+        limiter.replace(vec![ten(algorithm)]).unwrap();
+        let expected = if algorithm == Algorithm::LeakyBucket { 6 } else { 10 };
+        assert_eq!(remaining(&limiter, algorithm.name(), &user("alice")), expected, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_refund_of_a_forgotten_key_leaves_it_fresh() {
+    for algorithm in RATES {
+        let (limiter, _) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        let charge = paid(&limiter, &alice, 4);
+        assert_eq!(now(limiter.forget(algorithm.name(), &alice)), Ok(true));
+        assert_eq!(refund(&limiter, &charge), Correction::Done, "{algorithm}");
+        assert_eq!(remaining(&limiter, algorithm.name(), &alice), 10, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_surplus_comes_back_in_full_from_windows_and_logs() {
+    for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog] {
+        let (limiter, hand) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        let charge = reserved(&limiter, &alice, 10);
+        hand.advance(secs(30));
+        assert_eq!(settle(&limiter, &charge, 3), Correction::Done, "{algorithm}");
+        assert_eq!(remaining(&limiter, algorithm.name(), &alice), 7, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_token_bucket_returns_of_a_surplus_what_it_has_not_refilled_meanwhile() {
+    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let alice = user("alice");
+    let charge = reserved(&limiter, &alice, 10);
+    hand.advance(secs(30));
+    // Five have drained. Of a surplus of seven five can be given back, and then the bucket is full.
+    assert_eq!(settle(&limiter, &charge, 3), Correction::Done);
+    assert_eq!(remaining(&limiter, "token-bucket", &alice), 10);
+    // Never more than fits into it.
+    assert!(!charge_of(&limiter, &alice, 11));
+}
+
+fn charge_of(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> bool {
+    charge(limiter, facts, cost).allowed()
+}
+
+#[test]
+fn a_reservation_that_is_not_settled_in_time_stays_charged() {
+    for algorithm in RATES {
+        let (limiter, hand) = limiter([ten_an_hour(algorithm)]);
+        let alice = user("alice");
+        let in_time = limiter.reserve(&alice, secs(5)).cost(4).wait().unwrap().charge().unwrap();
+        let late = limiter.reserve(&alice, secs(5)).cost(4).wait().unwrap().charge().unwrap();
+        assert_eq!(late.void_at(), START + secs(5));
+        hand.set(START + Span::from_micros(4_999_999));
+        assert_eq!(settle(&limiter, &in_time, 4), Correction::Done, "{algorithm}");
+        hand.set(START + secs(5));
+        assert_eq!(settle(&limiter, &late, 0), Correction::Unknown, "{algorithm}");
+        assert_eq!(settle(&limiter, &late, 100), Correction::Unknown, "{algorithm}");
+        assert_eq!(refund(&limiter, &late), Correction::Unknown, "{algorithm}");
+        assert_eq!(remaining(&limiter, algorithm.name(), &alice), 2, "{algorithm}");
+    }
+}
+
+fn ten_an_hour(algorithm: Algorithm) -> Limit {
+    Limit::new(algorithm.name(), Quota::per_hour(10)).by("user").algorithm(algorithm)
+}
+
+#[test]
+fn a_reservation_lasts_from_a_second_to_an_hour() {
+    let (limiter, _) = limiter([ten(Algorithm::FixedWindow)]);
+    let alice = user("alice");
+    for ttl in [secs(1), secs(60), secs(3_600)] {
+        let charge = limiter.reserve(&alice, ttl).wait().unwrap().charge().unwrap();
+        assert_eq!(charge.void_at(), START + ttl);
+    }
+    assert!(limiter.reserve(&alice, std::time::Duration::from_secs(2)).wait().is_ok());
+}
+
+/// How much is charged to a key, seen through a limit that is a hundred times as wide.
+fn used(limiter: &Limiter, algorithm: Algorithm, facts: &Facts<'_>) -> u64 {
+    let wide = Limit::new(algorithm.name(), Quota::per_hour(1_000)).by("user").algorithm(algorithm);
+    limiter.replace(vec![wide]).unwrap();
+    let used = 1_000 - remaining(limiter, algorithm.name(), facts);
+    limiter.replace(vec![ten_an_hour(algorithm)]).unwrap();
+    used
+}
+
+#[test]
+fn a_shortfall_is_charged_above_the_limit_but_never_beyond_twice_it() {
+    for algorithm in RATES {
+        let check = |actual: u64, expected: u64| {
+            let (limiter, _) = limiter([ten_an_hour(algorithm)]);
+            let alice = user("alice");
+            let charge = reserved(&limiter, &alice, 5);
+            assert_eq!(settle(&limiter, &charge, actual), Correction::Done, "{algorithm}");
+            assert_eq!(used(&limiter, algorithm, &alice), expected, "{algorithm} settled at {actual}");
+            assert_eq!(charge_of(&limiter, &alice, 1), expected < 10, "{algorithm} settled at {actual}");
+        };
+        check(5, 5);
+        check(9, 9);
+        check(10, 10);
+        check(13, 13);
+        check(20, 20);
+        check(21, 20);
+        check(1 << 31, 20);
+    }
+}
+
+#[test]
+fn a_shortfall_adds_to_what_others_have_used_meanwhile() {
+    for algorithm in RATES {
+        let (limiter, _) = limiter([ten_an_hour(algorithm)]);
+        let alice = user("alice");
+        let charge = reserved(&limiter, &alice, 5);
+        paid(&limiter, &alice, 5);
+        assert_eq!(settle(&limiter, &charge, 8), Correction::Done);
+        assert_eq!(used(&limiter, algorithm, &alice), 13, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_shortfall_is_charged_even_when_the_key_is_fresh_again() {
+    for algorithm in RATES {
+        let (limiter, _) = limiter([ten_an_hour(algorithm)]);
+        let alice = user("alice");
+        let charge = reserved(&limiter, &alice, 5);
+        assert_eq!(now(limiter.forget(algorithm.name(), &alice)), Ok(true));
+        assert_eq!(settle(&limiter, &charge, 8), Correction::Done);
+        assert_eq!(used(&limiter, algorithm, &alice), 3, "{algorithm}");
+    }
+}
+
+#[test]
+fn after_a_shortfall_the_wait_is_as_long_as_what_was_charged() {
+    let check = |algorithm, retry: u64| {
+        let (limiter, _) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        let charge = reserved(&limiter, &alice, 5);
+        settle(&limiter, &charge, 100);
+        let refused = limiter.check(&alice).wait().unwrap();
+        assert_eq!(refused.verdict(), Verdict::Deny { retry: Retry::After(secs(retry)) }, "{algorithm}");
+    };
+    check(Algorithm::TokenBucket, 66); // from a level of 20 down to 9, six seconds each
+    check(Algorithm::LeakyBucket, 66);
+    check(Algorithm::FixedWindow, 60);
+    check(Algorithm::SlidingWindow, 93); // 20 of the last minute weigh 9 when 33 s of this are over
+    check(Algorithm::SlidingLog, 60);
+}
+
+/// Charges and refunds one unit of each of these users; says what became of each refund.
+fn refunds(limiter: &Limiter, users: std::ops::Range<u32>) -> Vec<Correction> {
+    users
+        .map(|number| {
+            let name = format!("user{number}");
+            let charge = paid(limiter, &user(&name), 1);
+            refund(limiter, &charge)
+        })
+        .collect()
+}
+
+#[test]
+fn markers_are_bounded_and_what_finds_no_room_is_not_given_back() {
+    let hand: ManualClock = clock();
+    let store = store(160, &hand);
+    let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
+    assert_eq!(refunds(&limiter, 0..10), [Correction::Done; 10]);
+    assert_eq!(refunds(&limiter, 10..20), [Correction::Repeated; 10], "160 / 16 have been marked");
+    assert_eq!(remaining(&limiter, "fixed-window", &user("user9")), 10);
+    assert_eq!(remaining(&limiter, "fixed-window", &user("user10")), 9);
+    // The charges are void by age, and so are their markers.
+    hand.advance(secs(60));
+    assert_eq!(refunds(&limiter, 20..30), [Correction::Done; 10]);
+    assert_eq!(refunds(&limiter, 30..31), [Correction::Repeated]);
+}
+
+#[test]
+fn a_charge_over_several_limits_needs_a_marker_for_each() {
+    let hand = clock();
+    let store = store(160, &hand);
+    let limiter =
+        on(&store, [ten(Algorithm::FixedWindow), ten(Algorithm::SlidingLog), ten(Algorithm::SlidingWindow)]);
+    assert_eq!(refunds(&limiter, 0..3), [Correction::Done; 3]);
+    let charge = paid(&limiter, &user("alice"), 1);
+    assert_eq!(refund(&limiter, &charge), Correction::Repeated, "nine of ten are used, three are needed");
+    for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::SlidingWindow] {
+        assert_eq!(remaining(&limiter, algorithm.name(), &user("alice")), 9, "{algorithm}: all or nothing");
+    }
+    // A repeat takes no marker away from others.
+    for _ in 0..5 {
+        refund(&limiter, &charge);
+    }
+    limiter.replace(vec![ten(Algorithm::FixedWindow)]).unwrap();
+    assert_eq!(refunds(&limiter, 3..5), [Correction::Done, Correction::Repeated]);
+}
+
+#[test]
+fn a_repeated_refund_takes_no_marker() {
+    let hand = clock();
+    let store = store(32, &hand);
+    let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
+    let charge = paid(&limiter, &user("alice"), 1);
+    assert_eq!(refund(&limiter, &charge), Correction::Done);
+    for _ in 0..10 {
+        assert_eq!(refund(&limiter, &charge), Correction::Repeated);
+    }
+    assert_eq!(refunds(&limiter, 0..2), [Correction::Done, Correction::Repeated]);
+}
+
+#[test]
+fn a_charge_as_text_is_the_charge() {
+    for algorithm in RATES {
+        let tokens = Limit::new("tokens", Quota::per_minute(1_000)).by("user").cost("tokens");
+        let stagger =
+            Limit::new("staggered", Quota::per_minute(50)).by("user").algorithm(Algorithm::FixedWindow);
+        let (limiter, _) = limiter([tokens, ten(algorithm), stagger.stagger()]);
+        let long = "long ".repeat(200);
+        for name in ["alice", "a\0b\n", &long] {
+            let asked = facts! { "user" => name, "tokens" => 100 };
+            let charge = paid(&limiter, &asked, 4);
+            let text = limiter.seal_charge(&charge);
+            assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)), "{text}");
+            let opened = limiter.open_charge(&text).expect("this store wrote it");
+            assert_eq!(
+                (opened.id(), opened.time(), opened.void_at()),
+                (charge.id(), charge.time(), charge.void_at())
+            );
+            assert_eq!(limiter.seal_charge(&opened), text, "one charge is one text");
+            assert_eq!(refund(&limiter, &opened), Correction::Done, "{algorithm}");
+            assert_eq!(refund(&limiter, &charge), Correction::Repeated, "{algorithm}: they are one charge");
+            assert_eq!(remaining(&limiter, "tokens", &asked), 1_000);
+            assert_eq!(remaining(&limiter, "staggered", &asked), 50);
+        }
+    }
+}
+
+#[test]
+fn a_reservation_as_text_keeps_its_time_and_its_facts() {
+    let tokens = Limit::new("tokens", Quota::per_minute(1_000)).by("user").cost("tokens");
+    let (limiter, hand) = limiter([tokens, ten(Algorithm::FixedWindow)]);
+    let asked = facts! { "user" => "alice", "tokens" => 100 };
+    let text = limiter.seal_charge(&reserved(&limiter, &asked, 2));
+    let charge = limiter.open_charge(&text).unwrap();
+    let actual = facts! { "tokens" => 30 };
+    hand.advance(secs(59));
+    assert_eq!(now(limiter.settle(&charge, Costs::Facts(&actual))), Ok(Correction::Done));
+    assert_eq!(remaining(&limiter, "tokens", &asked), 970);
+    assert_eq!(remaining(&limiter, "fixed-window", &asked), 8);
+    let late = limiter.open_charge(&limiter.seal_charge(&reserved(&limiter, &asked, 2))).unwrap();
+    hand.advance(secs(60));
+    assert_eq!(settle(&limiter, &late, 1), Correction::Unknown);
+}
+
+#[test]
+fn a_text_that_this_store_did_not_write_does_not_open() {
+    let slots = || Limit::new("slots", Quota::slots(3)).by("user");
+    let (limiter, _) = limiter([ten(Algorithm::FixedWindow), slots()]);
+    let (stranger, _) = support::limiter([ten(Algorithm::FixedWindow), slots()]);
+    let alice = user("alice");
+    let text = limiter.seal_charge(&paid(&limiter, &alice, 1));
+    assert!(limiter.open_charge(&text).is_some());
+    assert!(stranger.open_charge(&text).is_none(), "each store has a secret of its own");
+    for place in 0..text.len() {
+        let other = if &text[place..=place] == "A" { "B" } else { "A" };
+        let forged = [&text[..place], other, &text[place + 1..]].concat();
+        assert!(limiter.open_charge(&forged).is_none(), "{forged}");
+        assert!(limiter.open_charge(&text[..place]).is_none(), "cut off at {place}");
+    }
+    assert!(limiter.open_charge(&format!("{text}A")).is_none());
+    for nonsense in ["", "x", "\0", "a b", "äöü", &"A".repeat(10_000)] {
+        assert!(limiter.open_charge(nonsense).is_none() && limiter.open_slot(nonsense).is_none());
+    }
+    let held = now(limiter.acquire(&alice)).unwrap();
+    let slot = limiter.seal_slot(held.slot.as_ref().unwrap().slot());
+    assert!(limiter.open_slot(&slot).is_some() && stranger.open_slot(&slot).is_none());
+    assert!(limiter.open_charge(&slot).is_none(), "a slot is no charge");
+    assert!(limiter.open_slot(&text).is_none(), "a charge is no slot");
+}
+
+#[test]
+fn there_is_a_charge_exactly_when_something_was_charged() {
+    let tokens = Limit::new("tokens", Quota::per_minute(10)).by("user").cost("tokens");
+    let (limiter, _) = limiter([tokens]);
+    let of = |tokens: u64| charge(&limiter, &facts! { "user" => "alice", "tokens" => tokens }, 1);
+    assert!(of(6).charge().is_some());
+    assert!(of(6).charge().is_none(), "refused");
+    assert!(of(0).allowed() && of(0).charge().is_none(), "free");
+    assert!(charge(&limiter, &facts! { "tokens" => 1 }, 1).charge().is_none(), "no limit applies");
+    let facts = facts! { "user" => "alice", "tokens" => 1 };
+    assert!(limiter.peek(&facts).wait().unwrap().charge().is_none());
+    assert!(limiter.usage(&facts).wait().unwrap().charge().is_none());
+}

@@ -1,0 +1,219 @@
+//! The documentation says nothing that is not so: its links lead somewhere, the tests it names exist,
+//! and its numbers are what the product answers.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tollkeeper::{
+    Algorithm, Capacity, Clock, Correction, Costs, Limit, Limiter, ManualClock, MemoryStore, Policy, Quota,
+    Rate, Retry, Span, Time, Verdict, facts,
+};
+
+#[test]
+fn every_link_leads_to_a_file() {
+    for page in pages() {
+        let text = fs::read_to_string(&page).unwrap();
+        let folder = page.parent().unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link) {
+            let file = link.split('#').next().unwrap();
+            let found = link.starts_with("https://") || folder.join(file).exists();
+            assert!(found, "{}: there is no `{file}`", page.display());
+        }
+    }
+}
+
+/// `path::name`, both in one pair of backticks.
+#[test]
+fn every_test_that_the_architecture_names_exists() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let named: Vec<(&str, &str)> =
+        text.split('`').skip(1).step_by(2).filter_map(|code| code.split_once(".rs::")).collect();
+    assert!(named.len() > 20, "only {} tests are named", named.len());
+    for (path, name) in named {
+        let path = format!("{path}.rs");
+        let source = fs::read_to_string(root().join(&path));
+        let source = source.unwrap_or_else(|error| panic!("ARCHITECTURE.md names {path}: {error}"));
+        // Written out, or as a row of a macro that writes tests.
+        let exists = source.contains(&format!("fn {name}(")) || source.contains(&format!("    {name}: "));
+        assert!(exists, "ARCHITECTURE.md names {path}::{name}, which does not exist");
+    }
+}
+
+#[test]
+fn every_algorithm_is_documented_with_its_picture() {
+    let page = fs::read_to_string(root().join("docs/algorithms.md")).unwrap();
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    for algorithm in Algorithm::ALL {
+        assert!(readme.contains(&format!("| `{algorithm}` |")), "README.md: {algorithm}");
+        assert!(page.contains(&format!("\n## {algorithm}\n")), "docs/algorithms.md: {algorithm}");
+        assert!(page.contains(&format!("(pictures/{algorithm}.svg)")), "docs/algorithms.md: {algorithm}");
+    }
+}
+
+// What follows are the sequences of docs/algorithms.md, all under 10 per 10 s.
+
+#[test]
+fn around_an_edge_a_fixed_window_admits_20_in_a_fifth_of_a_second() {
+    let admitted = |algorithm| {
+        let mut key = Key::new(algorithm);
+        key.admitted(9_900, 10) + key.admitted(10_100, 10)
+    };
+    assert_eq!(admitted(Algorithm::FixedWindow), 20);
+    assert_eq!(admitted(Algorithm::SlidingWindow), 10);
+    assert_eq!(admitted(Algorithm::SlidingLog), 10);
+    assert_eq!(admitted(Algorithm::TokenBucket), 10);
+}
+
+#[test]
+fn the_worst_case_of_a_sliding_window_is_19_in_nine_seconds() {
+    let mut key = Key::new(Algorithm::SlidingWindow);
+    assert_eq!(key.admitted(9_999, 10), 10);
+    let later: u64 = (11..=19).map(|second| key.admitted(1_000 * second, 5)).sum();
+    assert_eq!(later, 9, "one more at the end of each second, and no twentieth");
+}
+
+#[test]
+fn a_token_bucket_admits_19_in_ten_seconds_and_a_twentieth_in_the_next_instant() {
+    let mut key = Key::new(Algorithm::TokenBucket);
+    let admitted: u64 = (0..10_000).step_by(50).map(|at| key.admitted(at, 15)).sum();
+    assert_eq!(admitted, 19);
+    assert_eq!(key.admitted(10_000, 15), 1);
+}
+
+#[test]
+fn a_leaky_bucket_sends_its_queue_out_second_by_second() {
+    let mut key = Key::new(Algorithm::LeakyBucket);
+    let delays: Vec<_> = (0..10).map(|_| key.check(0, 1).delay().as_micros()).collect();
+    assert_eq!(delays, (0..10).map(|second| second * 1_000_000).collect::<Vec<_>>());
+    assert!(!key.check(0, 1).allowed());
+}
+
+#[test]
+fn a_clock_set_back_gives_no_credit_and_takes_little() {
+    // Emptied at 100 s, the bucket has one again after a second.
+    let wait = |then: u64| {
+        let mut key = Key::new(Algorithm::TokenBucket);
+        assert!(key.check(100_000, 10).allowed());
+        match key.check(then, 1).verdict() {
+            Verdict::Deny { retry: Retry::After(wait) } => wait.as_micros() / 1_000,
+            Verdict::Allow { .. } => 0,
+            never => panic!("{never:?}"),
+        }
+    };
+    assert_eq!(wait(100_000), 1_000);
+    assert_eq!(wait(95_000), 6_000, "five seconds back: it waits until the clock is there again");
+    assert_eq!(wait(0), 1_000, "further than it takes to fill: it goes on from now");
+    assert_eq!(wait(3_700_000), 0, "an hour forward: full");
+}
+
+#[test]
+fn a_bucket_returns_of_a_surplus_what_it_has_not_refilled() {
+    let settled = |algorithm| {
+        let mut key = Key::new(algorithm);
+        let charge = key.check(10_000, 8).charge().unwrap();
+        key.turn(13_000);
+        assert_eq!(wait(key.limiter.settle(&charge, Costs::Request(2))).unwrap(), Correction::Done);
+        key.remaining()
+    };
+    // Eight of ten are charged; three seconds later it turns out that two were used. The bucket, which
+    // has refilled three meanwhile, is given back five of the six: what is left of the eight.
+    assert_eq!(settled(Algorithm::TokenBucket), 10);
+    assert_eq!(settled(Algorithm::LeakyBucket), 5);
+    assert_eq!(settled(Algorithm::FixedWindow), 8);
+    assert_eq!(settled(Algorithm::SlidingWindow), 8);
+    assert_eq!(settled(Algorithm::SlidingLog), 8);
+}
+
+#[test]
+fn a_lowered_burst_forgets_no_use() {
+    let mut key = Key::new(Algorithm::TokenBucket);
+    assert!(key.check(0, 10).allowed());
+    let quota = |burst| vec![limit(Algorithm::TokenBucket, rate().burst(burst))];
+    key.limiter.replace(quota(3)).unwrap();
+    let refused = key.check(0, 1);
+    assert_eq!(refused.retry_after(), Some(Span::from_secs(8)), "until the level is 2 of 3");
+    key.limiter.replace(quota(12)).unwrap();
+    assert_eq!(key.remaining(), 2);
+}
+
+#[test]
+fn the_largest_numbers_of_the_table_fit_and_no_larger() {
+    let text = fs::read_to_string(root().join("docs/algorithms.md")).unwrap();
+    for (period, most, written) in [
+        (1, 2_251_799_813, "2,251,799,813"),
+        (60, 37_529_996, "37,529,996"),
+        (3_600, 625_499_948, "625,499,948"),
+        (86_400, 26_062_497, "26,062,497"),
+        (30 * 86_400, 868_749_928, "868,749,928"),
+    ] {
+        let rate = |count| Rate { count, period: Span::from_secs(period), burst: None };
+        assert!(Quota::new(Algorithm::TokenBucket, rate(most)).is_ok(), "{most} in {period} s");
+        assert!(Quota::new(Algorithm::TokenBucket, rate(most + 1)).is_err(), "{most} in {period} s");
+        assert!(text.contains(written), "docs/algorithms.md does not say {written}");
+    }
+}
+
+/// One key of one limit, on a clock that begins at the edge of a window.
+struct Key {
+    limiter: Limiter,
+    hand: ManualClock,
+}
+
+const START: u64 = 1_760_000_000_000;
+
+fn rate() -> Rate {
+    Quota::per(10, std::time::Duration::from_secs(10))
+}
+
+fn limit(algorithm: Algorithm, rate: Rate) -> Limit {
+    Limit::new("limit", rate).algorithm(algorithm)
+}
+
+impl Key {
+    fn new(algorithm: Algorithm) -> Key {
+        let hand = ManualClock::new(Time::from_micros(START * 1_000));
+        let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+        let policy = Policy::new(vec![limit(algorithm, rate())]).expect("valid");
+        Key { limiter: Limiter::embedded(policy, store), hand }
+    }
+
+    fn turn(&mut self, millis: u64) {
+        self.hand.set(Time::from_micros((START + millis) * 1_000));
+    }
+
+    fn check(&mut self, millis: u64, cost: u64) -> tollkeeper::Decision {
+        self.turn(millis);
+        self.limiter.check(&facts! {}).cost(cost).wait().expect("valid")
+    }
+
+    /// How many of so many requests pass at this millisecond.
+    fn admitted(&mut self, millis: u64, requests: u64) -> u64 {
+        (0..requests).map(|_| u64::from(self.check(millis, 1).allowed())).sum()
+    }
+
+    fn remaining(&self) -> u64 {
+        let decision = self.limiter.peek(&facts! {}).wait().expect("valid");
+        decision.limit("limit").expect("it applies to all").outcome().remaining
+    }
+}
+
+fn wait<F: Future>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+    runtime.block_on(future)
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Every page of the documentation.
+fn pages() -> Vec<PathBuf> {
+    let mut pages = Vec::new();
+    for folder in ["", "docs", "docs/adr"] {
+        let entries = fs::read_dir(root().join(folder)).expect("a folder");
+        pages.extend(entries.map(|entry| entry.expect("readable").path()));
+    }
+    pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
+    assert!(pages.len() > 5, "{pages:?}");
+    pages
+}

@@ -1,0 +1,91 @@
+//! Every example runs, does what it says, and says something; the README shows the first of them.
+//!
+//! Cargo builds the examples before it runs the tests of a package, unless it is told to build one test
+//! alone: run this with `cargo test -p tollkeeper`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+macro_rules! examples {
+    ($($name:ident: $shows:expr;)*) => {
+        const EXAMPLES: &[&str] = &[$(stringify!($name)),*];
+        $(
+            #[test]
+            fn $name() {
+                shows(stringify!($name), &[], $shows);
+            }
+        )*
+    };
+}
+
+// Each with a line of what it prints.
+examples! {
+    concurrency: "a third is refused; look again in 1s";
+    handle: "1000 of 200000 checks passed";
+    hot_swap: "version 2: 100 a day, and 92 are left";
+    layered: "bob: refused; 2 of 3 left at `per-user`; 0 of 4 left at `per-ip`";
+    quickstart: "request 6: refused by `per-user`, try in 12 s";
+    reserve_settle: "settled 12,345: 87655 left";
+    shadow: "`search` would have refused 2 of 5";
+    snapshot: "second run: 1 key restored; 4 more are allowed: false";
+    tiers: "k1 used 10 on `free`, moves to `pro` and has 90 left";
+    until_allowed: "client 5 passed";
+}
+
+/// `pictures` draws `docs/pictures`: whoever changes an algorithm sees what the change does to them.
+#[test]
+fn the_pictures_are_what_the_code_draws() {
+    let drawn = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pictures");
+    fs::create_dir_all(&drawn).unwrap();
+    shows("pictures", &[&drawn], "drew 8 pictures");
+    let kept = package().join("../../docs/pictures");
+    assert_eq!(names(&drawn), names(&kept), "the files in docs/pictures");
+    for name in names(&kept) {
+        let same = fs::read(drawn.join(&name)).unwrap() == fs::read(kept.join(&name)).unwrap();
+        assert!(same, "{name} is old: `cargo run --example pictures -- docs/pictures` draws it anew");
+    }
+}
+
+#[test]
+fn no_example_is_left_out() {
+    let mut tested: Vec<String> = EXAMPLES.iter().map(|name| format!("{name}.rs")).collect();
+    tested.push("pictures".to_owned());
+    tested.sort_unstable();
+    assert_eq!(names(&package().join("examples")), tested);
+}
+
+#[test]
+fn the_readme_shows_the_quickstart() {
+    let readme = fs::read_to_string(package().join("../../README.md")).unwrap();
+    let quickstart = fs::read_to_string(package().join("examples/quickstart.rs")).unwrap();
+    let blocks: Vec<&str> =
+        readme.split("```rust\n").skip(1).filter_map(|rest| Some(rest.split_once("```")?.0)).collect();
+    assert_eq!(blocks.len(), 1, "one example in Rust");
+    assert!(quickstart.contains(blocks[0]), "examples/quickstart.rs does not hold:\n{}", blocks[0]);
+}
+
+/// Runs an example, which asserts what it shows.
+fn shows(name: &str, arguments: &[&Path], expected: &str) {
+    let test = std::env::current_exe().expect("a test has a path");
+    let built = test.ancestors().nth(2).expect("target/debug/deps/test").join("examples").join(name);
+    let built = built.with_extension(std::env::consts::EXE_EXTENSION);
+    assert!(built.exists(), "{} is not built: run `cargo test -p tollkeeper`", built.display());
+    let run = Command::new(&built).args(arguments).output().expect("it was built to be run");
+    let (said, complained) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success(), "{name} failed:\n{said}{complained}");
+    assert!(said.contains(expected), "{name} does not print `{expected}`:\n{said}");
+}
+
+fn package() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The names of the files and folders in a folder, in order.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("readable").file_name().into_string().expect("ASCII")).collect();
+    names.sort_unstable();
+    names
+}

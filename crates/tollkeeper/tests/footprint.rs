@@ -1,0 +1,63 @@
+//! What the store takes of memory, and that it gives it back.
+
+#![expect(unsafe_code, reason = "a global allocator, which counts, is unsafe by its signature")]
+
+mod support;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use support::*;
+use tollkeeper::{Algorithm, Limit, Quota};
+
+/// The allocator of the system, counting the bytes that are in use. This file has one test, so that
+/// nobody else's bytes are counted.
+struct Counting;
+
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the allocator of the system as it came; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        IN_USE.fetch_add(layout.size(), Relaxed);
+        // SAFETY: the caller's promises are those of the system's allocator.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        IN_USE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_store_that_was_busy_is_small_again_after_a_sweep() {
+    const KEYS: usize = 50_000;
+    for algorithm in
+        [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
+    {
+        let hand = clock();
+        let store = store(KEYS, &hand);
+        let limit = Limit::new("limit", Quota::per_minute(10)).by("user").algorithm(algorithm);
+        let limiter = on(&store, [limit]);
+        let empty = IN_USE.load(Relaxed);
+        for number in 0..KEYS + KEYS / 10 {
+            charge(&limiter, &user(&format!("user{number}")), 3);
+        }
+        let busy = IN_USE.load(Relaxed) - empty;
+        println!("{algorithm}: {} bytes a key", busy / KEYS);
+        assert!(busy >= 32 * KEYS, "{algorithm}: {busy} bytes for {KEYS} keys");
+        store.sweep();
+        assert_eq!(store.keys(), KEYS, "{algorithm}: all of them count");
+        hand.advance(secs(121));
+        store.sweep();
+        assert_eq!((store.keys(), store.log_bytes()), (0, 0), "{algorithm}");
+        let swept = IN_USE.load(Relaxed).saturating_sub(empty);
+        println!("{algorithm}: {swept} bytes after the sweep");
+        assert!(swept < busy / 10, "{algorithm}: {swept} of {busy} bytes are left");
+    }
+}

@@ -1,0 +1,644 @@
+//! The limiter as an application sees it: what it decides, in what order, and what it refuses to read.
+
+mod support;
+
+use std::future::{IntoFuture, poll_fn};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use support::*;
+use tollkeeper::facts::FactProblem;
+use tollkeeper::toll::CostProblem;
+use tollkeeper::{
+    Algorithm, Allowance, Answer, Backend, BuildError, Charge, Clock, Correction, Facts, Fix, HandleError,
+    InvalidFact, InvalidRequest, Key, Limit, Limiter, Missing, Mode, Quota, Retry, Ruling, Slot, Span, Store,
+    Toll, Value, Verdict, facts,
+};
+
+/// How a limit of ten a minute stands once ten were charged at the beginning of a minute.
+fn full(algorithm: Algorithm) -> (Span, Span) {
+    let (retry, reset) = match algorithm {
+        Algorithm::TokenBucket | Algorithm::LeakyBucket => (6, 60),
+        Algorithm::FixedWindow | Algorithm::SlidingLog => (60, 60),
+        // Ten of the last minute weigh nine when a tenth of this one is over.
+        Algorithm::SlidingWindow => (66, 120),
+        Algorithm::Concurrency => unreachable!("not a rate"),
+    };
+    (secs(retry), secs(reset))
+}
+
+#[test]
+fn every_algorithm_admits_its_limit_and_says_how_long_to_wait() {
+    for algorithm in RATES {
+        let (limiter, hand) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        for left in (0..10).rev() {
+            let decision = charge(&limiter, &alice, 1);
+            assert!(decision.allowed(), "{algorithm}");
+            assert_eq!(decision.binding().unwrap().outcome().remaining, left, "{algorithm}");
+        }
+        let (retry, reset) = full(algorithm);
+        let refused = charge(&limiter, &alice, 1);
+        let outcome = refused.binding().unwrap().outcome();
+        assert_eq!(refused.verdict(), Verdict::Deny { retry: Retry::After(retry) }, "{algorithm}");
+        assert_eq!(refused.retry_after(), Some(retry), "{algorithm}");
+        assert_eq!((outcome.limit, outcome.remaining), (10, 0), "{algorithm}");
+        assert_eq!(outcome.reset_after, Some(reset), "{algorithm}");
+        assert!(refused.charge().is_none(), "{algorithm}");
+        assert!(charge(&limiter, &user("bob"), 10).allowed(), "{algorithm}: another key");
+
+        hand.set(START + Span::from_micros(retry.as_micros() - 1));
+        assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}: a microsecond early");
+        hand.set(START + retry);
+        assert!(charge(&limiter, &alice, 1).allowed(), "{algorithm}");
+    }
+}
+
+#[test]
+fn a_refused_request_charges_nothing() {
+    for algorithm in RATES {
+        let (limiter, _) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        assert!(charge(&limiter, &alice, 7).allowed());
+        for _ in 0..5 {
+            assert!(!charge(&limiter, &alice, 4).allowed(), "{algorithm}");
+        }
+        assert!(charge(&limiter, &alice, 3).allowed(), "{algorithm}: three are left, as before");
+    }
+}
+
+#[test]
+fn a_peek_says_what_a_check_would_and_charges_nothing() {
+    for algorithm in RATES {
+        let (limiter, _) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        for _ in 0..20 {
+            let peek = limiter.peek(&alice).cost(10).wait().unwrap();
+            assert!(peek.allowed() && peek.charge().is_none(), "{algorithm}");
+            assert_eq!(peek.binding().unwrap().outcome().remaining, 10, "{algorithm}: as it stands");
+        }
+        charge(&limiter, &alice, 10);
+        let peek = limiter.peek(&alice).wait().unwrap();
+        assert_eq!(peek.retry_after(), Some(full(algorithm).0), "{algorithm}");
+    }
+}
+
+#[test]
+fn usage_looks_at_cost_1_whatever_a_limit_charges() {
+    let tokens = Limit::new("tokens", Quota::per_minute(100)).by("user").cost("tokens");
+    let (limiter, _) = limiter([tokens, ten(Algorithm::FixedWindow)]);
+    let asked = facts! { "user" => "alice", "tokens" => 5_000 };
+    assert!(!limiter.peek(&asked).wait().unwrap().allowed(), "5000 never fit");
+    let usage = limiter.usage(&asked).cost(500).wait().unwrap();
+    assert!(usage.allowed() && usage.charge().is_none());
+    let names: Vec<&str> = usage.limits().map(|answer| answer.name()).collect();
+    assert_eq!(names, ["tokens", "fixed-window"]);
+    // Without the fact that holds the cost, too.
+    assert!(limiter.usage(&user("alice")).wait().unwrap().allowed());
+}
+
+#[test]
+fn a_limit_with_a_cost_fact_charges_its_number_and_the_others_the_cost() {
+    let tokens = Limit::new("tokens", Quota::per_minute(100)).by("user").cost("tokens");
+    let (limiter, _) = limiter([tokens, ten(Algorithm::FixedWindow)]);
+    let asked = facts! { "user" => "alice", "tokens" => 60 };
+    assert!(charge(&limiter, &asked, 2).allowed());
+    let refused = charge(&limiter, &asked, 2);
+    assert_eq!(refused.binding().unwrap().name(), "tokens");
+    assert_eq!(remaining(&limiter, "tokens", &asked), 40);
+    assert_eq!(remaining(&limiter, "fixed-window", &asked), 8);
+    // A cost of 0 passes and charges nothing, even where nothing is left.
+    let free = facts! { "user" => "alice", "tokens" => 0 };
+    assert!(charge(&limiter, &free, 1).allowed());
+    assert_eq!(remaining(&limiter, "tokens", &asked), 40);
+}
+
+#[test]
+fn no_limit_that_applies_means_allowed() {
+    let (limiter, _) = limiter([
+        ten(Algorithm::FixedWindow).when("route", "/login"),
+        Limit::new("off", Quota::per_minute(1)).mode(Mode::Off),
+        Limit::new("free", Allowance::Unlimited),
+    ]);
+    for _ in 0..20 {
+        let decision = charge(&limiter, &user("alice"), 1);
+        assert!(decision.allowed() && decision.binding().is_none() && decision.charge().is_none());
+        assert_eq!(decision.limits().len(), 0);
+    }
+}
+
+#[test]
+fn a_missing_fact_skips_shares_or_refuses() {
+    let by = |missing| Limit::new("limit", Quota::per_minute(2)).by("user").missing(missing);
+    let check = |missing, expected: [bool; 3]| {
+        let (limiter, _) = limiter([by(missing)]);
+        let verdicts = [(); 3].map(|()| charge(&limiter, &Facts::new(), 1).allowed());
+        assert_eq!(verdicts, expected, "{missing:?}");
+        assert!(charge(&limiter, &user("alice"), 2).allowed(), "{missing:?}: she shares nothing");
+    };
+    check(Missing::Skip, [true, true, true]);
+    check(Missing::Share, [true, true, false]);
+    check(Missing::Deny, [false, false, false]);
+}
+
+#[test]
+fn a_refusal_by_one_limit_leaves_all_others_untouched() {
+    for refusing in RATES {
+        let others = RATES.into_iter().filter(|algorithm| *algorithm != refusing);
+        // The limit that refuses stands first, in the middle, and last.
+        for place in [0, 2, 4] {
+            let mut limits: Vec<Limit> = others.clone().map(ten).collect();
+            let strict = Limit::new("strict", Quota::per_hour(3)).by("user").algorithm(refusing);
+            limits.insert(place, strict);
+            let (limiter, _) = limiter(limits);
+            let alice = user("alice");
+            assert!(charge(&limiter, &alice, 3).allowed());
+            for _ in 0..20 {
+                let refused = charge(&limiter, &alice, 1);
+                assert_eq!(refused.binding().unwrap().name(), "strict");
+                assert!(refused.charge().is_none());
+            }
+            for other in others.clone() {
+                assert_eq!(remaining(&limiter, other.name(), &alice), 7, "{other} beside {refusing}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_refusal_leaves_keys_untouched_that_had_no_state_yet() {
+    let hand = clock();
+    let store = store(1_000, &hand);
+    let limiter = on(
+        &store,
+        [
+            ten(Algorithm::FixedWindow),
+            Limit::new("all", Quota::per_minute(1)).algorithm(Algorithm::SlidingLog),
+        ],
+    );
+    assert!(charge(&limiter, &user("first"), 1).allowed());
+    assert_eq!(store.keys(), 2);
+    for name in ["a", "b", "c", "d"] {
+        assert!(!charge(&limiter, &user(name), 1).allowed());
+        assert_eq!(remaining(&limiter, "fixed-window", &user(name)), 10);
+    }
+    assert_eq!(store.keys(), 2, "room that was not used is given back");
+}
+
+#[test]
+fn the_binding_limit_is_the_longest_wait_or_the_smallest_share() {
+    let (limiter, hand) = limiter([
+        Limit::new("minute", Quota::per_minute(4)).algorithm(Algorithm::FixedWindow),
+        Limit::new("hour", Quota::per_hour(10)).algorithm(Algorithm::FixedWindow),
+        Limit::new("day", Quota::per_day(12)).algorithm(Algorithm::FixedWindow),
+    ]);
+    let nobody = Facts::new();
+    let check = |cost, binding: &str, retry: Option<Retry>| {
+        let decision = charge(&limiter, &nobody, cost);
+        assert_eq!(decision.binding().unwrap().name(), binding);
+        match (decision.verdict(), retry) {
+            (Verdict::Allow { .. }, None) => {}
+            (Verdict::Deny { retry }, Some(expected)) => assert_eq!(retry, expected),
+            (verdict, expected) => panic!("{verdict:?}, not {expected:?}"),
+        }
+    };
+    check(4, "minute", None); // 0 of 4 are left there, 6 of 10 elsewhere
+    check(1, "minute", Some(Retry::After(secs(60))));
+    hand.advance(secs(60));
+    check(4, "minute", None);
+    hand.advance(secs(60));
+    check(2, "hour", None);
+    check(1, "hour", Some(Retry::After(secs(3_600 - 120))));
+    check(5, "minute", Some(Retry::Never)); // never binds before any wait
+    hand.advance(secs(3_600 - 120));
+    check(2, "day", None);
+    check(1, "day", Some(Retry::After(secs(86_400 - 3_600))));
+}
+
+#[test]
+fn of_limits_that_bind_alike_the_one_written_first_is_named() {
+    let limit = |name| Limit::new(name, Quota::per_minute(4)).algorithm(Algorithm::FixedWindow);
+    let (limiter, _) = limiter([limit("one"), limit("two"), limit("three")]);
+    for _ in 0..6 {
+        assert_eq!(charge(&limiter, &Facts::new(), 1).binding().unwrap().name(), "one");
+    }
+}
+
+#[test]
+fn a_shadow_limit_counts_and_never_decides() {
+    let shadow = Limit::new("shadow", Quota::per_minute(3)).by("user").mode(Mode::Shadow);
+    let (limiter, _) = limiter([shadow, ten(Algorithm::FixedWindow)]);
+    let alice = user("alice");
+    for number in 1..=10 {
+        let decision = charge(&limiter, &alice, 1);
+        assert!(decision.allowed());
+        assert_eq!(decision.binding().unwrap().name(), "fixed-window");
+        assert_eq!(decision.limit("shadow").unwrap().outcome().allowed, number <= 3);
+        // What it would have refused it has not charged: only what it did charge can be given back.
+        assert_eq!(decision.charge().unwrap().items().len(), if number <= 3 { 2 } else { 1 });
+    }
+    let refused = charge(&limiter, &alice, 1);
+    assert_eq!(refused.retry_after(), Some(secs(60)), "the shadow's wait does not count");
+}
+
+#[test]
+fn a_shadow_limit_is_not_charged_for_what_others_refuse() {
+    let shadow = Limit::new("shadow", Quota::per_minute(100)).by("user").mode(Mode::Shadow);
+    let (limiter, _) = limiter([shadow, ten(Algorithm::FixedWindow)]);
+    let alice = user("alice");
+    assert!(!charge(&limiter, &alice, 11).allowed());
+    assert_eq!(remaining(&limiter, "shadow", &alice), 100);
+}
+
+#[test]
+fn a_shadow_limit_never_fails_a_request() {
+    let shadow = Limit::new("shadow", Quota::per_minute(3)).cost("tokens").mode(Mode::Shadow);
+    let (limiter, _) = limiter([shadow]);
+    for tokens in ["", "many", "-1", "99999999999999999999"] {
+        let decision = charge(&limiter, &facts! { "tokens" => tokens }, 1);
+        assert!(decision.allowed() && decision.binding().is_none(), "{tokens}");
+    }
+}
+
+#[test]
+fn bad_input_is_a_typed_error_and_charges_nothing() {
+    let long = "x".repeat(1025);
+    let name = "n".repeat(65);
+    let mut many = Facts::new();
+    let names: Vec<String> = (0..65).map(|number| format!("fact{number}")).collect();
+    names.iter().for_each(|name| many.put(name, "value"));
+    let mut bytes = Facts::new();
+    let not_utf8 = bytes.insert_bytes("user", b"caf\xe9").expect_err("not UTF-8");
+    assert_eq!(not_utf8, InvalidFact { name: "user".to_owned(), problem: FactProblem::NotUtf8 });
+
+    let fact = |name: &str, problem| InvalidRequest::Fact(InvalidFact { name: name.to_owned(), problem });
+    let tokens =
+        |problem| InvalidRequest::CostFact { limit: "tokens".to_owned(), fact: "tokens".to_owned(), problem };
+    let fine = || facts! { "user" => "alice", "tokens" => 1 };
+    let cases = [
+        (fine(), 0, InvalidRequest::ZeroCost),
+        (fine(), (1 << 31) + 1, InvalidRequest::Cost((1 << 31) + 1)),
+        (fine(), 1 << 63, InvalidRequest::Cost(1 << 63)),
+        (fine(), u64::MAX, InvalidRequest::Cost(u64::MAX)),
+        (fine().with("", "x"), 1, fact("", FactProblem::Name)),
+        (fine().with("a\0b", "x"), 1, fact("a\0b", FactProblem::Name)),
+        (fine().with("a b", "x"), 1, fact("a b", FactProblem::Name)),
+        (fine().with("naïve", "x"), 1, fact("naïve", FactProblem::Name)),
+        (fine().with(&name, "x"), 1, fact(&name[..64], FactProblem::Name)),
+        (fine().with("user", &long), 1, fact("user", FactProblem::TooLong(1025))),
+        (fine().with("other", &long), 1, fact("other", FactProblem::TooLong(1025))),
+        (fine().with("ip", "not an address"), 1, fact("ip", FactProblem::NotAnAddress)),
+        (fine().with("ip", 7), 1, fact("ip", FactProblem::NotAnAddress)),
+        (many, 1, fact("fact64", FactProblem::TooMany)),
+        (user("alice"), 1, tokens(CostProblem::Absent)),
+        (fine().with("tokens", "1.5"), 1, tokens(CostProblem::NotANumber)),
+        (fine().with("tokens", -1), 1, tokens(CostProblem::NotANumber)),
+        (fine().with("tokens", "+1"), 1, tokens(CostProblem::NotANumber)),
+        (fine().with("tokens", (1u64 << 31) + 1), 1, tokens(CostProblem::TooLarge)),
+        (fine().with("tokens", u64::MAX), 1, tokens(CostProblem::TooLarge)),
+    ];
+
+    let hand = clock();
+    let store = store(1_000, &hand);
+    let limits = RATES.map(ten).into_iter();
+    let limiter = on(
+        &store,
+        limits.chain([
+            Limit::new("tokens", Quota::per_minute(10)).cost("tokens"),
+            Limit::new("slots", Quota::slots(3)).by("user"),
+        ]),
+    );
+    for (facts, cost, expected) in &cases {
+        let asked = [
+            limiter.check(facts).cost(*cost).wait(),
+            now(limiter.check(facts).cost(*cost).into_future()),
+            limiter.peek(facts).cost(*cost).wait(),
+            limiter.reserve(facts, secs(60)).cost(*cost).wait(),
+        ];
+        for answer in asked {
+            assert_eq!(answer.expect_err("bad input"), *expected);
+        }
+        if *cost == 1 {
+            assert_eq!(now(limiter.acquire(facts)).expect_err("bad input"), *expected);
+            assert_eq!(now(limiter.until_allowed(facts).into_future()).expect_err("bad input"), *expected);
+        } else {
+            let waiting = limiter.until_allowed(facts).cost(*cost).into_future();
+            assert_eq!(now(waiting).expect_err("bad input"), *expected);
+        }
+        assert_eq!(store.keys(), 0, "{expected}");
+    }
+    for ttl in [Span::ZERO, millis(999), Span::from_micros(3_600_000_001)] {
+        let facts = fine();
+        let error = limiter.reserve(&facts, ttl).wait().expect_err("a second to an hour");
+        assert_eq!(error, InvalidRequest::Ttl(ttl));
+        assert_eq!(store.keys(), 0);
+    }
+    assert!(charge(&limiter, &fine(), 10).allowed(), "nothing was charged");
+}
+
+#[test]
+fn the_largest_cost_is_an_ordinary_request() {
+    for algorithm in RATES {
+        let (limiter, _) = limiter([ten(algorithm)]);
+        let decision = charge(&limiter, &user("alice"), 1 << 31);
+        assert_eq!(decision.verdict(), Verdict::Deny { retry: Retry::Never }, "{algorithm}");
+    }
+    let (limiter, _) =
+        limiter([ten(Algorithm::FixedWindow).override_for("alice", Quota::per_minute(1 << 40))]);
+    assert!(charge(&limiter, &user("alice"), 1 << 31).allowed());
+}
+
+#[test]
+fn what_never_fits_is_refused_for_ever_and_charges_nothing() {
+    for algorithm in RATES {
+        let (limiter, _) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        let refused = charge(&limiter, &alice, 11);
+        assert_eq!(refused.verdict(), Verdict::Deny { retry: Retry::Never }, "{algorithm}");
+        assert_eq!(refused.retry_after(), None, "{algorithm}");
+        assert!(charge(&limiter, &alice, 10).allowed(), "{algorithm}");
+    }
+    let (limiter, _) = limiter([Limit::new("closed", Allowance::Nothing).by("user")]);
+    assert_eq!(charge(&limiter, &user("alice"), 1).verdict(), Verdict::Deny { retry: Retry::Never });
+}
+
+#[test]
+fn values_with_nul_and_newlines_are_values_like_any_other() {
+    let (limiter, _) = limiter([Limit::new("limit", Quota::per_minute(1)).by("user").by("path")]);
+    let values = ["a", "a\0", "\0a", "a\n", "\n", "\0", "\0\0", "a\0b", "a b", "aé"];
+    let longest = "x".repeat(1024);
+    let values: Vec<&str> = values.into_iter().chain([longest.as_str()]).collect();
+    // Every pair is a key of its own, however its parts could be joined.
+    for one in &values {
+        for other in &values {
+            let facts = facts! { "user" => *one, "path" => *other };
+            assert!(charge(&limiter, &facts, 1).allowed(), "{one:?} {other:?}");
+            assert!(!charge(&limiter, &facts, 1).allowed(), "{one:?} {other:?}");
+        }
+    }
+}
+
+#[test]
+fn a_number_is_its_text() {
+    let (limiter, _) = limiter([Limit::new("limit", Quota::per_minute(3)).by("user")]);
+    assert!(charge(&limiter, &Facts::new().with("user", 1), 1).allowed());
+    assert!(charge(&limiter, &Facts::new().with("user", "1"), 1).allowed());
+    assert!(charge(&limiter, &Facts::new().with("user", Value::Number(1)), 1).allowed());
+    assert!(!charge(&limiter, &Facts::new().with("user", 1u64), 1).allowed());
+}
+
+#[test]
+fn a_leaky_bucket_says_when_each_request_leaves() {
+    let queue = Limit::new("queue", Quota::per_second(10).burst(5)).algorithm(Algorithm::LeakyBucket);
+    let (limiter, hand) = limiter([queue]);
+    let nobody = Facts::new();
+    for place in 0..5 {
+        assert_eq!(charge(&limiter, &nobody, 1).delay(), millis(100 * place));
+    }
+    let refused = charge(&limiter, &nobody, 1);
+    assert_eq!((refused.delay(), refused.retry_after()), (Span::ZERO, Some(millis(100))));
+    hand.advance(millis(250));
+    let peek = limiter.peek(&nobody).wait().unwrap();
+    assert_eq!(peek.delay(), millis(250), "what a check would be told");
+    assert_eq!(charge(&limiter, &nobody, 1).delay(), millis(250));
+}
+
+#[test]
+fn a_caller_that_cannot_hold_so_long_is_refused_and_charged_nothing() {
+    let queue = Limit::new("queue", Quota::per_second(10).burst(5)).algorithm(Algorithm::LeakyBucket);
+    let (limiter, hand) = limiter([queue, ten(Algorithm::FixedWindow)]);
+    let alice = user("alice");
+    let check = |hold, expected| {
+        let decision = limiter.check(&alice).hold(hold).wait().unwrap();
+        assert_eq!(decision.verdict(), expected);
+    };
+    check(Span::ZERO, Verdict::Allow { delay: Span::ZERO });
+    check(Span::ZERO, Verdict::Deny { retry: Retry::After(millis(100)) });
+    check(millis(99), Verdict::Deny { retry: Retry::After(millis(1)) });
+    check(millis(100), Verdict::Allow { delay: millis(100) });
+    assert_eq!(remaining(&limiter, "queue", &alice), 3);
+    assert_eq!(remaining(&limiter, "fixed-window", &alice), 8);
+    hand.advance(millis(200));
+    check(Span::ZERO, Verdict::Allow { delay: Span::ZERO });
+}
+
+#[test]
+fn an_ipv6_client_has_one_key_for_its_network() {
+    let by_ip = || Limit::new("per-ip", Quota::per_minute(1)).by("ip").allow("2001:db8:0:9::7");
+    let check = |prefix: Option<u8>, one: &str, other: &str, same: bool| {
+        let builder = Limiter::builder().limit(by_ip()).store(store(1_000, &clock()));
+        let builder = prefix.into_iter().fold(builder, |builder, bits| builder.ipv6_prefix(bits));
+        let limiter = now(builder.build()).unwrap();
+        assert!(charge(&limiter, &facts! { "ip" => one }, 1).allowed());
+        assert!(!charge(&limiter, &facts! { "ip" => one }, 1).allowed());
+        assert_eq!(
+            charge(&limiter, &facts! { "ip" => other }, 1).allowed(),
+            !same,
+            "{one} {other} {prefix:?}"
+        );
+    };
+    check(None, "2001:db8::1", "2001:db8::2", true);
+    check(None, "2001:db8::1", "2001:DB8:0:0:ffff::1", true);
+    check(None, "2001:db8::1", "2001:db8:0:1::1", false);
+    check(Some(48), "2001:db8::1", "2001:db8:0:1::1", true);
+    check(Some(48), "2001:db8::1", "2001:db8:1::1", false);
+    check(Some(128), "2001:db8::1", "2001:db8::2", false);
+    check(None, "192.0.2.7", "::ffff:192.0.2.7", true);
+    check(None, "192.0.2.7", "192.0.2.8", false);
+    // `allow` compares before masking: the neighbours of an allowed address are limited.
+    check(None, "2001:db8:0:9::1", "2001:db8:0:9::7", false);
+    check(None, "2001:db8:0:9::1", "2001:db8:0:9::8", true);
+}
+
+#[test]
+fn other_limits_keep_the_ipv6_prefix() {
+    let limits = || vec![Limit::new("per-ip", Quota::per_minute(1)).by("ip")];
+    let builder = Limiter::builder().limit(limits().remove(0)).store(store(1_000, &clock()));
+    let limiter = now(builder.ipv6_prefix(48).build()).unwrap();
+    assert!(charge(&limiter, &facts! { "ip" => "2001:db8::1" }, 1).allowed());
+    limiter.replace(limits()).unwrap();
+    assert!(
+        !charge(&limiter, &facts! { "ip" => "2001:db8:0:1::1" }, 1).allowed(),
+        "still one network of 48 bits"
+    );
+}
+
+#[test]
+fn what_is_forgotten_is_fresh_under_every_period_of_its_tiers() {
+    let plan = Limit::tiered("plan", "plan")
+        .by("user")
+        .tier("free", Quota::per_minute(5))
+        .tier("pro", Quota::per_hour(5))
+        .tier("none", Allowance::Nothing)
+        .tier("all", Allowance::Unlimited)
+        .override_for("carol", Quota::per_day(5))
+        .default_tier("free");
+    let (limiter, _) = limiter([plan, ten(Algorithm::SlidingLog)]);
+    let of = |user: &'static str, plan: &'static str| facts! { "user" => user, "plan" => plan };
+    for facts in [of("alice", "free"), of("alice", "pro"), of("bob", "pro"), of("carol", "pro")] {
+        assert!(charge(&limiter, &facts, 5).allowed());
+        assert!(!charge(&limiter, &facts, 1).allowed());
+    }
+    assert_eq!(now(limiter.forget("plan", &user("alice"))), Ok(true));
+    assert_eq!(remaining(&limiter, "plan", &of("alice", "free")), 5);
+    assert_eq!(remaining(&limiter, "plan", &of("alice", "pro")), 5);
+    assert_eq!(remaining(&limiter, "plan", &of("bob", "pro")), 0, "nobody else is forgotten");
+    assert_eq!(remaining(&limiter, "sliding-log", &of("alice", "pro")), 0, "nor at another limit");
+    assert_eq!(now(limiter.forget("plan", &user("alice"))), Ok(false));
+    assert_eq!(now(limiter.forget("plan", &user("carol"))), Ok(true));
+    assert_eq!(remaining(&limiter, "plan", &of("carol", "pro")), 5);
+    assert_eq!(now(limiter.forget("plan", &user("dave"))), Ok(false));
+    let unknown = InvalidRequest::UnknownLimit("plans".to_owned());
+    assert_eq!(now(limiter.forget("plans", &user("alice"))), Err(unknown));
+    assert!(now(limiter.forget("plan", &facts! { "a b" => "c" })).is_err());
+}
+
+#[test]
+fn every_algorithm_can_be_forgotten_and_its_room_comes_back() {
+    for algorithm in RATES {
+        let hand = clock();
+        let store = store(1_000, &hand);
+        let limiter = on(&store, [ten(algorithm)]);
+        charge(&limiter, &user("alice"), 10);
+        assert_eq!(store.keys(), 1);
+        assert_eq!(now(limiter.forget(algorithm.name(), &user("alice"))), Ok(true), "{algorithm}");
+        assert_eq!((store.keys(), store.log_bytes()), (0, 0), "{algorithm}");
+        assert!(charge(&limiter, &user("alice"), 10).allowed(), "{algorithm}");
+    }
+}
+
+#[test]
+fn what_cannot_be_built_says_what_would_be_right() {
+    let check = |builder: tollkeeper::Builder, expected: &str| {
+        assert_eq!(now(builder.build()).expect_err("cannot be built").to_string(), expected);
+    };
+    let limit = |name: &str| Limiter::builder().limit(Limit::new(name, Quota::per_second(1)));
+    check(limit("Per User"), "limit `Per User`: a name is 1 to 64 of `a-z 0-9 . _ -`");
+    check(limit(""), "limit ``: a name is 1 to 64 of `a-z 0-9 . _ -`");
+    check(
+        limit("twice").limit(Limit::new("twice", Quota::per_second(1))),
+        "limit `twice`: another limit has this name (names are unique)",
+    );
+    check(
+        Limiter::builder().limit(Limit::tiered("plan", "plan").tier("free", Quota::per_second(1))),
+        "limit `plan`: requests without a known tier get nothing (name a default tier)",
+    );
+    check(
+        Limiter::builder().limit(Limit::new("slots", Quota::slots(5)).algorithm(Algorithm::FixedWindow)),
+        "limit `slots`: fixed-window has a rate, not slots (`rate: 5/s`)",
+    );
+    // Everything that is wrong, at once.
+    let errors = now(limit("A").limit(Limit::new("B", Quota::per_second(1)).by("a b")).build());
+    let Err(BuildError::Policy(problems)) = &errors else { panic!("{errors:?}") };
+    assert_eq!(problems.0.len(), 3);
+    // The address of a store may hold a password.
+    check(
+        limit("limit").store("redis://user:secret@host/"),
+        "there is no store for `redis://` in this build (try `memory://`)",
+    );
+    check(
+        limit("limit").store("nonsense"),
+        "there is no store for `nonsense://` in this build (try `memory://`)",
+    );
+    assert!(now(limit("limit").store("memory://").build()).is_ok());
+    assert!(now(limit("limit").store("memory://".to_owned()).build()).is_ok());
+    assert!(now(limit("limit").build()).is_ok());
+    assert!(now(Limiter::builder().build()).is_ok(), "no limits limit nothing");
+}
+
+/// A store that has to wait for every answer once, as one behind a network does.
+#[derive(Debug)]
+struct Elsewhere(tollkeeper::MemoryStore);
+
+impl Elsewhere {
+    fn later<'a, T: Send + Unpin + 'a>(&self, value: T) -> Answer<'a, T> {
+        let mut value = Some(value);
+        let mut asked = false;
+        Answer::Later(Box::pin(poll_fn(move |context| {
+            if asked {
+                return Poll::Ready(value.take().expect("polled once more"));
+            }
+            asked = true;
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })))
+    }
+}
+
+impl Store for Elsewhere {
+    fn decide(&self, toll: &Toll) -> Answer<'_, Ruling> {
+        self.later(self.0.decide(toll))
+    }
+
+    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction> {
+        self.later(self.0.correct(charge, fixes))
+    }
+
+    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
+        self.later(self.0.release(slot))
+    }
+
+    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
+        self.later(self.0.renew(slot))
+    }
+
+    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, bool> {
+        self.later(self.0.forget(key))
+    }
+
+    fn seal_charge(&self, charge: &Charge) -> String {
+        self.0.seal_charge(charge)
+    }
+
+    fn open_charge(&self, text: &str) -> Option<Charge> {
+        self.0.open_charge(text)
+    }
+
+    fn seal_slot(&self, slot: &Slot) -> String {
+        self.0.seal_slot(slot)
+    }
+
+    fn open_slot(&self, text: &str) -> Option<Slot> {
+        self.0.open_slot(text)
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_has_to_be_waited_for_decides_as_well() {
+    let hand = clock();
+    let backend = Backend::Other(Arc::new(Elsewhere(store(1_000, &hand))), Clock::manual(&hand));
+    let limiter = Limiter::builder()
+        .limit(ten(Algorithm::FixedWindow))
+        .limit(Limit::new("slots", Quota::slots(1)).by("user").ttl(Duration::from_secs(5)))
+        .store(backend)
+        .build()
+        .await
+        .unwrap();
+    let alice = user("alice");
+    let paid = limiter.check(&alice).cost(6).await.unwrap();
+    assert!(paid.allowed());
+    assert!(!limiter.check(&alice).cost(5).wait().unwrap().allowed());
+    assert_eq!(limiter.refund(&paid.charge().unwrap()).await, Correction::Done);
+    assert_eq!(limiter.refund(&paid.charge().unwrap()).await, Correction::Repeated);
+    assert!(limiter.check(&alice).cost(5).wait().unwrap().allowed());
+    let held = limiter.acquire(&alice).await.unwrap();
+    let slot = held.slot.expect("one is free").keep();
+    assert!(!limiter.acquire(&alice).await.unwrap().decision.allowed());
+    assert!(limiter.renew(&slot).await && limiter.release(&slot).await && !limiter.release(&slot).await);
+    assert!(limiter.until_allowed(&alice).await.unwrap().allowed());
+    assert_eq!(limiter.forget("fixed-window", &alice).await, Ok(true));
+    assert_eq!(limiter.handle("fixed-window").expect_err("not here"), HandleError::Remote);
+    assert!(limiter.check(&Facts::new().with("a b", "c")).await.is_err());
+}
+
+#[test]
+fn a_decision_is_not_made_before_it_is_awaited() {
+    let (limiter, _) = limiter([ten(Algorithm::FixedWindow)]);
+    let alice = user("alice");
+    let request = limiter.check(&alice).cost(10);
+    drop(request.into_future());
+    drop(limiter.until_allowed(&alice).into_future());
+    assert_eq!(remaining(&limiter, "fixed-window", &alice), 10);
+    assert!(request.wait().unwrap().allowed());
+}

@@ -1,0 +1,474 @@
+//! The memory store at its limits: the cap holds, and no limit is exceeded for it.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use support::*;
+use tollkeeper::{
+    Algorithm, Capacity, Clock, Correction, Decision, Facts, Limit, Limiter, ManualClock, MemoryStore,
+    Policy, Quota, Span, Time, Toll, Verb, facts,
+};
+
+/// Algorithms whose keys have a count.
+const COUNTED: [Algorithm; 4] =
+    [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog];
+
+/// Ten an hour by user.
+fn hourly(algorithm: Algorithm) -> Limit {
+    Limit::new("limit", Quota::per_hour(10)).by("user").algorithm(algorithm)
+}
+
+/// One a second, for whoever says so: keeps a place in the store for a second.
+fn brief() -> Limit {
+    Limit::new("brief", Quota::per_second(1)).by("brief").algorithm(Algorithm::FixedWindow)
+}
+
+fn occupy(limiter: &Limiter, name: &str) -> Decision {
+    charge(limiter, &facts! { "brief" => name }, 1)
+}
+
+fn overflowed(decision: &Decision) -> bool {
+    decision.limits().any(|answer| answer.outcome().overflow)
+}
+
+fn names(prefix: &str, count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("{prefix}{number}")).collect()
+}
+
+#[test]
+fn a_flood_of_ten_times_the_cap_moves_no_key_that_was_there_before() {
+    const MAX_KEYS: usize = 20_000;
+    for algorithm in COUNTED {
+        let hand = clock();
+        let store = store(MAX_KEYS, &hand);
+        let limiter = on(&store, [hourly(algorithm)]);
+        let (exhausted, half) = (names("exhausted", 1_000), names("half", 1_000));
+        exhausted.iter().for_each(|name| assert!(charge(&limiter, &user(name), 10).allowed()));
+        half.iter().for_each(|name| assert!(charge(&limiter, &user(name), 5).allowed()));
+        let known = |when: &str| {
+            for name in &exhausted {
+                let refused = charge(&limiter, &user(name), 1);
+                assert!(!refused.allowed() && !overflowed(&refused), "{algorithm} {when}: {name}");
+            }
+            for name in &half {
+                let usage = limiter.usage(&user(name)).wait().unwrap();
+                let outcome = usage.limit("limit").unwrap().outcome();
+                assert_eq!((outcome.remaining, outcome.overflow), (5, false), "{algorithm} {when}: {name}");
+            }
+        };
+        known("before");
+        let mut shared = 0;
+        for number in 0..10 * MAX_KEYS {
+            let decision = charge(&limiter, &user(&format!("flood{number}")), 1);
+            let overflow = overflowed(&decision);
+            shared += u64::from(overflow);
+            assert_eq!(overflow, number >= MAX_KEYS - 2_000, "{algorithm}: {number}");
+            assert!(store.keys() <= MAX_KEYS, "{algorithm}: {} keys", store.keys());
+            if number % 1_000 == 0 {
+                hand.advance(millis(1)); // so that the store looks for room again
+            }
+            if number % (4 * MAX_KEYS) == MAX_KEYS {
+                known("during");
+            }
+        }
+        known("after");
+        assert_eq!(store.keys(), MAX_KEYS, "{algorithm}");
+        assert_eq!(store.overflows(), shared, "{algorithm}");
+        half.iter().for_each(|name| assert!(charge(&limiter, &user(name), 5).allowed()));
+        half.iter().for_each(|name| assert!(!charge(&limiter, &user(name), 1).allowed()));
+    }
+}
+
+#[test]
+fn as_many_live_keys_as_the_cap_says_fit_without_sharing() {
+    for max_keys in [1, 2, 100, 5_000] {
+        for algorithm in RATES {
+            let store = store(max_keys, &clock());
+            let limiter = on(&store, [hourly(algorithm)]);
+            for name in names("user", max_keys) {
+                assert!(!overflowed(&charge(&limiter, &user(&name), 1)), "{algorithm} of {max_keys}");
+            }
+            assert_eq!((store.keys(), store.overflows()), (max_keys, 0), "{algorithm}");
+            let one_more = charge(&limiter, &user("one more"), 1);
+            assert!(overflowed(&one_more), "{algorithm} of {max_keys}");
+            assert_eq!((store.keys(), store.overflows()), (max_keys, 1), "{algorithm}");
+        }
+    }
+}
+
+#[test]
+fn a_peek_at_a_full_store_shows_the_shared_state_and_is_not_counted() {
+    let store = store(1, &clock());
+    let limiter = on(&store, [hourly(Algorithm::FixedWindow), brief()]);
+    occupy(&limiter, "a");
+    assert!(charge(&limiter, &user("bob"), 4).allowed());
+    assert_eq!(store.overflows(), 1);
+    let peek = limiter.peek(&user("carol")).wait().unwrap();
+    let outcome = peek.limit("limit").unwrap().outcome();
+    assert_eq!((outcome.remaining, outcome.overflow), (6, true));
+    assert_eq!((store.overflows(), store.keys()), (1, 1));
+}
+
+#[test]
+fn keys_without_a_place_share_one_state_and_admit_no_more_than_one_key_would() {
+    for algorithm in COUNTED {
+        let hand = clock();
+        let store = store(1, &hand);
+        let limiter = on(&store, [hourly(algorithm), brief()]);
+        occupy(&limiter, "a");
+        let admitted: usize = names("user", 50)
+            .iter()
+            .map(|name| charge(&limiter, &user(name), 1))
+            .inspect(|decision| assert!(overflowed(decision)))
+            .filter(Decision::allowed)
+            .count();
+        assert_eq!(admitted, 10, "{algorithm}");
+        assert_eq!((store.keys(), store.overflows()), (1, 50), "{algorithm}");
+        assert!(!occupy(&limiter, "a").allowed(), "{algorithm}: known keys notice nothing");
+    }
+}
+
+#[test]
+fn limits_do_not_share_their_shared_states() {
+    let store = store(1, &clock());
+    let other = Limit::new("other", Quota::per_hour(10)).by("other").algorithm(Algorithm::FixedWindow);
+    let limiter = on(&store, [hourly(Algorithm::FixedWindow), other, brief()]);
+    occupy(&limiter, "a");
+    assert!(charge(&limiter, &user("alice"), 10).allowed());
+    assert!(!charge(&limiter, &user("bob"), 1).allowed());
+    assert!(charge(&limiter, &facts! { "other" => "bob" }, 10).allowed());
+}
+
+#[test]
+fn a_key_that_gets_its_own_place_starts_from_the_shared_state() {
+    for algorithm in COUNTED {
+        let hand = clock();
+        let store = store(1, &hand);
+        let limiter = on(&store, [hourly(algorithm), brief()]);
+        occupy(&limiter, "a");
+        assert!(overflowed(&charge(&limiter, &user("alice"), 8)), "{algorithm}");
+        hand.advance(secs(2)); // the place of the other is free now
+        let own = charge(&limiter, &user("alice"), 1);
+        assert!(own.allowed() && !overflowed(&own), "{algorithm}: it has a place of its own");
+        assert_eq!(own.limit("limit").unwrap().outcome().remaining, 1, "{algorithm}: and no fresh state");
+        assert_eq!(store.keys(), 1);
+        // The shared state is as it was: who still shares it sees eight, not nine.
+        assert_eq!(remaining(&limiter, "limit", &user("bob")), 2, "{algorithm}");
+        assert!(!charge(&limiter, &user("alice"), 2).allowed(), "{algorithm}");
+        assert!(charge(&limiter, &user("alice"), 1).allowed(), "{algorithm}");
+    }
+}
+
+#[test]
+fn a_refused_key_that_gets_its_own_place_is_still_refused() {
+    for algorithm in COUNTED {
+        let hand = clock();
+        let store = store(1, &hand);
+        let limiter = on(&store, [hourly(algorithm), brief()]);
+        occupy(&limiter, "a");
+        assert!(charge(&limiter, &user("alice"), 10).allowed(), "{algorithm}");
+        hand.advance(secs(2));
+        for _ in 0..3 {
+            assert!(!charge(&limiter, &user("alice"), 1).allowed(), "{algorithm}");
+        }
+        assert_eq!(store.keys(), 0, "{algorithm}: a refusal takes no place");
+    }
+}
+
+#[test]
+fn only_what_is_as_good_as_fresh_makes_room() {
+    let hand = clock();
+    let store = store(100, &hand);
+    // Full again after six seconds for each unit.
+    let limiter = on(&store, [ten(Algorithm::TokenBucket)]);
+    let (light, heavy) = (names("light", 50), names("heavy", 50));
+    light.iter().for_each(|name| drop(charge(&limiter, &user(name), 1)));
+    heavy.iter().for_each(|name| drop(charge(&limiter, &user(name), 10)));
+    hand.advance(Span::from_micros(5_999_999));
+    assert!(overflowed(&charge(&limiter, &user("early"), 1)), "all hundred still count");
+    assert_eq!(store.keys(), 100);
+    hand.advance(millis(7)); // lengths of life are rounded up by a thousandth
+    for name in names("new", 50) {
+        // Nine, because it may begin with the one unit of the state that the early one was charged to.
+        let decision = charge(&limiter, &user(&name), 9);
+        assert!(decision.allowed() && !overflowed(&decision), "{name} has the place of a fresh one");
+        assert!(store.keys() <= 100);
+    }
+    assert!(overflowed(&charge(&limiter, &user("late"), 1)));
+    for name in heavy.iter().chain(&names("new", 50)) {
+        assert!(!charge(&limiter, &user(name), 2).allowed(), "{name} lost its state");
+    }
+}
+
+#[test]
+fn room_comes_back_when_states_are_fresh_again() {
+    for algorithm in RATES {
+        let hand = clock();
+        let store = store(500, &hand);
+        let limiter = on(&store, [ten(algorithm)]);
+        for round in 0..4 {
+            for number in 0..500 {
+                let decision = charge(&limiter, &user(&format!("user{round}-{number}")), 10);
+                assert!(decision.allowed() && !overflowed(&decision), "{algorithm} {round} {number}");
+                assert!(store.keys() <= 500);
+            }
+            assert!(overflowed(&charge(&limiter, &user("more"), 1)), "{algorithm} {round}");
+            hand.advance(secs(121));
+        }
+        assert_eq!(store.overflows(), 4, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_key_whose_state_is_swept_away_in_the_middle_of_a_toll_starts_fresh() {
+    for algorithm in RATES {
+        let hand = clock();
+        let store = store(400, &hand);
+        let by_request = Limit::new("by-request", Quota::per_minute(10)).by("request").algorithm(algorithm);
+        let limiter = on(&store, [by_request, ten(algorithm)]);
+        let users = names("user", 180);
+        users.iter().for_each(|name| drop(charge(&limiter, &user(name), 10)));
+        hand.advance(secs(121));
+        // Their states are as good as fresh, so a table that has to grow for a new request drops them:
+        // also the one that this very toll has found.
+        for name in &users {
+            let decision = charge(&limiter, &facts! { "request" => name, "user" => name }, 4);
+            assert!(decision.allowed() && !overflowed(&decision), "{algorithm} {name}");
+            assert_eq!(remaining(&limiter, algorithm.name(), &user(name)), 6, "{algorithm} {name}");
+            assert!(store.keys() <= 400);
+        }
+        assert_eq!(store.keys(), 360, "{algorithm}: every key is counted once");
+    }
+}
+
+/// Decides the tolls of several sets of facts together.
+fn together(
+    store: &MemoryStore,
+    policy: &Arc<Policy>,
+    verb: Verb,
+    sets: &[Facts<'_>],
+    cost: u64,
+) -> Decision {
+    let mut toll = Toll::new(Arc::clone(policy), verb);
+    sets.iter().for_each(|facts| toll.add(facts, cost).expect("valid facts"));
+    let ruling = store.decide(&toll);
+    Decision::new(toll, ruling)
+}
+
+#[test]
+fn two_keys_of_one_toll_in_one_shared_state_are_charged_together() {
+    for algorithm in COUNTED {
+        let store = store(1, &clock());
+        let policy = Arc::new(Policy::new(vec![hourly(algorithm), brief()]).unwrap());
+        let limiter = on(&store, [hourly(algorithm), brief()]);
+        occupy(&limiter, "a");
+        let both = [user("alice"), user("bob")];
+        let check = |cost, allowed, left| {
+            let decision = together(&store, &policy, Verb::Check, &both, cost);
+            assert_eq!(decision.allowed(), allowed, "{algorithm} {cost}");
+            for answer in decision.limits() {
+                assert!(answer.outcome().overflow, "{algorithm}");
+                assert_eq!(answer.outcome().remaining, left, "{algorithm} {cost}");
+            }
+            decision
+        };
+        let paid = check(3, true, 4);
+        check(3, false, 4); // six more do not fit, and nothing is charged
+        check(2, true, 0);
+        check(1, false, 0);
+        // Each is an item of the charge, and each is given back.
+        let receipt = paid.charge().expect("admitted");
+        assert_eq!(receipt.items().len(), 2, "{algorithm}");
+        assert_eq!(remaining(&limiter, "limit", &user("carol")), 0, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_log_that_moves_into_a_shared_state_is_not_lost_to_another_key_of_the_toll() {
+    // Room for one key and for one log of 64 bytes: nine stamps of seven.
+    let hand = clock();
+    let store = MemoryStore::new(Capacity { max_keys: 1, max_log_bytes: 64 }, Clock::manual(&hand));
+    let limit = || Limit::new("limit", Quota::per_hour(20)).by("user").algorithm(Algorithm::SlidingLog);
+    let policy = Arc::new(Policy::new(vec![limit()]).unwrap());
+    let limiter = on(&store, [limit()]);
+    assert!(charge(&limiter, &user("bob"), 9).allowed());
+    // Alice has no place, and bob's log cannot grow: both end in one shared state.
+    let both = [user("alice"), user("bob")];
+    assert!(together(&store, &policy, Verb::Check, &both, 1).allowed());
+    assert_eq!(remaining(&limiter, "limit", &user("bob")), 9, "eleven of twenty are used");
+    assert!(!charge(&limiter, &user("bob"), 10).allowed());
+}
+
+#[test]
+fn a_charge_to_a_shared_state_is_given_back_there() {
+    for algorithm in COUNTED {
+        let hand = clock();
+        let store = store(64, &hand);
+        let limiter = on(&store, [hourly(algorithm), brief()]);
+        names("a", 64).iter().for_each(|name| drop(occupy(&limiter, name)));
+        let first = charge(&limiter, &user("alice"), 6);
+        assert!(overflowed(&first), "{algorithm}");
+        let charge_of = first.charge().unwrap();
+        let opened = limiter.open_charge(&limiter.seal_charge(&charge_of)).expect("this store wrote it");
+        assert_eq!(now(limiter.refund(&opened)), Correction::Done, "{algorithm}");
+        assert_eq!(remaining(&limiter, "limit", &user("alice")), 10, "{algorithm}");
+        assert_eq!(now(limiter.refund(&charge_of)), Correction::Repeated, "{algorithm}");
+    }
+}
+
+#[test]
+fn slots_in_a_shared_state_are_released_and_renewed_there() {
+    let hand = clock();
+    let store = store(1, &hand);
+    let slots = Limit::new("slots", Quota::slots(2)).by("user").ttl(Duration::from_secs(60));
+    let limiter = on(&store, [slots, brief()]);
+    occupy(&limiter, "a");
+    let acquire = |name: &str| now(limiter.acquire(&user(name))).unwrap();
+    let alice = acquire("alice").slot.expect("a slot is free");
+    let _bob = acquire("bob").slot.expect("another is free");
+    assert!(!acquire("carol").decision.allowed(), "all three share two slots");
+    assert!(now(alice.renew()));
+    // Alice's key gets a place of its own, with a copy of what is held: her slot is in both.
+    hand.advance(secs(2));
+    assert!(!acquire("alice").decision.allowed());
+    drop(alice);
+    assert!(acquire("carol").decision.allowed());
+}
+
+#[test]
+fn logs_are_bounded_in_bytes_and_no_limit_is_exceeded_for_it() {
+    const QUOTA: u64 = 40;
+    const MAX_LOG_BYTES: usize = 50_000;
+    let hand = clock();
+    let capacity = Capacity { max_keys: 64, max_log_bytes: MAX_LOG_BYTES };
+    let store = MemoryStore::new(capacity, Clock::manual(&hand));
+    let limit = || Limit::new("limit", Quota::per_hour(QUOTA)).by("user").algorithm(Algorithm::SlidingLog);
+    let wide = Limit::new("wide", Quota::per_hour(100_000)).by("wide").algorithm(Algorithm::SlidingLog);
+    let limiter = on(&store, [limit(), wide]);
+    let known = names("known", 20);
+    known[..10].iter().for_each(|name| assert!(charge(&limiter, &user(name), QUOTA).allowed()));
+    known[10..].iter().for_each(|name| assert!(charge(&limiter, &user(name), QUOTA / 2).allowed()));
+    // One key eats all there is.
+    while !overflowed(&charge(&limiter, &facts! { "wide" => "w" }, 100)) {
+        hand.advance(millis(1));
+    }
+    // A log doubles when it grows, and is moved into a shared state when it may not: as many as there are.
+    let shared = 64 * 2 * usize::try_from(2 * QUOTA).unwrap() * 7;
+    assert!(store.log_bytes() > MAX_LOG_BYTES / 2);
+    let mut admitted = vec![0; known.len()];
+    for _ in 0..QUOTA {
+        for (name, admitted) in known.iter().zip(&mut admitted) {
+            *admitted += u64::from(charge(&limiter, &user(name), 1).allowed());
+            assert!(store.log_bytes() <= 4 * MAX_LOG_BYTES + shared, "{} bytes", store.log_bytes());
+        }
+    }
+    assert_eq!(admitted[..10], [0; 10], "what is exhausted stays so");
+    assert!(admitted[10..].iter().all(|admitted| *admitted <= QUOTA / 2), "{admitted:?}");
+    // When the logs have run out, there is room again.
+    hand.advance(secs(3_601));
+    store.sweep();
+    assert_eq!((store.keys(), store.log_bytes()), (0, 0));
+    assert!(!overflowed(&charge(&limiter, &user("known0"), QUOTA)));
+}
+
+#[test]
+fn a_cap_of_nothing_is_a_cap_of_one() {
+    let store = store(0, &clock());
+    let limiter = on(&store, [hourly(Algorithm::FixedWindow)]);
+    assert!(!overflowed(&charge(&limiter, &user("alice"), 10)));
+    assert!(overflowed(&charge(&limiter, &user("bob"), 1)));
+    assert!(!charge(&limiter, &user("alice"), 1).allowed());
+}
+
+/// An hour before or after.
+fn step(hand: &ManualClock, back: bool) {
+    let micros = hand.now().as_micros();
+    hand.set(Time::from_micros(if back { micros - 3_600_000_000 } else { micros + 3_600_000_000 }));
+}
+
+#[test]
+fn a_clock_that_steps_back_an_hour_gives_no_credit_and_refuses_no_longer_than_it_says() {
+    for algorithm in RATES {
+        let (limiter, hand) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        charge(&limiter, &alice, 10);
+        step(&hand, true);
+        let peek = limiter.peek(&alice).wait().unwrap();
+        assert!(!peek.allowed(), "{algorithm}: no credit");
+        let refused = charge(&limiter, &alice, 1);
+        assert!(!refused.allowed(), "{algorithm}: no credit");
+        // The refusal has moved the state: the wait it tells is true.
+        let wait = refused.retry_after().unwrap();
+        assert!(
+            wait <= secs(if algorithm == Algorithm::SlidingWindow { 120 } else { 60 }),
+            "{algorithm}: {wait}"
+        );
+        hand.advance(wait);
+        assert!(charge(&limiter, &alice, 1).allowed(), "{algorithm}");
+        // Two periods after the step all of it is there again; a sliding window takes three.
+        hand.advance(secs(if algorithm == Algorithm::SlidingWindow { 180 } else { 120 }));
+        assert!(charge(&limiter, &alice, 10).allowed(), "{algorithm}");
+    }
+}
+
+#[test]
+fn a_clock_that_steps_back_a_little_goes_on_with_the_state_as_it_stands() {
+    for (algorithm, retry) in [
+        (Algorithm::TokenBucket, 16),
+        (Algorithm::LeakyBucket, 16),
+        (Algorithm::FixedWindow, 70),
+        (Algorithm::SlidingWindow, 76),
+        (Algorithm::SlidingLog, 70),
+    ] {
+        let (limiter, hand) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        charge(&limiter, &alice, 10);
+        hand.set(Time::from_micros(START.as_micros() - 10_000_000));
+        for _ in 0..3 {
+            assert_eq!(charge(&limiter, &alice, 1).retry_after(), Some(secs(retry)), "{algorithm}");
+        }
+        hand.advance(Span::from_micros(secs(retry).as_micros() - 1));
+        assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}");
+        hand.advance(Span::from_micros(1));
+        assert!(charge(&limiter, &alice, 1).allowed(), "{algorithm}");
+    }
+}
+
+#[test]
+fn a_clock_that_steps_forward_an_hour_gives_one_burst_and_no_second_when_it_steps_back() {
+    for algorithm in RATES {
+        let (limiter, hand) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        charge(&limiter, &alice, 10);
+        step(&hand, false);
+        assert!(charge(&limiter, &alice, 10).allowed(), "{algorithm}: nothing can tell it from time");
+        assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}: one burst");
+        for _ in 0..5 {
+            step(&hand, true);
+            assert!(
+                !charge(&limiter, &alice, 1).allowed(),
+                "{algorithm}: the use of the hour to come counts now"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_clock_that_jumps_to_and_fro_admits_no_more_than_a_burst_for_every_step_forward() {
+    for algorithm in RATES {
+        let (limiter, hand) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        let mut admitted = 0;
+        for _ in 0..10 {
+            for back in [false, true] {
+                step(&hand, back);
+                for _ in 0..30 {
+                    admitted += u64::from(charge(&limiter, &alice, 1).allowed());
+                }
+            }
+        }
+        assert!(admitted <= 10 + 10 * 10, "{algorithm}: {admitted}");
+    }
+}

@@ -1,0 +1,246 @@
+//! Slots of concurrency limits: held, released, renewed, and given back by time.
+
+mod support;
+
+use std::time::Duration;
+
+use support::*;
+use tollkeeper::{Acquired, Algorithm, Facts, Limit, Limiter, Quota, Retry, Slot, SlotGuard, Span, Verdict};
+
+/// So many slots by user, for five seconds.
+fn slots(count: u64) -> Limit {
+    Limit::new("slots", Quota::slots(count)).by("user").ttl(Duration::from_secs(5))
+}
+
+fn acquire(limiter: &Limiter, facts: &Facts<'_>) -> Acquired {
+    now(limiter.acquire(facts)).expect("a valid request")
+}
+
+fn held(limiter: &Limiter, facts: &Facts<'_>) -> SlotGuard {
+    acquire(limiter, facts).slot.expect("a slot is free")
+}
+
+fn free(limiter: &Limiter) -> u64 {
+    remaining(limiter, "slots", &user("alice"))
+}
+
+fn release(limiter: &Limiter, slot: &Slot) -> bool {
+    now(limiter.release(slot))
+}
+
+#[test]
+fn as_many_slots_are_held_as_the_limit_says() {
+    let (limiter, _) = limiter([slots(3)]);
+    let alice = user("alice");
+    let guards: Vec<SlotGuard> = (0..3).map(|_| held(&limiter, &alice)).collect();
+    let refused = acquire(&limiter, &alice);
+    assert!(!refused.decision.allowed() && refused.slot.is_none());
+    assert!(acquire(&limiter, &user("bob")).decision.allowed(), "another key");
+    assert_eq!(free(&limiter), 0);
+    drop(guards);
+    assert_eq!(free(&limiter), 3);
+}
+
+#[test]
+fn a_guard_gives_its_slot_back_when_it_is_dropped() {
+    let (limiter, _) = limiter([slots(1)]);
+    for _ in 0..10 {
+        let guard = held(&limiter, &user("alice"));
+        assert_eq!(free(&limiter), 0);
+        drop(guard);
+        assert_eq!(free(&limiter), 1);
+    }
+}
+
+#[test]
+fn a_guard_that_unwinds_gives_its_slot_back() {
+    let (limiter, _) = limiter([slots(1)]);
+    let clone = limiter.clone();
+    let worker = std::thread::spawn(move || {
+        let _guard = held(&clone, &user("alice"));
+        std::panic::resume_unwind(Box::new("the work went wrong"));
+    });
+    worker.join().expect_err("it unwound");
+    assert_eq!(free(&limiter), 1);
+}
+
+#[test]
+fn a_kept_slot_outlives_its_guard_until_it_is_released() {
+    let (limiter, _) = limiter([slots(1)]);
+    let slot = held(&limiter, &user("alice")).keep();
+    assert_eq!(free(&limiter), 0);
+    let text = limiter.seal_slot(&slot);
+    let opened = limiter.open_slot(&text).expect("this store wrote it");
+    assert!(release(&limiter, &opened), "by name");
+    assert_eq!(free(&limiter), 1);
+    assert!(!release(&limiter, &slot), "once");
+}
+
+#[test]
+fn a_slot_released_twice_frees_nobody_elses() {
+    let (limiter, _) = limiter([slots(2)]);
+    let first = held(&limiter, &user("alice")).keep();
+    let _second = held(&limiter, &user("alice"));
+    assert!(release(&limiter, &first));
+    for _ in 0..3 {
+        assert!(!release(&limiter, &first));
+        assert_eq!(free(&limiter), 1);
+    }
+}
+
+#[test]
+fn a_slot_comes_back_by_itself_at_its_ttl() {
+    let (limiter, hand) = limiter([slots(1)]);
+    let slot = held(&limiter, &user("alice")).keep();
+    assert_eq!(slot.ttl(), secs(5));
+    hand.set(START + Span::from_micros(4_999_999));
+    assert_eq!(free(&limiter), 0);
+    hand.set(START + secs(5));
+    assert_eq!(free(&limiter), 1);
+    let _next = held(&limiter, &user("alice"));
+    assert!(!release(&limiter, &slot), "it is not held any more");
+    assert_eq!(free(&limiter), 0, "the next holder's was not touched");
+}
+
+#[test]
+fn renewing_counts_the_ttl_from_now_and_not_after_it() {
+    let (limiter, hand) = limiter([slots(1)]);
+    let guard = held(&limiter, &user("alice"));
+    assert_eq!(guard.ttl(), secs(5));
+    for _ in 0..5 {
+        hand.advance(secs(4));
+        assert!(now(guard.renew()));
+        assert_eq!(free(&limiter), 0);
+    }
+    hand.advance(secs(5));
+    assert!(!now(guard.renew()), "it was lost");
+    assert!(!now(limiter.renew(guard.slot())));
+    assert_eq!(free(&limiter), 1);
+    let next = held(&limiter, &user("alice"));
+    drop(guard);
+    assert_eq!(free(&limiter), 0, "dropping a lost guard releases nothing");
+    drop(next);
+}
+
+#[test]
+fn a_refusal_hints_at_a_second_or_the_first_ttl() {
+    let (limiter, hand) = limiter([slots(2)]);
+    let alice = user("alice");
+    let _guards = (held(&limiter, &alice), held(&limiter, &alice));
+    let check = |retry: Span| {
+        let verdict = acquire(&limiter, &alice).decision.verdict();
+        assert_eq!(verdict, Verdict::Deny { retry: Retry::After(retry) });
+    };
+    check(secs(1));
+    hand.advance(millis(4_400));
+    check(millis(600));
+}
+
+#[test]
+fn one_slot_is_taken_whatever_the_limit_beside_it_charges() {
+    let tokens = Limit::new("tokens", Quota::per_minute(100)).by("user").cost("tokens");
+    let (limiter, _) = limiter([slots(2), tokens]);
+    let asked = Facts::new().with("user", "alice").with("tokens", 60);
+    let first = acquire(&limiter, &asked);
+    assert!(first.decision.allowed());
+    assert_eq!(remaining(&limiter, "slots", &asked), 1);
+    assert_eq!(remaining(&limiter, "tokens", &asked), 40);
+    // The rate refuses: no slot is taken.
+    assert!(!acquire(&limiter, &asked).decision.allowed());
+    assert_eq!(remaining(&limiter, "slots", &asked), 1);
+    // What was charged at the rate limit can be given back, the slot is released.
+    let charge = first.decision.charge().expect("the rate was charged");
+    assert_eq!(charge.items().len(), 1);
+    assert_eq!(now(limiter.refund(&charge)), tollkeeper::Correction::Done);
+    assert_eq!((remaining(&limiter, "slots", &asked), remaining(&limiter, "tokens", &asked)), (1, 100));
+}
+
+#[test]
+fn without_a_free_slot_no_rate_is_charged() {
+    let (limiter, _) = limiter([ten(Algorithm::FixedWindow), slots(1)]);
+    let alice = user("alice");
+    let _guard = held(&limiter, &alice);
+    for _ in 0..5 {
+        assert!(!acquire(&limiter, &alice).decision.allowed());
+    }
+    assert_eq!(remaining(&limiter, "fixed-window", &alice), 9);
+}
+
+#[test]
+fn one_slot_is_held_in_every_concurrency_limit_of_the_request() {
+    let all = Limit::new("all", Quota::slots(2)).ttl(Duration::from_secs(2));
+    let (limiter, _) = limiter([slots(5), all]);
+    let (alice, bob) = (user("alice"), user("bob"));
+    let first = held(&limiter, &alice);
+    assert_eq!(first.slot().items().len(), 2);
+    assert_eq!(first.ttl(), secs(2), "the shorter of the two");
+    let _second = held(&limiter, &bob);
+    let refused = acquire(&limiter, &alice).decision;
+    assert_eq!(refused.binding().unwrap().name(), "all");
+    assert_eq!(free(&limiter), 4);
+    assert!(now(first.renew()));
+    drop(first);
+    assert_eq!(free(&limiter), 5);
+    assert_eq!(remaining(&limiter, "all", &alice), 1);
+}
+
+#[test]
+fn checks_take_no_slots_and_peeks_show_them() {
+    let (limiter, _) = limiter([slots(1)]);
+    let alice = user("alice");
+    for _ in 0..5 {
+        let decision = charge(&limiter, &alice, 1);
+        assert!(decision.allowed() && decision.slot().is_none() && decision.binding().is_none());
+        assert!(limiter.reserve(&alice, secs(60)).wait().unwrap().binding().is_none());
+        assert!(limiter.peek(&alice).wait().unwrap().allowed());
+    }
+    let _guard = held(&limiter, &alice);
+    assert!(!limiter.peek(&alice).wait().unwrap().allowed());
+    assert!(charge(&limiter, &alice, 1).allowed());
+}
+
+#[test]
+fn acquire_without_a_concurrency_limit_is_a_check() {
+    let (limiter, _) = limiter([ten(Algorithm::FixedWindow)]);
+    let acquired = acquire(&limiter, &user("alice"));
+    assert!(acquired.decision.allowed() && acquired.slot.is_none());
+    assert!(acquired.decision.charge().is_some());
+}
+
+#[test]
+fn fewer_slots_take_none_away_and_let_nobody_in() {
+    let (limiter, _) = limiter([slots(3)]);
+    let alice = user("alice");
+    let mut guards: Vec<SlotGuard> = (0..3).map(|_| held(&limiter, &alice)).collect();
+    limiter.replace(vec![slots(2)]).unwrap();
+    assert!(!acquire(&limiter, &alice).decision.allowed());
+    assert!(now(guards[0].renew()), "it is still held");
+    guards.pop();
+    assert!(!acquire(&limiter, &alice).decision.allowed(), "two of two are held");
+    guards.pop();
+    assert!(acquire(&limiter, &alice).decision.allowed());
+}
+
+#[test]
+fn a_slot_of_a_forgotten_key_is_not_held_any_more() {
+    let (limiter, _) = limiter([slots(1)]);
+    let guard = held(&limiter, &user("alice"));
+    assert_eq!(now(limiter.forget("slots", &user("alice"))), Ok(true));
+    assert!(!now(guard.renew()));
+    let next = held(&limiter, &user("alice"));
+    drop(guard);
+    assert_eq!(free(&limiter), 0);
+    drop(next);
+}
+
+#[test]
+fn a_clock_that_steps_back_keeps_slots_held_for_no_longer_than_twice_their_ttl() {
+    let (limiter, hand) = limiter([slots(1)]);
+    let slot = held(&limiter, &user("alice")).keep();
+    hand.set(tollkeeper::Time::from_micros(START.as_micros() - 3_600_000_000));
+    let alice = user("alice");
+    assert!(!acquire(&limiter, &alice).decision.allowed(), "nobody released it");
+    hand.advance(secs(5));
+    assert!(acquire(&limiter, &alice).decision.allowed(), "from the step on its life was counted anew");
+    assert!(!release(&limiter, &slot));
+}

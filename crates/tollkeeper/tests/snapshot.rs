@@ -1,0 +1,522 @@
+//! Snapshots: a restart keeps the counts, and a broken file is refused in words.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use support::*;
+use tollkeeper::{
+    Algorithm, Capacity, Clock, Correction, Facts, Limit, Limiter, ManualClock, MemoryStore, Outcome, Quota,
+    Restored, SnapshotError, Snapshots, facts,
+};
+
+/// A folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let number = MADE.fetch_add(1, Relaxed);
+        let path =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("snapshot-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.join("state")
+    }
+
+    /// The names of what is in it.
+    fn names(&self) -> Vec<String> {
+        let names =
+            fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn load(max_keys: usize, hand: &ManualClock, path: &Path) -> Result<MemoryStore, SnapshotError> {
+    MemoryStore::load(Capacity { max_keys, ..Capacity::default() }, Clock::manual(hand), path)
+}
+
+/// Saves the store and goes on with what was read from the file.
+fn restarted(store: &MemoryStore, max_keys: usize, hand: &ManualClock) -> MemoryStore {
+    let folder = Folder::new();
+    assert_eq!(store.save(folder.file()).unwrap(), store.keys());
+    load(max_keys, hand, &folder.file()).unwrap()
+}
+
+/// A limit of every kind whose states are kept in a way of their own.
+fn every_kind() -> Vec<Limit> {
+    let mut limits: Vec<Limit> = RATES.map(ten).into();
+    limits.extend([
+        Limit::new("staggered", Quota::per_day(10)).by("user").algorithm(Algorithm::FixedWindow).stagger(),
+        // Counts above 2^27 do not fit beside each other.
+        Limit::new("vast", Quota::per_hour(600_000_000)).by("user").cost("bytes"),
+        Limit::new("slots", Quota::slots(3)).by("user").ttl(Duration::from_secs(60)),
+    ]);
+    limits
+}
+
+fn asked(name: &str) -> Facts<'_> {
+    facts! { "user" => name, "bytes" => 200_000_000 }
+}
+
+/// What every limit says of a user now.
+fn stands(limiter: &Limiter, name: &str) -> Vec<Outcome> {
+    limiter.usage(&asked(name)).wait().unwrap().limits().map(|answer| answer.outcome()).collect()
+}
+
+#[test]
+fn what_was_saved_is_loaded_for_every_algorithm() {
+    let hand = clock();
+    let store = store(1_000, &hand);
+    let limiter = on(&store, every_kind());
+    let users: Vec<String> = (0..20).map(|number| format!("user{number}")).collect();
+    for (number, name) in users.iter().enumerate() {
+        for _ in 0..=number % 3 {
+            let acquired = now(limiter.acquire(&asked(name))).unwrap();
+            assert!(acquired.decision.allowed());
+            acquired.slot.unwrap().keep();
+            hand.advance(millis(700));
+        }
+    }
+    let again = on(&restarted(&store, 1_000, &hand), every_kind());
+    for pause in [0, 1, 20, 45, 60, 3_600] {
+        hand.advance(secs(pause));
+        for name in &users {
+            assert_eq!(stands(&again, name), stands(&limiter, name), "{name} after {pause} s");
+        }
+    }
+    assert_eq!(stands(&again, "nobody"), stands(&limiter, "nobody"));
+}
+
+#[test]
+fn a_loaded_store_counts_keys_and_log_bytes_and_can_be_saved_again() {
+    let hand = clock();
+    let mut store = store(1_000, &hand);
+    let limiter = on(&store, every_kind());
+    for number in 0..50 {
+        now(limiter.acquire(&asked(&format!("user{number}")))).unwrap().slot.unwrap().keep();
+    }
+    assert_eq!(store.keys(), 50 * 8);
+    for _ in 0..3 {
+        let again = restarted(&store, 1_000, &hand);
+        assert_eq!(again.keys(), store.keys());
+        assert!(
+            (50 * 7..50 * 14).contains(&again.log_bytes()),
+            "fifty stamps take {} bytes",
+            again.log_bytes()
+        );
+        store = again;
+    }
+    let again = on(&store, every_kind());
+    assert_eq!(stands(&again, "user7"), stands(&limiter, "user7"));
+    hand.advance(secs(3 * 86_400));
+    store.sweep();
+    assert_eq!((store.keys(), store.log_bytes()), (0, 0));
+}
+
+#[test]
+fn a_restart_keeps_refusals() {
+    for algorithm in RATES {
+        let hand = clock();
+        let store = store(1_000, &hand);
+        let limiter = on(&store, [ten(algorithm)]);
+        charge(&limiter, &user("alice"), 10);
+        let before = charge(&limiter, &user("alice"), 1);
+        hand.advance(secs(1));
+        let again = on(&restarted(&store, 1_000, &hand), [ten(algorithm)]);
+        let after = charge(&again, &user("alice"), 1);
+        assert!(!after.allowed(), "{algorithm}");
+        let (before, after) = (before.retry_after().unwrap(), after.retry_after().unwrap());
+        assert_eq!(
+            after.as_micros() + 1_000_000,
+            before.as_micros(),
+            "{algorithm}: the second in between counts"
+        );
+        assert!(charge(&again, &user("bob"), 10).allowed(), "{algorithm}");
+    }
+}
+
+#[test]
+fn time_counts_while_nothing_runs() {
+    let hand = clock();
+    let store = store(1_000, &hand);
+    let limiter = on(&store, every_kind());
+    now(limiter.acquire(&asked("alice"))).unwrap().slot.unwrap().keep();
+    let folder = Folder::new();
+    store.save(folder.file()).unwrap();
+    let after = |span| {
+        let hand = ManualClock::new(START + span);
+        let store = load(1_000, &hand, &folder.file()).unwrap();
+        let limiter = on(&store, every_kind());
+        let left = |name: &str| remaining(&limiter, name, &asked("alice"));
+        (store.keys(), left("token-bucket"), left("fixed-window"), left("slots"), left("staggered"))
+    };
+    assert_eq!(after(secs(0)), (8, 9, 9, 2, 9));
+    assert_eq!(after(secs(7)), (6, 10, 9, 2, 9), "the buckets are full again, and not even loaded");
+    assert_eq!(after(secs(61)), (3, 10, 10, 3, 9), "windows have flipped, the slot has come back");
+    assert_eq!(after(secs(2 * 86_400)), (0, 10, 10, 3, 10));
+}
+
+#[test]
+fn charges_and_slots_outlive_a_restart_and_so_does_that_they_were_refunded() {
+    let hand = clock();
+    let store = store(1_000, &hand);
+    let limits = || [ten(Algorithm::FixedWindow), ten(Algorithm::SlidingLog)];
+    let limiter = on(&store, limits().into_iter().chain([slots()]));
+    let text = |cost| limiter.seal_charge(&charge(&limiter, &user("alice"), cost).charge().unwrap());
+    let (refunded, open) = (text(2), text(3));
+    assert_eq!(now(limiter.refund(&limiter.open_charge(&refunded).unwrap())), Correction::Done);
+    let slot = now(limiter.acquire(&user("bob"))).unwrap().slot.unwrap().keep();
+    let slot = limiter.seal_slot(&slot);
+    hand.advance(secs(1));
+
+    let again = on(&restarted(&store, 1_000, &hand), limits().into_iter().chain([slots()]));
+    let refund = |text: &str| now(again.refund(&again.open_charge(text).expect("the secret is in the file")));
+    assert_eq!(refund(&refunded), Correction::Repeated);
+    assert_eq!(remaining(&again, "fixed-window", &user("alice")), 7);
+    assert_eq!(refund(&open), Correction::Done);
+    assert_eq!(refund(&open), Correction::Repeated);
+    for limit in ["fixed-window", "sliding-log"] {
+        assert_eq!(remaining(&again, limit, &user("alice")), 10);
+    }
+    let slot = again.open_slot(&slot).expect("the secret is in the file");
+    assert_eq!(remaining(&again, "slots", &user("bob")), 1);
+    assert!(now(again.renew(&slot)) && now(again.release(&slot)) && !now(again.release(&slot)));
+    assert_eq!(remaining(&again, "slots", &user("bob")), 2);
+}
+
+fn slots() -> Limit {
+    Limit::new("slots", Quota::slots(2)).by("user").ttl(Duration::from_secs(60))
+}
+
+#[test]
+fn admissions_after_a_restart_are_not_taken_for_those_before() {
+    let hand = clock();
+    let store = store(1_000, &hand);
+    let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
+    for _ in 0..5 {
+        let paid = charge(&limiter, &user("alice"), 1).charge().unwrap();
+        assert_eq!(now(limiter.refund(&paid)), Correction::Done);
+    }
+    hand.advance(millis(1));
+    let again = on(&restarted(&store, 1_000, &hand), [ten(Algorithm::FixedWindow)]);
+    for _ in 0..5 {
+        let paid = charge(&again, &user("alice"), 1).charge().unwrap();
+        assert_eq!(now(again.refund(&paid)), Correction::Done, "it has a number of its own");
+    }
+}
+
+#[test]
+fn markers_that_were_loaded_are_counted() {
+    let hand = clock();
+    let store = store(32, &hand);
+    let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
+    let refund = |limiter: &Limiter, name: &str| {
+        let paid = charge(limiter, &user(name), 1).charge().unwrap();
+        now(limiter.refund(&paid))
+    };
+    assert_eq!(refund(&limiter, "a"), Correction::Done);
+    assert_eq!(refund(&limiter, "b"), Correction::Done);
+    hand.advance(millis(1));
+    let again = on(&restarted(&store, 32, &hand), [ten(Algorithm::FixedWindow)]);
+    assert_eq!(refund(&again, "c"), Correction::Repeated, "two of two are marked");
+    hand.advance(secs(60));
+    assert_eq!(refund(&again, "d"), Correction::Done);
+}
+
+#[test]
+fn shared_states_outlive_a_restart() {
+    for algorithm in
+        [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
+    {
+        let hand = clock();
+        let store = store(1, &hand);
+        let limiter = on(&store, [ten(algorithm)]);
+        charge(&limiter, &user("own"), 10);
+        charge(&limiter, &user("shares"), 8);
+        assert_eq!((store.keys(), store.overflows()), (1, 1));
+        let store = restarted(&store, 1, &hand);
+        let again = on(&store, [ten(algorithm)]);
+        assert_eq!(store.keys(), 1, "{algorithm}: a shared state is not a key");
+        assert_eq!(remaining(&again, algorithm.name(), &user("own")), 0, "{algorithm}");
+        let outcome = charge(&again, &user("another"), 2).limits().next().unwrap().outcome();
+        assert!(outcome.allowed && outcome.overflow && outcome.remaining == 0, "{algorithm}: {outcome:?}");
+        assert!(!charge(&again, &user("shares"), 1).allowed(), "{algorithm}");
+    }
+}
+
+/// Bytes of a small file with a record of every kind.
+fn small_file() -> Vec<u8> {
+    let folder = Folder::new();
+    let hand = clock();
+    let store = store(12, &hand);
+    let limiter = on(&store, every_kind());
+    let acquired = now(limiter.acquire(&asked("alice"))).unwrap();
+    let paid = acquired.decision.charge().unwrap();
+    acquired.slot.unwrap().keep();
+    // Half the keys of another user fit, the rest is shared.
+    now(limiter.acquire(&asked("bob"))).unwrap().slot.unwrap().keep();
+    assert!(store.overflows() > 0);
+    let one = on(&store, [ten(Algorithm::FixedWindow)]);
+    let paid_one = charge(&one, &user("alice"), 1).charge().unwrap();
+    let _ = (now(limiter.refund(&paid)), now(one.refund(&paid_one)));
+    store.save(folder.file()).unwrap();
+    fs::read(folder.file()).unwrap()
+}
+
+const PROBLEMS: [&str; 6] = [
+    "it is cut off",
+    "it is not a snapshot of Tollkeeper",
+    "it was written by another version, whose format is not known here",
+    "it holds something that is not known",
+    "it holds a state that is not known",
+    "it does not hold as many keys as it says",
+];
+const CHECKSUM: &str = "it has been changed: its checksum is wrong";
+
+fn problem(bytes: &[u8], file: &Path) -> &'static str {
+    fs::write(file, bytes).unwrap();
+    match load(1_000, &clock(), file) {
+        Err(SnapshotError::Foreign { problem, .. }) => problem,
+        Err(other) => panic!("{other}"),
+        Ok(_) => "",
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_off_anywhere_is_refused() {
+    let folder = Folder::new();
+    let whole = small_file();
+    assert_eq!(problem(&whole, &folder.file()), "", "it is whole");
+    for len in 0..whole.len() {
+        assert_eq!(problem(&whole[..len], &folder.file()), "it is cut off", "{len} of {} bytes", whole.len());
+    }
+}
+
+#[test]
+fn a_file_with_any_byte_changed_is_refused() {
+    let folder = Folder::new();
+    let whole = small_file();
+    for place in 0..whole.len() {
+        for mask in [0x01, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[place] ^= mask;
+            let found = problem(&bytes, &folder.file());
+            assert!(found == CHECKSUM || PROBLEMS.contains(&found), "byte {place} ^ {mask:#x}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn a_file_with_something_behind_its_end_is_refused() {
+    let folder = Folder::new();
+    let mut bytes = small_file();
+    bytes.push(0);
+    assert_eq!(problem(&bytes, &folder.file()), "it goes on behind its end");
+}
+
+#[test]
+fn a_file_that_is_refused_is_moved_away_and_the_store_starts_empty() {
+    let check = |bytes: &[u8], problem: &str| {
+        let folder = Folder::new();
+        fs::write(folder.file(), bytes).unwrap();
+        let hand = clock();
+        let (store, restored) =
+            MemoryStore::open(Capacity::default(), Clock::manual(&hand), Snapshots::to(folder.file()));
+        let Restored::Refused(error) = restored else { panic!("{restored:?}") };
+        let shown = folder.file().display().to_string();
+        let expected = format!(
+            "snapshot {shown}: {problem} (move it away to start empty, or put back one that is whole)"
+        );
+        assert_eq!(error.to_string(), expected);
+        assert_eq!(store.keys(), 0);
+        assert_eq!(fs::read(folder.0.join("state.refused")).unwrap(), bytes, "for somebody to look at");
+        assert!(charge(&on(&store, [ten(Algorithm::FixedWindow)]), &user("alice"), 10).allowed());
+        drop(store);
+        assert_eq!(load(1_000, &hand, &folder.file()).unwrap().keys(), 1, "the next snapshot is a good one");
+    };
+    let whole = small_file();
+    let mut changed = whole.clone();
+    let last = changed.len() - 1;
+    changed[last] ^= 1;
+    let mut newer = whole.clone();
+    newer[17] = b'2';
+    check(b"", "it is cut off");
+    check(&whole[..whole.len() / 2], "it is cut off");
+    check(b"#!/bin/sh\necho this is a script and no snapshot\n", "it is not a snapshot of Tollkeeper");
+    check(&newer, "it was written by another version, whose format is not known here");
+    check(&changed, CHECKSUM);
+}
+
+#[test]
+fn a_folder_in_place_of_the_file_is_left_alone() {
+    let folder = Folder::new();
+    fs::create_dir(folder.file()).unwrap();
+    fs::write(folder.file().join("precious"), "data").unwrap();
+    let (store, restored) =
+        MemoryStore::open(Capacity::default(), Clock::manual(&clock()), Snapshots::to(folder.file()));
+    let Restored::Refused(error) = restored else { panic!("{restored:?}") };
+    let shown = folder.file().display().to_string();
+    assert_eq!(error.to_string(), format!("snapshot {shown}: Is a directory (os error 21)"));
+    assert!(charge(&on(&store, [ten(Algorithm::FixedWindow)]), &user("alice"), 10).allowed());
+    let error = store.save(folder.file()).expect_err("a folder is not overwritten");
+    assert!(error.to_string().starts_with(&format!("snapshot {shown}: ")), "{error}");
+    drop(store);
+    assert_eq!(fs::read(folder.file().join("precious")).unwrap(), b"data");
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_written_says_where_and_why() {
+    let folder = Folder::new();
+    let store = store(10, &clock());
+    let missing = folder.0.join("missing/state");
+    let error = store.save(&missing).expect_err("there is no such folder");
+    let shown = missing.display();
+    assert_eq!(error.to_string(), format!("snapshot {shown}: No such file or directory (os error 2)"));
+    fs::write(folder.file(), "a file").unwrap();
+    let below = folder.file().join("state");
+    let error = store.save(&below).expect_err("a file is no folder");
+    assert_eq!(error.to_string(), format!("snapshot {}: Not a directory (os error 20)", below.display()));
+    let error = load(10, &clock(), &missing).expect_err("nothing is there");
+    assert_eq!(error.to_string(), format!("snapshot {shown}: No such file or directory (os error 2)"));
+}
+
+#[test]
+fn a_snapshot_that_fails_leaves_the_one_before() {
+    let folder = Folder::new();
+    let hand = clock();
+    let store = store(10, &hand);
+    let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
+    charge(&limiter, &user("alice"), 4);
+    store.save(folder.file()).unwrap();
+    charge(&limiter, &user("alice"), 4);
+    // Where the new file would be written there is a folder.
+    fs::create_dir(folder.0.join("state.new")).unwrap();
+    store.save(folder.file()).expect_err("it cannot be written");
+    let again = on(&load(10, &hand, &folder.file()).unwrap(), [ten(Algorithm::FixedWindow)]);
+    assert_eq!(remaining(&again, "fixed-window", &user("alice")), 6);
+}
+
+#[cfg(unix)]
+#[test]
+fn only_its_owner_can_read_a_snapshot() {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let folder = Folder::new();
+    let store = store(10, &clock());
+    store.save(folder.file()).unwrap();
+    assert_eq!(mode(&folder.file()), 0o600);
+    assert_eq!(folder.names(), ["state"], "nothing is left beside it");
+    // Nor when somebody else's file stood where the new one is written.
+    let beside = folder.0.join("state.new");
+    fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o666).open(&beside).unwrap();
+    fs::set_permissions(&beside, fs::Permissions::from_mode(0o666)).unwrap();
+    store.save(folder.file()).unwrap();
+    assert_eq!(mode(&folder.file()), 0o600);
+}
+
+#[test]
+fn an_opened_store_is_saved_when_its_last_clone_is_dropped() {
+    let folder = Folder::new();
+    let hand = clock();
+    let open = || MemoryStore::open(Capacity::default(), Clock::manual(&hand), Snapshots::to(folder.file()));
+    let (store, restored) = open();
+    assert!(matches!(restored, Restored::Nothing), "{restored:?}");
+    let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
+    charge(&limiter, &user("alice"), 7);
+    drop(store);
+    assert!(!folder.file().exists(), "the limiter still holds it");
+    drop(limiter);
+    for left in [3, 2, 1] {
+        let (store, restored) = open();
+        assert!(matches!(restored, Restored::Keys(1)), "{restored:?}");
+        let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
+        assert_eq!(remaining(&limiter, "fixed-window", &user("alice")), left);
+        charge(&limiter, &user("alice"), 1);
+        assert_eq!(store.snapshot_error(), None);
+    }
+}
+
+/// Lets other threads work until something is so.
+fn until(so: impl Fn() -> bool) {
+    while !so() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn an_opened_store_is_saved_from_time_to_time() {
+    let folder = Folder::new();
+    let hand = clock();
+    let snapshots = Snapshots { path: folder.file(), every: Duration::from_millis(1) };
+    let (store, _) = MemoryStore::open(Capacity::default(), Clock::manual(&hand), snapshots);
+    let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
+    until(|| folder.file().exists());
+    for left in (0..10).rev() {
+        charge(&limiter, &user("alice"), 1);
+        until(|| {
+            let saved = on(
+                &load(10, &hand, &folder.file()).expect("whole at any moment"),
+                [ten(Algorithm::FixedWindow)],
+            );
+            remaining(&saved, "fixed-window", &user("alice")) == left
+        });
+    }
+}
+
+#[test]
+fn a_failed_snapshot_is_reported_until_one_succeeds() {
+    let folder = Folder::new();
+    let path = folder.0.join("later/state");
+    let snapshots = Snapshots { path: path.clone(), every: Duration::from_millis(1) };
+    let (store, restored) = MemoryStore::open(Capacity::default(), Clock::manual(&clock()), snapshots);
+    assert!(matches!(restored, Restored::Nothing), "{restored:?}");
+    until(|| store.snapshot_error().is_some());
+    let expected = format!("snapshot {}: No such file or directory (os error 2)", path.display());
+    assert_eq!(store.snapshot_error(), Some(expected));
+    fs::create_dir(folder.0.join("later")).unwrap();
+    until(|| store.snapshot_error().is_none());
+    assert!(path.exists());
+    assert_eq!(MemoryStore::default().snapshot_error(), None, "who saves nothing fails at nothing");
+}
+
+#[test]
+fn snapshots_go_to_their_file_every_ten_seconds_unless_said_otherwise() {
+    let expected = Snapshots { path: PathBuf::from("/tmp/state"), every: Duration::from_secs(10) };
+    assert_eq!(Snapshots::to("/tmp/state"), expected);
+}
+
+#[test]
+fn threads_that_save_and_charge_at_once_leave_a_whole_file() {
+    let folder = Folder::new();
+    let hand = clock();
+    let store = store(10_000, &hand);
+    let limiter = on(&store, [ten(Algorithm::FixedWindow), ten(Algorithm::SlidingLog)]);
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            let (store, limiter, folder) = (&store, &limiter, &folder);
+            scope.spawn(move || {
+                for turn in 0..50 {
+                    charge(limiter, &user(&format!("user{number}-{turn}")), 1);
+                    store.save(folder.file()).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(load(10_000, &hand, &folder.file()).unwrap().keys(), 400);
+    assert_eq!(folder.names(), ["state"]);
+}

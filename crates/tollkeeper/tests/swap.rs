@@ -1,0 +1,311 @@
+//! Limits that change while they are in use, and handles, which follow them.
+
+mod support;
+
+use support::*;
+use tollkeeper::facts::FactProblem;
+use tollkeeper::{
+    Algorithm, Allowance, Facts, HandleError, InvalidFact, InvalidRequest, Limit, Mode, Policy, Quota, Retry,
+    facts,
+};
+
+fn not_plain(name: &str) -> HandleError {
+    HandleError::NotPlain(name.to_owned())
+}
+
+#[test]
+fn counters_stay_when_period_and_algorithm_do() {
+    for algorithm in RATES {
+        let (limiter, _) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        charge(&limiter, &alice, 4);
+        let limit =
+            |count| Limit::new(algorithm.name(), Quota::per_minute(count)).by("user").algorithm(algorithm);
+        for (count, left) in [(100, 96), (6, 2), (3, 0), (10, 6)] {
+            limiter.replace(vec![limit(count)]).unwrap();
+            assert_eq!(remaining(&limiter, algorithm.name(), &alice), left, "{algorithm} at {count}");
+        }
+        // Other parts of a limit, and other limits around it, change nothing either.
+        let same = limit(10).unless("route", "/health").override_for("bob", Quota::per_minute(1));
+        limiter.replace(vec![ten_an_hour(), same]).unwrap();
+        assert_eq!(remaining(&limiter, algorithm.name(), &alice), 6, "{algorithm}");
+    }
+}
+
+fn ten_an_hour() -> Limit {
+    Limit::new("another", Quota::per_hour(10)).by("user")
+}
+
+#[test]
+fn another_period_or_algorithm_starts_afresh_and_the_old_one_is_found_again() {
+    for algorithm in RATES {
+        let (limiter, _) = limiter([ten(algorithm)]);
+        let alice = user("alice");
+        charge(&limiter, &alice, 4);
+        let hourly = Limit::new(algorithm.name(), Quota::per_hour(10)).by("user").algorithm(algorithm);
+        let index = RATES.iter().position(|other| *other == algorithm).unwrap();
+        let other = RATES[(index + 1) % RATES.len()];
+        let otherwise = Limit::new(algorithm.name(), Quota::per_minute(10)).by("user").algorithm(other);
+        for changed in [hourly, otherwise] {
+            limiter.replace(vec![changed]).unwrap();
+            assert_eq!(remaining(&limiter, algorithm.name(), &alice), 10, "{algorithm}");
+        }
+        limiter.replace(vec![ten(algorithm)]).unwrap();
+        assert_eq!(remaining(&limiter, algorithm.name(), &alice), 6, "{algorithm}");
+    }
+}
+
+#[test]
+fn a_changed_tier_keeps_the_count_when_its_period_is_the_same() {
+    let (limiter, _) = limiter([Limit::tiered("plan", "plan")
+        .by("user")
+        .tier("free", Quota::per_minute(10))
+        .tier("pro", Quota::per_minute(100))
+        .tier("daily", Quota::per_day(100))
+        .default_tier("free")]);
+    let of = |plan: &'static str| facts! { "user" => "alice", "plan" => plan };
+    charge(&limiter, &of("free"), 4);
+    assert_eq!(remaining(&limiter, "plan", &of("pro")), 96);
+    charge(&limiter, &of("pro"), 50);
+    assert_eq!(remaining(&limiter, "plan", &of("free")), 0);
+    assert_eq!(remaining(&limiter, "plan", &of("daily")), 100);
+}
+
+#[test]
+fn a_burst_that_goes_down_and_up_again_forgets_nothing() {
+    let bucket = |burst| Limit::new("limit", Quota::per_minute(10).burst(burst)).by("user");
+    let (limiter, _) = limiter([bucket(20)]);
+    let alice = user("alice");
+    charge(&limiter, &alice, 20);
+    limiter.replace(vec![bucket(5)]).unwrap();
+    let refused = charge(&limiter, &alice, 1);
+    assert_eq!(refused.retry_after(), Some(secs(16 * 6)), "from 20 down to 4");
+    limiter.replace(vec![bucket(20)]).unwrap();
+    assert_eq!(charge(&limiter, &alice, 1).retry_after(), Some(secs(6)));
+}
+
+#[test]
+fn versions_count_up_and_a_broken_policy_changes_nothing() {
+    let (limiter, _) = limiter([ten(Algorithm::FixedWindow)]);
+    assert_eq!(limiter.policy().version(), 1);
+    assert_eq!(limiter.replace(vec![ten(Algorithm::SlidingLog)]).unwrap().version(), 2);
+    let twice = limiter.replace(vec![ten(Algorithm::FixedWindow), ten(Algorithm::FixedWindow)]);
+    let message = twice.expect_err("two limits of one name").to_string();
+    assert_eq!(message, "limit `fixed-window`: another limit has this name (names are unique)");
+    assert_eq!(limiter.policy().version(), 2);
+    assert!(limiter.policy().find("sliding-log").is_some());
+    // Whatever version a policy came with, the next one is given.
+    let policy = Policy::new(Vec::new()).unwrap().with_version(77);
+    assert_eq!(limiter.replace_policy(policy).version(), 3);
+    assert_eq!(limiter.clone().policy().version(), 3, "all clones are one limiter");
+}
+
+#[test]
+fn a_swap_is_seen_by_every_thread_and_every_clone() {
+    let (limiter, _) = limiter([ten(Algorithm::FixedWindow)]);
+    let alice = user("alice");
+    let (ask, asked) = std::sync::mpsc::channel::<()>();
+    let (tell, told) = std::sync::mpsc::channel();
+    let clone = limiter.clone();
+    let thread = std::thread::spawn(move || {
+        for () in asked {
+            let names: Vec<String> =
+                charge(&clone, &user("alice"), 1).limits().map(|answer| answer.name().to_owned()).collect();
+            tell.send(names).unwrap();
+        }
+    });
+    for algorithm in RATES {
+        limiter.replace(vec![ten(algorithm)]).unwrap();
+        ask.send(()).unwrap();
+        assert_eq!(told.recv().unwrap(), [algorithm.name()]);
+        assert_eq!(charge(&limiter, &alice, 1).limits().next().unwrap().name(), algorithm.name());
+    }
+    drop(ask);
+    thread.join().unwrap();
+}
+
+#[test]
+fn many_limiters_on_one_thread_do_not_mix_up_their_policies() {
+    let limiters: Vec<_> = (1..=20)
+        .map(|count| {
+            limiter([Limit::new("limit", Quota::per_minute(count)).algorithm(Algorithm::FixedWindow)]).0
+        })
+        .collect();
+    for _ in 0..3 {
+        for (limiter, count) in limiters.iter().zip(1..) {
+            assert_eq!(limiter.peek(&Facts::new()).wait().unwrap().binding().unwrap().outcome().limit, count);
+        }
+    }
+}
+
+#[test]
+fn a_handle_decides_as_a_check_does_and_shares_its_counters() {
+    for algorithm in RATES {
+        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (twin, twin_hand) = support::limiter([ten(algorithm)]);
+        let handle = limiter.handle(algorithm.name()).unwrap();
+        for (cost, pause) in [(1, 0), (4, 3), (5, 0), (1, 0), (3, 10), (11, 0), (2, 40), (10, 61), (1, 200)] {
+            let passage = handle.check_cost("alice", cost).unwrap();
+            let decision = charge(&twin, &user("alice"), cost);
+            let expected = decision.limits().next().unwrap().outcome();
+            assert_eq!(passage.allowed, decision.allowed(), "{algorithm} {cost}");
+            assert_eq!(passage.outcome(), expected, "{algorithm} {cost}");
+            let left = expected.remaining;
+            assert_eq!(
+                handle.peek("alice").unwrap().outcome().remaining,
+                left,
+                "{algorithm}: a peek charges nothing"
+            );
+            assert_eq!(remaining(&limiter, algorithm.name(), &user("alice")), left, "{algorithm}: one count");
+            hand.advance(secs(pause));
+            twin_hand.advance(secs(pause));
+        }
+        // Either way the key is the same.
+        charge(&limiter, &user("bob"), 9);
+        assert!(handle.check("bob").unwrap().allowed);
+        assert!(!handle.check("bob").unwrap().allowed);
+        assert!(!charge(&limiter, &user("bob"), 1).allowed(), "{algorithm}");
+    }
+}
+
+#[test]
+fn a_handle_of_a_staggered_window_shares_its_counters_too() {
+    let staggered =
+        || Limit::new("limit", Quota::per_minute(10)).by("user").algorithm(Algorithm::FixedWindow).stagger();
+    let (limiter, _) = limiter([staggered()]);
+    let handle = limiter.handle("limit").unwrap();
+    for number in 0..50 {
+        let name = format!("user{number}");
+        charge(&limiter, &user(&name), 4);
+        let outcome = handle.check(&name).unwrap().outcome();
+        assert_eq!(outcome.remaining, 5);
+        assert_eq!(outcome, charge_twin(&limiter, &name), "{name}");
+    }
+}
+
+/// What the limiter says of a key as it stands.
+fn charge_twin(limiter: &tollkeeper::Limiter, name: &str) -> tollkeeper::Outcome {
+    let facts = user(name);
+    let usage = limiter.usage(&facts).wait().unwrap();
+    usage.limit("limit").unwrap().outcome()
+}
+
+#[test]
+fn a_handle_follows_a_swap() {
+    let bucket = |count, burst| Limit::new("limit", Quota::per_minute(count).burst(burst)).by("user");
+    let (limiter, _) = limiter([bucket(10, 10)]);
+    let handle = limiter.handle("limit").unwrap();
+    let left = || handle.peek("alice").map(|passage| passage.outcome().remaining);
+    assert!(handle.check_cost("alice", 4).unwrap().allowed);
+    assert_eq!(left(), Ok(6));
+    // Another burst: the counters stay.
+    limiter.replace(vec![bucket(10, 20)]).unwrap();
+    assert_eq!(left(), Ok(16));
+    // Another place in the policy.
+    limiter.replace(vec![ten(Algorithm::FixedWindow), bucket(10, 20)]).unwrap();
+    assert_eq!(left(), Ok(16));
+    assert!(handle.check("alice").unwrap().allowed);
+    assert_eq!(remaining(&limiter, "limit", &user("alice")), 15);
+    // Another period: other keys.
+    let hourly = Limit::new("limit", Quota::per_hour(10).burst(20)).by("user");
+    limiter.replace(vec![hourly]).unwrap();
+    assert_eq!(left(), Ok(20));
+    assert!(handle.check_cost("alice", 3).unwrap().allowed);
+    assert_eq!(left(), Ok(17));
+    assert_eq!(remaining(&limiter, "limit", &user("alice")), 17, "one count");
+    // Back again, where it was.
+    limiter.replace(vec![bucket(10, 20)]).unwrap();
+    assert_eq!(left(), Ok(15));
+    // Another algorithm.
+    limiter.replace(vec![Limit::new("limit", Quota::per_minute(10)).by("user")]).unwrap();
+    assert_eq!(left(), Ok(10));
+    // Gone.
+    limiter.replace(vec![ten(Algorithm::FixedWindow)]).unwrap();
+    assert_eq!(left(), Err(HandleError::UnknownLimit("limit".to_owned())));
+    assert_eq!(left(), Err(HandleError::UnknownLimit("limit".to_owned())), "and not only once");
+    // There again, but not as simple.
+    limiter.replace(vec![bucket(10, 20).when("route", "/")]).unwrap();
+    assert_eq!(left(), Err(not_plain("limit")));
+    assert_eq!(handle.check("alice").map(|passage| passage.allowed), Err(not_plain("limit")));
+    limiter.replace(vec![bucket(10, 20)]).unwrap();
+    assert_eq!(left(), Ok(15));
+}
+
+#[test]
+fn a_handle_is_for_limits_by_the_value_of_one_fact() {
+    let plain = || Limit::new("limit", Quota::per_minute(10)).by("user");
+    let check = |limit: Limit, expected: Option<HandleError>| {
+        let (limiter, _) = limiter([limit]);
+        assert_eq!(limiter.handle("limit").err(), expected);
+    };
+    check(plain(), None);
+    check(plain().mode(Mode::Shadow), None);
+    check(plain().missing(tollkeeper::Missing::Deny), None);
+    check(Limit::new("limit", Allowance::Nothing).by("user"), None);
+    for limit in [
+        Limit::new("limit", Quota::per_minute(10)),
+        plain().by("route"),
+        plain().when("route", "/"),
+        plain().unless("route", "/"),
+        plain().allow("alice"),
+        plain().override_for("alice", Quota::per_minute(20)),
+        plain().cost("tokens"),
+        plain().mode(Mode::Off),
+        Limit::new("limit", Quota::per_minute(10)).by("ip"),
+        Limit::new("limit", Quota::slots(3)).by("user"),
+        Limit::new("limit", Allowance::Unlimited).by("user"),
+        Limit::tiered("limit", "plan").by("user").tier("free", Quota::per_minute(1)).default_tier("free"),
+    ] {
+        check(limit, Some(not_plain("limit")));
+    }
+    check(ten(Algorithm::FixedWindow), Some(HandleError::UnknownLimit("limit".to_owned())));
+    assert_eq!(not_plain("limit").to_string(), NOT_PLAIN);
+}
+
+const NOT_PLAIN: &str = "limit `limit` depends on more than the value of one fact (a handle is for limits by one \
+     fact other than `ip`, without when, unless, allow, tiers, overrides, slots or a cost fact: use `check`)";
+
+#[test]
+fn a_handle_refuses_the_bad_input_that_a_check_refuses() {
+    let hand = clock();
+    let store = store(1_000, &hand);
+    let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
+    let handle = limiter.handle("fixed-window").unwrap();
+    let fact = |problem| InvalidRequest::Fact(InvalidFact { name: "value".to_owned(), problem });
+    let long = "x".repeat(1025);
+    for (value, cost, expected) in [
+        ("alice", 0, InvalidRequest::ZeroCost),
+        ("alice", (1 << 31) + 1, InvalidRequest::Cost((1 << 31) + 1)),
+        ("alice", 1 << 63, InvalidRequest::Cost(1 << 63)),
+        ("", 1, fact(FactProblem::Empty)),
+        (&long, 1, fact(FactProblem::TooLong(1025))),
+    ] {
+        let error = handle.check_cost(value, cost).expect_err("bad input");
+        assert_eq!(error.to_string(), expected.to_string());
+        assert_eq!(error, HandleError::Request(expected));
+    }
+    assert_eq!(store.keys(), 0);
+    for value in ["a\0", "\n", &long[..1024]] {
+        assert!(handle.check_cost(value, 10).unwrap().allowed);
+        assert!(!handle.check(value).unwrap().allowed);
+        assert!(!charge(&limiter, &user(value), 1).allowed(), "one key either way");
+    }
+}
+
+#[test]
+fn a_handle_of_a_closed_limit_refuses_and_of_a_shadow_limit_lets_pass() {
+    let (limiter, _) = limiter([
+        Limit::new("closed", Allowance::Nothing).by("user"),
+        ten(Algorithm::SlidingLog).mode(Mode::Shadow),
+    ]);
+    let closed = limiter.handle("closed").unwrap().check("alice").unwrap();
+    assert!(!closed.allowed);
+    assert_eq!(closed.outcome().retry, Some(Retry::Never));
+    let shadow = limiter.handle("sliding-log").unwrap();
+    for number in 1..=12 {
+        let passage = shadow.check("alice").unwrap();
+        assert!(passage.allowed);
+        assert_eq!(passage.outcome().allowed, number <= 10);
+    }
+    assert_eq!(shadow.check_cost("alice", 11).unwrap().outcome().retry, Some(Retry::Never));
+}
