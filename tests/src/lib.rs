@@ -4,3 +4,4 @@ pub mod cases;
 pub mod contract;
 pub mod one_key;
 pub mod oracle;
+pub mod saved;

@@ -220,15 +220,20 @@ impl Limiter {
     }
 
     async fn wait_for(&self, facts: &Facts<'_>, cost: u64) -> Result<Decision, InvalidRequest> {
-        let mut seat: Option<Seat<'_>> = None;
+        let toll = || self.inner.policy.share().toll(Verb::Check, facts, cost);
+        let mut seat: Option<Seat<'_>> = {
+            let toll = toll()?;
+            // What can never pass has nobody to wait for.
+            let never = toll.dues().any(|due| due.enforced() && due.cost.max(1) > due.quota.limit());
+            let line = if never { None } else { self.inner.queues.waited_for(&toll) };
+            line.map(|key| self.inner.queues.join(key))
+        };
         loop {
-            let toll = self.inner.policy.share().toll(Verb::Check, facts, cost)?;
-            if seat.is_none() {
-                seat = self.inner.queues.waited_for(&toll).map(|key| self.inner.queues.join(key));
-            }
             if let Some(seat) = &seat {
                 seat.first().await;
             }
+            // Made anew each time: the policy may have been replaced meanwhile.
+            let toll = toll()?;
             let ruling = self.inner.store.decide(&toll).await;
             let decision = Decision::new(toll, ruling);
             let Verdict::Deny { retry: Retry::After(retry) } = decision.verdict() else {

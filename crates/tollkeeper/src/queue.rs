@@ -103,3 +103,22 @@ impl Drop for Seat<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_lives_as_long_as_somebody_stands_in_it() {
+        let queues = Queues::default();
+        let join = |key: &[u8]| queues.join(key.into());
+        let (first, second, other) = (join(b"key"), join(b"key"), join(b"other"));
+        assert!(first.is_first() && !second.is_first() && other.is_first());
+        drop(other);
+        assert_eq!(queues.len(), 1);
+        drop(first);
+        assert!(second.is_first());
+        drop(second);
+        assert_eq!(queues.len(), 0);
+    }
+}

@@ -1,5 +1,7 @@
 //! Refund, reserve and settle: what can be given back, what cannot, and that it happens once.
 
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
 mod support;
 
 use support::*;

@@ -73,6 +73,19 @@ fn the_worst_case_of_a_sliding_window_is_19_in_nine_seconds() {
 }
 
 #[test]
+fn a_sliding_window_holds_those_who_go_on_asking_to_the_quota() {
+    for start in [0, 2_500, 7_500, 9_950] {
+        let mut key = Key::new(Algorithm::SlidingWindow);
+        let asked = (start..200_000).step_by(50);
+        let admitted: Vec<u64> = asked.filter(|at| key.admitted(*at, 1) == 1).collect();
+        for from in admitted.iter().filter(|at| (20_000..190_000).contains(*at)) {
+            let within = admitted.iter().filter(|at| (*from..*from + 10_000).contains(*at)).count();
+            assert!((9..=10).contains(&within), "{within} from {from} ms on");
+        }
+    }
+}
+
+#[test]
 fn a_token_bucket_admits_19_in_ten_seconds_and_a_twentieth_in_the_next_instant() {
     let mut key = Key::new(Algorithm::TokenBucket);
     let admitted: u64 = (0..10_000).step_by(50).map(|at| key.admitted(at, 15)).sum();

@@ -351,19 +351,19 @@ fn logs_are_bounded_in_bytes_and_no_limit_is_exceeded_for_it() {
     known[..10].iter().for_each(|name| assert!(charge(&limiter, &user(name), QUOTA).allowed()));
     known[10..].iter().for_each(|name| assert!(charge(&limiter, &user(name), QUOTA / 2).allowed()));
     // One key eats all there is.
-    while !overflowed(&charge(&limiter, &facts! { "wide" => "w" }, 100)) {
-        hand.advance(millis(1));
-    }
-    // A log doubles when it grows, and is moved into a shared state when it may not: as many as there are.
+    let eats = |_| overflowed(&charge(&limiter, &facts! { "wide" => "w" }, 100));
+    assert!((0..MAX_LOG_BYTES / 700).any(eats), "there is an end to it");
+    // What is there may double once more when it grows; shared states hold as much as their keys may use.
     let shared = 64 * 2 * usize::try_from(2 * QUOTA).unwrap() * 7;
     assert!(store.log_bytes() > MAX_LOG_BYTES / 2);
     let mut admitted = vec![0; known.len()];
     for _ in 0..QUOTA {
         for (name, admitted) in known.iter().zip(&mut admitted) {
             *admitted += u64::from(charge(&limiter, &user(name), 1).allowed());
-            assert!(store.log_bytes() <= 4 * MAX_LOG_BYTES + shared, "{} bytes", store.log_bytes());
+            assert!(store.log_bytes() <= 2 * MAX_LOG_BYTES + shared, "{} bytes", store.log_bytes());
         }
     }
+    println!("{} bytes", store.log_bytes());
     assert_eq!(admitted[..10], [0; 10], "what is exhausted stays so");
     assert!(admitted[10..].iter().all(|admitted| *admitted <= QUOTA / 2), "{admitted:?}");
     // When the logs have run out, there is room again.

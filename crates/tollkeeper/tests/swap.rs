@@ -1,5 +1,7 @@
 //! Limits that change while they are in use, and handles, which follow them.
 
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
 mod support;
 
 use support::*;

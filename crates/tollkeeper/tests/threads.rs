@@ -2,6 +2,8 @@
 //!
 //! The clock stands, so that nothing drains and the limit is a number to compare with.
 
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
 mod support;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

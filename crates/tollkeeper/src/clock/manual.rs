@@ -65,7 +65,8 @@ impl ManualClock {
         if dial.now >= until {
             return Poll::Ready(());
         }
-        dial.sleepers.retain(|(_, waker)| !waker.will_wake(context.waker()));
+        // Polled again; another sleep of the same task has another end.
+        dial.sleepers.retain(|(other, waker)| *other != until || !waker.will_wake(context.waker()));
         dial.sleepers.push((until, context.waker().clone()));
         Poll::Pending
     }

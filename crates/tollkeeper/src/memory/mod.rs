@@ -530,10 +530,14 @@ impl Inner {
         (fingerprint::finish(name) & !(CELLS as u128 - 1) | number).max(1)
     }
 
+    /// The fingerprint of a marker. It ends as the key's own does, so both are in one shard, and a
+    /// snapshot finds it there again.
     fn marker(&self, print: u128, id: u64) -> u128 {
         let start: Midstate = self.prints.family(b"corrected");
-        let print = self.prints.value(start, Some(&print.to_le_bytes()));
-        fingerprint::finish(self.prints.value(print, Some(&id.to_le_bytes())))
+        let name = self.prints.value(start, Some(&print.to_le_bytes()));
+        let name = self.prints.value(name, Some(&id.to_le_bytes()));
+        let ending = CELLS as u128 - 1;
+        (fingerprint::finish(name) & !ending | print & ending).max(1)
     }
 
     fn print(&self, item: &Item) -> u128 {

@@ -1,0 +1,291 @@
+//! The same program under many interleavings, chosen by Shuttle: at random, and by the strategy that
+//! finds bugs of a given depth with a known probability.
+//!
+//! `RUSTFLAGS="--cfg shuttle" cargo test -p tollkeeper --features shuttle --release --test shuttle`
+
+#![cfg(shuttle)]
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Waker};
+
+use shuttle::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use shuttle::sync::{Arc, Mutex};
+use shuttle::{future, thread};
+
+use tollkeeper::{
+    Algorithm, Capacity, Clock, Correction, Decision, Facts, Limit, Limiter, ManualClock, MemoryStore,
+    Policy, Quota, Span, Time, facts,
+};
+
+const START: Time = Time::from_micros(20_370 * 86_400_000_000);
+
+/// Runs a program under this many schedules of each kind.
+fn explore(schedules: usize, program: impl Fn() + Clone + Send + Sync + 'static) {
+    shuttle::check_random(program.clone(), schedules);
+    shuttle::check_pct(program, schedules, 3);
+}
+
+fn limiter(max_keys: usize, limits: Vec<Limit>) -> (Limiter, MemoryStore, ManualClock) {
+    let hand = ManualClock::new(START);
+    let capacity = Capacity { max_keys, ..Capacity::default() };
+    let store = MemoryStore::new(capacity, Clock::manual(&hand));
+    (Limiter::embedded(Policy::new(limits).unwrap(), store.clone()), store, hand)
+}
+
+fn window(name: &str, count: u64) -> Limit {
+    Limit::new(name, Quota::per_minute(count)).algorithm(Algorithm::FixedWindow)
+}
+
+fn charge(limiter: &Limiter, facts: &Facts<'_>) -> Decision {
+    limiter.check(facts).wait().unwrap()
+}
+
+fn remaining(limiter: &Limiter, limit: &str, facts: &Facts<'_>) -> u64 {
+    limiter.usage(facts).wait().unwrap().limit(limit).unwrap().outcome().remaining
+}
+
+/// The output of a future that does not wait.
+fn now<F: Future>(future: F) -> F::Output {
+    future::block_on(future)
+}
+
+#[test]
+fn layered_tolls_over_several_shards_are_exact_and_never_lock_each_other_out() {
+    explore(4_000, || {
+        let limits = vec![
+            window("all", 4),
+            window("by-user", 3).by("user"),
+            Limit::new("by-ip", Quota::per_minute(10)).by("ip").algorithm(Algorithm::SlidingLog),
+            Limit::new("by-path", Quota::per_minute(10)).by("path").algorithm(Algorithm::TokenBucket),
+        ];
+        // Sixteen shards: the four keys of a toll lie anywhere, in any order.
+        let (limiter, store, _) = limiter(4_096, limits);
+        let facts = |number: usize| {
+            let users = ["alice", "bob", "alice"];
+            let ips = ["10.0.0.1", "10.0.0.2", "10.0.0.2"];
+            facts! { "user" => users[number], "ip" => ips[number], "path" => "/" }
+        };
+        let threads: Vec<_> = (0..3)
+            .map(|number| {
+                let limiter = limiter.clone();
+                thread::spawn(move || {
+                    (0..2).filter(|_| charge(&limiter, &facts(number)).allowed()).count() as u64
+                })
+            })
+            .collect();
+        let admitted: Vec<u64> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert_eq!(admitted.iter().sum::<u64>(), 4, "{admitted:?}");
+        let (alice, bob) = (admitted[0] + admitted[2], admitted[1]);
+        assert!(alice <= 3);
+        assert_eq!(remaining(&limiter, "by-user", &facts(0)), 3 - alice);
+        assert_eq!(remaining(&limiter, "by-user", &facts(1)), 3 - bob);
+        assert_eq!(remaining(&limiter, "by-ip", &facts(0)), 10 - admitted[0]);
+        assert_eq!(remaining(&limiter, "by-ip", &facts(1)), 10 - admitted[1] - admitted[2]);
+        assert_eq!(remaining(&limiter, "by-path", &facts(0)), 6);
+        let (users, ips) = (
+            u64::from(alice > 0) + u64::from(bob > 0),
+            u64::from(admitted[0] > 0) + u64::from(admitted[1] + admitted[2] > 0),
+        );
+        assert_eq!(store.keys() as u64, 2 + users + ips, "room that was not used is given back");
+    });
+}
+
+#[test]
+fn inserts_at_the_cap_keep_it_while_room_is_reclaimed() {
+    explore(4_000, || {
+        let (limiter, store, hand) = limiter(2, vec![window("limit", 5).by("user")]);
+        charge(&limiter, &facts! { "user" => "old" });
+        charge(&limiter, &facts! { "user" => "older" });
+        // Both are as good as fresh now, so there is room for two of the six that come.
+        hand.advance(Span::from_secs(61));
+        let threads: Vec<_> = (0..3)
+            .map(|number| {
+                let (limiter, store) = (limiter.clone(), store.clone());
+                thread::spawn(move || {
+                    for turn in 0..2 {
+                        let name = format!("user{number}-{turn}");
+                        charge(&limiter, &facts! { "user" => &name });
+                        assert!(store.keys() <= 2, "{} keys", store.keys());
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(store.keys(), 2);
+        store.sweep();
+        assert_eq!(store.keys(), 2, "and all of them are there");
+        hand.advance(Span::from_secs(61));
+        store.sweep();
+        assert_eq!(store.keys(), 0);
+    });
+}
+
+#[test]
+fn a_fresh_key_that_two_threads_insert_at_once_is_one_key() {
+    explore(4_000, || {
+        let (limiter, store, _) = limiter(512, vec![window("limit", 3).by("user")]);
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let limiter = limiter.clone();
+                thread::spawn(move || {
+                    (0..2).filter(|_| charge(&limiter, &facts! { "user" => "alice" }).allowed()).count()
+                })
+            })
+            .collect();
+        let admitted: usize = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+        assert_eq!((admitted, store.keys()), (3, 1));
+    });
+}
+
+#[test]
+fn a_charge_that_two_threads_refund_at_once_is_given_back_once() {
+    explore(4_000, || {
+        let limits = vec![window("by-user", 5).by("user"), window("all", 5)];
+        let (limiter, _, _) = limiter(4_096, limits);
+        let alice = facts! { "user" => "alice" };
+        let receipt = limiter.check(&alice).cost(2).wait().unwrap().charge().unwrap();
+        let done = Arc::new(AtomicU64::new(0));
+        let mut threads: Vec<_> = (0..2)
+            .map(|_| {
+                let (limiter, receipt, done) = (limiter.clone(), receipt.clone(), Arc::clone(&done));
+                thread::spawn(move || match now(limiter.refund(&receipt)) {
+                    Correction::Done => drop(done.fetch_add(1, SeqCst)),
+                    other => assert_eq!(other, Correction::Repeated),
+                })
+            })
+            .collect();
+        let charging = limiter.clone();
+        threads
+            .push(thread::spawn(move || assert!(charge(&charging, &facts! { "user" => "alice" }).allowed())));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(done.load(SeqCst), 1);
+        assert_eq!(remaining(&limiter, "by-user", &alice), 4);
+        assert_eq!(remaining(&limiter, "all", &alice), 4);
+    });
+}
+
+#[test]
+fn the_last_slot_goes_to_one_thread_and_comes_back() {
+    explore(4_000, || {
+        let (limiter, _, _) = limiter(512, vec![Limit::new("slots", Quota::slots(1)).by("user")]);
+        let holders = Arc::new(AtomicU64::new(0));
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let (limiter, holders) = (limiter.clone(), Arc::clone(&holders));
+                thread::spawn(move || {
+                    let alice = facts! { "user" => "alice" };
+                    let Some(guard) = now(limiter.acquire(&alice)).unwrap().slot else { return };
+                    assert_eq!(holders.fetch_add(1, SeqCst), 0, "nobody else holds it");
+                    thread::yield_now();
+                    holders.fetch_sub(1, SeqCst);
+                    drop(guard);
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(remaining(&limiter, "slots", &facts! { "user" => "alice" }), 1);
+    });
+}
+
+type Wait = Pin<Box<dyn Future<Output = Decision> + Send>>;
+
+/// Somebody who has come to wait, and stands in line.
+fn waiter(limiter: &Limiter) -> Wait {
+    let limiter = limiter.clone();
+    let mut wait: Wait = Box::pin(async move { limiter.until_allowed(&Facts::new()).await.unwrap() });
+    assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    wait
+}
+
+/// Lets everybody in line wait on a task of its own and turns the clock for them; returns the numbers of
+/// those who passed, in the order in which the store admitted them.
+fn served(waits: Vec<Wait>, hand: &ManualClock) -> Vec<usize> {
+    let all = waits.len() as u64;
+    let passed = Arc::new(Mutex::new(Vec::new()));
+    let count = Arc::new(AtomicU64::new(0));
+    let tasks: Vec<_> = waits
+        .into_iter()
+        .enumerate()
+        .map(|(number, wait)| {
+            let (passed, count) = (Arc::clone(&passed), Arc::clone(&count));
+            future::spawn(async move {
+                let decision = wait.await;
+                assert!(decision.allowed());
+                // One key: its admissions are numbered in order.
+                let id = decision.charge().unwrap().id();
+                passed.lock().unwrap().push((id, number));
+                count.fetch_add(1, SeqCst);
+            })
+        })
+        .collect();
+    while count.load(SeqCst) < all {
+        if let Some(next) = hand.next_wake() {
+            hand.set(next);
+        }
+        thread::yield_now();
+    }
+    tasks.into_iter().for_each(|task| future::block_on(task).unwrap());
+    let mut passed = passed.lock().unwrap().clone();
+    passed.sort_unstable();
+    passed.into_iter().map(|(_, number)| number).collect()
+}
+
+fn one_a_second() -> Vec<Limit> {
+    vec![Limit::new("limit", Quota::per_second(1).burst(1))]
+}
+
+#[test]
+fn who_waits_passes_in_order_and_no_turn_is_lost() {
+    explore(3_000, || {
+        let (limiter, _, hand) = limiter(512, one_a_second());
+        charge(&limiter, &Facts::new());
+        let waits: Vec<Wait> = (0..3).map(|_| waiter(&limiter)).collect();
+        assert_eq!(served(waits, &hand), [0, 1, 2]);
+        assert_eq!(hand.now(), START + Span::from_secs(3));
+    });
+}
+
+#[test]
+fn a_head_that_leaves_at_any_moment_wakes_the_next() {
+    explore(3_000, || {
+        let (limiter, _, hand) = limiter(512, one_a_second());
+        charge(&limiter, &Facts::new());
+        let head = waiter(&limiter);
+        let middle = waiter(&limiter);
+        let waits: Vec<Wait> = (0..2).map(|_| waiter(&limiter)).collect();
+        let leaving = [head, middle].map(|wait| thread::spawn(move || drop(wait)));
+        assert_eq!(served(waits, &hand), [0, 1]);
+        leaving.into_iter().for_each(|thread| thread.join().unwrap());
+        // The line is gone: the next to come is decided at once.
+        hand.advance(Span::from_secs(1));
+        assert!(future::block_on(async { limiter.until_allowed(&Facts::new()).await }).unwrap().allowed());
+    });
+}
+
+#[test]
+fn callers_that_come_at_once_all_pass() {
+    explore(3_000, || {
+        let (limiter, _, hand) = limiter(512, one_a_second());
+        let count = Arc::new(AtomicU64::new(0));
+        let tasks: Vec<_> = (0..3)
+            .map(|_| {
+                let (limiter, count) = (limiter.clone(), Arc::clone(&count));
+                future::spawn(async move {
+                    assert!(limiter.until_allowed(&Facts::new()).await.unwrap().allowed());
+                    count.fetch_add(1, SeqCst);
+                })
+            })
+            .collect();
+        while count.load(SeqCst) < 3 {
+            if let Some(next) = hand.next_wake() {
+                hand.set(next);
+            }
+            thread::yield_now();
+        }
+        tasks.into_iter().for_each(|task| future::block_on(task).unwrap());
+        // Whoever was refused before the clock was turned and sleeps after it may sleep a turn too long.
+        assert!(hand.now() >= START + Span::from_secs(2), "no turn is given twice");
+    });
+}

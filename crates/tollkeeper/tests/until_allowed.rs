@@ -1,0 +1,516 @@
+//! Waiting in line: first come, first served, and nobody pays before their turn.
+//!
+//! Nothing here waits for real. A crowd of futures is polled by hand, each only when it has been woken,
+//! so a wake-up that is lost shows; the clock is turned to where the next sleeper wants it.
+
+mod support;
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use support::*;
+use tollkeeper::{
+    Algorithm, Allowance, Answer, Backend, Charge, Clock, Correction, Facts, Fix, InvalidRequest, Key, Limit,
+    Limiter, ManualClock, MemoryStore, Policy, Quota, Retry, Ruling, Slot, Span, Store, Toll, Verdict,
+    Waiting, facts,
+};
+
+/// Callers that wait, by the number in which they came.
+#[derive(Default)]
+struct Crowd<'a> {
+    callers: Vec<Caller<'a>>,
+    /// Who was admitted, in this order.
+    admitted: Vec<usize>,
+}
+
+struct Caller<'a> {
+    future: Option<<Waiting<'a> as IntoFuture>::IntoFuture>,
+    woken: Arc<Woken>,
+}
+
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+impl<'a> Crowd<'a> {
+    /// Comes, and is polled for the first time; returns the number.
+    fn come(&mut self, request: Waiting<'a>) -> usize {
+        let number = self.come_unseen(request);
+        self.run();
+        number
+    }
+
+    /// So many come, one after the other.
+    fn come_all(&mut self, count: usize, request: impl Fn() -> Waiting<'a>) {
+        for _ in 0..count {
+            self.come(request());
+        }
+    }
+
+    /// Comes, and is not polled yet.
+    fn come_unseen(&mut self, request: Waiting<'a>) -> usize {
+        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        self.callers.push(Caller { future: Some(request.into_future()), woken });
+        self.callers.len() - 1
+    }
+
+    /// Goes away.
+    fn leave(&mut self, number: usize) {
+        assert!(self.callers[number].future.take().is_some(), "{number} still waits");
+    }
+
+    /// Polls whoever has been woken until nobody is: those who came last first, to see that it is the
+    /// line that keeps order.
+    fn run(&mut self) {
+        while let Some(number) = self.callers.iter().rposition(Caller::is_awake) {
+            let caller = &mut self.callers[number];
+            caller.woken.0.store(false, SeqCst);
+            let waker = Waker::from(Arc::clone(&caller.woken));
+            let future = caller.future.as_mut().expect("it waits");
+            if let Poll::Ready(answer) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                assert!(answer.expect("a valid request").allowed());
+                caller.future = None;
+                self.admitted.push(number);
+            }
+        }
+    }
+
+    /// Turns the clock to where the next sleeper wants it; false if nobody sleeps.
+    fn turn(&mut self, hand: &ManualClock) -> bool {
+        let Some(next) = hand.next_wake() else { return false };
+        hand.set(next);
+        self.run();
+        true
+    }
+
+    fn waiting(&self) -> usize {
+        self.callers.iter().filter(|caller| caller.future.is_some()).count()
+    }
+}
+
+impl Caller<'_> {
+    fn is_awake(&self) -> bool {
+        self.future.is_some() && self.woken.0.load(SeqCst)
+    }
+}
+
+/// One a second, at once, by user.
+fn one_a_second() -> Limit {
+    Limit::new("second", Quota::per_second(1).burst(1)).by("user")
+}
+
+#[test]
+fn fifty_callers_of_one_key_pass_in_the_order_they_came() {
+    for algorithm in RATES {
+        let limit = Limit::new("limit", Quota::per_second(1)).by("user").algorithm(algorithm);
+        let (limiter, hand) = limiter([limit]);
+        let alice = user("alice");
+        let mut crowd = Crowd::default();
+        for number in 0..50 {
+            assert_eq!(crowd.come(limiter.until_allowed(&alice)), number);
+        }
+        assert_eq!(crowd.admitted, [0], "{algorithm}: there was room for one");
+        while crowd.turn(&hand) {}
+        assert_eq!(crowd.admitted, (0..50).collect::<Vec<_>>(), "{algorithm}");
+        let elapsed = hand.now().since(START);
+        // A sliding window of one admits one in every other second.
+        let expected = if algorithm == Algorithm::SlidingWindow { 98 } else { 49 };
+        assert_eq!(elapsed, secs(expected), "{algorithm}");
+    }
+}
+
+#[test]
+fn somebody_who_may_pass_does_not_wait() {
+    let (limiter, hand) = limiter([ten(Algorithm::FixedWindow)]);
+    let alice = user("alice");
+    let mut crowd = Crowd::default();
+    crowd.come_all(10, || limiter.until_allowed(&alice));
+    assert_eq!(crowd.admitted.len(), 10);
+    assert_eq!(hand.next_wake(), None);
+    assert_eq!(remaining(&limiter, "fixed-window", &alice), 0);
+}
+
+#[test]
+fn nothing_is_charged_before_the_turn_comes() {
+    let day = Limit::new("day", Quota::per_day(1_000)).algorithm(Algorithm::FixedWindow);
+    let (limiter, hand) = limiter([day, one_a_second()]);
+    let alice = user("alice");
+    let mut crowd = Crowd::default();
+    crowd.come_all(20, || limiter.until_allowed(&alice));
+    loop {
+        assert_eq!(remaining(&limiter, "day", &alice), 1_000 - crowd.admitted.len() as u64);
+        if !crowd.turn(&hand) {
+            break;
+        }
+    }
+    assert_eq!(crowd.admitted.len(), 20);
+}
+
+#[test]
+fn who_leaves_the_line_holds_nobody_up() {
+    // The head, somebody in the middle, the last, and several.
+    for leaving in [&[1][..], &[4], &[7], &[1, 2, 3], &[1, 4, 7], &[6, 7], &[2, 1]] {
+        let (limiter, hand) = limiter([one_a_second()]);
+        let alice = user("alice");
+        let mut crowd = Crowd::default();
+        crowd.come_all(8, || limiter.until_allowed(&alice));
+        for number in leaving {
+            crowd.leave(*number);
+            crowd.run();
+        }
+        while crowd.turn(&hand) {}
+        let expected: Vec<usize> = (0..8).filter(|number| !leaving.contains(number)).collect();
+        assert_eq!(crowd.admitted, expected, "without {leaving:?}");
+        assert_eq!(
+            hand.now(),
+            START + secs(expected.len() as u64 - 1),
+            "no turn is lost without {leaving:?}"
+        );
+        assert_eq!(remaining(&limiter, "second", &alice), 0);
+    }
+}
+
+#[test]
+fn who_leaves_right_after_being_called_calls_the_next() {
+    let (limiter, hand) = limiter([one_a_second()]);
+    let alice = user("alice");
+    let mut crowd = Crowd::default();
+    crowd.come_all(5, || limiter.until_allowed(&alice));
+    // The head is called by the clock and leaves before it looks.
+    hand.advance(secs(1));
+    assert!(crowd.callers[1].is_awake());
+    crowd.leave(1);
+    assert!(crowd.callers[2].is_awake(), "the next is called");
+    // So does the next, called by the one before.
+    crowd.leave(2);
+    assert!(crowd.callers[3].is_awake());
+    crowd.run();
+    assert_eq!(crowd.admitted, [0, 3]);
+    while crowd.turn(&hand) {}
+    assert_eq!(crowd.admitted, [0, 3, 4]);
+}
+
+#[test]
+fn a_line_that_everybody_left_is_gone() {
+    let (limiter, hand) = limiter([one_a_second()]);
+    let alice = user("alice");
+    let mut crowd = Crowd::default();
+    crowd.come_all(5, || limiter.until_allowed(&alice));
+    (1..5).for_each(|number| crowd.leave(number));
+    hand.advance(secs(1));
+    let next = crowd.come(limiter.until_allowed(&alice));
+    assert_eq!(crowd.admitted, [0, next], "it passes at once: nobody stands before it");
+    assert_eq!(crowd.waiting(), 0);
+}
+
+#[test]
+fn a_line_that_was_served_is_gone() {
+    let (limiter, hand) = limiter([one_a_second()]);
+    let alice = user("alice");
+    let mut crowd = Crowd::default();
+    crowd.come_all(5, || limiter.until_allowed(&alice));
+    while crowd.turn(&hand) {}
+    hand.advance(secs(1));
+    let next = crowd.come(limiter.until_allowed(&alice));
+    assert_eq!(crowd.admitted.last(), Some(&next));
+}
+
+#[test]
+fn what_never_fits_returns_at_once_even_when_others_wait() {
+    let closed = Limit::new("closed", Allowance::Nothing).when("route", "/closed");
+    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket), closed]);
+    let never = |facts: &Facts<'_>, cost| {
+        let decision = now(limiter.until_allowed(facts).cost(cost).into_future()).unwrap();
+        assert_eq!(decision.verdict(), Verdict::Deny { retry: Retry::Never });
+        assert!(decision.charge().is_none());
+    };
+    let alice = user("alice");
+    let shut = facts! { "user" => "alice", "route" => "/closed" };
+    never(&alice, 11);
+    never(&shut, 1);
+    let mut crowd = Crowd::default();
+    crowd.come(limiter.until_allowed(&alice).cost(10));
+    crowd.come(limiter.until_allowed(&alice).cost(10));
+    assert_eq!(crowd.waiting(), 1);
+    never(&alice, 11);
+    never(&shut, 1);
+    while crowd.turn(&hand) {}
+    assert_eq!(crowd.admitted, [0, 1]);
+}
+
+#[test]
+fn bad_input_returns_at_once_even_when_others_wait() {
+    let (limiter, _) = limiter([one_a_second()]);
+    let alice = user("alice");
+    let mut crowd = Crowd::default();
+    crowd.come_all(2, || limiter.until_allowed(&alice));
+    let error = now(limiter.until_allowed(&alice).cost(0).into_future()).expect_err("bad input");
+    assert_eq!(error, InvalidRequest::ZeroCost);
+    assert_eq!(crowd.waiting(), 1);
+}
+
+#[test]
+fn a_small_request_does_not_overtake_a_large_one() {
+    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let alice = user("alice");
+    charge(&limiter, &alice, 5);
+    let mut crowd = Crowd::default();
+    let large = crowd.come(limiter.until_allowed(&alice).cost(10));
+    // It would fit, but somebody waits for its key.
+    let small = crowd.come(limiter.until_allowed(&alice));
+    assert_eq!(crowd.waiting(), 2);
+    crowd.turn(&hand);
+    assert_eq!((crowd.admitted.clone(), hand.now()), (vec![large], START + secs(30)));
+    crowd.turn(&hand);
+    assert_eq!((crowd.admitted, hand.now()), (vec![large, small], START + secs(36)));
+}
+
+#[test]
+fn costs_above_one_wait_as_long_as_they_need() {
+    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let alice = user("alice");
+    charge(&limiter, &alice, 10);
+    let mut crowd = Crowd::default();
+    let costs = [3, 1, 10, 2];
+    for cost in costs {
+        crowd.come(limiter.until_allowed(&alice).cost(cost));
+    }
+    let mut passed = Vec::new();
+    while crowd.turn(&hand) {
+        passed.push(hand.now().since(START));
+    }
+    assert_eq!(crowd.admitted, [0, 1, 2, 3]);
+    assert_eq!(passed, [18, 24, 84, 96].map(secs));
+}
+
+#[test]
+fn a_check_does_not_queue() {
+    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let alice = user("alice");
+    charge(&limiter, &alice, 5);
+    let mut crowd = Crowd::default();
+    crowd.come(limiter.until_allowed(&alice).cost(10));
+    assert!(charge(&limiter, &alice, 5).allowed(), "it takes what is there");
+    // So the head is refused again when it looks, and waits for the rest.
+    crowd.turn(&hand);
+    assert_eq!(crowd.waiting(), 1);
+    crowd.turn(&hand);
+    assert_eq!((crowd.admitted, hand.now()), (vec![0], START + secs(60)));
+}
+
+#[test]
+fn lines_of_different_keys_do_not_wait_for_each_other() {
+    let (limiter, hand) = limiter([one_a_second()]);
+    let (alice, bob) = (user("alice"), user("bob"));
+    let mut crowd = Crowd::default();
+    for _ in 0..3 {
+        crowd.come(limiter.until_allowed(&alice));
+        crowd.come(limiter.until_allowed(&bob));
+    }
+    assert_eq!(crowd.admitted, [0, 1]);
+    while crowd.turn(&hand) {}
+    assert_eq!(hand.now(), START + secs(2));
+    let of =
+        |parity| crowd.admitted.iter().filter(|number| *number % 2 == parity).copied().collect::<Vec<_>>();
+    assert_eq!((of(0), of(1)), (vec![0, 2, 4], vec![1, 3, 5]));
+}
+
+#[test]
+fn a_head_that_another_key_refuses_moves_to_the_end_of_that_line() {
+    let by_ip = Limit::new("ip", Quota::per(1, Duration::from_secs(10)).burst(1)).by("ip");
+    let (limiter, hand) = limiter([one_a_second(), by_ip]);
+    let of = |user: &'static str, ip: &'static str| facts! { "user" => user, "ip" => ip };
+    let facts = [of("alice", "10.0.0.1"), of("carol", "10.0.0.1"), of("alice", "10.0.0.3")];
+    charge(&limiter, &of("alice", "10.0.0.2"), 1);
+    let mut crowd = Crowd::default();
+    let moves = crowd.come(limiter.until_allowed(&facts[0])); // waits for alice
+    charge(&limiter, &of("bob", "10.0.0.1"), 1);
+    let first = crowd.come(limiter.until_allowed(&facts[1])); // waits for the address
+    crowd.turn(&hand);
+    assert_eq!((hand.now(), crowd.waiting()), (START + secs(1), 2), "alice may pass, her address may not");
+    // Her line is free again: nobody stands in two.
+    let other = crowd.come(limiter.until_allowed(&facts[2]));
+    assert_eq!(crowd.admitted, [other]);
+    while crowd.turn(&hand) {}
+    assert_eq!(crowd.admitted, [other, first, moves]);
+    assert_eq!(hand.now(), START + secs(20));
+}
+
+#[test]
+fn a_caller_with_any_key_that_is_waited_for_joins_behind() {
+    let by_ip = Limit::new("ip", Quota::per_second(100).burst(100)).by("ip");
+    let (limiter, hand) = limiter([by_ip, one_a_second()]);
+    let first = facts! { "user" => "alice", "ip" => "10.0.0.1" };
+    let second = facts! { "user" => "alice", "ip" => "10.0.0.2" };
+    let mut crowd = Crowd::default();
+    charge(&limiter, &first, 1);
+    crowd.come(limiter.until_allowed(&first));
+    // Its turn would come now, but somebody stands before it in the line of its second key.
+    hand.set(START + secs(1));
+    let late = crowd.come_unseen(limiter.until_allowed(&second));
+    crowd.run();
+    assert_eq!(crowd.admitted, [0]);
+    while crowd.turn(&hand) {}
+    assert_eq!(crowd.admitted, [0, late]);
+}
+
+/// Counts how often it is asked.
+#[derive(Debug)]
+struct Counting(MemoryStore, AtomicUsize);
+
+impl Store for Counting {
+    fn decide(&self, toll: &Toll) -> Answer<'_, Ruling> {
+        self.1.fetch_add(1, SeqCst);
+        Answer::Ready(self.0.decide(toll))
+    }
+
+    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction> {
+        Store::correct(&self.0, charge, fixes)
+    }
+
+    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
+        Store::release(&self.0, slot)
+    }
+
+    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
+        Store::renew(&self.0, slot)
+    }
+
+    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, bool> {
+        Store::forget(&self.0, key)
+    }
+
+    fn seal_charge(&self, charge: &Charge) -> String {
+        self.0.seal_charge(charge)
+    }
+
+    fn open_charge(&self, text: &str) -> Option<Charge> {
+        self.0.open_charge(text)
+    }
+
+    fn seal_slot(&self, slot: &Slot) -> String {
+        self.0.seal_slot(slot)
+    }
+
+    fn open_slot(&self, text: &str) -> Option<Slot> {
+        self.0.open_slot(text)
+    }
+}
+
+#[test]
+fn only_the_head_of_a_line_asks_the_store() {
+    let hand = clock();
+    let counting = Arc::new(Counting(store(100, &hand), AtomicUsize::new(0)));
+    let backend = Backend::Other(counting.clone(), Clock::manual(&hand));
+    let limiter = now(Limiter::builder().limit(one_a_second()).store(backend).build()).unwrap();
+    let alice = user("alice");
+    let mut crowd = Crowd::default();
+    crowd.come_all(50, || limiter.until_allowed(&alice));
+    assert_eq!(counting.1.load(SeqCst), 2, "the one who passed, and the head");
+    crowd.turn(&hand);
+    assert_eq!(counting.1.load(SeqCst), 4, "the head again, and the next head");
+    while crowd.turn(&hand) {}
+    assert_eq!((crowd.admitted.len(), counting.1.load(SeqCst)), (50, 99));
+}
+
+#[test]
+fn who_waits_when_the_limit_goes_passes() {
+    let (limiter, hand) = limiter([one_a_second()]);
+    let alice = user("alice");
+    let mut crowd = Crowd::default();
+    crowd.come_all(5, || limiter.until_allowed(&alice));
+    limiter.replace(Vec::new()).unwrap();
+    crowd.turn(&hand);
+    assert_eq!(crowd.admitted, [0, 1, 2, 3, 4]);
+    assert_eq!(hand.now(), START + secs(1));
+}
+
+#[test]
+fn who_waits_when_the_period_changes_waits_under_the_new_one() {
+    let (limiter, hand) = limiter([one_a_second()]);
+    let alice = user("alice");
+    let mut crowd = Crowd::default();
+    crowd.come_all(5, || limiter.until_allowed(&alice));
+    limiter.replace(vec![Limit::new("second", Quota::per_hour(1).burst(1)).by("user")]).unwrap();
+    for admitted in 2..=5 {
+        crowd.turn(&hand);
+        assert_eq!(crowd.admitted.len(), admitted);
+        let since = hand.now().since(START);
+        assert_eq!(since.as_micros(), 1_000_000 + (admitted as u64 - 2) * 3_600_000_000, "one an hour");
+    }
+    assert_eq!(crowd.admitted, [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn who_waits_when_the_rate_is_raised_profits() {
+    let (limiter, hand) = limiter([one_a_second()]);
+    let alice = user("alice");
+    let mut crowd = Crowd::default();
+    crowd.come_all(5, || limiter.until_allowed(&alice));
+    limiter.replace(vec![Limit::new("second", Quota::per_second(100).burst(100)).by("user")]).unwrap();
+    crowd.turn(&hand);
+    assert_eq!(crowd.admitted, [0, 1, 2, 3, 4], "the head wakes when it was told to, and all pass");
+    assert_eq!(hand.now(), START + secs(1));
+}
+
+#[test]
+fn two_waits_of_one_task_are_both_woken() {
+    let hand = clock();
+    let limits =
+        [one_a_second(), Limit::new("ten", Quota::per(1, Duration::from_secs(10)).burst(1)).by("ten")];
+    let limiter = on(&store(100, &hand), limits);
+    let (short, long) = (user("alice"), facts! { "ten" => "x" });
+    charge(&limiter, &short, 1);
+    charge(&limiter, &long, 1);
+    let woken = Arc::new(Woken(AtomicBool::new(false)));
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut context = Context::from_waker(&waker);
+    let mut short = limiter.until_allowed(&short).into_future();
+    let mut long = limiter.until_allowed(&long).into_future();
+    assert!(short.as_mut().poll(&mut context).is_pending());
+    assert!(long.as_mut().poll(&mut context).is_pending());
+    hand.advance(secs(1));
+    assert!(woken.0.load(SeqCst), "the shorter wait is over");
+    assert!(short.as_mut().poll(&mut context).is_ready());
+}
+
+#[test]
+fn a_leaky_bucket_leaves_its_delay_to_the_caller() {
+    let queue = Limit::new("queue", Quota::per_second(1).burst(2)).algorithm(Algorithm::LeakyBucket);
+    let (limiter, hand) = limiter([queue]);
+    let nobody = Facts::new();
+    let delay = || now(limiter.until_allowed(&nobody).into_future()).unwrap().delay();
+    assert_eq!((delay(), delay()), (Span::ZERO, secs(1)));
+    let mut crowd = Crowd::default();
+    crowd.come(limiter.until_allowed(&nobody));
+    crowd.turn(&hand);
+    assert_eq!((crowd.admitted.len(), hand.now()), (1, START + secs(1)));
+}
+
+#[tokio::test]
+async fn on_the_real_clock_twenty_tasks_pass_in_the_order_they_came() {
+    let limit = Limit::new("limit", Quota::per(1, Duration::from_millis(2)).burst(1));
+    let policy = Policy::new(vec![limit]).unwrap();
+    let limiter = Limiter::embedded(policy, MemoryStore::default());
+    let passed = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let tasks: Vec<_> = (0..20)
+        .map(|number| {
+            let (limiter, passed) = (limiter.clone(), Arc::clone(&passed));
+            tokio::spawn(async move {
+                assert!(limiter.until_allowed(&Facts::new()).await.unwrap().allowed());
+                passed.lock().unwrap().push(number);
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(*passed.lock().unwrap(), (0..20).collect::<Vec<_>>());
+}

@@ -1,0 +1,69 @@
+//! Facts, costs and verbs as anybody may send them, against a policy that uses every part of a limit:
+//! an answer or a typed error, and what a peek says is what a check then does.
+
+#![no_main]
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use tollkeeper::{
+    Algorithm, Allowance, Capacity, Clock, Facts, Limit, Limiter, ManualClock, MemoryStore, Missing, Mode, Policy,
+    Quota, Time,
+};
+
+static LIMITER: LazyLock<Limiter> = LazyLock::new(|| {
+    let limits = vec![
+        Limit::new("per-ip", Quota::per_minute(1000)).by("ip").allow("10.0.0.0/8"),
+        Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user").missing(Missing::Share),
+        Limit::new("login", Quota::per(5, Duration::from_secs(900)))
+            .by("user")
+            .by("ip")
+            .when("route", "/login*")
+            .algorithm(Algorithm::SlidingLog),
+        Limit::tiered("plan", "plan")
+            .by("user")
+            .tier("free", Quota::per_minute(60))
+            .tier("pro", Allowance::Unlimited)
+            .default_tier("free")
+            .override_for("acme", Allowance::Nothing),
+        Limit::new("tokens", Quota::per_minute(100_000)).by("user").cost("tokens").mode(Mode::Shadow),
+        Limit::new("daily", Quota::per_day(1_000_000)).by("user").algorithm(Algorithm::FixedWindow).stagger(),
+        Limit::new("queue", Quota::per_second(10).burst(5)).by("ip").algorithm(Algorithm::LeakyBucket),
+        Limit::new("slots", Quota::slots(5)).by("user"),
+    ];
+    let clock = Clock::manual(&ManualClock::new(Time::from_micros(1_760_000_000_000_000)));
+    let store = MemoryStore::new(Capacity { max_keys: 1_000, ..Capacity::default() }, clock);
+    Limiter::embedded(Policy::new(limits).expect("valid"), store)
+});
+
+/// The first byte says the cost, then names and values follow, each behind its length.
+fn parsed(data: &[u8]) -> Option<(u64, Facts<'_>)> {
+    let (cost, mut rest) = data.split_first()?;
+    let mut facts = Facts::new();
+    while let Some((len, after)) = rest.split_first() {
+        let (name, after) = after.split_at_checked(usize::from(len % 16))?;
+        let (len, after) = after.split_first()?;
+        let (value, after) = after.split_at_checked(usize::from(*len))?;
+        let _ = facts.insert_bytes(std::str::from_utf8(name).ok()?, value);
+        rest = after;
+    }
+    Some((u64::from(*cost), facts))
+}
+
+fuzz_target!(|data: &[u8]| {
+    let Some((cost, facts)) = parsed(data) else { return };
+    let peeked = LIMITER.peek(&facts).cost(cost).wait();
+    let checked = LIMITER.check(&facts).cost(cost).wait();
+    if let (Ok(peeked), Ok(checked)) = (&peeked, &checked) {
+        for checked in checked.limits() {
+            let peeked = peeked.limit(checked.name()).expect("a peek meets every limit that a check does");
+            assert_eq!(peeked.outcome().allowed, checked.outcome().allowed, "{}", checked.name());
+        }
+        if let Some(charge) = checked.charge() {
+            let text = LIMITER.seal_charge(&charge);
+            assert!(LIMITER.open_charge(&text).is_some());
+        }
+    }
+    assert_eq!(peeked.is_ok(), checked.is_ok());
+});

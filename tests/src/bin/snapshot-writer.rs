@@ -1,0 +1,33 @@
+//! Charges and saves, back to back, until it is killed: the child of `tests/snapshot_kill.rs`.
+//!
+//! In round n every key is charged its n-th unit, the store is saved, and n is printed. So a file is
+//! whole when all its keys hold the same number, and what was printed is a save that was completed.
+
+use std::error::Error;
+use std::io::{Write, stdout};
+use std::path::PathBuf;
+
+use tollkeeper::{Capacity, MemoryStore};
+use tollkeeper_tests::saved::{self, KEYS};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = PathBuf::from(std::env::args_os().nth(1).ok_or("where to?")?);
+    let store = match MemoryStore::load(Capacity::default(), saved::clock(), &path) {
+        Ok(store) => store,
+        Err(_) if !path.exists() => MemoryStore::new(Capacity::default(), saved::clock()),
+        Err(broken) => return Err(broken.into()),
+    };
+    let limiter = saved::limiter(&store);
+    let handle = limiter.handle(saved::LIMIT)?;
+    let mut round = saved::units(&store)?;
+    writeln!(stdout(), "{round}")?;
+    // Ends when nobody reads any more: its parent is gone.
+    loop {
+        round += 1;
+        for key in 0..KEYS {
+            assert!(handle.check(&key.to_string())?.allowed);
+        }
+        store.save(&path)?;
+        writeln!(stdout(), "{round}")?;
+    }
+}

@@ -1,0 +1,42 @@
+//! What the child that is killed while it saves, and the test that kills it, both know.
+
+use tollkeeper::{
+    Algorithm, Clock, Facts, InvalidRequest, Limit, Limiter, ManualClock, MemoryStore, Policy, Quota, Time,
+};
+
+/// How many keys are charged in each round.
+pub const KEYS: u64 = 2_000;
+
+/// The limit they are charged at.
+pub const LIMIT: &str = "limit";
+
+/// No key is refused in a test that ends.
+const QUOTA: u64 = 1 << 40;
+
+/// A clock that stands at the same time in every process.
+pub fn clock() -> Clock {
+    Clock::manual(&ManualClock::new(Time::from_micros(20_370 * 86_400_000_000)))
+}
+
+/// A limiter on this store.
+pub fn limiter(store: &MemoryStore) -> Limiter {
+    let limit = Limit::new(LIMIT, Quota::per_day(QUOTA)).by("key").algorithm(Algorithm::FixedWindow);
+    Limiter::embedded(Policy::new(vec![limit]).expect("a valid limit"), store.clone())
+}
+
+/// How many units every key holds; they all hold the same.
+pub fn units(store: &MemoryStore) -> Result<u64, InvalidRequest> {
+    let limiter = limiter(store);
+    let of = |key: u64| {
+        let name = key.to_string();
+        let facts = Facts::new().with("key", &name);
+        let usage = limiter.usage(&facts).wait()?;
+        Ok(QUOTA - usage.limit(LIMIT).expect("it applies").outcome().remaining)
+    };
+    let first = of(0)?;
+    for key in 1..KEYS {
+        let units = of(key)?;
+        assert_eq!(units, first, "key {key} and the first are of two rounds");
+    }
+    Ok(first)
+}
