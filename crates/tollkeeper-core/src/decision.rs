@@ -137,11 +137,13 @@ impl Ruling {
         (self.now, self.id) = (now, id);
     }
 
-    /// Where to write what the next limit of the toll says.
+    /// Where to write what each of so many limits says.
     #[inline]
-    pub fn say(&mut self) -> &mut Said {
-        self.said.push(Said::Nothing);
-        self.said.last_mut().expect("pushed above")
+    pub fn say(&mut self, limits: usize) -> &mut [Said] {
+        for _ in self.said.len()..limits {
+            self.said.push(Said::Nothing);
+        }
+        &mut self.said
     }
 
     /// What the next limit of the toll says.

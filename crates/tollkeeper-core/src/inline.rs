@@ -41,6 +41,18 @@ impl<T: Copy + Default, const N: usize> Inline<T, N> {
         }
         self.len = len;
     }
+
+    /// Keeps only the first `len` elements.
+    #[inline]
+    pub fn truncate(&mut self, len: usize) {
+        if self.len > N && len <= N {
+            self.here[..len].copy_from_slice(&self.heap[..len]);
+            self.heap.clear();
+        } else {
+            self.heap.truncate(len);
+        }
+        self.len = self.len.min(len);
+    }
 }
 
 impl<T, const N: usize> Deref for Inline<T, N> {
@@ -73,5 +85,19 @@ mod tests {
         }
         list.extend_from_slice(&[20, 21]);
         assert_eq!(*list, (0..22).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_is_cut_off_is_gone_and_the_rest_stays() {
+        for (len, rest) in [(0, 0), (3, 5), (3, 2), (4, 4), (9, 7), (9, 4), (9, 3), (9, 0)] {
+            let mut list = Inline::<u32, 4>::default();
+            (0..len).for_each(|element| list.push(element));
+            list.iter_mut().for_each(|element| *element += 1);
+            list.truncate(rest);
+            let kept = u32::try_from(rest).expect("small").min(len);
+            assert_eq!(*list, (1..=kept).collect::<Vec<_>>(), "{rest} of {len}");
+            (0..9).for_each(|element| list.push(element));
+            assert_eq!(*list, (1..=kept).chain(0..9).collect::<Vec<_>>(), "{rest} of {len}, and more");
+        }
     }
 }

@@ -157,47 +157,46 @@ impl Toll {
         {
             return Err(InvalidRequest::Ttl(ttl));
         }
-        let policy = &self.policy;
+        let policy = &*self.policy;
         let earlier = self.entries.len();
         for (index, rule) in policy.rules().iter().enumerate() {
             if !self.verb.meets(rule.algorithm()) || !rule.applies(facts) {
                 continue;
             }
-            let absent = rule.by.iter().any(|fact| facts.get(fact).is_none());
-            if absent && rule.missing == Missing::Skip {
-                self.skipped.set(index);
-                continue;
-            }
-            let grant = if absent && rule.missing == Missing::Deny {
-                REFUSED
-            } else {
-                let granted = rule.granted(facts);
-                if granted.unknown_tier {
-                    self.unknown_tiers.set(index);
+            let values_start = self.values.len();
+            let complete = push_values(&mut self.values, policy, rule, facts);
+            let granted = match rule.missing {
+                Missing::Skip if !complete => {
+                    self.skipped.set(index);
+                    None
                 }
-                granted.grant
+                Missing::Deny if !complete => Some(REFUSED),
+                _ => {
+                    let granted = rule.granted(facts);
+                    if granted.unknown_tier {
+                        self.unknown_tiers.set(index);
+                    }
+                    Some(granted.grant)
+                }
             };
-            let Some((quota, family)) = rule.quota(grant) else {
-                continue;
-            };
-            let cost = match (self.verb, &rule.cost) {
-                (Verb::Usage, _) => 1,
-                (_, None) => cost,
-                (_, Some(fact)) => match number(facts.get(fact)) {
-                    Ok(cost) => cost,
-                    Err(_) if rule.mode == Mode::Shadow => continue,
+            let quota = granted.and_then(|grant| Some((grant, rule.quota(grant)?)));
+            let cost = match &rule.cost {
+                _ if quota.is_none() => None,
+                _ if self.verb == Verb::Usage => Some(1),
+                None => Some(cost),
+                Some(fact) => match number(facts.get(fact)) {
+                    Ok(cost) => Some(cost),
+                    Err(_) if rule.mode == Mode::Shadow => None,
                     Err(problem) => {
                         let (limit, fact) = (rule.name.to_string(), fact.to_string());
                         return Err(InvalidRequest::CostFact { limit, fact, problem });
                     }
                 },
             };
-            let values_start = self.values.len();
-            for fact in &rule.by {
-                let mut scratch: Scratch = [0; 48];
-                let value = facts.get(fact).map(|value| policy.keyed(fact, value, &mut scratch));
-                key::push_value(value, |part| self.values.extend_from_slice(part));
-            }
+            let (Some((grant, (quota, family))), Some(cost)) = (quota, cost) else {
+                self.values.truncate(values_start);
+                continue;
+            };
             let key = Key::new(family, &self.values[values_start..]);
             let entry = Entry {
                 rule: place(index),
@@ -369,6 +368,27 @@ impl Marks {
             (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| 64 * place + bit)
         })
     }
+}
+
+/// Writes the values of the facts that a limit is keyed by; false if one of them is absent.
+#[inline]
+fn push_values(values: &mut Inline<u8, 96>, policy: &Policy, rule: &Rule, facts: &Facts<'_>) -> bool {
+    let mut complete = true;
+    for fact in &rule.by {
+        match facts.get(fact) {
+            Some(Value::Text(text)) => key::push_value(Some(text), |part| values.extend_from_slice(part)),
+            Some(value) => {
+                let mut scratch: Scratch = [0; 48];
+                let text = policy.keyed(fact, value, &mut scratch);
+                key::push_value(Some(text), |part| values.extend_from_slice(part));
+            }
+            None => {
+                complete = false;
+                key::push_value(None, |part| values.extend_from_slice(part));
+            }
+        }
+    }
+    complete
 }
 
 /// The number that a `cost:` fact holds.

@@ -79,32 +79,37 @@ impl Handle {
 
     #[inline]
     fn decide(&self, value: &str, cost: u64, charging: bool) -> Result<Passage, HandleError> {
-        if value.is_empty() || value.len() > MAX_VALUE || cost == 0 || cost > MAX_COST {
-            return Err(HandleError::Request(wrong(value, cost)));
-        }
         self.limiter.inner.policy.read(|policy, epoch| {
-            let found = self.found.load(Relaxed);
-            let (rule, midstate) = if found >> PLACE == epoch {
-                let place = usize::try_from(found & ((1 << PLACE) - 1)).expect("16 bits");
-                (&policy.rules()[place], self.midstate)
-            } else {
-                self.find(policy, epoch)?
-            };
-            let (quota, family) = rule.plain_quota().expect("a plain limit has a quota");
-            let print = fingerprint::finish(self.store.prints().value(midstate, Some(value.as_bytes())));
-            let due = Due::prepared(rule, quota, Key::of_one(family, value), cost);
-            let mut passage = Passage {
-                allowed: false,
-                said: Said::Nothing,
-                quota: *quota,
-                shift: due.shift,
-                cost,
-                now: Time::default(),
-            };
+            let (due, print) = self.due(policy, epoch, value, cost)?;
+            let mut passage = Passage::of(&due);
             passage.now = self.store.decide_one(&due, print, charging, &mut passage.said);
             passage.allowed = passage.said.allowed() || !due.enforced();
             Ok(passage)
         })
+    }
+
+    /// What is due for a value, and the fingerprint of its key.
+    #[inline]
+    fn due<'d>(
+        &self,
+        policy: &'d Policy,
+        epoch: u64,
+        value: &'d str,
+        cost: u64,
+    ) -> Result<(Due<'d>, u128), HandleError> {
+        if value.is_empty() || value.len() > MAX_VALUE || cost == 0 || cost > MAX_COST {
+            return Err(HandleError::Request(wrong(value, cost)));
+        }
+        let found = self.found.load(Relaxed);
+        let (rule, midstate) = if found >> PLACE == epoch {
+            let place = usize::try_from(found & ((1 << PLACE) - 1)).expect("16 bits");
+            (&policy.rules()[place], self.midstate)
+        } else {
+            self.find(policy, epoch)?
+        };
+        let (quota, family) = rule.plain_quota().expect("a plain limit has a quota");
+        let print = fingerprint::finish(self.store.prints().value(midstate, Some(value.as_bytes())));
+        Ok((Due::prepared(rule, quota, Key::of_one(family, value), cost), print))
     }
 
     /// Looks the limit up in a policy that is new to this handle.
@@ -129,6 +134,91 @@ fn plain<'p>(policy: &'p Policy, limit: &str) -> Result<(usize, &'p Rule), Handl
     if rule.is_plain() { Ok((place, rule)) } else { Err(HandleError::NotPlain(limit.to_owned())) }
 }
 
+/// Several limits of a [`Limiter`], prepared together: all or nothing, in one step.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # use tollkeeper::{Limit, Limiter, Quota};
+/// # let limiter = Limiter::builder()
+/// #     .limit(Limit::new("per-user", Quota::per_minute(100).burst(2)).by("user"))
+/// #     .limit(Limit::new("per-tenant", Quota::per_minute(1000).burst(200)).by("tenant"))
+/// #     .build().await?;
+/// let layers = limiter.layers(["per-user", "per-tenant"])?;
+/// assert!(layers.check(["alice", "acme"])?.allowed);
+/// assert!(layers.check(["alice", "acme"])?.allowed);
+/// let refused = layers.check(["alice", "acme"])?;
+/// assert!(!refused.allowed);
+/// assert_eq!(refused.limits.map(|limit| limit.outcome().remaining), [0, 198]);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Layers<const N: usize>([Handle; N]);
+
+impl<const N: usize> Layers<N> {
+    pub(crate) fn new(limiter: &Limiter, limits: [&str; N]) -> Result<Layers<N>, HandleError> {
+        if let Some(twice) = limits.iter().enumerate().find(|(index, name)| limits[..*index].contains(name)) {
+            return Err(HandleError::Twice((*twice.1).to_owned()));
+        }
+        let handles: Vec<Handle> =
+            limits.into_iter().map(|limit| Handle::new(limiter, limit)).collect::<Result<_, _>>()?;
+        Ok(Layers(handles.try_into().expect("as many handles as names")))
+    }
+
+    /// Decides and charges 1 to each limit, or nothing to any; the values go with the limits in order.
+    #[inline]
+    pub fn check(&self, values: [&str; N]) -> Result<Passages<N>, HandleError> {
+        self.decide(values, 1, true)
+    }
+
+    /// Decides and charges `cost` to each limit, or nothing to any.
+    #[inline]
+    pub fn check_cost(&self, values: [&str; N], cost: u64) -> Result<Passages<N>, HandleError> {
+        self.decide(values, cost, true)
+    }
+
+    /// Says what a check would, and charges nothing.
+    #[inline]
+    pub fn peek(&self, values: [&str; N]) -> Result<Passages<N>, HandleError> {
+        self.decide(values, 1, false)
+    }
+
+    #[inline]
+    fn decide(&self, values: [&str; N], cost: u64, charging: bool) -> Result<Passages<N>, HandleError> {
+        const { assert!(N > 0, "layers are of at least one limit") };
+        let first = &self.0[0];
+        first.limiter.inner.policy.read(|policy, epoch| {
+            let due = |index: usize| self.0[index].due(policy, epoch, values[index], cost);
+            let found: [Result<(Due<'_>, u128), HandleError>; N] = std::array::from_fn(due);
+            if let Some(error) = found.iter().find_map(|found| found.as_ref().err()) {
+                return Err(error.clone());
+            }
+            let found = found.map(|found| found.expect("no error was found"));
+            let mut said = [Said::Nothing; N];
+            let (dues, prints) = (found.map(|(due, _)| due), found.map(|(_, print)| print));
+            let now = first.store.decide_many(&dues, &prints, charging, &mut said);
+            let allowed = |index: usize| said[index].allowed() || !dues[index].enforced();
+            Ok(Passages {
+                allowed: (0..N).all(allowed),
+                limits: std::array::from_fn(|index| Passage {
+                    allowed: allowed(index),
+                    said: said[index],
+                    now,
+                    ..Passage::of(&dues[index])
+                }),
+            })
+        })
+    }
+}
+
+/// What [`Layers`] say of one set of values.
+#[derive(Clone, Copy, Debug)]
+pub struct Passages<const N: usize> {
+    /// Whether the request may pass: whether every limit allows.
+    pub allowed: bool,
+    /// What each limit says, in the order they were named.
+    pub limits: [Passage; N],
+}
+
 /// What a [`Handle`] says of one value.
 #[derive(Clone, Copy, Debug)]
 pub struct Passage {
@@ -142,6 +232,12 @@ pub struct Passage {
 }
 
 impl Passage {
+    #[inline]
+    fn of(due: &Due<'_>) -> Passage {
+        let (quota, shift, cost) = (*due.quota, due.shift, due.cost);
+        Passage { allowed: false, said: Said::Nothing, quota, shift, cost, now: Time::default() }
+    }
+
     /// The numbers behind it: what remains, and how long to wait.
     pub fn outcome(&self) -> Outcome {
         let ask = Ask { now: self.now, cost: self.cost, shift: self.shift, hold: None };
@@ -170,6 +266,8 @@ pub enum HandleError {
     UnknownLimit(String),
     /// The limit depends on more than the value of one fact.
     NotPlain(String),
+    /// The limit is named twice.
+    Twice(String),
     /// The state is not kept in this process.
     Remote,
 }
@@ -184,6 +282,7 @@ impl fmt::Display for HandleError {
                 "limit `{name}` depends on more than the value of one fact (a handle is for limits by one fact other \
                  than `ip`, without when, unless, allow, tiers, overrides, slots or a cost fact: use `check`)"
             ),
+            HandleError::Twice(name) => write!(f, "limit `{name}` is named twice (once is enough)"),
             HandleError::Remote => {
                 f.write_str("a handle decides in this process, and the store is not there (use `check`)")
             }

@@ -231,7 +231,7 @@ mod sync;
 pub use builder::{Backend, BuildError, Builder};
 pub use clock::{Clock, ManualClock};
 pub use guard::SlotGuard;
-pub use handle::{Handle, HandleError, Passage};
+pub use handle::{Handle, HandleError, Layers, Passage, Passages};
 pub use limiter::{Acquired, Deciding, Limiter, Request, Waiting};
 pub use memory::{Capacity, MemoryStore, Restored, SnapshotError, Snapshots};
 pub use store::{Answer, Correction, Store};

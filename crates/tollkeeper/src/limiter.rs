@@ -19,7 +19,7 @@ use crate::builder::Builder;
 use crate::clock::Clock;
 use crate::current::Current;
 use crate::guard::SlotGuard;
-use crate::handle::{Handle, HandleError};
+use crate::handle::{Handle, HandleError, Layers};
 use crate::memory::MemoryStore;
 use crate::queue::{Queues, Seat};
 use crate::store::{Answer, Correction, Store};
@@ -182,6 +182,11 @@ impl Limiter {
     /// Prepares one limit for the hottest paths: see [`Handle`].
     pub fn handle(&self, limit: &str) -> Result<Handle, HandleError> {
         Handle::new(self, limit)
+    }
+
+    /// Prepares several limits that are decided together: see [`Layers`].
+    pub fn layers<const N: usize>(&self, limits: [&str; N]) -> Result<Layers<N>, HandleError> {
+        Layers::new(self, limits)
     }
 
     /// The policy in force.

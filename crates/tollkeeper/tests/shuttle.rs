@@ -123,6 +123,32 @@ fn inserts_at_the_cap_keep_it_while_room_is_reclaimed() {
 }
 
 #[test]
+fn inserts_into_two_shards_at_once_keep_the_cap() {
+    explore(300, || {
+        // The smallest store with more than one lock, two keys short of its cap.
+        let (limiter, store, _) = limiter(512, vec![window("limit", 5).by("user")]);
+        for number in 0..510 {
+            charge(&limiter, &facts! { "user" => number });
+        }
+        assert_eq!(store.keys(), 510);
+        let threads: Vec<_> = (0..3)
+            .map(|number| {
+                let (limiter, store) = (limiter.clone(), store.clone());
+                thread::spawn(move || {
+                    for turn in 0..2 {
+                        let name = format!("user{number}-{turn}");
+                        charge(&limiter, &facts! { "user" => &name });
+                        assert!(store.keys() <= 512, "{} keys", store.keys());
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!((store.keys(), store.overflows()), (512, 4));
+    });
+}
+
+#[test]
 fn a_fresh_key_that_two_threads_insert_at_once_is_one_key() {
     explore(4_000, || {
         let (limiter, store, _) = limiter(512, vec![window("limit", 3).by("user")]);

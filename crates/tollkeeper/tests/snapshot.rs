@@ -7,7 +7,7 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use support::*;
 use tollkeeper::{
@@ -469,7 +469,9 @@ fn an_opened_store_is_saved_when_its_last_clone_is_dropped() {
 
 /// Lets other threads work until something is so.
 fn until(so: impl Fn() -> bool) {
+    let begun = Instant::now();
     while !so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it will never be so");
         std::thread::yield_now();
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! The kernel's clock is right and costs about 25 ns; the processor's counter costs 10 and means
 //! nothing by itself. So the counter only measures the way since this thread last asked the kernel, and
-//! never for longer than [`REACH`] ticks, about a millisecond: whatever a counter may do (stop, jump,
-//! differ between cores, change its pace on another host), a reading is never further off than that,
-//! and a thread never sees time go back. `docs/adr/0001-clock.md` has the measurements.
+//! never for longer than `REACH` ticks, about a millisecond. A counter that jumps, that differs between
+//! cores or that changes its pace on another host can put a reading off by that much and not more; one
+//! that stands still makes the thread late for as long as it stands. A thread never sees time go back.
+//! `docs/adr/0001-clock.md` has the measurements.
 
 pub(super) use source::micros;
 
@@ -46,6 +47,9 @@ mod source {
     /// A prediction that is off by more than this means that the pace has changed.
     const SURPRISE: u64 = 50_000;
 
+    /// How many ticks may pass while the kernel is asked: more, and the thread was interrupted.
+    const UNDISTURBED: u64 = 1 << 14;
+
     /// A moment on both clocks.
     #[derive(Clone, Copy, Debug)]
     struct Moment {
@@ -56,6 +60,8 @@ mod source {
     thread_local! {
         /// When this thread last asked the kernel.
         static ASKED: Cell<Moment> = const { Cell::new(Moment { ticks: 0, nanos: 0 }) };
+        /// What this thread was told last.
+        static TOLD: Cell<u64> = const { Cell::new(0) };
     }
 
     /// Nanoseconds in 2^32 ticks; 0 while that is not known.
@@ -68,13 +74,15 @@ mod source {
         let asked = ASKED.get();
         let pace = PACE.load(Relaxed);
         let ticks = counter().wrapping_sub(asked.ticks);
-        if ticks < REACH && pace > 0 {
-            return (asked.nanos + nanos_in(ticks, pace)) / 1_000;
-        }
-        ask(asked, pace) / 1_000
+        let nanos =
+            if ticks < REACH && pace > 0 { asked.nanos + nanos_in(ticks, pace) } else { ask(asked, pace) };
+        // Counters of two cores may differ a little: who has moved to another must not hear an earlier time.
+        let told = nanos.max(TOLD.get());
+        TOLD.set(told);
+        told / 1_000
     }
 
-    /// Fewer than `REACH` ticks at fewer than 2^34 ns (a counter of 250 MHz): the product fits.
+    /// At most `2 * REACH` ticks at fewer than 2^34 ns (a counter of 250 MHz): the product fits.
     #[inline]
     fn nanos_in(ticks: u64, pace: u64) -> u64 {
         (ticks * pace) >> 32
@@ -82,16 +90,30 @@ mod source {
 
     #[cold]
     fn ask(asked: Moment, pace: u64) -> u64 {
-        let now = Moment { ticks: counter(), nanos: kernel_nanos() };
-        // The latest time that this thread can have been told: it must not hear an earlier one.
-        let told = asked.nanos + nanos_in(REACH, pace);
+        let now = moment();
         let ticks = now.ticks.wrapping_sub(asked.ticks);
-        let nanos = if ticks < 2 * REACH { now.nanos.max(told) } else { now.nanos };
-        if pace == 0 || (ticks < 2 * REACH && told.abs_diff(now.nanos) > SURPRISE + nanos_in(REACH, pace)) {
+        let predicted = asked.nanos + nanos_in(ticks.min(2 * REACH), pace);
+        let surprised = ticks < 2 * REACH && predicted.abs_diff(now.nanos) > SURPRISE;
+        if pace == 0 || surprised {
             calibrate(now, pace);
         }
-        ASKED.set(Moment { ticks: now.ticks, nanos });
-        nanos
+        ASKED.set(now);
+        now.nanos
+    }
+
+    /// Reads both clocks. The counter is read last: when the thread is interrupted in between, time
+    /// measured from here is late by as much, and never early. Then it tries again.
+    fn moment() -> Moment {
+        let mut tries = 0;
+        loop {
+            let before = counter();
+            let nanos = kernel_nanos();
+            let ticks = counter();
+            tries += 1;
+            if ticks.wrapping_sub(before) < UNDISTURBED || tries == 3 {
+                return Moment { ticks, nanos };
+            }
+        }
     }
 
     /// Learns the pace of the counter, or begins anew when it has changed.

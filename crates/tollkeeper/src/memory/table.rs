@@ -61,6 +61,12 @@ impl Table {
         }
     }
 
+    /// The state in a place that was found just now.
+    #[inline]
+    pub(super) fn state(&self, index: usize) -> Packed {
+        self.places[index].state
+    }
+
     /// As [`Table::get`], to be changed.
     #[inline]
     pub(super) fn get_mut(&mut self, print: u128) -> Option<&mut Packed> {
