@@ -5,9 +5,8 @@
 //! when the number says that the policy has been replaced.
 
 use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use tollkeeper_core::Policy;
 
@@ -15,7 +14,7 @@ use tollkeeper_core::Policy;
 #[derive(Debug)]
 pub(crate) struct Current {
     /// Tells one of these from another.
-    id: u64,
+    id: usize,
     /// Counts replacements, from 1.
     epoch: AtomicU64,
     policy: Mutex<Arc<Policy>>,
@@ -23,7 +22,7 @@ pub(crate) struct Current {
 
 /// A thread's share of a policy.
 struct Share {
-    id: u64,
+    id: usize,
     epoch: u64,
     policy: Arc<Policy>,
 }
@@ -35,7 +34,7 @@ thread_local! {
     static KEPT: RefCell<[Option<Share>; SHARES]> = const { RefCell::new([const { None }; SHARES]) };
 }
 
-static MADE: AtomicU64 = AtomicU64::new(0);
+static MADE: AtomicUsize = AtomicUsize::new(0);
 
 impl Current {
     pub(crate) fn new(policy: Policy) -> Current {
@@ -48,7 +47,7 @@ impl Current {
     pub(crate) fn read<T>(&self, read: impl FnOnce(&Arc<Policy>, u64) -> T) -> T {
         let epoch = self.epoch.load(Ordering::Acquire);
         KEPT.with_borrow_mut(|kept| {
-            let kept = &mut kept[self.id as usize % SHARES];
+            let kept = &mut kept[self.id % SHARES];
             match kept {
                 Some(share) if share.id == self.id && share.epoch == epoch => {}
                 _ => *kept = Some(self.take()),

@@ -79,8 +79,15 @@ impl Handle {
 
     #[inline]
     fn decide(&self, value: &str, cost: u64, charging: bool) -> Result<Passage, HandleError> {
+        if !acceptable(value, cost) {
+            return Err(HandleError::Request(wrong(value, cost)));
+        }
         self.limiter.inner.policy.read(|policy, epoch| {
-            let (due, print) = self.due(policy, epoch, value, cost)?;
+            let (rule, midstate) = match self.known(policy, epoch) {
+                Some(rule) => (rule, self.midstate),
+                None => self.find(policy, epoch)?,
+            };
+            let (due, print) = self.due(rule, midstate, value, cost);
             let mut passage = Passage::of(&due);
             passage.now = self.store.decide_one(&due, print, charging, &mut passage.said);
             passage.allowed = passage.said.allowed() || !due.enforced();
@@ -88,28 +95,20 @@ impl Handle {
         })
     }
 
+    /// The limit, if it was found under this number of the policy before.
+    #[inline]
+    fn known<'p>(&self, policy: &'p Policy, epoch: u64) -> Option<&'p Rule> {
+        let found = self.found.load(Relaxed);
+        let place = usize::try_from(found & ((1 << PLACE) - 1)).expect("16 bits");
+        (found >> PLACE == epoch).then(|| &policy.rules()[place])
+    }
+
     /// What is due for a value, and the fingerprint of its key.
     #[inline]
-    fn due<'d>(
-        &self,
-        policy: &'d Policy,
-        epoch: u64,
-        value: &'d str,
-        cost: u64,
-    ) -> Result<(Due<'d>, u128), HandleError> {
-        if value.is_empty() || value.len() > MAX_VALUE || cost == 0 || cost > MAX_COST {
-            return Err(HandleError::Request(wrong(value, cost)));
-        }
-        let found = self.found.load(Relaxed);
-        let (rule, midstate) = if found >> PLACE == epoch {
-            let place = usize::try_from(found & ((1 << PLACE) - 1)).expect("16 bits");
-            (&policy.rules()[place], self.midstate)
-        } else {
-            self.find(policy, epoch)?
-        };
+    fn due<'d>(&self, rule: &'d Rule, midstate: Midstate, value: &'d str, cost: u64) -> (Due<'d>, u128) {
         let (quota, family) = rule.plain_quota().expect("a plain limit has a quota");
         let print = fingerprint::finish(self.store.prints().value(midstate, Some(value.as_bytes())));
-        Ok((Due::prepared(rule, quota, Key::of_one(family, value), cost), print))
+        (Due::prepared(rule, quota, Key::of_one(family, value), cost), print)
     }
 
     /// Looks the limit up in a policy that is new to this handle.
@@ -186,13 +185,21 @@ impl<const N: usize> Layers<N> {
     fn decide(&self, values: [&str; N], cost: u64, charging: bool) -> Result<Passages<N>, HandleError> {
         const { assert!(N > 0, "layers are of at least one limit") };
         let first = &self.0[0];
+        if let Some(value) = values.iter().find(|value| !acceptable(value, cost)) {
+            return Err(HandleError::Request(wrong(value, cost)));
+        }
         first.limiter.inner.policy.read(|policy, epoch| {
-            let due = |index: usize| self.0[index].due(policy, epoch, values[index], cost);
-            let found: [Result<(Due<'_>, u128), HandleError>; N] = std::array::from_fn(due);
-            if let Some(error) = found.iter().find_map(|found| found.as_ref().err()) {
-                return Err(error.clone());
+            let mut rules = [None; N];
+            for (handle, rule) in self.0.iter().zip(&mut rules) {
+                *rule = match handle.known(policy, epoch) {
+                    Some(rule) => Some((rule, handle.midstate)),
+                    None => Some(handle.find(policy, epoch)?),
+                };
             }
-            let found = found.map(|found| found.expect("no error was found"));
+            let found: [(Due<'_>, u128); N] = std::array::from_fn(|index| {
+                let (rule, midstate) = rules[index].expect("found above");
+                self.0[index].due(rule, midstate, values[index], cost)
+            });
             let mut said = [Said::Nothing; N];
             let (dues, prints) = (found.map(|(due, _)| due), found.map(|(_, print)| print));
             let now = first.store.decide_many(&dues, &prints, charging, &mut said);
@@ -243,6 +250,11 @@ impl Passage {
         let ask = Ask { now: self.now, cost: self.cost, shift: self.shift, hold: None };
         self.said.outcome(&self.quota, &ask)
     }
+}
+
+#[inline]
+fn acceptable(value: &str, cost: u64) -> bool {
+    (1..=MAX_VALUE).contains(&value.len()) && (1..=MAX_COST).contains(&cost)
 }
 
 /// What stands between a value and its outcome.

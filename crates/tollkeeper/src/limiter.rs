@@ -221,7 +221,7 @@ impl Limiter {
         let mut toll = Toll::new(policy, asked.verb);
         toll.add_request(asked)?;
         let answer = self.inner.store.decide(&toll);
-        Ok(Decided::Later(Box::new(toll), answer))
+        Ok(Decided::Later(Box::new(Pending { toll, answer })))
     }
 
     async fn wait_for(&self, facts: &Facts<'_>, cost: u64) -> Result<Decision, InvalidRequest> {
@@ -261,7 +261,14 @@ enum Decided<'a> {
     /// It is decided.
     Now(Decision),
     /// The store was asked.
-    Later(Box<Toll>, Answer<'a, Ruling>),
+    Later(Box<Pending<'a>>),
+}
+
+/// A toll that a store has been asked about.
+#[derive(Debug)]
+struct Pending<'a> {
+    toll: Toll,
+    answer: Answer<'a, Ruling>,
 }
 
 /// A request that is about to be decided: `await` it, or [`wait`](Request::wait) for it.
@@ -291,7 +298,10 @@ impl<'a> Request<'a> {
     pub fn wait(self) -> Result<Decision, InvalidRequest> {
         match self.limiter.decide(&self.asked)? {
             Decided::Now(decision) => Ok(decision),
-            Decided::Later(toll, answer) => Ok(Decision::new(*toll, blocking::wait(answer))),
+            Decided::Later(pending) => {
+                let Pending { toll, answer } = *pending;
+                Ok(Decision::new(toll, blocking::wait(answer)))
+            }
         }
     }
 }
@@ -314,7 +324,7 @@ enum Stage<'a> {
     /// Nothing has happened yet.
     Asked(Request<'a>),
     /// The store was asked.
-    Waiting(Box<Toll>, Answer<'a, Ruling>),
+    Waiting(Box<Pending<'a>>),
     /// It was decided.
     Done,
 }
@@ -323,18 +333,18 @@ impl Future for Deciding<'_> {
     type Output = Result<Decision, InvalidRequest>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let (toll, mut answer) = match std::mem::replace(&mut self.0, Stage::Done) {
+        let mut pending = match std::mem::replace(&mut self.0, Stage::Done) {
             Stage::Asked(request) => match request.limiter.decide(&request.asked)? {
                 Decided::Now(decision) => return Poll::Ready(Ok(decision)),
-                Decided::Later(toll, answer) => (toll, answer),
+                Decided::Later(pending) => pending,
             },
-            Stage::Waiting(toll, answer) => (toll, answer),
+            Stage::Waiting(pending) => pending,
             Stage::Done => panic!("a decision is made once: the future was polled after it was ready"),
         };
-        match Pin::new(&mut answer).poll(context) {
-            Poll::Ready(ruling) => Poll::Ready(Ok(Decision::new(*toll, ruling))),
+        match Pin::new(&mut pending.answer).poll(context) {
+            Poll::Ready(ruling) => Poll::Ready(Ok(Decision::new(pending.toll, ruling))),
             Poll::Pending => {
-                self.0 = Stage::Waiting(toll, answer);
+                self.0 = Stage::Waiting(pending);
                 Poll::Pending
             }
         }

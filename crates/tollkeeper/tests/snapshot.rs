@@ -356,7 +356,7 @@ fn a_file_that_is_refused_is_moved_away_and_the_store_starts_empty() {
         let Restored::Refused(error) = restored else { panic!("{restored:?}") };
         let shown = folder.file().display().to_string();
         let expected = format!(
-            "snapshot {shown}: {problem} (move it away to start empty, or put back one that is whole)"
+            "snapshot {shown}: {problem} (it is not used: put back one that is whole, or start empty)"
         );
         assert_eq!(error.to_string(), expected);
         assert_eq!(store.keys(), 0);

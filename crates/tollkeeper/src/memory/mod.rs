@@ -175,9 +175,10 @@ impl MemoryStore {
 
 impl Inner {
     /// The shard that a fingerprint belongs to: by its last bits, because the first say where in it.
-    #[expect(clippy::cast_possible_truncation, reason = "only the last bits count")]
+    #[inline]
     fn shard_index(&self, print: u128) -> usize {
-        print as usize & (self.shards.len() - 1)
+        let ending = usize::try_from(print & u128::from(u16::MAX)).expect("16 bits");
+        ending & (self.shards.len() - 1)
     }
 
     #[inline]

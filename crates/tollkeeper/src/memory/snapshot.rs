@@ -31,8 +31,11 @@ use super::{Capacity, Inner, MemoryStore, Secrets};
 const MAGIC: &[u8] = b"tollkeeper state ";
 const VERSION: &[u8] = b"1\n";
 
+/// Picks a table of a shard.
+type Which = fn(&mut Shard) -> &mut Table;
+
 /// The tables of a shard, by the byte that stands for each in a file.
-const TABLES: [(u8, fn(&mut Shard) -> &mut Table); 3] =
+const TABLES: [(u8, Which); 3] =
     [(1, |shard| &mut shard.table), (2, |shard| &mut shard.cells), (3, |shard| &mut shard.markers)];
 const END: u8 = 0;
 
@@ -61,7 +64,7 @@ impl fmt::Display for SnapshotError {
             SnapshotError::Io { path, error } => write!(f, "snapshot {}: {error}", path.display()),
             SnapshotError::Foreign { path, problem } => write!(
                 f,
-                "snapshot {}: {problem} (move it away to start empty, or put back one that is whole)",
+                "snapshot {}: {problem} (it is not used: put back one that is whole, or start empty)",
                 path.display()
             ),
         }
@@ -231,14 +234,7 @@ fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore
 }
 
 impl Inner {
-    fn restore(
-        &self,
-        code: u8,
-        table: fn(&mut Shard) -> &mut Table,
-        print: u128,
-        packed: Packed,
-        wide: Option<State>,
-    ) {
+    fn restore(&self, code: u8, table: Which, print: u128, packed: Packed, wide: Option<State>) {
         let shard = &mut *self.shard(print);
         shard.restore(table, print, packed, wide);
         self.account(shard, Dropped(0));

@@ -175,7 +175,7 @@ fn round_up(life: u64) -> u64 {
     let mantissa = life.saturating_add((1 << exponent) - 1) >> exponent;
     // A mantissa that was rounded up to a power of two stands for the same number one exponent higher.
     let carry = mantissa >> MANTISSA_BITS;
-    u64::from(exponent) + carry << MANTISSA_BITS | (mantissa >> carry)
+    (u64::from(exponent) + carry) << MANTISSA_BITS | (mantissa >> carry)
 }
 
 #[inline]
