@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollkeeper::{Capacity, Clock, Handle, Limit, Limiter, MemoryStore, Policy, Quota, facts};
+use tollkeeper::{Capacity, Clock, Handle, Layers, Limit, Limiter, MemoryStore, Policy, Quota, facts};
 
 use crate::keys::Request;
 use crate::sides::{Bucket, Keyed, Layered};
@@ -13,7 +13,10 @@ pub struct ByHandle(Handle);
 /// One limit, found anew for every request: `Limiter::check` with facts.
 pub struct ByPolicy(Limiter);
 
-/// Three limits in one `Limiter::check`.
+/// Three limits, prepared: `Layers::check`.
+pub struct ByLayers(Layers<3>);
+
+/// Three limits in one `Limiter::check` with facts.
 pub struct ThreeLimits(Limiter);
 
 /// A limiter with one limit for each of these facts, called `per-FACT`.
@@ -58,8 +61,23 @@ impl Keyed for ByPolicy {
     }
 }
 
+impl Layered for ByLayers {
+    const NAME: &'static str = "handle";
+
+    fn new(bucket: Bucket) -> ByLayers {
+        let limiter = limiter(bucket, &["user", "tenant", "route"], Clock::system());
+        ByLayers(limiter.layers(["per-user", "per-tenant", "per-route"]).expect("plain limits"))
+    }
+
+    #[inline]
+    fn check(&self, request: &Request) -> bool {
+        let Request { user, tenant, route } = request;
+        self.0.check([user, tenant, route]).expect("valid keys").allowed
+    }
+}
+
 impl Layered for ThreeLimits {
-    const NAME: &'static str = "layered";
+    const NAME: &'static str = "policy";
 
     fn new(bucket: Bucket) -> ThreeLimits {
         ThreeLimits(limiter(bucket, &["user", "tenant", "route"], Clock::system()))

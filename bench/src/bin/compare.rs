@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use tollkeeper_bench::keys::{self, Request};
-use tollkeeper_bench::ours::{ByHandle, ByPolicy, ThreeLimits};
+use tollkeeper_bench::ours::{ByHandle, ByLayers, ByPolicy, ThreeLimits};
 use tollkeeper_bench::peers::{Governor, Limitador, ThreeOf, Throttlecrab};
 use tollkeeper_bench::race::{Load, Side, Times, race};
 use tollkeeper_bench::report::{self, Want};
@@ -83,6 +83,7 @@ fn layered_sides(bucket: Bucket, known: &[Request]) -> Vec<Side<Request>> {
         Side::new(L::NAME, move |request| limiter.check(request))
     }
     vec![
+        side::<ByLayers>(bucket, known),
         side::<ThreeLimits>(bucket, known),
         side::<ThreeOf<Governor>>(bucket, known),
         side::<ThreeOf<Throttlecrab>>(bucket, known),
@@ -111,7 +112,7 @@ impl Results {
         self.scenarios.insert(scenario.to_owned(), Value::Object(raw.collect()));
 
         let (ours, peers): (Vec<_>, Vec<_>) =
-            times.iter().partition(|times| matches!(times.side, "handle" | "policy" | "layered"));
+            times.iter().partition(|times| matches!(times.side, "handle" | "policy"));
         for times in &times {
             report::figure(&format!("{scenario}/{}-ns", times.side), times.median());
         }
@@ -137,7 +138,7 @@ impl Results {
                 "governor" if million => 2.0,
                 "governor" if scenario.starts_with("hot-") => 1.0,
                 "limitador" => 10.0,
-                "throttlecrab" if !by_policy && scenario != "layered-3" => 2.0,
+                "throttlecrab" if !by_policy => 2.0,
                 _ => continue,
             };
             report::goal(&format!("{scenario}/{peer}"), Want::AtLeast(want), *value);

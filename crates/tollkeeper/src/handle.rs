@@ -83,12 +83,24 @@ impl Handle {
             return Err(HandleError::Request(wrong(value, cost)));
         }
         self.limiter.inner.policy.read(|policy, epoch| {
-            let (rule, midstate) = match self.known(policy, epoch) {
-                Some(rule) => (rule, self.midstate),
-                None => self.find(policy, epoch)?,
+            let found = self.found.load(Relaxed);
+            let (rule, midstate) = if found >> PLACE == epoch {
+                let place = usize::try_from(found & ((1 << PLACE) - 1)).expect("16 bits");
+                (&policy.rules()[place], self.midstate)
+            } else {
+                self.find(policy, epoch)?
             };
-            let (due, print) = self.due(rule, midstate, value, cost);
-            let mut passage = Passage::of(&due);
+            let (quota, family) = rule.plain_quota().expect("a plain limit has a quota");
+            let print = fingerprint::finish(self.store.prints().value(midstate, Some(value.as_bytes())));
+            let due = Due::prepared(rule, quota, Key::of_one(family, value), cost);
+            let mut passage = Passage {
+                allowed: false,
+                said: Said::Nothing,
+                quota: *quota,
+                shift: due.shift,
+                cost,
+                now: Time::default(),
+            };
             passage.now = self.store.decide_one(&due, print, charging, &mut passage.said);
             passage.allowed = passage.said.allowed() || !due.enforced();
             Ok(passage)
