@@ -12,7 +12,9 @@ const COUNT: u64 = 5;
 const PERIOD: u64 = 1_000_000;
 
 fuzz_target!(|data: &[u8]| {
-    for kind in [Algorithm::TokenBucket, Algorithm::SlidingLog, Algorithm::FixedWindow, Algorithm::SlidingWindow] {
+    for kind in
+        [Algorithm::TokenBucket, Algorithm::SlidingLog, Algorithm::FixedWindow, Algorithm::SlidingWindow]
+    {
         let rate = Quota::per_second(COUNT);
         let rate = if kind.has_burst() { rate.burst(BURST) } else { rate };
         let quota = Quota::new(kind, rate).expect("valid");

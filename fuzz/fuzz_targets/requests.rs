@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use tollkeeper::{
-    Algorithm, Allowance, Capacity, Clock, Facts, Limit, Limiter, ManualClock, MemoryStore, Missing, Mode, Policy,
-    Quota, Time,
+    Algorithm, Allowance, Capacity, Clock, Facts, Limit, Limiter, ManualClock, MemoryStore, Missing, Mode,
+    Policy, Quota, Time,
 };
 
 static LIMITER: LazyLock<Limiter> = LazyLock::new(|| {
