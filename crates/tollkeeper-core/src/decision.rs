@@ -140,9 +140,7 @@ impl Ruling {
     /// Where to write what each of so many limits says.
     #[inline]
     pub fn say(&mut self, limits: usize) -> &mut [Said] {
-        for _ in self.said.len()..limits {
-            self.said.push(Said::Nothing);
-        }
+        self.said.resize(limits);
         &mut self.said
     }
 

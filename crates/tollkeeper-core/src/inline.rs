@@ -42,6 +42,21 @@ impl<T: Copy + Default, const N: usize> Inline<T, N> {
         self.len = len;
     }
 
+    /// Makes the list `len` long: what is more is cut off, what is missing is the default.
+    #[inline]
+    pub fn resize(&mut self, len: usize) {
+        if self.len <= len && len <= N {
+            // What lies behind the end is left over from what was cut off.
+            self.here[self.len..len].fill(T::default());
+            self.len = len;
+            return;
+        }
+        self.truncate(len);
+        while self.len < len {
+            self.push(T::default());
+        }
+    }
+
     /// Keeps only the first `len` elements.
     #[inline]
     pub fn truncate(&mut self, len: usize) {
@@ -85,6 +100,19 @@ mod tests {
         }
         list.extend_from_slice(&[20, 21]);
         assert_eq!(*list, (0..22).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_is_missing_is_the_default() {
+        let mut list = Inline::<u32, 4>::default();
+        (1..=4).for_each(|element| list.push(element));
+        list.truncate(1);
+        for (len, expected) in
+            [(3, &[1, 0, 0][..]), (2, &[1, 0]), (6, &[1, 0, 0, 0, 0, 0]), (4, &[1, 0, 0, 0]), (0, &[])]
+        {
+            list.resize(len);
+            assert_eq!(*list, *expected);
+        }
     }
 
     #[test]
