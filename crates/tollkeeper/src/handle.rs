@@ -90,6 +90,7 @@ impl Handle {
             } else {
                 self.find(policy, epoch)?
             };
+            // As `due` and `Passage::of` have it, written out: through them a check takes 10 ns more.
             let (quota, family) = rule.plain_quota().expect("a plain limit has a quota");
             let print = fingerprint::finish(self.store.prints().value(midstate, Some(value.as_bytes())));
             let due = Due::prepared(rule, quota, Key::of_one(family, value), cost);

@@ -8,7 +8,7 @@ use support::*;
 use tollkeeper::facts::FactProblem;
 use tollkeeper::{
     Algorithm, Allowance, Facts, HandleError, InvalidFact, InvalidRequest, Limit, Mode, Policy, Quota, Retry,
-    facts,
+    Verdict, facts,
 };
 
 fn not_plain(name: &str) -> HandleError {
@@ -310,4 +310,37 @@ fn a_handle_of_a_closed_limit_refuses_and_of_a_shadow_limit_lets_pass() {
         assert_eq!(passage.outcome().allowed, number <= 10);
     }
     assert_eq!(shadow.check_cost("alice", 11).unwrap().outcome().retry, Some(Retry::Never));
+}
+
+/// Whoever misuses a service is blocked while it runs: the key is known by then, and its state is there.
+#[test]
+fn a_known_key_that_is_granted_nothing_any_more_is_refused_for_ever() {
+    for algorithm in RATES {
+        let by_user = |name: &str| Limit::new(name, Quota::per_minute(10)).by("user").algorithm(algorithm);
+        let (limiter, hand) = limiter([by_user("one"), by_user("two")]);
+        let handle = limiter.handle("one").expect("a plain limit");
+        let alice = facts! { "user" => "alice" };
+        assert!(limiter.check(&alice).wait().expect("valid").allowed());
+        for limits in [
+            vec![nothing("one", algorithm)],
+            vec![nothing("one", algorithm), by_user("two")],
+            vec![by_user("two").override_for("alice", Allowance::Nothing)],
+        ] {
+            limiter.replace(limits).expect("valid limits");
+            for step in [0, 10] {
+                hand.set(START + secs(step));
+                let decision = limiter.check(&alice).wait().expect("valid");
+                assert_eq!(decision.verdict(), Verdict::Deny { retry: Retry::Never }, "{algorithm}");
+                let peeked = limiter.peek(&alice).wait().expect("valid");
+                assert_eq!(peeked.binding().expect("refuses").outcome().remaining, 0, "{algorithm}");
+            }
+        }
+        limiter.replace(vec![nothing("one", algorithm)]).expect("valid limits");
+        let passage = handle.check("alice").expect("still plain");
+        assert_eq!((passage.allowed, passage.outcome().retry), (false, Some(Retry::Never)), "{algorithm}");
+    }
+}
+
+fn nothing(name: &str, algorithm: Algorithm) -> Limit {
+    Limit::new(name, Allowance::Nothing).by("user").algorithm(algorithm)
 }

@@ -95,7 +95,8 @@ impl Inner {
     #[inline]
     fn decide_one(&self, due: &Due<'_>, print: u128, charging: bool, now: Time, said: &mut Said) -> u64 {
         // A token bucket that is known is the commonest case, and has a way of its own to the same end.
-        if due.quota.algorithm() == Algorithm::TokenBucket && due.cost > 0 {
+        // Not if nothing is granted any more: then there is no arithmetic to do.
+        if due.quota.algorithm() == Algorithm::TokenBucket && due.quota.count() > 0 && due.cost > 0 {
             let shard = &mut *self.shard(print);
             if let Some(packed) = shard.table.get_mut(print) {
                 let tick = due.quota.tick().number(now);
@@ -162,6 +163,9 @@ impl Inner {
     fn decide_known(&self, toll: &mut Several<'_, '_>, said: &mut [Said]) -> bool {
         let mut found = Inline::<usize, 4>::default();
         for (index, due) in toll.dues.iter().enumerate() {
+            if due.quota.count() == 0 {
+                return false;
+            }
             let shard = toll.shards.get(toll.places[index]);
             let Place::Found(place) = shard.table.find(toll.prints[index]) else { return false };
             let Some(seen) = shard.table.state(place).seen(due.quota, due.shift) else { return false };
