@@ -3,6 +3,8 @@
 //! Making one reports every mistake at once. What comes out is the meaning of what was written: quotas
 //! that fit, tiers that resolve, addresses that parse. From then on nothing is checked again.
 
+mod explain;
+
 use core::fmt;
 use core::net::IpAddr;
 use std::collections::BTreeMap;
@@ -15,6 +17,8 @@ use crate::net::{self, InvalidNetwork, Network};
 use crate::pattern::Condition;
 use crate::quota::{Algorithm, Allowance, InvalidQuota, Quota, Rate};
 use crate::toll::InvalidRequest;
+
+pub use explain::{Explanation, Standing, Through};
 
 /// The limits in force. Cheap to clone: clones share the limits.
 #[derive(Clone, Debug)]

@@ -372,7 +372,12 @@ impl Marks {
 
 /// Writes the values of the facts that a limit is keyed by; false if one of them is absent.
 #[inline]
-fn push_values(values: &mut Inline<u8, 96>, policy: &Policy, rule: &Rule, facts: &Facts<'_>) -> bool {
+pub(crate) fn push_values(
+    values: &mut Inline<u8, 96>,
+    policy: &Policy,
+    rule: &Rule,
+    facts: &Facts<'_>,
+) -> bool {
     let mut complete = true;
     for fact in &rule.by {
         match facts.get(fact) {

@@ -1,0 +1,300 @@
+//! Why a limit applies to a request, or does not: for people who wonder.
+//!
+//! Asks the same questions as [`Toll::add`](crate::Toll::add), in the same order, and remembers which one
+//! settled it. A test holds the two together over random policies.
+
+use core::fmt;
+
+use super::{Policy, Rule};
+use crate::facts::Facts;
+use crate::inline::Inline;
+use crate::key::Key;
+use crate::limit::{Missing, Mode};
+use crate::quota::Quota;
+use crate::reason::Allowed;
+use crate::toll::{InvalidRequest, push_values};
+
+/// What one limit has to do with a request.
+#[derive(Clone, Debug)]
+pub struct Explanation<'p> {
+    /// The limit.
+    pub rule: &'p Rule,
+    /// Whether it applies, and why.
+    pub standing: Standing<'p>,
+}
+
+/// Whether a limit applies, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing<'p> {
+    /// Its mode is `off`.
+    Off,
+    /// This fact of its `when` is absent or matches none of the patterns.
+    When(&'p str),
+    /// All facts of its `unless` match.
+    Unless,
+    /// The value of this fact is on its list of those it never applies to.
+    Allowed(&'p str),
+    /// It is keyed by this fact, which is absent: skipped.
+    Skipped(&'p str),
+    /// What it grants here is unlimited.
+    Unlimited(Through<'p>),
+    /// It is keyed by this fact, which is absent: the request is refused.
+    Denied(&'p str),
+    /// It applies.
+    Applies {
+        /// The key, readable.
+        key: String,
+        /// What it grants to this key.
+        quota: &'p Quota,
+        /// How that was found.
+        through: Through<'p>,
+    },
+}
+
+/// How it was found what a limit grants to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Through<'p> {
+    /// It grants the same to all.
+    Itself,
+    /// This value of the fact it is keyed by has terms of its own.
+    Override(String),
+    /// The fact that picks the tier says this.
+    Tier(String),
+    /// That fact is absent or says something that is not listed, so it is the default tier.
+    DefaultTier {
+        /// The fact that picks the tier.
+        fact: &'p str,
+        /// What it says, if it is there.
+        said: Option<String>,
+    },
+}
+
+impl Policy {
+    /// Which limits apply to a request with these facts, and why; decides nothing.
+    pub fn explain(&self, facts: &Facts<'_>) -> Result<Vec<Explanation<'_>>, InvalidRequest> {
+        facts.check().map_err(InvalidRequest::Fact)?;
+        let explain = |rule| Explanation { rule, standing: self.standing(rule, facts) };
+        Ok(self.rules().iter().map(explain).collect())
+    }
+
+    fn standing<'p>(&'p self, rule: &'p Rule, facts: &Facts<'_>) -> Standing<'p> {
+        if rule.mode == Mode::Off {
+            return Standing::Off;
+        }
+        if let Some(condition) = rule.when.iter().find(|condition| !condition.holds(facts)) {
+            return Standing::When(&condition.fact);
+        }
+        if !rule.unless.is_empty() && rule.unless.iter().all(|condition| condition.holds(facts)) {
+            return Standing::Unless;
+        }
+        if rule.allows(facts) {
+            return Standing::Allowed(&rule.by[0]);
+        }
+        let absent = rule.by.iter().find(|fact| facts.get(fact).is_none());
+        match (absent, rule.missing) {
+            (Some(fact), Missing::Skip) => return Standing::Skipped(fact),
+            (Some(fact), Missing::Deny) => return Standing::Denied(fact),
+            _ => {}
+        }
+        let through = rule.through(facts);
+        match rule.quota(rule.granted(facts).grant) {
+            None => Standing::Unlimited(through),
+            Some((quota, family)) => {
+                let mut values = Inline::default();
+                push_values(&mut values, self, rule, facts);
+                Standing::Applies { key: Key::new(family, &values).to_string(), quota, through }
+            }
+        }
+    }
+}
+
+impl Rule {
+    fn through(&self, facts: &Facts<'_>) -> Through<'_> {
+        let value = self.by.first().and_then(|fact| facts.get(fact)).map(ToString::to_string);
+        if let Some(value) = value.filter(|value| self.overrides.contains_key(&**value)) {
+            return Through::Override(value);
+        }
+        let Some(fact) = &self.tier else {
+            return Through::Itself;
+        };
+        match facts.get(fact).map(ToString::to_string) {
+            Some(tier) if self.tiers.contains_key(&*tier) => Through::Tier(tier),
+            said => Through::DefaultTier { fact, said },
+        }
+    }
+}
+
+impl Standing<'_> {
+    /// Whether the limit takes part in the decision.
+    pub fn applies(&self) -> bool {
+        matches!(self, Standing::Applies { .. } | Standing::Denied(_))
+    }
+}
+
+/// One clause that follows the name of the limit: ``does not apply: `route` does not match its `when` ``.
+impl fmt::Display for Standing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Standing::Off => f.write_str("does not apply: its mode is `off`"),
+            Standing::When(fact) => {
+                write!(f, "does not apply: `{fact}` is absent or does not match its `when`")
+            }
+            Standing::Unless => f.write_str("does not apply: all of its `unless` matches"),
+            Standing::Allowed(fact) => write!(f, "does not apply: this `{fact}` is on its `allow` list"),
+            Standing::Skipped(fact) => {
+                write!(f, "does not apply: it counts by `{fact}`, which is absent (missing: skip)")
+            }
+            Standing::Unlimited(through) => write!(f, "does not apply: {through} is unlimited"),
+            Standing::Denied(fact) => {
+                write!(f, "refuses: it counts by `{fact}`, which is absent (missing: deny)")
+            }
+            Standing::Applies { quota, through: Through::Itself, .. } => {
+                write!(f, "applies: {}", Allowed(quota))
+            }
+            Standing::Applies { quota, through, .. } => {
+                write!(f, "applies: {through} has {}", Allowed(quota))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Through<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Through::Itself => f.write_str("it"),
+            Through::Override(value) => write!(f, "the override for `{}`", value.escape_debug()),
+            Through::Tier(tier) => write!(f, "tier `{}`", tier.escape_debug()),
+            Through::DefaultTier { fact, said: None } => {
+                write!(f, "the default tier, for want of `{fact}`,")
+            }
+            Through::DefaultTier { fact, said: Some(said) } => {
+                let said = said.escape_debug();
+                write!(f, "the default tier, as `{fact}` is `{said}`, which is not listed,")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::facts;
+    use crate::key::tests::Random;
+    use crate::limit::Limit;
+    use crate::quota::{Allowance, Quota};
+    use crate::toll::Verb;
+
+    fn check(limit: Limit, facts: &Facts<'_>, expected: &str) {
+        let policy = Policy::new(vec![limit]).unwrap();
+        assert_eq!(policy.explain(facts).unwrap()[0].standing.to_string(), expected);
+    }
+
+    fn limit() -> Limit {
+        Limit::new("limit", Quota::per_minute(10)).by("user")
+    }
+
+    #[test]
+    fn each_reason_is_named() {
+        let alice = facts! { "user" => "alice", "plan" => "gold" };
+        check(limit(), &alice, "applies: 10 per minute");
+        check(limit().mode(Mode::Off), &alice, "does not apply: its mode is `off`");
+        check(
+            limit().when("user", "al*").when("route", "/a"),
+            &alice,
+            "does not apply: `route` is absent or does not match its `when`",
+        );
+        check(limit().unless("user", "al*"), &alice, "does not apply: all of its `unless` matches");
+        check(limit().allow("alice"), &alice, "does not apply: this `user` is on its `allow` list");
+        check(limit(), &facts! {}, "does not apply: it counts by `user`, which is absent (missing: skip)");
+        check(
+            limit().missing(Missing::Deny),
+            &facts! {},
+            "refuses: it counts by `user`, which is absent (missing: deny)",
+        );
+        check(limit().missing(Missing::Share), &facts! {}, "applies: 10 per minute");
+        check(
+            limit().override_for("alice", Allowance::Unlimited),
+            &alice,
+            "does not apply: the override for `alice` is unlimited",
+        );
+        let plan = Limit::tiered("plan", "plan")
+            .by("user")
+            .tier("free", Quota::per_minute(1))
+            .tier("pro", Quota::per_minute(2))
+            .default_tier("free");
+        check(
+            plan.clone(),
+            &facts! { "user" => "a", "plan" => "pro" },
+            "applies: tier `pro` has 2 per minute",
+        );
+        check(
+            plan.clone(),
+            &facts! { "user" => "a" },
+            "applies: the default tier, for want of `plan`, has 1 per minute",
+        );
+        check(
+            plan,
+            &alice,
+            "applies: the default tier, as `plan` is `gold`, which is not listed, has 1 per minute",
+        );
+    }
+
+    #[test]
+    fn the_explanation_and_the_toll_agree() {
+        let mut random = Random(0x7011);
+        let mut applied = 0;
+        let mut not = 0;
+        for _ in 0..5_000 {
+            let mut limit = match random.below(3) {
+                0 => Limit::tiered("limit", "plan")
+                    .tier("free", Quota::per_minute(3))
+                    .tier("pro", Quota::per_hour(5))
+                    .tier("vip", Allowance::Unlimited)
+                    .default_tier("free"),
+                1 => Limit::new("limit", Allowance::Unlimited),
+                _ => Limit::new("limit", Quota::per_minute(3)),
+            };
+            limit = limit.by("user");
+            let mut some = |odds: usize| random.below(odds) == 0;
+            if some(6) {
+                limit = limit.mode(Mode::Off);
+            }
+            if some(4) {
+                limit = limit.when("route", "/a*");
+            }
+            if some(4) {
+                limit = limit.unless("route", "*b").unless("plan", "pro");
+            }
+            if some(4) {
+                limit = limit.allow("alice");
+            }
+            if some(4) {
+                limit = limit.override_for("bob", Quota::per_day(9));
+            }
+            if some(2) {
+                limit = limit.missing(if some(2) { Missing::Deny } else { Missing::Share });
+            }
+            let policy = Arc::new(Policy::new(vec![limit]).unwrap());
+            let mut facts = Facts::new();
+            for (name, values) in [
+                ("user", &["alice", "bob", "carol", ""][..]),
+                ("route", &["/a", "/ab", "/c", ""]),
+                ("plan", &["free", "pro", "vip", "?"]),
+            ] {
+                facts.put(name, random.pick(values));
+            }
+            let toll = policy.toll(Verb::Check, &facts, 1).unwrap();
+            let explained = policy.explain(&facts).unwrap();
+            let standing = &explained[0].standing;
+            assert_eq!(standing.applies(), !toll.is_empty(), "{standing} {facts:?}");
+            if let Standing::Applies { key, quota, .. } = standing {
+                assert_eq!((key.as_str(), *quota), (&*toll.get(0).key.to_string(), toll.get(0).quota));
+            }
+            assert_eq!(matches!(standing, Standing::Skipped(_)), toll.skipped().next().is_some());
+            *(if standing.applies() { &mut applied } else { &mut not }) += 1;
+        }
+        assert!(applied > 500 && not > 500, "{applied} applied, {not} did not");
+    }
+}

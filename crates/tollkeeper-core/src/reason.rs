@@ -1,0 +1,300 @@
+//! Why a request was refused, in one sentence that can be pasted into a ticket.
+
+use core::fmt;
+
+use crate::decision::{Answer, Decision, Retry};
+use crate::limit::Missing;
+use crate::quota::{Algorithm, Quota};
+use crate::time::Span;
+
+/// The sentence of a refusal: what the limit that binds allows, and what the request has to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Reason<'d>(Answer<'d>);
+
+impl Decision {
+    /// Why the request was refused; nothing if it passes.
+    ///
+    /// ```text
+    /// `per-user` allows 100 per minute with bursts of 20; the next request of cost 1 fits in 0.6 s
+    /// ```
+    pub fn reason(&self) -> Option<Reason<'_>> {
+        if self.allowed() { None } else { self.binding().map(Reason) }
+    }
+}
+
+impl fmt::Display for Reason<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (due, outcome) = (self.0.due(), self.0.outcome());
+        write!(f, "`{}` ", self.0.name())?;
+        if let Some(fact) = self.absent() {
+            return write!(f, "needs the fact `{fact}`, which this request does not have");
+        }
+        if due.quota.count() == 0 {
+            return f.write_str("allows nothing here, and waiting does not help");
+        }
+        write!(f, "allows {}; ", Allowed(due.quota))?;
+        match outcome.retry {
+            Some(Retry::Never) => {
+                write!(f, "a request of cost {} never fits (at most {})", due.cost, outcome.limit)?;
+            }
+            Some(Retry::After(wait)) if due.is_slot() => {
+                write!(f, "all of them are taken, so try again in {}", Wait(wait))?;
+            }
+            Some(Retry::After(wait)) => {
+                write!(f, "the next request of cost {} fits in {}", due.cost, Wait(wait))?;
+            }
+            None => f.write_str("it is not the limit that refused")?,
+        }
+        if outcome.overflow {
+            f.write_str(" (overflow: the store is full, so this key shares its count with others)")?;
+        }
+        Ok(())
+    }
+}
+
+impl Reason<'_> {
+    /// The fact that the limit may not do without and the request lacks.
+    fn absent(&self) -> Option<&str> {
+        let rule = self.0.rule();
+        let absent = self.0.key().values().position(|value| value.is_none())?;
+        (rule.missing == Missing::Deny).then(|| &*rule.by[absent])
+    }
+}
+
+/// What a quota allows, in words: `100 per minute with bursts of 20`, `5 at the same time`.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowed<'q>(pub &'q Quota);
+
+impl fmt::Display for Allowed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let quota = self.0;
+        match quota.algorithm() {
+            _ if quota.count() == 0 => f.write_str("nothing"),
+            Algorithm::Concurrency => write!(f, "{} at the same time", quota.count()),
+            Algorithm::TokenBucket => {
+                write!(f, "{} per {} with bursts of {}", quota.count(), Period(quota.period()), quota.burst())
+            }
+            Algorithm::LeakyBucket => {
+                write!(
+                    f,
+                    "{} per {} with a queue of {}",
+                    quota.count(),
+                    Period(quota.period()),
+                    quota.burst()
+                )
+            }
+            Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {
+                write!(f, "{} per {}", quota.count(), Period(quota.period()))
+            }
+        }
+    }
+}
+
+/// The longest unit that a period is a whole number of: `minute`, `15 minutes`, `500 ms`.
+struct Period(Span);
+
+impl fmt::Display for Period {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(Span, &str); 5] = [
+            (Span::from_secs(604_800), "week"),
+            (Span::from_secs(86_400), "day"),
+            (Span::from_secs(3_600), "hour"),
+            (Span::from_secs(60), "minute"),
+            (Span::from_secs(1), "second"),
+        ];
+        let micros = self.0.as_micros();
+        match UNITS.iter().find(|(unit, _)| micros.is_multiple_of(unit.as_micros())) {
+            Some((unit, name)) if *unit == self.0 => f.write_str(name),
+            Some((unit, name)) => write!(f, "{} {name}s", micros / unit.as_micros()),
+            None if micros.is_multiple_of(1_000) => write!(f, "{} ms", micros / 1_000),
+            None => write!(f, "{micros} µs"),
+        }
+    }
+}
+
+/// A wait: exact below two minutes, then in two units and rounded up, so that it is always enough.
+struct Wait(Span);
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MINUTE: u64 = 60;
+        const HOUR: u64 = 60 * MINUTE;
+        const DAY: u64 = 24 * HOUR;
+        let seconds = self.0.as_secs_ceil();
+        let two =
+            |f: &mut fmt::Formatter<'_>, (large, large_name): (u64, _), (small, small_name): (u64, _)| {
+                let smalls = seconds.div_ceil(small);
+                let (count, rest) = (smalls * small / large, smalls * small % large / small);
+                match rest {
+                    0 => write!(f, "{count} {large_name}"),
+                    rest => write!(f, "{count} {large_name} {rest} {small_name}"),
+                }
+            };
+        match seconds {
+            0..=120 => write!(f, "{} s", Seconds(self.0)),
+            ..=HOUR => two(f, (MINUTE, "min"), (1, "s")),
+            ..=DAY => two(f, (HOUR, "h"), (MINUTE, "min")),
+            _ => two(f, (DAY, "d"), (HOUR, "h")),
+        }
+    }
+}
+
+/// A span in decimal seconds, exact and without trailing zeros: `0.6`, `12`.
+#[derive(Clone, Copy, Debug)]
+pub struct Seconds(pub Span);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = self.0.as_micros();
+        write!(f, "{}", micros / 1_000_000)?;
+        let (mut fraction, mut digits) = (micros % 1_000_000, 6);
+        if fraction == 0 {
+            return Ok(());
+        }
+        while fraction % 10 == 0 {
+            (fraction, digits) = (fraction / 10, digits - 1);
+        }
+        write!(f, ".{fraction:0digits$}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::decision::{Outcome, Ruling, Said};
+    use crate::facts::Facts;
+    use crate::limit::Limit;
+    use crate::policy::Policy;
+    use crate::quota::{Allowance, Quota};
+    use crate::time::Time;
+    use crate::toll::Verb;
+    use crate::{Rate, facts};
+
+    /// The sentence for a request of this cost that is told to come again like this.
+    fn check(limit: Limit, facts: &Facts<'_>, cost: u64, outcome: Outcome, expected: &str) {
+        let toll = Arc::new(Policy::new(vec![limit]).unwrap()).toll(Verb::Acquire, facts, cost).unwrap();
+        let mut ruling = Ruling::new(Time::from_micros(0), 1);
+        ruling.push(Said::Outcome { outcome, mark: 0 });
+        let decision = Decision::new(toll, ruling);
+        assert_eq!(decision.reason().map(|reason| reason.to_string()).as_deref(), Some(expected));
+    }
+
+    fn wait(span: Span) -> Outcome {
+        Outcome { retry: Some(Retry::After(span)), limit: 20, ..Outcome::default() }
+    }
+
+    fn never() -> Outcome {
+        Outcome { retry: Some(Retry::Never), limit: 20, ..Outcome::default() }
+    }
+
+    fn rate(count: u64, seconds: u64) -> Rate {
+        Rate { count, period: Span::from_secs(seconds), burst: None }
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_allowed_and_when_the_next_request_fits() {
+        let alice = facts! { "user" => "alice" };
+        let by_user = |name: &str, allowance: Allowance| Limit::new(name, allowance).by("user");
+        check(
+            by_user("per-user", rate(100, 60).burst(20).into()),
+            &alice,
+            1,
+            wait(Span::from_millis(600)),
+            "`per-user` allows 100 per minute with bursts of 20; the next request of cost 1 fits in 0.6 s",
+        );
+        check(
+            by_user("login", rate(5, 900).into()).algorithm(Algorithm::SlidingLog),
+            &alice,
+            2,
+            wait(Span::from_micros(121_000_001)),
+            "`login` allows 5 per 15 minutes; the next request of cost 2 fits in 2 min 2 s",
+        );
+        check(
+            by_user("queue", rate(10, 1).burst(4).into()).algorithm(Algorithm::LeakyBucket),
+            &alice,
+            1,
+            wait(Span::from_micros(1)),
+            "`queue` allows 10 per second with a queue of 4; the next request of cost 1 fits in 0.000001 s",
+        );
+        check(
+            by_user("exports", Quota::slots(5)),
+            &alice,
+            1,
+            wait(Span::from_secs(1)),
+            "`exports` allows 5 at the same time; all of them are taken, so try again in 1 s",
+        );
+    }
+
+    #[test]
+    fn what_waiting_cannot_cure_says_so() {
+        let alice = facts! { "user" => "alice" };
+        check(
+            Limit::new("per-user", rate(100, 60).burst(20)).by("user"),
+            &alice,
+            30,
+            never(),
+            "`per-user` allows 100 per minute with bursts of 20; a request of cost 30 never fits (at most 20)",
+        );
+        check(
+            Limit::new("closed", Allowance::Nothing).by("user"),
+            &alice,
+            1,
+            never(),
+            "`closed` allows nothing here, and waiting does not help",
+        );
+        check(
+            Limit::new("per-user", rate(100, 60)).by("user").missing(Missing::Deny),
+            &facts! {},
+            1,
+            never(),
+            "`per-user` needs the fact `user`, which this request does not have",
+        );
+    }
+
+    #[test]
+    fn a_shared_count_is_named() {
+        check(
+            Limit::new("per-user", rate(100, 60)).by("user"),
+            &facts! { "user" => "alice" },
+            1,
+            Outcome { overflow: true, ..wait(Span::from_secs(3)) },
+            "`per-user` allows 100 per minute; the next request of cost 1 fits in 3 s \
+             (overflow: the store is full, so this key shares its count with others)",
+        );
+    }
+
+    #[test]
+    fn waits_are_exact_when_short_and_never_too_short_when_long() {
+        for (micros, expected) in [
+            (0, "0 s"),
+            (1_500_000, "1.5 s"),
+            (120_000_000, "120 s"),
+            (120_000_001, "2 min 1 s"),
+            (180_000_000, "3 min"),
+            (3_600_000_001, "1 h 1 min"),
+            (86_399_000_000, "24 h"),
+            (86_400_000_001, "1 d 1 h"),
+            (200_000_000_000, "2 d 8 h"),
+        ] {
+            assert_eq!(Wait(Span::from_micros(micros)).to_string(), expected, "{micros} µs");
+        }
+    }
+
+    #[test]
+    fn periods_are_words() {
+        for (micros, expected) in [
+            (1_000_000, "second"),
+            (60_000_000, "minute"),
+            (900_000_000, "15 minutes"),
+            (604_800_000_000, "week"),
+            (1_209_600_000_000, "2 weeks"),
+            (500_000, "500 ms"),
+            (1_500_000, "1500 ms"),
+            (1_001, "1001 µs"),
+        ] {
+            assert_eq!(Period(Span::from_micros(micros)).to_string(), expected, "{micros} µs");
+        }
+    }
+}
