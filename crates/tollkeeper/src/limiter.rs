@@ -5,7 +5,7 @@
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use tollkeeper_core::toll;
@@ -21,6 +21,7 @@ use crate::current::Current;
 use crate::guard::SlotGuard;
 use crate::handle::{Handle, HandleError, Layers};
 use crate::memory::MemoryStore;
+use crate::observer::Observer;
 use crate::queue::{Queues, Seat};
 use crate::store::{Answer, Correction, Store};
 
@@ -56,6 +57,7 @@ pub(crate) struct Inner {
     pub(crate) memory: Option<MemoryStore>,
     clock: Clock,
     queues: Queues,
+    observer: OnceLock<Arc<dyn Observer>>,
 }
 
 impl Limiter {
@@ -77,7 +79,8 @@ impl Limiter {
         clock: Clock,
     ) -> Limiter {
         let policy = Current::new(policy);
-        Limiter { inner: Arc::new(Inner { policy, store, memory, clock, queues: Queues::default() }) }
+        let (queues, observer) = (Queues::default(), OnceLock::new());
+        Limiter { inner: Arc::new(Inner { policy, store, memory, clock, queues, observer }) }
     }
 
     /// Decides and charges. Costs 1 unless said otherwise.
@@ -179,6 +182,11 @@ impl Limiter {
         self.inner.store.renew(slot).await
     }
 
+    /// Has every decision from now on told to `observer`; false if there is one already.
+    pub fn observe(&self, observer: Arc<dyn Observer>) -> bool {
+        self.inner.observer.set(observer).is_ok()
+    }
+
     /// Prepares one limit for the hottest paths: see [`Handle`].
     pub fn handle(&self, limit: &str) -> Result<Handle, HandleError> {
         Handle::new(self, limit)
@@ -224,6 +232,15 @@ impl Limiter {
         Ok(Decided::Later(Box::new(Pending { toll, answer })))
     }
 
+    /// Tells whoever wants to know.
+    #[inline]
+    fn decided(&self, decision: Decision) -> Decision {
+        if let Some(observer) = self.inner.observer.get() {
+            observer.record(&decision);
+        }
+        decision
+    }
+
     async fn wait_for(&self, facts: &Facts<'_>, cost: u64) -> Result<Decision, InvalidRequest> {
         let toll = || self.inner.policy.share().toll(Verb::Check, facts, cost);
         let mut seat: Option<Seat<'_>> = {
@@ -242,7 +259,7 @@ impl Limiter {
             let ruling = self.inner.store.decide(&toll).await;
             let decision = Decision::new(toll, ruling);
             let Verdict::Deny { retry: Retry::After(retry) } = decision.verdict() else {
-                return Ok(decision);
+                return Ok(self.decided(decision));
             };
             let key = decision.binding().expect("a refusal has a limit that refuses").key().to_bytes();
             if seat.as_ref().is_none_or(|seat| *seat.key() != *key) {
@@ -297,10 +314,10 @@ impl<'a> Request<'a> {
     #[inline]
     pub fn wait(self) -> Result<Decision, InvalidRequest> {
         match self.limiter.decide(&self.asked)? {
-            Decided::Now(decision) => Ok(decision),
+            Decided::Now(decision) => Ok(self.limiter.decided(decision)),
             Decided::Later(pending) => {
                 let Pending { toll, answer } = *pending;
-                Ok(Decision::new(toll, blocking::wait(answer)))
+                Ok(self.limiter.decided(Decision::new(toll, blocking::wait(answer))))
             }
         }
     }
@@ -324,7 +341,7 @@ enum Stage<'a> {
     /// Nothing has happened yet.
     Asked(Request<'a>),
     /// The store was asked.
-    Waiting(Box<Pending<'a>>),
+    Waiting(&'a Limiter, Box<Pending<'a>>),
     /// It was decided.
     Done,
 }
@@ -333,18 +350,18 @@ impl Future for Deciding<'_> {
     type Output = Result<Decision, InvalidRequest>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut pending = match std::mem::replace(&mut self.0, Stage::Done) {
+        let (limiter, mut pending) = match std::mem::replace(&mut self.0, Stage::Done) {
             Stage::Asked(request) => match request.limiter.decide(&request.asked)? {
-                Decided::Now(decision) => return Poll::Ready(Ok(decision)),
-                Decided::Later(pending) => pending,
+                Decided::Now(decision) => return Poll::Ready(Ok(request.limiter.decided(decision))),
+                Decided::Later(pending) => (request.limiter, pending),
             },
-            Stage::Waiting(pending) => pending,
+            Stage::Waiting(limiter, pending) => (limiter, pending),
             Stage::Done => panic!("a decision is made once: the future was polled after it was ready"),
         };
         match Pin::new(&mut pending.answer).poll(context) {
-            Poll::Ready(ruling) => Poll::Ready(Ok(Decision::new(pending.toll, ruling))),
+            Poll::Ready(ruling) => Poll::Ready(Ok(limiter.decided(Decision::new(pending.toll, ruling)))),
             Poll::Pending => {
-                self.0 = Stage::Waiting(pending);
+                self.0 = Stage::Waiting(limiter, pending);
                 Poll::Pending
             }
         }

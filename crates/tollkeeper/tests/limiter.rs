@@ -11,9 +11,9 @@ use support::*;
 use tollkeeper::facts::FactProblem;
 use tollkeeper::toll::CostProblem;
 use tollkeeper::{
-    Algorithm, Allowance, Answer, Backend, BuildError, Charge, Clock, Correction, Facts, Fix, HandleError,
-    InvalidFact, InvalidRequest, Key, Limit, Limiter, Missing, Mode, Quota, Retry, Ruling, Slot, Span, Store,
-    Toll, Value, Verdict, facts,
+    Algorithm, Allowance, Answer, Backend, BuildError, Charge, Clock, Correction, Decision, Facts, Fix,
+    HandleError, InvalidFact, InvalidRequest, Key, Limit, Limiter, MemoryStore, Missing, Mode, Policy, Quota,
+    Retry, Ruling, Slot, Span, Store, Toll, Value, Verb, Verdict, facts,
 };
 
 /// How a limit of ten a minute stands once ten were charged at the beginning of a minute.
@@ -641,4 +641,27 @@ fn a_decision_is_not_made_before_it_is_awaited() {
     drop(limiter.until_allowed(&alice).into_future());
     assert_eq!(remaining(&limiter, "fixed-window", &alice), 10);
     assert!(request.wait().unwrap().allowed());
+}
+
+#[test]
+fn an_observer_is_told_of_every_decision() {
+    #[derive(Debug, Default)]
+    struct Seen(std::sync::Mutex<Vec<(bool, Verb)>>);
+    impl tollkeeper::Observer for Seen {
+        fn record(&self, decision: &Decision) {
+            self.0.lock().unwrap().push((decision.allowed(), decision.toll().verb()));
+        }
+    }
+    let policy = Policy::new(vec![Limit::new("all", Quota::per_hour(1))]).unwrap();
+    let limiter = Limiter::embedded(policy, MemoryStore::default());
+    let seen = std::sync::Arc::new(Seen::default());
+    assert!(limiter.observe(seen.clone()));
+    assert!(!limiter.observe(seen.clone()), "there is one already");
+    let nothing = facts! {};
+    limiter.check(&nothing).wait().unwrap();
+    limiter.clone().check(&nothing).wait().unwrap();
+    limiter.peek(&nothing).wait().unwrap();
+    limiter.check(&nothing).cost(0).wait().unwrap_err();
+    let told = std::mem::take(&mut *seen.0.lock().unwrap());
+    assert_eq!(told, [(true, Verb::Check), (false, Verb::Check), (false, Verb::Peek)]);
 }
