@@ -264,3 +264,6 @@ fn says(shard: &mut Shard, spot: Spot, due: &Due<'_>, now: Time, step: Step, cha
     let outcome = due.outcome(shard.seen(spot, Lens::of(due)), now, &step, charged);
     Said::Outcome { outcome: Outcome { overflow, ..outcome }, mark: step.effect.mark() }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,7 @@
 use super::state::Packed;
 
 /// A place in the table; a fingerprint of zero marks an empty one.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) print: u128,
     pub(super) state: Packed,
