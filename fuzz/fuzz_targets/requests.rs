@@ -1,5 +1,6 @@
-//! Facts, costs and verbs as anybody may send them, against a policy that uses every part of a limit:
-//! an answer or a typed error, and what a peek says is what a check then does.
+//! Facts, costs and verbs as anybody may send them, against policies that use every part of a limit and
+//! replace each other over the same keys: an answer or a typed error, and what a peek says is what a check
+//! then does.
 
 #![no_main]
 
@@ -12,34 +13,51 @@ use tollkeeper::{
     Policy, Quota, Time,
 };
 
-static LIMITER: LazyLock<Limiter> = LazyLock::new(|| {
-    let limits = vec![
-        Limit::new("per-ip", Quota::per_minute(1000)).by("ip").allow("10.0.0.0/8"),
-        Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user").missing(Missing::Share),
+/// Limits under the same names, so that they meet each other's states: each bit changes some of them.
+fn limits(choice: u8) -> Vec<Limit> {
+    let bit = |bit: u32| choice >> bit & 1 == 1;
+    let minute = |count| if bit(0) { Allowance::Nothing } else { Quota::per_minute(count).into() };
+    let per_user = if bit(1) { Quota::per_minute(100).burst(20) } else { Quota::per_minute(1).burst(2) };
+    let algorithm = if bit(2) { Algorithm::SlidingLog } else { Algorithm::TokenBucket };
+    let mode = if bit(3) { Mode::Shadow } else { Mode::Enforce };
+    let mut limits = vec![
+        Limit::new("per-ip", minute(1000)).by("ip").allow("10.0.0.0/8"),
+        Limit::new("per-user", per_user).by("user").missing(Missing::Share).mode(mode),
         Limit::new("login", Quota::per(5, Duration::from_secs(900)))
             .by("user")
             .by("ip")
             .when("route", "/login*")
-            .algorithm(Algorithm::SlidingLog),
+            .algorithm(algorithm),
         Limit::tiered("plan", "plan")
             .by("user")
-            .tier("free", Quota::per_minute(60))
+            .tier("free", minute(60))
             .tier("pro", Allowance::Unlimited)
             .default_tier("free")
             .override_for("acme", Allowance::Nothing),
         Limit::new("tokens", Quota::per_minute(100_000)).by("user").cost("tokens").mode(Mode::Shadow),
         Limit::new("daily", Quota::per_day(1_000_000)).by("user").algorithm(Algorithm::FixedWindow).stagger(),
         Limit::new("queue", Quota::per_second(10).burst(5)).by("ip").algorithm(Algorithm::LeakyBucket),
-        Limit::new("slots", Quota::slots(5)).by("user"),
+        Limit::new("slots", Quota::slots(if bit(4) { 5 } else { 1 })).by("user"),
     ];
+    if bit(5) {
+        limits.reverse();
+    }
+    if bit(6) {
+        limits.pop();
+    }
+    limits
+}
+
+static LIMITER: LazyLock<Limiter> = LazyLock::new(|| {
     let clock = Clock::manual(&ManualClock::new(Time::from_micros(1_760_000_000_000_000)));
     let store = MemoryStore::new(Capacity { max_keys: 1_000, ..Capacity::default() }, clock);
-    Limiter::embedded(Policy::new(limits).expect("valid"), store)
+    Limiter::embedded(Policy::new(limits(0)).expect("valid"), store)
 });
 
-/// The first byte says the cost, then names and values follow, each behind its length.
-fn parsed(data: &[u8]) -> Option<(u64, Facts<'_>)> {
-    let (cost, mut rest) = data.split_first()?;
+/// The first byte says which limits are in force, the second the cost; then names and values follow, each
+/// behind its length.
+fn parsed(data: &[u8]) -> Option<(u8, u64, Facts<'_>)> {
+    let (&[choice, cost], mut rest) = data.split_first_chunk()?;
     let mut facts = Facts::new();
     while let Some((len, after)) = rest.split_first() {
         let (name, after) = after.split_at_checked(usize::from(len % 16))?;
@@ -48,11 +66,12 @@ fn parsed(data: &[u8]) -> Option<(u64, Facts<'_>)> {
         let _ = facts.insert_bytes(std::str::from_utf8(name).ok()?, value);
         rest = after;
     }
-    Some((u64::from(*cost), facts))
+    Some((choice, u64::from(cost), facts))
 }
 
 fuzz_target!(|data: &[u8]| {
-    let Some((cost, facts)) = parsed(data) else { return };
+    let Some((choice, cost, facts)) = parsed(data) else { return };
+    LIMITER.replace(limits(choice)).expect("valid");
     let peeked = LIMITER.peek(&facts).cost(cost).wait();
     let checked = LIMITER.check(&facts).cost(cost).wait();
     if let (Ok(peeked), Ok(checked)) = (&peeked, &checked) {
