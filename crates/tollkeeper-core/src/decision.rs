@@ -168,8 +168,8 @@ impl Case {
     #[inline]
     fn conclude(&mut self) {
         assert_eq!(self.toll.len(), self.ruling.said.len(), "a store answers for every limit");
-        let mut all = self.toll.dues().zip(self.ruling.said.iter());
-        self.allowed = all.all(|(due, said)| said.allowed() || !due.enforced());
+        let mut all = self.toll.enforced().zip(self.ruling.said.iter());
+        self.allowed = all.all(|(enforced, said)| said.allowed() || !enforced);
     }
 }
 
@@ -189,8 +189,11 @@ impl Decision {
         request: &Request<'_>,
         decide: impl FnOnce(&Toll, &mut Ruling),
     ) -> Result<Decision, InvalidRequest> {
-        let toll = Toll::new(policy, request.verb);
-        let mut case = Box::new(Case { toll, ruling: Ruling::default(), allowed: false });
+        // `Box::new` would make it on the stack and copy all of it.
+        let mut case = Box::write(
+            Box::new_uninit(),
+            Case { toll: Toll::new(policy, request.verb), ruling: Ruling::default(), allowed: false },
+        );
         case.toll.add_request(request)?;
         decide(&case.toll, &mut case.ruling);
         case.conclude();

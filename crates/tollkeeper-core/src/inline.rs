@@ -24,7 +24,13 @@ impl<T: Copy + Default, const N: usize> Inline<T, N> {
     /// Appends one element.
     #[inline]
     pub fn push(&mut self, element: T) {
-        self.extend_from_slice(&[element]);
+        match self.here.get_mut(self.len) {
+            Some(place) => {
+                *place = element;
+                self.len += 1;
+            }
+            None => self.extend_from_slice(&[element]),
+        }
     }
 
     /// Appends several elements.

@@ -255,6 +255,18 @@ impl Toll {
         self.entries.iter().map(|entry| due(&self.policy, &self.values, self.hold, entry))
     }
 
+    /// The place of each of these limits in the policy, in the same order.
+    pub fn places(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.entries.iter().map(|entry| entry.rule as usize)
+    }
+
+    /// Whether the verdict of each limit counts.
+    #[inline]
+    pub(crate) fn enforced(&self) -> impl Iterator<Item = bool> {
+        let rules = self.policy.rules();
+        self.entries.iter().map(|entry| rules[entry.rule as usize].mode == Mode::Enforce)
+    }
+
     /// Limits that did not apply because a fact is absent, by their place in the policy.
     pub fn skipped(&self) -> impl Iterator<Item = usize> {
         self.skipped.iter()
