@@ -297,7 +297,7 @@ impl core::error::Error for InvalidFact {}
 
 /// Whether `name` may be the name of a fact.
 #[inline]
-pub(crate) fn is_name(name: &str) -> bool {
+pub fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|byte| IN_NAMES[usize::from(byte)])
 }
 

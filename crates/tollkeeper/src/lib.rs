@@ -218,6 +218,8 @@
 mod blocking;
 mod builder;
 mod clock;
+#[cfg(feature = "config")]
+pub mod config;
 mod current;
 mod guard;
 mod handle;

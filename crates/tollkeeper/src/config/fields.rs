@@ -1,0 +1,585 @@
+//! Reads the keys of a table as the [`shape`](super::shape) says they are.
+//!
+//! Whatever is wrong is reported on the spot and then treated as if it were not there, so that reading goes
+//! on and everything is reported at once.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::time::Duration;
+
+use tollkeeper_core::Span;
+
+use super::document::{Entry, Kind as Written, Node, Scalar, Value};
+use super::excerpt::quoted;
+use super::report::{Place, Problems};
+use super::shape::{Key, Kind, Section, Support};
+use super::suggest::nearest;
+use super::units::{self, Percent, Rate, Share, Wrong};
+use super::yaml;
+
+/// A value and where it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Said<T> {
+    pub(super) value: T,
+    pub(super) place: Place,
+    /// How it stands in the file, if variables of the environment were put in: the value is not shown then.
+    pub(super) hidden: Option<String>,
+}
+
+impl<T> Said<T> {
+    fn at(node: &Node, value: T) -> Said<T> {
+        let hidden = if let Value::Scalar(scalar) = &node.value { scalar.before.clone() } else { None };
+        Said { value, place: node.place, hidden }
+    }
+}
+
+/// A table of the file, its keys checked.
+pub(super) struct Fields<'d> {
+    scope: Scope,
+    found: Vec<(&'static Key, &'d Entry)>,
+    section: &'static Section,
+    problems: &'d RefCell<Problems>,
+    /// Where the table stands.
+    pub(super) place: Place,
+}
+
+/// What messages begin with.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Scope {
+    /// Whom the message is about: ``limit `login`: ``.
+    subject: String,
+    /// What stands before a key: `memory.`.
+    path: String,
+}
+
+impl Scope {
+    /// Of a limit, a tier and the like.
+    pub(super) fn of(subject: impl Into<String>) -> Scope {
+        Scope { subject: subject.into(), path: String::new() }
+    }
+
+    fn inside(&self, key: &str) -> Scope {
+        Scope { subject: self.subject.clone(), path: format!("{}{key}.", self.path) }
+    }
+
+    /// A key as messages name it.
+    fn name(&self, key: &str) -> String {
+        format!("{}`{}{key}`", self.subject, self.path)
+    }
+
+    /// What stands before a message on the value of a key, which is underlined anyway.
+    fn before(&self, key: &str) -> String {
+        if self.subject.is_empty() { format!("{}: ", self.name(key)) } else { self.subject.clone() }
+    }
+}
+
+/// A value of the file that is being read, and how messages name it.
+#[derive(Clone, Copy)]
+struct Item<'n> {
+    node: &'n Node,
+    kind: &'static Kind,
+    key: &'n str,
+}
+
+impl<'d> Fields<'d> {
+    /// Checks the keys of a table; nothing if it is not one.
+    pub(super) fn open(
+        node: &'d Node,
+        section: &'static Section,
+        scope: Scope,
+        problems: &'d RefCell<Problems>,
+    ) -> Option<Fields<'d>> {
+        let mut fields = Fields { scope, found: Vec::new(), section, problems, place: node.place };
+        let entries = match &node.value {
+            Value::Table(entries) => entries,
+            _ => {
+                let name = fields.scope.path.trim_end_matches('.').to_owned();
+                let whole = if name.is_empty() {
+                    fields.scope.subject.trim_end_matches(": ").to_owned()
+                } else {
+                    format!("{}`{name}`", fields.scope.subject)
+                };
+                let whole = if whole.is_empty() { "the file".to_owned() } else { whole };
+                let example = section.keys.first().map_or("", |key| key.name);
+                fields.wrong_kind(node, &whole, "a table", &format!("keys and values, such as `{example}`"));
+                return None;
+            }
+        };
+        for entry in entries {
+            let Some(key) = section.find(&entry.key) else {
+                fields.unknown(entry);
+                continue;
+            };
+            if fields.found.iter().any(|(known, _)| known.name == key.name) {
+                fields.repeated(entry);
+                continue;
+            }
+            if key.support == Support::NotYet {
+                let message = format!("{} is not supported yet", fields.scope.name(key.name));
+                fields.error(entry.place, message, "leave it out");
+            }
+            fields.found.push((key, entry));
+        }
+        Some(fields)
+    }
+
+    /// A table that is not in the file: every key has its default.
+    pub(super) fn none(
+        place: Place,
+        section: &'static Section,
+        scope: Scope,
+        problems: &'d RefCell<Problems>,
+    ) -> Fields<'d> {
+        Fields { scope, found: Vec::new(), section, problems, place }
+    }
+
+    fn unknown(&self, entry: &Entry) {
+        let known = self.section.keys.iter().map(|key| key.name);
+        let help = match nearest(&entry.key, known.clone()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("known are {}", list(known)),
+        };
+        let whole = match self.scope.path.trim_end_matches('.') {
+            "" => self.scope.subject.clone(),
+            path => format!("{}`{path}`: ", self.scope.subject),
+        };
+        self.error(entry.place, format!("{whole}unknown key {}", quoted(&entry.key)), help);
+    }
+
+    fn repeated(&self, entry: &Entry) {
+        self.error(
+            entry.place,
+            format!("{}the key {} stands here a second time", self.scope.subject, quoted(&entry.key)),
+            "keep one",
+        );
+    }
+
+    /// Where a key stands, if it does.
+    pub(super) fn key_place(&self, key: &str) -> Option<Place> {
+        self.entry(key).map(|entry| entry.place)
+    }
+
+    /// Where the value of a key stands, or the table that lacks it.
+    pub(super) fn value_place(&self, key: &str) -> Place {
+        self.entry(key).map_or(self.place, |entry| entry.node.place)
+    }
+
+    /// Whether a key is there, whatever its value.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.entry(key).is_some()
+    }
+
+    /// The table under a key; with all its defaults if it is not there.
+    pub(super) fn table(&self, key: &str) -> Fields<'d> {
+        let Kind::Table(section) = self.key(key).kind else { panic!("`{key}` is not a table") };
+        let scope = self.scope.inside(key);
+        let entry = self.entry(key);
+        let read = entry.and_then(|entry| Fields::open(&entry.node, section, scope.clone(), self.problems));
+        read.unwrap_or_else(|| Fields::none(self.place, section, scope, self.problems))
+    }
+
+    /// The nodes of a list of tables.
+    pub(super) fn nodes(&self, key: &str) -> &'d [Node] {
+        match self.entry(key).map(|entry| &entry.node) {
+            Some(Node { value: Value::List(nodes), .. }) => nodes,
+            Some(node) => {
+                self.wrong_kind(node, &self.scope.name(key), "a list", "");
+                &[]
+            }
+            None => &[],
+        }
+    }
+
+    /// The names of a map and what they stand for, each name once.
+    pub(super) fn map(&self, key: &str) -> Vec<&'d Entry> {
+        let Some(entry) = self.entry(key) else { return Vec::new() };
+        let Value::Table(entries) = &entry.node.value else {
+            self.wrong_kind(&entry.node, &self.scope.name(key), "a table", "names and what they stand for");
+            return Vec::new();
+        };
+        let mut names = HashSet::new();
+        let (once, again): (Vec<&Entry>, Vec<&Entry>) =
+            entries.iter().partition(|entry| names.insert(entry.key.as_str()));
+        again.into_iter().for_each(|entry| self.repeated(entry));
+        once
+    }
+
+    /// Facts with their patterns.
+    pub(super) fn condition(&self, key: &str) -> Vec<Said<(String, Vec<String>)>> {
+        let read = |entry: &&Entry| {
+            let patterns = self.values(
+                Item { node: &entry.node, kind: &Kind::Value, key: &format!("{key}.{}", entry.key) },
+                true,
+            );
+            let patterns = patterns.into_iter().map(|said| said.value).collect();
+            Said { value: (entry.key.clone(), patterns), place: entry.place, hidden: None }
+        };
+        self.map(key).iter().map(read).collect()
+    }
+
+    pub(super) fn count(&self, key: &str) -> Option<Said<u64>> {
+        self.read(key, |item| self.read_count(item))
+    }
+
+    pub(super) fn truth(&self, key: &str) -> Option<Said<bool>> {
+        self.read(key, |item| {
+            let scalar = self.scalar(item, "`true` or `false`")?;
+            let loose = scalar.kind == Written::Truth || scalar.before.is_some();
+            match scalar.text.to_ascii_lowercase().as_str() {
+                "true" if loose => Some(true),
+                "false" if loose => Some(false),
+                _ => {
+                    let help = match scalar.text.to_ascii_lowercase().as_str() {
+                        "yes" | "on" | "y" | "1" => "write `true`",
+                        "no" | "off" | "n" | "0" => "write `false`",
+                        "true" | "false" => "without quotes",
+                        _ => "",
+                    };
+                    self.wrong_kind(item.node, &self.scope.name(key), "`true` or `false`", help);
+                    None
+                }
+            }
+        })
+    }
+
+    pub(super) fn duration(&self, key: &str) -> Option<Said<Duration>> {
+        self.read(key, |item| {
+            let span = self.parsed(item, "a duration", units::duration)?;
+            let Kind::Duration { least, most } = *item.kind else { panic!("`{key}` is not a duration") };
+            let (least, most) = (Span::from_millis(least), Span::from_millis(most));
+            if span < least || span > most {
+                let message = format!(
+                    "{} must be from {least} to {most}, found {}",
+                    self.scope.name(key),
+                    shown(item.node)
+                );
+                self.error(item.node.place, message, "");
+                return None;
+            }
+            Some(Duration::from(span))
+        })
+    }
+
+    pub(super) fn percent(&self, key: &str) -> Option<Said<Percent>> {
+        self.read(key, |item| self.parsed(item, "a percentage", units::percent))
+    }
+
+    pub(super) fn share(&self, key: &str) -> Option<Said<Share>> {
+        self.read(key, |item| self.parsed(item, "a share", units::share))
+    }
+
+    pub(super) fn rate(&self, key: &str) -> Option<Said<RateSaid>> {
+        self.read(key, |item| self.read_rate(item))
+    }
+
+    /// A rate that stands where a table could.
+    pub(super) fn rate_of(&self, node: &Node) -> Option<Said<RateSaid>> {
+        let value = self.read_rate(Item { node, kind: &Kind::Rate, key: "rate" })?;
+        Some(Said::at(node, value))
+    }
+
+    /// One of the words of the shape.
+    pub(super) fn choice(&self, key: &str) -> Option<Said<&'static str>> {
+        self.read(key, |item| self.read_choice(item))
+    }
+
+    /// A list of words of the shape, each once.
+    pub(super) fn choices(&self, key: &str) -> Vec<Said<&'static str>> {
+        self.list(key, |item| self.read_choice(item))
+    }
+
+    /// A text that means itself.
+    pub(super) fn text(&self, key: &str) -> Option<Said<String>> {
+        self.read(key, |item| self.parsed(item, "a text", |text| Ok(text.to_owned())))
+    }
+
+    /// A text, or a number or truth value taken as its text.
+    pub(super) fn value(&self, key: &str) -> Option<Said<String>> {
+        self.read(key, |item| Some(self.scalar(item, "a text")?.text.clone()))
+    }
+
+    /// A text that is read by `parse`.
+    pub(super) fn parse<T>(&self, key: &str, parse: impl Fn(&str) -> Result<T, Wrong>) -> Option<Said<T>> {
+        self.read(key, |item| self.parsed(item, wanted(item.kind), &parse))
+    }
+
+    /// A list of texts that are read by `parse`.
+    pub(super) fn parse_list<T>(&self, key: &str, parse: impl Fn(&str) -> Result<T, Wrong>) -> Vec<Said<T>> {
+        self.list(key, |item| self.parsed(item, wanted(item.kind), &parse))
+    }
+
+    /// A list of values, each taken as its text.
+    pub(super) fn value_list(&self, key: &str) -> Vec<Said<String>> {
+        self.list(key, |item| Some(self.scalar(item, "a text")?.text.clone()))
+    }
+
+    /// The value of a key, or its default.
+    fn read<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Option<Said<T>> {
+        let shape = self.key(key);
+        fn item<'n>(node: &'n Node, shape: &'static Key, key: &'n str) -> Item<'n> {
+            Item { node, kind: &shape.kind, key }
+        }
+        let written = self
+            .entry(key)
+            .and_then(|entry| Some(Said::at(&entry.node, read(item(&entry.node, shape, key))?)));
+        written.or_else(|| {
+            let default = default(shape)?;
+            Some(Said {
+                value: read(item(&default, shape, key))?,
+                place: self.value_place(key),
+                hidden: None,
+            })
+        })
+    }
+
+    /// The values of a list, or of one value that may stand for it.
+    fn list<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Vec<Said<T>> {
+        let shape = self.key(key);
+        let (inner, alone) = match shape.kind {
+            Kind::List(inner) => (inner, false),
+            Kind::OneOrList(inner) => (inner, true),
+            _ => panic!("`{key}` is not a list"),
+        };
+        let read_all = |node: &Node| {
+            let one = |node: &Node| Some(Said::at(node, read(Item { node, kind: inner, key })?));
+            match &node.value {
+                Value::List(nodes) => nodes.iter().filter_map(one).collect(),
+                Value::Scalar(Scalar { kind: Written::Nothing, .. }) | Value::Table(_) | Value::Unknown => {
+                    self.wrong_kind(node, &self.scope.name(key), "a list", "");
+                    Vec::new()
+                }
+                Value::Scalar(_) if alone => one(node).into_iter().collect(),
+                Value::Scalar(scalar) => {
+                    let help = format!("write `[{}]`", scalar.shown().escape_debug());
+                    self.wrong_kind(node, &self.scope.name(key), "a list", &help);
+                    Vec::new()
+                }
+            }
+        };
+        match self.entry(key) {
+            Some(entry) => read_all(&entry.node),
+            None => default(shape).map_or_else(Vec::new, |node| read_all(&node)),
+        }
+    }
+
+    fn values(&self, item: Item<'_>, alone: bool) -> Vec<Said<String>> {
+        let one = |node: &Node| {
+            let text = self.scalar(Item { node, ..item }, "a text")?.text.clone();
+            Some(Said::at(node, text))
+        };
+        match &item.node.value {
+            Value::List(nodes) if nodes.is_empty() => {
+                let message = format!("{} has no patterns", self.scope.name(item.key));
+                self.error(item.node.place, message, "list at least one");
+                Vec::new()
+            }
+            Value::List(nodes) => nodes.iter().filter_map(one).collect(),
+            _ if alone => one(item.node).into_iter().collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn read_count(&self, item: Item<'_>) -> Option<u64> {
+        let scalar = self.scalar(item, "a whole number")?;
+        let Kind::Count { least, most } = *item.kind else { panic!("`{}` is not a count", item.key) };
+        let bounds = match (least, most) {
+            (least, u64::MAX) => format!("at least {least}"),
+            (least, most) => format!("from {least} to {most}"),
+        };
+        let is_number = scalar.kind == Written::Number || scalar.before.is_some();
+        let digits = !scalar.text.is_empty() && scalar.text.bytes().all(|byte| byte.is_ascii_digit());
+        if !is_number || !digits {
+            let help = match () {
+                () if digits => "without quotes".to_owned(),
+                () => bounds,
+            };
+            self.wrong_kind(item.node, &self.scope.name(item.key), "a whole number", &help);
+            return None;
+        }
+        match scalar.text.parse::<u64>() {
+            Ok(number) if (least..=most).contains(&number) => Some(number),
+            Ok(_) => {
+                let message =
+                    format!("{} must be {bounds}, found {}", self.scope.name(item.key), shown(item.node));
+                self.error(item.node.place, message, "");
+                None
+            }
+            Err(_) => {
+                let message = format!("{} is too large: {}", self.scope.name(item.key), shown(item.node));
+                self.error(item.node.place, message, bounds);
+                None
+            }
+        }
+    }
+
+    fn read_rate(&self, item: Item<'_>) -> Option<RateSaid> {
+        // A number alone is not a rate, but whoever wrote one wants to know what is missing.
+        let scalar = self.scalar(item, "a rate")?;
+        match units::rate(&scalar.text) {
+            Ok(rate) => Some(RateSaid { rate, text: scalar.text.clone() }),
+            Err(wrong) => {
+                self.wrong(item, scalar, wrong);
+                None
+            }
+        }
+    }
+
+    fn read_choice(&self, item: Item<'_>) -> Option<&'static str> {
+        let Kind::Choice { words, not_yet } = *item.kind else { panic!("`{}` is not a choice", item.key) };
+        let scalar = self.scalar(item, &format!("one of {}", list(words.iter().copied())))?;
+        let Some(word) = words.iter().copied().find(|word| *word == scalar.text) else {
+            let help = match nearest(&scalar.text, words.iter().copied()) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => list(words.iter().copied()),
+            };
+            let message = format!("{} cannot be {}", self.scope.name(item.key), shown(item.node));
+            self.error(item.node.place, message, help);
+            return None;
+        };
+        if not_yet.contains(&word) {
+            let rest: Vec<&str> = words.iter().copied().filter(|word| !not_yet.contains(word)).collect();
+            let message = format!("{}: `{word}` is not supported yet", self.scope.name(item.key));
+            self.error(item.node.place, message, format!("use {}", list(rest)));
+            return None;
+        }
+        Some(word)
+    }
+
+    /// A text that `parse` can read.
+    fn parsed<T>(&self, item: Item<'_>, wanted: &str, parse: impl Fn(&str) -> Result<T, Wrong>) -> Option<T> {
+        let scalar = self.scalar(item, wanted)?;
+        if matches!(scalar.kind, Written::Truth) && scalar.before.is_none() {
+            let help = if matches!(item.kind, Kind::Listener) {
+                "`off`, or an address with a port"
+            } else {
+                "put it in quotes if it is meant as a text"
+            };
+            self.wrong_kind(item.node, &self.scope.name(item.key), wanted, help);
+            return None;
+        }
+        if scalar.kind == Written::Number
+            && scalar.before.is_none()
+            && matches!(
+                item.kind,
+                Kind::Text | Kind::Path | Kind::LimitName | Kind::Fact | Kind::Prefix | Kind::Sha256
+            )
+        {
+            let help = format!("put it in quotes: `\"{}\"`", scalar.text);
+            self.wrong_kind(item.node, &self.scope.name(item.key), wanted, &help);
+            return None;
+        }
+        match parse(&scalar.text) {
+            Ok(value) => Some(value),
+            Err(wrong) => {
+                self.wrong(item, scalar, wrong);
+                None
+            }
+        }
+    }
+
+    fn wrong(&self, item: Item<'_>, scalar: &Scalar, wrong: Wrong) {
+        let before = self.scope.before(item.key);
+        match &scalar.before {
+            // What is wrong with it would show what it is.
+            Some(written) => {
+                let message =
+                    format!("{before}the value of {} is not {}", quoted(written), wanted(item.kind));
+                self.error(
+                    item.node.place,
+                    message,
+                    "it is not shown, because it comes from the environment",
+                );
+            }
+            None => self.error(item.node.place, format!("{before}{}", wrong.message), wrong.help),
+        }
+    }
+
+    /// The scalar of an item, which is neither nothing nor a list nor a table.
+    fn scalar<'n>(&self, item: Item<'n>, wanted: &str) -> Option<&'n Scalar> {
+        match &item.node.value {
+            Value::Scalar(scalar) if scalar.kind != Written::Nothing => Some(scalar),
+            Value::Unknown => None,
+            _ => {
+                self.wrong_kind(item.node, &self.scope.name(item.key), wanted, "");
+                None
+            }
+        }
+    }
+
+    /// Reports a value of another kind than it should be.
+    fn wrong_kind(&self, node: &Node, name: &str, wanted: &str, help: &str) {
+        match &node.value {
+            Value::Unknown => {}
+            Value::Scalar(Scalar { kind: Written::Nothing, .. }) => {
+                self.error(node.place, format!("{name} has no value"), "write one, or leave the key out");
+            }
+            _ => self.error(node.place, format!("{name} must be {wanted}, found {}", shown(node)), help),
+        }
+    }
+
+    /// Reports an error.
+    pub(super) fn error(&self, place: Place, message: impl Into<String>, help: impl Into<String>) {
+        self.problems.borrow_mut().error(place, message, help);
+    }
+
+    fn entry(&self, key: &str) -> Option<&'d Entry> {
+        self.found.iter().find(|(known, _)| known.name == key).map(|(_, entry)| *entry)
+    }
+
+    fn key(&self, key: &str) -> &'static Key {
+        self.section.find(key).unwrap_or_else(|| panic!("the shape has no `{}.{key}`", self.section.path))
+    }
+}
+
+/// A rate with the text it was written as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RateSaid {
+    pub(super) rate: Rate,
+    pub(super) text: String,
+}
+
+/// The default of a key as if it had been written.
+fn default(key: &Key) -> Option<Node> {
+    if key.default.is_empty() {
+        return None;
+    }
+    yaml::read(key.default, &mut Problems::default())
+}
+
+/// What a text must be.
+fn wanted(kind: &Kind) -> &'static str {
+    match kind {
+        Kind::Store => "the URL of a store",
+        Kind::Path => "a path",
+        Kind::Listener => "an address with a port, or `off`",
+        Kind::LimitName => "the name of a limit",
+        Kind::Fact => "the name of a fact",
+        Kind::Network => "an address or a network",
+        Kind::Route => "a path pattern",
+        Kind::ClientAddress => "the name of a header",
+        Kind::Source => "a part of the request",
+        Kind::Status => "a status",
+        Kind::Sha256 => "64 hex digits",
+        Kind::Prefix => "a prefix",
+        Kind::Rate => "a rate",
+        Kind::Duration { .. } => "a duration",
+        Kind::Percent => "a percentage",
+        Kind::Share => "a share",
+        Kind::Count { .. } => "a whole number",
+        _ => "a text",
+    }
+}
+
+/// A value as messages show it.
+fn shown(node: &Node) -> String {
+    match &node.value {
+        Value::Scalar(scalar) => quoted(scalar.shown()),
+        Value::List(_) => "a list".to_owned(),
+        Value::Table(_) => "a table".to_owned(),
+        Value::Unknown => "something else".to_owned(),
+    }
+}
+
+fn list<'w>(words: impl IntoIterator<Item = &'w str>) -> String {
+    words.into_iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,225 @@
+//! A limit as it is written in the file.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use tollkeeper_core::{Algorithm, Missing, Mode, OnStoreFailure};
+
+use super::document::{Entry, Node, Value};
+use super::excerpt::quoted;
+use super::fields::{Fields, RateSaid, Said, Scope};
+use super::limit_shape::{ResponseCondition, StatusPattern};
+use super::report::{Place, Problems};
+use super::shape::{self, Section};
+use super::units::Wrong;
+
+/// A limit as it is written: typed, each part with its place, but not yet put together.
+#[derive(Debug)]
+pub(super) struct WrittenLimit {
+    pub(super) place: Place,
+    /// What messages about it begin with.
+    pub(super) subject: String,
+    pub(super) name: Option<Said<String>>,
+    pub(super) by: Vec<Said<String>>,
+    pub(super) when: Vec<Said<(String, Vec<String>)>>,
+    pub(super) unless: Vec<Said<(String, Vec<String>)>>,
+    pub(super) grant: WrittenGrant,
+    pub(super) algorithm: Choice<Algorithm>,
+    pub(super) ttl: Option<Said<Duration>>,
+    pub(super) tier: Option<Said<String>>,
+    pub(super) tiers: Option<Grants>,
+    pub(super) default_tier: Option<Said<String>>,
+    pub(super) overrides: Option<Grants>,
+    pub(super) allow: Vec<Said<String>>,
+    pub(super) missing: Missing,
+    pub(super) cost: Option<Said<String>>,
+    pub(super) mode: Mode,
+    pub(super) stagger: Option<Said<bool>>,
+    pub(super) on_store_failure: Option<OnStoreFailure>,
+    pub(super) headers: bool,
+    pub(super) deduct_when: Option<Said<ResponseCondition>>,
+    pub(super) refund_when: Option<Said<ResponseCondition>>,
+    pub(super) partition: Option<Said<String>>,
+}
+
+/// A choice that may have been made wrongly, which is not the same as not having been made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Choice<T> {
+    Absent,
+    Wrong,
+    Made(T),
+}
+
+/// What a limit, a tier or an override grants, as written.
+#[derive(Debug)]
+pub(super) struct WrittenGrant {
+    pub(super) place: Place,
+    pub(super) rate: Option<Said<RateSaid>>,
+    pub(super) burst: Option<Said<u64>>,
+    pub(super) limit: Option<Said<u64>>,
+    /// Whether something was there that could not be read: nothing is missing then.
+    pub(super) broken: bool,
+}
+
+/// Tiers or overrides.
+#[derive(Debug)]
+pub(super) struct Grants {
+    /// Where the key stands.
+    pub(super) place: Place,
+    pub(super) list: Vec<(String, WrittenGrant)>,
+}
+
+impl WrittenLimit {
+    /// Reads one element of `limits`, the `number`-th.
+    pub(super) fn read(node: &Node, number: usize, problems: &RefCell<Problems>) -> Option<WrittenLimit> {
+        let subject = match name_in(node) {
+            Some(name) => format!("limit {}: ", quoted(name)),
+            None => format!("limit {number}: "),
+        };
+        let fields = Fields::open(node, &shape::LIMIT, Scope::of(&subject), problems)?;
+        let name = fields.text("name");
+        if !fields.has("name") {
+            fields.error(node.place, format!("limit {number} has no name"), "such as `name: per-user`");
+        }
+        let algorithm = match fields.choice("algorithm") {
+            Some(said) => Choice::Made(Algorithm::from_name(said.value).expect("the shape lists algorithms")),
+            None if fields.has("algorithm") => Choice::Wrong,
+            None => Choice::Absent,
+        };
+        if let Some(replicas) = fields.count("wait_replicas")
+            && replicas.value > 0
+        {
+            fields.error(
+                replicas.place,
+                format!("{subject}`wait_replicas` is not supported yet"),
+                "leave it out",
+            );
+        }
+        // Read for its mistakes: today there is one way only.
+        fields.choice("consistency");
+        Some(WrittenLimit {
+            place: node.place,
+            name,
+            by: fields.parse_list("by", any_text),
+            when: fields.condition("when"),
+            unless: fields.condition("unless"),
+            grant: read_grant(&fields),
+            algorithm,
+            ttl: fields.has("ttl").then(|| fields.duration("ttl")).flatten(),
+            tier: fields.parse("tier", any_text),
+            tiers: grants(&fields, "tiers", "tier", &subject, problems),
+            default_tier: fields.value("default_tier"),
+            overrides: grants(&fields, "overrides", "override", &subject, problems),
+            allow: fields.value_list("allow"),
+            missing: match fields.choice("missing").map(|said| said.value) {
+                Some("share") => Missing::Share,
+                Some("deny") => Missing::Deny,
+                _ => Missing::Skip,
+            },
+            cost: fields.parse("cost", any_text),
+            mode: match fields.choice("mode").map(|said| said.value) {
+                Some("shadow") => Mode::Shadow,
+                Some("off") => Mode::Off,
+                _ => Mode::Enforce,
+            },
+            stagger: fields.truth("stagger").filter(|said| said.value),
+            on_store_failure: fields.choice("on_store_failure").map(|said| on_store_failure(said.value)),
+            headers: fields.truth("headers").is_none_or(|said| said.value),
+            deduct_when: response(&fields, "deduct_when"),
+            refund_when: response(&fields, "refund_when"),
+            partition: fields.parse("partition", any_text),
+            subject,
+        })
+    }
+}
+
+/// The words of `on_store_failure`.
+pub(super) fn on_store_failure(word: &str) -> OnStoreFailure {
+    match word {
+        "allow" => OnStoreFailure::Allow,
+        "deny" => OnStoreFailure::Deny,
+        _ => OnStoreFailure::Local,
+    }
+}
+
+/// Names are checked by the core, together with everything else about them.
+#[expect(clippy::unnecessary_wraps, reason = "has the form of what may fail")]
+pub(super) fn any_text(text: &str) -> Result<String, Wrong> {
+    Ok(text.to_owned())
+}
+
+/// The name as it may be shown, before anything is checked.
+fn name_in(node: &Node) -> Option<&str> {
+    let Value::Table(entries) = &node.value else { return None };
+    let entry = entries.iter().find(|entry| entry.key == "name")?;
+    match &entry.node.value {
+        Value::Scalar(scalar) if !scalar.shown().is_empty() => Some(scalar.shown()),
+        _ => None,
+    }
+}
+
+/// `rate`, `burst` and `limit` of a table that may have them.
+fn read_grant(fields: &Fields<'_>) -> WrittenGrant {
+    let (rate, burst, limit) = (fields.rate("rate"), fields.count("burst"), fields.count("limit"));
+    let broken = (rate.is_none() && fields.has("rate"))
+        || (burst.is_none() && fields.has("burst"))
+        || (limit.is_none() && fields.has("limit"));
+    WrittenGrant { place: fields.place, rate, burst, limit, broken }
+}
+
+fn grants(
+    fields: &Fields<'_>,
+    key: &str,
+    what: &str,
+    subject: &str,
+    problems: &RefCell<Problems>,
+) -> Option<Grants> {
+    let place = fields.key_place(key)?;
+    let grant = |entry: &Entry| {
+        let scope = Scope::of(format!("{subject}{what} {}: ", quoted(&entry.key)));
+        (entry.key.clone(), grant_of(&entry.node, &shape::GRANT, scope, problems))
+    };
+    Some(Grants { place, list: fields.map(key).into_iter().map(grant).collect() })
+}
+
+/// A grant that is a rate alone, or a table.
+fn grant_of(
+    node: &Node,
+    section: &'static Section,
+    scope: Scope,
+    problems: &RefCell<Problems>,
+) -> WrittenGrant {
+    match &node.value {
+        Value::Table(_) => match Fields::open(node, section, scope, problems) {
+            Some(fields) => read_grant(&fields),
+            None => unreachable!("a table can be opened"),
+        },
+        _ => {
+            let rate = Fields::none(node.place, section, scope, problems).rate_of(node);
+            WrittenGrant { place: node.place, broken: rate.is_none(), rate, burst: None, limit: None }
+        }
+    }
+}
+
+fn response(fields: &Fields<'_>, key: &str) -> Option<Said<ResponseCondition>> {
+    let place = fields.key_place(key)?;
+    let table = fields.table(key);
+    let status: Vec<StatusPattern> =
+        table.parse_list("status", read_status).into_iter().map(|said| said.value).collect();
+    if !table.has("status") {
+        fields.error(place, format!("`{key}` says no `status`"), "such as `{ status: [401, 5xx] }`");
+    }
+    Some(Said { value: ResponseCondition { status }, place, hidden: None })
+}
+
+fn read_status(text: &str) -> Result<StatusPattern, Wrong> {
+    let class = text.strip_suffix("xx").and_then(|class| class.parse::<u8>().ok());
+    match (class, text.parse::<u16>()) {
+        (Some(class @ 1..=5), _) => Ok(StatusPattern::Class(class)),
+        (None, Ok(code @ 100..=599)) if text.len() == 3 => Ok(StatusPattern::Code(code)),
+        _ => Err(Wrong::new(
+            format!("{} is not a status of HTTP", quoted(text)),
+            "such as `401`, or `5xx` for a class",
+        )),
+    }
+}

@@ -1,0 +1,187 @@
+//! A limit in the config's own shape, with every default filled in: what `GET /v1/limits` prints.
+//!
+//! Written out as JSON it is a limit of a config file again, and means the same.
+
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+use tollkeeper_core::{Algorithm, Missing, Mode, OnStoreFailure, Span};
+
+/// A limit as it stands in the config, defaults included. Rates are the written ones: before `share`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LimitShape {
+    /// The name.
+    pub name: String,
+    /// The facts it is keyed by.
+    pub by: Vec<String>,
+    /// The facts and patterns of `when`.
+    #[serde(skip_serializing_if = "Named::is_empty")]
+    pub when: Named<Vec<String>>,
+    /// The facts and patterns of `unless`.
+    #[serde(skip_serializing_if = "Named::is_empty")]
+    pub unless: Named<Vec<String>>,
+    /// What it grants without tiers and overrides.
+    #[serde(flatten)]
+    pub grant: GrantShape,
+    /// The algorithm, chosen or not.
+    #[serde(serialize_with = "algorithm")]
+    pub algorithm: Algorithm,
+    /// How long a slot is held at most, if it is a concurrency limit.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "ttl")]
+    pub ttl: Option<Span>,
+    /// The fact that picks the tier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tier: Option<String>,
+    /// What each tier is granted.
+    #[serde(skip_serializing_if = "Named::is_empty")]
+    pub tiers: Named<GrantShape>,
+    /// The tier of requests without a known one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub default_tier: Option<String>,
+    /// What single values are granted.
+    #[serde(skip_serializing_if = "Named::is_empty")]
+    pub overrides: Named<GrantShape>,
+    /// Values that it never applies to.
+    pub allow: Vec<String>,
+    /// What happens when a fact it is keyed by is absent.
+    #[serde(serialize_with = "missing")]
+    pub missing: Missing,
+    /// The fact whose number is charged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost: Option<String>,
+    /// Whether its verdict counts.
+    #[serde(serialize_with = "mode")]
+    pub mode: Mode,
+    /// Whether the windows of keys are shifted.
+    pub stagger: bool,
+    /// Who answers when the store does not.
+    #[serde(serialize_with = "on_store_failure")]
+    pub on_store_failure: OnStoreFailure,
+    /// Whether headers may show it.
+    pub headers: bool,
+    /// The charge is given back unless the response matches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deduct_when: Option<ResponseCondition>,
+    /// The charge is given back if the response matches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refund_when: Option<ResponseCondition>,
+    /// How exact it is across processes.
+    pub consistency: &'static str,
+    /// How many replicas must have a charge.
+    pub wait_replicas: u32,
+}
+
+/// What a limit, a tier or an override grants.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct GrantShape {
+    /// Count per period, or `unlimited`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<String>,
+    /// How many a bucket takes at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u64>,
+    /// How many at the same time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+}
+
+/// Names and what they stand for, in the order of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Named<T>(pub Vec<(String, T)>);
+
+impl<T> Named<T> {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What a name stands for.
+    pub fn get(&self, name: &str) -> Option<&T> {
+        self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value)
+    }
+}
+
+impl<T> Default for Named<T> {
+    fn default() -> Named<T> {
+        Named(Vec::new())
+    }
+}
+
+impl<T: Serialize> Serialize for Named<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (name, value) in &self.0 {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+/// A condition on the response to a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ResponseCondition {
+    /// The statuses of which one must be met.
+    pub status: Vec<StatusPattern>,
+}
+
+impl ResponseCondition {
+    /// Whether a response of that status matches.
+    pub fn matches(&self, status: u16) -> bool {
+        self.status.iter().any(|pattern| match pattern {
+            StatusPattern::Code(code) => *code == status,
+            StatusPattern::Class(class) => u16::from(*class) == status / 100,
+        })
+    }
+}
+
+/// A status of HTTP, or all of a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatusPattern {
+    /// One status, such as 401.
+    Code(u16),
+    /// All that begin with this digit: 5 is `5xx`.
+    Class(u8),
+}
+
+impl Serialize for StatusPattern {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            StatusPattern::Code(code) => serializer.serialize_u16(*code),
+            StatusPattern::Class(class) => serializer.collect_str(&format_args!("{class}xx")),
+        }
+    }
+}
+
+fn algorithm<S: Serializer>(algorithm: &Algorithm, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(algorithm.name())
+}
+
+fn ttl<S: Serializer>(ttl: &Option<Span>, serializer: S) -> Result<S::Ok, S::Error> {
+    match ttl {
+        Some(ttl) => serializer.collect_str(ttl),
+        None => serializer.serialize_none(),
+    }
+}
+
+fn missing<S: Serializer>(missing: &Missing, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(match missing {
+        Missing::Skip => "skip",
+        Missing::Share => "share",
+        Missing::Deny => "deny",
+    })
+}
+
+fn mode<S: Serializer>(mode: &Mode, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(match mode {
+        Mode::Enforce => "enforce",
+        Mode::Shadow => "shadow",
+        Mode::Off => "off",
+    })
+}
+
+fn on_store_failure<S: Serializer>(policy: &OnStoreFailure, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(match policy {
+        OnStoreFailure::Allow => "allow",
+        OnStoreFailure::Deny => "deny",
+        OnStoreFailure::Local => "local",
+    })
+}

@@ -1,0 +1,244 @@
+//! The config file: YAML, TOML or JSON, of one shape.
+//!
+//! Reading is two steps. What was *written* is collected with its places in the text, whatever the format;
+//! what it *means* is a [`Policy`] and settings with all defaults filled in. Every mistake is found in one
+//! go, and a [`Report`] shows each with its place and with what would be right. `docs/config.md` in the
+//! repository lists every key.
+//!
+//! ```
+//! use tollkeeper::config::{Config, Format};
+//!
+//! let text = "
+//! limits:
+//!   - { name: per-ip, by: ip, rate: 1000/min }
+//!   - { name: per-user, by: user, rate: '${USER_RATE:-100/min}', burst: 20 }
+//! ";
+//! let (config, report) = Config::parse("tollkeeper.yaml", Format::Yaml, text.as_bytes(), &|_| None).unwrap();
+//! assert!(report.is_empty());
+//! assert_eq!(config.policy.rules().len(), 2);
+//!
+//! let text = "limits: [{ name: login, by: email, rate: 5/1 mn }]";
+//! let report = Config::parse("tollkeeper.yaml", Format::Yaml, text.as_bytes(), &|_| None).unwrap_err();
+//! assert_eq!(
+//!     report.to_string().lines().next().unwrap(),
+//!     "tollkeeper.yaml:1:42: error: limit `login`: period `1 mn` is not a duration (try `1m`)",
+//! );
+//! ```
+
+mod document;
+mod excerpt;
+mod expand;
+mod fields;
+mod http;
+mod json;
+mod limit;
+mod limit_shape;
+mod listen;
+mod meaning;
+mod report;
+mod settings;
+#[expect(dead_code, reason = "the schema and the reference are going to print the rest of it")]
+mod shape;
+mod store_url;
+mod suggest;
+mod toml;
+mod units;
+mod warnings;
+mod written;
+mod yaml;
+
+use std::cell::RefCell;
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use tollkeeper_core::{OnStoreFailure, Policy};
+
+pub use http::{ClientAddress, HttpFact, HttpSettings, InvalidSource, Normalization, Source};
+pub use limit_shape::{GrantShape, LimitShape, Named, ResponseCondition, StatusPattern};
+pub use listen::{InvalidListener, Listen, Listener};
+pub use report::{Problem, Report, Severity};
+pub use settings::{BreakerSettings, GrpcSettings, HeaderDialect, KeyFormat, MemorySettings, RedisSettings};
+pub use store_url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
+pub use units::{Percent, Share};
+
+use document::MAX_BYTES;
+use report::{Place, Problems};
+
+/// What a config file means.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The limits, to be put in force.
+    pub policy: Policy,
+    /// The same limits in the shape of the file, in the same order.
+    pub limits: Vec<LimitShape>,
+    /// Where counts are kept.
+    pub store: StoreUrl,
+    /// The embedded store.
+    pub memory: MemorySettings,
+    /// How a Redis store is used.
+    pub redis: RedisSettings,
+    /// Who answers when the store does not, for limits that do not say.
+    pub on_store_failure: OnStoreFailure,
+    /// Where the service listens.
+    pub listen: Listen,
+    /// The part of every limit that is granted; the policy is made with it.
+    pub share: Share,
+    /// How facts are read from an HTTP request.
+    pub http: HttpSettings,
+    /// How the rate limit service for Envoy answers.
+    pub grpc: GrpcSettings,
+    /// Rate-limit headers of HTTP answers.
+    pub headers: Vec<HeaderDialect>,
+    /// By how much `Retry-After` is lengthened at most.
+    pub retry_after_jitter: Percent,
+}
+
+impl Config {
+    /// Reads a file, with the environment of this process. The report that comes with a config holds
+    /// warnings only.
+    pub fn read(path: &Path) -> Result<(Config, Report), ReadError> {
+        let unreadable = |reason: String| ReadError::Unreadable { path: path.to_owned(), reason };
+        let format = Format::of(path)
+            .ok_or_else(|| unreadable("its ending is none of .yaml, .yml, .toml, .json".to_owned()))?;
+        let mut text = Vec::new();
+        // One byte more than may be, so that a file that is too large can be told from one that just fits.
+        let most = u64::try_from(MAX_BYTES).expect("a few megabytes") + 1;
+        let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
+        file.take(most).read_to_end(&mut text).map_err(|error| unreadable(error.to_string()))?;
+        let environment = |name: &str| std::env::var(name).ok();
+        Config::parse(&path.display().to_string(), format, &text, &environment).map_err(ReadError::Invalid)
+    }
+
+    /// Reads a text. `name` is what messages call it; `environment` gives the values of variables.
+    pub fn parse(
+        name: &str,
+        format: Format,
+        text: &[u8],
+        environment: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<(Config, Report), Report> {
+        let mut problems = Problems::default();
+        let text = match readable(text) {
+            Ok(text) => text,
+            Err((place, text, message, help)) => {
+                problems.error(place, message, help);
+                return Err(problems.report(name, text));
+            }
+        };
+        let document = match format {
+            Format::Yaml => yaml::read(text, &mut problems),
+            Format::Toml => toml::read(text, &mut problems),
+            Format::Json => json::read(text, &mut problems),
+        };
+        let empty = document.as_ref().is_none_or(written::is_empty);
+        if empty && problems.no_errors() {
+            // A file that is being written may be empty for a moment; to take it for a config without
+            // limits would let everything pass.
+            problems.error(Place::default(), "the file says nothing", "a config has at least `limits:`");
+        }
+        let Some(mut document) = document.filter(|_| !empty) else {
+            return Err(problems.report(name, text));
+        };
+        expand::expand(&mut document, environment, &mut problems);
+        let problems = RefCell::new(problems);
+        let config = written::read(&document, &problems).and_then(|file| {
+            if let Err(error) = file.store.value.supported() {
+                problems.borrow_mut().error(file.store.place, error.to_string(), "");
+            }
+            let meaning = meaning::of(&file, &problems)?;
+            warnings::of(&file, &meaning.policy, &mut problems.borrow_mut());
+            Some(Config {
+                policy: meaning.policy,
+                limits: meaning.limits,
+                store: file.store.value,
+                memory: file.memory,
+                redis: file.redis,
+                on_store_failure: file.on_store_failure,
+                listen: file.listen,
+                share: file.share,
+                http: file.http,
+                grpc: file.grpc,
+                headers: file.headers,
+                retry_after_jitter: file.retry_after_jitter,
+            })
+        });
+        let problems = problems.into_inner();
+        match config {
+            Some(config) if problems.no_errors() => Ok((config, problems.report(name, text))),
+            _ => Err(problems.report(name, text)),
+        }
+    }
+}
+
+/// The text of a file, or the place, the text and the words of what keeps it from being read.
+fn readable(bytes: &[u8]) -> Result<&str, (Place, &str, String, &'static str)> {
+    if bytes.len() > MAX_BYTES {
+        let message = "the file is larger than 4 MiB".to_owned();
+        return Err((Place::default(), "", message, "no config needs that: is it the right file?"));
+    }
+    let text = match std::str::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => {
+            let valid = std::str::from_utf8(&bytes[..error.valid_up_to()]).expect("valid up to there");
+            let message = format!("the file is not UTF-8: byte {:#04x} here", bytes[error.valid_up_to()]);
+            let place = Place::new(valid.len(), valid.len());
+            return Err((place, valid, message, "save it as UTF-8"));
+        }
+    };
+    if let Some(nul) = text.find('\0') {
+        let place = Place::new(nul, nul + 1);
+        return Err((place, text, "the file has a NUL byte here".to_owned(), "it is not a text file"));
+    }
+    Ok(text)
+}
+
+/// The format of a config file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// YAML 1.2.
+    Yaml,
+    /// TOML 1.0.
+    Toml,
+    /// JSON.
+    Json,
+}
+
+impl Format {
+    /// The format that the ending of a path names.
+    pub fn of(path: &Path) -> Option<Format> {
+        match path.extension()?.to_str()? {
+            "yaml" | "yml" => Some(Format::Yaml),
+            "toml" => Some(Format::Toml),
+            "json" => Some(Format::Json),
+            _ => None,
+        }
+    }
+}
+
+/// Why a file gives no config.
+#[derive(Debug)]
+pub enum ReadError {
+    /// It cannot be read at all.
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// It has mistakes.
+    Invalid(Report),
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReadError::Unreadable { path, reason } => {
+                write!(f, "{} cannot be read: {reason}", path.display())
+            }
+            ReadError::Invalid(report) => write!(f, "{report}"),
+        }
+    }
+}
+
+impl std::error::Error for ReadError {}

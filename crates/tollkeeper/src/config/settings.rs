@@ -1,0 +1,121 @@
+//! The settings of a config file beside its limits, with every default filled in.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::memory::{Capacity, Snapshots};
+
+use super::units::Percent;
+
+/// The embedded store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemorySettings {
+    /// The most keys that have a count of their own.
+    pub max_keys: usize,
+    /// The most bytes in sliding logs.
+    pub max_log_bytes: usize,
+    /// The file that counts are saved to.
+    pub snapshot: Option<PathBuf>,
+    /// The time between two snapshots.
+    pub snapshot_every: Duration,
+}
+
+impl MemorySettings {
+    /// What the store may hold.
+    pub fn capacity(&self) -> Capacity {
+        Capacity { max_keys: self.max_keys, max_log_bytes: self.max_log_bytes }
+    }
+
+    /// Where the store is saved, if it is.
+    pub fn snapshots(&self) -> Option<Snapshots> {
+        let path = self.snapshot.clone()?;
+        Some(Snapshots { path, every: self.snapshot_every })
+    }
+}
+
+/// How a Redis store is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RedisSettings {
+    /// What all keys begin with.
+    pub prefix: String,
+    /// How long a decision may take.
+    pub deadline: Duration,
+    /// When the store is left alone for a while.
+    pub breaker: BreakerSettings,
+    /// Connections to each server.
+    pub connections: usize,
+    /// How many processes share the store.
+    pub nodes: usize,
+    /// What keys look like.
+    pub key_format: KeyFormat,
+    /// The certificates that the server's must descend from.
+    pub ca: Option<PathBuf>,
+    /// The certificate to present to the server.
+    pub cert: Option<PathBuf>,
+    /// Its private key.
+    pub key: Option<PathBuf>,
+}
+
+/// When a store is left alone for a while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BreakerSettings {
+    /// After so many failures in a row.
+    pub failures: u32,
+    /// When so many of the last 100 answers were late.
+    pub late: Percent,
+    /// For so long.
+    pub cooldown: Duration,
+}
+
+/// What the keys of a Redis store look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyFormat {
+    /// They hold the values of facts.
+    Readable,
+    /// They hold a hash of them.
+    Compact,
+}
+
+/// How the rate limit service for Envoy answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrpcSettings {
+    /// The headers that Envoy is told to add.
+    pub headers: Vec<HeaderDialect>,
+}
+
+/// A family of rate-limit headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeaderDialect {
+    /// `RateLimit-Policy` and `RateLimit` as structured fields: the draft of today.
+    Ietf,
+    /// `RateLimit-Limit` with a list of quotas.
+    Draft03,
+    /// `RateLimit-Policy` and three headers.
+    Draft06,
+    /// `RateLimit-Policy` and one header of pairs.
+    Draft07,
+    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset`.
+    XRateLimit,
+}
+
+impl HeaderDialect {
+    /// Every dialect.
+    pub const ALL: [HeaderDialect; 5] = [
+        HeaderDialect::Ietf,
+        HeaderDialect::Draft03,
+        HeaderDialect::Draft06,
+        HeaderDialect::Draft07,
+        HeaderDialect::XRateLimit,
+    ];
+
+    /// The name in the config file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            HeaderDialect::Ietf => "ietf",
+            HeaderDialect::Draft03 => "draft-03",
+            HeaderDialect::Draft06 => "draft-06",
+            HeaderDialect::Draft07 => "draft-07",
+            HeaderDialect::XRateLimit => "x-ratelimit",
+        }
+    }
+}

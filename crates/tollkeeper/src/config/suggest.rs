@@ -1,0 +1,69 @@
+//! What was probably meant by a word that nobody knows.
+
+/// The known word that is nearest, if it is near enough to be worth saying.
+pub(super) fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+    // A word that is long can hardly be meant by one that is short, and nobody should wait for it.
+    const LONGEST: usize = 64;
+    if word.is_empty() || word.len() > LONGEST {
+        return None;
+    }
+    let folded = |text: &str| text.to_lowercase().replace(['-', ' '], "_");
+    let word = folded(word);
+    let rated = known.into_iter().map(|known| (distance(&word, &folded(known)), known));
+    let (distance, known) = rated.min_by_key(|(distance, _)| *distance)?;
+    let near = match word.chars().count() {
+        0..=3 => 1,
+        4..=7 => 2,
+        _ => 3,
+    };
+    (distance <= near && distance < known.chars().count()).then_some(known)
+}
+
+/// How many characters must be changed, added, left out or swapped with their neighbour.
+fn distance(from: &str, to: &str) -> usize {
+    let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
+    let mut rows = vec![vec![0; to.len() + 1]; from.len() + 1];
+    for (i, row) in rows.iter_mut().enumerate() {
+        row[0] = i;
+    }
+    for (j, cell) in rows[0].iter_mut().enumerate() {
+        *cell = j;
+    }
+    for i in 1..=from.len() {
+        for j in 1..=to.len() {
+            let same = usize::from(from[i - 1] != to[j - 1]);
+            let mut best = (rows[i - 1][j] + 1).min(rows[i][j - 1] + 1).min(rows[i - 1][j - 1] + same);
+            if i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            rows[i][j] = best;
+        }
+    }
+    rows[from.len()][to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_finds_the_word_and_nonsense_finds_none() {
+        let known = ["name", "by", "rate", "burst", "algorithm", "default_tier", "on_store_failure"];
+        for (word, expected) in [
+            ("brust", Some("burst")),
+            ("Rate", Some("rate")),
+            ("rates", Some("rate")),
+            ("default-tier", Some("default_tier")),
+            ("on_store_fail", Some("on_store_failure")),
+            ("on_store_falure", Some("on_store_failure")),
+            ("algoritm", Some("algorithm")),
+            ("xy", Some("by")),
+            ("zz", None),
+            ("", None),
+            ("completely_different", None),
+        ] {
+            assert_eq!(nearest(word, known), expected, "{word}");
+        }
+        assert_eq!(nearest(&"burst".repeat(100_000), known), None);
+    }
+}

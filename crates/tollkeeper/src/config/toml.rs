@@ -1,0 +1,102 @@
+//! TOML to a document.
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::document::{Budget, Entry, Kind, MAX_DEPTH, Node, TooLarge, Value};
+use super::report::{Place, Problems};
+
+/// Reads a text; on mistakes in the syntax, reports them.
+pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
+    let (table, errors) = DeTable::parse_recoverable(text);
+    let mut readable = true;
+    for error in &errors {
+        let place = error.span().map_or(Place::default(), |span| Place::new(span.start, span.end));
+        // What is there twice does not hide the rest; what cannot be read may.
+        if error.message() == "duplicate key" {
+            let key = text.get(place.start..place.end).unwrap_or_default();
+            problems.error(
+                place,
+                format!("the key `{}` stands here a second time", key.escape_debug()),
+                "keep one",
+            );
+            continue;
+        }
+        match error.message() {
+            message if message.contains("recurs") => TooLarge::DEPTH.report(place, problems),
+            message => problems.error(place, message, help(message)),
+        }
+        readable = false;
+        break;
+    }
+    if !readable {
+        return None;
+    }
+    let end = text.len();
+    let mut budget = Budget::default();
+    match node(Place::new(0, end), DeValue::Table(table.into_inner()), 0, &mut budget) {
+        Ok(node) => Some(node),
+        Err((place, large)) => {
+            large.report(place, problems);
+            None
+        }
+    }
+}
+
+/// What would be right, where the words of the parser do not say it.
+fn help(message: &str) -> &'static str {
+    match message {
+        _ if message.starts_with("string values must be quoted") => {
+            "rates and durations too: `rate = \"100/min\"`"
+        }
+        _ if message.starts_with("key with no value") => "TOML writes `key = value`",
+        _ => "",
+    }
+}
+
+fn node(
+    place: Place,
+    value: DeValue<'_>,
+    depth: usize,
+    budget: &mut Budget,
+) -> Result<Node, (Place, TooLarge)> {
+    let at = |large| (place, large);
+    let inner = |spanned: Spanned<DeValue<'_>>, budget: &mut Budget| {
+        let span = spanned.span();
+        node(Place::new(span.start, span.end), spanned.into_inner(), depth + 1, budget)
+    };
+    let (text, kind) = match value {
+        DeValue::String(text) => (text.into_owned(), Kind::Text),
+        DeValue::Integer(number) => (number.to_string(), Kind::Number),
+        DeValue::Float(number) => (number.to_string(), Kind::Number),
+        DeValue::Boolean(truth) => (truth.to_string(), Kind::Truth),
+        DeValue::Datetime(time) => (time.to_string(), Kind::Text),
+        DeValue::Array(values) => {
+            budget.take(0).map_err(at)?;
+            if depth >= MAX_DEPTH {
+                return Err(at(TooLarge::DEPTH));
+            }
+            let nodes = values.into_iter().map(|value| inner(value, budget)).collect::<Result<_, _>>()?;
+            return Ok(Node { place, value: Value::List(nodes) });
+        }
+        DeValue::Table(table) => {
+            budget.take(0).map_err(at)?;
+            if depth >= MAX_DEPTH {
+                return Err(at(TooLarge::DEPTH));
+            }
+            let mut entries = Vec::new();
+            for (key, value) in table {
+                let span = key.span();
+                let place = Place::new(span.start, span.end);
+                let key = key.into_inner().into_owned();
+                budget.take(key.len()).map_err(|large| (place, large))?;
+                entries.push(Entry { key, place, node: inner(value, budget)? });
+            }
+            // The parser sorts by name.
+            entries.sort_by_key(|entry| entry.place.start);
+            return Ok(Node { place, value: Value::Table(entries) });
+        }
+    };
+    budget.take(text.len()).map_err(at)?;
+    Ok(Node::scalar(place, text, kind))
+}

@@ -1,0 +1,320 @@
+//! Step one: the document as typed values with their places, defaults filled in. What they mean together
+//! is step two, `meaning.rs`.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+
+use tollkeeper_core::OnStoreFailure;
+
+use super::document::{Node, Value};
+use super::excerpt::quoted;
+use super::fields::{Fields, Said, Scope};
+use super::http::{self, ClientAddress, HttpFact, HttpSettings, Normalization, Source};
+use super::limit::{self, WrittenLimit};
+use super::listen::{Listen, Listener};
+use super::report::{Place, Problems};
+use super::settings::{
+    BreakerSettings, GrpcSettings, HeaderDialect, KeyFormat, MemorySettings, RedisSettings,
+};
+use super::shape;
+use super::store_url::StoreUrl;
+use super::units::{Percent, Share, Wrong};
+
+/// The most limits in a file.
+const MAX_LIMITS: usize = 10_000;
+
+/// A config file as it is written.
+#[derive(Debug)]
+pub(super) struct File {
+    pub(super) store: Said<StoreUrl>,
+    pub(super) memory: MemorySettings,
+    pub(super) redis: RedisSettings,
+    pub(super) on_store_failure: OnStoreFailure,
+    pub(super) listen: Listen,
+    pub(super) share: Share,
+    pub(super) http: HttpSettings,
+    /// Where each of `http.facts` says what it is from.
+    pub(super) fact_places: Vec<Place>,
+    pub(super) grpc: GrpcSettings,
+    pub(super) headers: Vec<HeaderDialect>,
+    pub(super) retry_after_jitter: Percent,
+    pub(super) limits: Vec<WrittenLimit>,
+    /// Where `limits` stands, or the beginning of the file.
+    pub(super) limits_place: Place,
+}
+
+/// Reads the whole of a document; nothing if it is not a table at all.
+pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<File> {
+    let fields = Fields::open(document, &shape::ROOT, Scope::default(), problems)?;
+    let (http, fact_places) = read_http(&fields.table("http"), problems);
+    check_not_yet(&fields, problems);
+    Some(File {
+        store: must(
+            fields.parse("store", |text| text.parse::<StoreUrl>().map_err(|error| whole(error.to_string()))),
+        ),
+        memory: read_memory(&fields.table("memory")),
+        redis: read_redis(&fields.table("redis")),
+        on_store_failure: limit::on_store_failure(must(fields.choice("on_store_failure")).value),
+        listen: read_listen(&fields.table("listen")),
+        share: must(fields.share("share")).value,
+        http,
+        fact_places,
+        grpc: GrpcSettings { headers: read_headers(&fields.table("grpc")) },
+        headers: read_headers(&fields),
+        retry_after_jitter: must(fields.percent("retry_after_jitter")).value,
+        limits: read_limits(&fields, problems),
+        limits_place: fields.key_place("limits").unwrap_or_default(),
+    })
+}
+
+/// A value whose key has a default.
+fn must<T>(said: Option<Said<T>>) -> Said<T> {
+    said.expect("the shape gives a default that can be read")
+}
+
+/// A message that already says what would be right.
+fn whole(message: String) -> Wrong {
+    Wrong::new(message, "")
+}
+
+/// A number that the shape bounds.
+fn number<T: TryFrom<u64>>(fields: &Fields<'_>, key: &str, most: T) -> T {
+    T::try_from(must(fields.count(key)).value).unwrap_or(most)
+}
+
+fn path(fields: &Fields<'_>, key: &str) -> Option<PathBuf> {
+    let parse = |text: &str| match text {
+        "" => Err(Wrong::new("the path is empty", "leave the key out if there is none")),
+        _ if text.contains('\0') => Err(Wrong::new("a path has no NUL", "")),
+        _ => Ok(PathBuf::from(text)),
+    };
+    fields.parse(key, parse).map(|said| said.value)
+}
+
+fn read_memory(fields: &Fields<'_>) -> MemorySettings {
+    MemorySettings {
+        max_keys: number(fields, "max_keys", usize::MAX),
+        max_log_bytes: number(fields, "max_log_bytes", usize::MAX),
+        snapshot: path(fields, "snapshot"),
+        snapshot_every: must(fields.duration("snapshot_every")).value,
+    }
+}
+
+fn read_redis(fields: &Fields<'_>) -> RedisSettings {
+    let prefix = |text: &str| {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b':');
+        if (1..=64).contains(&text.len()) && text.bytes().all(allowed) {
+            return Ok(text.to_owned());
+        }
+        Err(Wrong::new(format!("{} is not a prefix", quoted(text)), "1 to 64 of `A-Z a-z 0-9 . _ : -`"))
+    };
+    let breaker = fields.table("breaker");
+    let (cert, key) = (path(fields, "cert"), path(fields, "key"));
+    for (one, other) in [("cert", "key"), ("key", "cert")] {
+        if fields.has(one) && !fields.has(other) {
+            let message = format!("`redis.{one}` without `redis.{other}`");
+            fields.error(
+                fields.value_place(one),
+                message,
+                "a certificate needs its private key: give both, or neither",
+            );
+        }
+    }
+    RedisSettings {
+        prefix: must(fields.parse("prefix", prefix)).value,
+        deadline: must(fields.duration("deadline")).value,
+        breaker: BreakerSettings {
+            failures: number(&breaker, "failures", u32::MAX),
+            late: must(breaker.percent("late")).value,
+            cooldown: must(breaker.duration("cooldown")).value,
+        },
+        connections: number(fields, "connections", usize::MAX),
+        nodes: number(fields, "nodes", usize::MAX),
+        key_format: match must(fields.choice("key_format")).value {
+            "compact" => KeyFormat::Compact,
+            _ => KeyFormat::Readable,
+        },
+        ca: path(fields, "ca"),
+        cert,
+        key,
+    }
+}
+
+fn read_listen(fields: &Fields<'_>) -> Listen {
+    let listener = |key| {
+        let parse = |text: &str| text.parse::<Listener>().map_err(|error| whole(error.to_string()));
+        fields.parse(key, parse).map(|said| said.value)
+    };
+    Listen {
+        http: listener("http"),
+        grpc: listener("grpc"),
+        resp: listener("resp"),
+        proxy: listener("proxy"),
+    }
+}
+
+fn read_headers(fields: &Fields<'_>) -> Vec<HeaderDialect> {
+    let mut dialects: Vec<HeaderDialect> = Vec::new();
+    for said in fields.choices("headers") {
+        let dialect = HeaderDialect::ALL.into_iter().find(|dialect| dialect.name() == said.value);
+        let dialect = dialect.expect("the shape lists dialects");
+        let is_draft = |dialect: HeaderDialect| dialect != HeaderDialect::XRateLimit;
+        if dialects.contains(&dialect) {
+            fields.error(
+                said.place,
+                format!("`{}` stands in `headers` twice", dialect.name()),
+                "once is enough",
+            );
+        } else if let Some(other) = dialects.iter().find(|other| is_draft(**other) && is_draft(dialect)) {
+            let message = format!(
+                "`headers` has both `{}` and `{}`, which are the same headers",
+                other.name(),
+                dialect.name()
+            );
+            fields.error(said.place, message, "keep one of them; `x-ratelimit` may stand beside it");
+        } else {
+            dialects.push(dialect);
+        }
+    }
+    dialects
+}
+
+fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings, Vec<Place>) {
+    let mut routes: Vec<Said<String>> = Vec::new();
+    let mut meanings = std::collections::HashSet::new();
+    for route in fields.parse_list("routes", |text| http::check_route(text).map(|()| text.to_owned())) {
+        if meanings.insert(http::route_meaning(&route.value)) {
+            routes.push(route);
+        } else {
+            let message = format!(
+                "`http.routes` has two patterns that match the same paths as {}",
+                quoted(&route.value)
+            );
+            fields.error(route.place, message, "keep one: case and the names in braces make no difference");
+        }
+    }
+    let network = |text: &str| text.parse().map_err(|error| whole(format!("{} is {error}", quoted(text))));
+    let client = |text: &str| text.parse::<ClientAddress>().map_err(|error| error.0);
+    let (facts, places) = fields
+        .map("facts")
+        .into_iter()
+        .filter_map(|entry| read_fact(&entry.key, entry.place, &entry.node, problems))
+        .unzip();
+    let settings = HttpSettings {
+        trusted_proxies: fields
+            .parse_list("trusted_proxies", network)
+            .into_iter()
+            .map(|said| said.value)
+            .collect(),
+        client_address: must(fields.parse("client_address", client)).value,
+        ipv6_prefix: number(fields, "ipv6_prefix", 128),
+        facts,
+        routes: routes.into_iter().map(|said| said.value).collect(),
+    };
+    (settings, places)
+}
+
+fn read_fact(
+    name: &str,
+    place: Place,
+    node: &Node,
+    problems: &RefCell<Problems>,
+) -> Option<(HttpFact, Place)> {
+    let subject = format!("fact {}: ", quoted(name));
+    let fields = Fields::open(node, &shape::HTTP_FACT, Scope::of(&subject), problems)?;
+    if !tollkeeper_core::facts::is_name(name) {
+        fields.error(place, format!("{subject}a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`"), "");
+    } else if !http::is_free(name) {
+        fields.error(
+            place,
+            format!("{subject}every request has a fact of this name already"),
+            "take another name",
+        );
+    }
+    if !fields.has("from") {
+        fields.error(
+            node.place,
+            format!("{subject}it is not said where it is read"),
+            "such as `from: header.x-user-id`",
+        );
+    }
+    let strip = fields.text("strip").map(|said| said.value).filter(|text| !text.is_empty());
+    let normalize = fields.choices("normalize").into_iter().map(|said| match said.value {
+        "lowercase" => Normalization::Lowercase,
+        "trim" => Normalization::Trim,
+        _ => Normalization::Nfkc,
+    });
+    let from = fields.parse("from", |text| text.parse::<Source>().map_err(|error| error.0));
+    let (normalize, hash, trusted) =
+        (normalize.collect(), must(fields.truth("hash")).value, must(fields.truth("trusted")).value);
+    let from = from?;
+    Some((HttpFact { name: name.to_owned(), from: from.value, strip, normalize, hash, trusted }, from.place))
+}
+
+fn read_limits(fields: &Fields<'_>, problems: &RefCell<Problems>) -> Vec<WrittenLimit> {
+    let nodes = fields.nodes("limits");
+    if nodes.len() > MAX_LIMITS {
+        let message = format!("there are {} limits", nodes.len());
+        fields.error(
+            nodes[MAX_LIMITS].place,
+            message,
+            format!("at most {MAX_LIMITS}: one limit with `tiers` or `overrides` stands for many"),
+        );
+    }
+    let limits = nodes.iter().take(MAX_LIMITS).enumerate();
+    limits.filter_map(|(index, node)| WrittenLimit::read(node, index + 1, problems)).collect()
+}
+
+/// Sections whose part does not exist yet are refused where they stand; what is in them is checked all the
+/// same, so that a file that is written today is right tomorrow.
+fn check_not_yet(fields: &Fields<'_>, problems: &RefCell<Problems>) {
+    let proxy = fields.table("proxy");
+    proxy.duration("connect_timeout");
+    proxy.duration("timeout");
+    proxy.count("max_connections");
+    proxy.truth("accept_proxy_protocol");
+    let concurrency = proxy.table("concurrency");
+    concurrency.count("max");
+    concurrency.truth("adaptive");
+    concurrency.count("min");
+    concurrency.parse("priority", fact);
+    for node in proxy.nodes("single_flight") {
+        let Some(flight) =
+            Fields::open(node, &shape::SINGLE_FLIGHT, Scope::of("`proxy.single_flight`: "), problems)
+        else {
+            continue;
+        };
+        flight.condition("when");
+        flight.parse_list("by", fact);
+    }
+    fields.table("admin").parse("token_sha256", sha256);
+    fields.table("auth").parse_list("token_sha256", sha256);
+    let tls = fields.table("tls");
+    for key in ["cert", "key", "client_ca"] {
+        path(&tls, key);
+    }
+}
+
+fn fact(text: &str) -> Result<(), Wrong> {
+    match tollkeeper_core::facts::is_name(text) {
+        true => Ok(()),
+        false => Err(Wrong::new(
+            format!("{} is not the name of a fact", quoted(text)),
+            "1 to 64 of `A-Z a-z 0-9 . _ : / -`",
+        )),
+    }
+}
+
+fn sha256(text: &str) -> Result<(), Wrong> {
+    match text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        true => Ok(()),
+        // It may be the token itself.
+        false => Err(Wrong::new("this is not a SHA-256", "64 hex digits: `printf %s TOKEN | sha256sum`")),
+    }
+}
+
+/// Whether there is anything at all in a document.
+pub(super) fn is_empty(document: &Node) -> bool {
+    matches!(&document.value, Value::Table(entries) if entries.is_empty())
+        || matches!(&document.value, Value::Scalar(scalar) if scalar.kind == super::document::Kind::Nothing)
+}

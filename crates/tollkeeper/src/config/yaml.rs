@@ -1,0 +1,329 @@
+//! YAML to a document: YAML 1.2, one document, with anchors, aliases and merge keys.
+//!
+//! An alias is a copy, taken from a budget: a file of a kilobyte cannot become a gigabyte. Tags are
+//! refused, because a value means what its key says and nothing else.
+
+use std::collections::HashMap;
+
+use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Span};
+
+use super::document::{Budget, Entry, Kind, MAX_DEPTH, Node, TooLarge, Value};
+use super::excerpt::quoted;
+use super::report::{Place, Problems};
+
+/// Reads a text; on a mistake in the syntax, reports it. Nothing is returned for an empty file, too.
+pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
+    let options = granit_parser::options! {
+        emit_comments: false,
+        emit_unresolved_aliases: true,
+        flow_nesting_limit: MAX_DEPTH,
+        block_nesting_limit: MAX_DEPTH,
+    };
+    let mut builder = Builder {
+        text,
+        problems,
+        open: Vec::new(),
+        anchors: HashMap::new(),
+        budget: Budget::default(),
+        root: None,
+        documents: 0,
+    };
+    for event in Parser::new_from_str_with_options(text, options) {
+        let step = match event {
+            Ok((event, span)) => builder.take(event, place(&span, text)),
+            Err(error) => {
+                let (place, message, help) = syntax(&error, text);
+                match error.kind() {
+                    ErrorKind::RecursionLimitExceeded => Err((place, TooLarge::DEPTH)),
+                    _ => {
+                        builder.problems.error(place, message, help);
+                        return None;
+                    }
+                }
+            }
+        };
+        if let Err((place, large)) = step {
+            large.report(place, builder.problems);
+            return None;
+        }
+    }
+    builder.root
+}
+
+struct Builder<'t, 'p> {
+    text: &'t str,
+    problems: &'p mut Problems,
+    /// The lists and tables that have begun and not ended.
+    open: Vec<Open>,
+    anchors: HashMap<usize, Anchored>,
+    budget: Budget,
+    root: Option<Node>,
+    documents: usize,
+}
+
+/// A list or a table that is being read.
+struct Open {
+    start: usize,
+    anchor: usize,
+    /// How deep the deepest value inside is nested.
+    height: usize,
+    inside: Inside,
+}
+
+enum Inside {
+    List(Vec<Node>),
+    Table { entries: Vec<Entry>, key: Option<(String, Place, bool)>, merges: Vec<Node> },
+}
+
+/// What an alias stands for, and what a copy of it takes.
+struct Anchored {
+    node: Node,
+    nodes: usize,
+    text: usize,
+    height: usize,
+}
+
+type Step = Result<(), (Place, TooLarge)>;
+
+impl Builder<'_, '_> {
+    fn take(&mut self, event: Event<'_>, place: Place) -> Step {
+        match event {
+            Event::DocumentStart(..) => {
+                self.documents += 1;
+                if self.documents == 2 {
+                    let help = "a config is one document: remove the `---`";
+                    self.problems.error(place, "a second document begins here", help);
+                }
+                Ok(())
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                self.refuse_tag(tag.is_some(), place);
+                self.budget.take(text.len()).map_err(|large| (place, large))?;
+                let kind = if style == ScalarStyle::Plain { plain_kind(&text) } else { Kind::Text };
+                let merge = style == ScalarStyle::Plain && text == "<<";
+                self.put(Node::scalar(place, text.into_owned(), kind), anchor, 0, merge)
+            }
+            Event::SequenceStart(_, anchor, tag) => {
+                self.refuse_tag(tag.is_some(), place);
+                self.begin(place, anchor, Inside::List(Vec::new()))
+            }
+            Event::MappingStart(_, anchor, tag) => {
+                self.refuse_tag(tag.is_some(), place);
+                self.begin(
+                    place,
+                    anchor,
+                    Inside::Table { entries: Vec::new(), key: None, merges: Vec::new() },
+                )
+            }
+            Event::SequenceEnd | Event::MappingEnd => self.end(place),
+            Event::Alias(anchor) => self.repeat(anchor, place),
+            Event::UnresolvedAlias(name) => {
+                let message = format!("there is no anchor {} above this alias", quoted(&format!("&{name}")));
+                self.problems.error(place, message, "a value that begins with `*` must be in quotes");
+                self.put(Node::nothing(place), 0, 0, false)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn refuse_tag(&mut self, tagged: bool, place: Place) {
+        if tagged {
+            self.problems.error(
+                place,
+                "this value has a tag",
+                "remove the word with `!`, or put it in quotes",
+            );
+        }
+    }
+
+    fn begin(&mut self, place: Place, anchor: usize, inside: Inside) -> Step {
+        self.budget.take(0).map_err(|large| (place, large))?;
+        self.open.push(Open { start: place.start, anchor, height: 0, inside });
+        Ok(())
+    }
+
+    fn end(&mut self, place: Place) -> Step {
+        let Some(open) = self.open.pop() else { return Ok(()) };
+        let value = match open.inside {
+            Inside::List(nodes) => Value::List(nodes),
+            Inside::Table { mut entries, merges, .. } => {
+                self.merge(&mut entries, merges);
+                Value::Table(entries)
+            }
+        };
+        // A block ends where the next line begins; nobody wants to see that underlined.
+        let written = self.text.get(open.start..place.end).unwrap_or_default();
+        let end = open.start + written.trim_end().len();
+        self.put(Node { place: Place::new(open.start, end), value }, open.anchor, open.height + 1, false)
+    }
+
+    /// A value is complete: it goes where the innermost open list or table wants it.
+    fn put(&mut self, node: Node, anchor: usize, height: usize, merge: bool) -> Step {
+        if anchor != 0 {
+            let (nodes, text) = size(&node);
+            self.budget.take_all(nodes, text).map_err(|large| (node.place, large))?;
+            self.anchors.insert(anchor, Anchored { node: node.clone(), nodes, text, height });
+        }
+        let Some(open) = self.open.last_mut() else {
+            // A second document was reported when it began.
+            self.root.get_or_insert(node);
+            return Ok(());
+        };
+        open.height = open.height.max(height);
+        match &mut open.inside {
+            Inside::List(nodes) => nodes.push(node),
+            Inside::Table { entries, key, merges } => match key.take() {
+                None => {
+                    let Value::Scalar(scalar) = node.value else {
+                        self.problems.error(
+                            node.place,
+                            "a key must be a text",
+                            "quote it if it begins with a bracket",
+                        );
+                        *key = Some((String::new(), node.place, false));
+                        return Ok(());
+                    };
+                    *key = Some((scalar.text, node.place, merge));
+                }
+                Some((_, _, true)) => merges.push(node),
+                Some((key, place, false)) => entries.push(Entry { key, place, node }),
+            },
+        }
+        Ok(())
+    }
+
+    /// A copy of what an anchor names.
+    fn repeat(&mut self, anchor: usize, place: Place) -> Step {
+        let Some(anchored) = self.anchors.get(&anchor) else {
+            self.problems.error(
+                place,
+                "this alias stands inside of what it names",
+                "an anchor ends before its aliases",
+            );
+            return self.put(Node::nothing(place), 0, 0, false);
+        };
+        self.budget.take_all(anchored.nodes, anchored.text).map_err(|large| (place, large))?;
+        if self.open.len() + anchored.height > MAX_DEPTH {
+            return Err((place, TooLarge::DEPTH));
+        }
+        let (node, height) = (anchored.node.clone(), anchored.height);
+        self.put(node, 0, height, false)
+    }
+
+    /// Adds what `<<` brings in: of every key the first that says it, and what is written here before all.
+    fn merge(&mut self, entries: &mut Vec<Entry>, merges: Vec<Node>) {
+        for node in merges {
+            let place = node.place;
+            let tables = match node.value {
+                Value::List(nodes) => nodes,
+                _ => vec![node],
+            };
+            for table in tables {
+                let Value::Table(merged) = table.value else {
+                    self.problems.error(
+                        place,
+                        "`<<` merges tables, and this is none",
+                        "write `<<: *name`, where `&name` stands before a table",
+                    );
+                    continue;
+                };
+                let known: std::collections::HashSet<String> =
+                    entries.iter().map(|entry| entry.key.clone()).collect();
+                entries.extend(merged.into_iter().filter(|entry| !known.contains(&entry.key)));
+            }
+        }
+    }
+}
+
+/// How many values a tree has, and how many bytes of text.
+fn size(node: &Node) -> (usize, usize) {
+    match &node.value {
+        Value::Scalar(scalar) => (1, scalar.text.len()),
+        Value::Unknown => (1, 0),
+        Value::List(nodes) => nodes.iter().map(size).fold((1, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1)),
+        Value::Table(entries) => entries.iter().fold((1, 0), |sum, entry| {
+            let one = size(&entry.node);
+            (sum.0 + one.0 + 1, sum.1 + one.1 + entry.key.len())
+        }),
+    }
+}
+
+/// What a scalar without quotes is: YAML 1.2's core schema, in which `yes`, `no`, `on` and `off` are texts.
+fn plain_kind(text: &str) -> Kind {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => Kind::Nothing,
+        "true" | "True" | "TRUE" | "false" | "False" | "FALSE" => Kind::Truth,
+        _ if is_number(text) => Kind::Number,
+        _ => Kind::Text,
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    let digits = |text: &str, test: fn(&u8) -> bool| !text.is_empty() && text.as_bytes().iter().all(test);
+    if let Some(rest) = text.strip_prefix("0x") {
+        return digits(rest, u8::is_ascii_hexdigit);
+    }
+    if let Some(rest) = text.strip_prefix("0o") {
+        return digits(rest, |byte| (b'0'..=b'7').contains(byte));
+    }
+    let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
+    if matches!(unsigned, ".inf" | ".Inf" | ".INF") || matches!(text, ".nan" | ".NaN" | ".NAN") {
+        return true;
+    }
+    let begins = unsigned.starts_with(|char: char| char.is_ascii_digit() || char == '.');
+    begins && unsigned.parse::<f64>().is_ok()
+}
+
+fn place(span: &Span, text: &str) -> Place {
+    let range = span.byte_range().unwrap_or(0..0);
+    Place::new(range.start.min(text.len()), range.end.min(text.len()))
+}
+
+/// A mistake in the syntax, in words for who wrote it.
+fn syntax(error: &ScanError, text: &str) -> (Place, String, &'static str) {
+    let at = text.floor_char_boundary(error.marker().byte_offset().unwrap_or(0).min(text.len()));
+    let length = text[at..].chars().next().filter(|char| *char != '\n').map_or(0, char::len_utf8);
+    let place = Place::new(at, at + length);
+    let (message, help) = match error.kind() {
+        ErrorKind::TabInBlockIndentation | ErrorKind::TabInIndentation | ErrorKind::TabNotAllowed => {
+            ("a tab where only blanks may stand", "indent with blanks")
+        }
+        ErrorKind::MappingValueNotAllowed | ErrorKind::MappingKeyNotAllowed => {
+            ("a key is not expected here", "check the indentation; a value with `: ` in it must be in quotes")
+        }
+        ErrorKind::ExpectedBlockMappingKey | ErrorKind::SimpleKeyExpected | ErrorKind::InvalidSimpleKey => {
+            ("expected a key with a `:` behind it", "check the indentation, and write `key: value`")
+        }
+        ErrorKind::InvalidIndentation
+        | ErrorKind::InvalidFlowScalarIndent
+        | ErrorKind::InvalidQuotedScalarIndent
+        | ErrorKind::ExpectedBlockSequenceEntry
+        | ErrorKind::BlockSequenceEntryNotAllowed => (
+            "this line is not indented as its neighbours are",
+            "the keys of one table begin in the same column",
+        ),
+        ErrorKind::UnclosedQuotedScalar => ("the text that begins here has no end", "close the quote"),
+        ErrorKind::UnclosedFlowCollection { open: '[' }
+        | ErrorKind::ExpectedFlowSequenceSeparator
+        | ErrorKind::UnexpectedEofFlowSequence => {
+            ("this list is not closed", "separate its values by `,` and end it with `]`")
+        }
+        ErrorKind::UnclosedFlowCollection { .. }
+        | ErrorKind::ExpectedFlowMappingSeparator
+        | ErrorKind::UnexpectedEofFlowMapping => {
+            ("this table is not closed", "separate its keys by `,` and end it with `}`")
+        }
+        ErrorKind::UnexpectedCharacter { .. } => {
+            return (
+                place,
+                format!("{} may not begin a value", quoted(&text[at..at + length])),
+                "put the value in quotes",
+            );
+        }
+        ErrorKind::UnknownQuotedScalarEscape => {
+            ("this is no escape", "write `\\\\` for a backslash, or use single quotes")
+        }
+        kind => return (place, kind.to_string(), ""),
+    };
+    (place, message.to_owned(), help)
+}
