@@ -6,6 +6,7 @@ use crate::algorithm::{self, Ask, Seen, Step};
 use crate::charge::{Charge, Item, Slot};
 use crate::inline::Inline;
 use crate::key::Key;
+use crate::limit::OnStoreFailure;
 use crate::policy::Policy;
 use crate::policy::Rule;
 use crate::quota::Quota;
@@ -92,6 +93,13 @@ pub enum Said {
         /// Where the admission was entered: tick, stamp or window.
         mark: u64,
     },
+    /// The store did not answer, and this is what its limit's policy says instead.
+    Degraded {
+        /// The policy that answered.
+        by: OnStoreFailure,
+        /// The numbers; only those of [`OnStoreFailure::Local`] were counted.
+        outcome: Outcome,
+    },
 }
 
 impl Said {
@@ -101,7 +109,7 @@ impl Said {
         match self {
             Said::Nothing => false,
             Said::Step { step, .. } => step.allowed,
-            Said::Outcome { outcome, .. } => outcome.allowed,
+            Said::Outcome { outcome, .. } | Said::Degraded { outcome, .. } => outcome.allowed,
         }
     }
 
@@ -110,14 +118,19 @@ impl Said {
         match self {
             Said::Nothing => Outcome::nothing(),
             Said::Step { step, charged } => algorithm::outcome(quota, Seen::Nothing, ask, step, *charged),
-            Said::Outcome { outcome, .. } => *outcome,
+            Said::Outcome { outcome, .. } | Said::Degraded { outcome, .. } => *outcome,
         }
+    }
+
+    /// Who answered in place of the store, if it did not.
+    pub fn degraded(&self) -> Option<OnStoreFailure> {
+        if let Said::Degraded { by, .. } = self { Some(*by) } else { None }
     }
 
     /// Where the admission was entered: tick, stamp or window.
     pub fn mark(&self) -> u64 {
         match self {
-            Said::Nothing => 0,
+            Said::Nothing | Said::Degraded { .. } => 0,
             Said::Step { step, .. } => step.effect.mark(),
             Said::Outcome { mark, .. } => *mark,
         }
@@ -241,7 +254,7 @@ impl Decision {
                 Said::Step { step, charged } => due.outcome(Seen::Nothing, now, step, *charged),
                 said => said.outcome(due.quota, &due.ask(now)),
             };
-            Answer { due, outcome }
+            Answer { due, outcome, degraded: said.degraded() }
         })
     }
 
@@ -260,7 +273,16 @@ impl Decision {
         &self.0.toll
     }
 
-    /// The receipt: there if the request passed and something was charged.
+    /// Who answered in place of the store, if it did not: of several the strictest.
+    pub fn degraded(&self) -> Option<OnStoreFailure> {
+        self.0.ruling.said.iter().filter_map(Said::degraded).max_by_key(|by| match by {
+            OnStoreFailure::Allow => 0,
+            OnStoreFailure::Local => 1,
+            OnStoreFailure::Deny => 2,
+        })
+    }
+
+    /// The receipt: there if the request passed and something was charged in the store.
     pub fn charge(&self) -> Option<Charge> {
         let items: Vec<Item> = self.entered(false).collect();
         let ttl = if let Verb::Reserve(ttl) = self.0.toll.verb() { Some(ttl) } else { None };
@@ -275,7 +297,7 @@ impl Decision {
 
     /// What was written for this request, of slots or of everything else.
     fn entered(&self, slots: bool) -> impl Iterator<Item = Item> {
-        let charged = self.0.allowed && self.0.toll.verb().charges();
+        let charged = self.0.allowed && self.0.toll.verb().charges() && self.degraded().is_none();
         let all = self.limits().zip(self.0.ruling.said.iter());
         all.filter(move |(answer, said)| {
             charged && said.allowed() && answer.due.cost > 0 && answer.due.is_slot() == slots
@@ -319,6 +341,7 @@ impl Decision {
 pub struct Answer<'d> {
     due: Due<'d>,
     outcome: Outcome,
+    degraded: Option<OnStoreFailure>,
 }
 
 impl<'d> Answer<'d> {
@@ -345,6 +368,11 @@ impl<'d> Answer<'d> {
     /// What it says.
     pub fn outcome(&self) -> Outcome {
         self.outcome
+    }
+
+    /// Who answered in place of the store, if it did not.
+    pub fn degraded(&self) -> Option<OnStoreFailure> {
+        self.degraded
     }
 }
 

@@ -223,13 +223,33 @@ impl Quota {
                 u128::from(LONGEST_FILL.as_micros()) * u128::from(count) / u128::from(period.as_micros());
             return Err(InvalidQuota::Fill { burst, most: u64::try_from(most).unwrap_or(u64::MAX) });
         }
-        let inverse = u64::try_from((1u128 << 64).div_ceil(u128::from(count))).unwrap_or(u64::MAX);
-        Ok(Quota { algorithm, count, burst, period, tick, period_ticks, inverse })
+        Ok(Quota { algorithm, count, burst, period, tick, period_ticks, inverse: inverse(count) })
     }
 
     /// A quota of nothing, which refuses every request and never keeps a state.
     pub(crate) fn nothing(algorithm: Algorithm, period: Span) -> Quota {
         Quota { algorithm, count: 0, burst: 0, period, tick: Tick::of(period), period_ticks: 0, inverse: 0 }
+    }
+
+    /// What one of `nodes` may grant while they cannot ask each other: together no more than the whole,
+    /// as far as whole numbers go. A bucket drains as much slower as there are nodes; everything else has
+    /// as much less.
+    #[must_use]
+    pub fn share(&self, nodes: u32) -> Quota {
+        let nodes = u64::from(nodes.max(1));
+        let part = |whole: u64| if whole == 0 { 0 } else { (whole / nodes).max(1) };
+        if self.algorithm.has_burst() {
+            // At most 86,400,000 ticks times 2^32: a level stays below 2^63.
+            let period = Span::from_micros(self.period.as_micros().saturating_mul(nodes));
+            return Quota {
+                burst: part(self.burst),
+                period,
+                period_ticks: self.period_ticks.saturating_mul(nodes),
+                ..*self
+            };
+        }
+        let count = part(self.count);
+        Quota { count, burst: count, inverse: inverse(count), ..*self }
     }
 
     /// The algorithm.
@@ -301,6 +321,14 @@ impl Quota {
             _ => self.period,
         }
     }
+}
+
+/// 2^64 divided by the count, rounded up; of nothing, nothing.
+fn inverse(count: u64) -> u64 {
+    if count == 0 {
+        return 0;
+    }
+    u64::try_from((1u128 << 64).div_ceil(u128::from(count))).unwrap_or(u64::MAX)
 }
 
 /// Why a rate is no quota.
@@ -471,5 +499,21 @@ mod tests {
         assert_eq!(bucket.window(), Span::from_secs(12));
         let window = Quota::new(Algorithm::FixedWindow, Quota::per_day(1000)).expect("valid");
         assert_eq!(window.window(), Span::from_secs(86_400));
+    }
+
+    #[test]
+    fn the_shares_of_all_nodes_together_are_no_more_than_the_whole() {
+        let share = |algorithm, rate, nodes| Quota::new(algorithm, rate).unwrap().share(nodes);
+        let bucket = share(Algorithm::TokenBucket, Quota::per_minute(100).burst(20), 4);
+        assert_eq!((bucket.count(), bucket.period(), bucket.burst()), (100, Span::from_secs(240), 5));
+        assert_eq!(bucket.tick(), Tick::Micro, "a level keeps its unit");
+        let window = share(Algorithm::SlidingWindow, Quota::per_minute(10), 4);
+        assert_eq!((window.count(), window.period(), window.limit()), (2, Span::from_secs(60), 2));
+        assert_eq!(window.drain_ticks(7), 4, "a division by two, or a little more");
+        let small = share(Algorithm::TokenBucket, Quota::per_minute(1).burst(1), 10);
+        assert_eq!((small.count(), small.burst()), (1, 1), "a node can always admit something, ten times as slowly");
+        let whole = Quota::new(Algorithm::SlidingLog, Quota::per_minute(7)).unwrap();
+        assert_eq!(whole.share(1), whole);
+        assert_eq!(Quota::nothing(Algorithm::FixedWindow, Span::from_secs(60)).share(3).count(), 0);
     }
 }

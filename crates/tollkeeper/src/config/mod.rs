@@ -52,6 +52,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tollkeeper_core::{OnStoreFailure, Policy};
 
@@ -169,6 +170,11 @@ impl Config {
             _ => Err(problems.report(name, text)),
         }
     }
+}
+
+/// Reads a duration as it is written in the file, such as `10s` or `15m`; otherwise, what would be right.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    units::duration(text).map(Duration::from).map_err(|wrong| wrong.to_string())
 }
 
 /// The text of a file, or the place, the text and the words of what keeps it from being read.

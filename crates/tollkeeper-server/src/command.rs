@@ -1,0 +1,38 @@
+//! The commands beside `serve`: each runs, prints and ends.
+
+pub mod check;
+pub mod completions;
+pub mod explain;
+pub mod init;
+pub mod schema;
+pub mod table;
+pub mod validate;
+
+use std::path::Path;
+
+use tollkeeper::Facts;
+use tollkeeper::config::Config;
+
+use crate::serve;
+
+/// The config of a file, its warnings on standard error; without a file, the built-in one.
+fn config(file: Option<&Path>) -> anyhow::Result<Config> {
+    let Some(file) = file else { return Ok(serve::builtin()) };
+    let (config, report) = Config::read(file)?;
+    if !report.is_empty() {
+        eprintln!("{report}");
+    }
+    Ok(config)
+}
+
+/// The facts on the command line. What is wrong with them is said when they are used.
+fn facts(pairs: &[(String, String)]) -> anyhow::Result<Facts<'_>> {
+    let mut facts = Facts::new();
+    for (name, value) in pairs {
+        if facts.iter().any(|(other, _)| other == name) {
+            anyhow::bail!("fact `{name}` is there twice");
+        }
+        facts.insert(name, value)?;
+    }
+    Ok(facts)
+}

@@ -1,0 +1,51 @@
+//! `tollkeeper explain`: which limits apply to a request, why, and with which key.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+use tollkeeper::Mode;
+use tollkeeper::policy::Standing;
+
+use crate::args::Explain;
+use crate::command::{config, facts, table};
+
+/// Prints what each limit has to do with the request.
+pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
+    let config = config(args.config.as_deref())?;
+    let facts = facts(&args.facts)?;
+    let explained = config.policy.explain(&facts)?;
+    let key = |standing: &Standing<'_>| match standing {
+        Standing::Applies { key, .. } => Some(key.clone()),
+        _ => None,
+    };
+    if args.json {
+        let limits: Vec<_> = explained
+            .iter()
+            .map(|limit| {
+                json!({
+                    "name": limit.rule.name(),
+                    "applies": limit.standing.applies(),
+                    "why": limit.standing.to_string(),
+                    "key": key(&limit.standing),
+                })
+            })
+            .collect();
+        println!("{}", json!({ "limits": limits }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut table = table::with(&["LIMIT", "WHY", "KEY"]);
+    for limit in &explained {
+        let shadow = if limit.rule.mode() == Mode::Shadow { " (shadow: counted, never refused)" } else { "" };
+        let applies = limit.standing.applies().then_some(true);
+        table.add_row([
+            table::cell(limit.rule.name(), applies),
+            table::cell(format!("{}{shadow}", limit.standing), None),
+            table::cell(key(&limit.standing).unwrap_or_else(|| "-".to_owned()), None),
+        ]);
+    }
+    println!("{}", table.trim_fmt());
+    if !explained.iter().any(|limit| limit.standing.applies()) {
+        println!("no limit applies: the request is allowed");
+    }
+    Ok(ExitCode::SUCCESS)
+}

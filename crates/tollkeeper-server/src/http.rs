@@ -1,0 +1,302 @@
+//! HTTP: which call it is, its body, its answer. Translates, and decides nothing.
+
+pub mod answer;
+pub mod ask;
+pub mod body;
+pub mod error;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use tollkeeper::{Decision, Facts};
+
+use self::ask::Ask;
+use self::error::{ApiError, Code};
+use crate::json::Reader;
+use crate::metrics::Ended;
+use crate::service::Service;
+
+const MAX_BODY: usize = 64 << 10;
+const MAX_BATCH_BODY: usize = 1 << 20;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const OPEN_METRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+
+/// Answers one request.
+pub async fn answer(service: Arc<Service>, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let began = Instant::now();
+    let Some(call) = Call::of(request.uri().path()) else {
+        let message = "there is no such path (try POST /v1/check, GET /v1/limits or GET /healthz)";
+        return refuse(&ApiError::new(Code::NotFound, message));
+    };
+    if *request.method() != call.method() {
+        let method = call.method();
+        let message = format!("{} takes {method}", request.uri().path());
+        let mut response = refuse(&ApiError::new(Code::MethodNotAllowed, message));
+        let allow = HeaderValue::from_str(method.as_str()).expect("a method is a word");
+        response.headers_mut().insert(header::ALLOW, allow);
+        return response;
+    }
+    if request.method() != Method::GET && is_foreign(request.headers(), request.uri()) {
+        let message = "the Origin of this request is not this server: pages of other sites may not call it";
+        return refuse(&ApiError::new(Code::Forbidden, message));
+    }
+    let (ended, response) = match decide(&service, call, request).await {
+        Ok((ended, response)) => (ended, response),
+        Err(error) => (Some(Ended::Error), refuse(&error)),
+    };
+    if let Some(ended) = ended {
+        service.metrics.http.record(ended, began.elapsed());
+    }
+    response
+}
+
+/// What can be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Check,
+    Batch,
+    Peek,
+    Usage,
+    Limits,
+    Health,
+    Ready,
+    Metrics,
+}
+
+impl Call {
+    fn of(path: &str) -> Option<Call> {
+        Some(match path {
+            "/v1/check" => Call::Check,
+            "/v1/check/batch" => Call::Batch,
+            "/v1/peek" => Call::Peek,
+            "/v1/usage" => Call::Usage,
+            "/v1/limits" => Call::Limits,
+            "/healthz" => Call::Health,
+            "/readyz" => Call::Ready,
+            "/metrics" => Call::Metrics,
+            _ => return None,
+        })
+    }
+
+    fn method(self) -> Method {
+        match self {
+            Call::Check | Call::Batch | Call::Peek => Method::POST,
+            Call::Usage | Call::Limits | Call::Health | Call::Ready | Call::Metrics => Method::GET,
+        }
+    }
+}
+
+type Answered = Result<(Option<Ended>, Response<Full<Bytes>>), ApiError>;
+
+async fn decide(service: &Service, call: Call, request: Request<Incoming>) -> Answered {
+    match call {
+        Call::Check => {
+            let mut body = body::read(request, MAX_BODY).await?;
+            let ask = Ask::read(Reader::new(&mut body)?)?;
+            let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
+            Ok((Some(ended(&decision)), decided(service, &decision)))
+        }
+        Call::Peek => {
+            let mut body = body::read(request, MAX_BODY).await?;
+            let ask = Ask::read(Reader::new(&mut body)?)?;
+            let decision = service.limiter.peek(&ask.facts).cost(ask.cost).await?;
+            let mut text = String::with_capacity(512);
+            answer::write_decision(&mut text, &service.limiter, &decision);
+            Ok((None, respond(StatusCode::OK, JSON, text)))
+        }
+        Call::Batch => {
+            let mut body = body::read(request, MAX_BATCH_BODY).await?;
+            let text = batch(service, &mut body).await?;
+            Ok((None, respond(StatusCode::OK, JSON, text)))
+        }
+        Call::Usage => {
+            let pairs = query(request.uri())?;
+            let decision = service.limiter.usage(&facts(&pairs)?).await?;
+            let mut text = String::from("{\"limits\":");
+            answer::write_limits(&mut text, &decision).expect("a string takes everything");
+            text.push('}');
+            Ok((None, respond(StatusCode::OK, JSON, text)))
+        }
+        Call::Limits => {
+            let in_force = service.in_force();
+            let text = serde_json::to_string(&*in_force).expect("limits are plain data");
+            let mut response = respond(StatusCode::OK, JSON, text);
+            let etag = HeaderValue::from_str(&format!("\"{}\"", in_force.version)).expect("digits");
+            response.headers_mut().insert(header::ETAG, etag);
+            Ok((None, response))
+        }
+        Call::Health => Ok((None, respond(StatusCode::OK, TEXT, "ok\n"))),
+        Call::Ready if service.is_draining() => {
+            Ok((None, respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, "draining\n")))
+        }
+        Call::Ready => Ok((None, respond(StatusCode::OK, TEXT, "ready\n"))),
+        Call::Metrics => {
+            let text = service.metrics.text(&service.limiter, &service.store);
+            Ok((None, respond(StatusCode::OK, OPEN_METRICS, text)))
+        }
+    }
+}
+
+/// Each check on its own, in order; one that makes no sense is answered in its place.
+async fn batch(service: &Service, body: &mut [u8]) -> Result<String, ApiError> {
+    let mut text = String::from("{\"decisions\":[");
+    for (index, check) in ask::read_batch(Reader::new(body)?)?.into_iter().enumerate() {
+        if index > 0 {
+            text.push(',');
+        }
+        let began = Instant::now();
+        let decision = match Ask::read(check) {
+            Ok(ask) => service.limiter.check(&ask.facts).cost(ask.cost).await.map_err(ApiError::from),
+            Err(error) => Err(error),
+        };
+        let ended = match &decision {
+            Ok(decision) => {
+                answer::write_decision(&mut text, &service.limiter, decision);
+                ended(decision)
+            }
+            Err(error) => {
+                error.write(&mut text);
+                Ended::Error
+            }
+        };
+        service.metrics.http.record(ended, began.elapsed());
+    }
+    text.push_str("]}");
+    Ok(text)
+}
+
+fn ended(decision: &Decision) -> Ended {
+    if decision.allowed() { Ended::Allowed } else { Ended::Refused }
+}
+
+/// 200, or 429 with the time to come again.
+fn decided(service: &Service, decision: &Decision) -> Response<Full<Bytes>> {
+    let status = if decision.allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+    let mut text = String::with_capacity(512);
+    answer::write_decision(&mut text, &service.limiter, decision);
+    let mut response = respond(status, JSON, text);
+    if let Some(retry) = decision.retry_after() {
+        let seconds = HeaderValue::from(retry.as_secs_ceil().max(1));
+        response.headers_mut().insert(header::RETRY_AFTER, seconds);
+    }
+    response
+}
+
+fn respond(status: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+fn refuse(error: &ApiError) -> Response<Full<Bytes>> {
+    let mut text = String::new();
+    error.write(&mut text);
+    let mut response = respond(error.code.status(), JSON, text);
+    if error.code == Code::TooLarge {
+        // The rest of the body is not read, so nothing can follow it.
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// Whether a page of another site sent it: browsers name the site, and everybody else names none.
+fn is_foreign(headers: &HeaderMap, uri: &Uri) -> bool {
+    let Some(origin) = headers.get(header::ORIGIN) else { return false };
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let host = uri.authority().map(|authority| authority.as_str()).or_else(|| text(header::HOST));
+    let own = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, site)| site);
+    own.is_none() || own != host
+}
+
+/// The names and values of a query.
+fn query(uri: &Uri) -> Result<Vec<(String, String)>, ApiError> {
+    let query = uri.query().unwrap_or_default();
+    let mut pairs: Vec<(String, String)> = Vec::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let decoded = |text| {
+            decode(text).ok_or_else(|| {
+                let message = "`%` begins two hexadecimal digits, and values are UTF-8";
+                ApiError::new(Code::InvalidFact, message).at(text)
+            })
+        };
+        let (name, value) = (decoded(name)?, decoded(value)?);
+        if pairs.iter().any(|(other, _)| *other == name) {
+            let message = format!("`{name}` is there twice");
+            return Err(ApiError::new(Code::DuplicateField, message).at(name));
+        }
+        pairs.push((name, value));
+    }
+    Ok(pairs)
+}
+
+fn facts(pairs: &[(String, String)]) -> Result<Facts<'_>, ApiError> {
+    let mut facts = Facts::new();
+    for (name, value) in pairs {
+        facts.insert(name, value).map_err(|error| ApiError::from(tollkeeper::InvalidRequest::Fact(error)))?;
+    }
+    Ok(facts)
+}
+
+/// What a query stands for: `+` is a blank, `%41` an `A`.
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let mut digit = || char::from(rest.next()?).to_digit(16);
+                u8::try_from(digit()? * 16 + digit()?).expect("two hexadecimal digits")
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_decoded() {
+        for (text, expected) in [
+            ("alice", Some("alice")),
+            ("a+b%20c", Some("a b c")),
+            ("%e2%82%ac", Some("€")),
+            ("%", None),
+            ("%4", None),
+            ("%zz", None),
+            ("%ff", None),
+        ] {
+            assert_eq!(decode(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_pages_of_this_server_are_not_foreign() {
+        for (origin, host, expected) in [
+            (None, "127.0.0.1:8080", false),
+            (Some("http://127.0.0.1:8080"), "127.0.0.1:8080", false),
+            (Some("http://127.0.0.1:8081"), "127.0.0.1:8080", true),
+            (Some("http://evil.example"), "127.0.0.1:8080", true),
+            (Some("null"), "127.0.0.1:8080", true),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_static(host));
+            if let Some(origin) = origin {
+                headers.insert(header::ORIGIN, HeaderValue::from_static(origin));
+            }
+            assert_eq!(is_foreign(&headers, &Uri::from_static("/v1/check")), expected, "{origin:?}");
+        }
+    }
+}

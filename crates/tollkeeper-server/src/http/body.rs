@@ -1,0 +1,44 @@
+//! The body of a request: as large as it may be, and not for ever.
+
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::Request;
+use hyper::body::{Body, Incoming};
+
+use crate::http::error::{ApiError, Code};
+
+/// How long a body may take to arrive.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Reads a body of at most `most` bytes.
+pub async fn read(request: Request<Incoming>, most: usize) -> Result<Vec<u8>, ApiError> {
+    let mut body = request.into_body();
+    // Who says so beforehand need not send it.
+    if body.size_hint().lower() > most as u64 {
+        return Err(too_large(most));
+    }
+    let arrive = async {
+        let mut bytes = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| {
+                ApiError::new(Code::InvalidJson, format!("the body did not arrive in full: {error}"))
+            })?;
+            if let Some(data) = frame.data_ref() {
+                if bytes.len() + data.len() > most {
+                    return Err(too_large(most));
+                }
+                bytes.extend_from_slice(data);
+            }
+        }
+        Ok(bytes)
+    };
+    tokio::time::timeout(PATIENCE, arrive).await.unwrap_or_else(|_| {
+        let message = format!("the body did not arrive within {} s", PATIENCE.as_secs());
+        Err(ApiError::new(Code::InvalidJson, message))
+    })
+}
+
+fn too_large(most: usize) -> ApiError {
+    ApiError::new(Code::TooLarge, format!("the body has more than {} KiB", most >> 10))
+}

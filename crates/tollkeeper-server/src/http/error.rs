@@ -1,0 +1,126 @@
+//! What is said to a client that asked for something that cannot be done: code, message and where.
+
+use std::fmt::Write as _;
+
+use hyper::StatusCode;
+use tollkeeper::InvalidRequest;
+use tollkeeper::facts::FactProblem;
+
+use crate::json::{Malformed, Quoted};
+
+/// An error that a client made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    /// What kind of error.
+    pub code: Code,
+    /// What is wrong, and what would be right.
+    pub message: String,
+    /// The field, if it is about one.
+    pub at: Option<String>,
+}
+
+/// The kinds of errors: programs depend on their names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// The body is not JSON, or did not arrive.
+    InvalidJson,
+    /// A field that must be there is not.
+    MissingField,
+    /// There is no such field.
+    UnknownField,
+    /// A field came twice.
+    DuplicateField,
+    /// A fact may not be.
+    InvalidFact,
+    /// A cost may not be.
+    InvalidCost,
+    /// There are too many of something.
+    TooMany,
+    /// There is no limit of that name.
+    UnknownLimit,
+    /// The request comes from another site.
+    Forbidden,
+    /// There is no such path.
+    NotFound,
+    /// The path does not know this method.
+    MethodNotAllowed,
+    /// The body is too large.
+    TooLarge,
+}
+
+impl Code {
+    /// Its name, and the status it goes with.
+    fn table(self) -> (&'static str, StatusCode) {
+        match self {
+            Code::InvalidJson => ("invalid_json", StatusCode::BAD_REQUEST),
+            Code::MissingField => ("missing_field", StatusCode::BAD_REQUEST),
+            Code::UnknownField => ("unknown_field", StatusCode::BAD_REQUEST),
+            Code::DuplicateField => ("duplicate_field", StatusCode::BAD_REQUEST),
+            Code::InvalidFact => ("invalid_fact", StatusCode::BAD_REQUEST),
+            Code::InvalidCost => ("invalid_cost", StatusCode::BAD_REQUEST),
+            Code::TooMany => ("too_many", StatusCode::BAD_REQUEST),
+            Code::UnknownLimit => ("unknown_limit", StatusCode::NOT_FOUND),
+            Code::Forbidden => ("forbidden", StatusCode::FORBIDDEN),
+            Code::NotFound => ("not_found", StatusCode::NOT_FOUND),
+            Code::MethodNotAllowed => ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED),
+            Code::TooLarge => ("too_large", StatusCode::PAYLOAD_TOO_LARGE),
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        self.table().0
+    }
+
+    /// The status it goes with.
+    pub fn status(self) -> StatusCode {
+        self.table().1
+    }
+}
+
+impl ApiError {
+    /// An error about the request as a whole.
+    pub fn new(code: Code, message: impl Into<String>) -> ApiError {
+        ApiError { code, message: message.into(), at: None }
+    }
+
+    /// The same, about this field.
+    #[must_use]
+    pub fn at(self, field: impl Into<String>) -> ApiError {
+        ApiError { at: Some(field.into()), ..self }
+    }
+
+    /// `{"error":{…}}`.
+    pub fn write(&self, out: &mut String) {
+        let (code, message) = (self.code.name(), Quoted(&self.message));
+        write!(out, "{{\"error\":{{\"code\":\"{code}\",\"message\":{message},\"where\":").expect("a string");
+        match &self.at {
+            Some(field) => write!(out, "{}}}}}", Quoted(field)).expect("a string"),
+            None => out.push_str("null}}"),
+        }
+    }
+}
+
+impl From<Malformed> for ApiError {
+    fn from(malformed: Malformed) -> ApiError {
+        ApiError::new(Code::InvalidJson, malformed.to_string())
+    }
+}
+
+impl From<InvalidRequest> for ApiError {
+    fn from(invalid: InvalidRequest) -> ApiError {
+        let (code, at) = match &invalid {
+            InvalidRequest::Fact(fact) if fact.problem == FactProblem::TooMany => {
+                (Code::TooMany, "facts".to_owned())
+            }
+            InvalidRequest::Fact(fact) => (Code::InvalidFact, format!("facts.{}", fact.name)),
+            InvalidRequest::CostFact { fact, .. } => (Code::InvalidCost, format!("facts.{fact}")),
+            InvalidRequest::UnknownLimit(_) => (Code::UnknownLimit, "limit".to_owned()),
+            InvalidRequest::ZeroCost | InvalidRequest::Cost(_) | InvalidRequest::MoreThanCharged { .. } => {
+                (Code::InvalidCost, "cost".to_owned())
+            }
+            InvalidRequest::Ttl(_) => (Code::InvalidCost, "ttl".to_owned()),
+        };
+        ApiError::new(code, invalid.to_string()).at(at)
+    }
+}

@@ -1,0 +1,549 @@
+//! JSON off the wire, read in place.
+//!
+//! A request is a small object of known fields, and must be refused when a field is unknown or comes
+//! twice: so it is read field by field instead of into a tree. The bytes are ours and are not needed
+//! again: strings are unescaped where they lie, and no value is copied.
+
+use std::fmt::{self, Write as _};
+
+/// How deep values may be nested.
+const DEPTH: usize = 32;
+
+/// Reads one JSON text from front to back.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    rest: &'a mut [u8],
+    /// How much lies before the rest: for messages.
+    offset: usize,
+}
+
+/// A value, as far as it can be told without reading into lists and objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// A string.
+    Text(&'a str),
+    /// A number, as it was written.
+    Number(&'a str),
+    /// True or false.
+    Bool(bool),
+    /// Null.
+    Null,
+}
+
+/// What kind of value comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// An object.
+    Object,
+    /// A list.
+    List,
+    /// Anything that [`Reader::scalar`] reads.
+    Scalar,
+}
+
+/// The text is not JSON.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Malformed {
+    /// How many bytes of it were.
+    pub at: usize,
+    /// What is wrong there.
+    pub what: &'static str,
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "not JSON at byte {}: {}", self.at, self.what)
+    }
+}
+
+impl<'a> Reader<'a> {
+    /// Reads these bytes, which are used up by it.
+    pub fn new(text: &'a mut [u8]) -> Result<Reader<'a>, Malformed> {
+        if let Err(error) = std::str::from_utf8(text) {
+            return Err(Malformed { at: error.valid_up_to(), what: "it is not UTF-8" });
+        }
+        Ok(Reader { rest: text, offset: 0 })
+    }
+
+    /// What comes next.
+    pub fn kind(&mut self) -> Result<Kind, Malformed> {
+        match self.peek()? {
+            b'{' => Ok(Kind::Object),
+            b'[' => Ok(Kind::List),
+            _ => Ok(Kind::Scalar),
+        }
+    }
+
+    /// Reads an object: `field` is called with each name and must read the value.
+    pub fn object<E: From<Malformed>>(
+        &mut self,
+        mut field: impl FnMut(&mut Reader<'a>, &'a str) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.expect(b'{', "an object begins with `{`")?;
+        if self.peek()? == b'}' {
+            self.skip(1);
+            return Ok(());
+        }
+        loop {
+            self.peek()?;
+            let name = self.string("a name in double quotes, or `}`, must come here")?;
+            self.expect(b':', "`:` must come between a name and its value")?;
+            self.peek()?;
+            field(self, name)?;
+            match self.peek()? {
+                b',' => self.skip(1),
+                b'}' => break,
+                _ => return Err(self.malformed("`,` or `}` must come here").into()),
+            }
+        }
+        self.skip(1);
+        Ok(())
+    }
+
+    /// Reads a list: `element` is called for each and must read it.
+    pub fn list<E: From<Malformed>>(
+        &mut self,
+        mut element: impl FnMut(&mut Reader<'a>, usize) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.expect(b'[', "a list begins with `[`")?;
+        if self.peek()? == b']' {
+            self.skip(1);
+            return Ok(());
+        }
+        for index in 0.. {
+            self.peek()?;
+            element(self, index)?;
+            match self.peek()? {
+                b',' => self.skip(1),
+                b']' => break,
+                _ => return Err(self.malformed("`,` or `]` must come here").into()),
+            }
+        }
+        self.skip(1);
+        Ok(())
+    }
+
+    /// Reads a value that is neither an object nor a list.
+    pub fn scalar(&mut self) -> Result<Value<'a>, Malformed> {
+        match self.peek()? {
+            b'"' => self.string("").map(Value::Text),
+            b't' => self.word("true", Value::Bool(true)),
+            b'f' => self.word("false", Value::Bool(false)),
+            b'n' => self.word("null", Value::Null),
+            b'-' | b'0'..=b'9' => {
+                let len = number(self.rest).map_err(|what| self.malformed(what))?;
+                Ok(Value::Number(text(self.take(len))))
+            }
+            _ => Err(self.malformed("a value must come here (strings in double quotes)")),
+        }
+    }
+
+    /// Cuts out the next value, whatever it is, once it is known to be well-formed: to be read on its own.
+    pub fn value(&mut self) -> Result<Reader<'a>, Malformed> {
+        self.peek()?;
+        let len = extent(self.rest).map_err(|(at, what)| Malformed { at: self.offset + at, what })?;
+        let offset = self.offset;
+        Ok(Reader { rest: self.take(len), offset })
+    }
+
+    /// Makes sure that nothing follows.
+    pub fn end(mut self) -> Result<(), Malformed> {
+        self.blanks();
+        if self.rest.is_empty() { Ok(()) } else { Err(self.malformed("something follows the end")) }
+    }
+
+    fn string(&mut self, otherwise: &'static str) -> Result<&'a str, Malformed> {
+        if self.rest.first() != Some(&b'"') {
+            return Err(self.malformed(otherwise));
+        }
+        let (len, escaped) = string(self.rest).map_err(|(at, what)| Malformed { at: self.offset + at, what })?;
+        let inner = &mut self.take(len)[1..len - 1];
+        let inner = if escaped { unescape(inner) } else { inner };
+        Ok(text(inner))
+    }
+
+    fn word(&mut self, word: &'static str, value: Value<'a>) -> Result<Value<'a>, Malformed> {
+        if !self.rest.starts_with(word.as_bytes()) {
+            return Err(self.malformed("a value must come here (`true`, `false` and `null` are lower case)"));
+        }
+        self.skip(word.len());
+        Ok(value)
+    }
+
+    fn expect(&mut self, byte: u8, otherwise: &'static str) -> Result<(), Malformed> {
+        if self.peek()? != byte {
+            return Err(self.malformed(otherwise));
+        }
+        self.skip(1);
+        Ok(())
+    }
+
+    /// The next byte that is not blank; it stays.
+    fn peek(&mut self) -> Result<u8, Malformed> {
+        self.blanks();
+        self.rest.first().copied().ok_or_else(|| self.malformed("it ends too early"))
+    }
+
+    fn blanks(&mut self) {
+        let len = self.rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count();
+        self.skip(len);
+    }
+
+    fn skip(&mut self, len: usize) {
+        self.take(len);
+    }
+
+    fn take(&mut self, len: usize) -> &'a mut [u8] {
+        let (taken, rest) = std::mem::take(&mut self.rest).split_at_mut(len);
+        self.rest = rest;
+        self.offset += len;
+        taken
+    }
+
+    fn malformed(&self, what: &'static str) -> Malformed {
+        Malformed { at: self.offset, what }
+    }
+}
+
+/// Slices at ASCII characters of a text that is UTF-8.
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("UTF-8, cut at quotes or digits")
+}
+
+type At = (usize, &'static str);
+
+/// The length of the string that `text` begins with, quotes included, and whether there are escapes.
+fn string(text: &[u8]) -> Result<(usize, bool), At> {
+    let mut escaped = false;
+    let mut at = 1;
+    loop {
+        match text.get(at) {
+            Some(b'"') => return Ok((at + 1, escaped)),
+            Some(b'\\') => {
+                escaped = true;
+                at += match text.get(at + 1) {
+                    Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => 2,
+                    Some(b'u') => unicode(&text[at..]).map_err(|what| (at, what))?.1,
+                    _ => return Err((at, "there is no such escape")),
+                };
+            }
+            Some(0..=0x1f) => return Err((at, "control characters in a string must be escaped")),
+            Some(_) => at += 1,
+            None => return Err((at, "a string does not end")),
+        }
+    }
+}
+
+/// The character of `\uXXXX`, or of two of them, and the length of what was written.
+fn unicode(text: &[u8]) -> Result<(char, usize), &'static str> {
+    let unit = |at: usize| -> Option<u32> {
+        let digits = text.get(at..at + 6)?.strip_prefix(b"\\u")?;
+        digits.iter().try_fold(0, |sum, digit| Some(sum * 16 + char::from(*digit).to_digit(16)?))
+    };
+    let first = unit(0).ok_or("`\\u` needs four hexadecimal digits")?;
+    if let Some(char) = char::from_u32(first) {
+        return Ok((char, 6));
+    }
+    let second = unit(6).filter(|second| (0xdc00..0xe000).contains(second) && first < 0xdc00);
+    let second = second.ok_or("half of a surrogate pair stands alone")?;
+    let char = char::from_u32(0x1_0000 + ((first - 0xd800) << 10) + (second - 0xdc00));
+    Ok((char.expect("a pair of surrogates is a character"), 12))
+}
+
+/// Replaces escapes by what they stand for, which is never longer; what [`string`] found to be right.
+fn unescape(inner: &mut [u8]) -> &mut [u8] {
+    let (mut from, mut to) = (0, 0);
+    while from < inner.len() {
+        let (char, len) = match (inner[from], inner.get(from + 1)) {
+            (b'\\', Some(b'u')) => unicode(&inner[from..]).expect("checked"),
+            (b'\\', Some(escape)) => {
+                let char = match escape {
+                    b'b' => '\u{8}',
+                    b'f' => '\u{c}',
+                    b'n' => '\n',
+                    b'r' => '\r',
+                    b't' => '\t',
+                    other => char::from(*other),
+                };
+                (char, 2)
+            }
+            (byte, _) => {
+                inner[to] = byte;
+                (from, to) = (from + 1, to + 1);
+                continue;
+            }
+        };
+        to += char.encode_utf8(&mut inner[to..]).len();
+        from += len;
+    }
+    &mut inner[..to]
+}
+
+/// The length of the number that `text` begins with.
+fn number(text: &[u8]) -> Result<usize, &'static str> {
+    let digits = |from: usize| text[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let sign = usize::from(text.first() == Some(&b'-'));
+    let whole = digits(sign);
+    if whole == 0 || (whole > 1 && text[sign] == b'0') {
+        return Err("a number begins with a digit, and with 0 only if it is all");
+    }
+    let mut len = sign + whole;
+    if text.get(len) == Some(&b'.') {
+        let fraction = digits(len + 1);
+        if fraction == 0 {
+            return Err("digits must follow the point");
+        }
+        len += 1 + fraction;
+    }
+    if matches!(text.get(len), Some(b'e' | b'E')) {
+        let signed = usize::from(matches!(text.get(len + 1), Some(b'+' | b'-')));
+        let exponent = digits(len + 1 + signed);
+        if exponent == 0 {
+            return Err("an exponent needs digits");
+        }
+        len += 1 + signed + exponent;
+    }
+    Ok(len)
+}
+
+/// The length of the value that `text` begins with, if it is well-formed. A loop and not a recursion,
+/// since whoever sends it decides how deep it is.
+fn extent(text: &[u8]) -> Result<usize, At> {
+    /// What may come at a place.
+    #[derive(Clone, Copy, PartialEq)]
+    enum Next {
+        Value,
+        /// A value, or the end of an empty list.
+        ValueOrEnd,
+        Name,
+        /// A name, or the end of an empty object.
+        NameOrEnd,
+        Colon,
+        CommaOrEnd,
+    }
+    let mut open: Vec<u8> = Vec::new();
+    let (mut at, mut next) = (0, Next::Value);
+    loop {
+        let byte = *text.get(at).ok_or((at, "it ends too early"))?;
+        let closes = |open: &[u8]| open.last() == Some(&byte);
+        match (next, byte) {
+            (_, b' ' | b'\t' | b'\n' | b'\r') => at += 1,
+            (Next::ValueOrEnd | Next::NameOrEnd | Next::CommaOrEnd, b']' | b'}') if closes(&open) => {
+                open.pop();
+                (at, next) = (at + 1, Next::CommaOrEnd);
+            }
+            (Next::Value | Next::ValueOrEnd, b'{' | b'[') => {
+                if open.len() == DEPTH {
+                    return Err((at, "it is nested too deep (at most 32 levels)"));
+                }
+                (at, next) = (at + 1, if byte == b'{' { Next::NameOrEnd } else { Next::ValueOrEnd });
+                open.push(if byte == b'{' { b'}' } else { b']' });
+            }
+            (Next::Value | Next::ValueOrEnd, b'"') => {
+                at += string(&text[at..]).map_err(|(further, what)| (at + further, what))?.0;
+                next = Next::CommaOrEnd;
+            }
+            (Next::Value | Next::ValueOrEnd, b'-' | b'0'..=b'9') => {
+                at += number(&text[at..]).map_err(|what| (at, what))?;
+                next = Next::CommaOrEnd;
+            }
+            (Next::Value | Next::ValueOrEnd, _) => {
+                let word = ["true", "false", "null"].iter().find(|word| text[at..].starts_with(word.as_bytes()));
+                at += word.ok_or((at, "a value must come here (strings in double quotes)"))?.len();
+                next = Next::CommaOrEnd;
+            }
+            (Next::Name | Next::NameOrEnd, b'"') => {
+                at += string(&text[at..]).map_err(|(further, what)| (at + further, what))?.0;
+                next = Next::Colon;
+            }
+            (Next::Colon, b':') => (at, next) = (at + 1, Next::Value),
+            (Next::CommaOrEnd, b',') => {
+                let object = open.last() == Some(&b'}');
+                (at, next) = (at + 1, if object { Next::Name } else { Next::Value });
+            }
+            (Next::Name | Next::NameOrEnd, _) => {
+                return Err((at, "a name in double quotes, or `}`, must come here"));
+            }
+            (Next::Colon, _) => return Err((at, "`:` must come between a name and its value")),
+            (Next::CommaOrEnd, _) => return Err((at, "`,` or the end must come here")),
+        }
+        if open.is_empty() && next == Next::CommaOrEnd {
+            return Ok(at);
+        }
+    }
+}
+
+/// A text as a JSON string.
+#[derive(Clone, Copy, Debug)]
+pub struct Quoted<'a>(pub &'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_char('"')?;
+        let mut plain = 0;
+        for (at, byte) in self.0.bytes().enumerate() {
+            let escape = match byte {
+                b'"' => "\\\"",
+                b'\\' => "\\\\",
+                b'\n' => "\\n",
+                0..=0x1f | 0x7f => "",
+                _ => continue,
+            };
+            f.write_str(&self.0[plain..at])?;
+            match escape {
+                "" => write!(f, "\\u{byte:04x}")?,
+                escape => f.write_str(escape)?,
+            }
+            plain = at + 1;
+        }
+        f.write_str(&self.0[plain..])?;
+        f.write_char('"')
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scalar(text: &str) -> Result<String, String> {
+        let mut bytes = text.as_bytes().to_vec();
+        let mut reader = Reader::new(&mut bytes).map_err(|error| error.to_string())?;
+        let value = reader.scalar().map_err(|error| error.to_string())?;
+        let value = format!("{value:?}");
+        reader.end().map_err(|error| error.to_string())?;
+        Ok(value)
+    }
+
+    #[test]
+    fn scalars_are_read_as_the_standard_says() {
+        for (text, expected) in [
+            (r#""alice""#, r#"Text("alice")"#),
+            (r#" "" "#, r#"Text("")"#),
+            (r#""a\"\\\/\b\f\n\r\tz""#, r#"Text("a\"\\/\u{8}\u{c}\n\r\tz")"#),
+            (r#""\u00e9\ud83d\ude00\u0000""#, r#"Text("é😀\0")"#),
+            ("\"é😀\"", r#"Text("é😀")"#),
+            ("0", r#"Number("0")"#),
+            ("-12.5e+3", r#"Number("-12.5e+3")"#),
+            ("18446744073709551616", r#"Number("18446744073709551616")"#),
+            ("true", "Bool(true)"),
+            ("false\n", "Bool(false)"),
+            ("null", "Null"),
+        ] {
+            assert_eq!(scalar(text).as_deref(), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_json_is_refused_with_its_place() {
+        for (text, expected) in [
+            ("", "at byte 0: it ends too early"),
+            ("NaN", "at byte 0: a value must come here"),
+            ("Infinity", "at byte 0: a value must come here"),
+            ("'a'", "at byte 0: a value must come here"),
+            ("True", "at byte 0: a value must come here"),
+            ("nul", "at byte 0: a value must come here"),
+            ("01", "at byte 0: a number begins with a digit"),
+            ("-", "at byte 0: a number begins with a digit"),
+            ("+1", "at byte 0: a value must come here"),
+            ("1.", "at byte 0: digits must follow the point"),
+            ("1e", "at byte 0: an exponent needs digits"),
+            ("1 2", "at byte 2: something follows the end"),
+            ("\"a", "at byte 2: a string does not end"),
+            ("\"a\nb\"", "at byte 2: control characters"),
+            (r#""\x""#, "at byte 1: there is no such escape"),
+            (r#""\u12""#, "at byte 1: `\\u` needs four"),
+            (r#""\ud800""#, "at byte 1: half of a surrogate"),
+            (r#""\ud800\ud800""#, "at byte 1: half of a surrogate"),
+            (r#""\udc00\udc00""#, "at byte 1: half of a surrogate"),
+        ] {
+            let error = scalar(text).expect_err(text);
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        let mut bytes = b"\"a\xff\"".to_vec();
+        assert_eq!(Reader::new(&mut bytes).unwrap_err(), Malformed { at: 2, what: "it is not UTF-8" });
+    }
+
+    /// Writes a text again, through every way of reading it.
+    fn copied(reader: &mut Reader<'_>, out: &mut String) -> Result<(), Malformed> {
+        match reader.kind()? {
+            Kind::Object => {
+                out.push('{');
+                reader.object(|reader, name| {
+                    write!(out, "{}:", Quoted(name)).expect("a string takes all");
+                    copied(reader, out)?;
+                    out.push(',');
+                    Ok::<(), Malformed>(())
+                })?;
+                out.push('}');
+            }
+            Kind::List => {
+                out.push('[');
+                reader.list(|reader, _| {
+                    copied(reader, out)?;
+                    out.push(',');
+                    Ok::<(), Malformed>(())
+                })?;
+                out.push(']');
+            }
+            Kind::Scalar => match reader.scalar()? {
+                Value::Text(text) => write!(out, "{}", Quoted(text)).expect("a string takes all"),
+                Value::Number(number) => out.push_str(number),
+                Value::Bool(truth) => out.push_str(if truth { "true" } else { "false" }),
+                Value::Null => out.push_str("null"),
+            },
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn objects_and_lists_are_read_and_cut_out() {
+        let text = r#" {"a" : [1, {"b":null} , [] ],"c":{}, "\u0064":"\n" } "#;
+        let expected = r#"{"a":[1,{"b":null,},[],],"c":{},"d":"\n",}"#;
+        let mut bytes = text.as_bytes().to_vec();
+        let mut reader = Reader::new(&mut bytes).unwrap();
+        let mut out = String::new();
+        copied(&mut reader, &mut out).unwrap();
+        reader.end().unwrap();
+        assert_eq!(out, expected);
+
+        let mut bytes = text.as_bytes().to_vec();
+        let mut reader = Reader::new(&mut bytes).unwrap();
+        let mut value = reader.value().unwrap();
+        reader.end().unwrap();
+        let mut out = String::new();
+        copied(&mut value, &mut out).unwrap();
+        assert_eq!(out, expected);
+    }
+
+    #[test]
+    fn broken_objects_and_lists_are_refused_by_both_ways_of_reading() {
+        let deep = "[".repeat(100_000);
+        for text in [
+            "{", "[", "{]", "[}", "[1,]", r#"{"a":1,}"#, r#"{"a"}"#, r#"{"a":}"#, r#"{a:1}"#, "[1 2]", "[,1]",
+            r#"{"a" 1}"#, r#"{"a":1 "b":2}"#, r#"{1:2}"#, "[nope]", r#"["a]"#, "[01]", &deep,
+        ] {
+            let mut bytes = text.as_bytes().to_vec();
+            Reader::new(&mut bytes).unwrap().value().expect_err(text);
+            if text.len() < 100 {
+                let mut bytes = text.as_bytes().to_vec();
+                let mut reader = Reader::new(&mut bytes).unwrap();
+                copied(&mut reader, &mut String::new()).expect_err(text);
+            }
+        }
+    }
+
+    #[test]
+    fn nesting_ends_at_32_levels() {
+        let nested = |depth: usize| [vec![b'['; depth], vec![b']'; depth]].concat();
+        Reader::new(&mut nested(32)).unwrap().value().unwrap();
+        let error = Reader::new(&mut nested(33)).unwrap().value().unwrap_err();
+        assert_eq!(error.to_string(), "not JSON at byte 32: it is nested too deep (at most 32 levels)");
+    }
+
+    #[test]
+    fn a_quoted_text_reads_back() {
+        let all: String = (0..0x250).filter_map(char::from_u32).collect();
+        let mut bytes = Quoted(&all).to_string().into_bytes();
+        assert_eq!(Reader::new(&mut bytes).unwrap().scalar(), Ok(Value::Text(&all)));
+    }
+}

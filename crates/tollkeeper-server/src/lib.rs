@@ -1,0 +1,12 @@
+//! The parts of the command `tollkeeper`: what was typed, the service, and what it speaks.
+
+pub mod args;
+pub mod command;
+pub mod connections;
+pub mod http;
+pub mod json;
+pub mod logging;
+pub mod metrics;
+pub mod reload;
+pub mod serve;
+pub mod service;

@@ -1,0 +1,23 @@
+//! The command `tollkeeper`.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use tollkeeper_server::args::{Arguments, Command};
+use tollkeeper_server::{command, serve};
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().command {
+        Command::Serve(args) => serve::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Check(args) => command::check::run(&args),
+        Command::Explain(args) => command::explain::run(&args),
+        Command::Validate(args) => command::validate::run(&args),
+        Command::Schema => command::schema::run(),
+        Command::Init { name } => command::init::run(name.as_deref()),
+        Command::Completions { shell } => command::completions::run(shell),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("tollkeeper: {error:#}");
+        ExitCode::from(2)
+    })
+}
