@@ -1,7 +1,9 @@
 //! What judges the whole product: it knows what was promised and what happened, and nothing of how.
 
+pub mod binary;
 pub mod cases;
 pub mod contract;
 pub mod one_key;
 pub mod oracle;
+pub mod page;
 pub mod saved;

@@ -1,0 +1,210 @@
+//! The programs of `docs/languages.md` run as they are written there, with a server that is there and then is not.
+//!
+//! Their packages are installed once, into `target/languages`.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use tollkeeper_tests::binary;
+use tollkeeper_tests::page::{Page, root};
+
+#[test]
+fn express() {
+    let folder = folder("node");
+    if !folder.join("node_modules/express").exists() {
+        let express = ["install", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "express@5"];
+        run(Command::new("npm").args(express).current_dir(&folder));
+    }
+    fs::write(folder.join("app.mjs"), &page().file("app.mjs").text).unwrap();
+    behaves_as_documented(|port| {
+        let mut node = Command::new("node");
+        node.arg("app.mjs").current_dir(&folder).env("PORT", port);
+        node
+    });
+}
+
+#[test]
+fn fastapi() {
+    let folder = folder("python");
+    let venv = folder.join("venv");
+    if !venv.join("bin/uvicorn").exists() {
+        run(Command::new("python3").args(["-m", "venv"]).arg(&venv));
+        run(Command::new(venv.join("bin/pip")).args(["install", "--quiet", "fastapi", "uvicorn", "httpx"]));
+    }
+    fs::write(folder.join("app.py"), &page().file("app.py").text).unwrap();
+    behaves_as_documented(|port| {
+        let mut uvicorn = Command::new(venv.join("bin/uvicorn"));
+        uvicorn.args(["app:app", "--port", port]).current_dir(&folder);
+        uvicorn
+    });
+}
+
+/// The table at the top of the page, row by row.
+fn behaves_as_documented(app: impl Fn(&str) -> Command) {
+    // One after the other: programs wait 200 ms for an answer, and starting the other takes all there is.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+
+    let server = Server::start();
+    let open = App::start(&app, &server.url, "true");
+    let closed = App::start(&app, &server.url, "false");
+    let answers: Vec<Answer> = (0..6).map(|_| open.get()).collect();
+    let statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+    assert_eq!(statuses, [200, 200, 200, 200, 200, 429]);
+    let retry: u32 = answers[5].header("retry-after").expect("a refusal says when").parse().expect("seconds");
+    // One comes back after 2 s; the header is rounded up and up to a tenth longer.
+    assert!((1..=3).contains(&retry), "Retry-After: {retry}");
+    assert!(answers[..5].iter().all(|answer| answer.header("retry-after").is_none()));
+    assert_eq!(closed.get().status, 429, "both ask the same server");
+
+    let mistaken = App::start(&app, &format!("{}/nowhere", server.url), "true");
+    assert_eq!(mistaken.get().status, 500, "anything else");
+
+    drop(server);
+    let before = open.complaints();
+    for _ in 0..6 {
+        assert_eq!(open.get().status, 200, "open: a request passes without an answer");
+        assert_eq!(closed.get().status, 503, "closed: it does not");
+    }
+    assert_eq!(open.complaints() - before, 6, "each time the log says so");
+
+    // Nobody ever reads what is sent here.
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let silent = format!("http://{}", listener.local_addr().expect("bound"));
+    assert_eq!(App::start(&app, &silent, "true").get().status, 200, "open: none in time");
+    assert_eq!(App::start(&app, &silent, "false").get().status, 503, "closed: none in time");
+}
+
+struct Server {
+    url: String,
+    process: Killed,
+}
+
+impl Server {
+    fn start() -> Server {
+        let config = folder("server").join(format!("{}.yaml", std::process::id()));
+        fs::write(&config, &page().file("tollkeeper.yaml").text).expect("`target` can be written");
+        let mut serve = Command::new(binary::tollkeeper());
+        serve.args(["serve", "--http", "127.0.0.1:0", "--config"]).arg(&config).stdout(Stdio::piped());
+        let mut process = Killed::start(&mut serve);
+        let mut lines = BufReader::new(process.0.stdout.take().expect("piped")).lines();
+        let address = lines
+            .find_map(|line| Some(line.expect("text").strip_prefix("listening http=")?.to_owned()))
+            .expect("a server says where it listens");
+        Server { url: format!("http://{address}"), process }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.process.kill();
+    }
+}
+
+struct App {
+    url: String,
+    log: PathBuf,
+    _process: Killed,
+}
+
+impl App {
+    fn start(app: &impl Fn(&str) -> Command, server: &str, fail_open: &str) -> App {
+        let port = TcpListener::bind("127.0.0.1:0")
+            .and_then(|listener| listener.local_addr())
+            .expect("a free port")
+            .port();
+        let log = folder("log").join(format!("{}-{port}", std::process::id()));
+        let mut command = app(&port.to_string());
+        command.env("TOLLKEEPER_SERVER", server).env("FAIL_OPEN", fail_open);
+        command.stdout(Stdio::null()).stderr(File::create(&log).expect("`target` can be written"));
+        for proxy in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
+            command.env_remove(proxy);
+        }
+        let app =
+            App { url: format!("http://127.0.0.1:{port}/"), log, _process: Killed::start(&mut command) };
+        let listens = format!("until (exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null; do sleep 0.05; done");
+        run(Command::new("timeout").args(["60", "bash", "-c", &listens]));
+        // A program that has just begun may take longer than it waits; from this address that counts for nobody.
+        run(curl("127.0.0.2").arg(&app.url));
+        app
+    }
+
+    fn get(&self) -> Answer {
+        Answer::parse(&run(curl("127.0.0.1").arg(&self.url)))
+    }
+
+    /// How often the log says that there was no answer.
+    fn complaints(&self) -> usize {
+        fs::read_to_string(&self.log).expect("made at the start").matches("tollkeeper did not answer").count()
+    }
+}
+
+fn curl(from: &str) -> Command {
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--show-error", "--include", "--noproxy", "*", "--interface", from]);
+    curl
+}
+
+struct Answer {
+    status: u16,
+    head: Vec<String>,
+}
+
+impl Answer {
+    fn parse(text: &str) -> Answer {
+        let head: Vec<String> = text.lines().take_while(|line| !line.is_empty()).map(str::to_owned).collect();
+        let status = head.first().and_then(|line| line.split(' ').nth(1)).expect("a status");
+        Answer { status: status.parse().expect("a number"), head }
+    }
+
+    fn header(&self, name: &str) -> Option<&str> {
+        let named = |line: &&String| line.to_lowercase().starts_with(&format!("{name}:"));
+        Some(self.head.iter().find(named)?.split_once(':')?.1.trim())
+    }
+}
+
+/// A process that ends with the test, however that ends.
+struct Killed(Child);
+
+impl Killed {
+    fn start(command: &mut Command) -> Killed {
+        let started = command.spawn();
+        Killed(started.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display())))
+    }
+
+    fn kill(&mut self) {
+        // It may have ended by itself.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn page() -> Page {
+    let text = fs::read_to_string(root().join("docs/languages.md")).expect("the page");
+    Page::parse("docs/languages.md", &text).unwrap_or_else(|mistake| panic!("{mistake}"))
+}
+
+fn folder(name: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target");
+    let folder = target.join("languages").join(name);
+    fs::create_dir_all(&folder).expect("`target` can be written");
+    folder
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output();
+    let output = output.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()));
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {complaint}");
+    String::from_utf8_lossy(&output.stdout).replace('\r', "")
+}
