@@ -122,6 +122,15 @@ impl Said {
         }
     }
 
+    /// The numbers, for what was due at that time.
+    pub fn outcome_at(&self, due: &Due<'_>, now: Time) -> Outcome {
+        match self {
+            // The due knows what a cost of 0 changes.
+            Said::Step { step, charged } => due.outcome(Seen::Nothing, now, step, *charged),
+            said => said.outcome(due.quota, &due.ask(now)),
+        }
+    }
+
     /// Who answered in place of the store, if it did not.
     pub fn degraded(&self) -> Option<OnStoreFailure> {
         if let Said::Degraded { by, .. } = self { Some(*by) } else { None }
@@ -248,13 +257,10 @@ impl Decision {
     /// What each limit that applied says, in the order of the policy.
     pub fn limits(&self) -> impl ExactSizeIterator<Item = Answer<'_>> {
         let now = self.0.ruling.now;
-        self.0.toll.dues().zip(self.0.ruling.said.iter()).map(move |(due, said)| {
-            let outcome = match said {
-                // The due knows what a cost of 0 changes.
-                Said::Step { step, charged } => due.outcome(Seen::Nothing, now, step, *charged),
-                said => said.outcome(due.quota, &due.ask(now)),
-            };
-            Answer { due, outcome, degraded: said.degraded() }
+        self.0.toll.dues().zip(self.0.ruling.said.iter()).map(move |(due, said)| Answer {
+            due,
+            outcome: said.outcome_at(&due, now),
+            degraded: said.degraded(),
         })
     }
 
@@ -295,12 +301,15 @@ impl Decision {
         (!items.is_empty()).then(|| Slot::new(self.0.ruling.id, self.0.ruling.now, items))
     }
 
-    /// What was written for this request, of slots or of everything else.
+    /// What was written for this request, of slots or of everything else. Of what was decided here in
+    /// place of the store only slots are held: they are given back like others.
     fn entered(&self, slots: bool) -> impl Iterator<Item = Item> {
-        let charged = self.0.allowed && self.0.toll.verb().charges() && self.degraded().is_none();
+        let by = self.degraded();
+        let here = move |said: &Said| by.is_none() || slots && said.degraded() == Some(OnStoreFailure::Local);
+        let charged = self.0.allowed && self.0.toll.verb().charges();
         let all = self.limits().zip(self.0.ruling.said.iter());
         all.filter(move |(answer, said)| {
-            charged && said.allowed() && answer.due.cost > 0 && answer.due.is_slot() == slots
+            charged && here(said) && said.allowed() && answer.due.cost > 0 && answer.due.is_slot() == slots
         })
         .map(|(answer, said)| Item::new(&answer.due, said.mark(), answer.outcome.overflow))
     }

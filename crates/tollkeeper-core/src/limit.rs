@@ -87,6 +87,28 @@ pub enum OnStoreFailure {
     Local,
 }
 
+impl OnStoreFailure {
+    /// The name in config, API and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            OnStoreFailure::Allow => "allow",
+            OnStoreFailure::Deny => "deny",
+            OnStoreFailure::Local => "local",
+        }
+    }
+}
+
+impl Mode {
+    /// The name in config, API and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Mode::Enforce => "enforce",
+            Mode::Shadow => "shadow",
+            Mode::Off => "off",
+        }
+    }
+}
+
 impl Limit {
     /// A limit that grants the same to every key; without [`Limit::by`] there is one key for all.
     pub fn new(name: impl Into<String>, allowance: impl Into<Allowance>) -> Limit {

@@ -511,7 +511,11 @@ mod tests {
         assert_eq!((window.count(), window.period(), window.limit()), (2, Span::from_secs(60), 2));
         assert_eq!(window.drain_ticks(7), 4, "a division by two, or a little more");
         let small = share(Algorithm::TokenBucket, Quota::per_minute(1).burst(1), 10);
-        assert_eq!((small.count(), small.burst()), (1, 1), "a node can always admit something, ten times as slowly");
+        assert_eq!(
+            (small.count(), small.burst()),
+            (1, 1),
+            "a node can always admit something, ten times as slowly"
+        );
         let whole = Quota::new(Algorithm::SlidingLog, Quota::per_minute(7)).unwrap();
         assert_eq!(whole.share(1), whole);
         assert_eq!(Quota::nothing(Algorithm::FixedWindow, Span::from_secs(60)).share(3).count(), 0);

@@ -304,6 +304,12 @@ impl<'t> Due<'t> {
         Due { cost, ..self }
     }
 
+    /// The same under another quota.
+    #[must_use]
+    pub fn with_quota(self, quota: &'t Quota) -> Due<'t> {
+        Due { quota, ..self }
+    }
+
     /// Whether the verdict of this limit counts.
     #[inline]
     pub fn enforced(&self) -> bool {

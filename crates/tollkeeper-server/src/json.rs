@@ -156,7 +156,8 @@ impl<'a> Reader<'a> {
         if self.rest.first() != Some(&b'"') {
             return Err(self.malformed(otherwise));
         }
-        let (len, escaped) = string(self.rest).map_err(|(at, what)| Malformed { at: self.offset + at, what })?;
+        let (len, escaped) =
+            string(self.rest).map_err(|(at, what)| Malformed { at: self.offset + at, what })?;
         let inner = &mut self.take(len)[1..len - 1];
         let inner = if escaped { unescape(inner) } else { inner };
         Ok(text(inner))
@@ -348,7 +349,8 @@ fn extent(text: &[u8]) -> Result<usize, At> {
                 next = Next::CommaOrEnd;
             }
             (Next::Value | Next::ValueOrEnd, _) => {
-                let word = ["true", "false", "null"].iter().find(|word| text[at..].starts_with(word.as_bytes()));
+                let word =
+                    ["true", "false", "null"].iter().find(|word| text[at..].starts_with(word.as_bytes()));
                 at += word.ok_or((at, "a value must come here (strings in double quotes)"))?.len();
                 next = Next::CommaOrEnd;
             }
@@ -519,8 +521,24 @@ mod tests {
     fn broken_objects_and_lists_are_refused_by_both_ways_of_reading() {
         let deep = "[".repeat(100_000);
         for text in [
-            "{", "[", "{]", "[}", "[1,]", r#"{"a":1,}"#, r#"{"a"}"#, r#"{"a":}"#, r#"{a:1}"#, "[1 2]", "[,1]",
-            r#"{"a" 1}"#, r#"{"a":1 "b":2}"#, r#"{1:2}"#, "[nope]", r#"["a]"#, "[01]", &deep,
+            "{",
+            "[",
+            "{]",
+            "[}",
+            "[1,]",
+            r#"{"a":1,}"#,
+            r#"{"a"}"#,
+            r#"{"a":}"#,
+            r#"{a:1}"#,
+            "[1 2]",
+            "[,1]",
+            r#"{"a" 1}"#,
+            r#"{"a":1 "b":2}"#,
+            r#"{1:2}"#,
+            "[nope]",
+            r#"["a]"#,
+            "[01]",
+            &deep,
         ] {
             let mut bytes = text.as_bytes().to_vec();
             Reader::new(&mut bytes).unwrap().value().expect_err(text);

@@ -27,6 +27,8 @@ pub fn begin(form: Log) {
         Log::Json => tracing_subscriber::registry().with(lines.json().with_filter(filter)).init(),
     }
     if let (Some(text), Some(Err(error))) = (asked, targets) {
-        tracing::warn!("RUST_LOG is `{text}`, which is not a filter ({error}): try `info` or `tollkeeper=debug`");
+        tracing::warn!(
+            "RUST_LOG is `{text}`, which is not a filter ({error}): try `info` or `tollkeeper=debug`"
+        );
     }
 }

@@ -250,14 +250,20 @@ impl Collector for Page {
         gauge("tollkeeper_keys", "Keys in the memory store", self.keys)?;
 
         let name = "tollkeeper_request_duration_seconds";
-        let mut durations =
-            encoder.encode_descriptor(name, "From the last byte of a request to its answer", None, MetricType::Histogram)?;
+        let mut durations = encoder.encode_descriptor(
+            name,
+            "From the last byte of a request to its answer",
+            None,
+            MetricType::Histogram,
+        )?;
         Durations(http).encode(durations.encode_family(&[("transport", "http")])?)
     }
 }
 
 /// Rows with labels of any number.
-fn rows<'a, const N: usize>(rows: &'a [([(&'a str, &'a str); N], u64)]) -> Vec<(&'a [(&'a str, &'a str)], u64)> {
+fn rows<'a, const N: usize>(
+    rows: &'a [([(&'a str, &'a str); N], u64)],
+) -> Vec<(&'a [(&'a str, &'a str)], u64)> {
     rows.iter().map(|(labels, value)| (&labels[..], *value)).collect()
 }
 

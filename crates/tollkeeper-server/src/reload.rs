@@ -4,8 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tollkeeper::config::Config;
-#[derive(Debug)] pub struct Watch;
-impl Watch { fn new(_: &Path, _: impl Fn()) -> Watch { Watch } }
+#[derive(Debug)]
+pub struct Watch;
+impl Watch {
+    fn new(_: &Path, _: impl Fn()) -> Watch {
+        Watch
+    }
+}
 
 use crate::serve::log_warnings;
 use crate::service::Service;

@@ -37,7 +37,9 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
         bail!("a store on Redis is not there yet (use `--store memory://`)");
     }
     let http = choose(args.http, config.listen.http, "127.0.0.1:8080");
-    for (name, flag, file) in [("grpc", args.grpc, config.listen.grpc), ("resp", args.resp, config.listen.resp)] {
+    for (name, flag, file) in
+        [("grpc", args.grpc, config.listen.grpc), ("resp", args.resp, config.listen.resp)]
+    {
         if let Some(Listener::At(_)) = flag {
             bail!("--{name} is not there yet (leave it out, or say `--{name} off`)");
         }

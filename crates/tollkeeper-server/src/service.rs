@@ -80,7 +80,8 @@ impl Service {
         let mut in_force = self.in_force.write().unwrap_or_else(PoisonError::into_inner);
         let version = self.limiter.replace_policy(config.policy).version();
         let (loaded_at, limits) = (now(), config.limits);
-        *in_force = Arc::new(InForce { version, loaded_at, error: None, limits, ..InForce::clone(&in_force) });
+        *in_force =
+            Arc::new(InForce { version, loaded_at, error: None, limits, ..InForce::clone(&in_force) });
         self.metrics.reloads.done.fetch_add(1, Ordering::Relaxed);
         version
     }

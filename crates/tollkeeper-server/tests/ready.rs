@@ -22,13 +22,15 @@ fn every_ready_policy_is_valid_and_gives_no_warning() {
 fn every_ready_policy_does_what_its_exercise_says() {
     for ready in READY {
         let config = read(ready.name, ready.text).0;
-        let names: BTreeSet<String> = config.policy.rules().iter().map(|rule| rule.name().to_owned()).collect();
+        let names: BTreeSet<String> =
+            config.policy.rules().iter().map(|rule| rule.name().to_owned()).collect();
         let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
         let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
         let limiter = Limiter::embedded(config.policy, store);
         let mut refused = BTreeSet::new();
         for (place, line) in exercise(ready.name) {
-            let line = Line::parse(&line).unwrap_or_else(|| panic!("{place}: `{line}` is no line of an exercise"));
+            let line =
+                Line::parse(&line).unwrap_or_else(|| panic!("{place}: `{line}` is no line of an exercise"));
             for time in 1..=line.times {
                 let said = answer(&line.ask(&limiter), &line.expected);
                 assert_eq!(said, line.expected, "{place}, time {time}");

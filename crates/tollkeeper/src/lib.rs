@@ -228,6 +228,10 @@ mod memory;
 mod observer;
 mod queue;
 mod random;
+#[cfg(feature = "redis")]
+mod remote;
+#[cfg(feature = "redis")]
+mod resilient;
 mod store;
 mod sync;
 
@@ -238,5 +242,9 @@ pub use handle::{Handle, HandleError, Layers, Passage, Passages};
 pub use limiter::{Acquired, Deciding, Limiter, Request, Waiting};
 pub use memory::{Capacity, MemoryStore, Restored, SnapshotError, Snapshots};
 pub use observer::Observer;
+#[cfg(feature = "redis")]
+pub use remote::{Asked, Failure, FailureKind, Remote};
+#[cfg(feature = "redis")]
+pub use resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
 pub use store::{Answer, Correction, Store};
 pub use tollkeeper_core::*;

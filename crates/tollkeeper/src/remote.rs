@@ -68,6 +68,15 @@ pub enum FailureKind {
 }
 
 impl FailureKind {
+    /// Every kind.
+    pub const ALL: [FailureKind; 5] = [
+        FailureKind::Timeout,
+        FailureKind::Connection,
+        FailureKind::Full,
+        FailureKind::Refused,
+        FailureKind::Nonsense,
+    ];
+
     /// The name in metrics and logs.
     pub const fn name(self) -> &'static str {
         match self {

@@ -52,6 +52,8 @@ pub enum Correction {
     Repeated,
     /// Nothing was done: the charge is void, because nothing is left of it or its time is up.
     Unknown,
+    /// The store did not answer: it may have been done or not, and is not to be tried again.
+    Failed,
 }
 
 /// An answer that is there, or will be: a store in this process should cost no allocation.

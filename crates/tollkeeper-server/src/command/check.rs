@@ -29,8 +29,9 @@ pub fn run(args: &Check) -> anyhow::Result<ExitCode> {
         }
         (Some(_), Some(_)) => bail!("--config and --server are two ways to decide: choose one"),
     };
-    let decision: Decision = serde_json::from_str(&answer)
-        .with_context(|| format!("the server did not answer with a decision, but with: {}", excerpt(&answer)))?;
+    let decision: Decision = serde_json::from_str(&answer).with_context(|| {
+        format!("the server did not answer with a decision, but with: {}", excerpt(&answer))
+    })?;
     if args.json {
         println!("{answer}");
     } else {

@@ -2,9 +2,9 @@
 
 use std::fmt::{self, Display, Write as _};
 
-use tollkeeper::reason::Seconds;
 use tollkeeper::decision::Answer;
-use tollkeeper::{Decision, Limiter, Mode, Retry, Span, Verdict};
+use tollkeeper::reason::Seconds;
+use tollkeeper::{Decision, Limiter, OnStoreFailure, Retry, Span, Verdict};
 
 use crate::json::Quoted;
 
@@ -22,7 +22,8 @@ fn decision_to(out: &mut String, limiter: &Limiter, decision: &Decision) -> fmt:
     let binding = decision.binding();
     write!(out, "{{\"allowed\":{},\"binding\":", retry.is_none())?;
     or_null(out, binding.map(|answer| Quoted(answer.name())))?;
-    write!(out, ",\"retry_after\":{},\"delay\":{},\"degraded\":null", Wait(retry), Number(delay))?;
+    write!(out, ",\"retry_after\":{},\"delay\":{},\"degraded\":", Wait(retry), Number(delay))?;
+    or_null(out, decision.degraded().map(|by| Quoted(by.name())))?;
     if retry == Some(Retry::Never) {
         out.push_str(",\"never\":true");
     }
@@ -59,24 +60,22 @@ fn write_limit(out: &mut String, answer: &Answer<'_>) -> fmt::Result {
         }
         or_null(out, value.map(Quoted))?;
     }
-    let mode = match answer.rule().mode() {
-        Mode::Enforce => "enforce",
-        Mode::Shadow => "shadow",
-        Mode::Off => "off",
-    };
     write!(
         out,
-        "],\"algorithm\":\"{}\",\"mode\":\"{mode}\",\"allowed\":{},\"cost\":{},\"limit\":{},\"remaining\":{},\
-         \"retry_after\":{},\"reset_after\":",
+        "],\"algorithm\":\"{}\",\"mode\":\"{}\",\"allowed\":{},\"cost\":{},\"limit\":{},\"remaining\":",
         answer.rule().algorithm(),
+        answer.rule().mode().name(),
         outcome.allowed,
         due.cost,
         outcome.limit,
-        outcome.remaining,
-        Wait(outcome.retry),
     )?;
-    or_null(out, outcome.reset_after.map(Number))?;
-    out.push_str(",\"degraded\":null");
+    // Who decides without counting knows neither.
+    let counted = !matches!(answer.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny));
+    or_null(out, counted.then_some(outcome.remaining))?;
+    write!(out, ",\"retry_after\":{},\"reset_after\":", Wait(outcome.retry))?;
+    or_null(out, outcome.reset_after.filter(|_| counted).map(Number))?;
+    out.push_str(",\"degraded\":");
+    or_null(out, answer.degraded().map(|by| Quoted(by.name())))?;
     if outcome.retry == Some(Retry::Never) {
         out.push_str(",\"never\":true");
     }

@@ -31,7 +31,8 @@ impl<'a> Ask<'a> {
             _ => Err(unknown(name, "`facts` and `cost`")),
         })?;
         reader.end()?;
-        let facts = facts.ok_or_else(|| missing("facts", "an object of names and values; it may be empty"))?;
+        let facts =
+            facts.ok_or_else(|| missing("facts", "an object of names and values; it may be empty"))?;
         Ok(Ask { facts, cost: cost.unwrap_or(1) })
     }
 }
@@ -84,7 +85,9 @@ fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
         }
         let text = match reader.scalar()? {
             Value::Text(text) => text,
-            Value::Number(number) if number.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit()) => number,
+            Value::Number(number) if number.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit()) => {
+                number
+            }
             Value::Number(_) => return wrong("a number is whole, without fraction and exponent"),
             Value::Bool(true) => "true",
             Value::Bool(false) => "false",
@@ -208,7 +211,8 @@ mod tests {
     fn a_batch_keeps_what_makes_no_sense_for_later() {
         let mut body = br#"{"checks":[{"facts":{}},{"nonsense":[1,{"a":2}]},7]}"#.to_vec();
         let checks = read_batch(Reader::new(&mut body).unwrap()).unwrap();
-        let codes: Vec<_> = checks.into_iter().map(|check| Ask::read(check).map_err(|e| e.code.name())).collect();
+        let codes: Vec<_> =
+            checks.into_iter().map(|check| Ask::read(check).map_err(|e| e.code.name())).collect();
         assert!(codes[0].is_ok());
         assert_eq!(codes[1].as_ref().err(), Some(&"unknown_field"));
         assert_eq!(codes[2].as_ref().err(), Some(&"invalid_json"));

@@ -17,7 +17,9 @@ use serde_json::Value;
 /// The command under test.
 pub fn tollkeeper() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollkeeper"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("TOLLKEEPER_") || name == "RUST_LOG") {
+    for (name, _) in
+        std::env::vars().filter(|(name, _)| name.starts_with("TOLLKEEPER_") || name == "RUST_LOG")
+    {
         command.env_remove(name);
     }
     command
@@ -259,7 +261,8 @@ impl Client {
             .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
             .collect();
         let mut answer = Answer { status, headers, body: Vec::new() };
-        let length: usize = answer.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+        let length: usize =
+            answer.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
         while self.buffer.len() < length {
             self.fill()?;
         }

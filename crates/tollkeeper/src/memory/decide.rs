@@ -43,6 +43,20 @@ impl MemoryStore {
         ruling.set(now, id);
     }
 
+    /// Decides what is due, all or nothing: when, the number of the admission, and what each limit says.
+    pub(crate) fn decide_dues(&self, dues: &[Due<'_>], charging: bool) -> (Time, u64, Vec<Said>) {
+        let inner = &*self.inner;
+        let now = inner.clock.now();
+        let mut said = vec![Said::Nothing; dues.len()];
+        let prints: Vec<u128> = dues.iter().map(|due| inner.prints.key(due.key)).collect();
+        let id = match dues {
+            [] => 0,
+            [due] => inner.decide_one(due, prints[0], charging, now, &mut said[0]),
+            _ => inner.decide_many(dues, &prints, charging, now, &mut said),
+        };
+        (now, id, said)
+    }
+
     /// Decides one limit for one key, and says when.
     #[inline]
     pub(crate) fn decide_one(&self, due: &Due<'_>, print: u128, charging: bool, said: &mut Said) -> Time {

@@ -121,10 +121,6 @@ impl Breaker {
         }
     }
 
-    pub(crate) fn settings(&self) -> &BreakerSettings {
-        &self.settings
-    }
-
     fn remember(&mut self, late: bool) {
         self.late = (self.late << 1 | u128::from(late)) & ((1 << LOOKED_AT) - 1);
         self.seen = (self.seen + 1).min(LOOKED_AT);

@@ -1,0 +1,267 @@
+//! What is answered when a store does not. The store here does what it is told; real ones that die are in
+//! `tests/`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use tollkeeper_core::{
+    Decision, Facts, Limit, OnStoreFailure, Policy, Quota, Retry, Span, Time, Verb, Verdict, facts,
+};
+
+use super::*;
+use crate::{Capacity, ManualClock};
+
+/// Answers from memory, fails or hangs, and counts how often it was asked.
+#[derive(Debug)]
+struct Moody {
+    store: MemoryStore,
+    mood: Mutex<Mood>,
+    asked: AtomicUsize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mood {
+    Well,
+    Failing,
+    Hanging,
+}
+
+impl Moody {
+    fn answer<'a, T: Send + 'a>(&'a self, answer: impl FnOnce(&'a MemoryStore) -> T) -> Answer<'a, Asked<T>> {
+        self.asked.fetch_add(1, SeqCst);
+        match *lock(&self.mood) {
+            Mood::Well => Answer::Ready(Ok(answer(&self.store))),
+            Mood::Failing => Answer::Ready(Err(Failure::new(FailureKind::Connection, "connection refused"))),
+            Mood::Hanging => Answer::Later(Box::pin(std::future::pending())),
+        }
+    }
+}
+
+impl Remote for Moody {
+    fn decide(&self, toll: &Toll) -> Answer<'_, Asked<Ruling>> {
+        self.answer(|store| store.decide(toll))
+    }
+
+    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Asked<Correction>> {
+        self.answer(|store| store.correct(charge, fixes))
+    }
+
+    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
+        self.answer(|store| store.release(slot))
+    }
+
+    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
+        self.answer(|store| store.renew(slot))
+    }
+
+    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Asked<bool>> {
+        self.answer(move |store| store.forget(key))
+    }
+
+    fn seal_charge(&self, charge: &Charge) -> String {
+        self.store.seal_charge(charge)
+    }
+
+    fn open_charge(&self, text: &str) -> Option<Charge> {
+        self.store.open_charge(text)
+    }
+
+    fn seal_slot(&self, slot: &Slot) -> String {
+        self.store.seal_slot(slot)
+    }
+
+    fn open_slot(&self, text: &str) -> Option<Slot> {
+        self.store.open_slot(text)
+    }
+}
+
+/// A resilient store, and the clock that both sides go by.
+struct Bench {
+    store: Resilient<Moody>,
+    hand: ManualClock,
+    policy: Arc<Policy>,
+}
+
+impl Bench {
+    fn new(nodes: u32, limits: Vec<Limit>) -> Bench {
+        let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+        let memory = || MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+        let remote = Moody { store: memory(), mood: Mutex::new(Mood::Well), asked: AtomicUsize::new(0) };
+        let settings = ResilientSettings { nodes, ..ResilientSettings::default() };
+        let store = Resilient::new(remote, settings, memory());
+        Bench { store, hand, policy: Arc::new(Policy::new(limits).unwrap()) }
+    }
+
+    fn mood(&self, mood: Mood) {
+        *lock(&self.store.remote.mood) = mood;
+    }
+
+    fn asked(&self) -> usize {
+        self.store.remote.asked.load(SeqCst)
+    }
+
+    async fn decide(&self, verb: Verb, facts: &Facts<'_>, cost: u64) -> Decision {
+        let toll = self.policy.toll(verb, facts, cost).unwrap();
+        let ruling = self.store.decide(&toll).await;
+        Decision::new(toll, ruling)
+    }
+
+    async fn check(&self) -> Decision {
+        self.decide(Verb::Check, &facts! {}, 1).await
+    }
+}
+
+fn limit(name: &str, count: u64, policy: OnStoreFailure) -> Limit {
+    Limit::new(name, Quota::per_hour(count).burst(count)).on_store_failure(policy)
+}
+
+#[tokio::test]
+async fn while_the_store_answers_nothing_is_degraded() {
+    let bench = Bench::new(1, vec![limit("all", 3, OnStoreFailure::Deny)]);
+    for allowed in [true, true, true, false] {
+        let decision = bench.check().await;
+        assert_eq!((decision.allowed(), decision.degraded()), (allowed, None));
+        assert_eq!(decision.charge().is_some(), allowed);
+    }
+}
+
+#[tokio::test]
+async fn deny_refuses_until_the_breaker_looks_again() {
+    let bench = Bench::new(1, vec![limit("all", 3, OnStoreFailure::Deny)]);
+    bench.mood(Mood::Failing);
+    let decision = bench.check().await;
+    assert_eq!(decision.degraded(), Some(OnStoreFailure::Deny));
+    let retry = Retry::After(Span::from_secs(1));
+    assert_eq!(decision.verdict(), Verdict::Deny { retry });
+    assert!(decision.charge().is_none());
+}
+
+#[tokio::test]
+async fn allow_passes_and_has_no_receipt() {
+    let bench = Bench::new(1, vec![limit("all", 1, OnStoreFailure::Allow)]);
+    bench.mood(Mood::Failing);
+    for _ in 0..3 {
+        let decision = bench.check().await;
+        assert!(decision.allowed() && decision.charge().is_none());
+        assert_eq!(decision.degraded(), Some(OnStoreFailure::Allow));
+    }
+}
+
+#[tokio::test]
+async fn local_admits_this_nodes_share_and_keeps_its_count_when_the_breaker_flaps() {
+    let bench = Bench::new(4, vec![limit("all", 20, OnStoreFailure::Local)]);
+    let mut admitted = 0;
+    for round in 0..10 {
+        bench.mood(if round % 2 == 0 { Mood::Failing } else { Mood::Well });
+        let decision = bench.check().await;
+        if round % 2 == 0 && decision.allowed() {
+            admitted += 1;
+            assert_eq!(decision.degraded(), Some(OnStoreFailure::Local));
+        }
+    }
+    bench.mood(Mood::Failing);
+    for _ in 0..10 {
+        admitted += usize::from(bench.check().await.allowed());
+    }
+    assert_eq!(admitted, 5, "a quarter of twenty");
+    // 20 an hour are 5 an hour here: one more after twelve minutes.
+    let refused = bench.check().await;
+    assert_eq!(refused.retry_after(), Some(Span::from_secs(720)));
+    assert_eq!(refused.binding().unwrap().outcome().limit, 5);
+}
+
+#[tokio::test]
+async fn what_is_more_than_the_share_passes_when_the_store_is_back() {
+    let bench = Bench::new(4, vec![limit("all", 20, OnStoreFailure::Local)]);
+    bench.mood(Mood::Failing);
+    let decision = bench.decide(Verb::Check, &facts! {}, 6).await;
+    assert_eq!(decision.retry_after(), Some(Span::from_secs(1)));
+    let never = bench.decide(Verb::Check, &facts! {}, 21).await;
+    assert_eq!(never.verdict(), Verdict::Deny { retry: Retry::Never });
+}
+
+#[tokio::test]
+async fn one_deny_refuses_all_and_charges_no_share() {
+    let limits = vec![limit("local", 2, OnStoreFailure::Local), {
+        limit("deny", 2, OnStoreFailure::Deny).when("route", "/pay")
+    }];
+    let bench = Bench::new(1, limits);
+    bench.mood(Mood::Failing);
+    for _ in 0..5 {
+        let decision = bench.decide(Verb::Check, &facts! { "route" => "/pay" }, 1).await;
+        assert!(!decision.allowed());
+        assert_eq!(decision.degraded(), Some(OnStoreFailure::Deny));
+    }
+    for allowed in [true, true, false] {
+        assert_eq!(bench.check().await.allowed(), allowed, "the share is whole");
+    }
+}
+
+#[tokio::test]
+async fn a_shadow_limit_that_denies_refuses_nobody() {
+    let shadow = limit("shadow", 2, OnStoreFailure::Deny).mode(tollkeeper_core::Mode::Shadow);
+    let bench = Bench::new(1, vec![shadow, limit("all", 2, OnStoreFailure::Allow)]);
+    bench.mood(Mood::Failing);
+    assert!(bench.check().await.allowed());
+}
+
+#[tokio::test]
+async fn after_five_failures_it_is_not_asked_and_one_probe_finds_out_that_it_is_back() {
+    let bench = Bench::new(1, vec![limit("all", 100, OnStoreFailure::Local)]);
+    bench.mood(Mood::Failing);
+    for _ in 0..50 {
+        bench.check().await;
+    }
+    assert_eq!((bench.asked(), bench.store.breaker()), (5, BreakerState::Open));
+    assert_eq!(bench.store.failures(FailureKind::Connection), 5);
+
+    // Longer than any jitter. The probe fails, and again nobody is asked.
+    bench.hand.advance(Span::from_millis(1_250));
+    for _ in 0..50 {
+        bench.check().await;
+    }
+    assert_eq!((bench.asked(), bench.store.breaker()), (6, BreakerState::Open));
+
+    bench.mood(Mood::Well);
+    bench.hand.advance(Span::from_millis(1_250));
+    for _ in 0..50 {
+        assert_eq!(bench.check().await.degraded(), None);
+    }
+    assert_eq!((bench.asked(), bench.store.breaker()), (56, BreakerState::Closed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_is_waited_for_until_the_deadline() {
+    let bench = Bench::new(1, vec![limit("all", 1, OnStoreFailure::Deny)]);
+    bench.mood(Mood::Hanging);
+    let began = tokio::time::Instant::now();
+    let decision = bench.check().await;
+    assert_eq!(began.elapsed(), Duration::from_millis(10));
+    assert_eq!(decision.degraded(), Some(OnStoreFailure::Deny));
+    assert_eq!(bench.store.failures(FailureKind::Timeout), 1);
+}
+
+#[tokio::test]
+async fn a_slot_taken_while_the_store_was_away_is_given_back_here() {
+    let exports = Limit::new("exports", Quota::slots(1)).on_store_failure(OnStoreFailure::Local);
+    let bench = Bench::new(1, vec![exports]);
+    bench.mood(Mood::Failing);
+    let held = bench.decide(Verb::Acquire, &facts! {}, 1).await;
+    let slot = held.slot().expect("one slot is this node's");
+    assert!(!bench.decide(Verb::Acquire, &facts! {}, 1).await.allowed());
+    assert!(bench.store.renew(&slot).await);
+    assert!(bench.store.release(&slot).await);
+    assert!(bench.decide(Verb::Acquire, &facts! {}, 1).await.allowed());
+}
+
+#[tokio::test]
+async fn a_refund_that_nobody_answers_is_not_done() {
+    let bench = Bench::new(1, vec![limit("all", 5, OnStoreFailure::Local)]);
+    let charge = bench.check().await.charge().unwrap();
+    bench.mood(Mood::Failing);
+    let changes = charge.refund(tollkeeper_core::Costs::All).unwrap();
+    let fixes = charge.fixes(&bench.policy, &changes);
+    assert_eq!(bench.store.correct(&charge, &fixes).await, Correction::Failed);
+    bench.mood(Mood::Well);
+    assert_eq!(bench.store.correct(&charge, &fixes).await, Correction::Done);
+}
