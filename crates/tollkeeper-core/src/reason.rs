@@ -117,24 +117,24 @@ struct Wait(Span);
 
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MINUTE: u64 = 60;
-        const HOUR: u64 = 60 * MINUTE;
-        const DAY: u64 = 24 * HOUR;
         let seconds = self.0.as_secs_ceil();
-        let two =
-            |f: &mut fmt::Formatter<'_>, (large, large_name): (u64, _), (small, small_name): (u64, _)| {
-                let smalls = seconds.div_ceil(small);
-                let (count, rest) = (smalls * small / large, smalls * small % large / small);
-                match rest {
-                    0 => write!(f, "{count} {large_name}"),
-                    rest => write!(f, "{count} {large_name} {rest} {small_name}"),
-                }
-            };
-        match seconds {
-            0..=120 => write!(f, "{} s", Seconds(self.0)),
-            ..=HOUR => two(f, (MINUTE, "min"), (1, "s")),
-            ..=DAY => two(f, (HOUR, "h"), (MINUTE, "min")),
-            _ => two(f, (DAY, "d"), (HOUR, "h")),
+        if seconds <= 120 {
+            return write!(f, "{} s", Seconds(self.0));
+        }
+        const UNITS: [(u64, &str); 4] = [(1, "s"), (60, "min"), (3_600, "h"), (86_400, "d")];
+        let large = if seconds <= 3_600 {
+            1
+        } else if seconds <= 86_400 {
+            2
+        } else {
+            3
+        };
+        let ((small, small_name), (large, large_name)) = (UNITS[large - 1], UNITS[large]);
+        let total = seconds.div_ceil(small) * small;
+        write!(f, "{} {large_name}", total / large)?;
+        match total % large / small {
+            0 => Ok(()),
+            rest => write!(f, " {rest} {small_name}"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A real server in a process of its own, on a free port, and a client that says exactly what it is told.
 
-#![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

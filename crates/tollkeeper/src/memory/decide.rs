@@ -44,6 +44,7 @@ impl MemoryStore {
     }
 
     /// Decides what is due, all or nothing: when, the number of the admission, and what each limit says.
+    #[cfg(feature = "redis")]
     pub(crate) fn decide_dues(&self, dues: &[Due<'_>], charging: bool) -> (Time, u64, Vec<Said>) {
         let inner = &*self.inner;
         let now = inner.clock.now();
