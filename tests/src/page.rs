@@ -13,6 +13,7 @@ pub struct Page {
 }
 
 /// A fenced block.
+#[derive(Clone, Debug)]
 pub struct Block {
     /// The first on the page is 1.
     pub number: usize,

@@ -28,8 +28,13 @@ pub struct Explanation<'p> {
 pub enum Standing<'p> {
     /// Its mode is `off`.
     Off,
-    /// This fact of its `when` is absent or matches none of the patterns.
-    When(&'p str),
+    /// A fact of its `when` is absent, or matches none of the patterns.
+    When {
+        /// The fact.
+        fact: &'p str,
+        /// What it says, if it is there.
+        said: Option<String>,
+    },
     /// All facts of its `unless` match.
     Unless,
     /// The value of this fact is on its list of those it never applies to.
@@ -82,7 +87,8 @@ impl Policy {
             return Standing::Off;
         }
         if let Some(condition) = rule.when.iter().find(|condition| !condition.holds(facts)) {
-            return Standing::When(&condition.fact);
+            let said = facts.get(&condition.fact).map(ToString::to_string);
+            return Standing::When { fact: &condition.fact, said };
         }
         if !rule.unless.is_empty() && rule.unless.iter().all(|condition| condition.holds(facts)) {
             return Standing::Unless;
@@ -131,13 +137,16 @@ impl Standing<'_> {
     }
 }
 
-/// One clause that follows the name of the limit: ``does not apply: `route` does not match its `when` ``.
+/// One clause that follows the name of the limit: ``does not apply: its mode is `off` ``.
 impl fmt::Display for Standing<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Standing::Off => f.write_str("does not apply: its mode is `off`"),
-            Standing::When(fact) => {
-                write!(f, "does not apply: `{fact}` is absent or does not match its `when`")
+            Standing::When { fact, said: None } => {
+                write!(f, "does not apply: its `when` asks for `{fact}`, which is absent")
+            }
+            Standing::When { fact, said: Some(said) } => {
+                write!(f, "does not apply: `{fact}` is `{}`, not what its `when` asks for", said.escape_debug())
             }
             Standing::Unless => f.write_str("does not apply: all of its `unless` matches"),
             Standing::Allowed(fact) => write!(f, "does not apply: this `{fact}` is on its `allow` list"),
@@ -203,7 +212,12 @@ mod tests {
         check(
             limit().when("user", "al*").when("route", "/a"),
             &alice,
-            "does not apply: `route` is absent or does not match its `when`",
+            "does not apply: its `when` asks for `route`, which is absent",
+        );
+        check(
+            limit().when("user", "b*"),
+            &alice,
+            "does not apply: `user` is `alice`, not what its `when` asks for",
         );
         check(limit().unless("user", "al*"), &alice, "does not apply: all of its `unless` matches");
         check(limit().allow("alice"), &alice, "does not apply: this `user` is on its `allow` list");
