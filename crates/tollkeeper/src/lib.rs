@@ -229,6 +229,8 @@ mod observer;
 mod queue;
 mod random;
 #[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(feature = "redis")]
 mod remote;
 #[cfg(feature = "redis")]
 mod resilient;

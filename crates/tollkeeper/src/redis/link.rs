@@ -1,0 +1,169 @@
+//! One connection to one server, made again whenever it breaks.
+//!
+//! Nobody waits for a connection that is not there, but at the very start: a call on a broken link fails
+//! at once and is known not to have run. Between attempts there is a pause that grows, with a random part,
+//! so that a thousand nodes do not come back in the same millisecond.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Cmd, Value};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+
+use super::address::Address;
+use super::fate::{Elsewhere, Fate};
+use crate::random;
+
+/// How long an attempt may take, and an answer, before the connection is given up.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The first and the longest pause between two attempts.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(800));
+
+/// A connection that comes back.
+pub(crate) struct Link {
+    state: watch::Receiver<State>,
+    broken: Arc<Notify>,
+    keeper: JoinHandle<()>,
+}
+
+#[derive(Clone)]
+enum State {
+    /// The first attempt is on its way.
+    Begun,
+    /// It is there.
+    Up(MultiplexedConnection),
+    /// It is not there, because of this.
+    Down(Arc<str>),
+}
+
+impl Link {
+    /// Begins to connect.
+    pub(crate) fn to(address: Address) -> Link {
+        let (publish, state) = watch::channel(State::Begun);
+        let broken = Arc::new(Notify::new());
+        let keeper = tokio::spawn(keep(address, publish, Arc::clone(&broken)));
+        Link { state, broken, keeper }
+    }
+
+    /// Sends a command and waits for the answer.
+    pub(crate) async fn call(&self, command: &Cmd) -> Result<Value, Fate> {
+        let mut connection = self.connection().await?;
+        match connection.send_packed_command(command).await.and_then(Value::extract_error) {
+            Ok(value) => Ok(value),
+            Err(error) => {
+                let fate = Fate::of(&error);
+                let gone = matches!(
+                    fate,
+                    Fate::Unknown { usable: false, .. } | Fate::NotSent(_) | Fate::Elsewhere(Elsewhere::NotPrimary)
+                );
+                if gone {
+                    self.broken.notify_one();
+                }
+                Err(fate)
+            }
+        }
+    }
+
+    /// Gives the connection up, so that the next one asks again where to go.
+    pub(crate) fn give_up(&self) {
+        self.broken.notify_one();
+    }
+
+    /// Why there is no connection, if there is none.
+    pub(crate) fn trouble(&self) -> Option<Arc<str>> {
+        if let State::Down(why) = &*self.state.borrow() { Some(Arc::clone(why)) } else { None }
+    }
+
+    async fn connection(&self) -> Result<MultiplexedConnection, Fate> {
+        let mut state = self.state.clone();
+        let state = state.wait_for(|state| !matches!(state, State::Begun)).await;
+        match state.as_deref() {
+            Ok(State::Up(connection)) => Ok(connection.clone()),
+            Ok(State::Down(why)) => Err(Fate::NotSent(why.to_string())),
+            Ok(State::Begun) | Err(_) => Err(Fate::NotSent("the store was closed".to_owned())),
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("trouble", &self.trouble()).finish()
+    }
+}
+
+async fn keep(address: Address, publish: watch::Sender<State>, broken: Arc<Notify>) {
+    let mut pause = PAUSES.0;
+    let mut known = None;
+    loop {
+        match connect(&address).await {
+            Ok(connection) => {
+                if known.take().is_some() {
+                    tracing::info!("connected to {address}");
+                }
+                pause = PAUSES.0;
+                publish.send_replace(State::Up(connection));
+                broken.notified().await;
+                publish.send_replace(State::Down("the connection broke".into()));
+            }
+            Err(why) => {
+                // Said once for each reason, and not once for each attempt.
+                if known.as_ref() != Some(&why) {
+                    tracing::warn!("cannot use {address}: {why}");
+                    known = Some(why.clone());
+                }
+                publish.send_replace(State::Down(why.into()));
+                tokio::time::sleep(pause.mul_f64(1.0 + f64::from(random::secret().0[0]) / 512.0)).await;
+                pause = (pause * 2).min(PAUSES.1);
+            }
+        }
+    }
+}
+
+/// Connects to whoever is primary there.
+async fn connect(address: &Address) -> Result<MultiplexedConnection, String> {
+    let attempt = async {
+        let client = address.client().await?;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE))
+            .set_pipeline_buffer_size(1024);
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+        let mut connection = connection.map_err(|error| advice(&error))?;
+        match redis::cmd("ROLE").query_async::<Vec<Value>>(&mut connection).await {
+            Ok(role) => match role.first() {
+                Some(Value::BulkString(role)) if role == b"master" => Ok(connection),
+                _ => Err("it is a replica, which cannot count (name the primary)".to_owned()),
+            },
+            // Who may not ask will find out at the first write.
+            Err(error) if Fate::of(&error) == Fate::Refused(error.to_string()) => Ok(connection),
+            Err(error) => Err(advice(&error)),
+        }
+    };
+    tokio::time::timeout(2 * PATIENCE, attempt)
+        .await
+        .unwrap_or_else(|_| Err(format!("no answer within {:?}", 2 * PATIENCE)))
+}
+
+/// What went wrong, and what would be right.
+fn advice(error: &redis::RedisError) -> String {
+    let text = error.to_string();
+    let help = match error.kind() {
+        redis::ErrorKind::AuthenticationFailed => "check user and password in the URL of the store",
+        _ if text.contains("WRONGPASS") || text.contains("NOAUTH") => {
+            "check user and password in the URL of the store"
+        }
+        _ if text.contains("DB index is out of range") => "check the number of the database in the URL of the store",
+        _ if error.is_connection_refusal() => "is it running, and is this its address?",
+        _ => return text,
+    };
+    format!("{text} ({help})")
+}
