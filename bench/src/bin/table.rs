@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::fs;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/results.json");
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/benchmarks.md");
@@ -20,8 +20,7 @@ fn page(results: &Value) -> String {
     let mut page = format!(
         "# Benchmarks\n\n\
          Made by `make bench` from `bench/results.json`, which holds every single time; `bench/README.md` says what each\n\
-         scenario is. All sides of a row ran interleaved in one process. The machine is shared: compare within a row, not\n\
-         between pages.\n\n\
+         scenario is. All sides of a row ran interleaved. The machine is shared: compare within a row, not between pages.\n\n\
          {}, {} cores, Linux {}; {}; governor {}, throttlecrab {}, limitador {}.\n\n\
          ## Nanoseconds for each check\n\n\
          Median of five. `handle` and `policy` are ours; above 1, ours is faster.\n\n\
@@ -51,7 +50,34 @@ fn page(results: &Value) -> String {
         let name = if name.starts_with(' ') { format!("tollkeeper{name}") } else { name };
         writeln!(page, "| {name} | {:.1} |", bytes.as_f64().expect("a number")).expect("text");
     }
+    if let Some(sides) = results["http"].as_object() {
+        page.push_str(&http(sides));
+    }
     page
+}
+
+fn http(sides: &Map<String, Value>) -> String {
+    let mut section = "\n## HTTP\n\n\
+         Server and load on a core each, connections kept alive; medians of five. Processor time is that of the server,\n\
+         kernel included. nginx answers from memory after `limit_req`, and decides nothing else.\n\n\
+         | Server | CPU seconds per million | its CPU seconds / ours | Requests per second | Admitted |\n\
+         |---|---|---|---|---|\n"
+        .to_owned();
+    let cpu = |side: &Value| median(&side["cpu_seconds_per_million"]);
+    let ours = cpu(&sides["tollkeeper"]);
+    for (name, side) in sides {
+        writeln!(
+            section,
+            "| {name} {} | {:.1} | {:.2} | {:.0} | {:.0} % |",
+            plain(&side["version"]),
+            cpu(side),
+            cpu(side) / ours,
+            median(&side["requests_per_second"]),
+            side["admitted_percent"].as_f64().expect("a number"),
+        )
+        .expect("text");
+    }
+    section
 }
 
 fn median(times: &Value) -> f64 {
