@@ -34,6 +34,11 @@ pub fn handle(limiter: &Limiter) -> Handle {
     limiter.handle("per-user").expect("a plain limit")
 }
 
+/// The handle of the limits by `user`, `tenant` and `route`.
+pub fn layers(limiter: &Limiter) -> Layers<3> {
+    limiter.layers(["per-user", "per-tenant", "per-route"]).expect("plain limits")
+}
+
 impl Keyed for ByHandle {
     const NAME: &'static str = "handle";
 
@@ -65,8 +70,7 @@ impl Layered for ByLayers {
     const NAME: &'static str = "handle";
 
     fn new(bucket: Bucket) -> ByLayers {
-        let limiter = limiter(bucket, &["user", "tenant", "route"], Clock::system());
-        ByLayers(limiter.layers(["per-user", "per-tenant", "per-route"]).expect("plain limits"))
+        ByLayers(layers(&limiter(bucket, &["user", "tenant", "route"], Clock::system())))
     }
 
     #[inline]

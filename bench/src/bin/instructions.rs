@@ -23,6 +23,7 @@ fn main() {
         "handle-hot" => by_handle(&[user(1)], checks),
         "handle-uniform-64k" => by_handle(&(0..KEYS).map(user).collect::<Vec<_>>(), checks),
         "policy-hot" => by_policy(&user(1), checks),
+        "handle-layered-3" => by_layers(checks),
         "policy-layered-3" => by_three_limits(checks),
         _ => panic!("there is no path `{path}` (try `handle-hot`)"),
     }
@@ -51,21 +52,35 @@ fn by_policy(user: &str, checks: usize) {
     (0..checks).for_each(|_| check());
 }
 
+fn by_layers(checks: usize) {
+    let layers = ours::layers(&limiter(&["user", "tenant", "route"]));
+    let check = |request: &Request| {
+        let Request { user, tenant, route } = black_box(request);
+        assert!(layers.check([user, tenant, route]).expect("valid").allowed);
+    };
+    let requests = requests();
+    requests.iter().for_each(check);
+    requests.iter().cycle().take(checks).for_each(check);
+}
+
 fn by_three_limits(checks: usize) {
     let limiter = limiter(&["user", "tenant", "route"]);
-    let requests: Vec<Request> = (0..1_000)
-        .map(|number| Request {
-            user: keys::key("user", number),
-            tenant: keys::key("tenant", number % 100),
-            route: keys::key("route", number % 50),
-        })
-        .collect();
     let check = |request: &Request| {
         let Request { user, tenant, route } = black_box(request);
         let facts =
             facts! { "user" => user.as_str(), "tenant" => tenant.as_str(), "route" => route.as_str() };
         assert!(limiter.check(&facts).wait().expect("valid").allowed());
     };
+    let requests = requests();
     requests.iter().for_each(check);
     requests.iter().cycle().take(checks).for_each(check);
+}
+
+fn requests() -> Vec<Request> {
+    let request = |number| Request {
+        user: keys::key("user", number),
+        tenant: keys::key("tenant", number % 100),
+        route: keys::key("route", number % 50),
+    };
+    (0..1_000).map(request).collect()
 }

@@ -32,10 +32,10 @@ impl MemoryStore {
         if !inner.reserve_markers(items.len(), now) {
             return Correction::Repeated;
         }
-        let (mut shards, places) = inner.lock(&prints);
+        let mut shards = inner.lock(&prints);
         let marker = |index: usize| inner.marker(prints[index], charge.id());
         let done = (0..items.len()).any(|index| {
-            let marked = shards.get(places[index]).markers.get(marker(index));
+            let marked = shards.of(index).markers.get(marker(index));
             marked.is_some_and(|marker| marker.expires() > now)
         });
         if done {
@@ -44,7 +44,7 @@ impl MemoryStore {
         }
         for (index, (item, fix)) in items.iter().enumerate() {
             let print = prints[index];
-            let shard = shards.get(places[index]);
+            let shard = shards.of(index);
             shard.mark(marker(index), charge.void_at());
             let spot = match shard.table.find(print) {
                 Place::Found(place) => Spot::Own(print, place),

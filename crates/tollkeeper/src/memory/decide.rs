@@ -86,8 +86,6 @@ struct Several<'a, 's> {
     dues: &'a [Due<'a>],
     prints: &'a [u128],
     shards: &'a mut Locked<'s>,
-    /// Which of the locked shards each is in.
-    places: &'a [usize],
     charging: bool,
     now: Time,
     id: u64,
@@ -96,8 +94,6 @@ struct Several<'a, 's> {
 /// One limit of a toll over several, on its way to a verdict.
 struct Part<'t> {
     due: Due<'t>,
-    /// Which of the locked shards it is in.
-    shard: usize,
     spot: Spot,
     step: Step,
     /// The part that pays for it: another one, if both share a cell.
@@ -163,9 +159,9 @@ impl Inner {
         if charging {
             self.make_room(now);
         }
-        let (mut shards, places) = self.lock(prints);
-        let id = if charging { self.number(prints[0], shards.get(places[0])) } else { 0 };
-        let mut toll = Several { dues, prints, shards: &mut shards, places: &places, charging, now, id };
+        let mut shards = self.lock(prints);
+        let id = if charging { self.number(prints[0], shards.of(0)) } else { 0 };
+        let mut toll = Several { dues, prints, shards: &mut shards, charging, now, id };
         if !self.decide_known(&mut toll, said) {
             self.decide_new(&mut toll, said);
         }
@@ -181,7 +177,7 @@ impl Inner {
             if due.quota.count() == 0 {
                 return false;
             }
-            let shard = toll.shards.get(toll.places[index]);
+            let shard = toll.shards.of(index);
             let Place::Found(place) = shard.table.find(toll.prints[index]) else { return false };
             let Some(seen) = shard.table.state(place).seen(due.quota, due.shift) else { return false };
             said[index] = Said::Step { step: due.step(seen, toll.now), charged: false };
@@ -195,7 +191,7 @@ impl Inner {
             let Said::Step { step, charged } = said else { unreachable!("said above") };
             *charged = admitted && step.allowed && due.cost > 0;
             if *charged || step.effect.moved() {
-                let shard = toll.shards.get(toll.places[index]);
+                let shard = toll.shards.of(index);
                 let spot = Spot::Own(toll.prints[index], found[index]);
                 let dropped = shard.enter(spot, due, step, *charged, toll.now, toll.id);
                 self.account(shard, dropped);
@@ -209,9 +205,8 @@ impl Inner {
         let (now, charging) = (toll.now, toll.charging);
         let mut parts = Vec::with_capacity(toll.dues.len());
         for (payer, due) in toll.dues.iter().enumerate() {
-            let shard = toll.places[payer];
-            let spot = self.look(toll.shards.get(shard), due, toll.prints[payer], charging);
-            parts.push(Part { due: *due, shard, spot, step: Step::default(), payer });
+            let spot = self.look(toll.shards.of(payer), due, toll.prints[payer], charging);
+            parts.push(Part { due: *due, spot, step: Step::default(), payer });
         }
         let shards = &mut *toll.shards;
         if parts.iter().any(|part| matches!(part.spot, Spot::Shared(..))) {
@@ -221,14 +216,14 @@ impl Inner {
             let part = &parts[index];
             parts[index].step = match part.payer {
                 payer if payer < index => parts[payer].step,
-                _ => part.due.step(shards.get(part.shard).seen(part.spot, Lens::of(&part.due)), now),
+                _ => part.due.step(shards.of(index).seen(part.spot, Lens::of(&part.due)), now),
             };
         }
         let admitted = parts.iter().all(|part| part.step.allowed || !part.due.enforced());
         let charged = |part: &Part<'_>| charging && admitted && part.step.allowed && part.due.cost > 0;
-        for (part, said) in parts.iter().zip(said) {
+        for (index, (part, said)) in parts.iter().zip(said).enumerate() {
             let due = &parts[part.payer].due;
-            *said = says(shards.get(part.shard), part.spot, due, now, part.step, charged(part));
+            *said = says(shards.of(index), part.spot, due, now, part.step, charged(part));
         }
         if !charging {
             return;
@@ -239,7 +234,7 @@ impl Inner {
             let of_this_turn = |(_, part): &(usize, &Part<'_>)| matches!(part.spot, Spot::New(..)) == new;
             for (index, part) in parts.iter().enumerate().filter(of_this_turn) {
                 if part.payer == index && (charged(part) || part.step.effect.moved()) {
-                    let shard = shards.get(part.shard);
+                    let shard = shards.of(index);
                     let dropped = shard.enter(part.spot, &part.due, &part.step, charged(part), now, toll.id);
                     self.account(shard, dropped);
                 } else {
@@ -256,7 +251,7 @@ fn join_shared(parts: &mut [Part<'_>], shards: &mut Locked<'_>) {
     for index in 0..parts.len() {
         let Spot::Shared(cell, _) = parts[index].spot else { continue };
         // A log may have been moved into a cell that was looked at before.
-        let state = shards.get(parts[index].shard).cells.get(cell);
+        let state = shards.of(index).cells.get(cell);
         parts[index].spot = Spot::Shared(cell, state);
         let same = |part: &Part<'_>| matches!(part.spot, Spot::Shared(other, _) if other == cell);
         let payer = parts[..index].iter().position(same).unwrap_or(index);

@@ -11,49 +11,67 @@ use super::shard::Shard;
 pub(super) struct Locked<'s> {
     few: [Option<MutexGuard<'s, Shard>>; FEW],
     many: Vec<MutexGuard<'s, Shard>>,
+    /// Which of them each fingerprint belongs to.
+    places: Inline<usize, FEW>,
 }
 
 /// How many need no heap.
 const FEW: usize = 4;
 
+/// The number of a shard in the upper half, the index of a fingerprint in the lower: compared as one.
+type Wanted = u64;
+
 impl Inner {
     /// Locks the shards that these fingerprints belong to, in the order of the shards so that nobody
-    /// waits in a circle, each once. Says for each fingerprint which of the locked shards is its own.
+    /// waits in a circle, each once.
     #[inline]
-    pub(super) fn lock(&self, prints: &[u128]) -> (Locked<'_>, Inline<usize, 4>) {
-        let mut places = Inline::<usize, 4>::default();
-        let mut wanted = Inline::<usize, 4>::default();
-        for print in prints {
-            let shard = self.shard_index(*print);
-            places.push(shard);
-            let place = wanted.iter().position(|other| *other >= shard).unwrap_or(wanted.len());
-            if wanted.get(place) != Some(&shard) {
-                wanted.push(shard);
-                wanted[place..].rotate_right(1);
+    pub(super) fn lock(&self, prints: &[u128]) -> Locked<'_> {
+        let mut wanted = Inline::<Wanted, FEW>::default();
+        for (index, print) in prints.iter().enumerate() {
+            wanted.push((self.shard_index(*print) as u64) << 32 | index as u64);
+        }
+        // Each goes where its rank is: comparing and swapping random numbers is a branch that the processor
+        // guesses wrong half of the time.
+        let mut ordered = Inline::<Wanted, FEW>::default();
+        ordered.resize(prints.len());
+        for one in &*wanted {
+            let rank: usize = wanted.iter().map(|other| usize::from(other < one)).sum();
+            ordered[rank] = *one;
+        }
+        let mut locked = Locked { few: [const { None }; FEW], many: Vec::new(), places: Inline::default() };
+        locked.places.resize(prints.len());
+        let (mut count, mut last) = (0, None);
+        for one in &*ordered {
+            let (shard, index) = halves(*one);
+            if last != Some(shard) {
+                let guard = lock(&self.shards[shard].0);
+                match locked.few.get_mut(count) {
+                    Some(place) => *place = Some(guard),
+                    None => locked.many.push(guard),
+                }
+                (count, last) = (count + 1, Some(shard));
             }
+            locked.places[index] = count - 1;
         }
-        let mut locked = Locked { few: [const { None }; FEW], many: Vec::new() };
-        for (index, shard) in wanted.iter().enumerate() {
-            let guard = lock(&self.shards[*shard].0);
-            match locked.few.get_mut(index) {
-                Some(place) => *place = Some(guard),
-                None => locked.many.push(guard),
-            }
-        }
-        for place in &mut *places {
-            *place = wanted.iter().position(|shard| shard == place).expect("wanted above");
-        }
-        (locked, places)
+        locked
     }
 }
 
 impl Locked<'_> {
-    /// One of the locked shards.
+    /// The shard of the fingerprint with that index.
     #[inline]
-    pub(super) fn get(&mut self, place: usize) -> &mut Shard {
+    pub(super) fn of(&mut self, index: usize) -> &mut Shard {
+        let place = self.places[index];
         match self.few.get_mut(place) {
             Some(shard) => shard.as_mut().expect("locked above"),
             None => &mut self.many[place - FEW],
         }
     }
+}
+
+/// Shard and index.
+#[inline]
+fn halves(wanted: Wanted) -> (usize, usize) {
+    let half = |half: u64| usize::try_from(half & u64::from(u32::MAX)).expect("32 bits");
+    (half(wanted >> 32), half(wanted))
 }

@@ -226,11 +226,9 @@ fn decide_generally(store: &MemoryStore, toll: &Toll) -> Ruling {
         [] => 0,
         [said] => inner.decide_any(&dues[0], prints[0], charging, now, said),
         said => {
-            let (mut shards, places) = inner.lock(&prints);
-            let id = if charging { inner.number(prints[0], shards.get(places[0])) } else { 0 };
-            let shards = &mut shards;
-            let mut toll =
-                Several { dues: &dues, prints: &prints, shards, places: &places, charging, now, id };
+            let mut shards = inner.lock(&prints);
+            let id = if charging { inner.number(prints[0], shards.of(0)) } else { 0 };
+            let mut toll = Several { dues: &dues, prints: &prints, shards: &mut shards, charging, now, id };
             inner.decide_new(&mut toll, said);
             id
         }
