@@ -8,10 +8,16 @@ use super::state::{Kind, Packed};
 use super::table::Table;
 
 /// What is behind one lock.
+///
+/// In this order: what every decision needs stands right behind the lock, on the same cache line, so that
+/// a shard comes to another core in one piece.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Shard {
     /// The states of keys.
     pub(super) table: Table,
+    /// Numbers the admissions that were entered here.
+    pub(super) admissions: u64,
     /// States that several keys share, because there was no room for their own.
     pub(super) cells: Table,
     /// Charges that have been corrected.
@@ -21,8 +27,6 @@ pub(super) struct Shard {
     vacant: Vec<u32>,
     /// Bytes of logs, kept and freed since the store last asked.
     pub(super) log_bytes: Bytes,
-    /// Numbers the admissions that were entered here.
-    pub(super) admissions: u64,
 }
 
 /// How a number of bytes has changed.
