@@ -7,7 +7,7 @@ mod explain;
 
 use core::fmt;
 use core::net::IpAddr;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::facts::{self, Facts, Scratch, Value};
@@ -16,6 +16,7 @@ use crate::limit::{Base, Limit, Missing, Mode, OnStoreFailure};
 use crate::net::{self, InvalidNetwork, Network};
 use crate::pattern::Condition;
 use crate::quota::{Algorithm, Allowance, InvalidQuota, Quota, Rate};
+use crate::time::Span;
 use crate::toll::InvalidRequest;
 
 pub use explain::{Explanation, Standing, Through};
@@ -33,11 +34,12 @@ impl Policy {
     pub fn new(limits: Vec<Limit>) -> Result<Policy, InvalidPolicy> {
         let mut problems = Vec::new();
         let mut rules: Vec<Rule> = Vec::with_capacity(limits.len());
+        let mut names = BTreeSet::new();
         for (index, limit) in limits.into_iter().enumerate() {
             let mut report = |part, problem| {
                 problems.push(InvalidLimit { index, name: limit.name.clone(), part, problem });
             };
-            if rules.iter().any(|rule| *rule.name == *limit.name) {
+            if !names.insert(limit.name.clone()) {
                 report(Part::Name, Problem::DuplicateName);
             }
             rules.push(Rule::new(&limit, &mut report));
@@ -148,6 +150,16 @@ pub enum Grant {
         /// What keys under this quota's period begin with.
         family: Box<[u8]>,
     },
+}
+
+impl Grant {
+    /// What tells the grants of one limit apart.
+    fn numbers(&self) -> Option<(u64, u64, Span)> {
+        match self {
+            Grant::Unlimited => None,
+            Grant::Limited { quota, .. } => Some((quota.count(), quota.burst(), quota.period())),
+        }
+    }
 }
 
 /// Which grant a request gets, and how it was found.
@@ -308,6 +320,8 @@ impl Rule {
             report(Part::Stagger, Problem::StaggerWithout(algorithm));
         }
         let mut grants = vec![nothing(limit, algorithm)];
+        // Overrides can be many, and mostly have few grants between them.
+        let mut places = BTreeMap::from([(grants[0].numbers(), 0)]);
         let mut place = |part: &Part, allowance: Allowance, report: &mut dyn FnMut(Part, Problem)| -> u32 {
             let grant = match compiled(limit, algorithm, allowance) {
                 Ok(grant) => grant,
@@ -316,8 +330,7 @@ impl Rule {
                     return REFUSED;
                 }
             };
-            let known = grants.iter().position(|other| *other == grant);
-            let place = known.unwrap_or_else(|| {
+            let place = *places.entry(grant.numbers()).or_insert_with(|| {
                 grants.push(grant);
                 grants.len() - 1
             });
@@ -570,9 +583,9 @@ impl fmt::Display for Problem {
                 f.write_str("it has tiers but no fact that picks one (name it with `tier`)")
             }
             Problem::NoTiers => f.write_str("a fact picks the tier but there are no tiers (list them)"),
-            Problem::NoDefaultTier => {
-                f.write_str("requests without a known tier get nothing (name a default tier)")
-            }
+            Problem::NoDefaultTier => f.write_str(
+                "requests without a known tier get nothing (name one of the tiers in `default_tier`)",
+            ),
             Problem::UnknownTier(tier) => {
                 write!(f, "the default tier `{}` is not one of the tiers", tier.escape_debug())
             }

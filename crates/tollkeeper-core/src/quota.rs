@@ -386,6 +386,9 @@ impl fmt::Display for InvalidQuota {
                     "period {period} is not a whole number of {tick}: such a long period is counted in steps of {tick}"
                 )
             }
+            InvalidQuota::TooMany { algorithm: Algorithm::Concurrency, count, most, .. } => {
+                write!(f, "{count} slots are too many (at most {most})")
+            }
             InvalidQuota::TooMany { algorithm, count, period, most } => {
                 write!(f, "{count} per {period} is too large for {algorithm} (at most {most})")
             }

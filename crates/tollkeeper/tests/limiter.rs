@@ -522,7 +522,7 @@ fn what_cannot_be_built_says_what_would_be_right() {
     );
     check(
         Limiter::builder().limit(Limit::tiered("plan", "plan").tier("free", Quota::per_second(1))),
-        "limit `plan`: requests without a known tier get nothing (name a default tier)",
+        "limit `plan`: requests without a known tier get nothing (name one of the tiers in `default_tier`)",
     );
     check(
         Limiter::builder().limit(Limit::new("slots", Quota::slots(5)).algorithm(Algorithm::FixedWindow)),

@@ -75,7 +75,7 @@ fn every_problem_says_what_would_be_right() {
         ),
         (
             Limit::tiered("x", "plan").tier("free", per_minute),
-            "limit `x`: requests without a known tier get nothing (name a default tier)",
+            "limit `x`: requests without a known tier get nothing (name one of the tiers in `default_tier`)",
         ),
         (
             Limit::tiered("x", "plan").tier("free", per_minute).default_tier("fre"),
