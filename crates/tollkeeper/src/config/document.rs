@@ -61,10 +61,6 @@ impl Node {
     pub(super) fn scalar(place: Place, text: impl Into<String>, kind: Kind) -> Node {
         Node { place, value: Value::Scalar(Scalar { text: text.into(), kind, before: None }) }
     }
-
-    pub(super) fn nothing(place: Place) -> Node {
-        Node::scalar(place, "", Kind::Nothing)
-    }
 }
 
 impl Scalar {

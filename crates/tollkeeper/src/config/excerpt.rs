@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use unicode_width::UnicodeWidthChar;
 
+use super::report::Place;
+
 /// The widest line that is shown, in columns.
 const WIDEST: usize = 100;
 /// How much of a line is shown before the place in question, when it must be cut.
@@ -25,14 +27,18 @@ pub(super) fn position(text: &str, at: usize) -> (usize, usize) {
     let before = &text.as_bytes()[..at.min(text.len())];
     let start = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
     let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-    // Bytes that continue a character are not counted; nor is a mark of the byte order, which nobody sees.
+    // Bytes that continue a character are not counted.
     let is_first = |byte: &&u8| !matches!(**byte, 0x80..=0xbf);
-    let column = 1 + before[start..].iter().filter(is_first).count();
-    (line, column - usize::from(line == 1 && column > 1 && text.starts_with('\u{feff}')))
+    (line, 1 + before[start..].iter().filter(is_first).count())
 }
 
-/// The first line of a place with the place underlined; nothing if there is nothing to see.
-pub(super) fn around(text: &str, span: &Range<usize>) -> Option<Excerpt> {
+/// The first line of a place with the place underlined; nothing if there is nothing to see. What stands in
+/// hidden places is starred out.
+pub(super) fn around(text: &str, span: &Range<usize>, hidden: &[Place]) -> Option<Excerpt> {
+    // The file as a whole, of which there is no line to show.
+    if span.end == 0 {
+        return None;
+    }
     let at = floor(text, span.start);
     let start = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
     let end = text[at..].find('\n').map_or(text.len(), |newline| at + newline);
@@ -49,7 +55,9 @@ pub(super) fn around(text: &str, span: &Range<usize>) -> Option<Excerpt> {
         .take(WIDEST)
         .last()
         .map_or(at, |(index, char)| at + index + char.len_utf8());
-    let stars = secrets(line);
+    let hidden =
+        hidden.iter().map(|place| place.start.saturating_sub(start)..place.end.saturating_sub(start));
+    let stars: Vec<Range<usize>> = secrets(line).into_iter().chain(hidden).collect();
     let cells = line[window_start..window_end].char_indices().map(|(index, char)| {
         let index = window_start + index;
         let shown = if stars.iter().any(|star| star.contains(&index)) { "*".to_owned() } else { cell(char) };
@@ -116,7 +124,9 @@ pub(super) fn quoted(text: &str) -> String {
     const LONGEST: usize = 60;
     let cut: String = text.chars().take(LONGEST).collect();
     let dots = if cut.len() < text.len() { "…" } else { "" };
-    format!("`{}{dots}`", cut.escape_debug().to_string().replace("\\\"", "\"").replace("\\'", "'"))
+    let escape =
+        |char: char| if harmless(char) == char { char.to_string() } else { char.escape_debug().to_string() };
+    format!("`{}{dots}`", cut.chars().map(escape).collect::<String>())
 }
 
 fn cell(char: char) -> String {
@@ -138,7 +148,9 @@ fn harmless(char: char) -> char {
 /// What stands in a line between the scheme of a URL and its last `@`: who and which password. Any word
 /// that begins like the URL of a store counts, because a mistyped URL still holds the password.
 fn secrets(line: &str) -> Vec<Range<usize>> {
-    let Some(last) = line.rfind('@') else { return Vec::new() };
+    // A password without a host behind it is still one.
+    let bare = line.find("://:").map(|index| index + 4..line.len());
+    let Some(last) = line.rfind('@') else { return bare.into_iter().collect() };
     let urls = line.match_indices("://").map(|(index, found)| index + found.len());
     let stores = line.match_indices("redis").map(|(index, found)| {
         let rest = &line[index + found.len()..];
@@ -153,4 +165,79 @@ fn secrets(line: &str) -> Vec<Range<usize>> {
 /// The end of the last character that ends at or before this byte.
 fn floor(text: &str, at: usize) -> usize {
     text.floor_char_boundary(at.min(text.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `text` holds the place between two bars.
+    fn drawn(text: &str) -> (String, String) {
+        let (before, rest) = text.split_once('|').expect("a bar");
+        let (inside, after) = rest.split_once('|').expect("two bars");
+        let span = before.len()..before.len() + inside.len();
+        let excerpt = around(&format!("{before}{inside}{after}"), &span, &[]).expect("something to see");
+        (excerpt.line, excerpt.indent + &excerpt.underline)
+    }
+
+    #[test]
+    fn the_underline_is_below_what_it_means() {
+        for (text, line, underline) in [
+            ("a: |b|\n", "a: b", "   ^"),
+            ("x\r\na: |bc| d\r\ny", "a: bc d", "   ^^"),
+            ("\ta: |b|", "    a: b", "       ^"),
+            ("漢字: |漢| x", "漢字: 漢 x", "      ^^"),
+            ("e\u{301}: |b|", "e\u{301}: b", "   ^"),
+            ("a: |b\nc|", "a: b", "   ^"),
+            ("a:||", "a:", "  ^"),
+            ("a: |\u{1b}[31m|", "a: \u{fffd}[31m", "   ^^^^^"),
+            ("a: |\u{202e}b|", "a: \u{fffd}b", "   ^^"),
+        ] {
+            assert_eq!(drawn(text), (line.to_owned(), underline.to_owned()), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn long_lines_are_cut_around_the_place() {
+        for (before, after) in
+            [(0, 0), (0, 1_000), (60, 1_000), (1_000, 0), (1_000, 1_000), (100_000, 100_000)]
+        {
+            let text = format!("{}|HERE|{}", "x".repeat(before), "y".repeat(after));
+            let (line, underline) = drawn(&text);
+            assert!(line.chars().count() <= WIDEST + 2, "{before} {after}: {line}");
+            let at = underline.find('^').expect("underlined");
+            let shown: String = line.chars().skip(at).take(4).collect();
+            assert_eq!(shown, "HERE", "{before} {after}: {line}");
+        }
+        let (line, underline) = drawn(&format!("a: |{}|", "z".repeat(5_000)));
+        assert!(line.ends_with("z…") && underline.ends_with("^^"), "{line}");
+    }
+
+    #[test]
+    fn credentials_are_starred_out() {
+        for (line, shown) in [
+            ("store: |redis://u:p@h/0|", "store: redis://***@h/0"),
+            ("store: |redis://:p@h| # redis://:q@h", "store: redis://*****************@h"),
+            ("store: |redis://:pass|", "store: redis://:****"),
+            ("store: |rediss+cluster:u:p@h|", "store: rediss+cluster:***@h"),
+            ("at: |me@here|", "at: me@here"),
+        ] {
+            assert_eq!(drawn(line).0, shown, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_hidden_is_not_shown() {
+        let excerpt = around("token: abcdef # x", &(0..5), &[Place::new(7, 13)]).expect("a line");
+        assert_eq!(excerpt.line, "token: ****** # x");
+    }
+
+    #[test]
+    fn positions_count_lines_and_characters_from_one() {
+        for (text, at, expected) in
+            [("", 0, (1, 1)), ("ab", 1, (1, 2)), ("é=x", 3, (1, 3)), ("a\nb", 2, (2, 1)), ("a\n", 99, (2, 1))]
+        {
+            assert_eq!(position(text, at), expected, "{text:?} {at}");
+        }
+    }
 }

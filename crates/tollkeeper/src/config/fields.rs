@@ -12,7 +12,7 @@ use tollkeeper_core::Span;
 use super::document::{Entry, Kind as Written, Node, Scalar, Value};
 use super::excerpt::quoted;
 use super::report::{Place, Problems};
-use super::shape::{Key, Kind, Section, Support};
+use super::shape::{self, Key, Kind, Section, Support};
 use super::suggest::nearest;
 use super::units::{self, Percent, Rate, Share, Wrong};
 use super::yaml;
@@ -100,8 +100,8 @@ impl<'d> Fields<'d> {
                     format!("{}`{name}`", fields.scope.subject)
                 };
                 let whole = if whole.is_empty() { "the file".to_owned() } else { whole };
-                let example = section.keys.first().map_or("", |key| key.name);
-                fields.wrong_kind(node, &whole, "a table", &format!("keys and values, such as `{example}`"));
+                let example = if section.path.is_empty() { "limits" } else { section.keys[0].name };
+                fields.wrong_kind(node, &whole, "a table", &format!("keys with values, such as `{example}`"));
                 return None;
             }
         };
@@ -134,8 +134,14 @@ impl<'d> Fields<'d> {
     }
 
     fn unknown(&self, entry: &Entry) {
+        if self.problems.borrow().is_full() {
+            return self.error(entry.place, "", "");
+        }
         let known = self.section.keys.iter().map(|key| key.name);
         let help = match nearest(&entry.key, known.clone()) {
+            _ if std::ptr::eq(self.section, &shape::GRANT) && shape::LIMIT.find(&entry.key).is_some() => {
+                "it belongs to the limit, not to a tier or an override".to_owned()
+            }
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("known are {}", list(known)),
         };
@@ -164,6 +170,11 @@ impl<'d> Fields<'d> {
         self.entry(key).map_or(self.place, |entry| entry.node.place)
     }
 
+    /// Whether the value of a key is a table.
+    pub(super) fn is_table(&self, key: &str) -> bool {
+        self.entry(key).is_some_and(|entry| matches!(entry.node.value, Value::Table(_)))
+    }
+
     /// Whether a key is there, whatever its value.
     pub(super) fn has(&self, key: &str) -> bool {
         self.entry(key).is_some()
@@ -183,7 +194,12 @@ impl<'d> Fields<'d> {
         match self.entry(key).map(|entry| &entry.node) {
             Some(Node { value: Value::List(nodes), .. }) => nodes,
             Some(node) => {
-                self.wrong_kind(node, &self.scope.name(key), "a list", "");
+                self.wrong_kind(
+                    node,
+                    &self.scope.name(key),
+                    "a list",
+                    "each of it a table, such as `- name: per-ip`",
+                );
                 &[]
             }
             None => &[],
@@ -406,7 +422,7 @@ impl<'d> Fields<'d> {
             }
             Err(_) => {
                 let message = format!("{} is too large: {}", self.scope.name(item.key), shown(item.node));
-                self.error(item.node.place, message, bounds);
+                self.error(item.node.place, message, "a number fits in 64 bits");
                 None
             }
         }
@@ -414,7 +430,7 @@ impl<'d> Fields<'d> {
 
     fn read_rate(&self, item: Item<'_>) -> Option<RateSaid> {
         // A number alone is not a rate, but whoever wrote one wants to know what is missing.
-        let scalar = self.scalar(item, "a rate")?;
+        let scalar = self.scalar(item, "a rate, such as `100/min`")?;
         match units::rate(&scalar.text) {
             Ok(rate) => Some(RateSaid { rate, text: scalar.text.clone() }),
             Err(wrong) => {
@@ -450,7 +466,7 @@ impl<'d> Fields<'d> {
         let scalar = self.scalar(item, wanted)?;
         if matches!(scalar.kind, Written::Truth) && scalar.before.is_none() {
             let help = if matches!(item.kind, Kind::Listener) {
-                "`off`, or an address with a port"
+                "write `off` to turn it off"
             } else {
                 "put it in quotes if it is meant as a text"
             };
@@ -492,6 +508,10 @@ impl<'d> Fields<'d> {
             }
             None => self.error(item.node.place, format!("{before}{}", wrong.message), wrong.help),
         }
+        if matches!(item.kind, Kind::Sha256) {
+            // Somebody may have put the token there.
+            self.problems.borrow_mut().hide(item.node.place);
+        }
     }
 
     /// The scalar of an item, which is neither nothing nor a list nor a table.
@@ -515,6 +535,11 @@ impl<'d> Fields<'d> {
             }
             _ => self.error(node.place, format!("{name} must be {wanted}, found {}", shown(node)), help),
         }
+    }
+
+    /// Reports an error about what the table is for.
+    pub(super) fn complain(&self, place: Place, message: &str, help: &str) {
+        self.error(place, format!("{}{message}", self.scope.subject), help);
     }
 
     /// Reports an error.

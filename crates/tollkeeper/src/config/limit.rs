@@ -66,7 +66,10 @@ pub(super) struct WrittenGrant {
 pub(super) struct Grants {
     /// Where the key stands.
     pub(super) place: Place,
-    pub(super) list: Vec<(String, WrittenGrant)>,
+    /// Each under its name.
+    pub(super) list: Vec<(Said<String>, WrittenGrant)>,
+    /// Whether it is no table at all, which has been reported.
+    pub(super) broken: bool,
 }
 
 impl WrittenLimit {
@@ -177,9 +180,11 @@ fn grants(
     let place = fields.key_place(key)?;
     let grant = |entry: &Entry| {
         let scope = Scope::of(format!("{subject}{what} {}: ", quoted(&entry.key)));
-        (entry.key.clone(), grant_of(&entry.node, &shape::GRANT, scope, problems))
+        let name = Said { value: entry.key.clone(), place: entry.place, hidden: None };
+        (name, grant_of(&entry.node, &shape::GRANT, scope, problems))
     };
-    Some(Grants { place, list: fields.map(key).into_iter().map(grant).collect() })
+    let list = fields.map(key).into_iter().map(grant).collect();
+    Some(Grants { place, list, broken: !fields.is_table(key) })
 }
 
 /// A grant that is a rate alone, or a table.
@@ -207,7 +212,7 @@ fn response(fields: &Fields<'_>, key: &str) -> Option<Said<ResponseCondition>> {
     let status: Vec<StatusPattern> =
         table.parse_list("status", read_status).into_iter().map(|said| said.value).collect();
     if !table.has("status") {
-        fields.error(place, format!("`{key}` says no `status`"), "such as `{ status: [401, 5xx] }`");
+        fields.complain(place, &format!("`{key}` says no `status`"), "such as `{ status: [401, 5xx] }`");
     }
     Some(Said { value: ResponseCondition { status }, place, hidden: None })
 }

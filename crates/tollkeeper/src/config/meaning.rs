@@ -13,6 +13,7 @@ use super::fields::{RateSaid, Said};
 use super::limit::{Choice, Grants, WrittenGrant, WrittenLimit};
 use super::limit_shape::{GrantShape, LimitShape, Named};
 use super::report::{Place, Problems};
+use super::suggest::nearest;
 use super::units::{self, Share};
 use super::written::File;
 
@@ -37,7 +38,12 @@ pub(super) fn of(file: &File, problems: &RefCell<Problems>) -> Option<Meaning> {
         Ok(policy) => policy.with_ipv6_prefix(file.http.ipv6_prefix),
         Err(invalid) => {
             for problem in invalid.0 {
-                report(&file.limits[problem.index], problem, &mut problems.borrow_mut());
+                let mut problems = problems.borrow_mut();
+                match problems.is_full() {
+                    // To look for its place would take as long as the file is wrong.
+                    true => problems.error(Place::default(), "", ""),
+                    false => report(&file.limits[problem.index], problem, &mut problems),
+                }
             }
             return None;
         }
@@ -59,7 +65,7 @@ fn check(written: &WrittenLimit, problems: &mut Problems) {
     let WrittenLimit { grant, tiers, tier, default_tier, algorithm, .. } = written;
     let granted = grant.rate.is_some() || grant.limit.is_some() || grant.broken;
     match tiers {
-        None if tier.is_none() && !granted => {
+        None if tier.is_none() && !granted && grant.burst.is_none() => {
             error(written.place, "it does not say how much", "such as `rate: 100/min`");
         }
         None => {
@@ -160,7 +166,7 @@ pub(super) fn every_grant(written: &WrittenLimit) -> impl Iterator<Item = (&Writ
         what: &'g str,
     ) -> impl Iterator<Item = (&'g WrittenGrant, String)> {
         let list = grants.into_iter().flat_map(|grants| &grants.list);
-        list.map(move |(name, grant)| (grant, format!("{what} {}: ", quoted(name))))
+        list.map(move |(name, grant)| (grant, format!("{what} {}: ", quoted(&name.value))))
     }
     let tiers = all(written.tiers.as_ref(), "tier");
     [(&written.grant, String::new())]
@@ -176,9 +182,10 @@ fn limit(written: &WrittenLimit, index: usize, share: Share, on_store_failure: O
         .name
         .as_ref()
         .map_or_else(|| format!("limit-without-a-name-{index}"), |name| name.value.clone());
+    let tiers = written.tiers.as_ref();
     let mut limit = match &written.tier {
-        Some(fact) => Limit::tiered(name, &fact.value),
-        None => Limit::new(name, allowance(&written.grant, share)),
+        Some(fact) if !tiers.is_some_and(|tiers| tiers.broken) => Limit::tiered(name, &fact.value),
+        _ => Limit::new(name, allowance(&written.grant, share)),
     };
     for by in &written.by {
         limit = limit.by(&by.value);
@@ -192,9 +199,11 @@ fn limit(written: &WrittenLimit, index: usize, share: Share, on_store_failure: O
     for value in &written.allow {
         limit = limit.allow(&value.value);
     }
-    if let Some(tiers) = &written.tiers {
-        limit =
-            tiers.list.iter().fold(limit, |limit, (name, grant)| limit.tier(name, allowance(grant, share)));
+    if let Some(tiers) = tiers.filter(|tiers| !tiers.broken) {
+        limit = tiers
+            .list
+            .iter()
+            .fold(limit, |limit, (name, grant)| limit.tier(&name.value, allowance(grant, share)));
         if let Some(default) = &written.default_tier {
             limit = limit.default_tier(&default.value);
         }
@@ -203,7 +212,7 @@ fn limit(written: &WrittenLimit, index: usize, share: Share, on_store_failure: O
         limit = overrides
             .list
             .iter()
-            .fold(limit, |limit, (value, grant)| limit.override_for(value, allowance(grant, share)));
+            .fold(limit, |limit, (value, grant)| limit.override_for(&value.value, allowance(grant, share)));
     }
     if let Some(cost) = &written.cost {
         limit = limit.cost(&cost.value);
@@ -257,6 +266,7 @@ fn allowance(grant: &WrittenGrant, share: Share) -> Allowance {
 fn report(written: &WrittenLimit, invalid: InvalidLimit, problems: &mut Problems) {
     let InvalidLimit { part, problem, .. } = invalid;
     let about = match &part {
+        _ if matches!(problem, Problem::NeedsOneFact | Problem::Address(_)) => String::new(),
         Part::Tier(name) => format!("tier {}: ", quoted(name)),
         Part::Override(value) => format!("override {}: ", quoted(value)),
         _ => String::new(),
@@ -268,7 +278,27 @@ fn report(written: &WrittenLimit, invalid: InvalidLimit, problems: &mut Problems
             let message = format!("{subject}{about}the value of {} cannot stand here", quoted(&before));
             problems.error(place, message, "it is not shown, because it comes from the environment");
         }
-        None => problems.error(place, format!("{subject}{about}{problem}"), ""),
+        None => problems.error(place, format!("{subject}{about}{problem}"), help(written, &problem)),
+    }
+}
+
+/// What would be right, where the file knows more than the core.
+fn help(written: &WrittenLimit, problem: &Problem) -> String {
+    let names = || written.tiers.iter().flat_map(|tiers| &tiers.list).map(|(name, _)| name.value.as_str());
+    match problem {
+        Problem::UnknownTier(name) => match nearest(name, names()) {
+            Some(near) => format!("did you mean {}?", quoted(near)),
+            None => format!("there are {}", names().take(10).map(quoted).collect::<Vec<_>>().join(", ")),
+        },
+        Problem::Name => {
+            let name = written.name.as_ref().map_or("", |name| &name.value).to_lowercase();
+            let words =
+                name.split(|char: char| !(char.is_ascii_alphanumeric() || matches!(char, '.' | '_' | '-')));
+            let meant = words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-");
+            let fits = (1..=64).contains(&meant.len());
+            if fits { format!("try `{meant}`") } else { String::new() }
+        }
+        _ => String::new(),
     }
 }
 
@@ -285,8 +315,11 @@ fn culprit(written: &WrittenLimit, part: &Part, problem: &Problem) -> (Place, Op
     };
     let inside = |grants: &Option<Grants>, name: &str| {
         let grants = grants.as_ref()?;
-        let (_, grant) = grants.list.iter().find(|(known, _)| known == name)?;
-        Some(of_grant(grant, problem).unwrap_or((grant.place, None)))
+        let (known, grant) = grants.list.iter().find(|(known, _)| known.value == name)?;
+        match problem {
+            Problem::Address(_) | Problem::Twice(_) => Some(at(known)),
+            _ => Some(of_grant(grant, problem).unwrap_or((grant.place, None))),
+        }
     };
     let key = |grants: &Option<Grants>| grants.as_ref().map(|grants| (grants.place, None));
     let found = match (part, problem) {
@@ -342,7 +375,7 @@ fn shape(written: &WrittenLimit, algorithm: Algorithm, on_store_failure: OnStore
     };
     let grants = |grants: &Option<Grants>| {
         let list = grants.iter().flat_map(|grants| &grants.list);
-        Named(list.map(|(name, written)| (name.clone(), grant(written))).collect())
+        Named(list.map(|(name, written)| (name.value.clone(), grant(written))).collect())
     };
     let conditions =
         |list: &[Said<(String, Vec<String>)>]| Named(list.iter().map(|said| said.value.clone()).collect());

@@ -128,6 +128,7 @@ impl Config {
             }
         };
         let document = match format {
+            _ if text.trim().is_empty() => None,
             Format::Yaml => yaml::read(text, &mut problems),
             Format::Toml => toml::read(text, &mut problems),
             Format::Json => json::read(text, &mut problems),
@@ -192,6 +193,8 @@ fn readable(bytes: &[u8]) -> Result<&str, (Place, &str, String, &'static str)> {
             return Err((place, valid, message, "save it as UTF-8"));
         }
     };
+    // Nobody sees a mark of the byte order, and nobody means it.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if let Some(nul) = text.find('\0') {
         let place = Place::new(nul, nul + 1);
         return Err((place, text, "the file has a NUL byte here".to_owned(), "it is not a text file"));

@@ -65,6 +65,7 @@ pub struct Report {
     text: Arc<str>,
     problems: Vec<Problem>,
     more: usize,
+    hidden: Vec<Place>,
 }
 
 impl Report {
@@ -127,7 +128,7 @@ impl Report {
         let name = excerpt::printable(&self.name, LONGEST);
         let message = excerpt::printable(&message, LONGEST);
         write!(f, "{bold}{name}:{line}:{column}:{plain} {colour}{word}:{plain} {message}")?;
-        if let Some(excerpt) = excerpt::around(&self.text, &problem.span) {
+        if let Some(excerpt) = excerpt::around(&self.text, &problem.span, &self.hidden) {
             write!(f, "\n  | {}\n  | {}{colour}{}{plain}", excerpt.line, excerpt.indent, excerpt.underline)?;
         }
         Ok(())
@@ -167,6 +168,7 @@ pub(super) struct Problems {
     list: Vec<Problem>,
     errors: usize,
     more: usize,
+    hidden: Vec<Place>,
 }
 
 impl Problems {
@@ -181,6 +183,16 @@ impl Problems {
         self.add(Severity::Warning, place, message.into(), help.into());
     }
 
+    /// Whether further problems are only counted.
+    pub(super) fn is_full(&self) -> bool {
+        self.list.len() >= KEPT
+    }
+
+    /// Keeps a place of the file out of what is shown.
+    pub(super) fn hide(&mut self, place: Place) {
+        self.hidden.push(place);
+    }
+
     /// Whether the file can be used.
     pub(super) fn no_errors(&self) -> bool {
         self.errors == 0
@@ -193,7 +205,7 @@ impl Problems {
             message,
             help: Some(help).filter(|help| !help.is_empty()),
         };
-        if self.list.len() < KEPT {
+        if !self.is_full() {
             // What stands in one place of the file may be met several times, through YAML's aliases.
             if !self.list.contains(&problem) {
                 self.list.push(problem);
@@ -206,6 +218,7 @@ impl Problems {
     /// The report on a file of that name and text.
     pub(super) fn report(mut self, name: &str, text: &str) -> Report {
         self.list.sort_by_key(|problem| (problem.span.start, problem.severity == Severity::Warning));
-        Report { name: name.to_owned(), text: text.into(), problems: self.list, more: self.more }
+        let Problems { list, more, hidden, .. } = self;
+        Report { name: name.to_owned(), text: text.into(), problems: list, more, hidden }
     }
 }

@@ -530,3 +530,68 @@ pub(super) static TLS: Section = Section {
             .example("clients.pem"),
     ],
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Format};
+
+    /// Every section of the file, the file first.
+    fn sections() -> Vec<&'static Section> {
+        fn inside(kind: &'static Kind, found: &mut Vec<&'static Section>) {
+            match kind {
+                Kind::Table(section) | Kind::Grant(section)
+                    if found.iter().all(|known| !std::ptr::eq(*known, *section)) =>
+                {
+                    found.push(section);
+                    section.keys.iter().for_each(|key| inside(&key.kind, found));
+                }
+                Kind::List(inner) | Kind::OneOrList(inner) | Kind::Map { value: inner, .. } => {
+                    inside(inner, found)
+                }
+                _ => {}
+            }
+        }
+        let mut found = vec![&ROOT];
+        ROOT.keys.iter().for_each(|key| inside(&key.kind, &mut found));
+        found
+    }
+
+    #[test]
+    fn every_key_is_documented_and_has_an_example_or_keys_of_its_own() {
+        for section in sections() {
+            assert!(!section.doc.is_empty(), "{}", section.path);
+            for key in section.keys {
+                let sentence =
+                    key.doc.starts_with(|char: char| char.is_uppercase() || char == '`' || char == '1')
+                        && key.doc.ends_with('.');
+                assert!(sentence, "{}.{}: {}", section.path, key.name, key.doc);
+                let nested = matches!(key.kind, Kind::Table(_) | Kind::List(Kind::Table(_)));
+                assert!(nested || !key.example.is_empty(), "{}.{} has no example", section.path, key.name);
+            }
+        }
+    }
+
+    /// Of the sections that are plain tables of the file, as it would be written.
+    #[test]
+    fn every_example_and_every_default_can_be_written_in_a_file() {
+        for section in [&ROOT, &MEMORY, &REDIS, &LISTEN, &HTTP, &GRPC] {
+            for key in section.keys.iter().filter(|key| key.support == Support::Ready) {
+                for value in [key.example, key.default].into_iter().filter(|value| !value.is_empty()) {
+                    let inner = format!("{{ {}: {value} }}", key.name);
+                    let mut text = section
+                        .path
+                        .split('.')
+                        .rev()
+                        .filter(|name| !name.is_empty())
+                        .fold(inner, |inner, name| format!("{{ {name}: {inner} }}"));
+                    if key.name == "cert" || key.name == "key" {
+                        text = "redis: { cert: a, key: b }".to_owned();
+                    }
+                    let parsed = Config::parse("example", Format::Yaml, text.as_bytes(), &|_| None);
+                    assert!(parsed.is_ok(), "{text}\n{}", parsed.expect_err("not right"));
+                }
+            }
+        }
+    }
+}

@@ -9,14 +9,24 @@ pub(super) fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) 
     }
     let folded = |text: &str| text.to_lowercase().replace(['-', ' '], "_");
     let word = folded(word);
-    let rated = known.into_iter().map(|known| (distance(&word, &folded(known)), known));
-    let (distance, known) = rated.min_by_key(|(distance, _)| *distance)?;
+    let known: Vec<&str> = known.into_iter().collect();
+    let rated = known.iter().copied().map(|known| (distance(&word, &folded(known)), known));
+    let (distance, nearby) = rated.min_by_key(|(distance, _)| *distance)?;
     let near = match word.chars().count() {
         0..=3 => 1,
         4..=7 => 2,
         _ => 3,
     };
-    (distance <= near && distance < known.chars().count()).then_some(known)
+    if distance <= near && distance < nearby.chars().count() {
+        return Some(nearby);
+    }
+    // `allowlist` is not near `allow`, but begins with it.
+    let begins = |known: &&str| {
+        known.len() >= 4
+            && word.len() >= 4
+            && (word.starts_with(&folded(known)) || folded(known).starts_with(&word))
+    };
+    known.into_iter().find(begins)
 }
 
 /// How many characters must be changed, added, left out or swapped with their neighbour.
@@ -58,6 +68,8 @@ mod tests {
             ("on_store_falure", Some("on_store_failure")),
             ("algoritm", Some("algorithm")),
             ("xy", Some("by")),
+            ("burst_size", Some("burst")),
+            ("algo", Some("algorithm")),
             ("zz", None),
             ("", None),
             ("completely_different", None),

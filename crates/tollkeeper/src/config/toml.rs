@@ -8,7 +8,15 @@ use super::report::{Place, Problems};
 
 /// Reads a text; on mistakes in the syntax, reports them.
 pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
-    let (table, errors) = DeTable::parse_recoverable(text);
+    // The parser keeps every mistake, and a long file can be nothing but mistakes.
+    const LONG: usize = 256 << 10;
+    let (table, errors) = match text.len() {
+        0..LONG => DeTable::parse_recoverable(text),
+        _ => match DeTable::parse(text) {
+            Ok(table) => (table, Vec::new()),
+            Err(error) => (Spanned::new(0..0, DeTable::new()), vec![error]),
+        },
+    };
     let mut readable = true;
     for error in &errors {
         let place = error.span().map_or(Place::default(), |span| Place::new(span.start, span.end));

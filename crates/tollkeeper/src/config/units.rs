@@ -88,36 +88,34 @@ pub(super) fn rate(text: &str) -> Result<Rate, Wrong> {
         };
         return Err(Wrong::new(format!("{} is not a rate", quoted(text)), help));
     };
+    if count.is_empty() {
+        return Err(Wrong::new(format!("{} has no count", quoted(text)), "such as `100/min`"));
+    }
     let count = self::count(count).map_err(|wrong| match meant_rate(text) {
         Some(meant) => Wrong { help: format!("try `{meant}`"), ..wrong },
         None => wrong,
     })?;
-    // `100/min` is `100/1min`.
-    let period = match period.starts_with(|char: char| char.is_ascii_digit()) {
-        true => duration(period),
-        false => {
-            duration(&format!("1{period}")).map_err(|wrong| match wrong.message.starts_with("period `") {
-                // The 1 is ours, not theirs.
-                true => Wrong::new(
-                    wrong.message.replacen("period `1", "period `", 1),
-                    wrong.help.replacen("`1", "`", 1),
-                ),
-                false => wrong,
-            })
-        }
-    };
-    Ok(Rate::Every { count, period: period? })
+    if period.is_empty() {
+        return Err(Wrong::new(format!("{} has no period", quoted(text)), "such as `100/min`"));
+    }
+    Ok(Rate::Every { count, period: length(period, true)? })
 }
 
 /// Reads a duration, a whole number and a unit: `500ms`, `15m`, `1day`.
 pub(super) fn duration(text: &str) -> Result<Span, Wrong> {
+    length(text, false)
+}
+
+/// A duration; in a rate the unit may stand alone, and `100/min` is `100/1min`.
+fn length(text: &str, alone: bool) -> Result<Span, Wrong> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let found = UNITS.iter().find(|(name, _)| *name == unit);
-    let Some((_, millis)) = found.filter(|_| digits > 0) else {
+    let Some((_, millis)) = found.filter(|_| digits > 0 || alone) else {
         let message = format!("period {} is not a duration", quoted(text));
-        return Err(Wrong::new(message, meant_duration(text)));
+        return Err(Wrong::new(message, meant_duration(text, alone)));
     };
+    let number = if number.is_empty() { "1" } else { number };
     let total = number.parse::<u64>().ok().and_then(|number| number.checked_mul(*millis));
     match total.and_then(|millis| millis.checked_mul(1_000)) {
         None => Err(Wrong::new(format!("period {} is too long", quoted(text)), "at most `366d`")),
@@ -258,8 +256,26 @@ fn meant_rate(text: &str) -> Option<String> {
         return Some(text);
     }
     let (count, period) = text.split_once('/')?;
-    let meant = format!("{}/{}", meant_count(count)?, meant_period(period)?);
+    let period = meant_period(period)?;
+    let meant = match count.split_once('.') {
+        Some((whole, part)) => meant_whole(whole, part, &period)?,
+        None => format!("{}/{period}", meant_count(count)?),
+    };
     rate(&meant).is_ok().then_some(meant)
+}
+
+/// `0.5` in a second is 1 in two seconds.
+fn meant_whole(whole: &str, part: &str, period: &str) -> Option<String> {
+    if whole.len() > 6 || part.len() > 3 || period.starts_with(|char: char| char.is_ascii_digit()) {
+        return None;
+    }
+    let periods = 10u64.pow(u32::try_from(part.len()).ok()?);
+    let count = count(whole).ok()? * periods + count(part).ok()?;
+    let (mut divisor, mut rest) = (periods, count);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    Some(format!("{}/{}{period}", count / divisor, periods / divisor))
 }
 
 fn meant_count(text: &str) -> Option<String> {
@@ -291,12 +307,12 @@ fn meant_period(text: &str) -> Option<String> {
 }
 
 /// What to say of a text that is not a duration.
-fn meant_duration(text: &str) -> String {
+fn meant_duration(text: &str, alone: bool) -> String {
     let meant = text.to_lowercase().replace([' ', '_'], "");
     if meant.contains("month") || meant.ends_with("mo") || meant.ends_with("quarter") {
         return "months are not a period: take `30d`".to_owned();
     }
-    if let Some(meant) = meant_period(&meant).filter(|meant| duration(meant).is_ok()) {
+    if let Some(meant) = meant_period(&meant).filter(|meant| length(meant, alone).is_ok()) {
         return format!("try `{meant}`");
     }
     if !meant.is_empty() && meant.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -324,4 +340,138 @@ fn meant_fraction(text: &str) -> Option<(u64, &str)> {
     let number = count(whole).ok()? * scale + count(part).ok()?;
     let total = number * millis;
     (total > 0 && total.is_multiple_of(scale)).then_some((total / scale, unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn every(count: u64, micros: u64) -> Rate {
+        Rate::Every { count, period: Span::from_micros(micros) }
+    }
+
+    #[test]
+    fn rates_are_count_and_period() {
+        const SECOND: u64 = 1_000_000;
+        for (text, expected) in [
+            ("10/s", every(10, SECOND)),
+            ("100/min", every(100, 60 * SECOND)),
+            ("100/m", every(100, 60 * SECOND)),
+            ("1000/hour", every(1000, 3_600 * SECOND)),
+            ("1000/h", every(1000, 3_600 * SECOND)),
+            ("5/15m", every(5, 900 * SECOND)),
+            ("50000/day", every(50_000, 86_400 * SECOND)),
+            ("1/500ms", every(1, 500_000)),
+            ("2/week", every(2, 604_800 * SECOND)),
+            ("2/w", every(2, 604_800 * SECOND)),
+            ("7/2d", every(7, 172_800 * SECOND)),
+            ("0/s", every(0, SECOND)),
+            ("unlimited", Rate::Unlimited),
+            ("18446744073709551615/s", every(u64::MAX, SECOND)),
+        ] {
+            assert_eq!(rate(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_rate_is_answered_with_what_was_meant() {
+        for (text, expected) in [
+            ("", "`` is not a rate (count and period, such as `100/min` or `5/15m`, or `unlimited`)"),
+            ("100", "`100` is not a rate (say per what: `100/s`, `100/min`, `100/day`)"),
+            ("100 per minute", "`100 per minute` is not a rate (try `100/min`)"),
+            ("Unlimited", "`Unlimited` is not a rate (try `unlimited`)"),
+            ("none", "`none` is not a rate (try `unlimited`)"),
+            ("/s", "`/s` has no count (such as `100/min`)"),
+            ("1_000/min", "count `1_000` is not a whole number (try `1000/min`)"),
+            ("1,000/min", "count `1,000` is not a whole number (try `1000/min`)"),
+            ("10k/min", "count `10k` is not a whole number (try `10000/min`)"),
+            ("100 / min", "count `100 ` is not a whole number (try `100/min`)"),
+            ("0.5/s", "count `0.5` is not a whole number (try `1/2s`)"),
+            ("2.5/min", "count `2.5` is not a whole number (try `5/2min`)"),
+            ("-5/s", "count `-5` is not a whole number (digits only, such as `1000`)"),
+            ("1e3/s", "count `1e3` is not a whole number (digits only, such as `1000`)"),
+            ("18446744073709551616/s", "count `18446744073709551616` is too large (a count fits in 64 bits)"),
+            ("5/", "`5/` has no period (such as `100/min`)"),
+            ("5/second", "period `second` is not a duration (try `s`)"),
+            ("5/2 hours", "period `2 hours` is not a duration (try `2hour`)"),
+            ("5/Min", "period `Min` is not a duration (try `min`)"),
+            ("5/month", "period `month` is not a duration (months are not a period: take `30d`)"),
+            ("5/year", "period `year` is not a duration (try `365d`)"),
+            ("5/60", "period `60` is not a duration (say of what: `60s`, `60ms`)"),
+            ("5/0s", "period `0s` is zero (at least `1ms`)"),
+            ("5/1.5h", "period `1.5h` is not a duration (no fractions: `1.5h` is `90m`)"),
+            ("5/99999999999999999999w", "period `99999999999999999999w` is too long (at most `366d`)"),
+        ] {
+            assert_eq!(rate(text).map_err(|wrong| wrong.to_string()), Err(expected.to_owned()), "{text}");
+        }
+    }
+
+    /// What is suggested can be typed.
+    #[test]
+    fn every_suggestion_is_a_rate() {
+        let units = MEANT.iter().map(|(other, _)| *other).chain(UNITS.iter().map(|(unit, _)| *unit));
+        for unit in units {
+            for text in [
+                format!("5/{unit}"),
+                format!("5 / {unit}"),
+                format!("5/1 {unit}"),
+                format!("5/30{unit}"),
+                format!("2k/{unit}"),
+                format!("0.25/{unit}"),
+            ] {
+                let Err(wrong) = rate(&text) else { continue };
+                if let Some(meant) = wrong.help.strip_prefix("try `").and_then(|help| help.strip_suffix('`'))
+                {
+                    let meant = if meant.contains('/') { meant.to_owned() } else { format!("5/{meant}") };
+                    assert!(rate(&meant).is_ok(), "{text}: {wrong}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn percentages_have_at_most_two_decimals() {
+        for (text, points) in
+            [("0%", 0), ("10%", 1_000), ("12.5%", 1_250), ("0.01%", 1), ("100%", 10_000), ("99.99%", 9_999)]
+        {
+            let percent = percent(text).expect(text);
+            assert_eq!((percent.basis_points(), percent.to_string().as_str()), (points, text));
+        }
+        for (text, help) in [
+            ("10", "try `10%`"),
+            ("0.1", "such as `10%`"),
+            ("", "such as `10%`"),
+            ("%", "such as `10%` or `12.5%`"),
+            ("1.234%", "such as `10%` or `12.5%`"),
+            ("-1%", "such as `10%` or `12.5%`"),
+            ("100.01%", "at most `100%`"),
+            ("1000%", "such as `10%` or `12.5%`"),
+        ] {
+            assert_eq!(percent(text).expect_err(text).help, help, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_share_rounds_down_but_never_to_nothing() {
+        for (text, number, expected, badly) in [
+            ("1/1", 7, 7, false),
+            ("1/2", 7, 3, true),
+            ("1/2", 19, 9, false),
+            ("1/3", 1, 1, true),
+            ("1/3", 0, 0, false),
+            ("2/3", 100, 66, false),
+            ("1/1000000", u64::MAX, 18_446_744_073_709, false),
+            ("1000000/1000000", u64::MAX, u64::MAX, false),
+        ] {
+            let share = share(text).expect(text);
+            assert_eq!(
+                (share.of(number), share.rounds_badly(number)),
+                (expected, badly),
+                "{text} of {number}"
+            );
+        }
+        for text in ["", "1", "1/", "/1", "1/0", "0/1", "2/1", "-1/2", "1/2/3", "1/1000001", "0.5/1", "a/b"] {
+            assert!(share(text).is_err(), "{text}");
+        }
+    }
 }

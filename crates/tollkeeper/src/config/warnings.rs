@@ -82,7 +82,7 @@ fn leaky_buckets(limits: &[&WrittenLimit], problems: &mut Problems) {
         if let Some(other) = limits[..index].iter().find(|other| can_meet(limit, other)) {
             let (this, other) = (limit.subject.trim_end_matches(": "), other.subject.trim_end_matches(": "));
             let message = format!(
-                "{this} and {other} are leaky buckets that can meet on one request: a request is held for the longer delay, and then leaves the other bucket later than that bucket spaced it"
+                "{this} and {other} are leaky buckets that can meet on one request: each spaces requests without knowing of the other"
             );
             problems.warning(
                 limit.place,
@@ -123,7 +123,7 @@ fn covers_everything(limit: &WrittenLimit) -> bool {
         Some(tiers) => tiers
             .list
             .iter()
-            .find(|(name, _)| limit.default_tier.as_ref().is_some_and(|said| said.value == *name))
+            .find(|(name, _)| limit.default_tier.as_ref().is_some_and(|said| said.value == name.value))
             .map(|(_, grant)| grant),
     };
     let limited =

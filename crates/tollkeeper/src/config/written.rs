@@ -225,11 +225,9 @@ fn read_fact(
     if !tollkeeper_core::facts::is_name(name) {
         fields.error(place, format!("{subject}a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`"), "");
     } else if !http::is_free(name) {
-        fields.error(
-            place,
-            format!("{subject}every request has a fact of this name already"),
-            "take another name",
-        );
+        let help =
+            if name == "ip" { "`http.client_address` says where it is read" } else { "take another name" };
+        fields.complain(place, "every request has a fact of this name already", help);
     }
     if !fields.has("from") {
         fields.error(

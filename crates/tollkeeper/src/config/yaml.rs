@@ -72,7 +72,16 @@ struct Open {
 
 enum Inside {
     List(Vec<Node>),
-    Table { entries: Vec<Entry>, key: Option<(String, Place, bool)>, merges: Vec<Node> },
+    Table { entries: Vec<Entry>, key: Option<Key>, merges: Vec<Node> },
+}
+
+/// A key whose value comes next.
+enum Key {
+    Named(String, Place),
+    /// `<<`.
+    Merge,
+    /// It has been reported.
+    Wrong,
 }
 
 /// What an alias stands for, and what a copy of it takes.
@@ -120,7 +129,7 @@ impl Builder<'_, '_> {
             Event::UnresolvedAlias(name) => {
                 let message = format!("there is no anchor {} above this alias", quoted(&format!("&{name}")));
                 self.problems.error(place, message, "a value that begins with `*` must be in quotes");
-                self.put(Node::nothing(place), 0, 0, false)
+                self.put(Node { place, value: Value::Unknown }, 0, 0, false)
             }
             _ => Ok(()),
         }
@@ -174,19 +183,19 @@ impl Builder<'_, '_> {
             Inside::List(nodes) => nodes.push(node),
             Inside::Table { entries, key, merges } => match key.take() {
                 None => {
-                    let Value::Scalar(scalar) = node.value else {
-                        self.problems.error(
-                            node.place,
-                            "a key must be a text",
-                            "quote it if it begins with a bracket",
-                        );
-                        *key = Some((String::new(), node.place, false));
-                        return Ok(());
-                    };
-                    *key = Some((scalar.text, node.place, merge));
+                    *key = Some(match node.value {
+                        Value::Scalar(_) if merge => Key::Merge,
+                        Value::Scalar(scalar) => Key::Named(scalar.text, node.place),
+                        _ => {
+                            let help = "put it in quotes if it begins with a bracket";
+                            self.problems.error(node.place, "a key must be a text", help);
+                            Key::Wrong
+                        }
+                    });
                 }
-                Some((_, _, true)) => merges.push(node),
-                Some((key, place, false)) => entries.push(Entry { key, place, node }),
+                Some(Key::Named(key, place)) => entries.push(Entry { key, place, node }),
+                Some(Key::Merge) => merges.push(node),
+                Some(Key::Wrong) => {}
             },
         }
         Ok(())
@@ -200,7 +209,7 @@ impl Builder<'_, '_> {
                 "this alias stands inside of what it names",
                 "an anchor ends before its aliases",
             );
-            return self.put(Node::nothing(place), 0, 0, false);
+            return self.put(Node { place, value: Value::Unknown }, 0, 0, false);
         };
         self.budget.take_all(anchored.nodes, anchored.text).map_err(|large| (place, large))?;
         if self.open.len() + anchored.height > MAX_DEPTH {
@@ -296,12 +305,20 @@ fn syntax(error: &ScanError, text: &str) -> (Place, String, &'static str) {
         }
         ErrorKind::InvalidIndentation
         | ErrorKind::InvalidFlowScalarIndent
-        | ErrorKind::InvalidQuotedScalarIndent
         | ErrorKind::ExpectedBlockSequenceEntry
         | ErrorKind::BlockSequenceEntryNotAllowed => (
             "this line is not indented as its neighbours are",
             "the keys of one table begin in the same column",
         ),
+        ErrorKind::InvalidQuotedScalarIndent => {
+            ("a text in quotes that began above goes on here", "close the quote")
+        }
+        ErrorKind::InvalidColonPlacement => {
+            ("a key is not expected here", "is a `[` or a `{` above still open?")
+        }
+        ErrorKind::MissingAnchorOrAliasName => {
+            ("`*` and `&` begin an alias or an anchor", "put a pattern in quotes: `\"*\"`")
+        }
         ErrorKind::UnclosedQuotedScalar => ("the text that begins here has no end", "close the quote"),
         ErrorKind::UnclosedFlowCollection { open: '[' }
         | ErrorKind::ExpectedFlowSequenceSeparator

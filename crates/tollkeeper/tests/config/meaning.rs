@@ -1,0 +1,333 @@
+//! What a file means: limits as the core has them, defaults, shares, variables, and limits shown as they
+//! are written.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tollkeeper::config::{
+    Config, Format, HeaderDialect, Listener, Percent, ReadError, ResponseCondition, StatusPattern, StoreUrl,
+};
+use tollkeeper::{Algorithm, OnStoreFailure, Policy};
+
+use super::{config, environment, files, messages, parse, yaml};
+
+#[test]
+fn what_is_not_said_has_the_defaults_of_the_documentation() {
+    let config = config("limits: [{ name: a, by: ip, rate: 10/s }]");
+    assert_eq!(config.store, StoreUrl::Memory);
+    assert_eq!((config.memory.max_keys, config.memory.max_log_bytes), (1_000_000, 268_435_456));
+    assert_eq!((config.memory.snapshot, config.memory.snapshot_every), (None, Duration::from_secs(10)));
+    let redis = &config.redis;
+    assert_eq!(
+        (redis.prefix.as_str(), redis.deadline, redis.connections, redis.nodes),
+        ("tk", Duration::from_millis(10), 2, 1)
+    );
+    assert_eq!(
+        (redis.breaker.failures, redis.breaker.late, redis.breaker.cooldown),
+        (5, Percent::new(50), Duration::from_secs(1))
+    );
+    assert_eq!(config.on_store_failure, OnStoreFailure::Local);
+    assert_eq!((config.listen.http, config.listen.proxy), (None, None));
+    assert_eq!((config.http.ipv6_prefix, config.policy.ipv6_prefix()), (64, 64));
+    assert!(
+        config.http.trusted_proxies.is_empty()
+            && config.http.facts.is_empty()
+            && config.http.routes.is_empty()
+    );
+    assert_eq!(config.headers, [HeaderDialect::Ietf, HeaderDialect::XRateLimit]);
+    assert_eq!(config.grpc.headers, [HeaderDialect::Ietf]);
+    assert_eq!(config.retry_after_jitter, Percent::new(10));
+    let shown = serde_json::to_value(&config.limits[0]).expect("JSON");
+    assert_eq!(
+        shown,
+        json!({
+            "name": "a", "by": ["ip"], "rate": "10/s", "algorithm": "sliding-window", "allow": [], "missing": "skip",
+            "mode": "enforce", "stagger": false, "on_store_failure": "local", "headers": true, "consistency": "exact",
+            "wait_replicas": 0,
+        })
+    );
+}
+
+#[test]
+fn the_algorithm_follows_from_the_burst_wherever_it_stands() {
+    for (limit, expected) in [
+        ("rate: 5/s", Algorithm::SlidingWindow),
+        ("rate: 5/s, burst: 5", Algorithm::TokenBucket),
+        ("rate: 0/s, burst: 5", Algorithm::TokenBucket),
+        ("rate: 5/s, algorithm: gcra", Algorithm::TokenBucket),
+        ("rate: 5/s, overrides: { x: { rate: 5/s, burst: 9 } }", Algorithm::TokenBucket),
+        ("tier: t, tiers: { a: 5/s, b: { rate: 5/s, burst: 9 } }, default_tier: a", Algorithm::TokenBucket),
+        ("limit: 5, algorithm: concurrency", Algorithm::Concurrency),
+    ] {
+        let config = config(&format!("limits: [{{ name: a, by: user, {limit} }}]"));
+        assert_eq!(config.policy.rules()[0].algorithm(), expected, "{limit}");
+        assert_eq!(config.limits[0].algorithm, expected, "{limit}");
+    }
+}
+
+#[test]
+fn a_share_scales_every_count_burst_and_number_of_slots() {
+    let text = |share: &str, count: u64, burst: u64, slots: u64| {
+        format!(
+            "share: {share}
+limits:
+  - {{ name: a, by: user, rate: {count}/min, burst: {burst}, overrides: {{ x: {{ rate: {count}/s }} }} }}
+  - {{ name: b, algorithm: concurrency, limit: {slots} }}
+  - {{ name: c, rate: 0/s }}
+  - {{ name: d, rate: unlimited }}"
+        )
+    };
+    let scaled = config(&text("1/3", 100, 20, 2));
+    let written = config(&text("1/1", 33, 6, 1));
+    assert_eq!(debug(&scaled.policy), debug(&written.policy));
+    assert_eq!(scaled.limits[0].grant.rate.as_deref(), Some("100/min"), "shown as it is written");
+}
+
+#[test]
+fn a_limit_says_itself_who_answers_for_the_store() {
+    let config = config(
+        "on_store_failure: deny\nlimits: [{ name: a, rate: 1/s }, { name: b, rate: 1/s, on_store_failure: allow }]",
+    );
+    let policies: Vec<OnStoreFailure> =
+        config.policy.rules().iter().map(|rule| rule.on_store_failure()).collect();
+    assert_eq!(policies, [OnStoreFailure::Deny, OnStoreFailure::Allow]);
+}
+
+#[test]
+fn the_prefix_of_addresses_reaches_the_policy() {
+    assert_eq!(
+        config("http: { ipv6_prefix: 48 }\nlimits: [{ name: a, rate: 1/s }]").policy.ipv6_prefix(),
+        48
+    );
+}
+
+/// What `GET /v1/limits` prints, `PUT /v1/limits` takes.
+#[test]
+fn a_limit_printed_as_json_means_the_same() {
+    for path in files("good") {
+        let name = path.display();
+        let (config, _) = parse(&path).unwrap_or_else(|report| panic!("{name}: {report}"));
+        let limits = serde_json::to_string_pretty(&config.limits).expect("JSON");
+        let (share, prefix) = (config.share, config.http.ipv6_prefix);
+        let text =
+            format!(r#"{{ "share": "{share}", "http": {{ "ipv6_prefix": {prefix} }}, "limits": {limits} }}"#);
+        let again = Config::parse("limits.json", Format::Json, text.as_bytes(), &|_| None);
+        let (again, _) = again.unwrap_or_else(|report| panic!("{name}: {report}"));
+        assert_eq!(debug(&again.policy), debug(&config.policy), "{name}");
+        assert_eq!(again.limits, config.limits, "{name}");
+    }
+}
+
+#[test]
+fn conditions_on_responses_are_typed() {
+    let config = config(
+        "limits: [{ name: a, rate: 1/s, deduct_when: { status: 401 }, refund_when: { status: [304, 5xx] } }]",
+    );
+    let limit = &config.limits[0];
+    assert_eq!(limit.deduct_when, Some(ResponseCondition { status: vec![StatusPattern::Code(401)] }));
+    let refund = limit.refund_when.as_ref().expect("said");
+    let matched: Vec<u16> =
+        [200, 304, 400, 499, 500, 503, 599].into_iter().filter(|status| refund.matches(*status)).collect();
+    assert_eq!(matched, [304, 500, 503, 599]);
+    let shown: Value = serde_json::to_value(limit).expect("JSON");
+    assert_eq!(shown["refund_when"], json!({ "status": [304, "5xx"] }));
+}
+
+#[test]
+fn variables_are_put_into_values_of_every_kind() {
+    for (text, expected) in [
+        ("limits: [{ name: a, rate: '${RATE:-7/s}' }]", "7/s"),
+        ("limits: [{ name: a, rate: '${MANY}/day' }]", "500000/day"),
+        ("limits: [{ name: a, rate: '${EMPTY:-3}/${NONE:-min}' }]", "3/min"),
+        ("limits: [{ name: a, rate: 1/s, burst: '${NONE:-5}' }]", "1/s"),
+    ] {
+        assert_eq!(config(text).limits[0].grant.rate.as_deref(), Some(expected), "{text}");
+    }
+    let json = br#"{ "memory": { "max_keys": "${MANY}" }, "limits": [{ "name": "a", "rate": "1/s", "headers": "${NONE:-false}" }] }"#;
+    let (config, _) = Config::parse("x.json", Format::Json, json, &environment).expect("right");
+    assert_eq!(config.memory.max_keys, 500_000);
+    assert!(!config.limits[0].headers);
+    let cost = "limits: [{ name: a, rate: 1/s, by: '$x' }]";
+    assert_eq!(
+        messages(cost)[0],
+        "limit `a`: `$x` is not the name of a fact (1 to 64 of `A-Z a-z 0-9 . _ : / -`)",
+        "a `$` alone is itself"
+    );
+}
+
+/// The one variable that is set is a password; every place that takes a value is given it.
+#[test]
+fn what_comes_from_the_environment_is_never_shown() {
+    let mut text =
+        "store: ${PASSWORD}\nshare: ${PASSWORD}\nretry_after_jitter: ${PASSWORD}\nheaders: ['${PASSWORD}']\n"
+            .to_owned();
+    text += "on_store_failure: ${PASSWORD}\nlisten: { http: '${PASSWORD}' }\nredis: { prefix: '${PASSWORD} ', deadline: '${PASSWORD}' }\n";
+    text += "memory: { max_keys: '${PASSWORD}', snapshot_every: '${PASSWORD}' }\nadmin: { token_sha256: '${PASSWORD}' }\n";
+    text += "http: { trusted_proxies: ['${PASSWORD}'], client_address: '${PASSWORD}', routes: ['${PASSWORD}'], facts: { a: { from: '${PASSWORD}', hash: '${PASSWORD}' } } }\n";
+    text += "limits:\n  - { name: 'A${PASSWORD}', by: ['${PASSWORD} ', '${PASSWORD} '], rate: '${PASSWORD}', cost: '${PASSWORD} ', tier: '${PASSWORD} ', default_tier: '${PASSWORD}', tiers: { a: '${PASSWORD}' }, deduct_when: { status: '${PASSWORD}' } }\n";
+    text += "  - { name: b, by: ip, allow: ['${PASSWORD}'], rate: '9${MANY}00000/s' }\n  - '${PASSWORD}'\n";
+    let report = yaml(&text).expect_err("nothing of it is right");
+    assert!(report.errors() > 20, "{report}");
+    for text in [report.to_string(), report.coloured(), format!("{report:?}")] {
+        assert!(!text.contains("hunter2") && !text.contains("950000000000"), "{text}");
+    }
+}
+
+#[test]
+fn the_password_of_a_store_is_never_shown() {
+    for store in [
+        "redis://app:hunter2@127.0.0.1:99999",
+        "redis://:hunter2@",
+        "redis://:hunter2",
+        "redis:/app:hunter2@127.0.0.1",
+        "redis//app:hunter2@127.0.0.1",
+        "redsi://app:hunter2@127.0.0.1",
+        "rediss+cluster://app:hunter2@h1:1,h2:2/0",
+        "redis://app:hunter2@hunter2@127.0.0.1:x",
+        "redis://app:hunter2@127.0.0.1/0",
+        "redis+sentinel://app:hunter2@h1",
+    ] {
+        for text in [
+            format!("store: {store}\nlimits: []\n"),
+            format!("limits: []\nstore: \"{store}\" # {store}\n"),
+            format!("store: {store}\nlimits: [\n"),
+        ] {
+            let report = yaml(&text).expect_err(store);
+            let shown = report.to_string() + &report.coloured() + &format!("{report:?}");
+            assert!(!shown.contains("hunter2"), "{store}: {shown}");
+        }
+        if let Ok(url) = store.parse::<StoreUrl>() {
+            assert!(!format!("{url} {url:?}").contains("hunter2"), "{url}");
+        }
+    }
+}
+
+#[test]
+fn stores_are_read() {
+    for (text, shown) in [
+        ("memory://", "memory://"),
+        ("redis://h", "redis://h:6379/0"),
+        ("rediss://:p@h:1/3", "rediss://***@h:1/3"),
+        ("redis://[::1]:7000", "redis://[::1]:7000/0"),
+        ("redis+unix:///run/redis.sock", "redis+unix:///run/redis.sock"),
+        ("redis+cluster://h1:7000,h2:7001", "redis+cluster://h1:7000,h2:7001"),
+        ("rediss+sentinel://u:p%40ss@h1,h2:2/mymaster/1", "rediss+sentinel://***@h1:26379,h2:2/mymaster/1"),
+    ] {
+        assert_eq!(text.parse::<StoreUrl>().map(|url| url.to_string()), Ok(shown.to_owned()));
+    }
+    let StoreUrl::Redis(url) = "redis://u:p%40ss@h".parse().expect("right") else { panic!("redis") };
+    let credentials = url.credentials.expect("given");
+    assert_eq!((credentials.user.as_deref(), credentials.password.as_str()), (Some("u"), "p@ss"));
+    for text in [
+        "",
+        "memory",
+        "memory://x",
+        "redis://",
+        "redis://h:0",
+        "redis://h/x",
+        "redis://h/-1",
+        "redis://a,b",
+        "redis+unix://h/x",
+        "rediss+unix:///x",
+        "redis+cluster://h/1",
+        "redis+sentinel://h",
+        "redis://u@h",
+        "redis://u:%zz@h",
+        "http://h",
+    ] {
+        assert!(text.parse::<StoreUrl>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn listeners_are_read() {
+    assert_eq!("[::1]:0".parse::<Listener>().map(|listener| listener.to_string()), Ok("[::1]:0".to_owned()));
+    for (text, help) in [
+        (":8080", "try `127.0.0.1:8080`"),
+        ("8080", "try `127.0.0.1:8080`"),
+        ("*:8080", "for all addresses of the machine, `0.0.0.0:8080`"),
+        ("example.org:80", "such as `127.0.0.1:8080` or `[::1]:8080`, or `off`"),
+        ("127.0.0.1:99999", "such as `127.0.0.1:8080` or `[::1]:8080`, or `off`"),
+        ("127.0.0.1", "such as `127.0.0.1:8080` or `[::1]:8080`, or `off`"),
+    ] {
+        let error = text.parse::<Listener>().expect_err(text);
+        assert_eq!(error.to_string(), format!("`{text}` is not an address with a port ({help})"));
+    }
+}
+
+#[test]
+fn merged_and_repeated_yaml_is_as_if_written_out() {
+    let short = config(
+        "limits:
+  - &base { name: a, by: user, rate: 5/s, missing: deny }
+  - { <<: *base, name: b }
+  - { <<: [{ rate: 7/s }, *base], name: c, by: &ip ip }
+  - { name: d, by: *ip, rate: 1/s }",
+    );
+    let long = config(
+        "limits:
+  - { name: a, by: user, rate: 5/s, missing: deny }
+  - { name: b, by: user, rate: 5/s, missing: deny }
+  - { name: c, by: ip, rate: 7/s, missing: deny }
+  - { name: d, by: ip, rate: 1/s }",
+    );
+    assert_eq!(short.limits, long.limits);
+}
+
+#[test]
+fn a_file_is_read_by_its_ending() {
+    let folder = super::folder("good");
+    for name in ["full.yaml", "full.toml", "full.json"] {
+        assert_eq!(Config::read(&folder.join(name)).expect(name).0.limits.len(), 8);
+    }
+    for (path, reason) in [
+        ("full.yaml/x.yaml", "Not a directory"),
+        ("absent.yaml", "No such file"),
+        ("full", "its ending is none of .yaml, .yml, .toml, .json"),
+    ] {
+        let error = Config::read(&folder.join(path)).expect_err(path);
+        assert!(matches!(error, ReadError::Unreadable { .. }), "{error}");
+        assert!(error.to_string().contains(reason), "{error}");
+    }
+    let broken = super::folder("broken").join("rate-month.yaml");
+    assert!(matches!(Config::read(&broken), Err(ReadError::Invalid(_))));
+    assert_eq!(Format::of(Path::new("a.yml")), Some(Format::Yaml));
+    assert_eq!(Format::of(Path::new("a.YAML")), None);
+}
+
+#[test]
+fn no_message_names_a_type_of_rust() {
+    for path in files("broken").iter().filter(|path| path.extension().is_some_and(|ending| ending == "txt")) {
+        let said = std::fs::read_to_string(path).expect("readable");
+        for line in said.lines().filter(|line| !line.starts_with("  | ")) {
+            for word in
+                ["u64", "usize", "i64", "f64", "String", "Vec", "Option", "struct", "enum", "variant", "::"]
+            {
+                assert!(
+                    !line.replace("::ffff", "").replace("[::1]", "").contains(word),
+                    "{}: {line}",
+                    path.display()
+                );
+            }
+            assert!(!line.ends_with('.'), "{}: {line}", path.display());
+        }
+    }
+}
+
+#[test]
+fn warnings_leave_a_file_usable_and_none_is_given_without_reason() {
+    for text in [
+        "limits: [{ name: a, by: ip, rate: 1/s }]",
+        "limits: [{ name: a, rate: 1/s }]",
+        "limits: [{ name: a, by: user, missing: share, rate: 1/s }]",
+        "limits: [{ name: a, by: [ip, route], when: { method: '*' }, rate: 1/s }]",
+        "share: 1/2\nlimits: [{ name: a, by: ip, rate: 1000/s, burst: 19 }]",
+    ] {
+        assert_eq!(messages(text), [""; 0], "{text}");
+    }
+}
+
+fn debug(policy: &Policy) -> String {
+    format!("{policy:#?}")
+}
