@@ -3,7 +3,9 @@
 pub mod binary;
 pub mod cases;
 pub mod contract;
+pub mod fold;
 pub mod one_key;
 pub mod oracle;
 pub mod page;
+pub mod redis;
 pub mod saved;

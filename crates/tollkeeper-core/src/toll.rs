@@ -352,9 +352,9 @@ impl<'t> Due<'t> {
         self.cost == 0
     }
 
-    /// A cost of 0 looks as 1 does.
+    /// What is asked of the algorithm. A cost of 0 looks as 1 does.
     #[inline]
-    pub(crate) fn ask(&self, now: Time) -> Ask {
+    pub fn ask(&self, now: Time) -> Ask {
         Ask { now, cost: self.cost.max(1), shift: self.shift, hold: self.hold }
     }
 }

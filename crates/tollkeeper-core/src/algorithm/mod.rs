@@ -6,6 +6,8 @@
 //! caller that wants only the verdict should not pay for divisions.
 //!
 //! This module is the one place that knows all of them.
+//!
+//! Each has a twin in Lua beside it, the same functions line for line, which Redis runs: see [`twins`].
 
 pub mod concurrency;
 pub mod fixed_window;
@@ -13,6 +15,7 @@ pub mod meter;
 pub mod sliding_log;
 pub mod sliding_window;
 mod state;
+pub mod twins;
 
 #[cfg(test)]
 mod trace;
@@ -188,10 +191,15 @@ pub fn outcome(quota: &Quota, seen: Seen<'_>, ask: &Ask, step: &Step, charged: b
         Effect::SlidingLog(step) => sliding_log::report(quota, seen.log(), step, charged, now, ask.cost),
         Effect::Concurrency(step) => concurrency::report(quota, step, charged, now),
     };
+    tell(quota, ask, step.allowed, &report)
+}
+
+/// What people are told of a report, by a quota of more than nothing.
+pub fn tell(quota: &Quota, ask: &Ask, allowed: bool, report: &Report) -> Outcome {
     let until = |tick| quota.tick().until(tick, ask.now);
     let delay = until(report.departs);
     let retry = match report.passes {
-        _ if step.allowed => None,
+        _ if allowed => None,
         None => Some(Retry::Never),
         Some(passes) => {
             // What cannot be held so long may come when the queue will be empty within `hold`. That is not
@@ -205,13 +213,13 @@ pub fn outcome(quota: &Quota, seen: Seen<'_>, ask: &Ask, step: &Step, charged: b
         }
     };
     Outcome {
-        allowed: step.allowed,
+        allowed,
         limit: quota.limit(),
         remaining: report.remaining,
         retry,
         reset_after: report.fresh.map(until),
         next_after: Some(until(report.next)),
-        delay: if step.allowed { delay } else { Span::ZERO },
+        delay: if allowed { delay } else { Span::ZERO },
         overflow: false,
     }
 }

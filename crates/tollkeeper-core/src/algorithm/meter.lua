@@ -1,0 +1,77 @@
+-- The meter: the twin of meter.rs. What it computes and why stands there; here stand the doubles.
+--
+-- A state is `level, at`, and no level if there is none. Every number is whole and below 2^53, where a
+-- double is exact. A quotient of two such numbers may be rounded, but never across a whole number, so
+-- comparing it with one, `floor` and `ceil` are exact too.
+
+-- The state as it stands in tick `now`, and whether it had to be moved there.
+local function meter_drained(quota, now, level, at)
+  if not level then
+    return 0, now, false
+  end
+  local moved = at > now and at - now > quota.fill
+  if moved then
+    at = now
+  end
+  if at >= now then
+    return level, at, moved
+  end
+  -- Where Rust saturates, the product could leave what doubles can count: the quotient cannot.
+  if now - at >= level / quota.count then
+    return 0, now, moved
+  end
+  return level - (now - at) * quota.count, now, moved
+end
+
+-- The tick in which `level` has drained from `at` on, or the last before 2^53 µs.
+local function meter_drained_at(quota, at, level)
+  local tick = at + ceil(level / quota.count)
+  return tick < quota.last and tick or quota.last
+end
+
+-- Decides one request of `cost` in tick `now`: whether it fits, the level with it charged, whether the
+-- state was moved, and the state as it stands.
+local function meter_step(quota, now, cost, _, level, at)
+  local moved
+  level, at, moved = meter_drained(quota, now, level, at)
+  -- cost <= burst comes first: it keeps the product below the capacity, and the sum below 2^53.
+  if cost <= quota.burst and level + cost * quota.period <= quota.capacity then
+    return true, level + cost * quota.period, moved, level, at
+  end
+  return false, level, moved, level, at
+end
+
+-- Gives back `part` of an earlier charge: only what cannot have drained since.
+local function meter_give_back(quota, now, _, part, past, level, at)
+  local age = (at > now and at or now) - past.mark
+  level, at = meter_drained(quota, now, level, at)
+  local undrained = past.cost * quota.period
+  local rate = quota.count > past.count and quota.count or past.count
+  if age < 0 or age >= undrained / rate then
+    return level, at
+  end
+  undrained = undrained - age * rate
+  part = part * quota.period
+  part = part < undrained and part or undrained
+  return part < level and level - part or 0, at
+end
+
+-- Charges `more` after the fact, above the limit if need be, but never beyond twice the capacity.
+local function meter_add(quota, now, _, more, level, at)
+  level, at = meter_drained(quota, now, level, at)
+  local most = 2 * quota.capacity
+  most = most > level and most or level
+  -- A product that is no longer exact is above `most` by far.
+  level = more * quota.period + level
+  return level < most and level or most, at
+end
+
+-- The tick in which the state is as good as a fresh one.
+local function meter_fresh_at(quota, _, level, at)
+  return meter_drained_at(quota, at, level)
+end
+
+-- The tick in which a request that queues now leaves: when all before it have.
+local function meter_departs(quota, now, level)
+  return meter_drained_at(quota, now, level)
+end

@@ -1,0 +1,59 @@
+-- Sliding window counter: the twin of sliding_window.rs. A state is `cur, window, prev`, and no cur if
+-- there is none.
+
+-- The state as it stands, and whether it had to be moved.
+local function sliding_window_current(quota, now, cur, window, prev)
+  local current = floor(now / quota.period)
+  if not cur or window + 1 < current then
+    return 0, current, 0, false
+  end
+  if window > current + 1 then
+    return cur, current, prev, true
+  end
+  if window >= current then
+    return cur, window, prev, false
+  end
+  return 0, current, cur, false
+end
+
+-- Decides one request of `cost` in tick `now`.
+local function sliding_window_step(quota, now, cost, _, cur, window, prev)
+  local moved
+  cur, window, prev, moved = sliding_window_current(quota, now, cur, window, prev)
+  local period = quota.period
+  local elapsed = now - window * period
+  if elapsed < 0 then
+    elapsed = 0
+  end
+  -- Room first, so that no difference is negative, then the weight of the past against it.
+  if cost <= quota.count and cur + cost <= quota.count
+    and prev * (period - elapsed) <= (quota.count - cur - cost) * period then
+    return true, cur + cost, moved, cur, window, prev
+  end
+  return false, cur, moved, cur, window, prev
+end
+
+-- Gives back `part` of an earlier charge: from the window it was made in, while that still counts.
+local function sliding_window_give_back(quota, now, _, part, past, cur, window, prev)
+  cur, window, prev = sliding_window_current(quota, now, cur, window, prev)
+  if past.mark == window then
+    cur = part < cur and cur - part or 0
+  elseif past.mark + 1 == window then
+    prev = part < prev and prev - part or 0
+  end
+  return cur, window, prev
+end
+
+-- Charges `more` after the fact, above the limit if need be, but never beyond twice the quota.
+local function sliding_window_add(quota, now, _, more, cur, window, prev)
+  cur, window, prev = sliding_window_current(quota, now, cur, window, prev)
+  local most = 2 * quota.count
+  most = most > cur and most or cur
+  cur = cur + more
+  return cur < most and cur or most, window, prev
+end
+
+-- The tick in which the state is as good as a fresh one.
+local function sliding_window_fresh_at(quota, _, cur, window)
+  return (window + (cur > 0 and 2 or 1)) * quota.period
+end

@@ -1,0 +1,128 @@
+-- Decides tolls: one after the other, each on what the ones before it left, each all or nothing.
+--
+-- KEYS     each state that is asked for, once: first those that are packed, then logs and slots
+-- ARGV[1]  how many keys are packed, how many quotas follow, the quotas, and what is due: wire.rs
+-- Returns  the time, as TIME gave it, in two parts; the numbers of the tolls that were refused; the
+--          packed states as they were read; what logs and slots said, in the order of the dues
+
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+local arg = ARGV[1]
+local packed, last, start = read('>HH', arg)
+local states = packed > 0 and call('MGET', unpack(KEYS, 1, packed))
+local quotas = {}
+for number = 1, last do
+  quotas[number], start = quota_read(arg, start, now)
+end
+
+-- States of keys that several tolls of this batch ask for: they are written at the end, once. All
+-- others are written when their toll is decided.
+local held
+-- What logs and slots say.
+local records
+
+-- Decides what is due at `pos`, and what is due with it: whether the toll is admitted, if all dues
+-- before this one say so, and where the next toll begins. What is known of a due waits on the stack,
+-- which costs less than a table, until it is known whether all allow.
+local function decide(pos, admitted)
+  local key, number, shape, cost
+  key, number, shape, cost, pos = read('>HHBI4', arg, pos)
+  local quota, shift, hold, taker = quotas[number], 0, 0, nil
+  local kind, charging, shared = quota.kind, true, false
+  local more, enforced = false, true
+  if shape > 0 then
+    more, enforced, charging, shared = shape % 2 == 1, shape % 4 < 2, shape % 8 < 4, shape >= 16
+    if shape % 16 >= 8 then
+      shift, hold, taker, pos = read('>I7I7c8', arg, pos)
+    end
+  end
+  -- A cost of 0 looks as 1 does, always fits, and charges nothing.
+  local asked = cost > 0 and cost or 1
+  local state = shared and held and held[key]
+  local allowed, moved, after, x, y, z, record
+  if kind <= 4 then
+    if state then
+      x, y, z = state.x, state.y, state.z
+    elseif states[key] then
+      x, y, z = quota.decode(quota, states[key])
+    end
+    allowed, after, moved, x, y, z = quota.step(quota, quota.now, asked, shift, x, y, z)
+    if hold > 0 and meter_departs(quota, quota.now, x) * quota.tick - now >= hold then
+      allowed = false
+    end
+  else
+    records = records or {}
+    record = #records + 1
+    records[record] = ''
+    if kind == 5 then
+      state = state or log_open(KEYS[key])
+      allowed, moved, x, y, z = sliding_log_step(quota, now, asked, state)
+    else
+      state = state or slots_open(KEYS[key])
+      allowed, moved, x, y = concurrency_step(quota, now, state.text)
+    end
+  end
+  allowed = allowed or cost == 0
+  admitted = admitted and (allowed or not enforced)
+  if more then
+    admitted, pos = decide(pos, admitted)
+  end
+
+  -- All is decided: enter it, or nothing but that the clock has stepped back.
+  local charged = charging and admitted and allowed and cost > 0
+  local writes = charged or charging and moved
+  if kind == 5 then
+    local passes, next, fresh = sliding_log_report(quota, now, asked, charged, state, allowed, moved, x, y, z)
+    records[record] = pack('>BI7I7I7I7I7', allowed and 1 or 0, y, z, passes, next, fresh)
+    if writes then
+      log_enter(state, moved, x, z, now, charged and cost or 0)
+    end
+  elseif kind == 6 then
+    records[record] = pack('>BI7I7', allowed and 1 or 0, x, y)
+    if writes then
+      state.text = concurrency_write(quota, now, state.text, charged and taker or nil)
+    end
+  elseif writes then
+    x = charged and after or x
+    if shared then
+      state = state or {}
+      state.x, state.y, state.z, state.shift = x, y, z, shift
+    else
+      local fresh = quota.fresh_at(quota, shift, x, y, z) * quota.tick
+      call('SET', KEYS[key], quota.encode(x, y, z), 'PXAT', expiry(fresh))
+    end
+  end
+  if shared then
+    if writes then
+      state.quota = quota
+    end
+    if state then
+      held = held or {}
+      held[key] = state
+    end
+  elseif writes and kind > 4 then
+    wide_save(KEYS[key], state, quota)
+  end
+  return admitted, pos
+end
+
+local refused, toll, size, admitted = {}, 0, #arg, nil
+while start <= size do
+  toll = toll + 1
+  admitted, start = decide(start, true)
+  if not admitted then
+    refused[#refused + 1] = toll
+  end
+end
+if held then
+  for key, state in pairs(held) do
+    local quota = state.quota
+    if quota and quota.kind > 4 then
+      wide_save(KEYS[key], state, quota)
+    elseif quota then
+      local fresh = quota.fresh_at(quota, state.shift, state.x, state.y, state.z) * quota.tick
+      call('SET', KEYS[key], quota.encode(state.x, state.y, state.z), 'PXAT', expiry(fresh))
+    end
+  end
+end
+return { time[1], time[2], refused, states, records and concat(records) }

@@ -1,0 +1,260 @@
+//! What a state is called in Redis.
+//!
+//! `tk:1:per-user:b1m:alice`: a prefix, the version of the state format, the limit, its algorithm (one
+//! letter) and period, and the values, escaped so that two keys never share a name. Short on purpose:
+//! for a small state the name is most of what it costs. A key whose bytes or whose name would be longer
+//! than 128 holds, instead of the values, the first 16 bytes of the SHA-256 of the key's bytes. A compact
+//! name is the prefix, the version and that digest, whatever the key.
+//!
+//! Braces are escaped, so that no value chooses its slot in a cluster. They stand only around the value
+//! of a partition, `tk:1:{acme}:per-user:b1m:alice`, which puts all limits of that value into one slot.
+
+use std::fmt::Write as _;
+
+use tollkeeper_core::charge::{Item, ItemKey};
+use tollkeeper_core::{Algorithm, Key};
+
+use super::digest;
+
+/// How names are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// With limit and values, for people who look.
+    #[default]
+    Readable,
+    /// As a digest, of one length for every key.
+    Compact,
+}
+
+/// Gives names to states.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Names {
+    start: String,
+    format: Format,
+}
+
+/// The longest key, and the longest name, that is written out.
+const WHOLE: usize = 128;
+
+/// The version of the state format: states of another are other keys.
+const VERSION: u32 = 1;
+
+impl Names {
+    /// Names that begin with `prefix`, in which braces would move keys to other slots.
+    pub fn new(prefix: &str, format: Format) -> Names {
+        debug_assert!(!prefix.contains(['{', '}']), "{prefix}: a prefix has no braces");
+        Names { start: format!("{prefix}:{VERSION}:"), format }
+    }
+
+    /// The name of something that belongs to all nodes: `secret`, `policy`.
+    pub fn shared(&self, what: &str) -> String {
+        format!("{}{what}", self.start)
+    }
+
+    /// The name of a key's state; `partition` is the value that decides its slot.
+    pub fn state(&self, key: Key<'_>, partition: Option<&str>) -> String {
+        let bytes = key.to_bytes();
+        let mut name = self.begin(partition);
+        if self.format == Format::Readable && bytes.len() <= WHOLE {
+            push_family(&mut name, key);
+            let values = name.len();
+            for value in key.texts() {
+                name.push(':');
+                push_value(&mut name, value);
+            }
+            if name.len() <= WHOLE {
+                return name;
+            }
+            name.truncate(values);
+            name.push_str(":%=");
+        } else if self.format == Format::Readable {
+            push_family(&mut name, key);
+            name.push_str(":%=");
+        }
+        push_digest(&mut name, short_of(&bytes));
+        name
+    }
+
+    /// The name of the state that an item of a receipt was charged to.
+    pub fn item(&self, item: &Item, partition: Option<&str>) -> String {
+        match &item.key {
+            ItemKey::Whole(bytes) => {
+                self.state(Key::from_bytes(bytes).expect("an item holds a key"), partition)
+            }
+            ItemKey::Short(family, short) => {
+                let mut name = self.begin(partition);
+                if self.format == Format::Readable {
+                    push_family(&mut name, Key::from_bytes(family).expect("an item holds a key"));
+                    name.push_str(":%=");
+                }
+                push_digest(&mut name, *short);
+                name
+            }
+        }
+    }
+
+    /// The name of the marker that a charge was corrected at a state, in the slot of that state: it holds
+    /// the state's name, in braces unless there are some. No state is called so: `%m` is no escape.
+    pub fn marker(&self, state: &str, id: u64) -> String {
+        if state.contains('{') {
+            return format!("{state}:%m{id:x}");
+        }
+        format!("{}%m{id:x}:{{{state}}}", self.start)
+    }
+
+    fn begin(&self, partition: Option<&str>) -> String {
+        let mut name = String::with_capacity(64);
+        name.push_str(&self.start);
+        if let Some(value) = partition {
+            name.push('{');
+            let start = name.len();
+            push_value(&mut name, Some(value));
+            if name.len() - start > WHOLE / 2 {
+                name.truncate(start);
+                name.push_str("%=");
+                push_digest(&mut name, short_of(value.as_bytes()));
+            }
+            name.push_str("}:");
+        }
+        name
+    }
+}
+
+/// What stands for a key that is too long to be written out, in names and in receipts.
+pub fn short(key: Key<'_>) -> u128 {
+    short_of(&key.to_bytes())
+}
+
+fn short_of(bytes: &[u8]) -> u128 {
+    let [half @ .., _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _] = digest::sha256(bytes);
+    u128::from_be_bytes(half)
+}
+
+/// The limit, the letter of the algorithm, `+` if its windows are staggered, and the period.
+fn push_family(name: &mut String, key: Key<'_>) {
+    let (algorithm, staggered) = key.algorithm();
+    let letter = match algorithm {
+        Algorithm::TokenBucket => 'b',
+        Algorithm::LeakyBucket => 'q',
+        Algorithm::FixedWindow => 'f',
+        Algorithm::SlidingWindow => 'w',
+        Algorithm::SlidingLog => 'l',
+        Algorithm::Concurrency => 'c',
+    };
+    let stagger = if staggered { "+" } else { "" };
+    write!(name, "{}:{letter}{stagger}{}", key.limit(), key.period()).expect("a string takes all");
+}
+
+fn push_value(name: &mut String, value: Option<&str>) {
+    let Some(value) = value else { return name.push_str("%-") };
+    for char in value.chars() {
+        match char {
+            '%' | ':' | '{' | '}' | ' ' | '\0'..='\x1f' | '\x7f' => {
+                write!(name, "%{:02x}", u32::from(char)).expect("a string takes all");
+            }
+            _ => name.push(char),
+        }
+    }
+}
+
+/// Base64 with the alphabet for addresses, without padding: 22 characters.
+fn push_digest(name: &mut String, digest: u128) {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    for index in 0..22 {
+        let bits = if index < 21 { digest >> (122 - 6 * index) } else { digest << 4 };
+        let six = usize::try_from(bits & 0x3f).expect("six bits");
+        name.push(char::from(ALPHABET[six]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use tollkeeper_core::{Facts, Limit, Policy, Quota, Toll, Verb, facts};
+
+    use super::*;
+
+    /// Asks for the key that `limit` makes of these facts.
+    fn with_key<T>(limit: Limit, facts: &Facts<'_>, ask: impl FnOnce(Key<'_>) -> T) -> T {
+        let policy = std::sync::Arc::new(Policy::new(vec![limit]).expect("valid"));
+        let toll: Toll = policy.toll(Verb::Usage, facts, 1).expect("valid");
+        ask(toll.get(0).key)
+    }
+
+    fn per_user() -> Limit {
+        Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user")
+    }
+
+    fn name_of(names: &Names, value: &str, partition: Option<&str>) -> String {
+        with_key(per_user(), &facts! { "user" => value }, |key| names.state(key, partition))
+    }
+
+    #[test]
+    fn names_are_short_and_can_be_read() {
+        let readable = Names::new("tk", Format::Readable);
+        let compact = Names::new("tk", Format::Compact);
+        assert_eq!(name_of(&readable, "alice", None), "tk:1:per-user:b1m:alice");
+        assert_eq!(name_of(&readable, "a:{b}% \n\0", None), "tk:1:per-user:b1m:a%3a%7bb%7d%25%20%0a%00");
+        assert_eq!(name_of(&readable, "alice", Some("acme")), "tk:1:{acme}:per-user:b1m:alice");
+        assert_eq!(name_of(&compact, "alice", None), "tk:1:GnVi0Axp-hL_wbn6ZnMiKw");
+        let long = name_of(&readable, &"x".repeat(1_000), None);
+        assert_eq!(long, format!("tk:1:per-user:b1m:%={}", &long[20..]));
+        assert_eq!(long.len(), 42);
+    }
+
+    #[test]
+    fn a_marker_is_in_the_slot_of_its_state() {
+        let names = Names::new("tk", Format::Readable);
+        for partition in [None, Some("acme")] {
+            let state = name_of(&names, "alice", partition);
+            let marker = names.marker(&state, 255);
+            let tag = marker.split_once('{').and_then(|(_, rest)| rest.split_once('}')).expect("a tag").0;
+            assert_eq!(tag, partition.unwrap_or(&state));
+            assert!(marker.starts_with("tk:1:"), "{marker}");
+        }
+    }
+
+    /// Few letters, so that parts run into each other wherever they can.
+    #[test]
+    fn different_keys_never_share_a_name_and_braces_stand_only_around_a_partition() {
+        let texts = ["", "a", "b", ":", "%", "%3a", "{", "}", "{a}", "a:b", "-", "%-", " ", "\n", "%=", "ab"];
+        let long = "y".repeat(130);
+        let texts: Vec<&str> = texts.into_iter().chain([long.as_str(), &long[..127], &long[..100]]).collect();
+        for format in [Format::Readable, Format::Compact] {
+            let names = Names::new("tk", format);
+            let mut seen: HashMap<String, Vec<u8>> = HashMap::new();
+            for limit in ["a", "a-b", "a.b"] {
+                for algorithm in Algorithm::ALL {
+                    let limit = |by: usize| {
+                        let limit = match algorithm {
+                            Algorithm::Concurrency => Limit::new(limit, Quota::slots(5)),
+                            _ => Limit::new(limit, Quota::per_minute(5)).algorithm(algorithm),
+                        };
+                        let limit = limit.missing(tollkeeper_core::Missing::Share);
+                        ["one", "two"][..by].iter().fold(limit, |limit, fact| limit.by(*fact))
+                    };
+                    let mut check = |by, facts: &Facts<'_>| {
+                        with_key(limit(by), facts, |key| {
+                            let name = names.state(key, None);
+                            assert!(!name.contains(['{', '}']), "{name}");
+                            assert!(name.len() <= WHOLE, "{name}");
+                            let other = seen.insert(name.clone(), key.to_bytes());
+                            assert!(other.is_none_or(|other| other == key.to_bytes()), "{name}");
+                        });
+                    };
+                    check(0, &facts! {});
+                    for one in &texts {
+                        check(1, &facts! { "one" => *one });
+                        check(2, &facts! { "one" => *one });
+                        check(2, &facts! { "two" => *one });
+                        for two in &texts {
+                            check(2, &facts! { "one" => *one, "two" => *two });
+                        }
+                    }
+                }
+            }
+            assert!(seen.len() > 6_000, "{}", seen.len());
+        }
+    }
+}

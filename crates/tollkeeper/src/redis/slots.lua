@@ -1,0 +1,22 @@
+-- Releases or renews a slot in every limit that it is held in.
+--
+-- KEYS     the slots of each limit
+-- ARGV     1 to renew it, 0 to release it; who holds it, in 8 bytes
+-- Returns  1 if it was still held somewhere, else 0
+
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+local change = ARGV[1] == '1' and concurrency_renew or concurrency_release
+local found = 0
+for item = 1, #KEYS do
+  local slots = slots_open(KEYS[item])
+  local text, held = change(now, slots.text, ARGV[2])
+  if held then
+    found = 1
+  end
+  if text ~= slots.text then
+    slots.text = text
+    wide_save(KEYS[item], slots, { kind = 6 })
+  end
+end
+return found

@@ -1,0 +1,469 @@
+//! What travels: tolls as the arguments of a script, and its answer as rulings.
+//!
+//! ```text
+//! batch   packed keys 2, quotas 2, the quotas, then each due
+//! quota   kind 1 (1 to 6, in the order of Algorithm::ALL), tick 3 (µs), count 7, burst 7, period 7 (ticks)
+//! due     key 2, quota 2 (both from 1), shape 1, cost 4, and with shape 8: shift 7, hold 7, taker 8
+//! shape   1 more dues of this toll follow, 2 shadow, 4 peek, 8 as above, 16 the key is asked for again
+//! hold    0 for none, else one more than the longest delay
+//! ```
+//!
+//! Whole numbers, the highest byte first. Keys come once, packed states first, then logs and slots.
+//! Quotas of nothing do not travel: what they say is known here. A toll that such a limit refuses goes
+//! as a peek.
+//!
+//! The answer holds the packed states as they were read. Every toll of the batch is decided once more
+//! on them, here, which gives the numbers that people are told; the script computes none but for logs,
+//! whose stamps do not travel.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use tollkeeper_core::algorithm::{self, Ask, Effect, Report, Seen, State, Step, concurrency};
+use tollkeeper_core::charge::Item;
+use tollkeeper_core::{Algorithm, Change, Due, Fix, Quota, Ruling, Said, Slot, Time, Toll};
+
+use crate::store::Correction;
+
+use super::script::{self, Kinds, Script};
+use super::state::{self, push, take};
+
+/// What Redis answers with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// Nothing.
+    Nothing,
+    /// A whole number.
+    Number(i64),
+    /// A string.
+    Bytes(Vec<u8>),
+    /// Several.
+    List(Vec<Value>),
+}
+
+/// A call of a script: its keys and its arguments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// What is run.
+    pub script: &'static Script,
+    /// The keys.
+    pub keys: Vec<String>,
+    /// The arguments.
+    pub args: Vec<Vec<u8>>,
+}
+
+/// An answer that no script of ours gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the store gave an answer that its script does not give")
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+/// A toll that is on its way to the store.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    id: u64,
+    charging: bool,
+    dues: Vec<Asking>,
+}
+
+/// What is asked of one limit.
+#[derive(Clone, Debug)]
+struct Asking {
+    /// Where the state is; nowhere if the quota is nothing.
+    name: Option<String>,
+    quota: Quota,
+    enforced: bool,
+    /// What is charged; an `ask` of 0 looks as 1 does.
+    cost: u64,
+    ask: Ask,
+}
+
+impl Asked {
+    /// What must be known of a toll when its answer comes. An admission will carry the number `id`.
+    pub fn new(toll: &Toll, id: u64, name: impl Fn(&Due<'_>) -> String) -> Asked {
+        let asking = |due: Due<'_>| Asking {
+            name: (due.quota.count() > 0).then(|| name(&due)),
+            quota: *due.quota,
+            enforced: due.enforced(),
+            cost: due.cost,
+            ask: due.ask(Time::default()),
+        };
+        let charging = toll.verb().charges();
+        Asked { id: if charging { id } else { 0 }, charging, dues: toll.dues().map(asking).collect() }
+    }
+
+    /// The names of the states it asks for.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.dues.iter().filter_map(|due| due.name.as_deref())
+    }
+
+    /// An enforced limit grants nothing: whatever the others say, it does not pass.
+    fn is_refused(&self) -> bool {
+        self.dues.iter().any(|due| due.enforced && due.name.is_none())
+    }
+}
+
+/// Tolls that are decided by one call, in this order.
+#[derive(Debug)]
+pub struct Batch {
+    asked: Vec<Asked>,
+    /// Of each due that travels, toll by toll: its key.
+    places: Vec<usize>,
+    packed: usize,
+    call: Call,
+}
+
+/// What came of a batch.
+#[derive(Debug)]
+pub struct Rulings {
+    /// One for each toll, in order.
+    pub rulings: Vec<Ruling>,
+    /// How many tolls Lua decided otherwise than Rust does, which is a mistake in one of them. The
+    /// store's verdict counts: what it wrote is written.
+    pub disagreements: usize,
+}
+
+/// The most keys that one batch should hold: Lua can hand over some thousand values at once.
+pub const MOST_KEYS: usize = 1_000;
+
+impl Batch {
+    /// Puts these tolls together.
+    pub fn new(asked: Vec<Asked>) -> Batch {
+        let mut names: HashMap<&str, (usize, bool)> = HashMap::new();
+        let (mut packed, mut wide) = (Vec::new(), Vec::new());
+        let mut kinds = Kinds::default();
+        for due in asked.iter().flat_map(|asked| &asked.dues) {
+            let Some(name) = &due.name else { continue };
+            kinds = kinds.with(due.quota.algorithm());
+            let keys = if is_packed(&due.quota) { &mut packed } else { &mut wide };
+            names.entry(name).and_modify(|(_, again)| *again = true).or_insert_with(|| {
+                keys.push(name);
+                (keys.len(), false)
+            });
+        }
+        let mut quotas: Vec<Quota> = Vec::new();
+        let (mut body, mut places) = (Vec::new(), Vec::new());
+        for one in &asked {
+            let charging = one.charging && !one.is_refused();
+            let mut rest = one.dues.iter().filter(|due| due.name.is_some()).peekable();
+            while let Some(due) = rest.next() {
+                let (place, again) = names[due.name.as_deref().expect("filtered")];
+                let key = if is_packed(&due.quota) { place } else { packed.len() + place };
+                places.push(key - 1);
+                let quota = quotas.iter().position(|quota| *quota == due.quota).unwrap_or_else(|| {
+                    quotas.push(due.quota);
+                    quotas.len() - 1
+                });
+                push_due(&mut body, due, one.id, key, quota + 1, [rest.peek().is_some(), charging, again]);
+            }
+        }
+        let mut argument = Vec::with_capacity(4 + 25 * quotas.len() + body.len());
+        push(&mut argument, 2, packed.len() as u64);
+        push(&mut argument, 2, quotas.len() as u64);
+        quotas.iter().for_each(|quota| push_quota(&mut argument, quota));
+        argument.extend_from_slice(&body);
+        let keys: Vec<String> = packed.iter().chain(&wide).map(|name| name.to_string()).collect();
+        let call = Call { script: script::check(kinds), keys, args: vec![argument] };
+        let packed = packed.len();
+        Batch { asked, places, packed, call }
+    }
+
+    /// What is to be run; a batch without keys needs no store.
+    pub fn call(&self) -> &Call {
+        &self.call
+    }
+
+    /// What the answer of the store means.
+    pub fn rulings(&self, answer: &Value) -> Result<Rulings, Malformed> {
+        let answer = Answer::read(answer)?;
+        if answer.states.len() != self.packed {
+            return Err(Malformed);
+        }
+        self.fold(answer)
+    }
+
+    /// What quotas of nothing and tolls without limits say, of a batch without keys.
+    pub fn rulings_without_store(&self, now: Time) -> Vec<Ruling> {
+        assert!(self.call.keys.is_empty(), "there are keys to be asked for");
+        let answer = Answer { now, refused: Vec::new(), states: Vec::new(), records: &[] };
+        self.fold(answer).expect("nothing to be read").rulings
+    }
+
+    /// Decides every toll again, on the states as they were read.
+    fn fold(&self, mut answer: Answer<'_>) -> Result<Rulings, Malformed> {
+        let mut states: Vec<Option<State>> = vec![None; self.packed];
+        let mut unread = answer.states.clone();
+        let mut places = self.places.iter();
+        let mut rulings = Rulings { rulings: Vec::with_capacity(self.asked.len()), disagreements: 0 };
+        let mut sent = 0;
+        for asked in &self.asked {
+            let mut steps: Vec<Decided> = Vec::with_capacity(asked.dues.len());
+            for due in &asked.dues {
+                let ask = Ask { now: answer.now, ..due.ask };
+                let mut decided = match &due.name {
+                    None => Decided::new(algorithm::step(&due.quota, Seen::Nothing, &ask)),
+                    Some(_) => {
+                        let place = *places.next().expect("every due that travels has a place");
+                        let mut decided = if place < self.packed {
+                            if let Some(bytes) = unread[place].take() {
+                                states[place] = state::decode(&due.quota, bytes);
+                            }
+                            let seen = states[place].as_ref().map_or(Seen::Nothing, State::seen);
+                            Decided::new(algorithm::step(&due.quota, seen, &ask))
+                        } else {
+                            answer.record(&due.quota)?
+                        };
+                        decided.place = Some(place);
+                        decided
+                    }
+                };
+                decided.ask = ask;
+                decided.step.allowed |= due.cost == 0 && due.quota.count() > 0;
+                steps.push(decided);
+            }
+            if steps.iter().any(|decided| decided.place.is_some()) {
+                sent += 1;
+                let said = !answer.refused.contains(&sent);
+                rulings.disagreements += usize::from(overrule(&asked.dues, &mut steps, said));
+            }
+            let admitted = asked.dues.iter().zip(&steps).all(|(due, one)| one.step.allowed || !due.enforced);
+            let charging = asked.charging && !asked.is_refused();
+            let mut ruling = Ruling::new(answer.now, asked.id);
+            for (due, decided) in asked.dues.iter().zip(steps) {
+                let Decided { place, ask, step, log } = decided;
+                let charged = charging && admitted && step.allowed && due.cost > 0;
+                if let Some(place) = place.filter(|place| *place < self.packed)
+                    && (charged || charging && step.effect.moved())
+                {
+                    let state = states[place].take();
+                    states[place] = algorithm::apply(&due.quota, state, &ask, &step, charged, asked.id);
+                }
+                ruling.push(match log {
+                    Some(log) => log.said(&due.quota, &ask, step.allowed, charged),
+                    None => Said::Step { step, charged },
+                });
+            }
+            rulings.rulings.push(ruling);
+        }
+        Ok(rulings)
+    }
+}
+
+/// One due of a toll, decided again.
+struct Decided {
+    place: Option<usize>,
+    ask: Ask,
+    step: Step,
+    log: Option<LogRecord>,
+}
+
+impl Decided {
+    fn new(step: Step) -> Decided {
+        let ask = Ask { now: Time::default(), cost: 1, shift: 0, hold: None };
+        Decided { place: None, ask, step, log: None }
+    }
+}
+
+/// Makes the steps say what the store said; true if they did not.
+fn overrule(dues: &[Asking], steps: &mut [Decided], admitted: bool) -> bool {
+    let travels = |due: &Asking| due.enforced && due.name.is_some();
+    let mut enforced: Vec<&mut Decided> =
+        dues.iter().zip(steps).filter(|(due, _)| travels(due)).map(|(_, step)| step).collect();
+    if enforced.iter().all(|decided| decided.step.allowed) == admitted {
+        return false;
+    }
+    match admitted {
+        true => enforced.iter_mut().for_each(|decided| decided.step.allowed = true),
+        false => enforced.iter_mut().take(1).for_each(|decided| decided.step.allowed = false),
+    }
+    true
+}
+
+/// The answer of `check.lua`.
+struct Answer<'a> {
+    now: Time,
+    refused: Vec<i64>,
+    states: Vec<Option<&'a [u8]>>,
+    records: &'a [u8],
+}
+
+impl<'a> Answer<'a> {
+    fn read(value: &'a Value) -> Result<Answer<'a>, Malformed> {
+        let Value::List(parts) = value else { return Err(Malformed) };
+        let [Value::Bytes(seconds), Value::Bytes(micros), Value::List(refused), states, rest @ ..] =
+            &parts[..]
+        else {
+            return Err(Malformed);
+        };
+        let number = |bytes: &[u8]| -> Result<u64, Malformed> {
+            std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok()).ok_or(Malformed)
+        };
+        let now = Time::from_micros(number(seconds)? * 1_000_000 + number(micros)?);
+        let toll = |value: &Value| if let Value::Number(toll) = value { Ok(*toll) } else { Err(Malformed) };
+        let state = |value: &'a Value| match value {
+            Value::Bytes(bytes) => Ok(Some(&bytes[..])),
+            Value::Nothing => Ok(None),
+            _ => Err(Malformed),
+        };
+        let states = match states {
+            Value::List(states) => states.iter().map(state).collect::<Result<_, _>>()?,
+            _ => Vec::new(),
+        };
+        let records = match rest {
+            [Value::Bytes(records)] => &records[..],
+            _ => &[],
+        };
+        Ok(Answer { now, refused: refused.iter().map(toll).collect::<Result<_, _>>()?, states, records })
+    }
+
+    /// What the next log or the next slots said.
+    fn record(&mut self, quota: &Quota) -> Result<Decided, Malformed> {
+        let is_log = quota.algorithm() == Algorithm::SlidingLog;
+        let len = if is_log { 36 } else { 15 };
+        let (mut record, rest) = self.records.split_at_checked(len).ok_or(Malformed)?;
+        self.records = rest;
+        let allowed = take(&mut record, 1) == 1;
+        let mut number = || take(&mut record, 7);
+        if is_log {
+            let [used, stamp, passes, next, fresh] = std::array::from_fn(|_| number());
+            let log = Some(LogRecord { used, stamp, passes, next, fresh });
+            return Ok(Decided { log, ..Decided::new(Step { allowed, effect: Effect::None }) });
+        }
+        let (held, first) = (number(), number());
+        let first = if held == 0 { u64::MAX } else { first };
+        let step = concurrency::Step { allowed, moved: false, held, first };
+        Ok(Decided::new(Step { allowed, effect: Effect::Concurrency(step) }))
+    }
+}
+
+/// What a log said: its stamps stay where they are.
+#[derive(Clone, Copy)]
+struct LogRecord {
+    used: u64,
+    stamp: u64,
+    passes: u64,
+    next: u64,
+    fresh: u64,
+}
+
+impl LogRecord {
+    fn said(self, quota: &Quota, ask: &Ask, allowed: bool, charged: bool) -> Said {
+        let used = self.used + if charged { ask.cost } else { 0 };
+        let report = Report {
+            remaining: quota.count().saturating_sub(used),
+            passes: (ask.cost <= quota.count()).then_some(self.passes),
+            next: self.next,
+            fresh: Some(self.fresh),
+            departs: ask.now.as_micros(),
+        };
+        Said::Outcome { outcome: algorithm::tell(quota, ask, allowed, &report), mark: self.stamp }
+    }
+}
+
+fn push_due(
+    body: &mut Vec<u8>,
+    due: &Asking,
+    id: u64,
+    key: usize,
+    quota: usize,
+    [more, charging, again]: [bool; 3],
+) {
+    let algorithm = due.quota.algorithm();
+    let hold = due.ask.hold.filter(|_| algorithm == Algorithm::LeakyBucket);
+    let slots = algorithm == Algorithm::Concurrency;
+    let wordy = slots || hold.is_some() || due.ask.shift > 0;
+    let flags = [more, !due.enforced, !charging, wordy, again];
+    let shape = flags.into_iter().rev().fold(0, |shape, flag| shape << 1 | u64::from(flag));
+    push(body, 2, key as u64);
+    push(body, 2, quota as u64);
+    push(body, 1, shape);
+    push(body, 4, due.cost);
+    if wordy {
+        push(body, 7, due.ask.shift);
+        push(body, 7, hold.map_or(0, |hold| hold.as_micros().min(FOR_EVER) + 1));
+        push(body, 8, id);
+    }
+}
+
+/// Longer than any delay: 2^53 µs is the end of time.
+const FOR_EVER: u64 = 1 << 53;
+
+/// Writes a quota as `quota_read` of `state.lua` reads it.
+pub fn push_quota(bytes: &mut Vec<u8>, quota: &Quota) {
+    push(bytes, 1, quota.algorithm() as u64 + 1);
+    push(bytes, 3, quota.tick().span().as_micros());
+    push(bytes, 7, quota.count());
+    push(bytes, 7, quota.burst());
+    push(bytes, 7, quota.period_ticks());
+}
+
+/// Whether a state is a few numbers, which all fit into one string: not a log, not slots.
+fn is_packed(quota: &Quota) -> bool {
+    !matches!(quota.algorithm(), Algorithm::SlidingLog | Algorithm::Concurrency)
+}
+
+/// The call that corrects items of a charge, which share a slot; `names` are those of an item's state and
+/// of its marker.
+pub fn correction<'a>(
+    void_at: Time,
+    items: impl IntoIterator<Item = (&'a Item, &'a Fix)>,
+    names: impl Fn(&Item) -> [String; 2],
+) -> Call {
+    let (mut keys, mut argument) = (Vec::new(), Vec::new());
+    push(&mut argument, 7, void_at.as_micros().min(FOR_EVER));
+    for (item, fix) in items {
+        keys.extend(names(item));
+        let (kind, amount) = match fix.change {
+            Change::Keep => (0, 0),
+            Change::GiveBack(part) => (1, part),
+            Change::Add(more) => (2, more),
+        };
+        push_quota(&mut argument, &fix.quota);
+        for number in [item.shift, fix.past.cost, fix.past.count, fix.past.tick] {
+            push(&mut argument, 7, number);
+        }
+        push(&mut argument, 1, kind);
+        push(&mut argument, 7, amount);
+    }
+    Call { script: script::correct(), keys, args: vec![argument] }
+}
+
+/// What came of a correction.
+pub fn corrected(answer: &Value) -> Result<Correction, Malformed> {
+    match answer {
+        Value::Number(0) => Ok(Correction::Unknown),
+        Value::Number(1) => Ok(Correction::Repeated),
+        Value::Number(2) => Ok(Correction::Done),
+        _ => Err(Malformed),
+    }
+}
+
+/// What is done to a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handling {
+    /// It is given back.
+    Release,
+    /// Its life counts from now.
+    Renew,
+}
+
+/// The call that releases or renews a slot; `name` is that of an item's state.
+pub fn handling(slot: &Slot, handling: Handling, name: impl Fn(&Item) -> String) -> Call {
+    let renew = if handling == Handling::Renew { b"1" } else { b"0" };
+    let args = vec![renew.to_vec(), slot.id().to_be_bytes().to_vec()];
+    Call { script: script::slots(), keys: slot.items().iter().map(name).collect(), args }
+}
+
+/// Whether the slot was held.
+pub fn handled(answer: &Value) -> Result<bool, Malformed> {
+    match answer {
+        Value::Number(held @ (0 | 1)) => Ok(*held == 1),
+        _ => Err(Malformed),
+    }
+}

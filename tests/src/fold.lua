@@ -1,0 +1,114 @@
+-- Folds histories of one key, with explicit times: what the twins say of every step, and what they
+-- leave behind. fold.rs writes the steps and reads what comes back.
+
+local arg = ARGV[1]
+local last, pos = read('>H', arg)
+local quotas = {}
+for number = 1, last do
+  quotas[number], pos = quota_read(arg, pos, 0)
+end
+local state, rows, finals = nil, {}, {}
+
+local function say(row)
+  rows[#rows + 1] = row
+end
+
+local function bit(yes)
+  return yes and 1 or 0
+end
+
+-- A packed state after a step; of others the length.
+local function say_state(quota)
+  local bytes = state or ''
+  say(quota.kind <= 4 and pack('>Bc0', #bytes, bytes) or pack('>I4', #bytes))
+end
+
+local function check(quota, now, cost, shift, hold, taker, writes)
+  if quota.kind <= 4 then
+    local tick, x, y, z = floor(now / quota.tick), nil, nil, nil
+    if state then
+      x, y, z = quota.decode(quota, state)
+    end
+    local allowed, after, moved
+    allowed, after, moved, x, y, z = quota.step(quota, tick, cost, shift, x, y, z)
+    if hold > 0 and meter_departs(quota, tick, x) * quota.tick - now >= hold then
+      allowed = false
+    end
+    if writes and (allowed or moved) then
+      state = quota.encode(allowed and after or x, y, z)
+    end
+    say(pack('>BB', bit(allowed), bit(moved)))
+  elseif quota.kind == 5 then
+    local text = state or ''
+    local log = sliding_log_of(text)
+    local allowed, moved, first, used, stamp = sliding_log_step(quota, now, cost, log)
+    local charged = writes and allowed
+    local passes, next, fresh = sliding_log_report(quota, now, cost, charged, log, allowed, moved, first, used, stamp)
+    say(pack('>BBI7I7I7I7I7', bit(allowed), bit(moved), used, stamp, passes, next, fresh))
+    if charged or writes and moved then
+      state = sliding_log_write(text, moved, first, stamp, now, charged and cost or 0)
+    end
+  else
+    local allowed, moved, held, first = concurrency_step(quota, now, state or '')
+    say(pack('>BBI7I7', bit(allowed), bit(moved), held, first))
+    if writes and (allowed or moved) then
+      state = concurrency_write(quota, now, state or '', allowed and taker or nil)
+    end
+  end
+end
+
+local function correct(quota, now, op, amount, shift, past)
+  if quota.kind == 5 then
+    if op == 4 then
+      state = sliding_log_add(quota, now, amount, state or '')
+    elseif state then
+      state = sliding_log_give_back(quota, now, amount, past, state)
+    end
+    return
+  end
+  local meter, fixed = quota.kind <= 2, quota.kind == 3
+  local tick, x, y, z = floor(now / quota.tick), nil, nil, nil
+  if state then
+    x, y, z = quota.decode(quota, state)
+  end
+  if op == 4 then
+    local add = meter and meter_add or fixed and fixed_window_add or sliding_window_add
+    state = quota.encode(add(quota, tick, shift, amount, x, y, z))
+  elseif state and quota.kind ~= 2 then
+    local give_back = meter and meter_give_back or fixed and fixed_window_give_back or sliding_window_give_back
+    state = quota.encode(give_back(quota, tick, shift, amount, past, x, y, z))
+  end
+end
+
+while pos <= #arg do
+  local op, now, number, amount, shift, hold, who
+  local past = {}
+  op, now, number, amount, shift, hold, past.cost, past.count, past.mark, who, pos =
+    read('>BI7HI7I7I7I7I7I7c8', arg, pos)
+  local quota = quotas[number]
+  if op <= 2 then
+    check(quota, now, amount, shift, hold, who, op == 1)
+  elseif op <= 4 then
+    correct(quota, now, op, amount, shift, past)
+  elseif op <= 6 then
+    local held
+    state, held = (op == 5 and concurrency_release or concurrency_renew)(now, state or '', who)
+    say(pack('>B', bit(held)))
+  elseif op == 7 then
+    state = nil
+  else
+    -- Another history begins, with this state.
+    finals[#finals + 1] = state or ''
+    state = amount > 0 and sub(arg, pos, pos + amount - 1) or nil
+    pos = pos + amount
+  end
+  if op <= 7 then
+    say_state(quota)
+    if op <= 6 and quota.kind <= 4 and state then
+      -- When it is fresh, too.
+      say(pack('>I7', quota.fresh_at(quota, shift, quota.decode(quota, state)) * quota.tick))
+    end
+  end
+end
+finals[#finals + 1] = state or ''
+return { concat(rows), finals }

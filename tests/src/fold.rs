@@ -1,0 +1,356 @@
+//! Histories of one key, for the twins: what Rust says of every step, and what Lua says on a real server.
+//!
+//! A history is played on a [`OneKey`] first, and every step is written down with its time. One call of a
+//! script then folds thousands of steps, and each must come out the same: the verdict, the numbers that
+//! people are told, and the bytes of the state.
+
+use tollkeeper::redis::script::{Kinds, Script};
+use tollkeeper::redis::state;
+use tollkeeper::redis::wire::{self, Value};
+use tollkeeper_core::algorithm::{self, Ask, Effect, Past, Report, Seen, State, Step, concurrency};
+use tollkeeper_core::{Algorithm, Outcome, Quota, Span, Time};
+
+use crate::cases::{Act, Case};
+use crate::one_key::OneKey;
+use crate::redis::Client;
+
+/// The script that folds.
+pub const FOLD: &str = include_str!("fold.lua");
+
+/// What Rust says of one step, and what Lua must say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Row {
+    /// Of a check or a peek: the numbers, and whether the state was moved.
+    Asked(Outcome, bool),
+    /// Of a release or a renewal: whether the slot was held.
+    Held(bool),
+    /// Of everything else, nothing.
+    Done,
+}
+
+/// A step, as it was made in Rust.
+#[derive(Clone, Debug)]
+pub struct Made {
+    op: u8,
+    now: u64,
+    quota: Quota,
+    amount: u64,
+    shift: u64,
+    hold: Option<Span>,
+    past: Option<Past>,
+    who: u64,
+    /// What Rust said.
+    pub row: Row,
+    /// The bytes of the state after it; of logs and slots the length.
+    after: After,
+    /// When that state is fresh.
+    fresh: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum After {
+    Bytes(Vec<u8>),
+    Length(usize),
+}
+
+/// A history, written down.
+#[derive(Clone, Debug)]
+pub struct History {
+    key: OneKey,
+    begin: Vec<u8>,
+    /// Its steps.
+    pub steps: Vec<Made>,
+}
+
+impl History {
+    /// A fresh key; of slots, so many are held.
+    pub fn new(quota: Quota, now: u64, held: u64) -> History {
+        let mut key = OneKey::new(quota, now);
+        if held > 0 {
+            key.occupy(held);
+        }
+        let begin = key.state().map(state::encode).unwrap_or_default();
+        History { key, begin, steps: Vec::new() }
+    }
+
+    /// Everything that happens in a case.
+    pub fn of(case: &Case) -> History {
+        let mut history = History::new(case.quotas[0], case.start, case.held);
+        (history.key.shift, history.key.hold) = (case.shift, case.hold);
+        let (mut told, mut receipts) = (None, Vec::new());
+        for one in &case.moves {
+            history.key.now += one.wait.micros(&history.key, told);
+            let past = |receipts: &Vec<Past>, before_last: usize| {
+                receipts.len().checked_sub(before_last + 1).map(|index| receipts[index])
+            };
+            match one.act {
+                Act::Check(cost) => {
+                    let cost = cost.number(&history.key);
+                    let (outcome, receipt) = history.check(cost);
+                    receipts.extend(receipt);
+                    told = outcome.retry.or(told);
+                }
+                Act::Collect => {
+                    history.peek(1);
+                    history.collect();
+                }
+                Act::Refund(before_last, eighths) => {
+                    if let Some(past) = past(&receipts, before_last) {
+                        history.give_back((past.cost * eighths / 8).max(1), &past);
+                    }
+                }
+                Act::Settle(_, cost) => {
+                    let more = cost.number(&history.key).min(1 << 31);
+                    history.add(more);
+                }
+                Act::Release(before_last) => history.release(before_last),
+                Act::Renew(before_last) => history.renew(before_last),
+                Act::Change(index) => history.key.quota = case.quotas[index],
+                Act::Back(step) => {
+                    history.key.now = history.key.now.saturating_sub(step.micros(&history.key));
+                }
+                Act::Forward(step) => {
+                    let latest = crate::cases::LATEST.max(history.key.now);
+                    history.key.now = (history.key.now + step.micros(&history.key)).min(latest);
+                }
+            }
+        }
+        history
+    }
+
+    /// The key, to be set.
+    pub fn key(&mut self) -> &mut OneKey {
+        &mut self.key
+    }
+
+    /// Asks, and is charged.
+    pub fn check(&mut self, cost: u64) -> (Outcome, Option<Past>) {
+        let answer = self.key.check(cost);
+        let who = self.key.slots_taken();
+        self.made(1, cost, None, who, Row::Asked(answer.outcome, answer.moved));
+        (answer.outcome, answer.past)
+    }
+
+    /// Asks.
+    pub fn peek(&mut self, cost: u64) -> Outcome {
+        let outcome = self.key.peek(cost);
+        let ask = self.ask(cost);
+        let seen = self.key.state().map_or(Seen::Nothing, State::seen);
+        let moved = algorithm::step(&self.key.quota, seen, &ask).effect.moved();
+        self.made(2, cost, None, 0, Row::Asked(outcome, moved));
+        outcome
+    }
+
+    /// Gives back.
+    pub fn give_back(&mut self, part: u64, past: &Past) {
+        if self.key.quota.algorithm() != Algorithm::Concurrency {
+            self.key.give_back(part, past);
+            self.made(3, part, Some(*past), 0, Row::Done);
+        }
+    }
+
+    /// Charges more.
+    pub fn add(&mut self, more: u64) {
+        if self.key.quota.algorithm() != Algorithm::Concurrency {
+            self.key.add(more);
+            self.made(4, more, None, 0, Row::Done);
+        }
+    }
+
+    fn release(&mut self, before_last: u64) {
+        let who = self.key.slots_taken().saturating_sub(before_last);
+        self.release_slot(who);
+    }
+
+    /// Releases the n-th slot.
+    pub fn release_slot(&mut self, who: u64) -> bool {
+        let held = self.key.release(who);
+        self.made(5, 0, None, who, Row::Held(held));
+        held
+    }
+
+    fn renew(&mut self, before_last: u64) {
+        let who = self.key.slots_taken().saturating_sub(before_last);
+        self.renew_slot(who);
+    }
+
+    /// Renews the n-th slot.
+    pub fn renew_slot(&mut self, who: u64) -> bool {
+        let held = self.key.renew(who);
+        self.made(6, 0, None, who, Row::Held(held));
+        held
+    }
+
+    fn collect(&mut self) {
+        self.key.collect();
+        if self.key.state().is_none() {
+            self.made(7, 0, None, 0, Row::Done);
+        }
+    }
+
+    fn ask(&self, cost: u64) -> Ask {
+        Ask { now: Time::from_micros(self.key.now), cost, shift: self.key.shift, hold: self.key.hold }
+    }
+
+    fn made(&mut self, op: u8, amount: u64, past: Option<Past>, who: u64, row: Row) {
+        let OneKey { quota, shift, hold, now, .. } = self.key;
+        let bytes = self.key.state().map(state::encode).unwrap_or_default();
+        let after = if is_packed(&quota) { After::Bytes(bytes) } else { After::Length(bytes.len()) };
+        let fresh = self.key.state().map_or(0, |state| state.fresh_at(&quota, shift).as_micros());
+        self.steps.push(Made { op, now, quota, amount, shift, hold, past, who, row, after, fresh });
+    }
+}
+
+fn is_packed(quota: &Quota) -> bool {
+    !matches!(quota.algorithm(), Algorithm::SlidingLog | Algorithm::Concurrency)
+}
+
+/// The script that folds, of the twins as they are or as a mutant would have them.
+pub fn script(mutate: impl FnOnce(String) -> String) -> Script {
+    Script::of(mutate(Script::new(FOLD, Kinds::ALL).text().to_owned()))
+}
+
+/// Folds histories in Lua; the first difference from what Rust said, if there is one.
+pub fn differs(client: &mut Client, script: &Script, histories: &[History]) -> Option<String> {
+    let answer = client.run(script, &[], &[&written(histories)]);
+    let Ok(Value::List(parts)) = answer else { return Some(format!("{answer:?}")) };
+    let [Value::Bytes(rows), Value::List(finals)] = &parts[..] else { panic!("rows and states: {parts:?}") };
+    let mut rows = Rows(rows);
+    // The first is what was left before the first history began.
+    for (history, last) in histories.iter().zip(&finals[1..]) {
+        let mut before = history.begin.clone();
+        for (index, made) in history.steps.iter().enumerate() {
+            if let Some(why) = rows.differs(made, &mut before) {
+                let steps: Vec<String> =
+                    history.steps[..=index].iter().map(|made| format!("{made:?}")).collect();
+                return Some(format!("{why}\n{}", steps.join("\n")));
+            }
+        }
+        let left = history.key.state().map(state::encode).unwrap_or_default();
+        if *last != Value::Bytes(left) {
+            return Some(format!("the last state differs: {:?}", history.steps.last()));
+        }
+    }
+    (!rows.0.is_empty()).then(|| format!("{} bytes are left", rows.0.len()))
+}
+
+fn written(histories: &[History]) -> Vec<u8> {
+    let mut quotas: Vec<Quota> = Vec::new();
+    let mut body = Vec::new();
+    for history in histories {
+        let begin = Made {
+            op: 8,
+            now: 0,
+            quota: history.key.quota,
+            amount: history.begin.len() as u64,
+            shift: 0,
+            hold: None,
+            past: None,
+            who: 0,
+            row: Row::Done,
+            after: After::Length(0),
+            fresh: 0,
+        };
+        for made in std::iter::once(&begin).chain(&history.steps) {
+            let quota = quotas.iter().position(|quota| *quota == made.quota).unwrap_or_else(|| {
+                quotas.push(made.quota);
+                quotas.len() - 1
+            });
+            let past = made.past.unwrap_or(Past { cost: 0, count: 0, tick: 0, window: 0 });
+            let hold = made.hold.map_or(0, |hold| hold.as_micros() + 1);
+            body.push(made.op);
+            push(&mut body, 7, made.now);
+            push(&mut body, 2, quota as u64 + 1);
+            for number in [made.amount, made.shift, hold, past.cost, past.count, past.tick] {
+                push(&mut body, 7, number);
+            }
+            push(&mut body, 8, made.who);
+            if made.op == 8 {
+                body.extend_from_slice(&history.begin);
+            }
+        }
+    }
+    let mut argument = Vec::new();
+    push(&mut argument, 2, quotas.len() as u64);
+    quotas.iter().for_each(|quota| wire::push_quota(&mut argument, quota));
+    argument.extend_from_slice(&body);
+    argument
+}
+
+fn push(bytes: &mut Vec<u8>, width: usize, number: u64) {
+    bytes.extend_from_slice(&number.to_be_bytes()[8 - width..]);
+}
+
+/// What Lua said, row after row.
+struct Rows<'a>(&'a [u8]);
+
+impl Rows<'_> {
+    fn number(&mut self, width: usize) -> u64 {
+        let (number, rest) = self.0.split_at(width);
+        self.0 = rest;
+        number.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    /// Reads what Lua said of a step that found the state `before`, and says what differs.
+    fn differs(&mut self, made: &Made, before: &mut Vec<u8>) -> Option<String> {
+        let row = match made.op {
+            1 | 2 => self.asked(made, before),
+            5 | 6 => Row::Held(self.number(1) == 1),
+            _ => Row::Done,
+        };
+        let after = if is_packed(&made.quota) {
+            let len = usize::try_from(self.number(1)).expect("a length");
+            let (bytes, rest) = self.0.split_at(len);
+            self.0 = rest;
+            *before = bytes.to_vec();
+            After::Bytes(bytes.to_vec())
+        } else {
+            After::Length(usize::try_from(self.number(4)).expect("a length"))
+        };
+        let has_fresh = made.op <= 6 && matches!(&after, After::Bytes(bytes) if !bytes.is_empty());
+        let fresh = if has_fresh { self.number(7) } else { made.fresh };
+        if row != made.row {
+            return Some(format!("Lua says {row:?}"));
+        }
+        if after != made.after {
+            return Some(format!("Lua leaves {after:?}"));
+        }
+        (fresh != made.fresh).then(|| format!("for Lua it is fresh at {fresh}"))
+    }
+
+    /// The numbers that follow from what Lua said, for the state that Lua had left before.
+    fn asked(&mut self, made: &Made, before: &[u8]) -> Row {
+        let Made { quota, now, shift, hold, amount, .. } = *made;
+        let ask = Ask { now: Time::from_micros(now), cost: amount, shift, hold };
+        let (allowed, moved) = (self.number(1) == 1, self.number(1) == 1);
+        let charged = allowed && made.op == 1;
+        let outcome = match quota.algorithm() {
+            Algorithm::SlidingLog => {
+                let [used, _stamp, passes, next, fresh] = std::array::from_fn(|_| self.number(7));
+                let used = used + if charged { amount } else { 0 };
+                let report = Report {
+                    remaining: quota.count().saturating_sub(used),
+                    passes: (amount <= quota.count()).then_some(passes),
+                    next,
+                    fresh: Some(fresh),
+                    departs: now,
+                };
+                algorithm::tell(&quota, &ask, allowed, &report)
+            }
+            Algorithm::Concurrency => {
+                let (held, first) = (self.number(7), self.number(7));
+                let first = if held == 0 { u64::MAX } else { first };
+                let step = concurrency::Step { allowed, moved, held, first };
+                let step = Step { allowed, effect: Effect::Concurrency(step) };
+                algorithm::outcome(&quota, Seen::Nothing, &ask, &step, charged)
+            }
+            _ => {
+                let state = state::decode(&quota, before);
+                let seen = state.as_ref().map_or(Seen::Nothing, State::seen);
+                let step = Step { allowed, ..algorithm::step(&quota, seen, &ask) };
+                algorithm::outcome(&quota, seen, &ask, &step, charged)
+            }
+        };
+        Row::Asked(outcome, moved)
+    }
+}
