@@ -8,6 +8,10 @@ use tollkeeper_core::{InvalidPolicy, Limit, Policy};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::memory::{Capacity, MemoryStore};
+#[cfg(feature = "redis")]
+use crate::redis::{RedisOptions, RedisStore};
+#[cfg(feature = "redis")]
+use crate::resilient::{Resilient, ResilientSettings};
 use crate::store::Store;
 
 /// Collects limits and says where their state is kept.
@@ -76,6 +80,16 @@ impl Builder {
             Some(Backend::Url(url)) if url == "memory://" => {
                 Ok(Limiter::embedded(policy, MemoryStore::new(Capacity::default(), Clock::system())))
             }
+            #[cfg(feature = "redis")]
+            Some(Backend::Url(url)) => match url.parse() {
+                Ok(crate::config::StoreUrl::Redis(redis)) => {
+                    let store = RedisStore::open(&redis, RedisOptions::default());
+                    let store = Resilient::new(store, ResilientSettings::default(), MemoryStore::default());
+                    Ok(Limiter::new(policy, Arc::new(store), None, Clock::system()))
+                }
+                _ => Err(BuildError::Store(url)),
+            },
+            #[cfg(not(feature = "redis"))]
             Some(Backend::Url(url)) => Err(BuildError::Store(url)),
             Some(Backend::Memory(store)) => Ok(Limiter::embedded(policy, store)),
             Some(Backend::Other(store, clock)) => Ok(Limiter::new(policy, store, None, clock)),

@@ -72,6 +72,11 @@ impl Limiter {
         Limiter::new(policy, Arc::new(store.clone()), Some(store), clock)
     }
 
+    /// A limiter on a store elsewhere.
+    pub fn with_store(policy: Policy, store: Arc<dyn Store>) -> Limiter {
+        Limiter::new(policy, store, None, Clock::system())
+    }
+
     pub(crate) fn new(
         policy: Policy,
         store: Arc<dyn Store>,

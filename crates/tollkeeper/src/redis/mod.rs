@@ -10,9 +10,12 @@ mod address;
 pub mod digest;
 mod fate;
 pub mod keys;
+mod lane;
 mod link;
 pub mod script;
 pub mod state;
+mod store;
 pub mod wire;
 
 pub use address::RedisTls;
+pub use store::{RedisOptions, RedisStore};

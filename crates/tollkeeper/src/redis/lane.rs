@@ -1,0 +1,149 @@
+//! A lane: tolls that are in flight at the same time travel together.
+//!
+//! A lone toll is sent at once. While calls are on their way, those that come meanwhile gather and go in the
+//! next: the busier the store, the more tolls share the cost of a call. The line of those who gather is
+//! bounded, and whoever has left it is not sent.
+
+use std::sync::Arc;
+
+use redis::{Cmd, Value};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tollkeeper_core::Ruling;
+
+use super::fate::Fate;
+use super::link::Link;
+use super::wire::{self, Batch, Call};
+use crate::remote::{Asked, Failure, FailureKind};
+
+/// The most tolls that wait to be sent.
+const WAITING: usize = 8_192;
+/// The most tolls in one call: more would hold up everybody else on the server.
+const TOGETHER: usize = 64;
+/// Calls on their way at once: one that the server works on, and one that is there when it has done.
+const ON_THE_WAY: usize = 2;
+
+/// One connection, and the tolls that travel on it.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    link: Arc<Link>,
+    waiting: mpsc::Sender<Job>,
+}
+
+/// A toll that wants to be decided.
+#[derive(Debug)]
+struct Job {
+    asked: wire::Asked,
+    answer: oneshot::Sender<Asked<Ruling>>,
+}
+
+impl Lane {
+    pub(crate) fn new(link: Link) -> Lane {
+        let link = Arc::new(link);
+        let (waiting, jobs) = mpsc::channel(WAITING);
+        tokio::spawn(carry(Arc::clone(&link), jobs));
+        Lane { link, waiting }
+    }
+
+    /// Has a toll decided, together with whatever else is in flight.
+    pub(crate) async fn decide(&self, asked: wire::Asked) -> Asked<Ruling> {
+        let (answer, answered) = oneshot::channel();
+        self.waiting.try_send(Job { asked, answer }).map_err(|_| {
+            Failure::new(FailureKind::Full, format!("{WAITING} requests are waiting for the store already"))
+        })?;
+        answered.await.unwrap_or_else(|_| Err(Failure::new(FailureKind::Connection, "the store was closed")))
+    }
+
+    /// Runs a script by itself.
+    pub(crate) async fn run(&self, call: &Call) -> Result<wire::Value, Fate> {
+        run(&self.link, call).await
+    }
+
+    /// Runs a plain command.
+    pub(crate) async fn command(&self, command: &Cmd) -> Result<Value, Fate> {
+        self.link.call(command).await
+    }
+
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+}
+
+/// Gathers and sends for as long as there is a lane.
+async fn carry(link: Arc<Link>, mut jobs: mpsc::Receiver<Job>) {
+    let ways = Arc::new(Semaphore::new(ON_THE_WAY));
+    while let Some(first) = jobs.recv().await {
+        let way = Arc::clone(&ways).acquire_owned().await.expect("nobody closes it");
+        let mut together = vec![first];
+        while together.len() < TOGETHER
+            && let Ok(next) = jobs.try_recv()
+        {
+            together.push(next);
+        }
+        // Who has left was not sent, so it was not charged.
+        together.retain(|job| !job.answer.is_closed());
+        if together.is_empty() {
+            continue;
+        }
+        let link = Arc::clone(&link);
+        tokio::spawn(async move {
+            send(&link, together).await;
+            drop(way);
+        });
+    }
+}
+
+async fn send(link: &Link, jobs: Vec<Job>) {
+    let (asked, answers): (Vec<wire::Asked>, Vec<_>) =
+        jobs.into_iter().map(|job| (job.asked, job.answer)).unzip();
+    let batch = Batch::new(asked);
+    let rulings = run(link, batch.call()).await.map_err(Failure::from).and_then(|value| {
+        batch.rulings(&value).map_err(|error| Failure::new(FailureKind::Nonsense, error.to_string()))
+    });
+    match rulings {
+        Ok(rulings) => {
+            if rulings.disagreements > 0 {
+                tracing::error!(
+                    "the script and this process disagree on {} requests: the script's verdict counts; please report this",
+                    rulings.disagreements
+                );
+            }
+            for (answer, ruling) in answers.into_iter().zip(rulings.rulings) {
+                let _ = answer.send(Ok(ruling));
+            }
+        }
+        Err(failure) => {
+            for answer in answers {
+                let _ = answer.send(Err(failure.clone()));
+            }
+        }
+    }
+}
+
+/// Runs a script by its name; by its text, if the server does not know it. It certainly did not run then.
+async fn run(link: &Link, call: &Call) -> Result<wire::Value, Fate> {
+    let answer = match link.call(&command("EVALSHA", call.script.sha(), call)).await {
+        Err(Fate::NoScript) => link.call(&command("EVAL", call.script.text(), call)).await,
+        answer => answer,
+    };
+    answer.map(value)
+}
+
+fn command(name: &str, script: &str, call: &Call) -> Cmd {
+    let mut command = redis::cmd(name);
+    command.arg(script).arg(call.keys.len()).arg(&call.keys[..]);
+    for argument in &call.args {
+        command.arg(&argument[..]);
+    }
+    command
+}
+
+/// An answer in our own words.
+fn value(value: Value) -> wire::Value {
+    match value {
+        Value::Int(number) => wire::Value::Number(number),
+        Value::BulkString(bytes) => wire::Value::Bytes(bytes),
+        Value::SimpleString(text) => wire::Value::Bytes(text.into_bytes()),
+        Value::Array(values) => wire::Value::List(values.into_iter().map(self::value).collect()),
+        _ => wire::Value::Nothing,
+    }
+}

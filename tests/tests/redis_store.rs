@@ -1,0 +1,125 @@
+//! The store on a real Redis: exact, atomic, one call for a request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollkeeper::redis::wire::Value;
+use tollkeeper::redis::{RedisOptions, RedisStore};
+use tollkeeper::{
+    Algorithm, Correction, Costs, Limit, Limiter, MemoryStore, Policy, Quota, Resilient, ResilientSettings,
+    facts,
+};
+use tollkeeper_tests::redis::Server;
+
+/// Long enough for a machine that does other things too.
+const PATIENT: Duration = Duration::from_secs(20);
+
+fn limiter(server: &Server, limits: Vec<Limit>) -> Limiter {
+    let url = format!("redis+unix://{}", server.socket().display());
+    let tollkeeper::config::StoreUrl::Redis(url) = url.parse().unwrap() else { panic!("a Redis URL") };
+    server.connect();
+    let store = RedisStore::open(&url, RedisOptions::default());
+    let settings = ResilientSettings { deadline: PATIENT, ..ResilientSettings::default() };
+    let store = Resilient::new(store, settings, MemoryStore::default());
+    Limiter::with_store(Policy::new(limits).unwrap(), Arc::new(store))
+}
+
+#[tokio::test]
+async fn the_first_five_pass_and_the_sixth_is_told_when() {
+    let server = Server::start();
+    let limiter = limiter(&server, vec![Limit::new("per-user", Quota::per_hour(5).burst(5)).by("user")]);
+    let alice = facts! { "user" => "alice" };
+    for remaining in (0..5).rev() {
+        let decision = limiter.check(&alice).await.unwrap();
+        assert_eq!((decision.allowed(), decision.degraded()), (true, None));
+        assert_eq!(decision.limit("per-user").unwrap().outcome().remaining, remaining);
+    }
+    let refused = limiter.check(&alice).await.unwrap();
+    assert!(!refused.allowed());
+    assert!(refused.retry_after().unwrap().as_micros() <= 720_000_000);
+    let charge = limiter.check(&facts! { "user" => "bob" }).await.unwrap().charge().unwrap();
+    let text = limiter.seal_charge(&charge);
+    let charge = limiter.open_charge(&text).expect("ours");
+    assert_eq!(limiter.refund(&charge).await, Correction::Done);
+    assert_eq!(limiter.refund(&charge).await, Correction::Repeated);
+}
+
+#[tokio::test]
+async fn every_algorithm_decides_refunds_and_forgets() {
+    let server = Server::start();
+    for algorithm in Algorithm::ALL {
+        let name = algorithm.name();
+        let limit = match algorithm {
+            Algorithm::Concurrency => Limit::new(name, Quota::slots(3)),
+            _ => Limit::new(name, Quota::per_hour(3)).algorithm(algorithm),
+        };
+        let limiter = limiter(&server, vec![limit.by("user")]);
+        let alice = facts! { "user" => "alice" };
+        if algorithm == Algorithm::Concurrency {
+            let held = [limiter.acquire(&alice).await.unwrap(), limiter.acquire(&alice).await.unwrap()];
+            let third = limiter.acquire(&alice).await.unwrap();
+            assert!(third.decision.allowed() && !limiter.acquire(&alice).await.unwrap().decision.allowed());
+            let slot = third.slot.unwrap().keep();
+            assert!(limiter.renew(&slot).await && limiter.release(&slot).await);
+            assert!(!limiter.release(&slot).await, "once");
+            assert!(limiter.acquire(&alice).await.unwrap().decision.allowed());
+            drop(held);
+        } else {
+            let first = limiter.check(&alice).await.unwrap();
+            assert!(limiter.check(&alice).cost(2).await.unwrap().allowed(), "{name}");
+            assert!(!limiter.check(&alice).await.unwrap().allowed(), "{name}");
+            let correction = limiter.settle(&first.charge().unwrap(), Costs::Request(2)).await.unwrap();
+            assert_eq!(correction, Correction::Done, "{name}");
+        }
+        assert!(limiter.forget(name, &alice).await.unwrap(), "{name}");
+        assert!(!limiter.forget(name, &alice).await.unwrap(), "{name}: it is gone");
+    }
+    let forever: Vec<_> = server.connect().keys().into_iter().filter(|(_, expires)| *expires < 0).collect();
+    assert_eq!(forever.len(), 1, "only the secret stays: {forever:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_tasks_are_admitted_exactly_to_the_limit_and_travel_together() {
+    let server = Server::start();
+    let limits = vec![
+        Limit::new("per-user", Quota::per_hour(500).burst(500)).by("user"),
+        Limit::new("all", Quota::per_hour(2_000)).algorithm(Algorithm::FixedWindow),
+        Limit::new("per-route", Quota::per_hour(700)).by("route"),
+    ];
+    let limiter = limiter(&server, limits);
+    limiter.peek(&facts! {}).await.unwrap();
+    let calls = |server: &Server| {
+        let Value::Bytes(stats) = server.connect().text("INFO commandstats") else { panic!("text") };
+        let stats = String::from_utf8(stats).unwrap();
+        let of = |name: &str| -> u64 {
+            let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{name}:")));
+            line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
+        };
+        of("evalsha") + of("eval")
+    };
+    let before = calls(&server);
+    let tasks: Vec<_> = (0..64)
+        .map(|task| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move {
+                let mut admitted = 0;
+                for round in 0..30 {
+                    let user = format!("user-{}", (task + round) % 2);
+                    let facts = facts! { "user" => &user, "route" => "/a" };
+                    let decision = limiter.check(&facts).await.unwrap();
+                    assert_eq!(decision.degraded(), None);
+                    admitted += u32::from(decision.allowed());
+                }
+                admitted
+            })
+        })
+        .collect();
+    let mut admitted = 0;
+    for task in tasks {
+        admitted += task.await.unwrap();
+    }
+    assert_eq!(admitted, 700, "the smallest limit that all share");
+    let (asked, calls) = (64 * 30, calls(&server) - before);
+    println!("{asked} checks of three limits in {calls} calls");
+    assert!(calls < asked, "checks in flight travel together, and three limits in one call");
+}
