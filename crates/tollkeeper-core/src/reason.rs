@@ -3,7 +3,7 @@
 use core::fmt;
 
 use crate::decision::{Answer, Decision, Retry};
-use crate::limit::Missing;
+use crate::limit::{Missing, OnStoreFailure};
 use crate::quota::{Algorithm, Quota};
 use crate::time::Span;
 
@@ -29,6 +29,13 @@ impl fmt::Display for Reason<'_> {
         if let Some(fact) = self.absent() {
             return write!(f, "needs the fact `{fact}`, which this request does not have");
         }
+        if self.0.degraded() == Some(OnStoreFailure::Deny) {
+            f.write_str("refuses while the store does not answer")?;
+            return match outcome.retry {
+                Some(Retry::After(wait)) => write!(f, "; try again in {}", Wait(wait)),
+                _ => Ok(()),
+            };
+        }
         if due.quota.count() == 0 {
             return f.write_str("allows nothing here, and waiting does not help");
         }
@@ -44,6 +51,9 @@ impl fmt::Display for Reason<'_> {
                 write!(f, "the next request of cost {} fits in {}", due.cost, Wait(wait))?;
             }
             None => f.write_str("it is not the limit that refused")?,
+        }
+        if self.0.degraded().is_some() {
+            write!(f, " (degraded: the store does not answer, and this node's share is {})", outcome.limit)?;
         }
         if outcome.overflow {
             f.write_str(" (overflow: the store is full, so this key shares its count with others)")?;
@@ -262,6 +272,27 @@ mod tests {
             Outcome { overflow: true, ..wait(Span::from_secs(3)) },
             "`per-user` allows 100 per minute; the next request of cost 1 fits in 3 s \
              (overflow: the store is full, so this key shares its count with others)",
+        );
+    }
+
+    #[test]
+    fn who_decides_in_place_of_the_store_says_so() {
+        let refused = |by, outcome: Outcome| {
+            let limit = Limit::new("per-user", rate(100, 60)).by("user");
+            let policy = Arc::new(Policy::new(vec![limit]).unwrap());
+            let toll = policy.toll(Verb::Check, &facts! { "user" => "alice" }, 1).unwrap();
+            let mut ruling = Ruling::new(Time::from_micros(0), 1);
+            ruling.push(Said::Degraded { by, outcome });
+            Decision::new(toll, ruling).reason().unwrap().to_string()
+        };
+        assert_eq!(
+            refused(OnStoreFailure::Deny, wait(Span::from_secs(1))),
+            "`per-user` refuses while the store does not answer; try again in 1 s"
+        );
+        assert_eq!(
+            refused(OnStoreFailure::Local, wait(Span::from_secs(3))),
+            "`per-user` allows 100 per minute; the next request of cost 1 fits in 3 s \
+             (degraded: the store does not answer, and this node's share is 20)"
         );
     }
 

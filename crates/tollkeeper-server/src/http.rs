@@ -173,7 +173,11 @@ async fn batch(service: &Service, body: &mut [u8]) -> Result<String, ApiError> {
 }
 
 fn ended(decision: &Decision) -> Ended {
-    if decision.allowed() { Ended::Allowed } else { Ended::Refused }
+    match (decision.degraded(), decision.allowed()) {
+        (Some(_), _) => Ended::Degraded,
+        (None, true) => Ended::Allowed,
+        (None, false) => Ended::Refused,
+    }
 }
 
 /// 200, or 429 with the time to come again.

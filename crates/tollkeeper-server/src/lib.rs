@@ -10,3 +10,4 @@ pub mod metrics;
 pub mod reload;
 pub mod serve;
 pub mod service;
+pub mod store;

@@ -14,7 +14,9 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
-use tollkeeper::{Decision, Limiter, MemoryStore, Mode, Observer, Policy};
+use tollkeeper::{BreakerState, Decision, FailureKind, Limiter, Mode, Observer, OnStoreFailure, Policy};
+
+use crate::store::Store;
 
 const STRIPES: usize = 8;
 
@@ -57,7 +59,11 @@ struct LimitStripe {
     would_refuse: AtomicU64,
     skipped: AtomicU64,
     unknown_tier: AtomicU64,
+    /// By failure policy.
+    fallback: [AtomicU64; POLICIES.len()],
 }
+
+const POLICIES: [OnStoreFailure; 3] = [OnStoreFailure::Allow, OnStoreFailure::Deny, OnStoreFailure::Local];
 
 /// How requests over one transport ended, and how long they took.
 #[derive(Debug, Default)]
@@ -68,6 +74,7 @@ pub struct RequestTally([RequestStripe; STRIPES]);
 struct RequestStripe {
     allowed: AtomicU64,
     refused: AtomicU64,
+    degraded: AtomicU64,
     error: AtomicU64,
     nanos: AtomicU64,
     buckets: [AtomicU64; BUCKETS.len() + 1],
@@ -80,6 +87,8 @@ pub enum Ended {
     Allowed,
     /// It may not.
     Refused,
+    /// It was decided in place of the store.
+    Degraded,
     /// It made no sense.
     Error,
 }
@@ -116,12 +125,12 @@ impl Metrics {
     }
 
     /// Everything, as Prometheus reads it.
-    pub fn text(self: &Arc<Self>, limiter: &Limiter, store: &MemoryStore) -> String {
+    pub fn text(self: &Arc<Self>, limiter: &Limiter, store: &Store) -> String {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Page {
             metrics: Arc::clone(self),
             version: limiter.policy().version(),
-            keys: store.keys() as u64,
+            store: store.clone(),
         }));
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).expect("a string takes everything");
@@ -154,6 +163,9 @@ impl Observer for Metrics {
                 (false, _) => &tally.refused,
             };
             counter.fetch_add(1, Relaxed);
+            if let Some(by) = answer.degraded() {
+                tally.fallback[by as usize].fetch_add(1, Relaxed);
+            }
         }
         for place in toll.skipped() {
             seen.limits[place].0[stripe].skipped.fetch_add(1, Relaxed);
@@ -171,6 +183,7 @@ impl RequestTally {
         let counter = match ended {
             Ended::Allowed => &stripe.allowed,
             Ended::Refused => &stripe.refused,
+            Ended::Degraded => &stripe.degraded,
             Ended::Error => &stripe.error,
         };
         counter.fetch_add(1, Relaxed);
@@ -196,7 +209,7 @@ impl LimitTally {
 struct Page {
     metrics: Arc<Metrics>,
     version: u64,
-    keys: u64,
+    store: Store,
 }
 
 impl Collector for Page {
@@ -213,6 +226,7 @@ impl Collector for Page {
         let mut checks = Vec::new();
         let mut skipped = Vec::new();
         let mut unknown = Vec::new();
+        let mut fallback = Vec::new();
         for (name, tally) in limits.iter() {
             let with = |result| [("limit", &**name), ("result", result)];
             checks.push((with("allowed"), tally.sum(|stripe| &stripe.allowed)));
@@ -220,17 +234,23 @@ impl Collector for Page {
             checks.push((with("would_refuse"), tally.sum(|stripe| &stripe.would_refuse)));
             skipped.push(([("limit", &**name)], tally.sum(|stripe| &stripe.skipped)));
             unknown.push(([("limit", &**name)], tally.sum(|stripe| &stripe.unknown_tier)));
+            for by in POLICIES {
+                let labels = [("limit", &**name), ("policy", by.name())];
+                fallback.push((labels, tally.sum(|stripe| &stripe.fallback[by as usize])));
+            }
         }
         counter("tollkeeper_checks", "What each limit said of the requests it applied to", &rows(&checks))?;
         counter("tollkeeper_skipped", "Requests without a fact that the limit counts by", &rows(&skipped))?;
         counter("tollkeeper_unknown_tier", "Requests in a tier that is not listed", &rows(&unknown))?;
+
+        counter("tollkeeper_fallback", "Decisions made in place of the store", &rows(&fallback))?;
 
         let http = &self.metrics.http;
         let with = |result| [("transport", "http"), ("route", ""), ("result", result)];
         let requests = [
             (with("allowed"), http.sum(|stripe| &stripe.allowed)),
             (with("refused"), http.sum(|stripe| &stripe.refused)),
-            (with("degraded"), 0),
+            (with("degraded"), http.sum(|stripe| &stripe.degraded)),
             (with("error"), http.sum(|stripe| &stripe.error)),
         ];
         counter("tollkeeper_requests", "Requests that asked for a decision", &rows(&requests))?;
@@ -242,12 +262,34 @@ impl Collector for Page {
         ];
         counter("tollkeeper_config_reloads", "Attempts to load the config anew", &rows(&reloads))?;
 
+        if let Store::Redis(store) = &self.store {
+            let errors: Vec<_> = FailureKind::ALL
+                .iter()
+                .map(|kind| ([("kind", kind.name())], store.failures(*kind)))
+                .collect();
+            counter("tollkeeper_store_errors", "Calls that the store did not answer", &rows(&errors))?;
+        }
+
         let mut gauge = |name: &str, help: &str, value: u64| {
             let mut gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             gauge.encode_gauge(&value)
         };
         gauge("tollkeeper_config_version", "Version of the policy in force", self.version)?;
-        gauge("tollkeeper_keys", "Keys in the memory store", self.keys)?;
+        if let Some(keys) = self.store.keys() {
+            gauge("tollkeeper_keys", "Keys in the memory store", keys as u64)?;
+        }
+        if let Store::Redis(store) = &self.store {
+            let state = match store.breaker() {
+                BreakerState::Closed => 0,
+                BreakerState::HalfOpen => 1,
+                BreakerState::Open => 2,
+            };
+            gauge(
+                "tollkeeper_breaker_state",
+                "0 the store is asked, 1 it is tried, 2 it is left alone",
+                state,
+            )?;
+        }
 
         let name = "tollkeeper_request_duration_seconds";
         let mut durations = encoder.encode_descriptor(

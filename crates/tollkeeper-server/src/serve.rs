@@ -1,19 +1,18 @@
 //! `tollkeeper serve`: from a config to listeners, and back down.
 
 use std::io::{self, Write as _};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tollkeeper::config::{Config, Format, Listener, MemorySettings, Report, StoreUrl};
-use tollkeeper::{Clock, MemoryStore, Restored};
+use tollkeeper::config::{Config, Format, Listener, Report};
 
 use crate::args::Serve;
 use crate::connections::Connections;
 use crate::service::{Service, Source};
+use crate::store::Store;
 use crate::{logging, reload};
 
 /// The policy of a server that was given none.
@@ -33,9 +32,6 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
         }
         None => (builtin(), Source::Builtin),
     };
-    if let StoreUrl::Redis(_) = args.store.as_ref().unwrap_or(&config.store) {
-        bail!("a store on Redis is not there yet (use `--store memory://`)");
-    }
     let http = choose(args.http, config.listen.http, "127.0.0.1:8080");
     for (name, flag, file) in
         [("grpc", args.grpc, config.listen.grpc), ("resp", args.resp, config.listen.resp)]
@@ -47,11 +43,11 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
             tracing::warn!("listen.{name} is {address}, but {name} is not there yet: nobody listens there");
         }
     }
-    let store = open(&config.memory)?;
-    let service = Arc::new(Service::new(config, source, store));
-
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(args, http, service))
+    runtime.block_on(async {
+        let store = Store::open(args.store.as_ref().unwrap_or(&config.store), &config)?;
+        serve(args, http, Arc::new(Service::new(config, source, store))).await
+    })
 }
 
 /// The config of a server that was given none.
@@ -123,24 +119,6 @@ fn listening(name: &str, address: impl std::fmt::Display) -> io::Result<()> {
 /// Flags win over the file.
 fn choose(flag: Option<Listener>, file: Option<Listener>, default: &str) -> Listener {
     flag.or(file).unwrap_or_else(|| default.parse().expect("an address"))
-}
-
-fn open(settings: &MemorySettings) -> anyhow::Result<MemoryStore> {
-    let Some(snapshots) = settings.snapshots() else {
-        return Ok(MemoryStore::new(settings.capacity(), Clock::system()));
-    };
-    let path = snapshots.path.clone();
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !folder.is_dir() {
-        bail!("memory.snapshot: there is no folder `{}` (make it, or name another)", folder.display());
-    }
-    let (store, restored) = MemoryStore::open(settings.capacity(), Clock::system(), snapshots);
-    match restored {
-        Restored::Nothing => tracing::info!("no snapshot at {}: starting empty", path.display()),
-        Restored::Keys(keys) => tracing::info!("{keys} keys go on from {}", path.display()),
-        Restored::Refused(error) => tracing::warn!("starting empty: {error}"),
-    }
-    Ok(store)
 }
 
 /// Warnings of a config that is in force all the same.

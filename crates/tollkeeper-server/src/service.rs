@@ -5,10 +5,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+use tollkeeper::Limiter;
 use tollkeeper::config::{Config, LimitShape};
-use tollkeeper::{Limiter, MemoryStore};
 
 use crate::metrics::Metrics;
+use crate::store::Store;
 
 /// The service, whatever it is asked through.
 #[derive(Debug)]
@@ -16,7 +17,7 @@ pub struct Service {
     /// Decides.
     pub limiter: Limiter,
     /// Where it keeps state.
-    pub store: MemoryStore,
+    pub store: Store,
     /// Counts.
     pub metrics: Arc<Metrics>,
     in_force: RwLock<Arc<InForce>>,
@@ -52,8 +53,8 @@ pub enum Source {
 
 impl Service {
     /// A service with the limits of this config on this store.
-    pub fn new(config: Config, source: Source, store: MemoryStore) -> Service {
-        let limiter = Limiter::embedded(config.policy, store.clone());
+    pub fn new(config: Config, source: Source, store: Store) -> Service {
+        let limiter = store.limiter(config.policy);
         let policy = limiter.policy();
         let metrics = Arc::new(Metrics::new(&policy));
         limiter.observe(Arc::clone(&metrics) as _);

@@ -146,7 +146,11 @@ impl fmt::Display for Standing<'_> {
                 write!(f, "does not apply: its `when` asks for `{fact}`, which is absent")
             }
             Standing::When { fact, said: Some(said) } => {
-                write!(f, "does not apply: `{fact}` is `{}`, not what its `when` asks for", said.escape_debug())
+                write!(
+                    f,
+                    "does not apply: `{fact}` is `{}`, not what its `when` asks for",
+                    said.escape_debug()
+                )
             }
             Standing::Unless => f.write_str("does not apply: all of its `unless` matches"),
             Standing::Allowed(fact) => write!(f, "does not apply: this `{fact}` is on its `allow` list"),

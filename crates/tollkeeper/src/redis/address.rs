@@ -59,7 +59,9 @@ impl Address {
             }
         };
         let tls = url.tls.then(|| TlsCertificates {
-            client_tls: tls.identity.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key }),
+            client_tls: tls
+                .identity
+                .map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key }),
             root_cert: tls.ca,
         });
         let way = Arc::new(Way { tls, credentials: url.credentials.clone(), database });
@@ -105,7 +107,8 @@ impl Way {
     }
 
     fn client(&self, address: ConnectionAddr) -> Result<Client, String> {
-        let mut redis = RedisConnectionInfo::default().set_db(i64::from(self.database)).set_skip_set_lib_name();
+        let mut redis =
+            RedisConnectionInfo::default().set_db(i64::from(self.database)).set_skip_set_lib_name();
         if let Some(credentials) = &self.credentials {
             redis = redis.set_password(&credentials.password);
             if let Some(user) = &credentials.user {

@@ -68,7 +68,9 @@ impl Fate {
             }
             ErrorKind::Io if error.is_connection_refusal() => Fate::NotSent(message()),
             ErrorKind::Io => Fate::Unknown { message: message(), usable: false },
-            _ => Fate::of_text(error.code().unwrap_or_default(), error.detail().unwrap_or_default(), message()),
+            _ => {
+                Fate::of_text(error.code().unwrap_or_default(), error.detail().unwrap_or_default(), message())
+            }
         }
     }
 
@@ -76,7 +78,9 @@ impl Fate {
     /// into an error of its own; ours writes last, so the first write that is refused is the only one.
     fn of_text(code: &str, detail: &str, message: String) -> Fate {
         const NOT_RUN: [&str; 7] = ["BUSY", "NOREPLICAS", "MISCONF", "OOM", "NOAUTH", "WRONGPASS", "NOPROTO"];
-        let says = |word: &str| code == word || detail.contains(&format!("-{word} ")) || detail.contains(&format!("{word} "));
+        let says = |word: &str| {
+            code == word || detail.contains(&format!("-{word} ")) || detail.contains(&format!("{word} "))
+        };
         if says("READONLY") {
             return Fate::Elsewhere(Elsewhere::NotPrimary);
         }

@@ -57,7 +57,9 @@ impl Link {
                 let fate = Fate::of(&error);
                 let gone = matches!(
                     fate,
-                    Fate::Unknown { usable: false, .. } | Fate::NotSent(_) | Fate::Elsewhere(Elsewhere::NotPrimary)
+                    Fate::Unknown { usable: false, .. }
+                        | Fate::NotSent(_)
+                        | Fate::Elsewhere(Elsewhere::NotPrimary)
                 );
                 if gone {
                     self.broken.notify_one();
@@ -161,7 +163,9 @@ fn advice(error: &redis::RedisError) -> String {
         _ if text.contains("WRONGPASS") || text.contains("NOAUTH") => {
             "check user and password in the URL of the store"
         }
-        _ if text.contains("DB index is out of range") => "check the number of the database in the URL of the store",
+        _ if text.contains("DB index is out of range") => {
+            "check the number of the database in the URL of the store"
+        }
         _ if error.is_connection_refusal() => "is it running, and is this its address?",
         _ => return text,
     };

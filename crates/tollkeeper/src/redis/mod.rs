@@ -7,6 +7,7 @@
 //! checks that both languages agree.
 
 mod address;
+mod configured;
 pub mod digest;
 mod fate;
 pub mod keys;
@@ -18,4 +19,5 @@ mod store;
 pub mod wire;
 
 pub use address::RedisTls;
+pub use configured::UnreadableFile;
 pub use store::{RedisOptions, RedisStore};

@@ -7,15 +7,16 @@ use tollkeeper_core::{Span, Time};
 pub struct BreakerSettings {
     /// Stop after so many failures in a row.
     pub failures: u32,
-    /// Stop when more than so many of a hundred answers were late or did not come.
-    pub late_percent: u32,
+    /// Stop when more than this part of the last answers were late or did not come, in hundredths of a
+    /// percent.
+    pub late_basis_points: u32,
     /// How long to leave it alone.
     pub cooldown: Span,
 }
 
 impl Default for BreakerSettings {
     fn default() -> BreakerSettings {
-        BreakerSettings { failures: 5, late_percent: 50, cooldown: Span::from_secs(1) }
+        BreakerSettings { failures: 5, late_basis_points: 5_000, cooldown: Span::from_secs(1) }
     }
 }
 
@@ -127,7 +128,7 @@ impl Breaker {
     }
 
     fn mostly_late(&self) -> bool {
-        self.seen >= ENOUGH && self.late.count_ones() * 100 > self.settings.late_percent * self.seen
+        self.seen >= ENOUGH && self.late.count_ones() * 10_000 > self.settings.late_basis_points * self.seen
     }
 }
 
