@@ -166,6 +166,16 @@ impl Ruling {
         &mut self.said
     }
 
+    /// The time on the store's clock.
+    pub fn time(&self) -> Time {
+        self.now
+    }
+
+    /// What each limit says, in the order of the toll.
+    pub fn said(&self) -> &[Said] {
+        &self.said
+    }
+
     /// What the next limit of the toll says.
     #[inline]
     pub fn push(&mut self, said: Said) {

@@ -73,7 +73,7 @@ pub enum Servers {
 }
 
 /// A host and a port.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Host {
     /// A name or an address, the latter without brackets.
     pub name: String,

@@ -18,6 +18,8 @@ pub(crate) enum Fate {
     Refused(String),
     /// It did not run: there is no connection.
     NotSent(String),
+    /// It did not run: too many are waiting to be sent.
+    Full,
     /// It may have run.
     Unknown {
         /// What happened.
@@ -41,6 +43,11 @@ pub(crate) enum Elsewhere {
 }
 
 impl Fate {
+    /// An answer that is none.
+    pub(crate) fn nonsense(message: String) -> Fate {
+        Fate::Unknown { message, usable: true }
+    }
+
     pub(crate) fn of(error: &RedisError) -> Fate {
         let message = || error.to_string();
         let redirected = || error.redirect_node().map(|(address, _)| address.to_owned());
@@ -100,6 +107,9 @@ impl From<Fate> for Failure {
             }
             Fate::Refused(message) => Failure::new(FailureKind::Refused, message),
             Fate::NotSent(message) => Failure::new(FailureKind::Connection, message),
+            Fate::Full => {
+                Failure::new(FailureKind::Full, "too many requests are waiting for the store already")
+            }
             Fate::Unknown { message, usable: true } => Failure::new(FailureKind::Nonsense, message),
             Fate::Unknown { message, usable: false } => Failure::new(FailureKind::Connection, message),
         }

@@ -5,15 +5,16 @@
 //! bounded, and whoever has left it is not sent.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use redis::{Cmd, Value};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tollkeeper_core::Ruling;
 
+use super::address::Address;
 use super::fate::Fate;
 use super::link::Link;
 use super::wire::{self, Batch, Call};
-use crate::remote::{Asked, Failure, FailureKind};
 
 /// The most tolls that wait to be sent.
 const WAITING: usize = 8_192;
@@ -21,6 +22,36 @@ const WAITING: usize = 8_192;
 const TOGETHER: usize = 64;
 /// Calls on their way at once: one that the server works on, and one that is there when it has done.
 const ON_THE_WAY: usize = 2;
+
+/// All connections to one server.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    lanes: Vec<Lane>,
+    next: AtomicUsize,
+}
+
+impl Lanes {
+    /// Begins to connect.
+    pub(crate) fn new(address: &Address, connections: usize) -> Lanes {
+        let lanes = (0..connections.max(1)).map(|_| Lane::new(Link::to(address.clone()))).collect();
+        Lanes { lanes, next: AtomicUsize::new(0) }
+    }
+
+    /// One of them, each in its turn.
+    pub(crate) fn pick(&self) -> &Lane {
+        &self.lanes[self.next.fetch_add(1, Relaxed) % self.lanes.len()]
+    }
+
+    /// Why the server cannot be asked, if it cannot.
+    pub(crate) fn trouble(&self) -> Option<Arc<str>> {
+        self.lanes.iter().find_map(|lane| lane.link.trouble())
+    }
+
+    /// Gives all connections up, so that the next ones ask again where to go.
+    pub(crate) fn give_up(&self) {
+        self.lanes.iter().for_each(|lane| lane.link.give_up());
+    }
+}
 
 /// One connection, and the tolls that travel on it.
 #[derive(Debug)]
@@ -32,8 +63,10 @@ pub(crate) struct Lane {
 /// A toll that wants to be decided.
 #[derive(Debug)]
 struct Job {
+    /// Only what is in one slot can travel together; a server without slots has one.
+    slot: u16,
     asked: wire::Asked,
-    answer: oneshot::Sender<Asked<Ruling>>,
+    answer: oneshot::Sender<Result<Ruling, Fate>>,
 }
 
 impl Lane {
@@ -45,12 +78,10 @@ impl Lane {
     }
 
     /// Has a toll decided, together with whatever else is in flight.
-    pub(crate) async fn decide(&self, asked: wire::Asked) -> Asked<Ruling> {
+    pub(crate) async fn decide(&self, slot: u16, asked: wire::Asked) -> Result<Ruling, Fate> {
         let (answer, answered) = oneshot::channel();
-        self.waiting.try_send(Job { asked, answer }).map_err(|_| {
-            Failure::new(FailureKind::Full, format!("{WAITING} requests are waiting for the store already"))
-        })?;
-        answered.await.unwrap_or_else(|_| Err(Failure::new(FailureKind::Connection, "the store was closed")))
+        self.waiting.try_send(Job { slot, asked, answer }).map_err(|_| Fate::Full)?;
+        answered.await.unwrap_or_else(|_| Err(Fate::NotSent("the store was closed".to_owned())))
     }
 
     /// Runs a script by itself.
@@ -58,13 +89,15 @@ impl Lane {
         run(&self.link, call).await
     }
 
+    /// Runs a script on keys that are on their way to this server.
+    pub(crate) async fn run_asking(&self, call: &Call) -> Result<wire::Value, Fate> {
+        let answer = self.link.call_asking(&command("EVAL", call.script.text(), call)).await;
+        answer.map(value)
+    }
+
     /// Runs a plain command.
     pub(crate) async fn command(&self, command: &Cmd) -> Result<Value, Fate> {
         self.link.call(command).await
-    }
-
-    pub(crate) fn link(&self) -> &Link {
-        &self.link
     }
 }
 
@@ -81,14 +114,16 @@ async fn carry(link: Arc<Link>, mut jobs: mpsc::Receiver<Job>) {
         }
         // Who has left was not sent, so it was not charged.
         together.retain(|job| !job.answer.is_closed());
-        if together.is_empty() {
-            continue;
+        let way = Arc::new(way);
+        while let Some(slot) = together.first().map(|job| job.slot) {
+            let (batch, others) = together.into_iter().partition(|job| job.slot == slot);
+            together = others;
+            let (link, way) = (Arc::clone(&link), Arc::clone(&way));
+            tokio::spawn(async move {
+                send(&link, batch).await;
+                drop(way);
+            });
         }
-        let link = Arc::clone(&link);
-        tokio::spawn(async move {
-            send(&link, together).await;
-            drop(way);
-        });
     }
 }
 
@@ -96,9 +131,9 @@ async fn send(link: &Link, jobs: Vec<Job>) {
     let (asked, answers): (Vec<wire::Asked>, Vec<_>) =
         jobs.into_iter().map(|job| (job.asked, job.answer)).unzip();
     let batch = Batch::new(asked);
-    let rulings = run(link, batch.call()).await.map_err(Failure::from).and_then(|value| {
-        batch.rulings(&value).map_err(|error| Failure::new(FailureKind::Nonsense, error.to_string()))
-    });
+    let rulings = run(link, batch.call())
+        .await
+        .and_then(|value| batch.rulings(&value).map_err(|error| Fate::nonsense(error.to_string())));
     match rulings {
         Ok(rulings) => {
             if rulings.disagreements > 0 {
@@ -111,9 +146,9 @@ async fn send(link: &Link, jobs: Vec<Job>) {
                 let _ = answer.send(Ok(ruling));
             }
         }
-        Err(failure) => {
+        Err(fate) => {
             for answer in answers {
-                let _ = answer.send(Err(failure.clone()));
+                let _ = answer.send(Err(fate.clone()));
             }
         }
     }

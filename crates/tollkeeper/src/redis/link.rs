@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, Value};
+use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
@@ -51,22 +51,32 @@ impl Link {
     /// Sends a command and waits for the answer.
     pub(crate) async fn call(&self, command: &Cmd) -> Result<Value, Fate> {
         let mut connection = self.connection().await?;
-        match connection.send_packed_command(command).await.and_then(Value::extract_error) {
-            Ok(value) => Ok(value),
-            Err(error) => {
-                let fate = Fate::of(&error);
-                let gone = matches!(
-                    fate,
-                    Fate::Unknown { usable: false, .. }
-                        | Fate::NotSent(_)
-                        | Fate::Elsewhere(Elsewhere::NotPrimary)
-                );
-                if gone {
-                    self.broken.notify_one();
-                }
-                Err(fate)
-            }
+        let answer = connection.send_packed_command(command).await;
+        answer.and_then(Value::extract_error).map_err(|error| self.failed(&error))
+    }
+
+    /// Sends a command for keys that are on their way to this server.
+    pub(crate) async fn call_asking(&self, command: &Cmd) -> Result<Value, Fate> {
+        let mut connection = self.connection().await?;
+        let mut both = redis::pipe();
+        both.cmd("ASKING").add_command(command.clone());
+        let answers =
+            connection.send_packed_commands(&both, 0, 2).await.map_err(|error| self.failed(&error))?;
+        let answer = answers.into_iter().last().unwrap_or(Value::Nil);
+        answer.extract_error().map_err(|error| self.failed(&error))
+    }
+
+    /// What became of the call; a connection that cannot be used any more is given up.
+    fn failed(&self, error: &RedisError) -> Fate {
+        let fate = Fate::of(error);
+        let gone = matches!(
+            fate,
+            Fate::Unknown { usable: false, .. } | Fate::NotSent(_) | Fate::Elsewhere(Elsewhere::NotPrimary)
+        );
+        if gone {
+            self.give_up();
         }
+        fate
     }
 
     /// Gives the connection up, so that the next one asks again where to go.

@@ -7,6 +7,7 @@
 //! checks that both languages agree.
 
 mod address;
+mod cluster;
 mod configured;
 pub mod digest;
 mod fate;
@@ -14,8 +15,10 @@ pub mod keys;
 mod lane;
 mod link;
 pub mod script;
+mod slot;
 pub mod state;
 mod store;
+mod topology;
 pub mod wire;
 
 pub use address::RedisTls;

@@ -1,20 +1,22 @@
 //! The store on Redis or Valkey: many nodes, one count.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use redis::{FromRedisValue as _, Value};
 use tokio::task::JoinHandle;
+use tollkeeper_core::charge::Item;
 use tollkeeper_core::{Charge, Fix, Key, Ruling, Secret, Slot, Toll, siphash};
 
 use super::address::{Address, RedisTls};
+use super::cluster::Cluster;
 use super::keys::{self, Format, Names};
-use super::lane::Lane;
-use super::link::Link;
+use super::lane::Lanes;
+use super::topology::{Refused, Topology};
 use super::wire::{self, Batch, Call, Handling};
 use crate::clock::Clock;
-use crate::config::RedisUrl;
+use crate::config::{RedisUrl, Servers};
 use crate::random;
 use crate::remote::{Asked, Failure, FailureKind, Remote};
 use crate::store::{Answer, Correction};
@@ -52,8 +54,7 @@ pub struct RedisStore {
 #[derive(Debug)]
 struct Inner {
     names: Names,
-    lanes: Vec<Lane>,
-    next: AtomicUsize,
+    topology: Topology,
     /// What numbers of admissions are made of: a secret of this process, and a counter.
     numbers: (Secret, AtomicU64),
     secret: RwLock<Option<Secret>>,
@@ -70,14 +71,17 @@ impl RedisStore {
     pub fn open(url: &RedisUrl, options: RedisOptions) -> RedisStore {
         let addresses = Address::of(url, options.tls);
         let address = addresses.first().expect("a URL leads somewhere").clone();
-        let lanes: Vec<Lane> =
-            (0..options.connections.max(1)).map(|_| Lane::new(Link::to(address.clone()))).collect();
+        let topology = match url.servers {
+            Servers::Cluster { .. } => {
+                Topology::Many(Cluster::new(addresses, options.connections), Refused::default())
+            }
+            _ => Topology::One(Lanes::new(&address, options.connections)),
+        };
         let inner = Arc::new_cyclic(|weak: &std::sync::Weak<Inner>| {
             let keeper = tokio::spawn(keep(weak.clone(), address));
             Inner {
                 names: Names::new(&options.prefix, options.format),
-                lanes,
-                next: AtomicUsize::new(0),
+                topology,
                 numbers: (random::secret(), AtomicU64::new(0)),
                 secret: RwLock::new(None),
                 clock: Clock::system(),
@@ -89,7 +93,7 @@ impl RedisStore {
 
     /// Why the server cannot be asked, if it cannot.
     pub fn trouble(&self) -> Option<Arc<str>> {
-        self.inner.lanes.iter().find_map(|lane| lane.link().trouble())
+        self.inner.topology.trouble()
     }
 }
 
@@ -100,10 +104,6 @@ impl Drop for Inner {
 }
 
 impl Inner {
-    fn lane(&self) -> &Lane {
-        &self.lanes[self.next.fetch_add(1, Relaxed) % self.lanes.len()]
-    }
-
     /// A number that no other admission has, on any node.
     fn number(&self) -> u64 {
         let (secret, counter) = &self.numbers;
@@ -113,12 +113,30 @@ impl Inner {
 
     async fn decide(&self, asked: wire::Asked) -> Asked<Ruling> {
         self.secret_of_all().await?;
-        self.lane().decide(asked).await
+        let id = asked.id();
+        Ok(self.topology.decide(asked, |state| self.names.marker(state, id)).await?)
     }
 
     async fn run<T>(&self, call: Call, read: fn(&wire::Value) -> Result<T, wire::Malformed>) -> Asked<T> {
-        let value = self.lane().run(&call).await?;
+        let value = self.topology.run(&call).await?;
         read(&value).map_err(|error| Failure::new(FailureKind::Nonsense, error.to_string()))
+    }
+
+    /// Releases or renews what is held, slot by slot of the cluster.
+    async fn handle(&self, slot: &Slot, handling: Handling) -> Asked<bool> {
+        let named: Vec<(u16, String)> = slot
+            .items()
+            .iter()
+            .map(|item| self.names.item(item, None))
+            .map(|name| (self.topology.slot(&name), name))
+            .collect();
+        let mut held = true;
+        for place in slots(&named) {
+            let keys =
+                named.iter().filter(|(other, _)| *other == place).map(|(_, name)| name.clone()).collect();
+            held &= self.run(wire::handling(slot, handling, keys), wire::handled).await?;
+        }
+        Ok(held)
     }
 
     /// The secret that receipts of this store are sealed with: the same for all nodes, drawn by the first.
@@ -136,16 +154,16 @@ impl Inner {
     /// Looks what the secret is; if there is none, puts ours back, or a new one.
     async fn renew_secret(&self) -> Asked<Secret> {
         let name = self.names.shared("secret");
-        let lane = self.lane();
-        let found = lane.command(redis::cmd("GET").arg(&name)).await?;
+        let topology = &self.topology;
+        let found = topology.command(&name, redis::cmd("GET").arg(&name)).await?;
         let bytes = match found {
             Value::BulkString(bytes) => bytes,
             _ => {
                 let [one, other] = [self.secret().unwrap_or_else(random::secret), random::secret()];
                 let drawn = [one.0, other.0].concat();
-                lane.command(redis::cmd("SET").arg(&name).arg(&drawn[..]).arg("NX")).await?;
+                topology.command(&name, redis::cmd("SET").arg(&name).arg(&drawn[..]).arg("NX")).await?;
                 // Another node may have been first.
-                let found = lane.command(redis::cmd("GET").arg(&name)).await?;
+                let found = topology.command(&name, redis::cmd("GET").arg(&name)).await?;
                 Vec::<u8>::from_redis_value(found)
                     .map_err(|error| Failure::new(FailureKind::Nonsense, error.to_string()))?
             }
@@ -169,11 +187,19 @@ async fn keep(store: std::sync::Weak<Inner>, address: Address) {
             && primary.replace(now.clone()).is_some_and(|before| before != now)
         {
             tracing::info!("{address} is {now} now");
-            store.lanes.iter().for_each(|lane| lane.link().give_up());
+            store.topology.give_up();
         }
         // Whatever goes wrong is said by those who ask for decisions.
         let _ = store.renew_secret().await;
     }
+}
+
+/// The slots of these, each once.
+fn slots<T>(all: &[(u16, T)]) -> Vec<u16> {
+    let mut slots: Vec<u16> = all.iter().map(|(slot, _)| *slot).collect();
+    slots.sort_unstable();
+    slots.dedup();
+    slots
 }
 
 impl Remote for RedisStore {
@@ -191,31 +217,41 @@ impl Remote for RedisStore {
 
     fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Asked<Correction>> {
         let inner = &*self.inner;
-        let items = charge.items().iter().zip(fixes);
-        let call = wire::correction(charge.void_at(), items, |item| {
-            let state = inner.names.item(item, None);
-            let marker = inner.names.marker(&state, charge.id());
-            [state, marker]
-        });
-        Answer::Later(Box::pin(inner.run(call, wire::corrected)))
+        Answer::Later(Box::pin(async move {
+            let mut corrected: Option<Correction> = None;
+            let all: Vec<(u16, (&Item, &Fix))> = charge
+                .items()
+                .iter()
+                .zip(fixes)
+                .map(|(item, fix)| (inner.topology.slot(&inner.names.item(item, None)), (item, fix)))
+                .collect();
+            for slot in slots(&all) {
+                let items = all.iter().filter(|(other, _)| *other == slot).map(|(_, both)| *both);
+                let call = wire::correction(charge.void_at(), items, |item| {
+                    let state = inner.names.item(item, None);
+                    let marker = inner.names.marker(&state, charge.id());
+                    [state, marker]
+                });
+                let done = inner.run(call, wire::corrected).await?;
+                // What was done in one slot was done, whatever another says.
+                corrected = Some(if corrected == Some(Correction::Done) { Correction::Done } else { done });
+            }
+            Ok(corrected.unwrap_or(Correction::Unknown))
+        }))
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
-        let inner = &*self.inner;
-        let call = wire::handling(slot, Handling::Release, |item| inner.names.item(item, None));
-        Answer::Later(Box::pin(inner.run(call, wire::handled)))
+        Answer::Later(Box::pin(self.inner.handle(slot, Handling::Release)))
     }
 
     fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
-        let inner = &*self.inner;
-        let call = wire::handling(slot, Handling::Renew, |item| inner.names.item(item, None));
-        Answer::Later(Box::pin(inner.run(call, wire::handled)))
+        Answer::Later(Box::pin(self.inner.handle(slot, Handling::Renew)))
     }
 
     fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Asked<bool>> {
         let name = self.inner.names.state(key, None);
         Answer::Later(Box::pin(async move {
-            let gone = self.inner.lane().command(redis::cmd("UNLINK").arg(name)).await?;
+            let gone = self.inner.topology.command(&name, redis::cmd("UNLINK").arg(&name)).await?;
             Ok(matches!(gone, Value::Int(count) if count > 0))
         }))
     }

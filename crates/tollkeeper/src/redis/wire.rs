@@ -16,10 +16,12 @@
 //! on them, here, which gives the numbers that people are told; the script computes none but for logs,
 //! whose stamps do not travel.
 
+pub(crate) mod apart;
+
 use std::collections::HashMap;
 use std::fmt;
 
-use tollkeeper_core::algorithm::{self, Ask, Effect, Report, Seen, State, Step, concurrency};
+use tollkeeper_core::algorithm::{self, Ask, Effect, Past, Report, Seen, State, Step, concurrency};
 use tollkeeper_core::charge::Item;
 use tollkeeper_core::{Algorithm, Change, Due, Fix, Quota, Ruling, Said, Slot, Time, Toll};
 
@@ -96,6 +98,11 @@ impl Asked {
         };
         let charging = toll.verb().charges();
         Asked { id: if charging { id } else { 0 }, charging, dues: toll.dues().map(asking).collect() }
+    }
+
+    /// The number that its admission will carry.
+    pub fn id(&self) -> u64 {
+        self.id
     }
 
     /// The names of the states it asks for.
@@ -415,23 +422,43 @@ pub fn correction<'a>(
     items: impl IntoIterator<Item = (&'a Item, &'a Fix)>,
     names: impl Fn(&Item) -> [String; 2],
 ) -> Call {
-    let (mut keys, mut argument) = (Vec::new(), Vec::new());
-    push(&mut argument, 7, void_at.as_micros().min(FOR_EVER));
+    let (mut keys, mut argument) = (Vec::new(), correction_until(void_at));
     for (item, fix) in items {
         keys.extend(names(item));
-        let (kind, amount) = match fix.change {
-            Change::Keep => (0, 0),
-            Change::GiveBack(part) => (1, part),
-            Change::Add(more) => (2, more),
-        };
-        push_quota(&mut argument, &fix.quota);
-        for number in [item.shift, fix.past.cost, fix.past.count, fix.past.tick] {
-            push(&mut argument, 7, number);
-        }
-        push(&mut argument, 1, kind);
-        push(&mut argument, 7, amount);
+        let Past { cost, count, tick, .. } = fix.past;
+        let correcting = Correcting { shift: item.shift, cost, count, tick };
+        push_correction(&mut argument, &fix.quota, &correcting, fix.change);
     }
     Call { script: script::correct(), keys, args: vec![argument] }
+}
+
+/// What must be known of a charge to correct it.
+struct Correcting {
+    shift: u64,
+    cost: u64,
+    count: u64,
+    tick: u64,
+}
+
+/// The argument of a correction, which is void from then on.
+fn correction_until(void_at: Time) -> Vec<u8> {
+    let mut argument = Vec::new();
+    push(&mut argument, 7, void_at.as_micros().min(FOR_EVER));
+    argument
+}
+
+fn push_correction(argument: &mut Vec<u8>, quota: &Quota, correcting: &Correcting, change: Change) {
+    let (kind, amount) = match change {
+        Change::Keep => (0, 0),
+        Change::GiveBack(part) => (1, part),
+        Change::Add(more) => (2, more),
+    };
+    push_quota(argument, quota);
+    for number in [correcting.shift, correcting.cost, correcting.count, correcting.tick] {
+        push(argument, 7, number);
+    }
+    push(argument, 1, kind);
+    push(argument, 7, amount);
 }
 
 /// What came of a correction.
@@ -453,11 +480,11 @@ pub enum Handling {
     Renew,
 }
 
-/// The call that releases or renews a slot; `name` is that of an item's state.
-pub fn handling(slot: &Slot, handling: Handling, name: impl Fn(&Item) -> String) -> Call {
+/// The call that releases or renews a slot, of which these are states.
+pub fn handling(slot: &Slot, handling: Handling, keys: Vec<String>) -> Call {
     let renew = if handling == Handling::Renew { b"1" } else { b"0" };
     let args = vec![renew.to_vec(), slot.id().to_be_bytes().to_vec()];
-    Call { script: script::slots(), keys: slot.items().iter().map(name).collect(), args }
+    Call { script: script::slots(), keys, args }
 }
 
 /// Whether the slot was held.

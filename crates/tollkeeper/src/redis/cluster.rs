@@ -1,0 +1,260 @@
+//! A cluster: which server has which slot, and what to do when that changes under way.
+//!
+//! The table of slots is our own. A server that is asked for what it no longer has says so and runs
+//! nothing, so the call goes on to the one it names.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use redis::Value;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use tollkeeper_core::Ruling;
+
+use super::address::Address;
+use super::fate::{Elsewhere, Fate};
+use super::lane::Lanes;
+use super::slot::SLOTS;
+use super::wire::{self, Call};
+use crate::config::Host;
+
+/// How often a call is sent on before it is given up.
+const REDIRECTS: usize = 5;
+/// How long keys that are on their way are waited for.
+const ON_THEIR_WAY: Duration = Duration::from_millis(2);
+/// How often the table is read anew without any reason, and the pause between two readings with one.
+const READINGS: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(50));
+
+/// The servers of a cluster.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    shared: Arc<Shared>,
+    reader: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    seeds: Vec<Address>,
+    connections: usize,
+    map: RwLock<Map>,
+    stale: Notify,
+    /// Told whenever the table was read.
+    read: Notify,
+}
+
+/// Who has which slot.
+#[derive(Debug, Default)]
+struct Map {
+    servers: HashMap<Host, Arc<Lanes>>,
+    slots: Vec<Option<Arc<Lanes>>>,
+}
+
+impl Cluster {
+    pub(crate) fn new(seeds: Vec<Address>, connections: usize) -> Cluster {
+        let shared = Arc::new(Shared {
+            seeds,
+            connections,
+            map: RwLock::default(),
+            stale: Notify::new(),
+            read: Notify::new(),
+        });
+        let reader = tokio::spawn(read(Arc::clone(&shared)));
+        Cluster { shared, reader }
+    }
+
+    /// Has a toll decided whose keys are all in this slot.
+    pub(crate) async fn decide(&self, slot: u16, asked: wire::Asked) -> Result<Ruling, Fate> {
+        let mut lanes = self.lanes(slot).await?;
+        for _ in 0..REDIRECTS {
+            match lanes.pick().decide(slot, asked.clone()).await {
+                Err(Fate::Elsewhere(Elsewhere::Ask(address))) => {
+                    let batch = wire::Batch::new(vec![asked]);
+                    let answer = self.server(&address)?.pick().run_asking(batch.call()).await?;
+                    let rulings =
+                        batch.rulings(&answer).map_err(|error| Fate::nonsense(error.to_string()))?;
+                    return Ok(rulings.rulings.into_iter().next().expect("one toll, one ruling"));
+                }
+                Err(Fate::Elsewhere(elsewhere)) => lanes = self.redirected(slot, elsewhere, &lanes).await?,
+                answer => return answer,
+            }
+        }
+        Err(Fate::Refused(format!("slot {slot} was moved {REDIRECTS} times")))
+    }
+
+    /// Runs a script whose keys are all in this slot.
+    pub(crate) async fn run(&self, slot: u16, call: &Call) -> Result<wire::Value, Fate> {
+        let mut lanes = self.lanes(slot).await?;
+        for _ in 0..REDIRECTS {
+            match lanes.pick().run(call).await {
+                Err(Fate::Elsewhere(Elsewhere::Ask(address))) => {
+                    return self.server(&address)?.pick().run_asking(call).await;
+                }
+                Err(Fate::Elsewhere(elsewhere)) => lanes = self.redirected(slot, elsewhere, &lanes).await?,
+                answer => return answer,
+            }
+        }
+        Err(Fate::Refused(format!("slot {slot} was moved {REDIRECTS} times")))
+    }
+
+    /// Runs a command on the server that has this slot.
+    pub(crate) async fn command(&self, slot: u16, command: &redis::Cmd) -> Result<Value, Fate> {
+        let mut lanes = self.lanes(slot).await?;
+        for _ in 0..REDIRECTS {
+            match lanes.pick().command(command).await {
+                Err(Fate::Elsewhere(elsewhere)) => lanes = self.redirected(slot, elsewhere, &lanes).await?,
+                answer => return answer,
+            }
+        }
+        Err(Fate::Refused(format!("slot {slot} was moved {REDIRECTS} times")))
+    }
+
+    /// Why some server cannot be asked, if one cannot.
+    pub(crate) fn trouble(&self) -> Option<Arc<str>> {
+        let map = self.shared.map();
+        map.servers.values().find_map(|lanes| lanes.trouble())
+    }
+
+    /// Who has a slot. Before the first reading of the table it is waited for.
+    async fn lanes(&self, slot: u16) -> Result<Arc<Lanes>, Fate> {
+        loop {
+            let read = self.shared.read.notified();
+            {
+                let map = self.shared.map();
+                if let Some(Some(lanes)) = map.slots.get(usize::from(slot)) {
+                    return Ok(Arc::clone(lanes));
+                }
+                if !map.slots.is_empty() {
+                    self.shared.stale.notify_one();
+                    return Err(Fate::Refused(format!("no server of the cluster has slot {slot}")));
+                }
+            }
+            read.await;
+        }
+    }
+
+    async fn redirected(&self, slot: u16, to: Elsewhere, from: &Arc<Lanes>) -> Result<Arc<Lanes>, Fate> {
+        match to {
+            Elsewhere::Moved(address) => {
+                self.shared.stale.notify_one();
+                let lanes = self.server(&address)?;
+                let mut map = self.shared.map.write().unwrap_or_else(PoisonError::into_inner);
+                if let Some(entry) = map.slots.get_mut(usize::from(slot)) {
+                    *entry = Some(Arc::clone(&lanes));
+                }
+                Ok(lanes)
+            }
+            Elsewhere::TryAgain => {
+                tokio::time::sleep(ON_THEIR_WAY).await;
+                Ok(Arc::clone(from))
+            }
+            Elsewhere::Ask(_) | Elsewhere::NotPrimary => {
+                self.shared.stale.notify_one();
+                Err(Fate::Refused(format!("the server of slot {slot} is no primary any more")))
+            }
+        }
+    }
+
+    /// The server at this address, known or not.
+    fn server(&self, address: &str) -> Result<Arc<Lanes>, Fate> {
+        let host = host(address).ok_or_else(|| Fate::nonsense(format!("`{address}` is not an address")))?;
+        let mut map = self.shared.map.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(map.server(&self.shared, host))
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+impl Shared {
+    fn map(&self) -> std::sync::RwLockReadGuard<'_, Map> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes over what a server says about all slots.
+    fn install(&self, ranges: &[(u16, u16, Host)]) {
+        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = vec![None; usize::from(SLOTS)];
+        for (first, last, host) in ranges {
+            let lanes = map.server(self, host.clone());
+            for slot in *first..=(*last).min(SLOTS - 1) {
+                slots[usize::from(slot)] = Some(Arc::clone(&lanes));
+            }
+        }
+        map.slots = slots;
+        map.servers.retain(|host, _| ranges.iter().any(|(_, _, named)| named == host));
+        drop(map);
+        self.read.notify_waiters();
+    }
+}
+
+impl Map {
+    fn server(&mut self, shared: &Shared, host: Host) -> Arc<Lanes> {
+        let lanes = self
+            .servers
+            .entry(host.clone())
+            .or_insert_with(|| Arc::new(Lanes::new(&shared.seeds[0].neighbour(host), shared.connections)));
+        Arc::clone(lanes)
+    }
+}
+
+/// Reads the table now and then, and whenever somebody found it wrong.
+async fn read(shared: Arc<Shared>) {
+    let mut seeds: Option<Vec<Lanes>> = None;
+    loop {
+        let known: Vec<Arc<Lanes>> = shared.map().servers.values().cloned().collect();
+        let mut ranges = None;
+        for lanes in &known {
+            ranges = ranges_of(lanes).await;
+            if ranges.is_some() {
+                break;
+            }
+        }
+        if ranges.is_none() {
+            // Nobody that is known answers: back to where it began.
+            let seeds =
+                seeds.get_or_insert_with(|| shared.seeds.iter().map(|seed| Lanes::new(seed, 1)).collect());
+            for lanes in seeds.iter() {
+                ranges = ranges_of(lanes).await;
+                if ranges.is_some() {
+                    break;
+                }
+            }
+        }
+        match ranges {
+            Some(ranges) => {
+                seeds = None;
+                shared.install(&ranges);
+                let _ = tokio::time::timeout(READINGS.0, shared.stale.notified()).await;
+            }
+            None => drop(tokio::time::timeout(READINGS.1, std::future::pending::<()>()).await),
+        }
+        tokio::time::sleep(READINGS.1).await;
+    }
+}
+
+/// What a server says about all slots.
+async fn ranges_of(lanes: &Lanes) -> Option<Vec<(u16, u16, Host)>> {
+    let command = redis::cmd("CLUSTER").arg("SLOTS").to_owned();
+    let answer =
+        tokio::time::timeout(Duration::from_secs(1), lanes.pick().command(&command)).await.ok()?.ok()?;
+    let Value::Array(rows) = answer else { return None };
+    let ranges: Vec<(u16, u16, Host)> = rows.iter().filter_map(range).collect();
+    (!ranges.is_empty()).then_some(ranges)
+}
+
+fn range(row: &Value) -> Option<(u16, u16, Host)> {
+    let Value::Array(row) = row else { return None };
+    let [Value::Int(first), Value::Int(last), Value::Array(primary), ..] = &row[..] else { return None };
+    let [Value::BulkString(name), Value::Int(port), ..] = &primary[..] else { return None };
+    let host = Host { name: String::from_utf8(name.clone()).ok()?, port: u16::try_from(*port).ok()? };
+    Some((u16::try_from(*first).ok()?, u16::try_from(*last).ok()?, host))
+}
+
+fn host(address: &str) -> Option<Host> {
+    let (name, port) = address.rsplit_once(':')?;
+    Some(Host { name: name.trim_matches(['[', ']']).to_owned(), port: port.parse().ok()? })
+}
