@@ -35,9 +35,11 @@ mod limit;
 mod limit_shape;
 mod listen;
 mod meaning;
+#[cfg(test)]
+mod reference;
 mod report;
+mod schema;
 mod settings;
-#[expect(dead_code, reason = "the schema and the reference are going to print the rest of it")]
 mod shape;
 mod store_url;
 mod suggest;
@@ -60,6 +62,7 @@ pub use http::{ClientAddress, HttpFact, HttpSettings, InvalidSource, Normalizati
 pub use limit_shape::{GrantShape, LimitShape, Named, ResponseCondition, StatusPattern};
 pub use listen::{InvalidListener, Listen, Listener};
 pub use report::{Problem, Report, Severity};
+pub use schema::schema;
 pub use settings::{BreakerSettings, GrpcSettings, HeaderDialect, KeyFormat, MemorySettings, RedisSettings};
 pub use store_url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
 pub use units::{Percent, Share};

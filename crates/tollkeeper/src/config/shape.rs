@@ -24,6 +24,8 @@ pub(super) struct Key {
     /// A value, as it would be written in YAML.
     pub(super) example: &'static str,
     pub(super) support: Support,
+    /// Whether a table of this kind is nothing without it.
+    pub(super) required: bool,
 }
 
 /// Whether there is something behind a key.
@@ -106,7 +108,7 @@ pub(super) enum Names {
 }
 
 const fn key(name: &'static str, kind: Kind, doc: &'static str) -> Key {
-    Key { name, kind, doc, default: "", example: "", support: Support::Ready }
+    Key { name, kind, doc, default: "", example: "", support: Support::Ready, required: false }
 }
 
 impl Key {
@@ -116,6 +118,10 @@ impl Key {
 
     const fn example(self, example: &'static str) -> Key {
         Key { example, ..self }
+    }
+
+    const fn required(self) -> Key {
+        Key { required: true, ..self }
     }
 
     const fn not_yet(self) -> Key {
@@ -128,6 +134,28 @@ impl Section {
     pub(super) fn find(&self, name: &str) -> Option<&'static Key> {
         self.keys.iter().find(|key| key.name == name)
     }
+}
+
+/// Every section of the file, the file first.
+#[cfg(test)]
+pub(super) fn sections() -> Vec<&'static Section> {
+    fn inside(kind: &'static Kind, found: &mut Vec<&'static Section>) {
+        match kind {
+            Kind::Table(section) | Kind::Grant(section)
+                if found.iter().all(|known| !std::ptr::eq(*known, *section)) =>
+            {
+                found.push(section);
+                section.keys.iter().for_each(|key| inside(&key.kind, found));
+            }
+            Kind::List(inner) | Kind::OneOrList(inner) | Kind::Map { value: inner, .. } => {
+                inside(inner, found)
+            }
+            _ => {}
+        }
+    }
+    let mut found = vec![&ROOT];
+    ROOT.keys.iter().for_each(|key| inside(&key.kind, &mut found));
+    found
 }
 
 const SECOND: u64 = 1_000;
@@ -148,7 +176,11 @@ pub(super) static ROOT: Section = Section {
     doc: "A config file is one table with these keys. YAML, TOML and JSON have the same shape; the ending of the \
           file's name says which it is.",
     keys: &[
-        key("store", Kind::Store, "Where counts are kept.").default("memory://").example("memory://"),
+        key(
+            "store",
+            Kind::Store,
+            "Where counts are kept.",
+        ).default("memory://").example("memory://"),
         key("memory", Kind::Table(&MEMORY), "The embedded store."),
         key("redis", Kind::Table(&REDIS), "How a Redis store is used."),
         key(
@@ -159,7 +191,11 @@ pub(super) static ROOT: Section = Section {
         )
         .default("local")
         .example("local"),
-        key("listen", Kind::Table(&LISTEN), "Where the service listens. Flags and the environment win over this."),
+        key(
+            "listen",
+            Kind::Table(&LISTEN),
+            "Where the service listens. Flags and the environment win over this.",
+        ),
         key(
             "share",
             Kind::Share,
@@ -185,7 +221,11 @@ pub(super) static ROOT: Section = Section {
         )
         .default("10%")
         .example("25%"),
-        key("limits", Kind::List(&Kind::Table(&LIMIT)), "The limits, in the order in which answers list them."),
+        key(
+            "limits",
+            Kind::List(&Kind::Table(&LIMIT)),
+            "The limits, in the order in which answers list them.",
+        ),
         key("proxy", Kind::Table(&PROXY), "The reverse proxy.").not_yet(),
         key("admin", Kind::Table(&ADMIN), "Who may change limits and see keys.").not_yet(),
         key("auth", Kind::Table(&AUTH), "Who may ask for decisions.").not_yet(),
@@ -223,12 +263,24 @@ pub(super) static REDIS: Section = Section {
     path: "redis",
     doc: "How a Redis or Valkey store is used. Checked today, read once `store` may name one.",
     keys: &[
-        key("prefix", Kind::Prefix, "What all keys begin with.").default("tk").example("tk-staging"),
-        key("deadline", Kind::Duration { least: 1, most: 60 * SECOND }, "How long a decision may take before `on_store_failure` answers.")
+        key(
+            "prefix",
+            Kind::Prefix,
+            "What all keys begin with.",
+        ).default("tk").example("tk-staging"),
+        key(
+            "deadline",
+            Kind::Duration { least: 1, most: 60 * SECOND },
+            "How long a decision may take before `on_store_failure` answers.",
+        )
             .default("10ms")
             .example("25ms"),
         key("breaker", Kind::Table(&BREAKER), "When the store is left alone for a while."),
-        key("connections", Kind::Count { least: 1, most: 64 }, "Connections to each server.").default("2").example("4"),
+        key(
+            "connections",
+            Kind::Count { least: 1, most: 64 },
+            "Connections to each server.",
+        ).default("2").example("4"),
         key(
             "nodes",
             Kind::Count { least: 1, most: 100_000 },
@@ -243,7 +295,11 @@ pub(super) static REDIS: Section = Section {
         )
         .default("readable")
         .example("compact"),
-        key("ca", Kind::Path, "The certificates that the server's must descend from.").example("ca.pem"),
+        key(
+            "ca",
+            Kind::Path,
+            "The certificates that the server's must descend from.",
+        ).example("ca.pem"),
         key("cert", Kind::Path, "The certificate to present to the server.").example("client.pem"),
         key("key", Kind::Path, "The private key of `cert`.").example("client.key"),
     ],
@@ -299,7 +355,11 @@ pub(super) static HTTP: Section = Section {
         )
         .default("x-forwarded-for")
         .example("forwarded"),
-        key("ipv6_prefix", Kind::Count { least: 1, most: 128 }, "How many bits of an IPv6 address make a key.")
+        key(
+            "ipv6_prefix",
+            Kind::Count { least: 1, most: 128 },
+            "How many bits of an IPv6 address make a key.",
+        )
             .default("64")
             .example("56"),
         key(
@@ -329,13 +389,30 @@ pub(super) static HTTP_FACT: Section = Section {
             "`header.NAME`, `cookie.NAME`, `query.NAME`, `body.NAME` (a top-level field of a JSON or form body of at \
              most 64 KiB), `ip`, `method`, `host`, `path` or `route`.",
         )
-        .example("header.authorization"),
-        key("strip", Kind::Text, "What is taken off the beginning of the value.").example("\"Bearer \""),
-        key("normalize", Kind::List(&choice(&["lowercase", "trim", "nfkc"])), "What is done to the value, in this order.")
+        .example("header.authorization")
+        .required(),
+        key(
+            "strip",
+            Kind::Text,
+            "What is taken off the beginning of the value.",
+        ).example("\"Bearer \""),
+        key(
+            "normalize",
+            Kind::List(&choice(&["lowercase", "trim", "nfkc"])),
+            "What is done to the value, in this order.",
+        )
             .default("[]")
             .example("[lowercase, trim]"),
-        key("hash", Kind::Truth, "Whether only a hash of the value is kept: for secrets.").default("false").example("true"),
-        key("trusted", Kind::Truth, "Whether it is taken only from `trusted_proxies`.").default("false").example("true"),
+        key(
+            "hash",
+            Kind::Truth,
+            "Whether only a hash of the value is kept: for secrets.",
+        ).default("false").example("true"),
+        key(
+            "trusted",
+            Kind::Truth,
+            "Whether it is taken only from `trusted_proxies`.",
+        ).default("false").example("true"),
     ],
 };
 
@@ -351,16 +428,43 @@ pub(super) static LIMIT: Section = Section {
     path: "limits",
     doc: "A limit. All limits that apply to a request must allow it; if one refuses, none is charged.",
     keys: &[
-        key("name", Kind::LimitName, "1 to 64 of `a-z 0-9 . _ -`, unique. Required.").example("per-user"),
-        key("by", Kind::OneOrList(&Kind::Fact), "The fact, or facts, of which each value has a count of its own. Without it there is one for all.")
+        key(
+            "name",
+            Kind::LimitName,
+            "1 to 64 of `a-z 0-9 . _ -`, unique.",
+        ).example("per-user").required(),
+        key(
+            "by",
+            Kind::OneOrList(&Kind::Fact),
+            "The fact, or facts, of which each value has a count of its own. Without it there is one \
+             for all.",
+        )
             .default("[]")
             .example("[user, route]"),
-        key("when", CONDITION, "The limit applies only when each of these facts matches one of its patterns, in which `*` stands for anything.")
+        key(
+            "when",
+            CONDITION,
+            "The limit applies only when each of these facts matches one of its patterns, in which \
+             `*` stands for anything.",
+        )
             .example("{ route: /login, method: [POST, PUT] }"),
-        key("unless", CONDITION, "The limit does not apply when all of these facts match.").example("{ user: \"bot-*\" }"),
-        key("rate", Kind::Rate, "Count per period: `10/s`, `5/15m`, `unlimited`, or `0/s` to refuse all. Periods are `ms s m min h hour d day w week`.")
+        key(
+            "unless",
+            CONDITION,
+            "The limit does not apply when all of these facts match.",
+        ).example("{ user: \"bot-*\" }"),
+        key(
+            "rate",
+            Kind::Rate,
+            "Count per period: `10/s`, `5/15m`, `unlimited`, or `0/s` to refuse all. Periods are `ms \
+             s m min h hour d day w week`.",
+        )
             .example("100/min"),
-        key("burst", Kind::Count { least: 1, most: ANY }, "How many a bucket takes at once. Without it, the count of the rate.").example("20"),
+        key(
+            "burst",
+            Kind::Count { least: 1, most: ANY },
+            "How many a bucket takes at once. Without it, the count of the rate.",
+        ).example("20"),
         key(
             "algorithm",
             choice(&["token-bucket", "gcra", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log", "concurrency"]),
@@ -368,37 +472,100 @@ pub(super) static LIMIT: Section = Section {
              a `burst`, here, in a tier or in an override, else `sliding-window`.",
         )
         .example("sliding-log"),
-        key("limit", Kind::Count { least: 1, most: ANY }, "How many at the same time: for `algorithm: concurrency`.").example("5"),
-        key("ttl", Kind::Duration { least: 1, most: 366 * DAY }, "How long a slot is held at most: for `algorithm: concurrency`.")
+        key(
+            "limit",
+            Kind::Count { least: 1, most: ANY },
+            "How many at the same time: for `algorithm: concurrency`.",
+        ).example("5"),
+        key(
+            "ttl",
+            Kind::Duration { least: 1, most: 366 * DAY },
+            "How long a slot is held at most: for `algorithm: concurrency`.",
+        )
             .default("60s")
             .example("5m"),
         key("tier", Kind::Fact, "The fact that picks the tier.").example("plan"),
-        key("tiers", Kind::Map { names: Names::Tier, value: &Kind::Grant(&GRANT) }, "What each tier is granted, in the place of `rate`, `burst` and `limit`.")
+        key(
+            "tiers",
+            Kind::Map { names: Names::Tier, value: &Kind::Grant(&GRANT) },
+            "What each tier is granted, in the place of `rate`, `burst` and `limit`.",
+        )
             .example("{ free: 60/min, pro: { rate: 600/min, burst: 100 }, enterprise: unlimited }"),
-        key("default_tier", Kind::Value, "The tier of requests that name none, or one that is not listed. Required with `tiers`.").example("free"),
-        key("overrides", Kind::Map { names: Names::Value, value: &Kind::Grant(&GRANT) }, "What single values of the fact in `by` are granted, whatever their tier.")
+        key(
+            "default_tier",
+            Kind::Value,
+            "The tier of requests that name none, or one that is not listed. Required with `tiers`.",
+        ).example("free"),
+        key(
+            "overrides",
+            Kind::Map { names: Names::Value, value: &Kind::Grant(&GRANT) },
+            "What single values of the fact in `by` are granted, whatever their tier.",
+        )
             .example("{ acme-corp: { rate: 50000/min, burst: 5000 } }"),
-        key("allow", Kind::List(&Kind::Value), "Values of the fact in `by` that the limit never applies to; for `ip`, addresses and networks.")
+        key(
+            "allow",
+            Kind::List(&Kind::Value),
+            "Values of the fact in `by` that the limit never applies to; for `ip`, addresses and \
+             networks.",
+        )
             .default("[]")
             .example("[10.0.0.0/8, 192.0.2.7]"),
-        key("missing", choice(&["skip", "share", "deny"]), "What happens when a fact in `by` is absent: the limit does not apply, all such requests share one count, or they are refused.")
+        key(
+            "missing",
+            choice(&["skip", "share", "deny"]),
+            "What happens when a fact in `by` is absent: the limit does not apply, all such requests \
+             share one count, or they are refused.",
+        )
             .default("skip")
             .example("share"),
-        key("cost", Kind::Fact, "The fact whose number is charged, instead of the cost of the request.").example("tokens"),
-        key("mode", choice(&["enforce", "shadow", "off"]), "`shadow` counts what it would refuse and refuses nothing; `off` does not apply.")
+        key(
+            "cost",
+            Kind::Fact,
+            "The fact whose number is charged, instead of the cost of the request.",
+        ).example("tokens"),
+        key(
+            "mode",
+            choice(&["enforce", "shadow", "off"]),
+            "`shadow` counts what it would refuse and refuses nothing; `off` does not apply.",
+        )
             .default("enforce")
             .example("shadow"),
-        key("stagger", Kind::Truth, "Shifts the windows of each key, so that not all begin at once: for `algorithm: fixed-window`.")
+        key(
+            "stagger",
+            Kind::Truth,
+            "Shifts the windows of each key, so that not all begin at once: for `algorithm: \
+             fixed-window`.",
+        )
             .default("false")
             .example("true"),
-        key("on_store_failure", ON_STORE_FAILURE, "Who answers when the store does not. Without it, as the file says at the top.")
+        key(
+            "on_store_failure",
+            ON_STORE_FAILURE,
+            "Who answers when the store does not. Without it, as the file says at the top.",
+        )
             .example("deny"),
-        key("headers", Kind::Truth, "Whether rate-limit headers may show this limit.").default("true").example("false"),
-        key("deduct_when", Kind::Table(&RESPONSE), "The charge is given back unless the response matches (middleware and proxy).")
+        key(
+            "headers",
+            Kind::Truth,
+            "Whether rate-limit headers may show this limit.",
+        ).default("true").example("false"),
+        key(
+            "deduct_when",
+            Kind::Table(&RESPONSE),
+            "The charge is given back unless the response matches (middleware and proxy).",
+        )
             .example("{ status: [401, 403] }"),
-        key("refund_when", Kind::Table(&RESPONSE), "The charge is given back if the response matches (middleware and proxy).")
+        key(
+            "refund_when",
+            Kind::Table(&RESPONSE),
+            "The charge is given back if the response matches (middleware and proxy).",
+        )
             .example("{ status: [304, 5xx] }"),
-        key("partition", Kind::Fact, "The fact in `by` that decides which server of a cluster keeps the count.").example("user").not_yet(),
+        key(
+            "partition",
+            Kind::Fact,
+            "The fact in `by` that decides which server of a cluster keeps the count.",
+        ).example("user").not_yet(),
         key(
             "consistency",
             Kind::Choice { words: &["exact", "leased"], not_yet: &["leased"] },
@@ -406,7 +573,11 @@ pub(super) static LIMIT: Section = Section {
         )
         .default("exact")
         .example("exact"),
-        key("wait_replicas", Kind::Count { least: 0, most: 16 }, "How many replicas must have a charge before it counts. More than 0 is refused: not yet.")
+        key(
+            "wait_replicas",
+            Kind::Count { least: 0, most: 16 },
+            "How many replicas must have a charge before it counts. More than 0 is refused: not yet.",
+        )
             .default("0")
             .example("0"),
     ],
@@ -437,12 +608,9 @@ pub(super) static GRANT: Section = Section {
 pub(super) static RESPONSE: Section = Section {
     path: "deduct_when",
     doc: "A condition on the response. `deduct_when` and `refund_when` are not for `leaky-bucket` and `concurrency`.",
-    keys: &[key(
-        "status",
-        Kind::OneOrList(&Kind::Status),
-        "Statuses (`401`) and classes of them (`5xx`). Required.",
-    )
-    .example("[401, 5xx]")],
+    keys: &[key("status", Kind::OneOrList(&Kind::Status), "Statuses (`401`) and classes of them (`5xx`).")
+        .example("[401, 5xx]")
+        .required()],
 };
 
 pub(super) static PROXY: Section = Section {
@@ -535,27 +703,6 @@ pub(super) static TLS: Section = Section {
 mod tests {
     use super::*;
     use crate::config::{Config, Format};
-
-    /// Every section of the file, the file first.
-    fn sections() -> Vec<&'static Section> {
-        fn inside(kind: &'static Kind, found: &mut Vec<&'static Section>) {
-            match kind {
-                Kind::Table(section) | Kind::Grant(section)
-                    if found.iter().all(|known| !std::ptr::eq(*known, *section)) =>
-                {
-                    found.push(section);
-                    section.keys.iter().for_each(|key| inside(&key.kind, found));
-                }
-                Kind::List(inner) | Kind::OneOrList(inner) | Kind::Map { value: inner, .. } => {
-                    inside(inner, found)
-                }
-                _ => {}
-            }
-        }
-        let mut found = vec![&ROOT];
-        ROOT.keys.iter().for_each(|key| inside(&key.kind, &mut found));
-        found
-    }
 
     #[test]
     fn every_key_is_documented_and_has_an_example_or_keys_of_its_own() {

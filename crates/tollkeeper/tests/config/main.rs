@@ -3,6 +3,7 @@
 
 mod hostile;
 mod meaning;
+mod schema;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,13 @@ fn yaml_toml_and_json_of_one_shape_are_one_config() {
     let yaml = good("full.yaml");
     for other in ["full.toml", "full.json"] {
         assert_eq!(format!("{:#?}", good(other)), format!("{yaml:#?}"), "{other}");
+    }
+}
+
+#[test]
+fn good_files_are_read_without_a_warning() {
+    for path in files("good") {
+        good(file_name(&path));
     }
 }
 

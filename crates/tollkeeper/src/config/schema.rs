@@ -1,0 +1,146 @@
+//! The JSON schema of the config file, for editors and for checks before a file is rolled out.
+//!
+//! It is printed from the [`shape`](super::shape) and says what a schema can say: names, kinds, ranges and
+//! patterns. What spans several keys only [`Config::parse`](super::Config::parse) finds. What is not
+//! supported yet is refused here, too.
+
+use serde_json::{Map, Value, json};
+
+use super::shape::{self, Key, Kind, Names, Section, Support};
+
+/// The schema, as JSON of draft 2020-12.
+pub fn schema() -> String {
+    let mut root = table(&shape::ROOT);
+    root.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
+    root.insert("minProperties".to_owned(), json!(1));
+    root.insert("title".to_owned(), json!("The config file of Tollkeeper"));
+    let limit = table(&shape::LIMIT);
+    // A value that an environment variable may complete can be anything before that.
+    let variable = json!({
+        "description": "Environment variables are put in: `${NAME}`, or `${NAME:-default}`.",
+        "type": "string",
+        "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}",
+    });
+    root.insert("$defs".to_owned(), json!({ "limit": limit, "variable": variable }));
+    serde_json::to_string_pretty(&root).expect("a tree of text") + "\n"
+}
+
+fn table(section: &'static Section) -> Map<String, Value> {
+    let properties: Map<String, Value> =
+        section.keys.iter().map(|key| (key.name.to_owned(), property(key))).collect();
+    let required: Vec<&str> = section.keys.iter().filter(|key| key.required).map(|key| key.name).collect();
+    let mut object = Map::new();
+    object.insert("type".to_owned(), json!("object"));
+    object.insert("description".to_owned(), json!(section.doc));
+    object.insert("properties".to_owned(), Value::Object(properties));
+    object.insert("additionalProperties".to_owned(), json!(false));
+    if !required.is_empty() {
+        object.insert("required".to_owned(), json!(required));
+    }
+    object
+}
+
+fn property(key: &'static Key) -> Value {
+    let mut property = match key.support {
+        Support::Ready => value(&key.kind),
+        Support::NotYet => json!({ "not": {} }),
+    };
+    let Value::Object(fields) = &mut property else { unreachable!("every kind is an object") };
+    let doc = match key.support {
+        Support::Ready => key.doc.to_owned(),
+        Support::NotYet => format!("{} Not supported yet.", key.doc),
+    };
+    fields.insert("description".to_owned(), json!(doc));
+    if let Some(default) = written(key.default) {
+        fields.insert("default".to_owned(), default);
+    }
+    if let Some(example) = written(key.example).filter(|_| key.support == Support::Ready) {
+        fields.insert("examples".to_owned(), json!([example]));
+    }
+    property
+}
+
+/// What values of a kind look like.
+fn value(kind: &'static Kind) -> Value {
+    let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
+    const UNIT: &str = "(ms|s|m|min|h|hour|d|day|w|week)";
+    let own = match kind {
+        Kind::List(inner) => {
+            let unique = matches!(inner, Kind::Choice { .. });
+            return json!({ "type": "array", "items": value(inner), "uniqueItems": unique });
+        }
+        Kind::OneOrList(inner) => {
+            let list =
+                json!({ "type": "array", "items": value(inner), "uniqueItems": matches!(inner, Kind::Fact) });
+            return json!({ "anyOf": [value(inner), list] });
+        }
+        Kind::Table(section) if std::ptr::eq(*section, &shape::LIMIT) => {
+            return json!({ "$ref": "#/$defs/limit" });
+        }
+        Kind::Table(section) => return Value::Object(table(section)),
+        Kind::Grant(section) => return json!({ "anyOf": [value(&Kind::Rate), table(section)] }),
+        Kind::Map { names: which, value: inner } => {
+            let names = match which {
+                Names::Fact => text(FACT),
+                Names::Tier | Names::Value => json!({ "type": "string" }),
+            };
+            let mut inner = value(inner);
+            if let Some(Value::Array(either)) = inner.get_mut("anyOf")
+                && let Some(Value::Object(list)) = either.last_mut().filter(|last| last["type"] == "array")
+            {
+                list.insert("minItems".to_owned(), json!(1));
+            }
+            let least = u8::from(*which == Names::Tier);
+            return json!({ "type": "object", "propertyNames": names, "additionalProperties": inner, "minProperties": least });
+        }
+        Kind::Count { least, most: u64::MAX } => json!({ "type": "integer", "minimum": least }),
+        Kind::Count { least, most } => json!({ "type": "integer", "minimum": least, "maximum": most }),
+        Kind::Truth => json!({ "type": "boolean" }),
+        Kind::Value => json!({ "type": ["string", "number", "boolean"] }),
+        Kind::Text => json!({ "type": "string" }),
+        Kind::Path => json!({ "type": "string", "minLength": 1 }),
+        Kind::Choice { words, not_yet } => {
+            let words: Vec<&str> = words.iter().copied().filter(|word| !not_yet.contains(word)).collect();
+            json!({ "enum": words })
+        }
+        Kind::Status => {
+            json!({ "anyOf": [{ "type": "integer", "minimum": 100, "maximum": 599 }, text("^([1-5][0-9][0-9]|[1-5]xx)$")] })
+        }
+        Kind::Store => json!({ "enum": ["memory://"] }),
+        Kind::Listener => text(r"^(off|[0-9.]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5})$"),
+        Kind::Duration { .. } => text(&format!("^0*[1-9][0-9]*{UNIT}$")),
+        Kind::Rate => text(&format!("^(unlimited|[0-9]+/(0*[1-9][0-9]*)?{UNIT})$")),
+        Kind::Percent => text(r"^(0?[0-9]{1,2}(\.[0-9]{1,2})?|100(\.0{1,2})?)%$"),
+        Kind::Share => text("^0*[1-9][0-9]*/0*[1-9][0-9]*$"),
+        Kind::LimitName => text("^[a-z0-9._-]{1,64}$"),
+        Kind::Fact => text(FACT),
+        Kind::Prefix => text("^[A-Za-z0-9._:-]{1,64}$"),
+        Kind::Network => text("^[0-9A-Fa-f.:]+(/[0-9]{1,3})?$"),
+        Kind::Route => text("^/[^?# ]*$"),
+        Kind::ClientAddress => text(r"^(x-forwarded-for|forwarded|header\..+)$"),
+        Kind::Source => text(r"^(ip|method|host|path|route|(header|cookie|query|body)\..+)$"),
+        Kind::Sha256 => text("^[0-9A-Fa-f]{64}$"),
+    };
+    json!({ "anyOf": [own, { "$ref": "#/$defs/variable" }] })
+}
+
+const FACT: &str = "^[A-Za-z0-9._:/-]{1,64}$";
+
+/// A default or an example, which the table has as YAML.
+fn written(text: &str) -> Option<Value> {
+    use super::document::{Kind, Node, Value as Written};
+    fn json(node: &Node) -> Value {
+        match &node.value {
+            Written::Table(entries) => {
+                entries.iter().map(|entry| (entry.key.clone(), json(&entry.node))).collect()
+            }
+            Written::List(nodes) => nodes.iter().map(json).collect(),
+            Written::Scalar(scalar) if matches!(scalar.kind, Kind::Number | Kind::Truth) => {
+                serde_json::from_str(&scalar.text).expect("the table has plain numbers and truth values")
+            }
+            Written::Scalar(scalar) => json!(scalar.text),
+            Written::Unknown => Value::Null,
+        }
+    }
+    super::yaml::read(text, &mut super::report::Problems::default()).map(|node| json(&node))
+}
