@@ -214,6 +214,12 @@
 //!
 //! [`Capacity`] caps what a store holds. A state is dropped only when it is as good as a fresh one; when a
 //! full store has none such, new keys share states, so that no limit is ever exceeded.
+//!
+//! # The config file
+//!
+//! With the feature `config`, `Limiter::from_config("tollkeeper.yaml")` reads limits and settings from YAML,
+//! TOML or JSON, and `config::Watch` tells when the file has changed. `docs/config.md` in the repository lists
+//! every key.
 
 mod blocking;
 mod builder;

@@ -61,6 +61,20 @@ impl Node {
     pub(super) fn scalar(place: Place, text: impl Into<String>, kind: Kind) -> Node {
         Node { place, value: Value::Scalar(Scalar { text: text.into(), kind, before: None }) }
     }
+
+    /// The entries of a table; none of anything else.
+    pub(super) fn entries(&self) -> &[Entry] {
+        if let Value::Table(entries) = &self.value { entries } else { &[] }
+    }
+
+    /// Whether there is nothing in it.
+    pub(super) fn is_empty(&self) -> bool {
+        match &self.value {
+            Value::Table(entries) => entries.is_empty(),
+            Value::Scalar(scalar) => scalar.kind == Kind::Nothing,
+            Value::List(_) | Value::Unknown => false,
+        }
+    }
 }
 
 impl Scalar {

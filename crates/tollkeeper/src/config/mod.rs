@@ -35,6 +35,7 @@ mod limit;
 mod limit_shape;
 mod listen;
 mod meaning;
+mod open;
 #[cfg(test)]
 mod reference;
 mod report;
@@ -46,6 +47,7 @@ mod suggest;
 mod toml;
 mod units;
 mod warnings;
+mod watch;
 mod written;
 mod yaml;
 
@@ -66,8 +68,9 @@ pub use schema::schema;
 pub use settings::{BreakerSettings, GrpcSettings, HeaderDialect, KeyFormat, MemorySettings, RedisSettings};
 pub use store_url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
 pub use units::{Percent, Share};
+pub use watch::Watch;
 
-use document::MAX_BYTES;
+use document::{MAX_BYTES, Node};
 use report::{Place, Problems};
 
 /// What a config file means.
@@ -122,58 +125,109 @@ impl Config {
         text: &[u8],
         environment: &dyn Fn(&str) -> Option<String>,
     ) -> Result<(Config, Report), Report> {
-        let mut problems = Problems::default();
-        let text = match readable(text) {
-            Ok(text) => text,
-            Err((place, text, message, help)) => {
-                problems.error(place, message, help);
-                return Err(problems.report(name, text));
-            }
-        };
-        let document = match format {
-            _ if text.trim().is_empty() => None,
-            Format::Yaml => yaml::read(text, &mut problems),
-            Format::Toml => toml::read(text, &mut problems),
-            Format::Json => json::read(text, &mut problems),
-        };
-        let empty = document.as_ref().is_none_or(written::is_empty);
-        if empty && problems.no_errors() {
-            // A file that is being written may be empty for a moment; to take it for a config without
-            // limits would let everything pass.
-            problems.error(Place::default(), "the file says nothing", "a config has at least `limits:`");
-        }
-        let Some(mut document) = document.filter(|_| !empty) else {
-            return Err(problems.report(name, text));
-        };
-        expand::expand(&mut document, environment, &mut problems);
-        let problems = RefCell::new(problems);
-        let config = written::read(&document, &problems).and_then(|file| {
-            if let Err(error) = file.store.value.supported() {
-                problems.borrow_mut().error(file.store.place, error.to_string(), "");
-            }
-            let meaning = meaning::of(&file, &problems)?;
-            warnings::of(&file, &meaning.policy, &mut problems.borrow_mut());
-            Some(Config {
-                policy: meaning.policy,
-                limits: meaning.limits,
-                store: file.store.value,
-                memory: file.memory,
-                redis: file.redis,
-                on_store_failure: file.on_store_failure,
-                listen: file.listen,
-                share: file.share,
-                http: file.http,
-                grpc: file.grpc,
-                headers: file.headers,
-                retry_after_jitter: file.retry_after_jitter,
-            })
-        });
-        let problems = problems.into_inner();
-        match config {
-            Some(config) if problems.no_errors() => Ok((config, problems.report(name, text))),
-            _ => Err(problems.report(name, text)),
-        }
+        reported(name, text, |text, problems| {
+            let mut document = document(format, text, problems)?;
+            expand::expand(&mut document, environment, problems.get_mut());
+            let file = written::read(&document, problems)?;
+            Config::of(file, problems)
+        })
     }
+
+    /// The same config with other limits, which are read from JSON: `{"limits": [...]}`, each in the shape
+    /// of a file, as [`LimitShape`] prints it. Everything else stays, and variables are not put in.
+    ///
+    /// ```
+    /// use tollkeeper::config::{Config, Format};
+    ///
+    /// let text = b"share: 1/2\nlimits: [{ name: per-ip, by: ip, rate: 1000/min }]";
+    /// let (config, _) = Config::parse("tollkeeper.yaml", Format::Yaml, text, &|_| None).unwrap();
+    /// let other = br#"{ "limits": [{ "name": "per-ip", "by": "ip", "rate": "500/min" }] }"#;
+    /// let (config, _) = config.with_limits("request", other).unwrap();
+    /// assert_eq!(config.limits[0].grant.rate.as_deref(), Some("500/min"));
+    /// assert_eq!(config.policy.rules()[0].plain_quota().unwrap().0.count(), 250);
+    /// ```
+    pub fn with_limits(&self, name: &str, text: &[u8]) -> Result<(Config, Report), Report> {
+        let config = self.clone();
+        reported(name, text, |text, problems| {
+            let document = document(Format::Json, text, problems)?;
+            for entry in document.entries().iter().filter(|entry| entry.key != "limits") {
+                let message = format!("only `limits` can be replaced, not {}", excerpt::quoted(&entry.key));
+                problems.get_mut().error(entry.place, message, "leave it out");
+            }
+            let file = written::read(&document, problems)?;
+            let file = written::File {
+                share: config.share,
+                on_store_failure: config.on_store_failure,
+                listen: config.listen.clone(),
+                http: config.http.clone(),
+                ..file
+            };
+            let Config { policy, limits, .. } = Config::of(file, problems)?;
+            Some(Config { policy, limits, ..config })
+        })
+    }
+
+    /// Step two: what was written, and what it means.
+    fn of(file: written::File, problems: &RefCell<Problems>) -> Option<Config> {
+        if let Err(error) = file.store.value.supported() {
+            problems.borrow_mut().error(file.store.place, error.to_string(), "");
+        }
+        let meaning = meaning::of(&file, problems)?;
+        warnings::of(&file, &meaning.policy, &mut problems.borrow_mut());
+        Some(Config {
+            policy: meaning.policy,
+            limits: meaning.limits,
+            store: file.store.value,
+            memory: file.memory,
+            redis: file.redis,
+            on_store_failure: file.on_store_failure,
+            listen: file.listen,
+            share: file.share,
+            http: file.http,
+            grpc: file.grpc,
+            headers: file.headers,
+            retry_after_jitter: file.retry_after_jitter,
+        })
+    }
+}
+
+/// Reads a text with `read`, and reports on it.
+fn reported(
+    name: &str,
+    bytes: &[u8],
+    read: impl FnOnce(&str, &mut RefCell<Problems>) -> Option<Config>,
+) -> Result<(Config, Report), Report> {
+    let mut problems = RefCell::new(Problems::default());
+    let (text, config) = match readable(bytes) {
+        Ok(text) => (text, read(text, &mut problems)),
+        Err((place, text, message, help)) => {
+            problems.get_mut().error(place, message, help);
+            (text, None)
+        }
+    };
+    let problems = problems.into_inner();
+    match config {
+        Some(config) if problems.no_errors() => Ok((config, problems.report(name, text))),
+        _ => Err(problems.report(name, text)),
+    }
+}
+
+/// Step one begins: what was written, whatever the format.
+fn document(format: Format, text: &str, problems: &mut RefCell<Problems>) -> Option<Node> {
+    let problems = problems.get_mut();
+    let document = match format {
+        _ if text.trim().is_empty() => None,
+        Format::Yaml => yaml::read(text, problems),
+        Format::Toml => toml::read(text, problems),
+        Format::Json => json::read(text, problems),
+    };
+    let document = document.filter(|document| !document.is_empty());
+    if document.is_none() && problems.no_errors() {
+        // A file that is being written may be empty for a moment; to take it for a config without limits
+        // would let everything pass.
+        problems.error(Place::default(), "the file says nothing", "a config has at least `limits:`");
+    }
+    document
 }
 
 /// Reads a duration as it is written in the file, such as `10s` or `15m`; otherwise, what would be right.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use tollkeeper_core::OnStoreFailure;
 
-use super::document::{Node, Value};
+use super::document::Node;
 use super::excerpt::quoted;
 use super::fields::{Fields, Said, Scope};
 use super::http::{self, ClientAddress, HttpFact, HttpSettings, Normalization, Source};
@@ -309,10 +309,4 @@ fn sha256(text: &str) -> Result<(), Wrong> {
         // It may be the token itself.
         false => Err(Wrong::new("this is not a SHA-256", "64 hex digits: `printf %s TOKEN | sha256sum`")),
     }
-}
-
-/// Whether there is anything at all in a document.
-pub(super) fn is_empty(document: &Node) -> bool {
-    matches!(&document.value, Value::Table(entries) if entries.is_empty())
-        || matches!(&document.value, Value::Scalar(scalar) if scalar.kind == super::document::Kind::Nothing)
 }

@@ -4,6 +4,7 @@
 mod hostile;
 mod meaning;
 mod schema;
+mod watch;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -120,6 +120,38 @@ fn a_limit_printed_as_json_means_the_same() {
 }
 
 #[test]
+fn other_limits_keep_everything_else_of_the_file() {
+    let base = config(
+        "share: 1/2\non_store_failure: deny\nhttp: { ipv6_prefix: 48 }\nlimits: [{ name: a, by: ip, rate: 10/s }]",
+    );
+    let (other, report) =
+        base.with_limits("body", br#"{"limits":[{"name":"b","by":"ip","rate":"20/s"}]}"#).expect("right");
+    assert!(report.is_empty(), "{report}");
+    let same = config(
+        "share: 1/2\non_store_failure: deny\nhttp: { ipv6_prefix: 48 }\nlimits: [{ name: b, by: ip, rate: 20/s }]",
+    );
+    assert_eq!(format!("{other:?}"), format!("{same:?}"));
+    for (text, expected) in [
+        (
+            r#"{"limits":[],"share":"1/1"}"#,
+            "body:1:14: error: only `limits` can be replaced, not `share` (leave it out)",
+        ),
+        (
+            r#"{"limits":[{"name":"a"}]}"#,
+            "body:1:12: error: limit `a`: it does not say how much (such as `rate: 100/min`)",
+        ),
+        (
+            r#"{"limits":[{"name":"a","rate":"${MANY}/s"}]}"#,
+            "body:1:31: error: limit `a`: count `${MANY}` is not a whole number (digits only, such as `1000`)",
+        ),
+        ("", "body:1:1: error: the file says nothing (a config has at least `limits:`)"),
+    ] {
+        let report = base.with_limits("body", text.as_bytes()).expect_err(text);
+        assert_eq!(report.to_string().lines().next(), Some(expected), "{text}");
+    }
+}
+
+#[test]
 fn conditions_on_responses_are_typed() {
     let config = config(
         "limits: [{ name: a, rate: 1/s, deduct_when: { status: 401 }, refund_when: { status: [304, 5xx] } }]",

@@ -1,0 +1,53 @@
+//! A limiter made from a config file.
+
+use std::path::Path;
+
+use crate::clock::Clock;
+use crate::limiter::Limiter;
+use crate::memory::{MemoryStore, Restored};
+
+use super::settings::MemorySettings;
+use super::{Config, ReadError};
+
+impl Limiter {
+    /// Reads a config file and opens the store that it names. What was saved there goes on.
+    ///
+    /// Warnings about the file are in the report of [`Config::read`], and what became of a snapshot is said
+    /// by [`MemorySettings::open`]: take these two steps yourself to see either.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollkeeper::{Limiter, facts};
+    ///
+    /// # let folder = std::env::temp_dir().join(format!("tollkeeper-from-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&folder)?;
+    /// # let path = folder.join("tollkeeper.yaml");
+    /// std::fs::write(&path, "
+    /// limits:
+    ///   - { name: per-user, by: user, rate: 100/min, burst: 2 }
+    ///   - { name: per-ip, by: ip, rate: 1000/min }
+    /// ")?;
+    /// let limiter = Limiter::from_config(&path).await?;
+    /// let alice = facts! { "user" => "alice", "ip" => "192.0.2.7" };
+    /// assert!(limiter.check(&alice).cost(2).await?.allowed());
+    /// assert!(!limiter.check(&alice).await?.allowed());
+    /// # std::fs::remove_dir_all(&folder)?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn from_config(path: impl AsRef<Path>) -> Result<Limiter, ReadError> {
+        let (config, _) = Config::read(path.as_ref())?;
+        // A file that names another store is refused until there is one.
+        let (store, _) = config.memory.open(Clock::system());
+        Ok(Limiter::embedded(config.policy, store))
+    }
+}
+
+impl MemorySettings {
+    /// The store of these settings, with what was saved by the last one.
+    pub fn open(&self, clock: Clock) -> (MemoryStore, Restored) {
+        match self.snapshots() {
+            Some(snapshots) => MemoryStore::open(self.capacity(), clock, snapshots),
+            None => (MemoryStore::new(self.capacity(), clock), Restored::Nothing),
+        }
+    }
+}
