@@ -67,10 +67,10 @@ pub(super) fn around(text: &str, span: &Range<usize>, hidden: &[Place]) -> Optio
     let cells: Vec<Cell> = cells.collect();
     let left: usize = cells.iter().filter(|cell| cell.index < at).map(|cell| cell.width).sum();
     let total: usize = cells.iter().map(|cell| cell.width).sum();
-    let cut_left = if window_start == 0 && total <= WIDEST { 0 } else { left.saturating_sub(BEFORE) };
-    let cut_left = if window_start == 0 && left + BEFORE / 2 <= WIDEST { 0 } else { cut_left };
+    let from_start = window_start == 0 && (total <= WIDEST || left + BEFORE / 2 <= WIDEST);
+    let cut_left = if from_start { 0 } else { left.saturating_sub(BEFORE) };
     let mut drawn = Excerpt { line: String::new(), indent: String::new(), underline: String::new() };
-    if cut_left > 0 || window_start > 0 {
+    if !from_start {
         drawn.line.push('…');
         drawn.indent.push(' ');
     }
@@ -78,7 +78,7 @@ pub(super) fn around(text: &str, span: &Range<usize>, hidden: &[Place]) -> Optio
     let mut cut = window_end < line.len();
     for cell in cells {
         column += cell.width;
-        if column <= cut_left && cell.width > 0 {
+        if column <= cut_left {
             continue;
         }
         if column > cut_left + WIDEST {

@@ -62,6 +62,15 @@ impl Scope {
         Scope { subject: self.subject.clone(), path: format!("{}{key}.", self.path) }
     }
 
+    /// The table itself as messages name it.
+    fn table(&self) -> String {
+        match (self.subject.trim_end_matches(": "), self.path.trim_end_matches('.')) {
+            ("", "") => "the file".to_owned(),
+            (subject, "") => subject.to_owned(),
+            (_, path) => format!("{}`{path}`", self.subject),
+        }
+    }
+
     /// A key as messages name it.
     fn name(&self, key: &str) -> String {
         format!("{}`{}{key}`", self.subject, self.path)
@@ -93,15 +102,13 @@ impl<'d> Fields<'d> {
         let entries = match &node.value {
             Value::Table(entries) => entries,
             _ => {
-                let name = fields.scope.path.trim_end_matches('.').to_owned();
-                let whole = if name.is_empty() {
-                    fields.scope.subject.trim_end_matches(": ").to_owned()
-                } else {
-                    format!("{}`{name}`", fields.scope.subject)
-                };
-                let whole = if whole.is_empty() { "the file".to_owned() } else { whole };
                 let example = if section.path.is_empty() { "limits" } else { section.keys[0].name };
-                fields.wrong_kind(node, &whole, "a table", &format!("keys with values, such as `{example}`"));
+                fields.wrong_kind(
+                    node,
+                    &fields.scope.table(),
+                    "a table",
+                    &format!("keys with values, such as `{example}`"),
+                );
                 return None;
             }
         };
@@ -135,7 +142,8 @@ impl<'d> Fields<'d> {
 
     fn unknown(&self, entry: &Entry) {
         if self.problems.borrow().is_full() {
-            return self.error(entry.place, "", "");
+            // To look for what was meant would take long in a file that is nothing but mistakes.
+            return self.problems.borrow_mut().count();
         }
         let known = self.section.keys.iter().map(|key| key.name);
         let help = match nearest(&entry.key, known.clone()) {
@@ -145,10 +153,7 @@ impl<'d> Fields<'d> {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("known are {}", list(known)),
         };
-        let whole = match self.scope.path.trim_end_matches('.') {
-            "" => self.scope.subject.clone(),
-            path => format!("{}`{path}`: ", self.scope.subject),
-        };
+        let whole = if self.section.path.is_empty() { String::new() } else { self.scope.table() + ": " };
         self.error(entry.place, format!("{whole}unknown key {}", quoted(&entry.key)), help);
     }
 
@@ -223,11 +228,7 @@ impl<'d> Fields<'d> {
     /// Facts with their patterns.
     pub(super) fn condition(&self, key: &str) -> Vec<Said<(String, Vec<String>)>> {
         let read = |entry: &&Entry| {
-            let patterns = self.values(
-                Item { node: &entry.node, kind: &Kind::Value, key: &format!("{key}.{}", entry.key) },
-                true,
-            );
-            let patterns = patterns.into_iter().map(|said| said.value).collect();
+            let patterns = self.patterns(&entry.node, &format!("{key}.{}", entry.key));
             Said { value: (entry.key.clone(), patterns), place: entry.place, hidden: None }
         };
         self.map(key).iter().map(read).collect()
@@ -378,20 +379,21 @@ impl<'d> Fields<'d> {
         }
     }
 
-    fn values(&self, item: Item<'_>, alone: bool) -> Vec<Said<String>> {
-        let one = |node: &Node| {
-            let text = self.scalar(Item { node, ..item }, "a text")?.text.clone();
-            Some(Said::at(node, text))
-        };
-        match &item.node.value {
+    /// One pattern or several.
+    fn patterns(&self, node: &Node, key: &str) -> Vec<String> {
+        let one =
+            |node: &Node| Some(self.scalar(Item { node, kind: &Kind::Value, key }, "a text")?.text.clone());
+        match &node.value {
             Value::List(nodes) if nodes.is_empty() => {
-                let message = format!("{} has no patterns", self.scope.name(item.key));
-                self.error(item.node.place, message, "list at least one");
+                self.error(
+                    node.place,
+                    format!("{} has no patterns", self.scope.name(key)),
+                    "list at least one",
+                );
                 Vec::new()
             }
             Value::List(nodes) => nodes.iter().filter_map(one).collect(),
-            _ if alone => one(item.node).into_iter().collect(),
-            _ => Vec::new(),
+            _ => one(node).into_iter().collect(),
         }
     }
 

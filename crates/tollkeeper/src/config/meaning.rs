@@ -41,7 +41,7 @@ pub(super) fn of(file: &File, problems: &RefCell<Problems>) -> Option<Meaning> {
                 let mut problems = problems.borrow_mut();
                 match problems.is_full() {
                     // To look for its place would take as long as the file is wrong.
-                    true => problems.error(Place::default(), "", ""),
+                    true => problems.count(),
                     false => report(&file.limits[problem.index], problem, &mut problems),
                 }
             }

@@ -300,7 +300,7 @@ impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ReadError::Unreadable { path, reason } => {
-                write!(f, "{} cannot be read: {reason}", path.display())
+                write!(f, "{} cannot be read: {reason}", excerpt::printable(&path.display().to_string(), 500))
             }
             ReadError::Invalid(report) => write!(f, "{report}"),
         }

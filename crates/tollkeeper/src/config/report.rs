@@ -188,6 +188,12 @@ impl Problems {
         self.list.len() >= KEPT
     }
 
+    /// Adds an error that is only counted.
+    pub(super) fn count(&mut self) {
+        self.errors += 1;
+        self.more += 1;
+    }
+
     /// Keeps a place of the file out of what is shown.
     pub(super) fn hide(&mut self, place: Place) {
         self.hidden.push(place);

@@ -48,7 +48,7 @@ fn a_long_file_of_anything_is_answered() {
         "? ", "é", "\t", "#", "{a: ", "[1,", "a:\n", "- a\n", "\n", "'", "|\n", "%", "{\"a\":", "[[a]]\n",
         "a = [[", "a={a=",
     ] {
-        let text = pattern.repeat((256 << 10) / pattern.len());
+        let text = pattern.repeat((64 << 10) / pattern.len());
         for format in FORMATS {
             let _ = parse(format, text.as_bytes());
         }
