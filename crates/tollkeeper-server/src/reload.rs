@@ -3,22 +3,19 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use tollkeeper::config::Config;
-#[derive(Debug)]
-pub struct Watch;
-impl Watch {
-    fn new(_: &Path, _: impl Fn()) -> Watch {
-        Watch
-    }
-}
+use tollkeeper::config::{Config, Watch};
 
 use crate::serve::log_warnings;
 use crate::service::Service;
 
 /// Reloads whenever the file changes, for as long as the watch is kept.
-pub fn watch(file: &Path, service: Arc<Service>) -> Watch {
+pub fn watch(file: &Path, service: Arc<Service>) -> Option<Watch> {
     let path = file.to_owned();
     Watch::new(file, move || now(&path, &service))
+        .inspect_err(|error| {
+            tracing::warn!("{} is not watched, send SIGHUP after a change: {error}", file.display())
+        })
+        .ok()
 }
 
 /// Reloads once.

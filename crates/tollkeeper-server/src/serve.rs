@@ -62,7 +62,7 @@ async fn serve(args: &Serve, http: Listener, service: Arc<Service>) -> anyhow::R
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
 
-    let watch = args.config.as_deref().map(|file| reload::watch(file, Arc::clone(&service)));
+    let watch = args.config.as_deref().and_then(|file| reload::watch(file, Arc::clone(&service)));
     let connections = match http {
         Listener::Off => None,
         Listener::At(address) => {

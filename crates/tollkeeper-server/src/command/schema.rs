@@ -4,6 +4,6 @@ use std::process::ExitCode;
 
 /// Prints the JSON schema.
 pub fn run() -> anyhow::Result<ExitCode> {
-    println!("{}", "");
+    println!("{}", tollkeeper::config::schema().trim_end());
     Ok(ExitCode::SUCCESS)
 }

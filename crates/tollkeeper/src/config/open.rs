@@ -1,11 +1,17 @@
 //! A limiter made from a config file.
 
 use std::path::Path;
+#[cfg(feature = "redis")]
+use std::sync::Arc;
 
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::memory::{MemoryStore, Restored};
+#[cfg(feature = "redis")]
+use crate::resilient::Resilient;
 
+#[cfg(feature = "redis")]
+use super::StoreUrl;
 use super::settings::MemorySettings;
 use super::{Config, ReadError};
 
@@ -36,7 +42,14 @@ impl Limiter {
     /// ```
     pub async fn from_config(path: impl AsRef<Path>) -> Result<Limiter, ReadError> {
         let (config, _) = Config::read(path.as_ref())?;
-        // A file that names another store is refused until there is one.
+        #[cfg(feature = "redis")]
+        if let StoreUrl::Redis(url) = &config.store {
+            let store = Resilient::open(url, &config.redis).map_err(|error| ReadError::Unreadable {
+                path: error.path().to_owned(),
+                reason: error.to_string(),
+            })?;
+            return Ok(Limiter::with_store(config.policy, Arc::new(store)));
+        }
         let (store, _) = config.memory.open(Clock::system());
         Ok(Limiter::embedded(config.policy, store))
     }

@@ -82,13 +82,13 @@ pub struct Host {
 }
 
 impl StoreUrl {
-    /// An error for a store that this version does not have.
+    /// An error for a store that this build does not have.
     pub fn supported(&self) -> Result<(), InvalidStoreUrl> {
         match self {
-            StoreUrl::Memory => Ok(()),
-            StoreUrl::Redis(_) => {
-                Err(InvalidStoreUrl("a Redis store is not supported yet (use `memory://`)"))
+            StoreUrl::Redis(_) if cfg!(not(feature = "redis")) => {
+                Err(InvalidStoreUrl("this build has no Redis store (build it with the feature `redis`)"))
             }
+            StoreUrl::Memory | StoreUrl::Redis(_) => Ok(()),
         }
     }
 }

@@ -46,6 +46,13 @@ pub struct UnreadableFile {
     error: std::io::Error,
 }
 
+impl UnreadableFile {
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
 impl fmt::Display for UnreadableFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} cannot be read: {}", self.path.display(), self.error)

@@ -171,10 +171,6 @@ fn a_limiter_from_a_file_goes_on_where_the_last_one_stopped() {
     let (config, _) = Config::read(&path).expect("right");
     assert!(matches!(config.memory.open(Clock::system()), (_, Restored::Keys(1))));
     assert_eq!(config.memory.capacity().max_keys, 10);
-
-    fs::write(&path, "store = \"redis://127.0.0.1\"\n").expect("written");
-    let error = wait(Limiter::from_config(&path)).expect_err("not yet");
-    assert!(error.to_string().contains("a Redis store is not supported yet"), "{error}");
     fs::remove_dir_all(&folder).expect("made above");
 }
 
