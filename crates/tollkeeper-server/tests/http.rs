@@ -1,16 +1,41 @@
 //! The service over HTTP: what is answered, to the letter.
 
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
 mod support;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use support::*;
+
+const ALICE: &str = r#"{"facts":{"user":"alice"}}"#;
+
+/// The first limit of an answer.
+fn first(answer: &Answer) -> Value {
+    answer.json()["limits"][0].clone()
+}
+
+/// How much each limit has left, which is seen without a charge.
+fn remaining(server: &Server, facts: &str) -> Vec<u64> {
+    let peek = server.post("/v1/peek", &format!("{{\"facts\":{facts}}}"));
+    assert_eq!(peek.status, 200, "{peek:?}");
+    let limits = peek.json()["limits"].clone();
+    limits.as_array().unwrap().iter().map(|limit| limit["remaining"].as_u64().unwrap()).collect()
+}
+
+/// A number that is more than `from` and at most `to`.
+fn between(value: &Value, from: f64, to: f64) -> f64 {
+    let number = value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"));
+    assert!(number > from && number <= to, "{number} is not in {from}..={to}");
+    number
+}
+
+const DAY: f64 = 86_400.0;
 
 #[test]
 fn the_first_five_pass_and_the_sixth_is_told_why_and_when() {
     let server = Server::start();
-    let alice = r#"{"facts":{"user":"alice"}}"#;
     for remaining in (0..5).rev() {
-        let answer = server.post("/v1/check", alice);
+        let answer = server.post("/v1/check", ALICE);
         assert_eq!(answer.status, 200);
         assert_eq!(answer.header("content-type"), Some("application/json"));
         assert_eq!(answer.header("retry-after"), None);
@@ -21,13 +46,12 @@ fn the_first_five_pass_and_the_sixth_is_told_why_and_when() {
         assert!(answer["charge"].is_string());
         assert!(answer.get("reason").is_none() && answer.get("never").is_none());
     }
-    let refused = server.post("/v1/check", alice);
+    let refused = server.post("/v1/check", ALICE);
     assert_eq!(refused.status, 429);
     let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
     assert!((1..=2).contains(&wait), "{wait}");
     let refused = refused.json();
-    let retry = refused["retry_after"].as_f64().unwrap();
-    assert!(retry > 0.0 && retry <= 2.0, "{retry}");
+    let retry = between(&refused["retry_after"], 0.0, 2.0);
     let reset = refused["limits"][0]["reset_after"].as_f64().unwrap();
     assert_eq!(
         refused,
@@ -45,4 +69,1002 @@ fn the_first_five_pass_and_the_sixth_is_told_why_and_when() {
         })
     );
     assert!(server.check(r#"{"user":"bob"}"#), "others are not affected");
+}
+
+#[test]
+fn an_admission_and_a_refusal_of_each_algorithm_hold_every_field() {
+    // What the limit says, what it takes at once, its longest wait for one more, and its sentence.
+    for (limit, algorithm, at_once, longest, allows) in [
+        ("rate: 24/day\n    burst: 3", "token-bucket", 3_u32, 3_600.0, "24 per day with bursts of 3"),
+        (
+            "rate: 3/day\n    algorithm: token-bucket",
+            "token-bucket",
+            3,
+            28_800.0,
+            "3 per day with bursts of 3",
+        ),
+        ("rate: 3/day\n    algorithm: fixed-window", "fixed-window", 3, DAY, "3 per day"),
+        ("rate: 3/day", "sliding-window", 3, 2.0 * DAY, "3 per day"),
+        ("rate: 3/day\n    algorithm: sliding-log", "sliding-log", 3, DAY, "3 per day"),
+        (
+            "rate: 24/day\n    burst: 2\n    algorithm: leaky-bucket",
+            "leaky-bucket",
+            2,
+            7_200.0,
+            "24 per day with a queue of 2",
+        ),
+    ] {
+        let folder = Folder::new();
+        let server = Server::with_config(
+            &folder,
+            &format!("limits:\n  - name: lim-1.x_\n    by: user\n    {limit}\n"),
+        );
+        let mut taken = 0;
+        let refused = loop {
+            let answer = server.post("/v1/check", ALICE);
+            if answer.status == 429 {
+                break answer;
+            }
+            taken += 1;
+            assert_eq!((answer.status, answer.header("retry-after")), (200, None));
+            let body = answer.json();
+            let (charge, reset) =
+                (body["charge"].as_str().unwrap(), body["limits"][0]["reset_after"].clone());
+            assert!(
+                charge.len() <= 250
+                    && charge.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.~".contains(&b)),
+                "{charge}"
+            );
+            between(&reset, 0.0, 4.0 * DAY);
+            let delay = body["delay"].as_f64().unwrap();
+            let remaining = body["limits"][0]["remaining"].as_u64().unwrap();
+            if algorithm == "leaky-bucket" {
+                // The first goes on at once, each later one an hour after the one before it.
+                let turn = 3_600.0 * f64::from(taken - 1);
+                assert!(delay <= turn && delay >= turn - 60.0, "{delay}");
+            } else {
+                assert_eq!((delay, remaining), (0.0, u64::from(at_once - taken)));
+            }
+            assert_eq!(
+                body,
+                json!({
+                    "allowed": true, "binding": "lim-1.x_", "retry_after": null, "delay": body["delay"], "degraded": null,
+                    "charge": charge,
+                    "limits": [{
+                        "name": "lim-1.x_", "key": ["alice"], "algorithm": algorithm, "mode": "enforce", "allowed": true,
+                        "cost": 1, "limit": at_once, "remaining": remaining, "retry_after": null, "reset_after": reset,
+                        "degraded": null,
+                    }],
+                })
+            );
+        };
+        assert!((at_once..=at_once + 1).contains(&taken), "{algorithm} took {taken}");
+        let body = refused.json();
+        let retry = between(&body["retry_after"], 0.0, longest);
+        assert_eq!(refused.header("retry-after"), Some(&*retry.ceil().to_string()), "{algorithm}");
+        let reason = body["reason"].as_str().unwrap();
+        let start = format!("`lim-1.x_` allows {allows}; the next request of cost 1 fits in ");
+        assert!(reason.starts_with(&start), "{reason}");
+        assert_eq!(
+            body,
+            json!({
+                "allowed": false, "binding": "lim-1.x_", "retry_after": retry, "delay": 0, "degraded": null,
+                "reason": reason, "charge": null,
+                "limits": [{
+                    "name": "lim-1.x_", "key": ["alice"], "algorithm": algorithm, "mode": "enforce", "allowed": false,
+                    "cost": 1, "limit": at_once, "remaining": 0, "retry_after": retry,
+                    "reset_after": body["limits"][0]["reset_after"], "degraded": null,
+                }],
+            }),
+            "{algorithm}"
+        );
+    }
+}
+
+#[test]
+fn what_waiting_cannot_cure_is_never_and_has_no_retry_after() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:
+  - { name: small, by: user, rate: 10/day, burst: 3 }
+  - { name: nothing, by: closed, rate: 0/s }
+  - { name: strict, when: { route: /strict }, by: [user, tenant], rate: 10/day, missing: deny }
+",
+    );
+    for (body, binding, key, reason) in [
+        (
+            r#"{"facts":{"user":"alice"},"cost":4}"#,
+            "small",
+            json!(["alice"]),
+            "`small` allows 10 per day with bursts of 3; a request of cost 4 never fits (at most 3)",
+        ),
+        (
+            r#"{"facts":{"user":"alice"},"cost":2147483648}"#,
+            "small",
+            json!(["alice"]),
+            "`small` allows 10 per day with bursts of 3; a request of cost 2147483648 never fits (at most 3)",
+        ),
+        (
+            r#"{"facts":{"closed":"today"}}"#,
+            "nothing",
+            json!(["today"]),
+            "`nothing` allows nothing here, and waiting does not help",
+        ),
+        (
+            r#"{"facts":{"route":"/strict","user":"alice"}}"#,
+            "strict",
+            json!(["alice", null]),
+            "`strict` needs the fact `tenant`, which this request does not have",
+        ),
+        (
+            r#"{"facts":{"route":"/strict","tenant":"t","user":""}}"#,
+            "strict",
+            json!([null, "t"]),
+            "`strict` needs the fact `user`, which this request does not have",
+        ),
+    ] {
+        let answer = server.post("/v1/check", body);
+        assert_eq!((answer.status, answer.header("retry-after")), (429, None), "{body}");
+        let said = answer.json();
+        let limit = said["limits"].as_array().unwrap().iter().find(|limit| limit["name"] == binding).unwrap();
+        assert_eq!(limit["key"], key, "{body}");
+        for (never, name) in [(&said, "binding"), (limit, "name")] {
+            assert_eq!(
+                (&never["allowed"], &never["retry_after"], &never["never"], &never[name]),
+                (&json!(false), &Value::Null, &json!(true), &json!(binding)),
+                "{body}"
+            );
+        }
+        assert_eq!((&said["reason"], &said["charge"]), (&json!(reason), &Value::Null));
+    }
+    assert_eq!(remaining(&server, r#"{"user":"alice"}"#), [3], "nothing of it was charged");
+}
+
+#[test]
+fn never_binds_before_any_wait_and_of_waits_the_longest() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:
+  - { name: quick, by: user, rate: 100/day, burst: 1 }
+  - { name: slow, by: user, rate: 10/day, burst: 1 }
+  - { name: hopeless, when: { route: /x }, by: user, rate: 0/s }
+",
+    );
+    assert!(server.check(r#"{"user":"alice"}"#));
+    let waits = server.post("/v1/check", ALICE);
+    let body = waits.json();
+    assert_eq!((&body["binding"], body.get("never")), (&json!("slow"), None));
+    let (quick, slow) = (&body["limits"][0]["retry_after"], &body["limits"][1]["retry_after"]);
+    assert!(between(quick, 0.0, 864.0) < between(slow, 864.0, 8_640.0));
+    assert_eq!(&body["retry_after"], slow);
+
+    let never = server.post("/v1/check", r#"{"facts":{"user":"alice","route":"/x"}}"#);
+    let body = never.json();
+    assert_eq!(
+        (&body["binding"], &body["never"], &body["retry_after"]),
+        (&json!("hopeless"), &json!(true), &Value::Null)
+    );
+    assert_eq!(never.header("retry-after"), None);
+    let never: Vec<_> =
+        body["limits"].as_array().unwrap().iter().map(|limit| limit.get("never").is_some()).collect();
+    assert_eq!(never, [false, false, true], "each limit speaks for itself");
+    assert!(body["limits"][1]["retry_after"].is_number());
+}
+
+#[test]
+fn the_scarcest_limit_binds_and_a_refusal_charges_no_limit_at_all() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:
+  - { name: wide, by: ip, rate: 100/day, burst: 10 }
+  - { name: narrow, by: user, rate: 10/day, burst: 2 }
+",
+    );
+    let facts = r#"{"ip":"192.0.2.7","user":"alice"}"#;
+    assert_eq!(remaining(&server, facts), [10, 2]);
+    let body = format!("{{\"facts\":{facts},\"cost\":2}}");
+    let admitted = server.post("/v1/check", &body).json();
+    assert_eq!(admitted["binding"], "narrow");
+    let names: Vec<_> = admitted["limits"].as_array().unwrap().iter().map(|limit| &limit["name"]).collect();
+    assert_eq!(names, ["wide", "narrow"], "in the order of the config, whichever binds");
+    assert_eq!(remaining(&server, facts), [8, 0]);
+
+    let refused = server.post("/v1/check", &body);
+    assert_eq!(refused.status, 429);
+    let limits = refused.json()["limits"].clone();
+    assert_eq!((&limits[0]["allowed"], &limits[0]["remaining"]), (&json!(true), &json!(8)));
+    assert_eq!((&limits[1]["allowed"], &limits[1]["remaining"]), (&json!(false), &json!(0)));
+    assert_eq!(limits[0]["retry_after"], Value::Null, "the other limit has nothing to wait for");
+    assert_eq!(remaining(&server, facts), [8, 0], "all or nothing");
+    let other = r#"{"ip":"192.0.2.7","user":"bob"}"#;
+    assert_eq!(remaining(&server, other), [8, 2], "the same address, another user");
+}
+
+#[test]
+fn a_shadow_limit_counts_and_says_but_never_refuses() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:
+  - { name: trial, by: user, rate: 10/day, burst: 1, mode: shadow }
+  - { name: off, by: user, rate: 10/day, burst: 1, mode: 'off' }
+  - { name: real, when: { route: /real }, by: user, rate: 10/day, burst: 5 }
+  - { name: priced, when: { route: /priced }, rate: 10/day, cost: tokens, mode: shadow }
+",
+    );
+    for (time, allowed) in [(1, true), (2, false), (3, false)] {
+        let answer = server.post("/v1/check", ALICE);
+        assert_eq!((answer.status, answer.header("retry-after")), (200, None));
+        let body = answer.json();
+        assert_eq!((&body["allowed"], &body["binding"]), (&json!(true), &Value::Null), "only shadow limits");
+        assert_eq!((body.get("reason"), body.get("never"), &body["retry_after"]), (None, None, &Value::Null));
+        assert_eq!(body["limits"].as_array().unwrap().len(), 1, "what is off is not listed");
+        let limit = &body["limits"][0];
+        assert_eq!(
+            (&limit["name"], &limit["mode"], &limit["allowed"]),
+            (&json!("trial"), &json!("shadow"), &json!(allowed)),
+            "time {time}"
+        );
+        assert_eq!(limit["retry_after"].is_number(), !allowed, "it says what it would have said");
+    }
+    let both = server.post("/v1/check", r#"{"facts":{"user":"alice","route":"/real"}}"#).json();
+    assert_eq!(
+        (&both["binding"], &both["allowed"]),
+        (&json!("real"), &json!(true)),
+        "what is enforced binds"
+    );
+    assert_eq!(both["limits"].as_array().unwrap().len(), 2);
+    let skipped = server.post("/v1/check", r#"{"facts":{"user":"alice","route":"/priced"}}"#);
+    assert_eq!(skipped.status, 200, "a bad cost never fails a request for the sake of a shadow limit");
+    assert_eq!(skipped.json()["limits"].as_array().unwrap().len(), 1);
+    let series = |result: &str| {
+        server.metric(&format!("tollkeeper_checks_total{{limit=\"trial\",result=\"{result}\"}}"))
+    };
+    assert_eq!((series("allowed"), series("refused"), series("would_refuse")), (1.0, 0.0, 4.0));
+}
+
+#[test]
+fn where_no_limit_applies_the_request_passes_and_nothing_binds() {
+    let server = Server::start();
+    for facts in ["{}", r#"{"user":""}"#, r#"{"User":"alice"}"#, r#"{"tenant":"acme"}"#] {
+        let answer = server.post("/v1/check", &format!("{{\"facts\":{facts},\"cost\":2147483648}}"));
+        assert_eq!((answer.status, answer.header("retry-after")), (200, None));
+        assert_eq!(
+            answer.json(),
+            json!({
+                "allowed": true, "binding": null, "retry_after": null, "delay": 0, "degraded": null, "charge": null,
+                "limits": [],
+            }),
+            "{facts}"
+        );
+    }
+    assert_eq!(server.metric("tollkeeper_skipped_total{limit=\"demo\"}"), 4.0);
+}
+
+#[test]
+fn concurrency_limits_are_shown_by_peek_and_usage_and_skipped_by_check() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:
+  - { name: exports, by: user, algorithm: concurrency, limit: 2, ttl: 60s }
+  - { name: calls, by: user, rate: 10/day, burst: 9 }
+",
+    );
+    for left in [8, 7, 6] {
+        let check = server.post("/v1/check", ALICE).json();
+        assert_eq!(check["limits"].as_array().unwrap().len(), 1, "{check}");
+        assert_eq!(
+            (&check["limits"][0]["name"], &check["limits"][0]["remaining"]),
+            (&json!("calls"), &json!(left))
+        );
+    }
+    let slots = json!({
+        "name": "exports", "key": ["alice"], "algorithm": "concurrency", "mode": "enforce", "allowed": true, "cost": 1,
+        "limit": 2, "remaining": 2, "retry_after": null, "reset_after": null, "degraded": null,
+    });
+    let batch = server.post("/v1/check/batch", &format!("{{\"checks\":[{ALICE}]}}")).json();
+    assert_eq!(batch["decisions"][0]["limits"].as_array().unwrap().len(), 1);
+    let peek = server.post("/v1/peek", ALICE).json();
+    assert_eq!(peek["limits"][0], slots);
+    let usage = server.get("/v1/usage?user=alice").json();
+    assert_eq!(usage["limits"][0], slots);
+    assert_eq!(usage["limits"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn an_absent_fact_is_null_in_the_key_and_values_are_text() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:\n  - { name: shared, by: [tenant, user], rate: 10/day, burst: 9, missing: share }\n",
+    );
+    for (facts, key) in [
+        (r#"{"tenant":"acme","user":"alice"}"#, json!(["acme", "alice"])),
+        (r#"{"tenant":"acme"}"#, json!(["acme", null])),
+        (r#"{"user":"alice","tenant":""}"#, json!([null, "alice"])),
+        ("{}", json!([null, null])),
+        (r#"{"tenant":1,"user":true}"#, json!(["1", "true"])),
+        (r#"{"tenant":"1","user":"true"}"#, json!(["1", "true"])),
+        (r#"{"tenant":-9223372036854775809,"user":false}"#, json!(["-9223372036854775809", "false"])),
+        (
+            r#"{"tenant":"a\"b\\c\n\u0000\u001f\u007f","user":"é😀\u2028"}"#,
+            json!(["a\"b\\c\n\0\u{1f}\u{7f}", "é😀\u{2028}"]),
+        ),
+    ] {
+        assert_eq!(
+            first(&server.post("/v1/check", &format!("{{\"facts\":{facts}}}")))["key"],
+            key,
+            "{facts}"
+        );
+    }
+    assert_eq!(remaining(&server, r#"{"tenant":"1","user":true}"#), [7], "`1` and \"1\" are one key");
+    assert_eq!(remaining(&server, "{}"), [8], "all who say nothing share one");
+    assert_eq!(remaining(&server, r#"{"tenant":"null","user":"null"}"#), [9], "which nobody can name");
+}
+
+#[test]
+fn an_address_is_canonical_and_masked_in_the_key() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:\n  - { name: per-ip, by: ip, rate: 10/day, burst: 9, allow: [10.0.0.0/8, '2001:db8:1::7'] }\n",
+    );
+    for (ip, key) in [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("::ffff:c000:207", "192.0.2.7"),
+        ("2001:db8::1", "2001:db8::"),
+        ("2001:DB8:0:0:ffff:ffff:ffff:ffff", "2001:db8::"),
+        ("2001:db8:0:1::1", "2001:db8:0:1::"),
+        ("2001:db8:1::8", "2001:db8:1::"),
+        ("::1", "::"),
+    ] {
+        assert_eq!(
+            first(&server.post("/v1/check", &format!("{{\"facts\":{{\"ip\":\"{ip}\"}}}}")))["key"],
+            json!([key]),
+            "{ip}"
+        );
+    }
+    assert_eq!(remaining(&server, r#"{"ip":"192.0.2.7"}"#), [6], "one client in three spellings");
+    assert_eq!(remaining(&server, r#"{"ip":"2001:db8::2"}"#), [7], "one network");
+    for allowed in ["10.1.2.3", "::ffff:10.1.2.3", "2001:db8:1::7"] {
+        let answer = server.post("/v1/check", &format!("{{\"facts\":{{\"ip\":\"{allowed}\"}}}}"));
+        assert_eq!(answer.json()["limits"], json!([]), "{allowed}: an allow list looks before the mask");
+    }
+    let usage = server.get("/v1/usage?ip=%3A%3Affff%3A192.0.2.7").json();
+    assert_eq!(
+        (&usage["limits"][0]["key"], &usage["limits"][0]["remaining"]),
+        (&json!(["192.0.2.7"]), &json!(6))
+    );
+}
+
+#[test]
+fn a_cost_is_what_was_asked_or_the_number_in_a_fact() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:
+  - { name: calls, by: key, rate: 100/day, burst: 50 }
+  - { name: tokens, by: key, rate: 1000/day, algorithm: sliding-log, cost: tokens }
+",
+    );
+    let check = |facts: &str, cost: &str| {
+        server.post("/v1/check", &format!("{{\"facts\":{{\"key\":\"k\"{facts}}}{cost}}}"))
+    };
+    let answer = check(r#","tokens":250"#, r#","cost":3"#).json();
+    let costs: Vec<_> = answer["limits"].as_array().unwrap().iter().map(|limit| &limit["cost"]).collect();
+    assert_eq!(costs, [&json!(3), &json!(250)]);
+    assert_eq!(remaining(&server, r#"{"key":"k","tokens":"1"}"#), [47, 750]);
+    let free = check(r#","tokens":0"#, "").json();
+    assert_eq!(
+        (&free["allowed"], &free["limits"][1]["cost"], &free["limits"][1]["remaining"]),
+        (&json!(true), &json!(0), &json!(750))
+    );
+    for (facts, what) in [
+        ("", "absent"),
+        (r#","tokens":"""#, "empty"),
+        (r#","tokens":-1"#, "negative"),
+        (r#","tokens":"many""#, "no number"),
+        (r#","tokens":true"#, "no number"),
+        (r#","tokens":2147483649"#, "too large"),
+        (r#","tokens":9223372036854775808"#, "too large"),
+    ] {
+        let answer = check(facts, "");
+        assert_eq!(
+            answer.error(),
+            (400, "invalid_cost".to_owned(), Some("facts.tokens".to_owned())),
+            "{what}"
+        );
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("`tokens`"), "{what}: {message}");
+    }
+    assert_eq!(
+        remaining(&server, r#"{"key":"k","tokens":"1"}"#),
+        [46, 750],
+        "a bad cost charges no other limit"
+    );
+    let usage = server.get("/v1/usage?key=k").json();
+    assert_eq!(usage["limits"][1]["cost"], 1, "usage looks with a cost of 1, whatever is charged");
+}
+
+#[test]
+fn a_tier_and_an_override_decide_what_is_granted() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:
+  - name: plan
+    by: api_key
+    tier: plan
+    tiers: { free: { rate: 60/day, burst: 2 }, pro: { rate: 600/day, burst: 20 }, enterprise: unlimited }
+    default_tier: free
+    overrides: { acme: { rate: 6000/day, burst: 200 } }
+",
+    );
+    for (facts, limit) in [
+        (r#"{"api_key":"a","plan":"free"}"#, json!(2)),
+        (r#"{"api_key":"b","plan":"pro"}"#, json!(20)),
+        (r#"{"api_key":"c","plan":"enterprise"}"#, Value::Null),
+        (r#"{"api_key":"d","plan":"gold"}"#, json!(2)),
+        (r#"{"api_key":"e"}"#, json!(2)),
+        (r#"{"api_key":"acme","plan":"free"}"#, json!(200)),
+    ] {
+        assert_eq!(
+            first(&server.post("/v1/check", &format!("{{\"facts\":{facts}}}")))["limit"],
+            limit,
+            "{facts}"
+        );
+    }
+    assert_eq!(server.metric("tollkeeper_unknown_tier_total{limit=\"plan\"}"), 2.0);
+}
+
+#[test]
+fn a_peek_says_what_a_check_would_and_is_always_200() {
+    let folder = Folder::new();
+    let server =
+        Server::with_config(&folder, "limits:\n  - { name: few, by: user, rate: 10/day, burst: 2 }\n");
+    let free = json!({
+        "allowed": true, "binding": "few", "retry_after": null, "delay": 0, "degraded": null, "charge": null,
+        "limits": [{
+            "name": "few", "key": ["alice"], "algorithm": "token-bucket", "mode": "enforce", "allowed": true, "cost": 1,
+            "limit": 2, "remaining": 2, "retry_after": null, "reset_after": 0, "degraded": null,
+        }],
+    });
+    for _ in 0..5 {
+        let peek = server.post("/v1/peek", ALICE);
+        assert_eq!((peek.status, peek.json()), (200, free.clone()), "it charges nothing, however often");
+    }
+    assert!(server.check(r#"{"user":"alice"}"#) && server.check(r#"{"user":"alice"}"#));
+    let peek = server.post("/v1/peek", ALICE);
+    assert_eq!((peek.status, peek.header("retry-after")), (200, None), "always 200");
+    let body = peek.json();
+    assert_eq!(
+        (&body["allowed"], &body["charge"], &body["binding"]),
+        (&json!(false), &Value::Null, &json!("few"))
+    );
+    between(&body["retry_after"], 0.0, 8_640.0);
+    assert!(
+        body["reason"].as_str().unwrap().starts_with("`few` allows 10 per day with bursts of 2; "),
+        "{body}"
+    );
+    let never = server.post("/v1/peek", r#"{"facts":{"user":"bob"},"cost":3}"#);
+    assert_eq!(
+        (never.status, &never.json()["never"], &never.json()["allowed"]),
+        (200, &json!(true), &json!(false))
+    );
+    let costly = first(&server.post("/v1/peek", r#"{"facts":{"user":"bob"},"cost":2}"#));
+    assert_eq!(
+        (&costly["cost"], &costly["allowed"], &costly["remaining"]),
+        (&json!(2), &json!(true), &json!(2))
+    );
+    let checks =
+        |result| server.metric(&format!("tollkeeper_checks_total{{limit=\"few\",result=\"{result}\"}}"));
+    assert_eq!((checks("allowed"), checks("refused")), (2.0, 0.0), "peeks are not counted");
+}
+
+#[test]
+fn a_peek_shows_the_delay_that_a_check_would_get() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:\n  - { name: queue, by: user, rate: 24/day, burst: 5, algorithm: leaky-bucket }\n",
+    );
+    let delay = |path: &str| server.post(path, ALICE).json()["delay"].as_f64().unwrap();
+    assert_eq!((delay("/v1/peek"), delay("/v1/check")), (0.0, 0.0));
+    for turn in [3_600.0, 7_200.0] {
+        let (peek, check) = (delay("/v1/peek"), delay("/v1/check"));
+        assert!(check <= peek && peek <= turn && check > turn - 60.0, "{peek} {check}");
+    }
+    let body = server.post("/v1/peek", r#"{"facts":{"user":"alice"},"cost":5}"#).json();
+    assert_eq!((&body["allowed"], &body["delay"]), (&json!(false), &json!(0)), "a refusal holds nobody");
+}
+
+#[test]
+fn usage_reads_facts_from_the_query() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:
+  - { name: per-user, by: user, rate: 10/day, burst: 9 }
+  - { name: per-pair, by: [user, 'x-y.z:/'], rate: 10/day, burst: 3 }
+",
+    );
+    assert!(server.check(r#"{"user":"a b&c=d+é%","x-y.z:/":"1"}"#));
+    for query in [
+        "user=a+b%26c%3Dd%2B%c3%a9%25&x-y.z:/=1",
+        "user=a%20b%26c=d%2b%C3%A9%25&x-y.z%3a%2F=1",
+        "&x-y.z:/=1&&user=a+b%26c=d%2b%C3%A9%25&",
+    ] {
+        let usage = server.get(&format!("/v1/usage?{query}"));
+        assert_eq!((usage.status, usage.header("content-type")), (200, Some("application/json")), "{query}");
+        let usage = usage.json();
+        let reset = usage["limits"][0]["reset_after"].clone();
+        between(&reset, 0.0, 8_640.0);
+        assert_eq!(
+            usage["limits"][0],
+            json!({
+                "name": "per-user", "key": ["a b&c=d+é%"], "algorithm": "token-bucket", "mode": "enforce", "allowed": true,
+                "cost": 1, "limit": 9, "remaining": 8, "retry_after": null, "reset_after": reset, "degraded": null,
+            }),
+            "{query}"
+        );
+        assert_eq!((&usage["limits"][1]["remaining"], usage.as_object().unwrap().len()), (&json!(2), 1));
+    }
+    for query in ["", "?", "?user", "?user=", "?tenant=acme"] {
+        assert_eq!(server.get(&format!("/v1/usage{query}")).json(), json!({ "limits": [] }), "{query}");
+    }
+    assert_eq!(remaining(&server, r#"{"user":"a b&c=d+é%"}"#), [8], "usage charges nothing");
+}
+
+#[test]
+fn a_batch_is_decided_in_order_and_what_is_invalid_is_answered_in_its_place() {
+    let folder = Folder::new();
+    let server =
+        Server::with_config(&folder, "limits:\n  - { name: few, by: user, rate: 10/day, burst: 3 }\n");
+    let checks = [
+        ALICE,
+        r#"{"facts":{"user":"alice"},"cost":0}"#,
+        r#"{"facts":{"user":"alice"},"cost":2}"#,
+        "7",
+        r#"{"facts":{"user":"alice","user":"bob"}}"#,
+        ALICE,
+        r#"{"facts":{"user":"bob"}}"#,
+        r#"{"facts":{"user":"alice"},"cost":4}"#,
+        r#"{"facts":{"user":null}}"#,
+        r#"{"fact":{"user":"alice"}}"#,
+        "{}",
+        r#"{"facts":{}}"#,
+        "null",
+        "[]",
+        r#"{"facts":{"ip":"here"}}"#,
+    ];
+    let answer = server.post("/v1/check/batch", &format!("{{ \"checks\" : [\n{}] }}", checks.join(" ,\t")));
+    assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")));
+    assert_eq!(answer.header("retry-after"), None, "the batch is not refused, some of it is");
+    let body = answer.json();
+    assert_eq!(body.as_object().unwrap().len(), 1);
+    let decisions = body["decisions"].as_array().unwrap();
+    let said: Vec<String> = decisions
+        .iter()
+        .map(|decision| match decision.get("error") {
+            Some(error) => {
+                assert_eq!(
+                    (decision.as_object().unwrap().len(), error.as_object().unwrap().len()),
+                    (1, 3),
+                    "{decision}"
+                );
+                assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()));
+                format!("{} {}", error["code"].as_str().unwrap(), error["where"].as_str().unwrap_or("-"))
+            }
+            None => format!("{} {}", decision["allowed"], decision["limits"][0]["remaining"]),
+        })
+        .collect();
+    assert_eq!(
+        said,
+        [
+            "true 2",
+            "invalid_cost cost",
+            "true 0",
+            "invalid_json -",
+            "duplicate_field facts.user",
+            "false 0",
+            "true 2",
+            "false 0",
+            "invalid_fact facts.user",
+            "unknown_field fact",
+            "missing_field facts",
+            "true null",
+            "invalid_json -",
+            "invalid_json -",
+            "invalid_fact facts.ip",
+        ]
+    );
+    assert!(decisions[0]["charge"].is_string() && decisions[5]["charge"].is_null());
+    assert!(decisions[5]["retry_after"].is_number() && decisions[5]["reason"].is_string());
+    assert_eq!((&decisions[7]["never"], &decisions[7]["retry_after"]), (&json!(true), &Value::Null));
+    assert_eq!(remaining(&server, r#"{"user":"alice"}"#), [0]);
+    let requests = |result: &str| {
+        server.metric(&format!(
+            "tollkeeper_requests_total{{transport=\"http\",route=\"\",result=\"{result}\"}}"
+        ))
+    };
+    assert_eq!(
+        (requests("allowed"), requests("refused"), requests("error")),
+        (4.0, 2.0, 9.0),
+        "each counts on its own"
+    );
+}
+
+#[test]
+fn the_limits_in_force_are_listed_in_the_shape_of_a_config_with_a_version() {
+    let server = Server::start();
+    let answer = server.get("/v1/limits");
+    assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")));
+    assert_eq!(answer.header("etag"), Some("\"1\""));
+    let body = answer.json();
+    assert!(body["loaded_at"].as_u64().is_some_and(|at| at > 1_700_000_000), "{body}");
+    let expected = json!({
+        "version": 1, "source": "builtin", "loaded_at": body["loaded_at"], "error": null, "shadowed": false,
+        "limits": [{
+            "name": "demo", "by": ["user"], "rate": "5/10s", "burst": 5, "algorithm": "token-bucket", "allow": [],
+            "missing": "skip", "mode": "enforce", "stagger": false, "on_store_failure": "local", "headers": true,
+            "consistency": "exact", "wait_replicas": 0,
+        }],
+    });
+    assert_eq!(body, expected);
+}
+
+#[test]
+fn the_limits_of_a_file_are_a_file_again() {
+    let folder = Folder::new();
+    let yaml = "limits:
+  - { name: per-ip, by: ip, rate: 1000/min, allow: [10.0.0.0/8] }
+  - name: login
+    when: { route: /login, method: [POST, PUT] }
+    unless: { user: 'test-*' }
+    by: [email]
+    rate: 5/15m
+    algorithm: sliding-log
+    on_store_failure: deny
+    missing: share
+    headers: false
+  - name: plan
+    by: api_key
+    tier: plan
+    tiers: { free: { rate: 60/min, burst: 10 }, enterprise: unlimited }
+    default_tier: free
+    overrides: { acme: { rate: 50000/min, burst: 5000 } }
+  - { name: tokens, by: api_key, rate: 100000/day, cost: tokens, algorithm: fixed-window, stagger: true, mode: shadow }
+  - { name: exports, by: user, algorithm: concurrency, limit: 5 }
+";
+    let server = Server::with_config(&folder, yaml);
+    let body = server.get("/v1/limits").json();
+    assert_eq!(body["source"], "file");
+    assert_eq!(body["limits"][4]["ttl"], "1m");
+    let file = folder.write("again.json", &json!({ "limits": body["limits"] }).to_string());
+    let again = Server::with(&["--config", file.to_str().unwrap()]);
+    assert_eq!(again.get("/v1/limits").json()["limits"], body["limits"]);
+}
+
+#[test]
+fn health_and_readiness_are_answered_in_plain_words() {
+    let server = Server::start();
+    for (path, body) in [("/healthz", "ok\n"), ("/readyz", "ready\n")] {
+        let answer = server.get(path);
+        assert_eq!((answer.status, answer.text()), (200, body));
+        assert_eq!(answer.header("content-type"), Some("text/plain; charset=utf-8"));
+    }
+}
+
+#[test]
+fn metrics_count_what_was_sent() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:
+  - { name: a.b-c_d, by: user, rate: 10/day, burst: 3 }
+  - { name: shadow, by: user, rate: 10/day, burst: 1, mode: shadow }
+  - { name: unused, by: tenant, rate: 10/day, burst: 1 }
+",
+    );
+    let mut client = server.client();
+    for _ in 0..5 {
+        client.request("POST", "/v1/check", ALICE);
+    }
+    client.request("POST", "/v1/check", r#"{"facts":{"user":"b\"o\\b\n{}"}}"#);
+    client.request("POST", "/v1/check", "nonsense");
+    client.request("POST", "/v1/check", r#"{"facts":{"user":"alice"},"cost":0}"#);
+    client.request("POST", "/v1/check/batch", &format!("{{\"checks\":[{ALICE},7,{{\"facts\":{{}}}}]}}"));
+    // None of these asks for a decision.
+    client.request("POST", "/v1/peek", ALICE);
+    client.request("GET", "/v1/usage?user=alice", "");
+    client.request("GET", "/v1/limits", "");
+    client.request("GET", "/healthz", "");
+    client.request("GET", "/nowhere", "");
+    client.request("GET", "/v1/check", "");
+
+    let page = client.request("GET", "/metrics", "");
+    assert_eq!(page.status, 200);
+    assert_eq!(
+        page.header("content-type"),
+        Some("application/openmetrics-text; version=1.0.0; charset=utf-8")
+    );
+    let text = page.text();
+    let counts: Vec<&str> = text
+        .lines()
+        .filter(|line| {
+            ["checks", "skipped", "unknown_tier", "requests", "keys "]
+                .iter()
+                .any(|name| line.strip_prefix("tollkeeper_").is_some_and(|line| line.starts_with(name)))
+        })
+        .collect();
+    assert_eq!(
+        counts,
+        [
+            "tollkeeper_checks_total{limit=\"a.b-c_d\",result=\"allowed\"} 4",
+            "tollkeeper_checks_total{limit=\"a.b-c_d\",result=\"refused\"} 3",
+            "tollkeeper_checks_total{limit=\"a.b-c_d\",result=\"would_refuse\"} 0",
+            "tollkeeper_checks_total{limit=\"shadow\",result=\"allowed\"} 2",
+            "tollkeeper_checks_total{limit=\"shadow\",result=\"refused\"} 0",
+            "tollkeeper_checks_total{limit=\"shadow\",result=\"would_refuse\"} 5",
+            "tollkeeper_checks_total{limit=\"unused\",result=\"allowed\"} 0",
+            "tollkeeper_checks_total{limit=\"unused\",result=\"refused\"} 0",
+            "tollkeeper_checks_total{limit=\"unused\",result=\"would_refuse\"} 0",
+            "tollkeeper_skipped_total{limit=\"a.b-c_d\"} 1",
+            "tollkeeper_skipped_total{limit=\"shadow\"} 1",
+            "tollkeeper_skipped_total{limit=\"unused\"} 8",
+            "tollkeeper_unknown_tier_total{limit=\"a.b-c_d\"} 0",
+            "tollkeeper_unknown_tier_total{limit=\"shadow\"} 0",
+            "tollkeeper_unknown_tier_total{limit=\"unused\"} 0",
+            "tollkeeper_requests_total{transport=\"http\",route=\"\",result=\"allowed\"} 5",
+            "tollkeeper_requests_total{transport=\"http\",route=\"\",result=\"refused\"} 3",
+            "tollkeeper_requests_total{transport=\"http\",route=\"\",result=\"degraded\"} 0",
+            "tollkeeper_requests_total{transport=\"http\",route=\"\",result=\"error\"} 3",
+            "tollkeeper_keys 4",
+        ]
+    );
+    assert!(!text.contains("alice") && !text.contains("b\\\"o"), "keys are never labels");
+    assert!(text.ends_with("# EOF\n"), "the end that the format demands");
+    assert_eq!(server.metric("tollkeeper_config_version"), 1.0);
+    assert_eq!(server.metric("tollkeeper_config_reloads_total{result=\"done\"}"), 0.0);
+
+    // A histogram: cumulative, and its last bucket holds all.
+    let series = "tollkeeper_request_duration_seconds";
+    let buckets: Vec<(f64, u64)> = text
+        .lines()
+        .filter_map(|line| {
+            line.strip_prefix(&format!("{series}_bucket{{le=\""))?.split_once("\",transport=\"http\"} ")
+        })
+        .map(|(end, count)| (end.parse().unwrap_or(f64::INFINITY), count.parse().unwrap()))
+        .collect();
+    assert_eq!(buckets.len(), 15, "{text}");
+    assert!(buckets.is_sorted(), "{buckets:?}");
+    assert_eq!(buckets.last().unwrap(), &(f64::INFINITY, 11));
+    assert_eq!(server.metric(&format!("{series}_count{{transport=\"http\"}}")), 11.0);
+    assert!(server.metric(&format!("{series}_sum{{transport=\"http\"}}")) > 0.0);
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let family = line.split(['{', ' ']).next().unwrap();
+        let family = ["_total", "_bucket", "_count", "_sum"]
+            .iter()
+            .fold(family, |name, end| name.trim_end_matches(end));
+        assert!(
+            text.contains(&format!("# TYPE {family} ")) && text.contains(&format!("# HELP {family} ")),
+            "{family}"
+        );
+    }
+}
+
+#[test]
+fn whatever_the_content_type_the_body_is_json() {
+    let server = Server::start();
+    for kind in [
+        "",
+        "application/json",
+        "application/x-www-form-urlencoded",
+        "text/plain; charset=utf-16",
+        "nonsense",
+    ] {
+        let header = format!("content-type: {kind}");
+        let headers: &[&str] = if kind.is_empty() { &[] } else { &[&header] };
+        let answer = server.client().request_with("POST", "/v1/peek", headers, ALICE.as_bytes());
+        assert_eq!((answer.status, &answer.json()["binding"]), (200, &json!("demo")), "{kind}");
+    }
+}
+
+#[test]
+fn retry_after_is_in_whole_seconds_rounded_up_and_at_least_one() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:
+  - { name: fast, by: fast, rate: 5/s, burst: 1000 }
+  - { name: day, by: day, rate: 1/day, burst: 1 }
+",
+    );
+    // Cost 1000 leaves nothing for the next 200 s; the cost asked then says how long to wait.
+    let check = |fact: &str, cost: u32| {
+        server.post("/v1/check", &format!("{{\"facts\":{{\"{fact}\":\"x\"}},\"cost\":{cost}}}"))
+    };
+    assert_eq!(check("fast", 1_000).status, 200);
+    for cost in [500, 300, 200, 999] {
+        let refused = check("fast", cost);
+        assert_eq!(refused.status, 429);
+        let retry = between(&refused.json()["retry_after"], 0.0, f64::from(cost) / 5.0);
+        assert_eq!(refused.header("retry-after"), Some(&*retry.ceil().to_string()), "{retry}");
+    }
+    assert_eq!(check("day", 1).status, 200);
+    let refused = check("day", 1);
+    let retry = between(&refused.json()["retry_after"], DAY - 60.0, DAY);
+    assert_eq!(refused.header("retry-after"), Some(&*retry.ceil().to_string()));
+}
+
+#[test]
+fn a_wait_of_less_than_a_second_is_told_as_one() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, "limits:\n  - { name: fast, rate: 1000/s, burst: 1 }\n");
+    let mut client = server.client();
+    // A token comes back within a millisecond, so it takes a few to be refused.
+    let mut refused = None;
+    eventually("one comes too soon", || {
+        let two = [&b"POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n{\"facts\":{}}"[..]; 8]
+            .concat();
+        client.send(&two);
+        let answers: Vec<Answer> = (0..8).map(|_| client.answer()).collect();
+        refused = answers.into_iter().find(|answer| answer.status == 429);
+        refused.is_some()
+    });
+    let refused = refused.unwrap();
+    between(&refused.json()["retry_after"], 0.0, 0.001);
+    assert_eq!(refused.header("retry-after"), Some("1"));
+}
+
+#[test]
+fn a_connection_is_kept_and_requests_in_a_row_are_answered_in_order() {
+    let folder = Folder::new();
+    let server =
+        Server::with_config(&folder, "limits:\n  - { name: many, by: user, rate: 10/day, burst: 1000 }\n");
+    let mut client = server.client();
+    let request = |user: usize| {
+        let body = format!("{{\"facts\":{{\"user\":\"u{user}\"}}}}");
+        format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    };
+    for user in 0..100 {
+        client.send(request(user).as_bytes());
+        assert_eq!(first(&client.answer())["key"], json!([format!("u{user}")]), "one after the other");
+    }
+    let all: String = (0..500).map(request).collect();
+    client.send(all.as_bytes());
+    for user in 0..500 {
+        let expected = (json!([format!("u{user}")]), json!(if user < 100 { 998 } else { 999 }));
+        let limit = first(&client.answer());
+        assert_eq!((&limit["key"], &limit["remaining"]), (&expected.0, &expected.1), "all at once");
+    }
+    // Errors keep the order and the connection too.
+    let bad = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n{";
+    client.send(
+        format!("{bad}{}GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n{}", request(1), request(2))
+            .as_bytes(),
+    );
+    let statuses: Vec<u16> = (0..4).map(|_| client.answer().status).collect();
+    assert_eq!(statuses, [400, 200, 404, 200]);
+}
+
+#[test]
+fn a_request_is_answered_whatever_follows_it() {
+    let server = Server::start();
+    let whole = format!(
+        "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{ALICE}",
+        ALICE.len()
+    );
+    for next in ["", "\r\n", "\r\n\r\n", "P", "POST /v1/che", &whole[..whole.len() - 1]] {
+        let mut client = server.client();
+        client.send(format!("{whole}{next}").as_bytes());
+        let answer = client.answer();
+        assert!(matches!(answer.status, 200 | 429), "{next:?}: {answer:?}");
+    }
+}
+
+#[test]
+fn a_request_before_garbage_is_answered() {
+    let server = Server::start();
+    for _ in 0..3 {
+        let mut client = server.client();
+        let head =
+            format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", ALICE.len());
+        client.send(format!("{head}{ALICE}\0\0\0\r\n\r\n").as_bytes());
+        let answers = client.last_answers();
+        let statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+        assert!(statuses == [200] || statuses == [200, 400], "{statuses:?}: what was charged is answered");
+    }
+}
+
+#[test]
+fn another_method_is_405_and_says_which_is_right() {
+    let server = Server::start();
+    let mut client = server.client();
+    for (path, right) in [
+        ("/v1/check", "POST"),
+        ("/v1/check/batch", "POST"),
+        ("/v1/peek", "POST"),
+        ("/v1/usage", "GET"),
+        ("/v1/limits", "GET"),
+        ("/healthz", "GET"),
+        ("/readyz", "GET"),
+        ("/metrics", "GET"),
+    ] {
+        for method in ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"] {
+            let answer = client.request(method, path, "");
+            if method == right {
+                assert_ne!(answer.status, 405, "{method} {path}");
+                continue;
+            }
+            assert_eq!(answer.error(), (405, "method_not_allowed".to_owned(), None), "{method} {path}");
+            assert_eq!(answer.header("allow"), Some(right), "{method} {path}");
+            assert!(answer.text().contains(&format!("{path} takes {right}")), "{}", answer.text());
+        }
+        client.send(format!("HEAD {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes());
+        let head = client.try_head().unwrap();
+        assert_eq!((head.status, head.header("allow")), (405, Some(right)), "HEAD {path}");
+    }
+    assert_eq!(client.request("GET", "/healthz", "").text(), "ok\n", "and the connection is in step");
+}
+
+#[test]
+fn a_path_that_is_not_there_is_404_and_says_where_to_look() {
+    let server = Server::start();
+    let mut client = server.client();
+    for path in [
+        "/",
+        "/v1",
+        "/v1/",
+        "/v1/check/",
+        "/v1/Check",
+        "/v2/check",
+        "//v1/check",
+        "/v1/%63heck",
+        "/healthz/x",
+        "/../healthz",
+    ] {
+        for method in ["GET", "POST"] {
+            let answer = client.request(method, path, "");
+            assert_eq!(answer.error(), (404, "not_found".to_owned(), None), "{method} {path}");
+            assert!(answer.text().contains("POST /v1/check"), "{}", answer.text());
+        }
+    }
+    assert_eq!(client.request("POST", "/v1/peek?pretty", ALICE).status, 200, "a query changes nothing");
+}
+
+#[test]
+fn a_page_of_another_site_may_read_but_not_call() {
+    let server = Server::start();
+    let own = format!("origin: http://{}", server.address);
+    for (origin, status) in [
+        (&*own, 200),
+        ("origin: http://evil.example", 403),
+        ("origin: null", 403),
+        ("origin: http://127.0.0.1", 403),
+        ("origin: ", 403),
+        ("x-origin: http://evil.example", 200),
+    ] {
+        for path in ["/v1/check", "/v1/check/batch", "/v1/peek"] {
+            let body =
+                if path.ends_with("batch") { r#"{"checks":[]}"# } else { r#"{"facts":{"tenant":"acme"}}"# };
+            let answer = server.client().request_with("POST", path, &[origin], body.as_bytes());
+            assert_eq!(answer.status, status, "{path} {origin}");
+            if status == 403 {
+                assert_eq!(answer.error(), (403, "forbidden".to_owned(), None));
+            }
+        }
+        assert_eq!(server.client().request_with("GET", "/healthz", &[origin], b"").status, 200, "{origin}");
+    }
+    let answer =
+        server.client().request_with("POST", "/v1/check", &["origin: http://evil.example"], ALICE.as_bytes());
+    assert_eq!(answer.status, 403);
+    assert_eq!(first(&server.post("/v1/peek", ALICE))["remaining"], 5, "nothing was charged");
+    let rebound = ["origin: http://evil.example", "x-forwarded-host: evil.example"];
+    assert_eq!(server.client().request_with("POST", "/v1/check", &rebound, ALICE.as_bytes()).status, 403);
 }

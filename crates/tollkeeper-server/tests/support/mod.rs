@@ -1,12 +1,13 @@
 //! A real server in a process of its own, on a free port, and a client that says exactly what it is told.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// The command under test.
-pub fn tollkeeper() -> Command {
+pub(crate) fn tollkeeper() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tollkeeper"));
     for (name, _) in
         std::env::vars().filter(|(name, _)| name.starts_with("TOLLKEEPER_") || name == "RUST_LOG")
@@ -26,20 +27,54 @@ pub fn tollkeeper() -> Command {
 }
 
 /// Runs the command to its end.
-pub fn run(args: &[&str]) -> Output {
-    tollkeeper().args(args).stdin(Stdio::null()).output().expect("the command starts")
+pub(crate) fn run(args: &[&str]) -> Output {
+    output(tollkeeper().args(args))
+}
+
+/// Runs a command to its end; one that has none is ended, and the test fails.
+pub(crate) fn output(command: &mut Command) -> Output {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    let (stdout, stderr) = (Arc::default(), Arc::default());
+    let out = collect(child.stdout.take().expect("piped"), Arc::clone(&stdout));
+    let err = collect(child.stderr.take().expect("piped"), Arc::clone(&stderr));
+    let status = end_of(&mut child);
+    out.join().expect("its output is read");
+    err.join().expect("its errors are read");
+    let bytes = |text: &Arc<Mutex<String>>| text.lock().unwrap().clone().into_bytes();
+    Output { status, stdout: bytes(&stdout), stderr: bytes(&stderr) }
+}
+
+/// Waits for the end of a process.
+fn end_of(child: &mut Child) -> ExitStatus {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("it was started") {
+            return status;
+        }
+        if began.elapsed() > PATIENCE {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("it did not end");
+        }
+        pause();
+    }
 }
 
 /// What was printed.
-pub fn text(bytes: &[u8]) -> &str {
+pub(crate) fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("it prints UTF-8")
 }
 
 /// A folder that is gone when the test is.
-pub struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    pub fn new() -> Folder {
+    pub(crate) fn new() -> Folder {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("tollkeeper-test-{}-{number}", std::process::id()));
@@ -47,12 +82,12 @@ impl Folder {
         Folder(path)
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
     /// Writes a file in it.
-    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+    pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
         fs::write(&path, text).expect("a file can be written");
         path
@@ -66,84 +101,118 @@ impl Drop for Folder {
 }
 
 /// A running server.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
-    pub address: SocketAddr,
+    pub(crate) address: SocketAddr,
+    printed: Arc<Mutex<String>>,
     log: Arc<Mutex<String>>,
-    reader: Option<JoinHandle<()>>,
+    readers: Vec<JoinHandle<()>>,
+}
+
+/// How a server ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    /// Standard output.
+    pub(crate) printed: String,
+    /// Standard error.
+    pub(crate) log: String,
 }
 
 impl Server {
     /// The built-in policy.
-    pub fn start() -> Server {
+    pub(crate) fn start() -> Server {
         Server::with(&[])
     }
 
     /// These limits, in YAML.
-    pub fn with_config(folder: &Folder, yaml: &str) -> Server {
+    pub(crate) fn with_config(folder: &Folder, yaml: &str) -> Server {
         let file = folder.write("tollkeeper.yaml", yaml);
         Server::with(&["--config", file.to_str().expect("UTF-8")])
     }
 
-    pub fn with(args: &[&str]) -> Server {
-        let mut child = tollkeeper()
-            .args(["serve", "--http", "127.0.0.1:0"])
-            .args(args)
+    pub(crate) fn with(args: &[&str]) -> Server {
+        Server::launch(tollkeeper().args(["serve", "--http", "127.0.0.1:0"]).args(args))
+    }
+
+    /// Whatever serves HTTP; back once it says where.
+    pub(crate) fn launch(command: &mut Command) -> Server {
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("the server starts");
-        let log = Arc::new(Mutex::new(String::new()));
-        let reader = collect(child.stderr.take().expect("piped"), Arc::clone(&log));
-        let mut line = String::new();
-        let mut out = BufReader::new(child.stdout.take().expect("piped"));
-        out.read_line(&mut line).expect("a line");
-        let address = line.trim().strip_prefix("listening http=").and_then(|address| address.parse().ok());
-        let address = address.unwrap_or_else(|| panic!("no address in {line:?}: {}", log.lock().unwrap()));
-        Server { child, address, log, reader: Some(reader) }
+        let (printed, log): (Arc<Mutex<String>>, Arc<Mutex<String>>) = Default::default();
+        let readers = vec![
+            collect(child.stdout.take().expect("piped"), Arc::clone(&printed)),
+            collect(child.stderr.take().expect("piped"), Arc::clone(&log)),
+        ];
+        let mut address = None;
+        eventually("the server listens", || {
+            let line = printed.lock().unwrap().clone();
+            address = line.trim().strip_prefix("listening http=").and_then(|address| address.parse().ok());
+            let ended = child.try_wait().expect("it was started");
+            assert!(ended.is_none(), "it ended: {}", log.lock().unwrap());
+            address.is_some()
+        });
+        Server { child, address: address.expect("it listens"), printed, log, readers }
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// What it logged so far.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
 
     /// Waits until it has logged this.
-    pub fn logs(&self, text: &str) {
+    pub(crate) fn logs(&self, text: &str) {
         eventually(&format!("the log says {text:?}"), || self.log().contains(text));
     }
 
-    pub fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         let done = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status();
         assert!(done.expect("kill is there").success(), "the server is gone");
     }
 
-    /// Waits for it to end; its exit code and its whole log.
-    pub fn ended(mut self) -> (Option<i32>, String) {
-        let status = self.child.wait().expect("it was started");
-        self.reader.take().expect("once").join().expect("the log is read");
-        (status.code(), self.log())
+    /// Waits for it to end.
+    pub(crate) fn ended(mut self) -> Ended {
+        let status = end_of(&mut self.child);
+        for reader in self.readers.drain(..) {
+            reader.join().expect("what it writes is read");
+        }
+        Ended { code: status.code(), printed: self.printed.lock().unwrap().clone(), log: self.log() }
     }
 
-    pub fn client(&self) -> Client {
+    /// Whether nobody listens there any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        TcpStream::connect(self.address).is_err()
+    }
+
+    pub(crate) fn client(&self) -> Client {
         Client::to(self.address)
     }
 
-    pub fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> Answer {
         self.client().request("GET", path, "")
     }
 
-    pub fn post(&self, path: &str, body: &str) -> Answer {
+    pub(crate) fn post(&self, path: &str, body: &str) -> Answer {
         self.client().request("POST", path, body)
     }
 
+    /// The value of a line of `/metrics`, which begins with its name and labels.
+    pub(crate) fn metric(&self, series: &str) -> f64 {
+        let page = self.get("/metrics");
+        let value = page.text().lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {series} in {}", page.text())).parse().expect("a number")
+    }
+
     /// One check of these facts; whether it was allowed.
-    pub fn check(&self, facts: &str) -> bool {
+    pub(crate) fn check(&self, facts: &str) -> bool {
         let answer = self.post("/v1/check", &format!("{{\"facts\":{facts}}}"));
         assert!(matches!(answer.status, 200 | 429), "{answer:?}");
         answer.status == 200
@@ -157,54 +226,65 @@ impl Drop for Server {
     }
 }
 
-fn collect(stderr: ChildStderr, log: Arc<Mutex<String>>) -> JoinHandle<()> {
+fn collect(from: impl Read + Send + 'static, into: Arc<Mutex<String>>) -> JoinHandle<()> {
     std::thread::spawn(move || {
-        for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-            let mut log = log.lock().unwrap();
-            log.push_str(&line);
-            log.push('\n');
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            let mut into = into.lock().unwrap();
+            into.push_str(&line);
+            into.push('\n');
         }
     })
 }
 
+/// How long a test waits for what must happen.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Asks again until it is so; tests assert that something happens, not how fast.
-pub fn eventually(what: &str, mut test: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut test: impl FnMut() -> bool) {
     let began = Instant::now();
     while !test() {
-        assert!(began.elapsed() < Duration::from_secs(30), "it did not come to pass that {what}");
-        std::thread::sleep(Duration::from_millis(10));
+        assert!(began.elapsed() < PATIENCE, "it did not come to pass that {what}");
+        pause();
     }
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "another process is asked again and again, but not without pause"
+)]
+fn pause() {
+    std::thread::sleep(Duration::from_millis(10));
+}
+
 /// One connection that is kept.
-pub struct Client {
-    pub stream: TcpStream,
+pub(crate) struct Client {
+    pub(crate) stream: TcpStream,
     buffer: Vec<u8>,
 }
 
 /// What was answered.
 #[derive(Debug)]
-pub struct Answer {
-    pub status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Answer {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str())
     }
 
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         text(&self.body)
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
     /// The code and the place of an error.
-    pub fn error(&self) -> (u16, String, Option<String>) {
+    pub(crate) fn error(&self) -> (u16, String, Option<String>) {
         let error = &self.json()["error"];
         assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{error}");
         let code = error["code"].as_str().expect("a code").to_owned();
@@ -213,18 +293,18 @@ impl Answer {
 }
 
 impl Client {
-    pub fn to(address: SocketAddr) -> Client {
+    pub(crate) fn to(address: SocketAddr) -> Client {
         let stream = TcpStream::connect(address).expect("the server listens");
-        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout can be set");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
         stream.set_nodelay(true).expect("so");
         Client { stream, buffer: Vec::new() }
     }
 
-    pub fn request(&mut self, method: &str, path: &str, body: &str) -> Answer {
+    pub(crate) fn request(&mut self, method: &str, path: &str, body: &str) -> Answer {
         self.request_with(method, path, &[], body.as_bytes())
     }
 
-    pub fn request_with(&mut self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> Answer {
+    pub(crate) fn request_with(&mut self, method: &str, path: &str, headers: &[&str], body: &[u8]) -> Answer {
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {}\r\n", self.stream.peer_addr().unwrap());
         for header in headers {
             head.push_str(header);
@@ -235,18 +315,44 @@ impl Client {
         self.answer()
     }
 
+    /// Posts this in pieces of unknown number.
+    pub(crate) fn chunked(&mut self, path: &str, body: &[u8], piece: usize) -> Answer {
+        let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n");
+        let mut bytes = head.into_bytes();
+        for piece in body.chunks(piece) {
+            bytes.extend_from_slice(format!("{:x}\r\n", piece.len()).as_bytes());
+            bytes.extend_from_slice(piece);
+            bytes.extend_from_slice(b"\r\n");
+        }
+        bytes.extend_from_slice(b"0\r\n\r\n");
+        self.send(&bytes);
+        self.answer()
+    }
+
     /// Sends exactly these bytes. A server that closed meanwhile is found out by the answer.
-    pub fn send(&mut self, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
 
     /// Reads the next answer.
-    pub fn answer(&mut self) -> Answer {
+    pub(crate) fn answer(&mut self) -> Answer {
         self.try_answer().expect("the server answers")
     }
 
     /// Reads the next answer, if one comes before the connection ends.
-    pub fn try_answer(&mut self) -> Option<Answer> {
+    pub(crate) fn try_answer(&mut self) -> Option<Answer> {
+        let mut answer = self.try_head()?;
+        let length: usize =
+            answer.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+        while self.buffer.len() < length {
+            self.fill()?;
+        }
+        answer.body = self.buffer.drain(..length).collect();
+        Some(answer)
+    }
+
+    /// Reads the next answer, which has no body whatever its head says.
+    pub(crate) fn try_head(&mut self) -> Option<Answer> {
         let head = loop {
             if let Some(end) = self.buffer.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
                 break self.buffer.drain(..end + 4).collect::<Vec<u8>>();
@@ -260,14 +366,23 @@ impl Client {
             .filter_map(|line| line.split_once(": "))
             .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
             .collect();
-        let mut answer = Answer { status, headers, body: Vec::new() };
-        let length: usize =
-            answer.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
-        while self.buffer.len() < length {
-            self.fill()?;
-        }
-        answer.body = self.buffer.drain(..length).collect();
-        Some(answer)
+        Some(Answer { status, headers, body: Vec::new() })
+    }
+
+    /// Says that nothing more will be sent.
+    pub(crate) fn finish(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    /// All answers until the server closes the connection, which it must.
+    pub(crate) fn last_answers(&mut self) -> Vec<Answer> {
+        let answers: Vec<Answer> = std::iter::from_fn(|| self.try_answer()).collect();
+        assert_eq!(self.buffer, b"", "something follows the last answer");
+        let end = self.stream.read(&mut [0]);
+        let open = end.as_ref().is_ok_and(|count| *count > 0)
+            || end.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        assert!(!open, "the connection was left open: {answers:?}");
+        answers
     }
 
     fn fill(&mut self) -> Option<()> {

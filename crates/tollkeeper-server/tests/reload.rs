@@ -1,0 +1,337 @@
+//! Reloading: nobody is dropped, nothing is forgotten, and a broken file changes nothing.
+
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+
+use serde_json::{Value, json};
+use support::*;
+
+/// One limit with this burst, which does not refill while a test runs.
+fn burst(burst: u32) -> String {
+    format!("limits:\n  - {{ name: few, rate: 1/day, burst: {burst} }}\n")
+}
+
+/// Replaces a file in one step, as careful programs do.
+fn rename(folder: &Folder, text: &str) {
+    let new = folder.write("new.yaml.tmp", text);
+    fs::rename(new, folder.path().join("tollkeeper.yaml")).unwrap();
+}
+
+fn limits(server: &Server) -> Value {
+    server.get("/v1/limits").json()
+}
+
+/// Waits until the limits in force have this burst.
+fn has_burst(server: &Server, burst: u32) {
+    eventually(&format!("the burst is {burst}"), || limits(server)["limits"][0]["burst"] == burst);
+}
+
+/// How much is left of the limit of [`burst`].
+fn remaining(server: &Server) -> u64 {
+    server.post("/v1/peek", r#"{"facts":{}}"#).json()["limits"][0]["remaining"].as_u64().unwrap()
+}
+
+fn reloads(server: &Server, result: &str) -> f64 {
+    server.metric(&format!("tollkeeper_config_reloads_total{{result=\"{result}\"}}"))
+}
+
+#[test]
+fn a_thousand_reloads_under_load_drop_nothing_and_keep_every_count() {
+    const RELOADS: u32 = 1_000;
+    const CONNECTIONS: usize = 8;
+    const SHARED: u64 = 3_000;
+    const OWN: u64 = 10_000_000;
+
+    let folder = Folder::new();
+    // The last limit is another one each time; of the others every single count must survive.
+    let policy = |number: u32| {
+        format!(
+            "limits:
+  - {{ name: own, by: user, rate: {OWN}/week, algorithm: fixed-window }}
+  - {{ name: shared, rate: {SHARED}/week, algorithm: fixed-window, when: {{ part: shared }} }}
+  - {{ name: other, by: nothing, rate: 1/day, burst: {number} }}
+"
+        )
+    };
+    let server = Server::with_config(&folder, &policy(1));
+    let (stop, shared) = (AtomicBool::new(false), AtomicU64::new(0));
+    let answered: u64 = thread::scope(|scope| {
+        let load: Vec<_> = (0..CONNECTIONS)
+            .map(|connection| {
+                let (server, stop, shared) = (&server, &stop, &shared);
+                scope.spawn(move || {
+                    let mut client = server.client();
+                    let mut own = 0;
+                    // Every second check is charged to the limit that all of them share, as long as it lasts.
+                    for round in 0_u64.. {
+                        if stop.load(Relaxed) {
+                            break;
+                        }
+                        let part = if round % 2 == 0 { "own" } else { "shared" };
+                        let body =
+                            format!("{{\"facts\":{{\"user\":\"u{connection}\",\"part\":\"{part}\"}}}}");
+                        let answer = client.request("POST", "/v1/check", &body);
+                        let limits = answer.json()["limits"].clone();
+                        match answer.status {
+                            200 => own += 1,
+                            429 => assert_eq!((part, &limits[1]["allowed"]), ("shared", &json!(false))),
+                            status => panic!("{status}: {}", answer.text()),
+                        }
+                        if part == "shared" && answer.status == 200 {
+                            shared.fetch_add(1, Relaxed);
+                        }
+                        // To the last one: a count that is lost or made anew would show here.
+                        assert_eq!(limits[0]["remaining"], OWN - own, "{answer:?}");
+                    }
+                    own
+                })
+            })
+            .collect();
+
+        let mut client = server.client();
+        let mut limits = || client.request("GET", "/v1/limits", "").json();
+        let mut version = 1;
+        for number in 2..=RELOADS + 1 {
+            if number % 100 == 0 {
+                rename(&folder, "limits:\n  - { name: own, by: user, rate: 1/soon }\n");
+                server.signal("HUP");
+                eventually("the broken file is reported", || limits()["error"].is_string());
+            }
+            rename(&folder, &policy(number));
+            server.signal("HUP");
+            eventually("the reload took effect", || {
+                let now = limits();
+                let newer = now["version"].as_u64().unwrap();
+                assert!(newer >= version, "versions only grow: {newer} after {version}");
+                version = newer;
+                now["limits"][2]["burst"] == number
+            });
+        }
+        eventually("all that may be shared has been", || shared.load(Relaxed) >= SHARED);
+        stop.store(true, Relaxed);
+        load.into_iter().map(|connection| connection.join().unwrap()).sum()
+    });
+
+    assert_eq!(shared.load(Relaxed), SHARED, "not one more was admitted");
+    let allowed =
+        |limit| server.metric(&format!("tollkeeper_checks_total{{limit=\"{limit}\",result=\"allowed\"}}"));
+    assert!(
+        allowed("own") >= answered as f64 && allowed("shared") == SHARED as f64,
+        "what is counted is kept too"
+    );
+    let done = reloads(&server, "done");
+    assert!(done >= f64::from(RELOADS), "{done}");
+    assert!(reloads(&server, "failed") >= 10.0);
+    assert_eq!(server.metric("tollkeeper_config_version"), done + 1.0);
+    assert_eq!(limits(&server)["error"], Value::Null);
+    server.logs("tollkeeper.yaml:2:");
+}
+
+#[test]
+fn a_changed_limit_holds_for_later_requests_and_keeps_what_was_used() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &burst(3));
+    assert!(server.check("{}") && server.check("{}"));
+    for (now, left) in [(10, 8), (3, 1), (2, 0), (1, 0), (5, 3)] {
+        rename(&folder, &burst(now));
+        server.signal("HUP");
+        has_burst(&server, now);
+        assert_eq!(remaining(&server), left, "two were used, of {now}");
+    }
+    // Another period or another name is another limit.
+    for other in ["{ name: few, rate: 1/week, burst: 5 }", "{ name: anew, rate: 1/day, burst: 5 }"] {
+        rename(&folder, &format!("limits:\n  - {other}\n"));
+        server.signal("HUP");
+        eventually("it begins afresh", || remaining(&server) == 5);
+    }
+    rename(&folder, &burst(5));
+    server.signal("HUP");
+    eventually("what was used is remembered", || remaining(&server) == 3);
+    assert_eq!(server.metric("tollkeeper_checks_total{limit=\"few\",result=\"allowed\"}"), 2.0);
+}
+
+#[test]
+fn a_broken_file_changes_nothing_and_is_reported_until_it_is_mended() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &burst(3));
+    assert!(server.check("{}"));
+    let before = limits(&server);
+    for (number, (broken, words)) in (1_u32..).zip([
+        ("limits:\n  - { name: few, rate: 1/soon }\n", "tollkeeper.yaml:2:"),
+        ("limits:\n  - { name: few, rate: 1/day, burst: 9 }\n  - { nam: x }\n", "tollkeeper.yaml:3:"),
+        ("limits: [", "tollkeeper.yaml:"),
+        ("", "says nothing"),
+        ("limits:\n  - { name: few, rate: 1/day, burst: 9 }\nstore: nonsense://\n", "tollkeeper.yaml:3:"),
+        ("\u{0}\u{1}", "NUL"),
+    ]) {
+        rename(&folder, broken);
+        server.signal("HUP");
+        eventually(&format!("{broken:?} is reported"), || {
+            limits(&server)["error"].as_str().is_some_and(|error| error.contains(words))
+        });
+        let now = limits(&server);
+        assert_eq!((&now["version"], &now["limits"]), (&before["version"], &before["limits"]), "{broken:?}");
+        assert_eq!(
+            (&now["loaded_at"], &now["source"]),
+            (&before["loaded_at"], &before["source"]),
+            "{broken:?}"
+        );
+        assert_eq!(server.get("/v1/limits").header("etag"), Some("\"1\""));
+        assert_eq!(remaining(&server), 2, "{broken:?}");
+        server.logs(words);
+        assert!(server.log().contains("ERROR"), "{}", server.log());
+        assert!(reloads(&server, "failed") >= f64::from(number));
+        assert_eq!(server.get("/readyz").status, 200, "it can answer");
+    }
+    fs::remove_file(folder.path().join("tollkeeper.yaml")).unwrap();
+    server.signal("HUP");
+    eventually("a file that is gone is reported", || {
+        limits(&server)["error"].as_str().is_some_and(|error| error.contains("cannot be read"))
+    });
+    assert_eq!(
+        (limits(&server)["version"].clone(), reloads(&server, "done"), remaining(&server)),
+        (json!(1), 0.0, 2)
+    );
+    rename(&folder, &burst(4));
+    server.signal("HUP");
+    has_burst(&server, 4);
+    assert_eq!(limits(&server)["error"], Value::Null, "it is mended");
+    assert_eq!(remaining(&server), 3);
+}
+
+#[test]
+fn each_reload_has_the_next_version() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &burst(3));
+    assert_eq!(limits(&server)["version"], 1);
+    for number in 2..6 {
+        let version = limits(&server)["version"].as_u64().unwrap();
+        server.signal("HUP");
+        eventually("it is loaded again", || limits(&server)["version"].as_u64() > Some(version));
+        let answer = server.get("/v1/limits");
+        assert_eq!(answer.header("etag"), Some(&*format!("\"{}\"", answer.json()["version"])));
+        assert!(reloads(&server, "done") >= f64::from(number - 1));
+        server.logs(&format!("version {} of the limits is in force", version + 1));
+    }
+    assert_eq!(server.metric("tollkeeper_config_version"), reloads(&server, "done") + 1.0);
+    assert_eq!(limits(&server)["source"], "file");
+}
+
+#[test]
+fn a_file_that_is_replaced_or_written_is_noticed_without_a_signal() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &burst(3));
+    assert!(server.check("{}"));
+    rename(&folder, &burst(4));
+    has_burst(&server, 4);
+    folder.write("tollkeeper.yaml", &burst(5));
+    has_burst(&server, 5);
+    // As editors do that keep the old file.
+    let path = folder.path().join("tollkeeper.yaml");
+    fs::rename(&path, folder.path().join("tollkeeper.yaml~")).unwrap();
+    folder.write("tollkeeper.yaml", &burst(6));
+    has_burst(&server, 6);
+    fs::remove_file(&path).unwrap();
+    folder.write("tollkeeper.yaml", &burst(7));
+    has_burst(&server, 7);
+    folder.write("tollkeeper.yaml", "limits: [");
+    eventually("a broken file is reported", || {
+        limits(&server)["error"].as_str().is_some_and(|error| error.contains("tollkeeper.yaml:1:"))
+    });
+    assert_eq!(limits(&server)["limits"][0]["burst"], 7);
+    folder.write("tollkeeper.yaml", &burst(7));
+    eventually("the same file as before mends it", || limits(&server)["error"].is_null());
+    for number in 8..28 {
+        rename(&folder, &burst(number));
+        has_burst(&server, number);
+    }
+    assert_eq!(remaining(&server), 26, "one was used, through all of it");
+}
+
+#[test]
+fn other_files_of_the_folder_are_no_reason_to_reload() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &burst(3));
+    for number in 0..20 {
+        folder.write(&format!("other-{number}.yaml"), &burst(9));
+        folder.write("tollkeeper.yaml.swp", "junk");
+    }
+    rename(&folder, &burst(4));
+    has_burst(&server, 4);
+    let done = reloads(&server, "done");
+    assert!((1.0..=3.0).contains(&done), "it was loaded {done} times");
+    assert_eq!(reloads(&server, "failed"), 0.0);
+}
+
+/// What Kubernetes does with a ConfigMap: a new folder, and `..data` points to it from one moment to the next.
+fn publish(folder: &Path, number: u32, text: &str) {
+    let version = format!("..version_{number}");
+    fs::create_dir(folder.join(&version)).unwrap();
+    fs::write(folder.join(&version).join("tollkeeper.yaml"), text).unwrap();
+    symlink(&version, folder.join("..data_tmp")).unwrap();
+    fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
+    if let Some(earlier) = number.checked_sub(1).map(|earlier| folder.join(format!("..version_{earlier}"))) {
+        let _ = fs::remove_dir_all(earlier);
+    }
+}
+
+#[test]
+fn a_swapped_link_is_noticed_as_kubernetes_makes_it() {
+    let folder = Folder::new();
+    publish(folder.path(), 0, &burst(3));
+    symlink("..data/tollkeeper.yaml", folder.path().join("tollkeeper.yaml")).unwrap();
+    let file = folder.path().join("tollkeeper.yaml");
+    let server = Server::with(&["--config", file.to_str().unwrap()]);
+    assert!(server.check("{}"));
+    for number in 1..6 {
+        publish(folder.path(), number, &burst(3 + number));
+        has_burst(&server, 3 + number);
+    }
+    publish(folder.path(), 6, "limits: [");
+    eventually("a broken one is reported", || limits(&server)["error"].is_string());
+    assert_eq!(limits(&server)["limits"][0]["burst"], 8);
+    publish(folder.path(), 7, &burst(9));
+    has_burst(&server, 9);
+    assert_eq!((limits(&server)["error"].clone(), remaining(&server)), (Value::Null, 8));
+}
+
+#[test]
+fn a_file_named_without_its_folder_is_watched_too() {
+    let folder = Folder::new();
+    folder.write("tollkeeper.yaml", &burst(3));
+    let mut command = tollkeeper();
+    command.current_dir(folder.path()).args([
+        "serve",
+        "--http",
+        "127.0.0.1:0",
+        "--config",
+        "tollkeeper.yaml",
+    ]);
+    let server = Server::launch(&mut command);
+    rename(&folder, &burst(4));
+    has_burst(&server, 4);
+}
+
+#[test]
+fn toml_and_json_are_reloaded_as_yaml_is() {
+    for (name, text) in [
+        ("tollkeeper.toml", "[[limits]]\nname = \"few\"\nrate = \"1/day\"\nburst = BURST\n"),
+        ("tollkeeper.json", r#"{"limits":[{"name":"few","rate":"1/day","burst":BURST}]}"#),
+    ] {
+        let folder = Folder::new();
+        let file = folder.write(name, &text.replace("BURST", "3"));
+        let server = Server::with(&["--config", file.to_str().unwrap()]);
+        assert!(server.check("{}"));
+        folder.write(name, &text.replace("BURST", "5"));
+        server.signal("HUP");
+        has_burst(&server, 5);
+        assert_eq!(remaining(&server), 4, "{name}");
+    }
+}

@@ -1,0 +1,104 @@
+//! Counts that outlive the process.
+
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
+mod support;
+
+use std::fs;
+
+use support::*;
+
+/// Two limits that do not refill while a test runs, kept in a file.
+fn policy(folder: &Folder, every: &str) -> String {
+    format!(
+        "memory: {{ snapshot: '{}', snapshot_every: {every} }}
+limits:
+  - {{ name: bucket, by: user, rate: 1/day, burst: 5 }}
+  - {{ name: log, by: user, rate: 10/day, algorithm: sliding-log }}
+",
+        folder.path().join("state").display()
+    )
+}
+
+fn remaining(server: &Server, user: &str) -> Vec<u64> {
+    let peek = server.post("/v1/peek", &format!("{{\"facts\":{{\"user\":\"{user}\"}}}}")).json();
+    peek["limits"].as_array().unwrap().iter().map(|limit| limit["remaining"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn a_server_that_was_told_to_stop_goes_on_where_it_was() {
+    let folder = Folder::new();
+    for (signal, left) in [("TERM", [3, 8]), ("INT", [1, 6])] {
+        let server = Server::with_config(&folder, &policy(&folder, "1h"));
+        assert!(server.check(r#"{"user":"alice"}"#) && server.check(r#"{"user":"alice"}"#));
+        assert_eq!(remaining(&server, "alice"), left);
+        server.signal(signal);
+        assert_eq!(server.ended().code, Some(0));
+    }
+    let server = Server::with_config(&folder, &policy(&folder, "1h"));
+    server.logs("2 keys go on from");
+    assert_eq!(remaining(&server, "alice"), [1, 6]);
+    assert_eq!(remaining(&server, "bob"), [5, 10]);
+    assert!(server.check(r#"{"user":"alice"}"#));
+    assert!(!server.check(r#"{"user":"alice"}"#), "five in all, over three lives");
+}
+
+#[test]
+fn a_second_signal_does_not_cost_the_counts() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &policy(&folder, "1h"));
+    assert!(server.check(r#"{"user":"alice"}"#));
+    let mut half = server.client();
+    half.send(b"POST /v1/check HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n");
+    assert_eq!(half.answer().status, 100);
+    server.signal("TERM");
+    eventually("the listener is closed", || server.is_closed());
+    server.signal("TERM");
+    assert_eq!(server.ended().code, Some(0));
+    let server = Server::with_config(&folder, &policy(&folder, "1h"));
+    assert_eq!(remaining(&server, "alice"), [4, 9]);
+}
+
+#[test]
+fn a_server_that_was_killed_has_what_was_written_last() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &policy(&folder, "1s"));
+    assert!(server.check(r#"{"user":"alice"}"#));
+    eventually("it is written", || {
+        fs::metadata(folder.path().join("state")).is_ok_and(|file| file.len() > 0)
+    });
+    // The file may be older than the check; the one after next is not.
+    let written = || fs::metadata(folder.path().join("state")).unwrap().modified().unwrap();
+    for _ in 0..2 {
+        let before = written();
+        eventually("it is written again", || written() > before);
+    }
+    server.signal("KILL");
+    assert_eq!(server.ended().code, None);
+    let server = Server::with_config(&folder, &policy(&folder, "1s"));
+    assert_eq!(remaining(&server, "alice"), [4, 9]);
+}
+
+#[test]
+fn a_damaged_file_is_said_and_the_server_starts_empty() {
+    let folder = Folder::new();
+    for damage in ["", "junk", "\0\0\0\0\0\0\0\0"] {
+        folder.write("state", damage);
+        let server = Server::with_config(&folder, &policy(&folder, "1h"));
+        server.logs("starting empty: ");
+        assert_eq!(remaining(&server, "alice"), [5, 10], "{damage:?}");
+    }
+}
+
+#[test]
+fn a_folder_that_is_not_there_is_no_beginning() {
+    let folder = Folder::new();
+    let file = folder.write(
+        "tollkeeper.yaml",
+        "memory: { snapshot: /nowhere/at/all/state }\nlimits:\n  - { name: a, rate: 1/day }\n",
+    );
+    let output = run(&["serve", "--http", "127.0.0.1:0", "--config", file.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(said.contains("memory.snapshot") && said.contains("/nowhere/at/all"), "{said}");
+}
