@@ -1,0 +1,150 @@
+//! Bodies as anybody may send them: an answer or a typed error, and what is JSON, and what it says, is what
+//! `serde_json` says it is.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use serde_json::{Map, Value};
+use tollkeeper_server::http::ask::{Ask, MAX_BATCH, read_batch};
+use tollkeeper_server::http::error::ApiError;
+use tollkeeper_server::json::{self, Kind, Malformed, Quoted, Reader};
+
+/// How deep our reader follows; the other goes down to 128.
+const DEPTH: usize = 32;
+
+fuzz_target!(|data: &[u8]| {
+    let expected: Option<Value> = serde_json::from_slice(data).ok();
+    let expected = expected.filter(|value| depth(value) <= DEPTH);
+    let read = whole(data);
+    match (&read, &expected) {
+        (Ok(ours), Some(theirs)) => assert!(same(ours, theirs), "{ours} is not {theirs}"),
+        (Ok(ours), None) => panic!("only we read {ours}"),
+        (Err(error), Some(theirs)) => panic!("we do not read {theirs}: {error}"),
+        (Err(error), None) => assert!(error.at <= data.len()),
+    }
+    check(data, expected.as_ref());
+    batch(data, expected.as_ref());
+    if let Ok(text) = std::str::from_utf8(data) {
+        let quoted = Quoted(text).to_string();
+        assert_eq!(serde_json::from_str::<String>(&quoted).ok().as_deref(), Some(text));
+    }
+});
+
+/// The whole text, cut out first and then read: the two ways must agree.
+fn whole(data: &[u8]) -> Result<Value, Malformed> {
+    let mut bytes = data.to_vec();
+    let mut reader = Reader::new(&mut bytes)?;
+    let mut value = reader.value()?;
+    reader.end()?;
+    let tree = tree(&mut value).expect("what was cut out can be read");
+    value.end().expect("and nothing follows");
+    Ok(tree)
+}
+
+fn tree(reader: &mut Reader<'_>) -> Result<Value, Malformed> {
+    Ok(match reader.kind()? {
+        Kind::Object => {
+            let mut map = Map::new();
+            reader.object(|reader, name| {
+                map.insert(name.to_owned(), tree(reader)?);
+                Ok::<(), Malformed>(())
+            })?;
+            Value::Object(map)
+        }
+        Kind::List => {
+            let mut list = Vec::new();
+            reader.list(|reader, index| {
+                assert_eq!(index, list.len());
+                list.push(tree(reader)?);
+                Ok::<(), Malformed>(())
+            })?;
+            Value::Array(list)
+        }
+        Kind::Scalar => match reader.scalar()? {
+            json::Value::Text(text) => Value::String(text.to_owned()),
+            json::Value::Number(number) => Value::Number(number.parse().expect("a number is a number")),
+            json::Value::Bool(truth) => Value::Bool(truth),
+            json::Value::Null => Value::Null,
+        },
+    })
+}
+
+/// As equality, but `1E2` and `1e+2` are one number.
+fn same(ours: &Value, theirs: &Value) -> bool {
+    match (ours, theirs) {
+        (Value::Object(ours), Value::Object(theirs)) => {
+            ours.len() == theirs.len()
+                && ours.iter().all(|(name, ours)| theirs.get(name).is_some_and(|theirs| same(ours, theirs)))
+        }
+        (Value::Array(ours), Value::Array(theirs)) => {
+            ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(ours, theirs)| same(ours, theirs))
+        }
+        (Value::Number(ours), Value::Number(theirs)) => ours.to_string() == theirs.to_string(),
+        _ => ours == theirs,
+    }
+}
+
+fn depth(value: &Value) -> usize {
+    match value {
+        Value::Object(map) => 1 + map.values().map(depth).max().unwrap_or(0),
+        Value::Array(list) => 1 + list.iter().map(depth).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// One check: what is understood is what stands there.
+fn check(data: &[u8], expected: Option<&Value>) {
+    let mut bytes = data.to_vec();
+    match Reader::new(&mut bytes).map_err(ApiError::from).and_then(Ask::read) {
+        Ok(ask) => understood(&ask, expected.expect("a check is JSON")),
+        Err(error) => told(&error),
+    }
+}
+
+fn understood(ask: &Ask<'_>, expected: &Value) {
+    let facts = expected["facts"].as_object().expect("facts are an object");
+    assert_eq!(ask.facts.iter().count(), facts.len(), "no fact is there twice");
+    for (name, value) in ask.facts.iter() {
+        match &facts[name] {
+            // An address has its own way of being written.
+            Value::String(_) if name == "ip" => {}
+            Value::String(text) => assert_eq!(*text, value.to_string()),
+            Value::Bool(truth) => assert_eq!(truth.to_string(), value.to_string()),
+            Value::Number(number) => assert_eq!(number.to_string(), value.to_string()),
+            other => panic!("{other} is not a fact"),
+        }
+    }
+    match expected.get("cost") {
+        Some(cost) => assert_eq!(cost.to_string(), ask.cost.to_string()),
+        None => assert_eq!(ask.cost, 1),
+    }
+}
+
+/// A batch: as many as there are, and each is read as it would be on its own.
+fn batch(data: &[u8], expected: Option<&Value>) {
+    let mut bytes = data.to_vec();
+    match Reader::new(&mut bytes).map_err(ApiError::from).and_then(read_batch) {
+        Ok(checks) => {
+            let expected =
+                expected.expect("a batch is JSON")["checks"].as_array().expect("checks are a list");
+            assert_eq!(checks.len(), expected.len());
+            assert!(checks.len() <= MAX_BATCH);
+            for (check, expected) in checks.into_iter().zip(expected) {
+                match Ask::read(check) {
+                    Ok(ask) => understood(&ask, expected),
+                    Err(error) => told(&error),
+                }
+            }
+        }
+        Err(error) => told(&error),
+    }
+}
+
+/// An error is JSON whatever is wrong, and no longer than a few sentences.
+fn told(error: &ApiError) {
+    let mut text = String::new();
+    error.write(&mut text);
+    let value: Value = serde_json::from_str(&text).expect("an error is JSON");
+    assert_eq!(value["error"]["code"], error.code.name());
+    assert!(text.len() < 4_096, "{} bytes", text.len());
+}
