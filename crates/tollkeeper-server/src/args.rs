@@ -82,10 +82,10 @@ pub enum Log {
 #[derive(Debug, Args)]
 pub struct Check {
     /// Decide by this file instead of asking a server
-    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_CONFIG", conflicts_with = "server")]
+    #[arg(long, value_name = "FILE", conflicts_with = "server")]
     pub config: Option<PathBuf>,
-    /// The server to ask [default: http://127.0.0.1:8080]
-    #[arg(long, value_name = "URL", env = "TOLLKEEPER_SERVER")]
+    /// The server to ask [default: what TOLLKEEPER_SERVER says, else http://127.0.0.1:8080]
+    #[arg(long, value_name = "URL")]
     pub server: Option<String>,
     /// What the request costs
     #[arg(long, value_name = "N", default_value_t = 1)]

@@ -8,12 +8,19 @@ pub mod schema;
 pub mod table;
 pub mod validate;
 
+use std::fmt::Display;
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use tollkeeper::Facts;
 use tollkeeper::config::Config;
 
 use crate::serve;
+
+/// Prints a line. Whoever reads it may leave early, which is for `main` to understand.
+fn say(line: impl Display) -> anyhow::Result<()> {
+    Ok(writeln!(io::stdout(), "{line}")?)
+}
 
 /// The config of a file, its warnings on standard error; without a file, the built-in one.
 fn config(file: Option<&Path>) -> anyhow::Result<Config> {

@@ -55,7 +55,7 @@ async fn accept(
 ) -> GracefulShutdown {
     let connections = GracefulShutdown::new();
     let mut protocol = http1::Builder::new();
-    protocol.timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(BUFFER).pipeline_flush(true);
+    protocol.timer(TokioTimer::new()).header_read_timeout(HEADERS).max_buf_size(BUFFER);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,

@@ -228,14 +228,15 @@ fn query(uri: &Uri) -> Result<Vec<(String, String)>, ApiError> {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let decoded = |text| {
             decode(text).ok_or_else(|| {
-                let message = "`%` begins two hexadecimal digits, and values are UTF-8";
-                ApiError::new(Code::InvalidFact, message).at(text)
+                let message =
+                    format!("fact `{name}`: `%` begins two hexadecimal digits, and values are UTF-8");
+                ApiError::new(Code::InvalidFact, message).at(format!("facts.{name}"))
             })
         };
         let (name, value) = (decoded(name)?, decoded(value)?);
         if pairs.iter().any(|(other, _)| *other == name) {
-            let message = format!("`{name}` is there twice");
-            return Err(ApiError::new(Code::DuplicateField, message).at(name));
+            let message = format!("fact `{name}` is there twice");
+            return Err(ApiError::new(Code::DuplicateField, message).at(format!("facts.{name}")));
         }
         pairs.push((name, value));
     }

@@ -1,5 +1,6 @@
 //! The command `tollkeeper`.
 
+use std::io;
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -16,8 +17,12 @@ fn main() -> ExitCode {
         Command::Init { name } => command::init::run(name.as_deref()),
         Command::Completions { shell } => command::completions::run(shell),
     };
-    done.unwrap_or_else(|error| {
-        eprintln!("tollkeeper: {error:#}");
-        ExitCode::from(2)
+    done.unwrap_or_else(|error| match error.downcast_ref::<io::Error>() {
+        // Whoever read what was printed has seen enough.
+        Some(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        _ => {
+            eprintln!("tollkeeper: {error:#}");
+            ExitCode::from(2)
+        }
     })
 }

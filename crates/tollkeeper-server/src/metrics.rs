@@ -314,7 +314,7 @@ struct Durations<'a>(&'a RequestTally);
 impl EncodeMetric for Durations<'_> {
     #[expect(clippy::cast_precision_loss, reason = "a sum of seconds needs no more than 52 bits")]
     fn encode(&self, mut encoder: prometheus_client::encoding::MetricEncoder<'_>) -> std::fmt::Result {
-        let ends = BUCKETS.iter().map(|micros| *micros as f64 / 1e6).chain([f64::MAX]);
+        let ends = BUCKETS.iter().map(|micros| *micros as f64 / 1e6).chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> =
             ends.enumerate().map(|(index, end)| (end, self.0.sum(|stripe| &stripe.buckets[index]))).collect();
         let count = buckets.iter().map(|(_, count)| count).sum();

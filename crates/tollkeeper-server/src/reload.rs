@@ -1,21 +1,43 @@
 //! Loading the config anew, when the file changes or somebody says so. A broken file changes nothing.
 
 use std::path::Path;
-use std::sync::Arc;
 
+use tokio::sync::mpsc;
 use tollkeeper::config::{Config, Watch};
 
 use crate::serve::log_warnings;
 use crate::service::Service;
 
-/// Reloads whenever the file changes, for as long as the watch is kept.
-pub fn watch(file: &Path, service: Arc<Service>) -> Option<Watch> {
-    let path = file.to_owned();
-    Watch::new(file, move || now(&path, &service))
-        .inspect_err(|error| {
-            tracing::warn!("{} is not watched, send SIGHUP after a change: {error}", file.display())
-        })
-        .ok()
+/// Tells of changes of a file, for as long as it is kept.
+#[derive(Debug)]
+pub struct Changes {
+    told: mpsc::Receiver<()>,
+    _watch: Option<Watch>,
+}
+
+impl Changes {
+    /// Begins to watch: before the file is read for the first time, so that no change is missed.
+    pub fn of(file: Option<&Path>) -> Changes {
+        // One change that waits stands for all that come before it is looked at.
+        let (tell, told) = mpsc::channel(1);
+        let watch = file.and_then(|file| {
+            let unwatched = |error: &std::io::Error| {
+                tracing::warn!("{} is not watched, send SIGHUP after a change: {error}", file.display());
+            };
+            let changed = move || {
+                let _ = tell.try_send(());
+            };
+            Watch::new(file, changed).inspect_err(unwatched).ok()
+        });
+        Changes { told, _watch: watch }
+    }
+
+    /// The next change; never, if nothing is watched.
+    pub async fn next(&mut self) {
+        if self.told.recv().await.is_none() {
+            std::future::pending().await
+        }
+    }
 }
 
 /// Reloads once.

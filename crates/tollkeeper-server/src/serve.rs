@@ -11,9 +11,10 @@ use tollkeeper::config::{Config, Format, Listener, Report};
 
 use crate::args::Serve;
 use crate::connections::Connections;
+use crate::logging;
+use crate::reload::{self, Changes};
 use crate::service::{Service, Source};
 use crate::store::Store;
-use crate::{logging, reload};
 
 /// The policy of a server that was given none.
 pub const BUILTIN: &str = include_str!("builtin.yaml");
@@ -24,6 +25,7 @@ const LAST_REQUESTS: Duration = Duration::from_secs(10);
 /// Runs until a signal says to stop.
 pub fn run(args: &Serve) -> anyhow::Result<()> {
     logging::begin(args.log);
+    let changes = Changes::of(args.config.as_deref());
     let (config, source) = match &args.config {
         Some(file) => {
             let (config, report) = Config::read(file)?;
@@ -46,7 +48,7 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let store = Store::open(args.store.as_ref().unwrap_or(&config.store), &config)?;
-        serve(args, http, Arc::new(Service::new(config, source, store))).await
+        serve(args, http, changes, Arc::new(Service::new(config, source, store))).await
     })
 }
 
@@ -56,13 +58,17 @@ pub fn builtin() -> Config {
     parsed.expect("the built-in policy is valid").0
 }
 
-async fn serve(args: &Serve, http: Listener, service: Arc<Service>) -> anyhow::Result<()> {
+async fn serve(
+    args: &Serve,
+    http: Listener,
+    mut changes: Changes,
+    service: Arc<Service>,
+) -> anyhow::Result<()> {
     // Before the first line says that it listens: whoever reads that may send signals.
     let mut hangup = signal(SignalKind::hangup())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
 
-    let watch = args.config.as_deref().and_then(|file| reload::watch(file, Arc::clone(&service)));
     let connections = match http {
         Listener::Off => None,
         Listener::At(address) => {
@@ -84,28 +90,32 @@ async fn serve(args: &Serve, http: Listener, service: Arc<Service>) -> anyhow::R
 
     loop {
         tokio::select! {
-            _ = hangup.recv() => match &args.config {
-                Some(file) => reload::now(file, &service),
-                None => tracing::info!("SIGHUP: there is no config file to load again"),
-            },
+            _ = hangup.recv() => {}
+            () = changes.next() => {}
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
+        }
+        match &args.config {
+            Some(file) => reload::now(file, &service),
+            None => tracing::info!("SIGHUP: there is no config file to load again"),
         }
     }
     tracing::info!("draining");
     service.drain();
-    tokio::time::sleep(args.drain_delay).await;
-    if let Some(connections) = connections {
-        tokio::select! {
-            left = connections.close(LAST_REQUESTS) => if left > 0 {
-                tracing::warn!("{left} connections had requests in flight after {LAST_REQUESTS:?}");
-            },
-            // Who asks twice does not want to wait.
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+    let drained = async {
+        tokio::time::sleep(args.drain_delay).await;
+        let Some(connections) = connections else { return };
+        let left = connections.close(LAST_REQUESTS).await;
+        if left > 0 {
+            tracing::warn!("{left} connections had requests in flight after {LAST_REQUESTS:?}");
         }
+    };
+    tokio::select! {
+        () = drained => {}
+        // Who asks twice does not want to wait.
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
     }
-    drop(watch);
     Ok(())
 }
 

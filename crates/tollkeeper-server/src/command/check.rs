@@ -1,6 +1,7 @@
 //! `tollkeeper check`: one decision, by a server or by a file.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use http_body_util::{BodyExt as _, Full};
@@ -12,30 +13,35 @@ use serde_json::json;
 use tollkeeper::{Limiter, MemoryStore};
 
 use crate::args::Check;
-use crate::command::{config, facts, table};
+use crate::command::{config, facts, say, table};
 use crate::http::answer::write_decision;
 
 const SERVER: &str = "http://127.0.0.1:8080";
+/// How long a server may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// More than any answer.
 const MAX_ANSWER: usize = 16 << 20;
 
 /// Decides, prints, and says by the exit code what was decided.
 pub fn run(args: &Check) -> anyhow::Result<ExitCode> {
-    let answer = match (&args.config, &args.server) {
-        (Some(_), None) => by_file(args)?,
-        (None, server) => {
+    let answer = match &args.config {
+        Some(_) => by_file(args)?,
+        None => {
+            let said = args.server.clone().or_else(|| std::env::var("TOLLKEEPER_SERVER").ok());
+            let server = said.as_deref().unwrap_or(SERVER);
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(by_server(args, server.as_deref().unwrap_or(SERVER)))?
+            let asked =
+                runtime.block_on(async { tokio::time::timeout(PATIENCE, by_server(args, server)).await });
+            asked.with_context(|| format!("{server} did not answer within {} s", PATIENCE.as_secs()))??
         }
-        (Some(_), Some(_)) => bail!("--config and --server are two ways to decide: choose one"),
     };
     let decision: Decision = serde_json::from_str(&answer).with_context(|| {
         format!("the server did not answer with a decision, but with: {}", excerpt(&answer))
     })?;
     if args.json {
-        println!("{answer}");
+        say(answer)?;
     } else {
-        print(&decision);
+        print(&decision)?;
     }
     Ok(ExitCode::from(u8::from(!decision.allowed)))
 }
@@ -125,15 +131,19 @@ struct Error {
     message: String,
 }
 
-fn print(decision: &Decision) {
+fn print(decision: &Decision) -> anyhow::Result<()> {
     match (decision.allowed, &decision.binding) {
-        (true, None) => println!("allowed: no limit applies"),
-        (true, Some(_)) if decision.delay > 0.0 => println!("allowed, to be held for {} s", decision.delay),
-        (true, Some(_)) => println!("allowed"),
-        (false, _) => println!("refused: {}", decision.reason.as_deref().unwrap_or("no reason given")),
+        (true, None) => say("allowed: no limit applies")?,
+        (true, Some(_)) if decision.delay > 0.0 => {
+            say(format_args!("allowed, to be held for {} s", decision.delay))?
+        }
+        (true, Some(_)) => say("allowed")?,
+        (false, _) => {
+            say(format_args!("refused: {}", decision.reason.as_deref().unwrap_or("no reason given")))?
+        }
     }
     if decision.limits.is_empty() {
-        return;
+        return Ok(());
     }
     let mut table =
         table::with(&["LIMIT", "KEY", "SAYS", "COST", "REMAINING", "OF", "RETRY AFTER", "RESET AFTER"]);
@@ -157,7 +167,7 @@ fn print(decision: &Decision) {
             table::cell(seconds(limit.reset_after), None),
         ]);
     }
-    println!("{}", table.trim_fmt());
+    say(table.trim_fmt())
 }
 
 /// The beginning of an answer that nobody expected.

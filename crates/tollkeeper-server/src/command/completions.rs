@@ -1,14 +1,16 @@
 //! `tollkeeper completions`: for bash, zsh, fish and others.
 
-use std::io;
 use std::process::ExitCode;
 
 use clap::CommandFactory as _;
 
 use crate::args::Arguments;
+use crate::command::say;
 
 /// Prints what the shell needs.
 pub fn run(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
-    clap_complete::generate(shell, &mut Arguments::command(), "tollkeeper", &mut io::stdout());
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "tollkeeper", &mut text);
+    say(String::from_utf8_lossy(&text).trim_end())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@ use tollkeeper::Mode;
 use tollkeeper::policy::Standing;
 
 use crate::args::Explain;
-use crate::command::{config, facts, table};
+use crate::command::{config, facts, say, table};
 
 /// Prints what each limit has to do with the request.
 pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
@@ -30,7 +30,7 @@ pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
                 })
             })
             .collect();
-        println!("{}", json!({ "limits": limits }));
+        say(json!({ "limits": limits }))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut table = table::with(&["LIMIT", "WHY", "KEY"]);
@@ -43,9 +43,9 @@ pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
             table::cell(key(&limit.standing).unwrap_or_else(|| "-".to_owned()), None),
         ]);
     }
-    println!("{}", table.trim_fmt());
+    say(table.trim_fmt())?;
     if !explained.iter().any(|limit| limit.standing.applies()) {
-        println!("no limit applies: the request is allowed");
+        say("no limit applies: the request is allowed")?;
     }
     Ok(ExitCode::SUCCESS)
 }

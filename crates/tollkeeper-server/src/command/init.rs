@@ -4,6 +4,8 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 
+use crate::command::say;
+
 /// A policy that is ready to use.
 #[derive(Clone, Copy, Debug)]
 pub struct Ready {
@@ -48,7 +50,7 @@ pub const READY: [Ready; 5] = [
 pub fn run(name: Option<&str>) -> anyhow::Result<ExitCode> {
     let Some(name) = name else {
         for ready in READY {
-            println!("{:<12}{}", ready.name, ready.purpose);
+            say(format_args!("{:<12}{}", ready.name, ready.purpose))?;
         }
         return Ok(ExitCode::SUCCESS);
     };
@@ -56,6 +58,6 @@ pub fn run(name: Option<&str>) -> anyhow::Result<ExitCode> {
         let names = READY.map(|ready| ready.name).join(", ");
         bail!("there is no policy `{}` (there are {names})", name.escape_debug());
     };
-    print!("{}", ready.text);
+    say(ready.text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -2,8 +2,10 @@
 
 use std::process::ExitCode;
 
+use crate::command::say;
+
 /// Prints the JSON schema.
 pub fn run() -> anyhow::Result<ExitCode> {
-    println!("{}", tollkeeper::config::schema().trim_end());
+    say(tollkeeper::config::schema().trim_end())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -8,6 +8,7 @@ use serde_json::json;
 use tollkeeper::config::{Config, ReadError, Report, Severity};
 
 use crate::args::{FileFormat, Validate};
+use crate::command::say;
 
 /// Prints the report: exit 0 if the file can be used, 1 if not, 2 if it cannot be read.
 pub fn run(args: &Validate) -> anyhow::Result<ExitCode> {
@@ -23,16 +24,16 @@ pub fn run(args: &Validate) -> anyhow::Result<ExitCode> {
     };
     let file = args.file.display();
     if args.json {
-        println!("{}", as_json(&file.to_string(), &report));
+        say(as_json(&file.to_string(), &report))?;
     } else {
         if !report.is_empty() {
             let text = if io::stdout().is_terminal() { report.coloured() } else { report.to_string() };
-            println!("{text}");
+            say(text)?;
         }
         let (errors, warnings) = (counted(report.errors(), "error"), counted(report.warnings(), "warning"));
         match limits {
-            Some(limits) => println!("{file}: valid, {}, {warnings}", counted(limits, "limit")),
-            None => println!("{file}: invalid, {errors}, {warnings}"),
+            Some(limits) => say(format_args!("{file}: valid, {}, {warnings}", counted(limits, "limit")))?,
+            None => say(format_args!("{file}: invalid, {errors}, {warnings}"))?,
         }
     }
     Ok(ExitCode::from(u8::from(limits.is_none())))

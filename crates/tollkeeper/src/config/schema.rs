@@ -106,7 +106,7 @@ fn value(kind: &'static Kind) -> Value {
         Kind::Status => {
             json!({ "anyOf": [{ "type": "integer", "minimum": 100, "maximum": 599 }, text("^([1-5][0-9][0-9]|[1-5]xx)$")] })
         }
-        Kind::Store => json!({ "enum": ["memory://"] }),
+        Kind::Store => text(r"^(memory://|rediss?(\+(unix|cluster|sentinel))?://.+)$"),
         Kind::Listener => text(r"^(off|[0-9.]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5})$"),
         Kind::Duration { .. } => text(&format!("^0*[1-9][0-9]*{UNIT}$")),
         Kind::Rate => text(&format!("^(unlimited|[0-9]+/(0*[1-9][0-9]*)?{UNIT})$")),

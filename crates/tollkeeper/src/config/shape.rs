@@ -261,7 +261,7 @@ pub(super) static MEMORY: Section = Section {
 
 pub(super) static REDIS: Section = Section {
     path: "redis",
-    doc: "How a Redis or Valkey store is used. Checked today, read once `store` may name one.",
+    doc: "How a Redis or Valkey store is used.",
     keys: &[
         key(
             "prefix",
