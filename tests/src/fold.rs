@@ -108,10 +108,12 @@ impl History {
                 Act::Change(index) => history.key.quota = case.quotas[index],
                 Act::Back(step) => {
                     history.key.now = history.key.now.saturating_sub(step.micros(&history.key));
+                    history.give_back_now_and_then(&receipts);
                 }
                 Act::Forward(step) => {
                     let latest = crate::cases::LATEST.max(history.key.now);
                     history.key.now = (history.key.now + step.micros(&history.key)).min(latest);
+                    history.give_back_now_and_then(&receipts);
                 }
             }
         }
@@ -146,6 +148,13 @@ impl History {
         if self.key.quota.algorithm() != Algorithm::Concurrency {
             self.key.give_back(part, past);
             self.made(3, part, Some(*past), 0, Row::Done);
+        }
+    }
+
+    /// After every other step of the clock: what was charged before it comes back after it.
+    fn give_back_now_and_then(&mut self, receipts: &[Past]) {
+        if let Some(past) = receipts.last().filter(|_| receipts.len().is_multiple_of(2)) {
+            self.give_back(past.cost.div_ceil(2), past);
         }
     }
 
@@ -194,8 +203,13 @@ impl History {
 
     fn made(&mut self, op: u8, amount: u64, past: Option<Past>, who: u64, row: Row) {
         let OneKey { quota, shift, hold, now, .. } = self.key;
-        let bytes = self.key.state().map(state::encode).unwrap_or_default();
-        let after = if is_packed(&quota) { After::Bytes(bytes) } else { After::Length(bytes.len()) };
+        let after = match self.key.state() {
+            None if is_packed(&quota) => After::Bytes(Vec::new()),
+            None => After::Length(0),
+            Some(State::SlidingLog(log)) => After::Length(log.len()),
+            Some(State::Concurrency(slots)) => After::Length(22 * slots.len()),
+            Some(state) => After::Bytes(state::encode(state)),
+        };
         let fresh = self.key.state().map_or(0, |state| state.fresh_at(&quota, shift).as_micros());
         self.steps.push(Made { op, now, quota, amount, shift, hold, past, who, row, after, fresh });
     }

@@ -8,4 +8,7 @@ pub mod one_key;
 pub mod oracle;
 pub mod page;
 pub mod redis;
+pub mod reference;
 pub mod saved;
+pub mod shared;
+pub mod tables;

@@ -1,9 +1,15 @@
 //! The twins: what Rust says and what Lua says on a real server is the same, step for step.
 
-use tollkeeper_core::Algorithm;
+use std::sync::Arc;
+
+use tollkeeper::redis::keys::{Format, Names};
+use tollkeeper::redis::wire::{Asked, Batch};
+use tollkeeper_core::{Algorithm, Decision, Limit, Policy, Quota, Verb, facts};
 use tollkeeper_tests::cases::{Case, Kind};
 use tollkeeper_tests::fold::{self, History};
 use tollkeeper_tests::redis::Server;
+use tollkeeper_tests::shared::{Pair, Tally};
+use tollkeeper_tests::tables;
 
 /// So many steps of each algorithm, at least.
 const STEPS: usize = 100_000;
@@ -62,4 +68,87 @@ fn fold_all(name: &str, algorithm: Algorithm) {
     }
     println!("{name}: {steps} steps in {cases} histories");
     assert_eq!(client.keys(), [], "a fold writes nothing");
+}
+
+/// Every row of every table that people read.
+#[test]
+fn the_tables_are_the_same_in_lua() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let histories = tables::all();
+    if let Some(why) = fold::differs(&mut client, &fold::script(|text| text), &histories) {
+        panic!("{why}");
+    }
+    let steps: usize = histories.iter().map(|history| history.steps.len()).sum();
+    println!("{steps} steps of tables");
+    assert!(steps > 700, "{steps}");
+}
+
+/// All kinds of tolls, several limits and several tolls in a call, with corrections and slots.
+#[test]
+fn layered_tolls_are_decided_by_the_scripts_as_by_the_reference() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let mut tally = Tally::default();
+    let mut number = 0;
+    while tally.dues < 100_000 {
+        client.text("FLUSHALL");
+        let mut pair = Pair::new(&mut client, number, &|text| text);
+        if let Some(why) = pair.differs(60) {
+            panic!("history {number}: {why}");
+        }
+        tally.add(&pair.tally);
+        number += 1;
+    }
+    println!("{number} histories: {tally:?}");
+    let Tally { refused, corrected, repeated, handled, steps, states, .. } = tally;
+    for (count, what) in [
+        (refused, "refusals"),
+        (corrected, "corrections"),
+        (repeated, "repeated corrections"),
+        (handled, "slots released or renewed"),
+        (steps, "steps of the clock"),
+        (states, "states"),
+    ] {
+        assert!(count > 150, "too few {what} to learn from: {count}");
+    }
+}
+
+/// A value that is no state, or of another type, counts as none and is overwritten; the other keys of the
+/// batch notice nothing.
+#[test]
+fn foreign_values_are_none_and_are_overwritten() {
+    let server = Server::start();
+    let mut client = server.connect();
+    let names = Names::new("tk", Format::Readable);
+    let limits = Algorithm::ALL.map(|algorithm| {
+        let grant =
+            if algorithm == Algorithm::Concurrency { Quota::slots(5) } else { Quota::per_hour(5).into() };
+        Limit::new(algorithm.name(), grant).algorithm(algorithm)
+    });
+    let policy = Arc::new(Policy::new(limits.to_vec()).unwrap());
+    let toll = policy.toll(Verb::Acquire, &facts! {}, 1).unwrap();
+    for value in ["RPUSH $ x", "SADD $ x", "SET $ x", "SET $ 12345678901234567890"] {
+        client.text("FLUSHALL");
+        for due in toll.dues() {
+            client.text(&value.replace('$', &names.state(due.key, None)));
+        }
+        for left in [4, 3] {
+            let asked = || Asked::new(&toll, 7, |due| names.state(due.key, None));
+            let batch = Batch::new(vec![asked()]);
+            let call = batch.call();
+            let keys: Vec<&[u8]> = call.keys.iter().map(String::as_bytes).collect();
+            let answer = client.run(call.script, &keys, &[&call.args[0]]).unwrap();
+            let ruled = batch.rulings(&answer).unwrap();
+            assert_eq!(ruled.disagreements, 0);
+            for ruling in ruled.rulings {
+                let decision = Decision::new(toll.clone(), ruling);
+                assert!(decision.allowed(), "{value}");
+                for answer in decision.limits() {
+                    assert_eq!(answer.outcome().remaining, left, "{value}: {}", answer.name());
+                }
+            }
+        }
+        assert!(client.keys().iter().all(|(_, expires)| *expires > 0), "{value}: a key that never goes");
+    }
 }

@@ -31,7 +31,8 @@ local function decide(pos, admitted)
   local kind, charging, shared = quota.kind, true, false
   local more, enforced = false, true
   if shape > 0 then
-    more, enforced, charging, shared = shape % 2 == 1, shape % 4 < 2, shape % 8 < 4, shape >= 16
+    more, enforced, charging, shared = shape % 2 == 1, shape % 4 < 2, shape % 8 < 4, shape % 32 >= 16
+    admitted = admitted and shape < 32
     if shape % 16 >= 8 then
       shift, hold, taker, pos = read('>I7I7c8', arg, pos)
     end

@@ -4,13 +4,13 @@
 //! batch   packed keys 2, quotas 2, the quotas, then each due
 //! quota   kind 1 (1 to 6, in the order of Algorithm::ALL), tick 3 (µs), count 7, burst 7, period 7 (ticks)
 //! due     key 2, quota 2 (both from 1), shape 1, cost 4, and with shape 8: shift 7, hold 7, taker 8
-//! shape   1 more dues of this toll follow, 2 shadow, 4 peek, 8 as above, 16 the key is asked for again
+//! shape   1 more dues of this toll follow, 2 shadow, 4 peek, 8 as above, 16 other tolls ask for this key
+//!         too, 32 the toll is refused, whatever is said here
 //! hold    0 for none, else one more than the longest delay
 //! ```
 //!
 //! Whole numbers, the highest byte first. Keys come once, packed states first, then logs and slots.
-//! Quotas of nothing do not travel: what they say is known here. A toll that such a limit refuses goes
-//! as a peek.
+//! Quotas of nothing do not travel: what they say is known here, and the others are told.
 //!
 //! The answer holds the packed states as they were read. Every toll of the batch is decided once more
 //! on them, here, which gives the numbers that people are told; the script computes none but for logs,
@@ -157,7 +157,6 @@ impl Batch {
         let mut quotas: Vec<Quota> = Vec::new();
         let (mut body, mut places) = (Vec::new(), Vec::new());
         for one in &asked {
-            let charging = one.charging && !one.is_refused();
             let mut rest = one.dues.iter().filter(|due| due.name.is_some()).peekable();
             while let Some(due) = rest.next() {
                 let (place, again) = names[due.name.as_deref().expect("filtered")];
@@ -167,7 +166,8 @@ impl Batch {
                     quotas.push(due.quota);
                     quotas.len() - 1
                 });
-                push_due(&mut body, due, one.id, key, quota + 1, [rest.peek().is_some(), charging, again]);
+                let more = rest.peek().is_some();
+                push_due(&mut body, one, due, Place { key, quota: quota + 1, more, again });
             }
         }
         let mut argument = Vec::with_capacity(4 + 25 * quotas.len() + body.len());
@@ -240,13 +240,12 @@ impl Batch {
                 rulings.disagreements += usize::from(overrule(&asked.dues, &mut steps, said));
             }
             let admitted = asked.dues.iter().zip(&steps).all(|(due, one)| one.step.allowed || !due.enforced);
-            let charging = asked.charging && !asked.is_refused();
             let mut ruling = Ruling::new(answer.now, asked.id);
             for (due, decided) in asked.dues.iter().zip(steps) {
                 let Decided { place, ask, step, log } = decided;
-                let charged = charging && admitted && step.allowed && due.cost > 0;
+                let charged = asked.charging && admitted && step.allowed && due.cost > 0;
                 if let Some(place) = place.filter(|place| *place < self.packed)
-                    && (charged || charging && step.effect.moved())
+                    && (charged || asked.charging && step.effect.moved())
                 {
                     let state = states[place].take();
                     states[place] = algorithm::apply(&due.quota, state, &ask, &step, charged, asked.id);
@@ -279,9 +278,8 @@ impl Decided {
 
 /// Makes the steps say what the store said; true if they did not.
 fn overrule(dues: &[Asking], steps: &mut [Decided], admitted: bool) -> bool {
-    let travels = |due: &Asking| due.enforced && due.name.is_some();
     let mut enforced: Vec<&mut Decided> =
-        dues.iter().zip(steps).filter(|(due, _)| travels(due)).map(|(_, step)| step).collect();
+        dues.iter().zip(steps).filter(|(due, _)| due.enforced).map(|(_, decided)| decided).collect();
     if enforced.iter().all(|decided| decided.step.allowed) == admitted {
         return false;
     }
@@ -373,19 +371,20 @@ impl LogRecord {
     }
 }
 
-fn push_due(
-    body: &mut Vec<u8>,
-    due: &Asking,
-    id: u64,
+/// Where a due stands in a batch.
+struct Place {
     key: usize,
     quota: usize,
-    [more, charging, again]: [bool; 3],
-) {
+    more: bool,
+    again: bool,
+}
+
+fn push_due(body: &mut Vec<u8>, asked: &Asked, due: &Asking, place: Place) {
+    let Place { key, quota, more, again } = place;
     let algorithm = due.quota.algorithm();
     let hold = due.ask.hold.filter(|_| algorithm == Algorithm::LeakyBucket);
-    let slots = algorithm == Algorithm::Concurrency;
-    let wordy = slots || hold.is_some() || due.ask.shift > 0;
-    let flags = [more, !due.enforced, !charging, wordy, again];
+    let wordy = algorithm == Algorithm::Concurrency || hold.is_some() || due.ask.shift > 0;
+    let flags = [more, !due.enforced, !asked.charging, wordy, again, asked.is_refused()];
     let shape = flags.into_iter().rev().fold(0, |shape, flag| shape << 1 | u64::from(flag));
     push(body, 2, key as u64);
     push(body, 2, quota as u64);
@@ -394,7 +393,7 @@ fn push_due(
     if wordy {
         push(body, 7, due.ask.shift);
         push(body, 7, hold.map_or(0, |hold| hold.as_micros().min(FOR_EVER) + 1));
-        push(body, 8, id);
+        push(body, 8, asked.id);
     }
 }
 

@@ -1,0 +1,109 @@
+//! The reference: a store as small as one can be, made of the pure functions, on a clock that is given.
+//!
+//! What any other store does must come to the same.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tollkeeper::Correction;
+use tollkeeper_core::algorithm::{self, Effect, Seen, State, Step, concurrency};
+use tollkeeper_core::charge::{Item, ItemKey};
+use tollkeeper_core::{Algorithm, Change, Charge, Due, Fix, Ruling, Said, Slot, Time, Toll};
+
+/// States by the bytes of their key.
+#[derive(Clone, Debug, Default)]
+pub struct Reference {
+    states: BTreeMap<Vec<u8>, (State, Time)>,
+    markers: BTreeSet<(Vec<u8>, u64)>,
+}
+
+impl Reference {
+    /// Decides a toll.
+    pub fn decide(&mut self, toll: &Toll, now: Time, id: u64) -> Ruling {
+        let charging = toll.verb().charges();
+        let dues: Vec<Due<'_>> = toll.dues().collect();
+        let steps: Vec<Step> = dues.iter().map(|due| due.step(self.seen(due), now)).collect();
+        let admitted = dues.iter().zip(&steps).all(|(due, step)| step.allowed || !due.enforced());
+        let mut ruling = Ruling::new(now, if charging { id } else { 0 });
+        for (due, step) in dues.iter().zip(steps) {
+            let charged = charging && admitted && step.allowed && due.cost > 0;
+            ruling.push(match step.effect {
+                Effect::SlidingLog(_) => {
+                    let outcome = due.outcome(self.seen(due), now, &step, charged);
+                    Said::Outcome { outcome, mark: step.effect.mark() }
+                }
+                _ => Said::Step { step, charged },
+            });
+            if charged || charging && step.effect.moved() {
+                let state = self.states.remove(&due.key.to_bytes()).map(|(state, _)| state);
+                let state = due.apply(state, now, &step, charged, id).expect("a quota of more than nothing");
+                let fresh = state.fresh_at(due.quota, due.shift);
+                self.states.insert(due.key.to_bytes(), (state, fresh));
+            }
+        }
+        ruling
+    }
+
+    /// Gives back or adds.
+    pub fn correct(&mut self, charge: &Charge, fixes: &[Fix], now: Time) -> Correction {
+        if charge.void_at() <= now {
+            return Correction::Unknown;
+        }
+        let marker = |item: &Item| (key_of(item), charge.id());
+        if charge.items().iter().any(|item| self.markers.contains(&marker(item))) {
+            return Correction::Repeated;
+        }
+        for (item, fix) in charge.items().iter().zip(fixes) {
+            self.markers.insert(marker(item));
+            let state = self.states.get(&key_of(item)).map(|(state, _)| state.clone());
+            let state = match (fix.change, state) {
+                (Change::Keep, _) | (Change::GiveBack(_), None) => continue,
+                // Nothing comes back to a queue: it is not written.
+                (Change::GiveBack(_), Some(_)) if fix.quota.algorithm() == Algorithm::LeakyBucket => continue,
+                (Change::GiveBack(part), Some(state)) => {
+                    algorithm::give_back(&fix.quota, state, now, item.shift, part, &fix.past)
+                }
+                (Change::Add(more), state) => algorithm::add(&fix.quota, state, now, item.shift, more),
+            };
+            let fresh = state.fresh_at(&fix.quota, item.shift);
+            self.states.insert(key_of(item), (state, fresh));
+        }
+        Correction::Done
+    }
+
+    /// Releases a slot, or renews it.
+    pub fn handle(&mut self, slot: &Slot, renew: bool, now: Time) -> bool {
+        let mut held = false;
+        for item in slot.items() {
+            let Some((State::Concurrency(slots), fresh)) = self.states.get_mut(&key_of(item)) else {
+                continue;
+            };
+            held |= match renew {
+                true => concurrency::renew(slots, now.as_micros(), slot.id()),
+                false => concurrency::release(slots, now.as_micros(), slot.id()),
+            };
+            *fresh = Time::from_micros(concurrency::fresh_at(slots));
+        }
+        held
+    }
+
+    /// Every state, with the bytes of its key and when it is as good as fresh; empty ones are none.
+    pub fn states(&self) -> impl Iterator<Item = (&[u8], &State, Time)> {
+        let all = self.states.iter().map(|(key, (state, fresh))| (&key[..], state, *fresh));
+        all.filter(|(_, state, _)| match state {
+            State::SlidingLog(log) => !log.is_empty(),
+            State::Concurrency(slots) => !slots.is_empty(),
+            _ => true,
+        })
+    }
+
+    fn seen(&self, due: &Due<'_>) -> Seen<'_> {
+        self.states.get(&due.key.to_bytes()).map_or(Seen::Nothing, |(state, _)| state.seen())
+    }
+}
+
+fn key_of(item: &Item) -> Vec<u8> {
+    match &item.key {
+        ItemKey::Whole(bytes) => bytes.to_vec(),
+        ItemKey::Short(..) => panic!("only what was sealed is short"),
+    }
+}

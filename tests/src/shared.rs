@@ -1,0 +1,372 @@
+//! Tolls, corrections and slots, all kinds of them, on a real Redis and on the reference at once.
+//!
+//! The scripts are those of the product, but for one line: the time is an argument. Every decision must
+//! come out the same, and so must the bytes of every state and when it goes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tollkeeper::Correction;
+use tollkeeper::redis::keys::{Format, Names};
+use tollkeeper::redis::script::Script;
+use tollkeeper::redis::state;
+use tollkeeper::redis::wire::{self, Asked, Batch, Call, Handling, Value};
+use tollkeeper_core::{
+    Algorithm, Allowance, Charge, Costs, Decision, Key, Limit, Missing, Mode, Policy, Quota, Rate, Slot,
+    Span, Time, Toll, Verb, facts,
+};
+
+use crate::cases::Random;
+use crate::redis::Client;
+use crate::reference::Reference;
+
+/// In 2030: the server must not find a key expired that was written at an invented time.
+const START: u64 = 1_900_000_000_000_000;
+
+/// The line of a script that asks for the time.
+pub const TIME: &str = "local time = call('TIME')";
+
+/// Does to a script what a mistake would do.
+pub type Mutate<'m> = &'m dyn Fn(String) -> String;
+
+/// A history on two stores.
+pub struct Pair<'c> {
+    client: &'c mut Client,
+    mutate: Mutate<'c>,
+    scripts: HashMap<String, Script>,
+    names: Names,
+    reference: Reference,
+    policy: Arc<Policy>,
+    random: Random,
+    now: u64,
+    ids: u64,
+    charges: Vec<Charge>,
+    slots: Vec<Slot>,
+    /// What was done.
+    pub tally: Tally,
+}
+
+/// How much was tried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Batches decided.
+    pub batches: u64,
+    /// Tolls in them.
+    pub tolls: u64,
+    /// Dues in those.
+    pub dues: u64,
+    /// Tolls refused.
+    pub refused: u64,
+    /// Refunds and settlements done.
+    pub corrected: u64,
+    /// Those that had been done before.
+    pub repeated: u64,
+    /// Slots released or renewed.
+    pub handled: u64,
+    /// Steps of the clock.
+    pub steps: u64,
+    /// States compared byte by byte.
+    pub states: u64,
+}
+
+impl Tally {
+    /// Adds another.
+    pub fn add(&mut self, other: &Tally) {
+        self.batches += other.batches;
+        self.tolls += other.tolls;
+        self.dues += other.dues;
+        self.refused += other.refused;
+        self.corrected += other.corrected;
+        self.repeated += other.repeated;
+        self.handled += other.handled;
+        self.steps += other.steps;
+        self.states += other.states;
+    }
+}
+
+impl<'c> Pair<'c> {
+    /// The history of that number, on an empty server.
+    pub fn new(client: &'c mut Client, number: u64, mutate: Mutate<'c>) -> Pair<'c> {
+        let mut random = Random::new(number);
+        let limits = (0..random.within(1, 5)).map(|index| limit(&mut random, index)).collect();
+        let policy = Arc::new(Policy::new(limits).expect("valid limits"));
+        let format = if random.within(0, 1) == 0 { Format::Readable } else { Format::Compact };
+        Pair {
+            client,
+            mutate,
+            scripts: HashMap::new(),
+            names: Names::new("tk", format),
+            reference: Reference::default(),
+            policy,
+            random,
+            now: START,
+            ids: number << 20,
+            charges: Vec::new(),
+            slots: Vec::new(),
+            tally: Tally::default(),
+        }
+    }
+
+    /// So many things happen; the first difference, if there is one.
+    pub fn differs(&mut self, things: u64) -> Option<String> {
+        for _ in 0..things {
+            self.wait();
+            let differs = match self.random.within(0, 99) {
+                0..=54 => self.decide(),
+                55..=79 => self.correct(),
+                _ => self.handle(),
+            };
+            if let Some(why) = differs.or_else(|| self.states_differ()) {
+                return Some(format!("{why}\nat {} of {:#?}", self.now, self.policy));
+            }
+        }
+        None
+    }
+
+    fn wait(&mut self) {
+        let random = &mut self.random;
+        let wait = match random.within(0, 9) {
+            0..=4 => random.within(0, 3),
+            5..=6 => random.within(1, 2_000_000),
+            7 => random.within(1, 70_000_000),
+            8 => random.within(1, 100_000_000_000),
+            _ => random.within(1, 3) * 60_000_000 - 1,
+        };
+        if random.within(0, 19) == 0 {
+            self.now = self.now.saturating_sub(wait * random.within(1, 5)).max(START);
+            self.tally.steps += 1;
+        } else {
+            self.now += wait;
+        }
+    }
+
+    fn decide(&mut self) -> Option<String> {
+        let tolls: Vec<Toll> = (0..self.random.within(1, 12)).map(|_| self.toll()).collect();
+        let mut asked = Vec::new();
+        for toll in &tolls {
+            self.ids += 1;
+            asked.push(Asked::new(toll, self.ids, |due| self.names.state(due.key, None)));
+        }
+        let first = self.ids + 1 - tolls.len() as u64;
+        let batch = Batch::new(asked);
+        let now = Time::from_micros(self.now);
+        let (rulings, disagreements) = if batch.call().keys.is_empty() {
+            (batch.rulings_without_store(now), 0)
+        } else {
+            let answer = match self.run(batch.call()) {
+                Ok(answer) => answer,
+                Err(error) => return Some(error),
+            };
+            let Ok(rulings) = batch.rulings(&answer) else { return Some(format!("malformed: {answer:?}")) };
+            (rulings.rulings, rulings.disagreements)
+        };
+        if disagreements > 0 {
+            return Some(format!("{disagreements} verdicts of Lua are not those of Rust: {tolls:#?}"));
+        }
+        self.tally.batches += 1;
+        for (index, (toll, ruling)) in tolls.iter().zip(rulings).enumerate() {
+            let expected = self.reference.decide(toll, now, first + index as u64);
+            let expected = Decision::new(toll.clone(), expected);
+            let actual = Decision::new(toll.clone(), ruling);
+            if shown(&actual) != shown(&expected) {
+                return Some(format!("{}\nand not\n{}\nfor {toll:#?}", shown(&actual), shown(&expected)));
+            }
+            self.tally.tolls += 1;
+            self.tally.dues += toll.len() as u64;
+            self.tally.refused += u64::from(!actual.allowed());
+            self.charges.extend(actual.charge());
+            self.slots.extend(actual.slot());
+        }
+        None
+    }
+
+    fn toll(&mut self) -> Toll {
+        let random = &mut self.random;
+        let user = ["alice", "bob", "{c}: %", "nobody"][place(random, 4)];
+        let tenant = ["one", "two"][place(random, 2)];
+        let mut facts = facts! { "tokens" => i64::try_from(random.within(0, 6)).expect("small") };
+        if random.within(0, 9) > 0 {
+            facts.put("user", user);
+        }
+        if random.within(0, 9) > 0 {
+            facts.put("tenant", tenant);
+        }
+        facts.put("plan", ["free", "pro"][place(random, 2)]);
+        let verb = match random.within(0, 19) {
+            0..=10 => Verb::Check,
+            11..=12 => Verb::Peek,
+            13 => Verb::Usage,
+            14..=15 => Verb::Reserve(Span::from_secs(random.within(1, 60))),
+            _ => Verb::Acquire,
+        };
+        let cost = match random.within(0, 3) {
+            0 => random.within(1, 30),
+            _ => random.within(1, 3),
+        };
+        let toll = self.policy.toll(verb, &facts, cost).expect("a valid request");
+        if random.within(0, 5) == 0 {
+            toll.hold(Span::from_micros(random.within(0, 20_000_000)))
+        } else {
+            toll
+        }
+    }
+
+    fn correct(&mut self) -> Option<String> {
+        if self.charges.is_empty() {
+            return None;
+        }
+        // The latest most often; one that was corrected already, too.
+        let back = place(&mut self.random, self.charges.len().min(6));
+        let charge = self.charges[self.charges.len() - 1 - back].clone();
+        let tokens = facts! { "tokens" => i64::try_from(self.random.within(0, 9)).expect("small") };
+        let few = self.random.within(0, 9);
+        let changes = match self.random.within(0, 4) {
+            0..=1 => charge.refund(Costs::All),
+            2 => charge.refund(Costs::Request(few)).or_else(|_| charge.refund(Costs::All)),
+            3 => charge.settle(Costs::Request(few)),
+            _ => charge.settle(Costs::Facts(&tokens)),
+        };
+        let fixes = charge.fixes(&self.policy, &changes.expect("valid costs"));
+        let call = wire::correction(charge.void_at(), charge.items().iter().zip(&fixes), |item| {
+            let name = self.names.item(item, None);
+            let marker = self.names.marker(&name, charge.id());
+            [name, marker]
+        });
+        let answer = match self.run(&call) {
+            Ok(answer) => answer,
+            Err(error) => return Some(error),
+        };
+        let actual = wire::corrected(&answer).expect("0, 1 or 2");
+        let expected = self.reference.correct(&charge, &fixes, Time::from_micros(self.now));
+        match actual {
+            Correction::Done => self.tally.corrected += 1,
+            Correction::Repeated => self.tally.repeated += 1,
+            Correction::Unknown => {}
+        }
+        (actual != expected).then(|| format!("{actual:?} and not {expected:?}: {charge:?}"))
+    }
+
+    fn handle(&mut self) -> Option<String> {
+        if self.slots.is_empty() {
+            return None;
+        }
+        let back = place(&mut self.random, self.slots.len().min(6));
+        let slot = self.slots[self.slots.len() - 1 - back].clone();
+        let renew = self.random.within(0, 1) == 1;
+        let handling = if renew { Handling::Renew } else { Handling::Release };
+        let call = wire::handling(&slot, handling, |item| self.names.item(item, None));
+        let answer = match self.run(&call) {
+            Ok(answer) => answer,
+            Err(error) => return Some(error),
+        };
+        let actual = wire::handled(&answer).expect("0 or 1");
+        let expected = self.reference.handle(&slot, renew, Time::from_micros(self.now));
+        self.tally.handled += u64::from(actual);
+        (actual != expected).then(|| format!("held: {actual} and not {expected}: {slot:?}"))
+    }
+
+    /// Runs a script of the product, at a time that is given.
+    fn run(&mut self, call: &Call) -> Result<Value, String> {
+        let mutate = self.mutate;
+        let script = self.scripts.entry(call.script.sha().to_owned()).or_insert_with(|| {
+            let text = mutate(call.script.text().to_owned());
+            let timed = text.replace(TIME, "local time = { ARGV[#ARGV - 1], ARGV[#ARGV] }");
+            Script::of(timed)
+        });
+        let keys: Vec<&[u8]> = call.keys.iter().map(String::as_bytes).collect();
+        let (seconds, micros) = ((self.now / 1_000_000).to_string(), (self.now % 1_000_000).to_string());
+        let mut args: Vec<&[u8]> = call.args.iter().map(|arg| &arg[..]).collect();
+        args.extend([seconds.as_bytes(), micros.as_bytes()]);
+        self.client.run(script, &keys, &args)
+    }
+
+    /// Compares what is stored with what should be, and when it goes.
+    fn states_differ(&mut self) -> Option<String> {
+        let mut expected = HashMap::new();
+        for (key, state, fresh) in self.reference.states() {
+            let key = Key::from_bytes(key).expect("a key");
+            expected.insert(self.names.state(key, None).into_bytes(), (state::encode(state), fresh));
+        }
+        for (name, expires) in self.client.keys() {
+            let shown = String::from_utf8_lossy(&name).into_owned();
+            if expires < 0 {
+                return Some(format!("{shown} never goes"));
+            }
+            let Some((bytes, fresh)) = expected.remove(&name) else {
+                // A marker, or what the clock of the server has not reached yet.
+                if shown.contains("%m") {
+                    continue;
+                }
+                return Some(format!("{shown} should not be there"));
+            };
+            let stored = self.client.call(&[b"GET", &name]).expect("a string");
+            if stored != Value::Bytes(bytes.clone()) {
+                return Some(format!("{shown} is {stored:?} and not {bytes:?}"));
+            }
+            let (fresh, gone) = (fresh.as_micros(), u64::try_from(expires).expect("positive") * 1_000);
+            if gone <= fresh || gone > fresh + 1_000_000 {
+                return Some(format!("{shown} goes at {gone}, and is fresh at {fresh}"));
+            }
+            self.tally.states += 1;
+        }
+        let missing = expected.keys().next()?;
+        Some(format!("{} is missing", String::from_utf8_lossy(missing)))
+    }
+}
+
+fn shown(decision: &Decision) -> String {
+    let limits: Vec<_> =
+        decision.limits().map(|answer| (answer.name().to_owned(), answer.outcome())).collect();
+    let (charge, slot) = (decision.charge(), decision.slot());
+    format!("{:?} {:?} {limits:?} {charge:?} {slot:?}", decision.verdict(), decision.time())
+}
+
+fn place(random: &mut Random, len: usize) -> usize {
+    usize::try_from(random.within(0, len as u64 - 1)).expect("an index")
+}
+
+/// A limit of any kind.
+fn limit(random: &mut Random, index: u64) -> Limit {
+    let algorithm = Algorithm::ALL[place(random, 6)];
+    let period =
+        [1_000, 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000, 604_800_000_000][place(random, 6)];
+    let rate = |random: &mut Random| {
+        let count = random.within(1, 20);
+        let burst = algorithm.has_burst().then(|| random.within(1, 20));
+        Rate { count, period: Span::from_micros(period), burst }
+    };
+    let grant = |random: &mut Random| match algorithm {
+        Algorithm::Concurrency => Quota::slots(random.within(1, 6)),
+        _ => Allowance::Rate(rate(random)),
+    };
+    let name = format!("limit-{index}");
+    let tiered = random.within(0, 3) == 0;
+    let mut limit = match tiered {
+        true => {
+            let free = if random.within(0, 2) == 0 { Allowance::Nothing } else { grant(random) };
+            Limit::tiered(name, "plan").tier("free", free).tier("pro", grant(random)).default_tier("free")
+        }
+        false => Limit::new(name, grant(random)),
+    };
+    limit = limit.algorithm(algorithm);
+    limit = match random.within(0, 3) {
+        0 => limit,
+        1 => limit.by("tenant"),
+        2 => limit.by("user"),
+        _ => limit.by("tenant").by("user"),
+    };
+    if algorithm == Algorithm::Concurrency {
+        limit = limit.ttl(std::time::Duration::from_micros(period.clamp(1_000_000, 3_600_000_000)));
+    } else if random.within(0, 3) == 0 {
+        limit = limit.cost("tokens");
+    }
+    if algorithm == Algorithm::FixedWindow && random.within(0, 1) == 0 {
+        limit = limit.stagger();
+    }
+    limit = match random.within(0, 5) {
+        0 => limit.missing(Missing::Deny),
+        1 => limit.missing(Missing::Share),
+        _ => limit,
+    };
+    limit.mode(if random.within(0, 4) == 0 { Mode::Shadow } else { Mode::Enforce })
+}

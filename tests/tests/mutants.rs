@@ -1,0 +1,191 @@
+//! Mistakes that others have made, made here on purpose: each must be noticed.
+//!
+//! A mutant is a script with a piece of its text replaced. It is played as the twins are, and the test
+//! fails if nobody sees a difference.
+
+use std::sync::Arc;
+
+use tollkeeper::redis::keys::{Format, Names};
+use tollkeeper::redis::script::{self, Kinds, Script};
+use tollkeeper::redis::wire::{Asked, Batch, Value};
+use tollkeeper_core::{Algorithm, Decision, Limit, Policy, Quota, Time, Verb, facts};
+use tollkeeper_tests::cases::{Case, Kind};
+use tollkeeper_tests::fold::{self, History};
+use tollkeeper_tests::redis::{Client, Server};
+use tollkeeper_tests::shared::{Pair, TIME};
+
+#[test]
+fn a_charge_before_all_have_allowed_is_noticed() {
+    let charged = "local charged = charging and admitted and allowed and cost > 0";
+    noticed_in_tolls(charged, "local charged = charging and allowed and cost > 0");
+}
+
+#[test]
+fn a_write_without_an_expiry_is_noticed() {
+    noticed_in_tolls("quota.encode(x, y, z), 'PXAT', expiry(fresh))", "quota.encode(x, y, z))");
+    noticed_in_tolls("call('SET', name, text, 'PXAT', expiry(fresh))", "call('SET', name, text)");
+    noticed_in_tolls("call('PEXPIREAT', name, expiry(fresh))", "");
+    noticed_in_tolls("call('SET', KEYS[item + 1], '', 'PXAT', marked)", "call('SET', KEYS[item + 1], '')");
+}
+
+#[test]
+fn a_refund_without_a_marker_is_noticed() {
+    noticed_in_tolls("call('SET', KEYS[item + 1], '', 'PXAT', marked)", "");
+}
+
+#[test]
+fn a_stored_number_made_text_is_noticed() {
+    noticed_in_tolls("pack('>I7I5', at, level)", "pack('>I7I5', tonumber(tostring(at)), level)");
+    noticed_in_tolls("pack('>I7I5', at, level)", "pack('>I7I5', tonumber(at .. ''), level)");
+    noticed_in_tolls("rep(pack('>I7', stamp), cost)", "rep(pack('>I7', tonumber(stamp .. '')), cost)");
+    noticed_in_tolls(
+        "taker, now, now + quota.period)",
+        "taker, tonumber(tostring(now)), now + quota.period)",
+    );
+}
+
+#[test]
+fn a_time_that_is_not_the_stores_is_noticed() {
+    let server = Server::start();
+    let mut client = server.connect();
+    assert_eq!(time_differs(&mut client, |text| text), None);
+    // What a node would send that goes a second ahead.
+    let local = |text: String| {
+        let ahead = "local time = call('TIME') time[1] = tostring(tonumber(time[1]) + 1)";
+        text.replace(TIME, ahead)
+    };
+    assert!(time_differs(&mut client, local).is_some(), "the mutant lives");
+}
+
+#[test]
+fn a_refusal_that_writes_is_noticed() {
+    noticed_in_tolls("local writes = charged or charging and moved", "local writes = charging");
+}
+
+#[test]
+fn a_peek_that_writes_is_noticed() {
+    noticed_in_tolls("local writes = charged or charging and moved", "local writes = charged or moved");
+}
+
+#[test]
+fn a_clock_step_that_is_not_written_is_noticed() {
+    noticed_in_tolls("local writes = charged or charging and moved", "local writes = charged");
+}
+
+#[test]
+fn a_key_of_two_tolls_that_is_read_once_is_noticed() {
+    noticed_in_tolls("local state = shared and held and held[key]", "local state = nil");
+}
+
+#[test]
+fn arithmetic_that_is_almost_right_is_noticed() {
+    for (algorithm, right, wrong) in [
+        (Algorithm::TokenBucket, "at - now > quota.fill", "at - now >= quota.fill"),
+        (
+            Algorithm::TokenBucket,
+            "level + cost * quota.period <= quota.capacity",
+            "level + cost * quota.period < quota.capacity",
+        ),
+        (
+            Algorithm::TokenBucket,
+            "local tick = at + ceil(level / quota.count)",
+            "local tick = at + floor(level / quota.count)",
+        ),
+        (
+            Algorithm::TokenBucket,
+            "if age < 0 or age >= undrained / rate then",
+            "if age >= undrained / rate then",
+        ),
+        (Algorithm::TokenBucket, "undrained = undrained - age * rate", ""),
+        (Algorithm::TokenBucket, "local most = 2 * quota.capacity", "local most = quota.capacity"),
+        (
+            Algorithm::LeakyBucket,
+            "return level, at, moved\nend\nif now - at",
+            "return level, now, moved\nend\nif now - at",
+        ),
+        (Algorithm::FixedWindow, "window > current + 1", "window > current"),
+        (Algorithm::FixedWindow, "floor((now + shift) / quota.period)", "floor(now / quota.period)"),
+        (Algorithm::FixedWindow, "if past.mark ~= window then", "if false then"),
+        (Algorithm::SlidingWindow, "prev * (period - elapsed) <=", "prev * (period - elapsed) <"),
+        (
+            Algorithm::SlidingWindow,
+            "elseif past.mark + 1 == window then",
+            "elseif past.mark + 2 == window then",
+        ),
+        (
+            Algorithm::SlidingLog,
+            "log.stamp(log, middle) + period > now",
+            "log.stamp(log, middle) + period >= now",
+        ),
+        (Algorithm::SlidingLog, "(moved or newest < now) and now or newest", "now"),
+        (Algorithm::SlidingLog, "2 * first >= log.len", "2 * first > log.len"),
+        (Algorithm::Concurrency, "if expires > now then", "if expires >= now then"),
+        (Algorithm::Concurrency, "if taken > now + (expires - taken) then", "if taken > now then"),
+        (Algorithm::Concurrency, "now, now + (expires - taken))", "taken, now + (expires - taken))"),
+    ] {
+        noticed_in_a_fold(algorithm, right, wrong);
+    }
+}
+
+/// Plays tolls, corrections and slots until somebody sees a difference.
+fn noticed_in_tolls(right: &str, wrong: &str) {
+    let scripts = [script::check(Kinds::ALL), script::correct(), script::slots()];
+    assert!(scripts.iter().any(|script| script.text().contains(right)), "no script says {right}");
+    let server = Server::start();
+    let mut client = server.connect();
+    for number in 0..300 {
+        client.text("FLUSHALL");
+        let mutate = |text: String| text.replace(right, wrong);
+        if Pair::new(&mut client, number, &mutate).differs(60).is_some() {
+            println!("noticed in history {number}: {wrong}");
+            return;
+        }
+    }
+    panic!("the mutant lives: {wrong}");
+}
+
+/// Folds histories of one key until somebody sees a difference.
+fn noticed_in_a_fold(algorithm: Algorithm, right: &str, wrong: &str) {
+    let server = Server::start();
+    let mut client = server.connect();
+    let script = fold::script(|text| {
+        assert!(text.contains(right), "no script says {right}");
+        text.replace(right, wrong)
+    });
+    for number in 0..3_000 {
+        for kind in [Kind::Plain, Kind::Refunds, Kind::Changes, Kind::Steps] {
+            // Not near the bounds, where histories of logs and slots are short and slow.
+            let history = History::of(&Case::new(algorithm, kind, 3 * number + 1));
+            if fold::differs(&mut client, &script, &[history]).is_some() {
+                println!("noticed in case {number} of {kind:?}: {algorithm} {wrong}");
+                return;
+            }
+        }
+    }
+    panic!("the mutant lives: {algorithm} {wrong}");
+}
+
+/// Decides by a script of the product; what is wrong with the time of its decision.
+fn time_differs(client: &mut Client, mutate: fn(String) -> String) -> Option<String> {
+    let names = Names::new("tk", Format::Readable);
+    let policy = Arc::new(Policy::new(vec![Limit::new("all", Quota::per_minute(5))]).unwrap());
+    let toll = policy.toll(Verb::Check, &facts! {}, 1).unwrap();
+    let batch = Batch::new(vec![Asked::new(&toll, 1, |due| names.state(due.key, None))]);
+    let call = batch.call();
+    let script = Script::of(mutate(call.script.text().to_owned()));
+    let before = server_time(client);
+    let answer = client.run(&script, &[call.keys[0].as_bytes()], &[&call.args[0]]).unwrap();
+    let after = server_time(client);
+    let ruling = batch.rulings(&answer).unwrap().rulings.remove(0);
+    let time = Decision::new(toll, ruling).time();
+    (time < before || time > after).then(|| format!("{time:?} is not between {before:?} and {after:?}"))
+}
+
+fn server_time(client: &mut Client) -> Time {
+    let Value::List(parts) = client.text("TIME") else { panic!("a list") };
+    let number = |part: &Value| -> u64 {
+        let Value::Bytes(digits) = part else { panic!("digits") };
+        String::from_utf8_lossy(digits).parse().expect("a number")
+    };
+    Time::from_micros(number(&parts[0]) * 1_000_000 + number(&parts[1]))
+}
