@@ -27,7 +27,7 @@ local function check(quota, now, cost, shift, hold, taker, writes)
   if quota.kind <= 4 then
     local tick, x, y, z = floor(now / quota.tick), nil, nil, nil
     if state then
-      x, y, z = quota.decode(quota, state)
+      x, y, z = state_read(quota, state)
     end
     local allowed, after, moved
     allowed, after, moved, x, y, z = quota.step(quota, tick, cost, shift, x, y, z)
@@ -35,7 +35,7 @@ local function check(quota, now, cost, shift, hold, taker, writes)
       allowed = false
     end
     if writes and (allowed or moved) then
-      state = quota.encode(allowed and after or x, y, z)
+      state = state_bytes(quota, allowed and after or x, y, z)
     end
     say(pack('>BB', bit(allowed), bit(moved)))
   elseif quota.kind == 5 then
@@ -69,14 +69,14 @@ local function correct(quota, now, op, amount, shift, past)
   local meter, fixed = quota.kind <= 2, quota.kind == 3
   local tick, x, y, z = floor(now / quota.tick), nil, nil, nil
   if state then
-    x, y, z = quota.decode(quota, state)
+    x, y, z = state_read(quota, state)
   end
   if op == 4 then
     local add = meter and meter_add or fixed and fixed_window_add or sliding_window_add
-    state = quota.encode(add(quota, tick, shift, amount, x, y, z))
+    state = state_bytes(quota, add(quota, tick, shift, amount, x, y, z))
   elseif state and quota.kind ~= 2 then
     local give_back = meter and meter_give_back or fixed and fixed_window_give_back or sliding_window_give_back
-    state = quota.encode(give_back(quota, tick, shift, amount, past, x, y, z))
+    state = state_bytes(quota, give_back(quota, tick, shift, amount, past, x, y, z))
   end
 end
 
@@ -106,7 +106,7 @@ while pos <= #arg do
     say_state(quota)
     if op <= 6 and quota.kind <= 4 and state then
       -- When it is fresh, too.
-      say(pack('>I7', quota.fresh_at(quota, shift, quota.decode(quota, state)) * quota.tick))
+      say(pack('>I7', quota.fresh_at(quota, shift, state_read(quota, state)) * quota.tick))
     end
   end
 end

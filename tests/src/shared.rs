@@ -199,8 +199,9 @@ impl<'c> Pair<'c> {
             14..=15 => Verb::Reserve(Span::from_secs(random.within(1, 60))),
             _ => Verb::Acquire,
         };
-        let cost = match random.within(0, 3) {
+        let cost = match random.within(0, 7) {
             0 => random.within(1, 30),
+            1 => random.within(1, 400),
             _ => random.within(1, 3),
         };
         let toll = self.policy.toll(verb, &facts, cost).expect("a valid request");
@@ -331,7 +332,9 @@ fn limit(random: &mut Random, index: u64) -> Limit {
     let period =
         [1_000, 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000, 604_800_000_000][place(random, 6)];
     let rate = |random: &mut Random| {
-        let count = random.within(1, 20);
+        // Some logs are longer than what is read of them at once.
+        let long = algorithm == Algorithm::SlidingLog && random.within(0, 1) == 0;
+        let count = if long { random.within(200, 1_500) } else { random.within(1, 20) };
         let burst = algorithm.has_burst().then(|| random.within(1, 20));
         Rate { count, period: Span::from_micros(period), burst }
     };

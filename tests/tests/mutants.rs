@@ -22,8 +22,10 @@ fn a_charge_before_all_have_allowed_is_noticed() {
 
 #[test]
 fn a_write_without_an_expiry_is_noticed() {
-    noticed_in_tolls("quota.encode(x, y, z), 'PXAT', expiry(fresh))", "quota.encode(x, y, z))");
-    noticed_in_tolls("call('SET', name, text, 'PXAT', expiry(fresh))", "call('SET', name, text)");
+    noticed_in_tolls(
+        "pcall('SET', name, text, 'PXAT', expiry(fresh), 'GET')",
+        "call('SET', name, text, 'GET')",
+    );
     noticed_in_tolls("call('PEXPIREAT', name, expiry(fresh))", "");
     noticed_in_tolls("call('SET', KEYS[item + 1], '', 'PXAT', marked)", "call('SET', KEYS[item + 1], '')");
 }
@@ -35,8 +37,8 @@ fn a_refund_without_a_marker_is_noticed() {
 
 #[test]
 fn a_stored_number_made_text_is_noticed() {
-    noticed_in_tolls("pack('>I7I5', at, level)", "pack('>I7I5', tonumber(tostring(at)), level)");
-    noticed_in_tolls("pack('>I7I5', at, level)", "pack('>I7I5', tonumber(at .. ''), level)");
+    noticed_in_tolls("quota.long, y, x, z)", "quota.long, tonumber(tostring(y)), x, z)");
+    noticed_in_tolls("quota.long, y, x, z)", "quota.long, tonumber(y .. ''), x, z)");
     noticed_in_tolls("rep(pack('>I7', stamp), cost)", "rep(pack('>I7', tonumber(stamp .. '')), cost)");
     noticed_in_tolls(
         "taker, now, now + quota.period)",
@@ -168,15 +170,15 @@ fn noticed_in_a_fold(algorithm: Algorithm, right: &str, wrong: &str) {
 /// Decides by a script of the product; what is wrong with the time of its decision.
 fn time_differs(client: &mut Client, mutate: fn(String) -> String) -> Option<String> {
     let names = Names::new("tk", Format::Readable);
-    let policy = Arc::new(Policy::new(vec![Limit::new("all", Quota::per_minute(5))]).unwrap());
-    let toll = policy.toll(Verb::Check, &facts! {}, 1).unwrap();
+    let policy = Arc::new(Policy::new(vec![Limit::new("all", Quota::per_minute(5))]).expect("valid"));
+    let toll = policy.toll(Verb::Check, &facts! {}, 1).expect("valid");
     let batch = Batch::new(vec![Asked::new(&toll, 1, |due| names.state(due.key, None))]);
     let call = batch.call();
     let script = Script::of(mutate(call.script.text().to_owned()));
     let before = server_time(client);
-    let answer = client.run(&script, &[call.keys[0].as_bytes()], &[&call.args[0]]).unwrap();
+    let answer = client.run(&script, &[call.keys[0].as_bytes()], &[&call.args[0]]).expect("valid");
     let after = server_time(client);
-    let ruling = batch.rulings(&answer).unwrap().rulings.remove(0);
+    let ruling = batch.rulings(&answer).expect("valid").rulings.remove(0);
     let time = Decision::new(toll, ruling).time();
     (time < before || time > after).then(|| format!("{time:?} is not between {before:?} and {after:?}"))
 }

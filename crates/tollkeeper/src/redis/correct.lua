@@ -25,7 +25,7 @@ local function packed_correct(name, quota, change, amount, shift, past)
   local meter, fixed = quota.kind <= 2, quota.kind == 3
   local bytes, x, y, z = pcall('GET', name), nil, nil, nil
   if type(bytes) == 'string' then
-    x, y, z = quota.decode(quota, bytes)
+    x, y, z = state_read(quota, bytes)
   end
   if change == 2 then
     local add = meter and meter_add or fixed and fixed_window_add or sliding_window_add
@@ -37,8 +37,7 @@ local function packed_correct(name, quota, change, amount, shift, past)
     -- There is nothing left to give back, or what has queued has shaped what left after it.
     return
   end
-  local fresh = quota.fresh_at(quota, shift, x, y, z) * quota.tick
-  call('SET', name, quota.encode(x, y, z), 'PXAT', expiry(fresh))
+  state_save(name, quota, shift, x, y, z)
 end
 
 local function log_correct(name, quota, change, amount, past)

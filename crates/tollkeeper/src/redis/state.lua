@@ -1,64 +1,8 @@
 -- States as bytes: the twin of state.rs. A state is packed into 12 bytes if it can be, because that is
 -- what Redis holds in the smallest piece of memory, and else into a few more.
 --
--- A value that cannot be a state (by its length, or by numbers that no step leaves behind) is none.
-
-local function meter_encode(level, at)
-  return level < 1099511627776 and pack('>I7I5', at, level) or pack('>I7I7', at, level)
-end
-
-local function meter_decode(_, bytes)
-  local at, level
-  if #bytes == 12 then
-    at, level = read('>I7I5', bytes)
-    return level, at
-  end
-  if #bytes == 14 then
-    at, level = read('>I7I7', bytes)
-    if level < 9007199254740992 then
-      return level, at
-    end
-  end
-end
-
-local function fixed_window_encode(count, window)
-  return count < 281474976710656 and pack('>I6I6', window, count) or pack('>I6I7', window, count)
-end
-
-local function fixed_window_decode(_, bytes)
-  local window, count
-  if #bytes == 12 then
-    window, count = read('>I6I6', bytes)
-    return count, window
-  end
-  if #bytes == 13 then
-    window, count = read('>I6I7', bytes)
-    if count < 9007199254740992 then
-      return count, window
-    end
-  end
-end
-
-local function sliding_window_encode(cur, window, prev)
-  if cur < 16777216 and prev < 16777216 then
-    return pack('>I6I3I3', window, prev, cur)
-  end
-  return pack('>I6I6I6', window, prev, cur)
-end
-
-local function sliding_window_decode(quota, bytes)
-  local window, prev, cur
-  if #bytes == 12 then
-    window, prev, cur = read('>I6I3I3', bytes)
-    return cur, window, prev
-  end
-  if #bytes == 18 then
-    window, prev, cur = read('>I6I6I6', bytes)
-    if (prev + cur) * quota.period < 9007199254740992 then
-      return cur, window, prev
-    end
-  end
-end
+-- Of a packed state `x` is what a charge adds to, `y` when, and `z` what else there is: level, at;
+-- count, window; cur, window, prev.
 
 -- A quota as its algorithm reads it, and where the next thing in `bytes` begins.
 local function quota_read(bytes, at, now)
@@ -68,36 +12,69 @@ local function quota_read(bytes, at, now)
     return {
       kind = kind, tick = tick, now = floor(now / tick), count = count, period = period,
       burst = burst, capacity = burst * period, fill = ceil(burst * period / count),
-      last = floor(9007199254740992 / tick),
-      step = meter_step, fresh_at = meter_fresh_at, encode = meter_encode, decode = meter_decode,
+      last = floor(9007199254740992 / tick), step = meter_step, fresh_at = meter_fresh_at,
+      short = '>I7I5', below = 1099511627776, long = '>I7I7', size = 14,
     }, at
   end
   if kind == 3 then
     return {
       kind = kind, tick = tick, now = now, count = count, period = period,
       step = fixed_window_step, fresh_at = fixed_window_fresh_at,
-      encode = fixed_window_encode, decode = fixed_window_decode,
+      short = '>I6I6', below = 281474976710656, long = '>I6I7', size = 13,
     }, at
   end
   if kind == 4 then
     return {
       kind = kind, tick = tick, now = floor(now / tick), count = count, period = period,
       step = sliding_window_step, fresh_at = sliding_window_fresh_at,
-      encode = sliding_window_encode, decode = sliding_window_decode,
+      short = '>I6I3I3', below = 16777216, long = '>I6I6I6', size = 18,
     }, at
   end
   return { kind = kind, count = count, period = period }, at
 end
 
+-- The state that these bytes are. A value that cannot be one (by its length, or by numbers that no step
+-- leaves behind) is none.
+local function state_read(quota, bytes)
+  local x, y, z
+  if #bytes == 12 then
+    y, x, z = read(quota.short, bytes)
+  elseif #bytes == quota.size then
+    y, x, z = read(quota.long, bytes)
+    if quota.kind == 4 and (x + z) * quota.period >= 9007199254740992 or x >= 9007199254740992 then
+      x = nil
+    end
+  end
+  return x, y, z
+end
+
+-- The bytes of a state.
+local function state_bytes(quota, x, y, z)
+  local short = x < quota.below and (quota.kind ~= 4 or z < quota.below)
+  return pack(short and quota.short or quota.long, y, x, z)
+end
+
 -- When a key goes whose state is as good as fresh at that microsecond: within the second after it, as
--- milliseconds in text. Keys of one second share the text, because to write a number out takes long.
-local expiries = {}
+-- milliseconds in text. Most keys of a batch go in one second, and to write a number out takes long.
+local expiry_second, expiry_text
 local function expiry(micros)
   local second = floor(micros / 1000000) + 1
-  local text = expiries[second]
-  if not text then
-    text = format('%.0f000', second)
-    expiries[second] = text
+  if second ~= expiry_second then
+    expiry_second, expiry_text = second, format('%.0f000', second)
   end
-  return text
+  return expiry_text
+end
+
+-- Writes a value that goes when it is as good as fresh.
+local function put(name, text, fresh)
+  -- With GET the reply is the value before, a string that is already there; without, Redis makes a table
+  -- of its OK. A value of another type cannot be given, and is written over.
+  if type(pcall('SET', name, text, 'PXAT', expiry(fresh), 'GET')) == 'table' then
+    call('SET', name, text, 'PXAT', expiry(fresh))
+  end
+end
+
+-- Writes a packed state.
+local function state_save(name, quota, shift, x, y, z)
+  put(name, state_bytes(quota, x, y, z), quota.fresh_at(quota, shift, x, y, z) * quota.tick)
 end

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | buckets | at 7, level 5 | at 7, level 7 |
 //! | fixed-window | window 6, count 6 | window 6, count 7 |
-//! | sliding-window | window 6, prev 3, cur 3 | window 6, prev 6, cur 6 |
+//! | sliding-window | window 6, cur 3, prev 3 | window 6, cur 6, prev 6 |
 //! | sliding-log | a stamp 7, for each unit | |
 //! | concurrency | holder 8, taken 7, expires 7, for each slot | |
 //!
@@ -34,8 +34,8 @@ pub fn encode(state: &State) -> Vec<u8> {
         State::SlidingWindow(sliding_window::State { window, prev, cur }) => {
             let width = if *prev < 1 << 24 && *cur < 1 << 24 { 3 } else { 6 };
             push(&mut bytes, 6, *window);
-            push(&mut bytes, width, *prev);
             push(&mut bytes, width, *cur);
+            push(&mut bytes, width, *prev);
         }
         State::SlidingLog(log) => bytes.extend_from_slice(log),
         State::Concurrency(slots) => {
@@ -63,7 +63,7 @@ pub fn decode(quota: &Quota, bytes: &[u8]) -> Option<State> {
         }
         (Algorithm::SlidingWindow, 12 | 18) => {
             let width = (bytes.len() - 6) / 2;
-            let (window, prev, cur) = (take(&mut rest, 6), take(&mut rest, width), take(&mut rest, width));
+            let (window, cur, prev) = (take(&mut rest, 6), take(&mut rest, width), take(&mut rest, width));
             let weight = u128::from(prev + cur) * u128::from(quota.period_ticks());
             (weight < u128::from(EXACT)).then_some(State::SlidingWindow(sliding_window::State {
                 window,

@@ -65,6 +65,6 @@ local function wide_save(name, state, quota)
   elseif text == '' then
     call('DEL', name)
   else
-    call('SET', name, text, 'PXAT', expiry(fresh))
+    put(name, text, fresh)
   end
 end

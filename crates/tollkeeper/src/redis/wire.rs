@@ -12,6 +12,14 @@
 //! Whole numbers, the highest byte first. Keys come once, packed states first, then logs and slots.
 //! Quotas of nothing do not travel: what they say is known here, and the others are told.
 //!
+//! ```text
+//! answer  time 7 (µs), refused tolls 2, form 1, the number of each refused toll 2 (from 1, counting those
+//!         that travel), the packed states, and a record of each log and of each key of slots
+//! form    1: every state has 12 bytes, zeros for none; 0: every state has its length 1 before it
+//! log     allowed 1, used 7, stamp 7, passes 7 (0 for never), next 7, fresh 7
+//! slots   allowed 1, held 7, first 7
+//! ```
+//!
 //! The answer holds the packed states as they were read. Every toll of the batch is decided once more
 //! on them, here, which gives the numbers that people are told; the script computes none but for logs,
 //! whose stamps do not travel.
@@ -188,11 +196,7 @@ impl Batch {
 
     /// What the answer of the store means.
     pub fn rulings(&self, answer: &Value) -> Result<Rulings, Malformed> {
-        let answer = Answer::read(answer)?;
-        if answer.states.len() != self.packed {
-            return Err(Malformed);
-        }
-        self.fold(answer)
+        self.fold(Answer::read(answer, self.packed)?)
     }
 
     /// What quotas of nothing and tolls without limits say, of a batch without keys.
@@ -293,46 +297,33 @@ fn overrule(dues: &[Asking], steps: &mut [Decided], admitted: bool) -> bool {
 /// The answer of `check.lua`.
 struct Answer<'a> {
     now: Time,
-    refused: Vec<i64>,
+    refused: Vec<u64>,
     states: Vec<Option<&'a [u8]>>,
     records: &'a [u8],
 }
 
 impl<'a> Answer<'a> {
-    fn read(value: &'a Value) -> Result<Answer<'a>, Malformed> {
-        let Value::List(parts) = value else { return Err(Malformed) };
-        let [Value::Bytes(seconds), Value::Bytes(micros), Value::List(refused), states, rest @ ..] =
-            &parts[..]
-        else {
-            return Err(Malformed);
-        };
-        let number = |bytes: &[u8]| -> Result<u64, Malformed> {
-            std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok()).ok_or(Malformed)
-        };
-        let now = Time::from_micros(number(seconds)? * 1_000_000 + number(micros)?);
-        let toll = |value: &Value| if let Value::Number(toll) = value { Ok(*toll) } else { Err(Malformed) };
-        let state = |value: &'a Value| match value {
-            Value::Bytes(bytes) => Ok(Some(&bytes[..])),
-            Value::Nothing => Ok(None),
-            _ => Err(Malformed),
-        };
-        let states = match states {
-            Value::List(states) => states.iter().map(state).collect::<Result<_, _>>()?,
-            _ => Vec::new(),
-        };
-        let records = match rest {
-            [Value::Bytes(records)] => &records[..],
-            _ => &[],
-        };
-        Ok(Answer { now, refused: refused.iter().map(toll).collect::<Result<_, _>>()?, states, records })
+    /// Reads an answer that holds so many packed states.
+    fn read(value: &'a Value, packed: usize) -> Result<Answer<'a>, Malformed> {
+        let Value::Bytes(bytes) = value else { return Err(Malformed) };
+        let mut rest = &bytes[..];
+        let now = Time::from_micros(number(&mut rest, 7)?);
+        let (count, even) = (number(&mut rest, 2)?, number(&mut rest, 1)? == 1);
+        let refused = (0..count).map(|_| number(&mut rest, 2)).collect::<Result<_, _>>()?;
+        let mut states = Vec::with_capacity(packed);
+        for _ in 0..packed {
+            let len = if even { 12 } else { number(&mut rest, 1)? };
+            let state = part(&mut rest, usize::try_from(len).expect("a byte"))?;
+            states.push(state.iter().any(|byte| *byte != 0).then_some(state));
+        }
+        Ok(Answer { now, refused, states, records: rest })
     }
 
     /// What the next log or the next slots said.
     fn record(&mut self, quota: &Quota) -> Result<Decided, Malformed> {
         let is_log = quota.algorithm() == Algorithm::SlidingLog;
         let len = if is_log { 36 } else { 15 };
-        let (mut record, rest) = self.records.split_at_checked(len).ok_or(Malformed)?;
-        self.records = rest;
+        let mut record = part(&mut self.records, len)?;
         let allowed = take(&mut record, 1) == 1;
         let mut number = || take(&mut record, 7);
         if is_log {
@@ -345,6 +336,17 @@ impl<'a> Answer<'a> {
         let step = concurrency::Step { allowed, moved: false, held, first };
         Ok(Decided::new(Step { allowed, effect: Effect::Concurrency(step) }))
     }
+}
+
+/// Takes so many bytes of an answer, if there are as many.
+fn part<'a>(rest: &mut &'a [u8], len: usize) -> Result<&'a [u8], Malformed> {
+    let (part, after) = rest.split_at_checked(len).ok_or(Malformed)?;
+    *rest = after;
+    Ok(part)
+}
+
+fn number(rest: &mut &[u8], width: usize) -> Result<u64, Malformed> {
+    part(rest, width).map(|mut part| take(&mut part, width))
 }
 
 /// What a log said: its stamps stay where they are.
