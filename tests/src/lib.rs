@@ -2,6 +2,7 @@
 
 pub mod binary;
 pub mod cases;
+pub mod cluster;
 pub mod contract;
 pub mod fold;
 pub mod one_key;
@@ -12,3 +13,4 @@ pub mod reference;
 pub mod saved;
 pub mod shared;
 pub mod tables;
+pub mod sentinels;

@@ -1,39 +1,94 @@
-//! A Redis of one's own: a real server on a socket in a folder of its own, ended with the test.
+//! A Redis of one's own: a real server in a folder of its own, on a socket and if need be on a port, ended
+//! with the test.
 
+use std::fmt;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tollkeeper::redis::script::Script;
 use tollkeeper::redis::wire::Value;
+
+/// How long a server may take for what it is asked to do: a machine may do other things too.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Whose server it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "by their names")]
+pub enum Program {
+    Redis,
+    Valkey,
+}
+
+impl Program {
+    /// Where it is: on the path, or where `tools/test` has unpacked it.
+    fn path(self) -> PathBuf {
+        let name = match self {
+            Program::Redis => return "redis-server".into(),
+            Program::Valkey => "valkey-server",
+        };
+        let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/valkey/usr/bin").join(name);
+        if unpacked.exists() { unpacked } else { name.into() }
+    }
+}
 
 /// A server that nobody else knows of.
 #[derive(Debug)]
 pub struct Server {
     process: Child,
     folder: PathBuf,
+    port: Option<u16>,
 }
 
 impl Server {
-    /// Starts one, without persistence.
+    /// Starts a Redis on a socket, without persistence.
     pub fn start() -> Server {
-        static SERVERS: AtomicU32 = AtomicU32::new(0);
-        let number = SERVERS.fetch_add(1, Relaxed);
-        let folder = std::env::temp_dir().join(format!("tollkeeper-redis-{}-{number}", std::process::id()));
-        fs::create_dir(&folder).expect("a folder of one's own");
-        let process = Command::new("redis-server")
-            .args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"])
-            .arg(folder.join("socket"))
-            .arg("--dir")
-            .arg(&folder)
-            .stdout(Stdio::null())
+        Server::with(Program::Redis, &[])
+    }
+
+    /// Starts one with these settings too, as lines of its file.
+    pub fn with(program: Program, settings: &[&str]) -> Server {
+        Server::run(program, None, settings)
+    }
+
+    /// Starts one that listens on a port as well; `door` is the name of the setting, `port` or `tls-port`.
+    pub fn on_a_port(program: Program, door: &str, settings: &[&str]) -> Server {
+        loop {
+            let mut server = Server::run(program, Some((door, free_port())), settings);
+            // Somebody else may have taken the port in between: then it ends at once.
+            if server.is_up() {
+                return server;
+            }
+        }
+    }
+
+    fn run(program: Program, port: Option<(&str, u16)>, settings: &[&str]) -> Server {
+        let folder = folder();
+        // Of two lines that say different things the last counts.
+        let mut lines = vec!["port 0".to_owned(), "bind 127.0.0.1".to_owned()];
+        lines.extend(["save \"\"".to_owned(), "appendonly no".to_owned()]);
+        lines.push(format!("dir {}", folder.display()));
+        lines.push(format!("unixsocket {}", folder.join("socket").display()));
+        lines.extend(port.map(|(door, port)| format!("{door} {port}")));
+        lines.extend(settings.iter().map(|line| line.to_string()));
+        let file = folder.join("settings");
+        fs::write(&file, lines.join("\n")).expect("a folder of one's own");
+        let mut command = Command::new(program.path());
+        command.arg(&file);
+        if settings.iter().any(|line| line.starts_with("sentinel ")) {
+            command.arg("--sentinel");
+        }
+        let process = command
+            .stdout(fs::File::create(folder.join("log")).expect("a folder of one's own"))
+            .stdin(Stdio::null())
             .spawn()
-            .expect("redis-server is installed (Debian calls the package `redis-server`)");
-        Server { process, folder }
+            .unwrap_or_else(|error| panic!("{program:?}: {error} (`make test` installs what it needs)"));
+        Server { process, folder, port: port.map(|(_, port)| port) }
     }
 
     /// The socket it listens on.
@@ -41,15 +96,53 @@ impl Server {
         self.folder.join("socket")
     }
 
+    /// The port it listens on.
+    pub fn port(&self) -> u16 {
+        self.port.expect("it was started on a port")
+    }
+
+    /// The number of its process.
+    pub fn process(&self) -> u32 {
+        self.process.id()
+    }
+
     /// A connection, as soon as it takes one.
     pub fn connect(&self) -> Client {
+        self.try_connect().unwrap_or_else(|why| panic!("no server: {why}\n{}", self.log()))
+    }
+
+    /// What it has to say.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// Whether it takes connections; false if it has ended.
+    fn is_up(&mut self) -> bool {
         let started = Instant::now();
         loop {
-            match Client::connect(&self.socket()) {
-                Ok(client) => return client,
-                Err(error) => assert!(started.elapsed() < Duration::from_secs(10), "no server: {error}"),
+            if self.process.try_wait().expect("it is our child").is_some() {
+                assert!(self.log().contains("Address already in use"), "{}", self.log());
+                return false;
             }
-            std::thread::yield_now();
+            if UnixStream::connect(self.socket()).is_ok() {
+                return true;
+            }
+            assert!(started.elapsed() < PATIENCE, "no server: {}", self.log());
+            pause();
+        }
+    }
+
+    fn try_connect(&self) -> io::Result<Client> {
+        let started = Instant::now();
+        loop {
+            match UnixStream::connect(self.socket()) {
+                Ok(stream) => {
+                    stream.set_read_timeout(Some(PATIENCE))?;
+                    return Ok(Client::over(stream));
+                }
+                Err(error) if started.elapsed() > PATIENCE => return Err(error),
+                Err(_) => pause(),
+            }
         }
     }
 }
@@ -63,18 +156,61 @@ impl Drop for Server {
     }
 }
 
+/// Lets the servers work for a moment, before they are asked again whether they are ready.
+pub(crate) fn pause() {
+    std::thread::park_timeout(Duration::from_millis(5));
+}
+
+/// A folder that nobody else knows of.
+pub fn folder() -> PathBuf {
+    static FOLDERS: AtomicU32 = AtomicU32::new(0);
+    let number = FOLDERS.fetch_add(1, Relaxed);
+    let folder = std::env::temp_dir().join(format!("tollkeeper-redis-{}-{number}", std::process::id()));
+    fs::create_dir(&folder).expect("a folder of one's own");
+    folder
+}
+
+/// A port that is free, and so is the one 10,000 above it, where a server of a cluster talks to the others.
+/// Both are below those that the system gives to whoever connects.
+pub fn free_port() -> u16 {
+    const FIRST: u16 = 10_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let own = u16::try_from(std::process::id() % 97).expect("below 97") * 101;
+    loop {
+        let port = FIRST + (own + NEXT.fetch_add(1, Relaxed)) % 10_000;
+        let free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
+        if free(port) && free(port + 10_000) {
+            return port;
+        }
+    }
+}
+
 /// A connection to a server: asks, and waits for the answer.
-#[derive(Debug)]
 pub struct Client {
-    stream: BufReader<UnixStream>,
+    stream: BufReader<Box<dyn Stream>>,
     asked: Vec<u8>,
 }
 
+trait Stream: Read + Write + Send {}
+
+impl<S: Read + Write + Send> Stream for S {}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Client")
+    }
+}
+
 impl Client {
-    fn connect(socket: &Path) -> io::Result<Client> {
-        let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        Ok(Client { stream: BufReader::with_capacity(1 << 16, stream), asked: Vec::new() })
+    /// A connection to a port of this machine.
+    pub fn to(port: u16) -> io::Result<Client> {
+        let stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Client::over(stream))
+    }
+
+    fn over(stream: impl Stream + 'static) -> Client {
+        Client { stream: BufReader::with_capacity(1 << 16, Box::new(stream)), asked: Vec::new() }
     }
 
     /// Asks for one thing.

@@ -1,0 +1,59 @@
+//! A cluster of three primaries with one replica each.
+
+use std::process::Command;
+use std::time::Instant;
+
+use tollkeeper::redis::wire::Value;
+
+use crate::redis::{PATIENCE, Program, Server, pause};
+
+/// Six servers that are one store.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The first three began as primaries.
+    pub servers: Vec<Server>,
+}
+
+impl Cluster {
+    /// Starts one, and waits until every server knows all others and every replica follows its primary.
+    pub fn start() -> Cluster {
+        let settings =
+            ["cluster-enabled yes", "cluster-node-timeout 2000", "cluster-replica-validity-factor 0"];
+        let servers: Vec<Server> =
+            (0..6).map(|_| Server::on_a_port(Program::Redis, "port", &settings)).collect();
+        let created = Command::new("redis-cli")
+            .args(["--cluster", "create"])
+            .args(servers.iter().map(|server| format!("127.0.0.1:{}", server.port())))
+            .args(["--cluster-replicas", "1", "--cluster-yes"])
+            .output()
+            .expect("redis-cli is installed with redis-server");
+        assert!(created.status.success(), "{}", String::from_utf8_lossy(&created.stdout));
+        let started = Instant::now();
+        for server in &servers {
+            let mut client = server.connect();
+            loop {
+                let mut says = |command: &str, words: &[&str]| {
+                    let Value::Bytes(text) = client.text(command) else { panic!("text") };
+                    let text = String::from_utf8_lossy(&text).into_owned();
+                    words.iter().any(|word| text.contains(word))
+                };
+                if says("CLUSTER INFO", &["cluster_state:ok"])
+                    && says("CLUSTER INFO", &["cluster_known_nodes:6"])
+                    && says("INFO replication", &["master_link_status:up", "connected_slaves:1"])
+                {
+                    break;
+                }
+                assert!(started.elapsed() < PATIENCE, "{}", server.log());
+                pause();
+            }
+        }
+        Cluster { servers }
+    }
+
+    /// Where a store finds it.
+    pub fn url(&self) -> String {
+        let hosts: Vec<String> =
+            self.servers[..3].iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
+        format!("redis+cluster://{}", hosts.join(","))
+    }
+}
