@@ -41,7 +41,15 @@ impl SlotGuard {
 impl Drop for SlotGuard {
     fn drop(&mut self) {
         let Some(slot) = self.slot.take() else { return };
-        // A store in this process has released it by now. From one elsewhere it comes back at its ttl.
+        // A store elsewhere is told of it in the background; without a runtime, the slot comes back at its ttl.
+        #[cfg(feature = "redis")]
+        if self.limiter.inner.memory.is_none()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let limiter = self.limiter.clone();
+            runtime.spawn(async move { limiter.release(&slot).await });
+            return;
+        }
         if let Answer::Later(_) = self.limiter.inner.store.release(&slot) {}
     }
 }
