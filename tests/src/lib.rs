@@ -3,6 +3,7 @@
 pub mod binary;
 pub mod cases;
 pub mod cluster;
+pub mod conformance;
 pub mod contract;
 pub mod fold;
 pub mod one_key;

@@ -280,14 +280,16 @@ impl Client {
         }
     }
 
-    /// All keys, with when they go: milliseconds since the epoch, -1 for never.
+    /// All keys, with when they go: milliseconds since the epoch, -1 for never. Those that go meanwhile are left out.
     pub fn keys(&mut self) -> Vec<(Vec<u8>, i64)> {
         let Value::List(names) = self.text("KEYS *") else { panic!("a list of keys") };
         let mut keys = Vec::new();
         for name in names {
             let Value::Bytes(name) = name else { panic!("a key") };
             let Ok(Value::Number(expires)) = self.call(&[b"PEXPIRETIME", &name]) else { panic!("a time") };
-            keys.push((name, expires));
+            if expires != -2 {
+                keys.push((name, expires));
+            }
         }
         keys
     }

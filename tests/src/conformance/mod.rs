@@ -1,0 +1,191 @@
+//! One suite for every store: what a limiter promises, whoever keeps the state.
+//!
+//! A [`Case`] is told a [`World`]: a store in which nobody has charged anything yet. It knows no clock but the
+//! store's, which every decision tells: so it can say to the microsecond when an answer must change, and still
+//! does not care how long anything takes. [`run`] tries all cases on one store, [`table`] shows what came of it.
+
+mod corrections;
+mod decisions;
+mod keys;
+mod limits;
+mod slots;
+mod times;
+mod world;
+
+use std::fmt::Write as _;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::time::Duration;
+
+pub use world::{Place, World};
+
+/// How long a case may take before it counts as stuck.
+const STUCK: Duration = Duration::from_secs(120);
+
+/// Something that must hold on every store.
+pub struct Case {
+    /// What must hold.
+    pub name: &'static str,
+    run: Box<dyn Fn(World) -> Pin<Box<dyn Future<Output = ()>>>>,
+}
+
+/// What came of the cases on one store: for each why it failed, if it did.
+#[derive(Debug)]
+pub struct Column {
+    /// The name of the store.
+    pub store: String,
+    /// One for each case, in order; nothing if the store is not there.
+    pub results: Option<Vec<Result<(), String>>>,
+}
+
+/// All cases.
+pub fn cases() -> Vec<Case> {
+    fn case<F: Future<Output = ()> + 'static>(name: &'static str, run: fn(World) -> F) -> Case {
+        Case { name, run: Box::new(move |world| Box::pin(run(world))) }
+    }
+    vec![
+        case("every algorithm admits exactly its limit", decisions::exactly_the_limit),
+        case("a refusal charges nothing", decisions::a_refusal_charges_nothing),
+        case("layered limits are charged all or none", decisions::all_or_nothing),
+        case("a refusal leaves no new key behind", decisions::no_key_of_a_refusal),
+        case("the limit that binds is named", decisions::binding),
+        case("peek and usage charge nothing", decisions::peek_and_usage),
+        case("a shadow limit counts and never decides", decisions::shadow),
+        case("a cost above 1, and one that never fits", decisions::costs),
+        case("a cost fact, and a cost of 0", decisions::cost_facts),
+        case("0/s refuses all and charges nobody", decisions::nothing_granted),
+        case("many at once: exactly the limit", decisions::many_at_once),
+        case("a missing fact skips, shares or refuses", limits::missing),
+        case("a changed tier of equal period keeps the count", limits::tiers),
+        case("an override keeps the count", limits::overrides),
+        case("a replaced policy keeps the counts", limits::replaced),
+        case("unlimited and off are no limits", limits::unlimited),
+        case("two limiters on one store see one count", limits::two_limiters),
+        case("what is forgotten is fresh", limits::forget),
+        case("no two values share a key", keys::values),
+        case("long keys are keys like any other", keys::long),
+        case("equal facts make equal keys", keys::equal),
+        case("a key of several sets of facts is paid once", keys::merged),
+        case("waiting as long as told is enough, less is not", times::retry),
+        case("a key is as new exactly at its reset", times::reset),
+        case("one more unit is free exactly when told", times::next),
+        case("a leaky bucket says when each leaves", times::leaky_delay),
+        case("who cannot hold so long is refused", times::hold),
+        case("staggered windows end at times of their own", times::staggered),
+        case("who waits passes in the order they came", times::until_allowed),
+        case("a state expires soon after it is as new", times::expiry),
+        case("a refund in full, in part, and no more", corrections::refund),
+        case("a charge is corrected once", corrections::once),
+        case("a late refund frees nothing newer", corrections::late),
+        case("a refund reaches every limit of the charge", corrections::every_limit),
+        case("a surplus comes back", corrections::surplus),
+        case("a shortfall is charged, to twice the limit", corrections::shortfall),
+        case("a reservation not settled in time stays", corrections::not_settled),
+        case("a receipt as text, opened by another node", corrections::as_text),
+        case("a forged or foreign receipt does not open", corrections::forged),
+        case("as many slots are held as the limit says", slots::as_many),
+        case("a slot is released once", slots::released_once),
+        case("a slot comes back at its ttl", slots::ttl),
+        case("a renewed slot lives from then on", slots::renewed),
+        case("slots and rates are taken all or none", slots::beside_rates),
+        case("a slot as text, released by another node", slots::as_text),
+        case("a guard gives its slot back", slots::guard),
+    ]
+}
+
+/// Tries every case on this store, one after the other.
+pub fn run(place: &Place) -> Column {
+    let mut results = Vec::new();
+    for case in cases() {
+        let mut result = attempt(place, &case);
+        // Windows of an hour or a day end with an hour, and so does what a case may expect of them.
+        if let Err((_, true)) = result {
+            result = attempt(place, &case);
+        }
+        results.push(result.map_err(|(why, _)| why));
+    }
+    Column { store: place.name().to_owned(), results: Some(results) }
+}
+
+/// Tries a case; if it fails, why, and whether an hour ended meanwhile.
+fn attempt(place: &Place, case: &Case) -> Result<(), (String, bool)> {
+    let hour = || std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs() / 3_600;
+    let began = hour();
+    let world = World::new(place);
+    // Of its own, so that whatever a case began ends with it.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.expect("a runtime");
+    let trial = || runtime.block_on(async { tokio::time::timeout(STUCK, (case.run)(world.clone())).await });
+    let result = match std::panic::catch_unwind(AssertUnwindSafe(trial)) {
+        Ok(Ok(())) => world.check_keys(),
+        Ok(Err(_)) => Err(format!("not done after {STUCK:?}")),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            Err(text
+                .or_else(|| panic.downcast_ref::<&str>().map(|text| text.to_string()))
+                .unwrap_or_default())
+        }
+    };
+    result.map_err(|why| (why, hour() != began))
+}
+
+/// Case by store, and below it every failure with its case and store.
+pub fn table(columns: &[Column]) -> String {
+    let mut text = String::new();
+    let names: Vec<&str> = cases().iter().map(|case| case.name).collect();
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or_default();
+    let line = |text: &mut String, name: &str, cells: &[&str]| {
+        write!(text, "{name:width$}").expect("a string takes all");
+        for (cell, column) in cells.iter().zip(columns) {
+            write!(text, "  {cell:size$}", size = column.store.len().max(7)).expect("a string takes all");
+        }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+    };
+    let stores: Vec<&str> = columns.iter().map(|column| &*column.store).collect();
+    line(&mut text, "", &stores);
+    for (row, name) in names.iter().enumerate() {
+        let cells: Vec<&str> = columns.iter().map(|column| column.cell(row)).collect();
+        line(&mut text, name, &cells);
+    }
+    for failure in failures(columns) {
+        writeln!(text, "{failure}").expect("a string takes all");
+    }
+    text
+}
+
+/// What failed: case, store, and why.
+pub fn failures(columns: &[Column]) -> Vec<String> {
+    let mut failures = Vec::new();
+    for column in columns {
+        let results = column.results.iter().flatten();
+        for (case, result) in cases().iter().zip(results) {
+            if let Err(why) = result {
+                failures.push(format!("`{}` on {}: {why}", case.name, column.store));
+            }
+        }
+    }
+    failures
+}
+
+impl Column {
+    /// A store that is not there yet.
+    pub fn missing(store: &str) -> Column {
+        Column { store: store.to_owned(), results: None }
+    }
+
+    fn cell(&self, row: usize) -> &str {
+        match self.results.as_ref().and_then(|results| results.get(row)) {
+            Some(Ok(())) => "ok",
+            Some(Err(_)) => "FAILED",
+            None => "missing",
+        }
+    }
+}
+
+impl std::fmt::Debug for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}

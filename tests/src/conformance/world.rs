@@ -1,0 +1,300 @@
+//! A store in which nobody has charged anything yet, and how cases ask it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use tollkeeper::config::{RedisUrl, StoreUrl};
+use tollkeeper::policy::Grant;
+use tollkeeper::redis::keys::Format;
+use tollkeeper::redis::{RedisOptions, RedisStore};
+use tollkeeper::{
+    Algorithm, Decision, Facts, Limit, Limiter, MemoryStore, Policy, Quota, Resilient, ResilientSettings,
+    Span, Store, Time,
+};
+
+use crate::redis::Client;
+
+/// The algorithms of a rate.
+pub(super) const RATES: [Algorithm; 5] = [
+    Algorithm::TokenBucket,
+    Algorithm::LeakyBucket,
+    Algorithm::FixedWindow,
+    Algorithm::SlidingWindow,
+    Algorithm::SlidingLog,
+];
+
+/// Long enough for a machine that does other things too.
+const PATIENT: Duration = Duration::from_secs(20);
+
+/// A kind of store.
+#[derive(Clone)]
+pub struct Place {
+    name: &'static str,
+    remote: Option<Remote>,
+}
+
+#[derive(Clone)]
+struct Remote {
+    url: RedisUrl,
+    format: Format,
+    /// Whether a refusal may hold what it took for another round trip.
+    undoes: bool,
+    /// Connections to every server that holds keys.
+    servers: Arc<dyn Fn() -> Vec<Client> + Send + Sync>,
+}
+
+impl Place {
+    /// In this process.
+    pub fn memory() -> Place {
+        Place { name: "memory", remote: None }
+    }
+
+    /// Where this URL leads; `servers` connects to every server that holds keys.
+    pub fn redis(
+        name: &'static str,
+        url: &str,
+        servers: impl Fn() -> Vec<Client> + Send + Sync + 'static,
+    ) -> Place {
+        let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
+        let undoes = matches!(url.servers, tollkeeper::config::Servers::Cluster { .. });
+        let remote = Remote { url, format: Format::Readable, undoes, servers: Arc::new(servers) };
+        Place { name, remote: Some(remote) }
+    }
+
+    /// The same with compact keys.
+    #[must_use]
+    pub fn compact(mut self) -> Place {
+        self.remote.as_mut().expect("memory has no names of keys").format = Format::Compact;
+        self
+    }
+
+    /// What it is called.
+    pub fn name(&self) -> &str {
+        self.name
+    }
+}
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// What a case is given.
+#[derive(Clone, Debug)]
+pub struct World {
+    place: Place,
+    prefix: String,
+    memory: MemoryStore,
+    /// The longest that a state of this case can be needed, in microseconds.
+    needed: Arc<AtomicU64>,
+}
+
+impl World {
+    pub(super) fn new(place: &Place) -> World {
+        static WORLDS: AtomicU64 = AtomicU64::new(0);
+        World {
+            place: place.clone(),
+            prefix: format!("world-{}", WORLDS.fetch_add(1, Relaxed)),
+            memory: MemoryStore::default(),
+            needed: Arc::default(),
+        }
+    }
+
+    /// A limiter with connections of its own.
+    pub(super) fn limiter(&self, limits: impl IntoIterator<Item = Limit>) -> Limiter {
+        let policy = self.policy(limits);
+        match &self.place.remote {
+            None => Limiter::embedded(policy, self.memory.clone()),
+            Some(_) => Limiter::with_store(policy, self.store()),
+        }
+    }
+
+    /// Puts other limits in force.
+    pub(super) fn replace(&self, limiter: &Limiter, limits: impl IntoIterator<Item = Limit>) {
+        limiter.replace_policy(self.policy(limits));
+    }
+
+    /// A policy of these limits.
+    pub(super) fn policy(&self, limits: impl IntoIterator<Item = Limit>) -> Policy {
+        let policy = Policy::new(limits.into_iter().collect()).expect("valid limits");
+        for grant in policy.rules().iter().flat_map(|rule| rule.grants()) {
+            if let Grant::Limited { quota, .. } = grant {
+                // A level may be twice the capacity, and a sliding window looks at two periods.
+                self.needed
+                    .fetch_max(2 * quota.window().as_micros().max(quota.period().as_micros()), Relaxed);
+            }
+        }
+        policy
+    }
+
+    /// The store by itself, with connections of its own.
+    pub(super) fn store(&self) -> Arc<dyn Store> {
+        self.store_over(RedisOptions::default().connections)
+    }
+
+    /// A limiter with one connection: whoever asks first is answered first.
+    pub(super) fn single_file(&self, limits: impl IntoIterator<Item = Limit>) -> Limiter {
+        let policy = self.policy(limits);
+        match &self.place.remote {
+            None => Limiter::embedded(policy, self.memory.clone()),
+            Some(_) => Limiter::with_store(policy, self.store_over(1)),
+        }
+    }
+
+    fn store_over(&self, connections: usize) -> Arc<dyn Store> {
+        let Some(remote) = &self.place.remote else { return Arc::new(self.memory.clone()) };
+        let (prefix, format) = (self.prefix.clone(), remote.format);
+        let options = RedisOptions { prefix, format, connections, ..RedisOptions::default() };
+        let settings = ResilientSettings { deadline: PATIENT, ..ResilientSettings::default() };
+        Arc::new(Resilient::new(RedisStore::open(&remote.url, options), settings, MemoryStore::default()))
+    }
+
+    /// Another store of the same kind, with which this one shares nothing.
+    pub(super) fn elsewhere(&self) -> World {
+        World::new(&self.place)
+    }
+
+    /// Sees that so much remains: at once, or where a refusal has to be undone, soon.
+    pub(super) async fn remains(&self, limiter: &Limiter, limit: &str, facts: &Facts<'_>, expected: u64) {
+        let started = Instant::now();
+        loop {
+            let found = remaining(limiter, limit, facts).await;
+            if found == expected || !self.undoes() || started.elapsed() > PATIENT {
+                assert_eq!(found, expected, "what remains at {limit}");
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Whether a refusal may hold what it took for another round trip.
+    pub(super) fn undoes(&self) -> bool {
+        self.place.remote.as_ref().is_some_and(|remote| remote.undoes)
+    }
+
+    /// Whether this store keeps keys that can be listed.
+    pub(super) fn lists_keys(&self) -> bool {
+        self.place.remote.is_some()
+    }
+
+    /// The states and markers of this case, with when they go, in milliseconds since the epoch.
+    pub(super) fn keys(&self) -> Vec<(String, i64)> {
+        let own = format!("{}:1:", self.prefix);
+        let shared = ["secret", "policy"].map(|what| format!("{own}{what}"));
+        let mut keys = self.all_keys();
+        keys.retain(|(name, _)| name.starts_with(&own) && !shared.contains(name));
+        keys
+    }
+
+    fn all_keys(&self) -> Vec<(String, i64)> {
+        let Some(remote) = &self.place.remote else { return Vec::new() };
+        let keys = (remote.servers)().into_iter().flat_map(|mut server| server.keys());
+        keys.map(|(name, expires)| (String::from_utf8(name).expect("a readable name"), expires)).collect()
+    }
+
+    /// Every key goes by itself, but for what all nodes share, and none much later than it is needed.
+    pub(super) fn check_keys(&self) -> Result<(), String> {
+        let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_micros();
+        let needed = u128::from(self.needed.load(Relaxed));
+        let latest = (now + needed + needed.min(60_000_000) + 1_000_000) / 1_000 + 1;
+        let own = format!("{}:", self.prefix);
+        for (name, expires) in self.all_keys() {
+            if name.ends_with(":1:secret") || name.ends_with(":1:policy") {
+                continue;
+            }
+            if expires < 0 {
+                return Err(format!("`{name}` never expires"));
+            }
+            if name.starts_with(&own) && u128::try_from(expires).is_ok_and(|expires| expires > latest) {
+                return Err(format!(
+                    "`{name}` expires {} ms late",
+                    u128::try_from(expires).unwrap_or(0) - latest
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ten a day by user, under the name of its algorithm.
+pub(super) fn ten(algorithm: Algorithm) -> Limit {
+    Limit::new(algorithm.name(), Quota::per_day(10)).by("user").algorithm(algorithm)
+}
+
+/// A request of this user.
+pub(super) fn user(name: &str) -> Facts<'_> {
+    Facts::new().with("user", name)
+}
+
+/// Charges a request.
+pub(super) async fn charge(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> Decision {
+    decided(limiter.check(facts).cost(cost).await.expect("a valid request"))
+}
+
+/// Says what a check would.
+pub(super) async fn peek(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> Decision {
+    decided(limiter.peek(facts).cost(cost).await.expect("a valid request"))
+}
+
+/// How each limit stands.
+pub(super) async fn usage(limiter: &Limiter, facts: &Facts<'_>) -> Decision {
+    decided(limiter.usage(facts).await.expect("a valid request"))
+}
+
+/// What remains at a limit.
+pub(super) async fn remaining(limiter: &Limiter, limit: &str, facts: &Facts<'_>) -> u64 {
+    usage(limiter, facts).await.limit(limit).expect("the limit applies").outcome().remaining
+}
+
+/// A decision, which the store has made and nobody in its place.
+pub(super) fn decided(decision: Decision) -> Decision {
+    assert_eq!(decision.degraded(), None, "the store did not answer");
+    decision
+}
+
+/// Waits until the store's clock says so.
+pub(super) async fn wait_until(limiter: &Limiter, facts: &Facts<'_>, time: Time) {
+    while usage(limiter, facts).await.time() < time {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Looks until the store's clock has passed `time`, and sees that the answer changes exactly then.
+pub(super) async fn changes_at<F>(what: &str, time: Time, mut look: F)
+where
+    F: AsyncFnMut() -> (Time, bool),
+{
+    loop {
+        let (now, changed) = look().await;
+        let off = i128::from(now.as_micros()) - i128::from(time.as_micros());
+        assert_eq!(changed, now >= time, "{what}: {off} µs after it should change");
+        if changed {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Charges until one is refused, and says when that may come again.
+pub(super) async fn exhaust(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> (Decision, Time) {
+    loop {
+        let decision = charge(limiter, facts, cost).await;
+        if !decision.allowed() {
+            let at = decision.time() + decision.retry_after().expect("waiting helps");
+            return (decision, at);
+        }
+    }
+}
+
+/// So many milliseconds.
+pub(super) fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// So many seconds.
+pub(super) fn secs(secs: u64) -> Span {
+    Span::from_secs(secs)
+}

@@ -1,0 +1,61 @@
+//! Every store keeps every promise: one table, case by store.
+
+use std::io::Write as _;
+use std::sync::Arc;
+
+use tollkeeper_tests::conformance::{Column, Place, failures, run, table};
+use tollkeeper_tests::redis::{Client, Program, Server};
+use tollkeeper_tests::sentinels::Sentinels;
+
+/// What a user needs who may do nothing else.
+const RIGHTS: &str = "~world-* -@all +eval +evalsha +time +get +set +mget +strlen +getrange +append +pexpireat \
+                      +del +unlink +exists +select +role";
+
+#[test]
+fn every_case_holds_on_every_store() {
+    let redis = Arc::new(Server::start());
+    let strict = Arc::new(Server::on_a_port(
+        Program::Redis,
+        "port",
+        &[&format!("user app on >p@ss:w/rd {RIGHTS}"), "user default on >other ~* &* +@all"],
+    ));
+    let valkey = Arc::new(Server::with(Program::Valkey, &[]));
+    let sentinels = Arc::new(Sentinels::start());
+
+    let unix = |server: &Server| format!("redis+unix://{}", server.socket().display());
+    let strict_url = format!("redis://app:p%40ss%3Aw%2Frd@127.0.0.1:{}/3", strict.port());
+    let inspect = |server: &Arc<Server>| {
+        let server = Arc::clone(server);
+        move || vec![server.connect()]
+    };
+    let places = [
+        Place::memory(),
+        Place::redis("Redis", &unix(&redis), inspect(&redis)),
+        Place::redis("Redis, ACL, db 3, compact", &strict_url, {
+            let strict = Arc::clone(&strict);
+            move || vec![in_database_3(&strict)]
+        })
+        .compact(),
+        Place::redis("Valkey", &unix(&valkey), inspect(&valkey)),
+        Place::redis("Sentinel", &sentinels.url(), {
+            let sentinels = Arc::clone(&sentinels);
+            move || vec![sentinels.primary.connect()]
+        }),
+    ];
+    let mut columns = Vec::new();
+    std::thread::scope(|scope| {
+        let threads = places.each_ref().map(|place| scope.spawn(move || run(place)));
+        columns.extend(threads.map(|thread| thread.join().unwrap()));
+    });
+    columns.push(Column::missing("Cluster"));
+    // Past the capture of output, so that it is seen when all is well, too.
+    writeln!(std::io::stdout(), "{}", table(&columns)).unwrap();
+    assert_eq!(failures(&columns), Vec::<String>::new());
+}
+
+fn in_database_3(server: &Server) -> Client {
+    let mut client = server.connect();
+    client.text("AUTH other");
+    client.text("SELECT 3");
+    client
+}
