@@ -18,6 +18,7 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::time::Duration;
 
+use tollkeeper::FailureKind;
 pub use world::{Place, World};
 
 /// How long a case may take before it counts as stuck.
@@ -98,18 +99,35 @@ pub fn cases() -> Vec<Case> {
 pub fn run(place: &Place) -> Column {
     let mut results = Vec::new();
     for case in cases() {
-        let mut result = attempt(place, &case);
-        // Windows of an hour or a day end with an hour, and so does what a case may expect of them.
-        if let Err((_, true)) = result {
-            result = attempt(place, &case);
-        }
-        results.push(result.map_err(|(why, _)| why));
+        let mut attempts = 1;
+        let result = loop {
+            match attempt(place, &case) {
+                Ok(()) => break Ok(()),
+                Err(Failed { why, circumstances: None }) => break Err(why),
+                Err(Failed { why, circumstances: Some(circumstances) }) if attempts == ATTEMPTS => {
+                    break Err(format!("{why} ({circumstances})"));
+                }
+                Err(Failed { circumstances, .. }) => {
+                    println!("`{}` on {} once more: {circumstances:?}", case.name, place.name());
+                    attempts += 1;
+                }
+            }
+        };
+        results.push(result);
     }
     Column { store: place.name().to_owned(), results: Some(results) }
 }
 
-/// Tries a case; if it fails, why, and whether an hour ended meanwhile.
-fn attempt(place: &Place, case: &Case) -> Result<(), (String, bool)> {
+/// How often a case is tried under circumstances that are not its own.
+const ATTEMPTS: usize = 4;
+
+/// Why a case failed, and under which circumstances that need not mean anything.
+struct Failed {
+    why: String,
+    circumstances: Option<String>,
+}
+
+fn attempt(place: &Place, case: &Case) -> Result<(), Failed> {
     let hour = || std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs() / 3_600;
     let began = hour();
     let world = World::new(place);
@@ -127,7 +145,22 @@ fn attempt(place: &Place, case: &Case) -> Result<(), (String, bool)> {
                 .unwrap_or_default())
         }
     };
-    result.map_err(|why| (why, hour() != began))
+    result.map_err(|why| {
+        // Windows end with an hour, and so does what a case may expect of them. And where a machine stands still
+        // for a second connections are given up, which is not what is tried here; whatever else the store says
+        // instead of an answer is.
+        let failures = world.failures();
+        let slow = |kind| matches!(kind, FailureKind::Timeout | FailureKind::Connection);
+        let circumstances = if hour() != began {
+            Some("an hour ended meanwhile".to_owned())
+        } else if !failures.is_empty() && failures.iter().all(|(kind, _)| slow(*kind)) {
+            Some(format!("{failures:?}"))
+        } else {
+            None
+        };
+        let why = if failures.is_empty() { why } else { format!("{why} {failures:?}") };
+        Failed { why, circumstances }
+    })
 }
 
 /// Case by store, and below it every failure with its case and store.

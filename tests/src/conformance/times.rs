@@ -178,13 +178,19 @@ pub(super) async fn until_allowed(world: World) {
     // One each 20 ms; but a settled shortfall keeps everybody out for the first two seconds, so that all who
     // come meanwhile find nothing free.
     let limit = Limit::new("limit", Quota::per(1, millis(20)).burst(100));
-    let limiter = world.single_file([limit]);
+    let limiter = world.limiter([limit]);
     let nobody = Facts::new();
     let reserved = decided(limiter.reserve(&nobody, secs(60)).cost(100).await.expect("a valid request"));
     let charge = reserved.charge().expect("admitted");
     assert_eq!(limiter.settle(&charge, Costs::Request(200)).await, Ok(Correction::Done));
     let mut waiting: Vec<_> = (0..8).map(|_| Some(limiter.until_allowed(&nobody).into_future())).collect();
     let mut passed = Vec::new();
+    // The first is refused and stands in line: whoever comes now, finds the line and stands behind.
+    let first = waiting[0].as_mut().expect("it waits");
+    tokio::select! {
+        _ = first => panic!("nothing is free"),
+        () = wait_until(&limiter, &nobody, reserved.time() + secs(1)) => {}
+    }
     poll_fn(|context| {
         for (number, place) in waiting.iter_mut().enumerate() {
             let Some(future) = place else { continue };

@@ -1,8 +1,8 @@
 //! A store in which nobody has charged anything yet, and how cases ask it.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tollkeeper::config::{RedisUrl, StoreUrl};
@@ -10,8 +10,8 @@ use tollkeeper::policy::Grant;
 use tollkeeper::redis::keys::Format;
 use tollkeeper::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
-    Algorithm, Decision, Facts, Limit, Limiter, MemoryStore, Policy, Quota, Resilient, ResilientSettings,
-    Span, Store, Time,
+    Algorithm, Decision, Facts, FailureKind, Limit, Limiter, MemoryStore, Policy, Quota, Resilient,
+    ResilientSettings, Span, Store, Time,
 };
 
 use crate::redis::Client;
@@ -90,6 +90,7 @@ pub struct World {
     memory: MemoryStore,
     /// The longest that a state of this case can be needed, in microseconds.
     needed: Arc<AtomicU64>,
+    opened: Arc<Mutex<Vec<Arc<Resilient<RedisStore>>>>>,
 }
 
 impl World {
@@ -100,6 +101,7 @@ impl World {
             prefix: format!("world-{}", WORLDS.fetch_add(1, Relaxed)),
             memory: MemoryStore::default(),
             needed: Arc::default(),
+            opened: Arc::default(),
         }
     }
 
@@ -132,24 +134,21 @@ impl World {
 
     /// The store by itself, with connections of its own.
     pub(super) fn store(&self) -> Arc<dyn Store> {
-        self.store_over(RedisOptions::default().connections)
-    }
-
-    /// A limiter with one connection: whoever asks first is answered first.
-    pub(super) fn single_file(&self, limits: impl IntoIterator<Item = Limit>) -> Limiter {
-        let policy = self.policy(limits);
-        match &self.place.remote {
-            None => Limiter::embedded(policy, self.memory.clone()),
-            Some(_) => Limiter::with_store(policy, self.store_over(1)),
-        }
-    }
-
-    fn store_over(&self, connections: usize) -> Arc<dyn Store> {
         let Some(remote) = &self.place.remote else { return Arc::new(self.memory.clone()) };
-        let (prefix, format) = (self.prefix.clone(), remote.format);
-        let options = RedisOptions { prefix, format, connections, ..RedisOptions::default() };
+        let options =
+            RedisOptions { prefix: self.prefix.clone(), format: remote.format, ..RedisOptions::default() };
         let settings = ResilientSettings { deadline: PATIENT, ..ResilientSettings::default() };
-        Arc::new(Resilient::new(RedisStore::open(&remote.url, options), settings, MemoryStore::default()))
+        let store = RedisStore::open(&remote.url, options);
+        let store = Arc::new(Resilient::new(store, settings, MemoryStore::default()));
+        self.opened.lock().expect("nobody panics with it").push(Arc::clone(&store));
+        store
+    }
+
+    /// How often the store failed, by kind; nothing if it did not.
+    pub(super) fn failures(&self) -> Vec<(FailureKind, u64)> {
+        let opened = self.opened.lock().expect("nobody panics with it");
+        let of = |kind| (kind, opened.iter().map(|store| store.failures(kind)).sum());
+        FailureKind::ALL.into_iter().map(of).filter(|(_, count)| *count > 0).collect()
     }
 
     /// Another store of the same kind, with which this one shares nothing.
@@ -257,8 +256,12 @@ pub(super) fn decided(decision: Decision) -> Decision {
 
 /// Waits until the store's clock says so.
 pub(super) async fn wait_until(limiter: &Limiter, facts: &Facts<'_>, time: Time) {
-    while usage(limiter, facts).await.time() < time {
-        tokio::task::yield_now().await;
+    loop {
+        let now = usage(limiter, facts).await.time();
+        if now >= time {
+            return;
+        }
+        come_near(now, time).await;
     }
 }
 
@@ -274,8 +277,14 @@ where
         if changed {
             return;
         }
-        tokio::task::yield_now().await;
+        come_near(now, time).await;
     }
+}
+
+/// Leaves the machine to others until shortly before that time, and asks on from then.
+async fn come_near(now: Time, time: Time) {
+    let left = time.since(now).as_micros();
+    tokio::time::sleep(Duration::from_micros(left.saturating_sub(5_000) / 2)).await;
 }
 
 /// Charges until one is refused, and says when that may come again.
