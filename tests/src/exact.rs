@@ -1,0 +1,47 @@
+//! What many processes that share a Redis, and the test that starts them, both know.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollkeeper::config::StoreUrl;
+use tollkeeper::redis::{RedisOptions, RedisStore};
+use tollkeeper::{
+    Algorithm, Facts, Limit, Limiter, MemoryStore, Policy, Quota, Resilient, ResilientSettings, facts,
+};
+
+/// How many processes there are, how many tasks in each, and how many requests each task makes.
+pub const PROCESSES: usize = 8;
+#[expect(missing_docs, reason = "above")]
+pub const TASKS: usize = 64;
+#[expect(missing_docs, reason = "above")]
+pub const REQUESTS: usize = 20;
+
+/// What all of them may have together: less than what the other two limits grant.
+pub const ALL: u64 = 4_000;
+/// What each process may have.
+pub const PER_PROCESS: u64 = 700;
+/// What each of two routes may have.
+pub const PER_ROUTE: u64 = 2_500;
+
+/// One key that all share, one for each process, one for each of two routes: of three algorithms.
+pub fn limits() -> Vec<Limit> {
+    vec![
+        Limit::new("per-process", Quota::per_day(PER_PROCESS).burst(PER_PROCESS)).by("process"),
+        Limit::new("all", Quota::per_day(ALL)).algorithm(Algorithm::FixedWindow),
+        Limit::new("per-route", Quota::per_day(PER_ROUTE)).by("route").algorithm(Algorithm::SlidingLog),
+    ]
+}
+
+/// The facts of a request of this process and task.
+pub fn facts(process: usize, task: usize) -> Facts<'static> {
+    facts! { "process" => process as u64, "route" => ["/a", "/b"][task % 2] }
+}
+
+/// A limiter on the Redis there, which waits for it for as long as a busy machine may take.
+pub fn limiter(url: &str, limits: Vec<Limit>) -> Limiter {
+    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
+    let settings = ResilientSettings { deadline: Duration::from_secs(20), ..ResilientSettings::default() };
+    let store = RedisStore::open(&url, RedisOptions::default());
+    let store = Resilient::new(store, settings, MemoryStore::default());
+    Limiter::with_store(Policy::new(limits).expect("valid limits"), Arc::new(store))
+}

@@ -1,0 +1,132 @@
+//! A proxy that counts turns: how often somebody spoke and was answered.
+//!
+//! A turn is whatever is sent until an answer comes, and that answer, however many commands it holds. So the
+//! number of turns is the number of round trips that somebody has waited for.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+/// Stands between those who connect to it and a server on this machine.
+#[derive(Debug)]
+pub struct Proxy {
+    port: u16,
+    shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    turns: AtomicU64,
+    scripts: AtomicU64,
+    closing: AtomicBool,
+    streams: Mutex<Vec<TcpStream>>,
+}
+
+/// Who spoke last on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Spoke {
+    Server,
+    Client { script: bool },
+}
+
+impl Proxy {
+    /// Begins to listen.
+    pub fn to(server: u16) -> Proxy {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
+        let port = listener.local_addr().expect("it listens").port();
+        let shared = Arc::new(Shared::default());
+        let accepting = {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || accept(&listener, server, &shared))
+        };
+        Proxy { port, shared, accepting: Some(accepting) }
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// How many turns there were, on all connections.
+    pub fn turns(&self) -> u64 {
+        self.shared.turns.load(SeqCst)
+    }
+
+    /// How many of them ran scripts.
+    pub fn scripts(&self) -> u64 {
+        self.shared.scripts.load(SeqCst)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, SeqCst);
+        // Whatever is gone already needs no end.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        for stream in self.shared.streams.lock().expect("nobody panics with it").drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        if let Some(accepting) = self.accepting.take() {
+            let _ = accepting.join();
+        }
+    }
+}
+
+fn accept(listener: &TcpListener, server: u16, shared: &Arc<Shared>) {
+    while let Ok((client, _)) = listener.accept() {
+        if shared.closing.load(SeqCst) {
+            return;
+        }
+        let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
+        let both = [client, server];
+        for stream in &both {
+            stream.set_nodelay(true).expect("it is open");
+            let mut streams = shared.streams.lock().expect("nobody panics with it");
+            streams.push(stream.try_clone().expect("it is open"));
+        }
+        let [client, server] = both;
+        let [client_too, server_too] =
+            [&client, &server].map(|stream| stream.try_clone().expect("it is open"));
+        let spoke = Arc::new(Mutex::new(Spoke::Server));
+        let (up, down) = ((Arc::clone(shared), Arc::clone(&spoke)), spoke);
+        thread::spawn(move || {
+            carry(client, server, |bytes| up.0.asked(&mut up.1.lock().expect("no panic"), bytes))
+        });
+        thread::spawn(move || {
+            carry(server_too, client_too, |_| *down.lock().expect("no panic") = Spoke::Server);
+        });
+    }
+}
+
+impl Shared {
+    /// Counts what a client says: once for each time that the server has spoken before.
+    fn asked(&self, spoke: &mut Spoke, bytes: &[u8]) {
+        let script = bytes.windows(6).any(|word| word == b"\r\nEVAL");
+        let counted = match *spoke {
+            Spoke::Server => {
+                self.turns.fetch_add(1, SeqCst);
+                false
+            }
+            Spoke::Client { script } => script,
+        };
+        if script && !counted {
+            self.scripts.fetch_add(1, SeqCst);
+        }
+        *spoke = Spoke::Client { script: script || counted };
+    }
+}
+
+/// Hands on what comes, after it was looked at, until one side has gone.
+fn carry(mut from: TcpStream, mut to: TcpStream, mut look: impl FnMut(&[u8])) {
+    let mut bytes = vec![0; 1 << 16];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        look(&bytes[..count]);
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}

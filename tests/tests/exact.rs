@@ -1,0 +1,197 @@
+//! Many nodes on one Redis: together they admit exactly the limit, with one round trip for a request at most.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+
+use tollkeeper::redis::wire::Value;
+use tollkeeper::{Algorithm, Facts, Limit, Limiter, Quota, facts};
+use tollkeeper_tests::exact::{self, ALL, PER_PROCESS, PER_ROUTE, PROCESSES, REQUESTS, TASKS};
+use tollkeeper_tests::redis::{Program, Server};
+use tollkeeper_tests::turns::Proxy;
+
+/// How often a command was called.
+fn calls(server: &Server, command: &str) -> u64 {
+    let Value::Bytes(stats) = server.connect().text("INFO commandstats") else { panic!("text") };
+    let stats = String::from_utf8(stats).unwrap();
+    let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
+    line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
+}
+
+fn scripts(server: &Server) -> u64 {
+    calls(server, "evalsha") + calls(server, "eval")
+}
+
+async fn remaining(limiter: &Limiter, limit: &str, facts: &Facts<'_>) -> u64 {
+    let usage = limiter.usage(facts).await.unwrap();
+    assert_eq!(usage.degraded(), None);
+    usage.limit(limit).unwrap().outcome().remaining
+}
+
+/// A process that is ended with the test.
+struct Caller(Child);
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn eight_processes_of_64_tasks_admit_exactly_the_limit_and_charge_all_or_nothing() {
+    let server = Server::start();
+    let url = format!("redis+unix://{}", server.socket().display());
+    server.connect();
+    let mut callers: Vec<_> = (0..PROCESSES)
+        .map(|process| {
+            let mut child = Command::new(env!("CARGO_BIN_EXE_redis-caller"))
+                .args([&url, &process.to_string()])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("the caller was built with this test");
+            let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+            (Caller(child), lines)
+        })
+        .collect();
+    for (_, lines) in &mut callers {
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    }
+    let before = scripts(&server);
+    for (Caller(child), _) in &mut callers {
+        child.stdin.take().expect("piped").write_all(b"go\n").unwrap();
+    }
+    let mut admitted = Vec::new();
+    for (_, lines) in &mut callers {
+        let line = lines.next().unwrap().unwrap();
+        let (one, exact) = line.split_once(' ').unwrap();
+        assert_eq!(exact, (TASKS * REQUESTS).to_string(), "the store decided every request");
+        admitted.push(one.parse::<u64>().unwrap());
+    }
+    let (asked, calls) = (PROCESSES * TASKS * REQUESTS, scripts(&server) - before);
+    println!(
+        "{asked} checks of three limits from {PROCESSES} processes: {admitted:?} admitted, {calls} calls"
+    );
+    assert_eq!(admitted.iter().sum::<u64>(), ALL);
+    assert!(calls <= asked as u64, "never more than one call for a check");
+
+    let limiter = exact::limiter(&url, exact::limits());
+    assert_eq!(remaining(&limiter, "all", &exact::facts(0, 0)).await, 0);
+    for (process, admitted) in admitted.iter().enumerate() {
+        let left = remaining(&limiter, "per-process", &exact::facts(process, 0)).await;
+        assert_eq!(PER_PROCESS - left, *admitted, "process {process} paid for what passed and nothing else");
+    }
+    let mut routes = 0;
+    for task in 0..2 {
+        routes += PER_ROUTE - remaining(&limiter, "per-route", &exact::facts(0, task)).await;
+    }
+    assert_eq!(routes, ALL, "and so did the routes");
+}
+
+/// Three layered limits of as many algorithms.
+fn layered() -> Vec<Limit> {
+    vec![
+        Limit::new("per-user", Quota::per_day(100).burst(100)).by("user"),
+        Limit::new("all", Quota::per_day(1_000)).algorithm(Algorithm::FixedWindow),
+        Limit::new("per-route", Quota::per_day(1_000)).by("route"),
+    ]
+}
+
+#[tokio::test]
+async fn a_lone_check_of_three_limits_is_one_turn_and_one_script() {
+    let server = Server::on_a_port(Program::Redis, "port", &[]);
+    let proxy = Proxy::to(server.port());
+    let limiter = exact::limiter(&format!("redis://127.0.0.1:{}", proxy.port()), layered());
+    let facts = facts! { "user" => "alice", "route" => "/" };
+    // One connection is there before the other, and the first has to learn the script: one turn more.
+    for _ in 0..8 {
+        limiter.peek(&facts).await.unwrap();
+    }
+    assert_eq!(calls(&server, "eval"), 1, "the text of a script is sent once");
+    let (turns, before) = (proxy.turns(), scripts(&server));
+    for number in 0..200 {
+        let before = proxy.scripts();
+        let decision = limiter.check(&facts).await.unwrap();
+        assert_eq!((decision.allowed(), decision.degraded()), (number < 100, None), "admitted and refused");
+        assert_eq!(proxy.scripts() - before, 1, "check {number}");
+    }
+    assert_eq!(scripts(&server) - before, 200);
+    let others = proxy.turns() - turns - 200;
+    println!("200 checks of three limits: 200 turns, 200 scripts, {others} turns in the background");
+    // A key that nobody has seen costs no more.
+    for number in 0..20 {
+        let before = proxy.scripts();
+        let user = format!("new-{number}");
+        limiter.check(&facts! { "user" => &user, "route" => &user }).await.unwrap();
+        assert_eq!(proxy.scripts() - before, 1, "a cold start is an ordinary check");
+    }
+}
+
+#[tokio::test]
+async fn corrections_and_slots_are_one_turn_each() {
+    let server = Server::on_a_port(Program::Redis, "port", &[]);
+    let proxy = Proxy::to(server.port());
+    let slots = Limit::new("slots", Quota::slots(10)).by("user");
+    let limits = layered().into_iter().chain([slots]).collect();
+    let limiter = exact::limiter(&format!("redis://127.0.0.1:{}", proxy.port()), limits);
+    let facts = facts! { "user" => "alice", "route" => "/" };
+    // The second time every script is known.
+    for round in 0..2 {
+        let mut counted = proxy.scripts();
+        let mut turns = || {
+            let turns = proxy.scripts() - counted;
+            counted += turns;
+            turns
+        };
+        let charge = limiter.check(&facts).await.unwrap().charge().unwrap();
+        let checked = turns();
+        limiter.refund(&charge).await;
+        let refunded = turns();
+        let slot = limiter.acquire(&facts).await.unwrap().slot.unwrap().keep();
+        let acquired = turns();
+        assert!(limiter.renew(&slot).await);
+        let renewed = turns();
+        assert!(limiter.release(&slot).await);
+        let all = [checked, refunded, acquired, renewed, turns()];
+        println!("check, refund, acquire, renew, release: {all:?} turns");
+        if round == 1 {
+            assert_eq!(all, [1; 5]);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn checks_in_flight_share_turns_and_scripts_and_never_take_more() {
+    let server = Server::on_a_port(Program::Redis, "port", &[]);
+    let proxy = Proxy::to(server.port());
+    let limiter = exact::limiter(&format!("redis://127.0.0.1:{}", proxy.port()), layered());
+    for _ in 0..8 {
+        limiter.peek(&facts! { "user" => "alice", "route" => "/" }).await.unwrap();
+    }
+    let (turns, called) = (proxy.scripts(), scripts(&server));
+    let tasks: Vec<_> = (0..64)
+        .map(|task| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move {
+                let user = format!("user-{}", task % 20);
+                let facts = facts! { "user" => &user, "route" => "/" };
+                let mut admitted = 0;
+                for _ in 0..50 {
+                    let decision = limiter.check(&facts).await.unwrap();
+                    assert_eq!(decision.degraded(), None);
+                    admitted += u64::from(decision.allowed());
+                }
+                admitted
+            })
+        })
+        .collect();
+    let mut admitted = 0;
+    for task in tasks {
+        admitted += task.await.unwrap();
+    }
+    assert_eq!(admitted, 1_000);
+    let (asked, turns, called) = (64 * 50, proxy.scripts() - turns, scripts(&server) - called);
+    println!("{asked} checks of three limits, 64 in flight: {turns} turns, {called} scripts");
+    assert!(turns <= called && called < asked, "together, and never more than one for a check");
+}
