@@ -13,7 +13,7 @@ pub mod page;
 pub mod redis;
 pub mod reference;
 pub mod saved;
+pub mod sentinels;
 pub mod shared;
 pub mod tables;
-pub mod sentinels;
 pub mod turns;

@@ -242,7 +242,7 @@ impl<'c> Pair<'c> {
         match actual {
             Correction::Done => self.tally.corrected += 1,
             Correction::Repeated => self.tally.repeated += 1,
-            Correction::Unknown => {}
+            Correction::Unknown | Correction::Failed => {}
         }
         (actual != expected).then(|| format!("{actual:?} and not {expected:?}: {charge:?}"))
     }
@@ -255,7 +255,8 @@ impl<'c> Pair<'c> {
         let slot = self.slots[self.slots.len() - 1 - back].clone();
         let renew = self.random.within(0, 1) == 1;
         let handling = if renew { Handling::Renew } else { Handling::Release };
-        let call = wire::handling(&slot, handling, |item| self.names.item(item, None));
+        let names = slot.items().iter().map(|item| self.names.item(item, None)).collect();
+        let call = wire::handling(&slot, handling, names);
         let answer = match self.run(&call) {
             Ok(answer) => answer,
             Err(error) => return Some(error),

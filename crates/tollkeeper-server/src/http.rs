@@ -12,6 +12,7 @@ use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
+use tollkeeper::facts::MAX_FACTS;
 use tollkeeper::{Decision, Facts};
 
 use self::ask::Ask;
@@ -237,6 +238,10 @@ fn query(uri: &Uri) -> Result<Vec<(String, String)>, ApiError> {
         if pairs.iter().any(|(other, _)| *other == name) {
             let message = format!("fact `{name}` is there twice");
             return Err(ApiError::new(Code::DuplicateField, message).at(format!("facts.{name}")));
+        }
+        if pairs.len() == MAX_FACTS {
+            let message = format!("more than {MAX_FACTS} facts in one request");
+            return Err(ApiError::new(Code::TooMany, message).at("facts"));
         }
         pairs.push((name, value));
     }
