@@ -1,108 +1,44 @@
 //! A real cluster of three primaries: keys of one request in different slots, all or nothing.
 
-use std::fs;
-use std::net::TcpListener;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
+use tollkeeper::redis::wire::Value;
 use tollkeeper::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
     Algorithm, Correction, Limit, Limiter, MemoryStore, Policy, Quota, Resilient, ResilientSettings, facts,
 };
+use tollkeeper_tests::cluster::Cluster;
+use tollkeeper_tests::redis::Client;
 
-struct Cluster {
-    servers: Vec<Child>,
-    ports: Vec<u16>,
-    folder: PathBuf,
+fn limiter(cluster: &Cluster, limits: Vec<Limit>) -> Limiter {
+    let Ok(tollkeeper::config::StoreUrl::Redis(url)) = cluster.url().parse() else { panic!("a Redis URL") };
+    let store = RedisStore::open(&url, RedisOptions::default());
+    let settings = ResilientSettings { deadline: Duration::from_secs(20), ..ResilientSettings::default() };
+    let store = Resilient::new(store, settings, MemoryStore::default());
+    Limiter::with_store(Policy::new(limits).expect("valid"), Arc::new(store))
 }
 
-impl Cluster {
-    fn start() -> Cluster {
-        // One after the other, so that no port is found free twice.
-        static STARTING: Mutex<u32> = Mutex::new(0);
-        let mut number = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
-        *number += 1;
-        let folder = std::env::temp_dir().join(format!("tollkeeper-cluster-{}-{number}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        // A server of a cluster listens a second time, 10,000 higher.
-        let free = || loop {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            if port < 55_000 && TcpListener::bind(("127.0.0.1", port + 10_000)).is_ok() {
-                return port;
-            }
-        };
-        let ports: Vec<u16> = (0..3).map(|_| free()).collect();
-        let servers = ports
-            .iter()
-            .map(|port| {
-                Command::new("redis-server")
-                    .args(["--port", &port.to_string(), "--cluster-enabled", "yes", "--save", "", "--dir"])
-                    .arg(&folder)
-                    .args(["--cluster-config-file", &format!("nodes-{port}.conf")])
-                    .stdout(Stdio::null())
-                    .spawn()
-                    .unwrap()
-            })
-            .collect();
-        let cluster = Cluster { servers, ports, folder };
-        for port in &cluster.ports {
-            cluster.until(*port, &["ping"], "PONG");
-        }
-        let mut create = Command::new("redis-cli");
-        create.args(["--cluster", "create"]);
-        create.args(cluster.ports.iter().map(|port| format!("127.0.0.1:{port}")));
-        assert!(create.arg("--cluster-yes").stdout(Stdio::null()).status().unwrap().success());
-        for port in &cluster.ports {
-            cluster.until(*port, &["cluster", "info"], "cluster_state:ok");
-        }
-        cluster
-    }
-
-    fn cli(&self, port: u16, words: &[&str]) -> String {
-        let run = Command::new("redis-cli").args(["-p", &port.to_string()]).args(words).output().unwrap();
-        String::from_utf8(run.stdout).unwrap()
-    }
-
-    fn until(&self, port: u16, words: &[&str], expected: &str) {
-        let began = Instant::now();
-        while !self.cli(port, words).contains(expected) {
-            assert!(began.elapsed() < Duration::from_secs(30), "{port}: {words:?} never says {expected}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-
-    fn limiter(&self, limits: Vec<Limit>) -> Limiter {
-        let hosts: Vec<String> = self.ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        let url = format!("redis+cluster://{}", hosts.join(","));
-        let tollkeeper::config::StoreUrl::Redis(url) = url.parse().unwrap() else { panic!("a Redis URL") };
-        let store = RedisStore::open(&url, RedisOptions::default());
-        let settings =
-            ResilientSettings { deadline: Duration::from_secs(20), ..ResilientSettings::default() };
-        let store = Resilient::new(store, settings, MemoryStore::default());
-        Limiter::with_store(Policy::new(limits).unwrap(), Arc::new(store))
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        for server in &mut self.servers {
-            let _ = server.kill();
-            let _ = server.wait();
-        }
-        let _ = fs::remove_dir_all(&self.folder);
+/// What a server of the cluster answers, as text.
+fn said(port: u16, command: &str) -> String {
+    match Client::to(port).expect("it listens").text(command) {
+        Value::Bytes(text) => String::from_utf8(text).expect("UTF-8"),
+        Value::Number(number) => number.to_string(),
+        other => format!("{other:?}"),
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charged() {
     let cluster = Cluster::start();
-    let limiter = cluster.limiter(vec![
-        Limit::new("per-user", Quota::per_hour(100).burst(100)).by("user"),
-        Limit::new("per-route", Quota::per_hour(30)).by("route").algorithm(Algorithm::FixedWindow),
-        Limit::new("log", Quota::per_hour(50)).by("ip").algorithm(Algorithm::SlidingLog),
-    ]);
+    let limiter = limiter(
+        &cluster,
+        vec![
+            Limit::new("per-user", Quota::per_hour(100).burst(100)).by("user"),
+            Limit::new("per-route", Quota::per_hour(30)).by("route").algorithm(Algorithm::FixedWindow),
+            Limit::new("log", Quota::per_hour(50)).by("ip").algorithm(Algorithm::SlidingLog),
+        ],
+    );
     let facts = |route: &'static str| facts! { "user" => "alice", "route" => route, "ip" => "192.0.2.7" };
     let tasks: Vec<_> = (0..16)
         .map(|_| {
@@ -152,21 +88,21 @@ async fn a_slot_that_moves_is_followed() {
     let alice = facts! { "user" => "alice" };
     assert!(limiter.check(&alice).await.unwrap().allowed());
     // Where alice is, and where she is not.
-    let slot = cluster.cli(cluster.ports[0], &["cluster", "keyslot", "tk:1:per-user:b1h:alice"]);
-    let slot = slot.trim();
-    let owner = |port: u16| cluster.cli(port, &["cluster", "countkeysinslot", slot]).trim() != "0";
-    let from = cluster.ports.iter().copied().find(|port| owner(*port)).expect("somebody has her");
-    let to = cluster.ports.iter().copied().find(|port| *port != from).unwrap();
-    let id = |port: u16| cluster.cli(port, &["cluster", "myid"]).trim().to_owned();
+    let ports: Vec<u16> = cluster.servers[..3].iter().map(|server| server.port()).collect();
+    let slot = said(ports[0], "CLUSTER KEYSLOT tk:1:per-user:b1h:alice");
+    let owner = |port: u16| said(port, &format!("CLUSTER COUNTKEYSINSLOT {slot}")) != "0";
+    let from = ports.iter().copied().find(|port| owner(*port)).expect("somebody has her");
+    let to = ports.iter().copied().find(|port| *port != from).expect("there are three");
+    let id = |port: u16| said(port, "CLUSTER MYID");
 
-    cluster.cli(to, &["cluster", "setslot", slot, "importing", &id(from)]);
-    cluster.cli(from, &["cluster", "setslot", slot, "migrating", &id(to)]);
+    said(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
+    said(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
     // While it migrates: the key is still there, and then on the other side, which must be asked.
     assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);
-    cluster.cli(from, &["migrate", "127.0.0.1", &to.to_string(), "tk:1:per-user:b1h:alice", "0", "5000"]);
+    said(from, &format!("MIGRATE 127.0.0.1 {to} tk:1:per-user:b1h:alice 0 5000"));
     assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);
     for port in [to, from] {
-        cluster.cli(port, &["cluster", "setslot", slot, "node", &id(to)]);
+        said(port, &format!("CLUSTER SETSLOT {slot} NODE {}", id(to)));
     }
     for _ in 0..10 {
         assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);
