@@ -58,11 +58,15 @@ impl Address {
                 (vec![Place::Sentinel { hosts: hosts.clone(), master: master.clone() }], *database)
             }
         };
-        let tls = url.tls.then(|| TlsCertificates {
-            client_tls: tls
-                .identity
-                .map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key }),
-            root_cert: tls.ca,
+        let tls = url.tls.then(|| {
+            // Somebody must say who does the arithmetic; whoever has said so before is right.
+            let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+            TlsCertificates {
+                client_tls: tls
+                    .identity
+                    .map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key }),
+                root_cert: tls.ca,
+            }
         });
         let way = Arc::new(Way { tls, credentials: url.credentials.clone(), database });
         places.into_iter().map(|place| Address { place, way: Arc::clone(&way) }).collect()
