@@ -2,6 +2,7 @@
 
 pub mod binary;
 pub mod cases;
+pub mod certificates;
 pub mod cluster;
 pub mod conformance;
 pub mod contract;

@@ -1,0 +1,149 @@
+//! An encrypted way to Redis: with an authority and a certificate of one's own, and what is said when either is wrong.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tollkeeper::config::StoreUrl;
+use tollkeeper::redis::{RedisOptions, RedisStore, RedisTls};
+use tollkeeper::{
+    Limit, Limiter, MemoryStore, OnStoreFailure, Policy, Quota, Resilient, ResilientSettings, facts,
+};
+use tollkeeper_tests::certificates::Authority;
+use tollkeeper_tests::redis::{PATIENCE, Program, Server};
+
+struct Encrypted {
+    server: Server,
+    authority: Authority,
+}
+
+/// A server that answers only to those whose certificate is of the same authority as its own.
+fn encrypted(alternatives: &str) -> Encrypted {
+    let authority = Authority::new();
+    let (certificate, key) = authority.certify("server", alternatives);
+    let settings = [
+        format!("tls-cert-file {}", certificate.display()),
+        format!("tls-key-file {}", key.display()),
+        format!("tls-ca-cert-file {}", authority.certificate().display()),
+        "tls-auth-clients yes".to_owned(),
+    ];
+    let server = Server::on_a_port(Program::Redis, "tls-port", &settings.each_ref().map(|line| &**line));
+    Encrypted { server, authority }
+}
+
+impl Encrypted {
+    fn ca(&self) -> Option<Vec<u8>> {
+        Some(read(&self.authority.certificate()))
+    }
+
+    fn identity(&self) -> Option<(Vec<u8>, Vec<u8>)> {
+        let (certificate, key) = self.authority.certify("client", "DNS:client");
+        Some((read(&certificate), read(&key)))
+    }
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    fs::read(path).unwrap()
+}
+
+fn open(url: &str, tls: RedisTls) -> RedisStore {
+    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
+    RedisStore::open(&url, RedisOptions { tls, ..RedisOptions::default() })
+}
+
+fn limiter(store: RedisStore) -> Limiter {
+    let limit = Limit::new("per-user", Quota::per_day(3)).by("user").on_store_failure(OnStoreFailure::Deny);
+    let settings = ResilientSettings { deadline: Duration::from_secs(20), ..ResilientSettings::default() };
+    let store = Resilient::new(store, settings, MemoryStore::default());
+    Limiter::with_store(Policy::new(vec![limit]).unwrap(), Arc::new(store))
+}
+
+/// What is said of a store that cannot be used: it says so, and whoever asks is answered in its place.
+async fn trouble(store: RedisStore) -> String {
+    let started = Instant::now();
+    let why = loop {
+        if let Some(why) = store.trouble() {
+            break why;
+        }
+        assert!(started.elapsed() < PATIENCE, "nothing is said");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    let decision = limiter(store).check(&facts! { "user" => "alice" }).await.unwrap();
+    assert_eq!((decision.allowed(), decision.degraded()), (false, Some(OnStoreFailure::Deny)), "{why}");
+    println!("{why}");
+    why.to_string()
+}
+
+#[tokio::test]
+async fn a_private_authority_and_a_certificate_of_ones_own_open_the_way() {
+    let encrypted = encrypted("IP:127.0.0.1,DNS:localhost");
+    for host in ["127.0.0.1", "localhost"] {
+        let tls = RedisTls { ca: encrypted.ca(), identity: encrypted.identity() };
+        let store = open(&format!("rediss://{host}:{}", encrypted.server.port()), tls);
+        let limiter = limiter(store.clone());
+        for number in 0..4 {
+            let decision = limiter.check(&facts! { "user" => host }).await.unwrap();
+            assert_eq!(
+                (decision.allowed(), decision.degraded()),
+                (number < 3, None),
+                "{:?}",
+                store.trouble()
+            );
+        }
+        assert_eq!(store.trouble(), None);
+    }
+}
+
+#[tokio::test]
+async fn a_server_of_another_authority_is_not_trusted_and_this_is_said() {
+    let encrypted = encrypted("IP:127.0.0.1");
+    let url = format!("rediss://127.0.0.1:{}", encrypted.server.port());
+    let stranger = Authority::new();
+    let tls = RedisTls { ca: Some(read(&stranger.certificate())), identity: encrypted.identity() };
+    let why = trouble(open(&url, tls)).await;
+    assert!(why.contains("certificate") && why.contains("UnknownIssuer"), "{why}");
+    // Nor is it without any authority of one's own: those of the system do not know it.
+    let why = trouble(open(&url, RedisTls { ca: None, identity: encrypted.identity() })).await;
+    assert!(why.contains("certificate") && why.contains("UnknownIssuer"), "{why}");
+}
+
+#[tokio::test]
+async fn a_certificate_for_another_name_is_not_trusted() {
+    let encrypted = encrypted("DNS:cache.internal");
+    let tls = RedisTls { ca: encrypted.ca(), identity: encrypted.identity() };
+    let why = trouble(open(&format!("rediss://127.0.0.1:{}", encrypted.server.port()), tls)).await;
+    assert!(why.contains("certificate not valid for name"), "{why}");
+}
+
+#[tokio::test]
+async fn who_presents_no_certificate_where_one_is_wanted_is_told_so() {
+    let encrypted = encrypted("IP:127.0.0.1");
+    let tls = RedisTls { ca: encrypted.ca(), identity: None };
+    let why = trouble(open(&format!("rediss://127.0.0.1:{}", encrypted.server.port()), tls)).await;
+    assert!(why.to_lowercase().contains("certificate"), "{why}");
+}
+
+#[tokio::test]
+async fn to_knock_at_the_wrong_door_is_no_hang() {
+    let encrypted = encrypted("IP:127.0.0.1");
+    trouble(open(&format!("redis://127.0.0.1:{}", encrypted.server.port()), RedisTls::default())).await;
+    let plain = Server::on_a_port(Program::Redis, "port", &[]);
+    let tls = RedisTls { ca: encrypted.ca(), identity: None };
+    trouble(open(&format!("rediss://127.0.0.1:{}", plain.port()), tls)).await;
+}
+
+#[tokio::test]
+async fn what_is_no_certificate_is_named() {
+    let encrypted = encrypted("IP:127.0.0.1");
+    let url = format!("rediss://127.0.0.1:{}", encrypted.server.port());
+    for nonsense in ["", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+        let tls = RedisTls { ca: Some(nonsense.into()), identity: encrypted.identity() };
+        let why = trouble(open(&url, tls)).await;
+        assert!(why.contains("certificate") || why.contains("trust anchors"), "{nonsense:?}: {why}");
+    }
+    let (certificate, _) = encrypted.identity().unwrap();
+    let identity = Some((certificate, b"nonsense".to_vec()));
+    let why = trouble(open(&url, RedisTls { ca: encrypted.ca(), identity })).await;
+    assert!(why.contains("key"), "{why}");
+}
