@@ -3,7 +3,8 @@
 use std::io::Write as _;
 use std::sync::Arc;
 
-use tollkeeper_tests::conformance::{Column, Place, failures, run, table};
+use tollkeeper_tests::cluster::Cluster;
+use tollkeeper_tests::conformance::{Place, failures, run, table};
 use tollkeeper_tests::redis::{Client, Program, Server};
 use tollkeeper_tests::sentinels::Sentinels;
 
@@ -21,6 +22,7 @@ fn every_case_holds_on_every_store() {
     ));
     let valkey = Arc::new(Server::with(Program::Valkey, &[]));
     let sentinels = Arc::new(Sentinels::start());
+    let cluster = Arc::new(Cluster::start());
 
     let unix = |server: &Server| format!("redis+unix://{}", server.socket().display());
     let strict_url = format!("redis://app:p%40ss%3Aw%2Frd@127.0.0.1:{}/3", strict.port());
@@ -41,13 +43,16 @@ fn every_case_holds_on_every_store() {
             let sentinels = Arc::clone(&sentinels);
             move || vec![sentinels.primary.connect()]
         }),
+        Place::redis("Cluster", &cluster.url(), {
+            let cluster = Arc::clone(&cluster);
+            move || cluster.servers[..3].iter().map(Server::connect).collect()
+        }),
     ];
     let mut columns = Vec::new();
     std::thread::scope(|scope| {
         let threads = places.each_ref().map(|place| scope.spawn(move || run(place)));
         columns.extend(threads.map(|thread| thread.join().unwrap()));
     });
-    columns.push(Column::missing("Cluster"));
     // Past the capture of output, so that it is seen when all is well, too.
     writeln!(std::io::stdout(), "{}", table(&columns)).unwrap();
     assert_eq!(failures(&columns), Vec::<String>::new());

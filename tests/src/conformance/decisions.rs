@@ -97,7 +97,8 @@ pub(super) async fn binding(world: World) {
     let limiter = world.limiter([
         window("hour", Quota::per_hour(5)),
         window("day", Quota::per_day(6)),
-        window("same", Quota::per_day(6)),
+        // The same, if all are asked at the same time; servers of a cluster are not.
+        window("same", Quota::per_day(if world.undoes() { 7 } else { 6 })),
         Limit::new("wide", Quota::per_hour(1_000)).by("user"),
     ]);
     let alice = user("alice");
@@ -254,14 +255,21 @@ pub(super) async fn many_at_once(world: World) {
         for task in tasks {
             admitted.push(task.await.expect("it ends"));
         }
-        let total: u64 = admitted.iter().sum();
         assert!(admitted.iter().all(|one| *one <= 4), "{algorithm}: {admitted:?}");
-        if world.undoes() {
-            assert!(total <= 50, "{algorithm}: {admitted:?}");
-        } else {
-            assert_eq!(total, 50, "{algorithm}: {admitted:?}");
+        // While a charge made in vain is on its way back others may be refused for it: they come once more.
+        for again in 0.. {
+            let total: u64 = admitted.iter().sum();
+            assert!(total <= 50 && (total == 50 || world.undoes()), "{algorithm}: {admitted:?}");
+            assert!(again < 10_000, "{algorithm}: {admitted:?}");
+            if total == 50 {
+                break;
+            }
+            let task = again % 16;
+            let (user, name) = (format!("{algorithm}-{}", task % 2), format!("{algorithm}-{task}"));
+            let facts = facts! { "user" => &user, "task" => &name };
+            admitted[task] += u64::from(charge(&limiters[0], &facts, 1).await.allowed());
         }
-        world.remains(&limiters[0], "all", &Facts::new(), 50 - total).await;
+        world.remains(&limiters[0], "all", &Facts::new(), 0).await;
         for user in 0..2 {
             let own: u64 = admitted.iter().skip(user).step_by(2).sum();
             let name = format!("{algorithm}-{user}");
