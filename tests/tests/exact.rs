@@ -12,9 +12,9 @@ use tollkeeper_tests::turns::Proxy;
 /// How often a command was called.
 fn calls(server: &Server, command: &str) -> u64 {
     let Value::Bytes(stats) = server.connect().text("INFO commandstats") else { panic!("text") };
-    let stats = String::from_utf8(stats).unwrap();
+    let stats = String::from_utf8(stats).expect("valid");
     let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")));
-    line.map_or(0, |line| line.split(['=', ',']).nth(1).unwrap().parse().unwrap())
+    line.map_or(0, |line| line.split(['=', ',']).nth(1).expect("valid").parse().expect("valid"))
 }
 
 fn scripts(server: &Server) -> u64 {
@@ -22,9 +22,9 @@ fn scripts(server: &Server) -> u64 {
 }
 
 async fn remaining(limiter: &Limiter, limit: &str, facts: &Facts<'_>) -> u64 {
-    let usage = limiter.usage(facts).await.unwrap();
+    let usage = limiter.usage(facts).await.expect("valid");
     assert_eq!(usage.degraded(), None);
-    usage.limit(limit).unwrap().outcome().remaining
+    usage.limit(limit).expect("valid").outcome().remaining
 }
 
 /// A process that is ended with the test.
@@ -54,17 +54,17 @@ fn admitted(server: &Server, url: &str) -> Option<(Vec<u64>, u64)> {
         })
         .collect();
     for (_, lines) in &mut callers {
-        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        assert_eq!(lines.next().expect("valid").expect("valid"), "ready");
     }
     let before = scripts(server);
     for (Caller(child), _) in &mut callers {
-        child.stdin.take().expect("piped").write_all(b"go\n").unwrap();
+        child.stdin.take().expect("piped").write_all(b"go\n").expect("valid");
     }
     let mut admitted = Vec::new();
     let mut exact = 0;
     for (_, lines) in &mut callers {
-        let line = lines.next().unwrap().unwrap();
-        let numbers: Vec<u64> = line.split(' ').map(|number| number.parse().unwrap()).collect();
+        let line = lines.next().expect("valid").expect("valid");
+        let numbers: Vec<u64> = line.split(' ').map(|number| number.parse().expect("valid")).collect();
         admitted.push(numbers[0]);
         exact += numbers[1];
     }
@@ -121,13 +121,13 @@ async fn a_lone_check_of_three_limits_is_one_turn_and_one_script() {
     let facts = facts! { "user" => "alice", "route" => "/" };
     // One connection is there before the other, and the first has to learn the script: one turn more.
     for _ in 0..8 {
-        limiter.peek(&facts).await.unwrap();
+        limiter.peek(&facts).await.expect("valid");
     }
     assert_eq!(calls(&server, "eval"), 1, "the text of a script is sent once");
     let (turns, before) = (proxy.turns(), scripts(&server));
     for number in 0..200 {
         let before = proxy.scripts();
-        let decision = limiter.check(&facts).await.unwrap();
+        let decision = limiter.check(&facts).await.expect("valid");
         assert_eq!((decision.allowed(), decision.degraded()), (number < 100, None), "admitted and refused");
         assert_eq!(proxy.scripts() - before, 1, "check {number}");
     }
@@ -138,7 +138,7 @@ async fn a_lone_check_of_three_limits_is_one_turn_and_one_script() {
     for number in 0..20 {
         let before = proxy.scripts();
         let user = format!("new-{number}");
-        limiter.check(&facts! { "user" => &user, "route" => &user }).await.unwrap();
+        limiter.check(&facts! { "user" => &user, "route" => &user }).await.expect("valid");
         assert_eq!(proxy.scripts() - before, 1, "a cold start is an ordinary check");
     }
 }
@@ -159,11 +159,11 @@ async fn corrections_and_slots_are_one_turn_each() {
             counted += turns;
             turns
         };
-        let charge = limiter.check(&facts).await.unwrap().charge().unwrap();
+        let charge = limiter.check(&facts).await.expect("valid").charge().expect("valid");
         let checked = turns();
         limiter.refund(&charge).await;
         let refunded = turns();
-        let slot = limiter.acquire(&facts).await.unwrap().slot.unwrap().keep();
+        let slot = limiter.acquire(&facts).await.expect("valid").slot.expect("valid").keep();
         let acquired = turns();
         assert!(limiter.renew(&slot).await);
         let renewed = turns();
@@ -182,7 +182,7 @@ async fn checks_in_flight_share_turns_and_scripts_and_never_take_more() {
     let proxy = Proxy::to(server.port());
     let limiter = exact::limiter(&format!("redis://127.0.0.1:{}", proxy.port()), layered());
     for _ in 0..8 {
-        limiter.peek(&facts! { "user" => "alice", "route" => "/" }).await.unwrap();
+        limiter.peek(&facts! { "user" => "alice", "route" => "/" }).await.expect("valid");
     }
     let (turns, called) = (proxy.scripts(), scripts(&server));
     let tasks: Vec<_> = (0..64)
@@ -193,7 +193,7 @@ async fn checks_in_flight_share_turns_and_scripts_and_never_take_more() {
                 let facts = facts! { "user" => &user, "route" => "/" };
                 let mut admitted = 0;
                 for _ in 0..50 {
-                    let decision = limiter.check(&facts).await.unwrap();
+                    let decision = limiter.check(&facts).await.expect("valid");
                     assert_eq!(decision.degraded(), None);
                     admitted += u64::from(decision.allowed());
                 }
@@ -203,7 +203,7 @@ async fn checks_in_flight_share_turns_and_scripts_and_never_take_more() {
         .collect();
     let mut admitted = 0;
     for task in tasks {
-        admitted += task.await.unwrap();
+        admitted += task.await.expect("valid");
     }
     assert_eq!(admitted, 1_000);
     let (asked, turns, called) = (64 * 50, proxy.scripts() - turns, scripts(&server) - called);

@@ -84,7 +84,7 @@ async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charge
 async fn a_slot_that_moves_is_followed() {
     let cluster = Cluster::start();
     let limiter =
-        cluster.limiter(vec![Limit::new("per-user", Quota::per_hour(1_000).burst(1_000)).by("user")]);
+        limiter(&cluster, vec![Limit::new("per-user", Quota::per_hour(1_000).burst(1_000)).by("user")]);
     let alice = facts! { "user" => "alice" };
     assert!(limiter.check(&alice).await.unwrap().allowed());
     // Where alice is, and where she is not.
