@@ -1,13 +1,6 @@
 //! What many processes that share a Redis, and the test that starts them, both know.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use tollkeeper::config::StoreUrl;
-use tollkeeper::redis::{RedisOptions, RedisStore};
-use tollkeeper::{
-    Algorithm, Facts, Limit, Limiter, MemoryStore, Policy, Quota, Resilient, ResilientSettings, facts,
-};
+use tollkeeper::{Algorithm, Facts, Limit, Quota, facts};
 
 /// How many processes there are, how many tasks in each, and how many requests each task makes.
 pub const PROCESSES: usize = 8;
@@ -35,13 +28,4 @@ pub fn limits() -> Vec<Limit> {
 /// The facts of a request of this process and task.
 pub fn facts(process: usize, task: usize) -> Facts<'static> {
     facts! { "process" => process as u64, "route" => ["/a", "/b"][task % 2] }
-}
-
-/// A limiter on the Redis there, which waits for it for as long as a busy machine may take.
-pub fn limiter(url: &str, limits: Vec<Limit>) -> Limiter {
-    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
-    let settings = ResilientSettings { deadline: Duration::from_secs(20), ..ResilientSettings::default() };
-    let store = RedisStore::open(&url, RedisOptions::default());
-    let store = Resilient::new(store, settings, MemoryStore::default());
-    Limiter::with_store(Policy::new(limits).expect("valid limits"), Arc::new(store))
 }

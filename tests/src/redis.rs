@@ -8,11 +8,15 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use tollkeeper::config::StoreUrl;
 use tollkeeper::redis::script::Script;
 use tollkeeper::redis::wire::Value;
+use tollkeeper::redis::{RedisOptions, RedisStore};
+use tollkeeper::{Limit, Limiter, MemoryStore, Policy, Resilient, ResilientSettings};
 
 /// How long a server may take for what it is asked to do: a machine may do other things too.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,7 +57,9 @@ impl Server {
 
     /// Starts one with these settings too, as lines of its file.
     pub fn with(program: Program, settings: &[&str]) -> Server {
-        Server::run(program, None, settings)
+        let mut server = Server::run(program, None, settings);
+        assert!(server.is_up(), "{}", server.log());
+        server
     }
 
     /// Starts one that listens on a port as well; `door` is the name of the setting, `port` or `tls-port`.
@@ -91,6 +97,11 @@ impl Server {
         Server { process, folder, port: port.map(|(_, port)| port) }
     }
 
+    /// Where a store finds it: at its socket.
+    pub fn url(&self) -> String {
+        format!("redis+unix://{}", self.socket().display())
+    }
+
     /// The socket it listens on.
     pub fn socket(&self) -> PathBuf {
         self.folder.join("socket")
@@ -116,7 +127,7 @@ impl Server {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
 
-    /// Whether it takes connections; false if it has ended.
+    /// Waits until it takes connections; false if it has ended, because somebody else has its port.
     fn is_up(&mut self) -> bool {
         let started = Instant::now();
         loop {
@@ -154,6 +165,15 @@ impl Drop for Server {
         let _ = self.process.wait();
         let _ = fs::remove_dir_all(&self.folder);
     }
+}
+
+/// A limiter on the Redis there, which waits for it for as long as a busy machine may take.
+pub fn limiter(url: &str, limits: Vec<Limit>) -> Limiter {
+    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
+    let settings = ResilientSettings { deadline: Duration::from_secs(20), ..ResilientSettings::default() };
+    let store = RedisStore::open(&url, RedisOptions::default());
+    let store = Resilient::new(store, settings, MemoryStore::default());
+    Limiter::with_store(Policy::new(limits).expect("valid limits"), Arc::new(store))
 }
 
 /// Lets the servers work for a moment, before they are asked again whether they are ready.

@@ -24,7 +24,6 @@ fn every_case_holds_on_every_store() {
     let sentinels = Arc::new(Sentinels::start());
     let cluster = Arc::new(Cluster::start());
 
-    let unix = |server: &Server| format!("redis+unix://{}", server.socket().display());
     let strict_url = format!("redis://app:p%40ss%3Aw%2Frd@127.0.0.1:{}/3", strict.port());
     let inspect = |server: &Arc<Server>| {
         let server = Arc::clone(server);
@@ -32,13 +31,13 @@ fn every_case_holds_on_every_store() {
     };
     let places = [
         Place::memory(),
-        Place::redis("Redis", &unix(&redis), inspect(&redis)),
+        Place::redis("Redis", &redis.url(), inspect(&redis)),
         Place::redis("Redis, ACL, db 3, compact", &strict_url, {
             let strict = Arc::clone(&strict);
             move || vec![in_database_3(&strict)]
         })
         .compact(),
-        Place::redis("Valkey", &unix(&valkey), inspect(&valkey)),
+        Place::redis("Valkey", &valkey.url(), inspect(&valkey)),
         Place::redis("Sentinel", &sentinels.url(), {
             let sentinels = Arc::clone(&sentinels);
             move || vec![sentinels.primary.connect()]

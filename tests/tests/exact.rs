@@ -1,12 +1,14 @@
 //! Many nodes on one Redis: together they admit exactly the limit, with one round trip for a request at most.
 
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
 use tollkeeper::redis::wire::Value;
 use tollkeeper::{Algorithm, Facts, Limit, Limiter, Quota, facts};
 use tollkeeper_tests::exact::{self, ALL, PER_PROCESS, PER_ROUTE, PROCESSES, REQUESTS, TASKS};
-use tollkeeper_tests::redis::{Program, Server};
+use tollkeeper_tests::redis::{Program, Server, limiter};
 use tollkeeper_tests::turns::Proxy;
 
 /// How often a command was called.
@@ -78,8 +80,7 @@ async fn eight_processes_of_64_tasks_admit_exactly_the_limit_and_charge_all_or_n
     let (server, url, (admitted, calls)) = (0..5)
         .find_map(|_| {
             let server = Server::start();
-            let url = format!("redis+unix://{}", server.socket().display());
-            server.connect();
+            let url = server.url();
             let figures = admitted(&server, &url)?;
             Some((server, url, figures))
         })
@@ -90,7 +91,7 @@ async fn eight_processes_of_64_tasks_admit_exactly_the_limit_and_charge_all_or_n
     assert_eq!(admitted.iter().sum::<u64>(), ALL);
     assert!(calls <= ASKED, "never more than one call for a check");
 
-    let limiter = exact::limiter(&url, exact::limits());
+    let limiter = limiter(&url, exact::limits());
     assert_eq!(remaining(&limiter, "all", &exact::facts(0, 0)).await, 0);
     for (process, admitted) in admitted.iter().enumerate() {
         let left = remaining(&limiter, "per-process", &exact::facts(process, 0)).await;
@@ -117,7 +118,7 @@ fn layered() -> Vec<Limit> {
 async fn a_lone_check_of_three_limits_is_one_turn_and_one_script() {
     let server = Server::on_a_port(Program::Redis, "port", &[]);
     let proxy = Proxy::to(server.port());
-    let limiter = exact::limiter(&format!("redis://127.0.0.1:{}", proxy.port()), layered());
+    let limiter = limiter(&format!("redis://127.0.0.1:{}", proxy.port()), layered());
     let facts = facts! { "user" => "alice", "route" => "/" };
     // One connection is there before the other, and the first has to learn the script: one turn more.
     for _ in 0..8 {
@@ -149,7 +150,7 @@ async fn corrections_and_slots_are_one_turn_each() {
     let proxy = Proxy::to(server.port());
     let slots = Limit::new("slots", Quota::slots(10)).by("user");
     let limits = layered().into_iter().chain([slots]).collect();
-    let limiter = exact::limiter(&format!("redis://127.0.0.1:{}", proxy.port()), limits);
+    let limiter = limiter(&format!("redis://127.0.0.1:{}", proxy.port()), limits);
     let facts = facts! { "user" => "alice", "route" => "/" };
     // The second time every script is known.
     for round in 0..2 {
@@ -180,7 +181,7 @@ async fn corrections_and_slots_are_one_turn_each() {
 async fn checks_in_flight_share_turns_and_scripts_and_never_take_more() {
     let server = Server::on_a_port(Program::Redis, "port", &[]);
     let proxy = Proxy::to(server.port());
-    let limiter = exact::limiter(&format!("redis://127.0.0.1:{}", proxy.port()), layered());
+    let limiter = limiter(&format!("redis://127.0.0.1:{}", proxy.port()), layered());
     for _ in 0..8 {
         limiter.peek(&facts! { "user" => "alice", "route" => "/" }).await.expect("valid");
     }

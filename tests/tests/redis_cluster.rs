@@ -1,38 +1,15 @@
 //! A real cluster of three primaries: keys of one request in different slots, all or nothing.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use tollkeeper::redis::wire::Value;
-use tollkeeper::redis::{RedisOptions, RedisStore};
-use tollkeeper::{
-    Algorithm, Correction, Limit, Limiter, MemoryStore, Policy, Quota, Resilient, ResilientSettings, facts,
-};
+use tollkeeper::{Algorithm, Correction, Limit, Quota, facts};
 use tollkeeper_tests::cluster::Cluster;
-use tollkeeper_tests::redis::Client;
-
-fn limiter(cluster: &Cluster, limits: Vec<Limit>) -> Limiter {
-    let Ok(tollkeeper::config::StoreUrl::Redis(url)) = cluster.url().parse() else { panic!("a Redis URL") };
-    let store = RedisStore::open(&url, RedisOptions::default());
-    let settings = ResilientSettings { deadline: Duration::from_secs(20), ..ResilientSettings::default() };
-    let store = Resilient::new(store, settings, MemoryStore::default());
-    Limiter::with_store(Policy::new(limits).expect("valid"), Arc::new(store))
-}
-
-/// What a server of the cluster answers, as text.
-fn said(port: u16, command: &str) -> String {
-    match Client::to(port).expect("it listens").text(command) {
-        Value::Bytes(text) => String::from_utf8(text).expect("UTF-8"),
-        Value::Number(number) => number.to_string(),
-        other => format!("{other:?}"),
-    }
-}
+use tollkeeper_tests::redis::{Server, limiter};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charged() {
     let cluster = Cluster::start();
     let limiter = limiter(
-        &cluster,
+        &cluster.url(),
         vec![
             Limit::new("per-user", Quota::per_hour(100).burst(100)).by("user"),
             Limit::new("per-route", Quota::per_hour(30)).by("route").algorithm(Algorithm::FixedWindow),
@@ -84,25 +61,31 @@ async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charge
 async fn a_slot_that_moves_is_followed() {
     let cluster = Cluster::start();
     let limiter =
-        limiter(&cluster, vec![Limit::new("per-user", Quota::per_hour(1_000).burst(1_000)).by("user")]);
+        limiter(&cluster.url(), vec![Limit::new("per-user", Quota::per_hour(1_000).burst(1_000)).by("user")]);
     let alice = facts! { "user" => "alice" };
     assert!(limiter.check(&alice).await.unwrap().allowed());
     // Where alice is, and where she is not.
-    let ports: Vec<u16> = cluster.servers[..3].iter().map(|server| server.port()).collect();
-    let slot = said(ports[0], "CLUSTER KEYSLOT tk:1:per-user:b1h:alice");
-    let owner = |port: u16| said(port, &format!("CLUSTER COUNTKEYSINSLOT {slot}")) != "0";
-    let from = ports.iter().copied().find(|port| owner(*port)).expect("somebody has her");
-    let to = ports.iter().copied().find(|port| *port != from).expect("there are three");
-    let id = |port: u16| said(port, "CLUSTER MYID");
-
-    said(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
-    said(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
+    let say = |server: &Server, words: &str| server.connect().text(words);
+    let primaries = &cluster.servers[..3];
+    let Value::Number(slot) = say(&primaries[0], "CLUSTER KEYSLOT tk:1:per-user:b1h:alice") else {
+        panic!("a slot")
+    };
+    let holds =
+        |server: &&Server| say(server, &format!("CLUSTER COUNTKEYSINSLOT {slot}")) != Value::Number(0);
+    let from = primaries.iter().find(holds).expect("somebody has her");
+    let to = primaries.iter().find(|server| !holds(server)).expect("somebody has not");
+    let id = |server: &Server| {
+        let Value::Bytes(id) = say(server, "CLUSTER MYID") else { panic!("text") };
+        String::from_utf8(id).expect("text")
+    };
+    say(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
+    say(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
     // While it migrates: the key is still there, and then on the other side, which must be asked.
     assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);
-    said(from, &format!("MIGRATE 127.0.0.1 {to} tk:1:per-user:b1h:alice 0 5000"));
+    say(from, &format!("MIGRATE 127.0.0.1 {} tk:1:per-user:b1h:alice 0 5000", to.port()));
     assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);
-    for port in [to, from] {
-        said(port, &format!("CLUSTER SETSLOT {slot} NODE {}", id(to)));
+    for server in [to, from] {
+        say(server, &format!("CLUSTER SETSLOT {slot} NODE {}", id(to)));
     }
     for _ in 0..10 {
         assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);

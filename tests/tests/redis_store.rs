@@ -1,33 +1,14 @@
 //! The store on a real Redis: exact, atomic, one call for a request.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use tollkeeper::redis::wire::Value;
-use tollkeeper::redis::{RedisOptions, RedisStore};
-use tollkeeper::{
-    Algorithm, Correction, Costs, Limit, Limiter, MemoryStore, Policy, Quota, Resilient, ResilientSettings,
-    facts,
-};
-use tollkeeper_tests::redis::Server;
-
-/// Long enough for a machine that does other things too.
-const PATIENT: Duration = Duration::from_secs(20);
-
-fn limiter(server: &Server, limits: Vec<Limit>) -> Limiter {
-    let url = format!("redis+unix://{}", server.socket().display());
-    let tollkeeper::config::StoreUrl::Redis(url) = url.parse().unwrap() else { panic!("a Redis URL") };
-    server.connect();
-    let store = RedisStore::open(&url, RedisOptions::default());
-    let settings = ResilientSettings { deadline: PATIENT, ..ResilientSettings::default() };
-    let store = Resilient::new(store, settings, MemoryStore::default());
-    Limiter::with_store(Policy::new(limits).unwrap(), Arc::new(store))
-}
+use tollkeeper::{Algorithm, Correction, Costs, Limit, Quota, facts};
+use tollkeeper_tests::redis::{Server, limiter};
 
 #[tokio::test]
 async fn the_first_five_pass_and_the_sixth_is_told_when() {
     let server = Server::start();
-    let limiter = limiter(&server, vec![Limit::new("per-user", Quota::per_hour(5).burst(5)).by("user")]);
+    let limiter =
+        limiter(&server.url(), vec![Limit::new("per-user", Quota::per_hour(5).burst(5)).by("user")]);
     let alice = facts! { "user" => "alice" };
     for remaining in (0..5).rev() {
         let decision = limiter.check(&alice).await.unwrap();
@@ -53,7 +34,7 @@ async fn every_algorithm_decides_refunds_and_forgets() {
             Algorithm::Concurrency => Limit::new(name, Quota::slots(3)),
             _ => Limit::new(name, Quota::per_hour(3)).algorithm(algorithm),
         };
-        let limiter = limiter(&server, vec![limit.by("user")]);
+        let limiter = limiter(&server.url(), vec![limit.by("user")]);
         let alice = facts! { "user" => "alice" };
         if algorithm == Algorithm::Concurrency {
             let held = [limiter.acquire(&alice).await.unwrap(), limiter.acquire(&alice).await.unwrap()];
@@ -86,7 +67,7 @@ async fn many_tasks_are_admitted_exactly_to_the_limit_and_travel_together() {
         Limit::new("all", Quota::per_hour(2_000)).algorithm(Algorithm::FixedWindow),
         Limit::new("per-route", Quota::per_hour(700)).by("route"),
     ];
-    let limiter = limiter(&server, limits);
+    let limiter = limiter(&server.url(), limits);
     limiter.peek(&facts! {}).await.unwrap();
     let calls = |server: &Server| {
         let Value::Bytes(stats) = server.connect().text("INFO commandstats") else { panic!("text") };

@@ -1,5 +1,7 @@
 //! An encrypted way to Redis: with an authority and a certificate of one's own, and what is said when either is wrong.
 
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! The servers that other tests stand on.
 
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
 use tollkeeper::redis::wire::Value;
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::redis::{Client, Program, Server};

@@ -7,13 +7,14 @@ use std::error::Error;
 use std::io::{Write, stdin, stdout};
 
 use tollkeeper_tests::exact::{self, REQUESTS, TASKS};
+use tollkeeper_tests::redis;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let url = arguments.next().ok_or("which server?")?;
     let process: usize = arguments.next().ok_or("which process?")?.parse()?;
-    let limiter = exact::limiter(&url, exact::limits());
+    let limiter = redis::limiter(&url, exact::limits());
     limiter.peek(&exact::facts(process, 0)).await?;
     writeln!(stdout(), "ready")?;
     stdin().read_line(&mut String::new())?;

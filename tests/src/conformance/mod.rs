@@ -24,15 +24,15 @@ pub use world::{Place, World};
 /// How long a case may take before it counts as stuck.
 const STUCK: Duration = Duration::from_secs(120);
 
-/// A case under way.
-type Running = Pin<Box<dyn Future<Output = ()>>>;
-
 /// Something that must hold on every store.
 pub struct Case {
     /// What must hold.
     pub name: &'static str,
-    run: Box<dyn Fn(World) -> Running>,
+    run: Box<dyn Fn(World) -> Trial>,
 }
+
+/// A case under way.
+type Trial = Pin<Box<dyn Future<Output = ()>>>;
 
 /// What came of the cases on one store: for each why it failed, if it did.
 #[derive(Debug)]
