@@ -123,7 +123,10 @@ impl World {
     pub(super) fn policy(&self, limits: impl IntoIterator<Item = Limit>) -> Policy {
         let policy = Policy::new(limits.into_iter().collect()).expect("valid limits");
         for grant in policy.rules().iter().flat_map(|rule| rule.grants()) {
-            if let Grant::Limited { quota, .. } = grant {
+            // What grants nothing keeps no state.
+            if let Grant::Limited { quota, .. } = grant
+                && quota.count() > 0
+            {
                 // A level may be twice the capacity, and a sliding window looks at two periods.
                 self.needed
                     .fetch_max(2 * quota.window().as_micros().max(quota.period().as_micros()), Relaxed);
