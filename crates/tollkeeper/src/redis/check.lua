@@ -8,9 +8,9 @@
 
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-local arg = ARGV[1]
+local arg, keys = ARGV[1], KEYS
 local packed, last, start = read('>HH', arg)
-local states = packed > 0 and call('MGET', unpack(KEYS, 1, packed))
+local states = packed > 0 and call('MGET', unpack(keys, 1, packed))
 local quotas = {}
 for number = 1, last do
   quotas[number], start = quota_read(arg, start, now)
@@ -57,10 +57,10 @@ local function decide(pos, admitted)
     record = #records + 1
     records[record] = ''
     if kind == 5 then
-      state = state or log_open(KEYS[key])
+      state = state or log_open(keys[key])
       allowed, moved, x, y, z = sliding_log_step(quota, now, asked, state)
     else
-      state = state or slots_open(KEYS[key])
+      state = state or slots_open(keys[key])
       allowed, moved, x, y = concurrency_step(quota, now, state.text)
     end
   end
@@ -90,7 +90,7 @@ local function decide(pos, admitted)
       state = state or {}
       state.x, state.y, state.z, state.shift = x, y, z, shift
     else
-      state_save(KEYS[key], quota, shift, x, y, z)
+      state_save(keys[key], quota, shift, x, y, z)
     end
   end
   if shared then
@@ -102,7 +102,7 @@ local function decide(pos, admitted)
       held[key] = state
     end
   elseif writes and kind > 4 then
-    wide_save(KEYS[key], state, quota)
+    wide_save(keys[key], state, quota)
   end
   return admitted, pos
 end
@@ -119,9 +119,9 @@ if held then
   for key, state in pairs(held) do
     local quota = state.quota
     if quota and quota.kind > 4 then
-      wide_save(KEYS[key], state, quota)
+      wide_save(keys[key], state, quota)
     elseif quota then
-      state_save(KEYS[key], quota, state.shift, state.x, state.y, state.z)
+      state_save(keys[key], quota, state.shift, state.x, state.y, state.z)
     end
   end
 end

@@ -2,7 +2,7 @@
 //!
 //! A script is run from its first line at every call, and each function in it is made anew each time. So a
 //! script holds only functions that its driver reaches, and a check only those of the algorithms in its
-//! batch: a lone check of a bucket takes a sixth less time for it.
+//! batch: that saves a call two or three microseconds of fifteen.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::OnceLock;
@@ -96,6 +96,9 @@ impl Kinds {
 
     /// Whether a function belongs to one of these algorithms, or to none.
     fn has(self, function: &str) -> bool {
+        if function.starts_with("wide_") {
+            return self.has("log_") || self.has("slots_");
+        }
         let owner = [
             ("meter_departs", Algorithm::LeakyBucket),
             ("meter_", Algorithm::TokenBucket),
