@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, RedisError, Value};
-use tokio::sync::{Notify, watch};
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, Value};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::address::Address;
@@ -25,7 +25,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// A connection that comes back.
 pub(crate) struct Link {
     state: watch::Receiver<State>,
-    broken: Arc<Notify>,
+    /// The number of the last connection that was found broken. Calls that were on their way find out one
+    /// after the other, some of them when the next connection is there, and must not break that.
+    broken: watch::Sender<u64>,
     keeper: JoinHandle<()>,
 }
 
@@ -33,8 +35,8 @@ pub(crate) struct Link {
 enum State {
     /// The first attempt is on its way.
     Begun,
-    /// It is there.
-    Up(MultiplexedConnection),
+    /// It is there, and has this number.
+    Up(u64, MultiplexedConnection),
     /// It is not there, because of this.
     Down(Arc<str>),
 }
@@ -43,45 +45,55 @@ impl Link {
     /// Begins to connect.
     pub(crate) fn to(address: Address) -> Link {
         let (publish, state) = watch::channel(State::Begun);
-        let broken = Arc::new(Notify::new());
-        let keeper = tokio::spawn(keep(address, publish, Arc::clone(&broken)));
+        let (broken, seen) = watch::channel(0);
+        let keeper = tokio::spawn(keep(address, publish, seen));
         Link { state, broken, keeper }
     }
 
     /// Sends a command and waits for the answer.
     pub(crate) async fn call(&self, command: &Cmd) -> Result<Value, Fate> {
-        let mut connection = self.connection().await?;
+        let (number, mut connection) = self.connection().await?;
         let answer = connection.send_packed_command(command).await;
-        answer.and_then(Value::extract_error).map_err(|error| self.failed(&error))
+        answer.and_then(Value::extract_error).map_err(|error| self.failed(number, &error))
     }
 
     /// Sends a command for keys that are on their way to this server.
     pub(crate) async fn call_asking(&self, command: &Cmd) -> Result<Value, Fate> {
-        let mut connection = self.connection().await?;
+        let (number, mut connection) = self.connection().await?;
         let mut both = redis::pipe();
         both.cmd("ASKING").add_command(command.clone());
-        let answers =
-            connection.send_packed_commands(&both, 0, 2).await.map_err(|error| self.failed(&error))?;
+        let answers = connection.send_packed_commands(&both, 0, 2).await;
+        let answers = answers.map_err(|error| self.failed(number, &error))?;
         let answer = answers.into_iter().last().unwrap_or(Value::Nil);
-        answer.extract_error().map_err(|error| self.failed(&error))
+        answer.extract_error().map_err(|error| self.failed(number, &error))
     }
 
     /// What became of the call; a connection that cannot be used any more is given up.
-    fn failed(&self, error: &RedisError) -> Fate {
+    fn failed(&self, number: u64, error: &RedisError) -> Fate {
         let fate = Fate::of(error);
         let gone = matches!(
             fate,
             Fate::Unknown { usable: false, .. } | Fate::NotSent(_) | Fate::Elsewhere(Elsewhere::NotPrimary)
         );
         if gone {
-            self.give_up();
+            self.broke(number);
         }
         fate
     }
 
+    fn broke(&self, number: u64) {
+        self.broken.send_if_modified(|last| {
+            let news = *last < number;
+            *last = number.max(*last);
+            news
+        });
+    }
+
     /// Gives the connection up, so that the next one asks again where to go.
     pub(crate) fn give_up(&self) {
-        self.broken.notify_one();
+        if let State::Up(number, _) = *self.state.borrow() {
+            self.broke(number);
+        }
     }
 
     /// Why there is no connection, if there is none.
@@ -89,11 +101,11 @@ impl Link {
         if let State::Down(why) = &*self.state.borrow() { Some(Arc::clone(why)) } else { None }
     }
 
-    async fn connection(&self) -> Result<MultiplexedConnection, Fate> {
+    async fn connection(&self) -> Result<(u64, MultiplexedConnection), Fate> {
         let mut state = self.state.clone();
         let state = state.wait_for(|state| !matches!(state, State::Begun)).await;
         match state.as_deref() {
-            Ok(State::Up(connection)) => Ok(connection.clone()),
+            Ok(State::Up(number, connection)) => Ok((*number, connection.clone())),
             Ok(State::Down(why)) => Err(Fate::NotSent(why.to_string())),
             Ok(State::Begun) | Err(_) => Err(Fate::NotSent("the store was closed".to_owned())),
         }
@@ -112,9 +124,10 @@ impl fmt::Debug for Link {
     }
 }
 
-async fn keep(address: Address, publish: watch::Sender<State>, broken: Arc<Notify>) {
+async fn keep(address: Address, publish: watch::Sender<State>, mut broken: watch::Receiver<u64>) {
     let mut pause = PAUSES.0;
     let mut known = None;
+    let mut number = 0;
     loop {
         match connect(&address).await {
             Ok(connection) => {
@@ -122,8 +135,11 @@ async fn keep(address: Address, publish: watch::Sender<State>, broken: Arc<Notif
                     tracing::info!("connected to {address}");
                 }
                 pause = PAUSES.0;
-                publish.send_replace(State::Up(connection));
-                broken.notified().await;
+                number += 1;
+                publish.send_replace(State::Up(number, connection));
+                if broken.wait_for(|last| *last >= number).await.is_err() {
+                    return;
+                }
                 publish.send_replace(State::Down("the connection broke".into()));
             }
             Err(why) => {
@@ -152,13 +168,14 @@ async fn connect(address: &Address) -> Result<MultiplexedConnection, String> {
         let mut connection = connection.map_err(|error| advice(&error))?;
         match redis::cmd("ROLE").query_async::<Vec<Value>>(&mut connection).await {
             Ok(role) => match role.first() {
-                Some(Value::BulkString(role)) if role == b"master" => Ok(connection),
-                _ => Err("it is a replica, which cannot count (name the primary)".to_owned()),
+                Some(Value::BulkString(role)) if role == b"master" => {}
+                _ => return Err("it is a replica, which cannot count (name the primary)".to_owned()),
             },
             // Who may not ask will find out at the first write.
-            Err(error) if Fate::of(&error) == Fate::Refused(error.to_string()) => Ok(connection),
-            Err(error) => Err(advice(&error)),
+            Err(error) if matches!(Fate::of(&error), Fate::Refused(_)) => {}
+            Err(error) => return Err(advice(&error)),
         }
+        Ok(connection)
     };
     tokio::time::timeout(2 * PATIENCE, attempt)
         .await
@@ -169,7 +186,7 @@ async fn connect(address: &Address) -> Result<MultiplexedConnection, String> {
 fn advice(error: &redis::RedisError) -> String {
     let text = error.to_string();
     let help = match error.kind() {
-        redis::ErrorKind::AuthenticationFailed => "check user and password in the URL of the store",
+        ErrorKind::AuthenticationFailed => "check user and password in the URL of the store",
         _ if text.contains("WRONGPASS") || text.contains("NOAUTH") => {
             "check user and password in the URL of the store"
         }
