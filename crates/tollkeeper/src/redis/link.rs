@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, Value};
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -175,7 +175,12 @@ async fn connect(address: &Address) -> Result<MultiplexedConnection, String> {
             Err(error) if matches!(Fate::of(&error), Fate::Refused(_)) => {}
             Err(error) => return Err(advice(&error)),
         }
-        Ok(connection)
+        // Without this right nothing else is of use.
+        let script = redis::cmd("EVAL").arg("return 1").arg(0).query_async::<Value>(&mut connection).await;
+        match script {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Err(advice(&error)),
+            _ => Ok(connection),
+        }
     };
     tokio::time::timeout(2 * PATIENCE, attempt)
         .await
@@ -192,6 +197,9 @@ fn advice(error: &redis::RedisError) -> String {
         }
         _ if text.contains("DB index is out of range") => {
             "check the number of the database in the URL of the store"
+        }
+        ErrorKind::Server(ServerErrorKind::NoPerm) => {
+            "the user of the store runs scripts: grant it `+eval` and `+evalsha`"
         }
         _ if error.is_connection_refusal() => "is it running, and is this its address?",
         _ => return text,
