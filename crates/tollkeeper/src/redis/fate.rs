@@ -49,7 +49,8 @@ impl Fate {
     }
 
     pub(crate) fn of(error: &RedisError) -> Fate {
-        let message = || error.to_string();
+        // On one line: those of the parser have several.
+        let message = || error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
         let redirected = || error.redirect_node().map(|(address, _)| address.to_owned());
         match error.kind() {
             ErrorKind::Server(ServerErrorKind::NoScript) => Fate::NoScript,
@@ -74,7 +75,8 @@ impl Fate {
                 Fate::Refused(message())
             }
             ErrorKind::Io if error.is_connection_refusal() => Fate::NotSent(message()),
-            ErrorKind::Io => Fate::Unknown { message: message(), usable: false },
+            // What cannot be read is the end of what can be: the client goes no further.
+            ErrorKind::Io | ErrorKind::Parse => Fate::Unknown { message: message(), usable: false },
             _ => {
                 Fate::of_text(error.code().unwrap_or_default(), error.detail().unwrap_or_default(), message())
             }
@@ -151,5 +153,13 @@ mod tests {
             assert!(matches!(Fate::of(&error(kind)), Fate::Unknown { usable: false, .. }), "{kind}");
         }
         assert!(matches!(Fate::of(&error(std::io::ErrorKind::ConnectionRefused)), Fate::NotSent(_)));
+    }
+
+    #[test]
+    fn after_half_a_reply_the_connection_is_of_no_use_and_the_message_is_one_line() {
+        let half =
+            RedisError::from((ErrorKind::Parse, "parse error", "Unexpected end of input\n".to_owned()));
+        let Fate::Unknown { message, usable: false } = Fate::of(&half) else { panic!("it may have run") };
+        assert!(!message.contains('\n') && message.contains("end of input"), "{message}");
     }
 }
