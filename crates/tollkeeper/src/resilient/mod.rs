@@ -11,7 +11,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Toll};
+use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Time, Toll};
 
 use crate::clock::Clock;
 use crate::memory::MemoryStore;
@@ -58,13 +58,33 @@ pub struct Resilient<R> {
     failures: Failures,
 }
 
-/// How often the store failed, by kind.
+/// How often the store failed, by kind, and what was said of it.
 #[derive(Debug, Default)]
 struct Failures {
     counts: [AtomicU64; FailureKind::ALL.len()],
-    /// When a failure was last logged, in seconds, and how many were not since.
-    logged: AtomicU64,
+    failed: Line,
+    opened: Line,
+    closed: Line,
+}
+
+/// A line of the log: one a second says as much as a thousand.
+#[derive(Debug, Default)]
+struct Line {
+    /// When it was last written, in seconds, and how often it was not since.
+    written: AtomicU64,
     silent: AtomicU64,
+}
+
+impl Line {
+    /// Writes it, with how often it was not written since, unless it was in this second.
+    fn write(&self, now: Time, write: impl FnOnce(u64)) {
+        let second = now.as_micros() / 1_000_000;
+        if self.written.swap(second, Relaxed) == second {
+            self.silent.fetch_add(1, Relaxed);
+        } else {
+            write(self.silent.swap(0, Relaxed));
+        }
+    }
 }
 
 impl<R: Remote> Resilient<R> {
@@ -122,7 +142,9 @@ impl<R: Remote> Resilient<R> {
 
     fn answered(&self) {
         if lock(&self.breaker).answered() {
-            tracing::info!("the store answers again");
+            self.failures.closed.write(self.clock.now(), |more| {
+                tracing::info!("the store answers again ({more} more since the last such line)");
+            });
         }
     }
 
@@ -131,20 +153,16 @@ impl<R: Remote> Resilient<R> {
         let now = self.clock.now();
         let jitter = random::secret().0[0];
         if lock(&self.breaker).failed(now, jitter) {
-            tracing::warn!(
-                "the store is not asked for a while, limits go by their failure policy: {failure}"
-            );
-        } else {
-            // One line a second says as much as a thousand.
-            let second = now.as_micros() / 1_000_000;
-            if self.failures.logged.swap(second, Relaxed) == second {
-                self.failures.silent.fetch_add(1, Relaxed);
-            } else {
-                let silent = self.failures.silent.swap(0, Relaxed);
+            self.failures.opened.write(now, |more| {
                 tracing::warn!(
-                    "the store did not answer: {failure} ({silent} more since the last such line)"
+                    "the store is not asked for a while, limits go by their failure policy: {failure} \
+                     ({more} more since the last such line)"
                 );
-            }
+            });
+        } else {
+            self.failures.failed.write(now, |more| {
+                tracing::warn!("the store did not answer: {failure} ({more} more since the last such line)");
+            });
         }
     }
 
