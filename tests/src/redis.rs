@@ -47,6 +47,7 @@ pub struct Server {
     process: Child,
     folder: PathBuf,
     port: Option<u16>,
+    program: Program,
 }
 
 impl Server {
@@ -89,12 +90,33 @@ impl Server {
         if settings.iter().any(|line| line.starts_with("sentinel ")) {
             command.arg("--sentinel");
         }
-        let process = command
-            .stdout(fs::File::create(folder.join("log")).expect("a folder of one's own"))
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap_or_else(|error| panic!("{program:?}: {error} (`make test` installs what it needs)"));
-        Server { process, folder, port: port.map(|(_, port)| port) }
+        let process = spawn(&mut command, program, &folder);
+        Server { process, folder, port: port.map(|(_, port)| port), program }
+    }
+
+    /// Kills it, as a machine does that runs out of memory.
+    pub fn kill(&mut self) {
+        self.process.kill().expect("it runs");
+        self.process.wait().expect("it ends");
+    }
+
+    /// Starts it again after it was killed, with these settings more.
+    pub fn restart_with(&mut self, settings: &[&str]) {
+        let file = self.folder.join("settings");
+        let before = fs::read_to_string(&file).expect("written when it was started");
+        fs::write(&file, format!("{before}\n{}\n", settings.join("\n"))).expect("a folder of one's own");
+        self.process = spawn(Command::new(self.program.path()).arg(&file), self.program, &self.folder);
+    }
+
+    /// Starts it again after it was killed, in the same folder.
+    pub fn restart(&mut self) {
+        self.restart_with(&[]);
+    }
+
+    /// Sends it a signal: `STOP`, `CONT`.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([format!("-{name}"), self.process().to_string()]).status();
+        assert!(sent.expect("`kill` is there").success(), "no signal {name}");
     }
 
     /// Where a store finds it: at its socket.
@@ -156,6 +178,14 @@ impl Server {
             }
         }
     }
+}
+
+fn spawn(command: &mut Command, program: Program, folder: &Path) -> Child {
+    command
+        .stdout(fs::File::create(folder.join("log")).expect("a folder of one's own"))
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{program:?}: {error} (`make test` installs what it needs)"))
 }
 
 impl Drop for Server {

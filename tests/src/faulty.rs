@@ -1,0 +1,350 @@
+//! A network of one's own: a proxy before a server, which does to a connection what networks do to it.
+//!
+//! It knows where a command and a reply end, so that it can let a command through and lose its reply,
+//! or cut a reply in half. What TCP promises it keeps: nothing is lost out of the middle of a stream, so
+//! a connection that has lost something is reset, or silent for good.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixStream, unix};
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+/// What the network does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing: it carries everything.
+    None,
+    /// Replies come so much later.
+    Delay(Duration),
+    /// Nothing arrives, in either direction: who has sent something will never hear on that connection.
+    Drop,
+    /// Connections are reset, and new ones as soon as they are there.
+    Reset,
+    /// A connection brings half of its next reply to a script, and closes.
+    Cut,
+    /// Nothing is read, from either side: it arrives when this is over.
+    Stall,
+    /// One in so many replies to a script is lost, though the script ran.
+    Lose(u64, Loss),
+}
+
+/// What becomes of a connection whose reply was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// It is reset.
+    Reset,
+    /// It goes on to carry commands, and brings no reply any more.
+    Silence,
+}
+
+/// A proxy, which ends with this.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    runtime: Option<Runtime>,
+}
+
+/// What went through a proxy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Connections that were made.
+    pub connections: u64,
+    /// Scripts that went to the server.
+    pub scripts: u64,
+    /// Replies that came from there, and did not arrive or not whole.
+    pub lost: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    server: PathBuf,
+    fault: watch::Sender<Fault>,
+    connections: AtomicU64,
+    scripts: AtomicU64,
+    replies: AtomicU64,
+    lost: AtomicU64,
+}
+
+impl Proxy {
+    /// One before the server with this socket.
+    pub fn before(server: PathBuf) -> Proxy {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a thread");
+        // By hand, because a test may be running in another runtime and cannot wait for this one.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        listener.set_nonblocking(true).expect("a socket");
+        let shared = Arc::new(Shared {
+            server,
+            fault: watch::Sender::new(Fault::None),
+            connections: AtomicU64::new(0),
+            scripts: AtomicU64::new(0),
+            replies: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+        });
+        let listening = Arc::clone(&shared);
+        runtime.spawn(async move {
+            listen(TcpListener::from_std(listener).expect("a socket"), listening).await;
+        });
+        Proxy { address, shared, runtime: Some(runtime) }
+    }
+
+    /// Where nodes find it: `host:port`.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Changes what the network does, for connections that are there as well.
+    pub fn fault(&self, fault: Fault) {
+        self.shared.fault.send_replace(fault);
+    }
+
+    /// What went through until now.
+    pub fn traffic(&self) -> Traffic {
+        let Shared { connections, scripts, lost, .. } = &*self.shared;
+        Traffic {
+            connections: connections.load(Relaxed),
+            scripts: scripts.load(Relaxed),
+            lost: lost.load(Relaxed),
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // Nobody waits for its threads, for the same reason.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn listen(listener: TcpListener, shared: Arc<Shared>) {
+    loop {
+        let Ok((node, _)) = listener.accept().await else { continue };
+        shared.connections.fetch_add(1, Relaxed);
+        let shared = Arc::clone(&shared);
+        tokio::spawn(async move {
+            // Who sits behind is not there: nor is who stands before it.
+            let Ok(server) = UnixStream::connect(&shared.server).await else { return reset(&node) };
+            let _ = node.set_nodelay(true);
+            Connection::new(shared).carry(node, server).await;
+        });
+    }
+}
+
+/// Lets the connection end in a reset when it is dropped.
+fn reset(node: &TcpStream) {
+    let _ = node.set_zero_linger();
+}
+
+/// One connection of a node, as both directions see it.
+struct Connection {
+    shared: Arc<Shared>,
+    fault: watch::Receiver<Fault>,
+    /// For each command on its way, whether it is a script.
+    asked: Mutex<VecDeque<bool>>,
+    /// Whether it has lost something, so that nothing can arrive any more: commands, or replies.
+    deaf: Mutex<(bool, bool)>,
+}
+
+/// What is brought to a node, and when.
+enum Brought {
+    Bytes(Instant, Vec<u8>),
+    End,
+    Reset,
+}
+
+impl Connection {
+    fn new(shared: Arc<Shared>) -> Connection {
+        let fault = shared.fault.subscribe();
+        Connection { shared, fault, asked: Mutex::default(), deaf: Mutex::default() }
+    }
+
+    /// Carries until one side ends, or the network ends it.
+    async fn carry(self, node: TcpStream, server: UnixStream) {
+        // Not split: half of a connection says goodbye when it is dropped, and a reset does not.
+        let (from_server, to_server) = server.into_split();
+        let (bring, brought) = mpsc::unbounded_channel();
+        let commands = pin!(self.commands(&node, to_server));
+        let replies = pin!(self.replies(from_server, bring));
+        let deliveries = pin!(deliver(&node, brought));
+        let mut fault = self.fault.clone();
+        let resets = pin!(fault.wait_for(|fault| *fault == Fault::Reset));
+        // Replies end by having their end delivered.
+        let end = tokio::select! {
+            _ = commands => Brought::End,
+            end = deliveries => end,
+            () = async { let _ = replies.await; std::future::pending().await } => Brought::End,
+            _ = resets => Brought::Reset,
+        };
+        if matches!(end, Brought::Reset) {
+            reset(&node);
+        }
+    }
+
+    async fn commands(&self, node: &TcpStream, mut server: unix::OwnedWriteHalf) -> io::Result<()> {
+        let mut fault = self.fault.clone();
+        let (mut bytes, mut chunk) = (Vec::new(), vec![0; 1 << 16]);
+        loop {
+            let _ = fault.wait_for(|fault| *fault != Fault::Stall).await;
+            node.readable().await?;
+            let length = match node.try_read(&mut chunk) {
+                Ok(0) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                read => read?,
+            };
+            let _ = fault.wait_for(|fault| *fault != Fault::Stall).await;
+            bytes.extend_from_slice(&chunk[..length]);
+            while let Some(length) = message(&bytes) {
+                let command: Vec<u8> = bytes.drain(..length).collect();
+                if *fault.borrow() == Fault::Drop {
+                    *lock(&self.deaf) = (true, true);
+                }
+                if lock(&self.deaf).0 {
+                    continue;
+                }
+                // One without keys only finds out whether scripts may be run.
+                let script = command.windows(4).take(16).any(|word| word.eq_ignore_ascii_case(b"EVAL"))
+                    && !command.ends_with(b"\r\n0\r\n");
+                lock(&self.asked).push_back(script);
+                self.shared.scripts.fetch_add(u64::from(script), Relaxed);
+                server.write_all(&command).await?;
+            }
+        }
+    }
+
+    async fn replies(
+        &self,
+        mut server: unix::OwnedReadHalf,
+        bring: mpsc::UnboundedSender<Brought>,
+    ) -> io::Result<()> {
+        let mut fault = self.fault.clone();
+        let (mut bytes, mut chunk) = (Vec::new(), vec![0; 1 << 16]);
+        loop {
+            let length = server.read(&mut chunk).await.unwrap_or(0);
+            if length == 0 {
+                let _ = bring.send(Brought::End);
+                return Ok(());
+            }
+            let _ = fault.wait_for(|fault| *fault != Fault::Stall).await;
+            let came = Instant::now();
+            bytes.extend_from_slice(&chunk[..length]);
+            while let Some(length) = message(&bytes) {
+                let mut reply: Vec<u8> = bytes.drain(..length).collect();
+                let script = lock(&self.asked).pop_front().unwrap_or(false);
+                let fault = *fault.borrow();
+                if fault == Fault::Drop {
+                    *lock(&self.deaf) = (true, true);
+                }
+                if lock(&self.deaf).1 {
+                    continue;
+                }
+                match fault {
+                    Fault::Cut if script => {
+                        self.shared.lost.fetch_add(1, Relaxed);
+                        reply.truncate(reply.len() / 2);
+                        let _ = bring.send(Brought::Bytes(came, reply));
+                        let _ = bring.send(Brought::End);
+                        return Ok(());
+                    }
+                    Fault::Lose(one_in, loss)
+                        if script && self.shared.replies.fetch_add(1, Relaxed) % one_in == one_in - 1 =>
+                    {
+                        self.shared.lost.fetch_add(1, Relaxed);
+                        match loss {
+                            Loss::Silence => lock(&self.deaf).1 = true,
+                            Loss::Reset => {
+                                let _ = bring.send(Brought::Reset);
+                                return Ok(());
+                            }
+                        }
+                    }
+                    Fault::Delay(delay) => drop(bring.send(Brought::Bytes(came + delay, reply))),
+                    _ => drop(bring.send(Brought::Bytes(came, reply))),
+                }
+            }
+        }
+    }
+}
+
+/// Brings to a node what is due, until an end is, and says which.
+async fn deliver(node: &TcpStream, mut brought: mpsc::UnboundedReceiver<Brought>) -> Brought {
+    while let Some(Brought::Bytes(due, bytes)) = {
+        let next = brought.recv().await;
+        if let Some(end @ (Brought::End | Brought::Reset)) = next {
+            return end;
+        }
+        next
+    } {
+        tokio::time::sleep_until(due).await;
+        let mut left = &bytes[..];
+        while !left.is_empty() {
+            if node.writable().await.is_err() {
+                return Brought::End;
+            }
+            match node.try_write(left) {
+                Ok(length) => left = &left[length..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return Brought::End,
+            }
+        }
+    }
+    Brought::End
+}
+
+/// How long the first message in `bytes` is, if all of it is there: a command, or a reply.
+fn message(bytes: &[u8]) -> Option<usize> {
+    let line = bytes.windows(2).position(|two| two == b"\r\n")? + 2;
+    let number = || -> Option<i64> { std::str::from_utf8(&bytes[1..line - 2]).ok()?.parse().ok() };
+    let end = match bytes[0] {
+        b'$' => number()
+            .filter(|length| *length >= 0)
+            .map_or(line, |length| line + usize::try_from(length).expect("not below zero") + 2),
+        b'*' => {
+            let mut end = line;
+            for _ in 0..number().unwrap_or(0) {
+                end += message(&bytes[end..])?;
+            }
+            end
+        }
+        _ => line,
+    };
+    (end <= bytes.len()).then_some(end)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::message;
+
+    #[test]
+    fn a_message_ends_where_it_ends() {
+        for (bytes, expected) in [
+            ("+OK\r\n+PONG\r\n", Some(5)),
+            ("$-1\r\n", Some(5)),
+            ("$3\r\nab\r\r\n", Some(9)),
+            ("$3\r\nabc", None),
+            ("*2\r\n:1\r\n*1\r\n$1\r\na\r\n:7\r\n", Some(19)),
+            ("*2\r\n:1\r\n", None),
+            ("*-1\r\n", Some(5)),
+            ("*0", None),
+        ] {
+            assert_eq!(message(bytes.as_bytes()), expected, "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,724 @@
+//! The store is slow, gone, silent, lying down, or forgets: under load from two processes.
+//!
+//! Each test prints its figures. What they all demand stands in [`suffer`]: every check is answered and none
+//! hangs, what is admitted stays within the contracts, nothing is charged or given back twice, and the store
+//! is used again when it is back. `TOLLKEEPER_FAULT_SECONDS` makes each fault last longer (`make soak`).
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tollkeeper::config::StoreUrl;
+use tollkeeper::redis::wire::Value;
+use tollkeeper::redis::{RedisOptions, RedisStore};
+use tollkeeper::{
+    Answer, Asked, BreakerSettings, Charge, Correction, Costs, Decision, FailureKind, Fix, Key, Limiter,
+    MemoryStore, Remote, Resilient, ResilientSettings, Ruling, Slot, Span, Toll, facts,
+};
+use tollkeeper_tests::faulty::{Fault, Loss, Proxy};
+use tollkeeper_tests::load::{self, BACK, COST, Figures, Fleet, History, NODES, ONCE, wait};
+use tollkeeper_tests::redis::{Client, Server};
+
+/// What the product promises: an answer within the deadline and a little more; at once when the store is not
+/// asked; the store again soon after it is back. Tests demand no more than a tenth of that, and give the store
+/// more time than a node does by itself: a machine that does other things too is not what they look at.
+const DEADLINE: Duration = Duration::from_millis(25);
+const MORE: Duration = Duration::from_millis(5);
+const AT_ONCE: Duration = Duration::from_millis(1);
+const SOON: Duration = Duration::from_secs(2);
+const SLACK: u32 = 10;
+
+/// A store that is always asked again.
+const NEVER_OPEN: BreakerSettings =
+    BreakerSettings { failures: u32::MAX, late_basis_points: 10_000, cooldown: Span::from_secs(1) };
+
+/// One fault at a time: two of them would measure each other.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// What is done to a store, and what follows from it.
+struct Scene<'a> {
+    name: &'a str,
+    url: String,
+    deadline: Duration,
+    /// How often the state is lost.
+    losses: u64,
+}
+
+impl<'a> Scene<'a> {
+    fn on(name: &'a str, url: String) -> Scene<'a> {
+        Scene { name, url, deadline: DEADLINE, losses: 0 }
+    }
+}
+
+/// How long a fault lasts.
+fn lasts() -> Duration {
+    let seconds = std::env::var("TOLLKEEPER_FAULT_SECONDS").ok();
+    seconds.map_or(Duration::from_millis(1_500), |text| {
+        Duration::from_secs(text.parse().expect("TOLLKEEPER_FAULT_SECONDS is a whole number of seconds"))
+    })
+}
+
+fn by_socket(server: &Server) -> String {
+    server.connect();
+    format!("redis+unix://{}", server.socket().display())
+}
+
+fn through(proxy: &Proxy) -> String {
+    format!("redis://{}/0", proxy.address())
+}
+
+/// Has two processes ask while `fault` happens to the server, and demands what must hold in every fault.
+fn suffer(scene: &Scene<'_>, server: &mut Server, fault: impl FnOnce(&mut Server)) -> (History, Figures) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Scene { name, url, deadline, losses } = scene;
+    server.connect();
+    let fleet = Fleet::start(env!("CARGO_BIN_EXE_load-node"), url, *deadline);
+    fleet.answered(0, SLACK * SOON).expect("the store is there at first");
+    wait(Duration::from_millis(500));
+    let began = load::now();
+    fault(server);
+    let ended = load::now();
+    let back = fleet.answered(ended, SLACK * SOON);
+    wait(Duration::from_millis(500));
+    let history = fleet.finish();
+    let figures = history.figures(began..ended);
+    println!("{name}:\n{figures}");
+    println!("  the store answers again after {back:?}");
+    let worst = |who: &str| {
+        let of_who = history.contracts(*losses).into_iter().filter(|needed| needed.who == who);
+        let parts = of_who.map(|needed| format!("{} {}/{}", needed.route, needed.needs, needed.granted));
+        parts.collect::<Vec<_>>().join(", ")
+    };
+    println!(
+        "  needed by the store: {}; locally: {}; together: {}",
+        worst("store"),
+        worst("local"),
+        worst("both")
+    );
+    let mut lines: HashMap<&str, u32> = HashMap::new();
+    history
+        .logs
+        .iter()
+        .for_each(|line| *lines.entry(line.split(" (").next().unwrap_or(line)).or_default() += 1);
+    let mut lines: Vec<_> = lines.into_iter().collect();
+    lines.sort_by_key(|(line, times)| (std::cmp::Reverse(*times), *line));
+    lines.iter().take(8).for_each(|(line, times)| println!("  {times} times: {line}"));
+
+    assert_eq!(history.errors, [""; 0], "{name}: every check gets a decision");
+    assert_eq!(history.ended, NODES, "{name}: every process lives");
+    assert!(figures.per_second >= 1_000, "{name}: {} checks a second are no load", figures.per_second);
+    let stalled = Duration::from_micros(figures.stalled);
+    let within = |what: &str, took: u64, claim: Duration| {
+        // A check that asks is woken several times, and the machine may stall each of them.
+        let (took, longest) = (Duration::from_micros(took), claim * SLACK + 3 * stalled);
+        assert!(took <= longest, "{name}: {what} took {took:?}, and may take {longest:?}");
+    };
+    within("a check that asked", figures.asked.max, *deadline + MORE);
+    within("a check that did not ask", figures.unasked.max, DEADLINE + MORE);
+    within("99 of 100 checks that did not ask", figures.unasked.p99, AT_ONCE);
+    assert!(back.is_some(), "{name}: the store is back and is not used");
+    for needed in history.contracts(*losses) {
+        assert!(needed.needs <= needed.granted.into(), "{name}: {needed:?}");
+    }
+    let mut client = server.connect();
+    let wrong = history.charged_twice_or_given_back_twice(&held(&mut client), *losses > 0);
+    assert!(wrong.is_empty(), "{name}: {} keys: {:#?}", wrong.len(), &wrong[..wrong.len().min(10)]);
+    assert_eq!(forever(&mut client), ["tk:1:secret"], "{name}: keys without an end");
+    assert!(figures.grown < 64 << 10, "{name}: {} KiB more than at first", figures.grown);
+    let seconds = u64::try_from(history.rows.len()).expect("few") / figures.per_second.max(1) + 1;
+    // Three kinds of lines a second, and what is said of each of two connections.
+    let lines = u64::from(NODES) * 5 * (seconds + 2);
+    assert!((figures.logs as u64) < lines, "{name}: {} lines in {seconds} s", figures.logs);
+    (history, figures)
+}
+
+/// What the keys of [`ONCE`] hold, by user. It is read out of the bytes: a window, and a count.
+fn held(client: &mut Client) -> HashMap<String, u64> {
+    let Value::List(names) = client.text("KEYS tk:1:once:*") else { panic!("a list of keys") };
+    let names: Vec<Vec<u8>> = names
+        .into_iter()
+        .map(|name| if let Value::Bytes(name) = name { name } else { panic!("a key") })
+        .collect();
+    let mut held = HashMap::new();
+    for names in names.chunks(500) {
+        names.iter().for_each(|name| client.ask(&[b"GET", name]));
+        client.send();
+        for name in names {
+            let Ok(Value::Bytes(state)) = client.answer() else { panic!("a state") };
+            let [_, _, _, _, _, _, count @ ..] = &state[..] else { panic!("a window and a count") };
+            let count = count.iter().fold(0, |count, byte| count << 8 | u64::from(*byte));
+            let name = String::from_utf8(name.clone()).expect("text");
+            held.insert(name.rsplit(':').next().expect("a last part").to_owned(), count);
+        }
+    }
+    held
+}
+
+/// The names of all keys that will not go by themselves.
+fn forever(client: &mut Client) -> Vec<String> {
+    let Value::List(names) = client.text("KEYS *") else { panic!("a list of keys") };
+    let names: Vec<Vec<u8>> = names
+        .into_iter()
+        .map(|name| if let Value::Bytes(name) = name { name } else { panic!("a key") })
+        .collect();
+    let mut forever = Vec::new();
+    for names in names.chunks(500) {
+        names.iter().for_each(|name| client.ask(&[b"PTTL", name]));
+        client.send();
+        for name in names {
+            if client.answer() == Ok(Value::Number(-1)) {
+                forever.push(String::from_utf8(name.clone()).expect("text"));
+            }
+        }
+    }
+    forever
+}
+
+#[test]
+fn a_server_that_is_well_is_what_faults_are_compared_with() {
+    let mut server = Server::start();
+    let scene = Scene::on("no fault", by_socket(&server));
+    suffer(&scene, &mut server, |_| wait(lasts()));
+}
+
+#[test]
+fn a_server_that_is_killed_and_comes_back_empty_costs_one_contract() {
+    let mut server = Server::start();
+    let scene = Scene { losses: 1, ..Scene::on("SIGKILL, no persistence", by_socket(&server)) };
+    suffer(&scene, &mut server, |server| {
+        server.kill();
+        wait(lasts());
+        server.restart();
+        server.connect();
+    });
+}
+
+#[test]
+fn a_server_that_is_killed_and_remembers_costs_nothing() {
+    // Each write is in the file before it is answered: it outlives the process, if not the machine.
+    let mut server = Server::with(&["--appendonly", "yes", "--appendfsync", "no"]);
+    let scene = Scene::on("SIGKILL, append-only file", by_socket(&server));
+    suffer(&scene, &mut server, |server| {
+        server.kill();
+        wait(lasts());
+        server.restart();
+        // It reads its file first.
+        let mut client = server.connect();
+        while client.call(&[b"PING"]).is_err() {}
+    });
+}
+
+#[test]
+fn a_server_that_is_stopped_for_five_seconds_is_not_waited_for() {
+    let mut server = Server::start();
+    let scene = Scene::on("SIGSTOP for 5 s", by_socket(&server));
+    let (_, figures) = suffer(&scene, &mut server, |server| {
+        server.signal("STOP");
+        wait(lasts().max(Duration::from_secs(5)));
+        server.signal("CONT");
+    });
+    assert!(figures.degraded_in_fault * 10 > figures.in_fault * 9, "somebody answered for it");
+}
+
+#[test]
+fn replies_that_come_too_late_are_not_waited_for() {
+    network("replies 50 ms late", |proxy| {
+        proxy.fault(Fault::Delay(Duration::from_millis(50)));
+        wait(lasts());
+        proxy.fault(Fault::None);
+    });
+}
+
+#[test]
+fn a_network_that_drops_everything() {
+    network("everything dropped", |proxy| {
+        proxy.fault(Fault::Drop);
+        wait(lasts());
+        proxy.fault(Fault::None);
+    });
+}
+
+#[test]
+fn a_network_that_resets_connections() {
+    network("connections reset", |proxy| {
+        proxy.fault(Fault::Reset);
+        wait(lasts());
+        proxy.fault(Fault::None);
+    });
+}
+
+#[test]
+fn a_network_that_cuts_replies_in_half() {
+    network("replies cut in half", |proxy| {
+        proxy.fault(Fault::Cut);
+        wait(lasts());
+        proxy.fault(Fault::None);
+    });
+}
+
+#[test]
+fn a_network_that_stops_to_read() {
+    network("nothing read", |proxy| {
+        proxy.fault(Fault::Stall);
+        wait(lasts());
+        proxy.fault(Fault::None);
+    });
+}
+
+#[test]
+fn a_network_that_loses_one_reply_in_a_hundred() {
+    network("1 % of replies lost", |proxy| {
+        for loss in [Loss::Reset, Loss::Silence] {
+            proxy.fault(Fault::Lose(100, loss));
+            wait(lasts());
+        }
+        proxy.fault(Fault::None);
+    });
+}
+
+/// What a network does to a server that is well all the time.
+fn network(name: &str, fault: impl FnOnce(&Proxy)) {
+    let mut server = Server::start();
+    let proxy = Proxy::before(server.socket());
+    suffer(&Scene::on(name, through(&proxy)), &mut server, |_| fault(&proxy));
+    println!("  {:?}", proxy.traffic());
+}
+
+#[test]
+fn scripts_that_are_forgotten_are_missed_by_nobody() {
+    let mut server = Server::start();
+    // Nothing may fail here, so nothing may be late because the machine is.
+    let patient = Duration::from_secs(5);
+    let scene = Scene { deadline: patient, ..Scene::on("SCRIPT FLUSH", by_socket(&server)) };
+    let (_, figures) = suffer(&scene, &mut server, |server| {
+        let mut client = server.connect();
+        for _ in 0..10 {
+            client.text("SCRIPT FLUSH");
+            wait(lasts() / 10);
+        }
+    });
+    assert_eq!(figures.degraded, 0);
+}
+
+#[test]
+fn a_server_that_is_emptied_costs_one_contract() {
+    let mut server = Server::start();
+    let scene = Scene { losses: 1, ..Scene::on("FLUSHALL", by_socket(&server)) };
+    suffer(&scene, &mut server, |server| {
+        server.connect().text("FLUSHALL");
+    });
+}
+
+#[test]
+fn a_server_that_sleeps_for_two_seconds_is_not_waited_for() {
+    let mut server = Server::with(&["--enable-debug-command", "yes"]);
+    let scene = Scene::on("DEBUG SLEEP 2", by_socket(&server));
+    suffer(&scene, &mut server, |server| {
+        server.connect().text("DEBUG SLEEP 2");
+    });
+}
+
+#[test]
+fn a_server_without_memory_is_done_without() {
+    let mut server = Server::start();
+    let scene = Scene::on("maxmemory reached", by_socket(&server));
+    let (_, figures) = suffer(&scene, &mut server, |server| {
+        let mut client = server.connect();
+        client.text("CONFIG SET maxmemory 1mb");
+        wait(lasts());
+        client.text("CONFIG SET maxmemory 0");
+    });
+    assert!(figures.degraded_in_fault > 0, "nobody noticed");
+}
+
+#[test]
+fn a_primary_that_becomes_a_replica_and_is_promoted_again() {
+    let mut server = Server::start();
+    let scene = Scene::on("read-only replica", by_socket(&server));
+    let (history, _) = suffer(&scene, &mut server, |server| {
+        let mut client = server.connect();
+        // Of nobody, so that it keeps what it has.
+        client.text("REPLICAOF 127.0.0.1 1");
+        wait(lasts());
+        client.text("REPLICAOF NO ONE");
+    });
+    assert!(history.logs.iter().any(|line| line.contains("it is a replica")), "{:?}", history.logs);
+}
+
+#[test]
+fn a_password_that_is_changed_under_way() {
+    let mut server = Server::start();
+    server.connect().text("ACL SETUSER node on >right ~* &* +@all");
+    let proxy = Proxy::before(server.socket());
+    let url = format!("redis://node:right@{}/0", proxy.address());
+    let (history, _) = suffer(&Scene::on("password changed", url), &mut server, |server| {
+        let mut client = server.connect();
+        client.text("ACL SETUSER node resetpass >wrong");
+        client.text("CLIENT KILL USER node");
+        wait(lasts());
+        client.text("ACL SETUSER node >right");
+    });
+    let told = |line: &String| line.contains("check user and password");
+    assert!(history.logs.iter().any(told), "{:?}", history.logs);
+}
+
+/// A limiter on a store at this URL, in this process.
+fn limiter<R: Remote + 'static>(
+    url: &str,
+    connections: usize,
+    settings: ResilientSettings,
+    wrap: impl FnOnce(RedisStore) -> R,
+) -> (Limiter, RedisStore) {
+    let StoreUrl::Redis(url) = url.parse().expect("a URL") else { panic!("a Redis URL") };
+    let options = RedisOptions { connections, ..RedisOptions::default() };
+    let store = RedisStore::open(&url, options);
+    let resilient = Resilient::new(wrap(store.clone()), settings, MemoryStore::default());
+    (Limiter::with_store(load::policy(), Arc::new(resilient)), store)
+}
+
+async fn check(limiter: &Limiter, user: &str) -> Decision {
+    let facts = facts! { "route" => ONCE, "user" => user };
+    limiter.check(&facts).cost(COST).await.expect("every check gets a decision")
+}
+
+/// A node that is started in trouble: it answers, says what is wrong, and goes on when that is mended.
+async fn starts_in_trouble(name: &str, url: &str, told: &[&str], mend: impl FnOnce()) {
+    let (limiter, store) = limiter(url, 2, ResilientSettings::default(), |store| store);
+    let mut longest = Duration::ZERO;
+    let mut trouble = None;
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(500) || trouble.is_none() && begun.elapsed() < SLACK * SOON
+    {
+        let asked = Instant::now();
+        assert!(check(&limiter, "early").await.degraded().is_some(), "{name}: nobody can have answered");
+        longest = longest.max(asked.elapsed());
+        trouble = trouble.or(store.trouble());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let trouble = trouble.unwrap_or_else(|| panic!("{name}: it says nothing"));
+    println!("{name}: `{trouble}`; the longest check took {longest:?}");
+    for words in told {
+        assert!(trouble.contains(words), "{name}: `{trouble}` does not say `{words}`");
+    }
+    mend();
+    let mended = Instant::now();
+    while check(&limiter, &format!("{:?}", mended.elapsed())).await.degraded().is_some() {
+        assert!(mended.elapsed() < SLACK * SOON, "{name}: it does not come back: {:?}", store.trouble());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    println!("  the store is used {:?} after it was mended", mended.elapsed());
+    assert!(longest < SLACK * 10 * (DEADLINE + MORE), "{name}: a check took {longest:?}");
+}
+
+#[tokio::test]
+async fn a_node_starts_before_its_server() {
+    let mut server = Server::start();
+    let url = by_socket(&server);
+    server.kill();
+    starts_in_trouble("server down", &url, &["is it running"], || server.restart()).await;
+}
+
+#[tokio::test]
+async fn a_node_starts_on_a_replica() {
+    let server = Server::start();
+    let url = by_socket(&server);
+    server.connect().text("REPLICAOF 127.0.0.1 1");
+    starts_in_trouble("replica", &url, &["it is a replica"], || {
+        server.connect().text("REPLICAOF NO ONE");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_starts_with_the_wrong_password() {
+    let server = Server::start();
+    server.connect().text("ACL SETUSER node on >right ~* &* +@all");
+    let proxy = Proxy::before(server.socket());
+    let url = format!("redis://node:wrong@{}/0", proxy.address());
+    starts_in_trouble("wrong password", &url, &["authentication failed", "check user and password"], || {
+        server.connect().text("ACL SETUSER node >wrong");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_starts_with_a_database_that_is_not_there() {
+    let mut server = Server::start();
+    let proxy = Proxy::before({
+        server.connect();
+        server.socket()
+    });
+    let url = format!("redis://{}/99", proxy.address());
+    let socket = server.socket().display().to_string();
+    let mut larger = None;
+    starts_in_trouble("wrong database", &url, &["out of range", "number of the database"], || {
+        server.kill();
+        larger = Some(Server::with(&["--databases", "100", "--unixsocket", &socket]));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_starts_without_the_right_to_run_scripts() {
+    let server = Server::start();
+    server.connect().text("ACL SETUSER node on >right ~* &* +@all -@scripting");
+    let proxy = Proxy::before(server.socket());
+    let url = format!("redis://node:right@{}/0", proxy.address());
+    starts_in_trouble("no right to run scripts", &url, &["no permissions", "scripts", "grant"], || {
+        server.connect().text("ACL SETUSER node +@scripting");
+    })
+    .await;
+}
+
+/// How often the server was asked to run a script, by name and by text.
+fn scripts(server: &Server) -> (u64, u64) {
+    let Value::Bytes(stats) = server.connect().text("INFO commandstats") else { panic!("text") };
+    let stats = String::from_utf8(stats).expect("text");
+    let calls = |name: &str| -> u64 {
+        let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{name}:")));
+        line.map_or(0, |line| {
+            line.split(['=', ',']).nth(1).and_then(|calls| calls.parse().ok()).expect("calls=")
+        })
+    };
+    (calls("evalsha"), calls("eval"))
+}
+
+#[tokio::test]
+async fn a_forgotten_script_costs_one_more_trip_and_only_once() {
+    let server = Server::start();
+    let settings = ResilientSettings { deadline: SLACK * SOON, ..ResilientSettings::default() };
+    let (limiter, _) = limiter(&by_socket(&server), 1, settings, |store| store);
+    check(&limiter, "first").await;
+    for round in 0..3 {
+        server.connect().text("SCRIPT FLUSH");
+        let before = scripts(&server);
+        for (user, expected) in [("one", (1, 1)), ("two", (2, 1)), ("three", (3, 1))] {
+            let decision = check(&limiter, &format!("{user}-{round}")).await;
+            assert_eq!((decision.allowed(), decision.degraded()), (true, None));
+            let now = scripts(&server);
+            assert_eq!((now.0 - before.0, now.1 - before.1), expected, "{user}");
+        }
+    }
+    assert!(held(&mut server.connect()).into_values().all(|held| held == COST), "each was charged once");
+}
+
+/// What a server was charged for checks whose replies were lost.
+struct Charged {
+    /// Scripts that the server ran.
+    ran: u64,
+    /// What each key holds.
+    held: HashMap<String, u64>,
+}
+
+impl Charged {
+    /// Keys that were charged more than once.
+    fn twice(&self) -> Vec<(&String, &u64)> {
+        self.held.iter().filter(|(_, held)| **held != COST).collect()
+    }
+}
+
+/// Checks, one after the other, each by a user of its own, before a network that carries every command to
+/// the server and loses every reply, until so many were carried.
+async fn lose_every_reply<R: Remote + 'static>(
+    loss: Loss,
+    checks: u64,
+    wrap: impl FnOnce(RedisStore) -> R,
+) -> Charged {
+    let server = Server::start();
+    server.connect();
+    let proxy = Proxy::before(server.socket());
+    let settings = ResilientSettings { deadline: SLACK * SOON, breaker: NEVER_OPEN, nodes: NODES };
+    let (limiter, _) = limiter(&through(&proxy), 2, settings, wrap);
+    assert_eq!(check(&limiter, "first").await.degraded(), None);
+    let before = scripts(&server);
+    proxy.fault(Fault::Lose(1, loss));
+    let carried = proxy.traffic().scripts;
+    let mut user = 0;
+    // Those that find no connection are not sent at all.
+    while proxy.traffic().scripts - carried < checks {
+        assert!(check(&limiter, &format!("{user}")).await.degraded().is_some(), "no reply can have come");
+        user += 1;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    proxy.fault(Fault::None);
+    // Whatever is still on its way gets there.
+    let begun = Instant::now();
+    while check(&limiter, "first").await.degraded().is_some() {
+        assert!(begun.elapsed() < SLACK * SOON, "it does not come back");
+    }
+    let after = scripts(&server);
+    let mut held = held(&mut server.connect());
+    let first = held.remove("first").expect("it was charged");
+    // Each connection runs one by its text, to see whether it may; ours is known there by its name.
+    let ran = after.0 - before.0 - (first / COST - 1);
+    Charged { ran, held }
+}
+
+#[tokio::test]
+async fn a_check_whose_reply_is_lost_is_charged_once_and_never_sent_again() {
+    for (loss, checks) in [(Loss::Reset, 50), (Loss::Silence, 3)] {
+        let charged = lose_every_reply(loss, checks, |store| store).await;
+        let (ran, keys) = (charged.ran, charged.held.len() as u64);
+        println!("{loss:?}: {checks} checks sent, {ran} scripts ran, {keys} keys charged");
+        assert_eq!(charged.twice(), [], "{loss:?}");
+        assert_eq!((ran, keys), (checks, checks), "{loss:?}");
+    }
+}
+
+#[tokio::test]
+async fn mutant_a_store_that_sends_again_after_a_timeout_is_found_out() {
+    for (loss, checks) in [(Loss::Reset, 20), (Loss::Silence, 1)] {
+        let charged = lose_every_reply(loss, checks, SendsAgain).await;
+        println!("{loss:?}: {} scripts ran for {} keys", charged.ran, charged.held.len());
+        assert_ne!(charged.twice(), [], "{loss:?}: charged twice, and nobody saw it");
+    }
+}
+
+/// A store that does what must not be done: asks again when it did not hear the answer.
+#[derive(Debug)]
+struct SendsAgain(RedisStore);
+
+impl Remote for SendsAgain {
+    fn decide(&self, toll: &Toll) -> Answer<'_, Asked<Ruling>> {
+        let (toll, first) = (toll.clone(), self.0.decide(toll));
+        Answer::Later(Box::pin(async move {
+            match tokio::time::timeout(Duration::from_millis(200), first).await {
+                Ok(Ok(ruling)) => Ok(ruling),
+                _ => self.0.decide(&toll).await,
+            }
+        }))
+    }
+
+    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Asked<Correction>> {
+        self.0.correct(charge, fixes)
+    }
+
+    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
+        self.0.release(slot)
+    }
+
+    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
+        self.0.renew(slot)
+    }
+
+    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Asked<bool>> {
+        self.0.forget(key)
+    }
+
+    fn seal_charge(&self, charge: &Charge) -> String {
+        self.0.seal_charge(charge)
+    }
+
+    fn open_charge(&self, text: &str) -> Option<Charge> {
+        self.0.open_charge(text)
+    }
+
+    fn seal_slot(&self, slot: &Slot) -> String {
+        self.0.seal_slot(slot)
+    }
+
+    fn open_slot(&self, text: &str) -> Option<Slot> {
+        self.0.open_slot(text)
+    }
+}
+
+#[tokio::test]
+async fn a_refund_whose_reply_is_lost_was_done_once_and_is_not_done_again() {
+    for loss in [Loss::Reset, Loss::Silence] {
+        let server = Server::start();
+        server.connect();
+        let proxy = Proxy::before(server.socket());
+        let settings = ResilientSettings { deadline: SLACK * SOON, ..ResilientSettings::default() };
+        let (limiter, _) = limiter(&through(&proxy), 1, settings, |store| store);
+        let charge = check(&limiter, "user").await.charge().expect("it passed");
+        // So that the script is known there, and the next call runs it.
+        let other = check(&limiter, "other").await.charge().expect("it passed");
+        assert_eq!(limiter.refund(&other).await, Correction::Done);
+
+        proxy.fault(Fault::Lose(1, loss));
+        let part = || limiter.refund_part(&charge, Costs::Request(BACK));
+        assert_eq!(part().await, Ok(Correction::Failed), "{loss:?}: no reply can have come");
+        let given_back = HashMap::from([("user".to_owned(), COST - BACK), ("other".to_owned(), 0)]);
+        assert_eq!(held(&mut server.connect()), given_back, "{loss:?}: it was done");
+        proxy.fault(Fault::None);
+        let begun = Instant::now();
+        // Whoever does not heed that it is not to be tried again is told that it was done.
+        while part().await != Ok(Correction::Repeated) {
+            assert!(begun.elapsed() < SLACK * SOON, "it does not come back");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(held(&mut server.connect()), given_back, "{loss:?}: it was done once");
+    }
+}
+
+#[tokio::test]
+async fn who_finds_the_queue_full_is_answered_at_once() {
+    const CHECKS: u64 = 20_000;
+    let server = Server::start();
+    server.connect();
+    let proxy = Proxy::before(server.socket());
+    let StoreUrl::Redis(url) = through(&proxy).parse().expect("a URL") else { panic!("a Redis URL") };
+    let store = RedisStore::open(&url, RedisOptions { connections: 1, ..RedisOptions::default() });
+    let settings = ResilientSettings { deadline: Duration::from_secs(2), breaker: NEVER_OPEN, nodes: NODES };
+    let store = Arc::new(Resilient::new(store, settings, MemoryStore::default()));
+    let limiter = Limiter::with_store(load::policy(), Arc::clone(&store) as _);
+    assert_eq!(check(&limiter, "first").await.degraded(), None);
+
+    proxy.fault(Fault::Stall);
+    let begun = Instant::now();
+    let checks: Vec<_> = (0..CHECKS)
+        .map(|user| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move {
+                let decision = check(&limiter, &format!("{user}")).await;
+                assert!(decision.degraded().is_some(), "nobody can have answered");
+            })
+        })
+        .collect();
+    for check in checks {
+        check.await.expect("every check gets a decision");
+    }
+    let (full, late) = (store.failures(FailureKind::Full), store.failures(FailureKind::Timeout));
+    let lost = store.failures(FailureKind::Connection);
+    println!("{CHECKS} at once: {full} found the queue full, {late} were late, {lost} lost their connection");
+    assert_eq!(full + late + lost, CHECKS);
+    assert!(full > CHECKS / 3, "the queue takes all: {full}");
+    assert!(begun.elapsed() < SLACK * SOON, "{:?}", begun.elapsed());
+
+    proxy.fault(Fault::None);
+    while check(&limiter, "last").await.degraded().is_some() {
+        assert!(begun.elapsed() < 2 * SLACK * SOON, "it does not come back");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Who had left the queue when its turn came was not sent.
+    let charged = held(&mut server.connect());
+    println!("  {} keys were charged all the same", charged.len());
+    assert!(charged.len() < 200 && charged.into_values().all(|held| held == COST));
+}
+
+#[tokio::test]
+async fn a_connection_that_breaks_is_made_again_once() {
+    let server = Server::start();
+    server.connect();
+    let proxy = Proxy::before(server.socket());
+    let settings = ResilientSettings { deadline: SLACK * SOON, ..ResilientSettings::default() };
+    let (limiter, _) = limiter(&through(&proxy), 1, settings, |store| store);
+    check(&limiter, "first").await;
+    let before = proxy.traffic().connections;
+    // Several calls are on their way, and all of them find out that it broke.
+    proxy.fault(Fault::Stall);
+    let mut calls = Vec::new();
+    for user in 0..8 {
+        let limiter = limiter.clone();
+        calls.push(tokio::spawn(async move { check(&limiter, &format!("{user}")).await.degraded() }));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    proxy.fault(Fault::Lose(1, Loss::Reset));
+    for call in calls {
+        call.await.unwrap();
+    }
+    proxy.fault(Fault::None);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let made = proxy.traffic().connections - before;
+    assert_eq!(made, 1, "connections made in place of one that broke");
+}
