@@ -37,9 +37,12 @@ impl Lanes {
         Lanes { lanes, next: AtomicUsize::new(0) }
     }
 
-    /// One of them, each in its turn.
+    /// The one with the least to do, and of equals each in its turn. So a connection that has gone silent is
+    /// given no more than it has, and one that is broken nothing while another is not.
     pub(crate) fn pick(&self) -> &Lane {
-        &self.lanes[self.next.fetch_add(1, Relaxed) % self.lanes.len()]
+        let turn = self.next.fetch_add(1, Relaxed) % self.lanes.len();
+        let (before, after) = self.lanes.split_at(turn);
+        after.iter().chain(before).min_by_key(|lane| lane.burden()).expect("there is at least one")
     }
 
     /// Why the server cannot be asked, if it cannot.
@@ -58,6 +61,7 @@ impl Lanes {
 pub(crate) struct Lane {
     link: Arc<Link>,
     waiting: mpsc::Sender<Job>,
+    ways: Arc<Semaphore>,
 }
 
 /// A toll that wants to be decided.
@@ -73,8 +77,15 @@ impl Lane {
     pub(crate) fn new(link: Link) -> Lane {
         let link = Arc::new(link);
         let (waiting, jobs) = mpsc::channel(WAITING);
-        tokio::spawn(carry(Arc::clone(&link), jobs));
-        Lane { link, waiting }
+        let ways = Arc::new(Semaphore::new(ON_THE_WAY));
+        tokio::spawn(carry(Arc::clone(&link), jobs, Arc::clone(&ways)));
+        Lane { link, waiting, ways }
+    }
+
+    /// How many tolls wait, and how many calls are on their way; most if there is no connection.
+    fn burden(&self) -> usize {
+        let on_the_way = ON_THE_WAY - self.ways.available_permits();
+        if self.link.is_down() { usize::MAX } else { WAITING - self.waiting.capacity() + on_the_way }
     }
 
     /// Has a toll decided, together with whatever else is in flight.
@@ -102,8 +113,7 @@ impl Lane {
 }
 
 /// Gathers and sends for as long as there is a lane.
-async fn carry(link: Arc<Link>, mut jobs: mpsc::Receiver<Job>) {
-    let ways = Arc::new(Semaphore::new(ON_THE_WAY));
+async fn carry(link: Arc<Link>, mut jobs: mpsc::Receiver<Job>, ways: Arc<Semaphore>) {
     while let Some(first) = jobs.recv().await {
         let way = Arc::clone(&ways).acquire_owned().await.expect("nobody closes it");
         let mut together = vec![first];

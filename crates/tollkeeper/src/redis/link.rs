@@ -101,6 +101,11 @@ impl Link {
         if let State::Down(why) = &*self.state.borrow() { Some(Arc::clone(why)) } else { None }
     }
 
+    /// Whether a call would find no connection.
+    pub(crate) fn is_down(&self) -> bool {
+        matches!(*self.state.borrow(), State::Down(_))
+    }
+
     async fn connection(&self) -> Result<(u64, MultiplexedConnection), Fate> {
         let mut state = self.state.clone();
         let state = state.wait_for(|state| !matches!(state, State::Begun)).await;
