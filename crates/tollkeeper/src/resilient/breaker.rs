@@ -52,6 +52,8 @@ pub(crate) struct Breaker {
     settings: BreakerSettings,
     state: State,
     failures: u32,
+    /// When the last of them was known.
+    failed: Time,
     /// The last answers, newest in the lowest bit: one for each that was late.
     late: u128,
     seen: u32,
@@ -68,7 +70,7 @@ enum State {
 
 impl Breaker {
     pub(crate) fn new(settings: BreakerSettings) -> Breaker {
-        Breaker { settings, state: State::Closed, failures: 0, late: 0, seen: 0 }
+        Breaker { settings, state: State::Closed, failures: 0, failed: Time::default(), late: 0, seen: 0 }
     }
 
     /// Whether a request may ask the store now.
@@ -95,10 +97,15 @@ impl Breaker {
         true
     }
 
-    /// The store did not answer; true if the breaker opened. `jitter` lengthens the pause by that many
-    /// of 256 parts of a quarter, so that nodes do not probe together.
-    pub(crate) fn failed(&mut self, now: Time, jitter: u8) -> bool {
-        self.failures = self.failures.saturating_add(1);
+    /// The store did not answer what it was asked then; true if the breaker opened. `jitter` lengthens the
+    /// pause by that many of 256 parts of a quarter, so that nodes do not probe together.
+    pub(crate) fn failed(&mut self, asked: Time, now: Time, jitter: u8) -> bool {
+        // Failures in a row come one after the other. Those who asked before the last one was known fail
+        // for the same reason, such as one reply for all of them that was lost.
+        if self.failures == 0 || asked >= self.failed {
+            self.failures = self.failures.saturating_add(1);
+            self.failed = now;
+        }
         self.remember(true);
         let opens = match self.state {
             State::Closed => self.failures >= self.settings.failures || self.mostly_late(),
@@ -150,16 +157,34 @@ mod tests {
     fn five_failures_in_a_row_open_it_and_an_answer_between_starts_anew() {
         let mut breaker = breaker();
         for _ in 0..4 {
-            assert!(!breaker.failed(at(0), 0));
+            assert!(!breaker.failed(at(0), at(0), 0));
         }
         assert!(!breaker.answered());
         for _ in 0..4 {
-            assert!(!breaker.failed(at(0), 0));
+            assert!(!breaker.failed(at(0), at(0), 0));
         }
         assert_eq!(breaker.pass(at(0)), Pass::Ask);
-        assert!(breaker.failed(at(0), 0));
+        assert!(breaker.failed(at(0), at(0), 0));
         assert_eq!((breaker.pass(at(0)), breaker.state()), (Pass::Stay, BreakerState::Open));
-        assert!(!breaker.failed(at(0), 0), "those on their way are no news");
+        assert!(!breaker.failed(at(0), at(0), 0), "those on their way are no news");
+    }
+
+    #[test]
+    fn what_fails_together_fails_once() {
+        let mut breaker = breaker();
+        // Enough answers that the late ones are few.
+        (0..20).for_each(|_| {
+            breaker.answered();
+        });
+        let mut opened = None;
+        for round in 1..=9 {
+            for _ in 0..2 {
+                if breaker.failed(at(round * 10 - 10), at(round * 10), 0) {
+                    opened = opened.or(Some(round));
+                }
+            }
+        }
+        assert_eq!(opened, Some(5), "the fifth in a row, and not the fifth at once");
     }
 
     #[test]
@@ -168,7 +193,7 @@ mod tests {
         let mut opened = None;
         for round in 0..40 {
             breaker.answered();
-            if breaker.failed(at(0), 0) || breaker.failed(at(0), 0) {
+            if breaker.failed(at(0), at(0), 0) || breaker.failed(at(0), at(0), 0) {
                 opened = Some(round);
                 break;
             }
@@ -178,7 +203,7 @@ mod tests {
 
         let mut even = Breaker::new(BreakerSettings { failures: 1_000, ..BreakerSettings::default() });
         for _ in 0..200 {
-            assert!(!even.answered() && !even.failed(at(0), 0), "half is not more than half");
+            assert!(!even.answered() && !even.failed(at(0), at(0), 0), "half is not more than half");
         }
     }
 
@@ -186,24 +211,24 @@ mod tests {
     fn after_the_pause_one_probe_goes_and_the_others_wait_for_it() {
         let mut breaker = breaker();
         (0..5).for_each(|_| {
-            breaker.failed(at(0), 0);
+            breaker.failed(at(0), at(0), 0);
         });
         assert_eq!(breaker.pass(at(SECOND - 1)), Pass::Stay);
         assert_eq!(breaker.pass(at(SECOND)), Pass::Probe);
         assert_eq!((breaker.pass(at(SECOND)), breaker.state()), (Pass::Stay, BreakerState::HalfOpen));
         assert!(breaker.answered(), "news");
         assert_eq!((breaker.pass(at(SECOND)), breaker.state()), (Pass::Ask, BreakerState::Closed));
-        assert!(!breaker.failed(at(SECOND), 0), "it starts anew");
+        assert!(!breaker.failed(at(SECOND), at(SECOND), 0), "it starts anew");
     }
 
     #[test]
     fn a_probe_that_fails_begins_another_pause_longer_by_up_to_a_quarter() {
         let mut breaker = breaker();
         (0..5).for_each(|_| {
-            breaker.failed(at(0), 0);
+            breaker.failed(at(0), at(0), 0);
         });
         assert_eq!(breaker.pass(at(SECOND)), Pass::Probe);
-        assert!(breaker.failed(at(SECOND), 128));
+        assert!(breaker.failed(at(SECOND), at(SECOND), 128));
         assert_eq!(breaker.pass(at(2 * SECOND + 124_999)), Pass::Stay);
         assert_eq!(breaker.pass(at(2 * SECOND + 125_000)), Pass::Probe);
     }
@@ -212,7 +237,7 @@ mod tests {
     fn a_probe_that_is_never_heard_of_again_is_given_up() {
         let mut breaker = breaker();
         (0..5).for_each(|_| {
-            breaker.failed(at(0), 0);
+            breaker.failed(at(0), at(0), 0);
         });
         assert_eq!(breaker.pass(at(SECOND)), Pass::Probe);
         assert_eq!(breaker.pass(at(2 * SECOND - 1)), Pass::Stay);

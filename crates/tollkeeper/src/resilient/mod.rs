@@ -122,7 +122,8 @@ impl<R: Remote> Resilient<R> {
         &'a self,
         call: impl FnOnce(&'a R) -> Answer<'a, Asked<T>>,
     ) -> Option<impl Future<Output = Asked<T>> + Send + 'a> {
-        if lock(&self.breaker).pass(self.clock.now()) == Pass::Stay {
+        let began = self.clock.now();
+        if lock(&self.breaker).pass(began) == Pass::Stay {
             return None;
         }
         let answer = call(&self.remote);
@@ -134,7 +135,7 @@ impl<R: Remote> Resilient<R> {
             let asked = tokio::time::timeout(self.deadline, answer).await.unwrap_or_else(late);
             match &asked {
                 Ok(_) => self.answered(),
-                Err(failure) => self.failed(failure),
+                Err(failure) => self.failed(began, failure),
             }
             asked
         })
@@ -148,11 +149,11 @@ impl<R: Remote> Resilient<R> {
         }
     }
 
-    fn failed(&self, failure: &Failure) {
+    fn failed(&self, began: Time, failure: &Failure) {
         self.failures.counts[failure.kind as usize].fetch_add(1, Relaxed);
         let now = self.clock.now();
         let jitter = random::secret().0[0];
-        if lock(&self.breaker).failed(now, jitter) {
+        if lock(&self.breaker).failed(began, now, jitter) {
             self.failures.opened.write(now, |more| {
                 tracing::warn!(
                     "the store is not asked for a while, limits go by their failure policy: {failure} \
