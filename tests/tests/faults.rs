@@ -266,12 +266,19 @@ fn a_network_that_stops_to_read() {
 }
 
 #[test]
-fn a_network_that_loses_one_reply_in_a_hundred() {
-    network("1 % of replies lost", |proxy| {
-        for loss in [Loss::Reset, Loss::Silence] {
-            proxy.fault(Fault::Lose(100, loss));
-            wait(lasts());
-        }
+fn a_network_that_loses_one_reply_in_a_hundred_and_resets_the_connection() {
+    network("1 % of replies lost, connection reset", |proxy| {
+        proxy.fault(Fault::Lose(100, Loss::Reset));
+        wait(lasts());
+        proxy.fault(Fault::None);
+    });
+}
+
+#[test]
+fn a_network_that_loses_one_reply_in_a_hundred_and_all_that_follow_on_its_connection() {
+    network("1 % of replies lost, connection silent", |proxy| {
+        proxy.fault(Fault::Lose(100, Loss::Silence));
+        wait(lasts());
         proxy.fault(Fault::None);
     });
 }
@@ -694,6 +701,30 @@ async fn who_finds_the_queue_full_is_answered_at_once() {
     let charged = held(&mut server.connect());
     println!("  {} keys were charged all the same", charged.len());
     assert!(charged.len() < 200 && charged.into_values().all(|held| held == COST));
+}
+
+#[tokio::test]
+async fn a_connection_that_goes_silent_is_left_alone_while_another_answers() {
+    const CHECKS: u64 = 200;
+    let server = Server::start();
+    server.connect();
+    let proxy = Proxy::before(server.socket());
+    let settings = ResilientSettings { deadline: 4 * DEADLINE, ..ResilientSettings::default() };
+    let (limiter, _) = limiter(&through(&proxy), 2, settings, |store| store);
+    for user in ["first", "second"] {
+        assert_eq!(check(&limiter, user).await.degraded(), None);
+    }
+    proxy.fault(Fault::Lose(1, Loss::Silence));
+    assert!(check(&limiter, "lost").await.degraded().is_some(), "no reply can have come");
+    proxy.fault(Fault::None);
+    let begun = Instant::now();
+    let mut degraded = 0;
+    for user in 0..CHECKS {
+        degraded += u64::from(check(&limiter, &format!("{user}")).await.degraded().is_some());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    println!("{degraded} of {CHECKS} checks in {:?} went without the store", begun.elapsed());
+    assert!(degraded < 5, "{degraded} of {CHECKS} checks waited for a connection that is silent");
 }
 
 #[tokio::test]
