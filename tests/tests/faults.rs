@@ -17,7 +17,7 @@ use tollkeeper::{
 };
 use tollkeeper_tests::faulty::{Fault, Loss, Proxy};
 use tollkeeper_tests::load::{self, BACK, COST, Figures, Fleet, History, NODES, ONCE, wait};
-use tollkeeper_tests::redis::{Client, Server};
+use tollkeeper_tests::redis::{Client, Program, Server};
 
 /// What the product promises: an answer within the deadline and a little more; at once when the store is not
 /// asked; the store again soon after it is back. Tests demand no more than a tenth of that, and give the store
@@ -196,7 +196,7 @@ fn a_server_that_is_killed_and_comes_back_empty_costs_one_contract() {
 #[test]
 fn a_server_that_is_killed_and_remembers_costs_nothing() {
     // Each write is in the file before it is answered: it outlives the process, if not the machine.
-    let mut server = Server::with(&["--appendonly", "yes", "--appendfsync", "no"]);
+    let mut server = Server::with(Program::Redis, &["appendonly yes", "appendfsync no"]);
     let scene = Scene::on("SIGKILL, append-only file", by_socket(&server));
     suffer(&scene, &mut server, |server| {
         server.kill();
@@ -318,7 +318,7 @@ fn a_server_that_is_emptied_costs_one_contract() {
 
 #[test]
 fn a_server_that_sleeps_for_two_seconds_is_not_waited_for() {
-    let mut server = Server::with(&["--enable-debug-command", "yes"]);
+    let mut server = Server::with(Program::Redis, &["enable-debug-command yes"]);
     let scene = Scene::on("DEBUG SLEEP 2", by_socket(&server));
     suffer(&scene, &mut server, |server| {
         server.connect().text("DEBUG SLEEP 2");
@@ -456,11 +456,9 @@ async fn a_node_starts_with_a_database_that_is_not_there() {
         server.socket()
     });
     let url = format!("redis://{}/99", proxy.address());
-    let socket = server.socket().display().to_string();
-    let mut larger = None;
     starts_in_trouble("wrong database", &url, &["out of range", "number of the database"], || {
         server.kill();
-        larger = Some(Server::with(&["--databases", "100", "--unixsocket", &socket]));
+        server.restart_with(&["databases 100"]);
     })
     .await;
 }
