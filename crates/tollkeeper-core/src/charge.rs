@@ -285,7 +285,9 @@ const WHOLE_KEY: usize = 128;
 
 impl Receipt {
     fn seal(&self, kind: u8, secret: &Secret, short: impl Fn(Key<'_>) -> u128) -> String {
-        let mut bytes = vec![kind];
+        // More than most receipts need: a name, some numbers and a value for each item.
+        let mut bytes = Vec::with_capacity(48 + 80 * self.items.len());
+        bytes.push(kind);
         for number in [self.id, self.at.as_micros(), self.ttl.map_or(0, Span::as_micros)] {
             push_number(&mut bytes, number);
         }
@@ -395,15 +397,23 @@ const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 
 /// Base64 with the alphabet for addresses, without padding.
 fn to_text(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let word =
-            chunk.iter().fold(0, |word, byte| word << 8 | usize::from(*byte)) << (8 * (3 - chunk.len()));
-        for index in 0..=chunk.len() {
-            text.push(char::from(ALPHABET[word >> (18 - 6 * index) & 0x3f]));
-        }
+    let (whole, rest) = bytes.as_chunks();
+    let mut text = Vec::with_capacity(whole.len() * 4 + 4);
+    for three in whole {
+        text.extend_from_slice(&four(*three));
     }
-    text
+    if !rest.is_empty() {
+        let mut last = [0; 3];
+        last[..rest.len()].copy_from_slice(rest);
+        text.extend_from_slice(&four(last)[..=rest.len()]);
+    }
+    String::from_utf8(text).expect("the alphabet is ASCII")
+}
+
+/// Three bytes as four letters.
+fn four([one, two, three]: [u8; 3]) -> [u8; 4] {
+    let word = u32::from_be_bytes([0, one, two, three]);
+    [18, 12, 6, 0].map(|shift| ALPHABET[(word >> shift & 0x3f) as usize])
 }
 
 /// The bytes that [`to_text`] would write so: one receipt is one text, with no second spelling.

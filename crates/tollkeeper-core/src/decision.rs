@@ -136,6 +136,11 @@ impl Said {
         if let Said::Degraded { by, .. } = self { Some(*by) } else { None }
     }
 
+    /// Whether the key shares its state with others: a step is only kept for one that does not.
+    fn overflow(&self) -> bool {
+        matches!(self, Said::Outcome { outcome, .. } | Said::Degraded { outcome, .. } if outcome.overflow)
+    }
+
     /// Where the admission was entered: tick, stamp or window.
     pub fn mark(&self) -> u64 {
         match self {
@@ -267,11 +272,7 @@ impl Decision {
     /// What each limit that applied says, in the order of the policy.
     pub fn limits(&self) -> impl ExactSizeIterator<Item = Answer<'_>> {
         let now = self.0.ruling.now;
-        self.0.toll.dues().zip(self.0.ruling.said.iter()).map(move |(due, said)| Answer {
-            due,
-            outcome: said.outcome_at(&due, now),
-            degraded: said.degraded(),
-        })
+        self.0.toll.dues().zip(self.0.ruling.said.iter()).map(move |(due, said)| Answer { due, said, now })
     }
 
     /// What the limit of that name says, if it applied.
@@ -317,30 +318,32 @@ impl Decision {
         let by = self.degraded();
         let here = move |said: &Said| by.is_none() || slots && said.degraded() == Some(OnStoreFailure::Local);
         let charged = self.0.allowed && self.0.toll.verb().charges();
-        let all = self.limits().zip(self.0.ruling.said.iter());
-        all.filter(move |(answer, said)| {
-            charged && here(said) && said.allowed() && answer.due.cost > 0 && answer.due.is_slot() == slots
-        })
-        .map(|(answer, said)| Item::new(&answer.due, said.mark(), answer.outcome.overflow))
+        let entered = move |Answer { due, said, .. }: &Answer<'_>| {
+            charged && here(said) && said.allowed() && due.cost > 0 && due.is_slot() == slots
+        };
+        let item = |Answer { due, said, .. }: Answer<'_>| Item::new(&due, said.mark(), said.overflow());
+        self.limits().filter(entered).map(item)
     }
 
-    fn conclusion(&self) -> (Verdict, Option<Answer<'_>>) {
+    /// [`Decision::verdict`] and [`Decision::binding`], for who wants both: they are computed together.
+    pub fn conclusion(&self) -> (Verdict, Option<Answer<'_>>) {
         let mut verdict = Verdict::Allow { delay: Span::ZERO };
-        let mut binding: Option<Answer<'_>> = None;
+        let mut binding: Option<(Answer<'_>, Outcome)> = None;
         for answer in self.limits().filter(|answer| answer.due.enforced()) {
-            verdict = match (verdict, answer.outcome.retry) {
+            let outcome = answer.outcome();
+            verdict = match (verdict, outcome.retry) {
                 (Verdict::Allow { delay }, None) => {
-                    if binding.is_none_or(|binding| scarcer(&answer.outcome, &binding.outcome)) {
-                        binding = Some(answer);
+                    if binding.is_none_or(|(_, least)| scarcer(&outcome, &least)) {
+                        binding = Some((answer, outcome));
                     }
-                    Verdict::Allow { delay: delay.max(answer.outcome.delay) }
+                    Verdict::Allow { delay: delay.max(outcome.delay) }
                 }
                 (Verdict::Allow { .. }, Some(retry)) => {
-                    binding = Some(answer);
+                    binding = Some((answer, outcome));
                     Verdict::Deny { retry }
                 }
                 (Verdict::Deny { retry: longest }, Some(retry)) if retry > longest => {
-                    binding = Some(answer);
+                    binding = Some((answer, outcome));
                     Verdict::Deny { retry }
                 }
                 (denied, _) => denied,
@@ -351,7 +354,7 @@ impl Decision {
             matches!(verdict, Verdict::Allow { .. }),
             "who refuses says for how long"
         );
-        (verdict, binding)
+        (verdict, binding.map(|(answer, _)| answer))
     }
 }
 
@@ -359,8 +362,8 @@ impl Decision {
 #[derive(Clone, Copy, Debug)]
 pub struct Answer<'d> {
     due: Due<'d>,
-    outcome: Outcome,
-    degraded: Option<OnStoreFailure>,
+    said: &'d Said,
+    now: Time,
 }
 
 impl<'d> Answer<'d> {
@@ -384,14 +387,19 @@ impl<'d> Answer<'d> {
         self.due.key
     }
 
-    /// What it says.
+    /// Whether this limit lets the request pass.
+    pub fn allowed(&self) -> bool {
+        self.said.allowed()
+    }
+
+    /// What it says: computed each time.
     pub fn outcome(&self) -> Outcome {
-        self.outcome
+        self.said.outcome_at(&self.due, self.now)
     }
 
     /// Who answered in place of the store, if it did not.
     pub fn degraded(&self) -> Option<OnStoreFailure> {
-        self.degraded
+        self.said.degraded()
     }
 }
 

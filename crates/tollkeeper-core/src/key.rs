@@ -65,9 +65,14 @@ impl<'a> Key<'a> {
 
     /// The key as injective bytes.
     pub fn to_bytes(self) -> Vec<u8> {
-        let mut bytes = self.family.to_vec();
-        self.write_values(|part| bytes.extend_from_slice(part));
-        bytes
+        match self.values {
+            Values::Written(values) => [self.family, values].concat(),
+            Values::One(value) => {
+                let mut bytes = self.family.to_vec();
+                push_value(Some(value), |part| bytes.extend_from_slice(part));
+                bytes
+            }
+        }
     }
 
     /// What all keys of this limit and period begin with.
