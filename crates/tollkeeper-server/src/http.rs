@@ -17,12 +17,14 @@ use tollkeeper::{Decision, Facts};
 
 use self::ask::Ask;
 use self::error::{ApiError, Code};
-use crate::json::Reader;
+use crate::json::{Reader, Writer};
 use crate::metrics::Ended;
 use crate::service::Service;
 
 const MAX_BODY: usize = 64 << 10;
 const MAX_BATCH_BODY: usize = 1 << 20;
+/// What a decision about one or two limits has room in.
+const USUAL_ANSWER: usize = 1 << 10;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
@@ -108,9 +110,9 @@ async fn decide(service: &Service, call: Call, request: Request<Incoming>) -> An
             let mut body = body::read(request, MAX_BODY).await?;
             let ask = Ask::read(Reader::new(&mut body)?)?;
             let decision = service.limiter.peek(&ask.facts).cost(ask.cost).await?;
-            let mut text = String::with_capacity(512);
-            answer::write_decision(&mut text, &service.limiter, &decision);
-            Ok((None, respond(StatusCode::OK, JSON, text)))
+            let mut out = Writer::with_capacity(USUAL_ANSWER);
+            answer::write_decision(&mut out, &service.limiter, &decision);
+            Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
         Call::Batch => {
             let mut body = body::read(request, MAX_BATCH_BODY).await?;
@@ -120,10 +122,11 @@ async fn decide(service: &Service, call: Call, request: Request<Incoming>) -> An
         Call::Usage => {
             let pairs = query(request.uri())?;
             let decision = service.limiter.usage(&facts(&pairs)?).await?;
-            let mut text = String::from("{\"limits\":");
-            answer::write_limits(&mut text, &decision).expect("a string takes everything");
-            text.push('}');
-            Ok((None, respond(StatusCode::OK, JSON, text)))
+            let mut out = Writer::default();
+            out.raw("{\"limits\":");
+            answer::write_limits(&mut out, &decision);
+            out.raw("}");
+            Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
         Call::Limits => {
             let in_force = service.in_force();
@@ -147,10 +150,11 @@ async fn decide(service: &Service, call: Call, request: Request<Incoming>) -> An
 
 /// Each check on its own, in order; one that makes no sense is answered in its place.
 async fn batch(service: &Service, body: &mut [u8]) -> Result<String, ApiError> {
-    let mut text = String::from("{\"decisions\":[");
+    let mut out = Writer::default();
+    out.raw("{\"decisions\":[");
     for (index, check) in ask::read_batch(Reader::new(body)?)?.into_iter().enumerate() {
         if index > 0 {
-            text.push(',');
+            out.raw(",");
         }
         let began = Instant::now();
         let decision = match Ask::read(check) {
@@ -159,18 +163,18 @@ async fn batch(service: &Service, body: &mut [u8]) -> Result<String, ApiError> {
         };
         let ended = match &decision {
             Ok(decision) => {
-                answer::write_decision(&mut text, &service.limiter, decision);
+                answer::write_decision(&mut out, &service.limiter, decision);
                 ended(decision)
             }
             Err(error) => {
-                error.write(&mut text);
+                error.write(&mut out);
                 Ended::Error
             }
         };
         service.metrics.http.record(ended, began.elapsed());
     }
-    text.push_str("]}");
-    Ok(text)
+    out.raw("]}");
+    Ok(out.finish())
 }
 
 fn ended(decision: &Decision) -> Ended {
@@ -184,9 +188,9 @@ fn ended(decision: &Decision) -> Ended {
 /// 200, or 429 with the time to come again.
 fn decided(service: &Service, decision: &Decision) -> Response<Full<Bytes>> {
     let status = if decision.allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
-    let mut text = String::with_capacity(512);
-    answer::write_decision(&mut text, &service.limiter, decision);
-    let mut response = respond(status, JSON, text);
+    let mut out = Writer::with_capacity(USUAL_ANSWER);
+    answer::write_decision(&mut out, &service.limiter, decision);
+    let mut response = respond(status, JSON, out.finish());
     if let Some(retry) = decision.retry_after() {
         let seconds = HeaderValue::from(retry.as_secs_ceil().max(1));
         response.headers_mut().insert(header::RETRY_AFTER, seconds);
@@ -202,9 +206,9 @@ fn respond(status: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Res
 }
 
 fn refuse(error: &ApiError) -> Response<Full<Bytes>> {
-    let mut text = String::new();
-    error.write(&mut text);
-    let mut response = respond(error.code.status(), JSON, text);
+    let mut out = Writer::default();
+    error.write(&mut out);
+    let mut response = respond(error.code.status(), JSON, out.finish());
     if error.code == Code::TooLarge {
         // The rest of the body is not read, so nothing can follow it.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -157,7 +157,7 @@ impl Observer for Metrics {
         let stripe = stripe();
         for (answer, place) in decision.limits().zip(toll.places()) {
             let tally = &seen.limits[place].0[stripe];
-            let counter = match (answer.outcome().allowed, answer.rule().mode()) {
+            let counter = match (answer.allowed(), answer.rule().mode()) {
                 (true, _) => &tally.allowed,
                 (false, Mode::Shadow) => &tally.would_refuse,
                 (false, _) => &tally.refused,

@@ -15,6 +15,7 @@ use tollkeeper::{Limiter, MemoryStore};
 use crate::args::Check;
 use crate::command::{config, facts, say, table};
 use crate::http::answer::write_decision;
+use crate::json::Writer;
 
 const SERVER: &str = "http://127.0.0.1:8080";
 /// How long a server may take.
@@ -54,9 +55,9 @@ fn by_file(args: &Check) -> anyhow::Result<String> {
     let facts = facts(&args.facts)?;
     let request = if args.peek { limiter.peek(&facts) } else { limiter.check(&facts) };
     let decision = request.cost(args.cost).wait()?;
-    let mut text = String::new();
-    write_decision(&mut text, &limiter, &decision);
-    Ok(text)
+    let mut out = Writer::default();
+    write_decision(&mut out, &limiter, &decision);
+    Ok(out.finish())
 }
 
 async fn by_server(args: &Check, server: &str) -> anyhow::Result<String> {

@@ -1,113 +1,186 @@
 //! What is answered: a decision as JSON. Fields are only ever added.
 
-use std::fmt::{self, Display, Write as _};
-
 use tollkeeper::decision::Answer;
-use tollkeeper::reason::Seconds;
 use tollkeeper::{Decision, Limiter, OnStoreFailure, Retry, Span, Verdict};
 
-use crate::json::Quoted;
+use crate::json::Writer;
 
 /// Writes a decision; the limiter is the one that made it, and seals its receipt.
-pub fn write_decision(out: &mut String, limiter: &Limiter, decision: &Decision) {
-    decision_to(out, limiter, decision).expect("a string takes everything");
-}
-
-fn decision_to(out: &mut String, limiter: &Limiter, decision: &Decision) -> fmt::Result {
-    let verdict = decision.verdict();
+pub fn write_decision(out: &mut Writer, limiter: &Limiter, decision: &Decision) {
+    let (verdict, binding) = decision.conclusion();
     let (retry, delay) = match verdict {
         Verdict::Allow { delay } => (None, delay),
         Verdict::Deny { retry } => (Some(retry), Span::ZERO),
     };
-    let binding = decision.binding();
-    write!(out, "{{\"allowed\":{},\"binding\":", retry.is_none())?;
-    or_null(out, binding.map(|answer| Quoted(answer.name())))?;
-    write!(out, ",\"retry_after\":{},\"delay\":{},\"degraded\":", Wait(retry), Number(delay))?;
-    or_null(out, decision.degraded().map(|by| Quoted(by.name())))?;
+    out.raw("{\"allowed\":");
+    out.bool(retry.is_none());
+    out.raw(",\"binding\":");
+    out.or_null(binding, |out, answer| out.text(answer.name()));
+    out.raw(",\"retry_after\":");
+    out.or_null(wait(retry), Writer::seconds);
+    out.raw(",\"delay\":");
+    out.seconds(delay);
+    out.raw(",\"degraded\":");
+    out.or_null(decision.degraded(), |out, by| out.text(by.name()));
     if retry == Some(Retry::Never) {
-        out.push_str(",\"never\":true");
+        out.raw(",\"never\":true");
     }
     if let Some(reason) = decision.reason() {
-        write!(out, ",\"reason\":{}", Quoted(&reason.to_string()))?;
+        out.raw(",\"reason\":");
+        out.text(&reason.to_string());
     }
-    out.push_str(",\"charge\":");
-    or_null(out, decision.charge().map(|charge| format!("\"{}\"", limiter.seal_charge(&charge))))?;
-    out.push_str(",\"limits\":");
-    write_limits(out, decision)?;
-    out.push('}');
-    Ok(())
+    out.raw(",\"charge\":");
+    out.or_null(decision.charge(), |out, charge| {
+        // Letters and digits: there is nothing to escape.
+        out.raw("\"");
+        out.raw(&limiter.seal_charge(&charge));
+        out.raw("\"");
+    });
+    out.raw(",\"limits\":");
+    write_limits(out, decision);
+    out.raw("}");
 }
 
 /// Writes what each limit that applied says, as a list.
-pub fn write_limits(out: &mut String, decision: &Decision) -> fmt::Result {
-    out.push('[');
-    for (index, answer) in decision.limits().enumerate() {
-        if index > 0 {
-            out.push(',');
-        }
-        write_limit(out, &answer)?;
-    }
-    out.push(']');
-    Ok(())
+pub fn write_limits(out: &mut Writer, decision: &Decision) {
+    out.list(decision.limits(), |out, answer| write_limit(out, &answer));
 }
 
-fn write_limit(out: &mut String, answer: &Answer<'_>) -> fmt::Result {
-    let (due, outcome) = (answer.due(), answer.outcome());
-    write!(out, "{{\"name\":{},\"key\":[", Quoted(answer.name()))?;
-    for (index, value) in answer.key().texts().enumerate() {
-        if index > 0 {
-            out.push(',');
-        }
-        or_null(out, value.map(Quoted))?;
-    }
-    write!(
-        out,
-        "],\"algorithm\":\"{}\",\"mode\":\"{}\",\"allowed\":{},\"cost\":{},\"limit\":{},\"remaining\":",
-        answer.rule().algorithm(),
-        answer.rule().mode().name(),
-        outcome.allowed,
-        due.cost,
-        outcome.limit,
-    )?;
-    // Who decides without counting knows neither.
+fn write_limit(out: &mut Writer, answer: &Answer<'_>) {
+    let outcome = answer.outcome();
+    out.raw("{\"name\":");
+    out.text(answer.name());
+    out.raw(",\"key\":");
+    out.list(answer.key().texts(), |out, value| out.or_null(value, Writer::text));
+    out.raw(",\"algorithm\":");
+    out.text(answer.rule().algorithm().name());
+    out.raw(",\"mode\":");
+    out.text(answer.rule().mode().name());
+    out.raw(",\"allowed\":");
+    out.bool(outcome.allowed);
+    out.raw(",\"cost\":");
+    out.number(answer.due().cost);
+    out.raw(",\"limit\":");
+    out.number(outcome.limit);
+    // Who decides without counting knows neither what remains nor when all is there again.
     let counted = !matches!(answer.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny));
-    or_null(out, counted.then_some(outcome.remaining))?;
-    write!(out, ",\"retry_after\":{},\"reset_after\":", Wait(outcome.retry))?;
-    or_null(out, outcome.reset_after.filter(|_| counted).map(Number))?;
-    out.push_str(",\"degraded\":");
-    or_null(out, answer.degraded().map(|by| Quoted(by.name())))?;
+    out.raw(",\"remaining\":");
+    out.or_null(counted.then_some(outcome.remaining), Writer::number);
+    out.raw(",\"retry_after\":");
+    out.or_null(wait(outcome.retry), Writer::seconds);
+    out.raw(",\"reset_after\":");
+    out.or_null(outcome.reset_after.filter(|_| counted), Writer::seconds);
+    out.raw(",\"degraded\":");
+    out.or_null(answer.degraded(), |out, by| out.text(by.name()));
     if outcome.retry == Some(Retry::Never) {
-        out.push_str(",\"never\":true");
+        out.raw(",\"never\":true");
     }
-    out.push('}');
-    Ok(())
-}
-
-fn or_null(out: &mut String, value: Option<impl Display>) -> fmt::Result {
-    match value {
-        Some(value) => write!(out, "{value}"),
-        None => out.write_str("null"),
-    }
+    out.raw("}");
 }
 
 /// When to come again, where waiting cures.
-struct Wait(Option<Retry>);
-
-impl Display for Wait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(Retry::After(span)) => Number(span).fmt(f),
-            Some(Retry::Never) | None => f.write_str("null"),
-        }
+fn wait(retry: Option<Retry>) -> Option<Span> {
+    match retry {
+        Some(Retry::After(span)) => Some(span),
+        Some(Retry::Never) | None => None,
     }
 }
 
-/// Decimal seconds: `0`, `0.6`, `12.0`.
-struct Number(Span);
+#[cfg(test)]
+mod tests {
+    use std::fmt::Display;
+    use std::time::Duration;
 
-impl Display for Number {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let point = self.0 > Span::ZERO && self.0.as_micros().is_multiple_of(1_000_000);
-        write!(f, "{}{}", Seconds(self.0), if point { ".0" } else { "" })
+    use tollkeeper::reason::Seconds;
+    use tollkeeper::{
+        Algorithm, Capacity, Clock, Facts, Limit, ManualClock, MemoryStore, Mode, Policy, Quota,
+    };
+    use tollkeeper::{Time, facts};
+
+    use super::*;
+
+    /// What a decision looks like, written down once more and as plainly as can be.
+    fn plain(decision: &Decision, charge: Option<&str>) -> String {
+        let (verdict, never) = match decision.verdict() {
+            Verdict::Allow { delay } => (format!("null,\"delay\":{}", seconds(delay)), ""),
+            Verdict::Deny { retry: Retry::After(span) } => (format!("{},\"delay\":0", seconds(span)), ""),
+            Verdict::Deny { retry: Retry::Never } => ("null,\"delay\":0".to_owned(), ",\"never\":true"),
+        };
+        let limits: Vec<String> = decision.limits().map(|answer| plain_limit(&answer)).collect();
+        let reason = decision.reason().map(|reason| format!(",\"reason\":{:?}", reason.to_string()));
+        format!(
+            "{{\"allowed\":{},\"binding\":{},\"retry_after\":{verdict},\"degraded\":null{never}{},\
+             \"charge\":{},\"limits\":[{}]}}",
+            decision.allowed(),
+            or_null(decision.binding().map(|answer| format!("{:?}", answer.name()))),
+            reason.unwrap_or_default(),
+            or_null(charge.map(|charge| format!("{charge:?}"))),
+            limits.join(","),
+        )
+    }
+
+    fn plain_limit(answer: &Answer<'_>) -> String {
+        let outcome = answer.outcome();
+        let key: Vec<String> =
+            answer.key().texts().map(|text| or_null(text.map(|text| format!("{text:?}")))).collect();
+        format!(
+            "{{\"name\":{:?},\"key\":[{}],\"algorithm\":\"{}\",\"mode\":\"{}\",\"allowed\":{},\"cost\":{},\
+             \"limit\":{},\"remaining\":{},\"retry_after\":{},\"reset_after\":{},\"degraded\":null{}}}",
+            answer.name(),
+            key.join(","),
+            answer.rule().algorithm(),
+            answer.rule().mode().name(),
+            outcome.allowed,
+            answer.due().cost,
+            outcome.limit,
+            outcome.remaining,
+            or_null(wait(outcome.retry).map(seconds)),
+            or_null(outcome.reset_after.map(seconds)),
+            if outcome.retry == Some(Retry::Never) { ",\"never\":true" } else { "" },
+        )
+    }
+
+    fn or_null(value: Option<impl Display>) -> String {
+        value.map_or_else(|| "null".to_owned(), |value| value.to_string())
+    }
+
+    fn seconds(span: Span) -> String {
+        let point = span > Span::ZERO && span.as_micros().is_multiple_of(1_000_000);
+        format!("{}{}", Seconds(span), if point { ".0" } else { "" })
+    }
+
+    #[test]
+    fn decisions_of_every_kind_are_written_as_fmt_writes_them() {
+        let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+        let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+        let policy = Policy::new(vec![
+            Limit::new("bucket", Quota::per_minute(100).burst(20)).by("user"),
+            Limit::new("queue", Quota::per_second(7))
+                .algorithm(Algorithm::LeakyBucket)
+                .by("user")
+                .by("route"),
+            Limit::new("window", Quota::per_hour(50)).algorithm(Algorithm::FixedWindow).mode(Mode::Shadow),
+            Limit::new("log", Quota::per(9, Duration::from_millis(1_500))).algorithm(Algorithm::SlidingLog),
+        ]);
+        let limiter = Limiter::embedded(policy.unwrap(), store);
+        let (mut allowed, mut refused, mut never) = (0, 0, 0);
+        for turn in 0..2_000u64 {
+            // Steps of every length, a tenth of a second on average.
+            hand.advance(Span::from_micros(turn * 7_919 % 200_003));
+            let user = format!("user \"{}\"", turn % 3);
+            let facts: Facts<'_> = facts! { "user" => &user, "route" => "/a" };
+            let cost = if turn % 50 == 0 { 1_000 } else { 1 + turn % 4 };
+            let decision = limiter.check(&facts).cost(cost).wait().unwrap();
+            match decision.verdict() {
+                Verdict::Allow { .. } => allowed += 1,
+                Verdict::Deny { retry: Retry::After(_) } => refused += 1,
+                Verdict::Deny { retry: Retry::Never } => never += 1,
+            }
+            let charge = decision.charge().map(|charge| limiter.seal_charge(&charge));
+            let mut out = Writer::default();
+            write_decision(&mut out, &limiter, &decision);
+            assert_eq!(out.finish(), plain(&decision, charge.as_deref()), "turn {turn}");
+        }
+        assert!(allowed > 100 && refused > 100 && never > 10, "{allowed} {refused} {never}");
     }
 }

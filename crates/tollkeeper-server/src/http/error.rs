@@ -1,12 +1,10 @@
 //! What is said to a client that asked for something that cannot be done: code, message and where.
 
-use std::fmt::Write as _;
-
 use hyper::StatusCode;
 use tollkeeper::InvalidRequest;
 use tollkeeper::facts::FactProblem;
 
-use crate::json::{Malformed, Quoted};
+use crate::json::{Malformed, Writer};
 
 /// An error that a client made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,13 +89,14 @@ impl ApiError {
     }
 
     /// `{"error":{…}}`.
-    pub fn write(&self, out: &mut String) {
-        let (code, message) = (self.code.name(), Quoted(&self.message));
-        write!(out, "{{\"error\":{{\"code\":\"{code}\",\"message\":{message},\"where\":").expect("a string");
-        match &self.at {
-            Some(field) => write!(out, "{}}}}}", Quoted(field)).expect("a string"),
-            None => out.push_str("null}}"),
-        }
+    pub fn write(&self, out: &mut Writer) {
+        out.raw("{\"error\":{\"code\":");
+        out.text(self.code.name());
+        out.raw(",\"message\":");
+        out.text(&self.message);
+        out.raw(",\"where\":");
+        out.or_null(self.at.as_deref(), Writer::text);
+        out.raw("}}");
     }
 }
 
