@@ -5,7 +5,6 @@ pub mod ask;
 pub mod body;
 pub mod error;
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use http_body_util::Full;
@@ -32,25 +31,26 @@ const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
 /// Answers one request.
-pub async fn answer(service: Arc<Service>, request: Request<Incoming>) -> Response<Full<Bytes>> {
+pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<Full<Bytes>> {
     let began = Instant::now();
-    let Some(call) = Call::of(request.uri().path()) else {
+    let (head, body) = request.into_parts();
+    let Some(call) = Call::of(head.uri.path()) else {
         let message = "there is no such path (try POST /v1/check, GET /v1/limits or GET /healthz)";
         return refuse(&ApiError::new(Code::NotFound, message));
     };
-    if *request.method() != call.method() {
+    if head.method != call.method() {
         let method = call.method();
-        let message = format!("{} takes {method}", request.uri().path());
+        let message = format!("{} takes {method}", head.uri.path());
         let mut response = refuse(&ApiError::new(Code::MethodNotAllowed, message));
         let allow = HeaderValue::from_str(method.as_str()).expect("a method is a word");
         response.headers_mut().insert(header::ALLOW, allow);
         return response;
     }
-    if request.method() != Method::GET && is_foreign(request.headers(), request.uri()) {
+    if head.method != Method::GET && is_foreign(&head.headers, &head.uri) {
         let message = "the Origin of this request is not this server: pages of other sites may not call it";
         return refuse(&ApiError::new(Code::Forbidden, message));
     }
-    let (ended, response) = match decide(&service, call, request).await {
+    let (ended, response) = match decide(service, call, &head.uri, body).await {
         Ok((ended, response)) => (ended, response),
         Err(error) => (Some(Ended::Error), refuse(&error)),
     };
@@ -98,16 +98,16 @@ impl Call {
 
 type Answered = Result<(Option<Ended>, Response<Full<Bytes>>), ApiError>;
 
-async fn decide(service: &Service, call: Call, request: Request<Incoming>) -> Answered {
+async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Answered {
     match call {
         Call::Check => {
-            let mut body = body::read(request, MAX_BODY).await?;
+            let mut body = body::read(body, MAX_BODY).await?;
             let ask = Ask::read(Reader::new(&mut body)?)?;
             let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
             Ok((Some(ended(&decision)), decided(service, &decision)))
         }
         Call::Peek => {
-            let mut body = body::read(request, MAX_BODY).await?;
+            let mut body = body::read(body, MAX_BODY).await?;
             let ask = Ask::read(Reader::new(&mut body)?)?;
             let decision = service.limiter.peek(&ask.facts).cost(ask.cost).await?;
             let mut out = Writer::with_capacity(USUAL_ANSWER);
@@ -115,12 +115,12 @@ async fn decide(service: &Service, call: Call, request: Request<Incoming>) -> An
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
         Call::Batch => {
-            let mut body = body::read(request, MAX_BATCH_BODY).await?;
+            let mut body = body::read(body, MAX_BATCH_BODY).await?;
             let text = batch(service, &mut body).await?;
             Ok((None, respond(StatusCode::OK, JSON, text)))
         }
         Call::Usage => {
-            let pairs = query(request.uri())?;
+            let pairs = query(uri)?;
             let decision = service.limiter.usage(&facts(&pairs)?).await?;
             let mut out = Writer::default();
             out.raw("{\"limits\":");

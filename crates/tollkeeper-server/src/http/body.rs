@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use http_body_util::BodyExt;
-use hyper::Request;
 use hyper::body::{Body, Incoming};
+use tokio::time::sleep;
 
 use crate::http::error::{ApiError, Code};
 
@@ -12,31 +12,36 @@ use crate::http::error::{ApiError, Code};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Reads a body of at most `most` bytes.
-pub async fn read(request: Request<Incoming>, most: usize) -> Result<Vec<u8>, ApiError> {
-    let mut body = request.into_body();
+pub async fn read(body: Incoming, most: usize) -> Result<Vec<u8>, ApiError> {
     // Who says so beforehand need not send it.
     if body.size_hint().lower() > most as u64 {
         return Err(too_large(most));
     }
-    let arrive = async {
-        let mut bytes = Vec::new();
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| {
-                ApiError::new(Code::InvalidJson, format!("the body did not arrive in full: {error}"))
-            })?;
-            if let Some(data) = frame.data_ref() {
-                if bytes.len() + data.len() > most {
-                    return Err(too_large(most));
-                }
-                bytes.extend_from_slice(data);
-            }
+    tokio::select! {
+        biased;
+        arrived = arrive(body, most) => arrived,
+        // A block, so that there is no timer for a body that came along with its head.
+        () = async { sleep(PATIENCE).await } => {
+            let message = format!("the body did not arrive within {} s", PATIENCE.as_secs());
+            Err(ApiError::new(Code::InvalidJson, message))
         }
-        Ok(bytes)
-    };
-    tokio::time::timeout(PATIENCE, arrive).await.unwrap_or_else(|_| {
-        let message = format!("the body did not arrive within {} s", PATIENCE.as_secs());
-        Err(ApiError::new(Code::InvalidJson, message))
-    })
+    }
+}
+
+async fn arrive(mut body: Incoming, most: usize) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            ApiError::new(Code::InvalidJson, format!("the body did not arrive in full: {error}"))
+        })?;
+        if let Some(data) = frame.data_ref() {
+            if bytes.len() + data.len() > most {
+                return Err(too_large(most));
+            }
+            bytes.extend_from_slice(data);
+        }
+    }
+    Ok(bytes)
 }
 
 fn too_large(most: usize) -> ApiError {
