@@ -125,6 +125,7 @@ mod tests {
     use super::*;
     use crate::serve::builtin;
     use crate::service::Source;
+    use crate::store::Store;
 
     const REQUEST: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n";
 
@@ -132,7 +133,7 @@ mod tests {
     async fn connect(quiet: Duration) -> (Connections, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let service = Service::new(builtin(), Source::Builtin, MemoryStore::default());
+        let service = Service::new(builtin(), Source::Builtin, Store::Memory(MemoryStore::default()));
         let connections = Connections::accept_quiet_for(quiet, listener, Arc::new(service));
         (connections, TcpStream::connect(address).await.unwrap())
     }
