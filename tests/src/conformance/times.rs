@@ -192,6 +192,7 @@ pub(super) async fn until_allowed(world: World) {
     let limit = Limit::new("limit", Quota::per(1, millis(20)).burst(100));
     let limiter = world.limiter([limit]);
     let nobody = Facts::new();
+    world.needs(secs(60));
     let reserved = decided(limiter.reserve(&nobody, secs(60)).cost(100).await.expect("a valid request"));
     let charge = reserved.charge().expect("admitted");
     assert_eq!(limiter.settle(&charge, Costs::Request(200)).await, Ok(Correction::Done));

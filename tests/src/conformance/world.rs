@@ -96,13 +96,23 @@ pub struct World {
 impl World {
     pub(super) fn new(place: &Place) -> World {
         static WORLDS: AtomicU64 = AtomicU64::new(0);
-        World {
+        let world = World {
             place: place.clone(),
             prefix: format!("world-{}", WORLDS.fetch_add(1, Relaxed)),
             memory: MemoryStore::default(),
             needed: Arc::default(),
             opened: Arc::default(),
+        };
+        if world.undoes() {
+            // So long it is remembered that something was undone.
+            world.needs(secs(60));
         }
+        world
+    }
+
+    /// Something is needed for so long.
+    pub(super) fn needs(&self, span: Span) {
+        self.needed.fetch_max(span.as_micros(), Relaxed);
     }
 
     /// A limiter with connections of its own.
@@ -128,8 +138,8 @@ impl World {
                 && quota.count() > 0
             {
                 // A level may be twice the capacity, and a sliding window looks at two periods.
-                self.needed
-                    .fetch_max(2 * quota.window().as_micros().max(quota.period().as_micros()), Relaxed);
+                let longest = quota.window().max(quota.period()).as_micros();
+                self.needs(Span::from_micros(2 * longest));
             }
         }
         policy
