@@ -1,7 +1,5 @@
 //! Many nodes on one Redis: together they admit exactly the limit, with one round trip for a request at most.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
-
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
