@@ -83,6 +83,9 @@ impl Builder {
             #[cfg(feature = "redis")]
             Some(Backend::Url(url)) => match url.parse() {
                 Ok(crate::config::StoreUrl::Redis(redis)) => {
+                    if tokio::runtime::Handle::try_current().is_err() {
+                        return Err(BuildError::Runtime);
+                    }
                     let store = RedisStore::open(&redis, RedisOptions::default());
                     let store = Resilient::new(store, ResilientSettings::default(), MemoryStore::default());
                     Ok(Limiter::new(policy, Arc::new(store), None, Clock::system()))
@@ -104,6 +107,8 @@ pub enum BuildError {
     Policy(InvalidPolicy),
     /// There is no such store.
     Store(String),
+    /// A store elsewhere was asked for outside of an async runtime.
+    Runtime,
 }
 
 impl fmt::Display for BuildError {
@@ -114,6 +119,9 @@ impl fmt::Display for BuildError {
                 // What comes before the address may hold a password.
                 let scheme = url.split_once("://").map_or(url.as_str(), |(scheme, _)| scheme);
                 write!(f, "there is no store for `{scheme}://` in this build (try `memory://`)")
+            }
+            BuildError::Runtime => {
+                f.write_str("a store on Redis needs a tokio runtime: build the limiter inside one")
             }
         }
     }

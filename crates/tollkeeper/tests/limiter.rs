@@ -534,8 +534,13 @@ fn what_cannot_be_built_says_what_would_be_right() {
     assert_eq!(problems.0.len(), 3);
     // The address of a store may hold a password.
     check(
+        limit("limit").store("postgres://user:secret@host/"),
+        "there is no store for `postgres://` in this build (try `memory://`)",
+    );
+    #[cfg(feature = "redis")]
+    check(
         limit("limit").store("redis://user:secret@host/"),
-        "there is no store for `redis://` in this build (try `memory://`)",
+        "a store on Redis needs a tokio runtime: build the limiter inside one",
     );
     check(
         limit("limit").store("nonsense"),
