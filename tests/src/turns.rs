@@ -55,7 +55,7 @@ impl Proxy {
         self.shared.turns.load(SeqCst)
     }
 
-    /// How many of them ran scripts.
+    /// How many of them called scripts by their names.
     pub fn scripts(&self) -> u64 {
         self.shared.scripts.load(SeqCst)
     }
@@ -104,7 +104,7 @@ fn accept(listener: &TcpListener, server: u16, shared: &Arc<Shared>) {
 impl Shared {
     /// Counts what a client says: once for each time that the server has spoken before.
     fn asked(&self, spoke: &mut Spoke, bytes: &[u8]) {
-        let script = bytes.windows(6).any(|word| word == b"\r\nEVAL");
+        let script = bytes.windows(9).any(|word| word == b"\r\nEVALSHA");
         let counted = match *spoke {
             Spoke::Server => {
                 self.turns.fetch_add(1, SeqCst);
