@@ -116,10 +116,13 @@ impl Lane {
 async fn carry(link: Arc<Link>, mut jobs: mpsc::Receiver<Job>, ways: Arc<Semaphore>) {
     while let Some(first) = jobs.recv().await {
         let way = Arc::clone(&ways).acquire_owned().await.expect("nobody closes it");
+        let mut keys = first.asked.names().count();
         let mut together = vec![first];
         while together.len() < TOGETHER
+            && keys < wire::MOST_KEYS
             && let Ok(next) = jobs.try_recv()
         {
+            keys += next.asked.names().count();
             together.push(next);
         }
         // Who has left was not sent, so it was not charged.
