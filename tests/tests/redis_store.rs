@@ -104,3 +104,30 @@ async fn many_tasks_are_admitted_exactly_to_the_limit_and_travel_together() {
     println!("{asked} checks of three limits in {calls} calls");
     assert!(calls < asked, "checks in flight travel together, and three limits in one call");
 }
+
+/// Lua hands over some thousand values at once and no more: a batch must not ask for more keys than that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_limits_in_flight_fit_into_their_calls() {
+    let server = Server::start();
+    let limit = |number| Limit::new(format!("limit-{number}"), Quota::per_day(3).burst(3)).by("user");
+    let limiter = limiter(&server.url(), (0..200).map(limit).collect());
+    let tasks: Vec<_> = (0..128)
+        .map(|task| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move {
+                let user = format!("user-{task}");
+                let facts = facts! { "user" => &user };
+                for round in 0..4 {
+                    let decision = limiter.check(&facts).await.unwrap();
+                    assert_eq!((decision.allowed(), decision.degraded()), (round < 3, None));
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let Value::Bytes(errors) = server.connect().text("INFO errorstats") else { panic!("text") };
+    let errors = String::from_utf8(errors).unwrap();
+    assert!(!errors.contains("errorstat_ERR"), "{errors}");
+}
