@@ -9,7 +9,8 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -35,12 +36,8 @@ pub struct Connections {
 impl Connections {
     /// Begins to accept.
     pub fn accept(listener: TcpListener, service: Arc<Service>) -> Connections {
-        Connections::accept_quiet_for(QUIET, listener, service)
-    }
-
-    fn accept_quiet_for(quiet: Duration, listener: TcpListener, service: Arc<Service>) -> Connections {
         let (stop, stopped) = watch::channel(());
-        Connections { stop, accepting: tokio::spawn(accept(listener, service, stopped, quiet)) }
+        Connections { stop, accepting: tokio::spawn(accept(listener, service, stopped)) }
     }
 
     /// Accepts no more, and lets requests in flight finish for so long; says how many could not.
@@ -52,12 +49,7 @@ impl Connections {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    service: Arc<Service>,
-    mut stopped: watch::Receiver<()>,
-    quiet: Duration,
-) {
+async fn accept(listener: TcpListener, service: Arc<Service>, mut stopped: watch::Receiver<()>) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -65,7 +57,9 @@ async fn accept(
         };
         match accepted {
             Ok((stream, _)) => {
-                tokio::spawn(serve(stream, Arc::clone(&service), stopped.clone(), quiet));
+                // Answers are small and written at once: waiting to fill a packet would only delay them.
+                let _ = stream.set_nodelay(true);
+                tokio::spawn(serve(stream, Arc::clone(&service), stopped.clone()));
             }
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
@@ -79,10 +73,12 @@ async fn accept(
 ///
 /// hyper would watch over heads by a timer for each of them, which cost 4 % of all processor time. One
 /// for the connection, looked at when it fires, closes the same connections a little later: after one to
-/// two times `quiet`.
-async fn serve(stream: TcpStream, service: Arc<Service>, mut stopped: watch::Receiver<()>, quiet: Duration) {
-    // Answers are small and written at once: waiting to fill a packet would only delay them.
-    let _ = stream.set_nodelay(true);
+/// two times [`QUIET`].
+async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    service: Arc<Service>,
+    mut stopped: watch::Receiver<()>,
+) {
     let asked = AtomicBool::new(false);
     let answer = service_fn(|request| {
         asked.store(true, Relaxed);
@@ -91,7 +87,7 @@ async fn serve(stream: TcpStream, service: Arc<Service>, mut stopped: watch::Rec
     let mut protocol = http1::Builder::new();
     protocol.max_buf_size(BUFFER);
     let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), answer));
-    let mut fires = pin!(sleep(quiet));
+    let mut fires = pin!(sleep(QUIET));
     let mut stopping = false;
     loop {
         tokio::select! {
@@ -104,10 +100,10 @@ async fn serve(stream: TcpStream, service: Arc<Service>, mut stopped: watch::Rec
             }
             () = fires.as_mut() => {
                 if !asked.swap(false, Relaxed) {
-                    tracing::debug!("a connection was quiet for {quiet:?} and is closed");
+                    tracing::debug!("a connection was quiet for {QUIET:?} and is closed");
                     return;
                 }
-                fires.as_mut().reset(Instant::now() + quiet);
+                fires.as_mut().reset(Instant::now() + QUIET);
             }
             _ = stopped.changed(), if !stopping => {
                 stopping = true;
@@ -119,7 +115,8 @@ async fn serve(stream: TcpStream, service: Arc<Service>, mut stopped: watch::Rec
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+    use tokio::net::TcpStream;
     use tollkeeper::MemoryStore;
 
     use super::*;
@@ -127,81 +124,87 @@ mod tests {
     use crate::service::Source;
     use crate::store::Store;
 
-    const REQUEST: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n";
-
-    /// A server that closes what is quiet for so long, and a connection to it.
-    async fn connect(quiet: Duration) -> (Connections, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let service = Service::new(builtin(), Source::Builtin, Store::Memory(MemoryStore::default()));
-        let connections = Connections::accept_quiet_for(quiet, listener, Arc::new(service));
-        (connections, TcpStream::connect(address).await.unwrap())
+    fn service() -> Arc<Service> {
+        Arc::new(Service::new(builtin(), Source::Builtin, Store::Memory(MemoryStore::default())))
     }
 
-    async fn ask(stream: &mut TcpStream) -> String {
-        stream.write_all(REQUEST).await.unwrap();
+    /// A connection in memory: it is served in the time of the test, which stands still while anybody is busy.
+    fn connect() -> (watch::Sender<()>, DuplexStream) {
+        let (stop, stopped) = watch::channel(());
+        let (ours, theirs) = tokio::io::duplex(1 << 10);
+        tokio::spawn(serve(theirs, service(), stopped));
+        (stop, ours)
+    }
+
+    async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
         let mut answer = [0; 1 << 10];
         let len = stream.read(&mut answer).await.unwrap();
-        String::from_utf8_lossy(&answer[..len]).into_owned()
+        assert!(answer[..len].starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&answer));
     }
 
-    /// Whether the server ends it, and sends nothing more.
-    async fn ends(mut stream: TcpStream) -> bool {
-        stream.read(&mut [0]).await.is_ok_and(|len| len == 0)
+    /// Waits until the server ends it; it must not send anything more.
+    async fn ended(mut stream: impl AsyncRead + Unpin) {
+        assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_connection_without_a_request_is_closed() {
-        let (_connections, stream) = connect(Duration::from_millis(1)).await;
-        assert!(ends(stream).await);
+        let (began, (_stop, stream)) = (Instant::now(), connect());
+        ended(stream).await;
+        assert!((QUIET..QUIET * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
     }
 
-    #[tokio::test]
-    async fn a_head_that_does_not_end_is_cut_off_however_it_trickles() {
-        let (_connections, mut stream) = connect(Duration::from_millis(20)).await;
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_trickles_is_cut_off() {
+        let (began, (_stop, mut stream)) = (Instant::now(), connect());
         stream.write_all(b"GET /healthz HTTP/1.1\r\nx-slow: ").await.unwrap();
-        // Until the server has closed it and the kernel says so.
         while stream.write_all(b"x").await.is_ok() {
-            sleep(Duration::from_millis(1)).await;
+            sleep(Duration::from_secs(1)).await;
         }
+        assert!((QUIET..QUIET * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_in_use_stays_open_until_it_falls_quiet() {
+        let (_stop, mut stream) = connect();
+        for _ in 0..10 {
+            sleep(QUIET - Duration::from_secs(1)).await;
+            ask(&mut stream).await;
+        }
+        let last = Instant::now();
+        ended(stream).await;
+        assert!((QUIET..QUIET * 2).contains(&last.elapsed()), "{:?}", last.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn told_to_stop_an_idle_connection_ends_and_a_request_is_answered_first() {
+        let (stop, mut idle) = connect();
+        ask(&mut idle).await;
+        stop.send(()).unwrap();
+        let began = Instant::now();
+        ended(idle).await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+
+        let (stop, mut busy) = connect();
+        busy.write_all(b"POST /v1/peek HTTP/1.1\r\nhost: test\r\ncontent-length: 12\r\n\r\n{").await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        stop.send(()).unwrap();
+        sleep(Duration::from_secs(1)).await;
+        busy.write_all(b"\"facts\":{}}").await.unwrap();
+        let mut answer = String::new();
+        busy.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
     }
 
     #[tokio::test]
-    async fn a_connection_that_falls_quiet_is_closed_and_one_that_asks_is_not() {
-        let quiet = Duration::from_millis(200);
-        let (_connections, mut busy) = connect(quiet).await;
-        let mut idle = TcpStream::connect(busy.peer_addr().unwrap()).await.unwrap();
-        assert!(ask(&mut idle).await.contains(" 200 OK"));
-        let mut idle = tokio::spawn(ends(idle));
-        // Both are looked at equally often: when the idle one is closed, the other was spared.
-        let ended = loop {
-            assert!(ask(&mut busy).await.contains(" 200 OK"), "a connection in use stays open");
-            tokio::select! {
-                ended = &mut idle => break ended.unwrap(),
-                () = sleep(quiet / 20) => {}
-            }
-        };
-        assert!(ended);
-        assert!(ask(&mut busy).await.contains(" 200 OK"));
-    }
-
-    #[tokio::test]
-    async fn closing_ends_what_is_idle_and_counts_what_is_not() {
-        let (connections, mut stream) = connect(QUIET).await;
-        assert!(ask(&mut stream).await.contains(" 200 OK"));
+    async fn closing_waits_for_every_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Connections::accept(listener, service());
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        ask(&mut stream).await;
         assert_eq!(connections.close(QUIET).await, 0);
-        assert!(ends(stream).await);
-
-        let (connections, mut stream) = connect(QUIET).await;
-        assert!(ask(&mut stream).await.contains(" 200 OK"));
-        stream
-            .write_all(b"POST /v1/check HTTP/1.1\r\nhost: test\r\ncontent-length: 9\r\n\r\n{")
-            .await
-            .unwrap();
-        // A second answer on another connection says that the server has read this far.
-        assert!(
-            ask(&mut TcpStream::connect(stream.peer_addr().unwrap()).await.unwrap()).await.contains("200")
-        );
-        assert_eq!(connections.close(Duration::ZERO).await, 1);
+        ended(stream).await;
     }
 }
