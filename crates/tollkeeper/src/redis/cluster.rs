@@ -224,13 +224,10 @@ async fn read(shared: Arc<Shared>) {
                 }
             }
         }
-        match ranges {
-            Some(ranges) => {
-                seeds = None;
-                shared.install(&ranges);
-                let _ = tokio::time::timeout(READINGS.0, shared.stale.notified()).await;
-            }
-            None => drop(tokio::time::timeout(READINGS.1, std::future::pending::<()>()).await),
+        if let Some(ranges) = ranges {
+            seeds = None;
+            shared.install(&ranges);
+            let _ = tokio::time::timeout(READINGS.0, shared.stale.notified()).await;
         }
         tokio::time::sleep(READINGS.1).await;
     }
