@@ -1,27 +1,16 @@
-//! Connections: accepted, served, and closed when their last request is answered.
+//! All connections of a listener: accepted, and closed when their last request is answered.
 
-use std::convert::Infallible;
-use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
-use crate::http;
+use crate::connection;
 use crate::service::Service;
 
-/// How long a connection may be without a request: idle, or still sending the head of one.
-const QUIET: Duration = Duration::from_secs(75);
-/// As much of a head as is read before it is complete.
-const BUFFER: usize = 16 << 10;
 /// A moment for others to close files, when there are too many.
 const BREATH: Duration = Duration::from_millis(50);
 
@@ -59,7 +48,7 @@ async fn accept(listener: TcpListener, service: Arc<Service>, mut stopped: watch
             Ok((stream, _)) => {
                 // Answers are small and written at once: waiting to fill a packet would only delay them.
                 let _ = stream.set_nodelay(true);
-                tokio::spawn(serve(stream, Arc::clone(&service), stopped.clone()));
+                tokio::spawn(connection::serve(stream, Arc::clone(&service), stopped.clone()));
             }
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
@@ -69,133 +58,12 @@ async fn accept(listener: TcpListener, service: Arc<Service>, mut stopped: watch
     }
 }
 
-/// Answers the requests of one connection until either side ends it.
-///
-/// hyper would watch over heads by a timer for each of them, which cost 4 % of all processor time. One
-/// for the connection, looked at when it fires, closes the same connections a little later: after one to
-/// two times [`QUIET`].
-async fn serve(
-    stream: impl AsyncRead + AsyncWrite + Unpin,
-    service: Arc<Service>,
-    mut stopped: watch::Receiver<()>,
-) {
-    let asked = AtomicBool::new(false);
-    let answer = service_fn(|request| {
-        asked.store(true, Relaxed);
-        async { Ok::<_, Infallible>(http::answer(&service, request).await) }
-    });
-    let mut protocol = http1::Builder::new();
-    protocol.max_buf_size(BUFFER);
-    let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), answer));
-    let mut fires = pin!(sleep(QUIET));
-    let mut stopping = false;
-    loop {
-        tokio::select! {
-            biased;
-            ended = connection.as_mut() => {
-                if let Err(error) = ended {
-                    tracing::debug!("a connection ended: {error}");
-                }
-                return;
-            }
-            () = fires.as_mut() => {
-                if !asked.swap(false, Relaxed) {
-                    tracing::debug!("a connection was quiet for {QUIET:?} and is closed");
-                    return;
-                }
-                fires.as_mut().reset(Instant::now() + QUIET);
-            }
-            _ = stopped.changed(), if !stopping => {
-                stopping = true;
-                connection.as_mut().graceful_shutdown();
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
     use tokio::net::TcpStream;
-    use tollkeeper::MemoryStore;
 
     use super::*;
-    use crate::serve::builtin;
-    use crate::service::Source;
-    use crate::store::Store;
-
-    fn service() -> Arc<Service> {
-        Arc::new(Service::new(builtin(), Source::Builtin, Store::Memory(MemoryStore::default())))
-    }
-
-    /// A connection in memory: it is served in the time of the test, which stands still while anybody is busy.
-    fn connect() -> (watch::Sender<()>, DuplexStream) {
-        let (stop, stopped) = watch::channel(());
-        let (ours, theirs) = tokio::io::duplex(1 << 10);
-        tokio::spawn(serve(theirs, service(), stopped));
-        (stop, ours)
-    }
-
-    async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
-        let mut answer = [0; 1 << 10];
-        let len = stream.read(&mut answer).await.unwrap();
-        assert!(answer[..len].starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&answer));
-    }
-
-    /// Waits until the server ends it; it must not send anything more.
-    async fn ended(mut stream: impl AsyncRead + Unpin) {
-        assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_connection_without_a_request_is_closed() {
-        let (began, (_stop, stream)) = (Instant::now(), connect());
-        ended(stream).await;
-        assert!((QUIET..QUIET * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_head_that_trickles_is_cut_off() {
-        let (began, (_stop, mut stream)) = (Instant::now(), connect());
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nx-slow: ").await.unwrap();
-        while stream.write_all(b"x").await.is_ok() {
-            sleep(Duration::from_secs(1)).await;
-        }
-        assert!((QUIET..QUIET * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_connection_in_use_stays_open_until_it_falls_quiet() {
-        let (_stop, mut stream) = connect();
-        for _ in 0..10 {
-            sleep(QUIET - Duration::from_secs(1)).await;
-            ask(&mut stream).await;
-        }
-        let last = Instant::now();
-        ended(stream).await;
-        assert!((QUIET..QUIET * 2).contains(&last.elapsed()), "{:?}", last.elapsed());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn told_to_stop_an_idle_connection_ends_and_a_request_is_answered_first() {
-        let (stop, mut idle) = connect();
-        ask(&mut idle).await;
-        stop.send(()).unwrap();
-        let began = Instant::now();
-        ended(idle).await;
-        assert_eq!(began.elapsed(), Duration::ZERO);
-
-        let (stop, mut busy) = connect();
-        busy.write_all(b"POST /v1/peek HTTP/1.1\r\nhost: test\r\ncontent-length: 12\r\n\r\n{").await.unwrap();
-        sleep(Duration::from_secs(1)).await;
-        stop.send(()).unwrap();
-        sleep(Duration::from_secs(1)).await;
-        busy.write_all(b"\"facts\":{}}").await.unwrap();
-        let mut answer = String::new();
-        busy.read_to_string(&mut answer).await.unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
-    }
+    use crate::connection::tests::{ask, ended, service};
 
     #[tokio::test]
     async fn closing_waits_for_every_connection() {
@@ -204,7 +72,7 @@ mod tests {
         let connections = Connections::accept(listener, service());
         let mut stream = TcpStream::connect(address).await.unwrap();
         ask(&mut stream).await;
-        assert_eq!(connections.close(QUIET).await, 0);
+        assert_eq!(connections.close(Duration::from_secs(60)).await, 0);
         ended(stream).await;
     }
 }

@@ -4,6 +4,7 @@ pub mod answer;
 pub mod ask;
 pub mod body;
 pub mod error;
+pub mod plain;
 
 use std::time::Instant;
 
@@ -32,6 +33,20 @@ const OPEN_METRICS: HeaderValue =
 
 /// Answers one request.
 pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    answer_whole(service, request).await.map(Full::new)
+}
+
+/// Answers a check whose body is here.
+pub async fn answer_check(service: &Service, began: Instant, body: &mut [u8]) -> Response<Bytes> {
+    finish(service, began, check(service, body).await)
+}
+
+/// Answers a check that did not come whole.
+pub fn answer_wrong(service: &Service, began: Instant, wrong: ApiError) -> Response<Bytes> {
+    finish(service, began, Err(wrong))
+}
+
+async fn answer_whole(service: &Service, request: Request<Incoming>) -> Response<Bytes> {
     let began = Instant::now();
     let (head, body) = request.into_parts();
     let Some(call) = Call::of(head.uri.path()) else {
@@ -50,7 +65,12 @@ pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<F
         let message = "the Origin of this request is not this server: pages of other sites may not call it";
         return refuse(&ApiError::new(Code::Forbidden, message));
     }
-    let (ended, response) = match decide(service, call, &head.uri, body).await {
+    finish(service, began, decide(service, call, &head.uri, body).await)
+}
+
+/// Counts what was asked, and turns what is wrong with it into an answer.
+fn finish(service: &Service, began: Instant, answered: Answered) -> Response<Bytes> {
+    let (ended, response) = match answered {
         Ok((ended, response)) => (ended, response),
         Err(error) => (Some(Ended::Error), refuse(&error)),
     };
@@ -96,15 +116,13 @@ impl Call {
     }
 }
 
-type Answered = Result<(Option<Ended>, Response<Full<Bytes>>), ApiError>;
+type Answered = Result<(Option<Ended>, Response<Bytes>), ApiError>;
 
 async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Answered {
     match call {
         Call::Check => {
             let mut body = body::read(body, MAX_BODY).await?;
-            let ask = Ask::read(Reader::new(&mut body)?)?;
-            let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
-            Ok((Some(ended(&decision)), decided(service, &decision)))
+            check(service, &mut body).await
         }
         Call::Peek => {
             let mut body = body::read(body, MAX_BODY).await?;
@@ -148,6 +166,12 @@ async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Ans
     }
 }
 
+async fn check(service: &Service, body: &mut [u8]) -> Answered {
+    let ask = Ask::read(Reader::new(body)?)?;
+    let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
+    Ok((Some(ended(&decision)), decided(service, &decision)))
+}
+
 /// Each check on its own, in order; one that makes no sense is answered in its place.
 async fn batch(service: &Service, body: &mut [u8]) -> Result<String, ApiError> {
     let mut out = Writer::default();
@@ -186,7 +210,7 @@ fn ended(decision: &Decision) -> Ended {
 }
 
 /// 200, or 429 with the time to come again.
-fn decided(service: &Service, decision: &Decision) -> Response<Full<Bytes>> {
+fn decided(service: &Service, decision: &Decision) -> Response<Bytes> {
     let status = if decision.allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut out = Writer::with_capacity(USUAL_ANSWER);
     answer::write_decision(&mut out, &service.limiter, decision);
@@ -198,14 +222,14 @@ fn decided(service: &Service, decision: &Decision) -> Response<Full<Bytes>> {
     response
 }
 
-fn respond(status: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
+fn respond(status: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Response<Bytes> {
+    let mut response = Response::new(body.into());
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
 }
 
-fn refuse(error: &ApiError) -> Response<Full<Bytes>> {
+fn refuse(error: &ApiError) -> Response<Bytes> {
     let mut out = Writer::default();
     error.write(&mut out);
     let mut response = respond(error.code.status(), JSON, out.finish());

@@ -2,6 +2,7 @@
 
 pub mod args;
 pub mod command;
+pub mod connection;
 pub mod connections;
 pub mod http;
 pub mod json;

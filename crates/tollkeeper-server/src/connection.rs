@@ -1,0 +1,436 @@
+//! One connection: its requests answered in order, until either side ends it.
+//!
+//! As long as only plain checks come ([`http::plain`]), they are answered here, all that have come at once with
+//! one write; with the first request of another form the connection is hyper's for the rest of its life.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::sync::watch;
+use tokio::time::{self, Sleep, sleep, timeout_at};
+
+use crate::http::plain::{self, Begins};
+use crate::http::{self, body};
+use crate::service::Service;
+
+/// How long a connection may be without a request: idle, or still sending the head of one.
+const QUIET: Duration = Duration::from_secs(75);
+/// As much of a head as is read before it is complete.
+const BUFFER: usize = 16 << 10;
+/// What a plain check has room in.
+const USUAL_REQUEST: usize = 2 << 10;
+
+/// Answers the requests of one connection until either side ends it.
+pub async fn serve(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    service: Arc<Service>,
+    stopped: watch::Receiver<()>,
+) {
+    let pace = Pace::default();
+    let mut watch = Watch { fires: pin!(sleep(QUIET)), stopped, stopping: false };
+    let mut buffer = Vec::new();
+
+    let left = {
+        let mut plain = pin!(answer_plain(&mut stream, &mut buffer, &service, &pace));
+        loop {
+            tokio::select! {
+                biased;
+                left = plain.as_mut() => break left,
+                end = watch.end(&pace.asked) => match end {
+                    End::Quiet => return,
+                    // Nothing is lost when a read is given up.
+                    End::Stop if pace.reading.load(Relaxed) => break Ok(Left::Request),
+                    End::Stop => pace.stop.store(true, Relaxed),
+                },
+            }
+        }
+    };
+    match left {
+        Ok(Left::Request) if watch.stopping && buffer.is_empty() => return,
+        Ok(Left::Request) => {}
+        Ok(Left::Nothing) => return,
+        Err(error) => return tracing::debug!("a connection ended: {error}"),
+    }
+
+    let answer = service_fn(|request| {
+        pace.asked.store(true, Relaxed);
+        async { Ok::<_, Infallible>(http::answer(&service, request).await) }
+    });
+    let mut protocol = http1::Builder::new();
+    protocol.max_buf_size(BUFFER);
+    let stream = TokioIo::new(Rewound { before: buffer, taken: 0, stream });
+    let mut connection = pin!(protocol.serve_connection(stream, answer));
+    if watch.stopping {
+        // It has to see that a request has begun, or it would take the connection for one that was never used.
+        if poll_fn(|context| Poll::Ready(connection.as_mut().poll(context))).await.is_ready() {
+            return;
+        }
+        connection.as_mut().graceful_shutdown();
+    }
+    loop {
+        tokio::select! {
+            biased;
+            ended = connection.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!("a connection ended: {error}");
+                }
+                return;
+            }
+            end = watch.end(&pace.asked) => match end {
+                End::Quiet => return,
+                End::Stop => connection.as_mut().graceful_shutdown(),
+            },
+        }
+    }
+}
+
+/// What is left when no more plain checks can be answered.
+enum Left {
+    /// A request in the buffer that is not plain, or the beginning of one.
+    Request,
+    /// Nothing: the connection is over.
+    Nothing,
+}
+
+/// Answers plain checks for as long as nothing else comes.
+async fn answer_plain(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    buffer: &mut Vec<u8>,
+    service: &Service,
+    pace: &Pace,
+) -> io::Result<Left> {
+    let mut answers = Vec::new();
+    let mut body_late = None;
+    loop {
+        let mut taken = 0;
+        let next = loop {
+            match plain::begins(&buffer[taken..]) {
+                Begins::Plain { head, body } if buffer.len() - taken >= head + body => {
+                    pace.asked.store(true, Relaxed);
+                    let began = Instant::now();
+                    let answer =
+                        http::answer_check(service, began, &mut buffer[taken + head..][..body]).await;
+                    plain::write(&mut answers, &answer, began);
+                    taken += head + body;
+                    body_late = None;
+                }
+                next => break next,
+            }
+        };
+        if taken > 0 {
+            buffer.drain(..taken);
+            stream.write_all(&answers).await?;
+            answers.clear();
+        }
+        match next {
+            Begins::Other => return Ok(Left::Request),
+            Begins::Unfinished if buffer.len() > BUFFER => return Ok(Left::Request),
+            Begins::Plain { .. } | Begins::Unfinished if pace.stop.load(Relaxed) => return Ok(Left::Request),
+            Begins::Unfinished => {
+                buffer.reserve(USUAL_REQUEST);
+                if pace.reading(stream.read_buf(buffer)).await? == 0 {
+                    return Ok(Left::Nothing);
+                }
+            }
+            Begins::Plain { head, body } => {
+                buffer.reserve(head + body - buffer.len());
+                let late = *body_late.get_or_insert_with(|| time::Instant::now() + body::PATIENCE);
+                let wrong = match timeout_at(late, pace.reading(stream.read_buf(buffer))).await {
+                    Ok(Ok(1..)) => continue,
+                    Ok(Ok(0)) => body::cut_off("the connection was closed"),
+                    Ok(Err(error)) => body::cut_off(error),
+                    Err(_) => body::late(),
+                };
+                let now = Instant::now();
+                plain::write(&mut answers, &http::answer_wrong(service, now, wrong), now);
+                stream.write_all(&answers).await?;
+                return Ok(Left::Nothing);
+            }
+        }
+    }
+}
+
+/// What a connection and whoever watches over it tell each other.
+#[derive(Default)]
+struct Pace {
+    /// A request began since this was last looked at.
+    asked: AtomicBool,
+    /// It waits for more to read, and for nothing else.
+    reading: AtomicBool,
+    /// It should not read any more.
+    stop: AtomicBool,
+}
+
+impl Pace {
+    async fn reading<T>(&self, read: impl Future<Output = T>) -> T {
+        self.reading.store(true, Relaxed);
+        let read = read.await;
+        self.reading.store(false, Relaxed);
+        read
+    }
+}
+
+/// Watches over a connection.
+///
+/// hyper would watch over heads by a timer for each of them, which cost 4 % of all processor time. One
+/// for the connection, looked at when it fires, closes the same connections a little later: after one to
+/// two times [`QUIET`].
+struct Watch<'a> {
+    fires: Pin<&'a mut Sleep>,
+    stopped: watch::Receiver<()>,
+    stopping: bool,
+}
+
+/// Why a connection has to end.
+enum End {
+    /// Nobody asked anything for a while: now.
+    Quiet,
+    /// The server stops: after its last answer.
+    Stop,
+}
+
+impl Watch<'_> {
+    async fn end(&mut self, asked: &AtomicBool) -> End {
+        loop {
+            tokio::select! {
+                () = self.fires.as_mut() => {
+                    if !asked.swap(false, Relaxed) {
+                        tracing::debug!("a connection was quiet for {QUIET:?} and is closed");
+                        return End::Quiet;
+                    }
+                    self.fires.as_mut().reset(time::Instant::now() + QUIET);
+                }
+                _ = self.stopped.changed(), if !self.stopping => {
+                    self.stopping = true;
+                    return End::Stop;
+                }
+            }
+        }
+    }
+}
+
+/// A stream of which some was read already.
+struct Rewound<S> {
+    before: Vec<u8>,
+    taken: usize,
+    stream: S,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Rewound<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if this.before.is_empty() {
+            return Pin::new(&mut this.stream).poll_read(context, into);
+        }
+        let some = (this.before.len() - this.taken).min(into.remaining());
+        into.put_slice(&this.before[this.taken..][..some]);
+        this.taken += some;
+        if this.taken == this.before.len() {
+            this.before = Vec::new();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Rewound<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        from: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, from)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        from: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, from)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+    use tollkeeper::MemoryStore;
+
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::serve::builtin;
+    use crate::service::Source;
+    use crate::store::Store;
+
+    pub(crate) fn service() -> Arc<Service> {
+        Arc::new(Service::new(builtin(), Source::Builtin, Store::Memory(MemoryStore::default())))
+    }
+
+    /// A connection in memory: it is served in the time of the test, which stands still while anybody is busy.
+    fn connect() -> (watch::Sender<()>, DuplexStream) {
+        let (stop, stopped) = watch::channel(());
+        let (ours, theirs) = tokio::io::duplex(1 << 10);
+        tokio::spawn(serve(theirs, service(), stopped));
+        (stop, ours)
+    }
+
+    pub(crate) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
+        let mut answer = [0; 1 << 10];
+        let len = stream.read(&mut answer).await.unwrap();
+        assert!(answer[..len].starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&answer));
+    }
+
+    /// Waits until the server ends it; it must not send anything more.
+    pub(crate) async fn ended(mut stream: impl AsyncRead + Unpin) {
+        assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_without_a_request_is_closed() {
+        let (began, (_stop, stream)) = (Instant::now(), connect());
+        ended(stream).await;
+        assert!((QUIET..QUIET * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_trickles_is_cut_off() {
+        let (began, (_stop, mut stream)) = (Instant::now(), connect());
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nx-slow: ").await.unwrap();
+        while stream.write_all(b"x").await.is_ok() {
+            sleep(Duration::from_secs(1)).await;
+        }
+        assert!((QUIET..QUIET * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_in_use_stays_open_until_it_falls_quiet() {
+        let (_stop, mut stream) = connect();
+        for _ in 0..10 {
+            sleep(QUIET - Duration::from_secs(1)).await;
+            ask(&mut stream).await;
+        }
+        let last = Instant::now();
+        ended(stream).await;
+        assert!((QUIET..QUIET * 2).contains(&last.elapsed()), "{:?}", last.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn told_to_stop_an_idle_connection_ends_and_a_request_is_answered_first() {
+        let (stop, mut idle) = connect();
+        ask(&mut idle).await;
+        stop.send(()).unwrap();
+        let began = Instant::now();
+        ended(idle).await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
+
+        let (stop, mut busy) = connect();
+        busy.write_all(b"POST /v1/peek HTTP/1.1\r\nhost: test\r\ncontent-length: 12\r\n\r\n{").await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        stop.send(()).unwrap();
+        sleep(Duration::from_secs(1)).await;
+        busy.write_all(b"\"facts\":{}}").await.unwrap();
+        let mut answer = String::new();
+        busy.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    }
+
+    const BODIES: [&str; 6] = [
+        r#"{"facts":{}}"#,
+        r#"{"facts":{"user":""},"cost":2}"#,
+        r#"{"facts":{},"cost":0}"#,
+        r#"{"facts":{"a":[]}}"#,
+        "{",
+        "",
+    ];
+
+    /// Sends a few pieces, one after the other, and reads to the end.
+    async fn answers(pieces: &[&[u8]]) -> String {
+        let (_stop, mut stream) = connect();
+        for piece in pieces {
+            stream.write_all(piece).await.unwrap();
+            sleep(Duration::from_millis(1)).await;
+        }
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answers = String::new();
+        stream.read_to_string(&mut answers).await.unwrap();
+        let lines = answers.split("\r\n").filter(|line| !line.starts_with("date: "));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    fn requests(header: &str) -> String {
+        let request = |body: &&str| {
+            let len = body.len();
+            format!("POST /v1/check HTTP/1.1\r\nhost: x\r\n{header}content-length: {len}\r\n\r\n{body}")
+        };
+        BODIES.iter().map(request).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_plain_check_is_answered_as_hyper_answers_it() {
+        let (plain, other) = (requests(""), requests("te: trailers\r\n"));
+        let answered = answers(&[plain.as_bytes()]).await;
+        assert_eq!(answered.matches("HTTP/1.1 200 OK").count(), 3, "{answered}");
+        assert_eq!(answered.matches("HTTP/1.1 400 Bad Request").count(), 4, "{answered}");
+        assert_eq!(answered, answers(&[other.as_bytes()]).await);
+        // One after the other, on one connection.
+        let (checks, _) = answered.rsplit_once("HTTP/1.1").unwrap();
+        assert_eq!(answers(&[plain.as_bytes(), other.as_bytes()]).await, format!("{checks}{answered}"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn wherever_a_stream_is_cut_the_answers_are_the_same() {
+        let requests = requests("");
+        let whole = answers(&[requests.as_bytes()]).await;
+        for at in 1..requests.len() {
+            let (first, second) = requests.as_bytes().split_at(at);
+            assert_eq!(answers(&[first, second]).await, whole, "cut at {at}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn told_to_stop_a_plain_check_that_has_begun_is_answered_and_the_last() {
+        let request = "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n{\"facts\":{}}";
+        for at in 1..request.len() {
+            let (stop, mut stream) = connect();
+            stream.write_all(&request.as_bytes()[..at]).await.unwrap();
+            sleep(Duration::from_secs(1)).await;
+            stop.send(()).unwrap();
+            sleep(Duration::from_secs(1)).await;
+            stream
+                .write_all(&request.as_bytes()[at..])
+                .await
+                .unwrap_or_else(|error| panic!("cut at {at}: {error}"));
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 OK"), "cut at {at}: {answer}");
+            assert!(answer.contains("connection: close"), "cut at {at}: {answer}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The plain form of a check, which nearly every check has: `POST /v1/check` with its body behind it.
+//!
+//! Such a request is taken out of the buffer and its answer put into another, and nothing is made on the way:
+//! no map of headers, no stream for a body that is already here. Whatever is not plain in every respect is left
+//! in the buffer untouched, for hyper, which knows the rest of HTTP.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use httparse::{EMPTY_HEADER, Status};
+use hyper::Response;
+use hyper::body::Bytes;
+
+use super::MAX_BODY;
+
+/// What every plain request begins with.
+const LINE: &[u8] = b"POST /v1/check HTTP/1.1\r\n";
+/// More headers than any client of ours sends.
+const MAX_HEADERS: usize = 32;
+
+/// What a buffer begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begins {
+    /// A plain check: a head of so many bytes, and a body of so many, which may not all be there yet.
+    Plain {
+        /// The line and the headers, with the blank line.
+        head: usize,
+        /// What is behind them.
+        body: usize,
+    },
+    /// What may become one when more has come.
+    Unfinished,
+    /// Anything else.
+    Other,
+}
+
+/// Looks at what has come so far.
+pub fn begins(buffer: &[u8]) -> Begins {
+    let seen = buffer.len().min(LINE.len());
+    if buffer[..seen] != LINE[..seen] {
+        return Begins::Other;
+    }
+    if seen < LINE.len() {
+        return Begins::Unfinished;
+    }
+    let mut headers = [EMPTY_HEADER; MAX_HEADERS];
+    let (head, headers) = match httparse::parse_headers(&buffer[LINE.len()..], &mut headers) {
+        Ok(Status::Complete((len, headers))) => (LINE.len() + len, headers),
+        Ok(Status::Partial) => return Begins::Unfinished,
+        Err(_) => return Begins::Other,
+    };
+    let mut body = None;
+    for header in headers {
+        match Header::of(header.name) {
+            Header::Length if body.is_none() => body = Some(length(header.value)),
+            Header::Connection if header.value.eq_ignore_ascii_case(b"keep-alive") => {}
+            Header::Harmless => {}
+            Header::Length | Header::Connection | Header::Telling => return Begins::Other,
+        }
+    }
+    match body {
+        Some(Some(body)) if body <= MAX_BODY => Begins::Plain { head, body },
+        _ => Begins::Other,
+    }
+}
+
+/// What a header means for how a request is read.
+enum Header {
+    Length,
+    Connection,
+    /// It changes how the body or the connection goes on, or says who asks.
+    Telling,
+    Harmless,
+}
+
+impl Header {
+    fn of(name: &str) -> Header {
+        // By length first: a name is compared with at most two others.
+        let is = |other: &str| name.eq_ignore_ascii_case(other);
+        match name.len() {
+            2 if is("te") => Header::Telling,
+            6 if is("expect") || is("origin") => Header::Telling,
+            7 if is("upgrade") || is("trailer") => Header::Telling,
+            10 if is("connection") => Header::Connection,
+            14 if is("content-length") => Header::Length,
+            13 if is("authorization") => Header::Telling,
+            17 if is("transfer-encoding") => Header::Telling,
+            _ => Header::Harmless,
+        }
+    }
+}
+
+/// A content-length as it should be written: up to seven digits and nothing else.
+fn length(value: &[u8]) -> Option<usize> {
+    if value.is_empty() || value.len() > 7 {
+        return None;
+    }
+    value
+        .iter()
+        .try_fold(0, |length, byte| byte.is_ascii_digit().then(|| length * 10 + usize::from(byte - b'0')))
+}
+
+/// Puts an answer behind those that are waiting to be sent, as hyper would write it.
+pub fn write(out: &mut Vec<u8>, response: &Response<Bytes>, now: Instant) {
+    let body = response.body();
+    out.extend_from_slice(b"HTTP/1.1 ");
+    out.extend_from_slice(response.status().as_str().as_bytes());
+    out.push(b' ');
+    out.extend_from_slice(response.status().canonical_reason().unwrap_or_default().as_bytes());
+    out.extend_from_slice(b"\r\n");
+    for (name, value) in response.headers() {
+        out.extend_from_slice(name.as_str().as_bytes());
+        out.extend_from_slice(b": ");
+        out.extend_from_slice(value.as_bytes());
+        out.extend_from_slice(b"\r\n");
+    }
+    out.extend_from_slice(b"content-length: ");
+    out.extend_from_slice(itoa::Buffer::new().format(body.len()).as_bytes());
+    out.extend_from_slice(b"\r\ndate: ");
+    DATE.with_borrow_mut(|date| out.extend_from_slice(date.at(now)));
+    out.extend_from_slice(b"\r\n\r\n");
+    out.extend_from_slice(body);
+}
+
+thread_local! {
+    static DATE: RefCell<Date> = const { RefCell::new(Date { text: [0; 29], until: None }) };
+}
+
+/// The date as headers have it, written once a second.
+struct Date {
+    text: [u8; 29],
+    until: Option<Instant>,
+}
+
+impl Date {
+    fn at(&mut self, now: Instant) -> &[u8; 29] {
+        if self.until.is_none_or(|until| now >= until) {
+            let wall = SystemTime::now();
+            let into_second = wall.duration_since(UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
+            self.until = Some(now + Duration::from_secs(1) - Duration::from_nanos(into_second.into()));
+            self.text.copy_from_slice(httpdate::fmt_http_date(wall).as_bytes());
+        }
+        &self.text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(headers: &str) -> String {
+        format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n")
+    }
+
+    #[test]
+    fn a_check_with_its_length_is_plain() {
+        for headers in [
+            "content-length: 12\r\n",
+            "Content-Length: 12\r\nConnection: Keep-Alive\r\n",
+            "content-type: text/plain\r\naccept: */*\r\nuser-agent: x\r\ncontent-length: 0012\r\n",
+        ] {
+            let request = request(headers);
+            let plain = Begins::Plain { head: request.len(), body: 12 };
+            assert_eq!(begins(request.as_bytes()), plain, "{headers}");
+            assert_eq!(begins(format!("{request}{{\"facts\":{{}}}}POST").as_bytes()), plain, "{headers}");
+            for end in 0..request.len() {
+                assert_eq!(begins(&request.as_bytes()[..end]), Begins::Unfinished, "{:?}", &request[..end]);
+            }
+        }
+    }
+
+    #[test]
+    fn whatever_tells_more_is_left_to_hyper() {
+        let many: String = (0..MAX_HEADERS).map(|n| format!("x-{n}: 1\r\n")).collect();
+        for headers in [
+            "",
+            "content-length: \r\n",
+            "content-length: +1\r\n",
+            "content-length: 1, 1\r\n",
+            "content-length: 0x1\r\n",
+            "content-length: 65537\r\n",
+            "content-length: 99999999999999999999\r\n",
+            "content-length: 1\r\ncontent-length: 1\r\n",
+            "content-length: 1\r\ntransfer-encoding: chunked\r\n",
+            "content-length: 1\r\nTransfer-Encoding: identity\r\n",
+            "content-length: 1\r\nexpect: 100-continue\r\n",
+            "content-length: 1\r\nconnection: close\r\n",
+            "content-length: 1\r\nconnection: keep-alive, upgrade\r\n",
+            "content-length: 1\r\nupgrade: h2c\r\n",
+            "content-length: 1\r\ntrailer: x\r\n",
+            "content-length: 1\r\nte: trailers\r\n",
+            "content-length: 1\r\norigin: http://evil.example\r\n",
+            "content-length: 1\r\nauthorization: Bearer x\r\n",
+            "content-length : 1\r\n",
+            "content-length: 1\r\n folded\r\n",
+            "content-length: 1\r\nx: \0\r\n",
+            &format!("{many}content-length: 1\r\n"),
+        ] {
+            assert_eq!(begins(request(headers).as_bytes()), Begins::Other, "{headers:?}");
+        }
+        for line in
+            ["GET /v1/check HTTP/1.1", "POST /v1/peek HTTP/1.1", "POST /v1/check HTTP/1.0", "post", "\r\n"]
+        {
+            let request = format!("{line}\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n");
+            assert_eq!(begins(request.as_bytes()), Begins::Other, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_date_is_that_of_the_second() {
+        let mut date = Date { text: [0; 29], until: None };
+        let now = Instant::now();
+        let text = std::str::from_utf8(date.at(now)).unwrap().to_owned();
+        let then = httpdate::parse_http_date(&text).unwrap();
+        assert!(then.elapsed().unwrap() < Duration::from_secs(60), "{text}");
+        date.text = *b"Thu, 01 Jan 1970 00:00:00 GMT";
+        assert_eq!(date.at(now), b"Thu, 01 Jan 1970 00:00:00 GMT");
+        assert_ne!(date.at(now + Duration::from_secs(1)), b"Thu, 01 Jan 1970 00:00:00 GMT");
+    }
+}
