@@ -13,6 +13,7 @@ pub mod load;
 pub mod one_key;
 pub mod oracle;
 pub mod page;
+pub mod policy_node;
 pub mod redis;
 pub mod reference;
 pub mod saved;

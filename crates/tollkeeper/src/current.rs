@@ -63,10 +63,10 @@ impl Current {
         self.read(|policy, _| Arc::clone(policy))
     }
 
-    /// Puts another policy in force, under the next version.
-    pub(crate) fn replace(&self, policy: Policy) -> Arc<Policy> {
+    /// Puts another policy in force, under the version that `next` makes of the last.
+    pub(crate) fn replace(&self, policy: Policy, next: impl FnOnce(u64) -> u64) -> Arc<Policy> {
         let mut current = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
-        let policy = Arc::new(policy.with_version(current.version() + 1));
+        let policy = Arc::new(policy.with_version(next(current.version())));
         *current = Arc::clone(&policy);
         self.epoch.fetch_add(1, Ordering::Release);
         policy

@@ -216,7 +216,13 @@ impl Limiter {
 
     /// As [`Limiter::replace`], for a policy that is already made. Its version becomes the next one.
     pub fn replace_policy(&self, policy: Policy) -> Arc<Policy> {
-        self.inner.policy.replace(policy)
+        self.inner.policy.replace(policy, |last| last + 1)
+    }
+
+    /// As [`Limiter::replace_policy`], under a version that was given elsewhere, such as by all nodes of a
+    /// store.
+    pub fn replace_policy_as(&self, policy: Policy, version: u64) -> Arc<Policy> {
+        self.inner.policy.replace(policy, |_| version)
     }
 
     fn request<'a>(&'a self, verb: Verb, facts: &'a Facts<'a>) -> Request<'a> {

@@ -11,9 +11,11 @@ mod cluster;
 mod configured;
 pub mod digest;
 mod fate;
+mod follow;
 pub mod keys;
 mod lane;
 mod link;
+mod policy;
 pub mod script;
 mod slot;
 pub mod state;
@@ -23,4 +25,6 @@ pub mod wire;
 
 pub use address::RedisTls;
 pub use configured::UnreadableFile;
+pub use follow::{Followed, Following};
+pub use policy::{NotSet, PolicyWatch, SharedLimits, SharedPolicy};
 pub use store::{RedisOptions, RedisStore};

@@ -27,6 +27,8 @@ const PARTS: [&str; 7] = [
 pub const CHECK: &str = include_str!("check.lua");
 /// The driver that gives back and adds.
 pub const CORRECT: &str = include_str!("correct.lua");
+/// The driver that sets what all nodes share.
+const POLICY: &str = include_str!("policy.lua");
 /// The driver that releases and renews slots.
 pub const SLOTS: &str = include_str!("slots.lua");
 
@@ -76,6 +78,12 @@ pub fn correct() -> &'static Script {
 pub fn slots() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
     SCRIPT.get_or_init(|| Script::new(SLOTS, Kinds::ALL))
+}
+
+/// The script that sets what all nodes share.
+pub fn policy() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(POLICY, Kinds::default()))
 }
 
 /// A set of algorithms.

@@ -91,6 +91,14 @@ impl RedisStore {
         RedisStore { inner }
     }
 
+    pub(super) fn names(&self) -> &Names {
+        &self.inner.names
+    }
+
+    pub(super) fn topology(&self) -> &Topology {
+        &self.inner.topology
+    }
+
     /// Why the server cannot be asked, if it cannot.
     pub fn trouble(&self) -> Option<Arc<str>> {
         self.inner.topology.trouble()
