@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-/// The crates that a package needs to run, itself included.
-fn crates(package: &str) -> BTreeSet<String> {
+/// The crates that a package needs to run with these features, itself included.
+fn crates(package: &str, features: &str) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
         .args(["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none", "--format", "{p}"])
         .args([
@@ -12,6 +12,8 @@ fn crates(package: &str) -> BTreeSet<String> {
             concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"),
             "--package",
             package,
+            "--features",
+            features,
         ])
         .output()
         .expect("cargo runs: it runs this test");
@@ -23,7 +25,7 @@ fn crates(package: &str) -> BTreeSet<String> {
 
 #[test]
 fn an_embedder_takes_on_fewer_than_ten_crates() {
-    let crates = crates("tollkeeper");
+    let crates = crates("tollkeeper", "");
     println!("{} crates: {}", crates.len(), crates.iter().cloned().collect::<Vec<_>>().join(", "));
     assert!(crates.iter().any(|name| name.starts_with("tollkeeper-core ")), "{crates:?}");
     assert!(crates.len() < 10, "{} crates: {crates:?}", crates.len());
@@ -31,6 +33,15 @@ fn an_embedder_takes_on_fewer_than_ten_crates() {
 
 #[test]
 fn the_core_depends_on_nothing() {
-    let crates = crates("tollkeeper-core");
+    let crates = crates("tollkeeper-core", "");
     assert_eq!(crates.len(), 1, "{crates:?}");
+}
+
+#[test]
+fn a_store_on_redis_takes_on_no_reader_of_config_files() {
+    let (with, without) = (crates("tollkeeper", "config"), crates("tollkeeper", "redis"));
+    for name in ["granit-parser ", "notify ", "toml "] {
+        assert!(with.iter().any(|found| found.starts_with(name)), "{name}reads config files: {with:?}");
+        assert!(!without.iter().any(|found| found.starts_with(name)), "{without:?}");
+    }
 }

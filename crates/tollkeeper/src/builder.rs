@@ -82,7 +82,7 @@ impl Builder {
             }
             #[cfg(feature = "redis")]
             Some(Backend::Url(url)) => match url.parse() {
-                Ok(crate::config::StoreUrl::Redis(redis)) => {
+                Ok(crate::store_url::StoreUrl::Redis(redis)) => {
                     if tokio::runtime::Handle::try_current().is_err() {
                         return Err(BuildError::Runtime);
                     }

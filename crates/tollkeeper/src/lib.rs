@@ -241,6 +241,8 @@ mod remote;
 #[cfg(feature = "redis")]
 mod resilient;
 mod store;
+#[cfg(any(feature = "config", feature = "redis"))]
+pub mod store_url;
 mod sync;
 
 pub use builder::{Backend, BuildError, Builder};

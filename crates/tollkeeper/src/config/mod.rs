@@ -42,7 +42,6 @@ mod report;
 mod schema;
 mod settings;
 mod shape;
-mod store_url;
 mod suggest;
 mod toml;
 mod units;
@@ -60,13 +59,13 @@ use std::time::Duration;
 
 use tollkeeper_core::{OnStoreFailure, Policy};
 
+pub use crate::store_url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
 pub use http::{ClientAddress, HttpFact, HttpSettings, InvalidSource, Normalization, Source};
 pub use limit_shape::{GrantShape, LimitShape, Named, ResponseCondition, StatusPattern};
 pub use listen::{InvalidListener, Listen, Listener};
 pub use report::{Problem, Report, Severity};
 pub use schema::schema;
 pub use settings::{BreakerSettings, GrpcSettings, HeaderDialect, KeyFormat, MemorySettings, RedisSettings};
-pub use store_url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
 pub use units::{Percent, Share};
 pub use watch::Watch;
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use tollkeeper_core::OnStoreFailure;
 
+use super::StoreUrl;
 use super::document::Node;
 use super::excerpt::quoted;
 use super::fields::{Fields, Said, Scope};
@@ -17,7 +18,6 @@ use super::settings::{
     BreakerSettings, GrpcSettings, HeaderDialect, KeyFormat, MemorySettings, RedisSettings,
 };
 use super::shape;
-use super::store_url::StoreUrl;
 use super::units::{Percent, Share, Wrong};
 
 /// The most limits in a file.

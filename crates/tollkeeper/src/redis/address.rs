@@ -11,7 +11,7 @@ use redis::{
     RedisConnectionInfo, TlsCertificates,
 };
 
-use crate::config::{Credentials, Host, RedisUrl, Servers};
+use crate::store_url::{Credentials, Host, RedisUrl, Servers};
 
 /// How long one sentinel may take to answer.
 const SENTINEL: Duration = Duration::from_millis(250);

@@ -17,7 +17,7 @@ use super::fate::{Elsewhere, Fate};
 use super::lane::Lanes;
 use super::slot::SLOTS;
 use super::wire::{self, Call};
-use crate::config::Host;
+use crate::store_url::Host;
 
 /// How often a call is sent on before it is given up.
 const REDIRECTS: usize = 5;

@@ -8,9 +8,10 @@ use tollkeeper_core::Span;
 use super::address::RedisTls;
 use super::keys::Format;
 use super::store::{RedisOptions, RedisStore};
-use crate::config::{KeyFormat, RedisSettings, RedisUrl};
+use crate::config::{KeyFormat, RedisSettings};
 use crate::memory::MemoryStore;
 use crate::resilient::{BreakerSettings, Resilient, ResilientSettings};
+use crate::store_url::RedisUrl;
 
 impl Resilient<RedisStore> {
     /// Begins to connect, with these settings. Needs a tokio runtime.

@@ -8,13 +8,16 @@
 
 mod address;
 mod cluster;
+#[cfg(feature = "config")]
 mod configured;
 pub mod digest;
 mod fate;
+#[cfg(feature = "config")]
 mod follow;
 pub mod keys;
 mod lane;
 mod link;
+#[cfg(feature = "config")]
 mod policy;
 pub mod script;
 mod slot;
@@ -24,7 +27,10 @@ mod topology;
 pub mod wire;
 
 pub use address::RedisTls;
+#[cfg(feature = "config")]
 pub use configured::UnreadableFile;
+#[cfg(feature = "config")]
 pub use follow::{Followed, Following};
+#[cfg(feature = "config")]
 pub use policy::{NotSet, PolicyWatch, SharedLimits, SharedPolicy};
 pub use store::{RedisOptions, RedisStore};

@@ -13,6 +13,7 @@ use redis::{Cmd, Value};
 
 use super::script;
 use super::store::RedisStore;
+use super::topology::Topology;
 use super::wire::{self, Call};
 use crate::config::LimitShape;
 use crate::remote::{Asked, Failure, FailureKind};
@@ -58,7 +59,7 @@ pub enum NotSet {
 impl SharedPolicy {
     /// What the nodes of this store share.
     pub fn of(store: &RedisStore) -> SharedPolicy {
-        SharedPolicy { store: store.clone(), name: store.names().shared("policy") }
+        SharedPolicy { store: store.clone(), name: store.parts().0.shared("policy") }
     }
 
     /// The key that holds it.
@@ -88,6 +89,10 @@ impl SharedPolicy {
         PolicyWatch { policy: self.clone(), seen: None, failing: false }
     }
 
+    fn topology(&self) -> &Topology {
+        self.store.parts().1
+    }
+
     async fn version(&self) -> Asked<u64> {
         let head = self.ask(redis::cmd("GETRANGE").arg(&self.name).arg(0).arg(HEAD - 1)).await?;
         Ok(self.parse(&head)?.version)
@@ -100,7 +105,7 @@ impl SharedPolicy {
             keys: vec![self.name.clone()],
             args: vec![expected.into_bytes(), limits],
         };
-        let answer = within(async { Ok(self.store.topology().run(&call).await?) }).await;
+        let answer = within(async { Ok(self.topology().run(&call).await?) }).await;
         let wire::Value::List(answer) = answer.map_err(NotSet::Failed)? else {
             return Err(self.nonsense().into());
         };
@@ -114,7 +119,7 @@ impl SharedPolicy {
     }
 
     async fn ask(&self, command: &Cmd) -> Asked<Vec<u8>> {
-        match within(async { Ok(self.store.topology().command(&self.name, command).await?) }).await? {
+        match within(async { Ok(self.topology().command(&self.name, command).await?) }).await? {
             Value::BulkString(bytes) => Ok(bytes),
             Value::Nil => Ok(Vec::new()),
             _ => Err(self.nonsense()),

@@ -28,6 +28,7 @@ pub const CHECK: &str = include_str!("check.lua");
 /// The driver that gives back and adds.
 pub const CORRECT: &str = include_str!("correct.lua");
 /// The driver that sets what all nodes share.
+#[cfg(feature = "config")]
 const POLICY: &str = include_str!("policy.lua");
 /// The driver that releases and renews slots.
 pub const SLOTS: &str = include_str!("slots.lua");
@@ -81,6 +82,7 @@ pub fn slots() -> &'static Script {
 }
 
 /// The script that sets what all nodes share.
+#[cfg(feature = "config")]
 pub fn policy() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
     SCRIPT.get_or_init(|| Script::new(POLICY, Kinds::default()))

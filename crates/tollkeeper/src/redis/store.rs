@@ -16,10 +16,10 @@ use super::lane::Lanes;
 use super::topology::{Refused, Topology};
 use super::wire::{self, Batch, Call, Handling};
 use crate::clock::Clock;
-use crate::config::{RedisUrl, Servers};
 use crate::random;
 use crate::remote::{Asked, Failure, FailureKind, Remote};
 use crate::store::{Answer, Correction};
+use crate::store_url::{RedisUrl, Servers};
 
 /// How a store on Redis is used.
 #[derive(Clone, Debug)]
@@ -91,12 +91,10 @@ impl RedisStore {
         RedisStore { inner }
     }
 
-    pub(super) fn names(&self) -> &Names {
-        &self.inner.names
-    }
-
-    pub(super) fn topology(&self) -> &Topology {
-        &self.inner.topology
+    /// For what is kept beside states.
+    #[cfg(feature = "config")]
+    pub(super) fn parts(&self) -> (&Names, &Topology) {
+        (&self.inner.names, &self.inner.topology)
     }
 
     /// Why the server cannot be asked, if it cannot.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// The URL of a store.
 ///
 /// ```
-/// use tollkeeper::config::StoreUrl;
+/// use tollkeeper::store_url::StoreUrl;
 ///
 /// assert_eq!("memory://".parse(), Ok(StoreUrl::Memory));
 /// let redis: StoreUrl = "redis://app:secret@cache.internal/2".parse().unwrap();
