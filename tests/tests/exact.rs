@@ -1,7 +1,10 @@
 //! Many nodes on one Redis: together they admit exactly the limit, with one round trip for a request at most.
 
+use std::future::{poll_fn, ready};
 use std::io::{BufRead, BufReader, Write};
+use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
+use std::task::Poll;
 
 use tollkeeper::redis::wire::Value;
 use tollkeeper::{Algorithm, Facts, Limit, Limiter, Quota, facts};
@@ -210,4 +213,45 @@ async fn checks_in_flight_share_turns_and_scripts_and_never_take_more() {
     let (asked, turns, called) = (64 * 50, proxy.scripts() - turns, scripts(&server)[0] - called[0]);
     println!("{asked} checks of three limits, 64 in flight: {turns} turns, {called} scripts");
     assert!(turns <= called && called < asked, "together, and never more than one for a check");
+}
+
+/// Each request says how much its predecessors have left, so who overtakes is found out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_are_decided_in_the_order_in_which_they_came() {
+    const ROUNDS: usize = 300;
+    const REQUESTS: u64 = 400;
+    let server = Server::start();
+    let count = |algorithm: Algorithm| {
+        let name = algorithm.name();
+        Limit::new(name, Quota::per_day(REQUESTS)).by("user").when("kind", name).algorithm(algorithm)
+    };
+    let kinds = [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::SlidingWindow];
+    let all = Limit::new("all", Quota::per_day(REQUESTS)).by("user").algorithm(Algorithm::FixedWindow);
+    let limiter = limiter(&server.url(), kinds.map(count).into_iter().chain([all]).collect());
+    // A node that has just begun waits for the secret that all nodes share.
+    limiter.peek(&facts! { "user" => "first" }).await.expect("valid");
+    for round in 0..ROUNDS {
+        // From the first round on, in which the server does not know most of the scripts.
+        let user = format!("user-{round}");
+        let mut asked = Vec::new();
+        for number in 0..REQUESTS {
+            let (limiter, user) = (limiter.clone(), user.clone());
+            let kind = kinds[usize::try_from(number / 7).expect("few") % kinds.len()].name();
+            let mut check: Pin<Box<dyn Future<Output = u64> + Send>> = Box::pin(async move {
+                let decision =
+                    limiter.check(&facts! { "user" => &user, "kind" => kind }).await.expect("valid");
+                assert_eq!((decision.allowed(), decision.degraded()), (true, None));
+                decision.limit("all").expect("it applies").outcome().remaining
+            });
+            // It has come when it was looked after for the first time.
+            let left = poll_fn(|context| Poll::Ready(check.as_mut().poll(context))).await;
+            asked.push(if let Poll::Ready(left) = left { Box::pin(ready(left)) } else { check });
+        }
+        for (number, check) in asked.into_iter().enumerate() {
+            let left = check.await;
+            assert_eq!(left, REQUESTS - 1 - number as u64, "round {round}: request {number} was overtaken");
+        }
+    }
+    let [calls, _] = scripts(&server);
+    println!("{ROUNDS} rounds of {REQUESTS} requests: {calls} calls");
 }

@@ -14,7 +14,7 @@ use tollkeeper_core::Ruling;
 
 use super::address::Address;
 use super::fate::{Elsewhere, Fate};
-use super::lane::Lanes;
+use super::lane::Lane;
 use super::slot::SLOTS;
 use super::wire::{self, Call};
 use crate::store_url::Host;
@@ -46,8 +46,8 @@ struct Shared {
 /// Who has which slot.
 #[derive(Debug, Default)]
 struct Map {
-    servers: HashMap<Host, Arc<Lanes>>,
-    slots: Vec<Option<Arc<Lanes>>>,
+    servers: HashMap<Host, Arc<Lane>>,
+    slots: Vec<Option<Arc<Lane>>>,
 }
 
 impl Cluster {
@@ -65,17 +65,17 @@ impl Cluster {
 
     /// Has a toll decided whose keys are all in this slot.
     pub(crate) async fn decide(&self, slot: u16, asked: wire::Asked) -> Result<Ruling, Fate> {
-        let mut lanes = self.lanes(slot).await?;
+        let mut lane = self.lane(slot).await?;
         for _ in 0..REDIRECTS {
-            match lanes.pick().decide(slot, asked.clone()).await {
+            match lane.decide(slot, asked.clone()).await {
                 Err(Fate::Elsewhere(Elsewhere::Ask(address))) => {
                     let batch = wire::Batch::new(vec![asked]);
-                    let answer = self.server(&address)?.pick().run_asking(batch.call()).await?;
+                    let answer = self.server(&address)?.run_asking(batch.call()).await?;
                     let rulings =
                         batch.rulings(&answer).map_err(|error| Fate::nonsense(error.to_string()))?;
                     return Ok(rulings.rulings.into_iter().next().expect("one toll, one ruling"));
                 }
-                Err(Fate::Elsewhere(elsewhere)) => lanes = self.redirected(slot, elsewhere, &lanes).await?,
+                Err(Fate::Elsewhere(elsewhere)) => lane = self.redirected(slot, elsewhere, &lane).await?,
                 answer => return answer,
             }
         }
@@ -84,13 +84,13 @@ impl Cluster {
 
     /// Runs a script whose keys are all in this slot.
     pub(crate) async fn run(&self, slot: u16, call: &Call) -> Result<wire::Value, Fate> {
-        let mut lanes = self.lanes(slot).await?;
+        let mut lane = self.lane(slot).await?;
         for _ in 0..REDIRECTS {
-            match lanes.pick().run(call).await {
+            match lane.run(call).await {
                 Err(Fate::Elsewhere(Elsewhere::Ask(address))) => {
-                    return self.server(&address)?.pick().run_asking(call).await;
+                    return self.server(&address)?.run_asking(call).await;
                 }
-                Err(Fate::Elsewhere(elsewhere)) => lanes = self.redirected(slot, elsewhere, &lanes).await?,
+                Err(Fate::Elsewhere(elsewhere)) => lane = self.redirected(slot, elsewhere, &lane).await?,
                 answer => return answer,
             }
         }
@@ -99,10 +99,10 @@ impl Cluster {
 
     /// Runs a command on the server that has this slot.
     pub(crate) async fn command(&self, slot: u16, command: &redis::Cmd) -> Result<Value, Fate> {
-        let mut lanes = self.lanes(slot).await?;
+        let mut lane = self.lane(slot).await?;
         for _ in 0..REDIRECTS {
-            match lanes.pick().command(command).await {
-                Err(Fate::Elsewhere(elsewhere)) => lanes = self.redirected(slot, elsewhere, &lanes).await?,
+            match lane.command(command).await {
+                Err(Fate::Elsewhere(elsewhere)) => lane = self.redirected(slot, elsewhere, &lane).await?,
                 answer => return answer,
             }
         }
@@ -112,17 +112,17 @@ impl Cluster {
     /// Why some server cannot be asked, if one cannot.
     pub(crate) fn trouble(&self) -> Option<Arc<str>> {
         let map = self.shared.map();
-        map.servers.values().find_map(|lanes| lanes.trouble())
+        map.servers.values().find_map(|lane| lane.trouble())
     }
 
     /// Who has a slot. Before the first reading of the table it is waited for.
-    async fn lanes(&self, slot: u16) -> Result<Arc<Lanes>, Fate> {
+    async fn lane(&self, slot: u16) -> Result<Arc<Lane>, Fate> {
         loop {
             let read = self.shared.read.notified();
             {
                 let map = self.shared.map();
-                if let Some(Some(lanes)) = map.slots.get(usize::from(slot)) {
-                    return Ok(Arc::clone(lanes));
+                if let Some(Some(lane)) = map.slots.get(usize::from(slot)) {
+                    return Ok(Arc::clone(lane));
                 }
                 if !map.slots.is_empty() {
                     self.shared.stale.notify_one();
@@ -133,16 +133,16 @@ impl Cluster {
         }
     }
 
-    async fn redirected(&self, slot: u16, to: Elsewhere, from: &Arc<Lanes>) -> Result<Arc<Lanes>, Fate> {
+    async fn redirected(&self, slot: u16, to: Elsewhere, from: &Arc<Lane>) -> Result<Arc<Lane>, Fate> {
         match to {
             Elsewhere::Moved(address) => {
                 self.shared.stale.notify_one();
-                let lanes = self.server(&address)?;
+                let lane = self.server(&address)?;
                 let mut map = self.shared.map.write().unwrap_or_else(PoisonError::into_inner);
                 if let Some(entry) = map.slots.get_mut(usize::from(slot)) {
-                    *entry = Some(Arc::clone(&lanes));
+                    *entry = Some(Arc::clone(&lane));
                 }
-                Ok(lanes)
+                Ok(lane)
             }
             Elsewhere::TryAgain => {
                 tokio::time::sleep(ON_THEIR_WAY).await;
@@ -156,7 +156,7 @@ impl Cluster {
     }
 
     /// The server at this address, known or not.
-    fn server(&self, address: &str) -> Result<Arc<Lanes>, Fate> {
+    fn server(&self, address: &str) -> Result<Arc<Lane>, Fate> {
         let host = host(address).ok_or_else(|| Fate::nonsense(format!("`{address}` is not an address")))?;
         let mut map = self.shared.map.write().unwrap_or_else(PoisonError::into_inner);
         Ok(map.server(&self.shared, host))
@@ -179,9 +179,9 @@ impl Shared {
         let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
         let mut slots = vec![None; usize::from(SLOTS)];
         for (first, last, host) in ranges {
-            let lanes = map.server(self, host.clone());
+            let lane = map.server(self, host.clone());
             for slot in *first..=(*last).min(SLOTS - 1) {
-                slots[usize::from(slot)] = Some(Arc::clone(&lanes));
+                slots[usize::from(slot)] = Some(Arc::clone(&lane));
             }
         }
         map.slots = slots;
@@ -192,23 +192,23 @@ impl Shared {
 }
 
 impl Map {
-    fn server(&mut self, shared: &Shared, host: Host) -> Arc<Lanes> {
-        let lanes = self
+    fn server(&mut self, shared: &Shared, host: Host) -> Arc<Lane> {
+        let lane = self
             .servers
             .entry(host.clone())
-            .or_insert_with(|| Arc::new(Lanes::new(&shared.seeds[0].neighbour(host), shared.connections)));
-        Arc::clone(lanes)
+            .or_insert_with(|| Arc::new(Lane::new(&shared.seeds[0].neighbour(host), shared.connections)));
+        Arc::clone(lane)
     }
 }
 
 /// Reads the table now and then, and whenever somebody found it wrong.
 async fn read(shared: Arc<Shared>) {
-    let mut seeds: Option<Vec<Lanes>> = None;
+    let mut seeds: Option<Vec<Lane>> = None;
     loop {
-        let known: Vec<Arc<Lanes>> = shared.map().servers.values().cloned().collect();
+        let known: Vec<Arc<Lane>> = shared.map().servers.values().cloned().collect();
         let mut ranges = None;
-        for lanes in &known {
-            ranges = ranges_of(lanes).await;
+        for lane in &known {
+            ranges = ranges_of(lane).await;
             if ranges.is_some() {
                 break;
             }
@@ -216,9 +216,9 @@ async fn read(shared: Arc<Shared>) {
         if ranges.is_none() {
             // Nobody that is known answers: back to where it began.
             let seeds =
-                seeds.get_or_insert_with(|| shared.seeds.iter().map(|seed| Lanes::new(seed, 1)).collect());
-            for lanes in seeds.iter() {
-                ranges = ranges_of(lanes).await;
+                seeds.get_or_insert_with(|| shared.seeds.iter().map(|seed| Lane::new(seed, 1)).collect());
+            for lane in seeds.iter() {
+                ranges = ranges_of(lane).await;
                 if ranges.is_some() {
                     break;
                 }
@@ -234,10 +234,9 @@ async fn read(shared: Arc<Shared>) {
 }
 
 /// What a server says about all slots.
-async fn ranges_of(lanes: &Lanes) -> Option<Vec<(u16, u16, Host)>> {
+async fn ranges_of(lane: &Lane) -> Option<Vec<(u16, u16, Host)>> {
     let command = redis::cmd("CLUSTER").arg("SLOTS").to_owned();
-    let answer =
-        tokio::time::timeout(Duration::from_secs(1), lanes.pick().command(&command)).await.ok()?.ok()?;
+    let answer = tokio::time::timeout(Duration::from_secs(1), lane.command(&command)).await.ok()?.ok()?;
     let Value::Array(rows) = answer else { return None };
     let ranges: Vec<(u16, u16, Host)> = rows.iter().filter_map(range).collect();
     (!ranges.is_empty()).then_some(ranges)

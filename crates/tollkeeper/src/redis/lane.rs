@@ -1,14 +1,21 @@
-//! A lane: tolls that are in flight at the same time travel together.
+//! A lane: the way of tolls to one server, in the order in which they came.
 //!
 //! A lone toll is sent at once. While calls are on their way, those that come meanwhile gather and go in the
 //! next: the busier the store, the more tolls share the cost of a call. The line of those who gather is
 //! bounded, and whoever has left it is not sent.
+//!
+//! One task takes from the line, and a call is in the hands of its connection before the next is made. All go
+//! over one connection while it is well; the others stand by, and one of them takes over when nobody waits any
+//! more for what was sent on the first. So each toll is decided on what those before it have left. Only what the
+//! server hands back can fall behind: calls that were on their way when its scripts were flushed or a slot moved.
 
+use std::collections::HashSet;
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use redis::{Cmd, Value};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tollkeeper_core::Ruling;
 
 use super::address::Address;
@@ -20,48 +27,15 @@ use super::wire::{self, Batch, Call};
 const WAITING: usize = 8_192;
 /// The most tolls in one call: more would hold up everybody else on the server.
 const TOGETHER: usize = 64;
-/// Calls on their way at once: one that the server works on, and one that is there when it has done.
+/// Calls on their way at once: one that the server works on, and one that is there when it has done. Of a
+/// cluster: those for all slots that are sent together.
 const ON_THE_WAY: usize = 2;
 
-/// All connections to one server.
-#[derive(Debug)]
-pub(crate) struct Lanes {
-    lanes: Vec<Lane>,
-    next: AtomicUsize,
-}
-
-impl Lanes {
-    /// Begins to connect.
-    pub(crate) fn new(address: &Address, connections: usize) -> Lanes {
-        let lanes = (0..connections.max(1)).map(|_| Lane::new(Link::to(address.clone()))).collect();
-        Lanes { lanes, next: AtomicUsize::new(0) }
-    }
-
-    /// The one with the least to do, and of equals each in its turn. So a connection that has gone silent is
-    /// given no more than it has, and one that is broken nothing while another is not.
-    pub(crate) fn pick(&self) -> &Lane {
-        let turn = self.next.fetch_add(1, Relaxed) % self.lanes.len();
-        let (before, after) = self.lanes.split_at(turn);
-        after.iter().chain(before).min_by_key(|lane| lane.burden()).expect("there is at least one")
-    }
-
-    /// Why the server cannot be asked, if it cannot.
-    pub(crate) fn trouble(&self) -> Option<Arc<str>> {
-        self.lanes.iter().find_map(|lane| lane.link.trouble())
-    }
-
-    /// Gives all connections up, so that the next ones ask again where to go.
-    pub(crate) fn give_up(&self) {
-        self.lanes.iter().for_each(|lane| lane.link.give_up());
-    }
-}
-
-/// One connection, and the tolls that travel on it.
+/// The way to one server.
 #[derive(Debug)]
 pub(crate) struct Lane {
-    link: Arc<Link>,
-    waiting: mpsc::Sender<Job>,
-    ways: Arc<Semaphore>,
+    line: mpsc::Sender<Job>,
+    ways: Arc<Ways>,
 }
 
 /// A toll that wants to be decided.
@@ -74,79 +48,236 @@ struct Job {
 }
 
 impl Lane {
-    pub(crate) fn new(link: Link) -> Lane {
-        let link = Arc::new(link);
-        let (waiting, jobs) = mpsc::channel(WAITING);
-        let ways = Arc::new(Semaphore::new(ON_THE_WAY));
-        tokio::spawn(carry(Arc::clone(&link), jobs, Arc::clone(&ways)));
-        Lane { link, waiting, ways }
-    }
-
-    /// How many tolls wait, and how many calls are on their way; most if there is no connection.
-    fn burden(&self) -> usize {
-        let on_the_way = ON_THE_WAY - self.ways.available_permits();
-        if self.link.is_down() { usize::MAX } else { WAITING - self.waiting.capacity() + on_the_way }
+    /// Begins to connect.
+    pub(crate) fn new(address: &Address, connections: usize) -> Lane {
+        let ways = (0..connections.max(1)).map(|_| Way::new(Link::to(address.clone()))).collect();
+        let ways = Arc::new(Ways { ways, current: AtomicUsize::new(0), changed: Notify::new() });
+        let (line, jobs) = mpsc::channel(WAITING);
+        tokio::spawn(carry(Arc::clone(&ways), jobs));
+        Lane { line, ways }
     }
 
     /// Has a toll decided, together with whatever else is in flight.
     pub(crate) async fn decide(&self, slot: u16, asked: wire::Asked) -> Result<Ruling, Fate> {
         let (answer, answered) = oneshot::channel();
-        self.waiting.try_send(Job { slot, asked, answer }).map_err(|_| Fate::Full)?;
+        self.line.try_send(Job { slot, asked, answer }).map_err(|_| Fate::Full)?;
         answered.await.unwrap_or_else(|_| Err(Fate::NotSent("the store was closed".to_owned())))
     }
 
     /// Runs a script by itself.
     pub(crate) async fn run(&self, call: &Call) -> Result<wire::Value, Fate> {
-        run(&self.link, call).await
+        run(self.ways.link(), call).await
     }
 
     /// Runs a script on keys that are on their way to this server.
     pub(crate) async fn run_asking(&self, call: &Call) -> Result<wire::Value, Fate> {
-        let answer = self.link.call_asking(&command("EVAL", call.script.text(), call)).await;
+        let answer = self.ways.link().call_asking(&command("EVAL", call.script.text(), call)).await;
         answer.map(value)
     }
 
     /// Runs a plain command.
     pub(crate) async fn command(&self, command: &Cmd) -> Result<Value, Fate> {
-        self.link.call(command).await
+        self.ways.link().call(command).await
+    }
+
+    /// Why the server cannot be asked, if it cannot.
+    pub(crate) fn trouble(&self) -> Option<Arc<str>> {
+        self.ways.ways.iter().find_map(|way| way.link.trouble())
+    }
+
+    /// Gives all connections up, so that the next ones ask again where to go.
+    pub(crate) fn give_up(&self) {
+        self.ways.ways.iter().for_each(|way| way.link.give_up());
+    }
+}
+
+/// The connections of a lane.
+#[derive(Debug)]
+struct Ways {
+    ways: Vec<Way>,
+    /// The number of the one in use.
+    current: AtomicUsize,
+    /// Told whenever one of them may be used that might not before.
+    changed: Notify,
+}
+
+/// One connection, and what is on its way there.
+#[derive(Debug)]
+struct Way {
+    link: Link,
+    /// Of [`ON_THE_WAY`].
+    taken: AtomicUsize,
+    /// Calls that somebody waits for.
+    awaited: AtomicUsize,
+    /// Calls that everybody gave up who waited for them: the connection is silent.
+    left: AtomicUsize,
+}
+
+impl Way {
+    fn new(link: Link) -> Way {
+        let [taken, awaited, left] = [const { AtomicUsize::new(0) }; 3];
+        Way { link, taken, awaited, left }
+    }
+
+    fn is_well(&self) -> bool {
+        !self.link.is_down() && self.left.load(SeqCst) == 0
+    }
+}
+
+impl Ways {
+    /// The connection for what needs no place in the line.
+    fn link(&self) -> &Link {
+        &self.ways[self.best()].link
+    }
+
+    /// The one in use if it is well, else another that is, else the one with the least to do.
+    fn best(&self) -> usize {
+        let (current, count) = (self.current.load(SeqCst), self.ways.len());
+        let mut from_current = (0..count).map(|step| (current + step) % count);
+        from_current.clone().find(|number| self.ways[*number].is_well()).unwrap_or_else(|| {
+            let burden = |number: &usize| {
+                let way = &self.ways[*number];
+                (way.link.is_down(), way.taken.load(SeqCst))
+            };
+            from_current.by_ref().min_by_key(burden).expect("there is at least one")
+        })
+    }
+
+    /// Waits until the next call may go, and says which way: there is room, and nobody waits for an answer that
+    /// comes another way.
+    async fn next(&self) -> usize {
+        self.until(|ways| {
+            let best = ways.best();
+            let others = ways.ways.iter().enumerate().filter(|(number, _)| *number != best);
+            let free = ways.ways[best].taken.load(SeqCst) < ON_THE_WAY;
+            (free && others.map(|(_, way)| way).all(|way| way.awaited.load(SeqCst) == 0)).then_some(best)
+        })
+        .await
+    }
+
+    /// Waits until nobody waits for an answer.
+    async fn quiet(&self) {
+        self.until(|ways| ways.ways.iter().all(|way| way.awaited.load(SeqCst) == 0).then_some(())).await
+    }
+
+    async fn until<T>(&self, look: impl Fn(&Ways) -> Option<T>) -> T {
+        loop {
+            if let Some(seen) = look(self) {
+                return seen;
+            }
+            self.changed.notified().await;
+        }
+    }
+}
+
+/// One of the places of [`ON_THE_WAY`], until all that went together is answered.
+struct Place {
+    ways: Arc<Ways>,
+    number: usize,
+}
+
+impl Place {
+    fn take(ways: &Arc<Ways>, number: usize) -> Place {
+        ways.ways[number].taken.fetch_add(1, SeqCst);
+        Place { ways: Arc::clone(ways), number }
+    }
+
+    fn way(&self) -> &Way {
+        &self.ways.ways[self.number]
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.way().taken.fetch_sub(1, SeqCst);
+        self.ways.changed.notify_one();
+    }
+}
+
+/// A call that somebody waits for, or everybody has left.
+struct Sent {
+    place: Arc<Place>,
+    left: bool,
+}
+
+impl Sent {
+    fn new(place: &Arc<Place>) -> Sent {
+        place.way().awaited.fetch_add(1, SeqCst);
+        Sent { place: Arc::clone(place), left: false }
+    }
+
+    fn leave(&mut self) {
+        self.left = true;
+        self.place.way().left.fetch_add(1, SeqCst);
+        self.place.way().awaited.fetch_sub(1, SeqCst);
+        self.place.ways.changed.notify_one();
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        let way = self.place.way();
+        let counted = if self.left { &way.left } else { &way.awaited };
+        counted.fetch_sub(1, SeqCst);
+        self.place.ways.changed.notify_one();
     }
 }
 
 /// Gathers and sends for as long as there is a lane.
-async fn carry(link: Arc<Link>, mut jobs: mpsc::Receiver<Job>, ways: Arc<Semaphore>) {
+async fn carry(ways: Arc<Ways>, mut jobs: mpsc::Receiver<Job>) {
+    // The scripts that a connection was sent, by its number and its own.
+    let mut known: ((usize, u64), HashSet<&'static str>) = Default::default();
     while let Some(first) = jobs.recv().await {
-        let way = Arc::clone(&ways).acquire_owned().await.expect("nobody closes it");
-        let mut keys = first.asked.names().count();
-        let mut together = vec![first];
-        while together.len() < TOGETHER
-            && keys < wire::MOST_KEYS
-            && let Ok(next) = jobs.try_recv()
-        {
-            keys += next.asked.names().count();
-            together.push(next);
+        let number = ways.next().await;
+        ways.current.store(number, SeqCst);
+        let mut together = gather(first, &mut jobs);
+        let connection = (number, ways.ways[number].link.ready().await);
+        if known.0 != connection {
+            known = (connection, HashSet::new());
         }
-        // Who has left was not sent, so it was not charged.
-        together.retain(|job| !job.answer.is_closed());
-        let way = Arc::new(way);
+        let mut news = false;
+        let place = Arc::new(Place::take(&ways, number));
         while let Some(slot) = together.first().map(|job| job.slot) {
-            let (batch, others) = together.into_iter().partition(|job| job.slot == slot);
+            let (jobs, others): (Vec<Job>, Vec<Job>) = together.into_iter().partition(|job| job.slot == slot);
             together = others;
-            let (link, way) = (Arc::clone(&link), Arc::clone(&way));
-            tokio::spawn(async move {
-                send(&link, batch).await;
-                drop(way);
-            });
+            let (asked, answers) = jobs.into_iter().map(|job| (job.asked, job.answer)).unzip();
+            let batch = Batch::new(asked);
+            news |= known.1.insert(batch.call().script.sha());
+            let mut call = Box::pin(tokio::task::unconstrained(send(Sent::new(&place), batch, answers)));
+            // Looked after once, it is in the hands of the connection: what follows it cannot overtake it.
+            let begun = std::future::poll_fn(|context| std::task::Poll::Ready(call.as_mut().poll(context)));
+            if begun.await.is_pending() {
+                tokio::spawn(call);
+            }
+        }
+        drop(place);
+        if news {
+            // The server may want the text of a script that it sees for the first time: nothing goes before that.
+            ways.quiet().await;
         }
     }
 }
 
-async fn send(link: &Link, jobs: Vec<Job>) {
-    let (asked, answers): (Vec<wire::Asked>, Vec<_>) =
-        jobs.into_iter().map(|job| (job.asked, job.answer)).unzip();
-    let batch = Batch::new(asked);
-    let rulings = run(link, batch.call())
-        .await
-        .and_then(|value| batch.rulings(&value).map_err(|error| Fate::nonsense(error.to_string())));
+/// Those who wait, as many as may go together.
+fn gather(first: Job, jobs: &mut mpsc::Receiver<Job>) -> Vec<Job> {
+    let mut keys = first.asked.names().count();
+    let mut together = vec![first];
+    while together.len() < TOGETHER
+        && keys < wire::MOST_KEYS
+        && let Ok(next) = jobs.try_recv()
+    {
+        keys += next.asked.names().count();
+        together.push(next);
+    }
+    // Who has left was not sent, so it was not charged.
+    together.retain(|job| !job.answer.is_closed());
+    together
+}
+
+async fn send(sent: Sent, batch: Batch, mut answers: Vec<oneshot::Sender<Result<Ruling, Fate>>>) {
+    let value = answer(sent, batch.call(), &mut answers).await;
+    let rulings =
+        value.and_then(|value| batch.rulings(&value).map_err(|error| Fate::nonsense(error.to_string())));
     match rulings {
         Ok(rulings) => {
             if rulings.disagreements > 0 {
@@ -165,6 +296,27 @@ async fn send(link: &Link, jobs: Vec<Job>) {
             }
         }
     }
+}
+
+/// What the server answers. Whoever waited for it may leave meanwhile; it is listened to all the same.
+async fn answer<T>(
+    mut sent: Sent,
+    call: &Call,
+    answers: &mut [oneshot::Sender<T>],
+) -> Result<wire::Value, Fate> {
+    let place = Arc::clone(&sent.place);
+    let mut reply = pin!(run(&place.way().link, call));
+    let all_left = async {
+        for answer in answers {
+            answer.closed().await;
+        }
+    };
+    tokio::select! {
+        biased;
+        value = &mut reply => return value,
+        () = all_left => sent.leave(),
+    }
+    reply.await
 }
 
 /// Runs a script by its name; by its text, if the server does not know it. It certainly did not run then.

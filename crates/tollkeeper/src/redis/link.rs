@@ -96,6 +96,11 @@ impl Link {
         }
     }
 
+    /// The number of the connection, once the first attempt is over; 0 if there is none.
+    pub(crate) async fn ready(&self) -> u64 {
+        self.connection().await.map_or(0, |(number, _)| number)
+    }
+
     /// Why there is no connection, if there is none.
     pub(crate) fn trouble(&self) -> Option<Arc<str>> {
         if let State::Down(why) = &*self.state.borrow() { Some(Arc::clone(why)) } else { None }

@@ -12,7 +12,7 @@ use tollkeeper_core::{Charge, Fix, Key, Ruling, Secret, Slot, Toll, siphash};
 use super::address::{Address, RedisTls};
 use super::cluster::Cluster;
 use super::keys::{self, Format, Names};
-use super::lane::Lanes;
+use super::lane::Lane;
 use super::topology::{Refused, Topology};
 use super::wire::{self, Batch, Call, Handling};
 use crate::clock::Clock;
@@ -28,7 +28,7 @@ pub struct RedisOptions {
     pub prefix: String,
     /// How keys are written.
     pub format: Format,
-    /// Connections to each server.
+    /// Connections to each server: one is in use, the others stand by.
     pub connections: usize,
     /// Certificates, for `rediss://`.
     pub tls: RedisTls,
@@ -75,7 +75,7 @@ impl RedisStore {
             Servers::Cluster { .. } => {
                 Topology::Many(Cluster::new(addresses, options.connections), Refused::default())
             }
-            _ => Topology::One(Lanes::new(&address, options.connections)),
+            _ => Topology::One(Lane::new(&address, options.connections)),
         };
         let inner = Arc::new_cyclic(|weak: &std::sync::Weak<Inner>| {
             let keeper = tokio::spawn(keep(weak.clone(), address));

@@ -8,7 +8,7 @@ use tollkeeper_core::Ruling;
 
 use super::cluster::Cluster;
 use super::fate::Fate;
-use super::lane::Lanes;
+use super::lane::Lane;
 use super::slot;
 use super::wire::apart::{Part, together};
 use super::wire::{self, Asked, Call};
@@ -18,7 +18,7 @@ use crate::sync::{Mutex, lock};
 #[derive(Debug)]
 pub(crate) enum Topology {
     /// On one server.
-    One(Lanes),
+    One(Lane),
     /// On several, by slot.
     Many(Cluster, Refused),
 }
@@ -34,7 +34,7 @@ impl Topology {
     /// Decides a toll. `marker` names what remembers that a state was corrected.
     pub(crate) async fn decide(&self, asked: Asked, marker: impl Fn(&str) -> String) -> Result<Ruling, Fate> {
         match self {
-            Topology::One(lanes) => lanes.pick().decide(0, asked).await,
+            Topology::One(lane) => lane.decide(0, asked).await,
             Topology::Many(cluster, refused) => {
                 let mut parts = asked.apart(slot::of);
                 if let [part] = &mut parts[..] {
@@ -48,7 +48,7 @@ impl Topology {
     /// Runs scripts, one for each slot of these keys.
     pub(crate) async fn run(&self, call: &Call) -> Result<wire::Value, Fate> {
         match self {
-            Topology::One(lanes) => lanes.pick().run(call).await,
+            Topology::One(lane) => lane.run(call).await,
             Topology::Many(cluster, _) => {
                 let slot = call.keys.first().map_or(0, |key| slot::of(key));
                 cluster.run(slot, call).await
@@ -59,7 +59,7 @@ impl Topology {
     /// Runs a command on the server that has this key.
     pub(crate) async fn command(&self, key: &str, command: &Cmd) -> Result<Value, Fate> {
         match self {
-            Topology::One(lanes) => lanes.pick().command(command).await,
+            Topology::One(lane) => lane.command(command).await,
             Topology::Many(cluster, _) => cluster.command(slot::of(key), command).await,
         }
     }
@@ -75,15 +75,15 @@ impl Topology {
     /// Why some server cannot be asked, if one cannot.
     pub(crate) fn trouble(&self) -> Option<Arc<str>> {
         match self {
-            Topology::One(lanes) => lanes.trouble(),
+            Topology::One(lane) => lane.trouble(),
             Topology::Many(cluster, _) => cluster.trouble(),
         }
     }
 
     /// Gives all connections up, so that the next ones ask again where to go.
     pub(crate) fn give_up(&self) {
-        if let Topology::One(lanes) = self {
-            lanes.give_up();
+        if let Topology::One(lane) = self {
+            lane.give_up();
         }
     }
 }
