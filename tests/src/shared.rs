@@ -145,7 +145,7 @@ impl<'c> Pair<'c> {
         let mut asked = Vec::new();
         for toll in &tolls {
             self.ids += 1;
-            asked.push(Asked::new(toll, self.ids, |due| self.names.state(due.key, None)));
+            asked.push(Asked::new(toll, self.ids, |due| self.names.state(due.key)));
         }
         let first = self.ids + 1 - tolls.len() as u64;
         let batch = Batch::new(asked);
@@ -229,7 +229,7 @@ impl<'c> Pair<'c> {
         };
         let fixes = charge.fixes(&self.policy, &changes.expect("valid costs"));
         let call = wire::correction(charge.void_at(), charge.items().iter().zip(&fixes), |item| {
-            let name = self.names.item(item, None);
+            let name = self.names.item(item);
             let marker = self.names.marker(&name, charge.id());
             [name, marker]
         });
@@ -255,7 +255,7 @@ impl<'c> Pair<'c> {
         let slot = self.slots[self.slots.len() - 1 - back].clone();
         let renew = self.random.within(0, 1) == 1;
         let handling = if renew { Handling::Renew } else { Handling::Release };
-        let names = slot.items().iter().map(|item| self.names.item(item, None)).collect();
+        let names = slot.items().iter().map(|item| self.names.item(item)).collect();
         let call = wire::handling(&slot, handling, names);
         let answer = match self.run(&call) {
             Ok(answer) => answer,
@@ -287,7 +287,7 @@ impl<'c> Pair<'c> {
         let mut expected = HashMap::new();
         for (key, state, fresh) in self.reference.states() {
             let key = Key::from_bytes(key).expect("a key");
-            expected.insert(self.names.state(key, None).into_bytes(), (state::encode(state), fresh));
+            expected.insert(self.names.state(key).into_bytes(), (state::encode(state), fresh));
         }
         for (name, expires) in self.client.keys() {
             let shown = String::from_utf8_lossy(&name).into_owned();

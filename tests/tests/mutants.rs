@@ -172,7 +172,7 @@ fn time_differs(client: &mut Client, mutate: fn(String) -> String) -> Option<Str
     let names = Names::new("tk", Format::Readable);
     let policy = Arc::new(Policy::new(vec![Limit::new("all", Quota::per_minute(5))]).expect("valid"));
     let toll = policy.toll(Verb::Check, &facts! {}, 1).expect("valid");
-    let batch = Batch::new(vec![Asked::new(&toll, 1, |due| names.state(due.key, None))]);
+    let batch = Batch::new(vec![Asked::new(&toll, 1, |due| names.state(due.key))]);
     let call = batch.call();
     let script = Script::of(mutate(call.script.text().to_owned()));
     let before = server_time(client);

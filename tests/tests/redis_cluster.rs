@@ -1,7 +1,7 @@
 //! A real cluster of three primaries: keys of one request in different slots, all or nothing.
 
 use tollkeeper::redis::wire::Value;
-use tollkeeper::{Algorithm, Correction, Limit, Quota, facts};
+use tollkeeper::{Algorithm, Correction, Limit, Missing, Quota, facts};
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::redis::{Server, limiter};
 
@@ -92,4 +92,91 @@ async fn a_slot_that_moves_is_followed() {
     }
     let left = limiter.usage(&alice).await.unwrap().limit("per-user").unwrap().outcome().remaining;
     assert_eq!(left, 1_000 - 13, "each check was charged once");
+}
+
+/// How often scripts were run, by all servers together.
+fn scripts(cluster: &Cluster) -> u64 {
+    let of = |server: &Server| {
+        let Value::Bytes(stats) = server.connect().text("INFO commandstats") else { panic!("text") };
+        let stats = String::from_utf8(stats).expect("text");
+        let calls = |line: &str| -> u64 {
+            let mut numbers = line.split([':', ',']).filter_map(|part| part.split_once('='));
+            let mut number =
+                |name| numbers.find(|(named, _)| *named == name).and_then(|(_, number)| number.parse().ok());
+            let calls: u64 = number("calls").expect("calls=");
+            calls - number("failed_calls").unwrap_or(0)
+        };
+        // Each connection runs one by its text, to see whether it may.
+        stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:")).map(calls).sum::<u64>()
+    };
+    cluster.servers.iter().map(of).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_of_one_partition_are_decided_by_one_script() {
+    let cluster = Cluster::start();
+    let of_tenant = |name: &str, count: u64| {
+        let limit = Limit::new(name, Quota::per_day(count)).by("tenant").partition("tenant");
+        limit.missing(Missing::Share)
+    };
+    let limits = |partition: bool| {
+        let limits = [
+            of_tenant("all", 20).algorithm(Algorithm::FixedWindow),
+            of_tenant("per-user", 1_000).by("user"),
+            of_tenant("log", 1_000).by("user").algorithm(Algorithm::SlidingLog),
+        ];
+        let slots = Limit::new("slots", Quota::slots(5)).by("tenant").by("user");
+        let slots = if partition { slots.partition("tenant") } else { slots };
+        limits.into_iter().chain([slots]).collect::<Vec<_>>()
+    };
+    let limiter = limiter(&cluster.url(), limits(true));
+    let long = "x".repeat(1_000);
+    let (mut checks, mut ran) = (0, 0);
+    for tenant in ["acme", "absent", "{", "}", "{}", "{a}b", "a\0b", "a\nb", "%_", "%-", &long] {
+        // A value that is too long to be written out goes by its digest, in names and in receipts.
+        for user in ["alice", &long] {
+            let mut facts = facts! { "user" => user };
+            if tenant != "absent" {
+                facts = facts.with("tenant", tenant);
+            }
+            // Before it is counted, whoever has this slot learns the scripts.
+            let charge = limiter.check(&facts).await.unwrap().charge().expect("it passes");
+            assert_eq!(limiter.refund(&charge).await, Correction::Done, "{tenant:?}");
+            let before = scripts(&cluster);
+            for number in 0..21 {
+                let decision = limiter.check(&facts).await.unwrap();
+                assert_eq!((decision.allowed(), decision.degraded()), (number < 20, None), "{tenant:?}");
+                if number == 0 {
+                    let sealed = limiter.seal_charge(&decision.charge().expect("it passed"));
+                    let charge = limiter.open_charge(&sealed).expect("our own text");
+                    assert_eq!(limiter.refund(&charge).await, Correction::Done, "{tenant:?}");
+                    assert_eq!(limiter.refund(&charge).await, Correction::Repeated, "{tenant:?}");
+                    assert!(limiter.check(&facts).await.unwrap().allowed(), "it was given back");
+                }
+            }
+            checks += 24;
+            ran += scripts(&cluster) - before;
+            let usage = limiter.usage(&facts).await.unwrap();
+            let left = |name: &str| usage.limit(name).unwrap().outcome().remaining;
+            assert_eq!([left("all"), left("per-user"), left("log")], [0, 980, 980], "{tenant:?}");
+
+            let slot = limiter.acquire(&facts! { "tenant" => "other", "user" => user }).await.unwrap().slot;
+            let slot = slot.expect("there are five").keep();
+            let slot = limiter.open_slot(&limiter.seal_slot(&slot)).expect("our own text");
+            assert!(limiter.renew(&slot).await && limiter.release(&slot).await, "{tenant:?}");
+            for limit in ["all", "per-user", "log"] {
+                assert!(limiter.forget(limit, &facts).await.unwrap(), "{tenant:?}: {limit}");
+            }
+            assert!(limiter.forget("all", &facts! { "tenant" => "other" }).await.unwrap());
+        }
+    }
+    println!("{checks} checks and refunds of three limits of one partition: {ran} scripts");
+    assert_eq!(ran, checks);
+    // Without the same partition, one limit more is one script more.
+    let apart = self::limiter(&cluster.url(), limits(false));
+    let facts = facts! { "tenant" => "acme", "user" => "alice" };
+    apart.peek(&facts).await.unwrap();
+    let before = scripts(&cluster);
+    apart.peek(&facts).await.unwrap();
+    assert_eq!(scripts(&cluster) - before, 2, "what is apart is asked apart");
 }

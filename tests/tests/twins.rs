@@ -131,10 +131,10 @@ fn foreign_values_are_none_and_are_overwritten() {
     for value in ["RPUSH $ x", "SADD $ x", "SET $ x", "SET $ 12345678901234567890"] {
         client.text("FLUSHALL");
         for due in toll.dues() {
-            client.text(&value.replace('$', &names.state(due.key, None)));
+            client.text(&value.replace('$', &names.state(due.key)));
         }
         for left in [4, 3] {
-            let asked = || Asked::new(&toll, 7, |due| names.state(due.key, None));
+            let asked = || Asked::new(&toll, 7, |due| names.state(due.key));
             let batch = Batch::new(vec![asked()]);
             let call = batch.call();
             let keys: Vec<&[u8]> = call.keys.iter().map(String::as_bytes).collect();

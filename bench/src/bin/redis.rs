@@ -118,7 +118,7 @@ fn batches(limits: usize, size: usize, keys: usize) -> Vec<Vec<Vec<u8>>> {
         policy.toll(Verb::Check, &facts! { "user" => &*user }, 1).expect("valid")
     };
     let batch = |first: usize| {
-        let asked = |check| Asked::new(&toll(check), 1, |due| names.state(due.key, None));
+        let asked = |check| Asked::new(&toll(check), 1, |due| names.state(due.key));
         let batch = Batch::new((first..first + size).map(asked).collect());
         let keys: Vec<Vec<u8>> = batch.call().keys.iter().map(|key| key.clone().into_bytes()).collect();
         command(batch.call().script, &keys, &batch.call().args)
@@ -173,7 +173,7 @@ fn memory(algorithm: Algorithm, format: Format, units: u64, keys: usize) -> f64 
     for key in 0..keys {
         let user = format!("{key:024}");
         let toll = policy.toll(Verb::Check, &facts! { "user" => &*user }, units).expect("valid");
-        let batch = Batch::new(vec![Asked::new(&toll, 1, |due| names.state(due.key, None))]);
+        let batch = Batch::new(vec![Asked::new(&toll, 1, |due| names.state(due.key))]);
         let call = batch.call();
         client.run(call.script, &[call.keys[0].as_bytes()], &[&call.args[0]]).expect("decided");
     }

@@ -44,6 +44,8 @@ pub struct Item {
     pub mark: u64,
     /// It was charged to a state shared by several keys.
     pub shared: bool,
+    /// Which of the key's values decides where its state is kept.
+    partition: Option<u8>,
     /// The fact that held the cost, if it was not the cost of the request.
     fact: Option<Box<str>>,
 }
@@ -54,7 +56,23 @@ pub enum ItemKey {
     /// The bytes of the key.
     Whole(Box<[u8]>),
     /// A key too long for a text: what it begins with, and what the store calls it.
-    Short(Box<[u8]>, u128),
+    Short(Box<[u8]>, Short),
+}
+
+/// What a store calls a key that is too long to be written out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Short {
+    /// Its number.
+    pub name: u128,
+    /// What decides where it is kept, at most 128 bytes; nothing if its name does.
+    pub tag: Box<str>,
+}
+
+/// Of a store that keeps all keys in one place.
+impl From<u128> for Short {
+    fn from(name: u128) -> Short {
+        Short { name, tag: "".into() }
+    }
 }
 
 impl Item {
@@ -66,6 +84,7 @@ impl Item {
             shift: due.shift,
             mark,
             shared,
+            partition: due.key.partition(),
             fact: due.rule.cost_fact().map(Into::into),
         }
     }
@@ -75,10 +94,15 @@ impl Item {
         Past { cost: self.cost, count: self.quota.count(), tick: self.mark, window: self.mark }
     }
 
+    /// The key it was charged to; without its values if it is too long for a text.
+    pub fn key(&self) -> Key<'_> {
+        let (ItemKey::Whole(bytes) | ItemKey::Short(bytes, _)) = &self.key;
+        Key::from_bytes(bytes).expect("an item holds a key").parted(self.partition)
+    }
+
     /// The name of the limit.
     fn limit(&self) -> &str {
-        let (ItemKey::Whole(bytes) | ItemKey::Short(bytes, _)) = &self.key;
-        Key::from_bytes(bytes).expect("an item holds a key").limit()
+        self.key().limit()
     }
 
     /// When nothing of it can be given back any more: a bucket has drained it, its window is no longer
@@ -169,8 +193,7 @@ impl Charge {
     pub fn fixes(&self, policy: &Policy, changes: &[Change]) -> Vec<Fix> {
         assert_eq!(changes.len(), self.0.items.len(), "there is a change for every item");
         let fix = |(item, change): (&Item, &Change)| {
-            let (ItemKey::Whole(bytes) | ItemKey::Short(bytes, _)) = &item.key;
-            let family = Key::from_bytes(bytes).expect("an item holds a key").family();
+            let family = item.key().family();
             let rule = policy.find(item.limit()).map(|(_, rule)| rule);
             let today = rule.into_iter().flat_map(|rule| rule.quotas_of(family));
             let (mut slowest, mut fastest) = (item.quota, item.quota.count());
@@ -239,7 +262,7 @@ impl Charge {
 
     /// The receipt as text that only this store can have written. Keys above 128 bytes go by `short`,
     /// the name that the store has for them.
-    pub fn seal(&self, secret: &Secret, short: impl Fn(Key<'_>) -> u128) -> String {
+    pub fn seal<S: Into<Short>>(&self, secret: &Secret, short: impl Fn(Key<'_>) -> S) -> String {
         self.0.seal(b'c', secret, short)
     }
 
@@ -270,7 +293,7 @@ impl Slot {
     }
 
     /// As [`Charge::seal`].
-    pub fn seal(&self, secret: &Secret, short: impl Fn(Key<'_>) -> u128) -> String {
+    pub fn seal<S: Into<Short>>(&self, secret: &Secret, short: impl Fn(Key<'_>) -> S) -> String {
         self.0.seal(b's', secret, short)
     }
 
@@ -284,7 +307,7 @@ impl Slot {
 const WHOLE_KEY: usize = 128;
 
 impl Receipt {
-    fn seal(&self, kind: u8, secret: &Secret, short: impl Fn(Key<'_>) -> u128) -> String {
+    fn seal<S: Into<Short>>(&self, kind: u8, secret: &Secret, short: impl Fn(Key<'_>) -> S) -> String {
         // More than most receipts need: a name, some numbers and a value for each item.
         let mut bytes = Vec::with_capacity(48 + 80 * self.items.len());
         bytes.push(kind);
@@ -295,20 +318,21 @@ impl Receipt {
             for number in [item.quota.count(), item.quota.burst(), item.cost, item.shift, item.mark] {
                 push_number(&mut bytes, number);
             }
-            bytes.push(u8::from(item.shared));
+            // A limit is keyed by fewer than 127 facts: see `partition` of `policy.rs`.
+            let partition = item.partition.map_or(0, |place| place + 1);
+            bytes.push(u8::from(item.shared) | partition << 1);
             push_bytes(&mut bytes, item.fact.as_deref().unwrap_or_default().as_bytes());
             let (key, name) = match &item.key {
                 ItemKey::Whole(key) if key.len() <= WHOLE_KEY => (&key[..], None),
-                ItemKey::Whole(key) => {
-                    let key = Key::from_bytes(key).expect("an item holds a key");
-                    (key.family(), Some(short(key)))
-                }
-                ItemKey::Short(family, name) => (&family[..], Some(*name)),
+                ItemKey::Whole(_) => (item.key().family(), Some(short(item.key()).into())),
+                ItemKey::Short(family, short) => (&family[..], Some(short.clone())),
             };
             push_bytes(&mut bytes, key);
             match name {
                 None => push_bytes(&mut bytes, &[]),
-                Some(name) => push_bytes(&mut bytes, &name.to_le_bytes()),
+                Some(short) => {
+                    push_bytes(&mut bytes, &[&short.name.to_le_bytes(), short.tag.as_bytes()].concat())
+                }
             }
         }
         bytes.extend_from_slice(&siphash::hash(secret, &bytes).to_le_bytes());
@@ -342,7 +366,7 @@ fn take_item(rest: &mut &[u8]) -> Option<Item> {
         }
         numbers
     };
-    let (shared, after) = rest.split_first()?;
+    let (flags, after) = rest.split_first()?;
     *rest = after;
     let fact = core::str::from_utf8(take_bytes(rest)?).ok()?;
     let whole = take_bytes(rest)?;
@@ -353,10 +377,15 @@ fn take_item(rest: &mut &[u8]) -> Option<Item> {
     let quota = Quota::new(algorithm, Rate { count, period: key.period(), burst }).ok()?;
     let key = match name {
         [] => ItemKey::Whole(whole.into()),
-        name => ItemKey::Short(whole.into(), u128::from_le_bytes(name.try_into().ok()?)),
+        name => {
+            let (name, tag) = name.split_first_chunk()?;
+            let tag = core::str::from_utf8(tag).ok()?.into();
+            ItemKey::Short(whole.into(), Short { name: u128::from_le_bytes(*name), tag })
+        }
     };
     let fact = (!fact.is_empty()).then(|| fact.into());
-    Some(Item { key, quota, cost, shift, mark, shared: *shared != 0, fact })
+    let partition = (flags >> 1).checked_sub(1);
+    Some(Item { key, quota, cost, shift, mark, shared: flags & 1 != 0, partition, fact })
 }
 
 fn push_bytes(bytes: &mut Vec<u8>, part: &[u8]) {

@@ -16,6 +16,8 @@ use crate::time::Span;
 pub struct Key<'a> {
     family: &'a [u8],
     values: Values<'a>,
+    /// Which of the values decides where its state is kept: no part of what the key is.
+    partition: Option<u8>,
 }
 
 /// The values of a key: as [`push_value`] wrote them, or the only one as it came.
@@ -39,13 +41,13 @@ impl<'a> Key<'a> {
     /// A key of its two parts, as written by [`family`] and [`push_value`].
     #[inline]
     pub(crate) fn new(family: &'a [u8], values: &'a [u8]) -> Key<'a> {
-        Key { family, values: Values::Written(values) }
+        Key { family, values: Values::Written(values), partition: None }
     }
 
     /// The key of a limit by one fact, whose value is there.
     #[inline]
     pub fn of_one(family: &'a [u8], value: &'a str) -> Key<'a> {
-        Key { family, values: Values::One(value) }
+        Key { family, values: Values::One(value), partition: None }
     }
 
     /// A key from the bytes of [`Key::to_bytes`].
@@ -115,6 +117,23 @@ impl<'a> Key<'a> {
     /// The values as text.
     pub fn texts(self) -> impl Iterator<Item = Option<&'a str>> {
         self.values().map(|value| value.map(text))
+    }
+
+    /// The same key, kept where the value of that place says.
+    #[inline]
+    #[must_use]
+    pub fn parted(self, partition: Option<u8>) -> Key<'a> {
+        Key { partition, ..self }
+    }
+
+    /// Which of its values decides where its state is kept, if one does.
+    pub fn partition(self) -> Option<u8> {
+        self.partition
+    }
+
+    /// The value that decides where its state is kept, if one does; it may be absent.
+    pub fn partition_text(self) -> Option<Option<&'a str>> {
+        self.texts().nth(usize::from(self.partition?))
     }
 
     /// How much earlier than the epoch's the windows of this key begin: a fixed hash of the key, equal

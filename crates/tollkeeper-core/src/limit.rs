@@ -38,6 +38,7 @@ pub struct Limit {
     pub(crate) mode: Mode,
     pub(crate) cost: Option<String>,
     pub(crate) stagger: bool,
+    pub(crate) partition: Option<String>,
     pub(crate) ttl: Span,
     pub(crate) on_store_failure: OnStoreFailure,
 }
@@ -199,6 +200,13 @@ impl Limit {
         Limit { stagger: true, ..self }
     }
 
+    /// Keeps the counts of all keys with the same value of this fact, one of those it is keyed by, in one place:
+    /// limits with the same partition are decided together, in one step, by a store on many servers.
+    #[must_use]
+    pub fn partition(self, fact: impl Into<String>) -> Limit {
+        Limit { partition: Some(fact.into()), ..self }
+    }
+
     /// How long a slot of a concurrency limit is held at most: 60 s unless said otherwise.
     #[must_use]
     pub fn ttl(self, ttl: Duration) -> Limit {
@@ -227,6 +235,7 @@ impl Limit {
             mode: Mode::default(),
             cost: None,
             stagger: false,
+            partition: None,
             ttl: Span::from_secs(60),
             on_store_failure: OnStoreFailure::default(),
         }

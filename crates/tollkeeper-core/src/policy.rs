@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::facts::{self, Facts, Scratch, Value};
-use crate::key;
+use crate::key::{self, Key};
 use crate::limit::{Base, Limit, Missing, Mode, OnStoreFailure};
 use crate::net::{self, InvalidNetwork, Network};
 use crate::pattern::Condition;
@@ -122,6 +122,8 @@ pub struct Rule {
     pub(crate) mode: Mode,
     pub(crate) cost: Option<Box<str>>,
     pub(crate) stagger: bool,
+    /// Which of `by` decides where counts are kept.
+    pub(crate) partition: Option<u8>,
     on_store_failure: OnStoreFailure,
     algorithm: Algorithm,
     when: Vec<Condition>,
@@ -229,6 +231,11 @@ impl Rule {
             Grant::Unlimited => None,
             Grant::Limited { quota, family } => Some((quota, family)),
         }
+    }
+
+    /// The same key, which knows where its count is kept.
+    pub fn place<'k>(&self, key: Key<'k>) -> Key<'k> {
+        key.parted(self.partition)
     }
 
     /// What a request without a tier and without an override gets, and what its keys begin with; nothing
@@ -378,6 +385,7 @@ impl Rule {
             mode: limit.mode,
             cost: limit.cost.as_deref().map(Into::into),
             stagger: limit.stagger,
+            partition: partition(limit, report),
             on_store_failure: limit.on_store_failure,
             algorithm,
             when: limit.when.clone(),
@@ -390,6 +398,21 @@ impl Rule {
             grants,
         }
     }
+}
+
+/// The place in `by` of the fact that decides where counts are kept.
+fn partition(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> Option<u8> {
+    let fact = limit.partition.as_ref()?;
+    let place = limit
+        .by
+        .iter()
+        .position(|by| by == fact)
+        .and_then(|place| u8::try_from(place).ok())
+        .filter(|place| *place < 126);
+    if place.is_none() {
+        report(Part::Partition, Problem::PartitionNotInBy(fact.clone()));
+    }
+    place
 }
 
 /// The algorithm belongs to the limit, never to a tier: as written, else by what is granted.
@@ -524,6 +547,7 @@ pub enum Part {
     Override(String),
     Cost,
     Stagger,
+    Partition,
 }
 
 /// What can be wrong with a limit.
@@ -555,6 +579,8 @@ pub enum Problem {
     Address(String),
     /// Windows of this algorithm cannot be staggered.
     StaggerWithout(Algorithm),
+    /// The fact that decides where counts are kept is not one that the limit is keyed by.
+    PartitionNotInBy(String),
     /// A concurrency limit with a rate.
     RateOfSlots,
     /// Slots for an algorithm that has none.
@@ -605,6 +631,13 @@ impl fmt::Display for Problem {
             }
             Problem::StaggerWithout(algorithm) => {
                 write!(f, "{algorithm} has nothing to stagger (only fixed-window has)")
+            }
+            Problem::PartitionNotInBy(fact) => {
+                write!(
+                    f,
+                    "`partition` names `{}`, which is none of the facts in `by` (name one of them)",
+                    fact.escape_debug()
+                )
             }
             Problem::RateOfSlots => f.write_str("a concurrency limit has slots, not a rate (`limit: 5`)"),
             Problem::SlotsOf(algorithm) => write!(f, "{algorithm} has a rate, not slots (`rate: 5/s`)"),

@@ -283,7 +283,8 @@ fn due<'t>(policy: &'t Policy, values: &'t [u8], hold: Option<Span>, entry: &Ent
     let rule = &policy.rules()[entry.rule as usize];
     let (quota, family) = rule.quota(entry.grant).expect("unlimited grants make no entry");
     let values = &values[entry.values_start as usize..entry.values_end as usize];
-    Due { rule, quota, key: Key::new(family, values), cost: entry.cost, shift: entry.shift, hold }
+    let key = rule.place(Key::new(family, values));
+    Due { rule, quota, key, cost: entry.cost, shift: entry.shift, hold }
 }
 
 /// How much earlier than the epoch's the windows of a key begin. A quota of nothing has no windows.
@@ -295,7 +296,7 @@ fn shift(rule: &Rule, quota: &Quota, key: Key<'_>) -> u64 {
 impl<'t> Due<'t> {
     /// What is due outside of a policy, at a limit prepared for one key.
     pub fn prepared(rule: &'t Rule, quota: &'t Quota, key: Key<'t>, cost: u64) -> Due<'t> {
-        Due { rule, quota, key, cost, shift: shift(rule, quota, key), hold: None }
+        Due { rule, quota, key: rule.place(key), cost, shift: shift(rule, quota, key), hold: None }
     }
 
     /// The same at another cost.

@@ -170,8 +170,10 @@ impl Limiter {
     /// false if there was nothing to forget.
     pub async fn forget(&self, limit: &str, facts: &Facts<'_>) -> Result<bool, InvalidRequest> {
         let mut forgotten = false;
-        for key in self.policy().keys(limit, facts)? {
-            let key = Key::from_bytes(&key).expect("a policy makes keys");
+        let policy = self.policy();
+        for key in policy.keys(limit, facts)? {
+            let (_, rule) = policy.find(limit).expect("it has keys");
+            let key = rule.place(Key::from_bytes(&key).expect("a policy makes keys"));
             forgotten |= self.inner.store.forget(key).await;
         }
         Ok(forgotten)

@@ -76,13 +76,37 @@ fn a_key_above_128_bytes_goes_by_the_name_that_the_store_has_for_it() {
         let expected = if whole {
             ItemKey::Whole(bytes.clone())
         } else {
-            ItemKey::Short(key.family().into(), short(key))
+            ItemKey::Short(key.family().into(), short(key).into())
         };
         assert_eq!(opened.items()[0].key, expected);
         // All but the key is as it was, and a second trip changes nothing.
         assert_eq!(Item { key: expected, ..charge.items()[0].clone() }, opened.items()[0]);
         assert_eq!(reopened(&opened), opened);
-        assert_eq!(opened.seal(&SECRET, |_| panic!("its name is known")), charge.seal(&SECRET, short));
+        assert_eq!(
+            opened.seal(&SECRET, |_| -> u128 { panic!("its name is known") }),
+            charge.seal(&SECRET, short)
+        );
+    }
+}
+
+#[test]
+fn where_a_key_is_kept_is_known_from_its_receipt() {
+    for (len, whole) in [(1, true), (500, false)] {
+        let (user, tenant) = ("x".repeat(len), "acme");
+        let limits =
+            vec![Limit::new("x", Quota::per_minute(100)).by("user").by("tenant").partition("tenant")];
+        let charge = charge(limits, &facts! { "user" => &user, "tenant" => tenant }, 3);
+        assert_eq!(charge.items()[0].key().partition_text(), Some(Some(tenant)));
+        let named = |key: Key<'_>| Short {
+            name: short(key),
+            tag: key.partition_text().flatten().expect("it is there").into(),
+        };
+        let opened = Charge::open(&charge.seal(&SECRET, named), &SECRET).expect("the store's own text");
+        match &opened.items()[0].key {
+            ItemKey::Whole(_) if whole => assert_eq!(opened, charge),
+            ItemKey::Short(_, short) if !whole => assert_eq!(&*short.tag, tenant),
+            other => panic!("{other:?}"),
+        }
     }
 }
 

@@ -104,6 +104,10 @@ fn every_problem_says_what_would_be_right() {
         ),
         (plain("x").stagger(), "limit `x`: sliding-window has nothing to stagger (only fixed-window has)"),
         (
+            plain("x").by("user").partition("tenant"),
+            "limit `x`: `partition` names `tenant`, which is none of the facts in `by` (name one of them)",
+        ),
+        (
             plain("x").algorithm(Algorithm::Concurrency),
             "limit `x`: a concurrency limit has slots, not a rate (`limit: 5`)",
         ),

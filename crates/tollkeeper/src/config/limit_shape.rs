@@ -53,6 +53,9 @@ pub struct LimitShape {
     pub mode: Mode,
     /// Whether the windows of keys are shifted.
     pub stagger: bool,
+    /// The fact that decides where counts are kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partition: Option<String>,
     /// Who answers when the store does not.
     #[serde(serialize_with = "on_store_failure")]
     pub on_store_failure: OnStoreFailure,

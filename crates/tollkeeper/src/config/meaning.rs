@@ -125,11 +125,6 @@ fn check(written: &WrittenLimit, problems: &mut Problems) {
             );
         }
     }
-    if let Some(partition) =
-        written.partition.as_ref().filter(|fact| !written.by.iter().any(|by| by.value == fact.value))
-    {
-        error(partition.place, "`partition` names none of the facts in `by`", "name one of them");
-    }
     for (grant, what) in every_grant(written) {
         let mut error = |place: Place, message: &str, help: &str| {
             problems.error(place, format!("{subject}{what}{message}"), help);
@@ -222,6 +217,9 @@ fn limit(written: &WrittenLimit, index: usize, share: Share, on_store_failure: O
     }
     if written.stagger.is_some() {
         limit = limit.stagger();
+    }
+    if let Some(partition) = &written.partition {
+        limit = limit.partition(&partition.value);
     }
     if let Some(algorithm) = algorithm(written) {
         limit = limit.algorithm(algorithm);
@@ -338,6 +336,7 @@ fn culprit(written: &WrittenLimit, part: &Part, problem: &Problem) -> (Place, Op
         (Part::Override(value), _) => inside(&written.overrides, value),
         (Part::Cost, _) => written.cost.as_ref().map(at),
         (Part::Stagger, _) => written.stagger.as_ref().map(at),
+        (Part::Partition, _) => written.partition.as_ref().map(at),
     };
     found.unwrap_or(whole)
 }
@@ -399,6 +398,7 @@ fn shape(written: &WrittenLimit, algorithm: Algorithm, on_store_failure: OnStore
         cost: text(&written.cost),
         mode: written.mode,
         stagger: written.stagger.is_some(),
+        partition: text(&written.partition),
         on_store_failure: written.on_store_failure.unwrap_or(on_store_failure),
         headers: written.headers,
         deduct_when: written.deduct_when.as_ref().map(|said| said.value.clone()),

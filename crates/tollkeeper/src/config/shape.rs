@@ -564,8 +564,8 @@ pub(super) static LIMIT: Section = Section {
         key(
             "partition",
             Kind::Fact,
-            "The fact in `by` that decides which server of a cluster keeps the count.",
-        ).example("user").not_yet(),
+            "The fact in `by` whose value decides where a cluster keeps the count: limits with the same value there are decided in one step.",
+        ).example("user"),
         key(
             "consistency",
             Kind::Choice { words: &["exact", "leased"], not_yet: &["leased"] },

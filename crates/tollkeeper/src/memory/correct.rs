@@ -7,7 +7,7 @@
 use tollkeeper_core::algorithm::{self, State, concurrency};
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::inline::Inline;
-use tollkeeper_core::{Change, Charge, Fix, Key, Slot, Time, fingerprint};
+use tollkeeper_core::{Change, Charge, Fix, Slot, Time, fingerprint};
 
 use crate::store::Correction;
 use crate::sync::atomic::Ordering::Relaxed;
@@ -49,7 +49,7 @@ impl MemoryStore {
             let spot = match shard.table.find(print) {
                 Place::Found(place) => Spot::Own(print, place),
                 Place::Vacant(_) => {
-                    let cell = inner.cell(key_family(item), item.quota.algorithm(), print);
+                    let cell = inner.cell(item.key().family(), item.quota.algorithm(), print);
                     match (shard.cells.get(cell), fix.change) {
                         (Some(shared), _) if item.shared => Spot::Shared(cell, Some(shared)),
                         (shared, Change::Add(_)) if inner.reserve() => Spot::New(print, shared),
@@ -92,7 +92,7 @@ impl MemoryStore {
             let print = inner.print(item);
             let shard = &mut *inner.shard(print);
             let lens = Lens { quota: &item.quota, shift: item.shift };
-            let cell = inner.cell(key_family(item), item.quota.algorithm(), print);
+            let cell = inner.cell(item.key().family(), item.quota.algorithm(), print);
             let own = match shard.table.find(print) {
                 Place::Found(place) => Some(Spot::Own(print, place)),
                 Place::Vacant(_) => None,
@@ -141,15 +141,8 @@ impl Inner {
 
     fn print(&self, item: &Item) -> u128 {
         match &item.key {
-            ItemKey::Whole(key) => self.prints.key(Key::from_bytes(key).expect("an item holds a key")),
-            ItemKey::Short(_, print) => *print,
+            ItemKey::Whole(_) => self.prints.key(item.key()),
+            ItemKey::Short(_, short) => short.name,
         }
-    }
-}
-
-fn key_family(item: &Item) -> &[u8] {
-    match &item.key {
-        ItemKey::Whole(key) => Key::from_bytes(key).expect("an item holds a key").family(),
-        ItemKey::Short(family, _) => family,
     }
 }

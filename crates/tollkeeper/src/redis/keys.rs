@@ -7,11 +7,11 @@
 //! name is the prefix, the version and that digest, whatever the key.
 //!
 //! Braces are escaped, so that no value chooses its slot in a cluster. They stand only around the value
-//! of a partition, `tk:1:{acme}:per-user:b1m:alice`, which puts all limits of that value into one slot.
+//! of a partition, `tk:1:{acme}:per-user:b1m:alice:acme`, which puts all limits of that value into one slot.
 
 use std::fmt::Write as _;
 
-use tollkeeper_core::charge::{Item, ItemKey};
+use tollkeeper_core::charge::{Item, ItemKey, Short};
 use tollkeeper_core::{Algorithm, Key};
 
 use super::digest;
@@ -51,10 +51,10 @@ impl Names {
         format!("{}{what}", self.start)
     }
 
-    /// The name of a key's state; `partition` is the value that decides its slot.
-    pub fn state(&self, key: Key<'_>, partition: Option<&str>) -> String {
+    /// The name of a key's state.
+    pub fn state(&self, key: Key<'_>) -> String {
         let bytes = key.to_bytes();
-        let mut name = self.begin(partition);
+        let mut name = self.begin(&tag(key));
         if self.format == Format::Readable && bytes.len() <= WHOLE {
             push_family(&mut name, key);
             let values = name.len();
@@ -76,18 +76,16 @@ impl Names {
     }
 
     /// The name of the state that an item of a receipt was charged to.
-    pub fn item(&self, item: &Item, partition: Option<&str>) -> String {
+    pub fn item(&self, item: &Item) -> String {
         match &item.key {
-            ItemKey::Whole(bytes) => {
-                self.state(Key::from_bytes(bytes).expect("an item holds a key"), partition)
-            }
-            ItemKey::Short(family, short) => {
-                let mut name = self.begin(partition);
+            ItemKey::Whole(_) => self.state(item.key()),
+            ItemKey::Short(_, short) => {
+                let mut name = self.begin(&short.tag);
                 if self.format == Format::Readable {
-                    push_family(&mut name, Key::from_bytes(family).expect("an item holds a key"));
+                    push_family(&mut name, item.key());
                     name.push_str(":%=");
                 }
-                push_digest(&mut name, *short);
+                push_digest(&mut name, short.name);
                 name
             }
         }
@@ -102,27 +100,34 @@ impl Names {
         format!("{}%m{id:x}:{{{state}}}", self.start)
     }
 
-    fn begin(&self, partition: Option<&str>) -> String {
+    fn begin(&self, tag: &str) -> String {
         let mut name = String::with_capacity(64);
         name.push_str(&self.start);
-        if let Some(value) = partition {
-            name.push('{');
-            let start = name.len();
-            push_value(&mut name, Some(value));
-            if name.len() - start > WHOLE / 2 {
-                name.truncate(start);
-                name.push_str("%=");
-                push_digest(&mut name, short_of(value.as_bytes()));
-            }
-            name.push_str("}:");
+        if !tag.is_empty() {
+            name.extend(["{", tag, "}:"]);
         }
         name
     }
 }
 
+/// What stands in braces for the value that decides the slot; nothing if the whole name does. No value is empty,
+/// and empty braces would decide nothing.
+fn tag(key: Key<'_>) -> String {
+    let mut tag = String::new();
+    if let Some(value) = key.partition_text() {
+        push_value(&mut tag, value);
+    }
+    if tag.len() > WHOLE / 2 {
+        let value = key.partition_text().flatten().unwrap_or_default();
+        tag = "%=".to_owned();
+        push_digest(&mut tag, short_of(value.as_bytes()));
+    }
+    tag
+}
+
 /// What stands for a key that is too long to be written out, in names and in receipts.
-pub fn short(key: Key<'_>) -> u128 {
-    short_of(&key.to_bytes())
+pub fn short(key: Key<'_>) -> Short {
+    Short { name: short_of(&key.to_bytes()), tag: tag(key).into() }
 }
 
 fn short_of(bytes: &[u8]) -> u128 {
@@ -187,7 +192,14 @@ mod tests {
     }
 
     fn name_of(names: &Names, value: &str, partition: Option<&str>) -> String {
-        with_key(per_user(), &facts! { "user" => value }, |key| names.state(key, partition))
+        let facts = facts! { "user" => value };
+        match partition {
+            None => with_key(per_user(), &facts, |key| names.state(key)),
+            Some(tenant) => {
+                let limit = per_user().by("tenant").partition("tenant");
+                with_key(limit, &facts.with("tenant", tenant), |key| names.state(key))
+            }
+        }
     }
 
     #[test]
@@ -196,7 +208,11 @@ mod tests {
         let compact = Names::new("tk", Format::Compact);
         assert_eq!(name_of(&readable, "alice", None), "tk:1:per-user:b1m:alice");
         assert_eq!(name_of(&readable, "a:{b}% \n\0", None), "tk:1:per-user:b1m:a%3a%7bb%7d%25%20%0a%00");
-        assert_eq!(name_of(&readable, "alice", Some("acme")), "tk:1:{acme}:per-user:b1m:alice");
+        assert_eq!(name_of(&readable, "alice", Some("acme")), "tk:1:{acme}:per-user:b1m:alice:acme");
+        assert_eq!(
+            name_of(&readable, "a", Some("{b}\0\n")),
+            "tk:1:{%7bb%7d%00%0a}:per-user:b1m:a:%7bb%7d%00%0a"
+        );
         assert_eq!(name_of(&compact, "alice", None), "tk:1:GnVi0Axp-hL_wbn6ZnMiKw");
         let long = name_of(&readable, &"x".repeat(1_000), None);
         assert_eq!(long, format!("tk:1:per-user:b1m:%={}", &long[20..]));
@@ -206,11 +222,13 @@ mod tests {
     #[test]
     fn a_marker_is_in_the_slot_of_its_state() {
         let names = Names::new("tk", Format::Readable);
-        for partition in [None, Some("acme")] {
+        for partition in [None, Some("acme"), Some(&"x".repeat(1_000))] {
             let state = name_of(&names, "alice", partition);
             let marker = names.marker(&state, 255);
             let tag = marker.split_once('{').and_then(|(_, rest)| rest.split_once('}')).expect("a tag").0;
-            assert_eq!(tag, partition.unwrap_or(&state));
+            let own = state.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+            assert_eq!(tag, own.map_or(&*state, |(tag, _)| tag));
+            assert!(!tag.is_empty() && own.is_some() == partition.is_some(), "{state}");
             assert!(marker.starts_with("tk:1:"), "{marker}");
         }
     }
@@ -236,7 +254,7 @@ mod tests {
                     };
                     let mut check = |by, facts: &Facts<'_>| {
                         with_key(limit(by), facts, |key| {
-                            let name = names.state(key, None);
+                            let name = names.state(key);
                             assert!(!name.contains(['{', '}']), "{name}");
                             assert!(name.len() <= WHOLE, "{name}");
                             let other = seen.insert(name.clone(), key.to_bytes());

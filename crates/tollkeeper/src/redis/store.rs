@@ -133,7 +133,7 @@ impl Inner {
         let named: Vec<(u16, String)> = slot
             .items()
             .iter()
-            .map(|item| self.names.item(item, None))
+            .map(|item| self.names.item(item))
             .map(|name| (self.topology.slot(&name), name))
             .collect();
         let mut held = true;
@@ -212,7 +212,7 @@ impl Remote for RedisStore {
     fn decide(&self, toll: &Toll) -> Answer<'_, Asked<Ruling>> {
         let inner = &*self.inner;
         let id = if toll.verb().charges() { inner.number() } else { 0 };
-        let asked = wire::Asked::new(toll, id, |due| inner.names.state(due.key, None));
+        let asked = wire::Asked::new(toll, id, |due| inner.names.state(due.key));
         if asked.names().next().is_none() {
             // Limits that grant nothing have no state: what they say is known.
             let mut rulings = Batch::new(vec![asked]).rulings_without_store(inner.clock.now());
@@ -229,12 +229,12 @@ impl Remote for RedisStore {
                 .items()
                 .iter()
                 .zip(fixes)
-                .map(|(item, fix)| (inner.topology.slot(&inner.names.item(item, None)), (item, fix)))
+                .map(|(item, fix)| (inner.topology.slot(&inner.names.item(item)), (item, fix)))
                 .collect();
             for slot in slots(&all) {
                 let items = all.iter().filter(|(other, _)| *other == slot).map(|(_, both)| *both);
                 let call = wire::correction(charge.void_at(), items, |item| {
-                    let state = inner.names.item(item, None);
+                    let state = inner.names.item(item);
                     let marker = inner.names.marker(&state, charge.id());
                     [state, marker]
                 });
@@ -255,7 +255,7 @@ impl Remote for RedisStore {
     }
 
     fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Asked<bool>> {
-        let name = self.inner.names.state(key, None);
+        let name = self.inner.names.state(key);
         Answer::Later(Box::pin(async move {
             let gone = self.inner.topology.command(&name, redis::cmd("UNLINK").arg(&name)).await?;
             Ok(matches!(gone, Value::Int(count) if count > 0))
