@@ -231,6 +231,16 @@ impl Charge {
         })
     }
 
+    /// What to do with each item to give back what the limits that are `chosen` by name took, and keep
+    /// the rest.
+    pub fn refund_of(&self, chosen: impl Fn(&str) -> bool) -> Vec<Change> {
+        let change = |item: &Item| match chosen(item.limit()) {
+            true => Change::GiveBack(item.cost),
+            false => Change::Keep,
+        };
+        self.0.items.iter().map(change).collect()
+    }
+
     fn changes(
         &self,
         costs: Costs<'_>,

@@ -327,9 +327,25 @@ impl Decision {
 
     /// [`Decision::verdict`] and [`Decision::binding`], for who wants both: they are computed together.
     pub fn conclusion(&self) -> (Verdict, Option<Answer<'_>>) {
+        let (verdict, binding) = self.conclusion_of(|_| true);
+        debug_assert_eq!(
+            self.0.allowed,
+            matches!(verdict, Verdict::Allow { .. }),
+            "who refuses says for how long"
+        );
+        (verdict, binding)
+    }
+
+    /// The limit that headers tell of: the one that decides, or where that one may not be shown or has not
+    /// counted, the one that would decide without it.
+    pub fn shown(&self) -> Option<Answer<'_>> {
+        self.conclusion_of(|answer| answer.due.rule.shown() && answer.counted()).1
+    }
+
+    fn conclusion_of(&self, of: impl Fn(&Answer<'_>) -> bool) -> (Verdict, Option<Answer<'_>>) {
         let mut verdict = Verdict::Allow { delay: Span::ZERO };
         let mut binding: Option<(Answer<'_>, Outcome)> = None;
-        for answer in self.limits().filter(|answer| answer.due.enforced()) {
+        for answer in self.limits().filter(|answer| answer.due.enforced() && of(answer)) {
             let outcome = answer.outcome();
             verdict = match (verdict, outcome.retry) {
                 (Verdict::Allow { delay }, None) => {
@@ -349,11 +365,6 @@ impl Decision {
                 (denied, _) => denied,
             };
         }
-        debug_assert_eq!(
-            self.0.allowed,
-            matches!(verdict, Verdict::Allow { .. }),
-            "who refuses says for how long"
-        );
         (verdict, binding.map(|(answer, _)| answer))
     }
 }
@@ -400,6 +411,12 @@ impl<'d> Answer<'d> {
     /// Who answered in place of the store, if it did not.
     pub fn degraded(&self) -> Option<OnStoreFailure> {
         self.said.degraded()
+    }
+
+    /// Whether what remains is known: who decides without counting knows neither that nor when all is
+    /// there again.
+    pub fn counted(&self) -> bool {
+        !matches!(self.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny))
     }
 }
 

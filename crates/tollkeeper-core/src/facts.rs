@@ -138,6 +138,24 @@ pub enum Value<'a> {
     Number(i64),
     /// An address; an IPv4 address in IPv6 clothes is the IPv4 address.
     Ip(IpAddr),
+    /// A secret, of which keys hold only a hash.
+    Hashed(Box<Hashed<'a>>),
+}
+
+/// A value that is compared as it came, and keyed by its hash.
+#[derive(Clone)]
+pub struct Hashed<'a> {
+    /// As it came.
+    pub plain: Cow<'a, str>,
+    /// As keys hold it.
+    pub hash: Box<str>,
+}
+
+/// Nothing of a secret but its hash.
+impl fmt::Debug for Hashed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.hash)
+    }
 }
 
 /// The longest text of a number or an address.
@@ -149,6 +167,7 @@ impl Value<'_> {
     pub fn text<'s>(&'s self, scratch: &'s mut Scratch) -> &'s str {
         match self {
             Value::Text(text) => text,
+            Value::Hashed(hashed) => &hashed.plain,
             Value::Number(number) => written(scratch, format_args!("{number}")),
             Value::Ip(IpAddr::V4(ip)) => {
                 let mut len = 0;
@@ -171,7 +190,11 @@ impl Value<'_> {
     }
 
     fn is_empty(&self) -> bool {
-        matches!(self, Value::Text(text) if text.is_empty())
+        match self {
+            Value::Text(text) => text.is_empty(),
+            Value::Hashed(hashed) => hashed.plain.is_empty(),
+            Value::Number(_) | Value::Ip(_) => false,
+        }
     }
 }
 
@@ -326,10 +349,13 @@ fn checked<'a>(name: &str, value: Value<'a>) -> Result<Value<'a>, InvalidFact> {
             Ok(ip) => return Ok(Value::from(ip)),
             Err(_) => FactProblem::NotAnAddress,
         },
-        Value::Number(_) if name == IP => FactProblem::NotAnAddress,
+        Value::Hashed(hashed) if hashed.plain.len().max(hashed.hash.len()) > MAX_VALUE => {
+            FactProblem::TooLong(hashed.plain.len().max(hashed.hash.len()))
+        }
+        Value::Number(_) | Value::Hashed(_) if name == IP => FactProblem::NotAnAddress,
         // However it was made: an IPv4 client must not get a second key by coming in IPv6 clothes.
         Value::Ip(ip) => return Ok(Value::from(*ip)),
-        Value::Text(_) | Value::Number(_) => return Ok(value),
+        Value::Text(_) | Value::Number(_) | Value::Hashed(_) => return Ok(value),
     };
     Err(InvalidFact { name: shown(name), problem })
 }

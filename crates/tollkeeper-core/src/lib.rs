@@ -22,6 +22,7 @@ pub mod policy;
 pub mod quota;
 pub mod reason;
 pub mod siphash;
+pub mod status;
 pub mod time;
 pub mod toll;
 
@@ -34,5 +35,6 @@ pub use policy::{InvalidPolicy, Policy, Rule};
 pub use quota::{Algorithm, Allowance, InvalidQuota, Quota, Rate};
 pub use reason::Reason;
 pub use siphash::Secret;
+pub use status::StatusSet;
 pub use time::{Span, Time};
 pub use toll::{Due, InvalidRequest, Toll, Verb};

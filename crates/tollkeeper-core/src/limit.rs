@@ -7,6 +7,7 @@ use core::time::Duration;
 
 use crate::pattern::Condition;
 use crate::quota::{Algorithm, Allowance};
+use crate::status::StatusSet;
 use crate::time::Span;
 
 /// A limit: what config, API and metrics call by its name.
@@ -41,6 +42,9 @@ pub struct Limit {
     pub(crate) partition: Option<String>,
     pub(crate) ttl: Span,
     pub(crate) on_store_failure: OnStoreFailure,
+    pub(crate) hidden: bool,
+    pub(crate) deduct_when: Option<StatusSet>,
+    pub(crate) refund_when: Option<StatusSet>,
 }
 
 /// What the grant of a request without an override depends on.
@@ -219,6 +223,24 @@ impl Limit {
         Limit { on_store_failure, ..self }
     }
 
+    /// Never shown in headers: what a victim has left is nothing that an attacker should learn.
+    #[must_use]
+    pub fn hidden(self) -> Limit {
+        Limit { hidden: true, ..self }
+    }
+
+    /// Keeps the charge only if the response has one of these statuses; until then it is charged.
+    #[must_use]
+    pub fn deduct_when(self, statuses: StatusSet) -> Limit {
+        Limit { deduct_when: Some(statuses), ..self }
+    }
+
+    /// Gives the charge back if the response has one of these statuses.
+    #[must_use]
+    pub fn refund_when(self, statuses: StatusSet) -> Limit {
+        Limit { refund_when: Some(statuses), ..self }
+    }
+
     fn plain(name: String, base: Base) -> Limit {
         Limit {
             name,
@@ -238,6 +260,9 @@ impl Limit {
             partition: None,
             ttl: Span::from_secs(60),
             on_store_failure: OnStoreFailure::default(),
+            hidden: false,
+            deduct_when: None,
+            refund_when: None,
         }
     }
 }

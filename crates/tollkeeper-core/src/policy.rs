@@ -16,6 +16,7 @@ use crate::limit::{Base, Limit, Missing, Mode, OnStoreFailure};
 use crate::net::{self, InvalidNetwork, Network};
 use crate::pattern::Condition;
 use crate::quota::{Algorithm, Allowance, InvalidQuota, Quota, Rate};
+use crate::status::StatusSet;
 use crate::time::Span;
 use crate::toll::InvalidRequest;
 
@@ -108,6 +109,7 @@ impl Policy {
             Value::Ip(ip @ IpAddr::V6(_)) if name == facts::IP => {
                 facts::written(scratch, format_args!("{}", net::mask(*ip, self.ipv6_prefix)))
             }
+            Value::Hashed(hashed) => &hashed.hash,
             _ => value.text(scratch),
         }
     }
@@ -125,6 +127,9 @@ pub struct Rule {
     /// Which of `by` decides where counts are kept.
     pub(crate) partition: Option<u8>,
     on_store_failure: OnStoreFailure,
+    hidden: bool,
+    deduct_when: Option<StatusSet>,
+    refund_when: Option<StatusSet>,
     algorithm: Algorithm,
     when: Vec<Condition>,
     unless: Vec<Condition>,
@@ -217,6 +222,40 @@ impl Rule {
     /// Who answers when the store does not.
     pub fn on_store_failure(&self) -> OnStoreFailure {
         self.on_store_failure
+    }
+
+    /// Whether headers may show it.
+    pub fn shown(&self) -> bool {
+        !self.hidden
+    }
+
+    /// Whether a response decides that its charge is given back.
+    pub fn awaits_response(&self) -> bool {
+        self.deduct_when.is_some() || self.refund_when.is_some()
+    }
+
+    /// Whether its charge is given back after a response of this status.
+    pub fn gives_back(&self, status: u16) -> bool {
+        self.deduct_when.is_some_and(|kept| !kept.contains(status))
+            || self.refund_when.is_some_and(|returned| returned.contains(status))
+    }
+
+    /// The facts that it names: what it is keyed by, its conditions, its tier, its cost.
+    pub fn facts(&self) -> impl Iterator<Item = &str> {
+        let conditions = self.when.iter().chain(&self.unless).map(|condition| condition.fact.as_str());
+        let by = self.by.iter().chain(&self.tier).chain(&self.cost).map(|fact| &**fact);
+        by.chain(conditions)
+    }
+
+    /// Whether it needs a fact that is still `open`, as far as the other facts tell: it names one, and
+    /// nothing that is known keeps it from applying.
+    pub fn needs(&self, facts: &Facts<'_>, open: impl Fn(&str) -> bool) -> bool {
+        let excluded = |condition: &Condition| !open(&condition.fact) && condition.holds(facts);
+        self.mode != Mode::Off
+            && self.facts().any(&open)
+            && self.when.iter().all(|condition| open(&condition.fact) || condition.holds(facts))
+            && (self.unless.is_empty() || !self.unless.iter().all(excluded))
+            && !self.allows(facts)
     }
 
     /// Everything it can grant.
@@ -326,6 +365,16 @@ impl Rule {
         if limit.stagger && algorithm != Algorithm::FixedWindow {
             report(Part::Stagger, Problem::StaggerWithout(algorithm));
         }
+        if matches!(algorithm, Algorithm::LeakyBucket | Algorithm::Concurrency) {
+            for (part, key, condition) in [
+                (Part::DeductWhen, "deduct_when", limit.deduct_when),
+                (Part::RefundWhen, "refund_when", limit.refund_when),
+            ] {
+                if condition.is_some() {
+                    report(part, Problem::GivesNothingBack(key, algorithm));
+                }
+            }
+        }
         let mut grants = vec![nothing(limit, algorithm)];
         // Overrides can be many, and mostly have few grants between them.
         let mut places = BTreeMap::from([(grants[0].numbers(), 0)]);
@@ -387,6 +436,9 @@ impl Rule {
             stagger: limit.stagger,
             partition: partition(limit, report),
             on_store_failure: limit.on_store_failure,
+            hidden: limit.hidden,
+            deduct_when: limit.deduct_when,
+            refund_when: limit.refund_when,
             algorithm,
             when: limit.when.clone(),
             unless: limit.unless.clone(),
@@ -548,6 +600,8 @@ pub enum Part {
     Cost,
     Stagger,
     Partition,
+    DeductWhen,
+    RefundWhen,
 }
 
 /// What can be wrong with a limit.
@@ -581,6 +635,8 @@ pub enum Problem {
     StaggerWithout(Algorithm),
     /// The fact that decides where counts are kept is not one that the limit is keyed by.
     PartitionNotInBy(String),
+    /// What this key of the config promises, this algorithm cannot do.
+    GivesNothingBack(&'static str, Algorithm),
     /// A concurrency limit with a rate.
     RateOfSlots,
     /// Slots for an algorithm that has none.
@@ -638,6 +694,9 @@ impl fmt::Display for Problem {
                     "`partition` names `{}`, which is none of the facts in `by` (name one of them)",
                     fact.escape_debug()
                 )
+            }
+            Problem::GivesNothingBack(key, algorithm) => {
+                write!(f, "`{key}` gives charges back, which {algorithm} cannot (leave it out)")
             }
             Problem::RateOfSlots => f.write_str("a concurrency limit has slots, not a rate (`limit: 5`)"),
             Problem::SlotsOf(algorithm) => write!(f, "{algorithm} has a rate, not slots (`rate: 5/s`)"),

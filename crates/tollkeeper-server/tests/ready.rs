@@ -92,8 +92,7 @@ impl<'l> Line<'l> {
         if !self.acquire {
             return limiter.check(&facts).cost(self.cost).wait().expect("a valid request");
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        let acquired = runtime.block_on(limiter.acquire(&facts)).expect("a valid request");
+        let acquired = limiter.acquire(&facts).wait().expect("a valid request");
         // Held to the end.
         drop(acquired.slot.map(tollkeeper::SlotGuard::keep));
         acquired.decision

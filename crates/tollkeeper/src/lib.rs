@@ -227,11 +227,15 @@ mod clock;
 #[cfg(feature = "config")]
 pub mod config;
 mod current;
+pub mod digest;
 mod guard;
 mod handle;
+mod hold;
+pub mod http;
 mod limiter;
 mod memory;
 mod observer;
+mod percent;
 mod queue;
 mod random;
 #[cfg(feature = "redis")]
@@ -249,9 +253,10 @@ pub use builder::{Backend, BuildError, Builder};
 pub use clock::{Clock, ManualClock};
 pub use guard::SlotGuard;
 pub use handle::{Handle, HandleError, Layers, Passage, Passages};
-pub use limiter::{Acquired, Deciding, Limiter, Request, Waiting};
+pub use limiter::{Acquire, Acquired, Acquiring, Deciding, Limiter, Request, Waiting};
 pub use memory::{Capacity, MemoryStore, Restored, SnapshotError, Snapshots};
 pub use observer::Observer;
+pub use percent::Percent;
 #[cfg(feature = "redis")]
 pub use remote::{Asked, Failure, FailureKind, Remote};
 #[cfg(feature = "redis")]

@@ -20,6 +20,7 @@ use crate::clock::Clock;
 use crate::current::Current;
 use crate::guard::SlotGuard;
 use crate::handle::{Handle, HandleError, Layers};
+use crate::hold::Holds;
 use crate::memory::MemoryStore;
 use crate::observer::Observer;
 use crate::queue::{Queues, Seat};
@@ -57,6 +58,7 @@ pub(crate) struct Inner {
     pub(crate) memory: Option<MemoryStore>,
     clock: Clock,
     queues: Queues,
+    holds: Holds,
     observer: OnceLock<Arc<dyn Observer>>,
 }
 
@@ -84,8 +86,8 @@ impl Limiter {
         clock: Clock,
     ) -> Limiter {
         let policy = Current::new(policy);
-        let (queues, observer) = (Queues::default(), OnceLock::new());
-        Limiter { inner: Arc::new(Inner { policy, store, memory, clock, queues, observer }) }
+        let (queues, holds, observer) = (Queues::default(), Holds::default(), OnceLock::new());
+        Limiter { inner: Arc::new(Inner { policy, store, memory, clock, queues, holds, observer }) }
     }
 
     /// Decides and charges. Costs 1 unless said otherwise.
@@ -110,10 +112,18 @@ impl Limiter {
     }
 
     /// Takes a slot of each concurrency limit that applies, and charges the other limits.
-    pub async fn acquire(&self, facts: &Facts<'_>) -> Result<Acquired, InvalidRequest> {
-        let decision = self.request(Verb::Acquire, facts).await?;
-        let slot = decision.slot().map(|slot| SlotGuard::new(self.clone(), slot));
-        Ok(Acquired { decision, slot })
+    pub fn acquire<'a>(&'a self, facts: &'a Facts<'a>) -> Acquire<'a> {
+        Acquire(self.request(Verb::Acquire, facts))
+    }
+
+    /// Holds an admitted request as long as its leaky buckets delay it. Who waits for the same bucket goes
+    /// on in the order of coming, and who goes away holds nobody up. Needs a tokio runtime with time
+    /// enabled.
+    pub async fn hold(&self, decision: &Decision) {
+        let delay = decision.delay();
+        if delay > Span::ZERO {
+            self.inner.holds.wait(&self.inner.clock, decision, delay).await;
+        }
     }
 
     /// Waits until the request may pass, behind everybody who already waits for one of its keys.
@@ -134,6 +144,11 @@ impl Limiter {
     /// Gives back a part of a charge.
     pub async fn refund_part(&self, charge: &Charge, part: Costs<'_>) -> Result<Correction, InvalidRequest> {
         Ok(self.correct(charge, &charge.refund(part)?).await)
+    }
+
+    /// Gives back what the limits that are `chosen` by name took, and keeps the rest.
+    pub async fn refund_of(&self, charge: &Charge, chosen: impl Fn(&str) -> bool) -> Correction {
+        self.correct(charge, &charge.refund_of(chosen)).await
     }
 
     /// Corrects a charge to what the request did cost. A surplus is given back as far as the algorithm
@@ -209,6 +224,18 @@ impl Limiter {
         self.inner.policy.get()
     }
 
+    /// Reads the policy in force as this thread has it: cheaper than [`Limiter::policy`], for who reads it
+    /// with every request.
+    #[inline]
+    pub fn with_policy<T>(&self, read: impl FnOnce(&Arc<Policy>) -> T) -> T {
+        self.inner.policy.read(|policy, _| read(policy))
+    }
+
+    /// Whether decisions are made in this process, so that nobody has to wait for them.
+    pub fn is_embedded(&self) -> bool {
+        self.inner.memory.is_some()
+    }
+
     /// Puts other limits in force, for every request that starts later. Counters are kept wherever
     /// name, period and algorithm of a limit are the same.
     pub fn replace(&self, limits: Vec<Limit>) -> Result<Arc<Policy>, InvalidPolicy> {
@@ -228,13 +255,14 @@ impl Limiter {
     }
 
     fn request<'a>(&'a self, verb: Verb, facts: &'a Facts<'a>) -> Request<'a> {
-        Request { limiter: self, asked: toll::Request { verb, facts, cost: 1, hold: None } }
+        Request { limiter: self, policy: None, asked: toll::Request { verb, facts, cost: 1, hold: None } }
     }
 
     /// Decides a request now, or says whom to wait for.
     #[inline]
-    fn decide<'a>(&'a self, asked: &toll::Request<'_>) -> Result<Decided<'a>, InvalidRequest> {
-        let policy = self.inner.policy.share();
+    fn decide<'a>(&'a self, request: &Request<'_>) -> Result<Decided<'a>, InvalidRequest> {
+        let asked = &request.asked;
+        let policy = request.policy.map_or_else(|| self.inner.policy.share(), Arc::clone);
         if let Some(memory) = &self.inner.memory {
             return Decision::make(policy, asked, |toll, ruling| memory.decide_into(toll, ruling))
                 .map(Decided::Now);
@@ -306,6 +334,7 @@ struct Pending<'a> {
 #[must_use = "nothing is decided before it is awaited"]
 pub struct Request<'a> {
     limiter: &'a Limiter,
+    policy: Option<&'a Arc<Policy>>,
     asked: toll::Request<'a>,
 }
 
@@ -323,10 +352,17 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// Decides by this policy instead of the one in force: for who has read facts for this one, and must
+    /// not meet limits that need others.
+    pub fn under(mut self, policy: &'a Arc<Policy>) -> Request<'a> {
+        self.policy = Some(policy);
+        self
+    }
+
     /// Decides on this thread, without an async runtime.
     #[inline]
     pub fn wait(self) -> Result<Decision, InvalidRequest> {
-        match self.limiter.decide(&self.asked)? {
+        match self.limiter.decide(&self)? {
             Decided::Now(decision) => Ok(self.limiter.decided(decision)),
             Decided::Later(pending) => {
                 let Pending { toll, answer } = *pending;
@@ -364,7 +400,7 @@ impl Future for Deciding<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let (limiter, mut pending) = match std::mem::replace(&mut self.0, Stage::Done) {
-            Stage::Asked(request) => match request.limiter.decide(&request.asked)? {
+            Stage::Asked(request) => match request.limiter.decide(&request)? {
                 Decided::Now(decision) => return Poll::Ready(Ok(request.limiter.decided(decision))),
                 Decided::Later(pending) => (request.limiter, pending),
             },
@@ -378,6 +414,56 @@ impl Future for Deciding<'_> {
                 Poll::Pending
             }
         }
+    }
+}
+
+/// A request for slots, about to be decided: `await` it, or [`wait`](Acquire::wait) for it.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "nothing is decided before it is awaited"]
+pub struct Acquire<'a>(Request<'a>);
+
+impl<'a> Acquire<'a> {
+    /// As [`Request::cost`]: a slot is one slot whatever the cost.
+    pub fn cost(self, cost: u64) -> Acquire<'a> {
+        Acquire(self.0.cost(cost))
+    }
+
+    /// As [`Request::hold`].
+    pub fn hold(self, longest: impl Into<Span>) -> Acquire<'a> {
+        Acquire(self.0.hold(longest))
+    }
+
+    /// As [`Request::under`].
+    pub fn under(self, policy: &'a Arc<Policy>) -> Acquire<'a> {
+        Acquire(self.0.under(policy))
+    }
+
+    /// As [`Request::wait`].
+    #[inline]
+    pub fn wait(self) -> Result<Acquired, InvalidRequest> {
+        Ok(Acquired::new(self.0.limiter, self.0.wait()?))
+    }
+}
+
+impl<'a> IntoFuture for Acquire<'a> {
+    type Output = Result<Acquired, InvalidRequest>;
+    type IntoFuture = Acquiring<'a>;
+
+    fn into_future(self) -> Acquiring<'a> {
+        Acquiring(self.0.limiter, self.0.into_future())
+    }
+}
+
+/// The future of an [`Acquire`].
+#[derive(Debug)]
+pub struct Acquiring<'a>(&'a Limiter, Deciding<'a>);
+
+impl Future for Acquiring<'_> {
+    type Output = Result<Acquired, InvalidRequest>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let limiter = self.0;
+        Pin::new(&mut self.1).poll(context).map_ok(|decision| Acquired::new(limiter, decision))
     }
 }
 
@@ -415,4 +501,14 @@ pub struct Acquired {
     /// The slot, given back when this is dropped; nothing if the request was refused or no
     /// concurrency limit applied.
     pub slot: Option<SlotGuard>,
+}
+
+impl Acquired {
+    #[inline]
+    fn new(limiter: &Limiter, decision: Decision) -> Acquired {
+        // Most policies have no slots, and need not be asked twice.
+        let any = decision.toll().dues().any(|due| due.is_slot());
+        let slot = any.then(|| decision.slot()).flatten();
+        Acquired { slot: slot.map(|slot| SlotGuard::new(limiter.clone(), slot)), decision }
+    }
 }

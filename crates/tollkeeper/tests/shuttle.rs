@@ -202,7 +202,7 @@ fn the_last_slot_goes_to_one_thread_and_comes_back() {
                 let (limiter, holders) = (limiter.clone(), Arc::clone(&holders));
                 thread::spawn(move || {
                     let alice = facts! { "user" => "alice" };
-                    let Some(guard) = now(limiter.acquire(&alice)).unwrap().slot else { return };
+                    let Some(guard) = limiter.acquire(&alice).wait().unwrap().slot else { return };
                     assert_eq!(holders.fetch_add(1, SeqCst), 0, "nobody else holds it");
                     thread::yield_now();
                     holders.fetch_sub(1, SeqCst);

@@ -196,6 +196,20 @@ fn a_refund_is_for_all_for_the_request_or_for_the_facts_it_names() {
 }
 
 #[test]
+fn a_refund_of_chosen_limits_keeps_the_rest() {
+    let charge = three();
+    let names: Vec<String> = charge.items().iter().map(|item| item.limit().to_owned()).collect();
+    for chosen in &names {
+        let changes = charge.refund_of(|name| name == chosen);
+        for ((item, name), change) in charge.items().iter().zip(&names).zip(changes) {
+            let expected = if name == chosen { Change::GiveBack(item.cost) } else { Change::Keep };
+            assert_eq!(change, expected, "{name}, {chosen} chosen");
+        }
+    }
+    assert_eq!(names.len(), 3);
+}
+
+#[test]
 fn a_settlement_gives_back_or_adds_the_difference() {
     for (costs, expected) in [
         (Costs::All, [GiveBack(0), GiveBack(0), GiveBack(0)]),

@@ -304,3 +304,29 @@ fn the_parts_of_an_answer_belong_together() {
     assert_eq!(answer.key().to_string(), "per-user:sliding-window:1m:alice");
     assert_eq!((decision.time(), decision.toll().len()), (NOW, 1));
 }
+
+#[test]
+fn headers_tell_of_the_limit_that_decides_or_of_the_next_that_may_be_shown() {
+    let shown = |says: &[(bool, Outcome)]| {
+        // The second of three limits is a secret.
+        let limit = |index: usize| Limit::new(index.to_string(), Quota::per_minute(10));
+        let limits = vec![limit(0), limit(1).hidden(), limit(2)];
+        let toll = Arc::new(Policy::new(limits).expect("valid")).toll(Verb::Check, &facts! {}, 1);
+        let mut ruling = Ruling::new(NOW, 7);
+        for (degraded, outcome) in says {
+            ruling.push(match degraded {
+                true => Said::Degraded { by: OnStoreFailure::Allow, outcome: *outcome },
+                false => Said::Outcome { outcome: *outcome, mark: 0 },
+            });
+        }
+        let decision = Decision::new(toll.expect("valid"), ruling);
+        decision.shown().map(|answer| answer.name().to_owned())
+    };
+    let says = |outcomes: [Outcome; 3]| shown(&outcomes.map(|outcome| (false, outcome)));
+    assert_eq!(says([after(1), allow(1, 10), after(2)]).as_deref(), Some("2"));
+    assert_eq!(says([after(1), after(9), after(2)]).as_deref(), Some("2"));
+    assert_eq!(says([allow(3, 10), after(9), allow(2, 10)]).as_deref(), Some("2"));
+    assert_eq!(says([allow(1, 10), allow(0, 10), allow(2, 10)]).as_deref(), Some("0"));
+    let uncounted = [(true, allow(0, 10)), (false, allow(0, 10)), (true, allow(0, 10))];
+    assert_eq!(shown(&uncounted), None, "who does not count has nothing to show");
+}

@@ -445,3 +445,83 @@ fn a_limit_is_plain_when_only_the_value_of_its_fact_matters() {
         assert_eq!(policy(limit.clone()).rules()[0].is_plain(), expected, "{limit:?}");
     }
 }
+
+#[test]
+fn the_response_decides_what_is_given_back() {
+    let failures = StatusSet::of([401, 403]);
+    for (limit, kept, given_back) in [
+        (plain("a"), &[200, 401, 500][..], &[][..]),
+        (plain("a").deduct_when(failures), &[401, 403], &[200, 304, 400, 500]),
+        (plain("a").refund_when(StatusSet::of([304]).class(5)), &[200, 401], &[304, 500, 599]),
+        (
+            plain("a").deduct_when(StatusSet::default().class(4)).refund_when(failures),
+            &[400, 429],
+            &[200, 401],
+        ),
+    ] {
+        let policy = policy(limit);
+        let rule = &policy.rules()[0];
+        assert_eq!(rule.awaits_response(), !given_back.is_empty());
+        assert!(kept.iter().all(|status| !rule.gives_back(*status)), "{rule:?}");
+        assert!(given_back.iter().all(|status| rule.gives_back(*status)), "{rule:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_given_back_is_not_promised() {
+    let leaky = plain("a").algorithm(Algorithm::LeakyBucket).deduct_when(StatusSet::of([401]));
+    let slots = Limit::new("b", Quota::slots(5)).refund_when(StatusSet::of([401]));
+    assert_eq!(
+        messages(vec![leaky, slots]),
+        [
+            "limit `a`: `deduct_when` gives charges back, which leaky-bucket cannot (leave it out)",
+            "limit `b`: `refund_when` gives charges back, which concurrency cannot (leave it out)",
+        ]
+    );
+}
+
+#[test]
+fn a_limit_needs_an_open_fact_unless_what_is_known_keeps_it_from_applying() {
+    let login = plain("a").by("email").when("route", "/login").unless("method", "GET").allow("root");
+    for (limit, facts, expected) in [
+        (login.clone(), facts! { "route" => "/login", "method" => "POST" }, true),
+        (login.clone(), facts! { "route" => "/login" }, true),
+        (login.clone(), facts! { "route" => "/login", "method" => "GET" }, false),
+        (login.clone(), facts! { "route" => "/", "method" => "POST" }, false),
+        (login.mode(Mode::Off), facts! { "route" => "/login" }, false),
+        (plain("a").by("ip"), facts! { "ip" => "192.0.2.7" }, false),
+        (plain("a").when("email", "*@example.com"), facts! {}, true),
+        (plain("a").unless("email", "*@example.com"), facts! {}, true),
+        (plain("a").cost("email"), facts! {}, true),
+        (tiered().by("email"), facts! {}, true),
+    ] {
+        let policy = policy(limit);
+        let needs = policy.rules()[0].needs(&facts, |fact| fact == "email");
+        assert_eq!(needs, expected, "{:?} {facts:?}", policy.rules()[0]);
+    }
+    let tier = policy(Limit::tiered("a", "plan").tier("b", Quota::per_minute(1)).default_tier("b"));
+    assert!(tier.rules()[0].needs(&facts! {}, |fact| fact == "plan"));
+    let by = policy(plain("a").by("user").allow("root"));
+    assert!(!by.rules()[0].needs(&facts! { "user" => "root" }, |fact| fact == "user"));
+}
+
+#[test]
+fn a_hashed_value_is_compared_as_it_came_and_keyed_by_its_hash() {
+    let secret = |plain: &'static str| {
+        Value::Hashed(Box::new(facts::Hashed {
+            plain: plain.into(),
+            hash: format!("hash of {plain}").into(),
+        }))
+    };
+    let policy =
+        Arc::new(policy(plain("a").by("key").allow("root").override_for("acme", Quota::per_hour(7))));
+    let toll = |plain| policy.toll(crate::Verb::Check, &facts! { "key" => secret(plain) }, 1).expect("valid");
+    assert!(toll("root").is_empty());
+    assert_eq!(toll("acme").get(0).quota.count(), 7);
+    let toll = toll("other");
+    assert_eq!(toll.get(0).key.texts().collect::<Vec<_>>(), [Some("hash of other")]);
+    let hashed = facts::Hashed { plain: "the secret".into(), hash: "0123".into() };
+    assert_eq!(format!("{:?}", Value::Hashed(Box::new(hashed))), "Hashed(0123)");
+    assert!(facts! { "key" => secret("") }.get("key").is_none(), "empty is absent");
+    assert!(Facts::new().insert("ip", secret("192.0.2.7")).is_err());
+}

@@ -14,8 +14,9 @@ use super::excerpt::quoted;
 use super::report::{Place, Problems};
 use super::shape::{self, Key, Kind, Section, Support};
 use super::suggest::nearest;
-use super::units::{self, Percent, Rate, Share, Wrong};
+use super::units::{self, Rate, Share, Wrong};
 use super::yaml;
+use crate::percent::Percent;
 
 /// A value and where it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]

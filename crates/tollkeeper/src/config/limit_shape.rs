@@ -4,7 +4,7 @@
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
-use tollkeeper_core::{Algorithm, Missing, Mode, OnStoreFailure, Span};
+use tollkeeper_core::{Algorithm, Missing, Mode, OnStoreFailure, Span, StatusSet};
 
 /// A limit as it stands in the config, defaults included. Rates are the written ones: before `share`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -127,11 +127,11 @@ pub struct ResponseCondition {
 }
 
 impl ResponseCondition {
-    /// Whether a response of that status matches.
-    pub fn matches(&self, status: u16) -> bool {
-        self.status.iter().any(|pattern| match pattern {
-            StatusPattern::Code(code) => *code == status,
-            StatusPattern::Class(class) => u16::from(*class) == status / 100,
+    /// The statuses that match.
+    pub fn statuses(&self) -> StatusSet {
+        self.status.iter().fold(StatusSet::default(), |set, pattern| match pattern {
+            StatusPattern::Code(code) => set.status(*code),
+            StatusPattern::Class(class) => set.class(*class),
         })
     }
 }

@@ -114,17 +114,6 @@ fn check(written: &WrittenLimit, problems: &mut Problems) {
             "leave it out",
         );
     }
-    let is_leaky = *algorithm == Choice::Made(Algorithm::LeakyBucket);
-    for (condition, key) in [(&written.deduct_when, "deduct_when"), (&written.refund_when, "refund_when")] {
-        if let Some(condition) = condition.as_ref().filter(|_| concurrency || is_leaky) {
-            let name = if concurrency { "concurrency" } else { "leaky-bucket" };
-            error(
-                condition.place,
-                &format!("`{key}` gives charges back, which {name} cannot"),
-                "leave it out",
-            );
-        }
-    }
     for (grant, what) in every_grant(written) {
         let mut error = |place: Place, message: &str, help: &str| {
             problems.error(place, format!("{subject}{what}{message}"), help);
@@ -223,6 +212,15 @@ fn limit(written: &WrittenLimit, index: usize, share: Share, on_store_failure: O
     }
     if let Some(algorithm) = algorithm(written) {
         limit = limit.algorithm(algorithm);
+    }
+    if !written.headers {
+        limit = limit.hidden();
+    }
+    if let Some(condition) = &written.deduct_when {
+        limit = limit.deduct_when(condition.value.statuses());
+    }
+    if let Some(condition) = &written.refund_when {
+        limit = limit.refund_when(condition.value.statuses());
     }
     limit
         .missing(written.missing)
@@ -337,6 +335,8 @@ fn culprit(written: &WrittenLimit, part: &Part, problem: &Problem) -> (Place, Op
         (Part::Cost, _) => written.cost.as_ref().map(at),
         (Part::Stagger, _) => written.stagger.as_ref().map(at),
         (Part::Partition, _) => written.partition.as_ref().map(at),
+        (Part::DeductWhen, _) => written.deduct_when.as_ref().map(at),
+        (Part::RefundWhen, _) => written.refund_when.as_ref().map(at),
     };
     found.unwrap_or(whole)
 }

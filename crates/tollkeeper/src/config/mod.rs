@@ -59,14 +59,15 @@ use std::time::Duration;
 
 use tollkeeper_core::{OnStoreFailure, Policy};
 
+pub use crate::http::{ClientAddress, HeaderDialect, HttpFact, HttpSettings, Normalization, Source};
+pub use crate::percent::Percent;
 pub use crate::store_url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
-pub use http::{ClientAddress, HttpFact, HttpSettings, InvalidSource, Normalization, Source};
 pub use limit_shape::{GrantShape, LimitShape, Named, ResponseCondition, StatusPattern};
 pub use listen::{InvalidListener, Listen, Listener};
 pub use report::{Problem, Report, Severity};
 pub use schema::schema;
-pub use settings::{BreakerSettings, GrpcSettings, HeaderDialect, KeyFormat, MemorySettings, RedisSettings};
-pub use units::{Percent, Share};
+pub use settings::{BreakerSettings, GrpcSettings, KeyFormat, MemorySettings, RedisSettings};
+pub use units::Share;
 pub use watch::Watch;
 
 use document::{MAX_BYTES, Node};

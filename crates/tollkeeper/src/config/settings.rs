@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::http::HeaderDialect;
 use crate::memory::{Capacity, Snapshots};
-
-use super::units::Percent;
+use crate::percent::Percent;
 
 /// The embedded store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,41 +81,4 @@ pub enum KeyFormat {
 pub struct GrpcSettings {
     /// The headers that Envoy is told to add.
     pub headers: Vec<HeaderDialect>,
-}
-
-/// A family of rate-limit headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeaderDialect {
-    /// `RateLimit-Policy` and `RateLimit` as structured fields: the draft of today.
-    Ietf,
-    /// `RateLimit-Limit` with a list of quotas.
-    Draft03,
-    /// `RateLimit-Policy` and three headers.
-    Draft06,
-    /// `RateLimit-Policy` and one header of pairs.
-    Draft07,
-    /// `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset`.
-    XRateLimit,
-}
-
-impl HeaderDialect {
-    /// Every dialect.
-    pub const ALL: [HeaderDialect; 5] = [
-        HeaderDialect::Ietf,
-        HeaderDialect::Draft03,
-        HeaderDialect::Draft06,
-        HeaderDialect::Draft07,
-        HeaderDialect::XRateLimit,
-    ];
-
-    /// The name in the config file.
-    pub const fn name(self) -> &'static str {
-        match self {
-            HeaderDialect::Ietf => "ietf",
-            HeaderDialect::Draft03 => "draft-03",
-            HeaderDialect::Draft06 => "draft-06",
-            HeaderDialect::Draft07 => "draft-07",
-            HeaderDialect::XRateLimit => "x-ratelimit",
-        }
-    }
 }

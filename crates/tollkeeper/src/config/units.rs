@@ -5,6 +5,7 @@ use std::fmt;
 use tollkeeper_core::Span;
 
 use super::excerpt::quoted;
+use crate::percent::Percent;
 
 /// What a period can be written with, and how long one of it is in milliseconds.
 const UNITS: [(&str, u64); 10] = [
@@ -140,37 +141,6 @@ pub(super) fn count(text: &str) -> Result<u64, Wrong> {
         .map_err(|_| Wrong::new(format!("count {} is too large", quoted(text)), "a count fits in 64 bits"))
 }
 
-/// A part of a hundred, in hundredths of a percent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Percent(u32);
-
-impl Percent {
-    /// All of it.
-    pub const ALL: Percent = Percent(10_000);
-
-    /// So many percent, 100 at most.
-    pub const fn new(percent: u32) -> Percent {
-        Percent(if percent > 100 { 10_000 } else { percent * 100 })
-    }
-
-    /// The part in hundredths of a percent: 10 % is 1,000.
-    pub const fn basis_points(self) -> u32 {
-        self.0
-    }
-}
-
-/// As it is written in the config: `12.5%`.
-impl fmt::Display for Percent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (whole, part) = (self.0 / 100, self.0 % 100);
-        match part {
-            0 => write!(f, "{whole}%"),
-            _ if part.is_multiple_of(10) => write!(f, "{whole}.{}%", part / 10),
-            _ => write!(f, "{whole}.{part:02}%"),
-        }
-    }
-}
-
 /// Reads a percentage with at most two decimals: `50%`, `12.5%`.
 pub(super) fn percent(text: &str) -> Result<Percent, Wrong> {
     let wrong = |help: String| Wrong::new(format!("{} is not a percentage", quoted(text)), help);
@@ -192,10 +162,7 @@ pub(super) fn percent(text: &str) -> Result<Percent, Wrong> {
     }
     let number = |text: &str| text.parse::<u32>().expect("at most three digits");
     let total = number(whole) * 100 + number(part) * if part.len() == 1 { 10 } else { 1 };
-    if total > Percent::ALL.0 {
-        return Err(wrong("at most `100%`".to_owned()));
-    }
-    Ok(Percent(total))
+    Percent::from_basis_points(total).ok_or_else(|| wrong("at most `100%`".to_owned()))
 }
 
 /// The part of every limit that this file grants: `1/3`.

@@ -5,13 +5,13 @@ use tollkeeper_core::{Algorithm, Missing, Mode, Policy};
 
 use super::excerpt::quoted;
 use super::fields::Said;
-use super::http::Source;
 use super::limit::{WrittenGrant, WrittenLimit};
 use super::listen::Listener;
 use super::meaning::every_grant;
 use super::report::Problems;
 use super::units::{Rate, Share};
 use super::written::File;
+use crate::http::Source;
 
 /// The facts that every HTTP request has.
 const EVERYWHERE: [&str; 4] = ["ip", "method", "path", "route"];

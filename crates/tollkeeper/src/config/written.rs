@@ -10,15 +10,15 @@ use super::StoreUrl;
 use super::document::Node;
 use super::excerpt::quoted;
 use super::fields::{Fields, Said, Scope};
-use super::http::{self, ClientAddress, HttpFact, HttpSettings, Normalization, Source};
+use super::http;
 use super::limit::{self, WrittenLimit};
 use super::listen::{Listen, Listener};
 use super::report::{Place, Problems};
-use super::settings::{
-    BreakerSettings, GrpcSettings, HeaderDialect, KeyFormat, MemorySettings, RedisSettings,
-};
+use super::settings::{BreakerSettings, GrpcSettings, KeyFormat, MemorySettings, RedisSettings};
 use super::shape;
-use super::units::{Percent, Share, Wrong};
+use super::units::{Share, Wrong};
+use crate::http::{HeaderDialect, HttpFact, HttpSettings, Normalization};
+use crate::percent::Percent;
 
 /// The most limits in a file.
 const MAX_LIMITS: usize = 10_000;
@@ -182,7 +182,7 @@ fn read_headers(fields: &Fields<'_>) -> Vec<HeaderDialect> {
 fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings, Vec<Place>) {
     let mut routes: Vec<Said<String>> = Vec::new();
     let mut meanings = std::collections::HashSet::new();
-    for route in fields.parse_list("routes", |text| http::check_route(text).map(|()| text.to_owned())) {
+    for route in fields.parse_list("routes", http::route) {
         if meanings.insert(http::route_meaning(&route.value)) {
             routes.push(route);
         } else {
@@ -194,7 +194,6 @@ fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings
         }
     }
     let network = |text: &str| text.parse().map_err(|error| whole(format!("{} is {error}", quoted(text))));
-    let client = |text: &str| text.parse::<ClientAddress>().map_err(|error| error.0);
     let (facts, places) = fields
         .map("facts")
         .into_iter()
@@ -206,7 +205,7 @@ fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings
             .into_iter()
             .map(|said| said.value)
             .collect(),
-        client_address: must(fields.parse("client_address", client)).value,
+        client_address: must(fields.parse("client_address", http::client_address)).value,
         ipv6_prefix: number(fields, "ipv6_prefix", 128),
         facts,
         routes: routes.into_iter().map(|said| said.value).collect(),
@@ -242,7 +241,7 @@ fn read_fact(
         "trim" => Normalization::Trim,
         _ => Normalization::Nfkc,
     });
-    let from = fields.parse("from", |text| text.parse::<Source>().map_err(|error| error.0));
+    let from = fields.parse("from", http::source);
     let (normalize, hash, trusted) =
         (normalize.collect(), must(fields.truth("hash")).value, must(fields.truth("trusted")).value);
     let from = from?;

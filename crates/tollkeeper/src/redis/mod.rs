@@ -10,7 +10,6 @@ mod address;
 mod cluster;
 #[cfg(feature = "config")]
 mod configured;
-pub mod digest;
 mod fate;
 #[cfg(feature = "config")]
 mod follow;
@@ -26,6 +25,7 @@ mod store;
 mod topology;
 pub mod wire;
 
+pub use crate::digest;
 pub use address::RedisTls;
 #[cfg(feature = "config")]
 pub use configured::UnreadableFile;

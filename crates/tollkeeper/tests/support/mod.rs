@@ -75,8 +75,8 @@ pub(crate) fn remaining(limiter: &Limiter, limit: &str, facts: &Facts<'_>) -> u6
 }
 
 /// The output of a future that has no reason to wait: the store is in this process.
-pub(crate) fn now<F: Future>(future: F) -> F::Output {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+pub(crate) fn now<F: IntoFuture>(future: F) -> F::Output {
+    match pin!(future.into_future()).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
         Poll::Pending => panic!("a store in this process answers at once"),
     }

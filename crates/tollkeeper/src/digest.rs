@@ -1,4 +1,4 @@
-//! SHA-1, by which Redis calls a script, and SHA-256, by which a long key is known.
+//! SHA-1, by which Redis calls a script, and SHA-256, by which long keys and secrets are known.
 //!
 //! Written out, because fifty lines with the vectors of the standard beside them are less to trust than
 //! a dozen crates. Neither hides a secret here.

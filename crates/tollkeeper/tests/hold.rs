@@ -1,0 +1,108 @@
+//! Requests that a leaky bucket delays are held: each as long as it must be, in the order of coming.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::task::JoinHandle;
+use tollkeeper::{
+    Algorithm, Capacity, Clock, Limit, Limiter, ManualClock, MemoryStore, Policy, Quota, Span, StatusSet,
+    Time, facts,
+};
+
+/// Ten a second for each user, with a queue of twenty.
+fn limiter() -> (Limiter, ManualClock) {
+    let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+    let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+    let queue = Limit::new("queue", Quota::per_second(10).burst(20)).by("user");
+    let policy = Policy::new(vec![queue.algorithm(Algorithm::LeakyBucket)]).expect("valid");
+    (Limiter::embedded(policy, store), hand)
+}
+
+/// Admits a request and holds it; its number is noted when it goes on.
+async fn held(
+    limiter: &Limiter,
+    user: &'static str,
+    number: u32,
+    gone: &Arc<Mutex<Vec<u32>>>,
+) -> JoinHandle<()> {
+    let decision = limiter.check(&facts! { "user" => user }).await.expect("valid");
+    assert!(decision.allowed());
+    let (limiter, gone) = (limiter.clone(), Arc::clone(gone));
+    tokio::spawn(async move {
+        limiter.hold(&decision).await;
+        gone.lock().expect("not poisoned").push(number);
+    })
+}
+
+/// Lets every task go as far as it can.
+async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn who_is_held_goes_on_at_its_time_and_in_the_order_of_coming() {
+    let (limiter, hand) = limiter();
+    let gone = Arc::default();
+    for number in 0..20 {
+        held(&limiter, "alice", number, &gone).await;
+    }
+    settle().await;
+    assert_eq!(*gone.lock().unwrap(), [0], "one goes on at once");
+    hand.advance(Span::from_micros(99_999));
+    settle().await;
+    assert_eq!(gone.lock().unwrap().len(), 1);
+    hand.advance(Span::from_micros(1));
+    settle().await;
+    assert_eq!(*gone.lock().unwrap(), [0, 1]);
+    // All timers at once, and wakers in the order that the clock pleases.
+    hand.advance(Span::from_secs(2));
+    settle().await;
+    assert_eq!(*gone.lock().unwrap(), (0..20).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn who_leaves_holds_nobody_up_and_other_keys_do_not_wait() {
+    let (limiter, hand) = limiter();
+    let gone = Arc::default();
+    let mut tasks = Vec::new();
+    for number in 0..6 {
+        tasks.push(held(&limiter, "alice", number, &gone).await);
+    }
+    held(&limiter, "bob", 100, &gone).await;
+    settle().await;
+    assert_eq!(*gone.lock().unwrap(), [0, 100]);
+    tasks[2].abort();
+    tasks[4].abort();
+    settle().await;
+    hand.advance(Span::from_millis(300));
+    settle().await;
+    assert_eq!(*gone.lock().unwrap(), [0, 100, 1, 3]);
+    hand.advance(Span::from_millis(200));
+    settle().await;
+    assert_eq!(*gone.lock().unwrap(), [0, 100, 1, 3, 5]);
+}
+
+#[tokio::test]
+async fn what_is_refunded_of_chosen_limits_is_given_back_and_the_rest_kept() {
+    let login = Limit::new("login", Quota::per_hour(5)).by("user").deduct_when(StatusSet::of([401]));
+    let all = Limit::new("all", Quota::per_hour(100)).by("user");
+    let limiter = Limiter::builder().limit(login).limit(all).build().await.unwrap();
+    let facts = facts! { "user" => "alice" };
+    let decision = limiter.check(&facts).await.unwrap();
+    let charge = decision.charge().unwrap();
+    limiter.refund_of(&charge, |name| name == "login").await;
+    let usage = limiter.usage(&facts).await.unwrap();
+    let remaining: Vec<u64> = usage.limits().map(|answer| answer.outcome().remaining).collect();
+    assert_eq!(remaining, [5, 99]);
+}
+
+#[tokio::test]
+async fn a_request_may_be_decided_by_the_policy_that_its_facts_were_read_for() {
+    let limiter = Limiter::builder().limit(Limit::new("old", Quota::per_hour(1))).build().await.unwrap();
+    let old = limiter.policy();
+    limiter.replace(vec![Limit::new("new", Quota::per_hour(1)).by("user")]).unwrap();
+    let decision = limiter.acquire(&facts! {}).under(&old).cost(1).await.unwrap().decision;
+    assert_eq!(decision.binding().unwrap().name(), "old");
+    assert!(limiter.check(&facts! {}).await.unwrap().binding().is_none());
+}
