@@ -4,6 +4,7 @@ pub mod args;
 pub mod command;
 pub mod connection;
 pub mod connections;
+pub mod decimal;
 pub mod http;
 pub mod json;
 pub mod logging;
