@@ -10,6 +10,7 @@ pub mod json;
 pub mod logging;
 pub mod metrics;
 pub mod reload;
+pub mod resp;
 pub mod serve;
 pub mod service;
 pub mod store;

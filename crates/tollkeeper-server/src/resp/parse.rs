@@ -1,0 +1,290 @@
+//! Requests off the wire: arrays of bulk strings, or words on a line.
+//!
+//! Nothing is copied: arguments are places in the buffer that was read into. What does not end yet is read
+//! on from where it stopped, and no size that a client names is believed before it is known to be small.
+
+use std::fmt;
+use std::ops::Range;
+
+use super::inline;
+
+/// The most arguments of a command: a check with all facts it may have takes 131.
+pub const MAX_ARGUMENTS: usize = 1_024;
+/// The longest argument.
+pub const MAX_ARGUMENT: usize = 64 << 10;
+/// The longest command: 64 facts take 70 KiB.
+pub const MAX_COMMAND: usize = 256 << 10;
+
+/// Finds one command after the other.
+#[derive(Debug, Default)]
+pub struct Parser {
+    /// Where the arguments lie, from the beginning of the command.
+    arguments: Vec<Range<usize>>,
+    /// How much of the command has been read.
+    at: usize,
+    /// How many arguments are still to come, once that is known.
+    left: usize,
+    /// How much of a line has been searched for its end.
+    searched: usize,
+}
+
+impl Parser {
+    /// Looks for the end of the command that the bytes begin with, and says how long it is; nothing if it
+    /// has not come yet. Until then, the bytes must begin with the same the next time.
+    #[inline]
+    pub fn next(&mut self, bytes: &mut [u8]) -> Result<Option<usize>, ProtocolError> {
+        if self.at == 0 {
+            self.arguments.clear();
+            match bytes.first() {
+                None => return Ok(None),
+                Some(b'*') => match number(&bytes[1..]) {
+                    Number::Unfinished => return Ok(None),
+                    Number::Wrong => return Err(ProtocolError::Count),
+                    Number::Is(count, _) if count > MAX_ARGUMENTS as i64 => return Err(ProtocolError::Count),
+                    Number::Is(count, len) => {
+                        // Less than one is a command of nothing, which is answered by nothing.
+                        (self.at, self.left) = (1 + len, usize::try_from(count).unwrap_or(0));
+                    }
+                },
+                Some(_) => return inline::split(bytes, &mut self.searched, &mut self.arguments),
+            }
+        }
+        while self.left > 0 {
+            let Some(rest @ [kind, ..]) = bytes.get(self.at..) else { return Ok(None) };
+            if *kind != b'$' {
+                return Err(ProtocolError::NoBulk(*kind));
+            }
+            let (length, digits) = match number(&rest[1..]) {
+                Number::Unfinished => return Ok(None),
+                Number::Wrong => return Err(ProtocolError::Length),
+                Number::Is(length, digits) => (usize::try_from(length), digits),
+            };
+            let length = length.ok().filter(|length| *length <= MAX_ARGUMENT).ok_or(ProtocolError::Length)?;
+            let begin = self.at + 1 + digits;
+            let end = begin + length;
+            if end > MAX_COMMAND {
+                return Err(ProtocolError::TooLarge);
+            }
+            match bytes.get(end..) {
+                Some([b'\r', b'\n', ..]) => {}
+                None | Some([] | [b'\r']) => return Ok(None),
+                Some(_) => return Err(ProtocolError::Unended),
+            }
+            self.arguments.push(begin..end);
+            (self.at, self.left) = (end + 2, self.left - 1);
+        }
+        Ok(Some(std::mem::take(&mut self.at)))
+    }
+
+    /// The arguments of the command that was found last, in the bytes it was found in.
+    #[inline]
+    pub fn arguments<'b>(&'b self, bytes: &'b [u8]) -> Arguments<'b> {
+        Arguments { bytes, places: &self.arguments }
+    }
+}
+
+/// The words of a command.
+#[derive(Clone, Copy)]
+pub struct Arguments<'b> {
+    bytes: &'b [u8],
+    places: &'b [Range<usize>],
+}
+
+impl<'b> Arguments<'b> {
+    /// How many.
+    pub fn len(self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// The word of that place, if there is one.
+    #[inline]
+    pub fn get(self, index: usize) -> Option<&'b [u8]> {
+        self.places.get(index).map(|place| &self.bytes[place.clone()])
+    }
+
+    /// All words from that place on.
+    pub fn from(self, index: usize) -> impl ExactSizeIterator<Item = &'b [u8]> {
+        let places = self.places.get(index..).unwrap_or_default();
+        places.iter().map(|place| &self.bytes[place.clone()])
+    }
+}
+
+impl fmt::Debug for Arguments<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.from(0).map(String::from_utf8_lossy)).finish()
+    }
+}
+
+/// What stands on a line behind its first byte.
+enum Number {
+    /// Not all of it is there.
+    Unfinished,
+    /// No number, or one that nobody needs.
+    Wrong,
+    /// A number, and how many bytes it takes with the end of its line.
+    Is(i64, usize),
+}
+
+#[inline]
+fn number(bytes: &[u8]) -> Number {
+    let negative = bytes.first() == Some(&b'-');
+    let digits = &bytes[usize::from(negative)..];
+    let mut value = 0;
+    // No size with more digits is small enough.
+    for (index, byte) in digits.iter().enumerate().take(10) {
+        match byte {
+            b'0'..=b'9' => value = 10 * value + i64::from(byte - b'0'),
+            b'\r' if index > 0 => {
+                let len = usize::from(negative) + index + 2;
+                return match digits.get(index + 1) {
+                    None => Number::Unfinished,
+                    Some(b'\n') => Number::Is(if negative { -value } else { value }, len),
+                    Some(_) => Number::Wrong,
+                };
+            }
+            _ => return Number::Wrong,
+        }
+    }
+    if digits.len() < 10 { Number::Unfinished } else { Number::Wrong }
+}
+
+/// Why bytes cannot be a request: nothing that follows them can be understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProtocolError {
+    /// The number of arguments is none, or too large.
+    Count,
+    /// The length of an argument is none, or too large.
+    Length,
+    /// An argument is not a bulk string.
+    NoBulk(u8),
+    /// An argument is longer than was said.
+    Unended,
+    /// The command is too long.
+    TooLarge,
+    /// A line is too long.
+    LongLine,
+    /// Quotes do not end.
+    Quotes,
+}
+
+/// As Redis says it, where it does.
+impl fmt::Display for ProtocolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Protocol error: ")?;
+        match self {
+            ProtocolError::Count => f.write_str("invalid multibulk length"),
+            ProtocolError::Length => f.write_str("invalid bulk length"),
+            ProtocolError::NoBulk(kind) => write!(f, "expected '$', got '{}'", kind.escape_ascii()),
+            ProtocolError::Unended => f.write_str("expected CRLF behind a bulk string"),
+            ProtocolError::TooLarge => write!(f, "too big command (at most {MAX_COMMAND} bytes)"),
+            ProtocolError::LongLine => f.write_str("too big inline request"),
+            ProtocolError::Quotes => f.write_str("unbalanced quotes in request"),
+        }
+    }
+}
+
+impl std::error::Error for ProtocolError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All commands of these bytes, however they are cut; and why it ended, if not at their end.
+    fn commands(bytes: &[u8], piece: usize) -> (Vec<Vec<String>>, Option<ProtocolError>) {
+        let (mut parser, mut buffer, mut found) = (Parser::default(), Vec::new(), Vec::new());
+        for piece in bytes.chunks(piece) {
+            buffer.extend_from_slice(piece);
+            loop {
+                match parser.next(&mut buffer) {
+                    Ok(None) => break,
+                    Ok(Some(len)) => {
+                        let arguments = parser.arguments(&buffer).from(0);
+                        found
+                            .push(arguments.map(|word| String::from_utf8_lossy(word).into_owned()).collect());
+                        buffer.drain(..len);
+                    }
+                    Err(error) => return (found, Some(error)),
+                }
+            }
+        }
+        (found, None)
+    }
+
+    #[test]
+    fn commands_are_found_however_they_arrive() {
+        for (bytes, expected) in [
+            ("", &[][..]),
+            ("*1\r\n$4\r\nPING\r\n", &[&["PING"][..]]),
+            ("*2\r\n$4\r\nECHO\r\n$0\r\n\r\n*1\r\n$4\r\nPING\r\n", &[&["ECHO", ""], &["PING"]]),
+            ("*2\r\n$4\r\nECHO\r\n$6\r\na\r\nb\r\n\r\n", &[&["ECHO", "a\r\nb\r\n"]]),
+            ("*2\r\n$4\r\nECHO\r\n$02\r\nab\r\n", &[&["ECHO", "ab"]]),
+            ("*0\r\n*-1\r\n\r\n\n*1\r\n$4\r\nPING\r\n", &[&[], &[], &[], &[], &["PING"]]),
+            ("PING\r\nPING\n", &[&["PING"], &["PING"]]),
+            ("  ECHO\t a  \r\n", &[&["ECHO", "a"]]),
+            ("ECHO \"a b\" 'c d' e\"f\r\n", &[&["ECHO", "a b", "c d", "e\"f"]]),
+            ("ECHO \"\\x41\\n\\\"\\\\\\q\" 'it\\'s' \"\"\r\n", &[&["ECHO", "A\n\"\\q", "it's", ""]]),
+            ("ECHO a\r\n*1\r\n$4\r\nPING\r\n", &[&["ECHO", "a"], &["PING"]]),
+            // What has not ended is no command.
+            ("*1\r\n$4\r\nPING\r", &[]),
+            ("*2\r\n$4\r\nECHO\r\n$4\r\nabc", &[]),
+            ("*1\r", &[]),
+            ("PING", &[]),
+        ] {
+            for piece in [1, 2, 3, 7, 1_000] {
+                let (found, error) = commands(bytes.as_bytes(), piece);
+                assert_eq!(error, None, "{bytes:?} in pieces of {piece}");
+                assert_eq!(found, expected, "{bytes:?} in pieces of {piece}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_command_is_refused_as_soon_as_that_is_known() {
+        let many = format!("*{}\r\n", MAX_ARGUMENTS + 1);
+        let long = format!("*2\r\n$4\r\nECHO\r\n${}\r\n", MAX_ARGUMENT + 1);
+        let whole = "x".repeat(MAX_ARGUMENT);
+        let large = format!("*5\r\n{}$9\r\n", format!("${MAX_ARGUMENT}\r\n{whole}\r\n").repeat(4));
+        for (bytes, expected) in [
+            ("*x\r\n", "invalid multibulk length"),
+            ("*\r\n", "invalid multibulk length"),
+            ("*1\n", "invalid multibulk length"),
+            ("*1\r1", "invalid multibulk length"),
+            ("*9999999999", "invalid multibulk length"),
+            ("*+1\r\n", "invalid multibulk length"),
+            (&many, "invalid multibulk length"),
+            ("*1\r\n:", "expected '$', got ':'"),
+            ("*1\r\n\r", "expected '$', got '\\r'"),
+            ("*1\r\n$-1\r\n", "invalid bulk length"),
+            ("*1\r\n$a", "invalid bulk length"),
+            ("*1\r\n$536870912\r\n", "invalid bulk length"),
+            (&long, "invalid bulk length"),
+            ("*1\r\n$1\r\nab", "expected CRLF behind a bulk string"),
+            (&large, "too big command (at most 262144 bytes)"),
+            (&whole, "too big inline request"),
+            ("ECHO \"a\r\n", "unbalanced quotes in request"),
+            ("ECHO 'a\r\n", "unbalanced quotes in request"),
+            ("ECHO \"a\"b\r\n", "unbalanced quotes in request"),
+            ("ECHO 'a'b\r\n", "unbalanced quotes in request"),
+        ] {
+            for piece in [1, 5, 100_000] {
+                let (found, error) = commands(bytes.as_bytes(), piece);
+                assert!(found.is_empty());
+                let said = error.map(|error| error.to_string());
+                assert_eq!(said, Some(format!("Protocol error: {expected}")), "{:.40?}", bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_announced_takes_no_room() {
+        let mut parser = Parser::default();
+        let mut bytes = format!("*{MAX_ARGUMENTS}\r\n${MAX_ARGUMENT}\r\n").into_bytes();
+        assert_eq!(parser.next(&mut bytes), Ok(None));
+        assert_eq!(parser.arguments.capacity(), 0);
+    }
+}
