@@ -187,13 +187,32 @@ impl fmt::Display for Key<'_> {
 
 /// The bytes that all keys of a limit with this period begin with.
 pub(crate) fn family(limit: &str, algorithm: Algorithm, stagger: bool, period: Span) -> Box<[u8]> {
+    let mut bytes = Vec::with_capacity(LONGEST_FAMILY);
+    push_family(limit, algorithm, stagger, period, |part| bytes.extend_from_slice(part));
+    bytes.into()
+}
+
+/// The longest family: a length, a name, the algorithm and the period.
+pub const LONGEST_FAMILY: usize = 1 + 64 + 1 + 8;
+
+/// Writes what all keys of a limit with this period begin with, with `write`.
+#[inline]
+pub fn push_family(
+    limit: &str,
+    algorithm: Algorithm,
+    stagger: bool,
+    period: Span,
+    mut write: impl FnMut(&[u8]),
+) {
     // A name that is too long has been reported, and its policy is never used.
     let limit = &limit.as_bytes()[..limit.len().min(64)];
     let len = u8::try_from(limit.len()).expect("at most 64");
     let code = u8::try_from(Algorithm::ALL.iter().position(|other| *other == algorithm).expect("listed"))
         .expect("few");
-    let code = code | if stagger { 0x80 } else { 0 };
-    [&[len], limit, &[code], &period.as_micros().to_be_bytes()].concat().into()
+    write(&[len]);
+    write(limit);
+    write(&[code | if stagger { 0x80 } else { 0 }]);
+    write(&period.as_micros().to_be_bytes());
 }
 
 /// Writes the value of one fact with `write`: its length, then itself.

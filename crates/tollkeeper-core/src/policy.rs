@@ -52,6 +52,31 @@ impl Policy {
         }
     }
 
+    /// A policy of one limit that nobody wrote: its quota came along with a request, and one value is its
+    /// key. Its name need not be one that can be written.
+    pub fn of_one(name: &str, quota: Quota, on_store_failure: OnStoreFailure) -> Policy {
+        let family = key::family(name, quota.algorithm(), false, quota.period());
+        let rule = Rule {
+            name: name.into(),
+            by: Box::new(["key".into()]),
+            missing: Missing::Skip,
+            mode: Mode::Enforce,
+            cost: None,
+            stagger: false,
+            on_store_failure,
+            algorithm: quota.algorithm(),
+            when: Vec::new(),
+            unless: Vec::new(),
+            allow: Allow::Values(Vec::new()),
+            tier: None,
+            tiers: BTreeMap::new(),
+            overrides: BTreeMap::new(),
+            default: 0,
+            grants: vec![Grant::Limited { quota, family }],
+        };
+        Policy { version: 1, ipv6_prefix: 64, rules: Arc::new([rule]) }
+    }
+
     /// The same policy under this version.
     #[must_use]
     pub fn with_version(self, version: u64) -> Policy {

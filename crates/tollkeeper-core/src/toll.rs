@@ -128,6 +128,16 @@ impl Toll {
         }
     }
 
+    /// What a request keyed by `value` must pay under a policy made by [`Policy::of_one`]. A cost of 0 passes
+    /// and charges nothing.
+    pub fn of_one(policy: Arc<Policy>, verb: Verb, value: &str, cost: u64) -> Toll {
+        let mut toll = Toll::new(policy, verb);
+        key::push_value(Some(value), |part| toll.values.extend_from_slice(part));
+        let values_end = place(toll.values.len());
+        toll.entries.push(Entry { values_end, cost, ..Entry::default() });
+        toll
+    }
+
     /// The longest delay that the caller can hold a queued request; a longer one refuses it.
     #[must_use]
     pub fn hold(self, longest: Span) -> Toll {

@@ -10,7 +10,9 @@ use tollkeeper_core::algorithm::Ask;
 use tollkeeper_core::facts::{FactProblem, MAX_VALUE};
 use tollkeeper_core::fingerprint::{self, Midstate};
 use tollkeeper_core::toll::MAX_COST;
-use tollkeeper_core::{Due, InvalidFact, InvalidRequest, Key, Outcome, Policy, Quota, Rule, Said, Time};
+use tollkeeper_core::{
+    Due, InvalidFact, InvalidRequest, Key, OnStoreFailure, Outcome, Policy, Quota, Rule, Said, Time,
+};
 
 use crate::limiter::Limiter;
 use crate::memory::MemoryStore;
@@ -239,29 +241,35 @@ pub struct Passages<const N: usize> {
     pub limits: [Passage; N],
 }
 
-/// What a [`Handle`] says of one value.
+/// What a [`Handle`] or a [`Meter`](crate::Meter) says of one value.
 #[derive(Clone, Copy, Debug)]
 pub struct Passage {
     /// Whether the request may pass. A limit in shadow mode lets everything pass.
     pub allowed: bool,
-    said: Said,
+    pub(crate) said: Said,
     quota: Quota,
     shift: u64,
     cost: u64,
-    now: Time,
+    pub(crate) now: Time,
 }
 
 impl Passage {
     #[inline]
-    fn of(due: &Due<'_>) -> Passage {
+    pub(crate) fn of(due: &Due<'_>) -> Passage {
         let (quota, shift, cost) = (*due.quota, due.shift, due.cost);
         Passage { allowed: false, said: Said::Nothing, quota, shift, cost, now: Time::default() }
     }
 
     /// The numbers behind it: what remains, and how long to wait.
     pub fn outcome(&self) -> Outcome {
-        let ask = Ask { now: self.now, cost: self.cost, shift: self.shift, hold: None };
+        // A cost of 0 looks as 1 does.
+        let ask = Ask { now: self.now, cost: self.cost.max(1), shift: self.shift, hold: None };
         self.said.outcome(&self.quota, &ask)
+    }
+
+    /// Who answered in place of the store, if it did not.
+    pub fn degraded(&self) -> Option<OnStoreFailure> {
+        self.said.degraded()
     }
 }
 
@@ -272,7 +280,7 @@ fn acceptable(value: &str, cost: u64) -> bool {
 
 /// What stands between a value and its outcome.
 #[cold]
-fn wrong(value: &str, cost: u64) -> InvalidRequest {
+pub(crate) fn wrong(value: &str, cost: u64) -> InvalidRequest {
     let fact = |problem| InvalidRequest::Fact(InvalidFact { name: "value".to_owned(), problem });
     match cost {
         0 => InvalidRequest::ZeroCost,

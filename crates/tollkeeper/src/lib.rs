@@ -234,6 +234,7 @@ mod hold;
 pub mod http;
 mod limiter;
 mod memory;
+mod meter;
 mod observer;
 mod percent;
 mod queue;
@@ -255,6 +256,7 @@ pub use guard::SlotGuard;
 pub use handle::{Handle, HandleError, Layers, Passage, Passages};
 pub use limiter::{Acquire, Acquired, Acquiring, Deciding, Limiter, Request, Waiting};
 pub use memory::{Capacity, MemoryStore, Restored, SnapshotError, Snapshots};
+pub use meter::Meter;
 pub use observer::Observer;
 pub use percent::Percent;
 #[cfg(feature = "redis")]

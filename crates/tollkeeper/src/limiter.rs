@@ -10,8 +10,8 @@ use std::task::{Context, Poll};
 
 use tollkeeper_core::toll;
 use tollkeeper_core::{
-    Change, Charge, Costs, Decision, Facts, InvalidPolicy, InvalidRequest, Key, Limit, Policy, Retry, Ruling,
-    Slot, Span, Toll, Verb, Verdict,
+    Change, Charge, Costs, Decision, Facts, InvalidPolicy, InvalidRequest, Key, Limit, OnStoreFailure,
+    Policy, Retry, Ruling, Slot, Span, Toll, Verb, Verdict,
 };
 
 use crate::blocking;
@@ -22,6 +22,7 @@ use crate::guard::SlotGuard;
 use crate::handle::{Handle, HandleError, Layers};
 use crate::hold::Holds;
 use crate::memory::MemoryStore;
+use crate::meter::Meter;
 use crate::observer::Observer;
 use crate::queue::{Queues, Seat};
 use crate::store::{Answer, Correction, Store};
@@ -202,6 +203,23 @@ impl Limiter {
     /// Counts the life of a slot from now; false if it was not held any more.
     pub async fn renew(&self, slot: &Slot) -> bool {
         self.inner.store.renew(slot).await
+    }
+
+    /// Begins to decide a request. What comes back borrows nothing of it, so that many can be on their way
+    /// at once: poll each of them once, then wait for one after the other.
+    pub fn begin(&self, request: &toll::Request<'_>) -> Result<Answer<'_, Decision>, InvalidRequest> {
+        Ok(match self.decide(request)? {
+            Decided::Now(decision) => Answer::Ready(self.decided(decision)),
+            Decided::Later(pending) => {
+                let Pending { toll, answer } = *pending;
+                Answer::Later(Box::pin(async move { self.decided(Decision::new(toll, answer.await)) }))
+            }
+        })
+    }
+
+    /// Prepares limits that travel with requests: see [`Meter`].
+    pub fn meter(&self, name: &str, on_store_failure: OnStoreFailure) -> Meter {
+        Meter::new(self, name, on_store_failure)
     }
 
     /// Has every decision from now on told to `observer`; false if there is one already.
