@@ -89,7 +89,10 @@ impl Server {
         let config = folder("server").join(format!("{}.yaml", std::process::id()));
         fs::write(&config, &page().file("tollkeeper.yaml").text).expect("`target` can be written");
         let mut serve = Command::new(binary::tollkeeper());
-        serve.args(["serve", "--http", "127.0.0.1:0", "--config"]).arg(&config).stdout(Stdio::piped());
+        serve
+            .args(["serve", "--http", "127.0.0.1:0", "--resp", "off", "--config"])
+            .arg(&config)
+            .stdout(Stdio::piped());
         let mut process = Killed::start(&mut serve);
         let mut lines = BufReader::new(process.0.stdout.take().expect("piped")).lines();
         let address = lines

@@ -72,7 +72,7 @@ fn ours(program: &str, folder: &Path) -> Server {
     fs::write(&config, limit).expect("the target folder can be written");
     let port = free_port();
     let mut command = on_first_core(program);
-    command.args(["serve", "--http", &format!("127.0.0.1:{port}"), "--config"]).arg(&config);
+    command.args(["serve", "--resp", "off", "--http", &format!("127.0.0.1:{port}"), "--config"]).arg(&config);
     let asked = Asked { method: "POST", path: "/v1/check", body: r#"{"facts":{"user":"KEY"}}"#.to_owned() };
     Server::start("tollkeeper", version(program, "--version"), command, port, asked)
 }

@@ -58,7 +58,7 @@ pub struct Serve {
     /// Where to listen for gRPC (not yet)
     #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_GRPC")]
     pub grpc: Option<Listener>,
-    /// Where to listen for RESP (not yet)
+    /// Where to listen for RESP, the protocol of Redis; as --http [default: 127.0.0.1:6380]
     #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_RESP")]
     pub resp: Option<Listener>,
     /// How long to answer on, not ready any more, before listeners close

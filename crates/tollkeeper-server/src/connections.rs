@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -23,10 +23,20 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// Begins to accept.
+    /// Begins to accept HTTP.
     pub fn accept(listener: TcpListener, service: Arc<Service>) -> Connections {
+        Connections::accept_with(listener, move |stream, stopped| {
+            connection::serve(stream, Arc::clone(&service), stopped)
+        })
+    }
+
+    /// Begins to accept what `serve` serves until it is told to stop.
+    pub fn accept_with<F: Future<Output = ()> + Send + 'static>(
+        listener: TcpListener,
+        serve: impl Fn(TcpStream, watch::Receiver<()>) -> F + Send + 'static,
+    ) -> Connections {
         let (stop, stopped) = watch::channel(());
-        Connections { stop, accepting: tokio::spawn(accept(listener, service, stopped)) }
+        Connections { stop, accepting: tokio::spawn(accept(listener, serve, stopped)) }
     }
 
     /// Accepts no more, and lets requests in flight finish for so long; says how many could not.
@@ -38,7 +48,11 @@ impl Connections {
     }
 }
 
-async fn accept(listener: TcpListener, service: Arc<Service>, mut stopped: watch::Receiver<()>) {
+async fn accept<F: Future<Output = ()> + Send + 'static>(
+    listener: TcpListener,
+    serve: impl Fn(TcpStream, watch::Receiver<()>) -> F,
+    mut stopped: watch::Receiver<()>,
+) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -48,7 +62,7 @@ async fn accept(listener: TcpListener, service: Arc<Service>, mut stopped: watch
             Ok((stream, _)) => {
                 // Answers are small and written at once: waiting to fill a packet would only delay them.
                 let _ = stream.set_nodelay(true);
-                tokio::spawn(connection::serve(stream, Arc::clone(&service), stopped.clone()));
+                tokio::spawn(serve(stream, stopped.clone()));
             }
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
@@ -60,8 +74,6 @@ async fn accept(listener: TcpListener, service: Arc<Service>, mut stopped: watch
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpStream;
-
     use super::*;
     use crate::connection::tests::{ask, ended, service};
 

@@ -29,6 +29,8 @@ pub struct Metrics {
     limits: Mutex<BTreeMap<Box<str>, Arc<LimitTally>>>,
     /// Requests over HTTP.
     pub http: RequestTally,
+    /// Requests over RESP.
+    pub resp: RequestTally,
     /// Reloads that took effect, and those that did not.
     pub reloads: Reloads,
 }
@@ -93,6 +95,18 @@ pub enum Ended {
     Error,
 }
 
+/// How many requests ended how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts([u64; 4]);
+
+impl Counts {
+    /// One more ended so.
+    #[inline]
+    pub fn add(&mut self, ended: Ended) {
+        self.0[ended as usize] += 1;
+    }
+}
+
 /// Upper ends of the buckets of durations, in microseconds.
 const BUCKETS: [u64; 14] =
     [25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 1_000_000];
@@ -111,6 +125,7 @@ impl Metrics {
             current: ArcSwap::from_pointee(Seen { version: 0, limits: Box::default() }),
             limits: Mutex::default(),
             http: RequestTally::default(),
+            resp: RequestTally::default(),
             reloads: Reloads::default(),
         };
         metrics.current.store(metrics.seen(policy));
@@ -179,18 +194,24 @@ impl Observer for Metrics {
 impl RequestTally {
     /// One request ended so, after so long.
     pub fn record(&self, ended: Ended, took: Duration) {
+        let mut counts = Counts::default();
+        counts.add(ended);
+        self.record_all(&counts, took);
+    }
+
+    /// Requests that came together ended so, after so long.
+    pub fn record_all(&self, counts: &Counts, took: Duration) {
         let stripe = &self.0[stripe()];
-        let counter = match ended {
-            Ended::Allowed => &stripe.allowed,
-            Ended::Refused => &stripe.refused,
-            Ended::Degraded => &stripe.degraded,
-            Ended::Error => &stripe.error,
-        };
-        counter.fetch_add(1, Relaxed);
+        let counters = [&stripe.allowed, &stripe.refused, &stripe.degraded, &stripe.error];
+        for (counter, count) in counters.into_iter().zip(counts.0).filter(|(_, count)| *count > 0) {
+            counter.fetch_add(count, Relaxed);
+        }
+        let all: u64 = counts.0.iter().sum();
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let bucket = BUCKETS.iter().position(|end| micros <= *end).unwrap_or(BUCKETS.len());
-        stripe.buckets[bucket].fetch_add(1, Relaxed);
-        stripe.nanos.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        stripe.buckets[bucket].fetch_add(all, Relaxed);
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        stripe.nanos.fetch_add(nanos.saturating_mul(all), Relaxed);
     }
 
     fn sum(&self, field: impl Fn(&RequestStripe) -> &AtomicU64) -> u64 {
@@ -245,14 +266,15 @@ impl Collector for Page {
 
         counter("tollkeeper_fallback", "Decisions made in place of the store", &rows(&fallback))?;
 
-        let http = &self.metrics.http;
-        let with = |result| [("transport", "http"), ("route", ""), ("result", result)];
-        let requests = [
-            (with("allowed"), http.sum(|stripe| &stripe.allowed)),
-            (with("refused"), http.sum(|stripe| &stripe.refused)),
-            (with("degraded"), http.sum(|stripe| &stripe.degraded)),
-            (with("error"), http.sum(|stripe| &stripe.error)),
-        ];
+        let transports = [("http", &self.metrics.http), ("resp", &self.metrics.resp)];
+        let mut requests = Vec::new();
+        for (transport, tally) in transports {
+            let with = |result| [("transport", transport), ("route", ""), ("result", result)];
+            requests.push((with("allowed"), tally.sum(|stripe| &stripe.allowed)));
+            requests.push((with("refused"), tally.sum(|stripe| &stripe.refused)));
+            requests.push((with("degraded"), tally.sum(|stripe| &stripe.degraded)));
+            requests.push((with("error"), tally.sum(|stripe| &stripe.error)));
+        }
         counter("tollkeeper_requests", "Requests that asked for a decision", &rows(&requests))?;
 
         let reloads = &self.metrics.reloads;
@@ -298,7 +320,10 @@ impl Collector for Page {
             None,
             MetricType::Histogram,
         )?;
-        Durations(http).encode(durations.encode_family(&[("transport", "http")])?)
+        for (transport, tally) in transports {
+            Durations(tally).encode(durations.encode_family(&[("transport", transport)])?)?;
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! `tollkeeper serve`: from a config to listeners, and back down.
 
 use std::io::{self, Write as _};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use crate::args::Serve;
 use crate::connections::Connections;
 use crate::logging;
 use crate::reload::{self, Changes};
+use crate::resp::{self, Password, Resp};
 use crate::service::{Service, Source};
 use crate::store::Store;
 
@@ -35,20 +37,20 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
         None => (builtin(), Source::Builtin),
     };
     let http = choose(args.http, config.listen.http, "127.0.0.1:8080");
-    for (name, flag, file) in
-        [("grpc", args.grpc, config.listen.grpc), ("resp", args.resp, config.listen.resp)]
-    {
-        if let Some(Listener::At(_)) = flag {
-            bail!("--{name} is not there yet (leave it out, or say `--{name} off`)");
-        }
-        if let (None, Some(Listener::At(address))) = (flag, file) {
-            tracing::warn!("listen.{name} is {address}, but {name} is not there yet: nobody listens there");
-        }
+    let resp = choose(args.resp, config.listen.resp, "127.0.0.1:6380");
+    if let Some(Listener::At(_)) = args.grpc {
+        bail!("--grpc is not there yet (leave it out, or say `--grpc off`)");
+    }
+    if let (None, Some(Listener::At(address))) = (args.grpc, config.listen.grpc) {
+        tracing::warn!("listen.grpc is {address}, but grpc is not there yet: nobody listens there");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let store = Store::open(args.store.as_ref().unwrap_or(&config.store), &config)?;
-        serve(args, http, changes, Arc::new(Service::new(config, source, store))).await
+        let on_store_failure = config.on_store_failure;
+        let service = Arc::new(Service::new(config, source, store));
+        let asked = Arc::new(Resp::new(Arc::clone(&service), on_store_failure, Password::default()));
+        serve(args, http, (resp, asked), changes, service).await
     })
 }
 
@@ -61,6 +63,7 @@ pub fn builtin() -> Config {
 async fn serve(
     args: &Serve,
     http: Listener,
+    (resp, asked): (Listener, Arc<Resp>),
     mut changes: Changes,
     service: Arc<Service>,
 ) -> anyhow::Result<()> {
@@ -69,24 +72,23 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
 
-    let connections = match http {
-        Listener::Off => None,
-        Listener::At(address) => {
-            let listener = TcpListener::bind(address).await.with_context(|| {
-                format!("cannot listen for HTTP on {address} (choose another address with `--http`)")
-            })?;
-            let address = listener.local_addr()?;
-            let connections = Connections::accept(listener, Arc::clone(&service));
-            listening("http", address)?;
-            if args.config.is_none() {
-                eprintln!(
-                    "no --config: 5 requests in 10 seconds for each user. Try this six times:\n\n  \
-                     curl -d '{{\"facts\":{{\"user\":\"alice\"}}}}' http://{address}/v1/check\n"
-                );
-            }
-            Some(connections)
+    let (http, resp) = (listen("http", http).await?, listen("resp", resp).await?);
+    let mut open = Vec::new();
+    if let Some((listener, address)) = http {
+        open.push(Connections::accept(listener, Arc::clone(&service)));
+        listening("http", address)?;
+        if args.config.is_none() {
+            eprintln!(
+                "no --config: 5 requests in 10 seconds for each user. Try this six times:\n\n  \
+                 curl -d '{{\"facts\":{{\"user\":\"alice\"}}}}' http://{address}/v1/check\n"
+            );
         }
-    };
+    }
+    if let Some((listener, address)) = resp {
+        let serve = move |stream, stopped| resp::connection::serve(stream, Arc::clone(&asked), stopped);
+        open.push(Connections::accept_with(listener, serve));
+        listening("resp", address)?;
+    }
 
     loop {
         tokio::select! {
@@ -104,8 +106,13 @@ async fn serve(
     service.drain();
     let drained = async {
         tokio::time::sleep(args.drain_delay).await;
-        let Some(connections) = connections else { return };
-        let left = connections.close(LAST_REQUESTS).await;
+        // All at once: none waits for the requests of another.
+        let closing: Vec<_> =
+            open.into_iter().map(|connections| tokio::spawn(connections.close(LAST_REQUESTS))).collect();
+        let mut left = 0;
+        for closed in closing {
+            left += closed.await.unwrap_or(0);
+        }
         if left > 0 {
             tracing::warn!("{left} connections had requests in flight after {LAST_REQUESTS:?}");
         }
@@ -117,6 +124,17 @@ async fn serve(
         _ = interrupt.recv() => {}
     }
     Ok(())
+}
+
+/// Takes the place where to listen, unless that is nowhere.
+async fn listen(name: &str, at: Listener) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
+    let Listener::At(address) = at else { return Ok(None) };
+    let listener = TcpListener::bind(address).await.with_context(|| {
+        let protocol = name.to_uppercase();
+        format!("cannot listen for {protocol} on {address} (choose another address with `--{name}`)")
+    })?;
+    let address = listener.local_addr()?;
+    Ok(Some((listener, address)))
 }
 
 /// The one line on standard output that says where.

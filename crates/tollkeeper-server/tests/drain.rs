@@ -130,11 +130,14 @@ fn sighup_without_a_config_changes_nothing() {
 fn an_address_that_is_taken_is_named_with_the_flag_that_changes_it() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let output = run(&["serve", "--http", &address]);
-    assert_eq!(output.status.code(), Some(2));
-    let said = text(&output.stderr);
-    assert!(said.contains(&address) && said.contains("--http") && said.contains("in use"), "{said}");
-    assert_eq!(text(&output.stdout), "", "nobody listens");
+    for flag in ["--http", "--resp"] {
+        let other = if flag == "--http" { ["--resp", "127.0.0.1:0"] } else { ["--http", "127.0.0.1:0"] };
+        let output = run(&[&["serve", flag, &address], &other[..]].concat());
+        assert_eq!(output.status.code(), Some(2));
+        let said = text(&output.stderr);
+        assert!(said.contains(&address) && said.contains(flag) && said.contains("in use"), "{said}");
+        assert_eq!(text(&output.stdout), "", "nobody listens");
+    }
 }
 
 #[test]
@@ -152,7 +155,6 @@ fn an_address_that_is_none_is_refused_with_an_example() {
 fn flags_that_make_no_sense_or_are_not_there_yet_are_refused() {
     for (args, said) in [
         (&["--grpc", "127.0.0.1:0"][..], "--grpc"),
-        (&["--resp", "127.0.0.1:0"], "--resp"),
         (&["--store", "nonsense"], "--store"),
         (&["--drain-delay", "soon"], "--drain-delay"),
         (&["--log", "loud"], "--log"),

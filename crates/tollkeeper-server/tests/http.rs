@@ -824,6 +824,10 @@ fn metrics_count_what_was_sent() {
             "tollkeeper_requests_total{transport=\"http\",route=\"\",result=\"refused\"} 3",
             "tollkeeper_requests_total{transport=\"http\",route=\"\",result=\"degraded\"} 0",
             "tollkeeper_requests_total{transport=\"http\",route=\"\",result=\"error\"} 3",
+            "tollkeeper_requests_total{transport=\"resp\",route=\"\",result=\"allowed\"} 0",
+            "tollkeeper_requests_total{transport=\"resp\",route=\"\",result=\"refused\"} 0",
+            "tollkeeper_requests_total{transport=\"resp\",route=\"\",result=\"degraded\"} 0",
+            "tollkeeper_requests_total{transport=\"resp\",route=\"\",result=\"error\"} 0",
             "tollkeeper_keys 4",
         ]
     );

@@ -208,7 +208,7 @@ impl Limiter {
     /// Begins to decide a request. What comes back borrows nothing of it, so that many can be on their way
     /// at once: poll each of them once, then wait for one after the other.
     pub fn begin(&self, request: &toll::Request<'_>) -> Result<Answer<'_, Decision>, InvalidRequest> {
-        Ok(match self.decide(request)? {
+        Ok(match self.decide(None, request)? {
             Decided::Now(decision) => Answer::Ready(self.decided(decision)),
             Decided::Later(pending) => {
                 let Pending { toll, answer } = *pending;
@@ -278,9 +278,12 @@ impl Limiter {
 
     /// Decides a request now, or says whom to wait for.
     #[inline]
-    fn decide<'a>(&'a self, request: &Request<'_>) -> Result<Decided<'a>, InvalidRequest> {
-        let asked = &request.asked;
-        let policy = request.policy.map_or_else(|| self.inner.policy.share(), Arc::clone);
+    fn decide<'a>(
+        &'a self,
+        policy: Option<&Arc<Policy>>,
+        asked: &toll::Request<'_>,
+    ) -> Result<Decided<'a>, InvalidRequest> {
+        let policy = policy.map_or_else(|| self.inner.policy.share(), Arc::clone);
         if let Some(memory) = &self.inner.memory {
             return Decision::make(policy, asked, |toll, ruling| memory.decide_into(toll, ruling))
                 .map(Decided::Now);
@@ -380,7 +383,7 @@ impl<'a> Request<'a> {
     /// Decides on this thread, without an async runtime.
     #[inline]
     pub fn wait(self) -> Result<Decision, InvalidRequest> {
-        match self.limiter.decide(&self)? {
+        match self.limiter.decide(self.policy, &self.asked)? {
             Decided::Now(decision) => Ok(self.limiter.decided(decision)),
             Decided::Later(pending) => {
                 let Pending { toll, answer } = *pending;
@@ -418,7 +421,7 @@ impl Future for Deciding<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let (limiter, mut pending) = match std::mem::replace(&mut self.0, Stage::Done) {
-            Stage::Asked(request) => match request.limiter.decide(&request)? {
+            Stage::Asked(request) => match request.limiter.decide(request.policy, &request.asked)? {
                 Decided::Now(decision) => return Poll::Ready(Ok(request.limiter.decided(decision))),
                 Decided::Later(pending) => (request.limiter, pending),
             },

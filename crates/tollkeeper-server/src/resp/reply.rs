@@ -42,9 +42,11 @@ impl Replies {
         self.line(b':', Decimal::whole(number).as_bytes());
     }
 
-    /// What stands for no number where only a number can stand.
-    pub fn minus_one(&mut self) {
-        self.bytes.extend_from_slice(b":-1\r\n");
+    /// A whole number that may be negative.
+    pub fn integer(&mut self, number: i64) {
+        self.bytes.extend_from_slice(if number < 0 { b":-" } else { b":" });
+        self.bytes.extend_from_slice(Decimal::whole(number.unsigned_abs()).as_bytes());
+        self.end();
     }
 
     /// A text, or any bytes.
@@ -129,7 +131,9 @@ mod tests {
             (|out| out.error("ERR a\r\n+OK"), "-ERR a  +OK\r\n", "-ERR a  +OK\r\n"),
             (|out| out.number(0), ":0\r\n", ":0\r\n"),
             (|out| out.number(u64::MAX), ":18446744073709551615\r\n", ":18446744073709551615\r\n"),
-            (|out| out.minus_one(), ":-1\r\n", ":-1\r\n"),
+            (|out| out.integer(-1), ":-1\r\n", ":-1\r\n"),
+            (|out| out.integer(i64::MIN), ":-9223372036854775808\r\n", ":-9223372036854775808\r\n"),
+            (|out| out.integer(5), ":5\r\n", ":5\r\n"),
             (|out| out.bulk(b""), "$0\r\n\r\n", "$0\r\n\r\n"),
             (|out| out.bulk(b"a\r\nb"), "$4\r\na\r\nb\r\n", "$4\r\na\r\nb\r\n"),
             (|out| out.null(), "$-1\r\n", "_\r\n"),

@@ -23,6 +23,8 @@ pub(crate) fn tollkeeper() -> Command {
     {
         command.env_remove(name);
     }
+    // Many servers run at once, and only one could have the port that is the default.
+    command.env("TOLLKEEPER_RESP", "off");
     command
 }
 
@@ -150,13 +152,22 @@ impl Server {
         ];
         let mut address = None;
         eventually("the server listens", || {
-            let line = printed.lock().unwrap().clone();
-            address = line.trim().strip_prefix("listening http=").and_then(|address| address.parse().ok());
+            address = listens(&printed.lock().unwrap(), "http");
             let ended = child.try_wait().expect("it was started");
             assert!(ended.is_none(), "it ended: {}", log.lock().unwrap());
             address.is_some()
         });
         Server { child, address: address.expect("it listens"), printed, log, readers }
+    }
+
+    /// Where it listens for RESP, once it says so.
+    pub(crate) fn resp(&self) -> SocketAddr {
+        let mut address = None;
+        eventually("the server listens for RESP", || {
+            address = listens(&self.printed.lock().unwrap(), "resp");
+            address.is_some()
+        });
+        address.expect("it listens")
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -224,6 +235,12 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Where a server says that it listens.
+fn listens(printed: &str, name: &str) -> Option<SocketAddr> {
+    let mut lines = printed.lines().filter_map(|line| line.strip_prefix("listening ")?.split_once('='));
+    lines.find_map(|(listener, address)| (listener == name).then(|| address.parse().ok())?)
 }
 
 fn collect(from: impl Read + Send + 'static, into: Arc<Mutex<String>>) -> JoinHandle<()> {
