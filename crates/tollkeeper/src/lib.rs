@@ -247,7 +247,7 @@ pub use builder::{Backend, BuildError, Builder};
 pub use clock::{Clock, ManualClock};
 pub use guard::SlotGuard;
 pub use handle::{Handle, HandleError, Layers, Passage, Passages};
-pub use limiter::{Acquired, Deciding, Limiter, Request, Waiting};
+pub use limiter::{Acquired, Acquiring, Deciding, Limiter, Request, Waiting};
 pub use memory::{Capacity, MemoryStore, Restored, SnapshotError, Snapshots};
 pub use observer::Observer;
 #[cfg(feature = "redis")]

@@ -6,7 +6,7 @@
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use tollkeeper_core::toll;
 use tollkeeper_core::{
@@ -110,10 +110,8 @@ impl Limiter {
     }
 
     /// Takes a slot of each concurrency limit that applies, and charges the other limits.
-    pub async fn acquire(&self, facts: &Facts<'_>) -> Result<Acquired, InvalidRequest> {
-        let decision = self.request(Verb::Acquire, facts).await?;
-        let slot = decision.slot().map(|slot| SlotGuard::new(self.clone(), slot));
-        Ok(Acquired { decision, slot })
+    pub fn acquire<'a>(&'a self, facts: &'a Facts<'a>) -> Acquiring<'a> {
+        Acquiring(self, self.request(Verb::Acquire, facts).into_future())
     }
 
     /// Waits until the request may pass, behind everybody who already waits for one of its keys.
@@ -395,6 +393,31 @@ impl<'a> IntoFuture for Waiting<'a> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.limiter.wait_for(self.facts, self.cost))
+    }
+}
+
+/// An [`acquire`](Limiter::acquire) that is about to be decided: `await` it.
+#[derive(Debug)]
+#[must_use = "nothing is taken before it is awaited"]
+pub struct Acquiring<'a>(&'a Limiter, Deciding<'a>);
+
+impl<'a> Acquiring<'a> {
+    /// What the limits beside the slots are charged: from 1 to 2^31.
+    pub fn cost(mut self, cost: u64) -> Acquiring<'a> {
+        if let Stage::Asked(request) = &mut self.1.0 {
+            request.asked.cost = cost;
+        }
+        self
+    }
+}
+
+impl Future for Acquiring<'_> {
+    type Output = Result<Acquired, InvalidRequest>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let decision = ready!(Pin::new(&mut self.1).poll(context))?;
+        let slot = decision.slot().map(|slot| SlotGuard::new(self.0.clone(), slot));
+        Poll::Ready(Ok(Acquired { decision, slot }))
     }
 }
 

@@ -42,6 +42,19 @@ fn as_many_slots_are_held_as_the_limit_says() {
 }
 
 #[test]
+fn a_request_of_any_cost_takes_one_slot_and_pays_the_other_limits() {
+    let rate = Limit::new("rate", Quota::per_minute(10).burst(10)).by("user");
+    let (limiter, _) = limiter([slots(3), rate]);
+    let alice = user("alice");
+    let acquired = now(limiter.acquire(&alice).cost(4)).expect("a valid request");
+    assert_eq!((free(&limiter), remaining(&limiter, "rate", &alice)), (2, 6));
+    assert!(!now(limiter.acquire(&alice).cost(7)).expect("a valid request").decision.allowed());
+    assert_eq!((free(&limiter), remaining(&limiter, "rate", &alice)), (2, 6), "all or nothing");
+    drop(acquired);
+    assert_eq!((free(&limiter), remaining(&limiter, "rate", &alice)), (3, 6), "the rate stays paid");
+}
+
+#[test]
 fn a_guard_gives_its_slot_back_when_it_is_dropped() {
     let (limiter, _) = limiter([slots(1)]);
     for _ in 0..10 {
