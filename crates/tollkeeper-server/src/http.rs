@@ -3,18 +3,21 @@
 pub mod answer;
 pub mod ask;
 pub mod body;
+pub mod call;
 pub mod error;
+pub mod query;
 
 use std::time::Instant;
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use tollkeeper::facts::MAX_FACTS;
-use tollkeeper::{Decision, Facts};
+use tollkeeper::{Acquired, Correction, Costs, Decision};
 
-use self::ask::Ask;
+use self::ask::{Ask, Correct, Reserve};
+use self::call::{Call, NoCall};
 use self::error::{ApiError, Code};
 use crate::json::{Reader, Writer};
 use crate::metrics::Ended;
@@ -34,23 +37,23 @@ const OPEN_METRICS: HeaderValue =
 pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<Full<Bytes>> {
     let began = Instant::now();
     let (head, body) = request.into_parts();
-    let Some(call) = Call::of(head.uri.path()) else {
-        let message = "there is no such path (try POST /v1/check, GET /v1/limits or GET /healthz)";
-        return refuse(&ApiError::new(Code::NotFound, message));
+    let path = head.uri.path();
+    let call = match Call::of(path, &head.method) {
+        Ok(call) => call,
+        Err(no_call) => {
+            let mut response = refuse(&no_call.error(path));
+            if no_call == NoCall::Method {
+                let allow = HeaderValue::from_str(&call::methods(path)).expect("methods are words");
+                response.headers_mut().insert(header::ALLOW, allow);
+            }
+            return response;
+        }
     };
-    if head.method != call.method() {
-        let method = call.method();
-        let message = format!("{} takes {method}", head.uri.path());
-        let mut response = refuse(&ApiError::new(Code::MethodNotAllowed, message));
-        let allow = HeaderValue::from_str(method.as_str()).expect("a method is a word");
-        response.headers_mut().insert(header::ALLOW, allow);
-        return response;
-    }
     if head.method != Method::GET && is_foreign(&head.headers, &head.uri) {
         let message = "the Origin of this request is not this server: pages of other sites may not call it";
         return refuse(&ApiError::new(Code::Forbidden, message));
     }
-    let (ended, response) = match decide(service, call, &head.uri, body).await {
+    let (ended, response) = match decide(service, call, &head, body).await {
         Ok((ended, response)) => (ended, response),
         Err(error) => (Some(Ended::Error), refuse(&error)),
     };
@@ -60,58 +63,23 @@ pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<F
     response
 }
 
-/// What can be called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Call {
-    Check,
-    Batch,
-    Peek,
-    Usage,
-    Limits,
-    Health,
-    Ready,
-    Metrics,
-}
-
-impl Call {
-    fn of(path: &str) -> Option<Call> {
-        Some(match path {
-            "/v1/check" => Call::Check,
-            "/v1/check/batch" => Call::Batch,
-            "/v1/peek" => Call::Peek,
-            "/v1/usage" => Call::Usage,
-            "/v1/limits" => Call::Limits,
-            "/healthz" => Call::Health,
-            "/readyz" => Call::Ready,
-            "/metrics" => Call::Metrics,
-            _ => return None,
-        })
-    }
-
-    fn method(self) -> Method {
-        match self {
-            Call::Check | Call::Batch | Call::Peek => Method::POST,
-            Call::Usage | Call::Limits | Call::Health | Call::Ready | Call::Metrics => Method::GET,
-        }
-    }
-}
-
 type Answered = Result<(Option<Ended>, Response<Full<Bytes>>), ApiError>;
 
-async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Answered {
+async fn decide(service: &Service, call: Call, head: &Parts, body: Incoming) -> Answered {
+    let limiter = &service.limiter;
     match call {
         Call::Check => {
             let mut body = body::read(body, MAX_BODY).await?;
             let ask = Ask::read(Reader::new(&mut body)?)?;
-            let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
+            let decision = limiter.check(&ask.facts).cost(ask.cost).await?;
             Ok((Some(ended(&decision)), decided(service, &decision)))
         }
         Call::Peek => {
             let mut body = body::read(body, MAX_BODY).await?;
             let ask = Ask::read(Reader::new(&mut body)?)?;
-            let decision = service.limiter.peek(&ask.facts).cost(ask.cost).await?;
+            let decision = limiter.peek(&ask.facts).cost(ask.cost).await?;
             let mut out = Writer::with_capacity(USUAL_ANSWER);
-            answer::write_decision(&mut out, &service.limiter, &decision);
+            answer::write_decision(&mut out, limiter, &decision);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
         Call::Batch => {
@@ -119,14 +87,61 @@ async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Ans
             let text = batch(service, &mut body).await?;
             Ok((None, respond(StatusCode::OK, JSON, text)))
         }
+        Call::Reserve => {
+            let mut body = body::read(body, MAX_BODY).await?;
+            let Reserve { ask, ttl } = Reserve::read(Reader::new(&mut body)?)?;
+            let decision = limiter.reserve(&ask.facts, ttl).cost(ask.cost).await?;
+            Ok((Some(ended(&decision)), decided(service, &decision)))
+        }
+        Call::Settle => {
+            let mut body = body::read(body, MAX_BODY).await?;
+            let settle = Correct::read(Reader::new(&mut body)?)?;
+            let charge = limiter.open_charge(settle.charge).ok_or_else(unknown_charge)?;
+            corrected(limiter.settle(&charge, settle.actual()?).await?)
+        }
+        Call::Refund => {
+            let mut body = body::read(body, MAX_BODY).await?;
+            let refund = Correct::read(Reader::new(&mut body)?)?;
+            let charge = limiter.open_charge(refund.charge).ok_or_else(unknown_charge)?;
+            corrected(limiter.refund_part(&charge, refund.costs().unwrap_or(Costs::All)).await?)
+        }
+        Call::Acquire => {
+            let mut body = body::read(body, MAX_BODY).await?;
+            let ask = Ask::read(Reader::new(&mut body)?)?;
+            let Acquired { decision, slot } = limiter.acquire(&ask.facts).cost(ask.cost).await?;
+            // From here on it belongs to the caller: whoever goes away before that holds nothing.
+            let slot = slot.map(|slot| limiter.seal_slot(&slot.keep()));
+            let mut out = Writer::with_capacity(USUAL_ANSWER);
+            answer::write_acquired(&mut out, limiter, &decision, slot.as_deref());
+            Ok((Some(ended(&decision)), verdict(&decision, out)))
+        }
+        Call::Release | Call::Renew => {
+            let mut body = body::read(body, MAX_BODY).await?;
+            let text = ask::read_slot(Reader::new(&mut body)?)?;
+            let slot = limiter.open_slot(text).ok_or_else(unknown_slot)?;
+            let held = match call {
+                Call::Release => limiter.release(&slot).await,
+                _ => limiter.renew(&slot).await,
+            };
+            if held { done(true) } else { Err(unknown_slot()) }
+        }
         Call::Usage => {
-            let pairs = query(uri)?;
-            let decision = service.limiter.usage(&facts(&pairs)?).await?;
+            let pairs = query::pairs(&head.uri)?;
+            let decision = limiter.usage(&query::facts(&pairs)?).await?;
             let mut out = Writer::default();
             out.raw("{\"limits\":");
             answer::write_limits(&mut out, &decision);
             out.raw("}");
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
+        }
+        Call::Forget => {
+            let mut pairs = query::pairs(&head.uri)?;
+            let name = pairs.iter().position(|(name, _)| name == "limit").ok_or_else(|| {
+                let message = "`limit` is missing: DELETE /v1/state?limit=NAME&fact=value";
+                ApiError::new(Code::MissingField, message).at("limit")
+            })?;
+            let (_, name) = pairs.remove(name);
+            done(limiter.forget(&name, &query::facts(&pairs)?).await?)
         }
         Call::Limits => {
             let in_force = service.in_force();
@@ -142,7 +157,7 @@ async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Ans
         }
         Call::Ready => Ok((None, respond(StatusCode::OK, TEXT, "ready\n"))),
         Call::Metrics => {
-            let text = service.metrics.text(&service.limiter, &service.store);
+            let text = service.metrics.text(limiter, &service.store);
             Ok((None, respond(StatusCode::OK, OPEN_METRICS, text)))
         }
     }
@@ -187,15 +202,45 @@ fn ended(decision: &Decision) -> Ended {
 
 /// 200, or 429 with the time to come again.
 fn decided(service: &Service, decision: &Decision) -> Response<Full<Bytes>> {
-    let status = if decision.allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut out = Writer::with_capacity(USUAL_ANSWER);
     answer::write_decision(&mut out, &service.limiter, decision);
+    verdict(decision, out)
+}
+
+/// The same, of what is already written.
+fn verdict(decision: &Decision, out: Writer) -> Response<Full<Bytes>> {
+    let status = if decision.allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut response = respond(status, JSON, out.finish());
     if let Some(retry) = decision.retry_after() {
         let seconds = HeaderValue::from(retry.as_secs_ceil().max(1));
         response.headers_mut().insert(header::RETRY_AFTER, seconds);
     }
     response
+}
+
+fn done(done: bool) -> Answered {
+    let text = if done { "{\"done\":true}" } else { "{\"done\":false}" };
+    Ok((None, respond(StatusCode::OK, JSON, text)))
+}
+
+fn corrected(correction: Correction) -> Answered {
+    match correction {
+        Correction::Done => done(true),
+        // Nobody can tell whether a store that did not answer has done it, and to try again is not safe.
+        Correction::Repeated | Correction::Failed => done(false),
+        Correction::Unknown => Err(unknown_charge()),
+    }
+}
+
+fn unknown_charge() -> ApiError {
+    let message =
+        "there is no such charge: this store did not write it, its time is up, or nothing of it is left";
+    ApiError::new(Code::UnknownCharge, message).at("charge")
+}
+
+fn unknown_slot() -> ApiError {
+    let message = "there is no such slot: this store did not write it, or it was released or reached its ttl";
+    ApiError::new(Code::UnknownSlot, message).at("slot")
 }
 
 fn respond(status: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
@@ -225,76 +270,9 @@ fn is_foreign(headers: &HeaderMap, uri: &Uri) -> bool {
     own.is_none() || own != host
 }
 
-/// The names and values of a query.
-fn query(uri: &Uri) -> Result<Vec<(String, String)>, ApiError> {
-    let query = uri.query().unwrap_or_default();
-    let mut pairs: Vec<(String, String)> = Vec::new();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let decoded = |text| {
-            decode(text).ok_or_else(|| {
-                let message =
-                    format!("fact `{name}`: `%` begins two hexadecimal digits, and values are UTF-8");
-                ApiError::new(Code::InvalidFact, message).at(format!("facts.{name}"))
-            })
-        };
-        let (name, value) = (decoded(name)?, decoded(value)?);
-        if pairs.iter().any(|(other, _)| *other == name) {
-            let message = format!("fact `{name}` is there twice");
-            return Err(ApiError::new(Code::DuplicateField, message).at(format!("facts.{name}")));
-        }
-        if pairs.len() == MAX_FACTS {
-            let message = format!("more than {MAX_FACTS} facts in one request");
-            return Err(ApiError::new(Code::TooMany, message).at("facts"));
-        }
-        pairs.push((name, value));
-    }
-    Ok(pairs)
-}
-
-fn facts(pairs: &[(String, String)]) -> Result<Facts<'_>, ApiError> {
-    let mut facts = Facts::new();
-    for (name, value) in pairs {
-        facts.insert(name, value).map_err(|error| ApiError::from(tollkeeper::InvalidRequest::Fact(error)))?;
-    }
-    Ok(facts)
-}
-
-/// What a query stands for: `+` is a blank, `%41` an `A`.
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let mut digit = || char::from(rest.next()?).to_digit(16);
-                u8::try_from(digit()? * 16 + digit()?).expect("two hexadecimal digits")
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(bytes).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_query_is_decoded() {
-        for (text, expected) in [
-            ("alice", Some("alice")),
-            ("a+b%20c", Some("a b c")),
-            ("%e2%82%ac", Some("€")),
-            ("%", None),
-            ("%4", None),
-            ("%zz", None),
-            ("%ff", None),
-        ] {
-            assert_eq!(decode(text).as_deref(), expected, "{text}");
-        }
-    }
 
     #[test]
     fn only_pages_of_this_server_are_not_foreign() {

@@ -7,6 +7,19 @@ use crate::json::Writer;
 
 /// Writes a decision; the limiter is the one that made it, and seals its receipt.
 pub fn write_decision(out: &mut Writer, limiter: &Limiter, decision: &Decision) {
+    write_fields(out, limiter, decision);
+    out.raw("}");
+}
+
+/// The same with the slot that was taken, sealed.
+pub fn write_acquired(out: &mut Writer, limiter: &Limiter, decision: &Decision, slot: Option<&str>) {
+    write_fields(out, limiter, decision);
+    out.raw(",\"slot\":");
+    out.or_null(slot, Writer::text);
+    out.raw("}");
+}
+
+fn write_fields(out: &mut Writer, limiter: &Limiter, decision: &Decision) {
     let (verdict, binding) = decision.conclusion();
     let (retry, delay) = match verdict {
         Verdict::Allow { delay } => (None, delay),
@@ -38,7 +51,6 @@ pub fn write_decision(out: &mut Writer, limiter: &Limiter, decision: &Decision) 
     });
     out.raw(",\"limits\":");
     write_limits(out, decision);
-    out.raw("}");
 }
 
 /// Writes what each limit that applied says, as a list.
