@@ -17,8 +17,9 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use tollkeeper::{Acquired, Correction, Costs, Decision};
 
 use self::ask::{Ask, Correct, Reserve};
-use self::call::{Call, NoCall};
+use self::call::{Call, NoRoute, Route};
 use self::error::{ApiError, Code};
+use crate::auth::{self, Door, Shut};
 use crate::json::{Reader, Writer};
 use crate::metrics::Ended;
 use crate::service::Service;
@@ -37,23 +38,20 @@ const OPEN_METRICS: HeaderValue =
 pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<Full<Bytes>> {
     let began = Instant::now();
     let (head, body) = request.into_parts();
-    let path = head.uri.path();
-    let call = match Call::of(path, &head.method) {
-        Ok(call) => call,
-        Err(no_call) => {
-            let mut response = refuse(&no_call.error(path));
-            if no_call == NoCall::Method {
-                let allow = HeaderValue::from_str(&call::methods(path)).expect("methods are words");
-                response.headers_mut().insert(header::ALLOW, allow);
-            }
-            return response;
-        }
+    let route = match Route::of(head.uri.path(), &head.method) {
+        Ok(route) => route,
+        Err(no_route) => return refuse_route(no_route, head.uri.path()),
     };
     if head.method != Method::GET && is_foreign(&head.headers, &head.uri) {
         let message = "the Origin of this request is not this server: pages of other sites may not call it";
         return refuse(&ApiError::new(Code::Forbidden, message));
     }
-    let (ended, response) = match decide(service, call, &head, body).await {
+    if (route.door != Door::Data || service.doors.data_is_closed())
+        && let Err(shut) = service.doors.admit(route.door, auth::presented(route.door, &head.headers))
+    {
+        return refuse_entry(shut, route.door);
+    }
+    let (ended, response) = match decide(service, route.call, &head, body).await {
         Ok((ended, response)) => (ended, response),
         Err(error) => (Some(Ended::Error), refuse(&error)),
     };
@@ -130,7 +128,7 @@ async fn decide(service: &Service, call: Call, head: &Parts, body: Incoming) -> 
             let decision = limiter.usage(&query::facts(&pairs)?).await?;
             let mut out = Writer::default();
             out.raw("{\"limits\":");
-            answer::write_limits(&mut out, &decision);
+            answer::write_usage(&mut out, &decision, &service.in_force().veil);
             out.raw("}");
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
@@ -257,6 +255,42 @@ fn refuse(error: &ApiError) -> Response<Full<Bytes>> {
     if error.code == Code::TooLarge {
         // The rest of the body is not read, so nothing can follow it.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+fn refuse_route(no_route: NoRoute, path: &str) -> Response<Full<Bytes>> {
+    let mut response = refuse(&no_route.error(path));
+    if no_route == NoRoute::Method {
+        let allow = HeaderValue::from_str(&call::methods(path)).expect("methods are words");
+        response.headers_mut().insert(header::ALLOW, allow);
+    }
+    response
+}
+
+fn refuse_entry(shut: Shut, door: Door) -> Response<Full<Bytes>> {
+    let (code, message) = match shut {
+        Shut::NobodyMay => (
+            Code::Forbidden,
+            "admin calls are off: set `admin.token_sha256` in the config to the SHA-256 of a token \
+             (`printf %s TOKEN | sha256sum`), and send `Authorization: Bearer TOKEN`",
+        ),
+        Shut::NeedsAdmin => (
+            Code::Unauthorized,
+            "this call needs the token whose SHA-256 is `admin.token_sha256`: send `Authorization: Bearer TOKEN`",
+        ),
+        Shut::NeedsToken if door == Door::Gateway => (
+            Code::Unauthorized,
+            "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `X-Tollkeeper-Token: TOKEN`",
+        ),
+        Shut::NeedsToken => (
+            Code::Unauthorized,
+            "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `Authorization: Bearer TOKEN`",
+        ),
+    };
+    let mut response = refuse(&ApiError::new(code, message));
+    if code == Code::Unauthorized {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
 }

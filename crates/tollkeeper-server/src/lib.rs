@@ -1,6 +1,7 @@
 //! The parts of the command `tollkeeper`: what was typed, the service, and what it speaks.
 
 pub mod args;
+pub mod auth;
 pub mod command;
 pub mod connections;
 pub mod http;
@@ -11,3 +12,4 @@ pub mod reload;
 pub mod serve;
 pub mod service;
 pub mod store;
+pub mod veil;

@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tollkeeper::config::{Config, Format, Listener, Report};
 
 use crate::args::Serve;
+use crate::auth::{self, Tokens};
 use crate::connections::Connections;
 use crate::logging;
 use crate::reload::{self, Changes};
@@ -76,14 +77,20 @@ async fn serve(
                 format!("cannot listen for HTTP on {address} (choose another address with `--http`)")
             })?;
             let address = listener.local_addr()?;
-            let connections = Connections::accept(listener, Arc::clone(&service));
-            listening("http", address)?;
             if args.config.is_none() {
+                let (token, digest) = auth::draw();
+                let demo = address.ip().is_loopback();
+                service.doors.change(Tokens { admin: Some(digest), data: Vec::new(), demo });
                 eprintln!(
                     "no --config: 5 requests in 10 seconds for each user. Try this six times:\n\n  \
-                     curl -d '{{\"facts\":{{\"user\":\"alice\"}}}}' http://{address}/v1/check\n"
+                     curl -d '{{\"facts\":{{\"user\":\"alice\"}}}}' http://{address}/v1/check\n\n\
+                     Admin calls take this token, which is shown only here:\n\n  \
+                     curl -H 'Authorization: Bearer {token}' -X DELETE \
+                     'http://{address}/v1/state?limit=demo&user=alice'\n"
                 );
             }
+            let connections = Connections::accept(listener, Arc::clone(&service));
+            listening("http", address)?;
             Some(connections)
         }
     };

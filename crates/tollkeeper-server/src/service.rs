@@ -8,8 +8,10 @@ use serde::Serialize;
 use tollkeeper::Limiter;
 use tollkeeper::config::{Config, LimitShape};
 
+use crate::auth::{Doors, Tokens};
 use crate::metrics::Metrics;
 use crate::store::Store;
+use crate::veil::Veil;
 
 /// The service, whatever it is asked through.
 #[derive(Debug)]
@@ -20,6 +22,8 @@ pub struct Service {
     pub store: Store,
     /// Counts.
     pub metrics: Arc<Metrics>,
+    /// Lets in.
+    pub doors: Doors,
     in_force: RwLock<Arc<InForce>>,
     draining: AtomicBool,
 }
@@ -39,6 +43,9 @@ pub struct InForce {
     pub shadowed: bool,
     /// The limits, as they are written in a config.
     pub limits: Vec<LimitShape>,
+    /// The facts whose values are not shown.
+    #[serde(skip)]
+    pub veil: Veil,
 }
 
 /// Where limits come from.
@@ -54,6 +61,7 @@ pub enum Source {
 impl Service {
     /// A service with the limits of this config on this store.
     pub fn new(config: Config, source: Source, store: Store) -> Service {
+        let doors = Doors::new(tokens(&config));
         let limiter = store.limiter(config.policy);
         let policy = limiter.policy();
         let metrics = Arc::new(Metrics::new(&policy));
@@ -65,9 +73,10 @@ impl Service {
             error: None,
             shadowed: false,
             limits: config.limits,
+            veil: Veil::of(&config.http),
         };
         let in_force = RwLock::new(Arc::new(in_force));
-        Service { limiter, store, metrics, in_force, draining: AtomicBool::new(false) }
+        Service { limiter, store, metrics, doors, in_force, draining: AtomicBool::new(false) }
     }
 
     /// What is in force.
@@ -79,10 +88,16 @@ impl Service {
     /// counters are kept.
     pub fn reload(&self, config: Config) -> u64 {
         let mut in_force = self.in_force.write().unwrap_or_else(PoisonError::into_inner);
+        self.doors.change(tokens(&config));
         let version = self.limiter.replace_policy(config.policy).version();
-        let (loaded_at, limits) = (now(), config.limits);
-        *in_force =
-            Arc::new(InForce { version, loaded_at, error: None, limits, ..InForce::clone(&in_force) });
+        *in_force = Arc::new(InForce {
+            version,
+            loaded_at: now(),
+            error: None,
+            limits: config.limits,
+            veil: Veil::of(&config.http),
+            ..InForce::clone(&in_force)
+        });
         self.metrics.reloads.done.fetch_add(1, Ordering::Relaxed);
         version
     }
@@ -103,6 +118,10 @@ impl Service {
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
+}
+
+fn tokens(config: &Config) -> Tokens {
+    Tokens { admin: config.admin, data: config.auth.clone(), demo: false }
 }
 
 fn now() -> u64 {

@@ -4,6 +4,7 @@ use tollkeeper::decision::Answer;
 use tollkeeper::{Decision, Limiter, OnStoreFailure, Retry, Span, Verdict};
 
 use crate::json::Writer;
+use crate::veil::Veil;
 
 /// Writes a decision; the limiter is the one that made it, and seals its receipt.
 pub fn write_decision(out: &mut Writer, limiter: &Limiter, decision: &Decision) {
@@ -53,17 +54,32 @@ fn write_fields(out: &mut Writer, limiter: &Limiter, decision: &Decision) {
     write_limits(out, decision);
 }
 
-/// Writes what each limit that applied says, as a list.
-pub fn write_limits(out: &mut Writer, decision: &Decision) {
-    out.list(decision.limits(), |out, answer| write_limit(out, &answer));
+/// Writes what each limit that applied says, as a list, for whoever may not see every value.
+pub fn write_usage(out: &mut Writer, decision: &Decision, veil: &Veil) {
+    out.list(decision.limits(), |out, answer| write_limit(out, &answer, |out| write_key(out, &answer, veil)));
 }
 
-fn write_limit(out: &mut Writer, answer: &Answer<'_>) {
+/// Writes the values of a key behind a veil.
+fn write_key(out: &mut Writer, answer: &Answer<'_>, veil: &Veil) {
+    out.list(answer.rule().by().iter().zip(answer.key().texts()), |out, (fact, value)| {
+        out.or_null(value, |out, value| out.text(&veil.over(fact, value)));
+    });
+}
+
+fn write_limits(out: &mut Writer, decision: &Decision) {
+    out.list(decision.limits(), |out, answer| {
+        write_limit(out, &answer, |out| {
+            out.list(answer.key().texts(), |out, value| out.or_null(value, Writer::text));
+        });
+    });
+}
+
+fn write_limit(out: &mut Writer, answer: &Answer<'_>, key: impl FnOnce(&mut Writer)) {
     let outcome = answer.outcome();
     out.raw("{\"name\":");
     out.text(answer.name());
     out.raw(",\"key\":");
-    out.list(answer.key().texts(), |out, value| out.or_null(value, Writer::text));
+    key(out);
     out.raw(",\"algorithm\":");
     out.text(answer.rule().algorithm().name());
     out.raw(",\"mode\":");

@@ -3,6 +3,7 @@
 use hyper::Method;
 
 use super::error::{ApiError, Code};
+use crate::auth::Door;
 
 /// A call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,57 +26,71 @@ pub enum Call {
     Metrics,
 }
 
+/// How a call is made, and who may.
+#[derive(Debug)]
+pub struct Route {
+    /// Its path.
+    pub path: &'static str,
+    /// Its method.
+    pub method: Method,
+    /// What it is.
+    pub call: Call,
+    /// Who may.
+    pub door: Door,
+}
+
+const fn route(method: Method, path: &'static str, call: Call, door: Door) -> Route {
+    Route { path, method, call, door }
+}
+
 /// Every call there is: the most frequent one first, because they are looked at in this order.
-pub static CALLS: [(&str, Method, Call); 15] = [
-    ("/v1/check", Method::POST, Call::Check),
-    ("/v1/check/batch", Method::POST, Call::Batch),
-    ("/v1/peek", Method::POST, Call::Peek),
-    ("/v1/reserve", Method::POST, Call::Reserve),
-    ("/v1/settle", Method::POST, Call::Settle),
-    ("/v1/refund", Method::POST, Call::Refund),
-    ("/v1/acquire", Method::POST, Call::Acquire),
-    ("/v1/release", Method::POST, Call::Release),
-    ("/v1/renew", Method::POST, Call::Renew),
-    ("/v1/usage", Method::GET, Call::Usage),
-    ("/v1/limits", Method::GET, Call::Limits),
-    ("/v1/state", Method::DELETE, Call::Forget),
-    ("/healthz", Method::GET, Call::Health),
-    ("/readyz", Method::GET, Call::Ready),
-    ("/metrics", Method::GET, Call::Metrics),
+pub static ROUTES: [Route; 15] = [
+    route(Method::POST, "/v1/check", Call::Check, Door::Data),
+    route(Method::POST, "/v1/check/batch", Call::Batch, Door::Data),
+    route(Method::POST, "/v1/peek", Call::Peek, Door::Data),
+    route(Method::POST, "/v1/reserve", Call::Reserve, Door::Data),
+    route(Method::POST, "/v1/settle", Call::Settle, Door::Data),
+    route(Method::POST, "/v1/refund", Call::Refund, Door::Data),
+    route(Method::POST, "/v1/acquire", Call::Acquire, Door::Data),
+    route(Method::POST, "/v1/release", Call::Release, Door::Data),
+    route(Method::POST, "/v1/renew", Call::Renew, Door::Data),
+    route(Method::GET, "/v1/usage", Call::Usage, Door::Eyes),
+    route(Method::GET, "/v1/limits", Call::Limits, Door::Data),
+    route(Method::DELETE, "/v1/state", Call::Forget, Door::Admin),
+    route(Method::GET, "/healthz", Call::Health, Door::Open),
+    route(Method::GET, "/readyz", Call::Ready, Door::Open),
+    route(Method::GET, "/metrics", Call::Metrics, Door::Data),
 ];
 
-impl Call {
-    /// The call of this path and method.
-    pub fn of(path: &str, method: &Method) -> Result<Call, NoCall> {
-        let mut at_path = CALLS.iter().filter(|(known, _, _)| *known == path).peekable();
+impl Route {
+    /// The route of this path and method.
+    pub fn of(path: &str, method: &Method) -> Result<&'static Route, NoRoute> {
+        let mut at_path = ROUTES.iter().filter(|route| route.path == path).peekable();
         if at_path.peek().is_none() {
-            return Err(NoCall::Path);
+            return Err(NoRoute::Path);
         }
-        match at_path.find(|(_, known, _)| known == method) {
-            Some((_, _, call)) => Ok(*call),
-            None => Err(NoCall::Method),
-        }
+        at_path.find(|route| route.method == *method).ok_or(NoRoute::Method)
     }
 }
 
 /// Why there is no such call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoCall {
+pub enum NoRoute {
     /// There is no such path.
     Path,
     /// The path takes other methods.
     Method,
 }
 
-impl NoCall {
+impl NoRoute {
     /// What is said to who called it.
     pub fn error(self, path: &str) -> ApiError {
         match self {
-            NoCall::Path => {
+            NoRoute::Path => {
                 let message = "there is no such path (try POST /v1/check, GET /v1/limits or GET /healthz)";
                 ApiError::new(Code::NotFound, message)
             }
-            NoCall::Method => {
+            NoRoute::Method => {
                 ApiError::new(Code::MethodNotAllowed, format!("{path} takes {}", methods(path)))
             }
         }
@@ -84,6 +99,6 @@ impl NoCall {
 
 /// The methods that a path takes.
 pub fn methods(path: &str) -> String {
-    let methods = CALLS.iter().filter(|(known, _, _)| *known == path).map(|(_, method, _)| method.as_str());
+    let methods = ROUTES.iter().filter(|route| route.path == path).map(|route| route.method.as_str());
     methods.collect::<Vec<_>>().join(", ")
 }

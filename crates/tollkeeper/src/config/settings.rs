@@ -76,6 +76,10 @@ pub enum KeyFormat {
     Compact,
 }
 
+/// The SHA-256 of a token: whoever reads the config cannot use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenDigest(pub [u8; 32]);
+
 /// How the rate limit service for Envoy answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrpcSettings {
