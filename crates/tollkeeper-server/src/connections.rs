@@ -120,8 +120,8 @@ mod tests {
     use tollkeeper::MemoryStore;
 
     use super::*;
+    use crate::in_force::Source;
     use crate::serve::builtin;
-    use crate::service::Source;
     use crate::store::Store;
 
     fn service() -> Arc<Service> {

@@ -20,12 +20,14 @@ use self::ask::{Ask, Correct, Reserve};
 use self::call::{Call, NoRoute, Route};
 use self::error::{ApiError, Code};
 use crate::auth::{self, Door, Shut};
+use crate::in_force::{CannotReplace, InForce};
 use crate::json::{Reader, Writer};
 use crate::metrics::Ended;
 use crate::service::Service;
 
 const MAX_BODY: usize = 64 << 10;
 const MAX_BATCH_BODY: usize = 1 << 20;
+const MAX_LIMITS_BODY: usize = 4 << 20;
 /// What a decision about one or two limits has room in.
 const USUAL_ANSWER: usize = 1 << 10;
 
@@ -141,14 +143,12 @@ async fn decide(service: &Service, call: Call, head: &Parts, body: Incoming) -> 
             let (_, name) = pairs.remove(name);
             done(limiter.forget(&name, &query::facts(&pairs)?).await?)
         }
-        Call::Limits => {
-            let in_force = service.in_force();
-            let text = serde_json::to_string(&*in_force).expect("limits are plain data");
-            let mut response = respond(StatusCode::OK, JSON, text);
-            let etag = HeaderValue::from_str(&format!("\"{}\"", in_force.version)).expect("digits");
-            response.headers_mut().insert(header::ETAG, etag);
-            Ok((None, response))
+        Call::Limits => Ok((None, limits(&service.in_force()))),
+        Call::PutLimits => {
+            let body = body::read(body, MAX_LIMITS_BODY).await?;
+            replace_limits(service, &head.headers, Some(body))
         }
+        Call::DeleteLimits => replace_limits(service, &head.headers, None),
         Call::Health => Ok((None, respond(StatusCode::OK, TEXT, "ok\n"))),
         Call::Ready if service.is_draining() => {
             Ok((None, respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, "draining\n")))
@@ -159,6 +159,36 @@ async fn decide(service: &Service, call: Call, head: &Parts, body: Incoming) -> 
             Ok((None, respond(StatusCode::OK, OPEN_METRICS, text)))
         }
     }
+}
+
+fn limits(in_force: &InForce) -> Response<Full<Bytes>> {
+    let text = serde_json::to_string(in_force).expect("limits are plain data");
+    let mut response = respond(StatusCode::OK, JSON, text);
+    let etag = HeaderValue::from_str(&format!("\"{}\"", in_force.version)).expect("digits");
+    response.headers_mut().insert(header::ETAG, etag);
+    response
+}
+
+fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<Vec<u8>>) -> Answered {
+    match service.replace_limits(limits.map(Into::into), |version| has_seen(headers, version)) {
+        Ok(in_force) => Ok((None, self::limits(&in_force))),
+        Err(CannotReplace::Version(version)) => {
+            let message =
+                format!("version {version} is in force: look at it, and send `If-Match: \"{version}\"`");
+            Err(ApiError::new(Code::VersionMismatch, message).at("If-Match"))
+        }
+        Err(CannotReplace::Invalid(report)) => {
+            Err(ApiError::new(Code::InvalidLimits, report.to_string()).at("limits"))
+        }
+    }
+}
+
+/// Whether the caller knows this version, or does not care: one of the tags in `If-Match` is its own.
+fn has_seen(headers: &HeaderMap, version: u64) -> bool {
+    let mut tags = headers.get_all(header::IF_MATCH).iter().peekable();
+    let own = format!("\"{version}\"");
+    let is_own = |tag: &str| matches!(tag.trim(), tag if tag == "*" || tag == own);
+    tags.peek().is_none() || tags.any(|line| line.to_str().is_ok_and(|line| line.split(',').any(is_own)))
 }
 
 /// Each check on its own, in order; one that makes no sense is answered in its place.

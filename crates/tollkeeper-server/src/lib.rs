@@ -5,6 +5,7 @@ pub mod auth;
 pub mod command;
 pub mod connections;
 pub mod http;
+pub mod in_force;
 pub mod json;
 pub mod logging;
 pub mod metrics;

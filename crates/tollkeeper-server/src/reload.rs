@@ -5,6 +5,7 @@ use std::path::Path;
 use tokio::sync::mpsc;
 use tollkeeper::config::{Config, Watch};
 
+use crate::in_force::Loaded;
 use crate::serve::log_warnings;
 use crate::service::Service;
 
@@ -42,16 +43,25 @@ impl Changes {
 
 /// Reloads once.
 pub fn now(file: &Path, service: &Service) {
-    match Config::read(file) {
-        Ok((config, report)) => {
-            log_warnings(&report);
-            let version = service.reload(config);
+    let failed = |error: String| {
+        tracing::error!("the config was not loaded, and what was in force stays so: {error}");
+        service.reload_failed(error);
+    };
+    let (config, report) = match Config::read(file) {
+        Ok(read) => read,
+        Err(error) => return failed(error.to_string()),
+    };
+    log_warnings(&report);
+    match service.reload(config) {
+        Ok(Loaded::InForce(version)) => {
             tracing::info!("version {version} of the limits is in force, from {}", file.display());
         }
-        Err(error) => {
-            let error = error.to_string();
-            tracing::error!("the config was not loaded, and what was in force stays so: {error}");
-            service.reload_failed(error);
-        }
+        Ok(Loaded::Shadowed(version)) => tracing::warn!(
+            "the limits of {} are not applied: others were PUT, and are in force as version {version} \
+             (DELETE /v1/limits goes back to the file); the rest of the file holds",
+            file.display()
+        ),
+        // Limits that were PUT do not fit the rest of the new file.
+        Err(report) => failed(report.to_string()),
     }
 }

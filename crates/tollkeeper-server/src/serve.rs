@@ -12,9 +12,10 @@ use tollkeeper::config::{Config, Format, Listener, Report};
 use crate::args::Serve;
 use crate::auth::{self, Tokens};
 use crate::connections::Connections;
+use crate::in_force::Source;
 use crate::logging;
 use crate::reload::{self, Changes};
-use crate::service::{Service, Source};
+use crate::service::Service;
 use crate::store::Store;
 
 /// The policy of a server that was given none.

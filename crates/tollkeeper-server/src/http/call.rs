@@ -20,6 +20,8 @@ pub enum Call {
     Release,
     Renew,
     Limits,
+    PutLimits,
+    DeleteLimits,
     Forget,
     Health,
     Ready,
@@ -44,7 +46,7 @@ const fn route(method: Method, path: &'static str, call: Call, door: Door) -> Ro
 }
 
 /// Every call there is: the most frequent one first, because they are looked at in this order.
-pub static ROUTES: [Route; 15] = [
+pub static ROUTES: [Route; 17] = [
     route(Method::POST, "/v1/check", Call::Check, Door::Data),
     route(Method::POST, "/v1/check/batch", Call::Batch, Door::Data),
     route(Method::POST, "/v1/peek", Call::Peek, Door::Data),
@@ -56,6 +58,8 @@ pub static ROUTES: [Route; 15] = [
     route(Method::POST, "/v1/renew", Call::Renew, Door::Data),
     route(Method::GET, "/v1/usage", Call::Usage, Door::Eyes),
     route(Method::GET, "/v1/limits", Call::Limits, Door::Data),
+    route(Method::PUT, "/v1/limits", Call::PutLimits, Door::Admin),
+    route(Method::DELETE, "/v1/limits", Call::DeleteLimits, Door::Admin),
     route(Method::DELETE, "/v1/state", Call::Forget, Door::Admin),
     route(Method::GET, "/healthz", Call::Health, Door::Open),
     route(Method::GET, "/readyz", Call::Ready, Door::Open),
