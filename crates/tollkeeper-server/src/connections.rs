@@ -10,13 +10,14 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::http;
 use crate::service::Service;
+use crate::tls::Stream;
 
 /// How long a connection may be without a request: idle, or still sending the head of one.
 const QUIET: Duration = Duration::from_secs(75);
@@ -59,13 +60,23 @@ async fn accept(listener: TcpListener, service: Arc<Service>, mut stopped: watch
             Ok((stream, _)) => {
                 // Answers are small and written at once: waiting to fill a packet would only delay them.
                 let _ = stream.set_nodelay(true);
-                tokio::spawn(serve(stream, Arc::clone(&service), stopped.clone()));
+                tokio::spawn(greet(stream, Arc::clone(&service), stopped.clone()));
             }
             Err(error) => {
                 tracing::warn!("cannot accept a connection: {error}");
                 sleep(BREATH).await;
             }
         }
+    }
+}
+
+/// Agrees on how to speak, then serves.
+async fn greet(stream: TcpStream, service: Arc<Service>, stopped: watch::Receiver<()>) {
+    match service.acceptor.accept(stream).await {
+        Ok(Stream::Plain(stream)) => serve(stream, service, stopped).await,
+        // A box, so that a connection without TLS takes no room for one with it.
+        Ok(Stream::Tls(stream)) => Box::pin(serve(stream, service, stopped)).await,
+        Err(error) => tracing::debug!("a connection ended before TLS began: {error}"),
     }
 }
 
@@ -116,7 +127,6 @@ async fn serve(
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
-    use tokio::net::TcpStream;
     use tollkeeper::MemoryStore;
 
     use super::*;
@@ -125,7 +135,8 @@ mod tests {
     use crate::store::Store;
 
     fn service() -> Arc<Service> {
-        Arc::new(Service::new(builtin(), Source::Builtin, Store::Memory(MemoryStore::default())))
+        let store = Store::Memory(MemoryStore::default());
+        Arc::new(Service::new(builtin(), Source::Builtin, store).expect("nothing to be read"))
     }
 
     /// A connection in memory: it is served in the time of the test, which stands still while anybody is busy.

@@ -13,4 +13,5 @@ pub mod reload;
 pub mod serve;
 pub mod service;
 pub mod store;
+pub mod tls;
 pub mod veil;

@@ -9,11 +9,12 @@ use crate::in_force::Loaded;
 use crate::serve::log_warnings;
 use crate::service::Service;
 
-/// Tells of changes of a file, for as long as it is kept.
+/// Tells of changes of files, for as long as it is kept.
 #[derive(Debug)]
 pub struct Changes {
+    tell: mpsc::Sender<()>,
     told: mpsc::Receiver<()>,
-    _watch: Option<Watch>,
+    watches: Vec<Watch>,
 }
 
 impl Changes {
@@ -21,23 +22,30 @@ impl Changes {
     pub fn of(file: Option<&Path>) -> Changes {
         // One change that waits stands for all that come before it is looked at.
         let (tell, told) = mpsc::channel(1);
-        let watch = file.and_then(|file| {
-            let unwatched = |error: &std::io::Error| {
+        let mut changes = Changes { tell, told, watches: Vec::new() };
+        if let Some(file) = file {
+            changes.watch(file);
+        }
+        changes
+    }
+
+    /// Watches this file, too.
+    pub fn watch(&mut self, file: &Path) {
+        let tell = self.tell.clone();
+        let changed = move || {
+            let _ = tell.try_send(());
+        };
+        match Watch::new(file, changed) {
+            Ok(watch) => self.watches.push(watch),
+            Err(error) => {
                 tracing::warn!("{} is not watched, send SIGHUP after a change: {error}", file.display());
-            };
-            let changed = move || {
-                let _ = tell.try_send(());
-            };
-            Watch::new(file, changed).inspect_err(unwatched).ok()
-        });
-        Changes { told, _watch: watch }
+            }
+        }
     }
 
     /// The next change; never, if nothing is watched.
     pub async fn next(&mut self) {
-        if self.told.recv().await.is_none() {
-            std::future::pending().await
-        }
+        self.told.recv().await;
     }
 }
 
@@ -61,7 +69,6 @@ pub fn now(file: &Path, service: &Service) {
              (DELETE /v1/limits goes back to the file); the rest of the file holds",
             file.display()
         ),
-        // Limits that were PUT do not fit the rest of the new file.
-        Err(report) => failed(report.to_string()),
+        Err(error) => failed(format!("{error:#}")),
     }
 }

@@ -27,7 +27,7 @@ const LAST_REQUESTS: Duration = Duration::from_secs(10);
 /// Runs until a signal says to stop.
 pub fn run(args: &Serve) -> anyhow::Result<()> {
     logging::begin(args.log);
-    let changes = Changes::of(args.config.as_deref());
+    let mut changes = Changes::of(args.config.as_deref());
     let (config, source) = match &args.config {
         Some(file) => {
             let (config, report) = Config::read(file)?;
@@ -36,6 +36,9 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
         }
         None => (builtin(), Source::Builtin),
     };
+    if let Some(tls) = &config.tls {
+        [&tls.cert, &tls.key].into_iter().chain(&tls.client_ca).for_each(|file| changes.watch(file));
+    }
     let http = choose(args.http, config.listen.http, "127.0.0.1:8080");
     for (name, flag, file) in
         [("grpc", args.grpc, config.listen.grpc), ("resp", args.resp, config.listen.resp)]
@@ -50,7 +53,7 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let store = Store::open(args.store.as_ref().unwrap_or(&config.store), &config)?;
-        serve(args, http, changes, Arc::new(Service::new(config, source, store))).await
+        serve(args, http, changes, Arc::new(Service::new(config, source, store)?)).await
     })
 }
 

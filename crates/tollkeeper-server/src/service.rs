@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tollkeeper::Limiter;
-use tollkeeper::config::{Config, Report};
+use tollkeeper::config::Config;
 
 use crate::auth::{Doors, Tokens};
 use crate::in_force::{CannotReplace, InForce, Laws, Loaded, Source};
 use crate::metrics::Metrics;
 use crate::store::Store;
+use crate::tls::Acceptor;
 
 /// The service, whatever it is asked through.
 #[derive(Debug)]
@@ -22,20 +23,23 @@ pub struct Service {
     pub metrics: Arc<Metrics>,
     /// Lets in.
     pub doors: Doors,
+    /// Speaks TLS, or not.
+    pub acceptor: Acceptor,
     laws: Laws,
     draining: AtomicBool,
 }
 
 impl Service {
     /// A service with the limits of this config on this store.
-    pub fn new(config: Config, source: Source, store: Store) -> Service {
+    pub fn new(config: Config, source: Source, store: Store) -> anyhow::Result<Service> {
+        let acceptor = Acceptor::open(config.tls.as_ref())?;
         let doors = Doors::new(tokens(&config));
         let limiter = store.limiter(config.policy.clone());
         let policy = limiter.policy();
         let metrics = Arc::new(Metrics::new(&policy));
         limiter.observe(Arc::clone(&metrics) as _);
         let laws = Laws::new(config, source, policy.version());
-        Service { limiter, store, metrics, doors, laws, draining: AtomicBool::new(false) }
+        Ok(Service { limiter, store, metrics, doors, acceptor, laws, draining: AtomicBool::new(false) })
     }
 
     /// What is in force.
@@ -44,10 +48,13 @@ impl Service {
     }
 
     /// Takes a config that was read anew.
-    pub fn reload(&self, config: Config) -> Result<Loaded, Report> {
+    pub fn reload(&self, config: Config) -> anyhow::Result<Loaded> {
         let tokens = tokens(&config);
-        let loaded = self.laws.reload(config, &self.limiter)?;
+        let certificates = self.acceptor.renew(config.tls.as_ref())?;
+        // Limits that were PUT may not fit the rest of the new file.
+        let loaded = self.laws.reload(config, &self.limiter).map_err(anyhow::Error::msg)?;
         self.doors.change(tokens);
+        certificates.put_in_force();
         self.metrics.reloads.done.fetch_add(1, Ordering::Relaxed);
         Ok(loaded)
     }

@@ -66,7 +66,8 @@ pub use listen::{InvalidListener, Listen, Listener};
 pub use report::{Problem, Report, Severity};
 pub use schema::schema;
 pub use settings::{
-    BreakerSettings, GrpcSettings, HeaderDialect, KeyFormat, MemorySettings, RedisSettings, TokenDigest,
+    BreakerSettings, GrpcSettings, HeaderDialect, KeyFormat, MemorySettings, RedisSettings, TlsSettings,
+    TokenDigest,
 };
 pub use store_url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
 pub use units::{Percent, Share};
@@ -106,6 +107,8 @@ pub struct Config {
     pub admin: Option<TokenDigest>,
     /// The tokens that open the data plane; without any, it is open.
     pub auth: Vec<TokenDigest>,
+    /// TLS for all listeners.
+    pub tls: Option<TlsSettings>,
 }
 
 impl Config {
@@ -195,6 +198,7 @@ impl Config {
             retry_after_jitter: file.retry_after_jitter,
             admin: file.admin,
             auth: file.auth,
+            tls: file.tls,
         })
     }
 }

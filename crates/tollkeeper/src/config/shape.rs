@@ -229,7 +229,7 @@ pub(super) static ROOT: Section = Section {
         key("proxy", Kind::Table(&PROXY), "The reverse proxy.").not_yet(),
         key("admin", Kind::Table(&ADMIN), "Who may change limits and see keys."),
         key("auth", Kind::Table(&AUTH), "Who may ask for decisions."),
-        key("tls", Kind::Table(&TLS), "TLS for all listeners.").not_yet(),
+        key("tls", Kind::Table(&TLS), "TLS for all listeners."),
     ],
 };
 
@@ -702,12 +702,17 @@ pub(super) static AUTH: Section = Section {
 
 pub(super) static TLS: Section = Section {
     path: "tls",
-    doc: "TLS for all listeners. Not yet: the section is checked and refused.",
+    doc: "TLS for all listeners. Certificates are read again when the config is or when their files change; to turn \
+          TLS on or off takes a restart.",
     keys: &[
-        key("cert", Kind::Path, "The certificate chain.").example("server.pem"),
-        key("key", Kind::Path, "The private key of `cert`.").example("server.key"),
-        key("client_ca", Kind::Path, "The certificates that a client's must descend from.")
-            .example("clients.pem"),
+        key("cert", Kind::Path, "The certificate chain, in PEM.").example("server.pem").required(),
+        key("key", Kind::Path, "The private key of `cert`, in PEM.").example("server.key").required(),
+        key(
+            "client_ca",
+            Kind::Path,
+            "The certificates that a client's must descend from. Without it, clients need none.",
+        )
+        .example("clients.pem"),
     ],
 };
 

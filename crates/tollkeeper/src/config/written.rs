@@ -14,7 +14,8 @@ use super::limit::{self, WrittenLimit};
 use super::listen::{Listen, Listener};
 use super::report::{Place, Problems};
 use super::settings::{
-    BreakerSettings, GrpcSettings, HeaderDialect, KeyFormat, MemorySettings, RedisSettings, TokenDigest,
+    BreakerSettings, GrpcSettings, HeaderDialect, KeyFormat, MemorySettings, RedisSettings, TlsSettings,
+    TokenDigest,
 };
 use super::shape;
 use super::store_url::StoreUrl;
@@ -40,6 +41,7 @@ pub(super) struct File {
     pub(super) retry_after_jitter: Percent,
     pub(super) admin: Option<TokenDigest>,
     pub(super) auth: Vec<TokenDigest>,
+    pub(super) tls: Option<TlsSettings>,
     pub(super) limits: Vec<WrittenLimit>,
     /// Where `limits` stands, or the beginning of the file.
     pub(super) limits_place: Place,
@@ -66,6 +68,7 @@ pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<File
         retry_after_jitter: must(fields.percent("retry_after_jitter")).value,
         admin: read_admin(&fields),
         auth: read_auth(&fields),
+        tls: read_tls(&fields),
         limits: read_limits(&fields, problems),
         limits_place: fields.key_place("limits").unwrap_or_default(),
     })
@@ -287,6 +290,21 @@ fn read_auth(fields: &Fields<'_>) -> Vec<TokenDigest> {
     tokens.into_iter().map(|said| said.value).collect()
 }
 
+fn read_tls(fields: &Fields<'_>) -> Option<TlsSettings> {
+    let tls = fields.table("tls");
+    for key in ["cert", "key"] {
+        if fields.is_table("tls") && !tls.has(key) {
+            let message = format!("`tls` has no `{key}`");
+            fields.error(fields.value_place("tls"), message, "TLS needs a certificate and its private key");
+        }
+    }
+    Some(TlsSettings {
+        client_ca: path(&tls, "client_ca"),
+        cert: path(&tls, "cert")?,
+        key: path(&tls, "key")?,
+    })
+}
+
 /// Sections whose part does not exist yet are refused where they stand; what is in them is checked all the
 /// same, so that a file that is written today is right tomorrow.
 fn check_not_yet(fields: &Fields<'_>, problems: &RefCell<Problems>) {
@@ -308,10 +326,6 @@ fn check_not_yet(fields: &Fields<'_>, problems: &RefCell<Problems>) {
         };
         flight.condition("when");
         flight.parse_list("by", fact);
-    }
-    let tls = fields.table("tls");
-    for key in ["cert", "key", "client_ca"] {
-        path(&tls, key);
     }
 }
 
