@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::http;
+use crate::http::reply::Reply;
 use crate::service::Service;
 use crate::tls::Stream;
 
@@ -90,10 +91,16 @@ async fn serve(
     service: Arc<Service>,
     mut stopped: watch::Receiver<()>,
 ) {
-    let asked = AtomicBool::new(false);
+    let asked = Arc::new(AtomicBool::new(false));
     let answer = service_fn(|request| {
         asked.store(true, Relaxed);
-        async { Ok::<_, Infallible>(http::answer(&service, request).await) }
+        async {
+            let mut response = http::answer(&service, request).await;
+            if let Reply::Events(listening) = response.body_mut() {
+                listening.note(&asked);
+            }
+            Ok::<_, Infallible>(response)
+        }
     });
     let mut protocol = http1::Builder::new();
     protocol.max_buf_size(BUFFER);
@@ -130,6 +137,7 @@ mod tests {
     use tollkeeper::MemoryStore;
 
     use super::*;
+    use crate::events;
     use crate::in_force::Source;
     use crate::serve::builtin;
     use crate::store::Store;
@@ -186,6 +194,26 @@ mod tests {
         let last = Instant::now();
         ended(stream).await;
         assert!((QUIET..QUIET * 2).contains(&last.elapsed()), "{:?}", last.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listener_stays_for_as_long_as_it_listens_and_not_much_longer() {
+        let (service, (_stop, stopped)) = (service(), watch::channel(()));
+        tokio::spawn(events::tell(Arc::clone(&service)));
+        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+        tokio::spawn(serve(theirs, service, stopped));
+        ours.write_all(b"GET /v1/events HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
+        let began = Instant::now();
+        let mut heard = 0;
+        while began.elapsed() < QUIET * 10 {
+            heard += ours.read(&mut [0; 1 << 10]).await.unwrap();
+        }
+        assert!(heard > 50_000, "{heard}");
+        // Now nobody reads: the server notices once its buffer is full, and lets go of it.
+        sleep(QUIET * 10).await;
+        let mut rest = Vec::new();
+        ours.read_to_end(&mut rest).await.unwrap();
+        assert!(rest.len() < 2 * BUFFER, "{}", rest.len());
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,7 +5,9 @@ pub mod ask;
 pub mod body;
 pub mod call;
 pub mod error;
+pub mod openapi;
 pub mod query;
+pub mod reply;
 
 use std::time::Instant;
 
@@ -19,7 +21,9 @@ use tollkeeper::{Acquired, Correction, Costs, Decision};
 use self::ask::{Ask, Correct, Reserve};
 use self::call::{Call, NoRoute, Route};
 use self::error::{ApiError, Code};
+use self::reply::Reply;
 use crate::auth::{self, Door, Shut};
+use crate::events;
 use crate::in_force::{CannotReplace, InForce};
 use crate::json::{Reader, Writer};
 use crate::metrics::Ended;
@@ -31,20 +35,26 @@ const MAX_LIMITS_BODY: usize = 4 << 20;
 /// What a decision about one or two limits has room in.
 const USUAL_ANSWER: usize = 1 << 10;
 
+/// How many keys `GET /v1/top` lists of each kind.
+const TOP: usize = 50;
+
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
+const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
 /// Answers one request.
-pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<Full<Bytes>> {
+pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<Reply> {
     let began = Instant::now();
     let (head, body) = request.into_parts();
     let route = match Route::of(head.uri.path(), &head.method) {
         Ok(route) => route,
         Err(no_route) => return refuse_route(no_route, head.uri.path()),
     };
-    if head.method != Method::GET && is_foreign(&head.headers, &head.uri) {
+    let guarded = head.method != Method::GET || route.call == Call::Events;
+    if guarded && is_foreign(&head.headers, &head.uri) {
         let message = "the Origin of this request is not this server: pages of other sites may not call it";
         return refuse(&ApiError::new(Code::Forbidden, message));
     }
@@ -63,7 +73,7 @@ pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<F
     response
 }
 
-type Answered = Result<(Option<Ended>, Response<Full<Bytes>>), ApiError>;
+type Answered = Result<(Option<Ended>, Response<Reply>), ApiError>;
 
 async fn decide(service: &Service, call: Call, head: &Parts, body: Incoming) -> Answered {
     let limiter = &service.limiter;
@@ -149,6 +159,24 @@ async fn decide(service: &Service, call: Call, head: &Parts, body: Incoming) -> 
             replace_limits(service, &head.headers, Some(body))
         }
         Call::DeleteLimits => replace_limits(service, &head.headers, None),
+        Call::Top => {
+            let mut out = Writer::default();
+            let top = service.metrics.busiest.top(TOP);
+            answer::write_top(&mut out, &top, &limiter.policy(), &service.in_force().veil);
+            Ok((None, respond(StatusCode::OK, JSON, out.finish())))
+        }
+        Call::Events => {
+            let listening = service.events.listen().ok_or_else(|| {
+                let message = format!("{} are listening already: ask again when one has left", events::MOST);
+                ApiError::new(Code::TooMany, message)
+            })?;
+            let mut response = Response::new(Reply::Events(listening));
+            response.headers_mut().insert(header::CONTENT_TYPE, EVENTS);
+            response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+            Ok((None, response))
+        }
+        Call::OpenApi => Ok((None, respond(StatusCode::OK, JSON, openapi::TEXT.as_str()))),
+        Call::Index => Ok((None, respond(StatusCode::OK, HTML, include_str!("http/index.html")))),
         Call::Health => Ok((None, respond(StatusCode::OK, TEXT, "ok\n"))),
         Call::Ready if service.is_draining() => {
             Ok((None, respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, "draining\n")))
@@ -161,7 +189,7 @@ async fn decide(service: &Service, call: Call, head: &Parts, body: Incoming) -> 
     }
 }
 
-fn limits(in_force: &InForce) -> Response<Full<Bytes>> {
+fn limits(in_force: &InForce) -> Response<Reply> {
     let text = serde_json::to_string(in_force).expect("limits are plain data");
     let mut response = respond(StatusCode::OK, JSON, text);
     let etag = HeaderValue::from_str(&format!("\"{}\"", in_force.version)).expect("digits");
@@ -229,14 +257,14 @@ fn ended(decision: &Decision) -> Ended {
 }
 
 /// 200, or 429 with the time to come again.
-fn decided(service: &Service, decision: &Decision) -> Response<Full<Bytes>> {
+fn decided(service: &Service, decision: &Decision) -> Response<Reply> {
     let mut out = Writer::with_capacity(USUAL_ANSWER);
     answer::write_decision(&mut out, &service.limiter, decision);
     verdict(decision, out)
 }
 
 /// The same, of what is already written.
-fn verdict(decision: &Decision, out: Writer) -> Response<Full<Bytes>> {
+fn verdict(decision: &Decision, out: Writer) -> Response<Reply> {
     let status = if decision.allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut response = respond(status, JSON, out.finish());
     if let Some(retry) = decision.retry_after() {
@@ -271,14 +299,14 @@ fn unknown_slot() -> ApiError {
     ApiError::new(Code::UnknownSlot, message).at("slot")
 }
 
-fn respond(status: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
+fn respond(status: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Response<Reply> {
+    let mut response = Response::new(Reply::Whole(Full::new(body.into())));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
 }
 
-fn refuse(error: &ApiError) -> Response<Full<Bytes>> {
+fn refuse(error: &ApiError) -> Response<Reply> {
     let mut out = Writer::default();
     error.write(&mut out);
     let mut response = respond(error.code.status(), JSON, out.finish());
@@ -289,7 +317,7 @@ fn refuse(error: &ApiError) -> Response<Full<Bytes>> {
     response
 }
 
-fn refuse_route(no_route: NoRoute, path: &str) -> Response<Full<Bytes>> {
+fn refuse_route(no_route: NoRoute, path: &str) -> Response<Reply> {
     let mut response = refuse(&no_route.error(path));
     if no_route == NoRoute::Method {
         let allow = HeaderValue::from_str(&call::methods(path)).expect("methods are words");
@@ -298,7 +326,7 @@ fn refuse_route(no_route: NoRoute, path: &str) -> Response<Full<Bytes>> {
     response
 }
 
-fn refuse_entry(shut: Shut, door: Door) -> Response<Full<Bytes>> {
+fn refuse_entry(shut: Shut, door: Door) -> Response<Reply> {
     let (code, message) = match shut {
         Shut::NobodyMay => (
             Code::Forbidden,

@@ -2,8 +2,10 @@
 
 pub mod args;
 pub mod auth;
+pub mod busiest;
 pub mod command;
 pub mod connections;
+pub mod events;
 pub mod http;
 pub mod in_force;
 pub mod json;

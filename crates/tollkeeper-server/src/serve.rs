@@ -12,6 +12,7 @@ use tollkeeper::config::{Config, Format, Listener, Report};
 use crate::args::Serve;
 use crate::auth::{self, Tokens};
 use crate::connections::Connections;
+use crate::events;
 use crate::in_force::Source;
 use crate::logging;
 use crate::reload::{self, Changes};
@@ -74,6 +75,7 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
 
+    tokio::spawn(events::tell(Arc::clone(&service)));
     let connections = match http {
         Listener::Off => None,
         Listener::At(address) => {

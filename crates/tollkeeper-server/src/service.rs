@@ -7,6 +7,7 @@ use tollkeeper::Limiter;
 use tollkeeper::config::Config;
 
 use crate::auth::{Doors, Tokens};
+use crate::events::Events;
 use crate::in_force::{CannotReplace, InForce, Laws, Loaded, Source};
 use crate::metrics::Metrics;
 use crate::store::Store;
@@ -25,6 +26,8 @@ pub struct Service {
     pub doors: Doors,
     /// Speaks TLS, or not.
     pub acceptor: Acceptor,
+    /// Tells.
+    pub events: Events,
     laws: Laws,
     draining: AtomicBool,
 }
@@ -39,7 +42,16 @@ impl Service {
         let metrics = Arc::new(Metrics::new(&policy));
         limiter.observe(Arc::clone(&metrics) as _);
         let laws = Laws::new(config, source, policy.version());
-        Ok(Service { limiter, store, metrics, doors, acceptor, laws, draining: AtomicBool::new(false) })
+        Ok(Service {
+            limiter,
+            store,
+            metrics,
+            doors,
+            acceptor,
+            events: Events::default(),
+            laws,
+            draining: AtomicBool::new(false),
+        })
     }
 
     /// What is in force.
@@ -80,6 +92,7 @@ impl Service {
     /// Says goodbye: from now on it is not ready.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
+        self.events.end();
     }
 
     /// Whether it is about to stop.

@@ -1,8 +1,9 @@
 //! What is answered: a decision as JSON. Fields are only ever added.
 
 use tollkeeper::decision::Answer;
-use tollkeeper::{Decision, Limiter, OnStoreFailure, Retry, Span, Verdict};
+use tollkeeper::{Decision, Limiter, OnStoreFailure, Policy, Retry, Span, Verdict};
 
+use crate::busiest::{Count, Top};
 use crate::json::Writer;
 use crate::veil::Veil;
 
@@ -66,6 +67,36 @@ fn write_key(out: &mut Writer, answer: &Answer<'_>, veil: &Veil) {
     });
 }
 
+/// Writes the busiest keys and the most refused ones.
+pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, veil: &Veil) {
+    let counts = |out: &mut Writer, counts: &[Count]| {
+        out.list(counts, |out, count| {
+            // A limit that is gone meanwhile has no names for its facts: then no value is shown.
+            let by = policy.find(&count.limit).map_or(&[][..], |(_, rule)| rule.by());
+            let facts = by.iter().map(Some).chain(std::iter::repeat(None));
+            out.raw("{\"limit\":");
+            out.text(&count.limit);
+            out.raw(",\"key\":");
+            out.list(count.key.iter().zip(facts), |out, (value, fact)| {
+                let shown = value.as_deref().zip(fact).map(|(value, fact)| veil.over(fact, value));
+                out.or_null(shown, |out, value| out.text(&value));
+            });
+            out.raw(",\"count\":");
+            out.number(count.count);
+            out.raw(",\"error\":");
+            out.number(count.error);
+            out.raw("}");
+        });
+    };
+    out.raw("{\"since\":");
+    out.number(top.since);
+    out.raw(",\"busiest\":");
+    counts(out, &top.asked);
+    out.raw(",\"refused\":");
+    counts(out, &top.refused);
+    out.raw("}");
+}
+
 fn write_limits(out: &mut Writer, decision: &Decision) {
     out.list(decision.limits(), |out, answer| {
         write_limit(out, &answer, |out| {
@@ -120,9 +151,7 @@ mod tests {
     use std::time::Duration;
 
     use tollkeeper::reason::Seconds;
-    use tollkeeper::{
-        Algorithm, Capacity, Clock, Facts, Limit, ManualClock, MemoryStore, Mode, Policy, Quota,
-    };
+    use tollkeeper::{Algorithm, Capacity, Clock, Facts, Limit, ManualClock, MemoryStore, Mode, Quota};
     use tollkeeper::{Time, facts};
 
     use super::*;

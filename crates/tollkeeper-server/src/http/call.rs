@@ -23,9 +23,13 @@ pub enum Call {
     PutLimits,
     DeleteLimits,
     Forget,
+    Top,
+    Events,
     Health,
     Ready,
     Metrics,
+    OpenApi,
+    Index,
 }
 
 /// How a call is made, and who may.
@@ -46,7 +50,7 @@ const fn route(method: Method, path: &'static str, call: Call, door: Door) -> Ro
 }
 
 /// Every call there is: the most frequent one first, because they are looked at in this order.
-pub static ROUTES: [Route; 17] = [
+pub static ROUTES: [Route; 21] = [
     route(Method::POST, "/v1/check", Call::Check, Door::Data),
     route(Method::POST, "/v1/check/batch", Call::Batch, Door::Data),
     route(Method::POST, "/v1/peek", Call::Peek, Door::Data),
@@ -61,9 +65,13 @@ pub static ROUTES: [Route; 17] = [
     route(Method::PUT, "/v1/limits", Call::PutLimits, Door::Admin),
     route(Method::DELETE, "/v1/limits", Call::DeleteLimits, Door::Admin),
     route(Method::DELETE, "/v1/state", Call::Forget, Door::Admin),
+    route(Method::GET, "/v1/top", Call::Top, Door::Eyes),
+    route(Method::GET, "/v1/events", Call::Events, Door::Eyes),
     route(Method::GET, "/healthz", Call::Health, Door::Open),
     route(Method::GET, "/readyz", Call::Ready, Door::Open),
     route(Method::GET, "/metrics", Call::Metrics, Door::Data),
+    route(Method::GET, "/openapi.json", Call::OpenApi, Door::Open),
+    route(Method::GET, "/", Call::Index, Door::Eyes),
 ];
 
 impl Route {

@@ -1,0 +1,50 @@
+//! The body of an answer: whole, or as long as somebody listens.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use http_body_util::Full;
+use hyper::body::{Body, Bytes, Frame, SizeHint};
+
+use crate::events::Listening;
+
+/// What is answered.
+#[derive(Debug)]
+pub enum Reply {
+    /// All of it, at once.
+    Whole(Full<Bytes>),
+    /// A piece a second.
+    Events(Listening),
+}
+
+impl Body for Reply {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Reply::Whole(body) => Pin::new(body).poll_frame(context),
+            Reply::Events(listening) => {
+                listening.poll_next(context).map(|next| next.map(|text| Ok(Frame::data(text))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Reply::Whole(body) => body.is_end_stream(),
+            Reply::Events(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Reply::Whole(body) => body.size_hint(),
+            Reply::Events(_) => SizeHint::default(),
+        }
+    }
+}
