@@ -19,7 +19,9 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 use tokio::sync::watch;
 use tokio::time::{self, Sleep, sleep, timeout_at};
 
+use crate::connections::{Protocol, Stream};
 use crate::http::plain::{self, Begins};
+use crate::http::reply::Reply;
 use crate::http::{self, body};
 use crate::service::Service;
 
@@ -30,12 +32,18 @@ const BUFFER: usize = 16 << 10;
 /// What a plain check has room in.
 const USUAL_REQUEST: usize = 2 << 10;
 
+/// HTTP over a connection.
+#[derive(Clone, Debug)]
+pub struct Http(pub Arc<Service>);
+
+impl Protocol for Http {
+    async fn serve(self, stream: impl Stream, stopped: watch::Receiver<()>) {
+        serve(stream, self.0, stopped).await;
+    }
+}
+
 /// Answers the requests of one connection until either side ends it.
-pub async fn serve(
-    mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    service: Arc<Service>,
-    stopped: watch::Receiver<()>,
-) {
+async fn serve(mut stream: impl Stream, service: Arc<Service>, stopped: watch::Receiver<()>) {
     let pace = Pace::default();
     let mut watch = Watch { fires: pin!(sleep(QUIET)), stopped, stopping: false };
     let mut buffer = Vec::new();
@@ -64,7 +72,13 @@ pub async fn serve(
 
     let answer = service_fn(|request| {
         pace.asked.store(true, Relaxed);
-        async { Ok::<_, Infallible>(http::answer(&service, request).await) }
+        async {
+            let mut response = http::answer(&service, request).await;
+            if let Reply::Events(listening) = response.body_mut() {
+                listening.note(&pace.asked);
+            }
+            Ok::<_, Infallible>(response)
+        }
     });
     let mut protocol = http1::Builder::new();
     protocol.max_buf_size(BUFFER);
@@ -112,6 +126,10 @@ async fn answer_plain(
     let mut answers = Vec::new();
     let mut body_late = None;
     loop {
+        // Who has to show a token is asked for it elsewhere.
+        if service.doors.data_is_closed() {
+            return Ok(Left::Request);
+        }
         let mut taken = 0;
         let next = loop {
             match plain::begins(&buffer[taken..]) {
@@ -164,7 +182,7 @@ async fn answer_plain(
 #[derive(Default)]
 struct Pace {
     /// A request began since this was last looked at.
-    asked: AtomicBool,
+    asked: Arc<AtomicBool>,
     /// It waits for more to read, and for nothing else.
     reading: AtomicBool,
     /// It should not read any more.
@@ -284,12 +302,14 @@ pub(crate) mod tests {
     use tokio::time::Instant;
 
     use super::*;
+    use crate::events;
+    use crate::in_force::Source;
     use crate::serve::builtin;
-    use crate::service::Source;
     use crate::store::Store;
 
     pub(crate) fn service() -> Arc<Service> {
-        Arc::new(Service::new(builtin(), Source::Builtin, Store::Memory(MemoryStore::default())))
+        let store = Store::Memory(MemoryStore::default());
+        Arc::new(Service::new(builtin(), Source::Builtin, store).expect("nothing to be read"))
     }
 
     /// A connection in memory: it is served in the time of the test, which stands still while anybody is busy.
@@ -339,6 +359,26 @@ pub(crate) mod tests {
         let last = Instant::now();
         ended(stream).await;
         assert!((QUIET..QUIET * 2).contains(&last.elapsed()), "{:?}", last.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listener_stays_for_as_long_as_it_listens_and_not_much_longer() {
+        let (service, (_stop, stopped)) = (service(), watch::channel(()));
+        tokio::spawn(events::tell(Arc::clone(&service)));
+        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+        tokio::spawn(serve(theirs, service, stopped));
+        ours.write_all(b"GET /v1/events HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
+        let began = Instant::now();
+        let mut heard = 0;
+        while began.elapsed() < QUIET * 10 {
+            heard += ours.read(&mut [0; 1 << 10]).await.unwrap();
+        }
+        assert!(heard > 50_000, "{heard}");
+        // Now nobody reads: the server notices once its buffer is full, and lets go of it.
+        sleep(QUIET * 10).await;
+        let mut rest = Vec::new();
+        ours.read_to_end(&mut rest).await.unwrap();
+        assert!(rest.len() < 2 * BUFFER, "{}", rest.len());
     }
 
     #[tokio::test(start_paused = true)]

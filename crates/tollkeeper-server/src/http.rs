@@ -3,73 +3,81 @@
 pub mod answer;
 pub mod ask;
 pub mod body;
+pub mod call;
 pub mod error;
+pub mod openapi;
 pub mod plain;
+pub mod query;
+pub mod reply;
 
 use std::time::Instant;
 
-use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use tollkeeper::facts::MAX_FACTS;
-use tollkeeper::{Decision, Facts};
+use tollkeeper::{Acquired, Correction, Costs, Decision};
 
-use self::ask::Ask;
+use self::ask::{Ask, Correct, Reserve};
+use self::call::{Call, NoRoute, Route};
 use self::error::{ApiError, Code};
+use self::reply::Reply;
+use crate::auth::{self, Door, Shut};
+use crate::events;
+use crate::in_force::{CannotReplace, InForce};
 use crate::json::{Reader, Writer};
 use crate::metrics::Ended;
 use crate::service::Service;
 
 const MAX_BODY: usize = 64 << 10;
 const MAX_BATCH_BODY: usize = 1 << 20;
+const MAX_LIMITS_BODY: usize = 4 << 20;
 /// What a decision about one or two limits has room in.
 const USUAL_ANSWER: usize = 1 << 10;
 
+/// How many keys `GET /v1/top` lists of each kind.
+const TOP: usize = 50;
+
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
+const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
 /// Answers one request.
-pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<Full<Bytes>> {
-    answer_whole(service, request).await.map(Full::new)
+pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<Reply> {
+    let began = Instant::now();
+    let (head, body) = request.into_parts();
+    let route = match Route::of(head.uri.path(), &head.method) {
+        Ok(route) => route,
+        Err(no_route) => return refuse_route(no_route, head.uri.path()),
+    };
+    let guarded = head.method != Method::GET || route.call == Call::Events;
+    if guarded && is_foreign(&head.headers, &head.uri) {
+        let message = "the Origin of this request is not this server: pages of other sites may not call it";
+        return refuse(&ApiError::new(Code::Forbidden, message));
+    }
+    if (route.door != Door::Data || service.doors.data_is_closed())
+        && let Err(shut) = service.doors.admit(route.door, auth::presented(route.door, &head.headers))
+    {
+        return refuse_entry(shut, route.door);
+    }
+    finish(service, began, decide(service, route.call, &head, body).await)
 }
 
 /// Answers a check whose body is here.
-pub async fn answer_check(service: &Service, began: Instant, body: &mut [u8]) -> Response<Bytes> {
+pub async fn answer_check(service: &Service, began: Instant, body: &mut [u8]) -> Response<Reply> {
     finish(service, began, check(service, body).await)
 }
 
 /// Answers a check that did not come whole.
-pub fn answer_wrong(service: &Service, began: Instant, wrong: ApiError) -> Response<Bytes> {
+pub fn answer_wrong(service: &Service, began: Instant, wrong: ApiError) -> Response<Reply> {
     finish(service, began, Err(wrong))
 }
 
-async fn answer_whole(service: &Service, request: Request<Incoming>) -> Response<Bytes> {
-    let began = Instant::now();
-    let (head, body) = request.into_parts();
-    let Some(call) = Call::of(head.uri.path()) else {
-        let message = "there is no such path (try POST /v1/check, GET /v1/limits or GET /healthz)";
-        return refuse(&ApiError::new(Code::NotFound, message));
-    };
-    if head.method != call.method() {
-        let method = call.method();
-        let message = format!("{} takes {method}", head.uri.path());
-        let mut response = refuse(&ApiError::new(Code::MethodNotAllowed, message));
-        let allow = HeaderValue::from_str(method.as_str()).expect("a method is a word");
-        response.headers_mut().insert(header::ALLOW, allow);
-        return response;
-    }
-    if head.method != Method::GET && is_foreign(&head.headers, &head.uri) {
-        let message = "the Origin of this request is not this server: pages of other sites may not call it";
-        return refuse(&ApiError::new(Code::Forbidden, message));
-    }
-    finish(service, began, decide(service, call, &head.uri, body).await)
-}
-
 /// Counts what was asked, and turns what is wrong with it into an answer.
-fn finish(service: &Service, began: Instant, answered: Answered) -> Response<Bytes> {
+fn finish(service: &Service, began: Instant, answered: Answered) -> Response<Reply> {
     let (ended, response) = match answered {
         Ok((ended, response)) => (ended, response),
         Err(error) => (Some(Ended::Error), refuse(&error)),
@@ -80,45 +88,10 @@ fn finish(service: &Service, began: Instant, answered: Answered) -> Response<Byt
     response
 }
 
-/// What can be called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Call {
-    Check,
-    Batch,
-    Peek,
-    Usage,
-    Limits,
-    Health,
-    Ready,
-    Metrics,
-}
+type Answered = Result<(Option<Ended>, Response<Reply>), ApiError>;
 
-impl Call {
-    fn of(path: &str) -> Option<Call> {
-        Some(match path {
-            "/v1/check" => Call::Check,
-            "/v1/check/batch" => Call::Batch,
-            "/v1/peek" => Call::Peek,
-            "/v1/usage" => Call::Usage,
-            "/v1/limits" => Call::Limits,
-            "/healthz" => Call::Health,
-            "/readyz" => Call::Ready,
-            "/metrics" => Call::Metrics,
-            _ => return None,
-        })
-    }
-
-    fn method(self) -> Method {
-        match self {
-            Call::Check | Call::Batch | Call::Peek => Method::POST,
-            Call::Usage | Call::Limits | Call::Health | Call::Ready | Call::Metrics => Method::GET,
-        }
-    }
-}
-
-type Answered = Result<(Option<Ended>, Response<Bytes>), ApiError>;
-
-async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Answered {
+async fn decide(service: &Service, call: Call, head: &Parts, body: Incoming) -> Answered {
+    let limiter = &service.limiter;
     match call {
         Call::Check => {
             let mut body = body::read(body, MAX_BODY).await?;
@@ -127,9 +100,9 @@ async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Ans
         Call::Peek => {
             let mut body = body::read(body, MAX_BODY).await?;
             let ask = Ask::read(Reader::new(&mut body)?)?;
-            let decision = service.limiter.peek(&ask.facts).cost(ask.cost).await?;
+            let decision = limiter.peek(&ask.facts).cost(ask.cost).await?;
             let mut out = Writer::with_capacity(USUAL_ANSWER);
-            answer::write_decision(&mut out, &service.limiter, &decision);
+            answer::write_decision(&mut out, limiter, &decision);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
         Call::Batch => {
@@ -137,30 +110,93 @@ async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Ans
             let text = batch(service, &mut body).await?;
             Ok((None, respond(StatusCode::OK, JSON, text)))
         }
+        Call::Reserve => {
+            let mut body = body::read(body, MAX_BODY).await?;
+            let Reserve { ask, ttl } = Reserve::read(Reader::new(&mut body)?)?;
+            let decision = limiter.reserve(&ask.facts, ttl).cost(ask.cost).await?;
+            Ok((Some(ended(&decision)), decided(service, &decision)))
+        }
+        Call::Settle => {
+            let mut body = body::read(body, MAX_BODY).await?;
+            let settle = Correct::read(Reader::new(&mut body)?)?;
+            let charge = limiter.open_charge(settle.charge).ok_or_else(unknown_charge)?;
+            corrected(limiter.settle(&charge, settle.actual()?).await?)
+        }
+        Call::Refund => {
+            let mut body = body::read(body, MAX_BODY).await?;
+            let refund = Correct::read(Reader::new(&mut body)?)?;
+            let charge = limiter.open_charge(refund.charge).ok_or_else(unknown_charge)?;
+            corrected(limiter.refund_part(&charge, refund.costs().unwrap_or(Costs::All)).await?)
+        }
+        Call::Acquire => {
+            let mut body = body::read(body, MAX_BODY).await?;
+            let ask = Ask::read(Reader::new(&mut body)?)?;
+            let Acquired { decision, slot } = limiter.acquire(&ask.facts).cost(ask.cost).await?;
+            // From here on it belongs to the caller: whoever goes away before that holds nothing.
+            let slot = slot.map(|slot| limiter.seal_slot(&slot.keep()));
+            let mut out = Writer::with_capacity(USUAL_ANSWER);
+            answer::write_acquired(&mut out, limiter, &decision, slot.as_deref());
+            Ok((Some(ended(&decision)), verdict(&decision, out)))
+        }
+        Call::Release | Call::Renew => {
+            let mut body = body::read(body, MAX_BODY).await?;
+            let text = ask::read_slot(Reader::new(&mut body)?)?;
+            let slot = limiter.open_slot(text).ok_or_else(unknown_slot)?;
+            let held = match call {
+                Call::Release => limiter.release(&slot).await,
+                _ => limiter.renew(&slot).await,
+            };
+            if held { done(true) } else { Err(unknown_slot()) }
+        }
         Call::Usage => {
-            let pairs = query(uri)?;
-            let decision = service.limiter.usage(&facts(&pairs)?).await?;
+            let pairs = query::pairs(&head.uri)?;
+            let decision = limiter.usage(&query::facts(&pairs)?).await?;
             let mut out = Writer::default();
             out.raw("{\"limits\":");
-            answer::write_limits(&mut out, &decision);
+            answer::write_usage(&mut out, &decision, &service.in_force().veil);
             out.raw("}");
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
-        Call::Limits => {
-            let in_force = service.in_force();
-            let text = serde_json::to_string(&*in_force).expect("limits are plain data");
-            let mut response = respond(StatusCode::OK, JSON, text);
-            let etag = HeaderValue::from_str(&format!("\"{}\"", in_force.version)).expect("digits");
-            response.headers_mut().insert(header::ETAG, etag);
+        Call::Forget => {
+            let mut pairs = query::pairs(&head.uri)?;
+            let name = pairs.iter().position(|(name, _)| name == "limit").ok_or_else(|| {
+                let message = "`limit` is missing: DELETE /v1/state?limit=NAME&fact=value";
+                ApiError::new(Code::MissingField, message).at("limit")
+            })?;
+            let (_, name) = pairs.remove(name);
+            done(limiter.forget(&name, &query::facts(&pairs)?).await?)
+        }
+        Call::Limits => Ok((None, limits(&service.in_force()))),
+        Call::PutLimits => {
+            let body = body::read(body, MAX_LIMITS_BODY).await?;
+            replace_limits(service, &head.headers, Some(body))
+        }
+        Call::DeleteLimits => replace_limits(service, &head.headers, None),
+        Call::Top => {
+            let mut out = Writer::default();
+            let top = service.metrics.busiest.top(TOP);
+            answer::write_top(&mut out, &top, &limiter.policy(), &service.in_force().veil);
+            Ok((None, respond(StatusCode::OK, JSON, out.finish())))
+        }
+        Call::Events => {
+            let listening = service.events.listen().ok_or_else(|| {
+                let message = format!("{} are listening already: ask again when one has left", events::MOST);
+                ApiError::new(Code::TooMany, message)
+            })?;
+            let mut response = Response::new(Reply::Events(listening));
+            response.headers_mut().insert(header::CONTENT_TYPE, EVENTS);
+            response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
             Ok((None, response))
         }
+        Call::OpenApi => Ok((None, respond(StatusCode::OK, JSON, openapi::TEXT.as_str()))),
+        Call::Index => Ok((None, respond(StatusCode::OK, HTML, include_str!("http/index.html")))),
         Call::Health => Ok((None, respond(StatusCode::OK, TEXT, "ok\n"))),
         Call::Ready if service.is_draining() => {
             Ok((None, respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, "draining\n")))
         }
         Call::Ready => Ok((None, respond(StatusCode::OK, TEXT, "ready\n"))),
         Call::Metrics => {
-            let text = service.metrics.text(&service.limiter, &service.store);
+            let text = service.metrics.text(limiter, &service.store);
             Ok((None, respond(StatusCode::OK, OPEN_METRICS, text)))
         }
     }
@@ -170,6 +206,36 @@ async fn check(service: &Service, body: &mut [u8]) -> Answered {
     let ask = Ask::read(Reader::new(body)?)?;
     let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
     Ok((Some(ended(&decision)), decided(service, &decision)))
+}
+
+fn limits(in_force: &InForce) -> Response<Reply> {
+    let text = serde_json::to_string(in_force).expect("limits are plain data");
+    let mut response = respond(StatusCode::OK, JSON, text);
+    let etag = HeaderValue::from_str(&format!("\"{}\"", in_force.version)).expect("digits");
+    response.headers_mut().insert(header::ETAG, etag);
+    response
+}
+
+fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<Vec<u8>>) -> Answered {
+    match service.replace_limits(limits.map(Into::into), |version| has_seen(headers, version)) {
+        Ok(in_force) => Ok((None, self::limits(&in_force))),
+        Err(CannotReplace::Version(version)) => {
+            let message =
+                format!("version {version} is in force: look at it, and send `If-Match: \"{version}\"`");
+            Err(ApiError::new(Code::VersionMismatch, message).at("If-Match"))
+        }
+        Err(CannotReplace::Invalid(report)) => {
+            Err(ApiError::new(Code::InvalidLimits, report.to_string()).at("limits"))
+        }
+    }
+}
+
+/// Whether the caller knows this version, or does not care: one of the tags in `If-Match` is its own.
+fn has_seen(headers: &HeaderMap, version: u64) -> bool {
+    let mut tags = headers.get_all(header::IF_MATCH).iter().peekable();
+    let own = format!("\"{version}\"");
+    let is_own = |tag: &str| matches!(tag.trim(), tag if tag == "*" || tag == own);
+    tags.peek().is_none() || tags.any(|line| line.to_str().is_ok_and(|line| line.split(',').any(is_own)))
 }
 
 /// Each check on its own, in order; one that makes no sense is answered in its place.
@@ -210,10 +276,15 @@ fn ended(decision: &Decision) -> Ended {
 }
 
 /// 200, or 429 with the time to come again.
-fn decided(service: &Service, decision: &Decision) -> Response<Bytes> {
-    let status = if decision.allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+fn decided(service: &Service, decision: &Decision) -> Response<Reply> {
     let mut out = Writer::with_capacity(USUAL_ANSWER);
     answer::write_decision(&mut out, &service.limiter, decision);
+    verdict(decision, out)
+}
+
+/// The same, of what is already written.
+fn verdict(decision: &Decision, out: Writer) -> Response<Reply> {
+    let status = if decision.allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut response = respond(status, JSON, out.finish());
     if let Some(retry) = decision.retry_after() {
         let seconds = HeaderValue::from(retry.as_secs_ceil().max(1));
@@ -222,20 +293,81 @@ fn decided(service: &Service, decision: &Decision) -> Response<Bytes> {
     response
 }
 
-fn respond(status: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Response<Bytes> {
-    let mut response = Response::new(body.into());
+fn done(done: bool) -> Answered {
+    let text = if done { "{\"done\":true}" } else { "{\"done\":false}" };
+    Ok((None, respond(StatusCode::OK, JSON, text)))
+}
+
+fn corrected(correction: Correction) -> Answered {
+    match correction {
+        Correction::Done => done(true),
+        // Nobody can tell whether a store that did not answer has done it, and to try again is not safe.
+        Correction::Repeated | Correction::Failed => done(false),
+        Correction::Unknown => Err(unknown_charge()),
+    }
+}
+
+fn unknown_charge() -> ApiError {
+    let message =
+        "there is no such charge: this store did not write it, its time is up, or nothing of it is left";
+    ApiError::new(Code::UnknownCharge, message).at("charge")
+}
+
+fn unknown_slot() -> ApiError {
+    let message = "there is no such slot: this store did not write it, or it was released or reached its ttl";
+    ApiError::new(Code::UnknownSlot, message).at("slot")
+}
+
+fn respond(status: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Response<Reply> {
+    let mut response = Response::new(Reply::Whole(body.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
 }
 
-fn refuse(error: &ApiError) -> Response<Bytes> {
+fn refuse(error: &ApiError) -> Response<Reply> {
     let mut out = Writer::default();
     error.write(&mut out);
     let mut response = respond(error.code.status(), JSON, out.finish());
     if error.code == Code::TooLarge {
         // The rest of the body is not read, so nothing can follow it.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+fn refuse_route(no_route: NoRoute, path: &str) -> Response<Reply> {
+    let mut response = refuse(&no_route.error(path));
+    if no_route == NoRoute::Method {
+        let allow = HeaderValue::from_str(&call::methods(path)).expect("methods are words");
+        response.headers_mut().insert(header::ALLOW, allow);
+    }
+    response
+}
+
+fn refuse_entry(shut: Shut, door: Door) -> Response<Reply> {
+    let (code, message) = match shut {
+        Shut::NobodyMay => (
+            Code::Forbidden,
+            "admin calls are off: set `admin.token_sha256` in the config to the SHA-256 of a token \
+             (`printf %s TOKEN | sha256sum`), and send `Authorization: Bearer TOKEN`",
+        ),
+        Shut::NeedsAdmin => (
+            Code::Unauthorized,
+            "this call needs the token whose SHA-256 is `admin.token_sha256`: send `Authorization: Bearer TOKEN`",
+        ),
+        Shut::NeedsToken if door == Door::Gateway => (
+            Code::Unauthorized,
+            "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `X-Tollkeeper-Token: TOKEN`",
+        ),
+        Shut::NeedsToken => (
+            Code::Unauthorized,
+            "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `Authorization: Bearer TOKEN`",
+        ),
+    };
+    let mut response = refuse(&ApiError::new(code, message));
+    if code == Code::Unauthorized {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
 }
@@ -249,76 +381,9 @@ fn is_foreign(headers: &HeaderMap, uri: &Uri) -> bool {
     own.is_none() || own != host
 }
 
-/// The names and values of a query.
-fn query(uri: &Uri) -> Result<Vec<(String, String)>, ApiError> {
-    let query = uri.query().unwrap_or_default();
-    let mut pairs: Vec<(String, String)> = Vec::new();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let decoded = |text| {
-            decode(text).ok_or_else(|| {
-                let message =
-                    format!("fact `{name}`: `%` begins two hexadecimal digits, and values are UTF-8");
-                ApiError::new(Code::InvalidFact, message).at(format!("facts.{name}"))
-            })
-        };
-        let (name, value) = (decoded(name)?, decoded(value)?);
-        if pairs.iter().any(|(other, _)| *other == name) {
-            let message = format!("fact `{name}` is there twice");
-            return Err(ApiError::new(Code::DuplicateField, message).at(format!("facts.{name}")));
-        }
-        if pairs.len() == MAX_FACTS {
-            let message = format!("more than {MAX_FACTS} facts in one request");
-            return Err(ApiError::new(Code::TooMany, message).at("facts"));
-        }
-        pairs.push((name, value));
-    }
-    Ok(pairs)
-}
-
-fn facts(pairs: &[(String, String)]) -> Result<Facts<'_>, ApiError> {
-    let mut facts = Facts::new();
-    for (name, value) in pairs {
-        facts.insert(name, value).map_err(|error| ApiError::from(tollkeeper::InvalidRequest::Fact(error)))?;
-    }
-    Ok(facts)
-}
-
-/// What a query stands for: `+` is a blank, `%41` an `A`.
-fn decode(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        bytes.push(match byte {
-            b'+' => b' ',
-            b'%' => {
-                let mut digit = || char::from(rest.next()?).to_digit(16);
-                u8::try_from(digit()? * 16 + digit()?).expect("two hexadecimal digits")
-            }
-            byte => byte,
-        });
-    }
-    String::from_utf8(bytes).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_query_is_decoded() {
-        for (text, expected) in [
-            ("alice", Some("alice")),
-            ("a+b%20c", Some("a b c")),
-            ("%e2%82%ac", Some("€")),
-            ("%", None),
-            ("%4", None),
-            ("%zz", None),
-            ("%ff", None),
-        ] {
-            assert_eq!(decode(text).as_deref(), expected, "{text}");
-        }
-    }
 
     #[test]
     fn only_pages_of_this_server_are_not_foreign() {

@@ -1,11 +1,15 @@
 //! The parts of the command `tollkeeper`: what was typed, the service, and what it speaks.
 
 pub mod args;
+pub mod auth;
+pub mod busiest;
 pub mod command;
 pub mod connection;
 pub mod connections;
 pub mod decimal;
+pub mod events;
 pub mod http;
+pub mod in_force;
 pub mod json;
 pub mod logging;
 pub mod metrics;
@@ -14,3 +18,5 @@ pub mod resp;
 pub mod serve;
 pub mod service;
 pub mod store;
+pub mod tls;
+pub mod veil;

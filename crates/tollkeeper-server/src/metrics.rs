@@ -16,6 +16,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tollkeeper::{BreakerState, Decision, FailureKind, Limiter, Mode, Observer, OnStoreFailure, Policy};
 
+use crate::busiest::Busiest;
 use crate::store::Store;
 
 const STRIPES: usize = 8;
@@ -33,6 +34,8 @@ pub struct Metrics {
     pub resp: RequestTally,
     /// Reloads that took effect, and those that did not.
     pub reloads: Reloads,
+    /// Which keys come most.
+    pub busiest: Busiest,
 }
 
 #[derive(Debug)]
@@ -127,6 +130,7 @@ impl Metrics {
             http: RequestTally::default(),
             resp: RequestTally::default(),
             reloads: Reloads::default(),
+            busiest: Busiest::default(),
         };
         metrics.current.store(metrics.seen(policy));
         metrics
@@ -137,6 +141,29 @@ impl Metrics {
         let tally = |name: &str| Arc::clone(all.entry(name.into()).or_default());
         let limits = policy.rules().iter().map(|rule| rule.name()).map(tally).collect();
         Arc::new(Seen { version: policy.version(), limits })
+    }
+
+    /// Requests that were allowed, refused, and decided in place of the store.
+    pub fn requests(&self) -> [u64; 3] {
+        let http = &self.http;
+        [
+            http.sum(|stripe| &stripe.allowed),
+            http.sum(|stripe| &stripe.refused),
+            http.sum(|stripe| &stripe.degraded),
+        ]
+    }
+
+    /// What each limit that was ever in force said: allowed, refused, would refuse.
+    pub fn limits(&self) -> Vec<(Box<str>, [u64; 3])> {
+        let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = |tally: &LimitTally| {
+            [
+                tally.sum(|stripe| &stripe.allowed),
+                tally.sum(|stripe| &stripe.refused),
+                tally.sum(|stripe| &stripe.would_refuse),
+            ]
+        };
+        limits.iter().map(|(name, tally)| (name.clone(), counts(tally))).collect()
     }
 
     /// Everything, as Prometheus reads it.
@@ -170,6 +197,7 @@ impl Observer for Metrics {
             &*own
         };
         let stripe = stripe();
+        self.busiest.record(decision, stripe);
         for (answer, place) in decision.limits().zip(toll.places()) {
             let tally = &seen.limits[place].0[stripe];
             let counter = match (answer.allowed(), answer.rule().mode()) {
@@ -311,6 +339,18 @@ impl Collector for Page {
                 "0 the store is asked, 1 it is tried, 2 it is left alone",
                 state,
             )?;
+        }
+
+        let starved = self.metrics.busiest.starved();
+        let mut family = encoder.encode_descriptor(
+            "tollkeeper_starved_keys",
+            "Keys refused at least once in each of the last five minutes",
+            None,
+            MetricType::Gauge,
+        )?;
+        for name in limits.keys() {
+            let labels = [("limit", &**name)];
+            family.encode_family(&labels)?.encode_gauge(&starved.get(name).copied().unwrap_or(0))?;
         }
 
         let name = "tollkeeper_request_duration_seconds";

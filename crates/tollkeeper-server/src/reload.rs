@@ -5,14 +5,16 @@ use std::path::Path;
 use tokio::sync::mpsc;
 use tollkeeper::config::{Config, Watch};
 
+use crate::in_force::Loaded;
 use crate::serve::log_warnings;
 use crate::service::Service;
 
-/// Tells of changes of a file, for as long as it is kept.
+/// Tells of changes of files, for as long as it is kept.
 #[derive(Debug)]
 pub struct Changes {
+    tell: mpsc::Sender<()>,
     told: mpsc::Receiver<()>,
-    _watch: Option<Watch>,
+    watches: Vec<Watch>,
 }
 
 impl Changes {
@@ -20,38 +22,53 @@ impl Changes {
     pub fn of(file: Option<&Path>) -> Changes {
         // One change that waits stands for all that come before it is looked at.
         let (tell, told) = mpsc::channel(1);
-        let watch = file.and_then(|file| {
-            let unwatched = |error: &std::io::Error| {
+        let mut changes = Changes { tell, told, watches: Vec::new() };
+        if let Some(file) = file {
+            changes.watch(file);
+        }
+        changes
+    }
+
+    /// Watches this file, too.
+    pub fn watch(&mut self, file: &Path) {
+        let tell = self.tell.clone();
+        let changed = move || {
+            let _ = tell.try_send(());
+        };
+        match Watch::new(file, changed) {
+            Ok(watch) => self.watches.push(watch),
+            Err(error) => {
                 tracing::warn!("{} is not watched, send SIGHUP after a change: {error}", file.display());
-            };
-            let changed = move || {
-                let _ = tell.try_send(());
-            };
-            Watch::new(file, changed).inspect_err(unwatched).ok()
-        });
-        Changes { told, _watch: watch }
+            }
+        }
     }
 
     /// The next change; never, if nothing is watched.
     pub async fn next(&mut self) {
-        if self.told.recv().await.is_none() {
-            std::future::pending().await
-        }
+        self.told.recv().await;
     }
 }
 
 /// Reloads once.
 pub fn now(file: &Path, service: &Service) {
-    match Config::read(file) {
-        Ok((config, report)) => {
-            log_warnings(&report);
-            let version = service.reload(config);
+    let failed = |error: String| {
+        tracing::error!("the config was not loaded, and what was in force stays so: {error}");
+        service.reload_failed(error);
+    };
+    let (config, report) = match Config::read(file) {
+        Ok(read) => read,
+        Err(error) => return failed(error.to_string()),
+    };
+    log_warnings(&report);
+    match service.reload(config) {
+        Ok(Loaded::InForce(version)) => {
             tracing::info!("version {version} of the limits is in force, from {}", file.display());
         }
-        Err(error) => {
-            let error = error.to_string();
-            tracing::error!("the config was not loaded, and what was in force stays so: {error}");
-            service.reload_failed(error);
-        }
+        Ok(Loaded::Shadowed(version)) => tracing::warn!(
+            "the limits of {} are not applied: others were PUT, and are in force as version {version} \
+             (DELETE /v1/limits goes back to the file); the rest of the file holds",
+            file.display()
+        ),
+        Err(error) => failed(format!("{error:#}")),
     }
 }

@@ -11,13 +11,13 @@ mod session;
 mod tests;
 pub mod throttle;
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use tollkeeper::{Meter, OnStoreFailure};
 
+use crate::auth::Door;
 use crate::service::Service;
 use throttle::Dialect;
 
@@ -27,47 +27,28 @@ pub struct Resp {
     service: Arc<Service>,
     cell: Meter,
     crab: Meter,
-    password: Password,
     began: Instant,
     /// Connections there have been, and those that have ended.
     came: AtomicU64,
     gone: AtomicU64,
 }
 
-/// What a client has to say before it may ask anything, if it has to say something.
-#[derive(Default)]
-pub struct Password(Option<Box<IsRight>>);
-
-type IsRight = dyn Fn(&[u8]) -> bool + Send + Sync;
-
-impl Password {
-    /// One that is told by asking whether it is right.
-    pub fn told_by(is_right: impl Fn(&[u8]) -> bool + Send + Sync + 'static) -> Password {
-        Password(Some(Box::new(is_right)))
-    }
-
-    fn is_needed(&self) -> bool {
-        self.0.is_some()
-    }
-
-    fn is(&self, word: &[u8]) -> bool {
-        self.0.as_ref().is_some_and(|is_right| is_right(word))
-    }
-}
-
-impl fmt::Debug for Password {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_needed() { "Password(…)" } else { "Password(none)" })
-    }
-}
-
 impl Resp {
     /// Asks this service. Limits that travel with calls have no failure policy of their own.
-    pub fn new(service: Arc<Service>, on_store_failure: OnStoreFailure, password: Password) -> Resp {
+    pub fn new(service: Arc<Service>, on_store_failure: OnStoreFailure) -> Resp {
         let meter = |dialect: Dialect| service.limiter.meter(dialect.name_space(), on_store_failure);
         let (cell, crab) = (meter(Dialect::Cell), meter(Dialect::Crab));
         let (came, gone) = (AtomicU64::new(0), AtomicU64::new(0));
-        Resp { service, cell, crab, password, began: Instant::now(), came, gone }
+        Resp { service, cell, crab, began: Instant::now(), came, gone }
+    }
+
+    /// Whether a client has to show a token before it may ask anything.
+    fn needs_token(&self) -> bool {
+        self.service.doors.data_is_closed()
+    }
+
+    fn admits(&self, token: &[u8]) -> bool {
+        self.service.doors.admit(Door::Data, Some(token)).is_ok()
     }
 
     fn meter(&self, dialect: Dialect) -> &Meter {

@@ -11,11 +11,15 @@ use tokio::signal::unix::{SignalKind, signal};
 use tollkeeper::config::{Config, Format, Listener, Report};
 
 use crate::args::Serve;
+use crate::auth::{self, Tokens};
+use crate::connection::Http;
 use crate::connections::Connections;
+use crate::events;
+use crate::in_force::Source;
 use crate::logging;
 use crate::reload::{self, Changes};
-use crate::resp::{self, Password, Resp};
-use crate::service::{Service, Source};
+use crate::resp::Resp;
+use crate::service::Service;
 use crate::store::Store;
 
 /// The policy of a server that was given none.
@@ -27,7 +31,7 @@ const LAST_REQUESTS: Duration = Duration::from_secs(10);
 /// Runs until a signal says to stop.
 pub fn run(args: &Serve) -> anyhow::Result<()> {
     logging::begin(args.log);
-    let changes = Changes::of(args.config.as_deref());
+    let mut changes = Changes::of(args.config.as_deref());
     let (config, source) = match &args.config {
         Some(file) => {
             let (config, report) = Config::read(file)?;
@@ -36,6 +40,9 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
         }
         None => (builtin(), Source::Builtin),
     };
+    if let Some(tls) = &config.tls {
+        [&tls.cert, &tls.key].into_iter().chain(&tls.client_ca).for_each(|file| changes.watch(file));
+    }
     let http = choose(args.http, config.listen.http, "127.0.0.1:8080");
     let resp = choose(args.resp, config.listen.resp, "127.0.0.1:6380");
     if let Some(Listener::At(_)) = args.grpc {
@@ -48,8 +55,8 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
     runtime.block_on(async {
         let store = Store::open(args.store.as_ref().unwrap_or(&config.store), &config)?;
         let on_store_failure = config.on_store_failure;
-        let service = Arc::new(Service::new(config, source, store));
-        let asked = Arc::new(Resp::new(Arc::clone(&service), on_store_failure, Password::default()));
+        let service = Arc::new(Service::new(config, source, store)?);
+        let asked = Arc::new(Resp::new(Arc::clone(&service), on_store_failure));
         serve(args, http, (resp, asked), changes, service).await
     })
 }
@@ -73,20 +80,26 @@ async fn serve(
     let mut interrupt = signal(SignalKind::interrupt())?;
 
     let (http, resp) = (listen("http", http).await?, listen("resp", resp).await?);
+    tokio::spawn(events::tell(Arc::clone(&service)));
     let mut open = Vec::new();
     if let Some((listener, address)) = http {
-        open.push(Connections::accept(listener, Arc::clone(&service)));
-        listening("http", address)?;
         if args.config.is_none() {
+            let (token, digest) = auth::draw();
+            let demo = address.ip().is_loopback();
+            service.doors.change(Tokens { admin: Some(digest), data: Vec::new(), demo });
             eprintln!(
                 "no --config: 5 requests in 10 seconds for each user. Try this six times:\n\n  \
-                 curl -d '{{\"facts\":{{\"user\":\"alice\"}}}}' http://{address}/v1/check\n"
+                 curl -d '{{\"facts\":{{\"user\":\"alice\"}}}}' http://{address}/v1/check\n\n\
+                 Admin calls take this token, which is shown only here:\n\n  \
+                 curl -H 'Authorization: Bearer {token}' -X DELETE \
+                 'http://{address}/v1/state?limit=demo&user=alice'\n"
             );
         }
+        open.push(Connections::accept(listener, Arc::clone(&service), Http(Arc::clone(&service))));
+        listening("http", address)?;
     }
     if let Some((listener, address)) = resp {
-        let serve = move |stream, stopped| resp::connection::serve(stream, Arc::clone(&asked), stopped);
-        open.push(Connections::accept_with(listener, serve));
+        open.push(Connections::accept(listener, Arc::clone(&service), asked));
         listening("resp", address)?;
     }
 

@@ -1,15 +1,17 @@
 //! What all listeners share: the limiter, what is in force, and what was counted.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
 use tollkeeper::Limiter;
-use tollkeeper::config::{Config, LimitShape};
+use tollkeeper::config::Config;
 
+use crate::auth::{Doors, Tokens};
+use crate::events::Events;
+use crate::in_force::{CannotReplace, InForce, Laws, Loaded, Source};
 use crate::metrics::Metrics;
 use crate::store::Store;
+use crate::tls::Acceptor;
 
 /// The service, whatever it is asked through.
 #[derive(Debug)]
@@ -20,83 +22,77 @@ pub struct Service {
     pub store: Store,
     /// Counts.
     pub metrics: Arc<Metrics>,
-    in_force: RwLock<Arc<InForce>>,
+    /// Lets in.
+    pub doors: Doors,
+    /// Speaks TLS, or not.
+    pub acceptor: Acceptor,
+    /// Tells.
+    pub events: Events,
+    laws: Laws,
     draining: AtomicBool,
-}
-
-/// The limits in force and where they come from: what `GET /v1/limits` says.
-#[derive(Clone, Debug, Serialize)]
-pub struct InForce {
-    /// Counts policies, from 1.
-    pub version: u64,
-    /// Where they come from.
-    pub source: Source,
-    /// When they came into force, in seconds since the epoch.
-    pub loaded_at: u64,
-    /// Why the last attempt to replace them failed.
-    pub error: Option<String>,
-    /// Whether a file has other limits than these.
-    pub shadowed: bool,
-    /// The limits, as they are written in a config.
-    pub limits: Vec<LimitShape>,
-}
-
-/// Where limits come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Source {
-    /// A config file.
-    File,
-    /// The policy of a server that was given none.
-    Builtin,
 }
 
 impl Service {
     /// A service with the limits of this config on this store.
-    pub fn new(config: Config, source: Source, store: Store) -> Service {
-        let limiter = store.limiter(config.policy);
+    pub fn new(config: Config, source: Source, store: Store) -> anyhow::Result<Service> {
+        let acceptor = Acceptor::open(config.tls.as_ref())?;
+        let doors = Doors::new(tokens(&config));
+        let limiter = store.limiter(config.policy.clone());
         let policy = limiter.policy();
         let metrics = Arc::new(Metrics::new(&policy));
         limiter.observe(Arc::clone(&metrics) as _);
-        let in_force = InForce {
-            version: policy.version(),
-            source,
-            loaded_at: now(),
-            error: None,
-            shadowed: false,
-            limits: config.limits,
-        };
-        let in_force = RwLock::new(Arc::new(in_force));
-        Service { limiter, store, metrics, in_force, draining: AtomicBool::new(false) }
+        let laws = Laws::new(config, source, policy.version());
+        Ok(Service {
+            limiter,
+            store,
+            metrics,
+            doors,
+            acceptor,
+            events: Events::default(),
+            laws,
+            draining: AtomicBool::new(false),
+        })
     }
 
     /// What is in force.
     pub fn in_force(&self) -> Arc<InForce> {
-        Arc::clone(&self.in_force.read().unwrap_or_else(PoisonError::into_inner))
+        self.laws.shown()
     }
 
-    /// Puts the limits of another config in force: every request that starts later meets them, and all
-    /// counters are kept.
-    pub fn reload(&self, config: Config) -> u64 {
-        let mut in_force = self.in_force.write().unwrap_or_else(PoisonError::into_inner);
-        let version = self.limiter.replace_policy(config.policy).version();
-        let (loaded_at, limits) = (now(), config.limits);
-        *in_force =
-            Arc::new(InForce { version, loaded_at, error: None, limits, ..InForce::clone(&in_force) });
+    /// Takes a config that was read anew.
+    pub fn reload(&self, config: Config) -> anyhow::Result<Loaded> {
+        let tokens = tokens(&config);
+        let certificates = self.acceptor.renew(config.tls.as_ref())?;
+        // Limits that were PUT may not fit the rest of the new file.
+        let loaded = self.laws.reload(config, &self.limiter).map_err(anyhow::Error::msg)?;
+        self.doors.change(tokens);
+        certificates.put_in_force();
         self.metrics.reloads.done.fetch_add(1, Ordering::Relaxed);
-        version
+        Ok(loaded)
     }
 
     /// Remembers that a reload failed. What is in force stays so.
     pub fn reload_failed(&self, error: String) {
-        let mut in_force = self.in_force.write().unwrap_or_else(PoisonError::into_inner);
-        *in_force = Arc::new(InForce { error: Some(error), ..InForce::clone(&in_force) });
+        self.laws.reload_failed(error);
         self.metrics.reloads.failed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Puts limits in the place of the file's (`{"limits":[…]}`), or with none goes back to those, if
+    /// `has_seen` knows the version in force. They hold for as long as this process lives.
+    pub fn replace_limits(
+        &self,
+        limits: Option<Arc<[u8]>>,
+        has_seen: impl Fn(u64) -> bool,
+    ) -> Result<Arc<InForce>, CannotReplace> {
+        let in_force = self.laws.replace(limits, has_seen, &self.limiter)?;
+        tracing::info!("version {} of the limits is in force, through the API", in_force.version);
+        Ok(in_force)
     }
 
     /// Says goodbye: from now on it is not ready.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
+        self.events.end();
     }
 
     /// Whether it is about to stop.
@@ -105,6 +101,6 @@ impl Service {
     }
 }
 
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+fn tokens(config: &Config) -> Tokens {
+    Tokens { admin: config.admin, data: config.auth.clone(), demo: false }
 }

@@ -1,12 +1,27 @@
 //! What is answered: a decision as JSON. Fields are only ever added.
 
 use tollkeeper::decision::Answer;
-use tollkeeper::{Decision, Limiter, OnStoreFailure, Retry, Span, Verdict};
+use tollkeeper::{Decision, Limiter, OnStoreFailure, Policy, Retry, Span, Verdict};
 
+use crate::busiest::{Count, Top};
 use crate::json::Writer;
+use crate::veil::Veil;
 
 /// Writes a decision; the limiter is the one that made it, and seals its receipt.
 pub fn write_decision(out: &mut Writer, limiter: &Limiter, decision: &Decision) {
+    write_fields(out, limiter, decision);
+    out.raw("}");
+}
+
+/// The same with the slot that was taken, sealed.
+pub fn write_acquired(out: &mut Writer, limiter: &Limiter, decision: &Decision, slot: Option<&str>) {
+    write_fields(out, limiter, decision);
+    out.raw(",\"slot\":");
+    out.or_null(slot, Writer::text);
+    out.raw("}");
+}
+
+fn write_fields(out: &mut Writer, limiter: &Limiter, decision: &Decision) {
     let (verdict, binding) = decision.conclusion();
     let (retry, delay) = match verdict {
         Verdict::Allow { delay } => (None, delay),
@@ -38,20 +53,64 @@ pub fn write_decision(out: &mut Writer, limiter: &Limiter, decision: &Decision) 
     });
     out.raw(",\"limits\":");
     write_limits(out, decision);
+}
+
+/// Writes what each limit that applied says, as a list, for whoever may not see every value.
+pub fn write_usage(out: &mut Writer, decision: &Decision, veil: &Veil) {
+    out.list(decision.limits(), |out, answer| write_limit(out, &answer, |out| write_key(out, &answer, veil)));
+}
+
+/// Writes the values of a key behind a veil.
+fn write_key(out: &mut Writer, answer: &Answer<'_>, veil: &Veil) {
+    out.list(answer.rule().by().iter().zip(answer.key().texts()), |out, (fact, value)| {
+        out.or_null(value, |out, value| out.text(&veil.over(fact, value)));
+    });
+}
+
+/// Writes the busiest keys and the most refused ones.
+pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, veil: &Veil) {
+    let counts = |out: &mut Writer, counts: &[Count]| {
+        out.list(counts, |out, count| {
+            // A limit that is gone meanwhile has no names for its facts: then no value is shown.
+            let by = policy.find(&count.limit).map_or(&[][..], |(_, rule)| rule.by());
+            let facts = by.iter().map(Some).chain(std::iter::repeat(None));
+            out.raw("{\"limit\":");
+            out.text(&count.limit);
+            out.raw(",\"key\":");
+            out.list(count.key.iter().zip(facts), |out, (value, fact)| {
+                let shown = value.as_deref().zip(fact).map(|(value, fact)| veil.over(fact, value));
+                out.or_null(shown, |out, value| out.text(&value));
+            });
+            out.raw(",\"count\":");
+            out.number(count.count);
+            out.raw(",\"error\":");
+            out.number(count.error);
+            out.raw("}");
+        });
+    };
+    out.raw("{\"since\":");
+    out.number(top.since);
+    out.raw(",\"busiest\":");
+    counts(out, &top.asked);
+    out.raw(",\"refused\":");
+    counts(out, &top.refused);
     out.raw("}");
 }
 
-/// Writes what each limit that applied says, as a list.
-pub fn write_limits(out: &mut Writer, decision: &Decision) {
-    out.list(decision.limits(), |out, answer| write_limit(out, &answer));
+fn write_limits(out: &mut Writer, decision: &Decision) {
+    out.list(decision.limits(), |out, answer| {
+        write_limit(out, &answer, |out| {
+            out.list(answer.key().texts(), |out, value| out.or_null(value, Writer::text));
+        });
+    });
 }
 
-fn write_limit(out: &mut Writer, answer: &Answer<'_>) {
+fn write_limit(out: &mut Writer, answer: &Answer<'_>, key: impl FnOnce(&mut Writer)) {
     let outcome = answer.outcome();
     out.raw("{\"name\":");
     out.text(answer.name());
     out.raw(",\"key\":");
-    out.list(answer.key().texts(), |out, value| out.or_null(value, Writer::text));
+    key(out);
     out.raw(",\"algorithm\":");
     out.text(answer.rule().algorithm().name());
     out.raw(",\"mode\":");
@@ -92,9 +151,7 @@ mod tests {
     use std::time::Duration;
 
     use tollkeeper::reason::Seconds;
-    use tollkeeper::{
-        Algorithm, Capacity, Clock, Facts, Limit, ManualClock, MemoryStore, Mode, Policy, Quota,
-    };
+    use tollkeeper::{Algorithm, Capacity, Clock, Facts, Limit, ManualClock, MemoryStore, Mode, Quota};
     use tollkeeper::{Time, facts};
 
     use super::*;

@@ -1,6 +1,8 @@
-//! What is asked: the body of a check, read into facts and a cost.
+//! What is asked: the body of a call, read into facts, costs and receipts.
 
-use tollkeeper::{Facts, InvalidFact, InvalidRequest};
+use std::time::Duration;
+
+use tollkeeper::{Costs, Facts, InvalidFact, InvalidRequest};
 
 use crate::http::error::{ApiError, Code};
 use crate::json::{Kind, Reader, Value};
@@ -20,10 +22,7 @@ pub struct Ask<'a> {
 impl<'a> Ask<'a> {
     /// Reads a body.
     pub fn read(mut reader: Reader<'a>) -> Result<Ask<'a>, ApiError> {
-        if reader.kind()? != Kind::Object {
-            let example = r#"{"facts":{"user":"alice"},"cost":1}"#;
-            return Err(ApiError::new(Code::InvalidJson, format!("a check is an object, such as {example}")));
-        }
+        must_be_object(&mut reader, "a check", r#"{"facts":{"user":"alice"},"cost":1}"#)?;
         let (mut facts, mut cost) = (None, None);
         reader.object(|reader, name| match name {
             "facts" => once(&mut facts, name, read_facts(reader)?),
@@ -37,31 +36,114 @@ impl<'a> Ask<'a> {
     }
 }
 
+/// How long a reservation lives that does not say.
+const RESERVED: Duration = Duration::from_secs(60);
+
+/// `{"facts":{"api_key":"k","tokens":2000},"cost":1,"ttl":"60s"}`.
+#[derive(Clone, Debug)]
+pub struct Reserve<'a> {
+    /// What is estimated.
+    pub ask: Ask<'a>,
+    /// How long it may be corrected.
+    pub ttl: Duration,
+}
+
+impl<'a> Reserve<'a> {
+    /// Reads a body.
+    pub fn read(mut reader: Reader<'a>) -> Result<Reserve<'a>, ApiError> {
+        must_be_object(
+            &mut reader,
+            "a reservation",
+            r#"{"facts":{"api_key":"k","tokens":2000},"ttl":"60s"}"#,
+        )?;
+        let (mut facts, mut cost, mut ttl) = (None, None, None);
+        reader.object(|reader, name| match name {
+            "facts" => once(&mut facts, name, read_facts(reader)?),
+            "cost" => once(&mut cost, name, read_cost(reader)?),
+            "ttl" => once(&mut ttl, name, read_ttl(reader)?),
+            _ => Err(unknown(name, "`facts`, `cost` and `ttl`")),
+        })?;
+        reader.end()?;
+        let facts =
+            facts.ok_or_else(|| missing("facts", "an object of names and values; it may be empty"))?;
+        Ok(Reserve { ask: Ask { facts, cost: cost.unwrap_or(1) }, ttl: ttl.unwrap_or(RESERVED) })
+    }
+}
+
+/// `{"charge":"…"}`, with `"cost":n` or `"facts":{"tokens":n}`.
+#[derive(Clone, Debug)]
+pub struct Correct<'a> {
+    /// The receipt.
+    pub charge: &'a str,
+    cost: Option<u64>,
+    facts: Option<Facts<'a>>,
+}
+
+impl<'a> Correct<'a> {
+    /// Reads a body.
+    pub fn read(mut reader: Reader<'a>) -> Result<Correct<'a>, ApiError> {
+        must_be_object(&mut reader, "a correction", r#"{"charge":"…","facts":{"tokens":1234}}"#)?;
+        let (mut charge, mut cost, mut facts) = (None, None, None);
+        reader.object(|reader, name| match name {
+            "charge" => once(&mut charge, name, read_text(reader, name)?),
+            "cost" => once(&mut cost, name, read_cost(reader)?),
+            "facts" => once(&mut facts, name, read_facts(reader)?),
+            _ => Err(unknown(name, "`charge`, `cost` and `facts`")),
+        })?;
+        reader.end()?;
+        if cost.is_some() && facts.is_some() {
+            // A charge is corrected once, and these are for different limits.
+            let message = "`cost` or `facts`, not both: a charge is corrected once";
+            return Err(ApiError::new(Code::InvalidCost, message).at("cost"));
+        }
+        let charge = charge.ok_or_else(|| missing("charge", "the text that an admission answered"))?;
+        Ok(Correct { charge, cost, facts })
+    }
+
+    /// What it says of costs, if anything.
+    pub fn costs(&self) -> Option<Costs<'_>> {
+        self.cost.map(Costs::Request).or(self.facts.as_ref().map(Costs::Facts))
+    }
+
+    /// What it says of costs, which it must.
+    pub fn actual(&self) -> Result<Costs<'_>, ApiError> {
+        self.costs().ok_or_else(|| missing("facts", "what it did cost, such as {\"tokens\":1234}; or `cost`"))
+    }
+}
+
+/// Reads `{"slot":"…"}`.
+pub fn read_slot<'a>(mut reader: Reader<'a>) -> Result<&'a str, ApiError> {
+    must_be_object(&mut reader, "a slot", r#"{"slot":"…"}"#)?;
+    let mut slot = None;
+    reader.object(|reader, name| match name {
+        "slot" => once(&mut slot, name, read_text(reader, name)?),
+        _ => Err(unknown(name, "`slot`")),
+    })?;
+    reader.end()?;
+    slot.ok_or_else(|| missing("slot", "the text that an acquire answered"))
+}
+
 /// Reads `{"checks":[…]}`: each element well-formed, but not yet understood, so that one that makes no
 /// sense does not spoil the others.
 pub fn read_batch<'a>(mut reader: Reader<'a>) -> Result<Vec<Reader<'a>>, ApiError> {
-    let object = reader.kind()? == Kind::Object;
+    must_be_object(&mut reader, "a batch", r#"{"checks":[…]}"#)?;
     let mut checks: Option<Vec<Reader<'a>>> = None;
-    if object {
-        reader.object(|reader, name| match name {
-            "checks" if reader.kind()? == Kind::List => {
-                let mut list = Vec::new();
-                reader.list(|reader, index| {
-                    if index == MAX_BATCH {
-                        let message = format!("a batch has at most {MAX_BATCH} checks: send several batches");
-                        return Err(ApiError::new(Code::TooMany, message).at("checks"));
-                    }
-                    list.push(reader.value()?);
-                    Ok(())
-                })?;
-                once(&mut checks, name, list)
-            }
-            "checks" => Err(ApiError::new(Code::InvalidJson, "`checks` is a list of checks").at("checks")),
-            _ => Err(unknown(name, "`checks`")),
-        })?;
-    } else {
-        return Err(ApiError::new(Code::InvalidJson, r#"a batch is an object, such as {"checks":[…]}"#));
-    }
+    reader.object(|reader, name| match name {
+        "checks" if reader.kind()? == Kind::List => {
+            let mut list = Vec::new();
+            reader.list(|reader, index| {
+                if index == MAX_BATCH {
+                    let message = format!("a batch has at most {MAX_BATCH} checks: send several batches");
+                    return Err(ApiError::new(Code::TooMany, message).at("checks"));
+                }
+                list.push(reader.value()?);
+                Ok(())
+            })?;
+            once(&mut checks, name, list)
+        }
+        "checks" => Err(ApiError::new(Code::InvalidJson, "`checks` is a list of checks").at("checks")),
+        _ => Err(unknown(name, "`checks`")),
+    })?;
     reader.end()?;
     checks.ok_or_else(|| missing("checks", "a list of checks"))
 }
@@ -100,15 +182,40 @@ fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
 
 fn read_cost(reader: &mut Reader<'_>) -> Result<u64, ApiError> {
     let wrong = |message: String| ApiError::new(Code::InvalidCost, message).at("cost");
-    let kind = reader.kind()?;
-    let value = if kind == Kind::Scalar { Some(reader.scalar()?) } else { None };
-    let Some(Value::Number(number)) = value else {
-        return Err(wrong("the cost is a whole number from 1 to 2147483648".to_owned()));
+    let Some(Value::Number(number)) = scalar(reader)? else {
+        return Err(wrong("a cost is a whole number from 1 to 2147483648".to_owned()));
     };
     if let Ok(cost) = number.parse() {
         return Ok(cost);
     }
     Err(wrong(format!("the cost {} is not a whole number from 1 to 2147483648", shown(number))))
+}
+
+fn read_ttl(reader: &mut Reader<'_>) -> Result<Duration, ApiError> {
+    let wrong = |message: String| ApiError::new(Code::InvalidCost, message).at("ttl");
+    match scalar(reader)? {
+        Some(Value::Text(text)) => tollkeeper::config::duration(text).map_err(wrong),
+        _ => Err(wrong("`ttl` is a duration from 1s to 1h, such as \"60s\"".to_owned())),
+    }
+}
+
+fn read_text<'a>(reader: &mut Reader<'a>, name: &str) -> Result<&'a str, ApiError> {
+    match scalar(reader)? {
+        Some(Value::Text(text)) => Ok(text),
+        _ => Err(ApiError::new(Code::InvalidJson, format!("`{name}` is a text")).at(name)),
+    }
+}
+
+/// The next value, if it is neither a list nor an object.
+fn scalar<'a>(reader: &mut Reader<'a>) -> Result<Option<Value<'a>>, ApiError> {
+    Ok(if reader.kind()? == Kind::Scalar { Some(reader.scalar()?) } else { None })
+}
+
+fn must_be_object(reader: &mut Reader<'_>, what: &str, example: &str) -> Result<(), ApiError> {
+    match reader.kind()? {
+        Kind::Object => Ok(()),
+        _ => Err(ApiError::new(Code::InvalidJson, format!("{what} is an object, such as {example}"))),
+    }
 }
 
 fn once<T>(field: &mut Option<T>, name: &str, value: T) -> Result<(), ApiError> {

@@ -34,9 +34,17 @@ pub enum Code {
     InvalidCost,
     /// There are too many of something.
     TooMany,
+    /// Limits make no sense.
+    InvalidLimits,
     /// There is no limit of that name.
     UnknownLimit,
-    /// The request comes from another site.
+    /// This store wrote no such charge, or nothing is left of it.
+    UnknownCharge,
+    /// This store wrote no such slot, or it is not held any more.
+    UnknownSlot,
+    /// A token is needed.
+    Unauthorized,
+    /// The request comes from another site, or the call is switched off.
     Forbidden,
     /// There is no such path.
     NotFound,
@@ -44,9 +52,32 @@ pub enum Code {
     MethodNotAllowed,
     /// The body is too large.
     TooLarge,
+    /// Somebody else was first.
+    VersionMismatch,
 }
 
 impl Code {
+    /// Every code.
+    pub const ALL: [Code; 17] = [
+        Code::InvalidJson,
+        Code::MissingField,
+        Code::UnknownField,
+        Code::DuplicateField,
+        Code::InvalidFact,
+        Code::InvalidCost,
+        Code::TooMany,
+        Code::InvalidLimits,
+        Code::UnknownLimit,
+        Code::UnknownCharge,
+        Code::UnknownSlot,
+        Code::Unauthorized,
+        Code::Forbidden,
+        Code::NotFound,
+        Code::MethodNotAllowed,
+        Code::TooLarge,
+        Code::VersionMismatch,
+    ];
+
     /// Its name, and the status it goes with.
     fn table(self) -> (&'static str, StatusCode) {
         match self {
@@ -57,11 +88,16 @@ impl Code {
             Code::InvalidFact => ("invalid_fact", StatusCode::BAD_REQUEST),
             Code::InvalidCost => ("invalid_cost", StatusCode::BAD_REQUEST),
             Code::TooMany => ("too_many", StatusCode::BAD_REQUEST),
+            Code::InvalidLimits => ("invalid_limits", StatusCode::BAD_REQUEST),
             Code::UnknownLimit => ("unknown_limit", StatusCode::NOT_FOUND),
+            Code::UnknownCharge => ("unknown_charge", StatusCode::NOT_FOUND),
+            Code::UnknownSlot => ("unknown_slot", StatusCode::NOT_FOUND),
+            Code::Unauthorized => ("unauthorized", StatusCode::UNAUTHORIZED),
             Code::Forbidden => ("forbidden", StatusCode::FORBIDDEN),
             Code::NotFound => ("not_found", StatusCode::NOT_FOUND),
             Code::MethodNotAllowed => ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED),
             Code::TooLarge => ("too_large", StatusCode::PAYLOAD_TOO_LARGE),
+            Code::VersionMismatch => ("version_mismatch", StatusCode::PRECONDITION_FAILED),
         }
     }
 

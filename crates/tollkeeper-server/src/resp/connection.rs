@@ -24,6 +24,7 @@ use super::reply::Replies;
 use super::session::{Session, shown};
 use super::throttle::{self, Dialect};
 use super::{Resp, check};
+use crate::connections::{Protocol, Stream};
 use crate::http::error::ApiError;
 use crate::metrics::{Counts, Ended};
 
@@ -40,12 +41,14 @@ const FULL: usize = 64 << 10;
 /// The most checks of one connection that a store elsewhere is asked for at once: as many as travel together.
 const IN_FLIGHT: usize = 64;
 
+impl Protocol for Arc<Resp> {
+    async fn serve(self, stream: impl Stream, stopped: watch::Receiver<()>) {
+        serve(stream, self, stopped).await;
+    }
+}
+
 /// Answers the commands of one connection until either side ends it.
-pub async fn serve(
-    mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    resp: Arc<Resp>,
-    mut stopped: watch::Receiver<()>,
-) {
+pub(super) async fn serve(mut stream: impl Stream, resp: Arc<Resp>, mut stopped: watch::Receiver<()>) {
     let mut talk = Talk::new(&resp);
     let mut parser = Parser::default();
     let mut input = Vec::with_capacity(BUFFER);
@@ -189,7 +192,7 @@ impl<'r> Talk<'r> {
             self.settle().await;
             return self.replies.error(&format!("ERR unknown command '{}'", shown(name)));
         };
-        if !self.session.open && !entry.is_open() {
+        if !self.session.may_ask(self.resp) && !entry.is_open() {
             self.settle().await;
             return self.replies.error("NOAUTH Authentication required.");
         }

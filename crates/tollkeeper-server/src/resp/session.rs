@@ -11,8 +11,8 @@ use super::reply::{Protocol, Replies};
 pub(super) struct Session {
     id: u64,
     name: Vec<u8>,
-    /// Whether it may ask.
-    pub(super) open: bool,
+    /// Whether it has shown a token.
+    admitted: bool,
     /// Whether it ends once all that was asked is answered.
     pub(super) ending: bool,
 }
@@ -27,7 +27,12 @@ const SETTINGS: [(&str, &str); 4] =
 impl Session {
     /// A new connection.
     pub(super) fn new(resp: &Resp) -> Session {
-        Session { id: resp.number(), name: Vec::new(), open: !resp.password.is_needed(), ending: false }
+        Session { id: resp.number(), name: Vec::new(), admitted: false, ending: false }
+    }
+
+    /// Whether it may ask. Tokens can come with a reload: who has shown none must show one then.
+    pub(super) fn may_ask(&self, resp: &Resp) -> bool {
+        self.admitted || !resp.needs_token()
     }
 
     /// Answers whatever is no check.
@@ -64,7 +69,7 @@ impl Session {
             Name::Reset => {
                 out.protocol = Protocol::Resp2;
                 self.name.clear();
-                self.open = !resp.password.is_needed();
+                self.admitted = false;
                 out.simple("RESET");
             }
             Name::ClThrottle | Name::Throttle | Name::TkCheck | Name::TkPeek | Name::Del => {
@@ -98,7 +103,7 @@ impl Session {
                 return out.error(refused);
             }
         }
-        if !self.open {
+        if !self.may_ask(resp) {
             return out.error(
                 "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO \
                  <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP \
@@ -128,16 +133,16 @@ impl Session {
 
     /// Opens the connection to who knows the password, whatever name is said with it.
     fn enter(&mut self, resp: &Resp, password: &[u8]) -> Result<(), &'static str> {
-        if !resp.password.is_needed() {
+        if !resp.needs_token() {
             return Err(
                 "ERR AUTH <password> called without any password configured for the default user. Are you sure \
                  your configuration is correct?",
             );
         }
-        if !resp.password.is(password) {
+        if !resp.admits(password) {
             return Err("WRONGPASS invalid username-password pair or user is disabled.");
         }
-        self.open = true;
+        self.admitted = true;
         Ok(())
     }
 

@@ -3,8 +3,8 @@
 
 use std::borrow::Cow;
 
+use tollkeeper::digest;
 use tollkeeper::facts::MAX_VALUE;
-use tollkeeper::redis::digest;
 use tollkeeper::{Algorithm, InvalidRequest, Outcome, Quota, Rate, Retry, Span};
 
 use super::parse::Arguments;

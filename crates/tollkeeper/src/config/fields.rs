@@ -186,6 +186,12 @@ impl<'d> Fields<'d> {
         self.entry(key).is_some()
     }
 
+    /// Whether a key is not there, or is a list of nothing.
+    pub(super) fn is_empty_list(&self, key: &str) -> bool {
+        self.entry(key)
+            .is_none_or(|entry| matches!(&entry.node.value, Value::List(nodes) if nodes.is_empty()))
+    }
+
     /// The table under a key; with all its defaults if it is not there.
     pub(super) fn table(&self, key: &str) -> Fields<'d> {
         let Kind::Table(section) = self.key(key).kind else { panic!("`{key}` is not a table") };

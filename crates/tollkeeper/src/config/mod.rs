@@ -66,7 +66,9 @@ pub use limit_shape::{GrantShape, LimitShape, Named, ResponseCondition, StatusPa
 pub use listen::{InvalidListener, Listen, Listener};
 pub use report::{Problem, Report, Severity};
 pub use schema::schema;
-pub use settings::{BreakerSettings, GrpcSettings, KeyFormat, MemorySettings, RedisSettings};
+pub use settings::{
+    BreakerSettings, GrpcSettings, KeyFormat, MemorySettings, RedisSettings, TlsSettings, TokenDigest,
+};
 pub use units::Share;
 pub use watch::Watch;
 
@@ -100,6 +102,12 @@ pub struct Config {
     pub headers: Vec<HeaderDialect>,
     /// By how much `Retry-After` is lengthened at most.
     pub retry_after_jitter: Percent,
+    /// The token that opens admin calls.
+    pub admin: Option<TokenDigest>,
+    /// The tokens that open the data plane; without any, it is open.
+    pub auth: Vec<TokenDigest>,
+    /// TLS for all listeners.
+    pub tls: Option<TlsSettings>,
 }
 
 impl Config {
@@ -187,6 +195,9 @@ impl Config {
             grpc: file.grpc,
             headers: file.headers,
             retry_after_jitter: file.retry_after_jitter,
+            admin: file.admin,
+            auth: file.auth,
+            tls: file.tls,
         })
     }
 }

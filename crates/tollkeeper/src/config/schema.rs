@@ -67,7 +67,11 @@ fn value(kind: &'static Kind) -> Value {
     let own = match kind {
         Kind::List(inner) => {
             let unique = matches!(inner, Kind::Choice { .. });
-            return json!({ "type": "array", "items": value(inner), "uniqueItems": unique });
+            let mut list = json!({ "type": "array", "items": value(inner), "uniqueItems": unique });
+            if matches!(inner, Kind::Sha256) {
+                list["minItems"] = json!(1);
+            }
+            return list;
         }
         Kind::OneOrList(inner) => {
             let list =

@@ -76,6 +76,21 @@ pub enum KeyFormat {
     Compact,
 }
 
+/// The SHA-256 of a token: whoever reads the config cannot use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenDigest(pub [u8; 32]);
+
+/// TLS for all listeners.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsSettings {
+    /// The certificate chain.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// The certificates that a client's must descend from.
+    pub client_ca: Option<PathBuf>,
+}
+
 /// How the rate limit service for Envoy answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrpcSettings {

@@ -227,9 +227,9 @@ pub(super) static ROOT: Section = Section {
             "The limits, in the order in which answers list them.",
         ),
         key("proxy", Kind::Table(&PROXY), "The reverse proxy.").not_yet(),
-        key("admin", Kind::Table(&ADMIN), "Who may change limits and see keys.").not_yet(),
-        key("auth", Kind::Table(&AUTH), "Who may ask for decisions.").not_yet(),
-        key("tls", Kind::Table(&TLS), "TLS for all listeners.").not_yet(),
+        key("admin", Kind::Table(&ADMIN), "Who may change limits and see keys."),
+        key("auth", Kind::Table(&AUTH), "Who may ask for decisions."),
+        key("tls", Kind::Table(&TLS), "TLS for all listeners."),
     ],
 };
 
@@ -676,26 +676,43 @@ pub(super) static SINGLE_FLIGHT: Section = Section {
 
 pub(super) static ADMIN: Section = Section {
     path: "admin",
-    doc: "Who may change limits and see keys. Not yet: the section is checked and refused.",
-    keys: &[key("token_sha256", Kind::Sha256, "The SHA-256 of the admin token, as 64 hex digits.")
-        .example("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")],
+    doc: "Who may change limits and see keys: whoever sends `Authorization: Bearer TOKEN`. Without it, nobody may \
+          change anything. A token is best 32 random bytes: `openssl rand -hex 32`.",
+    keys: &[key(
+        "token_sha256",
+        Kind::Sha256,
+        "The SHA-256 of the admin token, as 64 hex digits: `printf %s TOKEN | sha256sum`.",
+    )
+    .example("9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")
+    .required()],
 };
 
 pub(super) static AUTH: Section = Section {
     path: "auth",
-    doc: "Who may ask for decisions. Not yet: the section is checked and refused.",
-    keys: &[key("token_sha256", Kind::List(&Kind::Sha256), "The SHA-256 of each token, as 64 hex digits.")
-        .example("[9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08]")],
+    doc: "Who may ask for decisions: whoever has one of these tokens, or the admin token. Without it, everybody \
+          who can connect.",
+    keys: &[key(
+        "token_sha256",
+        Kind::List(&Kind::Sha256),
+        "The SHA-256 of each token, as 64 hex digits. Several, so that one can replace another without a pause.",
+    )
+    .example("[9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08]")
+    .required()],
 };
 
 pub(super) static TLS: Section = Section {
     path: "tls",
-    doc: "TLS for all listeners. Not yet: the section is checked and refused.",
+    doc: "TLS for all listeners. Certificates are read again when the config is or when their files change; to turn \
+          TLS on or off takes a restart.",
     keys: &[
-        key("cert", Kind::Path, "The certificate chain.").example("server.pem"),
-        key("key", Kind::Path, "The private key of `cert`.").example("server.key"),
-        key("client_ca", Kind::Path, "The certificates that a client's must descend from.")
-            .example("clients.pem"),
+        key("cert", Kind::Path, "The certificate chain, in PEM.").example("server.pem").required(),
+        key("key", Kind::Path, "The private key of `cert`, in PEM.").example("server.key").required(),
+        key(
+            "client_ca",
+            Kind::Path,
+            "The certificates that a client's must descend from. Without it, clients need none.",
+        )
+        .example("clients.pem"),
     ],
 };
 
@@ -722,7 +739,7 @@ mod tests {
     /// Of the sections that are plain tables of the file, as it would be written.
     #[test]
     fn every_example_and_every_default_can_be_written_in_a_file() {
-        for section in [&ROOT, &MEMORY, &REDIS, &LISTEN, &HTTP, &GRPC] {
+        for section in [&ROOT, &MEMORY, &REDIS, &LISTEN, &HTTP, &GRPC, &ADMIN, &AUTH] {
             for key in section.keys.iter().filter(|key| key.support == Support::Ready) {
                 for value in [key.example, key.default].into_iter().filter(|value| !value.is_empty()) {
                     let inner = format!("{{ {}: {value} }}", key.name);

@@ -14,7 +14,9 @@ use super::http;
 use super::limit::{self, WrittenLimit};
 use super::listen::{Listen, Listener};
 use super::report::{Place, Problems};
-use super::settings::{BreakerSettings, GrpcSettings, KeyFormat, MemorySettings, RedisSettings};
+use super::settings::{
+    BreakerSettings, GrpcSettings, KeyFormat, MemorySettings, RedisSettings, TlsSettings, TokenDigest,
+};
 use super::shape;
 use super::units::{Share, Wrong};
 use crate::http::{HeaderDialect, HttpFact, HttpSettings, Normalization};
@@ -38,6 +40,9 @@ pub(super) struct File {
     pub(super) grpc: GrpcSettings,
     pub(super) headers: Vec<HeaderDialect>,
     pub(super) retry_after_jitter: Percent,
+    pub(super) admin: Option<TokenDigest>,
+    pub(super) auth: Vec<TokenDigest>,
+    pub(super) tls: Option<TlsSettings>,
     pub(super) limits: Vec<WrittenLimit>,
     /// Where `limits` stands, or the beginning of the file.
     pub(super) limits_place: Place,
@@ -62,6 +67,9 @@ pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<File
         grpc: GrpcSettings { headers: read_headers(&fields.table("grpc")) },
         headers: read_headers(&fields),
         retry_after_jitter: must(fields.percent("retry_after_jitter")).value,
+        admin: read_admin(&fields),
+        auth: read_auth(&fields),
+        tls: read_tls(&fields),
         limits: read_limits(&fields, problems),
         limits_place: fields.key_place("limits").unwrap_or_default(),
     })
@@ -262,6 +270,41 @@ fn read_limits(fields: &Fields<'_>, problems: &RefCell<Problems>) -> Vec<Written
     limits.filter_map(|(index, node)| WrittenLimit::read(node, index + 1, problems)).collect()
 }
 
+fn read_admin(fields: &Fields<'_>) -> Option<TokenDigest> {
+    let admin = fields.table("admin");
+    if fields.is_table("admin") && !admin.has("token_sha256") {
+        let message = "`admin` has no `token_sha256`";
+        fields.error(fields.value_place("admin"), message, "64 hex digits: `printf %s TOKEN | sha256sum`");
+    }
+    admin.parse("token_sha256", sha256).map(|said| said.value)
+}
+
+/// A section that lists no token must not leave open what it was written to close.
+fn read_auth(fields: &Fields<'_>) -> Vec<TokenDigest> {
+    let auth = fields.table("auth");
+    let tokens = auth.parse_list("token_sha256", sha256);
+    if fields.is_table("auth") && auth.is_empty_list("token_sha256") {
+        let help = "list the SHA-256 of each token, or leave `auth` out: then everybody may ask";
+        fields.error(auth.value_place("token_sha256"), "`auth` lists no token", help);
+    }
+    tokens.into_iter().map(|said| said.value).collect()
+}
+
+fn read_tls(fields: &Fields<'_>) -> Option<TlsSettings> {
+    let tls = fields.table("tls");
+    for key in ["cert", "key"] {
+        if fields.is_table("tls") && !tls.has(key) {
+            let message = format!("`tls` has no `{key}`");
+            fields.error(fields.value_place("tls"), message, "TLS needs a certificate and its private key");
+        }
+    }
+    Some(TlsSettings {
+        client_ca: path(&tls, "client_ca"),
+        cert: path(&tls, "cert")?,
+        key: path(&tls, "key")?,
+    })
+}
+
 /// Sections whose part does not exist yet are refused where they stand; what is in them is checked all the
 /// same, so that a file that is written today is right tomorrow.
 fn check_not_yet(fields: &Fields<'_>, problems: &RefCell<Problems>) {
@@ -284,12 +327,6 @@ fn check_not_yet(fields: &Fields<'_>, problems: &RefCell<Problems>) {
         flight.condition("when");
         flight.parse_list("by", fact);
     }
-    fields.table("admin").parse("token_sha256", sha256);
-    fields.table("auth").parse_list("token_sha256", sha256);
-    let tls = fields.table("tls");
-    for key in ["cert", "key", "client_ca"] {
-        path(&tls, key);
-    }
 }
 
 fn fact(text: &str) -> Result<(), Wrong> {
@@ -302,10 +339,26 @@ fn fact(text: &str) -> Result<(), Wrong> {
     }
 }
 
-fn sha256(text: &str) -> Result<(), Wrong> {
-    match text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        true => Ok(()),
-        // It may be the token itself.
-        false => Err(Wrong::new("this is not a SHA-256", "64 hex digits: `printf %s TOKEN | sha256sum`")),
+fn sha256(text: &str) -> Result<TokenDigest, Wrong> {
+    // What stands here may be the token itself: it is not shown.
+    let wrong = |what| Err(Wrong::new(what, "64 hex digits: `printf %s TOKEN | sha256sum`"));
+    let digits: Option<Vec<u8>> =
+        text.chars().map(|char| char.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
+    let Some(digits) = digits.filter(|digits| digits.len() == 64) else {
+        return wrong("this is not a SHA-256");
+    };
+    let mut digest = [0; 32];
+    for (byte, pair) in digest.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    match digest == OF_NOTHING {
+        true => wrong("this is the SHA-256 of nothing: the token was empty when it was made"),
+        false => Ok(TokenDigest(digest)),
     }
 }
+
+/// What `sha256sum` says of an empty text.
+const OF_NOTHING: [u8; 32] = [
+    0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24, 0x27,
+    0xae, 0x41, 0xe4, 0x64, 0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,
+];

@@ -83,6 +83,11 @@ fn collect(properties: &Value, path: &mut Vec<String>, files: &mut Vec<Value>) {
             if let Some(limit) = file.pointer_mut("/limits/0").and_then(Value::as_object_mut) {
                 limit.entry("name").or_insert_with(|| "a".into());
             }
+            if let Some(tls) = file.pointer_mut("/tls").and_then(Value::as_object_mut) {
+                for needed in ["cert", "key"] {
+                    tls.entry(needed).or_insert_with(|| "a.pem".into());
+                }
+            }
             files.push(file);
         }
         collect(&property["properties"], path, files);

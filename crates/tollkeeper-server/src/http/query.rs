@@ -1,0 +1,80 @@
+//! What stands behind the `?`: facts.
+
+use hyper::Uri;
+use tollkeeper::Facts;
+use tollkeeper::facts::MAX_FACTS;
+
+use super::error::{ApiError, Code};
+
+/// The names and values of a query.
+pub fn pairs(uri: &Uri) -> Result<Vec<(String, String)>, ApiError> {
+    let query = uri.query().unwrap_or_default();
+    let mut pairs: Vec<(String, String)> = Vec::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let decoded = |text| {
+            decode(text).ok_or_else(|| {
+                let message =
+                    format!("fact `{name}`: `%` begins two hexadecimal digits, and values are UTF-8");
+                ApiError::new(Code::InvalidFact, message).at(format!("facts.{name}"))
+            })
+        };
+        let (name, value) = (decoded(name)?, decoded(value)?);
+        if pairs.iter().any(|(other, _)| *other == name) {
+            let message = format!("fact `{name}` is there twice");
+            return Err(ApiError::new(Code::DuplicateField, message).at(format!("facts.{name}")));
+        }
+        if pairs.len() == MAX_FACTS {
+            let message = format!("more than {MAX_FACTS} facts in one request");
+            return Err(ApiError::new(Code::TooMany, message).at("facts"));
+        }
+        pairs.push((name, value));
+    }
+    Ok(pairs)
+}
+
+/// The same as facts.
+pub fn facts(pairs: &[(String, String)]) -> Result<Facts<'_>, ApiError> {
+    let mut facts = Facts::new();
+    for (name, value) in pairs {
+        facts.insert(name, value).map_err(|error| ApiError::from(tollkeeper::InvalidRequest::Fact(error)))?;
+    }
+    Ok(facts)
+}
+
+/// What a query stands for: `+` is a blank, `%41` an `A`.
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let mut digit = || char::from(rest.next()?).to_digit(16);
+                u8::try_from(digit()? * 16 + digit()?).expect("two hexadecimal digits")
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_decoded() {
+        for (text, expected) in [
+            ("alice", Some("alice")),
+            ("a+b%20c", Some("a b c")),
+            ("%e2%82%ac", Some("€")),
+            ("%", None),
+            ("%4", None),
+            ("%zz", None),
+            ("%ff", None),
+        ] {
+            assert_eq!(decode(text).as_deref(), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Connections as they come, or through TLS: what all listeners accept with.
+
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use arc_swap::ArcSwap;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{NoClientAuth, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tollkeeper::config::TlsSettings;
+
+/// How long the two sides may take to agree.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Makes streams of connections. Whether through TLS is settled at the start; certificates can change.
+#[derive(Debug)]
+pub struct Acceptor(Option<ArcSwap<ServerConfig>>);
+
+/// A connection that is ready to be spoken over. Who serves many matches on it once, and pays nothing for
+/// the other case; who does not care reads and writes it as it is.
+#[derive(Debug)]
+pub enum Stream {
+    /// As it came.
+    Plain(TcpStream),
+    /// Through TLS.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Acceptor {
+    /// Reads certificates, if there are to be any.
+    pub fn open(settings: Option<&TlsSettings>) -> anyhow::Result<Acceptor> {
+        Ok(Acceptor(settings.map(read).transpose()?.map(ArcSwap::new)))
+    }
+
+    /// Reads them again: nothing is used before [`Renewed::put_in_force`].
+    pub fn renew(&self, settings: Option<&TlsSettings>) -> anyhow::Result<Renewed<'_>> {
+        Ok(match (&self.0, settings) {
+            (Some(current), Some(settings)) => Renewed(Some((current, read(settings)?))),
+            (None, None) => Renewed(None),
+            (Some(_), None) | (None, Some(_)) => {
+                tracing::warn!("`tls` came or went: that takes a restart, and until then nothing changes");
+                Renewed(None)
+            }
+        })
+    }
+
+    /// Agrees with a client on how to speak. Takes its time, up to [`HANDSHAKE`]: not for the loop that
+    /// accepts.
+    pub async fn accept(&self, stream: TcpStream) -> io::Result<Stream> {
+        let Some(current) = &self.0 else { return Ok(Stream::Plain(stream)) };
+        let shaken = TlsAcceptor::from(current.load_full()).accept(stream);
+        let stream = tokio::time::timeout(HANDSHAKE, shaken).await??;
+        Ok(Stream::Tls(Box::new(stream)))
+    }
+}
+
+/// Certificates that were read and wait to be used.
+#[derive(Debug)]
+#[must_use = "nothing changes before they are put in force"]
+pub struct Renewed<'a>(Option<(&'a ArcSwap<ServerConfig>, Arc<ServerConfig>)>);
+
+impl Renewed<'_> {
+    /// Uses them for every connection that comes later.
+    pub fn put_in_force(self) {
+        if let Some((current, new)) = self.0 {
+            current.store(new);
+        }
+    }
+}
+
+fn read(settings: &TlsSettings) -> anyhow::Result<Arc<ServerConfig>> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let clients = match &settings.client_ca {
+        None => Arc::new(NoClientAuth),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates("tls.client_ca", path)? {
+                roots.add(certificate).with_context(|| format!("tls.client_ca: {}", path.display()))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), Arc::clone(&provider));
+            verifier.build().with_context(|| format!("tls.client_ca: {}", path.display()))?
+        }
+    };
+    let chain = certificates("tls.cert", &settings.cert)?;
+    let key = PrivateKeyDer::from_pem_file(&settings.key)
+        .with_context(|| format!("tls.key: no private key can be read from {}", settings.key.display()))?;
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("the provider knows TLS 1.2 and 1.3")
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain, key)
+        .with_context(|| {
+            format!("tls.key: {} does not go with {}", settings.key.display(), settings.cert.display())
+        })?;
+    Ok(Arc::new(config))
+}
+
+fn certificates(key: &str, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+    let unreadable = || format!("{key}: no certificate can be read from {}", path.display());
+    let read = CertificateDer::pem_file_iter(path).with_context(unreadable)?;
+    let list: Vec<_> = read.collect::<Result<_, _>>().with_context(unreadable)?;
+    if list.is_empty() {
+        bail!("{}: it holds none (a PEM file begins with `-----BEGIN CERTIFICATE-----`)", unreadable());
+    }
+    Ok(list)
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Limits that are replaced while the server runs: through the API, beside a file that changes too.
+
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
+mod support;
+
+use serde_json::{Value, json};
+use support::*;
+use tollkeeper::digest::{hex, sha256};
+
+const TOKEN: &str = "authorization: Bearer boss";
+
+/// A file with one limit of this burst, whose rest is `rest`.
+fn file(burst: u32, rest: &str) -> String {
+    let digest = hex(&sha256(b"boss"));
+    format!(
+        "admin: {{ token_sha256: {digest} }}\n{rest}\nlimits:\n  - {{ name: few, by: user, rate: 1/day, burst: {burst} }}\n"
+    )
+}
+
+/// The same limit as it is PUT.
+fn body(burst: u32) -> String {
+    json!({ "limits": [{ "name": "few", "by": "user", "rate": "1/day", "burst": burst }] }).to_string()
+}
+
+fn put(server: &Server, headers: &[&str], body: &str) -> Answer {
+    server.client().request_with("PUT", "/v1/limits", &[headers, &[TOKEN]].concat(), body.as_bytes())
+}
+
+fn delete(server: &Server, headers: &[&str]) -> Answer {
+    server.client().request_with("DELETE", "/v1/limits", &[headers, &[TOKEN]].concat(), b"")
+}
+
+/// What is in force: version, source, whether a file is shadowed, whether it outlives the process, the burst.
+fn state(answer: &Answer) -> Value {
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let said = answer.json();
+    assert_eq!(answer.header("etag"), Some(&*format!("\"{}\"", said["version"])));
+    json!([said["version"], said["source"], said["shadowed"], said["persistent"], said["limits"][0]["burst"]])
+}
+
+fn remaining(server: &Server) -> u64 {
+    let peek = server.post("/v1/peek", r#"{"facts":{"user":"alice"}}"#);
+    peek.json()["limits"][0]["remaining"].as_u64().unwrap()
+}
+
+#[test]
+fn limits_that_are_put_are_in_force_at_once_keep_every_count_and_give_way_to_the_file_again() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &file(5, ""));
+    assert!(server.check(r#"{"user":"alice"}"#));
+    assert_eq!(state(&server.get("/v1/limits")), json!([1, "file", false, null, 5]));
+
+    assert_eq!(state(&put(&server, &[], &body(7))), json!([2, "api", true, false, 7]));
+    assert_eq!(state(&server.get("/v1/limits")), json!([2, "api", true, false, 7]));
+    assert_eq!(remaining(&server), 6, "what was charged stays charged");
+    assert_eq!(
+        state(&put(&server, &[], &body(5))),
+        json!([3, "api", false, false, 5]),
+        "as the file has them"
+    );
+    assert_eq!(state(&put(&server, &[], &body(9))), json!([4, "api", true, false, 9]));
+
+    assert_eq!(state(&delete(&server, &[])), json!([5, "file", false, null, 5]));
+    assert_eq!(
+        state(&delete(&server, &[])),
+        json!([5, "file", false, null, 5]),
+        "there is nothing to take back"
+    );
+    assert_eq!(remaining(&server), 4);
+}
+
+#[test]
+fn what_get_answers_can_be_put_back() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &file(5, ""));
+    let limits = server.get("/v1/limits").json()["limits"].clone();
+    let answer = put(&server, &[], &json!({ "limits": limits }).to_string());
+    assert_eq!(answer.json()["limits"], limits);
+    assert_eq!(answer.json()["shadowed"], false);
+}
+
+#[test]
+fn who_has_not_seen_what_is_in_force_changes_nothing() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &file(5, ""));
+    for tag in ["\"2\"", "1", "W/\"1\"", "\"0\", \"2\"", "nonsense", ""] {
+        let header = format!("if-match: {tag}");
+        for answer in [put(&server, &[&header], &body(7)), delete(&server, &[&header])] {
+            let at = Some("If-Match".to_owned());
+            assert_eq!(answer.error(), (412, "version_mismatch".to_owned(), at), "{tag}");
+            assert!(answer.text().contains("version 1 is in force"), "{}", answer.text());
+        }
+    }
+    assert_eq!(state(&server.get("/v1/limits")), json!([1, "file", false, null, 5]));
+    assert_eq!(state(&put(&server, &["if-match: \"1\""], &body(7)))[0], 2);
+    assert_eq!(state(&put(&server, &["if-match: \"0\", \"2\""], &body(8)))[0], 3);
+    assert_eq!(state(&put(&server, &["if-match: *"], &body(9)))[0], 4);
+    assert_eq!(put(&server, &["if-match: \"3\""], &body(7)).status, 412, "another came first");
+    assert_eq!(state(&delete(&server, &["if-match: \"4\""]))[1], "file");
+}
+
+#[test]
+fn of_many_who_have_seen_the_same_version_one_wins() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &file(5, ""));
+    let won = std::thread::scope(|scope| {
+        let server = &server;
+        let racers: Vec<_> = (0..16)
+            .map(|number| scope.spawn(move || put(server, &["if-match: \"1\""], &body(10 + number)).status))
+            .collect();
+        racers.into_iter().map(|racer| racer.join().unwrap()).filter(|status| *status == 200).count()
+    });
+    assert_eq!(won, 1);
+    assert_eq!(server.get("/v1/limits").json()["version"], 2);
+}
+
+#[test]
+fn limits_that_make_no_sense_change_nothing_and_every_mistake_is_named() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &file(5, ""));
+    let wrong = r#"{"limits":[{"name":"A B","rate":"5/1 mn"},{"name":"two","by":"user"}]}"#;
+    let answer = put(&server, &[], wrong);
+    assert_eq!(answer.error(), (400, "invalid_limits".to_owned(), Some("limits".to_owned())));
+    let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+    for part in ["limits:1:", "is not a duration (try `1m`)", "limit `two`: it does not say how much"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    for body in [
+        "",
+        "{}",
+        "[]",
+        "null",
+        "{",
+        "limits: []",
+        r#"{"limits":{}}"#,
+        r#"{"limits":[],"limits":[]}"#,
+        r#"{"limits":[],"admin":{"token_sha256":"x"}}"#,
+        r#"{"limits":[{"name":"a","rate":"5/s","burst":"${HOME}"}]}"#,
+    ] {
+        assert_eq!(put(&server, &[], body).error().1, "invalid_limits", "{body}");
+    }
+    assert_eq!(state(&server.get("/v1/limits")), json!([1, "file", false, null, 5]));
+}
+
+#[test]
+fn variables_of_the_server_cannot_be_read_through_limits() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &file(5, ""));
+    let limits = r#"{"limits":[{"name":"a","by":"user","rate":"5/s","allow":["${PATH}"]}]}"#;
+    let answer = put(&server, &[], limits);
+    assert_eq!(answer.json()["limits"][0]["allow"], json!(["${PATH}"]), "it is what it says: no variable");
+}
+
+#[test]
+fn four_mebibytes_are_read_and_not_a_byte_more() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &file(5, ""));
+    let padded = |size: usize| format!("{}{}", " ".repeat(size - body(7).len()), body(7));
+    assert_eq!(put(&server, &[], &padded((4 << 20) + 1)).error().1, "too_large");
+    assert_eq!(put(&server, &[], &padded(4 << 20)).status, 200);
+}
+
+#[test]
+fn a_file_that_changes_under_limits_that_were_put_is_reported_and_only_its_rest_applied() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &file(5, ""));
+    assert_eq!(state(&put(&server, &[], &body(8))), json!([2, "api", true, false, 8]));
+
+    folder.write("tollkeeper.yaml", &file(3, "share: 1/2"));
+    server.logs("are not applied: others were PUT");
+    assert_eq!(state(&server.get("/v1/limits")), json!([3, "api", true, false, 8]));
+    assert_eq!(remaining(&server), 4, "half of 8: the share is the file's");
+    assert_eq!(state(&delete(&server, &[])), json!([4, "file", false, null, 3]), "the file as it is now");
+    assert_eq!(remaining(&server), 1);
+
+    put(&server, &[], &body(8));
+    folder.write("tollkeeper.yaml", "limits: [");
+    server.logs("what was in force stays so");
+    let said = server.get("/v1/limits");
+    assert_eq!(state(&said), json!([5, "api", true, false, 8]));
+    assert!(said.json()["error"].as_str().unwrap().contains("tollkeeper.yaml:1"), "{}", said.text());
+}
+
+#[test]
+fn the_limits_of_a_server_without_a_config_can_be_put_and_taken_back() {
+    let server = Server::start();
+    server.logs("/v1/state");
+    let log = server.log();
+    let token = log.split("Bearer ").nth(1).and_then(|rest| rest.split('\'').next()).unwrap();
+    let bearer = format!("authorization: Bearer {token}");
+    let answer = server.client().request_with("PUT", "/v1/limits", &[&bearer], body(7).as_bytes());
+    assert_eq!(state(&answer), json!([2, "api", true, false, 7]));
+    let answer = server.client().request_with("DELETE", "/v1/limits", &[&bearer], b"");
+    assert_eq!(state(&answer), json!([3, "builtin", false, null, 5]));
+}

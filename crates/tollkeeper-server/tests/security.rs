@@ -1,0 +1,188 @@
+//! Who may do what, over HTTP: tokens, origins, and what is shown of secrets.
+
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
+mod support;
+
+use serde_json::json;
+use support::*;
+use tollkeeper::digest::{hex, sha256};
+
+const LIMITS: &str = "limits:
+  - { name: per-user, by: user, rate: 100/day, burst: 5 }
+  - { name: per-key, by: api_key, rate: 100/day, burst: 5 }
+http: { facts: { api_key: { from: header.authorization, hash: true } } }
+";
+
+fn digest(token: &str) -> String {
+    hex(&sha256(token.as_bytes()))
+}
+
+fn ask(server: &Server, call: &str, token: Option<&str>) -> Answer {
+    let (method, path) = call.split_once(' ').unwrap();
+    let body = if method == "POST" { r#"{"facts":{"user":"alice"}}"# } else { "" };
+    let bearer = token.map(|token| format!("authorization: Bearer {token}"));
+    server.client().request_with(method, path, bearer.as_deref().as_slice(), body.as_bytes())
+}
+
+/// What each call answers to each of these tokens.
+fn statuses(server: &Server, call: &str, tokens: &[Option<&str>]) -> Vec<u16> {
+    tokens.iter().map(|token| ask(server, call, *token).status).collect()
+}
+
+const OPEN: [&str; 2] = ["GET /healthz", "GET /readyz"];
+const DATA: [&str; 4] = ["POST /v1/check", "POST /v1/peek", "GET /v1/limits", "GET /metrics"];
+const EYES: [&str; 1] = ["GET /v1/usage?user=alice"];
+const ADMIN: [&str; 1] = ["DELETE /v1/state?limit=per-user&user=alice"];
+
+#[test]
+fn without_tokens_decisions_are_open_and_admin_calls_are_off_and_say_how_to_turn_them_on() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LIMITS);
+    for call in OPEN.into_iter().chain(DATA).chain(EYES) {
+        assert_eq!(statuses(&server, call, &[None, Some("any")]), [200, 200], "{call}");
+    }
+    for call in ADMIN {
+        let answer = ask(&server, call, Some("any"));
+        assert_eq!(answer.error(), (403, "forbidden".to_owned(), None), "{call}");
+        assert!(answer.text().contains("admin.token_sha256"), "{}", answer.text());
+    }
+}
+
+#[test]
+fn an_admin_token_opens_admin_calls_and_closes_what_shows_keys() {
+    let folder = Folder::new();
+    let yaml = format!("{LIMITS}admin: {{ token_sha256: {} }}\n", digest("boss"));
+    let server = Server::with_config(&folder, &yaml);
+    let tokens = [None, Some("clerk"), Some("boss")];
+    for call in OPEN.into_iter().chain(DATA) {
+        assert_eq!(statuses(&server, call, &tokens), [200, 200, 200], "{call}");
+    }
+    for call in EYES.into_iter().chain(ADMIN) {
+        assert_eq!(statuses(&server, call, &tokens), [401, 401, 200], "{call}");
+    }
+    let refused = ask(&server, EYES[0], None);
+    assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
+    assert_eq!(refused.error(), (401, "unauthorized".to_owned(), None));
+    // The digest stands in a file that others may read: it is not the token.
+    assert_eq!(ask(&server, ADMIN[0], Some(&digest("boss"))).status, 401);
+}
+
+#[test]
+fn data_tokens_close_the_data_plane_and_the_admin_token_opens_it_too() {
+    let folder = Folder::new();
+    let yaml = format!(
+        "{LIMITS}admin: {{ token_sha256: {} }}\nauth: {{ token_sha256: [{}, {}] }}\n",
+        digest("boss"),
+        digest("clerk"),
+        digest("other").to_uppercase()
+    );
+    let server = Server::with_config(&folder, &yaml);
+    let tokens = [None, Some("nobody"), Some("clerk"), Some("other"), Some("boss")];
+    for call in OPEN {
+        assert_eq!(statuses(&server, call, &tokens), [200; 5], "{call}");
+    }
+    for call in DATA {
+        assert_eq!(statuses(&server, call, &tokens), [401, 401, 200, 200, 200], "{call}");
+    }
+    for call in EYES.into_iter().chain(ADMIN) {
+        assert_eq!(statuses(&server, call, &tokens), [401, 401, 401, 401, 200], "{call}");
+    }
+    let charged = r#"tollkeeper_checks_total{limit="per-user",result="allowed"} 3"#;
+    let metrics = ask(&server, "GET /metrics", Some("clerk"));
+    assert!(metrics.text().lines().any(|line| line == charged), "who has no token is charged nothing");
+}
+
+#[test]
+fn data_tokens_alone_also_guard_what_shows_keys() {
+    let folder = Folder::new();
+    let yaml = format!("{LIMITS}auth: {{ token_sha256: [{}] }}\n", digest("clerk"));
+    let server = Server::with_config(&folder, &yaml);
+    assert_eq!(statuses(&server, EYES[0], &[None, Some("clerk")]), [401, 200]);
+    assert_eq!(statuses(&server, ADMIN[0], &[None, Some("clerk")]), [403, 403]);
+}
+
+#[test]
+fn tokens_change_with_the_file() {
+    let folder = Folder::new();
+    let with = |token: &str| format!("{LIMITS}auth: {{ token_sha256: [{}] }}\n", digest(token));
+    let server = Server::with_config(&folder, &with("old"));
+    assert_eq!(statuses(&server, DATA[0], &[Some("old"), Some("new")]), [200, 401]);
+    folder.write("tollkeeper.yaml", &with("new"));
+    eventually("the new token is in force", || ask(&server, DATA[0], Some("new")).status == 200);
+    assert_eq!(ask(&server, DATA[0], Some("old")).status, 401);
+    folder.write("tollkeeper.yaml", LIMITS);
+    eventually("the door is open", || ask(&server, DATA[0], None).status == 200);
+}
+
+#[test]
+fn a_server_without_a_config_draws_a_token_and_lets_its_own_machine_look() {
+    let server = Server::start();
+    server.logs("/v1/state");
+    let log = server.log();
+    let token =
+        log.split("Bearer ").nth(1).and_then(|rest| rest.split('\'').next()).expect("a token").to_owned();
+    assert_eq!(token.len(), 64, "{log}");
+    let forget = "DELETE /v1/state?limit=demo&user=alice";
+    assert_eq!(statuses(&server, forget, &[None, Some("guess"), Some(&token)]), [401, 401, 200]);
+    assert_eq!(ask(&server, EYES[0], None).status, 200, "it is a demo");
+    assert_eq!(log.matches(&token).count(), 1, "shown once");
+
+    let public = Server::launch(tollkeeper().args(["serve", "--http", "0.0.0.0:0"]));
+    assert_eq!(ask(&public, EYES[0], None).status, 401, "not for the whole network");
+    assert_eq!(ask(&public, EYES[0], Some(&token)).status, 401, "each draws its own");
+    assert_eq!(ask(&public, DATA[0], None).status, 200);
+}
+
+#[test]
+fn forgetting_a_key_frees_it_and_nobody_else() {
+    let folder = Folder::new();
+    let yaml = format!("{LIMITS}admin: {{ token_sha256: {} }}\n", digest("boss"));
+    let server = Server::with_config(&folder, &yaml);
+    for user in ["alice", "bob"] {
+        for _ in 0..5 {
+            assert!(server.check(&format!(r#"{{"user":"{user}"}}"#)));
+        }
+    }
+    let forget = |query: &str| ask(&server, &format!("DELETE /v1/state?{query}"), Some("boss"));
+    assert_eq!(forget("limit=per-user&user=alice").json(), json!({ "done": true }));
+    assert_eq!(forget("limit=per-user&user=alice").json(), json!({ "done": false }), "there was nothing");
+    assert!(server.check(r#"{"user":"alice"}"#));
+    assert!(!server.check(r#"{"user":"bob"}"#));
+    let at = |at: &str| Some(at.to_owned());
+    assert_eq!(forget("user=bob").error(), (400, "missing_field".to_owned(), at("limit")));
+    assert_eq!(forget("limit=nothing&user=bob").error(), (404, "unknown_limit".to_owned(), at("limit")));
+    assert_eq!(forget("limit=per-user&user=%ff").error(), (400, "invalid_fact".to_owned(), at("facts.user")));
+    assert_eq!(
+        forget("limit=per-user&limit=per-user").error(),
+        (400, "duplicate_field".to_owned(), at("facts.limit"))
+    );
+}
+
+#[test]
+fn of_a_hashed_fact_a_dozen_digits_are_shown() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LIMITS);
+    let usage = server.get("/v1/usage?user=alice&api_key=very-secret").json();
+    assert_eq!(usage["limits"][0]["key"], json!(["alice"]));
+    assert_eq!(usage["limits"][1]["key"], json!([&digest("very-secret")[..12]]));
+}
+
+#[test]
+fn a_page_of_another_site_may_not_call_anything_that_changes_something() {
+    let server = Server::start();
+    let mut client = server.client();
+    let own = format!("origin: http://{}", server.address);
+    let body = br#"{"facts":{"user":"alice"}}"#;
+    for (method, path) in [
+        ("POST", "/v1/check"),
+        ("POST", "/v1/refund"),
+        ("POST", "/v1/acquire"),
+        ("DELETE", "/v1/state?limit=demo&user=alice"),
+    ] {
+        let foreign = client.request_with(method, path, &["origin: http://evil.example"], body);
+        assert_eq!(foreign.error(), (403, "forbidden".to_owned(), None), "{method} {path}");
+        assert_ne!(client.request_with(method, path, &[&own], body).status, 403, "{method} {path}");
+    }
+    assert_eq!(client.request_with("GET", "/v1/limits", &["origin: http://evil.example"], b"").status, 200);
+}
