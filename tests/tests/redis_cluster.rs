@@ -1,9 +1,11 @@
 //! A real cluster of three primaries: keys of one request in different slots, all or nothing.
 
+use std::time::Instant;
+
 use tollkeeper::redis::wire::Value;
-use tollkeeper::{Algorithm, Correction, Limit, Missing, Quota, facts};
+use tollkeeper::{Algorithm, Correction, Limit, Missing, OnStoreFailure, Quota, facts};
 use tollkeeper_tests::cluster::Cluster;
-use tollkeeper_tests::redis::{Server, limiter};
+use tollkeeper_tests::redis::{PATIENCE, Server, limiter};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charged() {
@@ -41,7 +43,14 @@ async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charge
         admitted += 1;
     }
     assert_eq!(admitted, 30, "the smallest limit");
-    let usage = limiter.usage(&facts("/b")).await.unwrap();
+    // What was charged in vain is back one trip after the answer.
+    let started = Instant::now();
+    let usage = loop {
+        let usage = limiter.usage(&facts("/b")).await.unwrap();
+        if usage.limit("log").unwrap().outcome().remaining == 20 || started.elapsed() > PATIENCE {
+            break usage;
+        }
+    };
     let left = |name: &str| usage.limit(name).unwrap().outcome().remaining;
     // A bucket gives back what has not drained since: all but the milliseconds in between.
     let bucket = left("per-user");
@@ -179,4 +188,55 @@ async fn limits_of_one_partition_are_decided_by_one_script() {
     let before = scripts(&cluster);
     apart.peek(&facts).await.unwrap();
     assert_eq!(scripts(&cluster) - before, 2, "what is apart is asked apart");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_dead_concerns_its_own_limits_only() {
+    let mut cluster = Cluster::start();
+    for server in &cluster.servers {
+        server.connect().text("CONFIG SET cluster-require-full-coverage no");
+    }
+    let limit = |name: &str, policy| {
+        let limit = Limit::new(name, Quota::per_day(100)).by("user").on_store_failure(policy);
+        limit.algorithm(Algorithm::FixedWindow)
+    };
+    let limits = |policy| vec![limit("here", OnStoreFailure::Deny), limit("there", policy)];
+    let slot = |name: &str, user: usize| {
+        let key = format!("CLUSTER KEYSLOT tk:1:{name}:f1d:{user}");
+        let Value::Number(slot) = cluster.servers[0].connect().text(&key) else { panic!("a slot") };
+        slot
+    };
+    // Slots are dealt out in order: the first third to the first, the last third to the third.
+    let users: Vec<String> = (0..)
+        .filter(|user| slot("here", *user) < 5_000 && slot("there", *user) > 12_000)
+        .take(3)
+        .map(|user| user.to_string())
+        .collect();
+    let policies = [OnStoreFailure::Allow, OnStoreFailure::Local, OnStoreFailure::Deny];
+    let limiters = policies.map(|policy| limiter(&cluster.url(), limits(policy)));
+    for (limiter, user) in limiters.iter().zip(&users) {
+        assert_eq!(limiter.check(&facts! { "user" => user }).await.unwrap().degraded(), None);
+    }
+    cluster.servers[3..].iter_mut().for_each(Server::kill);
+    cluster.servers[2].kill();
+    for ((policy, limiter), user) in policies.into_iter().zip(limiters).zip(&users) {
+        let facts = facts! { "user" => user };
+        for number in 0..20 {
+            let decision = limiter.check(&facts).await.unwrap();
+            assert_eq!(decision.allowed(), policy != OnStoreFailure::Deny, "{policy:?}: check {number}");
+            let by = |name| decision.limit(name).unwrap().degraded();
+            assert_eq!((by("here"), by("there")), (None, Some(policy)), "check {number}");
+        }
+        let started = Instant::now();
+        let charged = if policy == OnStoreFailure::Deny { 1 } else { 21 };
+        loop {
+            let usage = limiter.usage(&facts).await.unwrap();
+            let here = usage.limit("here").unwrap();
+            let left = here.outcome().remaining;
+            if left == 100 - charged {
+                break;
+            }
+            assert!(started.elapsed() < PATIENCE, "{policy:?}: {left} are left, and {charged} were admitted");
+        }
+    }
 }

@@ -176,6 +176,11 @@ impl Ruling {
         self.now
     }
 
+    /// The number that an admission carries.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
     /// What each limit says, in the order of the toll.
     pub fn said(&self) -> &[Said] {
         &self.said

@@ -233,6 +233,21 @@ impl Toll {
         Ok(())
     }
 
+    /// What of it is due at the limits of these places.
+    #[must_use]
+    pub fn part(&self, places: &[usize]) -> Toll {
+        let mut part = Toll { hold: self.hold, ..Toll::new(Arc::clone(&self.policy), self.verb) };
+        part.values = self.values.clone();
+        places.iter().for_each(|place| part.entries.push(self.entries[*place]));
+        part
+    }
+
+    /// The same, to be looked at only.
+    #[must_use]
+    pub fn looking(self) -> Toll {
+        Toll { verb: Verb::Peek, ..self }
+    }
+
     /// What the request wants.
     pub fn verb(&self) -> Verb {
         self.verb

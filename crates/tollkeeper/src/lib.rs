@@ -260,7 +260,7 @@ pub use meter::Meter;
 pub use observer::Observer;
 pub use percent::Percent;
 #[cfg(feature = "redis")]
-pub use remote::{Asked, Failure, FailureKind, Remote};
+pub use remote::{Asked, Failure, FailureKind, Part, Remote, Server, Split};
 #[cfg(feature = "redis")]
 pub use resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
 pub use store::{Answer, Correction, Store};

@@ -4,7 +4,9 @@
 //! [`Resilient`](crate::Resilient) around it, which has one.
 
 use std::fmt;
+use std::sync::Arc;
 
+use tollkeeper_core::charge::Item;
 use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Toll};
 
 use crate::store::{Answer, Correction};
@@ -12,11 +14,31 @@ use crate::store::{Answer, Correction};
 /// What came of asking a store elsewhere.
 pub type Asked<T> = Result<T, Failure>;
 
-/// Decides tolls against shared state, somewhere else.
+/// Decides tolls against shared state, somewhere else. What concerns parts and servers is for a store of several.
 pub trait Remote: fmt::Debug + Send + Sync {
-    /// Decides a toll: all of it or nothing, in one step. Who has to wait for the answer takes what it
-    /// needs of the toll along.
+    /// Decides a toll that is not [split](Remote::split): all of it or nothing, in one step. Who has to wait for
+    /// the answer takes what it needs of the toll along.
     fn decide(&self, toll: &Toll) -> Answer<'_, Asked<Ruling>>;
+
+    /// Who decides a toll.
+    fn split(&self, _toll: &Toll) -> Split {
+        Split::Whole(Server::default())
+    }
+
+    /// Decides a part of a toll: all of it or nothing, in one step.
+    fn decide_part(&self, part: &Part) -> Answer<'_, Asked<Ruling>> {
+        self.decide(&part.toll)
+    }
+
+    /// Gives back what a part was charged, because another part was refused. It is tried once.
+    fn undo<'a>(&'a self, _part: &'a Part, _ruling: &'a Ruling) -> Answer<'a, Asked<()>> {
+        Answer::Ready(Ok(()))
+    }
+
+    /// The one server that has all of these, if there is one.
+    fn server_of(&self, _items: &[Item]) -> Option<Server> {
+        Some(Server::default())
+    }
 
     /// Gives back or adds to what was charged: once for each charge.
     fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Asked<Correction>>;
@@ -41,6 +63,48 @@ pub trait Remote: fmt::Debug + Send + Sync {
 
     /// As [`Remote::open_charge`].
     fn open_slot(&self, text: &str) -> Option<Slot>;
+}
+
+/// Who decides a toll.
+#[derive(Clone, Debug)]
+pub enum Split {
+    /// One server, in one step.
+    Whole(Server),
+    /// Several, or one in several steps: none of them knows what the others say.
+    Apart(Vec<Part>),
+}
+
+/// What one server decides of a toll in one step.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Who decides it.
+    pub server: Server,
+    /// What is due.
+    pub toll: Toll,
+    /// The places of its limits in the whole toll.
+    pub places: Vec<usize>,
+    /// The number that an admission of all parts carries.
+    pub id: u64,
+}
+
+/// A server of a store, by its address; of a store of one the only one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Server(Option<Arc<str>>);
+
+impl Server {
+    /// The server at this address.
+    pub fn at(address: Arc<str>) -> Server {
+        Server(Some(address))
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            None => f.write_str("the store"),
+            Some(address) => write!(f, "the store's server {address}"),
+        }
+    }
 }
 
 /// Why there was no answer.

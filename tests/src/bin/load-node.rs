@@ -11,11 +11,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use tokio::task_local;
+use tollkeeper::charge::Item;
 use tollkeeper::config::StoreUrl;
 use tollkeeper::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
-    Answer, Asked, Charge, Correction, Costs, Fix, Key, Limiter, MemoryStore, Remote, Resilient,
-    ResilientSettings, Ruling, Slot, Toll, facts,
+    Answer, Asked, Charge, Correction, Costs, Fix, Key, Limiter, MemoryStore, Part, Remote, Resilient,
+    ResilientSettings, Ruling, Server, Slot, Split, Toll, facts,
 };
 use tollkeeper_tests::load::{self, BACK, COST, NODES, OFFERED, ONCE, ROUTES, Row, THREADS};
 use tracing::field::{Field, Visit};
@@ -195,6 +196,22 @@ impl Remote for Marked {
     fn decide(&self, toll: &Toll) -> Answer<'_, Asked<Ruling>> {
         ASKED.with(|asked| asked.set(true));
         self.0.decide(toll)
+    }
+
+    fn split(&self, toll: &Toll) -> Split {
+        self.0.split(toll)
+    }
+
+    fn decide_part(&self, part: &Part) -> Answer<'_, Asked<Ruling>> {
+        self.0.decide_part(part)
+    }
+
+    fn undo<'a>(&'a self, part: &'a Part, ruling: &'a Ruling) -> Answer<'a, Asked<()>> {
+        self.0.undo(part, ruling)
+    }
+
+    fn server_of(&self, items: &[Item]) -> Option<Server> {
+        self.0.server_of(items)
     }
 
     fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Asked<Correction>> {

@@ -17,14 +17,17 @@ use super::fate::{Elsewhere, Fate};
 use super::lane::Lane;
 use super::slot::SLOTS;
 use super::wire::{self, Call};
+use crate::remote::Server;
 use crate::store_url::Host;
 
 /// How often a call is sent on before it is given up.
 const REDIRECTS: usize = 5;
 /// How long keys that are on their way are waited for.
 const ON_THEIR_WAY: Duration = Duration::from_millis(2);
-/// How often the table is read anew without any reason, and the pause between two readings with one.
-const READINGS: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(50));
+/// How often the table is read anew without any reason, how often while a server cannot be reached, which may have
+/// been replaced, and the pause between two readings with a reason.
+const READINGS: [Duration; 3] =
+    [Duration::from_secs(5), Duration::from_millis(250), Duration::from_millis(50)];
 
 /// The servers of a cluster.
 #[derive(Debug)]
@@ -76,7 +79,7 @@ impl Cluster {
                     return Ok(rulings.rulings.into_iter().next().expect("one toll, one ruling"));
                 }
                 Err(Fate::Elsewhere(elsewhere)) => lane = self.redirected(slot, elsewhere, &lane).await?,
-                answer => return answer,
+                answer => return self.seen(answer),
             }
         }
         Err(Fate::Refused(format!("slot {slot} was moved {REDIRECTS} times")))
@@ -91,7 +94,7 @@ impl Cluster {
                     return self.server(&address)?.run_asking(call).await;
                 }
                 Err(Fate::Elsewhere(elsewhere)) => lane = self.redirected(slot, elsewhere, &lane).await?,
-                answer => return answer,
+                answer => return self.seen(answer),
             }
         }
         Err(Fate::Refused(format!("slot {slot} was moved {REDIRECTS} times")))
@@ -103,10 +106,25 @@ impl Cluster {
         for _ in 0..REDIRECTS {
             match lane.command(command).await {
                 Err(Fate::Elsewhere(elsewhere)) => lane = self.redirected(slot, elsewhere, &lane).await?,
-                answer => return answer,
+                answer => return self.seen(answer),
             }
         }
         Err(Fate::Refused(format!("slot {slot} was moved {REDIRECTS} times")))
+    }
+
+    /// A server that is gone may have been replaced.
+    fn seen<T>(&self, answer: Result<T, Fate>) -> Result<T, Fate> {
+        if matches!(answer, Err(Fate::NotSent(_) | Fate::Unknown { usable: false, .. })) {
+            self.shared.stale.notify_one();
+        }
+        answer
+    }
+
+    /// Who has a slot, as far as is known.
+    pub(crate) fn server_of(&self, slot: u16) -> Server {
+        let map = self.shared.map();
+        let lane = map.slots.get(usize::from(slot)).and_then(Option::as_ref);
+        lane.map_or_else(Server::default, |lane| Server::at(Arc::clone(lane.address())))
     }
 
     /// Why some server cannot be asked, if one cannot.
@@ -227,9 +245,10 @@ async fn read(shared: Arc<Shared>) {
         if let Some(ranges) = ranges {
             seeds = None;
             shared.install(&ranges);
-            let _ = tokio::time::timeout(READINGS.0, shared.stale.notified()).await;
+            let troubled = shared.map().servers.values().any(|lane| lane.trouble().is_some());
+            let _ = tokio::time::timeout(READINGS[usize::from(troubled)], shared.stale.notified()).await;
         }
-        tokio::time::sleep(READINGS.1).await;
+        tokio::time::sleep(READINGS[2]).await;
     }
 }
 

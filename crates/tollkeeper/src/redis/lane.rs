@@ -34,6 +34,7 @@ const ON_THE_WAY: usize = 2;
 /// The way to one server.
 #[derive(Debug)]
 pub(crate) struct Lane {
+    address: Arc<str>,
     line: mpsc::Sender<Job>,
     ways: Arc<Ways>,
 }
@@ -54,7 +55,12 @@ impl Lane {
         let ways = Arc::new(Ways { ways, current: AtomicUsize::new(0), changed: Notify::new() });
         let (line, jobs) = mpsc::channel(WAITING);
         tokio::spawn(carry(Arc::clone(&ways), jobs));
-        Lane { line, ways }
+        Lane { address: address.to_string().into(), line, ways }
+    }
+
+    /// Where the server is.
+    pub(crate) fn address(&self) -> &Arc<str> {
+        &self.address
     }
 
     /// Has a toll decided, together with whatever else is in flight.

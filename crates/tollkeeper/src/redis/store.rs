@@ -7,17 +7,17 @@ use std::time::Duration;
 use redis::{FromRedisValue as _, Value};
 use tokio::task::JoinHandle;
 use tollkeeper_core::charge::Item;
-use tollkeeper_core::{Charge, Fix, Key, Ruling, Secret, Slot, Toll, siphash};
+use tollkeeper_core::{Charge, Due, Fix, Key, Ruling, Secret, Slot, Toll, siphash};
 
 use super::address::{Address, RedisTls};
 use super::cluster::Cluster;
 use super::keys::{self, Format, Names};
 use super::lane::Lane;
-use super::topology::{Refused, Topology};
+use super::topology::Topology;
 use super::wire::{self, Batch, Call, Handling};
 use crate::clock::Clock;
 use crate::random;
-use crate::remote::{Asked, Failure, FailureKind, Remote};
+use crate::remote::{Asked, Failure, FailureKind, Part, Remote, Server, Split};
 use crate::store::{Answer, Correction};
 use crate::store_url::{RedisUrl, Servers};
 
@@ -72,9 +72,7 @@ impl RedisStore {
         let addresses = Address::of(url, options.tls);
         let address = addresses.first().expect("a URL leads somewhere").clone();
         let topology = match url.servers {
-            Servers::Cluster { .. } => {
-                Topology::Many(Cluster::new(addresses, options.connections), Refused::default())
-            }
+            Servers::Cluster { .. } => Topology::Many(Cluster::new(addresses, options.connections)),
             _ => Topology::One(Lane::new(&address, options.connections)),
         };
         let inner = Arc::new_cyclic(|weak: &std::sync::Weak<Inner>| {
@@ -117,10 +115,26 @@ impl Inner {
         u64::try_from(hash & u128::from(u64::MAX)).expect("64 bits")
     }
 
-    async fn decide(&self, asked: wire::Asked) -> Asked<Ruling> {
-        self.secret_of_all().await?;
-        let id = asked.id();
-        Ok(self.topology.decide(asked, |state| self.names.marker(state, id)).await?)
+    /// What travels of a toll, whose admission will carry this number.
+    fn asked(&self, toll: &Toll, id: u64) -> wire::Asked {
+        wire::Asked::new(toll, id, |due| self.names.state(due.key))
+    }
+
+    fn decide(&self, asked: wire::Asked) -> Answer<'_, Asked<Ruling>> {
+        if asked.names().next().is_none() {
+            // Limits that grant nothing have no state: what they say is known.
+            let mut rulings = Batch::new(vec![asked]).rulings_without_store(self.clock.now());
+            return Answer::Ready(Ok(rulings.pop().expect("one toll, one ruling")));
+        }
+        Answer::Later(Box::pin(async move {
+            self.secret_of_all().await?;
+            Ok(self.topology.decide(asked).await?)
+        }))
+    }
+
+    /// The number of a toll that wants to be admitted.
+    fn number_of(&self, toll: &Toll) -> u64 {
+        if toll.verb().charges() { self.number() } else { 0 }
     }
 
     async fn run<T>(&self, call: Call, read: fn(&wire::Value) -> Result<T, wire::Malformed>) -> Asked<T> {
@@ -136,13 +150,16 @@ impl Inner {
             .map(|item| self.names.item(item))
             .map(|name| (self.topology.slot(&name), name))
             .collect();
-        let mut held = true;
+        let (mut held, mut failed) = (true, None);
         for place in slots(&named) {
             let keys =
                 named.iter().filter(|(other, _)| *other == place).map(|(_, name)| name.clone()).collect();
-            held &= self.run(wire::handling(slot, handling, keys), wire::handled).await?;
+            match self.run(wire::handling(slot, handling, keys), wire::handled).await {
+                Ok(was_held) => held &= was_held,
+                Err(failure) => failed = Some(failure),
+            }
         }
-        Ok(held)
+        failed.map_or(Ok(held), Err)
     }
 
     /// The secret that receipts of this store are sealed with: the same for all nodes, drawn by the first.
@@ -211,20 +228,65 @@ fn slots<T>(all: &[(u16, T)]) -> Vec<u16> {
 impl Remote for RedisStore {
     fn decide(&self, toll: &Toll) -> Answer<'_, Asked<Ruling>> {
         let inner = &*self.inner;
-        let id = if toll.verb().charges() { inner.number() } else { 0 };
-        let asked = wire::Asked::new(toll, id, |due| inner.names.state(due.key));
-        if asked.names().next().is_none() {
-            // Limits that grant nothing have no state: what they say is known.
-            let mut rulings = Batch::new(vec![asked]).rulings_without_store(inner.clock.now());
-            return Answer::Ready(Ok(rulings.pop().expect("one toll, one ruling")));
+        inner.decide(inner.asked(toll, inner.number_of(toll)))
+    }
+
+    fn split(&self, toll: &Toll) -> Split {
+        let inner = &*self.inner;
+        let Topology::Many(_) = inner.topology else { return Split::Whole(Server::default()) };
+        let slot =
+            |due: Due<'_>| (due.quota.count() > 0).then(|| inner.topology.slot(&inner.names.state(due.key)));
+        let slots: Vec<Option<u16>> = toll.dues().map(slot).collect();
+        // What has no key goes with the first that has one.
+        let home = slots.iter().find_map(|slot| *slot).unwrap_or(0);
+        let mut parts: Vec<(u16, Vec<usize>)> = Vec::new();
+        for (place, slot) in slots.into_iter().map(|slot| slot.unwrap_or(home)).enumerate() {
+            match parts.iter_mut().find(|(other, _)| *other == slot) {
+                Some((_, places)) => places.push(place),
+                None => parts.push((slot, vec![place])),
+            }
         }
-        Answer::Later(Box::pin(inner.decide(asked)))
+        if parts.len() <= 1 {
+            return Split::Whole(inner.topology.server(home));
+        }
+        let id = inner.number_of(toll);
+        let part = |(slot, places): (u16, Vec<usize>)| Part {
+            server: inner.topology.server(slot),
+            toll: toll.part(&places),
+            places,
+            id,
+        };
+        Split::Apart(parts.into_iter().map(part).collect())
+    }
+
+    fn decide_part(&self, part: &Part) -> Answer<'_, Asked<Ruling>> {
+        self.inner.decide(self.inner.asked(&part.toll, part.id))
+    }
+
+    fn undo<'a>(&'a self, part: &'a Part, ruling: &'a Ruling) -> Answer<'a, Asked<()>> {
+        let inner = &*self.inner;
+        Answer::Later(Box::pin(async move {
+            let asked = inner.asked(&part.toll, part.id);
+            for call in asked.undo(ruling, |state| inner.names.marker(state, part.id)) {
+                inner.topology.run(&call).await?;
+            }
+            Ok(())
+        }))
+    }
+
+    fn server_of(&self, items: &[Item]) -> Option<Server> {
+        let inner = &*self.inner;
+        let Topology::Many(_) = inner.topology else { return Some(Server::default()) };
+        let mut servers =
+            items.iter().map(|item| inner.topology.server(inner.topology.slot(&inner.names.item(item))));
+        let first = servers.next()?;
+        servers.all(|server| server == first).then_some(first)
     }
 
     fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Asked<Correction>> {
         let inner = &*self.inner;
         Answer::Later(Box::pin(async move {
-            let mut corrected: Option<Correction> = None;
+            let (mut corrected, mut failed) = (None, None);
             let all: Vec<(u16, (&Item, &Fix))> = charge
                 .items()
                 .iter()
@@ -238,11 +300,14 @@ impl Remote for RedisStore {
                     let marker = inner.names.marker(&state, charge.id());
                     [state, marker]
                 });
-                let done = inner.run(call, wire::corrected).await?;
-                // What was done in one slot was done, whatever another says.
-                corrected = Some(if corrected == Some(Correction::Done) { Correction::Done } else { done });
+                match inner.run(call, wire::corrected).await {
+                    // What was done in one slot was done, whatever another says.
+                    Ok(done) if corrected != Some(Correction::Done) => corrected = Some(done),
+                    Ok(_) => {}
+                    Err(failure) => failed = Some(failure),
+                }
             }
-            Ok(corrected.unwrap_or(Correction::Unknown))
+            failed.map_or(Ok(corrected.unwrap_or(Correction::Unknown)), Err)
         }))
     }
 

@@ -24,7 +24,7 @@
 //! on them, here, which gives the numbers that people are told; the script computes none but for logs,
 //! whose stamps do not travel.
 
-pub(crate) mod apart;
+mod undo;
 
 use std::collections::HashMap;
 use std::fmt;

@@ -4,10 +4,13 @@
 //! lets one request try again after a pause. What the store does not answer, the failure policy of each
 //! limit does: see [`OnStoreFailure`](crate::OnStoreFailure). A decision says which limits were decided so.
 
+mod apart;
 mod breaker;
 mod fallback;
 
+use std::collections::HashMap;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -16,12 +19,13 @@ use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Time, Toll};
 use crate::clock::Clock;
 use crate::memory::MemoryStore;
 use crate::random;
-use crate::remote::{Asked, Failure, FailureKind, Remote};
+use crate::remote::{Asked, Failure, FailureKind, Remote, Server, Split};
 use crate::store::{Answer, Correction, Store};
 use crate::sync::{Mutex, lock};
 
 pub use breaker::{BreakerSettings, BreakerState};
 
+use apart::Refused;
 use breaker::{Breaker, Pass};
 use fallback::Fallback;
 
@@ -48,15 +52,24 @@ impl Default for ResilientSettings {
 
 /// A [`Store`] that always answers, around a [`Remote`] that may not.
 #[derive(Debug)]
-pub struct Resilient<R> {
+pub struct Resilient<R>(Arc<Inner<R>>);
+
+#[derive(Debug)]
+struct Inner<R> {
     remote: R,
     deadline: Duration,
     clock: Clock,
-    breaker: Mutex<Breaker>,
+    breaker: BreakerSettings,
+    /// One for each server: that one does not answer says nothing of the others.
+    breakers: Mutex<HashMap<Server, Breaker>>,
     fallback: Fallback,
     local: MemoryStore,
+    refused: Refused,
     failures: Failures,
 }
+
+/// Servers come and go. Of more than these, those that answer are forgotten.
+const SERVERS: usize = 256;
 
 /// How often the store failed, by kind, and what was said of it.
 #[derive(Debug, Default)]
@@ -91,149 +104,196 @@ impl<R: Remote> Resilient<R> {
     /// Wraps a store; `local` decides in its place, and lives as long as this does.
     pub fn new(remote: R, settings: ResilientSettings, local: MemoryStore) -> Resilient<R> {
         let pause = settings.breaker.cooldown;
-        Resilient {
+        Resilient(Arc::new(Inner {
             remote,
             deadline: settings.deadline,
             clock: local.clock().clone(),
-            breaker: Mutex::new(Breaker::new(settings.breaker)),
+            breaker: settings.breaker,
+            breakers: Mutex::default(),
             fallback: Fallback::new(local.clone(), settings.nodes, pause),
             local,
+            refused: Refused::default(),
             failures: Failures::default(),
-        }
+        }))
     }
 
     /// The store inside.
     pub fn remote(&self) -> &R {
-        &self.remote
+        &self.0.remote
     }
 
-    /// Whether the store is being asked.
+    /// Whether the store is being asked: of several servers, the one that fares worst.
     pub fn breaker(&self) -> BreakerState {
-        lock(&self.breaker).state()
+        let breakers = lock(&self.0.breakers);
+        let severity = |state: &BreakerState| match state {
+            BreakerState::Closed => 0,
+            BreakerState::HalfOpen => 1,
+            BreakerState::Open => 2,
+        };
+        breakers.values().map(Breaker::state).max_by_key(severity).unwrap_or(BreakerState::Closed)
     }
 
     /// How often the store failed like this.
     pub fn failures(&self, kind: FailureKind) -> u64 {
-        self.failures.counts[kind as usize].load(Relaxed)
+        self.0.failures.counts[kind as usize].load(Relaxed)
     }
+}
 
-    /// Asks, if the breaker lets it, and for no longer than the deadline. Nothing if it must not be asked.
+impl<R: Remote> Inner<R> {
+    /// Asks, if the breaker of that server lets it, and for no longer than the deadline. Nothing if it must not be
+    /// asked. Without a server, there is none to be spared.
     fn ask<'a, T: Unpin + Send + 'a>(
         &'a self,
+        server: Option<Server>,
         call: impl FnOnce(&'a R) -> Answer<'a, Asked<T>>,
     ) -> Option<impl Future<Output = Asked<T>> + Send + 'a> {
         let began = self.clock.now();
-        if lock(&self.breaker).pass(began) == Pass::Stay {
+        if server.as_ref().is_some_and(|server| !self.may_ask(server, began)) {
             return None;
         }
         let answer = call(&self.remote);
-        Some(async move {
-            let late = |_| {
-                let message = format!("no answer within {:?}", self.deadline);
-                Err(Failure::new(FailureKind::Timeout, message))
-            };
-            let asked = tokio::time::timeout(self.deadline, answer).await.unwrap_or_else(late);
-            match &asked {
-                Ok(_) => self.answered(),
-                Err(failure) => self.failed(began, failure),
-            }
-            asked
-        })
+        Some(self.await_answer(server, began, answer))
     }
 
-    fn answered(&self) {
-        if lock(&self.breaker).answered() {
+    /// Waits for no longer than the deadline, and notes how the server fares.
+    async fn await_answer<T: Unpin>(
+        &self,
+        server: Option<Server>,
+        began: Time,
+        answer: Answer<'_, Asked<T>>,
+    ) -> Asked<T> {
+        let late = |_| {
+            let message = format!("no answer within {:?}", self.deadline);
+            Err(Failure::new(FailureKind::Timeout, message))
+        };
+        let asked = tokio::time::timeout(self.deadline, answer).await.unwrap_or_else(late);
+        match &asked {
+            Ok(_) => self.answered(server.as_ref()),
+            Err(failure) => self.failed(server.as_ref(), began, failure),
+        }
+        asked
+    }
+
+    fn may_ask(&self, server: &Server, now: Time) -> bool {
+        self.breaker_of(server, |breaker| breaker.pass(now) != Pass::Stay)
+    }
+
+    fn breaker_of<T>(&self, server: &Server, with: impl FnOnce(&mut Breaker) -> T) -> T {
+        let mut breakers = lock(&self.breakers);
+        if let Some(breaker) = breakers.get_mut(server) {
+            return with(breaker);
+        }
+        if breakers.len() >= SERVERS {
+            breakers.retain(|_, breaker| breaker.state() != BreakerState::Closed);
+        }
+        with(breakers.entry(server.clone()).or_insert_with(|| Breaker::new(self.breaker)))
+    }
+
+    fn answered(&self, server: Option<&Server>) {
+        let Some(server) = server else { return };
+        if self.breaker_of(server, Breaker::answered) {
             self.failures.closed.write(self.clock.now(), |more| {
-                tracing::info!("the store answers again ({more} more since the last such line)");
+                tracing::info!("{server} answers again ({more} more since the last such line)");
             });
         }
     }
 
-    fn failed(&self, began: Time, failure: &Failure) {
+    fn failed(&self, server: Option<&Server>, began: Time, failure: &Failure) {
         self.failures.counts[failure.kind as usize].fetch_add(1, Relaxed);
         let now = self.clock.now();
         let jitter = random::secret().0[0];
-        if lock(&self.breaker).failed(began, now, jitter) {
+        let opened =
+            server.filter(|server| self.breaker_of(server, |breaker| breaker.failed(began, now, jitter)));
+        if let Some(server) = opened {
             self.failures.opened.write(now, |more| {
                 tracing::warn!(
-                    "the store is not asked for a while, limits go by their failure policy: {failure} \
+                    "{server} is not asked for a while, limits go by their failure policy: {failure} \
                      ({more} more since the last such line)"
                 );
             });
         } else {
+            let server = server.cloned().unwrap_or_default();
             self.failures.failed.write(now, |more| {
-                tracing::warn!("the store did not answer: {failure} ({more} more since the last such line)");
+                tracing::warn!("{server} did not answer: {failure} ({more} more since the last such line)");
             });
         }
     }
 
-    /// As [`Resilient::ask`], with what to say if there is no answer.
+    /// As [`Inner::ask`], with what to say if there is no answer.
     fn ask_or<'a, T: Copy + Unpin + Send + 'a>(
         &'a self,
+        server: Option<Server>,
         otherwise: T,
         call: impl FnOnce(&'a R) -> Answer<'a, Asked<T>>,
     ) -> Answer<'a, T> {
-        match self.ask(call) {
+        match self.ask(server, call) {
             None => Answer::Ready(otherwise),
             Some(asked) => Answer::Later(Box::pin(async move { asked.await.unwrap_or(otherwise) })),
         }
     }
 }
 
-impl<R: Remote> Store for Resilient<R> {
+impl<R: Remote + 'static> Store for Resilient<R> {
     fn decide(&self, toll: &Toll) -> Answer<'_, Ruling> {
+        let inner = &*self.0;
         if toll.is_empty() {
-            return Answer::Ready(Ruling::new(self.clock.now(), 0));
+            return Answer::Ready(Ruling::new(inner.clock.now(), 0));
         }
-        match self.ask(|remote| remote.decide(toll)) {
-            None => Answer::Ready(self.fallback.decide(toll)),
-            Some(asked) => {
-                let toll = toll.clone();
-                Answer::Later(Box::pin(
-                    async move { asked.await.unwrap_or_else(|_| self.fallback.decide(&toll)) },
-                ))
+        match inner.remote.split(toll) {
+            Split::Apart(parts) => {
+                Answer::Later(Box::pin(apart::decide(Arc::clone(&self.0), toll.clone(), parts)))
             }
+            Split::Whole(server) => match inner.ask(Some(server), |remote| remote.decide(toll)) {
+                None => Answer::Ready(inner.fallback.decide(toll)),
+                Some(asked) => {
+                    let toll = toll.clone();
+                    Answer::Later(Box::pin(async move {
+                        asked.await.unwrap_or_else(|_| inner.fallback.decide(&toll))
+                    }))
+                }
+            },
         }
     }
 
     fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction> {
-        self.ask_or(Correction::Failed, |remote| remote.correct(charge, fixes))
+        let server = self.0.remote.server_of(charge.items());
+        self.0.ask_or(server, Correction::Failed, |remote| remote.correct(charge, fixes))
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
         // A slot may have been taken here, while the store was away.
-        if self.local.release(slot) {
+        if self.0.local.release(slot) {
             return Answer::Ready(true);
         }
-        self.ask_or(false, |remote| remote.release(slot))
+        self.0.ask_or(self.0.remote.server_of(slot.items()), false, |remote| remote.release(slot))
     }
 
     fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
-        if self.local.renew(slot) {
+        if self.0.local.renew(slot) {
             return Answer::Ready(true);
         }
-        self.ask_or(false, |remote| remote.renew(slot))
+        self.0.ask_or(self.0.remote.server_of(slot.items()), false, |remote| remote.renew(slot))
     }
 
     fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, bool> {
-        self.local.forget(key);
-        self.ask_or(false, |remote| remote.forget(key))
+        self.0.local.forget(key);
+        self.0.ask_or(self.0.remote.server_of(&[]), false, |remote| remote.forget(key))
     }
 
     fn seal_charge(&self, charge: &Charge) -> String {
-        self.remote.seal_charge(charge)
+        self.0.remote.seal_charge(charge)
     }
 
     fn open_charge(&self, text: &str) -> Option<Charge> {
-        self.remote.open_charge(text)
+        self.0.remote.open_charge(text)
     }
 
     fn seal_slot(&self, slot: &Slot) -> String {
-        self.remote.seal_slot(slot)
+        self.0.remote.seal_slot(slot)
     }
 
     fn open_slot(&self, text: &str) -> Option<Slot> {
-        self.remote.open_slot(text)
+        self.0.remote.open_slot(text)
     }
 }
 

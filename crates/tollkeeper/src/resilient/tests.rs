@@ -93,11 +93,11 @@ impl Bench {
     }
 
     fn mood(&self, mood: Mood) {
-        *lock(&self.store.remote.mood) = mood;
+        *lock(&self.store.remote().mood) = mood;
     }
 
     fn asked(&self) -> usize {
-        self.store.remote.asked.load(SeqCst)
+        self.store.remote().asked.load(SeqCst)
     }
 
     async fn decide(&self, verb: Verb, facts: &Facts<'_>, cost: u64) -> Decision {
