@@ -351,9 +351,11 @@ impl History {
                 (None, Some([Correction::Failed, Correction::Failed])) => &[Some(COST), Some(COST - BACK)],
                 (None, Some(_)) => &[Some(COST - BACK)],
             };
-            let twice = row.refunds == Some([Correction::Done, Correction::Done]);
+            // What was lost between two refunds was lost with the mark of the first: nothing is left to give.
+            let gone = lost && holds.is_none();
+            let twice = row.refunds == Some([Correction::Done, Correction::Done]) && !gone;
             let refused = row.degraded.is_none() && !row.allowed;
-            if !(lawful.contains(&holds) || lost && holds.is_none()) || twice || refused {
+            if !(lawful.contains(&holds) || gone) || twice || refused {
                 wrong.push(format!("holds {holds:?}: {row}"));
             }
             rows.insert(user, ());
