@@ -42,16 +42,25 @@ impl Limiter {
     /// ```
     pub async fn from_config(path: impl AsRef<Path>) -> Result<Limiter, ReadError> {
         let (config, _) = Config::read(path.as_ref())?;
+        config.limiter()
+    }
+}
+
+impl Config {
+    /// A limiter with these limits, on the store that is named; what was saved there goes on. An error is a
+    /// file beside the config, such as a certificate, that cannot be read.
+    pub fn limiter(&self) -> Result<Limiter, ReadError> {
+        let policy = self.policy.clone();
         #[cfg(feature = "redis")]
-        if let StoreUrl::Redis(url) = &config.store {
-            let store = Resilient::open(url, &config.redis).map_err(|error| ReadError::Unreadable {
+        if let StoreUrl::Redis(url) = &self.store {
+            let store = Resilient::open(url, &self.redis).map_err(|error| ReadError::Unreadable {
                 path: error.path().to_owned(),
                 reason: error.to_string(),
             })?;
-            return Ok(Limiter::with_store(config.policy, Arc::new(store)));
+            return Ok(Limiter::with_store(policy, Arc::new(store)));
         }
-        let (store, _) = config.memory.open(Clock::system());
-        Ok(Limiter::embedded(config.policy, store))
+        let (store, _) = self.memory.open(Clock::system());
+        Ok(Limiter::embedded(policy, store))
     }
 }
 

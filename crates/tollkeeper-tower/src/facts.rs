@@ -1,0 +1,396 @@
+//! Facts of an HTTP request: those that the limits in force name, and no others.
+//!
+//! A [`Reader`] is made once for each policy and knows what to look for. What it cannot tell for certain (a
+//! parameter that is there twice, a body that is too large) stays *open*; whether that matters is asked of
+//! the limits: only one that applies to this request and needs the fact makes it an error.
+
+use std::borrow::Cow;
+
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, StatusCode, header};
+use tollkeeper::facts::{Hashed, MAX_VALUE};
+use tollkeeper::http::{HttpFact, HttpSettings, InvalidRoute, Normalization, Source};
+use tollkeeper::{Facts, Mode, Policy, Value, digest, net};
+
+use crate::address::Client;
+use crate::body::Look;
+use crate::field::{self, Field, Form};
+use crate::path;
+use crate::problem::Problem;
+use crate::routes::Routes;
+
+/// The route of a request that matches no pattern.
+pub const UNMATCHED: &str = "unmatched";
+
+/// Reads the facts that a policy needs.
+#[derive(Debug)]
+pub struct Reader {
+    /// Facts of the head of a request.
+    head: Vec<Wanted>,
+    /// Facts of the body.
+    body: Vec<Wanted>,
+    /// Every fact that some limit names, in order.
+    names: Vec<Box<str>>,
+    routes: Routes,
+    ipv6_prefix: u8,
+}
+
+/// A fact that some limit names, and where it stands.
+#[derive(Debug)]
+struct Wanted {
+    fact: HttpFact,
+    /// The name of the header, ready to be looked up.
+    header: Option<HeaderName>,
+}
+
+/// What was read of a request.
+#[derive(Debug, Default)]
+pub struct Seen<'a> {
+    /// The facts.
+    pub facts: Facts<'a>,
+    open: Vec<(&'a str, Open)>,
+}
+
+/// Why a fact cannot be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Open {
+    NoPeer,
+    Twice,
+    NotText,
+    NotJson,
+    Encoded,
+    TooLarge,
+    Broken,
+}
+
+impl Reader {
+    /// What a policy needs, read as the settings say; an error is a route that is no pattern.
+    ///
+    /// # Panics
+    ///
+    /// If a fact is to be normalised by NFKC, and this was built without the feature `nfkc`.
+    pub fn new(settings: &HttpSettings, policy: &Policy) -> Result<Reader, InvalidRoute> {
+        let in_force = policy.rules().iter().filter(|rule| rule.mode() != Mode::Off);
+        let mut names: Vec<&str> = in_force.flat_map(|rule| rule.facts()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let wanted = names.iter().filter_map(|name| {
+            let name = *name;
+            let written = settings.facts.iter().find(|fact| fact.name == name).cloned();
+            // A fact that nobody reads here may come from a closure, or never.
+            let fact = written.or_else(|| Some(HttpFact::new(name, Source::of(name)?)))?;
+            assert!(
+                cfg!(feature = "nfkc") || !fact.normalize.contains(&Normalization::Nfkc),
+                "fact `{name}`: `Normalization::Nfkc` needs the feature `nfkc` of tollkeeper-tower"
+            );
+            let header = match &fact.from {
+                Source::Header(name) => Some(name.parse().ok()?),
+                _ => None,
+            };
+            Some(Wanted { fact, header })
+        });
+        let (body, head) = wanted.partition(|wanted| matches!(wanted.fact.from, Source::Body(_)));
+        let routes = Routes::new(&settings.routes)?;
+        let names = names.iter().map(|name| (*name).into()).collect();
+        Ok(Reader { head, body, names, routes, ipv6_prefix: settings.ipv6_prefix })
+    }
+
+    /// Whether some limit names this fact.
+    pub fn names(&self, fact: &str) -> bool {
+        self.names.binary_search_by(|name| (**name).cmp(fact)).is_ok()
+    }
+
+    /// Reads the head of a request. Without a client, what depends on its address stays open; `matched` is
+    /// the route that a router has found, for settings that list none.
+    pub fn head<'a>(
+        &'a self,
+        parts: &'a Parts,
+        client: Option<Client>,
+        matched: Option<&'a str>,
+    ) -> Seen<'a> {
+        let mut seen = Seen::default();
+        let mut path = None;
+        for wanted in &self.head {
+            let fact = &wanted.fact;
+            let name = fact.name.as_str();
+            if fact.trusted && !client.is_some_and(|client| client.trusted) {
+                continue;
+            }
+            let bytes: Cow<'a, [u8]> = match &fact.from {
+                Source::Ip => {
+                    match client {
+                        None => seen.open.push((name, Open::NoPeer)),
+                        Some(client) if name == tollkeeper::facts::IP => seen.put(name, client.ip.into()),
+                        Some(client) => {
+                            // Under another name nobody else would mask it.
+                            let ip = net::mask(client.ip, self.ipv6_prefix).to_string();
+                            seen.put_some(name, value(fact, Cow::Owned(ip.into_bytes())));
+                        }
+                    }
+                    continue;
+                }
+                Source::Method => match parts.method.as_str() {
+                    method if method.bytes().any(|byte| byte.is_ascii_lowercase()) => {
+                        Cow::Owned(method.to_ascii_uppercase().into_bytes())
+                    }
+                    method => Cow::Borrowed(method.as_bytes()),
+                },
+                Source::Host => match host(parts) {
+                    Field::Once(host) => host,
+                    Field::Absent => continue,
+                    Field::Twice | Field::NoText => {
+                        seen.open.push((name, Open::Twice));
+                        continue;
+                    }
+                },
+                Source::Path => text(path.get_or_insert_with(|| path::normalized(parts.uri.path())).clone()),
+                Source::Route => {
+                    let path = path.get_or_insert_with(|| path::normalized(parts.uri.path()));
+                    let found = if self.routes.is_empty() { matched } else { self.routes.find(path) };
+                    Cow::Borrowed(found.unwrap_or(UNMATCHED).as_bytes())
+                }
+                Source::Header(_) => {
+                    let name = wanted.header.as_ref().expect("a header has a name");
+                    let Some(value) = joined(&parts.headers, name) else { continue };
+                    value
+                }
+                Source::Cookie(cookie) => {
+                    let Some(value) = cookie_of(&parts.headers, cookie) else { continue };
+                    Cow::Borrowed(value)
+                }
+                Source::Query(parameter) => {
+                    let query = parts.uri.query().unwrap_or_default();
+                    match field::of_pairs(query.as_bytes(), parameter) {
+                        Field::Once(value) => value,
+                        Field::Absent => continue,
+                        Field::Twice | Field::NoText => {
+                            seen.open.push((name, Open::Twice));
+                            continue;
+                        }
+                    }
+                }
+                Source::Body(_) => unreachable!("facts of the body are kept apart"),
+            };
+            seen.put_some(name, value(fact, bytes));
+        }
+        seen
+    }
+
+    /// Whether some limit needs a fact of the body, as far as the head tells.
+    pub fn needs_body(&self, policy: &Policy, seen: &Seen<'_>) -> bool {
+        let open = |name: &str| self.body.iter().any(|wanted| wanted.fact.name == name);
+        !self.body.is_empty() && policy.rules().iter().any(|rule| rule.needs(&seen.facts, open))
+    }
+
+    /// Reads the body of a request.
+    pub fn body<'a>(
+        &'a self,
+        headers: &HeaderMap,
+        look: &'a Look,
+        client: Option<Client>,
+        seen: &mut Seen<'a>,
+    ) {
+        let content_type = headers.get(header::CONTENT_TYPE).map(|value| value.as_bytes());
+        let plain = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
+        let is_plain = headers.get_all(header::CONTENT_ENCODING).iter().all(plain);
+        for wanted in &self.body {
+            let fact = &wanted.fact;
+            let Source::Body(field) = &fact.from else { unreachable!("kept apart from the head's") };
+            if fact.trusted && !client.is_some_and(|client| client.trusted) {
+                continue;
+            }
+            let open = match look {
+                Look::TooLarge => Open::TooLarge,
+                Look::Broken => Open::Broken,
+                Look::All(_) if !is_plain => Open::Encoded,
+                Look::All(body) => match field::of_body(Form::of(content_type, body), body, field) {
+                    Ok(Field::Absent) => continue,
+                    Ok(Field::Once(found)) => {
+                        seen.put_some(&fact.name, value(fact, found));
+                        continue;
+                    }
+                    Ok(Field::Twice) => Open::Twice,
+                    Ok(Field::NoText) => Open::NotText,
+                    Err(field::NotJson) => Open::NotJson,
+                },
+            };
+            seen.open.push((&fact.name, open));
+        }
+    }
+}
+
+impl<'a> Seen<'a> {
+    /// Puts in a fact that comes from elsewhere, and settles whatever was open about it.
+    pub fn put(&mut self, name: &'a str, value: Value<'a>) {
+        self.open.retain(|(open, _)| *open != name);
+        self.facts.put(name, value);
+    }
+
+    fn put_some(&mut self, name: &'a str, value: Option<Value<'a>>) {
+        if let Some(value) = value {
+            self.facts.put(name, value);
+        }
+    }
+
+    /// The facts, unless an enforced limit that may apply needs one that cannot be told.
+    pub fn settled(self, policy: &Policy) -> Result<Facts<'a>, Problem> {
+        let is_open = |name: &str| self.open.iter().any(|(open, _)| *open == name);
+        let needs =
+            |rule: &&tollkeeper::Rule| rule.mode() == Mode::Enforce && rule.needs(&self.facts, is_open);
+        if self.open.is_empty() {
+            return Ok(self.facts);
+        }
+        let Some(rule) = policy.rules().iter().find(needs) else { return Ok(self.facts) };
+        let (name, open) = self
+            .open
+            .iter()
+            .find(|(open, _)| rule.facts().any(|fact| fact == *open))
+            .expect("the rule needs one of them");
+        Err(open.problem(name))
+    }
+}
+
+impl Open {
+    fn problem(self, fact: &str) -> Problem {
+        let (status, what) = match self {
+            Open::NoPeer => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the address of the peer is unknown: the server must put it into the request",
+            ),
+            Open::Twice => (StatusCode::BAD_REQUEST, "it is there twice, and only one can be meant"),
+            Open::NotText => (StatusCode::BAD_REQUEST, "it is no text, whole number or truth"),
+            Open::NotJson => (StatusCode::BAD_REQUEST, "the body is not JSON"),
+            Open::Encoded => (StatusCode::BAD_REQUEST, "the body is compressed, so it cannot be read"),
+            Open::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "the body has more than 65536 bytes"),
+            Open::Broken => (StatusCode::BAD_REQUEST, "the body ends before its end"),
+        };
+        Problem::new(status, format!("fact `{fact}` is needed: {what}"))
+    }
+}
+
+/// The value of a fact, made of what was found step by step; nothing if nothing is left.
+fn value<'a>(fact: &HttpFact, found: Cow<'a, [u8]>) -> Option<Value<'a>> {
+    let mut text = match utf8(found) {
+        Ok(text) => text,
+        // Nothing can be stripped from what is no text; its hash still tells it from all others.
+        Err(bytes) => Cow::Owned(hash(&bytes)),
+    };
+    if let Some(strip) = &fact.strip {
+        text = stripped(text, strip);
+    }
+    for step in &fact.normalize {
+        text = match step {
+            Normalization::Lowercase => Cow::Owned(text.to_lowercase()),
+            Normalization::Trim => Cow::Owned(text.trim().to_owned()),
+            Normalization::Nfkc => nfkc(text),
+        };
+    }
+    if text.is_empty() {
+        return None;
+    }
+    let is_long = text.len() > MAX_VALUE;
+    if !is_long && !fact.hash {
+        return Some(text.into());
+    }
+    let hash = hash(text.as_bytes());
+    let plain = if is_long { Cow::Owned(hash.clone()) } else { text };
+    Some(match fact.hash {
+        true => Value::Hashed(Box::new(Hashed { plain, hash: hash.into() })),
+        false => plain.into(),
+    })
+}
+
+/// The first 32 hexadecimal digits of SHA-256.
+fn hash(bytes: &[u8]) -> String {
+    digest::hex(&digest::sha256(bytes)[..16])
+}
+
+fn utf8(bytes: Cow<'_, [u8]>) -> Result<Cow<'_, str>, Vec<u8>> {
+    match bytes {
+        Cow::Borrowed(bytes) => std::str::from_utf8(bytes).map(Cow::Borrowed).map_err(|_| bytes.to_vec()),
+        Cow::Owned(bytes) => String::from_utf8(bytes).map(Cow::Owned).map_err(|error| error.into_bytes()),
+    }
+}
+
+fn text(text: Cow<'_, str>) -> Cow<'_, [u8]> {
+    match text {
+        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+    }
+}
+
+/// Takes a beginning off, in whatever case it is written: `bearer` is the scheme that `Bearer` is. What ends
+/// with a blank takes all further blanks along.
+fn stripped<'a>(text: Cow<'a, str>, strip: &str) -> Cow<'a, str> {
+    let begins = text.get(..strip.len()).is_some_and(|start| start.eq_ignore_ascii_case(strip));
+    if !begins {
+        return text;
+    }
+    let rest = &text[strip.len()..];
+    let rest = if strip.ends_with(' ') { rest.trim_start_matches(' ') } else { rest };
+    let start = text.len() - rest.len();
+    match text {
+        Cow::Borrowed(text) => Cow::Borrowed(&text[start..]),
+        Cow::Owned(text) => Cow::Owned(text[start..].to_owned()),
+    }
+}
+
+#[cfg(feature = "nfkc")]
+fn nfkc(text: Cow<'_, str>) -> Cow<'_, str> {
+    use unicode_normalization::UnicodeNormalization;
+    if text.is_ascii() { text } else { Cow::Owned(text.nfkc().collect()) }
+}
+
+#[cfg(not(feature = "nfkc"))]
+fn nfkc(_: Cow<'_, str>) -> Cow<'_, str> {
+    unreachable!("a reader without the feature `nfkc` is not made")
+}
+
+/// The host, in lower case and without port and final dot: of the request line, else of the header.
+fn host(parts: &Parts) -> Field<'_> {
+    let mut lines = parts.headers.get_all(header::HOST).iter();
+    let authority = match parts.uri.authority() {
+        Some(authority) => authority.as_str().as_bytes(),
+        None => match (lines.next(), lines.next()) {
+            (None, _) => return Field::Absent,
+            (Some(line), None) => line.as_bytes(),
+            (Some(_), Some(_)) => return Field::Twice,
+        },
+    };
+    let host = match authority.iter().rposition(|byte| *byte == b'@') {
+        Some(at) => &authority[at + 1..],
+        None => authority,
+    };
+    let after_brackets = host.iter().rposition(|byte| *byte == b']').map_or(0, |place| place + 1);
+    let host = match host[after_brackets..].iter().position(|byte| *byte == b':') {
+        Some(colon) => &host[..after_brackets + colon],
+        None => host,
+    };
+    let host = host.trim_ascii();
+    let host = host.strip_suffix(b".").unwrap_or(host);
+    match host.iter().any(u8::is_ascii_uppercase) {
+        true => Field::Once(Cow::Owned(host.to_ascii_lowercase())),
+        false => Field::Once(Cow::Borrowed(host)),
+    }
+}
+
+/// All lines of a header, joined by `, `.
+fn joined<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Cow<'a, [u8]>> {
+    let mut lines = headers.get_all(name).iter().map(|line| line.as_bytes());
+    let mut all = Cow::Borrowed(lines.next()?);
+    for line in lines {
+        all.to_mut().extend_from_slice(b", ");
+        all.to_mut().extend_from_slice(line);
+    }
+    Some(all)
+}
+
+/// The first cookie of that name.
+fn cookie_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a [u8]> {
+    let lines = headers.get_all(header::COOKIE).iter();
+    let mut pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
+    pairs.find_map(|pair| {
+        let equals = pair.iter().position(|byte| *byte == b'=')?;
+        (pair[..equals].trim_ascii() == name.as_bytes()).then(|| pair[equals + 1..].trim_ascii())
+    })
+}

@@ -1,0 +1,383 @@
+//! Top-level fields of a JSON or form body, and parameters of a query.
+//!
+//! Strict where an application might be: a text that two readers could understand differently (a field that
+//! is there twice, broken JSON, a number with a fraction) is an error rather than an absent field, so that
+//! nobody is counted under another name than the one he is served under.
+
+use std::borrow::Cow;
+
+/// What a body or a query says about a field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Field<'a> {
+    /// It is not there.
+    Absent,
+    /// It is there once.
+    Once(Cow<'a, [u8]>),
+    /// It is there twice.
+    Twice,
+    /// It is there, and no text, whole number or truth.
+    NoText,
+}
+
+/// Why no field can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotJson;
+
+/// How the fields of a body are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As JSON.
+    Json,
+    /// As `a=1&b=2`.
+    Pairs,
+    /// In no way that is read here.
+    Other,
+}
+
+impl Form {
+    /// What a body is, by its type and by how it begins. Whoever calls JSON something else is read as JSON
+    /// all the same: many applications do not look at the type either.
+    pub fn of(content_type: Option<&[u8]>, body: &[u8]) -> Form {
+        let essence = content_type.unwrap_or_default().split(|byte| *byte == b';').next();
+        let essence = essence.unwrap_or_default().trim_ascii().to_ascii_lowercase();
+        if essence == b"application/json" || essence.ends_with(b"+json") || begins_like_json(body) {
+            return Form::Json;
+        }
+        if essence.starts_with(b"multipart/") { Form::Other } else { Form::Pairs }
+    }
+}
+
+fn begins_like_json(body: &[u8]) -> bool {
+    body.trim_ascii_start().first() == Some(&b'{')
+}
+
+/// Reads a field of a body.
+pub fn of_body<'a>(form: Form, body: &'a [u8], name: &str) -> Result<Field<'a>, NotJson> {
+    match form {
+        _ if body.trim_ascii().is_empty() => Ok(Field::Absent),
+        Form::Json => of_json(body, name),
+        Form::Pairs => Ok(of_pairs(body, name)),
+        Form::Other => Ok(Field::Absent),
+    }
+}
+
+/// Reads a field of `a=1&b=2`.
+pub fn of_pairs<'a>(text: &'a [u8], name: &str) -> Field<'a> {
+    let mut found = Field::Absent;
+    for pair in text.split(|byte| *byte == b'&') {
+        let (key, value) = match pair.iter().position(|byte| *byte == b'=') {
+            Some(equals) => (&pair[..equals], &pair[equals + 1..]),
+            None => (pair, &[][..]),
+        };
+        if *decoded(key) != *name.as_bytes() {
+            continue;
+        }
+        found = match found {
+            Field::Absent => Field::Once(decoded(value)),
+            _ => return Field::Twice,
+        };
+    }
+    found
+}
+
+/// What a part of a query stands for: `+` is a blank, `%41` an `A`, and a `%` that encodes nothing itself.
+fn decoded(text: &[u8]) -> Cow<'_, [u8]> {
+    if !text.iter().any(|byte| matches!(byte, b'+' | b'%')) {
+        return Cow::Borrowed(text);
+    }
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.iter();
+    while let Some(byte) = rest.next() {
+        let digit = |index: usize| char::from(*rest.as_slice().get(index)?).to_digit(16);
+        let encoded = || u8::try_from(digit(0)? * 16 + digit(1)?).ok();
+        match byte {
+            b'+' => bytes.push(b' '),
+            b'%' if let Some(byte) = encoded() => {
+                bytes.push(byte);
+                rest.nth(1);
+            }
+            byte => bytes.push(*byte),
+        }
+    }
+    Cow::Owned(bytes)
+}
+
+/// Reads a top-level field of JSON, all of which must be right.
+pub fn of_json<'a>(text: &'a [u8], name: &str) -> Result<Field<'a>, NotJson> {
+    let text = std::str::from_utf8(text).map_err(|_| NotJson)?;
+    let mut reader = Json { rest: text };
+    let mut found = Field::Absent;
+    let mut twice = false;
+    reader.blanks();
+    if reader.rest.starts_with('{') {
+        reader.object(0, &mut |key, value| {
+            if key == name {
+                twice |= found != Field::Absent;
+                found = value;
+            }
+        })?;
+    } else {
+        reader.value(0)?;
+    }
+    reader.blanks();
+    if !reader.rest.is_empty() {
+        return Err(NotJson);
+    }
+    Ok(if twice { Field::Twice } else { found })
+}
+
+/// How deep arrays and objects may be nested.
+const DEEPEST: usize = 64;
+
+struct Json<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Json<'a> {
+    fn blanks(&mut self) {
+        self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
+    }
+
+    fn take(&mut self, word: &str) -> Result<(), NotJson> {
+        self.rest = self.rest.strip_prefix(word).ok_or(NotJson)?;
+        Ok(())
+    }
+
+    /// Reads an object and hands out each of its fields.
+    fn object(&mut self, depth: usize, field: &mut dyn FnMut(&str, Field<'a>)) -> Result<(), NotJson> {
+        self.take("{")?;
+        self.blanks();
+        if self.take("}").is_ok() {
+            return Ok(());
+        }
+        loop {
+            self.blanks();
+            let key = self.string()?;
+            self.blanks();
+            self.take(":")?;
+            field(&key, self.value(depth + 1)?);
+            self.blanks();
+            if self.take("}").is_ok() {
+                return Ok(());
+            }
+            self.take(",")?;
+        }
+    }
+
+    fn array(&mut self, depth: usize) -> Result<(), NotJson> {
+        self.take("[")?;
+        self.blanks();
+        if self.take("]").is_ok() {
+            return Ok(());
+        }
+        loop {
+            self.value(depth + 1)?;
+            self.blanks();
+            if self.take("]").is_ok() {
+                return Ok(());
+            }
+            self.take(",")?;
+        }
+    }
+
+    fn value(&mut self, depth: usize) -> Result<Field<'a>, NotJson> {
+        if depth > DEEPEST {
+            return Err(NotJson);
+        }
+        self.blanks();
+        match self.rest.as_bytes().first() {
+            Some(b'"') => Ok(match self.string()? {
+                Cow::Borrowed(text) => Field::Once(Cow::Borrowed(text.as_bytes())),
+                Cow::Owned(text) => Field::Once(Cow::Owned(text.into_bytes())),
+            }),
+            Some(b'{') => self.object(depth, &mut |_, _| ()).map(|()| Field::NoText),
+            Some(b'[') => self.array(depth).map(|()| Field::NoText),
+            Some(b't') => self.word("true"),
+            Some(b'f') => self.word("false"),
+            // Nothing is what an empty text is, and both are absent as facts.
+            Some(b'n') => self.take("null").map(|()| Field::Once(Cow::Borrowed(b""))),
+            _ => self.number(),
+        }
+    }
+
+    fn word(&mut self, word: &'static str) -> Result<Field<'a>, NotJson> {
+        self.take(word).map(|()| Field::Once(Cow::Borrowed(word.as_bytes())))
+    }
+
+    /// A whole number is its text; one with a fraction or an exponent has many, and is none.
+    fn number(&mut self) -> Result<Field<'a>, NotJson> {
+        let text = self.rest;
+        let digits = |text: &'a str| {
+            let rest = text.trim_start_matches(|char: char| char.is_ascii_digit());
+            if rest.len() < text.len() { Ok(rest) } else { Err(NotJson) }
+        };
+        let unsigned = text.strip_prefix('-').unwrap_or(text);
+        let mut rest = digits(unsigned)?;
+        let whole = text.len() - rest.len();
+        if unsigned.starts_with('0') && unsigned.len() - rest.len() > 1 {
+            return Err(NotJson);
+        }
+        if let Some(fraction) = rest.strip_prefix('.') {
+            rest = digits(fraction)?;
+        }
+        if let Some(exponent) = rest.strip_prefix(['e', 'E']) {
+            rest = digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent))?;
+        }
+        self.rest = rest;
+        let is_whole = text.len() - rest.len() == whole;
+        Ok(if is_whole { Field::Once(Cow::Borrowed(&text.as_bytes()[..whole])) } else { Field::NoText })
+    }
+
+    fn string(&mut self) -> Result<Cow<'a, str>, NotJson> {
+        self.take("\"")?;
+        let mut text = Cow::Borrowed("");
+        loop {
+            let plain =
+                self.rest.find(|char: char| char == '"' || char == '\\' || char < ' ').ok_or(NotJson)?;
+            let (before, rest) = self.rest.split_at(plain);
+            match &mut text {
+                Cow::Borrowed("") => text = Cow::Borrowed(before),
+                text => text.to_mut().push_str(before),
+            }
+            self.rest = rest;
+            if self.take("\"").is_ok() {
+                return Ok(text);
+            }
+            self.take("\\")?;
+            let char = self.escape()?;
+            text.to_mut().push(char);
+        }
+    }
+
+    fn escape(&mut self) -> Result<char, NotJson> {
+        let kind = self.rest.chars().next().ok_or(NotJson)?;
+        self.rest = &self.rest[kind.len_utf8()..];
+        Ok(match kind {
+            '"' | '\\' | '/' => kind,
+            'b' => '\u{8}',
+            'f' => '\u{c}',
+            'n' => '\n',
+            'r' => '\r',
+            't' => '\t',
+            'u' => {
+                let first = self.four_digits()?;
+                let code = match first {
+                    0xd800..=0xdbff => {
+                        self.take("\\u")?;
+                        let second = self.four_digits()?;
+                        let low = second.checked_sub(0xdc00).filter(|low| *low < 0x400).ok_or(NotJson)?;
+                        0x10000 + (first - 0xd800) * 0x400 + low
+                    }
+                    code => code,
+                };
+                char::from_u32(code).ok_or(NotJson)?
+            }
+            _ => return Err(NotJson),
+        })
+    }
+
+    fn four_digits(&mut self) -> Result<u32, NotJson> {
+        let (digits, rest) = self.rest.split_at_checked(4).ok_or(NotJson)?;
+        if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(NotJson); // what follows would take a sign
+        }
+        self.rest = rest;
+        u32::from_str_radix(digits, 16).map_err(|_| NotJson)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn once(text: &str) -> Result<Field<'_>, NotJson> {
+        Ok(Field::Once(Cow::Borrowed(text.as_bytes())))
+    }
+
+    #[test]
+    fn a_field_of_json_is_read_as_every_reader_would() {
+        for (json, expected) in [
+            (r#"{"email":"a@b.c"}"#, once("a@b.c")),
+            (r#" { "x" : [ 1 , {"email":"no"} ] , "email" : "yes" } "#, once("yes")),
+            (r#"{"em\u0061il":"\ud83d\ude00\n\/"}"#, once("\u{1f600}\n/")),
+            (r#"{"email":"a\"b\\"}"#, once("a\"b\\")),
+            (r#"{"email":7}"#, once("7")),
+            (r#"{"email":-70}"#, once("-70")),
+            (r#"{"email":true,"x":false}"#, once("true")),
+            (r#"{"email":null}"#, once("")),
+            (r#"{"email":""}"#, once("")),
+            ("{}", Ok(Field::Absent)),
+            (r#"{"Email":"x"}"#, Ok(Field::Absent)),
+            (r#"["email"]"#, Ok(Field::Absent)),
+            ("7", Ok(Field::Absent)),
+            (r#"{"email":"a","email":"a"}"#, Ok(Field::Twice)),
+            (r#"{"email":null,"\u0065mail":"b"}"#, Ok(Field::Twice)),
+            (r#"{"email":1.0}"#, Ok(Field::NoText)),
+            (r#"{"email":1e3}"#, Ok(Field::NoText)),
+            (r#"{"email":["a"]}"#, Ok(Field::NoText)),
+            (r#"{"email":{}}"#, Ok(Field::NoText)),
+            // Others read these, or some of these.
+            (r#"{"email":"a",}"#, Err(NotJson)),
+            (r#"{"email":'a'}"#, Err(NotJson)),
+            (r#"{email:"a"}"#, Err(NotJson)),
+            (r#"{"email":"a"} x"#, Err(NotJson)),
+            (r#"{"email":"a"}{"email":"b"}"#, Err(NotJson)),
+            (r#"{"email":01}"#, Err(NotJson)),
+            (r#"{"email":+1}"#, Err(NotJson)),
+            (r#"{"email":.5}"#, Err(NotJson)),
+            (r#"{"email":1.}"#, Err(NotJson)),
+            (r#"{"email":NaN}"#, Err(NotJson)),
+            (r#"{"email":"\ud83d"}"#, Err(NotJson)),
+            (r#"{"email":"\ud83d\u0041"}"#, Err(NotJson)),
+            (r#"{"email":"\u+123"}"#, Err(NotJson)),
+            (r#"{"email":"\x"}"#, Err(NotJson)),
+            ("{\"email\":\"a\nb\"}", Err(NotJson)),
+            ("\u{feff}{}", Err(NotJson)),
+            (r#"{"email":"a""#, Err(NotJson)),
+            (r#"/* */{"email":"a"}"#, Err(NotJson)),
+            ("", Err(NotJson)),
+        ] {
+            assert_eq!(of_json(json.as_bytes(), "email"), expected, "{json}");
+        }
+        let deep = |depth: usize| format!("{{\"x\":{}{}}}", "[".repeat(depth), "]".repeat(depth));
+        assert_eq!(of_json(deep(60).as_bytes(), "email"), Ok(Field::Absent));
+        assert_eq!(of_json(deep(100_000).as_bytes(), "email"), Err(NotJson));
+    }
+
+    #[test]
+    fn a_field_of_a_form_is_decoded_once() {
+        for (text, expected) in [
+            ("email=a", Field::Once(Cow::Borrowed(&b"a"[..]))),
+            ("x=1&email=a%40b.c+d&y", Field::Once(Cow::Borrowed(b"a@b.c d"))),
+            ("%65mail=%2541", Field::Once(Cow::Borrowed(b"%41"))),
+            ("email=100%", Field::Once(Cow::Borrowed(b"100%"))),
+            ("email=%zz%ff", Field::Once(Cow::Borrowed(b"%zz\xff"))),
+            ("email", Field::Once(Cow::Borrowed(b""))),
+            ("email=a&email=b", Field::Twice),
+            ("email=a&em%61il=", Field::Twice),
+            ("Email=a&emails=b", Field::Absent),
+            ("", Field::Absent),
+        ] {
+            assert_eq!(of_body(Form::Pairs, text.as_bytes(), "email"), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_a_body_is_does_not_depend_on_its_type_alone() {
+        for (content_type, body, expected) in [
+            (Some("application/json"), "[]", Form::Json),
+            (Some("Application/JSON; charset=utf-8"), "", Form::Json),
+            (Some("application/vnd.api+json"), "", Form::Json),
+            (Some("text/plain"), " \n{", Form::Json),
+            (None, "{}", Form::Json),
+            (Some("application/x-www-form-urlencoded"), "{\"a\":1}", Form::Json),
+            (Some("application/x-www-form-urlencoded"), "a=1", Form::Pairs),
+            (None, "a=1", Form::Pairs),
+            (Some("multipart/form-data; boundary=x"), "--x", Form::Other),
+        ] {
+            let form = Form::of(content_type.map(str::as_bytes), body.as_bytes());
+            assert_eq!(form, expected, "{content_type:?} {body:?}");
+        }
+        assert_eq!(of_body(Form::Json, b" ", "email"), Ok(Field::Absent), "an empty body says nothing");
+    }
+}

@@ -1,0 +1,231 @@
+//! The layer: a limiter, and how it is put in front of a service.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Response, request, response};
+use tollkeeper::http::{HeaderDialect, HttpSettings};
+use tollkeeper::{Decision, Limiter, Percent, Span};
+use tower_layer::Layer;
+
+use crate::headers::Jitter;
+use crate::random;
+use crate::service::RateLimit;
+use crate::settings::{InForce, Settings};
+
+/// Puts a [`Limiter`] in front of services.
+///
+/// Facts are read from each request, the limiter decides, and what may not pass is answered with 429. Clones
+/// are one layer, and all connections share its state: that is the limiter's.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use tollkeeper::{Limit, Limiter, Quota};
+/// use tollkeeper_tower::RateLimitLayer;
+///
+/// let limiter = Limiter::builder()
+///     .limit(Limit::new("per-ip", Quota::per_minute(1000)).by("ip"))
+///     .limit(Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user"))
+///     .build()
+///     .await?;
+/// let layer = RateLimitLayer::new(limiter)
+///     .fact("user", |parts| Some(parts.headers.get("x-user")?.to_str().ok()?.to_owned()));
+/// # drop(layer);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RateLimitLayer {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// What all services of a layer share.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    pub(crate) limiter: Limiter,
+    pub(crate) in_force: Arc<InForce>,
+    pub(crate) options: Options,
+    #[cfg(feature = "config")]
+    watch: Option<Arc<tollkeeper::config::Watch>>,
+}
+
+type Fact = Arc<dyn Fn(&request::Parts) -> Option<String> + Send + Sync>;
+type Cost = Arc<dyn Fn(&request::Parts) -> u64 + Send + Sync>;
+type OnResponse = Arc<dyn Fn(&Decision, &mut response::Parts) + Send + Sync>;
+type OnRefusal = Arc<dyn Fn(&Decision, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
+
+/// What an application adds in code.
+#[derive(Clone)]
+pub(crate) struct Options {
+    pub(crate) facts: Vec<(Box<str>, Fact)>,
+    pub(crate) cost: Option<Cost>,
+    pub(crate) on_response: Option<OnResponse>,
+    pub(crate) on_refusal: Option<OnRefusal>,
+    pub(crate) longest_delay: Span,
+    pub(crate) assumed_peer: Option<IpAddr>,
+    pub(crate) draw: fn() -> u64,
+}
+
+impl RateLimitLayer {
+    /// A layer that reads requests as [`HttpSettings::default`] says, and answers with the headers of the
+    /// IETF's draft and `X-RateLimit-…`.
+    pub fn new(limiter: Limiter) -> RateLimitLayer {
+        RateLimitLayer::with(limiter, Settings::default())
+    }
+
+    pub(crate) fn with(limiter: Limiter, settings: Settings) -> RateLimitLayer {
+        let in_force = Arc::new(InForce::new(settings, &limiter));
+        let options = Options {
+            facts: Vec::new(),
+            cost: None,
+            on_response: None,
+            on_refusal: None,
+            longest_delay: Span::from_secs(60),
+            assumed_peer: None,
+            draw: random::draw,
+        };
+        let shared = Shared {
+            limiter,
+            in_force,
+            options,
+            #[cfg(feature = "config")]
+            watch: None,
+        };
+        RateLimitLayer { shared: Arc::new(shared) }
+    }
+
+    /// How facts are read from requests. An IPv6 prefix other than the limiter's becomes the limiter's.
+    ///
+    /// # Panics
+    ///
+    /// If a route is no path pattern, or a fact is to be normalised by NFKC without the feature `nfkc`.
+    #[must_use]
+    pub fn http(self, http: HttpSettings) -> RateLimitLayer {
+        self.set(|settings| settings.http = http)
+    }
+
+    /// The dialects of the headers of every answer; with none there is only `Retry-After`.
+    ///
+    /// # Panics
+    ///
+    /// If two of them are drafts of the IETF: their headers have the same names.
+    #[must_use]
+    pub fn headers(self, dialects: impl IntoIterator<Item = HeaderDialect>) -> RateLimitLayer {
+        let dialects: Vec<HeaderDialect> = dialects.into_iter().collect();
+        let drafts = dialects.iter().filter(|dialect| **dialect != HeaderDialect::XRateLimit).count();
+        assert!(
+            drafts <= 1,
+            "at most one of ietf, draft-03, draft-06 and draft-07: their headers have the same names"
+        );
+        self.set(|settings| settings.headers = dialects)
+    }
+
+    /// By how much `Retry-After` is lengthened at most, so that not all come again at once: 10 % unless said
+    /// otherwise, and never more than 30 s.
+    #[must_use]
+    pub fn retry_after_jitter(self, share: Percent) -> RateLimitLayer {
+        self.set(|settings| settings.retry_after_jitter = share)
+    }
+
+    /// Adds a fact that only the application knows; it wins over one of the same name that is read from the
+    /// request. Called only when a limit in force names it.
+    #[must_use]
+    pub fn fact(
+        self,
+        name: impl Into<String>,
+        read: impl Fn(&request::Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> RateLimitLayer {
+        let name = name.into().into_boxed_str();
+        self.with_options(|options| options.facts.push((name, Arc::new(read))))
+    }
+
+    /// What a request costs, from 1 to 2^31: 1 unless said otherwise.
+    #[must_use]
+    pub fn cost(self, cost: impl Fn(&request::Parts) -> u64 + Send + Sync + 'static) -> RateLimitLayer {
+        self.with_options(|options| options.cost = Some(Arc::new(cost)))
+    }
+
+    /// Is shown every answer that was decided on, refusals too, once its headers are written.
+    #[must_use]
+    pub fn on_response(
+        self,
+        hook: impl Fn(&Decision, &mut response::Parts) + Send + Sync + 'static,
+    ) -> RateLimitLayer {
+        self.with_options(|options| options.on_response = Some(Arc::new(hook)))
+    }
+
+    /// Makes another answer of a refusal, which is given as it would be sent.
+    #[must_use]
+    pub fn on_refusal(
+        self,
+        answer: impl Fn(&Decision, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,
+    ) -> RateLimitLayer {
+        self.with_options(|options| options.on_refusal = Some(Arc::new(answer)))
+    }
+
+    /// The longest that a request is held for a leaky bucket: a minute unless said otherwise. What would
+    /// have to wait longer is refused.
+    #[must_use]
+    pub fn longest_delay(self, longest: impl Into<Span>) -> RateLimitLayer {
+        let longest = longest.into();
+        self.with_options(|options| options.longest_delay = longest)
+    }
+
+    /// The address of peers that have none, as on a Unix socket.
+    ///
+    /// Without it, a request whose peer is unknown is answered with 500 if a limit needs its address: it is
+    /// a server that forgot to say it (`into_make_service_with_connect_info` in axum,
+    /// [`PeerAddress`](crate::PeerAddress) elsewhere), and no limit is skipped for that.
+    #[must_use]
+    pub fn assume_peer(self, peer: IpAddr) -> RateLimitLayer {
+        self.with_options(|options| options.assumed_peer = Some(peer))
+    }
+
+    /// Draws the numbers that lengthen `Retry-After`: for tests.
+    #[must_use]
+    pub fn draw(self, draw: fn() -> u64) -> RateLimitLayer {
+        self.with_options(|options| options.draw = draw)
+    }
+
+    /// The limiter.
+    pub fn limiter(&self) -> &Limiter {
+        &self.shared.limiter
+    }
+
+    fn set(self, change: impl FnOnce(&mut Settings)) -> RateLimitLayer {
+        self.shared.in_force.change(&self.shared.limiter, change);
+        self
+    }
+
+    fn with_options(mut self, change: impl FnOnce(&mut Options)) -> RateLimitLayer {
+        change(&mut Arc::make_mut(&mut self.shared).options);
+        self
+    }
+}
+
+impl Shared {
+    pub(crate) fn jitter(&self, settings: &Settings) -> Jitter {
+        Jitter { share: settings.retry_after_jitter, draw: self.options.draw }
+    }
+
+    #[cfg(feature = "config")]
+    pub(crate) fn keep(&mut self, watch: tollkeeper::config::Watch) {
+        self.watch = Some(Arc::new(watch));
+    }
+}
+
+impl<S> Layer<S> for RateLimitLayer {
+    type Service = RateLimit<S>;
+
+    fn layer(&self, service: S) -> RateLimit<S> {
+        RateLimit::new(service, Arc::clone(&self.shared))
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let facts: Vec<&str> = self.facts.iter().map(|(name, _)| &**name).collect();
+        f.debug_struct("Options").field("facts", &facts).finish_non_exhaustive()
+    }
+}

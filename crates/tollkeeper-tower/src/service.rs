@@ -1,0 +1,332 @@
+//! The service: each request is read, decided, held if it must be, passed on, and its answer marked.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response, StatusCode};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tollkeeper::{Acquire, Acquired, Decision, Facts, InvalidRequest, Policy};
+use tower_service::Service;
+
+use crate::address::Client;
+use crate::body::RequestBody;
+use crate::facts::Seen;
+use crate::layer::Shared;
+use crate::problem::Problem;
+use crate::response::ResponseBody;
+use crate::settings::Prepared;
+use crate::slot::Held;
+use crate::{grpc, headers, peer, problem};
+
+/// A service behind a limiter.
+#[derive(Clone, Debug)]
+pub struct RateLimit<S> {
+    inner: S,
+    shared: Arc<Shared>,
+}
+
+impl<S> RateLimit<S> {
+    pub(crate) fn new(inner: S, shared: Arc<Shared>) -> RateLimit<S> {
+        RateLimit { inner, shared }
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for RateLimit<S>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Send,
+{
+    type Response = Response<ResponseBody<R>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, B>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> ResponseFuture<S, B> {
+        let (parts, body) = request.into_parts();
+        let (visit, mut body) = (Visit::new(&self.shared, parts), RequestBody::from(body));
+        let asked = visit.ask_now();
+        let state = match asked {
+            Some(Ok(acquired)) if !visit.must_be_held(&acquired) => {
+                let (request, passed) = visit.pass(acquired, body);
+                State::Running { future: self.inner.call(request), passed: Some(passed) }
+            }
+            Some(Err(answer)) => State::Answered { answer: Some(answer) },
+            asked => {
+                // The service that is ready is the one to be called.
+                let ready = self.inner.clone();
+                let service = std::mem::replace(&mut self.inner, ready);
+                let asking = Box::pin(async move {
+                    let acquired = match asked {
+                        Some(asked) => asked?,
+                        None => visit.ask(&mut body).await?,
+                    };
+                    visit.shared.limiter.hold(&acquired.decision).await;
+                    Ok(visit.pass(acquired, body))
+                });
+                State::Asking { asking, service }
+            }
+        };
+        ResponseFuture { state }
+    }
+}
+
+/// The answer to a request that did not pass.
+type Refusal = Box<Response<Bytes>>;
+
+/// A request on its way, under the policy and the settings that it began with.
+struct Visit {
+    shared: Arc<Shared>,
+    policy: Arc<Policy>,
+    prepared: Arc<Prepared>,
+    parts: Parts,
+    is_grpc: bool,
+}
+
+/// A request that has been let pass, and what is still to be done when it is answered.
+struct Passed {
+    shared: Arc<Shared>,
+    prepared: Arc<Prepared>,
+    decision: Decision,
+    held: Option<Held>,
+}
+
+impl Visit {
+    fn new(shared: &Arc<Shared>, parts: Parts) -> Visit {
+        let (policy, prepared) = shared.in_force.read(&shared.limiter);
+        let is_grpc = grpc::is_grpc(&parts.headers);
+        Visit { shared: Arc::clone(shared), policy, prepared, parts, is_grpc }
+    }
+
+    /// Asks the limiter, if neither the store nor the body has to be waited for.
+    fn ask_now(&self) -> Option<Result<Acquired, Refusal>> {
+        if !self.shared.limiter.is_embedded() {
+            return None;
+        }
+        let (seen, _) = self.head();
+        if self.prepared.reader.needs_body(&self.policy, &seen) {
+            return None;
+        }
+        Some(self.settled(seen).and_then(|facts| self.judged(self.acquire(&facts).wait())))
+    }
+
+    /// Asks the limiter, whatever has to be waited for.
+    async fn ask<B>(&self, body: &mut RequestBody<B>) -> Result<Acquired, Refusal>
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        let look;
+        let (mut seen, client) = self.head();
+        if self.prepared.reader.needs_body(&self.policy, &seen) {
+            look = body.look().await;
+            self.prepared.reader.body(&self.parts.headers, &look, client, &mut seen);
+            // What the application says of a request counts whatever its body says.
+            self.add_own(&mut seen);
+        }
+        let facts = self.settled(seen)?;
+        let acquired = self.acquire(&facts).await;
+        self.judged(acquired)
+    }
+
+    fn head(&self) -> (Seen<'_>, Option<Client>) {
+        let settings = &self.prepared.settings.http;
+        let peer = peer::of(&self.parts.extensions).or(self.shared.options.assumed_peer);
+        let client = peer.map(|peer| Client::of(peer, &self.parts.headers, settings));
+        let matched = peer::matched(&self.parts.extensions);
+        let mut seen = self.prepared.reader.head(&self.parts, client, matched);
+        self.add_own(&mut seen);
+        (seen, client)
+    }
+
+    /// Adds the facts that only the application knows.
+    fn add_own<'a>(&'a self, seen: &mut Seen<'a>) {
+        for (name, read) in &self.shared.options.facts {
+            if self.prepared.reader.names(name)
+                && let Some(value) = read(&self.parts)
+            {
+                seen.put(name, value.into());
+            }
+        }
+    }
+
+    fn settled<'a>(&self, seen: Seen<'a>) -> Result<Facts<'a>, Refusal> {
+        seen.settled(&self.policy).map_err(|problem| self.cannot_be(&problem))
+    }
+
+    fn acquire<'a>(&'a self, facts: &'a Facts<'a>) -> Acquire<'a> {
+        let options = &self.shared.options;
+        let cost = options.cost.as_ref().map_or(1, |cost| cost(&self.parts));
+        let acquire = self.shared.limiter.acquire(facts).under(&self.policy).cost(cost);
+        if self.prepared.delays { acquire.hold(options.longest_delay) } else { acquire }
+    }
+
+    /// What was acquired, if the request may pass.
+    fn judged(&self, acquired: Result<Acquired, InvalidRequest>) -> Result<Acquired, Refusal> {
+        match acquired {
+            Ok(acquired) if acquired.decision.allowed() => Ok(acquired),
+            Ok(acquired) => Err(self.refused(&acquired.decision)),
+            Err(error) => Err(self.cannot_be(&Problem::new(StatusCode::BAD_REQUEST, error.to_string()))),
+        }
+    }
+
+    fn must_be_held(&self, acquired: &Acquired) -> bool {
+        self.prepared.delays && acquired.decision.delay() > tollkeeper::Span::ZERO
+    }
+
+    /// The answer to a request that makes no sense. Nothing was decided about it, so there is nothing that
+    /// a hook could be told.
+    fn cannot_be(&self, problem: &Problem) -> Refusal {
+        Box::new(if self.is_grpc { grpc::problem(problem) } else { problem.response() })
+    }
+
+    fn refused(&self, decision: &Decision) -> Refusal {
+        let response = if self.is_grpc { grpc::refusal(decision) } else { problem::refusal(decision) };
+        let mut response = marked(&self.shared, &self.prepared, decision, response);
+        if let Some(on_refusal) = &self.shared.options.on_refusal {
+            response = on_refusal(decision, response);
+        }
+        Box::new(response)
+    }
+
+    fn pass<B: Body>(self, acquired: Acquired, body: RequestBody<B>) -> (Request<RequestBody<B>>, Passed) {
+        let Visit { shared, prepared, parts, .. } = self;
+        let held = acquired.slot.map(|slot| Held::new(&shared.limiter, slot));
+        let passed = Passed { shared, prepared, decision: acquired.decision, held };
+        (Request::from_parts(parts, body), passed)
+    }
+}
+
+impl Passed {
+    /// Marks the answer of the handler, and gives back what it decides to give back.
+    fn answered<R>(self, response: Response<R>) -> Response<ResponseBody<R>> {
+        if self.prepared.awaits_response {
+            self.give_back(response.status().as_u16());
+        }
+        let response = marked(&self.shared, &self.prepared, &self.decision, response);
+        response.map(|body| ResponseBody::theirs(body, self.held))
+    }
+
+    fn give_back(&self, status: u16) {
+        let gives_back =
+            |name: &str| self.decision.limit(name).is_some_and(|answer| answer.rule().gives_back(status));
+        if !self.decision.limits().any(|answer| answer.rule().gives_back(status)) {
+            return;
+        }
+        let Some(charge) = self.decision.charge() else { return };
+        let names: Vec<String> = self
+            .decision
+            .limits()
+            .map(|answer| answer.name().to_owned())
+            .filter(|name| gives_back(name))
+            .collect();
+        let limiter = self.shared.limiter.clone();
+        in_background(async move {
+            limiter.refund_of(&charge, |name| names.iter().any(|other| other == name)).await;
+        });
+    }
+}
+
+/// Runs to its end what nobody waits for: here, if there is nothing to wait for, else by a task of its own.
+fn in_background(future: impl Future<Output = ()> + Send + 'static) {
+    let mut future = Box::pin(future);
+    if future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+        && let Ok(runtime) = tokio::runtime::Handle::try_current()
+    {
+        runtime.spawn(future);
+    }
+}
+
+/// Writes the headers of a decision, and shows it to the hook.
+fn marked<R>(
+    shared: &Shared,
+    prepared: &Prepared,
+    decision: &Decision,
+    mut response: Response<R>,
+) -> Response<R> {
+    let settings = &prepared.settings;
+    headers::insert(response.headers_mut(), decision, &settings.headers, &shared.jitter(settings));
+    let Some(hook) = &shared.options.on_response else { return response };
+    let (mut parts, body) = response.into_parts();
+    hook(decision, &mut parts);
+    Response::from_parts(parts, body)
+}
+
+type Asking<B> = Pin<Box<dyn Future<Output = Result<(Request<RequestBody<B>>, Passed), Refusal>> + Send>>;
+
+pin_project! {
+    /// The future of a [`RateLimit`] service.
+    pub struct ResponseFuture<S, B>
+    where
+        S: Service<Request<RequestBody<B>>>,
+        B: Body,
+    {
+        #[pin]
+        state: State<S, B>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjected]
+    enum State<S, B>
+    where
+        S: Service<Request<RequestBody<B>>>,
+        B: Body,
+    {
+        /// It is being decided, or held.
+        Asking { asking: Asking<B>, service: S },
+        /// It is the handler's.
+        Running { #[pin] future: S::Future, passed: Option<Passed> },
+        /// It did not pass.
+        Answered { answer: Option<Refusal> },
+    }
+}
+
+impl<S, B, R> Future for ResponseFuture<S, B>
+where
+    S: Service<Request<RequestBody<B>>, Response = Response<R>>,
+    B: Body,
+{
+    type Output = Result<Response<ResponseBody<R>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            let next = match this.state.as_mut().project() {
+                StateProjected::Asking { asking, service } => match ready!(asking.as_mut().poll(context)) {
+                    Ok((request, passed)) => {
+                        State::Running { future: service.call(request), passed: Some(passed) }
+                    }
+                    Err(answer) => State::Answered { answer: Some(answer) },
+                },
+                StateProjected::Running { future, passed } => {
+                    let response = ready!(future.poll(context))?;
+                    let passed = passed.take().expect("polled after it was ready");
+                    return Poll::Ready(Ok(passed.answered(response)));
+                }
+                StateProjected::Answered { answer } => {
+                    let answer = answer.take().expect("polled after it was ready");
+                    return Poll::Ready(Ok(answer.map(ResponseBody::ours)));
+                }
+            };
+            this.state.set(next);
+        }
+    }
+}
+
+impl<S, B> std::fmt::Debug for ResponseFuture<S, B>
+where
+    S: Service<Request<RequestBody<B>>>,
+    B: Body,
+{
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
+    }
+}
