@@ -18,6 +18,7 @@ pub mod redis;
 pub mod reference;
 pub mod saved;
 pub mod sentinels;
+pub mod served;
 pub mod shared;
 pub mod tables;
 pub mod turns;

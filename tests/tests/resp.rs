@@ -1,0 +1,370 @@
+//! Redis clients as they are, and clients that mean no good, against the service on memory and on Redis.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use redis::Value;
+use tollkeeper_tests::page::{Page, root};
+use tollkeeper_tests::redis::{Server, folder};
+use tollkeeper_tests::served::Served;
+
+const POLICY: &str =
+    "redis: { deadline: 10s }\nlimits:\n  - { name: per-user, by: user, rate: 5/10m, burst: 5 }\n";
+
+/// The service on memory.
+fn on_memory() -> Served {
+    served(&[])
+}
+
+/// The service on a Redis of one's own.
+fn on_redis() -> (Server, Served) {
+    let redis = Server::start();
+    let served = served(&["--store", &redis.url()]);
+    (redis, served)
+}
+
+fn served(args: &[&str]) -> Served {
+    let config = folder().join("tollkeeper.yaml");
+    fs::write(&config, POLICY).expect("a folder of one's own");
+    Served::with(&[&["--config", config.to_str().expect("UTF-8")], args].concat())
+}
+
+#[test]
+fn redis_cli_asks_alone_from_a_pipe_and_in_version_3() {
+    let server = on_memory();
+    let cli = |args: &[&str], input: &str| {
+        let mut command = Command::new("redis-cli");
+        command.args(["-p", &server.resp.port().to_string()]).args(args);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("redis-cli starts");
+        child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("it reads");
+        let output = child.wait_with_output().expect("it ends");
+        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    assert_eq!(cli(&["ping"], ""), "PONG\n");
+    assert_eq!(cli(&["cl.throttle", "alice", "4", "1", "1000"], ""), "0\n5\n4\n-1\n1000\n");
+    assert_eq!(cli(&["del", "alice"], ""), "1\n");
+    let typed = "CL.THROTTLE bob 1 1 1000\nCL.THROTTLE bob 1 1 1000\nCL.THROTTLE bob 1 1 1000 2\nNONSENSE\n";
+    assert_eq!(
+        cli(&[], typed),
+        "0\n2\n1\n-1\n1000\n0\n2\n0\n-1\n2000\n1\n2\n0\n2000\n2000\nERR unknown command 'NONSENSE'\n\n"
+    );
+    let json = cli(&["-3", "--json", "TK.CHECK", "user", "alice"], "");
+    assert!(
+        json.starts_with(r#"{"allowed":true,"binding":"per-user","retry_after":null,"delay":0,"#),
+        "{json}"
+    );
+    let help = cli(&["-3", "--json", "COMMAND", "DOCS", "tk.check"], "");
+    assert!(help.starts_with(r#"{"tk.check":{"summary":"#), "{help}");
+    // Its bulk loader counts the answers to what it has sent.
+    let bulk = "*5\r\n$11\r\nCL.THROTTLE\r\n$1\r\nc\r\n$1\r\n9\r\n$1\r\n1\r\n$2\r\n60\r\n".repeat(1_000);
+    assert!(cli(&["--pipe"], &bulk).ends_with("errors: 0, replies: 1000\n"));
+}
+
+#[test]
+fn a_thousand_connections_of_redis_benchmark_with_a_hundred_commands_each_are_counted_exactly() {
+    let server = on_memory();
+    let benchmark = |args: &str| {
+        let line =
+            format!("ulimit -n \"$(ulimit -Hn)\"; exec redis-benchmark -p {} {args}", server.resp.port());
+        let output = Command::new("sh").args(["-c", &line]).output().expect("it starts");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && complaints.is_empty(), "{args}: {said}{complaints}");
+        assert!(said.contains("requests per second"), "{said}");
+    };
+    benchmark("-q -t ping -n 1000");
+    benchmark("-q -c 1000 -P 100 -n 100000 CL.THROTTLE one 49999 1 6000");
+    assert_eq!([server.requests("allowed"), server.requests("refused")], [50_000, 50_000]);
+    benchmark("-q -3 -c 20 -P 16 -n 3200 -r 100 CL.THROTTLE key:__rand_int__ 1000000 1 60");
+    benchmark("-q -c 20 -P 64 -n 6400 TK.CHECK user nobody");
+    assert_eq!([server.requests("allowed"), server.requests("refused")], [53_205, 56_395]);
+    assert_eq!(server.requests("error"), 0);
+}
+
+#[test]
+fn redis_py_works_unchanged_on_memory() {
+    redis_py(&on_memory());
+}
+
+#[test]
+fn redis_py_works_unchanged_on_redis() {
+    let (_redis, server) = on_redis();
+    redis_py(&server);
+}
+
+fn redis_py(server: &Served) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/redis_py.py");
+    let said = run(Command::new(python()).arg(script).arg(server.resp.port().to_string()));
+    assert_eq!(said, "ok\n");
+}
+
+#[test]
+fn ioredis_works_unchanged() {
+    let folder = node();
+    let (_redis, on_redis) = on_redis();
+    for server in [&on_memory(), &on_redis] {
+        let script = folder.join("ioredis.mjs");
+        fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/ioredis.mjs"), &script).unwrap();
+        let said = run(Command::new("node").arg(&script).arg(server.resp.port().to_string()));
+        assert_eq!(said, "ok\n");
+    }
+}
+
+#[test]
+fn the_programs_of_the_page_do_what_it_says() {
+    let text = fs::read_to_string(root().join("docs/resp.md")).expect("the page");
+    let page = Page::parse("docs/resp.md", &text).unwrap_or_else(|mistake| panic!("{mistake}"));
+    for (file, mut command) in
+        [("throttle.py", Command::new(python())), ("throttle.mjs", Command::new("node"))]
+    {
+        let server = on_memory();
+        let program = node().join(file);
+        fs::write(&program, &page.file(file).text).unwrap();
+        command.arg(&program).env("TOLLKEEPER_RESP_URL", format!("redis://{}", server.resp));
+        assert_eq!(run(&mut command), "served\nserved\nserved\ncome again in 20 s\n", "{file}");
+    }
+    let server = on_memory();
+    let program = include_str!("../src/bin/throttle-rs.rs");
+    assert_eq!(page.file("throttle.rs").text, program, "the page shows what runs here");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_throttle-rs"));
+    command.env("TOLLKEEPER_RESP_URL", format!("redis://{}", server.resp));
+    assert_eq!(run(&mut command), "served\nserved\nserved\ncome again in 20 s\n");
+}
+
+#[test]
+fn the_redis_crate_gets_the_rows_at_time_0_of_the_table_in_both_versions_of_the_protocol() {
+    const ROWS: &str =
+        include_str!("../../crates/tollkeeper-core/src/algorithm/vectors/meter-1-per-1s-burst-5.tsv");
+    let (_redis, on_redis) = on_redis();
+    for server in [&on_memory(), &on_redis] {
+        for version in ["resp2", "resp3"] {
+            let url = format!("redis://{}/?protocol={version}", server.resp);
+            let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
+            let (mut pipeline, mut expected) = (redis::pipe(), Vec::new());
+            for row in ROWS.lines().filter(|line| line.starts_with("0\t")) {
+                let fields: Vec<&str> = row.split('\t').collect();
+                let number = |text: &str| text.parse::<i64>().unwrap_or(-1);
+                let [cost, remaining, reset, retry] = [1, 3, 4, 5].map(|at| number(fields[at]));
+                pipeline.cmd("CL.THROTTLE").arg(version).arg(4).arg(1).arg(1_000).arg(cost);
+                expected.push([i64::from(fields[2] == "deny"), 5, remaining, retry, reset]);
+            }
+            assert_eq!(expected.len(), 7);
+            let answers: Vec<[i64; 5]> = pipeline.query(&mut connection).unwrap();
+            assert_eq!(answers, expected);
+        }
+    }
+}
+
+#[test]
+fn a_pipeline_on_redis_travels_together_and_is_answered_in_order() {
+    let (redis, server) = on_redis();
+    let mut connection = connect(&server);
+    let mut pipeline = redis::pipe();
+    for index in 0..600 {
+        match index % 3 {
+            0 => pipeline.cmd("CL.THROTTLE").arg("one").arg(99).arg(1).arg(6_000),
+            1 => pipeline.cmd("TK.CHECK").arg("user").arg("alice"),
+            _ => pipeline.cmd("ECHO").arg(index),
+        };
+    }
+    let answers: Vec<Value> = pipeline.query(&mut connection).unwrap();
+    for (index, answer) in answers.iter().enumerate() {
+        let passed = match (index % 3, answer) {
+            (0, Value::Array(numbers)) => {
+                let remaining = i64::try_from(99usize.saturating_sub(index / 3)).unwrap();
+                assert_eq!(numbers[2], Value::Int(remaining), "{index}");
+                numbers[0] == Value::Int(0)
+            }
+            (1, Value::Array(fields)) => fields[1] == Value::Int(1),
+            (2, Value::BulkString(text)) => {
+                assert_eq!(*text, index.to_string().into_bytes());
+                continue;
+            }
+            _ => panic!("{index}: {answer:?}"),
+        };
+        assert_eq!(passed, index / 3 < if index % 3 == 0 { 100 } else { 5 }, "{index}");
+    }
+    // Without anything else in between, 64 travel together.
+    let before = calls(&redis);
+    let mut pipeline = redis::pipe();
+    (0..1_000).for_each(|_| {
+        pipeline.cmd("CL.THROTTLE").arg("two").arg(499).arg(1).arg(6_000);
+    });
+    let answers: Vec<[i64; 5]> = pipeline.query(&mut connection).unwrap();
+    let remaining: Vec<i64> = answers.iter().map(|answer| answer[2]).collect();
+    let expected: Vec<i64> = (0..1_000).map(|index| (499 - index).max(0)).collect();
+    assert_eq!(remaining, expected);
+    assert_eq!(answers.iter().filter(|answer| answer[0] == 0).count(), 500);
+    let made = calls(&redis) - before;
+    assert!(made <= 32, "{made} calls for 1,000 checks");
+    let keys = redis.connect().keys();
+    let named = |name: &str| keys.iter().any(|(key, expires)| key == name.as_bytes() && *expires > 0);
+    assert!(named("tk:1:CL.THROTTLE:b6000s:two") || named("tk:1:CL.THROTTLE:b100m:two"), "{keys:?}");
+}
+
+/// How many scripts a Redis has run.
+fn calls(redis: &Server) -> u64 {
+    let tollkeeper::redis::wire::Value::Bytes(stats) = redis.connect().text("INFO commandstats") else {
+        panic!("text")
+    };
+    let stats = String::from_utf8(stats).expect("text");
+    let of = |name: &str| -> u64 {
+        let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{name}:")));
+        line.map_or(0, |line| {
+            line.split(['=', ',']).nth(1).and_then(|calls| calls.parse().ok()).expect("calls")
+        })
+    };
+    of("evalsha") + of("eval")
+}
+
+#[test]
+fn without_its_redis_limits_that_travel_go_by_the_failure_policy_of_the_file() {
+    for (policy, allowed) in [("local", 3), ("allow", 10), ("deny", 0)] {
+        let config = folder().join("tollkeeper.yaml");
+        let text = format!("on_store_failure: {policy}\nlimits: []\n");
+        fs::write(&config, text).unwrap();
+        // Nobody is there.
+        let store = format!("redis+unix://{}", folder().join("socket").display());
+        let server = Served::with(&["--config", config.to_str().unwrap(), "--store", &store]);
+        let mut pipeline = redis::pipe();
+        (0..10).for_each(|_| {
+            pipeline.cmd("CL.THROTTLE").arg("one").arg(2).arg(1).arg(6_000);
+        });
+        let answers: Vec<[i64; 5]> = pipeline.query(&mut connect(&server)).unwrap();
+        assert_eq!(answers.iter().filter(|answer| answer[0] == 0).count(), allowed, "{policy}");
+        assert_eq!(server.requests("degraded"), 10);
+    }
+}
+
+#[test]
+fn random_bytes_never_end_the_server_nor_make_it_grow() {
+    let server = on_memory();
+    let mut random = Random(7);
+    let storm = |random: &mut Random| {
+        for _ in 0..300 {
+            let mut stream = TcpStream::connect(server.resp).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            let bytes = random.bytes();
+            // It may have heard enough before the end.
+            let _ = stream.write_all(&bytes);
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+    };
+    storm(&mut random);
+    let before = server.memory();
+    (0..3).for_each(|_| storm(&mut random));
+    // Many who announce more than they send.
+    let announced: Vec<TcpStream> = (0..400)
+        .map(|_| {
+            let mut stream = TcpStream::connect(server.resp).unwrap();
+            stream.write_all(b"*1024\r\n$65536\r\n").unwrap();
+            stream
+        })
+        .collect();
+    let pong: String = redis::cmd("PING").query(&mut connect(&server)).unwrap();
+    assert_eq!(pong, "PONG");
+    let grown = server.memory().saturating_sub(before);
+    assert!(grown < 32 << 10, "{grown} KiB more for {} connections", announced.len());
+}
+
+/// Bytes that look a little like commands, the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from((self.0 >> 33) % end as u64).expect("small")
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        const PIECES: [&[u8]; 16] = [
+            b"*5\r\n",
+            b"$11\r\nCL.THROTTLE\r\n",
+            b"$1\r\n5\r\n",
+            b"$3\r\n600\r\n",
+            b"*-1\r\n",
+            b"$-1\r\n",
+            b"$70000\r\n",
+            b"CL.THROTTLE a 1 1 60\r\n",
+            b"TK.CHECK user \"\\x00\"\r\n",
+            b"COMMAND DOCS\r\n",
+            b"HELLO 3\r\n",
+            b"\r\n",
+            b"*1024\r\n",
+            b"\0\xff",
+            b"*2\r\n$8\r\nTK.CHECK\r\n$3\r\na",
+            b"\"",
+        ];
+        let mut bytes = Vec::new();
+        for _ in 0..self.below(200) {
+            match self.below(8) {
+                0 => bytes.extend(
+                    (0..self.below(2_000))
+                        .map(|_| u8::try_from(self.below(256)).expect("a byte"))
+                        .collect::<Vec<u8>>(),
+                ),
+                _ => bytes.extend_from_slice(PIECES[self.below(PIECES.len())]),
+            }
+        }
+        bytes
+    }
+}
+
+fn connect(server: &Served) -> redis::Connection {
+    redis::Client::open(format!("redis://{}", server.resp))
+        .expect("a URL")
+        .get_connection()
+        .expect("it listens")
+}
+
+/// Python with redis-py, installed once into `target/languages`.
+fn python() -> PathBuf {
+    static ONCE: Mutex<()> = Mutex::new(());
+    let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
+    let venv = target("redis-py");
+    let python = venv.join("bin/python");
+    if !venv.join("done").exists() {
+        run(Command::new("python3").args(["-m", "venv"]).arg(&venv));
+        run(Command::new(venv.join("bin/pip")).args(["install", "--quiet", "redis==8.1.0"]));
+        fs::write(venv.join("done"), "").expect("`target` can be written");
+    }
+    python
+}
+
+/// A folder with ioredis, installed once into `target/languages`.
+fn node() -> PathBuf {
+    static ONCE: Mutex<()> = Mutex::new(());
+    let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
+    let folder = target("ioredis");
+    if !folder.join("node_modules/ioredis").exists() {
+        let ioredis =
+            ["install", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "ioredis@6.0.0"];
+        run(Command::new("npm").args(ioredis).current_dir(&folder));
+    }
+    folder
+}
+
+fn target(name: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target");
+    let folder = target.join("languages").join(name);
+    fs::create_dir_all(&folder).expect("`target` can be written");
+    folder
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output();
+    let output = output.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()));
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {complaint}");
+    String::from_utf8(output.stdout).expect("text")
+}
