@@ -144,6 +144,15 @@ impl Server {
         self.try_connect().unwrap_or_else(|why| panic!("no server: {why}\n{}", self.log()))
     }
 
+    /// Whether it is there, and decides for itself.
+    pub fn is_primary(&self) -> bool {
+        let is_there = UnixStream::connect(self.socket()).is_ok();
+        is_there
+            && self.connect().call(&[b"ROLE"]).is_ok_and(|role| {
+                matches!(role, Value::List(role) if role.first() == Some(&Value::Bytes(b"master".to_vec())))
+            })
+    }
+
     /// What it has to say.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()

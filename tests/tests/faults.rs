@@ -15,9 +15,11 @@ use tollkeeper::{
     Answer, Asked, BreakerSettings, Charge, Correction, Costs, Decision, FailureKind, Fix, Key, Limiter,
     MemoryStore, Remote, Resilient, ResilientSettings, Ruling, Slot, Span, Toll, facts,
 };
+use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::faulty::{Fault, Loss, Proxy};
 use tollkeeper_tests::load::{self, BACK, COST, Figures, Fleet, History, NODES, ONCE, wait};
-use tollkeeper_tests::redis::{Client, Program, Server};
+use tollkeeper_tests::redis::{Client, PATIENCE, Program, Server};
+use tollkeeper_tests::sentinels::Sentinels;
 
 /// What the product promises: an answer within the deadline and a little more; at once when the store is not
 /// asked; the store again soon after it is back. Tests demand no more than a tenth of that, and give the store
@@ -67,16 +69,44 @@ fn through(proxy: &Proxy) -> String {
     format!("redis://{}/0", proxy.address())
 }
 
-/// Has two processes ask while `fault` happens to the server, and demands what must hold in every fault.
-fn suffer(scene: &Scene<'_>, server: &mut Server, fault: impl FnOnce(&mut Server)) -> (History, Figures) {
+/// Servers that are one store.
+trait Servers {
+    /// A connection to each that has states of its own.
+    fn primaries(&self) -> Vec<Client>;
+}
+
+impl Servers for Server {
+    fn primaries(&self) -> Vec<Client> {
+        vec![self.connect()]
+    }
+}
+
+impl Servers for Cluster {
+    fn primaries(&self) -> Vec<Client> {
+        self.servers.iter().filter(|server| server.is_primary()).map(Server::connect).collect()
+    }
+}
+
+impl Servers for Sentinels {
+    fn primaries(&self) -> Vec<Client> {
+        [&self.primary, &self.replica]
+            .into_iter()
+            .filter(|server| server.is_primary())
+            .map(Server::connect)
+            .collect()
+    }
+}
+
+/// Has two processes ask while `fault` happens to the servers, and demands what must hold in every fault.
+fn suffer<S: Servers>(scene: &Scene<'_>, servers: &mut S, fault: impl FnOnce(&mut S)) -> (History, Figures) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Scene { name, url, deadline, losses } = scene;
-    server.connect();
+    servers.primaries();
     let fleet = Fleet::start(env!("CARGO_BIN_EXE_load-node"), url, *deadline);
     fleet.answered(0, SLACK * SOON).expect("the store is there at first");
     wait(Duration::from_millis(500));
     let began = load::now();
-    fault(server);
+    fault(servers);
     let ended = load::now();
     let back = fleet.answered(ended, SLACK * SOON);
     wait(Duration::from_millis(500));
@@ -120,10 +150,12 @@ fn suffer(scene: &Scene<'_>, server: &mut Server, fault: impl FnOnce(&mut Server
     for needed in history.contracts(*losses) {
         assert!(needed.needs <= needed.granted.into(), "{name}: {needed:?}");
     }
-    let mut client = server.connect();
-    let wrong = history.charged_twice_or_given_back_twice(&held(&mut client), *losses > 0);
+    let mut primaries = servers.primaries();
+    let held = primaries.iter_mut().flat_map(held).collect();
+    let wrong = history.charged_twice_or_given_back_twice(&held, *losses > 0);
     assert!(wrong.is_empty(), "{name}: {} keys: {:#?}", wrong.len(), &wrong[..wrong.len().min(10)]);
-    assert_eq!(forever(&mut client), ["tk:1:secret"], "{name}: keys without an end");
+    let forever: Vec<String> = primaries.iter_mut().flat_map(forever).collect();
+    assert_eq!(forever, ["tk:1:secret"], "{name}: keys without an end");
     assert!(figures.grown < 64 << 10, "{name}: {} KiB more than at first", figures.grown);
     let seconds = u64::try_from(history.rows.len()).expect("few") / figures.per_second.max(1) + 1;
     // Three kinds of lines a second, and what is said of each of two connections.
@@ -367,6 +399,115 @@ fn a_password_that_is_changed_under_way() {
     });
     let told = |line: &String| line.contains("check user and password");
     assert!(history.logs.iter().any(told), "{:?}", history.logs);
+}
+
+/// Where a cluster keeps the count of the first route.
+const IN_USE: &str = "tk:1:deny-bucket:b1s";
+
+/// The place of the server that has the key in use.
+fn in_use(cluster: &Cluster) -> usize {
+    let has = |server: &Server| {
+        server.is_primary() && server.connect().call(&[b"EXISTS", IN_USE.as_bytes()]) == Ok(Value::Number(1))
+    };
+    cluster.servers.iter().position(has).expect("somebody has it")
+}
+
+/// Waits for what servers do by themselves.
+fn until(what: &str, done: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < PATIENCE, "{what}");
+        wait(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_primary_of_a_cluster_that_dies_is_replaced_by_its_replica() {
+    let mut cluster = Cluster::start();
+    let scene = Scene { losses: 1, ..Scene::on("failover of a cluster's primary", cluster.url()) };
+    let (_, figures) = suffer(&scene, &mut cluster, |cluster| {
+        let dies = in_use(cluster);
+        cluster.servers[dies].kill();
+        until("no replica takes over", || cluster.primaries().len() == 3);
+        until("the cluster is not whole again", || {
+            cluster.primaries().into_iter().all(|mut primary| {
+                let Value::Bytes(info) = primary.text("CLUSTER INFO") else { panic!("text") };
+                String::from_utf8_lossy(&info).contains("cluster_state:ok")
+            })
+        });
+    });
+    assert!(figures.degraded_in_fault > 0, "nobody noticed");
+    assert!(figures.degraded_in_fault < figures.in_fault, "the other servers were asked on");
+}
+
+#[test]
+fn a_slot_in_use_is_moved_and_nobody_notices() {
+    let mut cluster = Cluster::start();
+    // Nothing may fail here, so nothing may be late because the machine is.
+    let patient = Duration::from_secs(5);
+    let scene = Scene { deadline: patient, ..Scene::on("resharding of the slot in use", cluster.url()) };
+    let mut moves = 0;
+    let (_, figures) = suffer(&scene, &mut cluster, |cluster| {
+        let say = |server: &Server, words: &str| server.connect().text(words);
+        let id = |server: &Server| {
+            let Value::Bytes(id) = say(server, "CLUSTER MYID") else { panic!("text") };
+            String::from_utf8(id).expect("text")
+        };
+        let Value::Number(slot) = say(&cluster.servers[0], &format!("CLUSTER KEYSLOT {IN_USE}")) else {
+            panic!("a slot")
+        };
+        let mut from = in_use(cluster);
+        let began = Instant::now();
+        while began.elapsed() < lasts() {
+            let to = (from + 1) % 3;
+            let [source, target] = [from, to].map(|place| &cluster.servers[place]);
+            say(target, &format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(source)));
+            say(source, &format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(target)));
+            wait(Duration::from_millis(20));
+            loop {
+                let Value::List(keys) = say(source, &format!("CLUSTER GETKEYSINSLOT {slot} 100")) else {
+                    panic!("a list of keys")
+                };
+                let keys: Vec<&[u8]> = keys
+                    .iter()
+                    .map(|key| if let Value::Bytes(key) = key { &key[..] } else { panic!("a key") })
+                    .collect();
+                if keys.is_empty() {
+                    break;
+                }
+                let port = target.port().to_string();
+                let words = [&b"MIGRATE"[..], b"127.0.0.1", port.as_bytes(), b"", b"0", b"5000", b"KEYS"];
+                source.connect().call(&[&words[..], &keys].concat()).expect("it moves");
+            }
+            wait(Duration::from_millis(20));
+            for server in [target, source] {
+                say(server, &format!("CLUSTER SETSLOT {slot} NODE {}", id(target)));
+            }
+            wait(Duration::from_millis(20));
+            from = to;
+            moves += 1;
+        }
+    });
+    println!("  the slot was moved {moves} times");
+    assert!(moves > 3, "{moves}");
+    assert_eq!(figures.degraded, 0);
+}
+
+#[test]
+fn a_primary_behind_sentinels_that_dies_is_replaced_by_its_replica() {
+    let mut sentinels = Sentinels::start();
+    let scene = Scene { losses: 1, ..Scene::on("failover through Sentinel", sentinels.url()) };
+    let (history, figures) = suffer(&scene, &mut sentinels, |sentinels| {
+        until("not every node listens to the sentinels", || {
+            let Value::Bytes(clients) = sentinels.sentinel().text("CLIENT LIST") else { panic!("text") };
+            let listens = |line: &&str| line.contains(" sub=1 ");
+            String::from_utf8_lossy(&clients).lines().filter(listens).count() == NODES as usize
+        });
+        sentinels.primary.kill();
+        until("no replica takes over", || sentinels.replica.is_primary());
+    });
+    assert!(figures.degraded_in_fault > 0, "nobody noticed");
+    assert!(history.logs.iter().any(|line| line.contains("has moved")), "{:?}", history.logs);
 }
 
 /// A limiter on a store at this URL, in this process.

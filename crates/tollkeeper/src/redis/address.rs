@@ -8,7 +8,7 @@ use std::time::Duration;
 use redis::io::tcp::TcpSettings;
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
-    RedisConnectionInfo, TlsCertificates,
+    ProtocolVersion, RedisConnectionInfo, RedisResult, TlsCertificates,
 };
 
 use crate::store_url::{Credentials, Host, RedisUrl, Servers};
@@ -95,9 +95,11 @@ impl Address {
         }
     }
 
-    /// Whether sentinels say where it is.
-    pub(crate) fn is_sentinel(&self) -> bool {
-        matches!(self.place, Place::Sentinel { .. })
+    /// The sentinels that say where it is, each as a client that can be told of changes, and the name they know it by.
+    pub(crate) fn sentinels(&self) -> Option<(&str, Vec<Client>)> {
+        let Place::Sentinel { hosts, master } = &self.place else { return None };
+        let clients = hosts.iter().filter_map(|host| self.way.sentinel(host, ProtocolVersion::RESP3).ok());
+        Some((master, clients.collect()))
     }
 }
 
@@ -128,6 +130,16 @@ impl Way {
         }
     }
 
+    /// A client of a sentinel. They have passwords of their own, if any, and no databases.
+    fn sentinel(&self, host: &Host, protocol: ProtocolVersion) -> RedisResult<Client> {
+        let settings = RedisConnectionInfo::default().set_protocol(protocol).set_skip_set_lib_name();
+        let info = self.at(host).into_connection_info()?.set_redis_settings(settings);
+        match &self.tls {
+            Some(certificates) => Client::build_with_tls(info, certificates.clone()),
+            None => Client::open(info),
+        }
+    }
+
     /// Asks one sentinel after the other.
     async fn primary(&self, hosts: &[Host], master: &str) -> Result<Host, String> {
         let mut last = "no sentinel is named".to_owned();
@@ -143,13 +155,9 @@ impl Way {
 
     async fn ask(&self, sentinel: &Host, master: &str) -> Result<Host, String> {
         let wrong = |error: redis::RedisError| error.to_string();
-        // Sentinels have passwords of their own, if any, and no databases.
-        let client = match &self.tls {
-            Some(certificates) => Client::build_with_tls(self.at(sentinel), certificates.clone()),
-            None => Client::open(self.at(sentinel)),
-        };
         let config = AsyncConnectionConfig::new().set_connection_timeout(Some(SENTINEL));
-        let connection = client.map_err(wrong)?.get_multiplexed_async_connection_with_config(&config).await;
+        let client = self.sentinel(sentinel, ProtocolVersion::RESP2).map_err(wrong)?;
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
         let mut connection = connection.map_err(wrong)?;
         let mut command = redis::cmd("SENTINEL");
         command.arg("get-master-addr-by-name").arg(master);

@@ -19,6 +19,7 @@ mod link;
 #[cfg(feature = "config")]
 mod policy;
 pub mod script;
+mod sentinel;
 mod slot;
 pub mod state;
 mod store;

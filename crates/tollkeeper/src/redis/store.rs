@@ -1,7 +1,7 @@
 //! The store on Redis or Valkey: many nodes, one count.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use redis::{FromRedisValue as _, Value};
@@ -13,6 +13,7 @@ use super::address::{Address, RedisTls};
 use super::cluster::Cluster;
 use super::keys::{self, Format, Names};
 use super::lane::Lane;
+use super::sentinel::Switches;
 use super::topology::Topology;
 use super::wire::{self, Batch, Call, Handling};
 use crate::clock::Clock;
@@ -62,7 +63,7 @@ struct Inner {
     keepers: Vec<JoinHandle<()>>,
 }
 
-/// How often a node looks whether its secret is still there, and who is primary.
+/// How often a node looks whether its secret is still there, and asks sentinels who is primary.
 const LOOKS: Duration = Duration::from_secs(1);
 
 impl RedisStore {
@@ -75,15 +76,16 @@ impl RedisStore {
             Servers::Cluster { .. } => Topology::Many(Cluster::new(addresses, options.connections)),
             _ => Topology::One(Lane::new(&address, options.connections)),
         };
-        let inner = Arc::new_cyclic(|weak: &std::sync::Weak<Inner>| {
-            let keeper = tokio::spawn(keep(weak.clone(), address));
+        let inner = Arc::new_cyclic(|weak: &Weak<Inner>| {
+            let keepers =
+                vec![tokio::spawn(keep_secret(weak.clone())), tokio::spawn(follow(weak.clone(), address))];
             Inner {
                 names: Names::new(&options.prefix, options.format),
                 topology,
                 numbers: (random::secret(), AtomicU64::new(0)),
                 secret: RwLock::new(None),
                 clock: Clock::system(),
-                keepers: vec![keeper],
+                keepers,
             }
         });
         RedisStore { inner }
@@ -199,21 +201,31 @@ impl Inner {
     }
 }
 
-/// Looks now and then whether the secret is still there, and whether the sentinels changed their mind.
-async fn keep(store: std::sync::Weak<Inner>, address: Address) {
-    let mut primary = None;
+/// Looks now and then whether the secret is still there. Whatever goes wrong is said by those who ask for decisions.
+async fn keep_secret(store: Weak<Inner>) {
     loop {
         tokio::time::sleep(LOOKS).await;
         let Some(store) = store.upgrade() else { return };
-        if address.is_sentinel()
-            && let Some(now) = address.primary().await
-            && primary.replace(now.clone()).is_some_and(|before| before != now)
-        {
-            tracing::info!("{address} is {now} now");
+        let _ = store.renew_secret().await;
+    }
+}
+
+/// Goes where the sentinels say: they tell of a change, and are asked now and then whether they did not.
+async fn follow(store: Weak<Inner>, address: Address) {
+    let Some(mut switches) = Switches::of(&address) else { return };
+    let mut primary = address.primary().await;
+    loop {
+        let now = tokio::select! {
+            told = switches.next() => told,
+            () = tokio::time::sleep(LOOKS) => address.primary().await,
+        };
+        let Some(store) = store.upgrade() else { return };
+        // Each sentinel tells; the first that does is heeded.
+        if now.is_some() && now != primary {
+            primary = now;
+            tracing::info!("{address} has moved");
             store.topology.give_up();
         }
-        // Whatever goes wrong is said by those who ask for decisions.
-        let _ = store.renew_secret().await;
     }
 }
 
