@@ -17,11 +17,17 @@ pub struct Cluster {
 impl Cluster {
     /// Starts one, and waits until every server knows all others and every replica follows its primary.
     pub fn start() -> Cluster {
-        let settings =
-            ["cluster-enabled yes", "cluster-node-timeout 2000", "cluster-replica-validity-factor 0"];
+        Cluster::with("port", &[], &[])
+    }
+
+    /// Starts one whose servers listen at this door, with these settings more; `words` open the door.
+    pub fn with(door: &str, settings: &[&str], words: &[&str]) -> Cluster {
+        let own = ["cluster-enabled yes", "cluster-node-timeout 2000", "cluster-replica-validity-factor 0"];
+        let settings = [&own, settings].concat();
         let servers: Vec<Server> =
-            (0..6).map(|_| Server::on_a_port(Program::Redis, "port", &settings)).collect();
+            (0..6).map(|_| Server::on_a_port(Program::Redis, door, &settings)).collect();
         let created = Command::new("redis-cli")
+            .args(words)
             .args(["--cluster", "create"])
             .args(servers.iter().map(|server| format!("127.0.0.1:{}", server.port())))
             .args(["--cluster-replicas", "1", "--cluster-yes"])

@@ -19,17 +19,23 @@ pub struct Sentinels {
 impl Sentinels {
     /// Starts them, and waits until the sentinels know the replica and each other.
     pub fn start() -> Sentinels {
-        let primary = Server::on_a_port(Program::Redis, "port", &[]);
+        Sentinels::with("port", &[])
+    }
+
+    /// Starts them at this door, with these settings more.
+    pub fn with(door: &str, more: &[&str]) -> Sentinels {
+        let primary = Server::on_a_port(Program::Redis, door, more);
         let follow = format!("replicaof 127.0.0.1 {}", primary.port());
-        let replica = Server::on_a_port(Program::Redis, "port", &[&follow]);
+        let replica = Server::on_a_port(Program::Redis, door, &[&[&*follow], more].concat());
         let watch = format!("sentinel monitor mymaster 127.0.0.1 {} 2", primary.port());
-        let settings = [
+        let own = [
             &*watch,
             "sentinel down-after-milliseconds mymaster 2000",
             "sentinel failover-timeout mymaster 10000",
         ];
+        let settings = [&own, more].concat();
         let sentinels: Vec<Server> =
-            (0..3).map(|_| Server::on_a_port(Program::Redis, "port", &settings)).collect();
+            (0..3).map(|_| Server::on_a_port(Program::Redis, door, &settings)).collect();
         let started = Instant::now();
         for sentinel in &sentinels {
             let mut client = sentinel.connect();

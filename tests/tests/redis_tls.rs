@@ -13,23 +13,29 @@ use tollkeeper::{
     Limit, Limiter, MemoryStore, OnStoreFailure, Policy, Quota, Resilient, ResilientSettings, facts,
 };
 use tollkeeper_tests::certificates::Authority;
+use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::redis::{PATIENCE, Program, Server};
+use tollkeeper_tests::sentinels::Sentinels;
 
 struct Encrypted {
     server: Server,
     authority: Authority,
 }
 
-/// A server that answers only to those whose certificate is of the same authority as its own.
-fn encrypted(alternatives: &str) -> Encrypted {
-    let authority = Authority::new();
+/// The settings of a server that answers only to those whose certificate is of the same authority as its own.
+fn settings(authority: &Authority, alternatives: &str) -> [String; 4] {
     let (certificate, key) = authority.certify("server", alternatives);
-    let settings = [
+    [
         format!("tls-cert-file {}", certificate.display()),
         format!("tls-key-file {}", key.display()),
         format!("tls-ca-cert-file {}", authority.certificate().display()),
         "tls-auth-clients yes".to_owned(),
-    ];
+    ]
+}
+
+fn encrypted(alternatives: &str) -> Encrypted {
+    let authority = Authority::new();
+    let settings = settings(&authority, alternatives);
     let server = Server::on_a_port(Program::Redis, "tls-port", &settings.each_ref().map(|line| &**line));
     Encrypted { server, authority }
 }
@@ -40,9 +46,13 @@ impl Encrypted {
     }
 
     fn identity(&self) -> Option<(Vec<u8>, Vec<u8>)> {
-        let (certificate, key) = self.authority.certify("client", "DNS:client");
-        Some((read(&certificate), read(&key)))
+        identity(&self.authority)
     }
+}
+
+fn identity(authority: &Authority) -> Option<(Vec<u8>, Vec<u8>)> {
+    let (certificate, key) = authority.certify("client", "DNS:client");
+    Some((read(&certificate), read(&key)))
 }
 
 fn read(path: &Path) -> Vec<u8> {
@@ -94,6 +104,65 @@ async fn a_private_authority_and_a_certificate_of_ones_own_open_the_way() {
             );
         }
         assert_eq!(store.trouble(), None);
+    }
+}
+
+/// The way in is encrypted, with an authority of one's own, and nobody else is let in.
+async fn all_ways_are_encrypted(url: &str, authority: &Authority) {
+    let ca = || Some(read(&authority.certificate()));
+    let store = open(url, RedisTls { ca: ca(), identity: identity(authority) });
+    let limiter = limiter(store.clone());
+    // Enough users that every server of a cluster is asked.
+    for user in 0..20 {
+        let user = user.to_string();
+        for number in 0..4 {
+            let decision = limiter.check(&facts! { "user" => &user }).await.unwrap();
+            let expected = (number < 3, None);
+            assert_eq!((decision.allowed(), decision.degraded()), expected, "{:?}", store.trouble());
+        }
+    }
+    let stranger = Authority::new();
+    let tls = RedisTls { ca: Some(read(&stranger.certificate())), identity: identity(authority) };
+    let why = trouble(open(url, tls)).await;
+    assert!(why.contains("certificate") && why.contains("UnknownIssuer"), "{why}");
+}
+
+#[tokio::test]
+async fn the_ways_to_all_servers_of_a_cluster_are_encrypted() {
+    let authority = Authority::new();
+    let own = settings(&authority, "IP:127.0.0.1");
+    let more = own.iter().map(|line| &**line).chain(["tls-cluster yes", "tls-replication yes"]);
+    let (certificate, key) = authority.certify("client", "DNS:client");
+    let [ca, certificate, key] =
+        [authority.certificate(), certificate, key].map(|path| path.display().to_string());
+    let words = ["--tls", "--cacert", &ca, "--cert", &certificate, "--key", &key];
+    let cluster = Cluster::with("tls-port", &more.collect::<Vec<_>>(), &words);
+    all_ways_are_encrypted(&cluster.url().replace("redis+", "rediss+"), &authority).await;
+}
+
+#[tokio::test]
+async fn the_ways_to_sentinels_and_to_their_primary_are_encrypted() {
+    let authority = Authority::new();
+    let own = settings(&authority, "IP:127.0.0.1");
+    let more: Vec<&str> = own.iter().map(|line| &**line).chain(["tls-replication yes"]).collect();
+    let sentinels = Sentinels::with("tls-port", &more);
+    let url = sentinels.url().replace("redis+", "rediss+");
+    all_ways_are_encrypted(&url, &authority).await;
+    // Another primary is found the same way.
+    let store =
+        open(&url, RedisTls { ca: Some(read(&authority.certificate())), identity: identity(&authority) });
+    let limiter = limiter(store.clone());
+    sentinels.sentinel().text("SENTINEL FAILOVER mymaster");
+    let started = Instant::now();
+    loop {
+        let user = format!("{:?}", started.elapsed());
+        let decision = limiter.check(&facts! { "user" => &user }).await.unwrap();
+        if decision.degraded().is_none() && sentinels.replica.is_primary() && !sentinels.primary.is_primary()
+        {
+            break;
+        }
+        assert!(started.elapsed() < PATIENCE, "{:?}", store.trouble());
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

@@ -51,6 +51,8 @@ struct Shared {
 struct Map {
     servers: HashMap<Host, Arc<Lane>>,
     slots: Vec<Option<Arc<Lane>>>,
+    /// Why nobody could be asked for the table, when it was last wanted.
+    trouble: Option<Arc<str>>,
 }
 
 impl Cluster {
@@ -130,10 +132,10 @@ impl Cluster {
     /// Why some server cannot be asked, if one cannot.
     pub(crate) fn trouble(&self) -> Option<Arc<str>> {
         let map = self.shared.map();
-        map.servers.values().find_map(|lane| lane.trouble())
+        map.servers.values().find_map(|lane| lane.trouble()).or_else(|| map.trouble.clone())
     }
 
-    /// Who has a slot. Before the first reading of the table it is waited for.
+    /// Who has a slot. Before the first reading of the table it is waited for, unless that has failed.
     async fn lane(&self, slot: u16) -> Result<Arc<Lane>, Fate> {
         loop {
             let read = self.shared.read.notified();
@@ -141,6 +143,9 @@ impl Cluster {
                 let map = self.shared.map();
                 if let Some(Some(lane)) = map.slots.get(usize::from(slot)) {
                     return Ok(Arc::clone(lane));
+                }
+                if let Some(why) = map.trouble.as_ref().filter(|_| map.slots.is_empty()) {
+                    return Err(Fate::NotSent(why.to_string()));
                 }
                 if !map.slots.is_empty() {
                     self.shared.stale.notify_one();
@@ -202,7 +207,7 @@ impl Shared {
                 slots[usize::from(slot)] = Some(Arc::clone(&lane));
             }
         }
-        map.slots = slots;
+        (map.slots, map.trouble) = (slots, None);
         map.servers.retain(|host, _| ranges.iter().any(|(_, _, named)| named == host));
         drop(map);
         self.read.notify_waiters();
@@ -240,6 +245,11 @@ async fn read(shared: Arc<Shared>) {
                 if ranges.is_some() {
                     break;
                 }
+            }
+            if ranges.is_none() {
+                let trouble = seeds.iter().find_map(Lane::trouble);
+                shared.map.write().unwrap_or_else(PoisonError::into_inner).trouble = trouble;
+                shared.read.notify_waiters();
             }
         }
         if let Some(ranges) = ranges {
