@@ -97,7 +97,7 @@ pub fn write(
 ) {
     let mut text = Text(String::with_capacity(96));
     if let Some(wait) = if decision.allowed() { None } else { decision.retry_after() } {
-        emit(Field::RetryAfter, text.number(jitter.seconds(wait)));
+        text.emit_number(Field::RetryAfter, jitter.seconds(wait), &mut emit);
     }
     if dialects.is_empty() {
         return;
@@ -130,7 +130,7 @@ pub fn write(
                 text.list(decision, Text::policy);
                 text.emit(Field::RateLimitPolicy, &mut emit);
                 if let Some((_, outcome)) = &shown {
-                    emit(Field::RateLimitLimit, text.number(outcome.limit));
+                    text.emit_number(Field::RateLimitLimit, outcome.limit, &mut emit);
                     text.rest_and_reset(outcome, &mut emit);
                 }
             }
@@ -148,11 +148,11 @@ pub fn write(
             }
             HeaderDialect::XRateLimit => {
                 if let Some((_, outcome)) = &shown {
-                    emit(Field::XRateLimitLimit, text.number(outcome.limit));
-                    emit(Field::XRateLimitRemaining, text.number(outcome.remaining));
+                    text.emit_number(Field::XRateLimitLimit, outcome.limit, &mut emit);
+                    text.emit_number(Field::XRateLimitRemaining, outcome.remaining, &mut emit);
                     if let Some(reset) = outcome.reset_after {
-                        let at = decision.time() + reset;
-                        emit(Field::XRateLimitReset, text.number(at.as_micros().div_ceil(1_000_000)));
+                        let at = (decision.time() + reset).as_micros().div_ceil(1_000_000);
+                        text.emit_number(Field::XRateLimitReset, at, &mut emit);
                     }
                 }
             }
@@ -199,11 +199,10 @@ impl Text {
         self.push_number(number);
     }
 
-    /// A value that is one number.
-    fn number(&mut self, number: u64) -> &str {
-        self.0.clear();
+    /// Hands out a value that is one number.
+    fn emit_number(&mut self, field: Field, number: u64, emit: &mut impl FnMut(Field, &str)) {
         self.push_number(number);
-        &self.0
+        self.emit(field, emit);
     }
 
     /// Hands out what was written, if anything was, and begins anew.
@@ -265,11 +264,10 @@ impl Text {
 
     /// `RateLimit-Remaining` and `RateLimit-Reset`.
     fn rest_and_reset(&mut self, outcome: &Outcome, emit: &mut impl FnMut(Field, &str)) {
-        emit(Field::RateLimitRemaining, self.number(outcome.remaining));
+        self.emit_number(Field::RateLimitRemaining, outcome.remaining, emit);
         if let Some(reset) = outcome.reset_after {
-            emit(Field::RateLimitReset, self.number(reset.as_secs_ceil()));
+            self.emit_number(Field::RateLimitReset, reset.as_secs_ceil(), emit);
         }
-        self.0.clear();
     }
 
     /// Names of limits have no character that a structured field would have to escape.
@@ -291,3 +289,6 @@ fn limit(answer: &Answer<'_>) -> u64 {
 fn window(answer: &Answer<'_>) -> u64 {
     answer.due().quota.window().as_secs_ceil().max(1)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,8 @@
 //! A slot that is held for as long as a response streams.
 
-use std::time::Duration;
-
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
-use tollkeeper::{Limiter, SlotGuard};
+use tollkeeper::{Limiter, SlotGuard, Span};
 
 /// Holds a slot, and renews it at half its time to live: by a task of its own, because nobody may be
 /// reading the response for that long. Dropping it gives the slot back.
@@ -18,10 +16,10 @@ impl Held {
     /// Without a tokio runtime nothing is renewed, and the slot is lost at its time to live.
     pub(crate) fn new(limiter: &Limiter, guard: SlotGuard) -> Held {
         let (limiter, slot) = (limiter.clone(), guard.slot().clone());
-        let half = Duration::from(guard.ttl()) / 2;
+        let half = Span::from_micros(guard.ttl().as_micros() / 2);
         let renew = async move {
             loop {
-                tokio::time::sleep(half).await;
+                limiter.clock().sleep(half).await;
                 if !limiter.renew(&slot).await {
                     return; // lost: somebody else may hold it by now
                 }

@@ -251,7 +251,7 @@ pub mod store_url;
 mod sync;
 
 pub use builder::{Backend, BuildError, Builder};
-pub use clock::{Clock, ManualClock};
+pub use clock::{Clock, ManualClock, Sleep};
 pub use guard::SlotGuard;
 pub use handle::{Handle, HandleError, Layers, Passage, Passages};
 pub use limiter::{Acquire, Acquired, Acquiring, Deciding, Limiter, Request, Waiting};

@@ -249,6 +249,11 @@ impl Limiter {
         self.inner.policy.read(|policy, _| read(policy))
     }
 
+    /// The clock by which waits are measured: that of the store, if it is in this process.
+    pub fn clock(&self) -> &Clock {
+        &self.inner.clock
+    }
+
     /// Whether decisions are made in this process, so that nobody has to wait for them.
     pub fn is_embedded(&self) -> bool {
         self.inner.memory.is_some()

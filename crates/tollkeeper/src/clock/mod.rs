@@ -49,17 +49,20 @@ impl Clock {
     }
 
     /// Waits until so much time has passed. On the system clock this needs a tokio runtime.
-    pub(crate) fn sleep(&self, span: Span) -> Sleep {
+    pub fn sleep(&self, span: Span) -> Sleep {
         match &self.0 {
-            Kind::System(_) => Sleep::System(Box::pin(tokio::time::sleep(span.into()))),
-            Kind::Manual(clock) => Sleep::Manual(clock.clone(), clock.now() + span),
+            Kind::System(_) => Sleep(Wait::System(Box::pin(tokio::time::sleep(span.into())))),
+            Kind::Manual(clock) => Sleep(Wait::Manual(clock.clone(), clock.now() + span)),
         }
     }
 }
 
 /// A wait on a [`Clock`].
 #[derive(Debug)]
-pub(crate) enum Sleep {
+pub struct Sleep(Wait);
+
+#[derive(Debug)]
+enum Wait {
     System(Pin<Box<tokio::time::Sleep>>),
     Manual(ManualClock, Time),
 }
@@ -68,9 +71,9 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        match &mut *self {
-            Sleep::System(sleep) => sleep.as_mut().poll(context),
-            Sleep::Manual(clock, until) => clock.poll_until(*until, context),
+        match &mut self.0 {
+            Wait::System(sleep) => sleep.as_mut().poll(context),
+            Wait::Manual(clock, until) => clock.poll_until(*until, context),
         }
     }
 }

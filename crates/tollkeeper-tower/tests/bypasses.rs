@@ -1,0 +1,443 @@
+//! Ways around rate limiters that others have been taken by: each a test, over a real socket.
+
+mod support;
+
+use axum::Router;
+use axum::routing::{any, post};
+use http::StatusCode;
+use support::*;
+use tollkeeper::http::{ClientAddress, HttpSettings, Normalization};
+use tollkeeper::{Algorithm, Limit, Missing, Quota, Span, StatusSet};
+use tollkeeper_tower::RateLimitLayer;
+
+/// Two an hour for each address.
+fn per_ip() -> Vec<Limit> {
+    vec![Limit::new("per-ip", Quota::per_hour(2)).by("ip")]
+}
+
+#[tokio::test]
+async fn the_leftmost_x_forwarded_for_is_not_believed() {
+    let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
+    let mut passed = 0;
+    for forged in 0..10 {
+        let hops = format!("198.51.100.{forged}, 203.0.113.9, 10.0.0.2");
+        passed += usize::from(server.get("/", &[("x-forwarded-for", &hops)]).await.status == 200);
+    }
+    assert_eq!(passed, 2, "all of them are 203.0.113.9");
+}
+
+#[tokio::test]
+async fn forwarded_addresses_of_peers_that_are_not_trusted_are_not_believed() {
+    let (server, _) = serve(per_ip(), HttpSettings::default()).await;
+    let mut passed = 0;
+    for forged in 0..10 {
+        let address = format!("198.51.100.{forged}");
+        let forwarded = format!("for={address}");
+        let headers = [("x-forwarded-for", &*address), ("forwarded", &*forwarded), ("x-real-ip", &*address)];
+        passed += usize::from(server.get("/", &headers).await.status == 200);
+    }
+    assert_eq!(passed, 2);
+}
+
+#[tokio::test]
+async fn a_client_cannot_choose_the_header_that_its_address_is_read_from() {
+    let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
+    let mut passed = 0;
+    for forged in 0..10 {
+        let forwarded = format!("for=198.51.100.{forged}");
+        let headers = [("x-forwarded-for", "203.0.113.9"), ("forwarded", &*forwarded)];
+        passed += usize::from(server.get("/", &headers).await.status == 200);
+    }
+    assert_eq!(passed, 2);
+}
+
+#[tokio::test]
+async fn a_trusted_network_in_mapped_form_does_not_trust_the_internet() {
+    assert!("::ffff:10.0.0.0/8".parse::<tollkeeper::net::Network>().is_err());
+    // Written rightly, it is the IPv4 network and no more.
+    let mut settings = behind_proxies(ClientAddress::XForwardedFor);
+    settings.trusted_proxies = vec!["127.0.0.1".parse().unwrap(), "::ffff:10.0.0.0/104".parse().unwrap()];
+    let (server, _) = serve(per_ip(), settings).await;
+    assert_eq!(server.passing(5, "/", &[("x-forwarded-for", "1.1.1.1, 11.0.0.1")]).await, 2);
+    assert_eq!(server.passing(5, "/", &[("x-forwarded-for", "2.2.2.2, 11.0.0.1")]).await, 0);
+    assert_eq!(server.passing(5, "/", &[("x-forwarded-for", "11.0.0.1, 10.9.9.9")]).await, 0);
+}
+
+#[tokio::test]
+async fn ipv4_clients_in_ipv6_clothes_do_not_share_one_count() {
+    let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
+    for client in 1..=5 {
+        let address = format!("::ffff:203.0.113.{client}");
+        assert_eq!(server.passing(3, "/", &[("x-forwarded-for", &address)]).await, 2, "{address}");
+    }
+}
+
+#[tokio::test]
+async fn an_ipv4_address_and_its_mapped_form_are_one_client() {
+    let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
+    let spellings = ["203.0.113.9", "::ffff:203.0.113.9", "::ffff:cb00:7109", "[::ffff:203.0.113.9]:80"];
+    let mut passed = 0;
+    for spelling in spellings {
+        passed += server.passing(2, "/", &[("x-forwarded-for", spelling)]).await;
+    }
+    assert_eq!(passed, 2);
+}
+
+#[tokio::test]
+async fn addresses_of_one_ipv6_network_share_a_count() {
+    let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
+    let mut passed = 0;
+    for host in 0..10 {
+        let address = format!("2001:db8:1:2:{host}::{host}");
+        passed += server.passing(1, "/", &[("x-forwarded-for", &address)]).await;
+    }
+    assert_eq!(passed, 2);
+    assert_eq!(
+        server.passing(3, "/", &[("x-forwarded-for", "2001:db8:1:3::1")]).await,
+        2,
+        "the next network"
+    );
+    let mut settings = behind_proxies(ClientAddress::XForwardedFor);
+    settings.ipv6_prefix = 48;
+    let (server, _) = serve(per_ip(), settings).await;
+    assert_eq!(server.passing(3, "/", &[("x-forwarded-for", "2001:db8:1:2::1")]).await, 2);
+    assert_eq!(server.passing(3, "/", &[("x-forwarded-for", "2001:db8:1:3::1")]).await, 0);
+}
+
+#[tokio::test]
+async fn forwarded_is_read_with_ports_quotes_brackets_and_hidden_names() {
+    let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::Forwarded)).await;
+    let spellings = [
+        r#"for="[2001:db8::1]:4711""#,
+        r#"For="[2001:db8:0::1]";proto=https"#,
+        r#"for=unknown, for="[2001:db8::2]""#,
+        r#"for="evil, for="[2001:db8::1]:_hidden", for=10.0.0.7"#,
+    ];
+    let mut passed = 0;
+    for spelling in spellings {
+        passed += server.passing(1, "/", &[("forwarded", spelling)]).await;
+    }
+    assert_eq!(passed, 2, "all of them are of 2001:db8::/64");
+    // Who hides behind a name counts as the proxy that wrote it.
+    assert_eq!(server.passing(3, "/", &[("forwarded", "for=unknown")]).await, 2);
+    assert_eq!(server.passing(3, "/", &[("forwarded", "for=_hidden")]).await, 0);
+}
+
+#[tokio::test]
+async fn no_other_spelling_of_a_path_is_another_route() {
+    let limits = vec![Limit::new("login", Quota::per_hour(2)).by("route").when("route", "/login")];
+    let routes = vec!["/login".to_owned(), "/api/*".to_owned()];
+    let (server, _) = serve(limits, HttpSettings { routes, ..HttpSettings::default() }).await;
+    let spellings = [
+        "/login",
+        "/LOGIN",
+        "/login/",
+        "//login",
+        "/./login",
+        "/x/../login",
+        "/%6cogin",
+        "/log%69n",
+        "/%2e/login",
+        "/x/%2e%2e/login",
+        "/login;jsessionid=1",
+        "/;x/login",
+        "/x/..;/login",
+        "/login?x=1",
+        "/login//?",
+    ];
+    let mut passed = 0;
+    for spelling in spellings {
+        passed += server.passing(1, spelling, &[]).await;
+    }
+    assert_eq!(passed, 2);
+    assert_eq!(server.passing(3, "/other", &[]).await, 3, "only /login is limited");
+}
+
+#[tokio::test]
+async fn no_other_spelling_of_a_path_is_another_path() {
+    let (server, _) =
+        serve(vec![Limit::new("per-path", Quota::per_hour(2)).by("path")], HttpSettings::default()).await;
+    let mut passed = 0;
+    for spelling in ["/a/b", "//a/b", "/a/./b/", "/a/%62", "/a;x/b;y", "/c/../a/b", "/%61/b"] {
+        passed += server.passing(1, spelling, &[]).await;
+    }
+    assert_eq!(passed, 2);
+    assert_eq!(server.passing(3, "/A/b", &[]).await, 2, "case is the application's to say");
+}
+
+#[tokio::test]
+async fn a_missing_or_empty_key_skips_only_limits_that_say_so() {
+    let limits = vec![
+        Limit::new("skip", Quota::per_hour(1)).by("header.a"),
+        Limit::new("share", Quota::per_hour(1)).by("header.b").missing(Missing::Share).when("path", "/share"),
+        Limit::new("deny", Quota::per_hour(1)).by("header.c").missing(Missing::Deny).when("path", "/deny"),
+    ];
+    let (server, _) = serve(limits, HttpSettings::default()).await;
+    assert_eq!(server.passing(3, "/", &[]).await, 3);
+    assert_eq!(server.passing(3, "/", &[("a", "")]).await, 3, "empty is absent");
+    assert_eq!(server.passing(3, "/", &[("a", "x")]).await, 1);
+    assert_eq!(server.passing(3, "/share", &[]).await, 1);
+    assert_eq!(server.passing(3, "/share", &[("b", "")]).await, 0);
+    let answer = server.get("/deny", &[]).await;
+    assert_eq!((answer.status, answer.header("retry-after")), (429, None), "waiting does not help");
+    assert_eq!(server.get("/deny", &[("c", "x")]).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_field_that_is_there_twice_is_refused_instead_of_skipped() {
+    let limits = vec![
+        Limit::new("query", Quota::per_hour(1)).by("query.user").when("path", "/query"),
+        Limit::new("body", Quota::per_hour(1)).by("body.user").when("path", "/body"),
+    ];
+    let (server, _) = serve(limits, HttpSettings::default()).await;
+    for query in ["user=a&user=b", "user=a&%75ser=b", "user=&user"] {
+        assert_eq!(server.get(&format!("/query?{query}"), &[]).await.status, 400, "{query}");
+        assert_eq!(server.get(&format!("/other?{query}"), &[]).await.status, 200, "no limit needs it there");
+    }
+    assert_eq!(server.passing(3, "/query?user=a", &[]).await, 1);
+    let json = [("content-type", "application/json")];
+    for (headers, body) in [
+        (&json[..], r#"{"user":"a","user":"b"}"#),
+        (&json, r#"{"user":"a","\u0075ser":"b"}"#),
+        (&[], r#"{"user":"a","user":"b"}"#),
+        (&[("content-type", "text/plain")], r#" {"user":"a","user":"b"}"#),
+        (&[("content-type", "application/x-www-form-urlencoded")], "user=a&user=b"),
+        (&json, r#"{"user":["a"]}"#),
+        (&json, r#"{"user":"a""#),
+        (&[("content-type", "application/json"), ("content-encoding", "gzip")], r#"{"user":"a"}"#),
+    ] {
+        assert_eq!(server.send("POST /body", headers, body).await.status, 400, "{headers:?} {body}");
+        assert_eq!(server.send("POST /other", headers, body).await.status, 200, "{headers:?} {body}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_above_64_kib_is_refused_instead_of_skipped() {
+    let limits = vec![Limit::new("login", Quota::per_hour(5)).by("body.user").when("path", "/login")];
+    let (server, _) = serve(limits, HttpSettings::default()).await;
+    let body = |size: usize| format!("{{\"user\":\"a\",\"x\":\"{}\"}}", "x".repeat(size - 19));
+    let json = [("content-type", "application/json")];
+    assert_eq!(body(65_536).len(), 65_536);
+    assert_eq!(server.send("POST /login", &json, &body(65_536)).await.status, 200);
+    assert_eq!(server.send("POST /login", &json, &body(65_537)).await.status, 413);
+    assert_eq!(
+        server.send("POST /upload", &json, &body(1 << 20)).await.status,
+        200,
+        "no limit needs it there"
+    );
+}
+
+#[tokio::test]
+async fn who_waits_as_long_as_retry_after_says_is_admitted() {
+    for (count, secs) in [(1, 1), (3, 1), (7, 60), (1, 86_400)] {
+        let quota = Quota::per(count, std::time::Duration::from_secs(secs));
+        for algorithm in [Algorithm::TokenBucket, Algorithm::SlidingWindow, Algorithm::SlidingLog] {
+            let (server, hand) =
+                serve(vec![Limit::new("all", quota).algorithm(algorithm)], HttpSettings::default()).await;
+            for _ in 0..20 {
+                let answer = server.get("/", &[]).await;
+                hand.advance(Span::from_micros(1));
+                if answer.status == 200 {
+                    continue;
+                }
+                let wait: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+                assert!(wait >= 1);
+                hand.advance(Span::from_secs(wait));
+                assert_eq!(server.get("/", &[]).await.status, 200, "{count} per {secs} s, {algorithm}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn connections_share_one_count() {
+    let (limiter, _) = limiter(vec![Limit::new("all", Quota::per_hour(5))]);
+    let (router, reached) = everything(RateLimitLayer::new(limiter));
+    let server = Server::axum(router).await;
+    assert_eq!(server.passing(50, "/", &[]).await, 5, "each request comes over a connection of its own");
+    assert_eq!(reached.count(), 5);
+}
+
+#[tokio::test]
+async fn case_blanks_and_look_alikes_of_an_address_are_one_identity() {
+    let mut email = fact("email", "query.email");
+    email.normalize = vec![Normalization::Nfkc, Normalization::Lowercase, Normalization::Trim];
+    let settings = HttpSettings { facts: vec![email], ..HttpSettings::default() };
+    let (server, _) = serve(vec![Limit::new("login", Quota::per_hour(2)).by("email")], settings).await;
+    let mut passed = 0;
+    for spelling in ["ann@example.com", "ANN@Example.COM", "+ann@example.com+", "%EF%BD%81nn@example.com"] {
+        passed += server.passing(1, &format!("/?email={spelling}"), &[]).await;
+    }
+    assert_eq!(passed, 2);
+}
+
+#[tokio::test]
+async fn a_limit_that_may_not_be_shown_tells_nothing_about_its_victim() {
+    let limits = vec![
+        Limit::new("victim", Quota::per_hour(1)).by("query.email").hidden(),
+        Limit::new("own", Quota::per_hour(100)).by("ip"),
+    ];
+    let (server, _) = serve(limits, HttpSettings::default()).await;
+    for expected in [200, 429] {
+        let answer = server.get("/?email=victim@example.com", &[]).await;
+        assert_eq!(answer.status, expected);
+        assert_eq!(answer.header("ratelimit-policy"), Some("\"own\";q=100;w=3600"));
+        assert!(answer.header("ratelimit").unwrap().starts_with("\"own\";r="), "{answer:?}");
+        assert_eq!(answer.header("x-ratelimit-limit"), Some("100"));
+        assert!(!format!("{answer:?}").contains("\"victim"), "{answer:?}");
+        assert!(!answer.body.contains("detail"), "{answer:?}");
+        if expected == 429 {
+            assert!(answer.body.contains("\"violated-policies\":[]"), "{answer:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn identity_and_plan_headers_count_only_from_trusted_proxies() {
+    let limits = || {
+        vec![
+            Limit::tiered("plan", "plan")
+                .by("user")
+                .tier("free", Quota::per_hour(1))
+                .tier("pro", Quota::per_hour(3))
+                .default_tier("free")
+                .missing(Missing::Share),
+        ]
+    };
+    let facts = || {
+        ["user", "plan"].map(|name| {
+            let mut fact = fact(name, &format!("header.x-{name}"));
+            fact.trusted = true;
+            fact
+        })
+    };
+    let headers = [("x-user", "mallory"), ("x-plan", "pro")];
+    let settings = HttpSettings { facts: facts().to_vec(), ..HttpSettings::default() };
+    let (server, _) = serve(limits(), settings).await;
+    assert_eq!(server.passing(5, "/", &headers).await, 1, "it is nobody, without a plan");
+    assert_eq!(server.passing(5, "/", &[("x-user", "eve")]).await, 0);
+    let settings = HttpSettings { facts: facts().to_vec(), ..behind_proxies(ClientAddress::XForwardedFor) };
+    let (server, _) = serve(limits(), settings).await;
+    assert_eq!(server.passing(5, "/", &headers).await, 3);
+    assert_eq!(server.passing(5, "/", &[("x-user", "eve")]).await, 1);
+}
+
+#[tokio::test]
+async fn the_scheme_of_a_credential_does_not_make_another_key() {
+    let mut key = fact("api_key", "header.authorization");
+    key.strip = Some("Bearer ".to_owned());
+    key.hash = true;
+    let settings = HttpSettings { facts: vec![key], ..HttpSettings::default() };
+    let limit = Limit::new("key", Quota::per_hour(2))
+        .by("api_key")
+        .allow("root")
+        .override_for("big", Quota::per_hour(4));
+    let (server, _) = serve(vec![limit], settings).await;
+    let mut passed = 0;
+    for spelling in ["Bearer k1", "bearer k1", "BEARER  k1", "Bearer k1"] {
+        passed += server.passing(1, "/", &[("authorization", spelling)]).await;
+    }
+    assert_eq!(passed, 2);
+    // Compared as they came, though keys hold only a hash.
+    assert_eq!(server.passing(9, "/", &[("authorization", "Bearer root")]).await, 9);
+    assert_eq!(server.passing(9, "/", &[("authorization", "Bearer big")]).await, 4);
+}
+
+#[tokio::test]
+async fn long_and_binary_values_are_keys_of_their_own_and_never_absent() {
+    let (server, _) =
+        serve(vec![Limit::new("key", Quota::per_hour(1)).by("header.key")], HttpSettings::default()).await;
+    let long = |last: char| format!("{}{last}", "x".repeat(3_000));
+    for value in [long('a'), long('b'), "\u{fffd}".to_owned()] {
+        assert_eq!(server.passing(3, "/", &[("key", &value)]).await, 1, "{value:.20}");
+    }
+    let query = vec![Limit::new("key", Quota::per_hour(1)).by("query.key")];
+    let (server, _) = serve(query, HttpSettings::default()).await;
+    assert_eq!(server.passing(3, "/?key=%ff%fe", &[]).await, 1);
+    assert_eq!(server.passing(3, "/?key=%ff%fd", &[]).await, 1);
+}
+
+#[tokio::test]
+async fn a_host_in_another_spelling_is_the_same_host() {
+    let (server, _) =
+        serve(vec![Limit::new("host", Quota::per_hour(2)).by("host")], HttpSettings::default()).await;
+    let mut passed = 0;
+    for spelling in ["example.com", "EXAMPLE.com", "example.com:8080", "example.com."] {
+        passed += server.passing(1, "/", &[("host", spelling)]).await;
+    }
+    assert_eq!(passed, 2);
+    let answer = server.get("/", &[("host", "example.com"), ("host", "other.com")]).await;
+    assert_eq!(answer.status, 400, "two hosts are none");
+}
+
+#[tokio::test]
+async fn an_unknown_peer_is_an_error_of_the_server_and_no_way_around_a_limit() {
+    let server = |layer: RateLimitLayer| {
+        Server::of(move |listener| async move {
+            let (router, _) = everything(layer);
+            // Without `into_make_service_with_connect_info`.
+            axum::serve(listener, router).await.expect("it serves");
+        })
+    };
+    let (of_ip, _) = limiter(per_ip());
+    let forgetful = server(RateLimitLayer::new(of_ip.clone())).await;
+    let answer = forgetful.get("/", &[]).await;
+    assert_eq!(answer.status, 500);
+    assert!(answer.body.contains("the address of the peer is unknown"), "{answer:?}");
+    let assuming = server(RateLimitLayer::new(of_ip).assume_peer([192, 0, 2, 7].into())).await;
+    assert_eq!(assuming.passing(5, "/", &[]).await, 2);
+    let (of_all, _) = limiter(vec![Limit::new("all", Quota::per_hour(2))]);
+    let content = server(RateLimitLayer::new(of_all)).await;
+    assert_eq!(content.passing(5, "/", &[]).await, 2, "no limit needs the address");
+}
+
+#[tokio::test]
+async fn a_refused_request_is_charged_nowhere() {
+    let limits =
+        vec![Limit::new("mine", Quota::per_hour(1)).by("query.user"), Limit::new("all", Quota::per_hour(3))];
+    let (server, _) = serve(limits, HttpSettings::default()).await;
+    assert_eq!(server.passing(10, "/?user=greedy", &[]).await, 1);
+    assert_eq!(server.passing(1, "/?user=a", &[]).await, 1);
+    assert_eq!(server.passing(1, "/?user=b", &[]).await, 1);
+    assert_eq!(server.passing(1, "/?user=c", &[]).await, 0);
+}
+
+#[tokio::test]
+async fn what_the_application_answers_decides_what_counts() {
+    let login = Limit::new("login", Quota::per_hour(3)).by("ip").deduct_when(StatusSet::of([401]));
+    let cached =
+        Limit::new("cached", Quota::per_hour(50)).by("ip").refund_when(StatusSet::of([304]).class(5));
+    let (limiter, _) = limiter(vec![login, cached]);
+    let status = |status: StatusCode| post(move || async move { status });
+    let router = Router::new()
+        .route("/wrong", status(StatusCode::UNAUTHORIZED))
+        .route("/right", status(StatusCode::OK))
+        .route("/broken", status(StatusCode::BAD_GATEWAY))
+        .layer(RateLimitLayer::new(limiter.clone()));
+    let server = Server::axum(router).await;
+    for _ in 0..10 {
+        assert_eq!(server.send("POST /right", &[], "").await.status, 200);
+        assert_eq!(server.send("POST /broken", &[], "").await.status, 502);
+    }
+    let facts = tollkeeper::facts! { "ip" => "127.0.0.1" };
+    let remaining =
+        |limit: &str| limiter.usage(&facts).wait().unwrap().limit(limit).unwrap().outcome().remaining;
+    assert_eq!((remaining("login"), remaining("cached")), (3, 40));
+    for expected in [401, 401, 401, 429, 429] {
+        assert_eq!(server.send("POST /wrong", &[], "").await.status, expected);
+    }
+    assert_eq!(remaining("login"), 0);
+    assert_eq!(server.send("POST /right", &[], "").await.status, 429, "locked out after three failures");
+}
+
+#[tokio::test]
+async fn requests_go_on_with_their_bodies_whole() {
+    let echo = any(|body: String| async move { body });
+    let (limiter, _) = limiter(vec![Limit::new("login", Quota::per_hour(100)).by("body.user")]);
+    let server = Server::axum(Router::new().fallback(echo).layer(RateLimitLayer::new(limiter))).await;
+    for body in [r#"{"user":"a"}"#, "user=a&x=%20", "not a form", &"user=1&x=".repeat(1).repeat(1)] {
+        let answer = server.send("POST /", &[], body).await;
+        assert_eq!((answer.status, answer.body.as_str()), (200, body));
+        assert!(answer.header("ratelimit-policy").is_some() == body.contains("user"), "{answer:?}");
+    }
+}

@@ -1,0 +1,459 @@
+//! Many at once, over real sockets: a limit is exact whoever comes through however many connections.
+
+mod support;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::{any, get};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty, Full};
+use hyper::body::{Frame, Incoming};
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use support::*;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Barrier;
+use tollkeeper::http::HttpSettings;
+use tollkeeper::{Algorithm, Limit, Limiter, Quota, Span, StatusSet, facts};
+use tollkeeper_tower::{PeerAddress, RateLimitLayer};
+use tower::ServiceExt;
+
+/// An open connection.
+enum Connection {
+    Http1(http1::SendRequest<Empty<Bytes>>),
+    Http2(http2::SendRequest<Empty<Bytes>>),
+}
+
+impl Connection {
+    async fn open(server: &Server, http2: bool) -> Connection {
+        let stream = TokioIo::new(TcpStream::connect(server.address).await.expect("it listens"));
+        if http2 {
+            let handshake = http2::handshake(TokioExecutor::new(), stream).await;
+            let (mut sender, connection) = handshake.expect("it speaks HTTP/2");
+            tokio::spawn(connection);
+            sender.ready().await.expect("it is open");
+            Connection::Http2(sender)
+        } else {
+            let (mut sender, connection) = http1::handshake(stream).await.expect("it speaks HTTP/1.1");
+            tokio::spawn(connection);
+            sender.ready().await.expect("it is open");
+            Connection::Http1(sender)
+        }
+    }
+
+    async fn ask(self) -> u16 {
+        let response = match self {
+            Connection::Http1(mut sender) => sender.send_request(plain()).await,
+            Connection::Http2(mut sender) => sender.send_request(plain()).await,
+        };
+        response.expect("it answers").status().as_u16()
+    }
+}
+
+/// Sends one request over each of so many connections, all of them at once when all are open.
+async fn all_at_once(server: &Server, connections: usize, http2: bool) -> Vec<u16> {
+    let mut open = Vec::new();
+    for _ in 0..connections {
+        open.push(Connection::open(server, http2).await);
+    }
+    let tasks: Vec<_> = open.into_iter().map(|connection| tokio::spawn(connection.ask())).collect();
+    let mut statuses = Vec::new();
+    for task in tasks {
+        statuses.push(task.await.expect("it does not panic"));
+    }
+    statuses
+}
+
+fn plain() -> Request<Empty<Bytes>> {
+    Request::builder().uri("http://test/").header("host", "test").body(Empty::new()).expect("valid")
+}
+
+fn count(statuses: &[u16], status: u16) -> usize {
+    statuses.iter().filter(|other| **other == status).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_500_connections_at_once_exactly_100_reach_the_handler() {
+    for http2 in [false, true] {
+        let (limiter, _) = limiter(vec![Limit::new("per-ip", Quota::per_minute(100)).by("ip")]);
+        let (router, reached) = everything(RateLimitLayer::new(limiter));
+        let server = Server::axum(router).await;
+        let statuses = all_at_once(&server, 500, http2).await;
+        assert_eq!(reached.count(), 100, "HTTP/2: {http2}");
+        assert_eq!((count(&statuses, 200), count(&statuses, 429)), (100, 400), "HTTP/2: {http2}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_100_wrong_logins_at_once_exactly_5_reach_the_handler() {
+    let login = Limit::new("login", Quota::per(5, Duration::from_secs(900)))
+        .by("ip")
+        .algorithm(Algorithm::SlidingLog)
+        .deduct_when(StatusSet::of([401]));
+    let (limiter, _) = limiter(vec![login]);
+    let reached = Reached::default();
+    // Nobody is answered before everybody has come: a limiter that looked first and charged later would
+    // let them all pass.
+    let handler = {
+        let reached = reached.clone();
+        move || async move {
+            reached.one_more();
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            StatusCode::UNAUTHORIZED
+        }
+    };
+    let router = Router::new().route("/", any(handler)).layer(RateLimitLayer::new(limiter));
+    let server = Server::axum(router).await;
+    let statuses = all_at_once(&server, 100, false).await;
+    assert_eq!(reached.count(), 5);
+    assert_eq!((count(&statuses, 401), count(&statuses, 429)), (5, 95));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn streams_of_one_http2_connection_are_counted_like_connections() {
+    let (limiter, _) = limiter(vec![Limit::new("all", Quota::per_minute(5))]);
+    let (router, reached) = everything(RateLimitLayer::new(limiter));
+    let server = Server::axum(router).await;
+    let stream = TokioIo::new(TcpStream::connect(server.address).await.unwrap());
+    let (sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    let ask = |mut sender: http2::SendRequest<Empty<Bytes>>| async move {
+        sender.ready().await.expect("it is open");
+        sender.send_request(plain()).await.expect("it answers").status().as_u16()
+    };
+    let tasks: Vec<_> = (0..100).map(|_| tokio::spawn(ask(sender.clone()))).collect();
+    let mut statuses = Vec::new();
+    for task in tasks {
+        statuses.push(task.await.unwrap());
+    }
+    assert_eq!((reached.count(), count(&statuses, 200), count(&statuses, 429)), (5, 5, 95));
+}
+
+/// Counts who is in the handler, from its start until its response is sent or given up.
+#[derive(Clone, Default)]
+struct Inside {
+    now: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+    all: Arc<AtomicUsize>,
+}
+
+struct Leaves(Arc<AtomicUsize>);
+
+impl Inside {
+    fn enter(&self) -> Leaves {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        self.all.fetch_add(1, Ordering::SeqCst);
+        Leaves(Arc::clone(&self.now))
+    }
+}
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// A body that goes on for as long as its round, or until its client leaves.
+struct Stream {
+    ticks: tokio::time::Interval,
+    rounds: Arc<AtomicUsize>,
+    round: usize,
+    _leaves: Leaves,
+}
+
+impl Stream {
+    fn new(rounds: &Arc<AtomicUsize>, leaves: Leaves) -> Response<Body> {
+        let ticks = tokio::time::interval(Duration::from_millis(1));
+        let (rounds, round) = (Arc::clone(rounds), rounds.load(Ordering::SeqCst));
+        Response::new(Body::new(Stream { ticks, rounds, round, _leaves: leaves }))
+    }
+}
+
+impl http_body::Body for Stream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.rounds.load(Ordering::SeqCst) > self.round {
+            return std::task::Poll::Ready(None);
+        }
+        self.ticks.poll_tick(context).map(|_| Some(Ok(Frame::data(Bytes::from_static(b"tick\n")))))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_200_requests_never_more_than_10_are_in_the_handler_also_when_clients_leave() {
+    let (limiter, _) = limiter(vec![Limit::new("exports", Quota::slots(10))]);
+    let (inside, rounds) = (Inside::default(), Arc::new(AtomicUsize::new(0)));
+    let handler = {
+        let (inside, rounds) = (inside.clone(), Arc::clone(&rounds));
+        move || async move {
+            let leaves = inside.enter();
+            tokio::task::yield_now().await;
+            Stream::new(&rounds, leaves)
+        }
+    };
+    let router = Router::new().route("/", get(handler)).layer(RateLimitLayer::new(limiter.clone()));
+    let server = Server::axum(router).await;
+    let used = || {
+        10 - limiter
+            .usage(&facts! {})
+            .wait()
+            .expect("valid")
+            .limits()
+            .next()
+            .expect("one")
+            .outcome()
+            .remaining
+    };
+    for round in 0..4 {
+        let together = Arc::new(Barrier::new(50));
+        let ask = |address, together: Arc<Barrier>| async move {
+            let stream = TokioIo::new(TcpStream::connect(address).await.expect("it listens"));
+            let (mut sender, connection) = http1::handshake(stream).await.expect("it speaks HTTP/1.1");
+            let connection = tokio::spawn(connection);
+            sender.ready().await.expect("it is open");
+            together.wait().await;
+            let mut response = sender.send_request(plain()).await.expect("it answers");
+            if response.status() == StatusCode::OK {
+                // Some of the stream, so that the client leaves in the middle of it.
+                response.frame().await.expect("a frame").expect("it streams");
+            }
+            (response, connection)
+        };
+        let tasks: Vec<_> =
+            (0..50).map(|_| tokio::spawn(ask(server.address, Arc::clone(&together)))).collect();
+        let mut streaming = Vec::new();
+        for task in tasks {
+            let (response, connection) = task.await.expect("it does not panic");
+            match response.status().as_u16() {
+                200 => streaming.push((response, connection)),
+                status => assert_eq!(status, 429),
+            }
+        }
+        assert_eq!((streaming.len(), used()), (10, 10), "round {round}: all slots are taken, and no more");
+        let staying = streaming.split_off(5);
+        for (response, connection) in streaming {
+            connection.abort(); // the client is gone, in the middle of its stream
+            drop(response);
+        }
+        until(|| used() == 5).await;
+        rounds.fetch_add(1, Ordering::SeqCst);
+        for (response, _) in staying {
+            response.into_body().collect().await.expect("it ends as it should");
+        }
+        until(|| used() == 0).await;
+    }
+    until(|| inside.now.load(Ordering::SeqCst) == 0).await;
+    assert_eq!(inside.most.load(Ordering::SeqCst), 10);
+    assert_eq!(inside.all.load(Ordering::SeqCst), 40);
+}
+
+/// Runs a service of hyper behind the layer, on a listener.
+async fn hyper_server(listener: TcpListener, layer: RateLimitLayer) {
+    use tower_layer::Layer;
+    loop {
+        let (stream, peer) = listener.accept().await.expect("it listens");
+        let answer = |_: Request<tollkeeper_tower::RequestBody<Incoming>>| async {
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"ok"))))
+        };
+        let limited = layer.layer(tower::service_fn(answer));
+        let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(PeerAddress(peer));
+            limited.clone().oneshot(request)
+        });
+        tokio::spawn(
+            hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service),
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_service_of_hyper_is_limited_by_the_address_it_puts_in() {
+    let (limiter, _) = limiter(vec![Limit::new("per-ip", Quota::per_minute(3)).by("ip")]);
+    let server = Server::of(move |listener| hyper_server(listener, RateLimitLayer::new(limiter))).await;
+    assert_eq!(server.passing(10, "/", &[]).await, 3);
+    let answer = server.get("/", &[]).await;
+    assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+    assert_eq!(answer.header("cache-control"), Some("no-store"));
+}
+
+#[tokio::test]
+async fn a_refusal_is_a_problem_that_names_the_limits_and_when_to_come_again() {
+    let limits = vec![
+        Limit::new("per-ip", Quota::per_minute(60).burst(1)).by("ip"),
+        Limit::new("shadow", Quota::per_minute(1)).mode(tollkeeper::Mode::Shadow),
+        Limit::new("all", Quota::per_minute(1).burst(1)),
+    ];
+    let (limiter, hand) = limiter(limits);
+    let (router, _) = everything(RateLimitLayer::new(limiter).draw(|| 0));
+    let server = Server::axum(router).await;
+    let answer = server.get("/", &[]).await;
+    assert_eq!((answer.status, answer.body.as_str()), (200, "ok"));
+    assert_eq!(answer.header("ratelimit-policy"), Some(r#""per-ip";q=1;w=1, "all";q=1;w=60"#));
+    hand.advance(Span::from_micros(500_001));
+    let answer = server.get("/", &[]).await;
+    assert_eq!(answer.status, 429);
+    assert_eq!(answer.header("retry-after"), Some("60"));
+    let body: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    assert_eq!(
+        body,
+        serde_json::json!({
+            "type": "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            "title": "Request cannot be satisfied as assigned quota has been exceeded",
+            "status": 429,
+            "detail": "`all` allows 1 per minute with bursts of 1; the next request of cost 1 fits in 59.499999 s",
+            "violated-policies": ["per-ip", "all"],
+            "retry_after": 59.499999,
+        })
+    );
+}
+
+#[tokio::test]
+async fn hooks_see_every_answer_and_may_write_another_refusal() {
+    let (limiter, _) = limiter(vec![Limit::new("all", Quota::per_minute(1))]);
+    let layer = RateLimitLayer::new(limiter)
+        .headers([])
+        .on_response(|decision, parts| {
+            let remaining = decision.binding().map_or(0, |answer| answer.outcome().remaining);
+            parts.headers.insert("x-left", remaining.into());
+        })
+        .on_refusal(|_, response| response.map(|_| Bytes::from_static(b"slow down")));
+    let (router, _) = everything(layer);
+    let server = Server::axum(router).await;
+    let (first, second) = (server.get("/", &[]).await, server.get("/", &[]).await);
+    assert_eq!((first.status, first.header("x-left"), first.header("ratelimit")), (200, Some("0"), None));
+    assert_eq!((second.status, second.body.as_str(), second.header("x-left")), (429, "slow down", Some("0")));
+    assert!(second.header("retry-after").is_some());
+}
+
+#[tokio::test]
+async fn facts_and_costs_of_the_application_count() {
+    let (limiter, _) = limiter(vec![Limit::new("per-user", Quota::per_minute(10)).by("user")]);
+    let layer = RateLimitLayer::new(limiter)
+        .fact("user", |parts| Some(parts.headers.get("authorization")?.to_str().ok()?.to_uppercase()))
+        .cost(|parts| if parts.uri.path() == "/export" { 5 } else { 1 });
+    let (router, _) = everything(layer);
+    let server = Server::axum(router).await;
+    assert_eq!(server.passing(5, "/export", &[("authorization", "ann")]).await, 2);
+    assert_eq!(server.passing(5, "/", &[("authorization", "ANN")]).await, 0);
+    assert_eq!(server.passing(12, "/", &[("authorization", "bob")]).await, 10);
+    assert_eq!(server.passing(20, "/", &[]).await, 20, "nobody is not limited");
+}
+
+#[tokio::test]
+async fn the_route_is_axums_matched_path_where_no_routes_are_listed() {
+    let (limiter, _) = limiter(vec![Limit::new("per-route", Quota::per_minute(2)).by("route")]);
+    let ok = || any(|| async { "ok" });
+    let inner = Router::new().route("/{id}/files", ok());
+    let router = Router::new().route("/users/{id}", ok()).nest("/users", inner).fallback(ok());
+    let server = Server::axum(router.layer(RateLimitLayer::new(limiter.clone()))).await;
+    assert_eq!(server.passing(1, "/users/1", &[]).await + server.passing(3, "/users/2", &[]).await, 2);
+    assert_eq!(server.passing(3, "/users/1/files", &[]).await, 2);
+    assert_eq!(server.passing(1, "/a", &[]).await + server.passing(3, "/b", &[]).await, 2);
+    let usage = |route: &str| {
+        let facts = facts! { "route" => route };
+        limiter.usage(&facts).wait().unwrap().limits().next().unwrap().outcome().remaining
+    };
+    assert_eq!(["/users/{id}", "/users/{id}/files", "unmatched", "/users/1"].map(usage), [0, 0, 0, 2]);
+}
+
+#[tokio::test]
+async fn limits_that_are_replaced_are_met_with_the_facts_that_they_need() {
+    let (limiter, _) = limiter(vec![Limit::new("per-ip", Quota::per_minute(100)).by("ip")]);
+    let settings = HttpSettings { facts: vec![fact("user", "header.x-user")], ..HttpSettings::default() };
+    let (router, _) = everything(RateLimitLayer::new(limiter.clone()).http(settings));
+    let server = Server::axum(router).await;
+    assert_eq!(server.passing(5, "/", &[("x-user", "ann")]).await, 5);
+    limiter.replace(vec![Limit::new("per-user", Quota::per_minute(2)).by("user")]).unwrap();
+    assert_eq!(server.passing(5, "/", &[("x-user", "ann")]).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_leaky_bucket_delays_is_held_in_order_and_given_up_when_the_client_leaves() {
+    let queue = Limit::new("queue", Quota::per_second(10).burst(5)).algorithm(Algorithm::LeakyBucket);
+    let (limiter, hand) = limiter(vec![queue]);
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let handler = {
+        let order = Arc::clone(&order);
+        move |request: Request<Body>| async move {
+            order.lock().unwrap().push(request.uri().path().to_owned());
+        }
+    };
+    let router = Router::new().fallback(any(handler)).layer(RateLimitLayer::new(limiter.clone()));
+    let server = Arc::new(Server::axum(router).await);
+    let waiting = |limiter: &Limiter| {
+        5 - limiter.usage(&facts! {}).wait().unwrap().limits().next().unwrap().outcome().remaining
+    };
+    let mut tasks = Vec::new();
+    for number in 0..5 {
+        let server = Arc::clone(&server);
+        tasks.push(tokio::spawn(async move { server.get(&format!("/{number}"), &[]).await.status }));
+        until(|| waiting(&limiter) == number + 1).await;
+    }
+    assert_eq!(server.get("/full", &[]).await.status, 429);
+    // The third leaves; nobody waits for it.
+    tasks.remove(2).abort();
+    until(|| hand.next_wake().is_some()).await;
+    hand.advance(Span::from_secs(1));
+    for task in tasks {
+        assert_eq!(task.await.unwrap(), 200);
+    }
+    let order = order.lock().unwrap().clone();
+    assert_eq!(order.iter().filter(|path| *path != "/2").collect::<Vec<_>>(), ["/0", "/1", "/3", "/4"]);
+}
+
+#[tokio::test]
+async fn what_would_be_held_too_long_is_refused() {
+    let queue = Limit::new("queue", Quota::per_minute(1).burst(5)).algorithm(Algorithm::LeakyBucket);
+    let (limiter, _) = limiter(vec![queue]);
+    let (router, reached) = everything(RateLimitLayer::new(limiter).longest_delay(Duration::from_secs(30)));
+    let server = Server::axum(router).await;
+    assert_eq!(server.get("/", &[]).await.status, 200);
+    assert_eq!(server.get("/", &[]).await.status, 429, "it would have to be held for a minute");
+    assert_eq!(reached.count(), 1);
+}
+
+#[tokio::test]
+async fn a_slot_is_renewed_at_half_its_time_to_live_for_as_long_as_the_response_streams() {
+    let (limiter, hand) = limiter(vec![Limit::new("exports", Quota::slots(1)).ttl(Duration::from_secs(60))]);
+    let rounds = Arc::new(AtomicUsize::new(0));
+    let handler = {
+        let rounds = Arc::clone(&rounds);
+        move || async move { Stream::new(&rounds, Inside::default().enter()) }
+    };
+    let router = Router::new().route("/", get(handler)).layer(RateLimitLayer::new(limiter.clone()));
+    let server = Arc::new(Server::axum(router).await);
+    let holder = tokio::spawn({
+        let server = Arc::clone(&server);
+        async move { server.get("/", &[]).await.status }
+    });
+    let free = || limiter.usage(&facts! {}).wait().unwrap().limits().next().unwrap().outcome().remaining;
+    for _ in 0..10 {
+        // Its renewal sleeps, for half a minute each time: five times its time to live in all.
+        let half = hand.now() + Span::from_secs(30);
+        until(|| hand.next_wake() == Some(half)).await;
+        hand.set(half);
+        assert_eq!(free(), 0);
+    }
+    rounds.fetch_add(1, Ordering::SeqCst);
+    assert_eq!(holder.await.unwrap(), 200);
+    until(|| free() == 1).await;
+}
+
+/// Waits for what other tasks do.
+async fn until(done: impl Fn() -> bool) {
+    while !done() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}

@@ -1,0 +1,167 @@
+//! What the tests over sockets share: servers on free ports, and clients that send exactly what they are told.
+#![allow(dead_code, reason = "no test uses all of it")]
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::Router;
+use axum::routing::any;
+use http::HeaderMap;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tollkeeper::http::{ClientAddress, HttpFact, HttpSettings, Source};
+use tollkeeper::{Capacity, Clock, Limit, Limiter, ManualClock, MemoryStore, Policy, Time};
+use tollkeeper_tower::RateLimitLayer;
+
+/// A limiter whose clock stands until it is turned.
+pub(crate) fn limiter(limits: Vec<Limit>) -> (Limiter, ManualClock) {
+    let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+    let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+    (Limiter::embedded(Policy::new(limits).expect("valid limits"), store), hand)
+}
+
+/// Settings under which everybody on this machine is a trusted proxy.
+pub(crate) fn behind_proxies(client_address: ClientAddress) -> HttpSettings {
+    let trusted_proxies =
+        vec!["127.0.0.0/8".parse().expect("a network"), "10.0.0.0/8".parse().expect("a network")];
+    HttpSettings { trusted_proxies, client_address, ..HttpSettings::default() }
+}
+
+/// A fact that is read there, as it stands.
+pub(crate) fn fact(name: &str, from: &str) -> HttpFact {
+    HttpFact::new(name, Source::of(from).expect("a part of a request"))
+}
+
+/// A server that runs until it is dropped.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Serves an application of axum, over HTTP/1.1 and HTTP/2.
+    pub(crate) async fn axum(router: Router) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        let service = router.into_make_service_with_connect_info::<SocketAddr>();
+        let task = tokio::spawn(async move { axum::serve(listener, service).await.expect("it serves") });
+        Server { address, task }
+    }
+
+    /// Serves whatever serves on a listener.
+    pub(crate) async fn of<F: Future<Output = ()> + Send + 'static>(
+        serve: impl FnOnce(TcpListener) -> F,
+    ) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("it is bound");
+        Server { address, task: tokio::spawn(serve(listener)) }
+    }
+
+    /// Sends one request, whose head ends with its last header, and reads the answer to its end.
+    pub(crate) async fn send(&self, request_line: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        let mut text = format!("{request_line} HTTP/1.1\r\nconnection: close\r\n");
+        if !headers.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
+            text.push_str("host: test\r\n");
+        }
+        for (name, value) in headers {
+            text.push_str(&format!("{name}: {value}\r\n"));
+        }
+        if !body.is_empty() {
+            text.push_str(&format!("content-length: {}\r\n", body.len()));
+        }
+        text.push_str("\r\n");
+        text.push_str(body);
+        let mut stream = TcpStream::connect(self.address).await.expect("it listens");
+        stream.write_all(text.as_bytes()).await.expect("it reads");
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).await.expect("it answers");
+        Answer::parse(&String::from_utf8(bytes).expect("text"))
+    }
+
+    pub(crate) async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
+        self.send(&format!("GET {path}"), headers, "").await
+    }
+
+    /// How many of so many equal requests pass.
+    pub(crate) async fn passing(&self, count: usize, path: &str, headers: &[(&str, &str)]) -> usize {
+        let mut passed = 0;
+        for _ in 0..count {
+            passed += usize::from(self.get(path, headers).await.status == 200);
+        }
+        passed
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// An answer.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    fn parse(text: &str) -> Answer {
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+        let mut lines = head.split("\r\n");
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)).expect("a status line");
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            let (name, value) = line.split_once(':').expect("a header");
+            let name: http::HeaderName = name.parse().expect("a name");
+            headers.append(name, value.trim().parse().expect("a value"));
+        }
+        Answer { status: status.parse().expect("a number"), headers, body: body.to_owned() }
+    }
+
+    /// A header of which there is at most one.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let mut values = self.headers.get_all(name).iter();
+        let value = values.next().map(|value| value.to_str().expect("text"));
+        assert!(values.next().is_none(), "{name} is there twice");
+        value
+    }
+}
+
+/// Counts how many requests reach the handler.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reached(Arc<AtomicUsize>);
+
+impl Reached {
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn one_more(&self) -> usize {
+        self.0.fetch_add(1, Ordering::SeqCst) + 1
+    }
+}
+
+/// An application that answers everything with 200, behind a layer.
+pub(crate) fn everything(layer: RateLimitLayer) -> (Router, Reached) {
+    let reached = Reached::default();
+    let handler = {
+        let reached = reached.clone();
+        move || async move {
+            reached.one_more();
+            "ok"
+        }
+    };
+    (Router::new().fallback(any(handler)).layer(layer), reached)
+}
+
+/// A server that answers everything with 200, under these limits.
+pub(crate) async fn serve(limits: Vec<Limit>, settings: HttpSettings) -> (Server, ManualClock) {
+    let (limiter, hand) = limiter(limits);
+    let (router, _) = everything(RateLimitLayer::new(limiter).http(settings));
+    (Server::axum(router).await, hand)
+}
