@@ -217,6 +217,12 @@ impl Rule {
         self.on_store_failure
     }
 
+    /// The patterns of `when` for a fact.
+    pub fn patterns<'r>(&'r self, fact: &str) -> impl Iterator<Item = &'r str> {
+        let of_fact = self.when.iter().filter(move |condition| condition.fact == fact);
+        of_fact.flat_map(|condition| &condition.patterns).map(String::as_str)
+    }
+
     /// Everything it can grant.
     pub fn grants(&self) -> &[Grant] {
         &self.grants

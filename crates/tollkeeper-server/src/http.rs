@@ -18,7 +18,7 @@ use tollkeeper::{Decision, Facts};
 use self::ask::Ask;
 use self::error::{ApiError, Code};
 use crate::json::{Reader, Writer};
-use crate::metrics::Ended;
+use crate::metrics::{Ended, Route, text};
 use crate::service::Service;
 
 const MAX_BODY: usize = 64 << 10;
@@ -70,12 +70,12 @@ async fn answer_whole(service: &Service, request: Request<Incoming>) -> Response
 
 /// Counts what was asked, and turns what is wrong with it into an answer.
 fn finish(service: &Service, began: Instant, answered: Answered) -> Response<Bytes> {
-    let (ended, response) = match answered {
-        Ok((ended, response)) => (ended, response),
-        Err(error) => (Some(Ended::Error), refuse(&error)),
+    let (counted, response) = match answered {
+        Ok((counted, response)) => (counted, response),
+        Err(error) => (Some((Route::NONE, Ended::Error)), refuse(&error)),
     };
-    if let Some(ended) = ended {
-        service.metrics.http.record(ended, began.elapsed());
+    if let Some((route, ended)) = counted {
+        service.metrics.http.record_on(route, ended, began.elapsed());
     }
     response
 }
@@ -116,7 +116,8 @@ impl Call {
     }
 }
 
-type Answered = Result<(Option<Ended>, Response<Bytes>), ApiError>;
+/// An answer, and how to count it if it is a decision.
+type Answered = Result<(Option<(Route, Ended)>, Response<Bytes>), ApiError>;
 
 async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Answered {
     match call {
@@ -160,8 +161,8 @@ async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Ans
         }
         Call::Ready => Ok((None, respond(StatusCode::OK, TEXT, "ready\n"))),
         Call::Metrics => {
-            let text = service.metrics.text(&service.limiter, &service.store);
-            Ok((None, respond(StatusCode::OK, OPEN_METRICS, text)))
+            let families = service.metrics.families(&service.limiter, &service.store);
+            Ok((None, respond(StatusCode::OK, OPEN_METRICS, text::write(&families))))
         }
     }
 }
@@ -169,7 +170,8 @@ async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Ans
 async fn check(service: &Service, body: &mut [u8]) -> Answered {
     let ask = Ask::read(Reader::new(body)?)?;
     let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
-    Ok((Some(ended(&decision)), decided(service, &decision)))
+    let route = service.metrics.route(&ask.facts);
+    Ok((Some((route, ended(&decision))), decided(service, &decision)))
 }
 
 /// Each check on its own, in order; one that makes no sense is answered in its place.
@@ -181,21 +183,24 @@ async fn batch(service: &Service, body: &mut [u8]) -> Result<String, ApiError> {
             out.raw(",");
         }
         let began = Instant::now();
-        let decision = match Ask::read(check) {
-            Ok(ask) => service.limiter.check(&ask.facts).cost(ask.cost).await.map_err(ApiError::from),
+        let decided = match Ask::read(check) {
+            Ok(ask) => {
+                let decision = service.limiter.check(&ask.facts).cost(ask.cost).await;
+                decision.map(|decision| (service.metrics.route(&ask.facts), decision)).map_err(ApiError::from)
+            }
             Err(error) => Err(error),
         };
-        let ended = match &decision {
-            Ok(decision) => {
+        let (route, ended) = match &decided {
+            Ok((route, decision)) => {
                 answer::write_decision(&mut out, &service.limiter, decision);
-                ended(decision)
+                (*route, ended(decision))
             }
             Err(error) => {
                 error.write(&mut out);
-                Ended::Error
+                (Route::NONE, Ended::Error)
             }
         };
-        service.metrics.http.record(ended, began.elapsed());
+        service.metrics.http.record_on(route, ended, began.elapsed());
     }
     out.raw("]}");
     Ok(out.finish())

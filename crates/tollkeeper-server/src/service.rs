@@ -57,7 +57,11 @@ impl Service {
         let limiter = store.limiter(config.policy);
         let policy = limiter.policy();
         let metrics = Arc::new(Metrics::new(&policy));
+        metrics.know_routes(config.http.routes.iter().map(String::as_str));
         limiter.observe(Arc::clone(&metrics) as _);
+        if let Store::Redis(store) = &store {
+            store.observe(Arc::clone(&metrics) as _);
+        }
         let in_force = InForce {
             version: policy.version(),
             source,
@@ -79,6 +83,7 @@ impl Service {
     /// counters are kept.
     pub fn reload(&self, config: Config) -> u64 {
         let mut in_force = self.in_force.write().unwrap_or_else(PoisonError::into_inner);
+        self.metrics.know_routes(config.http.routes.iter().map(String::as_str));
         let version = self.limiter.replace_policy(config.policy).version();
         let (loaded_at, limits) = (now(), config.limits);
         *in_force =

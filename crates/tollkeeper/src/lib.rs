@@ -249,7 +249,7 @@ pub use guard::SlotGuard;
 pub use handle::{Handle, HandleError, Layers, Passage, Passages};
 pub use limiter::{Acquired, Deciding, Limiter, Request, Waiting};
 pub use memory::{Capacity, MemoryStore, Restored, SnapshotError, Snapshots};
-pub use observer::Observer;
+pub use observer::{Observer, Op};
 #[cfg(feature = "redis")]
 pub use remote::{Asked, Failure, FailureKind, Remote};
 #[cfg(feature = "redis")]

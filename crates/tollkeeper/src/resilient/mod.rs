@@ -9,12 +9,14 @@ mod fallback;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Time, Toll};
 
 use crate::clock::Clock;
 use crate::memory::MemoryStore;
+use crate::observer::{Observer, Op};
 use crate::random;
 use crate::remote::{Asked, Failure, FailureKind, Remote};
 use crate::store::{Answer, Correction, Store};
@@ -56,6 +58,7 @@ pub struct Resilient<R> {
     fallback: Fallback,
     local: MemoryStore,
     failures: Failures,
+    observer: OnceLock<Arc<dyn Observer>>,
 }
 
 /// How often the store failed, by kind, and what was said of it.
@@ -99,12 +102,23 @@ impl<R: Remote> Resilient<R> {
             fallback: Fallback::new(local.clone(), settings.nodes, pause),
             local,
             failures: Failures::default(),
+            observer: OnceLock::new(),
         }
     }
 
     /// The store inside.
     pub fn remote(&self) -> &R {
         &self.remote
+    }
+
+    /// The store that decides in its place.
+    pub fn local(&self) -> &MemoryStore {
+        &self.local
+    }
+
+    /// Has every call from now on told to `observer`; false if there is one already.
+    pub fn observe(&self, observer: Arc<dyn Observer>) -> bool {
+        self.observer.set(observer).is_ok()
     }
 
     /// Whether the store is being asked.
@@ -120,6 +134,7 @@ impl<R: Remote> Resilient<R> {
     /// Asks, if the breaker lets it, and for no longer than the deadline. Nothing if it must not be asked.
     fn ask<'a, T: Unpin + Send + 'a>(
         &'a self,
+        what: Op,
         call: impl FnOnce(&'a R) -> Answer<'a, Asked<T>>,
     ) -> Option<impl Future<Output = Asked<T>> + Send + 'a> {
         let began = self.clock.now();
@@ -133,6 +148,9 @@ impl<R: Remote> Resilient<R> {
                 Err(Failure::new(FailureKind::Timeout, message))
             };
             let asked = tokio::time::timeout(self.deadline, answer).await.unwrap_or_else(late);
+            if let Some(observer) = self.observer.get() {
+                observer.asked(what, self.clock.now().since(began));
+            }
             match &asked {
                 Ok(_) => self.answered(),
                 Err(failure) => self.failed(began, failure),
@@ -170,10 +188,11 @@ impl<R: Remote> Resilient<R> {
     /// As [`Resilient::ask`], with what to say if there is no answer.
     fn ask_or<'a, T: Copy + Unpin + Send + 'a>(
         &'a self,
+        what: Op,
         otherwise: T,
         call: impl FnOnce(&'a R) -> Answer<'a, Asked<T>>,
     ) -> Answer<'a, T> {
-        match self.ask(call) {
+        match self.ask(what, call) {
             None => Answer::Ready(otherwise),
             Some(asked) => Answer::Later(Box::pin(async move { asked.await.unwrap_or(otherwise) })),
         }
@@ -185,7 +204,7 @@ impl<R: Remote> Store for Resilient<R> {
         if toll.is_empty() {
             return Answer::Ready(Ruling::new(self.clock.now(), 0));
         }
-        match self.ask(|remote| remote.decide(toll)) {
+        match self.ask(Op::Decide, |remote| remote.decide(toll)) {
             None => Answer::Ready(self.fallback.decide(toll)),
             Some(asked) => {
                 let toll = toll.clone();
@@ -197,7 +216,7 @@ impl<R: Remote> Store for Resilient<R> {
     }
 
     fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction> {
-        self.ask_or(Correction::Failed, |remote| remote.correct(charge, fixes))
+        self.ask_or(Op::Correct, Correction::Failed, |remote| remote.correct(charge, fixes))
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
@@ -205,19 +224,19 @@ impl<R: Remote> Store for Resilient<R> {
         if self.local.release(slot) {
             return Answer::Ready(true);
         }
-        self.ask_or(false, |remote| remote.release(slot))
+        self.ask_or(Op::Release, false, |remote| remote.release(slot))
     }
 
     fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
         if self.local.renew(slot) {
             return Answer::Ready(true);
         }
-        self.ask_or(false, |remote| remote.renew(slot))
+        self.ask_or(Op::Renew, false, |remote| remote.renew(slot))
     }
 
     fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, bool> {
         self.local.forget(key);
-        self.ask_or(false, |remote| remote.forget(key))
+        self.ask_or(Op::Forget, false, |remote| remote.forget(key))
     }
 
     fn seal_charge(&self, charge: &Charge) -> String {
