@@ -20,6 +20,7 @@ use self::error::{ApiError, Code};
 use crate::json::{Reader, Writer};
 use crate::metrics::{Ended, Route, text};
 use crate::service::Service;
+use crate::trace::Parent;
 
 const MAX_BODY: usize = 64 << 10;
 const MAX_BATCH_BODY: usize = 1 << 20;
@@ -31,14 +32,23 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
+/// When a request began, and whose span it is a part of, if it is to be traced.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// When all of it was here.
+    pub began: Instant,
+    /// Whose span it is a part of.
+    pub parent: Option<Parent>,
+}
+
 /// Answers one request.
 pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<Full<Bytes>> {
     answer_whole(service, request).await.map(Full::new)
 }
 
 /// Answers a check whose body is here.
-pub async fn answer_check(service: &Service, began: Instant, body: &mut [u8]) -> Response<Bytes> {
-    finish(service, began, check(service, body).await)
+pub async fn answer_check(service: &Service, asked: Asked, body: &mut [u8]) -> Response<Bytes> {
+    finish(service, asked.began, check(service, asked, body).await)
 }
 
 /// Answers a check that did not come whole.
@@ -49,6 +59,9 @@ pub fn answer_wrong(service: &Service, began: Instant, wrong: ApiError) -> Respo
 async fn answer_whole(service: &Service, request: Request<Incoming>) -> Response<Bytes> {
     let began = Instant::now();
     let (head, body) = request.into_parts();
+    let traceparent = service.traces().and_then(|_| head.headers.get("traceparent"));
+    let parent = traceparent.and_then(|value| Parent::read(value.as_bytes()));
+    let asked = Asked { began, parent };
     let Some(call) = Call::of(head.uri.path()) else {
         let message = "there is no such path (try POST /v1/check, GET /v1/limits or GET /healthz)";
         return refuse(&ApiError::new(Code::NotFound, message));
@@ -65,7 +78,7 @@ async fn answer_whole(service: &Service, request: Request<Incoming>) -> Response
         let message = "the Origin of this request is not this server: pages of other sites may not call it";
         return refuse(&ApiError::new(Code::Forbidden, message));
     }
-    finish(service, began, decide(service, call, &head.uri, body).await)
+    finish(service, began, decide(service, asked, call, &head.uri, body).await)
 }
 
 /// Counts what was asked, and turns what is wrong with it into an answer.
@@ -119,23 +132,24 @@ impl Call {
 /// An answer, and how to count it if it is a decision.
 type Answered = Result<(Option<(Route, Ended)>, Response<Bytes>), ApiError>;
 
-async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Answered {
+async fn decide(service: &Service, asked: Asked, call: Call, uri: &Uri, body: Incoming) -> Answered {
     match call {
         Call::Check => {
             let mut body = body::read(body, MAX_BODY).await?;
-            check(service, &mut body).await
+            check(service, asked, &mut body).await
         }
         Call::Peek => {
             let mut body = body::read(body, MAX_BODY).await?;
             let ask = Ask::read(Reader::new(&mut body)?)?;
             let decision = service.limiter.peek(&ask.facts).cost(ask.cost).await?;
+            service.trace(asked.parent, "peek", asked.began, &decision);
             let mut out = Writer::with_capacity(USUAL_ANSWER);
             answer::write_decision(&mut out, &service.limiter, &decision);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
         Call::Batch => {
             let mut body = body::read(body, MAX_BATCH_BODY).await?;
-            let text = batch(service, &mut body).await?;
+            let text = batch(service, asked.parent, &mut body).await?;
             Ok((None, respond(StatusCode::OK, JSON, text)))
         }
         Call::Usage => {
@@ -167,15 +181,16 @@ async fn decide(service: &Service, call: Call, uri: &Uri, body: Incoming) -> Ans
     }
 }
 
-async fn check(service: &Service, body: &mut [u8]) -> Answered {
+async fn check(service: &Service, asked: Asked, body: &mut [u8]) -> Answered {
     let ask = Ask::read(Reader::new(body)?)?;
     let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
+    service.trace(asked.parent, "check", asked.began, &decision);
     let route = service.metrics.route(&ask.facts);
     Ok((Some((route, ended(&decision))), decided(service, &decision)))
 }
 
 /// Each check on its own, in order; one that makes no sense is answered in its place.
-async fn batch(service: &Service, body: &mut [u8]) -> Result<String, ApiError> {
+async fn batch(service: &Service, parent: Option<Parent>, body: &mut [u8]) -> Result<String, ApiError> {
     let mut out = Writer::default();
     out.raw("{\"decisions\":[");
     for (index, check) in ask::read_batch(Reader::new(body)?)?.into_iter().enumerate() {
@@ -192,6 +207,7 @@ async fn batch(service: &Service, body: &mut [u8]) -> Result<String, ApiError> {
         };
         let (route, ended) = match &decided {
             Ok((route, decision)) => {
+                service.trace(parent, "check", began, decision);
                 answer::write_decision(&mut out, &service.limiter, decision);
                 (*route, ended(decision))
             }

@@ -12,6 +12,7 @@ use tollkeeper::config::{Config, Format, Listener, Report};
 use crate::args::Serve;
 use crate::connections::Connections;
 use crate::logging;
+use crate::otlp::Exporter;
 use crate::reload::{self, Changes};
 use crate::service::{Service, Source};
 use crate::store::Store;
@@ -69,6 +70,7 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
 
+    let exporter = args.otlp.clone().map(|collector| Exporter::begin(collector, Arc::clone(&service)));
     let connections = match http {
         Listener::Off => None,
         Listener::At(address) => {
@@ -108,6 +110,12 @@ async fn serve(
         let left = connections.close(LAST_REQUESTS).await;
         if left > 0 {
             tracing::warn!("{left} connections had requests in flight after {LAST_REQUESTS:?}");
+        }
+    };
+    let drained = async {
+        drained.await;
+        if let Some(exporter) = exporter {
+            exporter.finish().await;
         }
     };
     tokio::select! {

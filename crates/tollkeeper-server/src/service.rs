@@ -1,15 +1,16 @@
 //! What all listeners share: the limiter, what is in force, and what was counted.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use tollkeeper::Limiter;
 use tollkeeper::config::{Config, LimitShape};
+use tollkeeper::{Decision, Limiter};
 
 use crate::metrics::Metrics;
 use crate::store::Store;
+use crate::trace::{Parent, Traces};
 
 /// The service, whatever it is asked through.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub struct Service {
     pub store: Store,
     /// Counts.
     pub metrics: Arc<Metrics>,
+    /// Keeps decisions for a collector, if there is one.
+    traces: OnceLock<Traces>,
     in_force: RwLock<Arc<InForce>>,
     draining: AtomicBool,
 }
@@ -71,7 +74,28 @@ impl Service {
             limits: config.limits,
         };
         let in_force = RwLock::new(Arc::new(in_force));
-        Service { limiter, store, metrics, in_force, draining: AtomicBool::new(false) }
+        let (traces, draining) = (OnceLock::new(), AtomicBool::new(false));
+        Service { limiter, store, metrics, traces, in_force, draining }
+    }
+
+    /// Keeps decisions from now on.
+    pub fn trace_to(&self, traces: Traces) {
+        // Whoever came first stays.
+        let _ = self.traces.set(traces);
+    }
+
+    /// Where decisions are kept, if they are.
+    #[inline]
+    pub fn traces(&self) -> Option<&Traces> {
+        self.traces.get()
+    }
+
+    /// Keeps a decision, if somebody wants to see it.
+    #[inline]
+    pub fn trace(&self, parent: Option<Parent>, name: &'static str, began: Instant, decision: &Decision) {
+        if let (Some(traces), Some(parent)) = (self.traces(), parent) {
+            traces.record(parent, name, began, decision);
+        }
     }
 
     /// What is in force.
