@@ -1,7 +1,7 @@
 //! All connections of a listener: accepted, and closed when their last request is answered.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -13,6 +13,9 @@ use crate::service::Service;
 
 /// A moment for others to close files, when there are too many.
 const BREATH: Duration = Duration::from_millis(50);
+
+/// How often it is said that there are too many.
+const SAYS_EVERY: Duration = Duration::from_secs(10);
 
 /// All connections of one listener.
 #[derive(Debug)]
@@ -39,6 +42,7 @@ impl Connections {
 }
 
 async fn accept(listener: TcpListener, service: Arc<Service>, mut stopped: watch::Receiver<()>) {
+    let mut said: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -51,7 +55,11 @@ async fn accept(listener: TcpListener, service: Arc<Service>, mut stopped: watch
                 tokio::spawn(connection::serve(stream, Arc::clone(&service), stopped.clone()));
             }
             Err(error) => {
-                tracing::warn!("cannot accept a connection: {error}");
+                // Of twenty attempts a second one says enough.
+                if said.is_none_or(|said| said.elapsed() >= SAYS_EVERY) {
+                    tracing::warn!("cannot accept a connection: {error}");
+                    said = Some(Instant::now());
+                }
                 sleep(BREATH).await;
             }
         }

@@ -8,6 +8,7 @@ pub mod http;
 pub mod json;
 pub mod logging;
 pub mod metrics;
+pub mod notify;
 pub mod otlp;
 pub mod reload;
 pub mod serve;

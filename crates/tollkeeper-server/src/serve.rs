@@ -12,6 +12,7 @@ use tollkeeper::config::{Config, Format, Listener, Report};
 use crate::args::Serve;
 use crate::connections::Connections;
 use crate::logging;
+use crate::notify;
 use crate::otlp::Exporter;
 use crate::reload::{self, Changes};
 use crate::service::{Service, Source};
@@ -90,6 +91,7 @@ async fn serve(
         }
     };
 
+    notify::tell(notify::State::Ready);
     loop {
         tokio::select! {
             _ = hangup.recv() => {}
@@ -103,6 +105,7 @@ async fn serve(
         }
     }
     tracing::info!("draining");
+    notify::tell(notify::State::Stopping);
     service.drain();
     let drained = async {
         tokio::time::sleep(args.drain_delay).await;
