@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 # `bench`, `fuzz` and `docs` are folders too: without this line make would call them up to date.
-.PHONY: help test lint bench fuzz soak deny docs
+.PHONY: help test lint bench fuzz soak deny docs dist
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,3 +39,6 @@ deny: ## check bans, licences and sources of all dependencies (deny.toml)
 
 docs: ## build the API documentation in target/doc; a broken link is an error
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps --locked
+
+dist: ## build a static tarball and a Debian package in target/dist
+	@tools/dist

@@ -287,6 +287,12 @@ impl Rule {
             && !self.allows(facts)
     }
 
+    /// The patterns of `when` for a fact.
+    pub fn patterns<'r>(&'r self, fact: &str) -> impl Iterator<Item = &'r str> {
+        let of_fact = self.when.iter().filter(move |condition| condition.fact == fact);
+        of_fact.flat_map(|condition| &condition.patterns).map(String::as_str)
+    }
+
     /// Everything it can grant.
     pub fn grants(&self) -> &[Grant] {
         &self.grants

@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use tollkeeper::config::{Listener, StoreUrl};
 
+use crate::otlp::Collector;
+
 /// Decides, for every request, whether it may pass.
 #[derive(Debug, Parser)]
 #[command(name = "tollkeeper", version, max_term_width = 110)]
@@ -22,7 +24,7 @@ pub enum Command {
     ///
     /// Without --config it runs on the embedded store with one limit to try: 5 requests in 10 seconds for
     /// each `user`.
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Decide one request: exit 0 if it is allowed, 1 if refused, 2 on an error
     Check(Check),
     /// Say which limits apply to a request, why, and with which key; decides nothing
@@ -64,6 +66,9 @@ pub struct Serve {
     /// How long to answer on, not ready any more, before listeners close
     #[arg(long, value_name = "TIME", env = "TOLLKEEPER_DRAIN_DELAY", default_value = "0s", value_parser = delay)]
     pub drain_delay: Duration,
+    /// Where to send metrics and traces over OTLP, such as http://127.0.0.1:4318
+    #[arg(long, value_name = "URL", env = "TOLLKEEPER_OTLP")]
+    pub otlp: Option<Collector>,
     /// How logs are written
     #[arg(long, value_name = "FORM", env = "TOLLKEEPER_LOG", default_value = "text")]
     pub log: Log,

@@ -22,7 +22,7 @@ use tokio::time::{self, Sleep, sleep, timeout_at};
 use crate::connections::{Protocol, Stream};
 use crate::http::plain::{self, Begins};
 use crate::http::reply::Reply;
-use crate::http::{self, body};
+use crate::http::{self, Asked, body};
 use crate::service::Service;
 
 /// How long a connection may be without a request: idle, or still sending the head of one.
@@ -132,12 +132,13 @@ async fn answer_plain(
         }
         let mut taken = 0;
         let next = loop {
-            match plain::begins(&buffer[taken..]) {
-                Begins::Plain { head, body } if buffer.len() - taken >= head + body => {
+            match plain::begins(&buffer[taken..], service.traces().is_some()) {
+                Begins::Plain { head, body, parent } if buffer.len() - taken >= head + body => {
                     pace.asked.store(true, Relaxed);
                     let began = Instant::now();
-                    let answer =
-                        http::answer_check(service, began, &mut buffer[taken + head..][..body]).await;
+                    let asked = Asked { began, parent };
+                    let body_here = &mut buffer[taken + head..][..body];
+                    let answer = http::answer_check(service, asked, body_here).await;
                     plain::write(&mut answers, &answer, began);
                     taken += head + body;
                     body_late = None;
@@ -160,7 +161,7 @@ async fn answer_plain(
                     return Ok(Left::Nothing);
                 }
             }
-            Begins::Plain { head, body } => {
+            Begins::Plain { head, body, .. } => {
                 buffer.reserve(head + body - buffer.len());
                 let late = *body_late.get_or_insert_with(|| time::Instant::now() + body::PATIENCE);
                 let wrong = match timeout_at(late, pace.reading(stream.read_buf(buffer))).await {

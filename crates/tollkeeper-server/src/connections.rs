@@ -1,7 +1,7 @@
 //! All connections of a listener: accepted, and closed when their last request is answered.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -25,6 +25,8 @@ pub trait Protocol: Clone + Send + Sync + 'static {
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
+/// How often it is said that there are too many.
+const SAYS_EVERY: Duration = Duration::from_secs(10);
 
 /// All connections of one listener.
 #[derive(Debug)]
@@ -56,6 +58,7 @@ async fn accept(
     protocol: impl Protocol,
     mut stopped: watch::Receiver<()>,
 ) {
+    let mut said: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -68,7 +71,11 @@ async fn accept(
                 tokio::spawn(greet(stream, Arc::clone(&service), protocol.clone(), stopped.clone()));
             }
             Err(error) => {
-                tracing::warn!("cannot accept a connection: {error}");
+                // Of twenty attempts a second one says enough.
+                if said.is_none_or(|said| said.elapsed() >= SAYS_EVERY) {
+                    tracing::warn!("cannot accept a connection: {error}");
+                    said = Some(Instant::now());
+                }
                 sleep(BREATH).await;
             }
         }

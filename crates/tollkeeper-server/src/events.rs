@@ -146,9 +146,10 @@ fn event(service: &Service) -> String {
             BreakerState::HalfOpen => "half-open",
         },
     });
-    // Nobody measures the store apart from the request yet.
-    out.raw(",\"p99_ms\":null},\"keys\":");
-    out.or_null(service.store.keys(), |out, keys| out.number(keys as u64));
+    out.raw(",\"p99_ms\":");
+    out.or_null(service.metrics.store_p99_ms(), |out, millis| out.raw(&millis.to_string()));
+    out.raw("},\"keys\":");
+    out.number(service.store.memory().keys() as u64);
     out.raw("}");
     out.finish()
 }

@@ -26,8 +26,9 @@ use crate::auth::{self, Door, Shut};
 use crate::events;
 use crate::in_force::{CannotReplace, InForce};
 use crate::json::{Reader, Writer};
-use crate::metrics::Ended;
+use crate::metrics::{Ended, RouteLabel, text};
 use crate::service::Service;
+use crate::trace::Parent;
 
 const MAX_BODY: usize = 64 << 10;
 const MAX_BATCH_BODY: usize = 1 << 20;
@@ -45,10 +46,21 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
+/// When a request began, and whose span it is a part of, if it is to be traced.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// When all of it was here.
+    pub began: Instant,
+    /// Whose span it is a part of.
+    pub parent: Option<Parent>,
+}
+
 /// Answers one request.
 pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<Reply> {
     let began = Instant::now();
     let (head, body) = request.into_parts();
+    let traceparent = service.traces().and_then(|_| head.headers.get("traceparent"));
+    let parent = traceparent.and_then(|value| Parent::read(value.as_bytes()));
     let route = match Route::of(head.uri.path(), &head.method) {
         Ok(route) => route,
         Err(no_route) => return refuse_route(no_route, head.uri.path()),
@@ -63,12 +75,12 @@ pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<R
     {
         return refuse_entry(shut, route.door);
     }
-    finish(service, began, decide(service, route.call, &head, body).await)
+    finish(service, began, decide(service, Asked { began, parent }, route.call, &head, body).await)
 }
 
 /// Answers a check whose body is here.
-pub async fn answer_check(service: &Service, began: Instant, body: &mut [u8]) -> Response<Reply> {
-    finish(service, began, check(service, body).await)
+pub async fn answer_check(service: &Service, asked: Asked, body: &mut [u8]) -> Response<Reply> {
+    finish(service, asked.began, check(service, asked, body).await)
 }
 
 /// Answers a check that did not come whole.
@@ -78,43 +90,46 @@ pub fn answer_wrong(service: &Service, began: Instant, wrong: ApiError) -> Respo
 
 /// Counts what was asked, and turns what is wrong with it into an answer.
 fn finish(service: &Service, began: Instant, answered: Answered) -> Response<Reply> {
-    let (ended, response) = match answered {
-        Ok((ended, response)) => (ended, response),
-        Err(error) => (Some(Ended::Error), refuse(&error)),
+    let (counted, response) = match answered {
+        Ok((counted, response)) => (counted, response),
+        Err(error) => (Some((RouteLabel::NONE, Ended::Error)), refuse(&error)),
     };
-    if let Some(ended) = ended {
-        service.metrics.http.record(ended, began.elapsed());
+    if let Some((route, ended)) = counted {
+        service.metrics.http.record_on(route, ended, began.elapsed());
     }
     response
 }
 
-type Answered = Result<(Option<Ended>, Response<Reply>), ApiError>;
+/// An answer, and how to count it if it is a decision.
+type Answered = Result<(Option<(RouteLabel, Ended)>, Response<Reply>), ApiError>;
 
-async fn decide(service: &Service, call: Call, head: &Parts, body: Incoming) -> Answered {
+async fn decide(service: &Service, asked: Asked, call: Call, head: &Parts, body: Incoming) -> Answered {
     let limiter = &service.limiter;
     match call {
         Call::Check => {
             let mut body = body::read(body, MAX_BODY).await?;
-            check(service, &mut body).await
+            check(service, asked, &mut body).await
         }
         Call::Peek => {
             let mut body = body::read(body, MAX_BODY).await?;
             let ask = Ask::read(Reader::new(&mut body)?)?;
             let decision = limiter.peek(&ask.facts).cost(ask.cost).await?;
+            service.trace(asked.parent, "peek", asked.began, &decision);
             let mut out = Writer::with_capacity(USUAL_ANSWER);
             answer::write_decision(&mut out, limiter, &decision);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
         Call::Batch => {
             let mut body = body::read(body, MAX_BATCH_BODY).await?;
-            let text = batch(service, &mut body).await?;
+            let text = batch(service, asked.parent, &mut body).await?;
             Ok((None, respond(StatusCode::OK, JSON, text)))
         }
         Call::Reserve => {
             let mut body = body::read(body, MAX_BODY).await?;
             let Reserve { ask, ttl } = Reserve::read(Reader::new(&mut body)?)?;
             let decision = limiter.reserve(&ask.facts, ttl).cost(ask.cost).await?;
-            Ok((Some(ended(&decision)), decided(service, &decision)))
+            service.trace(asked.parent, "reserve", asked.began, &decision);
+            Ok((Some((service.metrics.route(&ask.facts), ended(&decision))), decided(service, &decision)))
         }
         Call::Settle => {
             let mut body = body::read(body, MAX_BODY).await?;
@@ -132,11 +147,12 @@ async fn decide(service: &Service, call: Call, head: &Parts, body: Incoming) -> 
             let mut body = body::read(body, MAX_BODY).await?;
             let ask = Ask::read(Reader::new(&mut body)?)?;
             let Acquired { decision, slot } = limiter.acquire(&ask.facts).cost(ask.cost).await?;
+            service.trace(asked.parent, "acquire", asked.began, &decision);
             // From here on it belongs to the caller: whoever goes away before that holds nothing.
             let slot = slot.map(|slot| limiter.seal_slot(&slot.keep()));
             let mut out = Writer::with_capacity(USUAL_ANSWER);
             answer::write_acquired(&mut out, limiter, &decision, slot.as_deref());
-            Ok((Some(ended(&decision)), verdict(&decision, out)))
+            Ok((Some((service.metrics.route(&ask.facts), ended(&decision))), verdict(&decision, out)))
         }
         Call::Release | Call::Renew => {
             let mut body = body::read(body, MAX_BODY).await?;
@@ -196,16 +212,17 @@ async fn decide(service: &Service, call: Call, head: &Parts, body: Incoming) -> 
         }
         Call::Ready => Ok((None, respond(StatusCode::OK, TEXT, "ready\n"))),
         Call::Metrics => {
-            let text = service.metrics.text(limiter, &service.store);
-            Ok((None, respond(StatusCode::OK, OPEN_METRICS, text)))
+            let families = service.metrics.families(limiter, &service.store);
+            Ok((None, respond(StatusCode::OK, OPEN_METRICS, text::write(&families))))
         }
     }
 }
 
-async fn check(service: &Service, body: &mut [u8]) -> Answered {
+async fn check(service: &Service, asked: Asked, body: &mut [u8]) -> Answered {
     let ask = Ask::read(Reader::new(body)?)?;
     let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
-    Ok((Some(ended(&decision)), decided(service, &decision)))
+    service.trace(asked.parent, "check", asked.began, &decision);
+    Ok((Some((service.metrics.route(&ask.facts), ended(&decision))), decided(service, &decision)))
 }
 
 fn limits(in_force: &InForce) -> Response<Reply> {
@@ -239,7 +256,7 @@ fn has_seen(headers: &HeaderMap, version: u64) -> bool {
 }
 
 /// Each check on its own, in order; one that makes no sense is answered in its place.
-async fn batch(service: &Service, body: &mut [u8]) -> Result<String, ApiError> {
+async fn batch(service: &Service, parent: Option<Parent>, body: &mut [u8]) -> Result<String, ApiError> {
     let mut out = Writer::default();
     out.raw("{\"decisions\":[");
     for (index, check) in ask::read_batch(Reader::new(body)?)?.into_iter().enumerate() {
@@ -247,21 +264,25 @@ async fn batch(service: &Service, body: &mut [u8]) -> Result<String, ApiError> {
             out.raw(",");
         }
         let began = Instant::now();
-        let decision = match Ask::read(check) {
-            Ok(ask) => service.limiter.check(&ask.facts).cost(ask.cost).await.map_err(ApiError::from),
+        let decided = match Ask::read(check) {
+            Ok(ask) => {
+                let decision = service.limiter.check(&ask.facts).cost(ask.cost).await;
+                decision.map(|decision| (service.metrics.route(&ask.facts), decision)).map_err(ApiError::from)
+            }
             Err(error) => Err(error),
         };
-        let ended = match &decision {
-            Ok(decision) => {
+        let (route, ended) = match &decided {
+            Ok((route, decision)) => {
+                service.trace(parent, "check", began, decision);
                 answer::write_decision(&mut out, &service.limiter, decision);
-                ended(decision)
+                (*route, ended(decision))
             }
             Err(error) => {
                 error.write(&mut out);
-                Ended::Error
+                (RouteLabel::NONE, Ended::Error)
             }
         };
-        service.metrics.http.record(ended, began.elapsed());
+        service.metrics.http.record_on(route, ended, began.elapsed());
     }
     out.raw("]}");
     Ok(out.finish())

@@ -17,6 +17,8 @@ use crate::connections::Connections;
 use crate::events;
 use crate::in_force::Source;
 use crate::logging;
+use crate::notify;
+use crate::otlp::Exporter;
 use crate::reload::{self, Changes};
 use crate::resp::Resp;
 use crate::service::Service;
@@ -81,6 +83,7 @@ async fn serve(
 
     let (http, resp) = (listen("http", http).await?, listen("resp", resp).await?);
     tokio::spawn(events::tell(Arc::clone(&service)));
+    let exporter = args.otlp.clone().map(|collector| Exporter::begin(collector, Arc::clone(&service)));
     let mut open = Vec::new();
     if let Some((listener, address)) = http {
         if args.config.is_none() {
@@ -103,6 +106,7 @@ async fn serve(
         listening("resp", address)?;
     }
 
+    notify::tell(notify::State::Ready);
     loop {
         tokio::select! {
             _ = hangup.recv() => {}
@@ -116,6 +120,7 @@ async fn serve(
         }
     }
     tracing::info!("draining");
+    notify::tell(notify::State::Stopping);
     service.drain();
     let drained = async {
         tokio::time::sleep(args.drain_delay).await;
@@ -128,6 +133,12 @@ async fn serve(
         }
         if left > 0 {
             tracing::warn!("{left} connections had requests in flight after {LAST_REQUESTS:?}");
+        }
+    };
+    let drained = async {
+        drained.await;
+        if let Some(exporter) = exporter {
+            exporter.finish().await;
         }
     };
     tokio::select! {

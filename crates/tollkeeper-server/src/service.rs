@@ -1,10 +1,11 @@
 //! What all listeners share: the limiter, what is in force, and what was counted.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
-use tollkeeper::Limiter;
 use tollkeeper::config::Config;
+use tollkeeper::{Decision, Limiter};
 
 use crate::auth::{Doors, Tokens};
 use crate::events::Events;
@@ -12,6 +13,7 @@ use crate::in_force::{CannotReplace, InForce, Laws, Loaded, Source};
 use crate::metrics::Metrics;
 use crate::store::Store;
 use crate::tls::Acceptor;
+use crate::trace::{Parent, Traces};
 
 /// The service, whatever it is asked through.
 #[derive(Debug)]
@@ -29,6 +31,8 @@ pub struct Service {
     /// Tells.
     pub events: Events,
     laws: Laws,
+    /// Keeps decisions for a collector, if there is one.
+    traces: OnceLock<Traces>,
     draining: AtomicBool,
 }
 
@@ -40,7 +44,11 @@ impl Service {
         let limiter = store.limiter(config.policy.clone());
         let policy = limiter.policy();
         let metrics = Arc::new(Metrics::new(&policy));
+        metrics.know_routes(config.http.routes.iter().map(String::as_str));
         limiter.observe(Arc::clone(&metrics) as _);
+        if let Store::Redis(store) = &store {
+            store.observe(Arc::clone(&metrics) as _);
+        }
         let laws = Laws::new(config, source, policy.version());
         Ok(Service {
             limiter,
@@ -50,8 +58,29 @@ impl Service {
             acceptor,
             events: Events::default(),
             laws,
+            traces: OnceLock::new(),
             draining: AtomicBool::new(false),
         })
+    }
+
+    /// Keeps decisions from now on.
+    pub fn trace_to(&self, traces: Traces) {
+        // Whoever came first stays.
+        let _ = self.traces.set(traces);
+    }
+
+    /// Where decisions are kept, if they are.
+    #[inline]
+    pub fn traces(&self) -> Option<&Traces> {
+        self.traces.get()
+    }
+
+    /// Keeps a decision, if somebody wants to see it.
+    #[inline]
+    pub fn trace(&self, parent: Option<Parent>, name: &'static str, began: Instant, decision: &Decision) {
+        if let (Some(traces), Some(parent)) = (self.traces(), parent) {
+            traces.record(parent, name, began, decision);
+        }
     }
 
     /// What is in force.
@@ -63,6 +92,7 @@ impl Service {
     pub fn reload(&self, config: Config) -> anyhow::Result<Loaded> {
         let tokens = tokens(&config);
         let certificates = self.acceptor.renew(config.tls.as_ref())?;
+        self.metrics.know_routes(config.http.routes.iter().map(String::as_str));
         // Limits that were PUT may not fit the rest of the new file.
         let loaded = self.laws.reload(config, &self.limiter).map_err(anyhow::Error::msg)?;
         self.doors.change(tokens);

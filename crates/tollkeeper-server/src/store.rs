@@ -34,11 +34,11 @@ impl Store {
         }
     }
 
-    /// How many keys it holds, where that is known.
-    pub fn keys(&self) -> Option<usize> {
+    /// The states in this process: all of them, or those that stand in for a store that does not answer.
+    pub fn memory(&self) -> &MemoryStore {
         match self {
-            Store::Memory(store) => Some(store.keys()),
-            Store::Redis(_) => None,
+            Store::Memory(store) => store,
+            Store::Redis(store) => store.local(),
         }
     }
 }

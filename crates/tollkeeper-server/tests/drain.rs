@@ -280,3 +280,45 @@ fn without_a_config_it_prints_a_line_to_try() {
     let body = line.split('\'').nth(1).unwrap();
     assert_eq!(server.post("/v1/check", body).status, 200, "{body}");
 }
+
+#[test]
+fn systemd_is_told_when_it_is_ready_and_when_it_stops() {
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+    let folder = Folder::new();
+    let path = folder.path().join("notify");
+    let name = format!("tollkeeper-test-{}", std::process::id());
+    let sockets = [
+        (path.to_str().unwrap().to_owned(), UnixDatagram::bind(&path).unwrap()),
+        (
+            format!("@{name}"),
+            UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap(),
+        ),
+    ];
+    for (named, socket) in sockets {
+        socket.set_read_timeout(Some(support::PATIENCE)).unwrap();
+        let told = || {
+            let mut text = [0; 64];
+            let len = socket.recv(&mut text).expect("it tells");
+            String::from_utf8_lossy(&text[..len]).into_owned()
+        };
+        let mut command = support::tollkeeper();
+        let server =
+            Server::launch(command.args(["serve", "--http", "127.0.0.1:0"]).env("NOTIFY_SOCKET", &named));
+        assert_eq!(told(), "READY=1");
+        server.signal("TERM");
+        assert_eq!(told(), "STOPPING=1");
+        assert_eq!(server.ended().code, Some(0));
+    }
+}
+
+#[test]
+fn a_server_that_cannot_tell_systemd_serves_all_the_same() {
+    let mut command = support::tollkeeper();
+    let server = Server::launch(
+        command.args(["serve", "--http", "127.0.0.1:0"]).env("NOTIFY_SOCKET", "/nowhere/notify"),
+    );
+    server.logs("NOTIFY_SOCKET is /nowhere/notify, which cannot be told anything");
+    assert_eq!(server.get("/readyz").status, 200);
+}

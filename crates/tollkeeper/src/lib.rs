@@ -257,7 +257,7 @@ pub use handle::{Handle, HandleError, Layers, Passage, Passages};
 pub use limiter::{Acquire, Acquired, Acquiring, Deciding, Limiter, Request, Waiting};
 pub use memory::{Capacity, MemoryStore, Restored, SnapshotError, Snapshots};
 pub use meter::Meter;
-pub use observer::Observer;
+pub use observer::{Observer, Op};
 pub use percent::Percent;
 #[cfg(feature = "redis")]
 pub use remote::{Asked, Failure, FailureKind, Part, Remote, Server, Split};

@@ -12,6 +12,7 @@ use hyper::Response;
 
 use super::MAX_BODY;
 use super::reply::Reply;
+use crate::trace::Parent;
 
 /// What every plain request begins with.
 const LINE: &[u8] = b"POST /v1/check HTTP/1.1\r\n";
@@ -27,6 +28,8 @@ pub enum Begins {
         head: usize,
         /// What is behind them.
         body: usize,
+        /// Whose span it is a part of, if that was to be found.
+        parent: Option<Parent>,
     },
     /// What may become one when more has come.
     Unfinished,
@@ -34,8 +37,8 @@ pub enum Begins {
     Other,
 }
 
-/// Looks at what has come so far.
-pub fn begins(buffer: &[u8]) -> Begins {
+/// Looks at what has come so far, and if it is to be traced, whose it is.
+pub fn begins(buffer: &[u8], traced: bool) -> Begins {
     let seen = buffer.len().min(LINE.len());
     if buffer[..seen] != LINE[..seen] {
         return Begins::Other;
@@ -49,17 +52,18 @@ pub fn begins(buffer: &[u8]) -> Begins {
         Ok(Status::Partial) => return Begins::Unfinished,
         Err(_) => return Begins::Other,
     };
-    let mut body = None;
+    let (mut body, mut parent) = (None, None);
     for header in headers {
         match Header::of(header.name) {
             Header::Length if body.is_none() => body = Some(length(header.value)),
             Header::Connection if header.value.eq_ignore_ascii_case(b"keep-alive") => {}
-            Header::Harmless => {}
+            Header::Parent if traced => parent = Parent::read(header.value),
+            Header::Parent | Header::Harmless => {}
             Header::Length | Header::Connection | Header::Telling => return Begins::Other,
         }
     }
     match body {
-        Some(Some(body)) if body <= MAX_BODY => Begins::Plain { head, body },
+        Some(Some(body)) if body <= MAX_BODY => Begins::Plain { head, body, parent },
         _ => Begins::Other,
     }
 }
@@ -70,6 +74,8 @@ enum Header {
     Connection,
     /// It changes how the body or the connection goes on, or names a page that asks.
     Telling,
+    /// It says whose span the request is a part of.
+    Parent,
     Harmless,
 }
 
@@ -82,6 +88,7 @@ impl Header {
             6 if is("expect") || is("origin") => Header::Telling,
             7 if is("upgrade") || is("trailer") => Header::Telling,
             10 if is("connection") => Header::Connection,
+            11 if is("traceparent") => Header::Parent,
             14 if is("content-length") => Header::Length,
             17 if is("transfer-encoding") => Header::Telling,
             _ => Header::Harmless,
@@ -159,12 +166,33 @@ mod tests {
             "content-type: text/plain\r\naccept: */*\r\nuser-agent: x\r\ncontent-length: 0012\r\n",
         ] {
             let request = request(headers);
-            let plain = Begins::Plain { head: request.len(), body: 12 };
-            assert_eq!(begins(request.as_bytes()), plain, "{headers}");
-            assert_eq!(begins(format!("{request}{{\"facts\":{{}}}}POST").as_bytes()), plain, "{headers}");
+            let plain = Begins::Plain { head: request.len(), body: 12, parent: None };
+            assert_eq!(begins(request.as_bytes(), true), plain, "{headers}");
+            assert_eq!(
+                begins(format!("{request}{{\"facts\":{{}}}}POST").as_bytes(), true),
+                plain,
+                "{headers}"
+            );
             for end in 0..request.len() {
-                assert_eq!(begins(&request.as_bytes()[..end]), Begins::Unfinished, "{:?}", &request[..end]);
+                assert_eq!(
+                    begins(&request.as_bytes()[..end], true),
+                    Begins::Unfinished,
+                    "{:?}",
+                    &request[..end]
+                );
             }
+        }
+    }
+
+    #[test]
+    fn the_parent_of_a_span_is_looked_for_only_if_somebody_traces() {
+        let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let request = request(&format!("TraceParent: {parent}\r\ncontent-length: 12\r\n"));
+        let parent = Parent::read(parent.as_bytes());
+        assert!(parent.is_some());
+        for (traced, parent) in [(true, parent), (false, None)] {
+            let plain = Begins::Plain { head: request.len(), body: 12, parent };
+            assert_eq!(begins(request.as_bytes(), traced), plain);
         }
     }
 
@@ -194,13 +222,13 @@ mod tests {
             "content-length: 1\r\nx: \0\r\n",
             &format!("{many}content-length: 1\r\n"),
         ] {
-            assert_eq!(begins(request(headers).as_bytes()), Begins::Other, "{headers:?}");
+            assert_eq!(begins(request(headers).as_bytes(), true), Begins::Other, "{headers:?}");
         }
         for line in
             ["GET /v1/check HTTP/1.1", "POST /v1/peek HTTP/1.1", "POST /v1/check HTTP/1.0", "post", "\r\n"]
         {
             let request = format!("{line}\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n");
-            assert_eq!(begins(request.as_bytes()), Begins::Other, "{line}");
+            assert_eq!(begins(request.as_bytes(), true), Begins::Other, "{line}");
         }
     }
 

@@ -26,7 +26,7 @@ use super::throttle::{self, Dialect};
 use super::{Resp, check};
 use crate::connections::{Protocol, Stream};
 use crate::http::error::ApiError;
-use crate::metrics::{Counts, Ended};
+use crate::metrics::{Ended, Endings};
 
 /// How long a connection may be without a command. Pools of clients keep connections for later.
 const QUIET: Duration = Duration::from_secs(300);
@@ -129,7 +129,7 @@ struct Talk<'r> {
     session: Session,
     replies: Replies,
     flights: VecDeque<Flight<'r>>,
-    counts: Counts,
+    counts: Endings,
 }
 
 /// A check that a store elsewhere has been asked for.
@@ -145,7 +145,7 @@ impl<'r> Talk<'r> {
             session: Session::new(resp),
             replies: Replies::default(),
             flights: VecDeque::new(),
-            counts: Counts::default(),
+            counts: Endings::default(),
         }
     }
 
@@ -325,7 +325,7 @@ impl<'r> Talk<'r> {
     /// What was asked together is answered together, so it took as long.
     fn record(&mut self, took: Duration) {
         let counts = std::mem::take(&mut self.counts);
-        self.resp.service.metrics.resp.record_all(&counts, took);
+        self.resp.service.metrics.resp.record_together(&counts, took);
     }
 }
 

@@ -19,6 +19,7 @@ use crate::auth::Tokens;
 use crate::http::answer::write_decision;
 use crate::in_force::Source;
 use crate::json::Writer;
+use crate::metrics::text;
 use crate::serve::builtin;
 use crate::store::Store;
 
@@ -171,12 +172,13 @@ async fn what_redis_cell_and_throttlecrab_refuse_is_refused_in_their_words() {
     ] {
         assert_eq!(world.say(format!("{line}\r\n")).await, format!("-{expected}\r\n"), "{line}");
     }
-    let said = world.resp.service.metrics.text(&world.resp.service.limiter, &world.resp.service.store);
+    let service = &world.resp.service;
+    let said = text::write(&service.metrics.families(&service.limiter, &service.store));
     assert!(
         said.contains("tollkeeper_requests_total{transport=\"resp\",route=\"\",result=\"error\"} 29\n"),
         "{said}"
     );
-    assert_eq!(world.resp.service.store.keys(), Some(0), "nothing was charged");
+    assert_eq!(world.resp.service.store.memory().keys(), 0, "nothing was charged");
 }
 
 #[tokio::test]
@@ -193,7 +195,7 @@ async fn keys_of_any_bytes_and_any_length_are_counted_apart_and_forgotten() {
     }
     let both = "CL.THROTTLE a 1 1 7\r\nTHROTTLE a 1 1 8\r\nTHROTTLE b 1 1 8\r\n";
     assert!(world.say(format!("{both}DEL a b c\r\n")).await.ends_with("\r\n:2\r\n"));
-    assert_eq!(world.resp.service.store.keys(), Some(0));
+    assert_eq!(world.resp.service.store.memory().keys(), 0);
 }
 
 #[tokio::test]
@@ -403,7 +405,8 @@ async fn tk_check_charges_and_counts_and_refuses_what_makes_no_sense() {
     }
     let many: String = (0..65).map(|number| format!(" f{number} x")).collect();
     assert!(world.say(format!("TK.CHECK{many}\r\n")).await.starts_with("-ERR too_many "));
-    let said = world.resp.service.metrics.text(&world.resp.service.limiter, &world.resp.service.store);
+    let service = &world.resp.service;
+    let said = text::write(&service.metrics.families(&service.limiter, &service.store));
     for line in [
         "tollkeeper_requests_total{transport=\"resp\",route=\"\",result=\"allowed\"} 3\n",
         "tollkeeper_requests_total{transport=\"resp\",route=\"\",result=\"refused\"} 1\n",
@@ -450,9 +453,9 @@ async fn what_is_no_command_is_named_after_all_before_it_is_answered_and_ends_th
 }
 
 /// Counts how often it is written to.
-struct Counted(DuplexStream, Arc<AtomicUsize>);
+struct RouteLabel(DuplexStream, Arc<AtomicUsize>);
 
-impl AsyncRead for Counted {
+impl AsyncRead for RouteLabel {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -462,7 +465,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for RouteLabel {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -486,7 +489,7 @@ async fn a_pipeline_is_answered_with_one_write() {
     let (world, writes) = (world(), Arc::new(AtomicUsize::new(0)));
     let (_stop, stopped) = watch::channel(());
     let (mut ours, theirs) = tokio::io::duplex(1 << 20);
-    tokio::spawn(serve(Counted(theirs, Arc::clone(&writes)), Arc::clone(&world.resp), stopped));
+    tokio::spawn(serve(RouteLabel(theirs, Arc::clone(&writes)), Arc::clone(&world.resp), stopped));
     for turn in 1..=3 {
         ours.write_all("CL.THROTTLE key 100 1 60\r\n".repeat(100).as_bytes()).await.unwrap();
         let mut answers = 0;

@@ -149,6 +149,12 @@ impl MemoryStore {
         self.inner.log_bytes.load(Relaxed)
     }
 
+    /// Bytes held for all keys, used or set aside: looks at every shard.
+    pub fn bytes(&self) -> usize {
+        let shards: usize = self.inner.shards.iter().map(|shard| lock(&shard.0).bytes()).sum();
+        shards + self.log_bytes()
+    }
+
     /// Drops every state that is as good as fresh, and gives memory back. Never needed for a right
     /// answer: for a process that was busy once and wants to be small again.
     pub fn sweep(&self) {

@@ -67,6 +67,12 @@ impl Shard {
         Shard { admissions, ..Shard::default() }
     }
 
+    /// Bytes of its tables, without what logs hold.
+    pub(super) fn bytes(&self) -> usize {
+        let tables = self.table.bytes() + self.cells.bytes() + self.markers.bytes();
+        tables + self.wide.capacity() * size_of::<Option<State>>() + self.vacant.capacity() * size_of::<u32>()
+    }
+
     /// The state in a spot.
     #[inline(always)]
     pub(super) fn seen(&mut self, spot: Spot, lens: Lens<'_>) -> Seen<'_> {

@@ -39,6 +39,11 @@ impl Table {
         self.len
     }
 
+    /// Bytes that its places take.
+    pub(super) fn bytes(&self) -> usize {
+        self.places.capacity() * size_of::<Entry>()
+    }
+
     /// Looks a fingerprint up.
     #[inline]
     pub(super) fn find(&self, print: u128) -> Place {

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use tollkeeper_core::{Due, Outcome, Ruling, Said, Toll};
 
 use super::Inner;
+use crate::observer::Op;
 use crate::remote::{Part, Remote, Server};
 use crate::sync::{Mutex, lock};
 
@@ -82,7 +83,7 @@ async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<Part>) -> Hear
     let asking = parts.iter().map(|part| {
         asked.contains(&(&part.server, true)).then(|| {
             let answer = store.remote.decide_part(part);
-            store.await_answer(Some(part.server.clone()), began, answer)
+            store.await_answer(Op::Decide, Some(part.server.clone()), began, answer)
         })
     });
     let answers = all(asking.collect()).await;

@@ -10,14 +10,15 @@ mod fallback;
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Time, Toll};
 
 use crate::clock::Clock;
 use crate::memory::MemoryStore;
+use crate::observer::{Observer, Op};
 use crate::random;
 use crate::remote::{Asked, Failure, FailureKind, Remote, Server, Split};
 use crate::store::{Answer, Correction, Store};
@@ -66,6 +67,7 @@ struct Inner<R> {
     local: MemoryStore,
     refused: Refused,
     failures: Failures,
+    observer: OnceLock<Arc<dyn Observer>>,
 }
 
 /// Servers come and go. Of more than these, those that answer are forgotten.
@@ -114,12 +116,23 @@ impl<R: Remote> Resilient<R> {
             local,
             refused: Refused::default(),
             failures: Failures::default(),
+            observer: OnceLock::new(),
         }))
     }
 
     /// The store inside.
     pub fn remote(&self) -> &R {
         &self.0.remote
+    }
+
+    /// The store that decides in its place.
+    pub fn local(&self) -> &MemoryStore {
+        &self.0.local
+    }
+
+    /// Has every call from now on told to `observer`; false if there is one already.
+    pub fn observe(&self, observer: Arc<dyn Observer>) -> bool {
+        self.0.observer.set(observer).is_ok()
     }
 
     /// Whether the store is being asked: of several servers, the one that fares worst.
@@ -144,6 +157,7 @@ impl<R: Remote> Inner<R> {
     /// asked. Without a server, there is none to be spared.
     fn ask<'a, T: Unpin + Send + 'a>(
         &'a self,
+        what: Op,
         server: Option<Server>,
         call: impl FnOnce(&'a R) -> Answer<'a, Asked<T>>,
     ) -> Option<impl Future<Output = Asked<T>> + Send + 'a> {
@@ -152,12 +166,13 @@ impl<R: Remote> Inner<R> {
             return None;
         }
         let answer = call(&self.remote);
-        Some(self.await_answer(server, began, answer))
+        Some(self.await_answer(what, server, began, answer))
     }
 
     /// Waits for no longer than the deadline, and notes how the server fares.
     async fn await_answer<T: Unpin>(
         &self,
+        what: Op,
         server: Option<Server>,
         began: Time,
         answer: Answer<'_, Asked<T>>,
@@ -167,6 +182,9 @@ impl<R: Remote> Inner<R> {
             Err(Failure::new(FailureKind::Timeout, message))
         };
         let asked = tokio::time::timeout(self.deadline, answer).await.unwrap_or_else(late);
+        if let Some(observer) = self.observer.get() {
+            observer.asked(what, self.clock.now().since(began));
+        }
         match &asked {
             Ok(_) => self.answered(server.as_ref()),
             Err(failure) => self.failed(server.as_ref(), began, failure),
@@ -222,11 +240,12 @@ impl<R: Remote> Inner<R> {
     /// As [`Inner::ask`], with what to say if there is no answer.
     fn ask_or<'a, T: Copy + Unpin + Send + 'a>(
         &'a self,
+        what: Op,
         server: Option<Server>,
         otherwise: T,
         call: impl FnOnce(&'a R) -> Answer<'a, Asked<T>>,
     ) -> Answer<'a, T> {
-        match self.ask(server, call) {
+        match self.ask(what, server, call) {
             None => Answer::Ready(otherwise),
             Some(asked) => Answer::Later(Box::pin(async move { asked.await.unwrap_or(otherwise) })),
         }
@@ -243,7 +262,7 @@ impl<R: Remote + 'static> Store for Resilient<R> {
             Split::Apart(parts) => {
                 Answer::Later(Box::pin(apart::decide(Arc::clone(&self.0), toll.clone(), parts)))
             }
-            Split::Whole(server) => match inner.ask(Some(server), |remote| remote.decide(toll)) {
+            Split::Whole(server) => match inner.ask(Op::Decide, Some(server), |remote| remote.decide(toll)) {
                 None => Answer::Ready(inner.fallback.decide(toll)),
                 Some(asked) => {
                     let toll = toll.clone();
@@ -257,7 +276,7 @@ impl<R: Remote + 'static> Store for Resilient<R> {
 
     fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction> {
         let server = self.0.remote.server_of(charge.items());
-        self.0.ask_or(server, Correction::Failed, |remote| remote.correct(charge, fixes))
+        self.0.ask_or(Op::Correct, server, Correction::Failed, |remote| remote.correct(charge, fixes))
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
@@ -265,19 +284,20 @@ impl<R: Remote + 'static> Store for Resilient<R> {
         if self.0.local.release(slot) {
             return Answer::Ready(true);
         }
-        self.0.ask_or(self.0.remote.server_of(slot.items()), false, |remote| remote.release(slot))
+        self.0
+            .ask_or(Op::Release, self.0.remote.server_of(slot.items()), false, |remote| remote.release(slot))
     }
 
     fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
         if self.0.local.renew(slot) {
             return Answer::Ready(true);
         }
-        self.0.ask_or(self.0.remote.server_of(slot.items()), false, |remote| remote.renew(slot))
+        self.0.ask_or(Op::Renew, self.0.remote.server_of(slot.items()), false, |remote| remote.renew(slot))
     }
 
     fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, bool> {
         self.0.local.forget(key);
-        self.0.ask_or(self.0.remote.server_of(&[]), false, |remote| remote.forget(key))
+        self.0.ask_or(Op::Forget, self.0.remote.server_of(&[]), false, |remote| remote.forget(key))
     }
 
     fn seal_charge(&self, charge: &Charge) -> String {

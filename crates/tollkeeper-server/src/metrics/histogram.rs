@@ -1,0 +1,108 @@
+//! How often a number was how large.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::STRIPES;
+
+/// Counts of numbers up to each of N ends, and above.
+#[derive(Debug)]
+pub(super) struct Histogram<const N: usize> {
+    ends: &'static [u64; N],
+    stripes: [Stripe<N>; STRIPES],
+}
+
+#[derive(Debug)]
+#[repr(align(64))]
+struct Stripe<const N: usize> {
+    up_to: [AtomicU64; N],
+    above: AtomicU64,
+    sum: AtomicU64,
+}
+
+/// What was counted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Counts {
+    /// Upper ends, and how many were up to each and above the one before. The last end is infinite.
+    pub buckets: Vec<(f64, u64)>,
+    /// All numbers together.
+    pub sum: f64,
+}
+
+impl Counts {
+    /// How many numbers there were.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|(_, count)| count).sum()
+    }
+
+    /// The end of the bucket in which this part of all numbers is reached; nothing if there is none.
+    #[expect(clippy::cast_precision_loss, reason = "a rank needs no more than 52 bits")]
+    pub fn quantile(&self, part: f64) -> Option<f64> {
+        let rank = self.count() as f64 * part;
+        let mut seen = 0;
+        let reached = self.buckets.iter().find(|(_, count)| {
+            seen += count;
+            seen > 0 && seen as f64 >= rank
+        });
+        // Above the last end nothing more is known than that.
+        let last = self.buckets.len().checked_sub(2).map(|last| self.buckets[last].0);
+        reached.and_then(|(end, _)| if end.is_finite() { Some(*end) } else { last })
+    }
+}
+
+impl<const N: usize> Histogram<N> {
+    /// Nothing counted yet.
+    pub(super) fn new(ends: &'static [u64; N]) -> Histogram<N> {
+        let stripe = |_| Stripe {
+            up_to: [const { AtomicU64::new(0) }; N],
+            above: AtomicU64::new(0),
+            sum: AtomicU64::new(0),
+        };
+        Histogram { ends, stripes: std::array::from_fn(stripe) }
+    }
+
+    #[inline]
+    pub(super) fn record(&self, stripe: usize, number: u64) {
+        self.record_all(stripe, number, 1);
+    }
+
+    /// As many of one number.
+    #[inline]
+    pub(super) fn record_all(&self, stripe: usize, number: u64, many: u64) {
+        let stripe = &self.stripes[stripe];
+        let bucket = match self.ends.iter().position(|end| number <= *end) {
+            Some(index) => &stripe.up_to[index],
+            None => &stripe.above,
+        };
+        bucket.fetch_add(many, Relaxed);
+        stripe.sum.fetch_add(number.saturating_mul(many), Relaxed);
+    }
+
+    /// What was counted, each number divided by `unit`.
+    #[expect(clippy::cast_precision_loss, reason = "a sum to be looked at needs no more than 52 bits")]
+    pub(super) fn counts(&self, unit: f64) -> Counts {
+        let sum = |field: &dyn Fn(&Stripe<N>) -> &AtomicU64| -> u64 {
+            self.stripes.iter().map(|stripe| field(stripe).load(Relaxed)).sum()
+        };
+        let mut buckets: Vec<(f64, u64)> = (0..N)
+            .map(|index| (self.ends[index] as f64 / unit, sum(&|stripe| &stripe.up_to[index])))
+            .collect();
+        buckets.push((f64::INFINITY, sum(&|stripe| &stripe.above)));
+        Counts { buckets, sum: sum(&|stripe| &stripe.sum) as f64 / unit }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_counts_in_the_first_bucket_that_it_fits_in() {
+        let histogram = Histogram::new(&[0, 10, 100]);
+        for (stripe, number) in [0, 1, 10, 11, 100, 101, 1_000].into_iter().enumerate() {
+            histogram.record(stripe, number);
+        }
+        let counts = histogram.counts(10.0);
+        assert_eq!(counts.buckets, [(0.0, 1), (1.0, 2), (10.0, 2), (f64::INFINITY, 2)]);
+        assert_eq!((counts.count(), counts.sum), (7, 122.3));
+    }
+}

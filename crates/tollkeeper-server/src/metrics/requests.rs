@@ -1,0 +1,235 @@
+//! Requests of one transport: how they ended, on which route, and how long they took.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tollkeeper::Facts;
+
+use super::histogram::{Counts, Histogram};
+use super::{DURATIONS, STRIPES, stripe};
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It may pass.
+    Allowed,
+    /// It may not.
+    Refused,
+    /// It was decided in place of the store.
+    Degraded,
+    /// It made no sense.
+    Error,
+}
+
+impl Ended {
+    pub(super) const ALL: [Ended; 4] = [Ended::Allowed, Ended::Refused, Ended::Degraded, Ended::Error];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Ended::Allowed => "allowed",
+            Ended::Refused => "refused",
+            Ended::Degraded => "degraded",
+            Ended::Error => "error",
+        }
+    }
+}
+
+/// How many of several requests ended how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Endings([u64; Ended::ALL.len()]);
+
+impl Endings {
+    /// One more ended so.
+    #[inline]
+    pub fn add(&mut self, ended: Ended) {
+        self.0[ended as usize] += 1;
+    }
+}
+
+/// A route that the config names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RouteLabel(pub(super) usize);
+
+impl RouteLabel {
+    /// None is known.
+    pub const NONE: RouteLabel = RouteLabel(0);
+    /// One of those that came when there were [`MOST`].
+    const OTHER: RouteLabel = RouteLabel(MOST + 1);
+}
+
+/// The most routes that are told apart.
+const MOST: usize = 200;
+
+/// How requests over one transport ended, and how long they took.
+#[derive(Debug)]
+pub struct RequestTally {
+    /// By route, each made when it is first needed.
+    routes: Box<[OnceLock<Box<Ends>>]>,
+    durations: Histogram<{ DURATIONS.len() }>,
+}
+
+/// By [`Ended`].
+type Ends = [EndStripe; STRIPES];
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct EndStripe([AtomicU64; Ended::ALL.len()]);
+
+impl Default for RequestTally {
+    fn default() -> RequestTally {
+        let routes = (0..MOST + 2).map(|_| OnceLock::new()).collect();
+        RequestTally { routes, durations: Histogram::new(&DURATIONS) }
+    }
+}
+
+impl RequestTally {
+    /// Shows that there were none yet: somebody listens.
+    pub fn begin(&self) {
+        self.of(RouteLabel::NONE);
+    }
+
+    #[inline]
+    fn of(&self, route: RouteLabel) -> &Ends {
+        self.routes[route.0].get_or_init(Default::default)
+    }
+
+    /// One request ended so, after so long.
+    #[inline]
+    pub fn record(&self, ended: Ended, took: Duration) {
+        self.record_on(RouteLabel::NONE, ended, took);
+    }
+
+    /// As [`RequestTally::record`], on a route.
+    #[inline]
+    pub fn record_on(&self, route: RouteLabel, ended: Ended, took: Duration) {
+        let stripe = stripe();
+        self.of(route)[stripe].0[ended as usize].fetch_add(1, Relaxed);
+        self.durations.record(stripe, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Requests that came together ended so, after so long.
+    pub fn record_together(&self, endings: &Endings, took: Duration) {
+        let stripe = stripe();
+        let ends = &self.of(RouteLabel::NONE)[stripe].0;
+        for (end, count) in ends.iter().zip(endings.0).filter(|(_, count)| *count > 0) {
+            end.fetch_add(count, Relaxed);
+        }
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.durations.record_all(stripe, nanos, endings.0.iter().sum());
+    }
+
+    /// How requests ended, by route: those that there were.
+    pub(super) fn ends(&self) -> impl Iterator<Item = (RouteLabel, Ended, u64)> {
+        let seen =
+            self.routes.iter().enumerate().filter_map(|(route, ends)| Some((RouteLabel(route), ends.get()?)));
+        seen.flat_map(|(route, ends)| {
+            Ended::ALL.map(|ended| {
+                let count = ends.iter().map(|stripe| stripe.0[ended as usize].load(Relaxed)).sum();
+                (route, ended, count)
+            })
+        })
+    }
+
+    /// How long they took, in seconds; nothing if there was none.
+    pub(super) fn durations(&self) -> Option<Counts> {
+        self.ends().next().map(|_| self.durations.counts(1e9))
+    }
+}
+
+/// The routes that the config names.
+#[derive(Debug, Default)]
+pub(super) struct Routes(ArcSwap<Known>);
+
+#[derive(Clone, Debug, Default)]
+struct Known {
+    numbers: HashMap<Box<str>, RouteLabel>,
+    /// There are more routes than are told apart.
+    more: bool,
+}
+
+impl Routes {
+    /// Learns names. They are never forgotten, so a series goes on after a reload.
+    pub(super) fn know<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
+        let names: Vec<&str> = names.into_iter().collect();
+        if names.is_empty() {
+            return;
+        }
+        self.0.rcu(|known| {
+            let mut known = Known::clone(known);
+            // What the fact `route` says where no pattern matches.
+            for name in ["unmatched"].iter().chain(&names) {
+                let next = known.numbers.len() + 1;
+                if known.numbers.contains_key(*name) {
+                    continue;
+                } else if next <= MOST {
+                    known.numbers.insert((*name).into(), RouteLabel(next));
+                } else {
+                    known.more = true;
+                }
+            }
+            known
+        });
+    }
+
+    #[inline]
+    pub(super) fn of(&self, facts: &Facts<'_>) -> RouteLabel {
+        let known = self.0.load();
+        if known.numbers.is_empty() {
+            return RouteLabel::NONE;
+        }
+        let Some(value) = facts.get("route") else { return RouteLabel::NONE };
+        let unknown = if known.more { RouteLabel::OTHER } else { RouteLabel::NONE };
+        known.numbers.get(value.text(&mut [0; 48])).copied().unwrap_or(unknown)
+    }
+
+    /// Names by their numbers.
+    pub(super) fn names(&self) -> Vec<Box<str>> {
+        let mut names = vec![Box::default(); MOST + 2];
+        names[RouteLabel::OTHER.0] = "other".into();
+        for (name, route) in &self.0.load().numbers {
+            names[route.0] = name.clone();
+        }
+        names
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollkeeper::facts;
+
+    use super::*;
+
+    fn name(routes: &Routes, route: &str) -> String {
+        let facts = facts! { "route" => route };
+        routes.names()[routes.of(&facts).0].to_string()
+    }
+
+    #[test]
+    fn a_route_is_one_that_the_config_names() {
+        let routes = Routes::default();
+        assert_eq!(name(&routes, "/login"), "");
+        routes.know(["/login", "/users/{id}"]);
+        assert_eq!(name(&routes, "/login"), "/login");
+        assert_eq!(name(&routes, "/users/{id}"), "/users/{id}");
+        assert_eq!(name(&routes, "unmatched"), "unmatched");
+        assert_eq!(name(&routes, "/users/7"), "", "what a client makes up is no label");
+        assert_eq!(routes.of(&facts! { "user" => "/login" }), RouteLabel::NONE);
+        routes.know(["/other"]);
+        assert_eq!(name(&routes, "/login"), "/login", "known for good");
+    }
+
+    #[test]
+    fn beyond_two_hundred_they_are_one() {
+        let routes = Routes::default();
+        let all: Vec<String> = (0..300).map(|number| format!("/{number}")).collect();
+        routes.know(all.iter().map(String::as_str));
+        routes.know(all.iter().map(String::as_str));
+        let mut names: Vec<String> = all.iter().map(|route| name(&routes, route)).collect();
+        assert_eq!(names[..199], all[..199]);
+        names.dedup();
+        assert_eq!(names[199..], ["other"]);
+    }
+}

@@ -1,0 +1,106 @@
+//! What `/metrics` says after requests that are known.
+
+mod support;
+
+use support::{Folder, Server};
+
+/// The lines of a page that begin so, and are not zero.
+fn lines(server: &Server, start: &str) -> Vec<String> {
+    let page = server.get("/metrics");
+    let lines = page.text().lines().filter(|line| line.starts_with(start) && !line.ends_with(" 0"));
+    lines.map(str::to_owned).collect()
+}
+
+#[test]
+fn requests_count_by_the_routes_that_the_config_names() {
+    let folder = Folder::new();
+    let config = r#"
+http: { routes: ["/users/{id}"] }
+limits:
+  - { name: login, when: { route: [/login, '/say "hi"\now'] }, by: user, rate: 1/day, burst: 1 }
+"#;
+    let server = Server::with_config(&folder, config);
+    let requests = "tollkeeper_requests_total";
+    assert_eq!(server.metric(&format!("{requests}{{transport=\"http\",route=\"\",result=\"error\"}}")), 0.0);
+    for route in ["/users/{id}", "/users/{id}", "/users/alice", "unmatched", r#"/say \"hi\"\\now"#] {
+        assert!(server.check(&format!(r#"{{"route":"{route}"}}"#)));
+    }
+    assert!(server.check(r#"{"route":"/login","user":"alice"}"#));
+    assert!(!server.check(r#"{"route":"/login","user":"alice"}"#));
+    let check = r#"{"facts":{"route":"/login","user":"bob"}}"#;
+    server.post("/v1/check/batch", &format!("{{\"checks\":[{check},7]}}"));
+    server.post("/v1/check", r#"{"facts":{"route":"/login"},"cost":0}"#);
+    let mut counted = lines(&server, requests);
+    counted.sort();
+    assert_eq!(
+        counted,
+        [
+            r#"tollkeeper_requests_total{transport="http",route="",result="allowed"} 1"#,
+            r#"tollkeeper_requests_total{transport="http",route="",result="error"} 2"#,
+            r#"tollkeeper_requests_total{transport="http",route="/login",result="allowed"} 2"#,
+            r#"tollkeeper_requests_total{transport="http",route="/login",result="refused"} 1"#,
+            r#"tollkeeper_requests_total{transport="http",route="/say \"hi\"\\now",result="allowed"} 1"#,
+            r#"tollkeeper_requests_total{transport="http",route="/users/{id}",result="allowed"} 2"#,
+            r#"tollkeeper_requests_total{transport="http",route="unmatched",result="allowed"} 1"#,
+        ]
+    );
+}
+
+#[test]
+fn routes_of_a_reload_are_known() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, "limits: [{ name: all, rate: 100/day }]");
+    folder.write(
+        "tollkeeper.yaml",
+        "http: { routes: [/new] }\nlimits: [{ name: all, rate: 100/day, when: { route: /newer } }]",
+    );
+    server.logs("version 2 of the limits is in force");
+    for route in ["/new", "/newer"] {
+        server.check(&format!(r#"{{"route":"{route}"}}"#));
+        let series =
+            format!("tollkeeper_requests_total{{transport=\"http\",route=\"{route}\",result=\"allowed\"}}");
+        assert_eq!(server.metric(&series), 1.0);
+    }
+}
+
+#[test]
+fn what_remains_is_counted_as_a_share_of_the_limit() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "limits:
+  - { name: four, by: user, rate: 4/day, algorithm: fixed-window }
+  - { name: none, by: nobody, rate: 0/s }
+",
+    );
+    // 3/4, 2/4, 1/4 and nothing remain, and nothing again.
+    for _ in 0..5 {
+        server.check(r#"{"user":"alice"}"#);
+    }
+    server.post("/v1/peek", r#"{"facts":{"user":"alice"}}"#);
+    server.check(r#"{"nobody":"bob"}"#);
+    let series = "tollkeeper_remaining_ratio";
+    let up_to = |end: &str| server.metric(&format!("{series}_bucket{{le=\"{end}\",limit=\"four\"}}"));
+    let counts = ["0.0", "0.1", "0.25", "0.5", "0.75", "0.9", "1.0", "+Inf"].map(up_to);
+    assert_eq!(counts, [2.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0, 5.0]);
+    assert_eq!(server.metric(&format!("{series}_sum{{limit=\"four\"}}")), 1.5);
+    assert_eq!(server.metric(&format!("{series}_bucket{{le=\"0.0\",limit=\"none\"}}")), 1.0);
+}
+
+#[test]
+fn a_full_store_says_how_many_keys_share_and_what_it_holds() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "memory: { max_keys: 10 }\nlimits: [{ name: each, by: user, rate: 5/day }]",
+    );
+    let empty = server.metric("tollkeeper_store_memory_bytes");
+    for user in 0..15 {
+        server.check(&format!(r#"{{"user":"{user}"}}"#));
+    }
+    assert_eq!(server.metric("tollkeeper_keys"), 10.0);
+    assert_eq!(server.metric("tollkeeper_keys_overflow_total"), 5.0);
+    let full = server.metric("tollkeeper_store_memory_bytes");
+    assert!(full >= empty + 10.0 * 32.0, "{empty} to {full}");
+    assert!(lines(&server, "tollkeeper_breaker_state").is_empty(), "there is none without Redis");
+}

@@ -1,0 +1,262 @@
+//! Metrics and traces over OTLP, as a collector receives them.
+
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex};
+
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
+use opentelemetry_proto::tonic::metrics::v1::{Metric, metric, number_data_point};
+use opentelemetry_proto::tonic::trace::v1::Span;
+use prost::Message as _;
+use support::{Folder, Server, eventually};
+
+const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+const PARENT: &str = "b7ad6b7169203331";
+
+/// A collector: it takes everything, or nothing.
+struct Receiver {
+    address: SocketAddr,
+    received: Arc<Mutex<Vec<(String, Vec<u8>)>>>,
+}
+
+impl Receiver {
+    fn start(status: &'static str) -> Receiver {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let received: Arc<Mutex<Vec<(String, Vec<u8>)>>> = Arc::default();
+        let into = Arc::clone(&received);
+        // It ends with the process of the test.
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let mut reader = BufReader::new(stream);
+                let head: Vec<String> = reader
+                    .by_ref()
+                    .lines()
+                    .map_while(Result::ok)
+                    .take_while(|line| !line.is_empty())
+                    .collect();
+                let header = |name: &str| head.iter().find_map(|line| line.strip_prefix(name));
+                assert_eq!(header("content-type: "), Some("application/x-protobuf"), "{head:?}");
+                let mut body = vec![0; header("content-length: ").unwrap().parse().unwrap()];
+                reader.read_exact(&mut body).unwrap();
+                into.lock().unwrap().push((head[0].clone(), body));
+                let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n");
+                reader.into_inner().write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        Receiver { address, received }
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    fn bodies(&self, path: &str) -> Vec<Vec<u8>> {
+        let line = format!("POST {path} HTTP/1.1");
+        let received = self.received.lock().unwrap();
+        received.iter().filter(|(first, _)| *first == line).map(|(_, body)| body.clone()).collect()
+    }
+
+    fn spans(&self) -> Vec<Span> {
+        let requests = self.bodies("/v1/traces");
+        let requests = requests.iter().map(|body| ExportTraceServiceRequest::decode(&body[..]).unwrap());
+        let resources = requests.flat_map(|request| request.resource_spans);
+        resources.flat_map(|all| all.scope_spans).flat_map(|scope| scope.spans).collect()
+    }
+
+    /// What came last.
+    fn metrics(&self) -> (Vec<KeyValue>, Vec<Metric>) {
+        let last = self.bodies("/v1/metrics").pop().expect("metrics were sent");
+        let request = ExportMetricsServiceRequest::decode(&last[..]).unwrap();
+        let all = request.resource_metrics.into_iter().next().unwrap();
+        let metrics = all.scope_metrics.into_iter().flat_map(|scope| scope.metrics).collect();
+        (all.resource.unwrap().attributes, metrics)
+    }
+}
+
+fn shown(attributes: &[KeyValue]) -> BTreeMap<String, String> {
+    let value = |pair: &KeyValue| match pair.value.clone().unwrap().value.unwrap() {
+        any_value::Value::StringValue(text) => text,
+        any_value::Value::BoolValue(truth) => truth.to_string(),
+        any_value::Value::DoubleValue(number) => number.to_string(),
+        any_value::Value::ArrayValue(list) => {
+            let texts = list.values.into_iter().map(|any| match any.value.unwrap() {
+                any_value::Value::StringValue(text) => text,
+                other => panic!("{other:?}"),
+            });
+            texts.collect::<Vec<_>>().join(" ")
+        }
+        other => panic!("{other:?}"),
+    };
+    attributes.iter().map(|pair| (pair.key.clone(), value(pair))).collect()
+}
+
+const LIMITS: &str = "limits:
+  - { name: per-user, by: user, rate: 1/day, burst: 1 }
+  - { name: all, rate: 100/day, algorithm: fixed-window }
+";
+
+fn start(folder: &Folder, receiver: &Receiver) -> Server {
+    let file = folder.write("tollkeeper.yaml", LIMITS);
+    Server::with(&["--config", file.to_str().unwrap(), "--otlp", &receiver.url()])
+}
+
+fn ask(server: &Server, path: &str, headers: &str, body: &str) -> u16 {
+    let len = body.len();
+    let request = format!("POST {path} HTTP/1.1\r\nhost: x\r\n{headers}content-length: {len}\r\n\r\n{body}");
+    let mut client = server.client();
+    client.send(request.as_bytes());
+    client.answer().status
+}
+
+#[test]
+fn a_decision_is_a_span_of_whoever_asked() {
+    let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));
+    let server = start(&folder, &receiver);
+    let alice = r#"{"facts":{"user":"alice"}}"#;
+    let parent = |flags: &str| format!("traceparent: 00-{TRACE}-{PARENT}-{flags}\r\n");
+    assert_eq!(ask(&server, "/v1/check", &parent("01"), alice), 200);
+    // By hyper.
+    assert_eq!(ask(&server, "/v1/check", &format!("te: trailers\r\n{}", parent("01")), alice), 429);
+    assert_eq!(ask(&server, "/v1/peek", &parent("01"), alice), 200);
+    let batch = format!("{{\"checks\":[{alice},7]}}");
+    assert_eq!(ask(&server, "/v1/check/batch", &parent("01"), &batch), 200);
+    // Nobody wants to see these.
+    assert_eq!(ask(&server, "/v1/check", &parent("00"), alice), 429);
+    assert_eq!(ask(&server, "/v1/check", "te: trailers\r\n", alice), 429);
+    assert_eq!(ask(&server, "/v1/check", "", alice), 429);
+    eventually("the spans arrive", || receiver.spans().len() >= 4);
+    server.signal("TERM");
+    assert_eq!(server.ended().code, Some(0));
+
+    let spans = receiver.spans();
+    let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
+    assert_eq!(names, ["check", "check", "peek", "check"]);
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    for span in &spans {
+        assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.to_owned(), PARENT.to_owned()));
+        assert_eq!(span.kind, 2, "of a server");
+        assert!(span.start_time_unix_nano > 1_700_000_000_000_000_000, "{span:?}");
+        assert!(span.end_time_unix_nano >= span.start_time_unix_nano, "{span:?}");
+        assert!(!format!("{span:?}").contains("alice"), "{span:?}");
+    }
+    let ids: std::collections::BTreeSet<&[u8]> = spans.iter().map(|span| &span.span_id[..]).collect();
+    assert!(ids.len() == 4 && ids.iter().all(|id| id.len() == 8), "{ids:?}");
+
+    let allowed = shown(&spans[0].attributes);
+    let expected = [
+        ("tollkeeper.allowed", "true"),
+        ("tollkeeper.binding", "per-user"),
+        ("tollkeeper.limits", "per-user all"),
+        ("tollkeeper.refused_by", ""),
+    ];
+    assert_eq!(allowed, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+    let mut refused = shown(&spans[1].attributes);
+    let retry: f64 = refused.remove("tollkeeper.retry_after").unwrap().parse().unwrap();
+    assert!(retry > 86_000.0 && retry <= 86_400.0, "{retry}");
+    let expected = [
+        ("tollkeeper.allowed", "false"),
+        ("tollkeeper.binding", "per-user"),
+        ("tollkeeper.limits", "per-user all"),
+        ("tollkeeper.refused_by", "per-user"),
+    ];
+    assert_eq!(refused, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+}
+
+#[test]
+fn a_collector_gets_the_numbers_of_the_metrics_page() {
+    let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));
+    let server = start(&folder, &receiver);
+    for _ in 0..3 {
+        server.check(r#"{"user":"alice"}"#);
+    }
+    server.check("{}");
+    let page = server.get("/metrics");
+    server.signal("TERM");
+    assert_eq!(server.ended().code, Some(0));
+
+    let (resource, metrics) = receiver.metrics();
+    assert_eq!(shown(&resource)["service.name"], "tollkeeper");
+    let mut lines = Vec::new();
+    let series = |name: &str, labels: &[KeyValue]| {
+        // In the order of the page, which is the order they were sent in.
+        let labels: Vec<String> = labels
+            .iter()
+            .map(|pair| format!("{}=\"{}\"", pair.key, shown(std::slice::from_ref(pair))[&pair.key]))
+            .collect();
+        if labels.is_empty() { name.to_owned() } else { format!("{name}{{{}}}", labels.join(",")) }
+    };
+    for metric in &metrics {
+        let name = &metric.name;
+        let number = |value: &Option<number_data_point::Value>| match value {
+            Some(number_data_point::Value::AsInt(value)) => *value,
+            other => panic!("{name}: {other:?}"),
+        };
+        match metric.data.as_ref().unwrap() {
+            metric::Data::Gauge(gauge) => {
+                for point in &gauge.data_points {
+                    lines.push(format!("{} {}", series(name, &point.attributes), number(&point.value)));
+                }
+            }
+            metric::Data::Sum(sum) => {
+                assert!(sum.is_monotonic && sum.aggregation_temporality == 2, "{name}");
+                for point in &sum.data_points {
+                    assert!(point.start_time_unix_nano < point.time_unix_nano, "{name}");
+                    lines.push(format!("{} {}", series(name, &point.attributes), number(&point.value)));
+                }
+            }
+            metric::Data::Histogram(histogram) => {
+                assert_eq!(histogram.aggregation_temporality, 2, "{name}");
+                for point in &histogram.data_points {
+                    assert_eq!(point.bucket_counts.len(), point.explicit_bounds.len() + 1, "{name}");
+                    assert_eq!(point.bucket_counts.iter().sum::<u64>(), point.count, "{name}");
+                    let sum = format!("{name}_sum");
+                    lines.push(format!("{} {}", series(&sum, &point.attributes), point.sum.unwrap()));
+                    let count = format!("{name}_count");
+                    lines.push(format!("{} {}", series(&count, &point.attributes), point.count));
+                }
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    let shown: Vec<&str> =
+        page.text().lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket{")).collect();
+    assert_eq!(lines, shown);
+    assert!(shown.len() > 20, "{shown:?}");
+    let unit = |name: &str| metrics.iter().find(|metric| metric.name == name).unwrap().unit.clone();
+    assert_eq!(unit("tollkeeper_request_duration_seconds"), "s");
+    assert_eq!(unit("tollkeeper_store_memory_bytes"), "By");
+}
+
+#[test]
+fn a_collector_that_refuses_is_named_once_and_nobody_waits_for_it() {
+    let (folder, receiver) = (Folder::new(), Receiver::start("503 Service Unavailable"));
+    let server = start(&folder, &receiver);
+    let traced = format!("traceparent: 00-{TRACE}-{PARENT}-01\r\n");
+    for attempt in 1..=2 {
+        ask(&server, "/v1/check", &traced, r#"{"facts":{"user":"alice"}}"#);
+        eventually("it was tried", || receiver.bodies("/v1/traces").len() >= attempt);
+    }
+    server.signal("TERM");
+    let ended = server.ended();
+    assert_eq!(ended.code, Some(0));
+    let lines: Vec<&str> = ended.log.lines().filter(|line| line.contains("the collector at")).collect();
+    let reasons: Vec<bool> = lines.iter().map(|line| line.contains("it answers 503 Service")).collect();
+    assert_eq!(reasons, [true, true], "once for spans, once for metrics: {lines:?}");
+}
+
+#[test]
+fn an_address_that_is_none_is_refused_with_what_would_be_right() {
+    for (url, said) in [("otel:4318", "http://127.0.0.1:4318"), ("https://otel", "plain http")] {
+        let output = support::run(&["serve", "--otlp", url]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(support::text(&output.stderr).contains(said), "{output:?}");
+    }
+}

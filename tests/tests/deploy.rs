@@ -1,0 +1,377 @@
+//! What is in `deploy/` does what it says: judged by the tools it is made for, and on a server that runs.
+
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use serde_json::Value;
+use tollkeeper_tests::binary::tollkeeper;
+use tollkeeper_tests::redis::{self, PATIENCE};
+
+/// Comes with the busiest keys; then this goes.
+const NOT_YET: [&str; 1] = ["tollkeeper_starved_keys"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Runs a command to its end, which must be good; what it wrote.
+fn run(command: &mut Command) -> String {
+    let output = command.current_dir(root()).stdin(Stdio::null()).output();
+    let output = output.unwrap_or_else(|error| panic!("{command:?}: {error} (`make test` installs it)"));
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {text}");
+    text
+}
+
+/// A tool that `make test` installed from PyPI.
+fn python(tool: &str) -> Command {
+    Command::new(root().join("target/python/bin").join(tool))
+}
+
+#[expect(clippy::disallowed_methods, reason = "other processes have clocks of their own")]
+fn eventually(what: &str, mut test: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !test() {
+        assert!(began.elapsed() < PATIENCE, "it did not come to pass that {what}");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
+/// A folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        Folder(redis::folder())
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A process that ends with the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A running service.
+struct Service {
+    _process: Process,
+    address: String,
+}
+
+impl Service {
+    fn start(config: &Path, more: &[&str]) -> Service {
+        let mut child = Command::new(tollkeeper())
+            .args(["serve", "--http", "127.0.0.1:0", "--config"])
+            .arg(config)
+            .args(more)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("listening http=").expect("it listens").to_owned();
+        Service { _process: Process(child), address }
+    }
+
+    fn check(&self, facts: &str) {
+        let body = format!("{{\"facts\":{{{facts}}}}}");
+        run(Command::new("curl").args(["-s", "-d", &body, &format!("http://{}/v1/check", self.address)]));
+    }
+
+    fn metrics(&self) -> String {
+        run(Command::new("curl").args(["-s", &format!("http://{}/metrics", self.address)]))
+    }
+
+    fn metric(&self, series: &str) -> f64 {
+        let page = self.metrics();
+        let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {series} in {page}")).parse().unwrap()
+    }
+}
+
+/// A real Prometheus that scrapes these every second, by our rules.
+struct Prometheus {
+    _process: Process,
+    _folder: Folder,
+    address: String,
+}
+
+impl Prometheus {
+    fn start(targets: &[&Service]) -> Prometheus {
+        let folder = Folder::new();
+        let rules = root().join("deploy/prometheus/alerts.yaml");
+        let targets: Vec<&str> = targets.iter().map(|service| service.address.as_str()).collect();
+        let config = format!(
+            "global: {{ scrape_interval: 1s, evaluation_interval: 1s }}\nrule_files: [{}]\nscrape_configs:\n  \
+             - job_name: tollkeeper\n    static_configs: [{{ targets: {targets:?} }}]\n",
+            rules.display(),
+        );
+        let config = folder.write("prometheus.yml", &config);
+        let address = format!("127.0.0.1:{}", redis::free_port());
+        let child = Command::new("prometheus")
+            .arg(format!("--config.file={}", config.display()))
+            .arg(format!("--storage.tsdb.path={}", folder.0.join("data").display()))
+            .arg(format!("--web.listen-address={address}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Prometheus { _process: Process(child), _folder: folder, address }
+    }
+
+    /// What a query finds; nothing while it does not answer.
+    fn query(&self, query: &str) -> Vec<Value> {
+        let output = Command::new("curl")
+            .args(["-sf", "--get", "--data-urlencode", &format!("query={query}")])
+            .arg(format!("http://{}/api/v1/query", self.address))
+            .output()
+            .unwrap();
+        if !output.status.success() {
+            return Vec::new();
+        }
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(answer["status"], "success", "{query}: {answer}");
+        answer["data"]["result"].as_array().unwrap().clone()
+    }
+
+    /// Waits until every one of so many targets was scraped once more.
+    fn scraped(&self, targets: usize) {
+        let last = || -> Vec<f64> {
+            let times = self.query("timestamp(tollkeeper_config_version)");
+            times.iter().map(|one| one["value"][1].as_str().unwrap().parse().unwrap()).collect()
+        };
+        let before = last().into_iter().fold(0.0, f64::max);
+        eventually("Prometheus scrapes", || last().iter().filter(|time| **time > before).count() == targets);
+    }
+}
+
+const POLICY: &str = "
+http: { routes: [/login, '/users/{id}'] }
+on_store_failure: local
+limits:
+  - { name: per-user, by: user, rate: 100/day, burst: 3 }
+  - { name: tried, by: user, rate: 100/day, burst: 1, mode: shadow }
+  - { name: plan, by: tenant, tier: plan, tiers: { free: 5/day }, default_tier: free }
+";
+
+/// Each kind of thing that can happen on a store.
+fn load(service: &Service) {
+    for _ in 0..5 {
+        service.check(r#""user":"alice","tenant":"acme","plan":"gold","route":"/login""#);
+    }
+    service.check(r#""route":"/users/{id}""#);
+    service.check("nonsense");
+}
+
+/// All names of metrics in a text.
+fn named(text: &str) -> BTreeSet<String> {
+    let crates = ["tollkeeper_core", "tollkeeper_tower", "tollkeeper_server", "tollkeeper_tests"];
+    let starts = text.match_indices("tollkeeper_").map(|(at, _)| &text[at..]);
+    let is_name = |byte: char| byte.is_ascii_lowercase() || byte == '_' || byte.is_ascii_digit();
+    let names = starts.map(|text| text.split(|byte| !is_name(byte)).next().unwrap().to_owned());
+    names.filter(|name| !crates.contains(&name.as_str())).collect()
+}
+
+/// The queries of the dashboard, as Grafana would send them.
+fn queries() -> Vec<(String, String)> {
+    let dashboard: Value = serde_json::from_str(&read("deploy/grafana/tollkeeper.json")).unwrap();
+    let mut queries = Vec::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let query = target["expr"].as_str().unwrap();
+            let query = query.replace("$__rate_interval", "1m").replace("$instance", ".*");
+            let query = query.replace("$limit", ".*");
+            queries.push((panel["title"].as_str().unwrap().to_owned(), query));
+        }
+    }
+    queries
+}
+
+#[test]
+fn every_metric_that_is_named_exists_and_every_panel_shows_something() {
+    let folder = Folder::new();
+    let config = folder.write("tollkeeper.yaml", POLICY);
+    let mut redis = redis::Server::start();
+    let memory = Service::start(&config, &[]);
+    let shared = Service::start(&config, &["--store", &redis.url()]);
+    let prometheus = Prometheus::start(&[&memory, &shared]);
+    prometheus.scraped(2);
+    for service in [&memory, &shared] {
+        load(service);
+    }
+    folder.write("tollkeeper.yaml", "limits: nonsense");
+    let failed = "tollkeeper_config_reloads_total{result=\"failed\"}";
+    eventually("a broken file is noticed", || memory.metric(failed) > 0.0 && shared.metric(failed) > 0.0);
+    prometheus.scraped(2);
+    assert!(shared.metric("tollkeeper_store_duration_seconds_count{op=\"decide\"}") >= 4.0);
+    assert_eq!(shared.metric("tollkeeper_breaker_state"), 0.0);
+
+    redis.kill();
+    eventually("the breaker opens", || {
+        shared.check(r#""user":"alice""#);
+        shared.metric("tollkeeper_breaker_state") > 0.0
+    });
+    assert!(shared.metric("tollkeeper_fallback_total{limit=\"per-user\",policy=\"local\"}") > 0.0);
+    let errors: f64 = ["timeout", "connection", "full", "refused", "nonsense"]
+        .iter()
+        .map(|kind| shared.metric(&format!("tollkeeper_store_errors_total{{kind=\"{kind}\"}}")))
+        .sum();
+    assert!(errors > 0.0);
+    prometheus.scraped(2);
+
+    // As Prometheus has them: what it cannot read would not be there.
+    let pages = memory.metrics() + &shared.metrics();
+    let stored: BTreeSet<String> = prometheus
+        .query("group by (__name__) ({job=\"tollkeeper\"})")
+        .iter()
+        .map(|one| one["metric"]["__name__"].as_str().unwrap().to_owned())
+        .collect();
+    let shown = named(&pages.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n"));
+    assert!(stored.is_superset(&shown), "{:?}", shown.difference(&stored));
+    assert!(!pages.contains("alice") && !pages.contains("acme"), "keys are never labels");
+
+    let mut sources: Vec<String> = vec!["README.md".into(), "deploy/grafana/tollkeeper.json".into()];
+    sources.push("deploy/prometheus/alerts.yaml".into());
+    let pages = fs::read_dir(root().join("docs")).unwrap().map(|page| page.unwrap().file_name());
+    let pages = pages.map(|name| format!("docs/{}", name.to_str().unwrap()));
+    sources.extend(pages.filter(|name| name.ends_with(".md")));
+    let exists = |name: &str| {
+        stored.contains(name)
+            || ["_bucket", "_total"].iter().any(|end| stored.contains(&format!("{name}{end}")))
+    };
+    for source in &sources {
+        for name in named(&read(source)) {
+            assert!(exists(&name) || NOT_YET.contains(&name.as_str()), "{source} names {name}");
+        }
+    }
+    for name in NOT_YET {
+        assert!(!exists(name), "{name} is there now: take it out of NOT_YET");
+    }
+    for (panel, query) in queries() {
+        let later = NOT_YET.iter().any(|name| query.contains(name));
+        assert_eq!(prometheus.query(&query).is_empty(), later, "{panel}: {query}");
+    }
+    eventually("the alert for a broken config fires", || {
+        !prometheus.query("ALERTS{alertname=\"TollkeeperConfigNotLoaded\"}").is_empty()
+    });
+}
+
+#[test]
+fn each_alert_fires_when_it_should_and_only_then() {
+    let rules = root().join("deploy/prometheus");
+    run(Command::new("promtool").arg("check").arg("rules").arg(rules.join("alerts.yaml")));
+    run(Command::new("promtool").arg("test").arg("rules").arg(rules.join("alerts.test.yaml")));
+    let (rules, tests) = (read("deploy/prometheus/alerts.yaml"), read("deploy/prometheus/alerts.test.yaml"));
+    let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert_eq!(alerts.len(), 8);
+    for alert in alerts {
+        let fires = format!("alertname: {alert}\n        exp_alerts:\n          - exp_labels");
+        assert!(tests.contains(&fires), "no series fires {alert}");
+    }
+}
+
+#[test]
+fn the_unit_is_valid_and_gives_away_little() {
+    let folder = Folder::new();
+    let unit = read("deploy/systemd/tollkeeper.service");
+    let here = unit.replace("/usr/bin/tollkeeper", tollkeeper().to_str().unwrap());
+    assert_ne!(unit, here);
+    let unit = folder.write("tollkeeper.service", &here);
+    // It is content with what it cannot read, and says so.
+    let said = run(Command::new("systemd-analyze").arg("verify").arg(&unit));
+    assert_eq!(said, "", "{said}");
+    // From 0 to 100; a unit without any of it has 96.
+    let mut judge = Command::new("systemd-analyze");
+    judge.args(["security", "--no-pager", "--offline=true", "--threshold=15"]).arg(&unit);
+    let judged = run(&mut judge);
+    assert!(judged.contains("Overall exposure level"), "{judged}");
+}
+
+#[test]
+fn the_dockerfile_and_the_manifests_are_valid() {
+    run(python("hadolint").arg("deploy/docker/Dockerfile"));
+    let mut validate = python("kubernetes-validate");
+    let passed = run(validate.args(["--strict", "deploy/kubernetes/tollkeeper.yaml"]));
+    assert_eq!(passed.matches(" passed for resource ").count(), 4, "{passed}");
+
+    // The policy in it, as the server would read it.
+    let manifests = read("deploy/kubernetes/tollkeeper.yaml");
+    let policy = manifests.split("tollkeeper.yaml: |\n").nth(1).unwrap();
+    let policy: Vec<&str> =
+        policy.lines().take_while(|line| line.starts_with("    ")).map(|line| &line[4..]).collect();
+    let folder = Folder::new();
+    let file = folder.write("tollkeeper.yaml", &policy.join("\n"));
+    run(Command::new(tollkeeper()).arg("validate").arg(&file));
+    let Some(arguments) = manifests.split("args:\n").nth(1) else { panic!("no arguments") };
+    let flags: Vec<&str> = arguments
+        .lines()
+        .take_while(|line| !line.contains("env:"))
+        .filter_map(|line| line.trim().strip_prefix("- --"))
+        .map(|flag| flag.split('=').next().unwrap())
+        .collect();
+    assert_eq!(flags, ["config", "http", "drain-delay", "log"]);
+    let help = run(Command::new(tollkeeper()).args(["serve", "--help"]));
+    for flag in flags {
+        assert!(help.contains(&format!("--{flag} ")), "--{flag}");
+    }
+}
+
+#[test]
+fn a_package_holds_the_command_its_unit_and_a_policy_that_is_valid() {
+    run(Command::new("tools/dist").arg("--binary").arg(tollkeeper()));
+    let version = env!("CARGO_PKG_VERSION");
+    let dist = root().join("target/dist");
+    let package = |start: &str, end: &str| {
+        let mut found = fs::read_dir(&dist).unwrap().map(|file| file.unwrap().path()).filter(|path| {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            name.starts_with(&format!("{start}{version}")) && name.ends_with(end)
+        });
+        found.next().unwrap_or_else(|| panic!("no {start}{version}…{end}"))
+    };
+    let folder = Folder::new();
+    run(Command::new("dpkg-deb").arg("--extract").arg(package("tollkeeper_", ".deb")).arg(&folder.0));
+    let command = folder.0.join("usr/bin/tollkeeper");
+    assert_eq!(run(Command::new(&command).arg("--version")), format!("tollkeeper {version}\n"));
+    run(Command::new(&command).arg("validate").arg(folder.0.join("etc/tollkeeper/tollkeeper.yaml")));
+    let unit = fs::read_to_string(folder.0.join("lib/systemd/system/tollkeeper.service")).unwrap();
+    assert_eq!(unit, read("deploy/systemd/tollkeeper.service"));
+    let told = run(Command::new("dpkg-deb").arg("--info").arg(package("tollkeeper_", ".deb")));
+    for file in ["conffiles", "postinst", "prerm", "postrm"] {
+        assert!(told.contains(file), "{told}");
+    }
+    let listed = run(Command::new("tar").arg("-tzf").arg(package("tollkeeper-", ".tar.gz")));
+    for file in ["/tollkeeper", "/LICENSE-MIT", "/deploy/grafana/tollkeeper.json", "/docs/config.md"] {
+        assert!(listed.lines().any(|line| line.ends_with(file)), "{file} in {listed}");
+    }
+    for script in ["postinst", "prerm", "postrm"] {
+        run(Command::new("sh").arg("-n").arg(format!("deploy/debian/{script}")));
+    }
+}
