@@ -20,17 +20,20 @@ use support::{Folder, Server, eventually};
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
+/// Paths and bodies, in the order in which they came.
+type Received = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
+
 /// A collector: it takes everything, or nothing.
 struct Receiver {
     address: SocketAddr,
-    received: Arc<Mutex<Vec<(String, Vec<u8>)>>>,
+    received: Received,
 }
 
 impl Receiver {
     fn start(status: &'static str) -> Receiver {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let received: Arc<Mutex<Vec<(String, Vec<u8>)>>> = Arc::default();
+        let received = Received::default();
         let into = Arc::clone(&received);
         // It ends with the process of the test.
         std::thread::spawn(move || {

@@ -435,7 +435,7 @@ async fn requests_go_on_with_their_bodies_whole() {
     let echo = any(|body: String| async move { body });
     let (limiter, _) = limiter(vec![Limit::new("login", Quota::per_hour(100)).by("body.user")]);
     let server = Server::axum(Router::new().fallback(echo).layer(RateLimitLayer::new(limiter))).await;
-    for body in [r#"{"user":"a"}"#, "user=a&x=%20", "not a form", &"user=1&x=".repeat(1).repeat(1)] {
+    for body in [r#"{"user":"a"}"#, "user=a&x=%20", "not a form", "user=1&x="] {
         let answer = server.send("POST /", &[], body).await;
         assert_eq!((answer.status, answer.body.as_str()), (200, body));
         assert!(answer.header("ratelimit-policy").is_some() == body.contains("user"), "{answer:?}");
