@@ -28,7 +28,7 @@ bench: ## measure against the peers
 fuzz: ## run the fuzz targets
 	@fuzz/run
 
-soak: ## run the property tests with many more cases (CASES=200000) and longer faults (SECONDS_EACH=20)
+soak: ## run the property tests with many more cases (CASES=200000), longer faults (SECONDS_EACH=20), more requests (EXAMPLES=500)
 	@tools/soak
 
 deny: ## check bans, licences and sources of all dependencies (deny.toml)

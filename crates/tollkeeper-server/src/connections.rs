@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
+use crate::files;
 use crate::service::Service;
 use crate::tls;
 
@@ -39,8 +40,18 @@ pub struct Connections {
 impl Connections {
     /// Begins to accept, with the certificates of this service.
     pub fn accept(listener: TcpListener, service: Arc<Service>, protocol: impl Protocol) -> Connections {
-        let (stop, stopped) = watch::channel(());
-        Connections { stop, accepting: tokio::spawn(accept(listener, service, protocol, stopped)) }
+        Connections::at_most(files::connections(), listener, service, protocol)
+    }
+
+    fn at_most(
+        most: usize,
+        listener: TcpListener,
+        service: Arc<Service>,
+        protocol: impl Protocol,
+    ) -> Connections {
+        let (stop, _) = watch::channel(());
+        let accepting = tokio::spawn(accept(most, listener, service, protocol, stop.clone()));
+        Connections { stop, accepting }
     }
 
     /// Accepts no more, and lets requests in flight finish for so long; says how many could not.
@@ -53,32 +64,37 @@ impl Connections {
 }
 
 async fn accept(
+    most: usize,
     listener: TcpListener,
     service: Arc<Service>,
     protocol: impl Protocol,
-    mut stopped: watch::Receiver<()>,
+    stop: watch::Sender<()>,
 ) {
+    let mut stopped = stop.subscribe();
     let mut said: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = stopped.changed() => return,
         };
-        match accepted {
+        let trouble = match accepted {
+            // One receiver is ours.
+            Ok(_) if stop.receiver_count() > most => format!("{most} are open, and no more are taken"),
             Ok((stream, _)) => {
                 // Answers are small and written at once: waiting to fill a packet would only delay them.
                 let _ = stream.set_nodelay(true);
                 tokio::spawn(greet(stream, Arc::clone(&service), protocol.clone(), stopped.clone()));
+                continue;
             }
-            Err(error) => {
-                // Of twenty attempts a second one says enough.
-                if said.is_none_or(|said| said.elapsed() >= SAYS_EVERY) {
-                    tracing::warn!("cannot accept a connection: {error}");
-                    said = Some(Instant::now());
-                }
-                sleep(BREATH).await;
-            }
+            Err(error) => error.to_string(),
+        };
+        // Of twenty a second one says enough.
+        if said.is_none_or(|said| said.elapsed() >= SAYS_EVERY) {
+            tracing::warn!("cannot accept a connection: {trouble}");
+            said = Some(Instant::now());
         }
+        // Whoever knocks in vain is not to keep us from those who are inside.
+        sleep(BREATH).await;
     }
 }
 
@@ -99,9 +115,35 @@ async fn greet(
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
     use super::*;
     use crate::connection::Http;
     use crate::connection::tests::{ask, ended, service};
+
+    #[tokio::test]
+    async fn no_more_connections_are_taken_than_there_is_room_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let service = service();
+        let _connections = Connections::at_most(2, listener, Arc::clone(&service), Http(service));
+        let mut inside =
+            [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
+        for stream in &mut inside {
+            ask(stream).await;
+        }
+        ended(TcpStream::connect(address).await.unwrap()).await;
+        let [one, mut other] = inside;
+        ask(&mut other).await;
+        drop(one);
+        loop {
+            let mut next = TcpStream::connect(address).await.unwrap();
+            next.write_all(b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
+            if next.read(&mut [0]).await.is_ok_and(|count| count > 0) {
+                break;
+            }
+        }
+    }
 
     #[tokio::test]
     async fn closing_waits_for_every_connection() {

@@ -8,6 +8,7 @@ pub mod connection;
 pub mod connections;
 pub mod decimal;
 pub mod events;
+pub mod files;
 pub mod http;
 pub mod in_force;
 pub mod json;

@@ -15,6 +15,7 @@ use crate::auth::{self, Tokens};
 use crate::connection::Http;
 use crate::connections::Connections;
 use crate::events;
+use crate::files;
 use crate::in_force::Source;
 use crate::logging;
 use crate::notify;
@@ -33,6 +34,7 @@ const LAST_REQUESTS: Duration = Duration::from_secs(10);
 /// Runs until a signal says to stop.
 pub fn run(args: &Serve) -> anyhow::Result<()> {
     logging::begin(args.log);
+    files::raise();
     let mut changes = Changes::of(args.config.as_deref());
     let (config, source) = match &args.config {
         Some(file) => {

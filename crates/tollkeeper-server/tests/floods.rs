@@ -1,0 +1,184 @@
+//! Clients that mean harm, thousands of them at once: what each costs, and that all others are served.
+
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
+mod support;
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+
+use support::*;
+use tollkeeper_server::files;
+
+const LIMITS: &str = "limits: [{ name: per-user, by: user, rate: 1000000/day }]\n";
+
+/// What the process holds in memory now, in KiB.
+fn memory(server: &Server) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Runs `harm` while good clients ask, each on a connection it keeps and on new ones: all are answered.
+fn while_others_are_served<T>(server: &Server, harm: impl FnOnce() -> T) -> T {
+    /// Set when it goes, by a test that fails too.
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Relaxed);
+        }
+    }
+    let (stop, served) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let _stop = Stop(&stop);
+        for name in ["alice", "bob"] {
+            let (stop, served) = (&stop, &served);
+            scope.spawn(move || {
+                let body = format!(r#"{{"facts":{{"user":"{name}"}}}}"#);
+                let mut kept = server.client();
+                while !stop.load(Relaxed) {
+                    assert_eq!(kept.request("POST", "/v1/check", &body).status, 200);
+                    assert_eq!(server.post("/v1/check", &body).status, 200);
+                    served.fetch_add(1, Relaxed);
+                }
+            });
+        }
+        let done = harm();
+        let complete = served.load(Relaxed);
+        eventually("good clients are served under all of it", || served.load(Relaxed) > complete + 10);
+        done
+    })
+}
+
+/// So many connections, each after `open` did with it what it does.
+fn connections(server: &Server, count: usize, open: impl Fn(&mut TcpStream)) -> Vec<TcpStream> {
+    let connect = |_| {
+        let mut stream = TcpStream::connect(server.address).expect("the server listens");
+        open(&mut stream);
+        stream
+    };
+    (0..count).map(connect).collect()
+}
+
+const CHECK: &str =
+    "POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: 26\r\n\r\n{\"facts\":{\"user\":\"mallo\"}}";
+
+#[test]
+fn ten_thousand_idle_connections_cost_little_and_starve_nobody() {
+    const COUNT: usize = 10_000;
+    // A connection is a file on both sides.
+    files::raise();
+    assert!(files::connections() > COUNT, "`ulimit -Hn` is too low for this test: it needs {}", COUNT + 256);
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LIMITS);
+    server.check(r#"{"user":"alice"}"#);
+    let before = memory(&server);
+    let silent = while_others_are_served(&server, || connections(&server, COUNT / 2, |_| ()));
+    let of_silent = memory(&server) - before;
+    let between = memory(&server);
+    let idle = while_others_are_served(&server, || {
+        connections(&server, COUNT / 2, |stream| {
+            stream.write_all(CHECK.as_bytes()).unwrap();
+            let read = stream.read(&mut [0; 1024]).unwrap();
+            assert!(read > 0);
+        })
+    });
+    let of_idle = memory(&server) - between;
+    let each = |kib: u64| kib as f64 / (COUNT / 2) as f64;
+    println!(
+        "{COUNT} idle connections: {:.1} KiB each that never asked, {:.1} KiB each after a check",
+        each(of_silent),
+        each(of_idle)
+    );
+    assert!(each(of_silent) < 24.0 && each(of_idle) < 24.0);
+    drop((silent, idle));
+    let open = || fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
+    eventually("all of them are gone", || open() < 100);
+    let _again = connections(&server, COUNT / 2, |_| ());
+    eventually("as many are there again", || open() > COUNT / 2);
+    let kib = memory(&server) - before;
+    assert!(kib < 24 * COUNT as u64, "their room is used again, if not all of it: {kib} KiB");
+}
+
+#[test]
+fn slow_half_open_and_flooding_clients_are_bounded_and_starve_nobody() {
+    const COUNT: usize = 200;
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LIMITS);
+    server.check(r#"{"user":"alice"}"#);
+    type Harm<'a> = (&'a str, &'a dyn Fn(&mut TcpStream));
+    let kinds: [Harm<'_>; 7] = [
+        ("heads that never end", &|stream| {
+            stream.write_all(b"POST /v1/check HTTP/1.1\r\nhost: a\r\nx-slow: ").unwrap();
+        }),
+        ("heads as large as they may be, without an end", &|stream| {
+            let _ =
+                stream.write_all(format!("GET /healthz HTTP/1.1\r\nx: {}", "y".repeat(15 << 10)).as_bytes());
+        }),
+        ("bodies that never end", &|stream| {
+            stream
+                .write_all(b"POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: 60000\r\n\r\n{")
+                .unwrap();
+        }),
+        ("clients that said they will say no more", &|stream| {
+            stream.write_all(b"POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-le").unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+        }),
+        ("clients that ask for much and read nothing", &|stream| {
+            let many = "GET /v1/limits HTTP/1.1\r\nhost: a\r\n\r\n".repeat(500);
+            stream.set_nonblocking(true).unwrap();
+            let _ = stream.write(many.as_bytes());
+        }),
+        ("pipelines of checks that nobody reads the answers of", &|stream| {
+            stream.set_nonblocking(true).unwrap();
+            let _ = stream.write(CHECK.repeat(200).as_bytes());
+        }),
+        ("floods of headers", &|stream| {
+            let many: String = (0..1_000).map(|number| format!("x-{number}: 1\r\n")).collect();
+            let _ = stream.write_all(format!("GET /healthz HTTP/1.1\r\n{many}\r\n").as_bytes());
+        }),
+    ];
+    for (what, open) in kinds {
+        let before = memory(&server);
+        let open = while_others_are_served(&server, || connections(&server, COUNT, open));
+        let each = memory(&server).saturating_sub(before) as f64 / COUNT as f64;
+        println!("{COUNT} {what}: {each:.1} KiB each");
+        assert!(each < 96.0, "{what}: {each:.1} KiB");
+        drop(open);
+    }
+}
+
+#[test]
+fn values_are_not_logged_unless_somebody_asks_for_it() {
+    const SECRET: &str = "xyzzy-4711";
+    let folder = Folder::new();
+    let server =
+        Server::with_config(&folder, "limits: [{ name: per-user, by: user, rate: 1/day, burst: 1 }]\n");
+    let facts = format!(r#"{{"facts":{{"user":"{SECRET}"}}}}"#);
+    for path in
+        ["/v1/check", "/v1/check", "/v1/peek", "/v1/reserve", "/v1/acquire", "/v1/refund", "/v1/settle"]
+    {
+        server.post(path, &facts);
+    }
+    server.post("/v1/check", &format!(r#"{{"facts":{{"ip":"{SECRET}"}}}}"#));
+    server.post("/v1/refund", &format!(r#"{{"charge":"{SECRET}"}}"#));
+    server.get(&format!("/v1/usage?user={SECRET}"));
+    server.get(&format!("/{SECRET}"));
+    let token = format!("authorization: Bearer {SECRET}");
+    server.client().request_with(
+        "DELETE",
+        &format!("/v1/state?limit=per-user&user={SECRET}"),
+        &[&token],
+        b"",
+    );
+    server.client().request_with("PUT", "/v1/limits", &[&token], facts.as_bytes());
+    server.client().send(format!("{SECRET}\r\n\r\n").as_bytes());
+    assert!(server.get("/metrics").text().lines().all(|line| !line.contains(SECRET)));
+    server.signal("TERM");
+    let ended = server.ended();
+    assert!(ended.log.contains("draining"), "it logs: {}", ended.log);
+    assert!(!ended.log.contains(SECRET), "{}", ended.log);
+}

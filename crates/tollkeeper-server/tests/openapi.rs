@@ -1,0 +1,73 @@
+//! The schema judged by a tool that knows nothing of us: whatever it makes up, the server answers as the
+//! schema says, accepts what the schema accepts and refuses what it refuses.
+
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
+mod support;
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use support::*;
+use tollkeeper::redis::digest::{hex, sha256};
+
+const LIMITS: &str = "limits:
+  - { name: per-user, by: user, rate: 100/day, burst: 5 }
+  - { name: per-ip, by: ip, rate: 1000/min }
+  - { name: trial, rate: 3/s, mode: shadow }
+  - { name: exports, by: user, algorithm: concurrency, limit: 2 }
+";
+
+/// Makes up requests to the calls that these options choose; how many it made.
+fn judge(options: &[&str]) -> u64 {
+    let folder = Folder::new();
+    let admin = format!("{LIMITS}admin: {{ token_sha256: {} }}\n", hex(&sha256(b"boss")));
+    let server = Server::with_config(&folder, &admin);
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/schemathesis");
+    let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/python/bin/schemathesis");
+    assert!(tool.exists(), "schemathesis is missing: `make test` installs it into target/python");
+    // `make soak` asks for more of them than anybody wants to wait for.
+    let examples = std::env::var("EXAMPLES").unwrap_or_else(|_| "60".to_owned());
+    let report = folder.path().join("report");
+    let judged = Command::new(tool)
+        .args(["--config-file", tests.join("schemathesis.toml").to_str().unwrap(), "run"])
+        .arg(format!("http://{}/openapi.json", server.address))
+        .args(["--checks", "all", "--phases", "examples,coverage,fuzzing", "--max-examples", &examples])
+        .args(["--header", "Authorization: Bearer boss", "--request-timeout", "30", "--no-color"])
+        .args([
+            "--generation-database",
+            "none",
+            "--continue-on-failure",
+            "--report-dir",
+            report.to_str().unwrap(),
+        ])
+        .args(options)
+        .current_dir(folder.path())
+        .env("PYTHONPATH", &tests)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("schemathesis runs");
+    let said: String = text(&judged.stdout)
+        .lines()
+        .map(|line| line.chars().take(400).chain(['\n']).collect::<String>())
+        .collect();
+    assert!(judged.status.success(), "{said}");
+    assert!(server.get("/healthz").status == 200 && !server.log().contains("panicked"), "{}", server.log());
+    let made = said.lines().find_map(|line| line.trim().split_once(" generated")).expect("a count");
+    made.0.replace(',', "").parse().unwrap_or_else(|_| panic!("{said}"))
+}
+
+#[test]
+fn every_call_does_what_the_schema_says() {
+    // What is PUT changes what others are answered, and events have no end: a test of their own each.
+    let made =
+        judge(&["--exclude-path", "/v1/events", "--exclude-operation-id-regex", "putLimits|deleteLimits"]);
+    assert!(made > 500, "{made}");
+}
+
+#[test]
+fn limits_are_put_and_taken_back_as_the_schema_says() {
+    let made = judge(&["--include-operation-id-regex", "putLimits|deleteLimits"]);
+    assert!(made > 50, "{made}");
+}
