@@ -3,6 +3,7 @@
 //! Every thread notes what it decides in a part of its own; the parts are put together when somebody asks.
 //! Counts are of the last five to ten minutes: what was busy yesterday is not.
 
+mod by_hash;
 pub mod sketch;
 pub mod starved;
 
@@ -94,11 +95,11 @@ impl Busiest {
         stripe.turn(minute / MINUTES);
         for answer in limits {
             write(&mut stripe.scratch, &answer);
-            stripe.now.asked.add(&stripe.scratch);
+            let key = self.hasher.hash_one(&stripe.scratch);
+            stripe.now.asked.add(key, &stripe.scratch);
             if !answer.allowed() && answer.rule().mode() == Mode::Enforce {
-                stripe.now.refused.add(&stripe.scratch);
+                stripe.now.refused.add(key, &stripe.scratch);
                 if answer.key().period() <= LONGEST {
-                    let key = self.hasher.hash_one(&stripe.scratch);
                     stripe.refusals.add(answer.name(), key, minute);
                 }
             }

@@ -5,25 +5,31 @@
 //! taken, which is known: [`Sketch::slack`]. Each time at least half of the table loses that much, so of `n`
 //! things it stays below `n / (ROOM / 2)`.
 
-use std::collections::HashMap;
+use super::by_hash::ByHash;
 
 /// How many things are counted at a time.
 pub const ROOM: usize = 512;
 
-/// Counters of byte strings.
+/// Counters of byte strings, which come with a hash that nobody can foresee.
 #[derive(Debug, Default)]
 pub struct Sketch {
-    counts: HashMap<Vec<u8>, u64>,
+    counts: ByHash<Counted>,
     slack: u64,
     /// Room of things that were dropped, for those to come.
     spare: Vec<Vec<u8>>,
 }
 
+#[derive(Debug)]
+struct Counted {
+    count: u64,
+    thing: Vec<u8>,
+}
+
 impl Sketch {
     /// Counts one.
-    pub fn add(&mut self, thing: &[u8]) {
-        if let Some(count) = self.counts.get_mut(thing) {
-            *count += 1;
+    pub fn add(&mut self, hash: u64, thing: &[u8]) {
+        if let Some(counted) = self.counts.get_mut(&hash) {
+            counted.count += 1;
             return;
         }
         if self.counts.len() == ROOM {
@@ -32,12 +38,12 @@ impl Sketch {
         let mut own = self.spare.pop().unwrap_or_default();
         own.clear();
         own.extend_from_slice(thing);
-        self.counts.insert(own, 1);
+        self.counts.insert(hash, Counted { count: 1, thing: own });
     }
 
     /// What was counted: each at least so often, and at most [`Sketch::slack`] more.
     pub fn counts(&self) -> impl Iterator<Item = (&[u8], u64)> {
-        self.counts.iter().map(|(thing, count)| (thing.as_slice(), *count))
+        self.counts.values().map(|counted| (counted.thing.as_slice(), counted.count))
     }
 
     /// How much any count may be too low; what is not listed counts as 0.
@@ -46,20 +52,23 @@ impl Sketch {
     }
 
     fn purge(&mut self) {
-        let mut all: Vec<u64> = self.counts.values().copied().collect();
+        let mut all: Vec<u64> = self.counts.values().map(|counted| counted.count).collect();
         let (_, median, _) = all.select_nth_unstable(ROOM / 2);
         let median = *median;
         self.slack += median;
-        let dropped = self.counts.extract_if(|_, count| {
-            *count = count.saturating_sub(median);
-            *count == 0
+        let dropped = self.counts.extract_if(|_, counted| {
+            counted.count = counted.count.saturating_sub(median);
+            counted.count == 0
         });
-        self.spare.extend(dropped.map(|(thing, _)| thing));
+        self.spare.extend(dropped.map(|(_, counted)| counted.thing));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::hash::{BuildHasher as _, RandomState};
+
     use super::*;
 
     /// Numbers of which the smallest come most often: `n` about `total / n^2` times, in a fixed disorder.
@@ -74,11 +83,12 @@ mod tests {
     #[test]
     fn a_count_is_never_too_high_and_too_low_by_no_more_than_it_says() {
         let (mut sketch, mut exact) = (Sketch::default(), HashMap::<u64, u64>::new());
+        let hasher = RandomState::new();
         // A heavy head, and a long tail of things that come once.
         let things = stream(200_000).chain(1_000_000..1_100_000).chain(stream(200_000));
         let mut total = 0;
         for thing in things {
-            sketch.add(&thing.to_le_bytes());
+            sketch.add(hasher.hash_one(thing), &thing.to_le_bytes());
             *exact.entry(thing).or_default() += 1;
             total += 1;
         }
@@ -97,9 +107,9 @@ mod tests {
 
     #[test]
     fn what_fits_is_counted_exactly() {
-        let mut sketch = Sketch::default();
+        let (mut sketch, hasher) = (Sketch::default(), RandomState::new());
         for turn in 0..10 * ROOM {
-            sketch.add(&(turn % ROOM).to_le_bytes());
+            sketch.add(hasher.hash_one(turn % ROOM), &(turn % ROOM).to_le_bytes());
         }
         assert_eq!(sketch.slack(), 0);
         assert!(sketch.counts().all(|(_, count)| count == 10));

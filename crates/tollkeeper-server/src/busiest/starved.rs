@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use super::by_hash::ByHash;
+
 /// How many minutes in a row make a key a starved one.
 const MINUTES: u32 = 5;
 /// How many keys are watched at a time; more than that are not.
@@ -11,7 +13,7 @@ const ROOM: usize = 8_192;
 /// When each key was refused, by the minute.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    keys: HashMap<u64, Refused>,
+    keys: ByHash<Refused>,
     /// The minute in which there was last a look for keys that can be forgotten.
     swept: u64,
 }
@@ -54,13 +56,13 @@ impl Refusals {
 #[derive(Debug)]
 pub struct Starved {
     minute: u64,
-    keys: HashMap<u64, (Box<str>, u32)>,
+    keys: ByHash<(Box<str>, u32)>,
 }
 
 impl Starved {
     /// Nothing seen yet.
     pub fn new(minute: u64) -> Starved {
-        Starved { minute, keys: HashMap::new() }
+        Starved { minute, keys: ByHash::default() }
     }
 
     /// Adds what one thread saw.
