@@ -995,14 +995,14 @@ fn another_method_is_405_and_says_which_is_right() {
         ("/v1/check/batch", "POST"),
         ("/v1/peek", "POST"),
         ("/v1/usage", "GET"),
-        ("/v1/limits", "GET"),
+        ("/v1/limits", "GET, PUT, DELETE"),
         ("/healthz", "GET"),
         ("/readyz", "GET"),
         ("/metrics", "GET"),
     ] {
         for method in ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"] {
             let answer = client.request(method, path, "");
-            if method == right {
+            if right.split(", ").any(|right| right == method) {
                 assert_ne!(answer.status, 405, "{method} {path}");
                 continue;
             }
