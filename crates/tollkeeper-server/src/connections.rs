@@ -49,8 +49,9 @@ impl Connections {
         service: Arc<Service>,
         protocol: impl Protocol,
     ) -> Connections {
-        let (stop, _) = watch::channel(());
-        let accepting = tokio::spawn(accept(most, listener, service, protocol, stop.clone()));
+        let (stop, stopped) = watch::channel(());
+        let room = Room { most, taken: stop.clone() };
+        let accepting = tokio::spawn(accept(listener, room, service, protocol, stopped));
         Connections { stop, accepting }
     }
 
@@ -63,14 +64,20 @@ impl Connections {
     }
 }
 
-async fn accept(
+/// How many connections there may be.
+struct Room {
     most: usize,
+    /// Each of them holds a receiver, and so does whoever accepts.
+    taken: watch::Sender<()>,
+}
+
+async fn accept(
     listener: TcpListener,
+    room: Room,
     service: Arc<Service>,
     protocol: impl Protocol,
-    stop: watch::Sender<()>,
+    mut stopped: watch::Receiver<()>,
 ) {
-    let mut stopped = stop.subscribe();
     let mut said: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
@@ -78,8 +85,9 @@ async fn accept(
             _ = stopped.changed() => return,
         };
         let trouble = match accepted {
-            // One receiver is ours.
-            Ok(_) if stop.receiver_count() > most => format!("{most} are open, and no more are taken"),
+            Ok(_) if room.taken.receiver_count() > room.most => {
+                format!("{} are open, and no more are taken", room.most)
+            }
             Ok((stream, _)) => {
                 // Answers are small and written at once: waiting to fill a packet would only delay them.
                 let _ = stream.set_nodelay(true);
