@@ -208,11 +208,16 @@ impl Drop for Server {
 
 /// A limiter on the Redis there, which waits for it for as long as a busy machine may take.
 pub fn limiter(url: &str, limits: Vec<Limit>) -> Limiter {
+    limiter_and_store(url, limits).0
+}
+
+/// As [`limiter`], and its store.
+pub fn limiter_and_store(url: &str, limits: Vec<Limit>) -> (Limiter, Arc<Resilient<RedisStore>>) {
     let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
     let settings = ResilientSettings { deadline: Duration::from_secs(20), ..ResilientSettings::default() };
     let store = RedisStore::open(&url, RedisOptions::default());
-    let store = Resilient::new(store, settings, MemoryStore::default());
-    Limiter::with_store(Policy::new(limits).expect("valid limits"), Arc::new(store))
+    let store = Arc::new(Resilient::new(store, settings, MemoryStore::default()));
+    (Limiter::with_store(Policy::new(limits).expect("valid limits"), Arc::clone(&store) as _), store)
 }
 
 /// Lets the servers work for a moment, before they are asked again whether they are ready.

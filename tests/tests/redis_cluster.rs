@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use tollkeeper::redis::wire::Value;
-use tollkeeper::{Algorithm, Correction, Limit, Missing, OnStoreFailure, Quota, facts};
+use tollkeeper::{Algorithm, BreakerState, Correction, Limit, Missing, OnStoreFailure, Quota, facts};
 use tollkeeper_tests::cluster::Cluster;
-use tollkeeper_tests::redis::{PATIENCE, Server, limiter};
+use tollkeeper_tests::redis::{PATIENCE, Server, limiter, limiter_and_store};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charged() {
@@ -213,13 +213,13 @@ async fn a_server_that_is_dead_concerns_its_own_limits_only() {
         .map(|user| user.to_string())
         .collect();
     let policies = [OnStoreFailure::Allow, OnStoreFailure::Local, OnStoreFailure::Deny];
-    let limiters = policies.map(|policy| limiter(&cluster.url(), limits(policy)));
-    for (limiter, user) in limiters.iter().zip(&users) {
+    let limiters = policies.map(|policy| limiter_and_store(&cluster.url(), limits(policy)));
+    for ((limiter, _), user) in limiters.iter().zip(&users) {
         assert_eq!(limiter.check(&facts! { "user" => user }).await.unwrap().degraded(), None);
     }
     cluster.servers[3..].iter_mut().for_each(Server::kill);
     cluster.servers[2].kill();
-    for ((policy, limiter), user) in policies.into_iter().zip(limiters).zip(&users) {
+    for ((policy, (limiter, store)), user) in policies.into_iter().zip(limiters).zip(&users) {
         let facts = facts! { "user" => user };
         for number in 0..20 {
             let decision = limiter.check(&facts).await.unwrap();
@@ -227,6 +227,7 @@ async fn a_server_that_is_dead_concerns_its_own_limits_only() {
             let by = |name| decision.limit(name).unwrap().degraded();
             assert_eq!((by("here"), by("there")), (None, Some(policy)), "check {number}");
         }
+        assert_ne!(store.breaker(), BreakerState::Closed, "the dead server is not asked any more");
         let started = Instant::now();
         let charged = if policy == OnStoreFailure::Deny { 1 } else { 21 };
         loop {
