@@ -59,6 +59,31 @@ async fn every_algorithm_decides_refunds_and_forgets() {
     assert_eq!(forever.len(), 1, "only the secret stays: {forever:?}");
 }
 
+/// Most states take 12 bytes; those of large counts a few more, and then all travel with their lengths.
+#[tokio::test]
+async fn long_states_and_short_ones_in_one_request_are_told_apart() {
+    let server = Server::start();
+    let limits = vec![
+        Limit::new("short", Quota::per_day(10).burst(10)).by("user"),
+        Limit::new("bucket", Quota::per_minute(30_000_000).burst(30_000_000)).by("user").cost("bytes"),
+        Limit::new("window", Quota::per_day(20_000_000)).by("user").cost("bytes"),
+        Limit::new("new", Quota::per_day(10).burst(10)).by("request"),
+    ];
+    let limiter = limiter(&server.url(), limits);
+    for turn in 1..=3 {
+        let request = turn.to_string();
+        let facts = facts! { "user" => "alice", "request" => &request, "bytes" => 6_000_000 };
+        let decision = limiter.check(&facts).await.unwrap();
+        assert_eq!((decision.allowed(), decision.degraded()), (true, None));
+        let left = |name: &str| decision.limit(name).unwrap().outcome().remaining;
+        assert_eq!((left("short"), left("new")), (10 - turn, 9), "turn {turn}");
+        assert_eq!(left("window"), 20_000_000 - 6_000_000 * turn, "turn {turn}");
+        // It refills half a million a second.
+        assert!(left("bucket") >= 30_000_000 - 6_000_000 * turn, "turn {turn}: {}", left("bucket"));
+        assert!(left("bucket") < 30_000_000, "turn {turn}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_tasks_are_admitted_exactly_to_the_limit_and_travel_together() {
     let server = Server::start();

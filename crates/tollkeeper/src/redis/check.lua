@@ -21,6 +21,8 @@ end
 local held
 -- What logs and slots say.
 local records
+-- Whether all states have 12 bytes, and one that means the same as none.
+local even, none = true, '\0\0\0\0\0\0\0\0\0\0\0\0'
 
 -- Decides what is due at `pos`, and what is due with it: whether the toll is admitted, if all dues
 -- before this one say so, and where the next toll begins. What is known of a due waits on the stack,
@@ -31,7 +33,10 @@ local function decide(pos, admitted)
   local quota, shift, hold, taker = quotas[number], 0, 0, nil
   local kind, charging, shared = quota.kind, true, false
   local more, enforced = false, true
-  if shape > 0 then
+  if shape == 1 then
+    -- Of most dues there is no more to say than that another follows.
+    more = true
+  elseif shape > 0 then
     more, enforced, charging, shared = shape % 2 == 1, shape % 4 < 2, shape % 8 < 4, shape % 32 >= 16
     admitted = admitted and shape < 32
     if shape % 16 >= 8 then
@@ -45,8 +50,16 @@ local function decide(pos, admitted)
   if kind <= 4 then
     if state then
       x, y, z = state.x, state.y, state.z
-    elseif states[key] then
-      x, y, z = state_read(quota, states[key])
+    else
+      local bytes = states[key]
+      if bytes then
+        x, y, z = state_read(quota, bytes)
+        if #bytes ~= 12 then
+          even = false
+        end
+      else
+        states[key] = none
+      end
     end
     allowed, after, moved, x, y, z = quota.step(quota, quota.now, asked, shift, x, y, z)
     if hold > 0 and meter_departs(quota, quota.now, x) * quota.tick - now >= hold then
@@ -126,17 +139,8 @@ if held then
   end
 end
 
--- States of 12 bytes are written as they are, and none as zeros, which mean the same. If there are others,
--- each has its length before it, and none as well as what cannot be a state has none.
-local even = true
-for key = 1, packed do
-  local state = states[key]
-  if not state then
-    states[key] = '\0\0\0\0\0\0\0\0\0\0\0\0'
-  elseif #state ~= 12 then
-    even = false
-  end
-end
+-- States of 12 bytes are written as they are. If there are others, each has its length before it, and what
+-- cannot be a state has none.
 if not even then
   for key = 1, packed do
     local state = states[key]

@@ -67,11 +67,7 @@ end
 
 -- Writes a value that goes when it is as good as fresh.
 local function put(name, text, fresh)
-  -- With GET the reply is the value before, a string that is already there; without, Redis makes a table
-  -- of its OK. A value of another type cannot be given, and is written over.
-  if type(pcall('SET', name, text, 'PXAT', expiry(fresh), 'GET')) == 'table' then
-    call('SET', name, text, 'PXAT', expiry(fresh))
-  end
+  call('SET', name, text, 'PXAT', expiry(fresh))
 end
 
 -- Writes a packed state.
