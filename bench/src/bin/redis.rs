@@ -1,10 +1,13 @@
-//! What a check costs Redis: microseconds of its processor, and bytes of its memory.
+//! What a check costs Redis: microseconds of its processor, and bytes of its memory; and how many a second one
+//! process gets through.
 //!
 //! Every side runs in turns on one server that this program starts, one connection, 64 checks on the way
 //! at a time; what counts is the smallest of several rounds, because noise only adds. A batch of
-//! ours is encoded beforehand: what it costs the client is not measured here.
+//! ours is encoded beforehand: what it costs the client is only in the checks a second.
 
+use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, json};
 use tollkeeper::redis::keys::{Format, Names};
@@ -12,13 +15,16 @@ use tollkeeper::redis::script::Script;
 use tollkeeper::redis::wire::{Asked, Batch, Value};
 use tollkeeper::{Algorithm, Limit, Policy, Quota, Toll, Verb, facts};
 use tollkeeper_bench::report::{self, Want};
-use tollkeeper_tests::redis::{Client, Server};
+use tollkeeper_tests::redis::{self, Client, Server};
 
 /// Checks in a round.
 const CHECKS: usize = 19_200;
 /// Keys that they are spread over.
 const KEYS: usize = 9_600;
 const ROUNDS: usize = 12;
+/// Checks on their way at once where checks a second are counted, and for how long.
+const IN_FLIGHT: usize = 256;
+const SECONDS: u64 = 3;
 
 /// What one would write by hand for one limit: GET, SET PX, TIME.
 const PLAIN: &str = "\
@@ -43,6 +49,7 @@ struct Side {
 }
 
 fn main() {
+    let flexible = std::env::args().nth(1).expect("usage: redis FLEXIBLE_JS (bench/redis installs it)");
     let server = Server::start();
     let mut client = server.connect();
     let mut sides = sides();
@@ -68,13 +75,22 @@ fn main() {
     report::goal("redis-cpu-batch-16", Want::AtLeast(2.0), plain / of("batch-16"));
     report::goal("redis-cpu-batch-16-hot", Want::AtLeast(3.0), plain / of("batch-16-hot"));
     report::goal("redis-cpu-layered-3", Want::AtLeast(2.0), 3.0 * of("batch-1") / of("layered-3"));
+    let (ours, theirs) = a_second(&server, &flexible);
+    for (name, checks) in [("tollkeeper", ours), ("rate-limiter-flexible", theirs)] {
+        report::figure(&format!("redis-checks-a-second-{name}"), checks);
+        measured.insert(format!("checks-a-second-{name}"), json!(checks));
+    }
+    report::goal("redis-checks-a-second/rate-limiter-flexible", Want::AtLeast(2.5), ours / theirs);
     drop(server);
     for (name, bytes) in [
         ("token-bucket", memory(Algorithm::TokenBucket, Format::Readable, 1, 100_000)),
         ("token-bucket-compact", memory(Algorithm::TokenBucket, Format::Compact, 1, 100_000)),
+        ("leaky-bucket", memory(Algorithm::LeakyBucket, Format::Readable, 1, 100_000)),
         ("fixed-window", memory(Algorithm::FixedWindow, Format::Readable, 1, 100_000)),
         ("sliding-window", memory(Algorithm::SlidingWindow, Format::Readable, 1, 100_000)),
         ("sliding-log-1000", memory(Algorithm::SlidingLog, Format::Readable, 1_000, 2_000)),
+        ("concurrency-1", memory(Algorithm::Concurrency, Format::Readable, 1, 100_000)),
+        ("concurrency-10", memory(Algorithm::Concurrency, Format::Readable, 10, 10_000)),
     ] {
         report::figure(&format!("redis-bytes-per-key-{name}"), bytes);
         measured.insert(format!("bytes-per-key-{name}"), json!(bytes));
@@ -161,21 +177,85 @@ fn cpu_micros(client: &mut Client) -> f64 {
     (part("used_cpu_user", &text) + part("used_cpu_sys", &text)) * 1e6
 }
 
+/// Checks a second of one process with many on their way: ours, and those of rate-limiter-flexible at its
+/// better of two settings. In turns, and the best of three: noise only takes away.
+fn a_second(server: &Server, flexible: &str) -> (f64, f64) {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("threads to be had");
+    let limit = Limit::new("per-user", Quota::per_minute(1_000_000).burst(1_000_000)).by("user");
+    let (mut ours, mut theirs) = (0.0f64, 0.0f64);
+    for _ in 0..3 {
+        ours = ours.max(runtime.block_on(checks_a_second(server, limit.clone())));
+        for pipeline in ["true", "false"] {
+            let (seconds, in_flight, keys) = (SECONDS.to_string(), IN_FLIGHT.to_string(), KEYS.to_string());
+            let output = Command::new("node")
+                .args([
+                    flexible,
+                    &server.socket().display().to_string(),
+                    &seconds,
+                    &in_flight,
+                    &keys,
+                    pipeline,
+                ])
+                .output()
+                .expect("node is there");
+            let text = String::from_utf8_lossy(&output.stdout);
+            theirs = theirs.max(text.trim().parse().unwrap_or_else(|_| panic!("{output:?}")));
+        }
+    }
+    (ours, theirs)
+}
+
+async fn checks_a_second(server: &Server, limit: Limit) -> f64 {
+    let limiter = redis::limiter(&server.url(), vec![limit]);
+    limiter.peek(&facts! { "user" => "nobody" }).await.expect("valid");
+    let began = Instant::now();
+    let tasks: Vec<_> = (0..IN_FLIGHT)
+        .map(|task| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move {
+                let mut checks = 0u32;
+                while began.elapsed() < Duration::from_secs(SECONDS) {
+                    let user = format!("{:024}", (task + checks as usize * IN_FLIGHT) % KEYS);
+                    let decision = limiter.check(&facts! { "user" => &*user }).await.expect("valid");
+                    assert_eq!(decision.degraded(), None, "the store decides");
+                    checks += 1;
+                }
+                checks
+            })
+        })
+        .collect();
+    let mut checks = 0;
+    for task in tasks {
+        checks += task.await.expect("no check fails");
+    }
+    f64::from(checks) / began.elapsed().as_secs_f64()
+}
+
 /// Bytes per key, with 24-byte values, each of so many units.
 fn memory(algorithm: Algorithm, format: Format, units: u64, keys: usize) -> f64 {
     let server = Server::start();
     let mut client = server.connect();
     let names = Names::new("tk", format);
-    let rate = Quota::per(1_000, std::time::Duration::from_secs(86_400));
-    let limit = Limit::new("per-user", rate).by("user").algorithm(algorithm);
+    let slots = algorithm == Algorithm::Concurrency;
+    let rate = Quota::per(1_000, Duration::from_secs(86_400));
+    let limit = match slots {
+        true => Limit::new("per-user", Quota::slots(1_000)),
+        false => Limit::new("per-user", rate).algorithm(algorithm),
+    };
+    // A slot is held by one, so that many are taken one after the other.
+    let (verb, times, units) = if slots { (Verb::Acquire, units, 1) } else { (Verb::Check, 1, units) };
+    let limit = limit.by("user").ttl(Duration::from_secs(3_600));
     let policy = Arc::new(Policy::new(vec![limit]).expect("valid"));
     let before = used(&mut client);
     for key in 0..keys {
         let user = format!("{key:024}");
-        let toll = policy.toll(Verb::Check, &facts! { "user" => &*user }, units).expect("valid");
-        let batch = Batch::new(vec![Asked::new(&toll, 1, |due| names.state(due.key))]);
-        let call = batch.call();
-        client.run(call.script, &[call.keys[0].as_bytes()], &[&call.args[0]]).expect("decided");
+        let toll = policy.toll(verb, &facts! { "user" => &*user }, units).expect("valid");
+        for id in 1..=times {
+            let batch = Batch::new(vec![Asked::new(&toll, id, |due| names.state(due.key))]);
+            let call = batch.call();
+            client.run(call.script, &[call.keys[0].as_bytes()], &[&call.args[0]]).expect("decided");
+        }
     }
     assert_eq!(client.text("DBSIZE"), Value::Number(i64::try_from(keys).expect("few")), "all are there");
     (used(&mut client) - before) / keys as f64
