@@ -1,0 +1,53 @@
+//! The seeds of the fuzz targets for the Redis protocol, and thousands of inputs that are like them.
+
+use std::fs;
+use std::path::Path;
+
+#[path = "../../../fuzz/resp.rs"]
+mod resp;
+
+fn seeds() -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/resp");
+    let files = fs::read_dir(folder).expect("the seeds are there");
+    files.map(|file| fs::read(file.expect("a file").path()).expect("it can be read")).collect()
+}
+
+/// Numbers that look random and are the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from((self.0 >> 33) % end as u64).expect("small")
+    }
+}
+
+#[test]
+fn every_seed_and_what_is_like_it_is_read_alike_however_it_is_cut() {
+    let seeds = seeds();
+    assert!(seeds.len() >= 15, "{} seeds", seeds.len());
+    seeds.iter().for_each(|seed| resp::any_bytes(seed));
+    let mut random = Random(11);
+    for _ in 0..20_000 {
+        let (one, other) = (&seeds[random.below(seeds.len())], &seeds[random.below(seeds.len())]);
+        let mut bytes =
+            [&one[..random.below(one.len() + 1)], &other[random.below(other.len() + 1)..]].concat();
+        if !bytes.is_empty() {
+            let place = random.below(bytes.len());
+            bytes[place] = b"*$\r\n\"'\\- 019aP\0\xff"[random.below(16)];
+        }
+        resp::any_bytes(&bytes);
+    }
+}
+
+#[test]
+fn commands_and_answers_are_what_the_encoder_of_redis_protocol_says() {
+    seeds().iter().for_each(|seed| resp::encoded(seed));
+    let mut random = Random(12);
+    for _ in 0..2_000 {
+        let bytes: Vec<u8> = (0..random.below(60)).map(|_| random.below(256).to_le_bytes()[0]).collect();
+        resp::encoded(&bytes);
+    }
+}

@@ -1,0 +1,11 @@
+//! Whatever comes over a connection of the Redis protocol: commands or a typed error, the same however it is cut.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../resp.rs"]
+#[allow(dead_code, reason = "the other target has the other half")]
+mod resp;
+
+fuzz_target!(|data: &[u8]| resp::any_bytes(data));

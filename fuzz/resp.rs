@@ -1,0 +1,157 @@
+//! What must hold of bytes that a client of the Redis protocol may send, and of answers: for the fuzz targets,
+//! and for the test that runs their seeds.
+
+use redis_protocol::{resp2, resp3};
+use tollkeeper_server::resp::parse::{MAX_ARGUMENT, MAX_ARGUMENTS, MAX_COMMAND, Parser, ProtocolError};
+use tollkeeper_server::resp::reply::{Protocol, Replies};
+
+type Command = Vec<Vec<u8>>;
+
+/// Whatever comes is a list of commands, and why it ends, however it is cut; and nothing in it is too large.
+pub(crate) fn any_bytes(data: &[u8]) {
+    let whole = parse(data, data.len().max(1));
+    for command in &whole.0 {
+        assert!(command.len() <= MAX_ARGUMENTS);
+        assert!(command.iter().all(|word| word.len() <= MAX_ARGUMENT));
+        assert!(command.iter().map(Vec::len).sum::<usize>() <= MAX_COMMAND);
+    }
+    for piece in [1, 2, 3, 1 + usize::from(*data.first().unwrap_or(&0))] {
+        assert_eq!(parse(data, piece), whole, "in pieces of {piece}");
+    }
+}
+
+/// Commands of another's encoder are read as they were meant, and answers are written as it would.
+pub(crate) fn encoded(data: &[u8]) {
+    let commands: Vec<Command> = commands(data);
+    let mut bytes = Vec::new();
+    for command in &commands {
+        let words = command.iter().cloned().map(resp2::types::OwnedFrame::BulkString).collect();
+        let two = encoded_2(&resp2::types::OwnedFrame::Array(words));
+        let words = command
+            .iter()
+            .cloned()
+            .map(|data| resp3::types::OwnedFrame::BlobString { data, attributes: None });
+        let three = encoded_3(&resp3::types::OwnedFrame::Array { data: words.collect(), attributes: None });
+        assert_eq!(two, three, "requests are the same in both versions");
+        bytes.extend_from_slice(&two);
+    }
+    for piece in [bytes.len().max(1), 1 + usize::from(*data.first().unwrap_or(&0))] {
+        assert_eq!(parse(&bytes, piece), (commands.clone(), None));
+    }
+    commands.iter().flatten().for_each(|word| answers(word));
+}
+
+/// Everything that an answer is made of, made of this word.
+fn answers(word: &[u8]) {
+    use resp2::types::OwnedFrame as Two;
+    use resp3::types::OwnedFrame as Three;
+    let number =
+        word.iter().fold(0i64, |number, byte| number.wrapping_mul(251).wrapping_add(i64::from(*byte)));
+    let line: String = word.iter().map(|byte| char::from(b' ' + byte % 95)).collect();
+    let truth = number % 2 == 0;
+    let half = i64::MAX & number;
+    type Write<'a> = &'a dyn Fn(&mut Replies);
+    let table: [(Write<'_>, Two, Three); 7] = [
+        (
+            &|out| out.bulk(word),
+            Two::BulkString(word.to_vec()),
+            Three::BlobString { data: word.to_vec(), attributes: None },
+        ),
+        (&|out| out.integer(number), Two::Integer(number), Three::Number { data: number, attributes: None }),
+        (
+            &|out| out.number(half.unsigned_abs()),
+            Two::Integer(half),
+            Three::Number { data: half, attributes: None },
+        ),
+        (
+            &|out| out.error(&line),
+            Two::Error(line.clone()),
+            Three::SimpleError { data: line.clone(), attributes: None },
+        ),
+        (
+            &|out| out.simple(&line),
+            Two::SimpleString(line.clone().into()),
+            Three::SimpleString { data: line.clone().into(), attributes: None },
+        ),
+        (&|out| out.null(), Two::Null, Three::Null),
+        (
+            &|out| out.boolean(truth),
+            Two::Integer(i64::from(truth)),
+            Three::Boolean { data: truth, attributes: None },
+        ),
+    ];
+    for (write, two, three) in table {
+        assert_eq!(written(Protocol::Resp2, write), encoded_2(&two));
+        assert_eq!(written(Protocol::Resp3, write), encoded_3(&three));
+    }
+}
+
+fn written(protocol: Protocol, write: &dyn Fn(&mut Replies)) -> Vec<u8> {
+    let mut replies = Replies { protocol, ..Replies::default() };
+    write(&mut replies);
+    replies.bytes
+}
+
+fn encoded_2(frame: &resp2::types::OwnedFrame) -> Vec<u8> {
+    use resp2::types::Resp2Frame as _;
+    let mut bytes = vec![0; frame.encode_len(false)];
+    let len = resp2::encode::encode(&mut bytes, frame, false).expect("it fits");
+    bytes.truncate(len);
+    bytes
+}
+
+fn encoded_3(frame: &resp3::types::OwnedFrame) -> Vec<u8> {
+    use resp3::types::Resp3Frame as _;
+    let mut bytes = vec![0; frame.encode_len(false)];
+    let len = resp3::encode::complete::encode(&mut bytes, frame, false).expect("it fits");
+    bytes.truncate(len);
+    bytes
+}
+
+/// Commands made of bytes: a number of words, then for each its length and itself.
+fn commands(mut data: &[u8]) -> Vec<Command> {
+    let mut take = |most: usize| {
+        let (len, rest) = data.split_first()?;
+        data = rest;
+        Some(usize::from(*len) % most)
+    };
+    let mut lengths = Vec::new();
+    while let Some(words) = take(9) {
+        let words: Vec<usize> = (0..words).map_while(|_| take(40)).collect();
+        lengths.push(words);
+    }
+    // The lengths are content too: what they were is what the words are made of.
+    lengths
+        .iter()
+        .filter(|words| !words.is_empty())
+        .map(|words| {
+            words
+                .iter()
+                .enumerate()
+                .map(|(at, len)| {
+                    (0..*len).map(|byte| (7 * at + 31 * len + 13 * byte).to_le_bytes()[0]).collect()
+                })
+                .collect()
+        })
+        .collect()
+}
+
+/// All commands of these bytes, if they come in pieces of this size; and why it ended, if not at their end.
+fn parse(bytes: &[u8], piece: usize) -> (Vec<Command>, Option<ProtocolError>) {
+    let (mut parser, mut buffer, mut found) = (Parser::default(), Vec::new(), Vec::new());
+    for piece in bytes.chunks(piece) {
+        buffer.extend_from_slice(piece);
+        loop {
+            match parser.next(&mut buffer) {
+                Ok(None) => break,
+                Ok(Some(len)) => {
+                    assert!(len > 0 && len <= buffer.len());
+                    found.push(parser.arguments(&buffer).from(0).map(<[u8]>::to_vec).collect());
+                    buffer.drain(..len);
+                }
+                Err(error) => return (found, Some(error)),
+            }
+        }
+    }
+    (found, None)
+}
