@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// A map by hashes that nobody can foresee.
-pub type ByHash<T> = HashMap<u64, T, BuildHasherDefault<Same>>;
+pub(super) type ByHash<T> = HashMap<u64, T, BuildHasherDefault<Same>>;
 
 /// Takes a hash for what it is.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Same(u64);
+pub(super) struct Same(u64);
 
 impl Hasher for Same {
     fn write(&mut self, _: &[u8]) {
