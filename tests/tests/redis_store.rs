@@ -1,8 +1,16 @@
 //! The store on a real Redis: exact, atomic, one call for a request.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tollkeeper::config::StoreUrl;
 use tollkeeper::redis::wire::Value;
-use tollkeeper::{Algorithm, Correction, Costs, Limit, Quota, facts};
-use tollkeeper_tests::redis::{Server, limiter};
+use tollkeeper::redis::{RedisOptions, RedisStore};
+use tollkeeper::{
+    Algorithm, BreakerSettings, BreakerState, Correction, Costs, Limit, Limiter, MemoryStore, Policy, Quota,
+    Resilient, ResilientSettings, Span, facts,
+};
+use tollkeeper_tests::redis::{PATIENCE, Server, limiter};
 
 #[tokio::test]
 async fn the_first_five_pass_and_the_sixth_is_told_when() {
@@ -155,4 +163,58 @@ async fn many_limits_in_flight_fit_into_their_calls() {
     let Value::Bytes(errors) = server.connect().text("INFO errorstats") else { panic!("text") };
     let errors = String::from_utf8(errors).unwrap();
     assert!(!errors.contains("errorstat_ERR"), "{errors}");
+}
+
+/// A limiter that leaves a store alone for an hour once it fails, and that store.
+fn unforgiving(url: &str) -> (Limiter, Arc<Resilient<RedisStore>>) {
+    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
+    let breaker = BreakerSettings { cooldown: Span::from_secs(3_600), ..BreakerSettings::default() };
+    let settings = ResilientSettings { deadline: Duration::from_secs(20), breaker, nodes: 1 };
+    let store = RedisStore::open(&url, RedisOptions::default());
+    let store = Arc::new(Resilient::new(store, settings, MemoryStore::default()));
+    let limit = Limit::new("per-user", Quota::per_hour(1_000_000)).by("user");
+    (Limiter::with_store(Policy::new(vec![limit]).expect("valid"), Arc::clone(&store) as _), store)
+}
+
+#[tokio::test]
+async fn a_server_that_comes_back_is_asked_as_soon_as_it_is_there() {
+    let mut server = Server::start();
+    let (limiter, store) = unforgiving(&server.url());
+    let alice = facts! { "user" => "alice" };
+    assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);
+    server.kill();
+    while store.breaker() != BreakerState::Open {
+        limiter.check(&alice).await.unwrap();
+    }
+    server.restart();
+    let back = Instant::now();
+    while limiter.check(&alice).await.unwrap().degraded().is_some() {
+        assert!(back.elapsed() < PATIENCE, "it waits for the breaker, which would take an hour");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    println!("asked again after {:?}", back.elapsed());
+}
+
+#[tokio::test]
+async fn a_right_that_is_taken_away_is_named_until_it_is_given_back() {
+    let server = Server::start();
+    let (limiter, store) = unforgiving(&server.url());
+    let alice = facts! { "user" => "alice" };
+    assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);
+    assert_eq!(store.remote().trouble(), None);
+    server.connect().text("ACL SETUSER default -evalsha");
+    for _ in 0..2 {
+        // Over one connection and the other.
+        assert!(limiter.check(&alice).await.unwrap().degraded().is_some());
+    }
+    let why = store.remote().trouble().expect("it is said");
+    assert!(
+        why.contains("no permissions") && why.contains("'evalsha'") && why.contains("docs/redis.md"),
+        "{why}"
+    );
+    server.connect().text("ACL SETUSER default +evalsha");
+    for _ in 0..2 {
+        assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);
+    }
+    assert_eq!(store.remote().trouble(), None);
 }

@@ -3,11 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
 use std::fs;
+use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tollkeeper::config::StoreUrl;
+use tollkeeper::config::{Config, Format, RedisSettings, StoreUrl};
 use tollkeeper::redis::{RedisOptions, RedisStore, RedisTls};
 use tollkeeper::{
     Limit, Limiter, MemoryStore, OnStoreFailure, Policy, Quota, Resilient, ResilientSettings, facts,
@@ -200,8 +201,49 @@ async fn to_knock_at_the_wrong_door_is_no_hang() {
     let encrypted = encrypted("IP:127.0.0.1");
     trouble(open(&format!("redis://127.0.0.1:{}", encrypted.server.port()), RedisTls::default())).await;
     let plain = Server::on_a_port(Program::Redis, "port", &[]);
-    let tls = RedisTls { ca: encrypted.ca(), identity: None };
-    trouble(open(&format!("rediss://127.0.0.1:{}", plain.port()), tls)).await;
+    for user in ["", "user:secret@"] {
+        let tls = RedisTls { ca: encrypted.ca(), identity: None };
+        let why = trouble(open(&format!("rediss://{user}127.0.0.1:{}", plain.port()), tls)).await;
+        assert!(why.contains("does not speak TLS there") && why.contains("`redis`"), "{why}");
+    }
+    // One that says nothing at all is not blamed for what nobody knows.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("rediss://127.0.0.1:{}", silent.local_addr().unwrap().port());
+    let why = trouble(open(&url, RedisTls { ca: encrypted.ca(), identity: None })).await;
+    assert_eq!(why, "no answer within 1s");
+}
+
+#[tokio::test]
+async fn a_file_that_holds_no_certificate_or_no_key_is_named() {
+    let encrypted = encrypted("IP:127.0.0.1");
+    let (certificate, key) = encrypted.authority.certify("client", "DNS:client");
+    let empty = encrypted.authority.certificate().with_file_name("empty.pem");
+    fs::write(&empty, "# no certificate yet\n").unwrap();
+    let url: StoreUrl = format!("rediss://127.0.0.1:{}", encrypted.server.port()).parse().unwrap();
+    let StoreUrl::Redis(url) = url else { panic!("a Redis URL") };
+    let text = b"limits: [{ name: per-ip, by: ip, rate: 1/s }]";
+    let (config, _) = Config::parse("tollkeeper.yaml", Format::Yaml, text, &|_| None).unwrap();
+    let whole = RedisSettings {
+        ca: Some(encrypted.authority.certificate()),
+        cert: Some(certificate.clone()),
+        key: Some(key.clone()),
+        ..config.redis
+    };
+    assert!(Resilient::open(&url, &whole).is_ok());
+    let gone = empty.with_file_name("gone.pem");
+    for (settings, path, says) in [
+        (RedisSettings { ca: Some(empty.clone()), ..whole.clone() }, &empty, "no certificate"),
+        (RedisSettings { cert: Some(key), ..whole.clone() }, &whole.key.clone().unwrap(), "no certificate"),
+        (
+            RedisSettings { key: Some(certificate), ..whole.clone() },
+            &whole.cert.clone().unwrap(),
+            "no private key",
+        ),
+        (RedisSettings { ca: Some(gone.clone()), ..whole.clone() }, &gone, "No such file"),
+    ] {
+        let error = Resilient::open(&url, &settings).map(drop).unwrap_err().to_string();
+        assert!(error.starts_with(&path.display().to_string()) && error.contains(says), "{error}");
+    }
 }
 
 #[tokio::test]

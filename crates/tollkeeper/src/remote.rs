@@ -52,6 +52,12 @@ pub trait Remote: fmt::Debug + Send + Sync {
     /// Forgets the state of a key; false if there was none.
     fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Asked<bool>>;
 
+    /// How often a server has come (back): whoever left it alone need not do so any longer once this is another
+    /// number. Always the same for a store that does not know.
+    fn arrivals(&self, _server: &Server) -> u64 {
+        0
+    }
+
     /// A receipt as text that only this store can have written.
     fn seal_charge(&self, charge: &Charge) -> String;
 
@@ -95,6 +101,11 @@ impl Server {
     /// The server at this address.
     pub fn at(address: Arc<str>) -> Server {
         Server(Some(address))
+    }
+
+    /// Whether it is the one at this address.
+    pub fn is_at(&self, address: &str) -> bool {
+        self.0.as_deref() == Some(address)
     }
 }
 

@@ -230,6 +230,10 @@ impl Remote for Marked {
         self.0.forget(key)
     }
 
+    fn arrivals(&self, server: &Server) -> u64 {
+        self.0.arrivals(server)
+    }
+
     fn seal_charge(&self, charge: &Charge) -> String {
         self.0.seal_charge(charge)
     }

@@ -55,7 +55,7 @@ impl Config {
         if let StoreUrl::Redis(url) = &self.store {
             let store = Resilient::open(url, &self.redis).map_err(|error| ReadError::Unreadable {
                 path: error.path().to_owned(),
-                reason: error.to_string(),
+                reason: error.why().to_owned(),
             })?;
             return Ok(Limiter::with_store(policy, Arc::new(store)));
         }

@@ -10,11 +10,14 @@ use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
     ProtocolVersion, RedisConnectionInfo, RedisResult, TlsCertificates,
 };
+use tokio::net::TcpStream;
 
 use crate::store_url::{Credentials, Host, RedisUrl, Servers};
 
 /// How long one sentinel may take to answer.
 const SENTINEL: Duration = Duration::from_millis(250);
+/// How long a server may take that is asked whether it speaks plainly.
+const KNOCK: Duration = Duration::from_millis(250);
 
 /// One server, or whoever the sentinels call primary.
 #[derive(Clone, Debug)]
@@ -85,6 +88,23 @@ impl Address {
             Place::Sentinel { hosts, master } => self.way.at(&self.way.primary(hosts, master).await?),
         };
         self.way.client(address)
+    }
+
+    /// Whether a server that should be spoken to in cipher answers in plain text. It is told nothing that is
+    /// secret.
+    pub(crate) async fn speaks_plainly(&self) -> bool {
+        let (Some(_), Place::Host(host)) = (&self.way.tls, &self.place) else { return false };
+        let answer = async {
+            let stream = TcpStream::connect((&*host.name, host.port)).await?;
+            stream.writable().await?;
+            stream.try_write(b"PING\r\n")?;
+            stream.readable().await?;
+            let mut first = [0];
+            stream.try_read(&mut first)?;
+            std::io::Result::Ok(first)
+        };
+        // `+PONG`, or an error in words.
+        matches!(tokio::time::timeout(KNOCK, answer).await, Ok(Ok([b'+' | b'-'])))
     }
 
     /// Who is primary according to the sentinels, if they are asked.

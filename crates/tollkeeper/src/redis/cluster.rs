@@ -135,6 +135,18 @@ impl Cluster {
         map.servers.values().find_map(|lane| lane.trouble()).or_else(|| map.trouble.clone())
     }
 
+    /// How many connections there have been.
+    pub(crate) fn arrivals(&self) -> u64 {
+        self.shared.map().servers.values().map(|lane| lane.arrivals()).sum()
+    }
+
+    /// How many connections to this server there have been.
+    pub(crate) fn arrivals_of(&self, server: &Server) -> u64 {
+        let map = self.shared.map();
+        let lane = map.servers.values().find(|lane| server.is_at(lane.address()));
+        lane.map_or(0, |lane| lane.arrivals())
+    }
+
     /// Who has a slot. Before the first reading of the table it is waited for, unless that has failed.
     async fn lane(&self, slot: u16) -> Result<Arc<Lane>, Fate> {
         loop {

@@ -91,6 +91,11 @@ impl Lane {
         self.ways.ways.iter().find_map(|way| way.link.trouble())
     }
 
+    /// How many connections there have been.
+    pub(crate) fn arrivals(&self) -> u64 {
+        self.ways.ways.iter().map(|way| way.link.arrivals()).sum()
+    }
+
     /// Gives all connections up, so that the next ones ask again where to go.
     pub(crate) fn give_up(&self) {
         self.ways.ways.iter().for_each(|way| way.link.give_up());

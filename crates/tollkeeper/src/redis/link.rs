@@ -9,18 +9,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::address::Address;
 use super::fate::{Elsewhere, Fate};
 use crate::random;
+use crate::sync::{Mutex, lock};
 
-/// How long an attempt may take, and an answer, before the connection is given up.
+/// How long an attempt may take, and an answer, before the connection is given up. Much less would break all
+/// connections of a server that stands still for a moment, to fork or to write to its disk.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The first and the longest pause between two attempts.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(800));
+/// The first and the longest pause between two attempts, each made longer by up to a half. So a server that
+/// comes back just after an attempt has begun in vain is found within 1.6 s, and is then asked at once: see
+/// [`Remote::arrivals`](crate::Remote::arrivals).
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(400));
+/// A connection that lived for less is no reason to be in a hurry with the next.
+const STEADY: Duration = Duration::from_secs(1);
 
 /// A connection that comes back.
 pub(crate) struct Link {
@@ -28,6 +35,8 @@ pub(crate) struct Link {
     /// The number of the last connection that was found broken. Calls that were on their way find out one
     /// after the other, some of them when the next connection is there, and must not break that.
     broken: watch::Sender<u64>,
+    /// The command that the user may not use, and what was said of it.
+    forbidden: Mutex<Option<(Vec<u8>, Arc<str>)>>,
     keeper: JoinHandle<()>,
 }
 
@@ -47,14 +56,15 @@ impl Link {
         let (publish, state) = watch::channel(State::Begun);
         let (broken, seen) = watch::channel(0);
         let keeper = tokio::spawn(keep(address, publish, seen));
-        Link { state, broken, keeper }
+        Link { state, broken, forbidden: Mutex::default(), keeper }
     }
 
     /// Sends a command and waits for the answer.
     pub(crate) async fn call(&self, command: &Cmd) -> Result<Value, Fate> {
         let (number, mut connection) = self.connection().await?;
-        let answer = connection.send_packed_command(command).await;
-        answer.and_then(Value::extract_error).map_err(|error| self.failed(number, &error))
+        let answer = connection.send_packed_command(command).await.and_then(Value::extract_error);
+        self.note_rights(command, &answer);
+        answer.map_err(|error| self.failed(number, &error))
     }
 
     /// Sends a command for keys that are on their way to this server.
@@ -66,6 +76,20 @@ impl Link {
         let answers = answers.map_err(|error| self.failed(number, &error))?;
         let answer = answers.into_iter().last().unwrap_or(Value::Nil);
         answer.extract_error().map_err(|error| self.failed(number, &error))
+    }
+
+    /// Remembers that the user may not use a command, until it may. The connection is as good as before.
+    fn note_rights(&self, command: &Cmd, answer: &RedisResult<Value>) {
+        let Some(redis::Arg::Simple(name)) = command.args_iter().next() else { return };
+        let mut forbidden = lock(&self.forbidden);
+        let known = forbidden.as_ref().is_some_and(|(known, _)| known == name);
+        match answer {
+            Ok(_) if known => *forbidden = None,
+            Err(error) if !known && error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => {
+                *forbidden = Some((name.to_owned(), advice(error).into()));
+            }
+            _ => {}
+        }
     }
 
     /// What became of the call; a connection that cannot be used any more is given up.
@@ -101,9 +125,20 @@ impl Link {
         self.connection().await.map_or(0, |(number, _)| number)
     }
 
-    /// Why there is no connection, if there is none.
+    /// Why there is no connection, or one that is of little use.
     pub(crate) fn trouble(&self) -> Option<Arc<str>> {
-        if let State::Down(why) = &*self.state.borrow() { Some(Arc::clone(why)) } else { None }
+        match &*self.state.borrow() {
+            State::Down(why) => Some(Arc::clone(why)),
+            State::Begun | State::Up(..) => lock(&self.forbidden).as_ref().map(|(_, why)| Arc::clone(why)),
+        }
+    }
+
+    /// How many connections there have been.
+    pub(crate) fn arrivals(&self) -> u64 {
+        match *self.state.borrow() {
+            State::Up(number, _) => number,
+            State::Begun | State::Down(_) => *self.broken.borrow(),
+        }
     }
 
     /// Whether a call would find no connection.
@@ -144,13 +179,17 @@ async fn keep(address: Address, publish: watch::Sender<State>, mut broken: watch
                 if known.take().is_some() {
                     tracing::info!("connected to {address}");
                 }
-                pause = PAUSES.0;
                 number += 1;
+                let began = Instant::now();
                 publish.send_replace(State::Up(number, connection));
                 if broken.wait_for(|last| *last >= number).await.is_err() {
                     return;
                 }
                 publish.send_replace(State::Down("the connection broke".into()));
+                if began.elapsed() >= STEADY {
+                    pause = PAUSES.0;
+                    continue;
+                }
             }
             Err(why) => {
                 // Said once for each reason, and not once for each attempt.
@@ -159,10 +198,10 @@ async fn keep(address: Address, publish: watch::Sender<State>, mut broken: watch
                     known = Some(why.clone());
                 }
                 publish.send_replace(State::Down(why.into()));
-                tokio::time::sleep(pause.mul_f64(1.0 + f64::from(random::secret().0[0]) / 512.0)).await;
-                pause = (pause * 2).min(PAUSES.1);
             }
         }
+        tokio::time::sleep(pause.mul_f64(1.0 + f64::from(random::secret().0[0]) / 512.0)).await;
+        pause = (pause * 2).min(PAUSES.1);
     }
 }
 
@@ -171,7 +210,7 @@ async fn connect(address: &Address) -> Result<MultiplexedConnection, String> {
     let attempt = async {
         let client = address.client().await?;
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(PATIENCE))
+            .set_connection_timeout(None)
             .set_response_timeout(Some(PATIENCE))
             .set_pipeline_buffer_size(1024);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await;
@@ -192,9 +231,16 @@ async fn connect(address: &Address) -> Result<MultiplexedConnection, String> {
             _ => Ok(connection),
         }
     };
-    tokio::time::timeout(2 * PATIENCE, attempt)
-        .await
-        .unwrap_or_else(|_| Err(format!("no answer within {:?}", 2 * PATIENCE)))
+    let late = |_| Err(format!("no answer within {PATIENCE:?}"));
+    let connected = tokio::time::timeout(PATIENCE, attempt).await.unwrap_or_else(late);
+    if connected.is_err() && address.speaks_plainly().await {
+        return Err(
+            "the server does not speak TLS there (write `redis` for `rediss` in the URL of the store, or \
+                    name the port that does)"
+                .to_owned(),
+        );
+    }
+    connected
 }
 
 /// What went wrong, and what would be right.
@@ -209,7 +255,8 @@ fn advice(error: &redis::RedisError) -> String {
             "check the number of the database in the URL of the store"
         }
         ErrorKind::Server(ServerErrorKind::NoPerm) => {
-            "the user of the store runs scripts: grant it `+eval` and `+evalsha`"
+            "the user of the store runs scripts: grant it `+eval`, `+evalsha` and the other rights that \
+             docs/redis.md lists"
         }
         _ if error.is_connection_refusal() => "is it running, and is this its address?",
         _ => return text,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::{FromRedisValue as _, Value};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tollkeeper_core::charge::Item;
 use tollkeeper_core::{Charge, Due, Fix, Key, Ruling, Secret, Slot, Toll, siphash};
 
@@ -64,7 +65,9 @@ struct Inner {
 }
 
 /// How often a node looks whether its secret is still there, and asks sentinels who is primary.
-const LOOKS: Duration = Duration::from_secs(1);
+const LOOKS: Duration = Duration::from_millis(500);
+/// The longest that it takes to look after a new connection: whoever is behind it may have lost everything.
+const GLANCES: Duration = Duration::from_millis(100);
 
 impl RedisStore {
     /// Begins to connect: a server that is not there yet is waited for, and missed by whoever asks meanwhile.
@@ -203,9 +206,15 @@ impl Inner {
 
 /// Looks now and then whether the secret is still there. Whatever goes wrong is said by those who ask for decisions.
 async fn keep_secret(store: Weak<Inner>) {
+    let (mut arrivals, mut looked) = (0, Instant::now());
     loop {
-        tokio::time::sleep(LOOKS).await;
+        tokio::time::sleep(GLANCES).await;
         let Some(store) = store.upgrade() else { return };
+        let before = std::mem::replace(&mut arrivals, store.topology.arrivals());
+        if before == arrivals && looked.elapsed() < LOOKS {
+            continue;
+        }
+        looked = Instant::now();
         let _ = store.renew_secret().await;
     }
 }
@@ -345,6 +354,10 @@ impl Remote for RedisStore {
 
     fn open_charge(&self, text: &str) -> Option<Charge> {
         Charge::open(text, &self.inner.secret()?)
+    }
+
+    fn arrivals(&self, server: &Server) -> u64 {
+        self.inner.topology.arrivals_of(server)
     }
 
     fn seal_slot(&self, slot: &Slot) -> String {

@@ -76,6 +76,22 @@ impl Topology {
         }
     }
 
+    /// How many connections there have been.
+    pub(crate) fn arrivals(&self) -> u64 {
+        match self {
+            Topology::One(lane) => lane.arrivals(),
+            Topology::Many(cluster) => cluster.arrivals(),
+        }
+    }
+
+    /// How many connections to this server there have been.
+    pub(crate) fn arrivals_of(&self, server: &Server) -> u64 {
+        match self {
+            Topology::One(lane) => lane.arrivals(),
+            Topology::Many(cluster) => cluster.arrivals_of(server),
+        }
+    }
+
     /// Gives all connections up, so that the next ones ask again where to go.
     pub(crate) fn give_up(&self) {
         if let Topology::One(lane) = self {

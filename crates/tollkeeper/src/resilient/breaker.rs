@@ -57,6 +57,8 @@ pub(crate) struct Breaker {
     /// The last answers, newest in the lowest bit: one for each that was late.
     late: u128,
     seen: u32,
+    /// How often the store had come when it was last looked.
+    arrivals: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +72,15 @@ enum State {
 
 impl Breaker {
     pub(crate) fn new(settings: BreakerSettings) -> Breaker {
-        Breaker { settings, state: State::Closed, failures: 0, failed: Time::default(), late: 0, seen: 0 }
+        Breaker {
+            settings,
+            state: State::Closed,
+            failures: 0,
+            failed: Time::default(),
+            late: 0,
+            seen: 0,
+            arrivals: 0,
+        }
     }
 
     /// Whether a request may ask the store now.
@@ -84,6 +94,20 @@ impl Breaker {
                 Pass::Probe
             }
         }
+    }
+
+    /// How often the store had come when it was left alone.
+    pub(crate) fn left_at(&mut self, arrivals: u64) {
+        self.arrivals = arrivals;
+    }
+
+    /// Whether the store has come back since: whoever asks next need not wait until the pause is over.
+    pub(crate) fn has_come(&mut self, arrivals: u64, now: Time) -> bool {
+        let come = std::mem::replace(&mut self.arrivals, arrivals) != arrivals;
+        if come && !matches!(self.state, State::Closed) {
+            self.state = State::Open(now);
+        }
+        come
     }
 
     /// The store answered; true if that is news.

@@ -193,7 +193,11 @@ impl<R: Remote> Inner<R> {
     }
 
     fn may_ask(&self, server: &Server, now: Time) -> bool {
-        self.breaker_of(server, |breaker| breaker.pass(now) != Pass::Stay)
+        self.breaker_of(server, |breaker| {
+            // One that has come back meanwhile is asked at once.
+            breaker.pass(now) != Pass::Stay
+                || breaker.has_come(self.remote.arrivals(server), now) && breaker.pass(now) != Pass::Stay
+        })
     }
 
     fn breaker_of<T>(&self, server: &Server, with: impl FnOnce(&mut Breaker) -> T) -> T {
@@ -220,8 +224,15 @@ impl<R: Remote> Inner<R> {
         self.failures.counts[failure.kind as usize].fetch_add(1, Relaxed);
         let now = self.clock.now();
         let jitter = random::secret().0[0];
-        let opened =
-            server.filter(|server| self.breaker_of(server, |breaker| breaker.failed(began, now, jitter)));
+        let opened = server.filter(|server| {
+            self.breaker_of(server, |breaker| {
+                let opened = breaker.failed(began, now, jitter);
+                if opened {
+                    breaker.left_at(self.remote.arrivals(server));
+                }
+                opened
+            })
+        });
         if let Some(server) = opened {
             self.failures.opened.write(now, |more| {
                 tracing::warn!(

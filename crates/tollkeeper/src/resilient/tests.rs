@@ -17,6 +17,7 @@ struct Moody {
     store: MemoryStore,
     mood: Mutex<Mood>,
     asked: AtomicUsize,
+    came: AtomicUsize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,6 +59,10 @@ impl Remote for Moody {
         self.answer(move |store| store.forget(key))
     }
 
+    fn arrivals(&self, _server: &Server) -> u64 {
+        self.came.load(SeqCst).try_into().unwrap()
+    }
+
     fn seal_charge(&self, charge: &Charge) -> String {
         self.store.seal_charge(charge)
     }
@@ -86,7 +91,12 @@ impl Bench {
     fn new(nodes: u32, limits: Vec<Limit>) -> Bench {
         let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
         let memory = || MemoryStore::new(Capacity::default(), Clock::manual(&hand));
-        let remote = Moody { store: memory(), mood: Mutex::new(Mood::Well), asked: AtomicUsize::new(0) };
+        let remote = Moody {
+            store: memory(),
+            mood: Mutex::new(Mood::Well),
+            asked: AtomicUsize::new(0),
+            came: AtomicUsize::new(1),
+        };
         let settings = ResilientSettings { nodes, ..ResilientSettings::default() };
         let store = Resilient::new(remote, settings, memory());
         Bench { store, hand, policy: Arc::new(Policy::new(limits).unwrap()) }
@@ -226,6 +236,28 @@ async fn after_five_failures_it_is_not_asked_and_one_probe_finds_out_that_it_is_
     bench.hand.advance(Span::from_millis(1_250));
     for _ in 0..50 {
         assert_eq!(bench.check().await.degraded(), None);
+    }
+    assert_eq!((bench.asked(), bench.store.breaker()), (56, BreakerState::Closed));
+}
+
+#[tokio::test]
+async fn a_store_that_has_come_back_is_asked_at_once_and_once() {
+    let bench = Bench::new(1, vec![limit("all", 100, OnStoreFailure::Local)]);
+    bench.mood(Mood::Failing);
+    for _ in 0..50 {
+        bench.check().await;
+    }
+    assert_eq!((bench.asked(), bench.store.breaker()), (5, BreakerState::Open));
+    // It is there again, and still fails: that was one more, and the pause begins anew.
+    bench.store.remote().came.fetch_add(1, SeqCst);
+    for _ in 0..50 {
+        bench.check().await;
+    }
+    assert_eq!((bench.asked(), bench.store.breaker()), (6, BreakerState::Open));
+    bench.store.remote().came.fetch_add(1, SeqCst);
+    bench.mood(Mood::Well);
+    for _ in 0..50 {
+        assert_eq!(bench.check().await.degraded(), None, "without any time having passed");
     }
     assert_eq!((bench.asked(), bench.store.breaker()), (56, BreakerState::Closed));
 }
