@@ -452,10 +452,10 @@ async fn what_is_no_command_is_named_after_all_before_it_is_answered_and_ends_th
     assert_eq!(world.resp.connected(), 0);
 }
 
-/// Counts how often it is written to.
-struct RouteLabel(DuplexStream, Arc<AtomicUsize>);
+/// Counts how often it is written to, and remembers the longest writing.
+struct Counted(DuplexStream, Arc<AtomicUsize>, Arc<AtomicUsize>);
 
-impl AsyncRead for RouteLabel {
+impl AsyncRead for Counted {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -465,13 +465,14 @@ impl AsyncRead for RouteLabel {
     }
 }
 
-impl AsyncWrite for RouteLabel {
+impl AsyncWrite for Counted {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<std::io::Result<usize>> {
         self.1.fetch_add(1, SeqCst);
+        self.2.fetch_max(bytes.len(), SeqCst);
         Pin::new(&mut self.0).poll_write(context, bytes)
     }
 
@@ -489,7 +490,11 @@ async fn a_pipeline_is_answered_with_one_write() {
     let (world, writes) = (world(), Arc::new(AtomicUsize::new(0)));
     let (_stop, stopped) = watch::channel(());
     let (mut ours, theirs) = tokio::io::duplex(1 << 20);
-    tokio::spawn(serve(RouteLabel(theirs, Arc::clone(&writes)), Arc::clone(&world.resp), stopped));
+    tokio::spawn(serve(
+        Counted(theirs, Arc::clone(&writes), Arc::default()),
+        Arc::clone(&world.resp),
+        stopped,
+    ));
     for turn in 1..=3 {
         ours.write_all("CL.THROTTLE key 100 1 60\r\n".repeat(100).as_bytes()).await.unwrap();
         let mut answers = 0;
@@ -523,6 +528,9 @@ async fn who_says_nothing_or_never_ends_a_command_is_cut_off() {
         busy.write_all(b"PING\r\n").await.unwrap();
         assert_eq!(busy.read(&mut [0; 100]).await.unwrap(), 7);
     }
+    let last = Instant::now();
+    assert_eq!(busy.read(&mut [0]).await.unwrap(), 0, "it has fallen quiet");
+    assert!((QUIET..QUIET * 2).contains(&last.elapsed()), "{:?}", last.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -561,4 +569,22 @@ async fn told_to_stop_it_answers_what_was_sent_and_what_has_begun_to_come() {
     let mut said = String::new();
     busy.read_to_string(&mut said).await.unwrap();
     assert_eq!(said, "+PONG\r\n+PONG\r\n");
+}
+
+#[tokio::test]
+async fn answers_that_are_longer_than_their_commands_are_not_piled_up() {
+    let (world, longest) = (world(), Arc::new(AtomicUsize::new(0)));
+    let (_stop, stopped) = watch::channel(());
+    let (mut ours, theirs) = tokio::io::duplex(4 << 20);
+    tokio::spawn(serve(
+        Counted(theirs, Arc::default(), Arc::clone(&longest)),
+        Arc::clone(&world.resp),
+        stopped,
+    ));
+    ours.write_all("COMMAND DOCS\r\n".repeat(1_000).as_bytes()).await.unwrap();
+    ours.shutdown().await.unwrap();
+    let mut answers = Vec::new();
+    ours.read_to_end(&mut answers).await.unwrap();
+    assert!(answers.len() > 1_000_000, "{} bytes", answers.len());
+    assert!(longest.load(SeqCst) < 80 << 10, "{longest:?} bytes waited to be sent");
 }
