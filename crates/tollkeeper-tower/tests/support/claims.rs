@@ -1,0 +1,86 @@
+//! What must hold of any path and any forwarded address: for the properties, the corpus and the fuzzer.
+
+use std::net::IpAddr;
+
+use http::{HeaderMap, HeaderValue};
+use tollkeeper::http::{ClientAddress, HttpSettings};
+use tollkeeper_tower::address::{Client, address, is_trusted};
+use tollkeeper_tower::path::normalized;
+
+/// The one spelling of a path is one.
+pub(crate) fn path(text: &str) {
+    let normal = normalized(text);
+    assert_eq!(normalized(&normal), normal, "its own spelling: {text:?}");
+    assert!(normal.starts_with('/') && normal.is_ascii(), "{text:?}: {normal:?}");
+    assert!(!normal.contains(';'), "{text:?}: {normal:?}");
+    for segment in normal[1..].split('/') {
+        assert!(!matches!(segment, "." | ".."), "{text:?}: {normal:?}");
+        assert!(!segment.is_empty() || normal == "/", "{text:?}: {normal:?}");
+    }
+    for encoded in normal.split('%').skip(1) {
+        let digits = encoded.get(..2).unwrap_or_else(|| panic!("{text:?}: {normal:?}"));
+        let byte = u8::from_str_radix(digits, 16).unwrap_or_else(|_| panic!("{text:?}: {normal:?}"));
+        let needless = byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+        assert!(!needless && digits == digits.to_uppercase(), "{text:?}: {normal:?}");
+    }
+    // Other spellings of the same.
+    // Digits behind a `%` are no characters of their own.
+    let needless = |char: char| char.is_ascii_alphanumeric() && !normal.contains('%');
+    let encode =
+        |char: char| if needless(char) { format!("%{:02x}", u32::from(char)) } else { char.to_string() };
+    let encoded: String = normal.chars().map(encode).collect();
+    for other in [
+        format!("{normal}/"),
+        format!("/{normal}"),
+        format!("{normal}/."),
+        format!("{normal}/x/.."),
+        format!("{normal};x=1"),
+        format!("/.{normal}"),
+        format!("/x/%2e%2E{normal}"),
+        encoded,
+    ] {
+        assert_eq!(normalized(&other), normal, "{other:?}");
+    }
+}
+
+/// Whatever a client sends, it cannot choose who it is: what the trusted proxy wrote behind it counts.
+pub(crate) fn forwarded(sent: &[u8]) {
+    let trusted_proxies = vec!["10.0.0.0/8".parse().expect("a network")];
+    let mut settings = HttpSettings { trusted_proxies, ..HttpSettings::default() };
+    let (proxy, stranger) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([192, 0, 2, 1]));
+    let client = IpAddr::from([203, 0, 113, 9]);
+    for (client_address, name, written) in [
+        (ClientAddress::XForwardedFor, "x-forwarded-for", &b"203.0.113.9"[..]),
+        (ClientAddress::XForwardedFor, "x-forwarded-for", b"203.0.113.9:80, 10.0.0.2"),
+        (ClientAddress::Forwarded, "forwarded", b"for=203.0.113.9"),
+        (ClientAddress::Forwarded, "forwarded", b"for=\"203.0.113.9:80\";by=_x, for=\"10.0.0.2\""),
+    ] {
+        settings.client_address = client_address;
+        let Ok(sent_value) = HeaderValue::from_bytes(sent) else { return };
+        let mut headers = HeaderMap::new();
+        headers.append(name, sent_value);
+        // From a peer that is not trusted nothing is believed, from one that is, some address or its own.
+        assert_eq!(Client::of(stranger, &headers, &settings), Client { ip: stranger, trusted: false });
+        let alone = Client::of(proxy, &headers, &settings);
+        assert_eq!(alone.ip, alone.ip.to_canonical());
+        // On a line of its own, and behind what the client sent.
+        headers.append(name, HeaderValue::from_bytes(written).expect("a value"));
+        assert_eq!(Client::of(proxy, &headers, &settings).ip, client, "{sent:?}");
+        let joined = [sent, b", ", written].concat();
+        let mut headers = HeaderMap::new();
+        headers.append(name, HeaderValue::from_bytes(&joined).expect("a value"));
+        assert_eq!(Client::of(proxy, &headers, &settings).ip, client, "{joined:?}");
+    }
+}
+
+/// What is read as an address is one, and in one form.
+pub(crate) fn one_address(text: &[u8]) {
+    if let Some(ip) = address(text) {
+        assert_eq!(ip, ip.to_canonical());
+        assert_eq!(address(ip.to_string().as_bytes()), Some(ip));
+        let trusted = ["0.0.0.0/0".parse().expect("a network")];
+        assert_eq!(is_trusted(ip, &trusted), ip.is_ipv4());
+        let mapped = if let IpAddr::V4(ip) = ip { ip.to_ipv6_mapped().to_string() } else { return };
+        assert_eq!(address(mapped.as_bytes()), Some(ip));
+    }
+}

@@ -1,0 +1,11 @@
+//! Any path has one spelling, and all others of it are the same.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../crates/tollkeeper-tower/tests/support/claims.rs"]
+#[expect(dead_code, reason = "the other claims have targets of their own")]
+mod claims;
+
+fuzz_target!(|data: &[u8]| claims::path(&String::from_utf8_lossy(data)));
