@@ -241,9 +241,8 @@ fn numbers_fit_into_fifteen_digits_and_windows_have_a_second_at_least() {
 
 #[test]
 fn jitter_only_ever_lengthens_and_by_30_seconds_at_most() {
-    let seconds = |share, draw, wait| Jitter { share: Percent::new(share), draw }.seconds(wait);
-    let least: fn() -> u64 = || 0;
-    let most: fn() -> u64 = || u64::MAX;
+    let seconds = |share, draw: fn() -> u64, wait| Jitter { share: Percent::new(share), draw }.seconds(wait);
+    let (least, most) = (|| 0, || u64::MAX);
     for (share, wait, shortest, longest) in [
         (10, Span::from_secs(60), 60, 66),
         (10, Span::from_micros(1), 1, 1),
