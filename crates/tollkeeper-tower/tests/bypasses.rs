@@ -435,9 +435,41 @@ async fn requests_go_on_with_their_bodies_whole() {
     let echo = any(|body: String| async move { body });
     let (limiter, _) = limiter(vec![Limit::new("login", Quota::per_hour(100)).by("body.user")]);
     let server = Server::axum(Router::new().fallback(echo).layer(RateLimitLayer::new(limiter))).await;
-    for body in [r#"{"user":"a"}"#, "user=a&x=%20", "not a form", "user=1&x="] {
+    let large = format!("user=a&x={}", "y".repeat(60_000));
+    for body in [r#"{"user":"a"}"#, "user=a&x=%20", "not a form", &large] {
         let answer = server.send("POST /", &[], body).await;
         assert_eq!((answer.status, answer.body.as_str()), (200, body));
         assert!(answer.header("ratelimit-policy").is_some() == body.contains("user"), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_reset_forgets_one_key_and_knows_no_patterns() {
+    let (limiter, _) = limiter(vec![Limit::new("key", Quota::per_hour(1)).by("query.key")]);
+    let (router, _) = everything(RateLimitLayer::new(limiter.clone()));
+    let server = Server::axum(router).await;
+    for key in ["a", "b", "*"] {
+        assert_eq!(server.passing(2, &format!("/?key={key}"), &[]).await, 1);
+    }
+    let forgotten = limiter.forget("key", &tollkeeper::facts! { "query.key" => "*" }).await;
+    assert_eq!(forgotten, Ok(true));
+    assert_eq!(server.passing(2, "/?key=a", &[]).await + server.passing(2, "/?key=b", &[]).await, 0);
+    assert_eq!(server.passing(2, "/?key=*", &[]).await, 1);
+}
+
+#[tokio::test]
+async fn a_limit_over_a_year_is_counted_like_any_other() {
+    let year = std::time::Duration::from_secs(366 * 86_400);
+    for algorithm in
+        [Algorithm::TokenBucket, Algorithm::SlidingLog, Algorithm::FixedWindow, Algorithm::SlidingWindow]
+    {
+        let limit = Limit::new("year", Quota::per(2, year)).algorithm(algorithm);
+        let (server, hand) = serve(vec![limit], HttpSettings::default()).await;
+        assert_eq!(server.passing(5, "/", &[]).await, 2, "{algorithm}");
+        let answer = server.get("/", &[]).await;
+        let wait: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+        assert!((86_400..=2 * 366 * 86_400 + 30).contains(&wait), "{algorithm}: {wait}");
+        hand.advance(Span::from_secs(wait));
+        assert_eq!(server.get("/", &[]).await.status, 200, "{algorithm}");
     }
 }

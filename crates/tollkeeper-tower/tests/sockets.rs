@@ -169,7 +169,7 @@ struct Stream {
 }
 
 impl Stream {
-    fn answer(rounds: &Arc<AtomicUsize>, leaves: Leaves) -> Response<Body> {
+    fn response(rounds: &Arc<AtomicUsize>, leaves: Leaves) -> Response<Body> {
         let ticks = tokio::time::interval(Duration::from_millis(1));
         let (rounds, round) = (Arc::clone(rounds), rounds.load(Ordering::SeqCst));
         Response::new(Body::new(Stream { ticks, rounds, round, _leaves: leaves }))
@@ -200,7 +200,7 @@ async fn of_200_requests_never_more_than_10_are_in_the_handler_also_when_clients
         move || async move {
             let leaves = inside.enter();
             tokio::task::yield_now().await;
-            Stream::answer(&rounds, leaves)
+            Stream::response(&rounds, leaves)
         }
     };
     let router = Router::new().route("/", get(handler)).layer(RateLimitLayer::new(limiter.clone()));
@@ -430,7 +430,7 @@ async fn a_slot_is_renewed_at_half_its_time_to_live_for_as_long_as_the_response_
     let rounds = Arc::new(AtomicUsize::new(0));
     let handler = {
         let rounds = Arc::clone(&rounds);
-        move || async move { Stream::answer(&rounds, Inside::default().enter()) }
+        move || async move { Stream::response(&rounds, Inside::default().enter()) }
     };
     let router = Router::new().route("/", get(handler)).layer(RateLimitLayer::new(limiter.clone()));
     let server = Arc::new(Server::axum(router).await);

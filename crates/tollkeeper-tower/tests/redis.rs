@@ -1,0 +1,105 @@
+//! The layer in front of a handler, its counts in a real Redis.
+
+mod support;
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::any;
+use http::StatusCode;
+use support::{Answer, Server, everything};
+use tollkeeper::{Limit, Limiter, OnStoreFailure, Quota, StatusSet, facts};
+use tollkeeper_tests::redis;
+use tollkeeper_tower::RateLimitLayer;
+
+async fn used(limiter: &Limiter, limit: &str) -> u64 {
+    let facts = facts! { "ip" => "127.0.0.1" };
+    let usage = limiter.usage(&facts).await.expect("valid");
+    let outcome = usage.limit(limit).expect("it applies").outcome();
+    outcome.limit - outcome.remaining
+}
+
+/// Waits for what is done in the background.
+async fn until_used(limiter: &Limiter, limit: &str, expected: u64) {
+    while used(limiter, limit).await != expected {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn what_the_answer_gives_back_is_given_back_in_the_store_and_the_rest_kept() {
+    let store = redis::Server::start();
+    let limits = vec![
+        Limit::new("login", Quota::per_hour(3)).by("ip").deduct_when(StatusSet::of([401])),
+        Limit::new("all", Quota::per_hour(100)).by("ip"),
+    ];
+    let limiter = redis::limiter(&store.url(), limits);
+    let router = Router::new()
+        .route("/wrong", any(|| async { StatusCode::UNAUTHORIZED }))
+        .route("/right", any(|| async { "ok" }))
+        .layer(RateLimitLayer::new(limiter.clone()));
+    let server = Server::axum(router).await;
+    for _ in 0..5 {
+        assert_eq!(server.get("/right", &[]).await.status, 200);
+        until_used(&limiter, "login", 0).await;
+    }
+    assert_eq!(used(&limiter, "all").await, 5);
+    let mut statuses = Vec::new();
+    for _ in 0..5 {
+        statuses.push(server.get("/wrong", &[]).await.status);
+    }
+    assert_eq!(statuses, [401, 401, 401, 429, 429]);
+    assert_eq!((used(&limiter, "login").await, used(&limiter, "all").await), (3, 8));
+}
+
+#[tokio::test]
+async fn slots_in_a_store_elsewhere_are_given_back_when_the_response_has_ended() {
+    let store = redis::Server::start();
+    let limiter = redis::limiter(&store.url(), vec![Limit::new("exports", Quota::slots(1)).by("ip")]);
+    let (router, reached) = everything(RateLimitLayer::new(limiter.clone()));
+    let server = Server::axum(router).await;
+    for turn in 1..=5 {
+        assert_eq!(server.get("/", &[]).await.status, 200);
+        assert_eq!(reached.count(), turn);
+        until_used(&limiter, "exports", 0).await;
+    }
+}
+
+#[tokio::test]
+async fn without_its_store_each_limit_answers_by_its_policy_and_headers_tell_only_what_was_counted() {
+    let mut store = redis::Server::start();
+    let limits = vec![
+        Limit::new("open", Quota::per_hour(1))
+            .by("ip")
+            .on_store_failure(OnStoreFailure::Allow)
+            .when("path", "/open"),
+        Limit::new("closed", Quota::per_hour(9))
+            .by("ip")
+            .on_store_failure(OnStoreFailure::Deny)
+            .when("path", "/closed"),
+        Limit::new("here", Quota::per_hour(4))
+            .by("ip")
+            .on_store_failure(OnStoreFailure::Local)
+            .when("path", "/here"),
+    ];
+    let limiter = redis::limiter(&store.url(), limits);
+    let (router, _) = everything(RateLimitLayer::new(limiter));
+    let server = Server::axum(router).await;
+    assert_eq!(server.get("/closed", &[]).await.status, 200);
+    store.kill();
+    let shown = |answer: &Answer| {
+        let told = answer.header("ratelimit").is_some();
+        (answer.status, answer.header("retry-after").is_some(), told)
+    };
+    for _ in 0..8 {
+        assert_eq!(shown(&server.get("/open", &[]).await), (200, false, false));
+        let closed = server.get("/closed", &[]).await;
+        assert_eq!(shown(&closed), (429, true, false));
+        assert!(closed.body.contains("`closed` refuses while the store does not answer"), "{closed:?}");
+    }
+    let mut here = Vec::new();
+    for _ in 0..6 {
+        here.push(shown(&server.get("/here", &[]).await));
+    }
+    assert_eq!(here, [[(200, false, true); 4].to_vec(), [(429, true, true); 2].to_vec()].concat());
+}

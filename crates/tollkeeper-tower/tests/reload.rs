@@ -1,0 +1,80 @@
+//! A layer made from a config file follows it, and never mixes old and new.
+
+mod support;
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use support::{Server, everything};
+use tollkeeper_tower::RateLimitLayer;
+
+/// A folder that goes when it is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("tollkeeper-tower-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder for temporary files");
+        Folder(folder)
+    }
+
+    fn write(&self, text: &str) -> PathBuf {
+        let path = self.0.join("tollkeeper.yaml");
+        fs::write(self.0.join("new"), text).expect("written");
+        fs::rename(self.0.join("new"), &path).expect("renamed");
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const BY_USER: &str = "
+http: { facts: { who: { from: header.x-user } } }
+headers: [draft-07]
+limits: [{ name: per-user, by: who, rate: 2/hour }]
+";
+const BY_KEY: &str = "
+http: { facts: { who: { from: header.x-key, hash: true } } }
+headers: [x-ratelimit]
+limits: [{ name: per-user, by: who, rate: 3/hour, headers: true }]
+";
+
+#[tokio::test]
+async fn limits_and_settings_of_a_changed_file_come_into_force_together_and_a_broken_one_changes_nothing() {
+    let folder = Folder::new("reload");
+    let path = folder.write(BY_USER);
+    let (told, mut reloads) = tokio::sync::mpsc::unbounded_channel();
+    let layer = RateLimitLayer::from_config_telling(&path, move |reload| {
+        told.send(reload.map_err(|error| error.to_string())).expect("the test waits");
+    });
+    let (router, _) = everything(layer.unwrap());
+    let server = Server::axum(router).await;
+    let mut next = async || {
+        tokio::time::timeout(Duration::from_secs(30), reloads.recv()).await.expect("within a second").unwrap()
+    };
+
+    let answer = server.get("/", &[("x-user", "ann")]).await;
+    assert_eq!(answer.header("ratelimit-policy"), Some("2;w=3600"));
+    assert_eq!(answer.header("x-ratelimit-limit"), None);
+    assert_eq!(server.passing(3, "/", &[("x-user", "ann")]).await, 1);
+
+    folder.write(BY_KEY);
+    assert_eq!(next().await, Ok(()));
+    let answer = server.get("/", &[("x-user", "ann")]).await;
+    assert_eq!(
+        (answer.status, answer.header("ratelimit-policy")),
+        (200, None),
+        "nobody is `x-user` any more"
+    );
+    assert_eq!(server.passing(5, "/", &[("x-key", "k")]).await, 3);
+
+    folder.write("limits: [{ name: per-user, rate: 5/mn }]");
+    let error = next().await.expect_err("it is broken");
+    assert!(error.contains("tollkeeper.yaml:1:"), "{error}");
+    assert_eq!(server.passing(3, "/", &[("x-key", "k")]).await, 0, "what was in force stays so");
+}
