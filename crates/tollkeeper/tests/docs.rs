@@ -22,21 +22,43 @@ fn every_link_leads_to_a_file() {
     }
 }
 
-/// `path::name`, both in one pair of backticks.
 #[test]
 fn every_test_that_the_architecture_names_exists() {
-    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    assert!(named_tests("ARCHITECTURE.md") > 20);
+}
+
+#[test]
+fn every_test_that_the_table_of_bypasses_names_exists() {
+    assert!(named_tests("docs/security.md") > 30);
+}
+
+/// Each class of attack has a test, or says that the part it is about is still to come.
+#[test]
+fn every_bypass_names_its_test() {
+    let page = fs::read_to_string(root().join("docs/security.md")).unwrap();
+    let table = page.split("| Class | Seen in |").nth(1).expect("the table of bypasses");
+    let rows: Vec<&str> = table.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
+    assert!(rows.len() >= 40, "{} rows", rows.len());
+    for row in rows {
+        let test = row.trim_end_matches('|').rsplit('|').next().expect("four columns").trim();
+        assert!(test.contains(".rs::") || test == "to come with its part", "no test: {row}");
+    }
+}
+
+/// How many tests a page names, all of which exist: `path::name`, both in one pair of backticks.
+fn named_tests(page: &str) -> usize {
+    let text = fs::read_to_string(root().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
     let named: Vec<(&str, &str)> =
         text.split('`').skip(1).step_by(2).filter_map(|code| code.split_once(".rs::")).collect();
-    assert!(named.len() > 20, "only {} tests are named", named.len());
-    for (path, name) in named {
+    for (path, name) in &named {
         let path = format!("{path}.rs");
         let source = fs::read_to_string(root().join(&path));
-        let source = source.unwrap_or_else(|error| panic!("ARCHITECTURE.md names {path}: {error}"));
+        let source = source.unwrap_or_else(|error| panic!("{page} names {path}: {error}"));
         // Written out, or as a row of a macro that writes tests.
         let exists = source.contains(&format!("fn {name}(")) || source.contains(&format!("    {name}: "));
-        assert!(exists, "ARCHITECTURE.md names {path}::{name}, which does not exist");
+        assert!(exists, "{page} names {path}::{name}, which does not exist");
     }
+    named.len()
 }
 
 #[test]
