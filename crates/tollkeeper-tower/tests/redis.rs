@@ -2,12 +2,10 @@
 
 mod support;
 
-use std::time::Duration;
-
 use axum::Router;
 use axum::routing::any;
 use http::StatusCode;
-use support::{Answer, Server, everything};
+use support::{Answer, Server, everything, until};
 use tollkeeper::{Limit, Limiter, OnStoreFailure, Quota, StatusSet, facts};
 use tollkeeper_tests::redis;
 use tollkeeper_tower::RateLimitLayer;
@@ -21,9 +19,7 @@ async fn used(limiter: &Limiter, limit: &str) -> u64 {
 
 /// Waits for what is done in the background.
 async fn until_used(limiter: &Limiter, limit: &str, expected: u64) {
-    while used(limiter, limit).await != expected {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until(async || used(limiter, limit).await == expected).await;
 }
 
 #[tokio::test]

@@ -247,14 +247,14 @@ async fn of_200_requests_never_more_than_10_are_in_the_handler_also_when_clients
             connection.abort(); // the client is gone, in the middle of its stream
             drop(response);
         }
-        until(|| used() == 5).await;
+        until(async || used() == 5).await;
         rounds.fetch_add(1, Ordering::SeqCst);
         for (response, _) in staying {
             response.into_body().collect().await.expect("it ends as it should");
         }
-        until(|| used() == 0).await;
+        until(async || used() == 0).await;
     }
-    until(|| inside.now.load(Ordering::SeqCst) == 0).await;
+    until(async || inside.now.load(Ordering::SeqCst) == 0).await;
     assert_eq!(inside.most.load(Ordering::SeqCst), 10);
     assert_eq!(inside.all.load(Ordering::SeqCst), 40);
 }
@@ -399,12 +399,12 @@ async fn what_a_leaky_bucket_delays_is_held_in_order_and_given_up_when_the_clien
     for number in 0..5 {
         let server = Arc::clone(&server);
         tasks.push(tokio::spawn(async move { server.get(&format!("/{number}"), &[]).await.status }));
-        until(|| waiting(&limiter) == number + 1).await;
+        until(async || waiting(&limiter) == number + 1).await;
     }
     assert_eq!(server.get("/full", &[]).await.status, 429);
     // The third leaves; nobody waits for it.
     tasks.remove(2).abort();
-    until(|| hand.next_wake().is_some()).await;
+    until(async || hand.next_wake().is_some()).await;
     hand.advance(Span::from_secs(1));
     for task in tasks {
         assert_eq!(task.await.unwrap(), 200);
@@ -442,18 +442,11 @@ async fn a_slot_is_renewed_at_half_its_time_to_live_for_as_long_as_the_response_
     for _ in 0..10 {
         // Its renewal sleeps, for half a minute each time: five times its time to live in all.
         let half = hand.now() + Span::from_secs(30);
-        until(|| hand.next_wake() == Some(half)).await;
+        until(async || hand.next_wake() == Some(half)).await;
         hand.set(half);
         assert_eq!(free(), 0);
     }
     rounds.fetch_add(1, Ordering::SeqCst);
     assert_eq!(holder.await.unwrap(), 200);
-    until(|| free() == 1).await;
-}
-
-/// Waits for what other tasks do.
-async fn until(done: impl Fn() -> bool) {
-    while !done() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until(async || free() == 1).await;
 }

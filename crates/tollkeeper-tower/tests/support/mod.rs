@@ -165,3 +165,13 @@ pub(crate) async fn serve(limits: Vec<Limit>, settings: HttpSettings) -> (Server
     let (router, _) = everything(RateLimitLayer::new(limiter).http(settings));
     (Server::axum(router).await, hand)
 }
+
+/// Waits for what other tasks do, as long as a busy machine may take.
+pub(crate) async fn until(done: impl AsyncFn() -> bool) {
+    let patience = tokio::time::timeout(std::time::Duration::from_secs(60), async {
+        while !done().await {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+    });
+    patience.await.expect("it happens within a minute");
+}
