@@ -78,3 +78,32 @@ impl Drop for Seat<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Timers may wake in any order: who is woken first is not for that the first to go.
+    #[test]
+    fn nobody_overtakes_who_departs_earlier_from_the_same_bucket() {
+        let holds = Holds::default();
+        let join = |key: &[u8], at| holds.join(key.into(), Time::from_micros(at));
+        let ready = |seat: &Seat<'_>| seat.poll(Waker::noop()).is_ready();
+        let (third, first, second) = (join(b"a", 30), join(b"a", 10), join(b"a", 20));
+        let (beside, other) = (join(b"a", 20), join(b"b", 40));
+        assert!(ready(&first) && ready(&other));
+        assert!(!ready(&second) && !ready(&beside) && !ready(&third));
+        drop(first);
+        assert!(
+            ready(&second) && !ready(&beside) && !ready(&third),
+            "those who leave together keep their order"
+        );
+        // Who goes away holds nobody up.
+        drop(beside);
+        assert!(!ready(&third));
+        drop(second);
+        assert!(ready(&third));
+        drop((third, other));
+        assert!(lock(&holds.0).places.is_empty());
+    }
+}
