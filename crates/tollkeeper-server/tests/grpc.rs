@@ -368,7 +368,7 @@ fn over_tls_both_sides_agree_on_http_2() {
             .args([Path::new("--output"), &answer, Path::new("--cacert"), &authority.certificate()])
             .arg(format!("https://{}{SHOULD_RATE_LIMIT}", server.listens("grpc"))),
     );
-    assert_eq!(text(&asked.stdout), "2", "{}", text(&asked.stderr));
+    assert_eq!(text(&asked.stdout).trim(), "2", "{}", text(&asked.stderr));
     let message = fs::read(&answer).unwrap();
     let decoded = RateLimitResponse::decode(&message[5..]).unwrap();
     assert_eq!((codes(&decoded), remaining(&decoded)), ((Code::Ok, vec![Code::Ok]), vec![1]));
