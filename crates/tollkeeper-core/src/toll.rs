@@ -440,7 +440,10 @@ impl Marks {
     fn iter(&self) -> impl Iterator<Item = usize> {
         let words = std::iter::once(&self.first).chain(&self.more);
         words.enumerate().flat_map(|(place, word)| {
-            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| 64 * place + bit)
+            // From mark to mark, because hardly ever is there one.
+            let without_lowest = |word: &u64| Some(word & (word - 1)).filter(|rest| *rest != 0);
+            let rests = std::iter::successors(Some(*word).filter(|word| *word != 0), without_lowest);
+            rests.map(move |rest| place * 64 + rest.trailing_zeros() as usize)
         })
     }
 }
