@@ -7,11 +7,11 @@
 pub mod family;
 mod histogram;
 mod requests;
+mod stripe;
 pub mod text;
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -22,8 +22,7 @@ pub use requests::{Ended, Endings, RequestTally, RouteLabel};
 
 use histogram::Histogram;
 use requests::Routes;
-
-const STRIPES: usize = 8;
+use stripe::{STRIPES, Stripe};
 
 /// All that is counted.
 #[derive(Debug)]
@@ -107,13 +106,6 @@ const DURATIONS: [u64; 14] = [
 /// Upper ends of the buckets of what remains, in ten-thousandths of the limit. The first holds keys that are
 /// used up.
 const SHARES: [u64; 7] = [0, 1_000, 2_500, 5_000, 7_500, 9_000, 10_000];
-
-/// The stripe of this thread.
-fn stripe() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local!(static MINE: Cell<usize> = Cell::new(NEXT.fetch_add(1, Relaxed) % STRIPES));
-    MINE.get()
-}
 
 impl Metrics {
     /// Nothing counted yet.
@@ -206,19 +198,19 @@ impl Observer for Metrics {
             self.current.store(Arc::clone(&own));
             &*own
         };
-        let stripe = stripe();
-        self.busiest.record(decision, stripe);
+        let stripe = Stripe::mine();
+        self.busiest.record(decision, stripe.index());
         for (answer, place) in decision.limits().zip(toll.places()) {
             let tally = &seen.limits[place];
-            let counts = &tally.stripes[stripe];
+            let counts = &tally.stripes[stripe.index()];
             let counter = match (answer.allowed(), answer.rule().mode()) {
                 (true, _) => &counts.allowed,
                 (false, Mode::Shadow) => &counts.would_refuse,
                 (false, _) => &counts.refused,
             };
-            counter.fetch_add(1, Relaxed);
+            stripe.add(counter, 1);
             if let Some(by) = answer.degraded() {
-                counts.fallback[by as usize].fetch_add(1, Relaxed);
+                stripe.add(&counts.fallback[by as usize], 1);
             }
             // What was decided without counting says nothing of what remains.
             if matches!(answer.degraded(), None | Some(OnStoreFailure::Local)) {
@@ -229,15 +221,15 @@ impl Observer for Metrics {
             }
         }
         for place in toll.skipped() {
-            seen.limits[place].stripes[stripe].skipped.fetch_add(1, Relaxed);
+            stripe.add(&seen.limits[place].stripes[stripe.index()].skipped, 1);
         }
         for place in toll.unknown_tiers() {
-            seen.limits[place].stripes[stripe].unknown_tier.fetch_add(1, Relaxed);
+            stripe.add(&seen.limits[place].stripes[stripe.index()].unknown_tier, 1);
         }
     }
 
     fn asked(&self, what: Op, took: Span) {
-        self.store[what as usize].record(stripe(), took.as_micros().saturating_mul(1_000));
+        self.store[what as usize].record(Stripe::mine(), took.as_micros().saturating_mul(1_000));
     }
 }
 

@@ -2,18 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::STRIPES;
+use super::stripe::{STRIPES, Stripe};
 
 /// Counts of numbers up to each of N ends, and above.
 #[derive(Debug)]
 pub(super) struct Histogram<const N: usize> {
     ends: &'static [u64; N],
-    stripes: [Stripe<N>; STRIPES],
+    stripes: [Buckets<N>; STRIPES],
 }
 
 #[derive(Debug)]
 #[repr(align(64))]
-struct Stripe<const N: usize> {
+struct Buckets<const N: usize> {
     up_to: [AtomicU64; N],
     above: AtomicU64,
     sum: AtomicU64,
@@ -52,7 +52,7 @@ impl Counts {
 impl<const N: usize> Histogram<N> {
     /// Nothing counted yet.
     pub(super) fn new(ends: &'static [u64; N]) -> Histogram<N> {
-        let stripe = |_| Stripe {
+        let stripe = |_| Buckets {
             up_to: [const { AtomicU64::new(0) }; N],
             above: AtomicU64::new(0),
             sum: AtomicU64::new(0),
@@ -61,26 +61,26 @@ impl<const N: usize> Histogram<N> {
     }
 
     #[inline]
-    pub(super) fn record(&self, stripe: usize, number: u64) {
+    pub(super) fn record(&self, stripe: Stripe, number: u64) {
         self.record_all(stripe, number, 1);
     }
 
     /// As many of one number.
     #[inline]
-    pub(super) fn record_all(&self, stripe: usize, number: u64, many: u64) {
-        let stripe = &self.stripes[stripe];
+    pub(super) fn record_all(&self, stripe: Stripe, number: u64, many: u64) {
+        let buckets = &self.stripes[stripe.index()];
         let bucket = match self.ends.iter().position(|end| number <= *end) {
-            Some(index) => &stripe.up_to[index],
-            None => &stripe.above,
+            Some(index) => &buckets.up_to[index],
+            None => &buckets.above,
         };
-        bucket.fetch_add(many, Relaxed);
-        stripe.sum.fetch_add(number.saturating_mul(many), Relaxed);
+        stripe.add(bucket, many);
+        stripe.add(&buckets.sum, number.saturating_mul(many));
     }
 
     /// What was counted, each number divided by `unit`.
     #[expect(clippy::cast_precision_loss, reason = "a sum to be looked at needs no more than 52 bits")]
     pub(super) fn counts(&self, unit: f64) -> Counts {
-        let sum = |field: &dyn Fn(&Stripe<N>) -> &AtomicU64| -> u64 {
+        let sum = |field: &dyn Fn(&Buckets<N>) -> &AtomicU64| -> u64 {
             self.stripes.iter().map(|stripe| field(stripe).load(Relaxed)).sum()
         };
         let mut buckets: Vec<(f64, u64)> = (0..N)
@@ -98,8 +98,8 @@ mod tests {
     #[test]
     fn a_number_counts_in_the_first_bucket_that_it_fits_in() {
         let histogram = Histogram::new(&[0, 10, 100]);
-        for (stripe, number) in [0, 1, 10, 11, 100, 101, 1_000].into_iter().enumerate() {
-            histogram.record(stripe, number);
+        for number in [0, 1, 10, 11, 100, 101, 1_000] {
+            histogram.record(Stripe::mine(), number);
         }
         let counts = histogram.counts(10.0);
         assert_eq!(counts.buckets, [(0.0, 1), (1.0, 2), (10.0, 2), (f64::INFINITY, 2)]);

@@ -8,8 +8,9 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tollkeeper::Facts;
 
+use super::DURATIONS;
 use super::histogram::{Counts, Histogram};
-use super::{DURATIONS, STRIPES, stripe};
+use super::stripe::{STRIPES, Stripe};
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,17 +106,17 @@ impl RequestTally {
     /// As [`RequestTally::record`], on a route.
     #[inline]
     pub fn record_on(&self, route: RouteLabel, ended: Ended, took: Duration) {
-        let stripe = stripe();
-        self.of(route)[stripe].0[ended as usize].fetch_add(1, Relaxed);
+        let stripe = Stripe::mine();
+        stripe.add(&self.of(route)[stripe.index()].0[ended as usize], 1);
         self.durations.record(stripe, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
     /// Requests that came together ended so, after so long.
     pub fn record_together(&self, endings: &Endings, took: Duration) {
-        let stripe = stripe();
-        let ends = &self.of(RouteLabel::NONE)[stripe].0;
+        let stripe = Stripe::mine();
+        let ends = &self.of(RouteLabel::NONE)[stripe.index()].0;
         for (end, count) in ends.iter().zip(endings.0).filter(|(_, count)| *count > 0) {
-            end.fetch_add(count, Relaxed);
+            stripe.add(end, count);
         }
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.durations.record_all(stripe, nanos, endings.0.iter().sum());
