@@ -143,7 +143,8 @@ mod tests {
         for stream in &mut inside {
             ask(stream).await;
         }
-        ended(TcpStream::connect(address).await.unwrap()).await;
+        let outside = ended(TcpStream::connect(address).await.unwrap());
+        tokio::time::timeout(Duration::from_secs(30), outside).await.expect("it is turned away");
         let [one, mut other] = inside;
         ask(&mut other).await;
         drop(one);
