@@ -13,9 +13,6 @@ use serde_json::Value;
 use tollkeeper_tests::binary::tollkeeper;
 use tollkeeper_tests::redis::{self, PATIENCE};
 
-/// Comes with the busiest keys; then this goes.
-const NOT_YET: [&str; 1] = ["tollkeeper_starved_keys"];
-
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
@@ -269,15 +266,11 @@ fn every_metric_that_is_named_exists_and_every_panel_shows_something() {
     };
     for source in &sources {
         for name in named(&read(source)) {
-            assert!(exists(&name) || NOT_YET.contains(&name.as_str()), "{source} names {name}");
+            assert!(exists(&name), "{source} names {name}");
         }
     }
-    for name in NOT_YET {
-        assert!(!exists(name), "{name} is there now: take it out of NOT_YET");
-    }
     for (panel, query) in queries() {
-        let later = NOT_YET.iter().any(|name| query.contains(name));
-        assert_eq!(prometheus.query(&query).is_empty(), later, "{panel}: {query}");
+        assert!(!prometheus.query(&query).is_empty(), "{panel}: {query}");
     }
     eventually("the alert for a broken config fires", || {
         !prometheus.query("ALERTS{alertname=\"TollkeeperConfigNotLoaded\"}").is_empty()

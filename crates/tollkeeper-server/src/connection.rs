@@ -372,7 +372,9 @@ pub(crate) mod tests {
         let began = Instant::now();
         let mut heard = 0;
         while began.elapsed() < QUIET * 10 {
-            heard += ours.read(&mut [0; 1 << 10]).await.unwrap();
+            let count = ours.read(&mut [0; 1 << 10]).await.unwrap();
+            assert!(count > 0, "it was closed after {:?}", began.elapsed());
+            heard += count;
         }
         assert!(heard > 50_000, "{heard}");
         // Now nobody reads: the server notices once its buffer is full, and lets go of it.
