@@ -27,7 +27,7 @@ use crate::events;
 use crate::in_force::{CannotReplace, InForce};
 use crate::json::{Reader, Writer};
 use crate::metrics::{Ended, RouteLabel, text};
-use crate::service::Service;
+use crate::service::{Service, Versions};
 use crate::trace::Parent;
 
 const MAX_BODY: usize = 64 << 10;
@@ -185,9 +185,9 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: &Parts, body:
         Call::Limits => Ok((None, limits(&service.in_force()))),
         Call::PutLimits => {
             let body = body::read(body, MAX_LIMITS_BODY).await?;
-            replace_limits(service, &head.headers, Some(body))
+            replace_limits(service, &head.headers, Some(body)).await
         }
-        Call::DeleteLimits => replace_limits(service, &head.headers, None),
+        Call::DeleteLimits => replace_limits(service, &head.headers, None).await,
         Call::Top => {
             let mut out = Writer::default();
             let top = service.metrics.busiest.top(TOP);
@@ -233,8 +233,8 @@ fn limits(in_force: &InForce) -> Response<Reply> {
     response
 }
 
-fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<Vec<u8>>) -> Answered {
-    match service.replace_limits(limits.map(Into::into), |version| has_seen(headers, version)) {
+async fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<Vec<u8>>) -> Answered {
+    match service.replace_limits(limits, &seen(headers)).await {
         Ok(in_force) => Ok((None, self::limits(&in_force))),
         Err(CannotReplace::Version(version)) => {
             let message =
@@ -244,15 +244,26 @@ fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<Vec<u8>
         Err(CannotReplace::Invalid(report)) => {
             Err(ApiError::new(Code::InvalidLimits, report.to_string()).at("limits"))
         }
+        // Nobody can tell whether it was set, so the caller has to look.
+        Err(CannotReplace::Failed(failure)) => {
+            let message = format!(
+                "the store that keeps limits for all nodes did not answer ({failure}): GET /v1/limits says what is in force, then try again"
+            );
+            Err(ApiError::new(Code::VersionMismatch, message))
+        }
     }
 }
 
-/// Whether the caller knows this version, or does not care: one of the tags in `If-Match` is its own.
-fn has_seen(headers: &HeaderMap, version: u64) -> bool {
-    let mut tags = headers.get_all(header::IF_MATCH).iter().peekable();
-    let own = format!("\"{version}\"");
-    let is_own = |tag: &str| matches!(tag.trim(), tag if tag == "*" || tag == own);
-    tags.peek().is_none() || tags.any(|line| line.to_str().is_ok_and(|line| line.split(',').any(is_own)))
+/// The versions in `If-Match`.
+fn seen(headers: &HeaderMap) -> Versions {
+    let lines = headers.get_all(header::IF_MATCH).iter();
+    let tags: Vec<&str> =
+        lines.flat_map(|line| line.to_str().unwrap_or_default().split(',')).map(str::trim).collect();
+    if tags.is_empty() || tags.contains(&"*") {
+        return Versions::Any;
+    }
+    let version = |tag: &&str| tag.strip_prefix('"')?.strip_suffix('"')?.parse().ok();
+    Versions::OneOf(tags.iter().filter_map(version).collect())
 }
 
 /// Each check on its own, in order; one that makes no sense is answered in its place.

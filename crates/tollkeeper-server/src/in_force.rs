@@ -1,12 +1,13 @@
-//! Which limits are in force: those of the file, or those that were PUT in their place. A file always
-//! supplies everything else.
+//! Which limits are in force: those of the file, or those that were PUT in their place, here or for all nodes of the
+//! store. A file always supplies everything else.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use tollkeeper::Limiter;
 use tollkeeper::config::{Config, LimitShape, Report};
+use tollkeeper::redis::SharedLimits;
+use tollkeeper::{Failure, Limiter};
 
 use crate::veil::Veil;
 
@@ -61,6 +62,8 @@ pub enum CannotReplace {
     Version(u64),
     /// They make no sense.
     Invalid(Report),
+    /// The store that keeps them for all nodes did not answer.
+    Failed(Failure),
 }
 
 /// Keeps track of what is in force, and puts it there.
@@ -72,9 +75,28 @@ struct Both {
     /// The config as the file says it, and whose it is.
     file: Config,
     origin: Source,
-    /// What was PUT, as it came: it is read again when the rest of the file changes.
-    put: Option<Arc<[u8]>>,
+    put: Option<Put>,
+    /// The version of what all nodes share that was seen last; 0 if there was none.
+    shared: u64,
     shown: Arc<InForce>,
+}
+
+/// What was PUT.
+#[derive(Clone, Debug)]
+struct Put {
+    /// As it came: it is read again when the rest of the file changes.
+    text: Arc<[u8]>,
+    /// Its version in the store, if all nodes share it.
+    version: Option<u64>,
+}
+
+/// Limits that may be PUT: they make sense, and whoever sends them has seen what is in force.
+#[derive(Debug)]
+pub struct Accepted {
+    /// The limits; without any, those of the file hold again.
+    pub limits: Option<Vec<LimitShape>>,
+    /// The version of what all nodes share that they are to replace.
+    pub replaces: u64,
 }
 
 /// What messages call the limits that were PUT.
@@ -93,7 +115,7 @@ impl Laws {
             limits: file.limits.clone(),
             veil: Veil::of(&file.http),
         });
-        Laws(RwLock::new(Both { file, origin, put: None, shown }))
+        Laws(RwLock::new(Both { file, origin, put: None, shared: 0, shown }))
     }
 
     /// What is in force.
@@ -129,7 +151,41 @@ impl Laws {
             return Err(CannotReplace::Version(both.shown.version));
         }
         if put.is_some() || both.put.is_some() {
+            let put = put.map(|text| Put { text, version: None });
             both.enact(put, limiter).map_err(CannotReplace::Invalid)?;
+        }
+        Ok(Arc::clone(&both.shown))
+    }
+
+    /// Looks whether limits may be PUT for all nodes.
+    pub fn accept(
+        &self,
+        put: Option<&[u8]>,
+        has_seen: impl Fn(u64) -> bool,
+    ) -> Result<Accepted, CannotReplace> {
+        let both = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if !has_seen(both.shown.version) {
+            return Err(CannotReplace::Version(both.shown.version));
+        }
+        let read = put.map(|text| both.file.with_limits(PUT, text)).transpose();
+        let limits = read.map_err(CannotReplace::Invalid)?.map(|(config, _)| config.limits);
+        Ok(Accepted { limits, replaces: both.shared })
+    }
+
+    /// Goes by what all nodes share. Limits that this node cannot read change nothing.
+    pub fn follow(&self, shared: SharedLimits, limiter: &Limiter) -> Result<Arc<InForce>, Report> {
+        let mut both = self.write();
+        if std::mem::replace(&mut both.shared, shared.version) == shared.version {
+            return Ok(Arc::clone(&both.shown));
+        }
+        let put =
+            shared.limits.map(|text| Put { text: text.into_bytes().into(), version: Some(shared.version) });
+        if put.is_some() || both.put.is_some() {
+            let enacted = both.enact(put, limiter);
+            enacted.inspect_err(|report| {
+                both.shown =
+                    Arc::new(InForce { error: Some(report.to_string()), ..InForce::clone(&both.shown) });
+            })?;
         }
         Ok(Arc::clone(&both.shown))
     }
@@ -142,19 +198,23 @@ impl Laws {
 impl Both {
     /// Puts the file with these limits in force: every request that starts later meets them, and all
     /// counters are kept.
-    fn enact(&mut self, put: Option<Arc<[u8]>>, limiter: &Limiter) -> Result<u64, Report> {
+    fn enact(&mut self, put: Option<Put>, limiter: &Limiter) -> Result<u64, Report> {
         let config = match &put {
             None => self.file.clone(),
-            Some(text) => self.file.with_limits(PUT, text)?.0,
+            Some(put) => self.file.with_limits(PUT, &put.text)?.0,
         };
-        let version = limiter.replace_policy(config.policy).version();
+        let policy = match put.as_ref().and_then(|put| put.version) {
+            Some(version) => limiter.replace_policy_as(config.policy, version),
+            None => limiter.replace_policy(config.policy),
+        };
+        let version = policy.version();
         self.shown = Arc::new(InForce {
             version,
             source: if put.is_some() { Source::Api } else { self.origin },
             loaded_at: now(),
             error: None,
             shadowed: config.limits != self.file.limits,
-            persistent: put.is_some().then_some(false),
+            persistent: put.as_ref().map(|put| put.version.is_some()),
             limits: config.limits,
             veil: Veil::of(&self.file.http),
         });

@@ -83,6 +83,9 @@ async fn serve(
     let (http, grpc) = (listen("http", http).await?, listen("grpc", grpc).await?);
     let resp = listen("resp", resp).await?;
     tokio::spawn(events::tell(Arc::clone(&service)));
+    if let Some(following) = Arc::clone(&service).begin_to_follow().await {
+        tokio::spawn(following);
+    }
     let exporter = args.otlp.clone().map(|collector| Exporter::begin(collector, Arc::clone(&service)));
     let mut open = Vec::new();
     if let Some((listener, address)) = http {

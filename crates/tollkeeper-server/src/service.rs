@@ -2,10 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use tollkeeper::config::Config;
+use tollkeeper::config::{Config, Report};
+use tollkeeper::redis::{NotSet, SharedLimits, SharedPolicy};
 use tollkeeper::{Decision, Limiter};
 
 use crate::auth::{Doors, Tokens};
@@ -16,6 +17,9 @@ use crate::metrics::Metrics;
 use crate::store::Store;
 use crate::tls::Acceptor;
 use crate::trace::{Parent, Traces};
+
+/// How long a server that starts waits for what all nodes share.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 /// The service, whatever it is asked through.
 #[derive(Debug)]
@@ -115,15 +119,60 @@ impl Service {
     }
 
     /// Puts limits in the place of the file's (`{"limits":[…]}`), or with none goes back to those, if
-    /// `has_seen` knows the version in force. They hold for as long as this process lives.
-    pub fn replace_limits(
+    /// `seen` knows the version in force: for every node of a store elsewhere, else for as long as this process lives.
+    pub async fn replace_limits(
         &self,
-        limits: Option<Arc<[u8]>>,
-        has_seen: impl Fn(u64) -> bool,
+        limits: Option<Vec<u8>>,
+        seen: &Versions,
     ) -> Result<Arc<InForce>, CannotReplace> {
-        let in_force = self.laws.replace(limits, has_seen, &self.limiter)?;
-        tracing::info!("version {} of the limits is in force, through the API", in_force.version);
+        let Store::Redis(store) = &self.store else {
+            let in_force =
+                self.laws.replace(limits.map(Into::into), |version| seen.has(version), &self.limiter)?;
+            tracing::info!("version {} of the limits is in force, through the API", in_force.version);
+            return Ok(in_force);
+        };
+        let accepted = self.laws.accept(limits.as_deref(), |version| seen.has(version))?;
+        let shared = SharedPolicy::of(store.remote());
+        let expected = (*seen != Versions::Any).then_some(accepted.replaces);
+        let set = match &accepted.limits {
+            Some(limits) => shared.set(limits, expected).await,
+            None => shared.clear(expected).await,
+        };
+        match set {
+            // What was set is read as every other node reads it.
+            Ok(_) => self
+                .follow(shared.get().await.map_err(CannotReplace::Failed)?)
+                .map_err(CannotReplace::Invalid),
+            Err(NotSet::Conflict { version }) => Err(CannotReplace::Version(version)),
+            Err(NotSet::Failed(failure)) => Err(CannotReplace::Failed(failure)),
+        }
+    }
+
+    /// Goes by what all nodes share.
+    fn follow(&self, shared: SharedLimits) -> Result<Arc<InForce>, Report> {
+        let before = self.in_force().version;
+        let in_force = self.laws.follow(shared, &self.limiter).inspect_err(|report| {
+            tracing::error!("the limits that all nodes share are not in force here: {report}");
+        })?;
+        if in_force.version != before {
+            tracing::info!("version {} of the limits is in force, as for all nodes", in_force.version);
+        }
         Ok(in_force)
+    }
+
+    /// Follows what all nodes share, for as long as this is awaited. Ready when what was there at first is in force, or
+    /// the store has kept us waiting: what runs then is the future that comes back.
+    pub async fn begin_to_follow(self: Arc<Service>) -> Option<impl Future<Output = ()> + Send + 'static> {
+        let Store::Redis(store) = &self.store else { return None };
+        let mut changes = SharedPolicy::of(store.remote()).watch();
+        if let Ok(first) = tokio::time::timeout(FIRST_LOOK, changes.next()).await {
+            let _ = self.follow(first);
+        }
+        Some(async move {
+            loop {
+                let _ = self.follow(changes.next().await);
+            }
+        })
     }
 
     /// Says goodbye: from now on it is not ready.
@@ -135,6 +184,24 @@ impl Service {
     /// Whether it is about to stop.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+}
+
+/// The versions of the limits that a caller has seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Versions {
+    /// It does not care.
+    Any,
+    /// One of these.
+    OneOf(Vec<u64>),
+}
+
+impl Versions {
+    fn has(&self, version: u64) -> bool {
+        match self {
+            Versions::Any => true,
+            Versions::OneOf(versions) => versions.contains(&version),
+        }
     }
 }
 

@@ -1,0 +1,176 @@
+//! Several servers on one Redis: limits that one of them is given hold for all, and restarts lose nothing.
+
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
+mod support;
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, RwLock};
+
+use serde_json::{Value, json};
+use support::*;
+use tollkeeper::digest::{hex, sha256};
+use tollkeeper_tests::redis;
+
+const TOKEN: &str = "authorization: Bearer boss";
+
+/// Servers on one Redis, each with a file of its own.
+struct Nodes {
+    folder: Folder,
+    redis: redis::Server,
+}
+
+impl Nodes {
+    fn new() -> Nodes {
+        Nodes { folder: Folder::new(), redis: redis::Server::start() }
+    }
+
+    /// A node whose file has one limit of this burst.
+    fn start(&self, burst: u32) -> Server {
+        let digest = hex(&sha256(b"boss"));
+        let file = self.folder.write(
+            &format!("{burst}.yaml"),
+            &format!(
+                "admin: {{ token_sha256: {digest} }}\nredis: {{ deadline: 5s }}\n\
+                 limits:\n  - {{ name: few, by: user, rate: 1/day, burst: {burst} }}\n"
+            ),
+        );
+        Server::with(&["--store", &self.redis.url(), "--config", file.to_str().unwrap()])
+    }
+}
+
+fn body(burst: u32) -> String {
+    json!({ "limits": [{ "name": "few", "by": "user", "rate": "1/day", "burst": burst }] }).to_string()
+}
+
+fn change(server: &Server, method: &str, headers: &[&str], body: &str) -> Answer {
+    server.client().request_with(method, "/v1/limits", &[headers, &[TOKEN]].concat(), body.as_bytes())
+}
+
+/// What is in force: source, whether a file is shadowed, whether it outlives the process, the burst.
+fn state(answer: &Answer) -> Value {
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let said = answer.json();
+    json!([said["source"], said["shadowed"], said["persistent"], said["limits"][0]["burst"]])
+}
+
+fn becomes(server: &Server, expected: &Value) {
+    eventually(&format!("{expected} is in force"), || state(&server.get("/v1/limits")) == *expected);
+}
+
+#[test]
+fn what_one_node_is_given_holds_for_all_and_over_restarts_until_it_is_taken_back() {
+    let nodes = Nodes::new();
+    let (one, other) = (nodes.start(5), nodes.start(6));
+    assert!(one.check(r#"{"user":"alice"}"#));
+    assert_eq!(state(&one.get("/v1/limits")), json!(["file", false, null, 5]));
+
+    let answer = change(&one, "PUT", &[], &body(9));
+    assert_eq!(state(&answer), json!(["api", true, true, 9]));
+    becomes(&other, &json!(["api", true, true, 9]));
+    assert_eq!(other.get("/v1/limits").json()["version"], answer.json()["version"], "one version for all");
+    let peek = other.post("/v1/peek", r#"{"facts":{"user":"alice"}}"#).json();
+    assert_eq!(peek["limits"][0]["remaining"], 8, "what was charged stays charged");
+
+    // A node that starts has them from its first answer on.
+    drop(one);
+    let one = nodes.start(5);
+    assert_eq!(state(&one.get("/v1/limits")), json!(["api", true, true, 9]));
+
+    let answer = change(&other, "DELETE", &[], "");
+    assert_eq!(state(&answer), json!(["file", false, null, 6]));
+    becomes(&one, &json!(["file", false, null, 5]));
+}
+
+#[test]
+fn of_two_who_saw_the_same_limits_one_wins_whichever_node_they_ask() {
+    let nodes = Nodes::new();
+    let servers = [nodes.start(5), nodes.start(6)];
+    for round in 10..15 {
+        let version = change(&servers[0], "PUT", &[], &body(round)).json()["version"].clone();
+        for server in &servers {
+            eventually("both have seen it", || server.get("/v1/limits").json()["version"] == version);
+        }
+        let seen = format!("if-match: \"{version}\"");
+        let statuses: Vec<u16> = std::thread::scope(|scope| {
+            let tries = servers.each_ref().map(|server| {
+                let seen = &seen;
+                scope.spawn(move || change(server, "PUT", &[seen], &body(round * 10)).status)
+            });
+            tries.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert!(statuses.contains(&200) && statuses.contains(&412), "{statuses:?}");
+    }
+    let (status, code, _) = change(&servers[0], "PUT", &["if-match: \"1\""], &body(1)).error();
+    assert_eq!((status, &*code), (412, "version_mismatch"));
+}
+
+#[test]
+fn without_its_store_nothing_is_replaced_and_the_answer_says_so() {
+    let mut nodes = Nodes::new();
+    let server = nodes.start(5);
+    nodes.redis.kill();
+    let (status, code, _) = change(&server, "PUT", &[], &body(9)).error();
+    assert_eq!((status, &*code), (412, "version_mismatch"));
+    assert_eq!(state(&server.get("/v1/limits")), json!(["file", false, null, 5]));
+    assert!(server.check(r#"{"user":"alice"}"#), "and decisions go on");
+}
+
+/// One check over a connection of its own: the status, if there is an answer.
+fn ask(address: SocketAddr) -> Option<String> {
+    let body = r#"{"facts":{"user":"alice"}}"#;
+    let mut stream = TcpStream::connect(address).ok()?;
+    let request =
+        format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut line = [0; 12];
+    stream.read_exact(&mut line).ok()?;
+    Some(text(&line[9..]).to_owned())
+}
+
+/// Two nodes, clients that ask again when a node is gone, and each node restarted five times under it.
+#[test]
+fn nodes_that_are_restarted_one_by_one_lose_no_request_and_admit_none_too_many() {
+    const BURST: usize = 3_000;
+    const CLIENTS: usize = 8;
+    const RESTARTS: usize = 5;
+    let nodes = Nodes::new();
+    let start = || Arc::new(nodes.start(u32::try_from(BURST).unwrap()));
+    let servers = Arc::new(RwLock::new([start(), start()]));
+    let (done, admitted, asked) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for client in 0..CLIENTS {
+            let (servers, done, admitted, asked) = (&servers, &done, &admitted, &asked);
+            scope.spawn(move || {
+                let mut turn = client;
+                while !done.load(SeqCst) || asked.load(SeqCst) < 2 * BURST {
+                    turn += 1;
+                    let address = servers.read().unwrap()[turn % 2].address;
+                    match ask(address).as_deref() {
+                        Some("200") => admitted.fetch_add(1, SeqCst),
+                        Some("429") => 0,
+                        Some(other) => panic!("{other}"),
+                        // Nobody answered, so somebody else is asked.
+                        None => continue,
+                    };
+                    asked.fetch_add(1, SeqCst);
+                }
+            });
+        }
+        for restart in 0..2 * RESTARTS {
+            let place = restart % 2;
+            let before = asked.load(SeqCst);
+            eventually("requests are answered", || asked.load(SeqCst) > before + 100);
+            // The new one listens before the old one goes, as it does behind any balancer.
+            let old = std::mem::replace(&mut servers.write().unwrap()[place], start());
+            old.signal("TERM");
+            eventually("the old one has drained", || old.is_closed());
+        }
+        done.store(true, SeqCst);
+    });
+    let (admitted, asked) = (admitted.load(SeqCst), asked.load(SeqCst));
+    println!("{asked} requests answered over {} restarts, {admitted} of {BURST} admitted", 2 * RESTARTS);
+    assert_eq!(admitted, BURST, "none above the limit, and none charged in vain");
+}
