@@ -33,7 +33,7 @@ fn an_embedder_takes_on_fewer_than_ten_crates() {
 
 #[test]
 fn an_embedder_with_the_tower_layer_takes_on_fifteen_crates_at_most() {
-    let crates = crates("tollkeeper-tower");
+    let crates = crates("tollkeeper-tower", "");
     println!("{} crates: {}", crates.len(), crates.iter().cloned().collect::<Vec<_>>().join(", "));
     assert!(crates.iter().any(|name| name.starts_with("tower-service ")), "{crates:?}");
     assert!(crates.len() <= 15, "{} crates: {crates:?}", crates.len());
