@@ -152,7 +152,10 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: &Parts, body:
             let slot = slot.map(|slot| limiter.seal_slot(&slot.keep()));
             let mut out = Writer::with_capacity(USUAL_ANSWER);
             answer::write_acquired(&mut out, limiter, &decision, slot.as_deref());
-            Ok((Some((service.metrics.route(&ask.facts), ended(&decision))), verdict(&decision, out)))
+            Ok((
+                Some((service.metrics.route(&ask.facts), ended(&decision))),
+                verdict(service, &decision, out),
+            ))
         }
         Call::Release | Call::Renew => {
             let mut body = body::read(body, MAX_BODY).await?;
@@ -307,21 +310,18 @@ fn ended(decision: &Decision) -> Ended {
     }
 }
 
-/// 200, or 429 with the time to come again.
+/// 200 or 429, with what clients are told.
 fn decided(service: &Service, decision: &Decision) -> Response<Reply> {
     let mut out = Writer::with_capacity(USUAL_ANSWER);
     answer::write_decision(&mut out, &service.limiter, decision);
-    verdict(decision, out)
+    verdict(service, decision, out)
 }
 
 /// The same, of what is already written.
-fn verdict(decision: &Decision, out: Writer) -> Response<Reply> {
+fn verdict(service: &Service, decision: &Decision, out: Writer) -> Response<Reply> {
     let status = if decision.allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut response = respond(status, JSON, out.finish());
-    if let Some(retry) = decision.retry_after() {
-        let seconds = HeaderValue::from(retry.as_secs_ceil().max(1));
-        response.headers_mut().insert(header::RETRY_AFTER, seconds);
-    }
+    service.headers.load().insert(response.headers_mut(), decision);
     response
 }
 

@@ -23,5 +23,6 @@ pub mod serve;
 pub mod service;
 pub mod store;
 pub mod tls;
+pub mod told;
 pub mod trace;
 pub mod veil;

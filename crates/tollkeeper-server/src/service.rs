@@ -11,11 +11,11 @@ use tollkeeper::{Decision, Limiter};
 
 use crate::auth::{Doors, Tokens};
 use crate::events::Events;
-use crate::grpc::rls::Headers;
 use crate::in_force::{CannotReplace, InForce, Laws, Loaded, Source};
 use crate::metrics::Metrics;
 use crate::store::Store;
 use crate::tls::Acceptor;
+use crate::told::Headers;
 use crate::trace::{Parent, Traces};
 
 /// How long a server that starts waits for what all nodes share.
@@ -36,7 +36,7 @@ pub struct Service {
     pub acceptor: Acceptor,
     /// Tells.
     pub events: Events,
-    /// What Envoy tells clients.
+    /// Tells clients of their limits.
     pub headers: ArcSwap<Headers>,
     laws: Laws,
     /// Keeps decisions for a collector, if there is one.

@@ -7,14 +7,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use prost_types::Duration;
-use tollkeeper::config::Config;
 use tollkeeper::decision::Answer;
 use tollkeeper::digest;
 use tollkeeper::facts::MAX_VALUE;
-use tollkeeper::http::HeaderDialect;
 use tollkeeper::{Decision, Facts, InvalidRequest, Joint, Met, OnStoreFailure, Quota, Retry, Span, Verdict};
-use tollkeeper_tower::headers::{self, Jitter};
-use tollkeeper_tower::random::draw;
 use tonic::Status;
 
 use super::proto::envoy::config::core::v3::HeaderValue;
@@ -24,6 +20,7 @@ use super::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, Des
 use super::question::{Descriptor, Question};
 use crate::metrics::Ended;
 use crate::service::Service;
+use crate::told::Headers;
 
 /// Answers Envoy.
 #[derive(Debug)]
@@ -87,7 +84,7 @@ impl Rls {
             overall_code: overall_code.into(),
             statuses,
             response_headers_to_add: telling
-                .map(|told| self.service.headers.load().tell(told))
+                .map(|told| tell(&self.service.headers.load(), told))
                 .unwrap_or_default(),
         };
         Ok((ended, response))
@@ -275,24 +272,10 @@ const UNITS: [(Span, Unit); 7] = [
 ];
 
 /// What Envoy is told to add to the response of a request.
-#[derive(Debug)]
-pub struct Headers {
-    dialects: Vec<HeaderDialect>,
-    jitter: Jitter,
-}
-
-impl Headers {
-    /// As the config has it.
-    pub fn of(config: &Config) -> Headers {
-        let jitter = Jitter { share: config.retry_after_jitter, draw };
-        Headers { dialects: config.grpc.headers.clone(), jitter }
-    }
-
-    fn tell(&self, decision: &Decision) -> Vec<HeaderValue> {
-        let mut told = Vec::new();
-        headers::write(decision, &self.dialects, &self.jitter, |field, value| {
-            told.push(HeaderValue { key: field.name().to_owned(), value: value.to_owned() });
-        });
-        told
-    }
+fn tell(headers: &Headers, decision: &Decision) -> Vec<HeaderValue> {
+    let mut told = Vec::new();
+    headers.tell_envoy(decision, |field, value| {
+        told.push(HeaderValue { key: field.name().to_owned(), value: value.to_owned() });
+    });
+    told
 }
