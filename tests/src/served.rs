@@ -22,7 +22,7 @@ impl Served {
         let mut command = Command::new("sh");
         // Each connection is a file, and a shell may start with few of them.
         command.args(["-c", "ulimit -n \"$(ulimit -Hn)\"; exec \"$0\" \"$@\""]).arg(binary::tollkeeper());
-        command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]).args(args);
+        command.args(["serve", "--grpc", "off", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]).args(args);
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
         let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
         let mut listens = |name: &str| {

@@ -90,7 +90,7 @@ impl Server {
         fs::write(&config, &page().file("tollkeeper.yaml").text).expect("`target` can be written");
         let mut serve = Command::new(binary::tollkeeper());
         serve
-            .args(["serve", "--http", "127.0.0.1:0", "--resp", "off", "--config"])
+            .args(["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off", "--config"])
             .arg(&config)
             .stdout(Stdio::piped());
         let mut process = Killed::start(&mut serve);

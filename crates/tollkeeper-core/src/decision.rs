@@ -11,7 +11,7 @@ use crate::policy::Policy;
 use crate::policy::Rule;
 use crate::quota::Quota;
 use crate::time::{Span, Time};
-use crate::toll::{Due, InvalidRequest, Request, Toll, Verb};
+use crate::toll::{Due, InvalidRequest, Met, Request, Toll, Verb};
 
 /// What one limit says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -304,6 +304,21 @@ impl Decision {
         })
     }
 
+    /// What follows for one of several sets of facts, if it were alone: its verdict, and the limit that decides it.
+    pub fn of(&self, met: &Met) -> (Verdict, Option<Answer<'_>>) {
+        conclude(met.places().map(|place| self.answer(place)))
+    }
+
+    /// A receipt as if all of this had been paid now, under a number of the caller's: it gives back what was paid
+    /// earlier without one, as far as the states still hold it. It is void in a moment.
+    pub fn as_if_paid(&self, id: u64) -> Option<Charge> {
+        let paid = |Answer { due, .. }: &Answer<'_>| due.cost > 0 && due.quota.count() > 0 && !due.is_slot();
+        let item = |Answer { due, said, .. }: Answer<'_>| Item::new(&due, said.mark(), said.overflow());
+        let items: Vec<Item> = self.limits().filter(paid).map(item).collect();
+        // Nobody sees it who could use it twice: that it was used need not be remembered for longer.
+        (!items.is_empty()).then(|| Charge::new(id, self.0.ruling.now, Some(Span::from_secs(1)), items))
+    }
+
     /// The receipt: there if the request passed and something was charged in the store.
     pub fn charge(&self) -> Option<Charge> {
         let items: Vec<Item> = self.entered(false).collect();
@@ -332,7 +347,7 @@ impl Decision {
 
     /// [`Decision::verdict`] and [`Decision::binding`], for who wants both: they are computed together.
     pub fn conclusion(&self) -> (Verdict, Option<Answer<'_>>) {
-        let (verdict, binding) = self.conclusion_of(|_| true);
+        let (verdict, binding) = conclude(self.limits());
         debug_assert_eq!(
             self.0.allowed,
             matches!(verdict, Verdict::Allow { .. }),
@@ -344,34 +359,39 @@ impl Decision {
     /// The limit that headers tell of: the one that decides, or where that one may not be shown or has not
     /// counted, the one that would decide without it.
     pub fn shown(&self) -> Option<Answer<'_>> {
-        self.conclusion_of(|answer| answer.due.rule.shown() && answer.counted()).1
+        conclude(self.limits().filter(|answer| answer.due.rule.shown() && answer.counted())).1
     }
 
-    fn conclusion_of(&self, of: impl Fn(&Answer<'_>) -> bool) -> (Verdict, Option<Answer<'_>>) {
-        let mut verdict = Verdict::Allow { delay: Span::ZERO };
-        let mut binding: Option<(Answer<'_>, Outcome)> = None;
-        for answer in self.limits().filter(|answer| answer.due.enforced() && of(answer)) {
-            let outcome = answer.outcome();
-            verdict = match (verdict, outcome.retry) {
-                (Verdict::Allow { delay }, None) => {
-                    if binding.is_none_or(|(_, least)| scarcer(&outcome, &least)) {
-                        binding = Some((answer, outcome));
-                    }
-                    Verdict::Allow { delay: delay.max(outcome.delay) }
-                }
-                (Verdict::Allow { .. }, Some(retry)) => {
-                    binding = Some((answer, outcome));
-                    Verdict::Deny { retry }
-                }
-                (Verdict::Deny { retry: longest }, Some(retry)) if retry > longest => {
-                    binding = Some((answer, outcome));
-                    Verdict::Deny { retry }
-                }
-                (denied, _) => denied,
-            };
-        }
-        (verdict, binding.map(|(answer, _)| answer))
+    fn answer(&self, place: usize) -> Answer<'_> {
+        Answer { due: self.0.toll.get(place), said: &self.0.ruling.said[place], now: self.0.ruling.now }
     }
+}
+
+/// What follows from what each limit says: those that are enforced must all allow.
+fn conclude<'d>(answers: impl Iterator<Item = Answer<'d>>) -> (Verdict, Option<Answer<'d>>) {
+    let mut verdict = Verdict::Allow { delay: Span::ZERO };
+    let mut binding: Option<(Answer<'_>, Outcome)> = None;
+    for answer in answers.filter(|answer| answer.due.enforced()) {
+        let outcome = answer.outcome();
+        verdict = match (verdict, outcome.retry) {
+            (Verdict::Allow { delay }, None) => {
+                if binding.is_none_or(|(_, least)| scarcer(&outcome, &least)) {
+                    binding = Some((answer, outcome));
+                }
+                Verdict::Allow { delay: delay.max(outcome.delay) }
+            }
+            (Verdict::Allow { .. }, Some(retry)) => {
+                binding = Some((answer, outcome));
+                Verdict::Deny { retry }
+            }
+            (Verdict::Deny { retry: longest }, Some(retry)) if retry > longest => {
+                binding = Some((answer, outcome));
+                Verdict::Deny { retry }
+            }
+            (denied, _) => denied,
+        };
+    }
+    (verdict, binding.map(|(answer, _)| answer))
 }
 
 /// What one limit says in a decision.

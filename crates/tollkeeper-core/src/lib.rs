@@ -37,4 +37,4 @@ pub use reason::Reason;
 pub use siphash::Secret;
 pub use status::StatusSet;
 pub use time::{Span, Time};
-pub use toll::{Due, InvalidRequest, Toll, Verb};
+pub use toll::{Due, InvalidRequest, Met, Toll, Verb};

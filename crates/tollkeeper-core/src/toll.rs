@@ -69,6 +69,16 @@ struct Entry {
     shift: u64,
 }
 
+/// The limits that one of several sets of facts has met, by their places in the toll.
+#[derive(Clone, Debug, Default)]
+pub struct Met(Inline<u32, 4>);
+
+impl Met {
+    pub(crate) fn places(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().map(|place| *place as usize)
+    }
+}
+
 /// What is due at one limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Due<'t> {
@@ -155,6 +165,23 @@ impl Toll {
     /// the largest cost and under the smallest quota.
     #[inline]
     pub fn add(&mut self, facts: &Facts<'_>, cost: u64) -> Result<(), InvalidRequest> {
+        self.enter(facts, cost, |_| {})
+    }
+
+    /// As [`Toll::add`], saying which limits these facts meet.
+    pub fn meet(&mut self, facts: &Facts<'_>, cost: u64) -> Result<Met, InvalidRequest> {
+        let mut met = Met::default();
+        self.enter(facts, cost, |index| met.0.push(place(index)))?;
+        Ok(met)
+    }
+
+    #[inline]
+    fn enter(
+        &mut self,
+        facts: &Facts<'_>,
+        cost: u64,
+        mut entered: impl FnMut(usize),
+    ) -> Result<(), InvalidRequest> {
         facts.check().map_err(InvalidRequest::Fact)?;
         if cost == 0 {
             return Err(InvalidRequest::ZeroCost);
@@ -219,8 +246,12 @@ impl Toll {
             // Within one set of facts each limit makes one key; only earlier sets can have made it before.
             let same = |other: &Entry| due(policy, &self.values, None, other).key == key;
             match self.entries[..earlier].iter().position(same) {
-                None => self.entries.push(entry),
+                None => {
+                    entered(self.entries.len());
+                    self.entries.push(entry);
+                }
                 Some(same) => {
+                    entered(same);
                     let merged = &mut self.entries[same];
                     let other = due(policy, &self.values, None, merged).quota;
                     merged.cost = merged.cost.max(cost);
@@ -242,7 +273,7 @@ impl Toll {
         part
     }
 
-    /// The same, to be looked at only.
+    /// The same, to be looked at only: of one that was to check, without the limits that a check does not meet.
     #[must_use]
     pub fn looking(self) -> Toll {
         Toll { verb: Verb::Peek, ..self }

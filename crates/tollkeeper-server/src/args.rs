@@ -57,7 +57,7 @@ pub struct Serve {
     /// Where to listen for HTTP; `off` does not, port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_HTTP")]
     pub http: Option<Listener>,
-    /// Where to listen for gRPC (not yet)
+    /// Where to listen for gRPC, which Envoy speaks; `off` does not [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_GRPC")]
     pub grpc: Option<Listener>,
     /// Where to listen for RESP, the protocol of Redis; as --http [default: 127.0.0.1:6380]

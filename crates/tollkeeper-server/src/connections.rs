@@ -18,6 +18,9 @@ const BREATH: Duration = Duration::from_millis(50);
 
 /// What is spoken over a connection.
 pub trait Protocol: Clone + Send + Sync + 'static {
+    /// Its name in TLS, where its clients insist on one.
+    const NAME: Option<&'static [u8]> = None;
+
     /// Serves one connection until either side ends it, or soon after it is told to stop.
     fn serve(self, stream: impl Stream, stopped: watch::Receiver<()>) -> impl Future<Output = ()> + Send;
 }
@@ -107,13 +110,13 @@ async fn accept(
 }
 
 /// Agrees on how to speak, then serves.
-async fn greet(
+async fn greet<P: Protocol>(
     stream: TcpStream,
     service: Arc<Service>,
-    protocol: impl Protocol,
+    protocol: P,
     stopped: watch::Receiver<()>,
 ) {
-    match service.acceptor.accept(stream).await {
+    match service.acceptor.accept(stream, P::NAME).await {
         Ok(tls::Stream::Plain(stream)) => protocol.serve(stream, stopped).await,
         // A box, so that a connection without TLS takes no room for one with it.
         Ok(tls::Stream::Tls(stream)) => Box::pin(protocol.serve(stream, stopped)).await,

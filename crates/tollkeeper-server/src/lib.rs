@@ -9,6 +9,7 @@ pub mod connections;
 pub mod decimal;
 pub mod events;
 pub mod files;
+pub mod grpc;
 pub mod http;
 pub mod in_force;
 pub mod json;

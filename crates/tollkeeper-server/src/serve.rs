@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tollkeeper::config::{Config, Format, Listener, Report};
@@ -16,6 +16,7 @@ use crate::connection::Http;
 use crate::connections::Connections;
 use crate::events;
 use crate::files;
+use crate::grpc::Grpc;
 use crate::in_force::Source;
 use crate::logging;
 use crate::notify;
@@ -49,19 +50,14 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
     }
     let http = choose(args.http, config.listen.http, "127.0.0.1:8080");
     let resp = choose(args.resp, config.listen.resp, "127.0.0.1:6380");
-    if let Some(Listener::At(_)) = args.grpc {
-        bail!("--grpc is not there yet (leave it out, or say `--grpc off`)");
-    }
-    if let (None, Some(Listener::At(address))) = (args.grpc, config.listen.grpc) {
-        tracing::warn!("listen.grpc is {address}, but grpc is not there yet: nobody listens there");
-    }
+    let grpc = choose(args.grpc, config.listen.grpc, "127.0.0.1:8081");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let store = Store::open(args.store.as_ref().unwrap_or(&config.store), &config)?;
         let on_store_failure = config.on_store_failure;
         let service = Arc::new(Service::new(config, source, store)?);
         let asked = Arc::new(Resp::new(Arc::clone(&service), on_store_failure));
-        serve(args, http, (resp, asked), changes, service).await
+        serve(args, http, grpc, (resp, asked), changes, service).await
     })
 }
 
@@ -74,6 +70,7 @@ pub fn builtin() -> Config {
 async fn serve(
     args: &Serve,
     http: Listener,
+    grpc: Listener,
     (resp, asked): (Listener, Arc<Resp>),
     mut changes: Changes,
     service: Arc<Service>,
@@ -83,7 +80,8 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
 
-    let (http, resp) = (listen("http", http).await?, listen("resp", resp).await?);
+    let (http, grpc) = (listen("http", http).await?, listen("grpc", grpc).await?);
+    let resp = listen("resp", resp).await?;
     tokio::spawn(events::tell(Arc::clone(&service)));
     let exporter = args.otlp.clone().map(|collector| Exporter::begin(collector, Arc::clone(&service)));
     let mut open = Vec::new();
@@ -102,6 +100,12 @@ async fn serve(
         }
         open.push(Connections::accept(listener, Arc::clone(&service), Http(Arc::clone(&service))));
         listening("http", address)?;
+    }
+    let rls = Grpc::new(Arc::clone(&service)).await;
+    if let Some((listener, address)) = grpc {
+        service.metrics.grpc.begin();
+        open.push(Connections::accept(listener, Arc::clone(&service), rls.clone()));
+        listening("grpc", address)?;
     }
     if let Some((listener, address)) = resp {
         open.push(Connections::accept(listener, Arc::clone(&service), asked));
@@ -124,8 +128,10 @@ async fn serve(
     tracing::info!("draining");
     notify::tell(notify::State::Stopping);
     service.drain();
+    rls.drain().await;
     let drained = async {
         tokio::time::sleep(args.drain_delay).await;
+        rls.close().await;
         // All at once: none waits for the requests of another.
         let closing: Vec<_> =
             open.into_iter().map(|connections| tokio::spawn(connections.close(LAST_REQUESTS))).collect();

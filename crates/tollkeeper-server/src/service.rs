@@ -4,11 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use arc_swap::ArcSwap;
 use tollkeeper::config::Config;
 use tollkeeper::{Decision, Limiter};
 
 use crate::auth::{Doors, Tokens};
 use crate::events::Events;
+use crate::grpc::rls::Headers;
 use crate::in_force::{CannotReplace, InForce, Laws, Loaded, Source};
 use crate::metrics::Metrics;
 use crate::store::Store;
@@ -30,6 +32,8 @@ pub struct Service {
     pub acceptor: Acceptor,
     /// Tells.
     pub events: Events,
+    /// What Envoy tells clients.
+    pub headers: ArcSwap<Headers>,
     laws: Laws,
     /// Keeps decisions for a collector, if there is one.
     traces: OnceLock<Traces>,
@@ -41,6 +45,7 @@ impl Service {
     pub fn new(config: Config, source: Source, store: Store) -> anyhow::Result<Service> {
         let acceptor = Acceptor::open(config.tls.as_ref())?;
         let doors = Doors::new(tokens(&config));
+        let headers = ArcSwap::from_pointee(Headers::of(&config));
         let limiter = store.limiter(config.policy.clone());
         let policy = limiter.policy();
         let metrics = Arc::new(Metrics::new(&policy));
@@ -57,6 +62,7 @@ impl Service {
             doors,
             acceptor,
             events: Events::default(),
+            headers,
             laws,
             traces: OnceLock::new(),
             draining: AtomicBool::new(false),
@@ -90,12 +96,13 @@ impl Service {
 
     /// Takes a config that was read anew.
     pub fn reload(&self, config: Config) -> anyhow::Result<Loaded> {
-        let tokens = tokens(&config);
+        let (tokens, headers) = (tokens(&config), Headers::of(&config));
         let certificates = self.acceptor.renew(config.tls.as_ref())?;
         self.metrics.know_routes(config.http.routes.iter().map(String::as_str));
         // Limits that were PUT may not fit the rest of the new file.
         let loaded = self.laws.reload(config, &self.limiter).map_err(anyhow::Error::msg)?;
         self.doors.change(tokens);
+        self.headers.store(headers.into());
         certificates.put_in_force();
         self.metrics.reloads.done.fetch_add(1, Ordering::Relaxed);
         Ok(loaded)

@@ -54,11 +54,16 @@ impl Acceptor {
         })
     }
 
-    /// Agrees with a client on how to speak. Takes its time, up to [`HANDSHAKE`]: not for the loop that
-    /// accepts.
-    pub async fn accept(&self, stream: TcpStream) -> io::Result<Stream> {
+    /// Agrees with a client on how to speak, and on this protocol if it has a name. Takes its time, up to
+    /// [`HANDSHAKE`]: not for the loop that accepts.
+    pub async fn accept(&self, stream: TcpStream, protocol: Option<&[u8]>) -> io::Result<Stream> {
         let Some(current) = &self.0 else { return Ok(Stream::Plain(stream)) };
-        let shaken = TlsAcceptor::from(current.load_full()).accept(stream);
+        let mut config = current.load_full();
+        if let Some(name) = protocol {
+            // A handful of pointers, beside what it takes to agree.
+            Arc::make_mut(&mut config).alpn_protocols = vec![name.to_vec()];
+        }
+        let shaken = TlsAcceptor::from(config).accept(stream);
         let stream = tokio::time::timeout(HANDSHAKE, shaken).await??;
         Ok(Stream::Tls(Box::new(stream)))
     }

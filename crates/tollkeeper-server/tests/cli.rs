@@ -539,6 +539,7 @@ fn the_help_of_each_command_says_what_it_does() {
                 "--drain-delay",
                 "TOLLKEEPER_HTTP",
                 "127.0.0.1:8080",
+                "127.0.0.1:8081",
                 "--log",
             ][..],
         ),

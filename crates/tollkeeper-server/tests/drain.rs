@@ -154,7 +154,7 @@ fn an_address_that_is_none_is_refused_with_an_example() {
 #[test]
 fn flags_that_make_no_sense_or_are_not_there_yet_are_refused() {
     for (args, said) in [
-        (&["--grpc", "127.0.0.1:0"][..], "--grpc"),
+        (&["--grpc", "8081"][..], "--grpc"),
         (&["--store", "nonsense"], "--store"),
         (&["--drain-delay", "soon"], "--drain-delay"),
         (&["--log", "loud"], "--log"),

@@ -21,6 +21,7 @@ use crate::current::Current;
 use crate::guard::SlotGuard;
 use crate::handle::{Handle, HandleError, Layers};
 use crate::hold::Holds;
+use crate::joint::Joint;
 use crate::memory::MemoryStore;
 use crate::meter::Meter;
 use crate::observer::Observer;
@@ -125,6 +126,11 @@ impl Limiter {
         if delay > Span::ZERO {
             self.inner.holds.wait(&self.inner.clock, decision, delay).await;
         }
+    }
+
+    /// Begins one request of several sets of facts: see [`Joint`].
+    pub fn joint(&self) -> Joint<'_> {
+        Joint::new(self)
     }
 
     /// Waits until the request may pass, behind everybody who already waits for one of its keys.
@@ -301,7 +307,7 @@ impl Limiter {
 
     /// Tells whoever wants to know.
     #[inline]
-    fn decided(&self, decision: Decision) -> Decision {
+    pub(crate) fn decided(&self, decision: Decision) -> Decision {
         if let Some(observer) = self.inner.observer.get() {
             observer.record(&decision);
         }

@@ -22,3 +22,8 @@ pub(crate) fn secret() -> Secret {
     secret[8..].copy_from_slice(&word(1));
     Secret(secret)
 }
+
+/// A number that nobody else draws.
+pub(crate) fn number() -> u64 {
+    RandomState::new().build_hasher().finish()
+}

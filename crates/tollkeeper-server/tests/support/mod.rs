@@ -23,8 +23,8 @@ pub(crate) fn tollkeeper() -> Command {
     {
         command.env_remove(name);
     }
-    // Many servers run at once, and only one could have the port that is the default.
-    command.env("TOLLKEEPER_RESP", "off");
+    // Many servers run at once, and only one could have a port that is the default.
+    command.env("TOLLKEEPER_GRPC", "off").env("TOLLKEEPER_RESP", "off");
     command
 }
 
@@ -162,9 +162,14 @@ impl Server {
 
     /// Where it listens for RESP, once it says so.
     pub(crate) fn resp(&self) -> SocketAddr {
+        self.listens("resp")
+    }
+
+    /// Where it listens for this, once it says so.
+    pub(crate) fn listens(&self, name: &str) -> SocketAddr {
         let mut address = None;
-        eventually("the server listens for RESP", || {
-            address = listens(&self.printed.lock().unwrap(), "resp");
+        eventually(&format!("it listens for {name}"), || {
+            address = listens(&self.printed.lock().unwrap(), name);
             address.is_some()
         });
         address.expect("it listens")

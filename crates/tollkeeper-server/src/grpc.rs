@@ -1,0 +1,238 @@
+//! gRPC: Envoy's rate limit service, health and reflection.
+//!
+//! Connections are hyper's, as those of HTTP are. Envoy's questions are answered here ([`unary`]), the rest is tonic's.
+//! Which service is asked for, the path says, so there is no router.
+
+pub mod proto;
+pub mod question;
+pub mod rls;
+pub mod unary;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use http_body_util::Either;
+use hyper::body::Incoming;
+use hyper::header::HeaderMap;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service as _};
+use tonic::server::NamedService;
+use tonic_health::ServingStatus;
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::{HealthReporter, HealthService};
+use tonic_reflection::server::{v1, v1alpha};
+
+use self::rls::Rls;
+use crate::auth::{self, Door};
+use crate::connections::{Protocol, Stream};
+use crate::service::Service;
+
+/// The service, and the one call that it has.
+const RATE_LIMITS: &str = "envoy.service.ratelimit.v3.RateLimitService";
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// Under these names its health is asked for: the server's, its own, and that of another server of this protocol.
+const NAMES: [&str; 3] = ["", RATE_LIMITS, "ratelimit"];
+
+/// As large as all headers of a request may be.
+const MAX_HEADERS: u32 = 16 << 10;
+/// How many requests of one connection are in flight at the same time.
+const MAX_STREAMS: u32 = 1_024;
+/// How long a connection may take to its first request. HTTP/2 has no word for being there before that.
+const FIRST: Duration = Duration::from_secs(75);
+/// A connection without traffic is asked whether it is still there.
+const PING_EVERY: Duration = Duration::from_secs(60);
+/// How long it may take to say so.
+const PING_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Everything that can be asked over gRPC.
+#[derive(Clone)]
+pub struct Grpc(Arc<Services>);
+
+struct Services {
+    service: Arc<Service>,
+    rls: Rls,
+    health: HealthServer<HealthService>,
+    reporter: HealthReporter,
+    /// The types of these two have no names.
+    reflection: Answers,
+    old_reflection: Answers,
+}
+
+type Answers = Box<dyn Fn(Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> + Send + Sync>;
+
+impl Grpc {
+    /// What this service answers.
+    pub async fn new(service: Arc<Service>) -> Grpc {
+        let reporter = HealthReporter::new();
+        for name in NAMES {
+            reporter.set_service_status(name, ServingStatus::Serving).await;
+        }
+        let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()));
+        let described = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        };
+        let reflection = described().build_v1().expect("the descriptors are our own");
+        let old_reflection = described().build_v1alpha().expect("the descriptors are our own");
+        Grpc(Arc::new(Services {
+            rls: Rls::new(Arc::clone(&service)),
+            service,
+            health,
+            reporter,
+            reflection: Box::new(move |request| reflection.clone().call(request)),
+            old_reflection: Box::new(move |request| old_reflection.clone().call(request)),
+        }))
+    }
+
+    /// Says goodbye: whoever asks for its health is told to go elsewhere.
+    pub async fn drain(&self) {
+        for name in NAMES {
+            self.0.reporter.set_service_status(name, ServingStatus::NotServing).await;
+        }
+    }
+
+    /// Ends the answers to those who watch its health: they would never end by themselves, and nobody waits for them.
+    pub async fn close(&self) {
+        let mut reporter = self.0.reporter.clone();
+        for name in NAMES {
+            reporter.clear_service_status(name).await;
+        }
+    }
+}
+
+impl Protocol for Grpc {
+    const NAME: Option<&'static [u8]> = Some(b"h2");
+
+    async fn serve(self, stream: impl Stream, mut stopped: watch::Receiver<()>) {
+        let mut protocol = http2::Builder::new(TokioExecutor::new());
+        protocol
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .max_header_list_size(MAX_HEADERS)
+            .keep_alive_interval(PING_EVERY)
+            .keep_alive_timeout(PING_PATIENCE);
+        let asked = AtomicBool::new(false);
+        let answer = service_fn(|request| {
+            asked.store(true, Relaxed);
+            let services = Arc::clone(&self.0);
+            async move { Ok::<_, Infallible>(services.answer(request).await) }
+        });
+        let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), answer));
+        let mut first = pin!(sleep(FIRST));
+        let mut stopping = false;
+        loop {
+            tokio::select! {
+                biased;
+                ended = connection.as_mut() => {
+                    if let Err(error) = ended {
+                        tracing::debug!("a gRPC connection ended: {error}");
+                    }
+                    return;
+                }
+                _ = stopped.changed(), if !stopping => {
+                    if !asked.load(Relaxed) {
+                        return;
+                    }
+                    stopping = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+                () = first.as_mut(), if !first.is_elapsed() => {
+                    if !asked.load(Relaxed) {
+                        return tracing::debug!("a gRPC connection ended: nothing was asked in {FIRST:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Grpc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Grpc")
+    }
+}
+
+impl Services {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Either<unary::Answer, Body>> {
+        let service = request.uri().path().split('/').nth(1);
+        if service != Some(HealthServer::<HealthService>::NAME)
+            && let Err(status) = self.admit(request.headers())
+        {
+            return status.into_http().map(Either::Right);
+        }
+        if request.uri().path() == SHOULD_RATE_LIMIT {
+            let answered = async { self.rls.answer(&unary::read(request.into_body()).await?).await };
+            return match answered.await {
+                Ok(message) => unary::answer(&message).map(Either::Left),
+                Err(status) => status.into_http().map(Either::Right),
+            };
+        }
+        let Ok(response) = match service {
+            Some(HealthServer::<HealthService>::NAME) => self.health.clone().call(request).await,
+            Some(v1::ServerReflectionServer::<()>::NAME) => (self.reflection)(request).await,
+            Some(v1alpha::ServerReflectionServer::<()>::NAME) => (self.old_reflection)(request).await,
+            _ => Ok(Status::unimplemented(format!("there is only {SHOULD_RATE_LIMIT} here")).into_http()),
+        };
+        response.map(Either::Right)
+    }
+
+    /// Whether a caller with these headers may ask. Health is for everybody.
+    fn admit(&self, headers: &HeaderMap) -> Result<(), Status> {
+        let doors = &self.service.doors;
+        if !doors.data_is_closed() {
+            return Ok(());
+        }
+        doors.admit(Door::Data, auth::presented(Door::Data, headers)).map_err(|_| {
+            Status::unauthenticated("this takes a token (`authorization: Bearer …` in the metadata)")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::connection::tests::service;
+
+    /// What a connection sends until the server ends it.
+    async fn said(stream: &mut tokio::io::DuplexStream) -> Vec<u8> {
+        let mut said = Vec::new();
+        stream.read_to_end(&mut said).await.unwrap();
+        said
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_asks_nothing_is_closed() {
+        let began = Instant::now();
+        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+        let (_stop, stopped) = watch::channel(());
+        tokio::spawn(Grpc::new(service()).await.serve(theirs, stopped));
+        said(&mut ours).await;
+        assert!((FIRST..FIRST * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_has_asked_nothing_does_not_hold_up_the_end() {
+        let began = Instant::now();
+        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+        let (stop, stopped) = watch::channel(());
+        tokio::spawn(Grpc::new(service()).await.serve(theirs, stopped));
+        stop.send(()).unwrap();
+        said(&mut ours).await;
+        assert!(began.elapsed() < FIRST, "{:?}", began.elapsed());
+    }
+}

@@ -1,0 +1,40 @@
+//! The code for Envoy's messages is what its protos say: made here, compared, and written anew with `UPDATE=1`.
+
+use std::fs;
+use std::path::Path;
+
+use protox::prost::Message as _;
+
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/tollkeeper-server");
+
+#[test]
+fn the_generated_code_is_what_the_protos_say() {
+    let (protos, committed) = (Path::new(FOLDER).join("proto"), Path::new(FOLDER).join("src/grpc/proto"));
+    let made = std::env::temp_dir().join(format!("tollkeeper-protos-{}", std::process::id()));
+    fs::create_dir_all(&made).unwrap();
+    let described = protox::compile(["envoy/service/ratelimit/v3/rls.proto"], [&protos]).unwrap();
+    fs::write(made.join("descriptors.bin"), described.encode_to_vec()).unwrap();
+    tonic_prost_build::configure()
+        .build_client(false)
+        .build_server(false)
+        .out_dir(&made)
+        .compile_fds(described)
+        .unwrap();
+
+    let mut files: Vec<_> = fs::read_dir(&made).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    files.sort();
+    assert_eq!(files.len(), 4, "{files:?}");
+    for name in &files {
+        let new = fs::read(made.join(name)).unwrap();
+        if std::env::var_os("UPDATE").is_some() {
+            fs::create_dir_all(&committed).unwrap();
+            fs::write(committed.join(name), &new).unwrap();
+        }
+        let old = fs::read(committed.join(name)).unwrap_or_default();
+        assert!(
+            old == new,
+            "{name:?} is not what the protos say: UPDATE=1 cargo test -p tollkeeper-tests --test protos"
+        );
+    }
+    fs::remove_dir_all(&made).unwrap();
+}
