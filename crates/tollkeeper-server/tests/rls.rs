@@ -1,0 +1,414 @@
+//! What Envoy is answered, on a clock that is turned by hand.
+
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
+mod envoy_words;
+
+use std::sync::Arc;
+
+use envoy_types::pb::google::protobuf::Duration;
+use prost::Message as _;
+use tollkeeper::config::{Config, Format};
+use tollkeeper::{Clock, ManualClock, MemoryStore, Span, Time};
+use tollkeeper_server::grpc::rls::Rls;
+use tollkeeper_server::in_force::Source;
+use tollkeeper_server::service::Service;
+use tollkeeper_server::store::Store;
+
+use crate::envoy_words::{
+    Code, RateLimit, RateLimitDescriptor, RateLimitRequest, RateLimitResponse, Unit, codes, costing,
+    descriptor, giving, question, remaining,
+};
+
+const OK: Code = Code::Ok;
+const OVER: Code = Code::OverLimit;
+
+/// Whoever answers, and the clock it answers by.
+struct Envoy {
+    rls: Rls,
+    clock: ManualClock,
+}
+
+impl Envoy {
+    fn with(limits: &str) -> Envoy {
+        Envoy::with_config(&format!("limits:\n{limits}"))
+    }
+
+    fn with_config(text: &str) -> Envoy {
+        let config = Config::parse("test.yaml", Format::Yaml, text.as_bytes(), &|_| None);
+        let (config, _) = config.unwrap_or_else(|error| panic!("{error}"));
+        // A whole number of days, so that windows begin here.
+        let clock = ManualClock::new(Time::from_micros(20_000 * 86_400 * 1_000_000));
+        let store = MemoryStore::new(config.memory.capacity(), Clock::manual(&clock));
+        let service = Service::new(config, Source::File, Store::Memory(store)).unwrap();
+        Envoy { rls: Rls::new(Arc::new(service)), clock }
+    }
+
+    async fn try_ask(&self, question: &RateLimitRequest) -> Result<RateLimitResponse, tonic::Status> {
+        let answer = self.rls.answer(&question.encode_to_vec()).await?;
+        Ok(RateLimitResponse::decode(&answer.encode_to_vec()[..]).expect("an answer is Envoy's"))
+    }
+
+    async fn ask(&self, descriptors: impl IntoIterator<Item = RateLimitDescriptor>) -> RateLimitResponse {
+        self.try_ask(&question(descriptors)).await.unwrap()
+    }
+
+    /// How many of one descriptor after the other may pass.
+    async fn passes(&self, descriptor: RateLimitDescriptor) -> u32 {
+        for number in 0..100 {
+            if self.ask([descriptor.clone()]).await.overall_code() == OVER {
+                return number;
+            }
+        }
+        panic!("nothing limits {descriptor:?}");
+    }
+
+    async fn refuses(&self, question: &RateLimitRequest) -> String {
+        let status = self.try_ask(question).await.expect_err("it is refused");
+        assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status}");
+        status.message().to_owned()
+    }
+}
+
+#[tokio::test]
+async fn entries_are_facts_and_so_is_the_domain() {
+    let envoy = Envoy::with(
+        "  - { name: a, when: { domain: test, plan: free }, by: [user, user.2], rate: 2/day, burst: 2 }",
+    );
+    let asked = descriptor([("user", "alice"), ("plan", "free"), ("user", "second")]);
+    assert_eq!(envoy.passes(asked).await, 2);
+    assert_eq!(
+        envoy.passes(descriptor([("user", "alice"), ("plan", "free"), ("user", "third")])).await,
+        2,
+        "the second of a key is `key.2`, and another key"
+    );
+    let other = RateLimitRequest {
+        domain: "other".to_owned(),
+        ..question([descriptor([("user", "alice"), ("plan", "free"), ("user", "second")])])
+    };
+    let answer = envoy.try_ask(&other).await.unwrap();
+    assert_eq!((answer.overall_code(), &answer.statuses[0].current_limit), (OK, &None), "of another domain");
+    let claims = descriptor([("user", "alice"), ("plan", "free"), ("user", "x"), ("domain", "other")]);
+    assert_eq!(envoy.passes(claims).await, 2, "the request's domain wins over an entry of that name");
+}
+
+#[tokio::test]
+async fn of_a_name_that_comes_twice_the_first_counts() {
+    let envoy = Envoy::with("  - { name: a, by: user.2, rate: 1/day, burst: 1 }");
+    assert_eq!(envoy.passes(descriptor([("user", "a"), ("user", "b")])).await, 1);
+    assert_eq!(envoy.passes(descriptor([("user", "a"), ("user", "b"), ("user.2", "new")])).await, 0);
+    assert_eq!(envoy.passes(descriptor([("user.2", "b"), ("user", "a"), ("user", "new")])).await, 0);
+}
+
+#[tokio::test]
+async fn the_remote_address_is_the_ip_canonical_and_masked() {
+    let envoy = Envoy::with("  - { name: a, by: ip, rate: 3/day, burst: 3 }");
+    let from = |address| descriptor([("remote_address", address)]);
+    assert_eq!(envoy.passes(from("192.0.2.7")).await, 3);
+    assert_eq!(envoy.passes(from("::ffff:192.0.2.7")).await, 0, "the same address in other clothes");
+    assert_eq!(envoy.passes(from("2001:db8:1:2:3::4")).await, 3);
+    assert_eq!(envoy.passes(from("2001:db8:1:2:ffff::1")).await, 0, "of the same /64");
+    assert_eq!(envoy.passes(from("2001:db8:1:3::1")).await, 3, "of another");
+    assert_eq!(
+        envoy.passes(descriptor([("remote_address", "192.0.2.7"), ("ip", "192.0.2.8")])).await,
+        3,
+        "an entry `ip` is the ip"
+    );
+}
+
+#[tokio::test]
+async fn what_a_request_costs_is_said_for_all_or_for_each() {
+    let envoy = Envoy::with("  - { name: a, by: user, rate: 100/day, algorithm: fixed-window }");
+    let alice = || descriptor([("user", "alice")]);
+    assert_eq!(remaining(&envoy.ask([alice()]).await), [99], "0 means 1");
+    let five = RateLimitRequest { hits_addend: 5, ..question([alice()]) };
+    assert_eq!(remaining(&envoy.try_ask(&five).await.unwrap()), [94]);
+    let bob = descriptor([("user", "bob")]);
+    let mixed = RateLimitRequest { hits_addend: 5, ..question([costing(20, alice()), bob]) };
+    assert_eq!(remaining(&envoy.try_ask(&mixed).await.unwrap()), [74, 95]);
+    let too_much = costing(75, alice());
+    assert_eq!(codes(&envoy.ask([too_much]).await), (OVER, vec![OVER]));
+    assert_eq!(remaining(&envoy.ask([costing(74, alice())]).await), [0]);
+}
+
+#[tokio::test]
+async fn a_cost_of_0_looks_and_charges_nothing() {
+    let envoy = Envoy::with("  - { name: a, by: user, rate: 2/day, burst: 2 }");
+    let looks = || costing(0, descriptor([("user", "alice")]));
+    for _ in 0..10 {
+        let answer = envoy.ask([looks()]).await;
+        assert_eq!((codes(&answer), remaining(&answer)), ((OK, vec![OK]), vec![2]));
+    }
+    assert_eq!(envoy.passes(descriptor([("user", "alice")])).await, 2);
+    assert_eq!(codes(&envoy.ask([looks()]).await), (OVER, vec![OVER]));
+}
+
+#[tokio::test]
+async fn a_look_that_is_refused_keeps_the_others_from_being_charged() {
+    let envoy = Envoy::with("  - { name: a, by: user, rate: 2/day, burst: 2 }");
+    let (alice, bob) = (descriptor([("user", "alice")]), descriptor([("user", "bob")]));
+    assert_eq!(envoy.passes(alice.clone()).await, 2);
+    let answer = envoy.ask([costing(0, alice), bob.clone()]).await;
+    assert_eq!((codes(&answer), remaining(&answer)), ((OVER, vec![OVER, OK]), vec![0, 2]));
+    assert_eq!(envoy.passes(bob.clone()).await, 2, "nothing was charged");
+    let answer = envoy.ask([costing(0, descriptor([("user", "carol")])), bob]).await;
+    assert_eq!(codes(&answer), (OVER, vec![OK, OVER]), "nor does a look that is allowed help the others");
+}
+
+#[tokio::test]
+async fn what_is_given_back_is_what_the_state_holds_at_most() {
+    for limit in [
+        "  - { name: a, by: user, rate: 10/day, burst: 10 }",
+        "  - { name: a, by: user, rate: 10/day, algorithm: fixed-window }",
+        "  - { name: a, by: user, rate: 10/day, algorithm: sliding-window }",
+        "  - { name: a, by: user, rate: 10/day, algorithm: sliding-log }",
+    ] {
+        let envoy = Envoy::with(limit);
+        let alice = || descriptor([("user", "alice")]);
+        let given = envoy.ask([giving(3, alice())]).await;
+        assert_eq!(
+            (codes(&given), remaining(&given)),
+            ((OK, vec![OK]), vec![10]),
+            "{limit}: nothing to give"
+        );
+        assert_eq!(envoy.passes(alice()).await, 10, "{limit}: nobody gets more than there is");
+        let given = envoy.ask([giving(3, alice())]).await;
+        assert_eq!((codes(&given), remaining(&given)), ((OK, vec![OK]), vec![3]), "{limit}");
+        assert_eq!(remaining(&envoy.ask([giving(2, alice())]).await), [5], "{limit}: as often as it is said");
+        assert_eq!(envoy.passes(alice()).await, 5, "{limit}");
+        assert_eq!(remaining(&envoy.ask([giving(1 << 31, alice())]).await), [10], "{limit}: not more");
+        assert_eq!(envoy.passes(alice()).await, 10, "{limit}");
+    }
+}
+
+#[tokio::test]
+async fn giving_back_never_runs_out() {
+    // What remembers that a receipt was used has room for a hundred; who has no receipt must not use it up.
+    let envoy = Envoy::with_config(
+        "memory: { max_keys: 1600 }\nlimits:\n  - { name: a, by: user, rate: 10/day, algorithm: fixed-window }",
+    );
+    let alice = || descriptor([("user", "alice")]);
+    for number in 0..1_000 {
+        envoy.ask([alice()]).await;
+        let given = envoy.ask([giving(1, alice())]).await;
+        assert_eq!(remaining(&given), [10], "{number}");
+        envoy.clock.advance(Span::from_micros(20_000));
+    }
+}
+
+#[tokio::test]
+async fn giving_back_where_nothing_is_granted_is_no_more_than_a_look() {
+    let envoy = Envoy::with(
+        "  - { name: none, by: user, rate: 0/s }\n  - { name: strict, by: plan, rate: 5/s, missing: deny }",
+    );
+    let given = envoy.ask([giving(3, descriptor([("user", "alice")]))]).await;
+    assert_eq!(codes(&given), (OK, vec![OK]));
+    assert_eq!(codes(&envoy.ask([descriptor([("user", "alice")])]).await), (OVER, vec![OVER]));
+}
+
+#[tokio::test]
+async fn nothing_is_given_back_by_a_request_that_is_refused() {
+    let envoy = Envoy::with("  - { name: a, by: user, rate: 1/day, burst: 1 }");
+    let [alice, bob] = ["alice", "bob"].map(|user| descriptor([("user", user)]));
+    envoy.ask([alice.clone()]).await;
+    envoy.ask([bob.clone()]).await;
+    let answer = envoy.ask([giving(1, bob.clone()), alice]).await;
+    assert_eq!(codes(&answer), (OVER, vec![OK, OVER]));
+    assert_eq!(envoy.passes(bob).await, 0);
+}
+
+#[tokio::test]
+async fn descriptors_are_all_charged_or_none() {
+    let envoy = Envoy::with(
+        "  - { name: per-user, by: user, rate: 10/day, burst: 10 }\n  - { name: per-path, by: path, rate: 2/day, burst: 2 }",
+    );
+    let both = || [descriptor([("user", "alice")]), descriptor([("path", "/")])];
+    assert_eq!(remaining(&envoy.ask(both()).await), [9, 1]);
+    assert_eq!(remaining(&envoy.ask(both()).await), [8, 0]);
+    for _ in 0..20 {
+        let answer = envoy.ask(both()).await;
+        assert_eq!((codes(&answer), remaining(&answer)), ((OVER, vec![OK, OVER]), vec![8, 0]));
+    }
+    let other_way_round = envoy.ask(both().into_iter().rev()).await;
+    assert_eq!(codes(&other_way_round), (OVER, vec![OVER, OK]), "statuses are in the order of descriptors");
+    assert_eq!(envoy.passes(descriptor([("user", "alice")])).await, 8);
+}
+
+#[tokio::test]
+async fn the_same_key_is_charged_once_at_the_largest_cost() {
+    let envoy = Envoy::with("  - { name: a, by: user, rate: 100/day, burst: 100 }");
+    let alice = |path| descriptor([("user", "alice"), ("path", path)]);
+    let answer = envoy.ask([costing(2, alice("/a")), costing(7, alice("/b")), alice("/c")]).await;
+    assert_eq!(remaining(&answer), [93, 93, 93]);
+}
+
+#[tokio::test]
+async fn the_limit_that_binds_is_told_where_envoy_has_a_word_for_its_period() {
+    let limit = |requests_per_unit, unit: Unit| {
+        Some(RateLimit { requests_per_unit, unit: unit.into(), name: "a".to_owned() })
+    };
+    for (rate, expected) in [
+        ("7/s", limit(7, Unit::Second)),
+        ("7/min", limit(7, Unit::Minute)),
+        ("7/h", limit(7, Unit::Hour)),
+        ("7/day", limit(7, Unit::Day)),
+        ("7/7d", limit(7, Unit::Week)),
+        ("7/30d", limit(7, Unit::Month)),
+        ("7/365d", limit(7, Unit::Year)),
+        ("7/30s", None),
+        ("7/1001ms", None),
+        ("7/2min", None),
+    ] {
+        let envoy =
+            Envoy::with(&format!("  - {{ name: a, by: user, rate: {rate}, algorithm: fixed-window }}"));
+        let answer = envoy.ask([descriptor([("user", "alice")]), descriptor([("nothing", "x")])]).await;
+        assert_eq!(
+            (&answer.statuses[0].current_limit, remaining(&answer)),
+            (&expected, vec![6, 0]),
+            "{rate}"
+        );
+        assert_eq!(answer.statuses[1].current_limit, None, "no limit applies");
+        assert_eq!(answer.statuses[1].duration_until_reset, None);
+    }
+    let envoy = Envoy::with("  - { name: a, by: user, rate: 7/min, burst: 20 }");
+    let answer = envoy.ask([descriptor([("user", "alice")])]).await;
+    assert_eq!((&answer.statuses[0].current_limit, remaining(&answer)), (&limit(7, Unit::Minute), vec![19]));
+}
+
+#[tokio::test]
+async fn a_limit_that_no_header_shows_is_not_told() {
+    let envoy = Envoy::with("  - { name: a, by: user, rate: 1/day, burst: 1, headers: false }");
+    for code in [OK, OVER] {
+        let answer = envoy.ask([descriptor([("user", "alice")])]).await;
+        assert_eq!(codes(&answer), (code, vec![code]));
+        assert_eq!(answer.statuses[0].current_limit, None, "Envoy would make headers of it");
+    }
+}
+
+#[tokio::test]
+async fn the_time_until_reset_is_rounded_up() {
+    let envoy = Envoy::with("  - { name: a, by: user, rate: 2/min, burst: 2 }");
+    let until = async || {
+        let status = envoy.ask([descriptor([("user", "alice")])]).await.statuses.remove(0);
+        let Duration { seconds, nanos, .. } = status.duration_until_reset.unwrap();
+        assert_eq!(nanos, 0);
+        (status.code(), seconds)
+    };
+    assert_eq!(until().await, (OK, 30), "until the bucket is full again");
+    envoy.clock.advance(Span::from_micros(500_000));
+    assert_eq!(until().await, (OK, 60), "59.5 s");
+    assert_eq!(until().await, (OVER, 30), "29.5 s until it may come again");
+    envoy.clock.advance(Span::from_micros(29_499_999));
+    assert_eq!(until().await, (OVER, 1), "1 µs");
+    envoy.clock.advance(Span::from_micros(1));
+    assert_eq!(until().await.0, OK);
+}
+
+#[tokio::test]
+async fn what_will_never_pass_has_no_time_until_reset() {
+    let envoy = Envoy::with("  - { name: a, by: user, rate: 2/min, burst: 2 }");
+    let answer = envoy.ask([costing(3, descriptor([("user", "alice")]))]).await;
+    assert_eq!((codes(&answer), remaining(&answer)), ((OVER, vec![OVER]), vec![2]));
+    assert_eq!(answer.statuses[0].duration_until_reset, None);
+}
+
+#[tokio::test]
+async fn a_leaky_bucket_refuses_whatever_would_wait() {
+    let envoy = Envoy::with("  - { name: a, by: user, rate: 1/s, burst: 5, algorithm: leaky-bucket }");
+    let alice = || descriptor([("user", "alice")]);
+    assert_eq!(envoy.passes(alice()).await, 1, "the next would have to be held");
+    envoy.clock.advance(Span::from_micros(999_999));
+    assert_eq!(envoy.passes(alice()).await, 0);
+    envoy.clock.advance(Span::from_micros(1));
+    assert_eq!(envoy.passes(alice()).await, 1);
+}
+
+#[tokio::test]
+async fn concurrency_limits_are_skipped() {
+    let envoy = Envoy::with("  - { name: slots, by: user, algorithm: concurrency, limit: 1, ttl: 60s }");
+    for hits in [1, 0, 1, 1] {
+        let answer = envoy.ask([costing(hits, descriptor([("user", "alice")]))]).await;
+        assert_eq!((codes(&answer), remaining(&answer)), ((OK, vec![OK]), vec![0]));
+    }
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_with_the_reason_and_charges_nothing() {
+    let envoy = Envoy::with("  - { name: a, by: user, rate: 2/day, burst: 2 }");
+    let alice = || descriptor([("user", "alice")]);
+    let no_domain = RateLimitRequest { domain: String::new(), ..question([alice()]) };
+    assert!(envoy.refuses(&no_domain).await.contains("domain"));
+    assert!(envoy.refuses(&question([])).await.contains("descriptors"));
+    for (wrong, said) in [
+        (descriptor([("", "x")]), "name"),
+        (descriptor([("a b", "x")]), "`a b`"),
+        (descriptor([("ip", "nowhere")]), "IP address"),
+        (costing((1 << 31) + 1, alice()), "cost"),
+        (giving((1 << 31) + 1, alice()), "cost"),
+    ] {
+        let message = envoy.refuses(&question([alice(), wrong.clone()])).await;
+        assert!(message.contains(said), "{wrong:?}: {message}");
+    }
+    let many = (0..64).map(|number| (format!("key-{number}"), "x".to_owned()));
+    let mut many: Vec<_> = many.map(|(key, value)| envoy_words::Entry { key, value }).collect();
+    many.truncate(64);
+    let many = RateLimitDescriptor { entries: many, ..Default::default() };
+    assert!(envoy.refuses(&question([many])).await.contains("63 entries"));
+    assert_eq!(envoy.passes(alice()).await, 2);
+}
+
+#[tokio::test]
+async fn a_value_that_is_too_long_or_no_text_is_limited_all_the_same() {
+    let envoy = Envoy::with("  - { name: a, by: user, rate: 2/day, burst: 2 }");
+    let (long, longer) = ("x".repeat(1_025), "x".repeat(70_000));
+    assert_eq!(envoy.passes(descriptor([("user", &long)])).await, 2);
+    assert_eq!(envoy.passes(descriptor([("user", &longer)])).await, 2, "another value, another key");
+    assert_eq!(envoy.passes(descriptor([("user", &"x".repeat(1_024))])).await, 2);
+
+    // Envoy sends the bytes of a header as they are.
+    let mut bytes = question([descriptor([("user", "??")])]).encode_to_vec();
+    let place = bytes.windows(2).position(|two| two == b"??").unwrap();
+    bytes[place..place + 2].copy_from_slice(b"\xff\xfe");
+    let mut allowed = Vec::new();
+    for _ in 0..3 {
+        allowed.push(envoy.rls.answer(&bytes).await.unwrap().overall_code == i32::from(OK));
+    }
+    assert_eq!(allowed, [true, true, false]);
+}
+
+#[tokio::test]
+async fn the_client_is_told_in_the_dialect_of_the_config() {
+    const LIMITS: &str = "limits:
+  - { name: per-user, by: user, rate: 2/min, burst: 2 }
+  - { name: secret, by: user, rate: 100/min, headers: false }
+  - { name: per-path, by: path, rate: 10/min, algorithm: fixed-window }
+";
+    let both = || [descriptor([("user", "alice")]), descriptor([("path", "/")])];
+    let told = |answer: RateLimitResponse| -> Vec<(String, String)> {
+        answer.response_headers_to_add.into_iter().map(|header| (header.key, header.value)).collect()
+    };
+    let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    };
+    let policy = ("ratelimit-policy", r#""per-user";q=2;w=60, "per-path";q=10;w=60"#);
+
+    let envoy = Envoy::with_config(&format!("retry_after_jitter: 0%\n{LIMITS}"));
+    assert_eq!(told(envoy.ask(both()).await), pairs(&[policy, ("ratelimit", r#""per-user";r=1;t=30"#)]));
+    assert_eq!(told(envoy.ask(both()).await), pairs(&[policy, ("ratelimit", r#""per-user";r=0;t=30"#)]));
+    let refused = [("retry-after", "30"), policy, ("ratelimit", r#""per-user";r=0;t=30"#)];
+    assert_eq!(told(envoy.ask(both()).await), pairs(&refused));
+    let looked = [costing(0, descriptor([("user", "alice")])), descriptor([("path", "/")])];
+    let only_users = ("ratelimit-policy", r#""per-user";q=2;w=60"#);
+    let refused = [("retry-after", "30"), only_users, ("ratelimit", r#""per-user";r=0;t=30"#)];
+    assert_eq!(told(envoy.ask(looked).await), pairs(&refused), "a look that refuses is what is told");
+
+    let grpc = |headers: &str| format!("retry_after_jitter: 0%\ngrpc: {{ headers: {headers} }}\n{LIMITS}");
+    let envoy = Envoy::with_config(&grpc("[]"));
+    assert_eq!(told(envoy.ask(both()).await), []);
+    envoy.ask(both()).await;
+    assert_eq!(told(envoy.ask(both()).await), pairs(&[("retry-after", "30")]));
+    let envoy = Envoy::with_config(&grpc("[draft-07]"));
+    let policy = ("ratelimit-policy", "2;w=60, 10;w=60");
+    let expected = [policy, ("ratelimit", "limit=2, remaining=1, reset=30")];
+    assert_eq!(told(envoy.ask(both()).await), pairs(&expected));
+}

@@ -1,0 +1,26 @@
+//! The corpus of questions that `fuzz/` begins with: each as it is, cut off anywhere, and with any byte changed.
+
+mod rls_bodies;
+
+use std::fs;
+use std::path::Path;
+
+#[test]
+fn whatever_comes_as_a_question_is_answered_or_refused_with_the_reason() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/rls");
+    let mut count = 0;
+    for entry in fs::read_dir(folder).unwrap() {
+        let body = fs::read(entry.unwrap().path()).unwrap();
+        rls_bodies::check(&body);
+        for place in 0..body.len() {
+            rls_bodies::check(&body[..place]);
+            for change in [0x01, 0x02, 0x07, 0x08, 0x10, 0x40, 0x80, 0xff] {
+                let mut changed = body.clone();
+                changed[place] ^= change;
+                rls_bodies::check(&changed);
+            }
+        }
+        count += 1;
+    }
+    assert!(count >= 10, "the corpus is not there: {count}");
+}

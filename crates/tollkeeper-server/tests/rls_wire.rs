@@ -1,0 +1,201 @@
+//! Our messages are Envoy's, byte for byte.
+
+mod envoy_words;
+
+use envoy_types::pb::envoy::config::core::v3 as theirs_core;
+use envoy_types::pb::google::protobuf::{Duration, UInt64Value};
+use prost::Message as _;
+use tollkeeper_server::grpc::proto::envoy::config::core::v3 as ours_core;
+use tollkeeper_server::grpc::proto::envoy::extensions::common::ratelimit::v3 as ours_common;
+use tollkeeper_server::grpc::proto::envoy::service::ratelimit::v3 as ours;
+use tollkeeper_server::grpc::question::{Descriptor, MAX_DESCRIPTORS, MAX_ENTRIES, NoQuestion, Question};
+
+use crate::envoy_words as theirs;
+
+/// Every field that we know, none of them at its default.
+fn their_question() -> theirs::RateLimitRequest {
+    let first = theirs::descriptor([("user", "alice"), ("path", "/ü")]);
+    let all = theirs::giving(u64::MAX, theirs::descriptor([("remote_address", "2001:db8::7")]));
+    let looks = theirs::costing(0, theirs::descriptor([]));
+    theirs::RateLimitRequest { hits_addend: u32::MAX, ..theirs::question([first, all, looks]) }
+}
+
+#[test]
+fn a_request_is_written_as_envoy_writes_it() {
+    let entry = |key: &str, value: &str| {
+        let (key, value) = (key.to_owned(), value.to_owned());
+        ours_common::rate_limit_descriptor::Entry { key, value }
+    };
+    let descriptor = |entries, hits_addend, is_negative_hits| ours_common::RateLimitDescriptor {
+        entries,
+        hits_addend,
+        is_negative_hits,
+    };
+    let question = ours::RateLimitRequest {
+        domain: "test".to_owned(),
+        descriptors: vec![
+            descriptor(vec![entry("user", "alice"), entry("path", "/ü")], None, false),
+            descriptor(vec![entry("remote_address", "2001:db8::7")], Some(u64::MAX), true),
+            descriptor(vec![], Some(0), false),
+        ],
+        hits_addend: u32::MAX,
+    };
+    let bytes = their_question().encode_to_vec();
+    assert_eq!(question.encode_to_vec(), bytes);
+    assert_eq!(ours::RateLimitRequest::decode(&bytes[..]), Ok(question.clone()));
+    assert_eq!(theirs::RateLimitRequest::decode(&question.encode_to_vec()[..]), Ok(their_question()));
+}
+
+#[test]
+fn an_answer_is_written_as_envoy_writes_it() {
+    use ours::rate_limit_response as inner;
+    let answer = ours::RateLimitResponse {
+        overall_code: inner::Code::OverLimit.into(),
+        statuses: vec![
+            inner::DescriptorStatus {
+                code: inner::Code::OverLimit.into(),
+                current_limit: Some(inner::RateLimit {
+                    requests_per_unit: u32::MAX,
+                    unit: inner::rate_limit::Unit::Week.into(),
+                    name: "per-user".to_owned(),
+                }),
+                limit_remaining: 7,
+                duration_until_reset: Some(prost_types::Duration { seconds: 3_600, nanos: 0 }),
+            },
+            inner::DescriptorStatus { code: inner::Code::Ok.into(), ..Default::default() },
+        ],
+        response_headers_to_add: vec![ours_core::HeaderValue {
+            key: "ratelimit".to_owned(),
+            value: "\"per-user\";r=0;t=1".to_owned(),
+        }],
+    };
+    let theirs = theirs::RateLimitResponse {
+        overall_code: theirs::Code::OverLimit.into(),
+        statuses: vec![
+            theirs::DescriptorStatus {
+                code: theirs::Code::OverLimit.into(),
+                current_limit: Some(theirs::RateLimit {
+                    requests_per_unit: u32::MAX,
+                    unit: theirs::Unit::Week.into(),
+                    name: "per-user".to_owned(),
+                }),
+                limit_remaining: 7,
+                duration_until_reset: Some(Duration { seconds: 3_600, nanos: 0 }),
+                ..Default::default()
+            },
+            theirs::DescriptorStatus { code: theirs::Code::Ok.into(), ..Default::default() },
+        ],
+        response_headers_to_add: vec![theirs_core::HeaderValue {
+            key: "ratelimit".to_owned(),
+            value: "\"per-user\";r=0;t=1".to_owned(),
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    assert_eq!(answer.encode_to_vec(), theirs.encode_to_vec());
+    assert_eq!(ours::RateLimitResponse::decode(&theirs.encode_to_vec()[..]), Ok(answer.clone()));
+    assert_eq!(theirs::RateLimitResponse::decode(&answer.encode_to_vec()[..]), Ok(theirs));
+    for unit in [
+        theirs::Unit::Unknown,
+        theirs::Unit::Second,
+        theirs::Unit::Minute,
+        theirs::Unit::Hour,
+        theirs::Unit::Day,
+        theirs::Unit::Month,
+        theirs::Unit::Year,
+        theirs::Unit::Week,
+    ] {
+        let ours = inner::rate_limit::Unit::try_from(i32::from(unit)).unwrap();
+        assert_eq!(ours.as_str_name(), unit.as_str_name());
+    }
+}
+
+#[test]
+fn a_request_is_read_where_it_lies() {
+    let bytes = their_question().encode_to_vec();
+    let question = Question::read(&bytes).unwrap();
+    let entries = |entries: &[(&'static str, &'static str)]| {
+        entries.iter().map(|(key, value)| ((*key).into(), value.as_bytes())).collect()
+    };
+    let expected = Question {
+        domain: "test",
+        descriptors: vec![
+            Descriptor {
+                entries: entries(&[("user", "alice"), ("path", "/ü")]),
+                hits_addend: None,
+                is_negative_hits: false,
+            },
+            Descriptor {
+                entries: entries(&[("remote_address", "2001:db8::7")]),
+                hits_addend: Some(u64::MAX),
+                is_negative_hits: true,
+            },
+            Descriptor { entries: vec![], hits_addend: Some(0), is_negative_hits: false },
+        ],
+        hits_addend: u32::MAX,
+    };
+    assert_eq!(question, expected);
+}
+
+#[test]
+fn fields_that_we_do_not_know_are_passed_over() {
+    let mut bytes = their_question().encode_to_vec();
+    let known = bytes.clone();
+    // Of every kind: a number, 8 bytes, a text, 4 bytes, all of field 100.
+    bytes.extend([0xa0, 0x06, 0x2a]);
+    bytes.extend([0xa1, 0x06, 1, 2, 3, 4, 5, 6, 7, 8]);
+    bytes.extend([0xa2, 0x06, 3, b'a', b'b', b'c']);
+    bytes.extend([0xa5, 0x06, 1, 2, 3, 4]);
+    assert_eq!(Question::read(&bytes), Question::read(&known));
+    // The override of a limit in a descriptor is such a field.
+    let mut limited = their_question();
+    limited.descriptors[0].limit = Some(
+        envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
+            requests_per_unit: 1,
+            unit: 1,
+        },
+    );
+    assert_eq!(Question::read(&limited.encode_to_vec()), Question::read(&known));
+}
+
+#[test]
+fn what_is_cut_off_or_too_much_is_refused() {
+    let bytes = their_question().encode_to_vec();
+    let whole = Question::read(&bytes).unwrap();
+    for end in 0..bytes.len() {
+        // A message that ends between two fields is one, with less in it.
+        let cut = Question::read(&bytes[..end]);
+        assert_ne!(cut.as_ref(), Ok(&whole), "{end}");
+        assert_eq!(cut.is_ok(), ours::RateLimitRequest::decode(&bytes[..end]).is_ok(), "{end}");
+    }
+    let many = |count| vec![theirs::descriptor([("user", "alice")]); count];
+    let read = |question: theirs::RateLimitRequest| Question::read(&question.encode_to_vec()).map(drop);
+    assert_eq!(read(theirs::question(many(MAX_DESCRIPTORS))), Ok(()));
+    assert_eq!(read(theirs::question(many(MAX_DESCRIPTORS + 1))), Err(NoQuestion::Descriptors));
+    let entries = |count| {
+        let entry = theirs::Entry { key: "user".to_owned(), value: "alice".to_owned() };
+        theirs::RateLimitDescriptor { entries: vec![entry; count], ..Default::default() }
+    };
+    assert_eq!(read(theirs::question([entries(MAX_ENTRIES)])), Ok(()));
+    assert_eq!(read(theirs::question([entries(MAX_ENTRIES + 1)])), Err(NoQuestion::Entries));
+    // A domain that is not text, a number longer than 64 bits, a field without a number, a group.
+    for broken in
+        [&b"\x0a\x01\xff"[..], b"\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", b"\x00\x01", b"\x0b\x0c"]
+    {
+        assert!(Question::read(broken).is_err(), "{broken:?}");
+    }
+}
+
+#[test]
+fn a_number_in_two_parts_is_the_last() {
+    // Whoever writes a field twice means the second; messages in between are merged.
+    let mut bytes = theirs::RateLimitRequest { hits_addend: 5, ..their_question() }.encode_to_vec();
+    bytes.extend([0x18, 0x06]);
+    assert_eq!(Question::read(&bytes).unwrap().hits_addend, 6);
+    let wrapper = UInt64Value { value: 9 }.encode_to_vec();
+    let twice = [&[0x1a, 2][..], &wrapper, &[0x1a, 0]].concat();
+    let message = [&[0x0a, 1, b'd', 0x12, u8::try_from(twice.len()).unwrap()][..], &twice].concat();
+    let read = Question::read(&message).unwrap().descriptors[0].hits_addend;
+    let prost = ours::RateLimitRequest::decode(&message[..]).unwrap().descriptors[0].hits_addend;
+    assert_eq!((read, prost), (Some(9), Some(9)));
+}
