@@ -2,10 +2,12 @@
 //!
 //! Whatever is compared stands behind one small trait in [`sides`], meets the same requests from
 //! [`keys`], is timed in turns by [`race`], and ends up as lines and JSON in [`report`].
+//! Servers are started by [`served`].
 
 pub mod keys;
 pub mod ours;
 pub mod peers;
 pub mod race;
 pub mod report;
+pub mod served;
 pub mod sides;

@@ -7,15 +7,14 @@
 use std::env;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::unix::process::CommandExt as _;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
 use serde_json::{Map, json};
 use tollkeeper_bench::report::{self, Want};
+use tollkeeper_bench::served::{Server, free_port, median, on_first_core, version};
 
 const LOAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/load.lua");
 const ROUNDS: usize = 5;
@@ -46,7 +45,7 @@ fn main() {
     let mut results = Map::new();
     for side in &mut sides {
         side.admitted = side.admitted.min(side.admitted_keys());
-        let name = side.server.name;
+        let name = side.side.server.name;
         report::figure(&format!("http-cpu-seconds-per-million-{name}"), median(&side.cpu));
         report::figure(&format!("http-requests-per-second-{name}"), median(&side.speed));
         report::figure(&format!("http-admitted-percent-{name}"), side.admitted * 100.0);
@@ -54,7 +53,7 @@ fn main() {
             "cpu_seconds_per_million": side.cpu,
             "requests_per_second": side.speed,
             "admitted_percent": side.admitted * 100.0,
-            "version": side.server.version,
+            "version": side.side.server.version,
         });
         results.insert(name.to_owned(), measured);
     }
@@ -66,30 +65,32 @@ fn main() {
     report::save("http", results.into());
 }
 
-fn ours(program: &str, folder: &Path) -> Server {
+fn ours(program: &str, folder: &Path) -> Side {
     let config = folder.join("tollkeeper.yaml");
     let limit = format!("limits:\n  - name: per-user\n    by: user\n    rate: {RATE}/s\n    burst: {RATE}\n");
     fs::write(&config, limit).expect("the target folder can be written");
     let port = free_port();
     let mut command = on_first_core(program);
-    command.args(["serve", "--resp", "off", "--http", &format!("127.0.0.1:{port}"), "--config"]).arg(&config);
+    command
+        .args(["serve", "--grpc", "off", "--resp", "off", "--http", &format!("127.0.0.1:{port}"), "--config"])
+        .arg(&config);
     let asked = Asked { method: "POST", path: "/v1/check", body: r#"{"facts":{"user":"KEY"}}"#.to_owned() };
-    Server::start("tollkeeper", version(program, "--version"), command, port, asked)
+    Side { server: Server::start("tollkeeper", version(program, "--version"), command, port), asked }
 }
 
 /// As its documentation starts it. Whoever asks says what the limit is.
-fn throttlecrab_server(program: &str) -> Server {
+fn throttlecrab_server(program: &str) -> Side {
     let port = free_port();
     let mut command = on_first_core(program);
     command.args(["--http", "--http-host", "127.0.0.1", "--http-port", &port.to_string()]);
     let body = format!(r#"{{"key":"KEY","max_burst":{RATE},"count_per_period":{RATE},"period":1}}"#);
     let asked = Asked { method: "POST", path: "/throttle", body };
-    Server::start("throttlecrab", version(program, "--version"), command, port, asked)
+    Side { server: Server::start("throttlecrab", version(program, "--version"), command, port), asked }
 }
 
 /// The least that a server can do for a limited request: the key is in the query, and what it answers is in
 /// its memory. Not `return 200`, which comes before `limit_req` and would leave the limit out.
-fn nginx(folder: &Path) -> Server {
+fn nginx(folder: &Path) -> Side {
     let port = free_port();
     let folder = folder.display();
     let config = format!(
@@ -120,63 +121,16 @@ fn nginx(folder: &Path) -> Server {
     let mut command = on_first_core("nginx");
     command.args(["-e", "/dev/null", "-c"]).arg(&file);
     let asked = Asked { method: "GET", path: "/check?user=KEY", body: String::new() };
-    let server = Server::start("nginx", version("nginx", "-v"), command, port, asked);
+    let server = Server::start("nginx", version("nginx", "-v"), command, port);
     let strict = Asked { method: "GET", path: "/strict?user=KEY", body: String::new() };
     assert!(strict.admitted(port, 1) && !strict.admitted(port, 1), "nginx does not limit what it answers so");
-    server
+    Side { server, asked }
 }
 
-/// A server that runs until this is dropped.
-struct Server {
-    name: &'static str,
-    version: String,
-    child: Child,
-    port: u16,
+/// A server and what it is asked.
+struct Side {
+    server: Server,
     asked: Asked,
-}
-
-impl Server {
-    /// Starts it, and waits until it listens.
-    #[expect(clippy::disallowed_methods, reason = "other programs say in no common way that they listen")]
-    fn start(name: &'static str, version: String, mut command: Command, port: u16, asked: Asked) -> Server {
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).process_group(0).spawn();
-        let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        let mut server = Server { name, version, child, port, asked };
-        let began = Instant::now();
-        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-            let ended = server.child.try_wait().expect("it is our child");
-            assert!(
-                ended.is_none() && began.elapsed() < Duration::from_secs(10),
-                "it does not start: {command:?}"
-            );
-            thread::sleep(Duration::from_millis(20));
-        }
-        server
-    }
-
-    /// Processor time of all its threads, and of its children: nginx has a worker.
-    fn cpu_seconds(&self) -> f64 {
-        let folders = fs::read_dir("/proc").expect("this is Linux");
-        let pids = folders.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-        let ticks = pids.filter_map(|pid| {
-            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            // The name of the program stands in brackets and may contain anything.
-            let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
-            let [parent, user, system] = [1, 11, 12].map(|at| fields[at].parse::<u32>().expect("proc(5)"));
-            (pid == self.child.id() || parent == self.child.id()).then_some(user + system)
-        });
-        // Ticks are hundredths of a second for every program on Linux, whatever the kernel counts in.
-        f64::from(ticks.sum::<u32>()) / 100.0
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // The group, since nginx would leave its worker behind.
-        let group = format!("-{}", self.child.id());
-        let _ = Command::new("kill").args(["-KILL", "--", &group]).status();
-        let _ = self.child.wait();
-    }
 }
 
 /// One request, with `KEY` for the key.
@@ -204,7 +158,7 @@ impl Asked {
 
 /// A server and what was measured of it, round by round.
 struct Measured {
-    server: Server,
+    side: Side,
     cpu: Vec<f64>,
     speed: Vec<f64>,
     /// The smallest share of a round.
@@ -219,21 +173,21 @@ struct Counted {
 }
 
 impl Measured {
-    fn new(server: Server) -> Measured {
-        Measured { server, cpu: Vec::new(), speed: Vec::new(), admitted: 1.0 }
+    fn new(side: Side) -> Measured {
+        Measured { side, cpu: Vec::new(), speed: Vec::new(), admitted: 1.0 }
     }
 
     fn round(&mut self) {
-        let before = self.server.cpu_seconds();
+        let before = self.side.server.cpu_seconds();
         let counted = self.load(ROUND);
-        let cpu = self.server.cpu_seconds() - before;
+        let cpu = self.side.server.cpu_seconds() - before;
         self.cpu.push(cpu / counted.requests * 1e6);
         self.speed.push(counted.requests / counted.seconds);
         self.admitted = self.admitted.min(1.0 - counted.refused / counted.requests);
     }
 
     fn load(&self, lasting: Duration) -> Counted {
-        let Server { name, port, asked, .. } = &self.server;
+        let Side { server: Server { name, port, .. }, asked } = &self.side;
         let output = Command::new("taskset")
             .args(["-c", "1", "wrk", "-t", "1", "-c", &CONNECTIONS.to_string()])
             .args(["-d", &format!("{}s", lasting.as_secs()), "-s", LOAD])
@@ -253,33 +207,7 @@ impl Measured {
     /// The share of keys that are still admitted. Not every server says by its status that it refuses.
     #[expect(clippy::cast_precision_loss, reason = "few keys")]
     fn admitted_keys(&self) -> f64 {
-        let Server { port, asked, .. } = &self.server;
+        let Side { server: Server { port, .. }, asked } = &self.side;
         (1..=KEYS).filter(|key| asked.admitted(*port, *key)).count() as f64 / KEYS as f64
     }
-}
-
-/// A command on the first core, so that it believes to have only one; it ends when we do, whatever ends us.
-fn on_first_core(program: &str) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "TERM", "taskset", "-c", "0", program]);
-    command
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there are free ports");
-    listener.local_addr().expect("it is bound").port()
-}
-
-/// The last word of what a program calls itself: `nginx version: nginx/1.22.1`.
-fn version(program: &str, flag: &str) -> String {
-    let output = Command::new(program).arg(flag).output();
-    let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    said.trim().rsplit([' ', '/']).next().unwrap_or_default().to_owned()
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

@@ -78,7 +78,9 @@ fn ours(program: &str) -> Server {
     fs::write(&config, limit).expect("the target folder can be written");
     let port = free_port();
     let mut command = on_first_core(program);
-    command.args(["serve", "--http", "off", "--resp", &format!("127.0.0.1:{port}"), "--config"]).arg(&config);
+    command
+        .args(["serve", "--grpc", "off", "--http", "off", "--resp", &format!("127.0.0.1:{port}"), "--config"])
+        .arg(&config);
     Server::start(command, port)
 }
 
