@@ -175,7 +175,7 @@ fn costs_are_envoys_and_0_looks_and_what_is_negative_is_given_back() {
 #[test]
 fn what_istio_puts_into_envoy_is_accepted() {
     let istio = page("istio.yaml");
-    let patches: Vec<String> = istio.split("value:\n").skip(1).map(|patch| dedented(patch)).collect();
+    let patches: Vec<String> = istio.split("value:\n").skip(1).map(dedented).collect();
     let [filter, host] = &patches[..] else { panic!("two patches") };
     let listed = |indent: usize, text: &str| {
         let lines = text.lines().enumerate().map(|(index, line)| match index {

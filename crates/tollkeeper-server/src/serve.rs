@@ -106,6 +106,7 @@ async fn serve(
     }
     let rls = Grpc::new(Arc::clone(&service)).await;
     if let Some((listener, address)) = grpc {
+        service.metrics.grpc.begin();
         open.push(Connections::accept(listener, Arc::clone(&service), rls.clone()));
         listening("grpc", address)?;
     }

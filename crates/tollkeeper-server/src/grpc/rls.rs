@@ -47,23 +47,15 @@ impl Rls {
         let question =
             Question::read(message).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let asked = understand(&question)?;
-        // All are understood before the first is decided: what makes no sense charges nothing.
-        let looks = self.join(&asked, |hits| matches!(hits, Hits::Look).then_some(1))?;
-        let charges =
-            self.join(&asked, |hits| if let Hits::Charge(cost) = hits { Some(cost) } else { None })?;
-        let gives =
-            self.join(&asked, |hits| if let Hits::GiveBack(cost) = hits { Some(cost) } else { None })?;
-        let given = self.join(&asked, |hits| matches!(hits, Hits::GiveBack(_)).then_some(1))?;
-
-        let looked = looks.look().await;
-        // If a look is refused, nothing is charged.
-        let charged = if looked.allowed() { charges.check().await } else { charges.look().await };
+        let Decisions { looked, charged, given } = if asked.iter().all(|asked| asked.hits.charge().is_some())
+        {
+            let charged = self.join(&asked, Hits::charge)?.check().await;
+            Decisions { charged, ..Decisions::default() }
+        } else {
+            // In a box: what few want would make the future of every call larger, and that is moved about.
+            Box::pin(self.decide_mixed(&asked)).await?
+        };
         let allowed = looked.allowed() && charged.allowed();
-        if let (true, Some(gives)) = (allowed, gives.joint) {
-            // A store that does not answer gives nothing back, and the status tells nothing else.
-            gives.give_back().await;
-        }
-        let given = given.look().await;
 
         let mut statuses = vec![DescriptorStatus::default(); asked.len()];
         given.tell(&mut statuses);
@@ -88,6 +80,24 @@ impl Rls {
                 .unwrap_or_default(),
         };
         Ok((ended, response))
+    }
+
+    /// Decides for descriptors of which some only look or give back.
+    async fn decide_mixed(&self, asked: &[Asked<'_>]) -> Result<Decisions, Status> {
+        // All are understood before the first is decided: what makes no sense charges nothing.
+        let looks = self.join(asked, |hits| matches!(hits, Hits::Look).then_some(1))?;
+        let charges = self.join(asked, Hits::charge)?;
+        let gives = self.join(asked, Hits::give_back)?;
+        let given = self.join(asked, |hits| hits.give_back().map(|_| 1))?;
+
+        let looked = looks.look().await;
+        // If a look is refused, nothing is charged.
+        let charged = if looked.allowed() { charges.check().await } else { charges.look().await };
+        if let (true, Some(gives)) = (looked.allowed() && charged.allowed(), gives.joint) {
+            // A store that does not answer gives nothing back, and the status tells nothing else.
+            gives.give_back().await;
+        }
+        Ok(Decisions { looked, charged, given: given.look().await })
     }
 
     /// Those of the descriptors that `cost` is something for, as one request.
@@ -118,6 +128,16 @@ enum Hits {
     Look,
     /// To give back so much.
     GiveBack(u64),
+}
+
+impl Hits {
+    fn charge(self) -> Option<u64> {
+        if let Hits::Charge(cost) = self { Some(cost) } else { None }
+    }
+
+    fn give_back(self) -> Option<u64> {
+        if let Hits::GiveBack(cost) = self { Some(cost) } else { None }
+    }
 }
 
 fn understand<'a>(question: &'a Question<'a>) -> Result<Vec<Asked<'a>>, Status> {
@@ -197,7 +217,17 @@ impl Joined<'_> {
     }
 }
 
-/// What was decided for them.
+/// What was decided for each kind of descriptor.
+#[derive(Default)]
+struct Decisions {
+    looked: Decided,
+    charged: Decided,
+    /// How those stand that were given back to.
+    given: Decided,
+}
+
+/// What was decided for some of them.
+#[derive(Default)]
 struct Decided {
     decision: Option<Decision>,
     met: Vec<(usize, Met)>,
