@@ -85,7 +85,7 @@ struct Service {
 impl Service {
     fn start(config: &Path, more: &[&str]) -> Service {
         let mut child = Command::new(tollkeeper())
-            .args(["serve", "--grpc", "off", "--http", "127.0.0.1:0", "--config"])
+            .args(["serve", "--grpc", "off", "--resp", "off", "--http", "127.0.0.1:0", "--config"])
             .arg(config)
             .args(more)
             .stdout(Stdio::piped())

@@ -102,17 +102,17 @@ async fn serve(
             );
         }
         open.push(Connections::accept(listener, Arc::clone(&service), Http(Arc::clone(&service))));
-        listening("http", address)?;
+        listening("http", address);
     }
     let rls = Grpc::new(Arc::clone(&service)).await;
     if let Some((listener, address)) = grpc {
         service.metrics.grpc.begin();
         open.push(Connections::accept(listener, Arc::clone(&service), rls.clone()));
-        listening("grpc", address)?;
+        listening("grpc", address);
     }
     if let Some((listener, address)) = resp {
         open.push(Connections::accept(listener, Arc::clone(&service), asked));
-        listening("resp", address)?;
+        listening("resp", address);
     }
 
     notify::tell(notify::State::Ready);
@@ -172,11 +172,10 @@ async fn listen(name: &str, at: Listener) -> anyhow::Result<Option<(TcpListener,
     Ok(Some((listener, address)))
 }
 
-/// The one line on standard output that says where.
-fn listening(name: &str, address: impl std::fmt::Display) -> io::Result<()> {
+/// The one line on standard output that says where. Whoever started the server may have stopped reading.
+fn listening(name: &str, address: impl std::fmt::Display) {
     let mut out = io::stdout().lock();
-    writeln!(out, "listening {name}={address}")?;
-    out.flush()
+    let _ = writeln!(out, "listening {name}={address}").and_then(|()| out.flush());
 }
 
 /// Flags win over the file.
