@@ -64,6 +64,7 @@ pub(crate) struct Options {
     pub(crate) on_refusal: Option<OnRefusal>,
     pub(crate) longest_delay: Span,
     pub(crate) assumed_peer: Option<IpAddr>,
+    pub(crate) hands_over_charge: bool,
     pub(crate) draw: fn() -> u64,
 }
 
@@ -83,6 +84,7 @@ impl RateLimitLayer {
             on_refusal: None,
             longest_delay: Span::from_secs(60),
             assumed_peer: None,
+            hands_over_charge: false,
             draw: random::draw,
         };
         let shared = Shared {
@@ -180,6 +182,14 @@ impl RateLimitLayer {
     #[must_use]
     pub fn assume_peer(self, peer: IpAddr) -> RateLimitLayer {
         self.with_options(|options| options.assumed_peer = Some(peer))
+    }
+
+    /// Leaves the [`Charge`](tollkeeper::Charge) of every request that passes in its extensions, for a
+    /// handler that knows only later what it costs: [`Limiter::settle`] or [`Limiter::refund`] take it. There
+    /// is none when no limit applied, or when none was charged because the store did not answer.
+    #[must_use]
+    pub fn hand_over_charge(self) -> RateLimitLayer {
+        self.with_options(|options| options.hands_over_charge = true)
     }
 
     /// Draws the numbers that lengthen `Retry-After`: for tests.

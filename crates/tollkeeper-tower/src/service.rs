@@ -197,7 +197,12 @@ impl Visit {
     }
 
     fn pass<B: Body>(self, acquired: Acquired, body: RequestBody<B>) -> (Request<RequestBody<B>>, Passed) {
-        let Visit { shared, prepared, parts, .. } = self;
+        let Visit { shared, prepared, mut parts, .. } = self;
+        if shared.options.hands_over_charge
+            && let Some(charge) = acquired.decision.charge()
+        {
+            parts.extensions.insert(charge);
+        }
         let held = acquired.slot.map(|slot| Held::new(&shared.limiter, slot));
         let passed = Passed { shared, prepared, decision: acquired.decision, held };
         (Request::from_parts(parts, body), passed)
