@@ -1,0 +1,80 @@
+//! An API with limits by address, by user and plan, and by route.
+//!
+//! `cargo run -p tollkeeper-tower --features axum --example axum`, then
+//! `curl -i -H 'authorization: Bearer key-of-ann' localhost:3000/search/rust`
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::extract::{Path, Request};
+use axum::http::header::AUTHORIZATION;
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::get;
+use tokio::net::TcpListener;
+use tollkeeper::{Backend, BuildError, Limit, Limiter, Quota};
+use tollkeeper_tower::RateLimitLayer;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let app = app("memory://").await?;
+    // With the address of the peer, or a limit by `ip` has nothing to go by and every answer is a 500.
+    let service = app.into_make_service_with_connect_info::<SocketAddr>();
+    axum::serve(TcpListener::bind("127.0.0.1:3000").await?, service).await?;
+    Ok(())
+}
+
+pub(crate) async fn app(store: impl Into<Backend>) -> Result<Router, BuildError> {
+    // All limits that apply must allow, and a refused request is charged to none.
+    let limiter = Limiter::builder()
+        // Generous, since a whole office may share an address.
+        .limit(Limit::new("per-ip", Quota::per_minute(600).burst(50)).by("ip"))
+        // Does not apply to strangers, who have no `user`.
+        .limit(
+            Limit::tiered("per-user", "plan")
+                .by("user")
+                .tier("free", Quota::per_minute(20))
+                .tier("pro", Quota::per_minute(30))
+                .default_tier("free"),
+        )
+        // Costs more than the rest, so it has a limit of its own: by the route, whatever the topic.
+        .limit(Limit::new("search", Quota::per_minute(10)).by("ip").when("route", "/search/{topic}"))
+        .store(store)
+        .build()
+        .await?;
+
+    let limits = RateLimitLayer::new(limiter)
+        .fact("user", |request| Some(request.extensions.get::<Account>()?.user.to_owned()))
+        .fact("plan", |request| Some(request.extensions.get::<Account>()?.plan.to_owned()));
+
+    // The layer that is added last comes first: who it is must be known before it is counted.
+    Ok(Router::new()
+        .route("/", get(|| async { "hello" }))
+        .route(
+            "/search/{topic}",
+            get(|Path(topic): Path<String>| async move { format!("all about {topic}") }),
+        )
+        .layer(limits)
+        .layer(middleware::from_fn(authenticate)))
+}
+
+#[derive(Clone, Copy)]
+struct Account {
+    user: &'static str,
+    plan: &'static str,
+}
+
+/// Leaves the account of a valid key with the request. A limit goes by what was verified, never by what a
+/// client says of itself: else everybody is somebody new with every request.
+async fn authenticate(mut request: Request, next: Next) -> Response {
+    let key = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let account = match key.and_then(|value| value.strip_prefix("Bearer ")) {
+        Some("key-of-ann") => Some(Account { user: "ann", plan: "pro" }),
+        Some("key-of-bob") => Some(Account { user: "bob", plan: "free" }),
+        _ => None,
+    };
+    if let Some(account) = account {
+        request.extensions_mut().insert(account);
+    }
+    next.run(request).await
+}
