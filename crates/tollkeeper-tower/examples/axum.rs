@@ -12,6 +12,7 @@ use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::get;
 use tokio::net::TcpListener;
+use tollkeeper::http::{ClientAddress, HttpSettings};
 use tollkeeper::{Backend, BuildError, Limit, Limiter, Quota};
 use tollkeeper_tower::RateLimitLayer;
 
@@ -43,7 +44,14 @@ pub(crate) async fn app(store: impl Into<Backend>) -> Result<Router, BuildError>
         .build()
         .await?;
 
+    // Addresses are taken from a proxy on this machine, and from nobody else.
+    let proxies = HttpSettings {
+        trusted_proxies: vec!["127.0.0.0/8".parse().expect("a network")],
+        client_address: ClientAddress::XForwardedFor,
+        ..HttpSettings::default()
+    };
     let limits = RateLimitLayer::new(limiter)
+        .http(proxies)
         .fact("user", |request| Some(request.extensions.get::<Account>()?.user.to_owned()))
         .fact("plan", |request| Some(request.extensions.get::<Account>()?.plan.to_owned()));
 

@@ -6,7 +6,8 @@
 use std::net::SocketAddr;
 
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::header::LINK;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
@@ -35,7 +36,12 @@ pub(crate) async fn app(store: impl Into<Backend>) -> Result<Router, BuildError>
 
     let limits = RateLimitLayer::new(limiter.clone())
         .fact("account", |request| account(&request.headers))
-        .fact("plan", |request| Some(plan_of(&account(&request.headers)?).to_owned()));
+        .fact("plan", |request| Some(plan_of(&account(&request.headers)?).to_owned()))
+        .on_response(|decision, response| {
+            if !decision.allowed() {
+                response.headers.insert(LINK, HeaderValue::from_static("</plans>; rel=\"payment\""));
+            }
+        });
 
     // To look at what is left costs nothing: this route is added behind the layer.
     let reports = Router::new().route("/reports", get(|| async { "a report" })).layer(limits);

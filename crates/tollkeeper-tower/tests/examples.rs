@@ -55,6 +55,8 @@ async fn the_example_of_axum_limits_by_user_and_plan_by_address_and_by_route() {
     let refused = server.get("/", &[("authorization", "Bearer key-of-nobody")]).await;
     assert_eq!(refused.status, 429);
     assert!(refused.body.contains(r#""violated-policies":["per-ip"]"#), "{}", refused.body);
+    let elsewhere = ("x-forwarded-for", "198.51.100.7, 192.0.2.9");
+    assert_eq!(server.passing(51, "/", &[elsewhere]).await, 50, "another address behind the same proxy");
     // The bucket of the address gets ten a second.
     hand.advance(Span::from_secs(1));
     assert_eq!(server.passing(15, "/", &[]).await, 10);
@@ -170,7 +172,8 @@ async fn the_example_of_a_quota_grants_each_plan_its_own_until_midnight() {
     assert_eq!(usage("initech").await, r#"{"limit":null,"plan":"enterprise"}"#);
     assert_eq!(usage("hooli").await, r#"{"limit":10,"plan":"free","remaining":0}"#);
     hand.advance(Span::from_micros(3_600 * 1_000_000 - 1));
-    assert_eq!(server.get("/reports", &[("x-account", "hooli")]).await.status, 429, "before midnight");
+    let refused = server.get("/reports", &[("x-account", "hooli")]).await;
+    assert_eq!((refused.status, refused.header("link")), (429, Some(r#"</plans>; rel="payment""#)));
     hand.advance(Span::from_micros(1));
     assert_eq!(server.get("/reports", &[("x-account", "hooli")]).await.status, 200, "at midnight");
     assert_eq!(usage("hooli").await, r#"{"limit":10,"plan":"free","remaining":9}"#);
