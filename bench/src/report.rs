@@ -67,7 +67,9 @@ fn versions() -> Value {
     let mut locked = include_str!("../Cargo.lock").lines();
     while let Some(line) = locked.next() {
         let name = line.strip_prefix("name = ").map(|name| name.trim_matches('"'));
-        if let Some(name @ ("tollkeeper" | "governor" | "limitador" | "throttlecrab")) = name {
+        if let Some(name @ ("tollkeeper" | "governor" | "limitador" | "throttlecrab" | "tower_governor")) =
+            name
+        {
             let version = locked.next().and_then(|line| line.strip_prefix("version = ")).unwrap_or_default();
             versions.insert(name.to_owned(), version.trim_matches('"').into());
         }
