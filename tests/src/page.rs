@@ -42,7 +42,7 @@ pub enum Kind {
     Console,
     /// `yaml`, `toml`, `json`: perhaps a policy.
     Data(Language),
-    /// `rust`, `js`, `python`: a program that has a test of its own.
+    /// `rust`, `js`, `ts`, `python`: a program that has a test of its own.
     Program,
 }
 
@@ -73,13 +73,13 @@ impl Kind {
             "yaml" => Kind::Data(Language::Yaml),
             "toml" => Kind::Data(Language::Toml),
             "json" => Kind::Data(Language::Json),
-            "rust" | "js" | "python" => Kind::Program,
+            "rust" | "js" | "ts" | "python" => Kind::Program,
             _ => match info.strip_prefix("sh exit=").map(str::parse) {
                 Some(Ok(status @ 1..=255)) => Kind::Run(status),
                 _ => {
                     return Err(format!(
                         "`{info}` is no kind of block; there are sh, sh exit=N, sh setup, sh checked-not-run, \
-                         go checked-not-run, text, console, yaml, toml, json, rust, js, python"
+                         go checked-not-run, text, console, yaml, toml, json, rust, js, ts, python"
                     ));
                 }
             },

@@ -1,20 +1,23 @@
 //! What an application takes on with the library: few crates, and a core that stands alone.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
 use std::process::Command;
+
+use tollkeeper_tests::page::root;
 
 /// The crates that a package needs to run with these features, itself included.
 fn crates(package: &str, features: &str) -> BTreeSet<String> {
+    tree(&root().join("Cargo.toml"), &["--locked", "--offline", "--package", package, "--features", features])
+}
+
+/// What `cargo tree` lists.
+fn tree(manifest: &Path, arguments: &[&str]) -> BTreeSet<String> {
     let output = Command::new(env!("CARGO"))
-        .args(["tree", "--locked", "--offline", "--edges", "normal", "--prefix", "none", "--format", "{p}"])
-        .args([
-            "--manifest-path",
-            concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"),
-            "--package",
-            package,
-            "--features",
-            features,
-        ])
+        .args(["tree", "--edges", "normal", "--prefix", "none", "--format", "{p}", "--manifest-path"])
+        .arg(manifest)
+        .args(arguments)
         .output()
         .expect("cargo runs: it runs this test");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -51,5 +54,35 @@ fn a_store_on_redis_takes_on_no_reader_of_config_files() {
     for name in ["granit-parser ", "notify ", "toml "] {
         assert!(with.iter().any(|found| found.starts_with(name)), "{name}reads config files: {with:?}");
         assert!(!without.iter().any(|found| found.starts_with(name)), "{without:?}");
+    }
+}
+
+/// The table in `docs/rust.md`: what the layer takes on, beside `tower_governor` in the versions that the benchmarks
+/// compare with.
+#[test]
+fn the_layer_takes_on_as_many_crates_as_its_page_says_and_fewer_than_its_peer() {
+    let page = fs::read_to_string(root().join("docs/rust.md")).expect("the page");
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tower_governor");
+    fs::create_dir_all(folder.join("src")).expect("`target` can be written");
+    fs::write(folder.join("src/lib.rs"), "").expect("`target` can be written");
+    for (features, row) in [("", "| none |"), ("axum", "| `axum` |"), ("axum,tonic", "| `axum`, `tonic` |")] {
+        let ours = crates("tollkeeper-tower", features).len();
+        let theirs = {
+            let features: Vec<&str> = features.split(',').filter(|name| !name.is_empty()).collect();
+            let manifest = format!(
+                "[package]\nname = \"peer\"\nedition = \"2024\"\n[workspace]\n[dependencies]\n\
+                 tower_governor = {{ version = \"0.8\", default-features = false, features = {features:?} }}\n"
+            );
+            fs::write(folder.join("Cargo.toml"), manifest).expect("`target` can be written");
+            fs::copy(root().join("bench/Cargo.lock"), folder.join("Cargo.lock")).expect("bench is locked");
+            tree(&folder.join("Cargo.toml"), &["--package", "tower_governor"]).len()
+        };
+        println!("features `{features}`: tollkeeper-tower {ours} crates, tower_governor {theirs}");
+        let line = page.lines().find(|line| line.starts_with(row)).expect("a row for these features");
+        assert!(
+            line.ends_with(&format!(" | {ours} | {theirs} |")),
+            "{ours} and {theirs}, but the page says {line}"
+        );
+        assert!(ours < theirs, "{ours} and {theirs}");
     }
 }

@@ -1,0 +1,205 @@
+//! What `docs/rust.md` and `docs/http.md` show is what the code does.
+//!
+//! The programs of `docs/http.md` run as they are written there, against a layer over sockets. What they need is
+//! installed once, into `target/languages`.
+
+#[path = "pages/retry.rs"]
+mod retry;
+mod support;
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::middleware::{Next, from_fn_with_state};
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Empty};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use support::{Server, everything, limiter};
+use tokio::net::TcpStream;
+use tokio::process::Command;
+use tollkeeper::http::HeaderDialect;
+use tollkeeper::{Algorithm, Allowance, Limit, Limiter, Percent, Quota, facts};
+use tollkeeper_tests::page::{Kind, Page, root};
+use tollkeeper_tower::RateLimitLayer;
+
+fn page(name: &str) -> (Page, String) {
+    let text = fs::read_to_string(root().join(name)).expect("the page");
+    (Page::parse(name, &text).unwrap_or_else(|mistake| panic!("{mistake}")), text)
+}
+
+#[test]
+fn what_the_page_shows_of_rust_is_part_of_an_example() {
+    let (page, _) = page("docs/rust.md");
+    let examples = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
+    let examples: Vec<String> =
+        examples.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+    let mut shown = 0;
+    for block in page.blocks.iter().filter(|block| block.kind == Kind::Program) {
+        assert!(examples.iter().any(|example| example.contains(&block.text)), "{}", page.place(block));
+        shown += 1;
+    }
+    assert!(shown >= 6, "{shown} blocks");
+}
+
+#[tokio::test]
+async fn the_headers_on_the_page_are_those_that_are_sent() {
+    let (_, text) = page("docs/http.md");
+    for dialect in HeaderDialect::ALL {
+        let (limiter, hand) = limiter(vec![
+            Limit::new("per-user", Quota::per_minute(100).burst(20)),
+            Limit::new("daily", Quota::per_day(1000)).algorithm(Algorithm::FixedWindow),
+        ]);
+        hand.set(tollkeeper::Time::from_micros(1_760_054_400_500_000));
+        let server = Server::axum(everything(RateLimitLayer::new(limiter).headers([dialect])).0).await;
+        let answer = server.get("/", &[]).await;
+        let row = format!("| `{}` ", dialect.name());
+        let row =
+            text.lines().find(|line| line.starts_with(&row)).expect("a row for each dialect").to_lowercase();
+        let mut sent = 0;
+        for (name, value) in &answer.headers {
+            if name.as_str().contains("ratelimit") {
+                let line = format!("`{name}: {}`", value.to_str().unwrap());
+                assert!(row.contains(&line), "{line} is not in {row}");
+                sent += 1;
+            }
+        }
+        assert_eq!(row.matches(": ").count(), sent, "{row}");
+    }
+}
+
+/// A server for clients that come again, and what they were answered.
+struct Refusing {
+    server: Server,
+    answers: Answers,
+}
+
+type Answers = Arc<Mutex<HashMap<String, Vec<u16>>>>;
+
+impl Refusing {
+    /// Under `/soon` one passes every two seconds, under `/tomorrow` one a day, and under `/never` none.
+    async fn start() -> Refusing {
+        let soon = Limit::new("soon", Quota::per(1, Duration::from_secs(2)).burst(1)).when("path", "/soon");
+        let tomorrow = Limit::new("tomorrow", Quota::per_day(1).burst(1)).when("path", "/tomorrow");
+        let never = Limit::new("never", Allowance::Nothing).when("path", "/never");
+        let builder = Limiter::builder().limit(soon).limit(tomorrow).limit(never);
+        let limiter = builder.build().await.expect("valid limits");
+        let layer = RateLimitLayer::new(limiter.clone()).retry_after_jitter(Percent::new(0));
+        let (router, _) = everything(layer);
+        let answers = Answers::default();
+        let watched = router.layer(from_fn_with_state((limiter, Arc::clone(&answers)), watch));
+        Refusing { server: Server::axum(watched).await, answers }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.server.address)
+    }
+
+    /// A client comes again when it was told to, once, and never in vain.
+    async fn meets(&self, client: impl AsyncFn(String) -> u16) {
+        for (path, last, all) in
+            [("/soon", 200, vec![429, 200]), ("/tomorrow", 429, vec![429]), ("/never", 429, vec![429])]
+        {
+            assert_eq!(client(self.url(path)).await, last, "{path}");
+            assert_eq!(self.answers.lock().expect("nobody panics").remove(path), Some(all), "{path}");
+        }
+    }
+}
+
+/// Notes what is answered. Just before the first request of a path somebody else takes what there is, so that it is
+/// refused however long its client took to start.
+async fn watch(
+    State((limiter, answers)): State<(Limiter, Answers)>,
+    request: axum::extract::Request,
+    next: Next,
+) -> axum::response::Response {
+    let path = request.uri().path().to_owned();
+    if !answers.lock().expect("nobody panics").contains_key(&path) {
+        limiter.check(&facts! { "path" => path.as_str() }).await.expect("valid");
+    }
+    let response = next.run(request).await;
+    answers.lock().expect("nobody panics").entry(path).or_default().push(response.status().as_u16());
+    response
+}
+
+#[tokio::test]
+async fn the_loop_in_rust_comes_again_when_it_is_told_to() {
+    let shown = page("docs/http.md").0.file("retry.rs").text.clone();
+    assert!(
+        include_str!("pages/retry.rs").ends_with(&shown),
+        "tests/pages/retry.rs is not what the page shows"
+    );
+    let refusing = Refusing::start().await;
+    refusing
+        .meets(async |url| {
+            let sent = retry::with_retry(async || send(&url).await).await;
+            sent.expect("it answers").status().as_u16()
+        })
+        .await;
+}
+
+async fn send(url: &str) -> Result<Response<Bytes>, hyper::Error> {
+    let uri: http::Uri = url.parse().expect("a URL");
+    let stream = TcpStream::connect(uri.authority().expect("an address").as_str()).await.expect("it listens");
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    let request = Request::get(uri.path()).header("host", "test").body(Empty::<Bytes>::new()).expect("valid");
+    let (parts, body) = sender.send_request(request).await?.into_parts();
+    Ok(Response::from_parts(parts, body.collect().await?.to_bytes()))
+}
+
+#[tokio::test]
+async fn the_loop_in_python_comes_again_when_it_is_told_to() {
+    let folder = folder("retry-python");
+    fs::write(folder.join("retry.py"), &page("docs/http.md").0.file("retry.py").text).unwrap();
+    let main = "import sys, urllib.error\nfrom retry import open_with_retry\n\
+        try:\n    print(open_with_retry(sys.argv[1]).status)\n\
+        except urllib.error.HTTPError as error:\n    print(error.code)\n";
+    fs::write(folder.join("main.py"), main).unwrap();
+    let refusing = Refusing::start().await;
+    refusing.meets(async |url| status(&folder, &["python3", "main.py", &url]).await).await;
+}
+
+#[tokio::test]
+async fn the_loop_in_typescript_comes_again_when_it_is_told_to() {
+    let folder = folder("retry-node");
+    if !folder.join("node_modules/typescript").exists() {
+        let install = "install --no-save --no-audit --no-fund --ignore-scripts typescript@5.9";
+        run(&folder, &[&["npm"], &install.split(' ').collect::<Vec<_>>()[..]].concat()).await;
+    }
+    fs::write(folder.join("package.json"), r#"{"type":"module"}"#).unwrap();
+    fs::write(folder.join("retry.ts"), &page("docs/http.md").0.file("retry.ts").text).unwrap();
+    let main = "import { fetchWithRetry } from './retry.js';\n\
+        console.log((await fetchWithRetry(process.argv[2])).status);\n";
+    fs::write(folder.join("main.js"), main).unwrap();
+    let compile = "node node_modules/typescript/bin/tsc --strict --target es2022 --module es2022 --lib es2022,dom retry.ts";
+    run(&folder, &compile.split(' ').collect::<Vec<_>>()).await;
+    let refusing = Refusing::start().await;
+    refusing.meets(async |url| status(&folder, &["node", "main.js", &url]).await).await;
+}
+
+async fn status(folder: &Path, command: &[&str]) -> u16 {
+    run(folder, command).await.trim().parse().expect("a status")
+}
+
+async fn run(folder: &Path, command: &[&str]) -> String {
+    let mut process = Command::new(command[0]);
+    process.args(&command[1..]).current_dir(folder).env("no_proxy", "*").kill_on_drop(true);
+    let output = process.output().await.unwrap_or_else(|error| panic!("{}: {error}", command[0]));
+    let (said, complained) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {said}{complained}");
+    said.into_owned()
+}
+
+fn folder(name: &str) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target");
+    let folder = target.join("languages").join(name);
+    fs::create_dir_all(&folder).expect("`target` can be written");
+    folder
+}
