@@ -50,10 +50,27 @@ fn page(results: &Value) -> String {
         let name = if name.starts_with(' ') { format!("tollkeeper{name}") } else { name };
         writeln!(page, "| {name} | {:.1} |", bytes.as_f64().expect("a number")).expect("text");
     }
+    if let Some(scenarios) = results["layer"].as_object() {
+        page.push_str(&layer(scenarios));
+    }
     if let Some(sides) = results["http"].as_object() {
         page.push_str(&http(sides));
     }
     page
+}
+
+fn layer(scenarios: &Map<String, Value>) -> String {
+    let mut section = "\n## What a layer adds\n\n\
+         Nanoseconds for each request, over the same service without it; medians of five.\n\n\
+         | Scenario | tollkeeper-tower | tower_governor | theirs / ours |\n\
+         |---|---|---|---|\n"
+        .to_owned();
+    for (scenario, times) in scenarios {
+        let [ours, theirs] =
+            ["tollkeeper", "tower_governor"].map(|side| median(&times[side]) - median(&times["bare"]));
+        writeln!(section, "| `{scenario}` | {ours:.0} | {theirs:.0} | {:.2} |", theirs / ours).expect("text");
+    }
+    section
 }
 
 fn http(sides: &Map<String, Value>) -> String {
