@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use tollkeeper::Limiter;
 use tollkeeper::config::{Config, LimitShape, Report};
+use tollkeeper_tower::{InForce as Reading, Settings};
 
 use crate::veil::Veil;
 
@@ -75,6 +76,8 @@ struct Both {
     /// What was PUT, as it came: it is read again when the rest of the file changes.
     put: Option<Arc<[u8]>>,
     shown: Arc<InForce>,
+    /// How requests are read changes together with the limits, which need what is read.
+    reading: Arc<Reading>,
 }
 
 /// What messages call the limits that were PUT.
@@ -82,7 +85,7 @@ const PUT: &str = "limits";
 
 impl Laws {
     /// The limits of this config, which the limiter was made with.
-    pub fn new(file: Config, origin: Source, version: u64) -> Laws {
+    pub fn new(file: Config, origin: Source, version: u64, reading: Arc<Reading>) -> Laws {
         let shown = Arc::new(InForce {
             version,
             source: origin,
@@ -93,7 +96,7 @@ impl Laws {
             limits: file.limits.clone(),
             veil: Veil::of(&file.http),
         });
-        Laws(RwLock::new(Both { file, origin, put: None, shown }))
+        Laws(RwLock::new(Both { file, origin, put: None, shown, reading }))
     }
 
     /// What is in force.
@@ -147,7 +150,7 @@ impl Both {
             None => self.file.clone(),
             Some(text) => self.file.with_limits(PUT, text)?.0,
         };
-        let version = limiter.replace_policy(config.policy).version();
+        let version = self.reading.replace(limiter, Settings::of(&config), config.policy).version();
         self.shown = Arc::new(InForce {
             version,
             source: if put.is_some() { Source::Api } else { self.origin },

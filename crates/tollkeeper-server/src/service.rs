@@ -7,6 +7,7 @@ use std::time::Instant;
 use arc_swap::ArcSwap;
 use tollkeeper::config::Config;
 use tollkeeper::{Decision, Limiter};
+use tollkeeper_tower::{InForce as Reading, Settings};
 
 use crate::auth::{Doors, Tokens};
 use crate::events::Events;
@@ -34,6 +35,8 @@ pub struct Service {
     pub events: Events,
     /// What Envoy tells clients.
     pub headers: ArcSwap<Headers>,
+    /// How requests are read that gateways ask about.
+    pub reading: Arc<Reading>,
     laws: Laws,
     /// Keeps decisions for a collector, if there is one.
     traces: OnceLock<Traces>,
@@ -54,7 +57,8 @@ impl Service {
         if let Store::Redis(store) = &store {
             store.observe(Arc::clone(&metrics) as _);
         }
-        let laws = Laws::new(config, source, policy.version());
+        let reading = Arc::new(Reading::new(Settings::of(&config), &limiter));
+        let laws = Laws::new(config, source, policy.version(), Arc::clone(&reading));
         Ok(Service {
             limiter,
             store,
@@ -63,6 +67,7 @@ impl Service {
             acceptor,
             events: Events::default(),
             headers,
+            reading,
             laws,
             traces: OnceLock::new(),
             draining: AtomicBool::new(false),
