@@ -55,9 +55,14 @@ fn exactly_the_limit_passes_with_headers_and_the_rest_is_a_problem() {
             assert!(passed.header("ratelimit").is_some_and(|told| told.starts_with("\"login\";r=")));
             assert_eq!(passed.header("retry-after"), None);
         }
-        for (query, status) in
-            [("", 429), ("?deny=401", 401), ("?deny=403", 403), ("?deny=429", 429), ("?deny=503", 503)]
-        {
+        for (query, status) in [
+            ("", 429),
+            ("?q=of-the-client", 429),
+            ("?deny=401", 401),
+            ("?deny=403", 403),
+            ("?deny=429", 429),
+            ("?q=of-the-client&deny=503", 503),
+        ] {
             let refused = gateway.ask_with(query, &server, "POST /login", &[]);
             assert_eq!(refused.status, status, "{query}");
             assert_eq!(refused.header("content-type"), Some("application/problem+json"));
@@ -68,13 +73,15 @@ fn exactly_the_limit_passes_with_headers_and_the_rest_is_a_problem() {
             assert_eq!(refused.json()["status"], status);
         }
         assert_eq!(gateway.ask(&server, "GET /login", &[]).status, 200, "another method");
-        assert_eq!(gateway.ask_with("?deny=200", &server, "GET /login", &[]).status, 403);
+        for nonsense in ["?deny=200", "?deny=", "?deny=401&deny=403"] {
+            assert_eq!(gateway.ask_with(nonsense, &server, "GET /login", &[]).status, 403, "{nonsense}");
+        }
         let counted = |result| {
             server.metric(&format!(
                 "tollkeeper_requests_total{{transport=\"auth\",route=\"/login\",result=\"{result}\"}}"
             ))
         };
-        assert_eq!((counted("allowed"), counted("refused")), (3.0, 5.0));
+        assert_eq!((counted("allowed"), counted("refused")), (3.0, 6.0));
     }
 }
 

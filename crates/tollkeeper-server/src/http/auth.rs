@@ -92,14 +92,15 @@ async fn decide(
     Ok(Decided { route: service.metrics.route(&facts), decision, deny })
 }
 
-/// The status that the gateway asks refusals to have.
+/// The status that the gateway asks refusals to have. Caddy may add the query of its client: it means nothing here.
 fn status_of_refusals(query: Option<&str>) -> Result<StatusCode, Problem> {
-    match query.unwrap_or_default() {
-        "" | "deny=429" => Ok(StatusCode::TOO_MANY_REQUESTS),
-        "deny=401" => Ok(StatusCode::UNAUTHORIZED),
-        "deny=403" => Ok(StatusCode::FORBIDDEN),
-        "deny=503" => Ok(StatusCode::SERVICE_UNAVAILABLE),
-        other => Err(forbidden(format!("`?{other}` is not understood: try `?deny=403` (or 401, 429, 503)"))),
+    let mut asked = query.unwrap_or_default().split('&').filter_map(|pair| pair.strip_prefix("deny="));
+    match (asked.next(), asked.next()) {
+        (None | Some("429"), None) => Ok(StatusCode::TOO_MANY_REQUESTS),
+        (Some("401"), None) => Ok(StatusCode::UNAUTHORIZED),
+        (Some("403"), None) => Ok(StatusCode::FORBIDDEN),
+        (Some("503"), None) => Ok(StatusCode::SERVICE_UNAVAILABLE),
+        _ => Err(forbidden("`deny` is 401, 403, 429 or 503, and there once: `?deny=403`")),
     }
 }
 
