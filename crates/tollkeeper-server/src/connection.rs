@@ -6,6 +6,7 @@
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -37,19 +38,24 @@ const USUAL_REQUEST: usize = 2 << 10;
 pub struct Http(pub Arc<Service>);
 
 impl Protocol for Http {
-    async fn serve(self, stream: impl Stream, stopped: watch::Receiver<()>) {
-        serve(stream, self.0, stopped).await;
+    async fn serve(self, stream: impl Stream, peer: SocketAddr, stopped: watch::Receiver<()>) {
+        serve(stream, peer, self.0, stopped).await;
     }
 }
 
 /// Answers the requests of one connection until either side ends it.
-async fn serve(mut stream: impl Stream, service: Arc<Service>, stopped: watch::Receiver<()>) {
+async fn serve(
+    mut stream: impl Stream,
+    peer: SocketAddr,
+    service: Arc<Service>,
+    stopped: watch::Receiver<()>,
+) {
     let pace = Pace::default();
     let mut watch = Watch { fires: pin!(sleep(QUIET)), stopped, stopping: false };
     let mut buffer = Vec::new();
 
     let left = {
-        let mut plain = pin!(answer_plain(&mut stream, &mut buffer, &service, &pace));
+        let mut plain = pin!(answer_plain(&mut stream, peer, &mut buffer, &service, &pace));
         loop {
             tokio::select! {
                 biased;
@@ -73,7 +79,7 @@ async fn serve(mut stream: impl Stream, service: Arc<Service>, stopped: watch::R
     let answer = service_fn(|request| {
         pace.asked.store(true, Relaxed);
         async {
-            let mut response = http::answer(&service, request).await;
+            let mut response = http::answer(&service, peer, request).await;
             if let Reply::Events(listening) = response.body_mut() {
                 listening.note(&pace.asked);
             }
@@ -119,6 +125,7 @@ enum Left {
 /// Answers plain checks for as long as nothing else comes.
 async fn answer_plain(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    peer: SocketAddr,
     buffer: &mut Vec<u8>,
     service: &Service,
     pace: &Pace,
@@ -136,7 +143,7 @@ async fn answer_plain(
                 Begins::Plain { head, body, parent } if buffer.len() - taken >= head + body => {
                     pace.asked.store(true, Relaxed);
                     let began = Instant::now();
-                    let asked = Asked { began, parent };
+                    let asked = Asked { peer: peer.ip(), began, parent };
                     let body_here = &mut buffer[taken + head..][..body];
                     let answer = http::answer_check(service, asked, body_here).await;
                     plain::write(&mut answers, &answer, began);
@@ -300,6 +307,8 @@ pub(crate) mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
     use tollkeeper::MemoryStore;
 
+    use std::net::{IpAddr, Ipv4Addr};
+
     use tokio::time::Instant;
 
     use super::*;
@@ -307,6 +316,8 @@ pub(crate) mod tests {
     use crate::in_force::Source;
     use crate::serve::builtin;
     use crate::store::Store;
+
+    pub(crate) const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4711);
 
     pub(crate) fn service() -> Arc<Service> {
         let store = Store::Memory(MemoryStore::default());
@@ -317,7 +328,7 @@ pub(crate) mod tests {
     fn connect() -> (watch::Sender<()>, DuplexStream) {
         let (stop, stopped) = watch::channel(());
         let (ours, theirs) = tokio::io::duplex(1 << 10);
-        tokio::spawn(serve(theirs, service(), stopped));
+        tokio::spawn(serve(theirs, PEER, service(), stopped));
         (stop, ours)
     }
 
@@ -367,7 +378,7 @@ pub(crate) mod tests {
         let (service, (_stop, stopped)) = (service(), watch::channel(()));
         tokio::spawn(events::tell(Arc::clone(&service)));
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
-        tokio::spawn(serve(theirs, service, stopped));
+        tokio::spawn(serve(theirs, PEER, service, stopped));
         ours.write_all(b"GET /v1/events HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
         let began = Instant::now();
         let mut heard = 0;

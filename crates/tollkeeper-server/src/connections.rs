@@ -1,5 +1,6 @@
 //! All connections of a listener: accepted, and closed when their last request is answered.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,12 @@ pub trait Protocol: Clone + Send + Sync + 'static {
     const NAME: Option<&'static [u8]> = None;
 
     /// Serves one connection until either side ends it, or soon after it is told to stop.
-    fn serve(self, stream: impl Stream, stopped: watch::Receiver<()>) -> impl Future<Output = ()> + Send;
+    fn serve(
+        self,
+        stream: impl Stream,
+        peer: SocketAddr,
+        stopped: watch::Receiver<()>,
+    ) -> impl Future<Output = ()> + Send;
 }
 
 /// A connection, through TLS or not.
@@ -91,10 +97,11 @@ async fn accept(
             Ok(_) if room.taken.receiver_count() > room.most => {
                 format!("{} are open, and no more are taken", room.most)
             }
-            Ok((stream, _)) => {
+            Ok((stream, peer)) => {
                 // Answers are small and written at once: waiting to fill a packet would only delay them.
                 let _ = stream.set_nodelay(true);
-                tokio::spawn(greet(stream, Arc::clone(&service), protocol.clone(), stopped.clone()));
+                let (service, protocol) = (Arc::clone(&service), protocol.clone());
+                tokio::spawn(greet(stream, peer, service, protocol, stopped.clone()));
                 continue;
             }
             Err(error) => error.to_string(),
@@ -112,14 +119,15 @@ async fn accept(
 /// Agrees on how to speak, then serves.
 async fn greet<P: Protocol>(
     stream: TcpStream,
+    peer: SocketAddr,
     service: Arc<Service>,
     protocol: P,
     stopped: watch::Receiver<()>,
 ) {
     match service.acceptor.accept(stream, P::NAME).await {
-        Ok(tls::Stream::Plain(stream)) => protocol.serve(stream, stopped).await,
+        Ok(tls::Stream::Plain(stream)) => protocol.serve(stream, peer, stopped).await,
         // A box, so that a connection without TLS takes no room for one with it.
-        Ok(tls::Stream::Tls(stream)) => Box::pin(protocol.serve(stream, stopped)).await,
+        Ok(tls::Stream::Tls(stream)) => Box::pin(protocol.serve(stream, peer, stopped)).await,
         Err(error) => tracing::debug!("a connection ended before TLS began: {error}"),
     }
 }

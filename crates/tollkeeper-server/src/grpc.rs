@@ -10,6 +10,7 @@ pub mod unary;
 
 use std::convert::Infallible;
 use std::fmt;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -115,7 +116,7 @@ impl Grpc {
 impl Protocol for Grpc {
     const NAME: Option<&'static [u8]> = Some(b"h2");
 
-    async fn serve(self, stream: impl Stream, mut stopped: watch::Receiver<()>) {
+    async fn serve(self, stream: impl Stream, _: SocketAddr, mut stopped: watch::Receiver<()>) {
         let mut protocol = http2::Builder::new(TokioExecutor::new());
         protocol
             .timer(TokioTimer::new())
@@ -206,7 +207,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::connection::tests::service;
+    use crate::connection::tests::{PEER, service};
 
     /// What a connection sends until the server ends it.
     async fn said(stream: &mut tokio::io::DuplexStream) -> Vec<u8> {
@@ -220,7 +221,7 @@ mod tests {
         let began = Instant::now();
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         let (_stop, stopped) = watch::channel(());
-        tokio::spawn(Grpc::new(service()).await.serve(theirs, stopped));
+        tokio::spawn(Grpc::new(service()).await.serve(theirs, PEER, stopped));
         said(&mut ours).await;
         assert!((FIRST..FIRST * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
     }
@@ -230,7 +231,7 @@ mod tests {
         let began = Instant::now();
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         let (stop, stopped) = watch::channel(());
-        tokio::spawn(Grpc::new(service()).await.serve(theirs, stopped));
+        tokio::spawn(Grpc::new(service()).await.serve(theirs, PEER, stopped));
         stop.send(()).unwrap();
         said(&mut ours).await;
         assert!(began.elapsed() < FIRST, "{:?}", began.elapsed());

@@ -2,6 +2,7 @@
 
 pub mod answer;
 pub mod ask;
+pub mod auth;
 pub mod body;
 pub mod call;
 pub mod error;
@@ -10,6 +11,7 @@ pub mod plain;
 pub mod query;
 pub mod reply;
 
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 use hyper::body::{Bytes, Incoming};
@@ -19,10 +21,11 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use tollkeeper::{Acquired, Correction, Costs, Decision};
 
 use self::ask::{Ask, Correct, Reserve};
+use self::auth::Family;
 use self::call::{Call, NoRoute, Route};
 use self::error::{ApiError, Code};
 use self::reply::Reply;
-use crate::auth::{self, Door, Shut};
+use crate::auth::{Door, Shut, presented};
 use crate::events;
 use crate::in_force::{CannotReplace, InForce};
 use crate::json::{Reader, Writer};
@@ -46,9 +49,11 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// When a request began, and whose span it is a part of, if it is to be traced.
+/// When a request began, who sent it, and whose span it is a part of, if it is to be traced.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
+    /// The other end of the connection.
+    pub peer: IpAddr,
     /// When all of it was here.
     pub began: Instant,
     /// Whose span it is a part of.
@@ -56,7 +61,7 @@ pub struct Asked {
 }
 
 /// Answers one request.
-pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<Reply> {
+pub async fn answer(service: &Service, peer: SocketAddr, request: Request<Incoming>) -> Response<Reply> {
     let began = Instant::now();
     let (head, body) = request.into_parts();
     let traceparent = service.traces().and_then(|_| head.headers.get("traceparent"));
@@ -71,11 +76,12 @@ pub async fn answer(service: &Service, request: Request<Incoming>) -> Response<R
         return refuse(&ApiError::new(Code::Forbidden, message));
     }
     if (route.door != Door::Data || service.doors.data_is_closed())
-        && let Err(shut) = service.doors.admit(route.door, auth::presented(route.door, &head.headers))
+        && let Err(shut) = service.doors.admit(route.door, presented(route.door, &head.headers))
     {
         return refuse_entry(shut, route.door);
     }
-    finish(service, began, decide(service, Asked { began, parent }, route.call, &head, body).await)
+    let asked = Asked { peer: peer.ip(), began, parent };
+    finish(service, began, decide(service, asked, route.call, head, body).await)
 }
 
 /// Answers a check whose body is here.
@@ -103,7 +109,7 @@ fn finish(service: &Service, began: Instant, answered: Answered) -> Response<Rep
 /// An answer, and how to count it if it is a decision.
 type Answered = Result<(Option<(RouteLabel, Ended)>, Response<Reply>), ApiError>;
 
-async fn decide(service: &Service, asked: Asked, call: Call, head: &Parts, body: Incoming) -> Answered {
+async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: Incoming) -> Answered {
     let limiter = &service.limiter;
     match call {
         Call::Check => {
@@ -207,6 +213,8 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: &Parts, body:
             response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
             Ok((None, response))
         }
+        Call::Auth => Ok((None, auth::answer(service, asked, Family::Forwarded, head).await)),
+        Call::AuthNginx => Ok((None, auth::answer(service, asked, Family::Original, head).await)),
         Call::OpenApi => Ok((None, respond(StatusCode::OK, JSON, openapi::TEXT.as_str()))),
         Call::Index => Ok((None, respond(StatusCode::OK, HTML, include_str!("http/index.html")))),
         Call::Health => Ok((None, respond(StatusCode::OK, TEXT, "ok\n"))),

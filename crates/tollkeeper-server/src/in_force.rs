@@ -8,6 +8,7 @@ use serde::Serialize;
 use tollkeeper::config::{Config, LimitShape, Report};
 use tollkeeper::redis::SharedLimits;
 use tollkeeper::{Failure, Limiter};
+use tollkeeper_tower::{InForce as Reading, Settings};
 
 use crate::veil::Veil;
 
@@ -79,6 +80,8 @@ struct Both {
     /// The version of what all nodes share that was seen last; 0 if there was none.
     shared: u64,
     shown: Arc<InForce>,
+    /// How requests are read changes together with the limits, which need what is read.
+    reading: Arc<Reading>,
 }
 
 /// What was PUT.
@@ -104,7 +107,7 @@ const PUT: &str = "limits";
 
 impl Laws {
     /// The limits of this config, which the limiter was made with.
-    pub fn new(file: Config, origin: Source, version: u64) -> Laws {
+    pub fn new(file: Config, origin: Source, version: u64, reading: Arc<Reading>) -> Laws {
         let shown = Arc::new(InForce {
             version,
             source: origin,
@@ -115,7 +118,7 @@ impl Laws {
             limits: file.limits.clone(),
             veil: Veil::of(&file.http),
         });
-        Laws(RwLock::new(Both { file, origin, put: None, shared: 0, shown }))
+        Laws(RwLock::new(Both { file, origin, put: None, shared: 0, shown, reading }))
     }
 
     /// What is in force.
@@ -203,10 +206,11 @@ impl Both {
             None => self.file.clone(),
             Some(put) => self.file.with_limits(PUT, &put.text)?.0,
         };
-        let policy = match put.as_ref().and_then(|put| put.version) {
-            Some(version) => limiter.replace_policy_as(config.policy, version),
-            None => limiter.replace_policy(config.policy),
-        };
+        let policy =
+            self.reading.replace(Settings::of(&config), || match put.as_ref().and_then(|put| put.version) {
+                Some(version) => limiter.replace_policy_as(config.policy, version),
+                None => limiter.replace_policy(config.policy),
+            });
         let version = policy.version();
         self.shown = Arc::new(InForce {
             version,

@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use tollkeeper::config::{Config, Report};
 use tollkeeper::redis::{NotSet, SharedLimits, SharedPolicy};
 use tollkeeper::{Decision, Limiter};
+use tollkeeper_tower::{InForce as Reading, Settings};
 
 use crate::auth::{Doors, Tokens};
 use crate::events::Events;
@@ -38,6 +39,8 @@ pub struct Service {
     pub events: Events,
     /// Tells clients of their limits.
     pub headers: ArcSwap<Headers>,
+    /// How requests are read that gateways ask about.
+    pub reading: Arc<Reading>,
     laws: Laws,
     /// Keeps decisions for a collector, if there is one.
     traces: OnceLock<Traces>,
@@ -58,7 +61,8 @@ impl Service {
         if let Store::Redis(store) = &store {
             store.observe(Arc::clone(&metrics) as _);
         }
-        let laws = Laws::new(config, source, policy.version());
+        let reading = Arc::new(Reading::new(Settings::of(&config), &limiter));
+        let laws = Laws::new(config, source, policy.version(), Arc::clone(&reading));
         Ok(Service {
             limiter,
             store,
@@ -67,6 +71,7 @@ impl Service {
             acceptor,
             events: Events::default(),
             headers,
+            reading,
             laws,
             traces: OnceLock::new(),
             draining: AtomicBool::new(false),

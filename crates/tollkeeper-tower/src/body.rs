@@ -31,6 +31,8 @@ pub enum Look {
     TooLarge,
     /// That it cannot be read to its end.
     Broken,
+    /// That it went elsewhere: who is asked about a request need not see its body.
+    Elsewhere,
 }
 
 impl<B: Body<Data = Bytes> + Unpin> RequestBody<B> {

@@ -47,7 +47,7 @@ impl RateLimitLayer {
             reason: format!("it cannot be followed: {error}"),
         })?;
         let (config, _) = Config::read(path)?;
-        let mut layer = RateLimitLayer::with(config.limiter()?, settings(config));
+        let mut layer = RateLimitLayer::with(config.limiter()?, Settings::of(&config));
         let shared = Arc::make_mut(&mut layer.shared);
         shared.keep(watch);
         let mut follower = follower.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,13 +76,15 @@ impl Follower {
             return None;
         };
         Some(Config::read(path).map(|(config, _)| {
-            let policy = config.policy.clone();
-            in_force.replace(limiter, settings(config), policy);
+            in_force.replace(Settings::of(&config), || limiter.replace_policy(config.policy));
         }))
     }
 }
 
-fn settings(config: Config) -> Settings {
-    let Config { http, headers, retry_after_jitter, .. } = config;
-    Settings { http, headers, retry_after_jitter }
+impl Settings {
+    /// What a config says of them.
+    pub fn of(config: &Config) -> Settings {
+        let Config { http, headers, retry_after_jitter, .. } = config;
+        Settings { http: http.clone(), headers: headers.clone(), retry_after_jitter: *retry_after_jitter }
+    }
 }

@@ -61,6 +61,7 @@ enum Open {
     Encoded,
     TooLarge,
     Broken,
+    Elsewhere,
 }
 
 impl Reader {
@@ -202,6 +203,7 @@ impl Reader {
             let open = match look {
                 Look::TooLarge => Open::TooLarge,
                 Look::Broken => Open::Broken,
+                Look::Elsewhere => Open::Elsewhere,
                 Look::All(_) if !is_plain => Open::Encoded,
                 Look::All(body) => match field::of_body(Form::of(content_type, body), body, field) {
                     Ok(Field::Absent) => continue,
@@ -263,6 +265,7 @@ impl Open {
             Open::Encoded => (StatusCode::BAD_REQUEST, "the body is compressed, so it cannot be read"),
             Open::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "the body has more than 65536 bytes"),
             Open::Broken => (StatusCode::BAD_REQUEST, "the body ends before its end"),
+            Open::Elsewhere => (StatusCode::BAD_REQUEST, "the body does not come here"),
         };
         Problem::new(status, format!("fact `{fact}` is needed: {what}"))
     }

@@ -61,4 +61,4 @@ pub use layer::RateLimitLayer;
 pub use peer::PeerAddress;
 pub use response::ResponseBody;
 pub use service::{RateLimit, ResponseFuture};
-pub use settings::Settings;
+pub use settings::{InForce, Prepared, Settings};

@@ -42,19 +42,25 @@ impl Problem {
 /// The answer to a request that was refused: without rate-limit headers, which
 /// [`headers::insert`](crate::headers::insert) adds.
 pub fn refusal(decision: &Decision) -> Response<Bytes> {
-    answer(StatusCode::TOO_MANY_REQUESTS, refusal_body(decision))
+    refusal_as(StatusCode::TOO_MANY_REQUESTS, decision)
+}
+
+/// The same with another status, for gateways that know only some.
+pub fn refusal_as(status: StatusCode, decision: &Decision) -> Response<Bytes> {
+    answer(status, refusal_body(status, decision))
 }
 
 /// What a refusal says. Where the limit that decides may not be shown, nothing is said of any.
-pub fn refusal_body(decision: &Decision) -> String {
+fn refusal_body(status: StatusCode, decision: &Decision) -> String {
     let (verdict, binding) = decision.conclusion();
     let may_tell = binding.is_some_and(|answer| answer.rule().shown());
     let mut body = String::with_capacity(384);
     body.push_str("{\"type\":\"");
     body.push_str(QUOTA_EXCEEDED);
     body.push_str(
-        "\",\"title\":\"Request cannot be satisfied as assigned quota has been exceeded\",\"status\":429",
+        "\",\"title\":\"Request cannot be satisfied as assigned quota has been exceeded\",\"status\":",
     );
+    body.push_str(status.as_str());
     if let Some(reason) = decision.reason().filter(|_| may_tell) {
         body.push_str(",\"detail\":");
         push_text(&mut body, &reason.to_string());

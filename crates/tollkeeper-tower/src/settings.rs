@@ -33,13 +33,15 @@ impl Default for Settings {
 
 /// Settings, made ready for one version of the policy.
 #[derive(Debug)]
-pub(crate) struct Prepared {
-    pub(crate) settings: Settings,
-    pub(crate) reader: Reader,
+pub struct Prepared {
+    /// How requests are read and answered.
+    pub settings: Settings,
+    /// Reads the facts that the policy needs.
+    pub reader: Reader,
     /// Whether some limit may delay a request.
-    pub(crate) delays: bool,
+    pub delays: bool,
     /// Whether the response decides what some limit keeps.
-    pub(crate) awaits_response: bool,
+    pub awaits_response: bool,
     version: u64,
 }
 
@@ -55,18 +57,25 @@ impl Prepared {
     }
 }
 
-/// What is in force, for all clones of a layer.
+/// What is in force, for all who read requests for one limiter: all clones of a layer, or all connections of a
+/// server that gateways ask.
 #[derive(Debug)]
-pub(crate) struct InForce(RwLock<Arc<Prepared>>);
+pub struct InForce(RwLock<Arc<Prepared>>);
 
 impl InForce {
-    pub(crate) fn new(settings: Settings, limiter: &Limiter) -> InForce {
+    /// These settings, for the policy of this limiter.
+    ///
+    /// # Panics
+    ///
+    /// If a route is no path pattern, or a fact is to be normalised by NFKC without the feature `nfkc`; likewise
+    /// wherever settings are replaced.
+    pub fn new(settings: Settings, limiter: &Limiter) -> InForce {
         let prepared = prepared(settings, &limiter.policy());
         InForce(RwLock::new(Arc::new(prepared)))
     }
 
     /// The policy in force, and what was prepared for it.
-    pub(crate) fn read(&self, limiter: &Limiter) -> (Arc<Policy>, Arc<Prepared>) {
+    pub fn read(&self, limiter: &Limiter) -> (Arc<Policy>, Arc<Prepared>) {
         loop {
             let policy = limiter.with_policy(Arc::clone);
             let prepared = Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner));
@@ -90,12 +99,12 @@ impl InForce {
         *current = Arc::new(prepared(settings, &policy));
     }
 
-    /// Replaces settings and policy together.
-    #[cfg(feature = "config")]
-    pub(crate) fn replace(&self, limiter: &Limiter, settings: Settings, policy: Policy) {
+    /// Replaces settings together with the policy that `put` puts in force; that policy.
+    pub fn replace(&self, settings: Settings, put: impl FnOnce() -> Arc<Policy>) -> Arc<Policy> {
         let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let policy = limiter.replace_policy(policy);
+        let policy = put();
         *current = Arc::new(prepared(settings, &policy));
+        policy
     }
 
     /// Prepares for a policy that somebody else has put in force.

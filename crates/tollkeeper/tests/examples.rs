@@ -65,6 +65,15 @@ fn the_readme_shows_the_quickstart() {
     assert!(quickstart.contains(blocks[0]), "examples/quickstart.rs does not hold:\n{}", blocks[0]);
 }
 
+#[test]
+fn the_page_about_language_models_shows_a_part_of_its_example() {
+    let page = fs::read_to_string(package().join("../../docs/llm.md")).unwrap();
+    let example = fs::read_to_string(package().join("examples/reserve_settle.rs")).unwrap();
+    let (_, rest) = page.split_once("```rust\n").expect("a block in Rust");
+    let (shown, _) = rest.split_once("```").expect("its end");
+    assert!(example.contains(shown), "examples/reserve_settle.rs does not hold:\n{shown}");
+}
+
 /// Runs an example, which asserts what it shows.
 fn shows(name: &str, arguments: &[&Path], expected: &str) {
     let test = std::env::current_exe().expect("a test has a path");

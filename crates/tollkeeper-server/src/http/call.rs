@@ -25,6 +25,8 @@ pub enum Call {
     Forget,
     Top,
     Events,
+    Auth,
+    AuthNginx,
     Health,
     Ready,
     Metrics,
@@ -50,8 +52,10 @@ const fn route(method: Method, path: &'static str, call: Call, door: Door) -> Ro
 }
 
 /// Every call there is: the most frequent one first, because they are looked at in this order.
-pub static ROUTES: [Route; 21] = [
+pub static ROUTES: [Route; 23] = [
     route(Method::POST, "/v1/check", Call::Check, Door::Data),
+    route(Method::GET, "/v1/auth", Call::Auth, Door::Gateway),
+    route(Method::GET, "/v1/auth/nginx", Call::AuthNginx, Door::Gateway),
     route(Method::POST, "/v1/check/batch", Call::Batch, Door::Data),
     route(Method::POST, "/v1/peek", Call::Peek, Door::Data),
     route(Method::POST, "/v1/reserve", Call::Reserve, Door::Data),

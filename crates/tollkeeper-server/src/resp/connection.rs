@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -42,7 +43,7 @@ const FULL: usize = 64 << 10;
 const IN_FLIGHT: usize = 64;
 
 impl Protocol for Arc<Resp> {
-    async fn serve(self, stream: impl Stream, stopped: watch::Receiver<()>) {
+    async fn serve(self, stream: impl Stream, _: SocketAddr, stopped: watch::Receiver<()>) {
         serve(stream, self, stopped).await;
     }
 }

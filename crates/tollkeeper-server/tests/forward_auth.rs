@@ -1,0 +1,259 @@
+//! What gateways ask before they forward a request, and what they may be told by whom.
+
+mod support;
+
+use std::time::Instant;
+
+use support::*;
+use tollkeeper::digest::{hex, sha256};
+
+/// Each endpoint, with the names of the method and the URI in its family of headers.
+const FORWARDED: Gateway =
+    Gateway { path: "/v1/auth", method: "X-Forwarded-Method", uri: "X-Forwarded-Uri", ip: "X-Forwarded-For" };
+const NGINX: Gateway =
+    Gateway { path: "/v1/auth/nginx", method: "X-Original-Method", uri: "X-Original-URI", ip: "X-Real-IP" };
+
+struct Gateway {
+    path: &'static str,
+    method: &'static str,
+    uri: &'static str,
+    ip: &'static str,
+}
+
+impl Gateway {
+    /// Asks about a request with these further headers.
+    fn ask(&self, server: &Server, request: &str, headers: &[&str]) -> Answer {
+        self.ask_with("", server, request, headers)
+    }
+
+    /// The same, with something behind the `?`.
+    fn ask_with(&self, query: &str, server: &Server, request: &str, headers: &[&str]) -> Answer {
+        let (method, uri) = request.split_once(' ').expect("a method and a URI");
+        let own = [format!("{}: {method}", self.method), format!("{}: {uri}", self.uri)];
+        let all: Vec<&str> = own.iter().map(String::as_str).chain(headers.iter().copied()).collect();
+        server.client().request_with("GET", &format!("{}{query}", self.path), &all, b"")
+    }
+
+    fn statuses<const N: usize>(&self, server: &Server, asked: [(&str, &[&str]); N]) -> [u16; N] {
+        asked.map(|(request, headers)| self.ask(server, request, headers).status)
+    }
+}
+
+const LOGIN: &str = "http: { trusted_proxies: [127.0.0.1], routes: [/login] }
+limits: [{ name: login, when: { route: /login, method: POST }, by: ip, rate: 2/day }]
+";
+
+#[test]
+fn exactly_the_limit_passes_with_headers_and_the_rest_is_a_problem() {
+    for gateway in [FORWARDED, NGINX] {
+        let folder = Folder::new();
+        let server = Server::with_config(&folder, LOGIN);
+        for left in ["1", "0"] {
+            let passed = gateway.ask(&server, "POST /login", &[]);
+            assert_eq!((passed.status, passed.text()), (200, ""));
+            assert_eq!(passed.header("x-ratelimit-remaining"), Some(left));
+            assert!(passed.header("ratelimit").is_some_and(|told| told.starts_with("\"login\";r=")));
+            assert_eq!(passed.header("retry-after"), None);
+        }
+        for (query, status) in [
+            ("", 429),
+            ("?q=of-the-client", 429),
+            ("?deny=401", 401),
+            ("?deny=403", 403),
+            ("?deny=429", 429),
+            ("?q=of-the-client&deny=503", 503),
+        ] {
+            let refused = gateway.ask_with(query, &server, "POST /login", &[]);
+            assert_eq!(refused.status, status, "{query}");
+            assert_eq!(refused.header("content-type"), Some("application/problem+json"));
+            assert_eq!(refused.header("cache-control"), Some("no-store"));
+            assert_eq!(refused.header("ratelimit-policy"), Some("\"login\";q=2;w=86400"));
+            assert!(refused.header("retry-after").is_some());
+            assert_eq!(refused.json()["violated-policies"][0], "login");
+            assert_eq!(refused.json()["status"], status);
+        }
+        assert_eq!(gateway.ask(&server, "GET /login", &[]).status, 200, "another method");
+        for nonsense in ["?deny=200", "?deny=", "?deny=401&deny=403"] {
+            assert_eq!(gateway.ask_with(nonsense, &server, "GET /login", &[]).status, 403, "{nonsense}");
+        }
+        let counted = |result| {
+            server.metric(&format!(
+                "tollkeeper_requests_total{{transport=\"auth\",route=\"/login\",result=\"{result}\"}}"
+            ))
+        };
+        assert_eq!((counted("allowed"), counted("refused")), (3.0, 6.0));
+    }
+}
+
+#[test]
+fn only_the_gateways_own_header_family_is_believed() {
+    let clients_send: [&[&str]; 2] = [
+        &["X-Original-Method: GET", "X-Original-URI: /free", "X-Original-URL: http://a/free"],
+        &["X-Forwarded-Method: GET", "X-Forwarded-Uri: /free", "X-Forwarded-Host: other"],
+    ];
+    for (gateway, spoofed) in [FORWARDED, NGINX].iter().zip(clients_send) {
+        let folder = Folder::new();
+        let server = Server::with_config(&folder, LOGIN);
+        let statuses = gateway.statuses(&server, [("POST /login", spoofed); 4]);
+        assert_eq!(statuses, [200, 200, 429, 429], "{}", gateway.path);
+    }
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LOGIN);
+    for gateway in [FORWARDED, NGINX] {
+        let only_the_other = sent_as(if gateway.path == FORWARDED.path { NGINX } else { FORWARDED });
+        let lines: Vec<&str> = only_the_other.iter().map(String::as_str).collect();
+        let answer = server.client().request_with("GET", gateway.path, &lines, b"");
+        assert_eq!(answer.status, 403, "without its own family nothing passes");
+        assert!(answer.text().contains(gateway.method), "{}", answer.text());
+    }
+}
+
+fn sent_as(gateway: Gateway) -> [String; 2] {
+    [format!("{}: GET", gateway.method), format!("{}: /free", gateway.uri)]
+}
+
+#[test]
+fn a_second_uri_that_a_client_adds_is_refused() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LOGIN);
+    for (gateway, added) in [
+        (&NGINX, "X-Original-URL: http://a/free"),
+        (&NGINX, "X-Original-URI: /free"),
+        (&NGINX, "X-Original-Method: GET"),
+        (&FORWARDED, "X-Forwarded-Uri: /free"),
+        (&FORWARDED, "X-Forwarded-Method: GET"),
+    ] {
+        assert_eq!(gateway.ask(&server, "POST /login", &[added]).status, 403, "{added}");
+    }
+    assert_eq!(server.metric("tollkeeper_checks_total{limit=\"login\",result=\"allowed\"}"), 0.0);
+}
+
+#[test]
+fn addresses_are_taken_from_trusted_gateways_only() {
+    for gateway in [FORWARDED, NGINX] {
+        let folder = Folder::new();
+        let server = Server::with_config(&folder, LOGIN);
+        let [one, other] = ["192.0.2.1", "192.0.2.2"].map(|ip| format!("{}: {ip}", gateway.ip));
+        let asked = [&one, &one, &one, &other].map(|line| [line.as_str()]);
+        let statuses = asked.each_ref().map(|line| gateway.ask(&server, "POST /login", line).status);
+        assert_eq!(statuses, [200, 200, 429, 200], "{}", gateway.path);
+        assert!(!server.log().contains("trusted_proxies"), "{}", server.log());
+
+        let server = Server::with_config(&folder, &LOGIN.replace("127.0.0.1", "192.0.2.0/24"));
+        let statuses = asked.each_ref().map(|line| gateway.ask(&server, "POST /login", line).status);
+        assert_eq!(statuses, [200, 200, 429, 429], "whoever asks is the client");
+        server.logs("trusted_proxies: [127.0.0.1]");
+        assert_eq!(server.log().matches("trusted_proxies: [127.0.0.1]").count(), 1, "it is said once");
+    }
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LOGIN);
+    let both = ["X-Real-IP: 192.0.2.1", "X-Forwarded-For: 192.0.2.9"];
+    let hops = ["X-Forwarded-For: 192.0.2.8, 192.0.2.1"];
+    let asked: [(&str, &[&str]); 3] =
+        [("POST /login", &both), ("POST /login", &hops), ("POST /login", &both)];
+    assert_eq!(
+        NGINX.statuses(&server, asked),
+        [200, 200, 429],
+        "X-Real-IP comes first, then the nearest hop"
+    );
+}
+
+#[test]
+fn facts_are_read_from_the_request_of_the_client() {
+    let limits = "http: { trusted_proxies: [127.0.0.1] }
+limits:
+  - { name: search, when: { host: a.example, path: /Search }, by: [query.q, header.x-key, cookie.session], rate: 1/day }
+";
+    for (gateway, host) in [(FORWARDED, "X-Forwarded-Host: A.example:443"), (NGINX, "Cookie: a=b")] {
+        let folder = Folder::new();
+        let uri = if gateway.path == NGINX.path { "http://A.example/x/../Search" } else { "/x/../Search" };
+        let gateway = Gateway {
+            uri: if gateway.path == NGINX.path { "X-Original-URL" } else { gateway.uri },
+            ..gateway
+        };
+        let server = Server::with_config(&folder, limits);
+        let headers = [host, "X-Key: k", "Cookie: session=s"];
+        let first = format!("GET {uri}?q=one");
+        let statuses = [first.clone(), first.clone(), format!("GET {uri}?q=two")]
+            .map(|request| gateway.ask(&server, &request, &headers).status);
+        assert_eq!(statuses, [200, 429, 200], "{}", gateway.path);
+        let other = [host, "X-Key: other", "Cookie: session=s"];
+        assert_eq!(gateway.ask(&server, &first, &other).status, 200);
+    }
+}
+
+#[test]
+fn what_a_limit_needs_and_nobody_can_tell_is_forbidden() {
+    let limits = "limits:
+  - { name: search, when: { path: /search }, by: query.q, rate: 1/day }
+  - { name: email, when: { path: /login }, by: body.email, rate: 1/day }
+  - { name: tokens, when: { path: /llm }, rate: 10/day, cost: tokens }
+";
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, limits);
+    for gateway in [FORWARDED, NGINX] {
+        for (request, status, said) in [
+            ("GET /search?q=a&q=b", 403, "`query.q` is needed: it is there twice"),
+            ("POST /login", 403, "`body.email` is needed: the body does not come here"),
+            ("GET /llm", 403, "tokens"),
+            ("GET /other?q=a&q=b", 200, ""),
+        ] {
+            let answer = gateway.ask(&server, request, &[]);
+            assert_eq!(answer.status, status, "{request}: {}", answer.text());
+            assert!(answer.text().contains(said), "{request}: {}", answer.text());
+        }
+    }
+}
+
+#[test]
+fn slots_are_not_taken_and_what_a_leaky_bucket_delays_is_held() {
+    let limits = "limits:
+  - { name: exports, algorithm: concurrency, limit: 1 }
+  - { name: paced, rate: 10/s, burst: 3, algorithm: leaky-bucket }
+";
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, limits);
+    let began = Instant::now();
+    for _ in 0..3 {
+        assert_eq!(FORWARDED.ask(&server, "GET /", &[]).status, 200);
+    }
+    // The second leaves a tenth of a second after the first, the third after two.
+    assert!(began.elapsed().as_millis() >= 190, "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_closed_data_plane_takes_the_token_of_the_gateway_and_not_that_of_its_client() {
+    let folder = Folder::new();
+    let config = format!("{LOGIN}auth: {{ token_sha256: [{}] }}\n", hex(&sha256(b"secret")));
+    let server = Server::with_config(&folder, &config);
+    for gateway in [FORWARDED, NGINX] {
+        let asked: [(&str, &[&str]); 3] = [
+            ("GET /", &[]),
+            ("GET /", &["Authorization: Bearer secret"]),
+            ("GET /", &["X-Tollkeeper-Token: secret", "Authorization: Bearer of-the-client"]),
+        ];
+        assert_eq!(gateway.statuses(&server, asked), [401, 401, 200]);
+    }
+}
+
+#[test]
+fn a_reload_changes_limits_and_what_is_read_for_them_together() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LOGIN);
+    assert_eq!(FORWARDED.ask(&server, "GET /", &["X-Key: a"]).header("ratelimit"), None);
+    folder.write(
+        "tollkeeper.yaml",
+        "http: { facts: { key: { from: header.x-key, normalize: [nfkc, lowercase] } } }
+limits: [{ name: per-key, by: key, rate: 1/day }]
+headers: [draft-07]
+",
+    );
+    eventually("the new limit is in force", || {
+        FORWARDED.ask(&server, "GET /", &["X-Key: other"]).header("ratelimit").is_some()
+    });
+    let asked: [(&str, &[&str]); 3] =
+        [("GET /", &["X-Key: a"]), ("GET /", &["X-Key: A"]), ("GET /", &["X-Key: b"])];
+    assert_eq!(FORWARDED.statuses(&server, asked), [200, 429, 200]);
+    let told = FORWARDED.ask(&server, "GET /", &["X-Key: c"]);
+    assert!(told.header("ratelimit").is_some_and(|told| told.starts_with("limit=1, remaining=0, reset=")));
+}

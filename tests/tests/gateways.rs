@@ -1,0 +1,321 @@
+//! Behind real gateways that ask before they forward: the files of `docs/nginx.md` and `docs/traefik-caddy.md`, with
+//! other ports.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tollkeeper_tests::page::{Page, root};
+use tollkeeper_tests::redis::{self, PATIENCE, free_port};
+use tollkeeper_tests::served::Served;
+
+/// Three for each address and day where it is counted, and what cannot be told where a parameter matters.
+const LIMITS: &str = "http: { trusted_proxies: [127.0.0.1], routes: [/login] }
+limits:
+  - { name: login, when: { route: /login, method: POST }, by: ip, rate: 3/day, algorithm: fixed-window }
+  - { name: search, when: { path: /search }, by: query.q, rate: 3/day, algorithm: fixed-window }
+";
+
+#[test]
+fn exactly_the_limit_passes_nginx_with_its_body_and_every_answer_has_the_headers() {
+    let tollkeeper = Tollkeeper::start(&in_a_day(&page("docs/nginx.md", "tollkeeper.yaml")));
+    let nginx = Gateway::nginx(&tollkeeper);
+    passes_exactly(&nginx, 5, Headers::Always);
+}
+
+#[test]
+fn exactly_the_limit_passes_caddy_with_its_body_and_refusals_have_the_headers() {
+    let tollkeeper = Tollkeeper::start(&in_a_day(&page(CADDY, "tollkeeper.yaml")));
+    let caddy = Gateway::caddy(&tollkeeper, "tollkeeper.Caddyfile");
+    let refused = passes_exactly(&caddy, 5, Headers::OnRefusals);
+    assert_eq!(refused.header("content-type"), Some("application/problem+json"));
+    assert!(refused.body.contains(r#""violated-policies":["per-ip"]"#), "{}", refused.body);
+}
+
+#[test]
+fn caddy_written_out_has_the_headers_on_every_answer_and_forwards_what_no_limit_counts() {
+    let tollkeeper = Tollkeeper::start(LIMITS);
+    let caddy = Gateway::caddy(&tollkeeper, "headers.Caddyfile");
+    let free = caddy.ask("POST /free", &[], "hello");
+    assert_eq!((free.status, &*free.body, free.header("x-app")), (200, "hello", Some("here")));
+    assert_eq!(free.header("ratelimit"), None);
+    passes_exactly(&caddy, 3, Headers::Always);
+}
+
+#[test]
+fn no_header_of_a_client_is_a_way_around() {
+    let gateways: [fn(&Tollkeeper) -> Gateway; 3] = [
+        Gateway::nginx,
+        |tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile"),
+        |tollkeeper| Gateway::caddy(tollkeeper, "headers.Caddyfile"),
+    ];
+    for start in gateways {
+        let tollkeeper = Tollkeeper::start(LIMITS);
+        let gateway = start(&tollkeeper);
+        let spoofed = [
+            "X-Original-Method: GET",
+            "X-Original-URI: /free",
+            "X-Original-URL: http://localhost/free",
+            "X-Forwarded-Method: GET",
+            "X-Forwarded-Uri: /free",
+            "X-Forwarded-For: 192.0.2.1",
+            "X-Real-IP: 192.0.2.2",
+        ];
+        for spoofed in spoofed.iter().map(std::slice::from_ref).chain([&spoofed[..]]) {
+            let status = gateway.ask("POST /x/..//%6Cogin", spoofed, "").status;
+            assert!(matches!(status, 200 | 429), "{}: {spoofed:?}: {status}", gateway.name);
+        }
+        assert_eq!(tollkeeper.passed("login"), 3, "{}: all were one client at one route", gateway.name);
+        assert_eq!(gateway.ask("GET /search?q=a&q=b", &[], "").status, 403, "{}", gateway.name);
+        assert_eq!(gateway.ask("GET /search?q=a", &[], "").status, 200, "{}", gateway.name);
+    }
+}
+
+/// Where an answer has rate-limit headers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Headers {
+    Always,
+    OnRefusals,
+}
+
+/// Asks more often than the limit allows; the last refusal.
+fn passes_exactly(gateway: &Gateway, limit: usize, headers: Headers) -> Answer {
+    let mut last = None;
+    for asked in 0..limit + 3 {
+        let answer = gateway.ask("POST /login", &[], "hello");
+        let refused = asked >= limit;
+        assert_eq!(answer.status, if refused { 429 } else { 200 }, "{}: request {asked}", gateway.name);
+        assert_eq!(answer.header("x-app"), if refused { None } else { Some("here") });
+        assert_eq!(answer.body == "hello", !refused, "{}", answer.body);
+        assert_eq!(answer.header("retry-after").is_some(), refused, "{}", answer.head);
+        let told = answer.header("ratelimit");
+        if refused || headers == Headers::Always {
+            let left = format!(";r={};t=", limit.saturating_sub(asked + 1));
+            assert!(told.is_some_and(|told| told.contains(&left)), "{}", answer.head);
+            let policy = answer.header("ratelimit-policy");
+            assert!(policy.is_some_and(|policy| policy.contains(&format!(";q={limit};w=86400"))));
+        } else {
+            assert_eq!(told, None);
+        }
+        last = Some(answer);
+    }
+    last.expect("it was asked")
+}
+
+const CADDY: &str = "docs/traefik-caddy.md";
+
+/// A file of a page.
+fn page(name: &str, file: &str) -> String {
+    let text = fs::read_to_string(root().join(name)).expect("the page is there");
+    Page::parse(name, &text).expect("a page").file(file).text.clone()
+}
+
+/// The same limits for a day, so that no minute ends within a test.
+fn in_a_day(config: &str) -> String {
+    assert!(config.contains("5/min"), "{config}");
+    config.replace("5/min", "5/day")
+}
+
+/// A folder that is gone when the test is.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Folder {
+        Folder(redis::folder())
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        fs::write(&path, text).expect("a folder of one's own");
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A server of ours.
+struct Tollkeeper {
+    served: Served,
+    _folder: Folder,
+}
+
+impl Tollkeeper {
+    fn start(config: &str) -> Tollkeeper {
+        let folder = Folder::new();
+        let file = folder.write("tollkeeper.yaml", config);
+        let served = Served::with(&["--config", file.to_str().expect("UTF-8")]);
+        Tollkeeper { served, _folder: folder }
+    }
+
+    /// How many requests a limit has let pass.
+    fn passed(&self, limit: &str) -> u64 {
+        let series = format!("tollkeeper_checks_total{{limit=\"{limit}\",result=\"allowed\"}}");
+        self.served.metric(&series)
+    }
+}
+
+/// A gateway before an application.
+struct Gateway {
+    name: &'static str,
+    process: Child,
+    address: SocketAddr,
+    _folder: Folder,
+}
+
+impl Gateway {
+    fn nginx(tollkeeper: &Tollkeeper) -> Gateway {
+        let config = page("docs/nginx.md", "tollkeeper.conf");
+        Gateway::start("nginx", &config, tollkeeper, |config, folder| {
+            let path = folder.0.display();
+            let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+                .map(|kind| format!("{kind}_temp_path {path}/{kind};"));
+            let all = format!(
+                "daemon off;\nmaster_process off;\npid {path}/pid;\nerror_log stderr;\nevents {{}}\n\
+                 http {{\naccess_log off;\n{}\n{config}}}\n",
+                temporary.join("\n")
+            );
+            let file = folder.write("nginx.conf", &all);
+            let mut command = Command::new("nginx");
+            command.arg("-p").arg(&folder.0).arg("-c").arg(file);
+            command
+        })
+    }
+
+    fn caddy(tollkeeper: &Tollkeeper, file: &str) -> Gateway {
+        Gateway::start("caddy", &page(CADDY, file), tollkeeper, |config, folder| {
+            let file = folder.write("Caddyfile", &format!("{{\n\tadmin off\n}}\n{config}"));
+            let mut command = Command::new("caddy");
+            command.args(["run", "--adapter", "caddyfile", "--config"]).arg(file);
+            command.env("HOME", &folder.0).env("XDG_DATA_HOME", &folder.0).env("XDG_CONFIG_HOME", &folder.0);
+            command
+        })
+    }
+
+    /// With a page's config and other ports.
+    fn start(
+        name: &'static str,
+        config: &str,
+        tollkeeper: &Tollkeeper,
+        command: impl Fn(&str, &Folder) -> Command,
+    ) -> Gateway {
+        let folder = Folder::new();
+        let app = app();
+        let began = Instant::now();
+        // Somebody may take the port before the gateway does: then it ends, and another is tried.
+        while began.elapsed() < PATIENCE {
+            let port = free_port();
+            let mut config = config.to_owned();
+            for (from, to) in [(8000, port), (9000, app), (8080, tollkeeper.served.http.port())] {
+                let said = format!("127.0.0.1:{from}");
+                assert!(config.contains(&said), "{said} is not in the page's file any more");
+                config = config.replace(&said, &format!("127.0.0.1:{to}"));
+            }
+            let log = fs::File::create(folder.0.join("log")).expect("a folder of one's own");
+            let mut command = command(&config, &folder);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+            let mut process = command.spawn().unwrap_or_else(|error| {
+                panic!("{name}: {error} (`make test` installs the Debian package `{name}`)")
+            });
+            let address = SocketAddr::from(([127, 0, 0, 1], port));
+            while process.try_wait().expect("it was started").is_none() && began.elapsed() < PATIENCE {
+                if TcpStream::connect(address).is_ok() {
+                    return Gateway { name, process, address, _folder: folder };
+                }
+                pause();
+            }
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+        panic!("{name} does not start: {}", fs::read_to_string(folder.0.join("log")).unwrap_or_default());
+    }
+
+    /// One request on a connection of its own.
+    fn ask(&self, request: &str, headers: &[&str], body: &str) -> Answer {
+        let mut stream = TcpStream::connect(self.address).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
+        let mut head = format!("{request} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n");
+        for header in headers {
+            head += &format!("{header}\r\n");
+        }
+        head += &format!("content-length: {}\r\n\r\n{body}", body.len());
+        stream.write_all(head.as_bytes()).expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        Answer { status, head: head.to_owned(), body: body.to_owned() }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What was answered.
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Answer {
+    fn header(&self, name: &str) -> Option<&str> {
+        let mut headers = self.head.lines().filter_map(|line| line.split_once(": "));
+        headers.find_map(|(other, value)| other.eq_ignore_ascii_case(name).then_some(value))
+    }
+}
+
+/// An application that sends every body back; the port it listens on. It ends with the process.
+fn app() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("bound").port();
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || serve(&stream));
+        }
+    });
+    port
+}
+
+fn serve(mut stream: &TcpStream) {
+    let mut received = BufReader::new(stream);
+    loop {
+        let (mut length, mut line) = (0, String::new());
+        while line != "\r\n" {
+            line.clear();
+            if !received.read_line(&mut line).is_ok_and(|count| count > 0) {
+                return;
+            }
+            if let Some((name, value)) = line.split_once(':')
+                && name.eq_ignore_ascii_case("content-length")
+            {
+                length = value.trim().parse().expect("a length");
+            }
+        }
+        let mut body = vec![0; length];
+        received.read_exact(&mut body).expect("the body comes");
+        let head = format!("HTTP/1.1 200 OK\r\nx-app: here\r\ncontent-length: {length}\r\n\r\n");
+        if stream.write_all(&[head.as_bytes(), &body].concat()).is_err() {
+            return;
+        }
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "other processes are asked again and again, but not without pause"
+)]
+fn pause() {
+    thread::sleep(Duration::from_millis(20));
+}
