@@ -111,6 +111,7 @@ async fn serve(
         listening("grpc", address);
     }
     if let Some((listener, address)) = resp {
+        service.metrics.resp.begin();
         open.push(Connections::accept(listener, Arc::clone(&service), asked));
         listening("resp", address);
     }
