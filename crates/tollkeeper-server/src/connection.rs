@@ -155,7 +155,7 @@ async fn answer_plain(
         };
         if taken > 0 {
             buffer.drain(..taken);
-            stream.write_all(&answers).await?;
+            send(stream, &answers).await?;
             answers.clear();
         }
         match next {
@@ -179,11 +179,17 @@ async fn answer_plain(
                 };
                 let now = Instant::now();
                 plain::write(&mut answers, &http::answer_wrong(service, now, wrong), now);
-                stream.write_all(&answers).await?;
+                send(stream, &answers).await?;
                 return Ok(Left::Nothing);
             }
         }
     }
+}
+
+/// Writes all of it, and leaves nothing behind in TLS.
+async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
+    stream.write_all(bytes).await?;
+    stream.flush().await
 }
 
 /// What a connection and whoever watches over it tell each other.
@@ -486,5 +492,16 @@ pub(crate) mod tests {
             assert!(answer.starts_with("HTTP/1.1 200 OK"), "cut at {at}: {answer}");
             assert!(answer.contains("connection: close"), "cut at {at}: {answer}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_does_not_wait_in_a_stream_that_keeps_what_is_written() {
+        let (_stop, stopped) = watch::channel(());
+        let (mut ours, theirs) = tokio::io::duplex(1 << 10);
+        tokio::spawn(serve(tokio::io::BufStream::new(theirs), PEER, service(), stopped));
+        ours.write_all(requests("").as_bytes()).await.unwrap();
+        let began = Instant::now();
+        assert!(ours.read(&mut [0; 1 << 10]).await.unwrap() > 0);
+        assert_eq!(began.elapsed(), Duration::ZERO);
     }
 }
