@@ -52,8 +52,9 @@ impl Changes {
 /// Reloads once.
 pub fn now(file: &Path, service: &Service) {
     let failed = |error: String| {
+        service.reload_failed(error.clone());
+        // Whoever reads this finds it in `/v1/limits`, too.
         tracing::error!("the config was not loaded, and what was in force stays so: {error}");
-        service.reload_failed(error);
     };
     let (config, report) = match Config::read(file) {
         Ok(read) => read,
