@@ -38,14 +38,14 @@ fn main() {
     let mut results = Map::new();
 
     let bare = side("bare", Answers(StatusCode::OK), &[]);
-    let silent = [bare, ours(ENDLESS, Some(&[]), &[]), theirs(ENDLESS, &[])];
+    let silent = [bare, ours(LASTING, Some(&[]), &[]), theirs(LASTING, &[])];
     add(&mut results, "layer-silent", race(&allowed, &silent));
     let [bare, _, _] = silent;
     let headers =
-        [bare, ours(ENDLESS, Some(&[HeaderDialect::XRateLimit]), &[]), theirs_with_headers(ENDLESS, &[])];
+        [bare, ours(LASTING, Some(&[HeaderDialect::XRateLimit]), &[]), theirs_with_headers(LASTING, &[])];
     add(&mut results, "layer-headers", race(&allowed, &headers));
     let [bare, _, theirs] = headers;
-    add(&mut results, "layer-default", race(&allowed, &[bare, ours(ENDLESS, None, &[]), theirs]));
+    add(&mut results, "layer-default", race(&allowed, &[bare, ours(LASTING, None, &[]), theirs]));
 
     let refused = Load { allowed: false, ..allowed };
     let bare = side("bare", Answers(StatusCode::TOO_MANY_REQUESTS), &[]);
@@ -54,7 +54,8 @@ fn main() {
     report::save("layer", results.into());
 }
 
-const ENDLESS: Bucket = Bucket { keys: 2 * CLIENTS, ..Bucket::ENDLESS };
+/// Allows everything, and keeps every client, as a server in production would.
+const LASTING: Bucket = Bucket::lasting(2 * CLIENTS);
 /// Refuses all but the first two for an hour.
 const STRICT: Bucket = Bucket { count: 1, seconds: 3_600, burst: 2, keys: 2 * CLIENTS };
 

@@ -304,8 +304,9 @@ impl Decision {
         })
     }
 
-    /// What follows for one of several sets of facts, if it were alone: its verdict, and the limit that decides it.
-    pub fn of(&self, met: &Met) -> (Verdict, Option<Answer<'_>>) {
+    /// What follows for one of several sets of facts, if it were alone: its verdict, and the limit that decides it,
+    /// with what people are told of it.
+    pub fn of(&self, met: &Met) -> (Verdict, Option<(Answer<'_>, Outcome)>) {
         conclude(met.places().map(|place| self.answer(place)))
     }
 
@@ -353,12 +354,12 @@ impl Decision {
             matches!(verdict, Verdict::Allow { .. }),
             "who refuses says for how long"
         );
-        (verdict, binding)
+        (verdict, binding.map(|(answer, _)| answer))
     }
 
     /// The limit that headers tell of: the one that decides, or where that one may not be shown or has not
-    /// counted, the one that would decide without it.
-    pub fn shown(&self) -> Option<Answer<'_>> {
+    /// counted, the one that would decide without it; and what people are told of it.
+    pub fn shown(&self) -> Option<(Answer<'_>, Outcome)> {
         conclude(self.limits().filter(|answer| answer.due.rule.shown() && answer.counted())).1
     }
 
@@ -368,7 +369,7 @@ impl Decision {
 }
 
 /// What follows from what each limit says: those that are enforced must all allow.
-fn conclude<'d>(answers: impl Iterator<Item = Answer<'d>>) -> (Verdict, Option<Answer<'d>>) {
+fn conclude<'d>(answers: impl Iterator<Item = Answer<'d>>) -> (Verdict, Option<(Answer<'d>, Outcome)>) {
     let mut verdict = Verdict::Allow { delay: Span::ZERO };
     let mut binding: Option<(Answer<'_>, Outcome)> = None;
     for answer in answers.filter(|answer| answer.due.enforced()) {
@@ -391,7 +392,7 @@ fn conclude<'d>(answers: impl Iterator<Item = Answer<'d>>) -> (Verdict, Option<A
             (denied, _) => denied,
         };
     }
-    (verdict, binding.map(|(answer, _)| answer))
+    (verdict, binding)
 }
 
 /// What one limit says in a decision.

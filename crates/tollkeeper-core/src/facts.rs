@@ -82,14 +82,18 @@ impl<'a> Facts<'a> {
     pub fn insert(&mut self, name: &'a str, value: impl Into<Value<'a>>) -> Result<(), InvalidFact> {
         check_name(name)?;
         let value = checked(name, value.into())?;
-        let empty = self.inline.iter().position(Option::is_none);
-        if let Some(fact) = self.iter_mut().find(|fact| fact.name == name) {
-            fact.value = value;
+        for place in &mut self.inline {
+            match place {
+                Some(fact) if fact.name == name => fact.value = value,
+                Some(_) => continue,
+                None => *place = Some(Fact { name, value }),
+            }
             return Ok(());
         }
-        match empty {
-            Some(place) => self.inline[place] = Some(Fact { name, value }),
-            None if INLINE + self.more.len() < MAX_FACTS => self.more.push(Fact { name, value }),
+        let room = INLINE + self.more.len() < MAX_FACTS;
+        match self.more.iter_mut().find(|fact| fact.name == name) {
+            Some(fact) => fact.value = value,
+            None if room => self.more.push(Fact { name, value }),
             None => return Err(InvalidFact { name: shown(name), problem: FactProblem::TooMany }),
         }
         Ok(())
@@ -123,10 +127,6 @@ impl<'a> Facts<'a> {
     fn all(&self) -> impl Iterator<Item = &Fact<'a>> {
         self.inline.iter().map_while(Option::as_ref).chain(&self.more)
     }
-
-    fn iter_mut(&mut self) -> impl Iterator<Item = &mut Fact<'a>> {
-        self.inline.iter_mut().map_while(Option::as_mut).chain(&mut self.more)
-    }
 }
 
 /// The value of a fact. Whatever it was, it is compared and keyed as its text: `1` equals `"1"`.
@@ -158,6 +158,24 @@ impl fmt::Debug for Hashed<'_> {
     }
 }
 
+/// The numbers of an IPv4 address as text, each with the dot behind it.
+const OCTETS: [[u8; 4]; 256] = {
+    let mut texts = [[b'.'; 4]; 256];
+    let mut octet = 0u8;
+    loop {
+        let (hundreds, tens, ones) = (b'0' + octet / 100, b'0' + octet / 10 % 10, b'0' + octet % 10);
+        texts[octet as usize] = match octet {
+            0..10 => [ones, b'.', 0, 0],
+            10..100 => [tens, ones, b'.', 0],
+            100.. => [hundreds, tens, ones, b'.'],
+        };
+        if octet == u8::MAX {
+            break texts;
+        }
+        octet += 1;
+    }
+};
+
 /// The longest text of a number or an address.
 pub type Scratch = [u8; 48];
 
@@ -171,19 +189,12 @@ impl Value<'_> {
             Value::Number(number) => written(scratch, format_args!("{number}")),
             Value::Ip(IpAddr::V4(ip)) => {
                 let mut len = 0;
-                for (index, octet) in ip.octets().into_iter().enumerate() {
-                    if index > 0 {
-                        scratch[len] = b'.';
-                        len += 1;
-                    }
-                    for power in [100, 10, 1] {
-                        if octet >= power || power == 1 {
-                            scratch[len] = b'0' + octet / power % 10;
-                            len += 1;
-                        }
-                    }
+                for octet in ip.octets() {
+                    let text = &OCTETS[usize::from(octet)];
+                    scratch[len..len + 4].copy_from_slice(text);
+                    len += 2 + usize::from(octet >= 10) + usize::from(octet >= 100);
                 }
-                core::str::from_utf8(&scratch[..len]).expect("digits and dots")
+                core::str::from_utf8(&scratch[..len - 1]).expect("digits and dots")
             }
             Value::Ip(IpAddr::V6(ip)) => written(scratch, format_args!("{ip}")),
         }

@@ -10,6 +10,7 @@
 
 pub mod algorithm;
 pub mod charge;
+pub mod decimal;
 pub mod decision;
 pub mod facts;
 pub mod fingerprint;

@@ -7,8 +7,7 @@
 use std::fmt::{self, Write as _};
 
 use tollkeeper::Span;
-
-use crate::decimal::Decimal;
+use tollkeeper::decimal::Decimal;
 
 /// How deep values may be nested.
 const DEPTH: usize = 32;

@@ -6,7 +6,6 @@ pub mod busiest;
 pub mod command;
 pub mod connection;
 pub mod connections;
-pub mod decimal;
 pub mod events;
 pub mod files;
 pub mod grpc;

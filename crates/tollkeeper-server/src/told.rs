@@ -28,7 +28,7 @@ impl Headers {
     }
 
     /// Hands out those that Envoy is told to add.
-    pub fn tell_envoy(&self, decision: &Decision, emit: impl FnMut(Field, &str)) {
+    pub fn tell_envoy(&self, decision: &Decision, emit: impl FnMut(Field, &[u8])) {
         headers::write(decision, &self.grpc, &self.jitter, emit);
     }
 }

@@ -23,7 +23,7 @@ use crate::routes::Routes;
 pub const UNMATCHED: &str = "unmatched";
 
 /// Reads the facts that a policy needs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Reader {
     /// Facts of the head of a request.
     head: Vec<Wanted>,
@@ -33,10 +33,12 @@ pub struct Reader {
     names: Vec<Box<str>>,
     routes: Routes,
     ipv6_prefix: u8,
+    needs_client: bool,
+    needs_matched: bool,
 }
 
 /// A fact that some limit names, and where it stands.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Wanted {
     fact: HttpFact,
     /// The name of the header, ready to be looked up.
@@ -90,10 +92,25 @@ impl Reader {
             };
             Some(Wanted { fact, header })
         });
-        let (body, head) = wanted.partition(|wanted| matches!(wanted.fact.from, Source::Body(_)));
+        let wanted: Vec<Wanted> = wanted.collect();
+        let any = |test: fn(&HttpFact) -> bool| wanted.iter().any(|wanted| test(&wanted.fact));
+        let needs_client = any(|fact| fact.trusted || matches!(fact.from, Source::Ip));
         let routes = Routes::new(&settings.routes)?;
+        let needs_matched = routes.is_empty() && any(|fact| matches!(fact.from, Source::Route));
+        let (body, head) = wanted.into_iter().partition(|wanted| matches!(wanted.fact.from, Source::Body(_)));
         let names = names.iter().map(|name| (*name).into()).collect();
-        Ok(Reader { head, body, names, routes, ipv6_prefix: settings.ipv6_prefix })
+        let ipv6_prefix = settings.ipv6_prefix;
+        Ok(Reader { head, body, names, routes, ipv6_prefix, needs_client, needs_matched })
+    }
+
+    /// Whether it matters who sent a request.
+    pub fn needs_client(&self) -> bool {
+        self.needs_client
+    }
+
+    /// Whether it matters which route a router has found.
+    pub fn needs_matched(&self) -> bool {
+        self.needs_matched
     }
 
     /// Whether some limit names this fact.
@@ -108,8 +125,8 @@ impl Reader {
         parts: &'a Parts,
         client: Option<Client>,
         matched: Option<&'a str>,
-    ) -> Seen<'a> {
-        let mut seen = Seen::default();
+        seen: &mut Seen<'a>,
+    ) {
         let mut path = None;
         for wanted in &self.head {
             let fact = &wanted.fact;
@@ -174,7 +191,6 @@ impl Reader {
             };
             seen.put_some(name, value(fact, bytes));
         }
-        seen
     }
 
     /// Whether some limit needs a fact of the body, as far as the head tells.
@@ -224,7 +240,9 @@ impl Reader {
 impl<'a> Seen<'a> {
     /// Puts in a fact that comes from elsewhere, and settles whatever was open about it.
     pub fn put(&mut self, name: &'a str, value: Value<'a>) {
-        self.open.retain(|(open, _)| *open != name);
+        if !self.open.is_empty() {
+            self.open.retain(|(open, _)| *open != name);
+        }
         self.facts.put(name, value);
     }
 
@@ -235,14 +253,14 @@ impl<'a> Seen<'a> {
     }
 
     /// The facts, unless an enforced limit that may apply needs one that cannot be told.
-    pub fn settled(self, policy: &Policy) -> Result<Facts<'a>, Problem> {
+    pub fn settled(&self, policy: &Policy) -> Result<&Facts<'a>, Problem> {
+        if self.open.is_empty() {
+            return Ok(&self.facts);
+        }
         let is_open = |name: &str| self.open.iter().any(|(open, _)| *open == name);
         let needs =
             |rule: &&tollkeeper::Rule| rule.mode() == Mode::Enforce && rule.needs(&self.facts, is_open);
-        if self.open.is_empty() {
-            return Ok(self.facts);
-        }
-        let Some(rule) = policy.rules().iter().find(needs) else { return Ok(self.facts) };
+        let Some(rule) = policy.rules().iter().find(needs) else { return Ok(&self.facts) };
         let (name, open) = self
             .open
             .iter()

@@ -5,8 +5,10 @@
 
 use bytes::BytesMut;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+use tollkeeper::decimal::Decimal;
 use tollkeeper::decision::Answer;
 use tollkeeper::http::HeaderDialect;
+use tollkeeper::inline::Inline;
 use tollkeeper::{Decision, Outcome, Percent, Retry, Span};
 
 /// A header that tells of limits.
@@ -54,10 +56,21 @@ impl Field {
     }
 
     /// The name, ready to be put into a map.
-    pub const fn header_name(self) -> HeaderName {
+    pub fn header_name(self) -> HeaderName {
+        // Looked at when this is compiled, not with every request.
+        const fn of(field: Field) -> HeaderName {
+            HeaderName::from_static(field.name())
+        }
         match self {
             Field::RetryAfter => header::RETRY_AFTER,
-            other => HeaderName::from_static(other.name()),
+            Field::RateLimitPolicy => const { of(Field::RateLimitPolicy) },
+            Field::RateLimit => const { of(Field::RateLimit) },
+            Field::RateLimitLimit => const { of(Field::RateLimitLimit) },
+            Field::RateLimitRemaining => const { of(Field::RateLimitRemaining) },
+            Field::RateLimitReset => const { of(Field::RateLimitReset) },
+            Field::XRateLimitLimit => const { of(Field::XRateLimitLimit) },
+            Field::XRateLimitRemaining => const { of(Field::XRateLimitRemaining) },
+            Field::XRateLimitReset => const { of(Field::XRateLimitReset) },
         }
     }
 }
@@ -77,6 +90,9 @@ const LONGEST_JITTER: Span = Span::from_secs(30);
 const LARGEST: u64 = 999_999_999_999_999;
 
 impl Jitter {
+    /// Nothing is lengthened.
+    pub const NONE: Jitter = Jitter { share: Percent::new(0), draw: || 0 };
+
     /// The whole seconds that a client is told to wait: at least one, and never less than it must.
     pub fn seconds(&self, wait: Span) -> u64 {
         let wait = wait.as_micros();
@@ -88,21 +104,21 @@ impl Jitter {
     }
 }
 
-/// Hands out every header of a decision, with its value.
+/// Hands out every header of a decision, with its value: names of limits, digits and punctuation.
 pub fn write(
     decision: &Decision,
     dialects: &[HeaderDialect],
     jitter: &Jitter,
-    mut emit: impl FnMut(Field, &str),
+    mut emit: impl FnMut(Field, &[u8]),
 ) {
-    let mut text = Text(String::with_capacity(96));
+    let mut text = Text::default();
     if let Some(wait) = if decision.allowed() { None } else { decision.retry_after() } {
         text.emit_number(Field::RetryAfter, jitter.seconds(wait), &mut emit);
     }
     if dialects.is_empty() {
         return;
     }
-    let shown = decision.shown().map(|answer| (answer, answer.outcome()));
+    let shown = decision.shown();
     for dialect in dialects {
         match dialect {
             HeaderDialect::Ietf => {
@@ -162,36 +178,29 @@ pub fn write(
 
 /// Puts every header of a decision into a map, in place of what was there.
 pub fn insert(headers: &mut HeaderMap, decision: &Decision, dialects: &[HeaderDialect], jitter: &Jitter) {
+    if dialects.is_empty() && decision.allowed() {
+        return; // there is nothing to tell
+    }
     // All values share one allocation.
     let mut buffer = BytesMut::with_capacity(256);
     write(decision, dialects, jitter, |field, value| {
-        buffer.extend_from_slice(value.as_bytes());
+        buffer.extend_from_slice(value);
         let value = HeaderValue::from_maybe_shared(buffer.split().freeze());
         headers.insert(field.header_name(), value.expect("digits, names of limits and punctuation"));
     });
 }
 
 /// A value that is being written.
-struct Text(String);
+#[derive(Default)]
+struct Text(Inline<u8, 128>);
 
 impl Text {
     fn push(&mut self, text: &str) {
-        self.0.push_str(text);
+        self.0.extend_from_slice(text.as_bytes());
     }
 
     fn push_number(&mut self, number: u64) {
-        let mut digits = [0; 20];
-        let mut first = digits.len();
-        let mut rest = number.min(LARGEST);
-        loop {
-            first -= 1;
-            digits[first] = b'0' + u8::try_from(rest % 10).expect("a digit");
-            rest /= 10;
-            if rest == 0 {
-                break;
-            }
-        }
-        self.0.extend(digits[first..].iter().map(|digit| char::from(*digit)));
+        self.0.extend_from_slice(Decimal::whole(number.min(LARGEST)).as_bytes());
     }
 
     fn pair(&mut self, name: &str, number: u64) {
@@ -200,17 +209,17 @@ impl Text {
     }
 
     /// Hands out a value that is one number.
-    fn emit_number(&mut self, field: Field, number: u64, emit: &mut impl FnMut(Field, &str)) {
+    fn emit_number(&mut self, field: Field, number: u64, emit: &mut impl FnMut(Field, &[u8])) {
         self.push_number(number);
         self.emit(field, emit);
     }
 
     /// Hands out what was written, if anything was, and begins anew.
-    fn emit(&mut self, field: Field, emit: &mut impl FnMut(Field, &str)) {
+    fn emit(&mut self, field: Field, emit: &mut impl FnMut(Field, &[u8])) {
         if !self.0.is_empty() {
             emit(field, &self.0);
         }
-        self.0.clear();
+        self.0.truncate(0);
     }
 
     /// Writes each enforced limit that may be shown.
@@ -263,7 +272,7 @@ impl Text {
     }
 
     /// `RateLimit-Remaining` and `RateLimit-Reset`.
-    fn rest_and_reset(&mut self, outcome: &Outcome, emit: &mut impl FnMut(Field, &str)) {
+    fn rest_and_reset(&mut self, outcome: &Outcome, emit: &mut impl FnMut(Field, &[u8])) {
         self.emit_number(Field::RateLimitRemaining, outcome.remaining, emit);
         if let Some(reset) = outcome.reset_after {
             self.emit_number(Field::RateLimitReset, reset.as_secs_ceil(), emit);

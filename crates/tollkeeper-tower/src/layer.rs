@@ -10,7 +10,6 @@ use tollkeeper::http::{HeaderDialect, HttpSettings};
 use tollkeeper::{Decision, Limiter, Percent, Span};
 use tower_layer::Layer;
 
-use crate::headers::Jitter;
 use crate::random;
 use crate::service::RateLimit;
 use crate::settings::{InForce, Settings};
@@ -215,10 +214,6 @@ impl RateLimitLayer {
 }
 
 impl Shared {
-    pub(crate) fn jitter(&self, settings: &Settings) -> Jitter {
-        Jitter { share: settings.retry_after_jitter, draw: self.options.draw }
-    }
-
     #[cfg(feature = "config")]
     pub(crate) fn keep(&mut self, watch: tollkeeper::config::Watch) {
         self.watch = Some(Arc::new(watch));

@@ -16,7 +16,7 @@ pin_project! {
         #[pin]
         body: Whose<B>,
         // Given back when the last of the body is read, or when it is dropped.
-        held: Option<Held>,
+        held: Option<Box<Held>>,
     }
 }
 
@@ -30,7 +30,7 @@ pin_project! {
 }
 
 impl<B> ResponseBody<B> {
-    pub(crate) fn theirs(body: B, held: Option<Held>) -> ResponseBody<B> {
+    pub(crate) fn theirs(body: B, held: Option<Box<Held>>) -> ResponseBody<B> {
         ResponseBody { body: Whose::Theirs { body }, held }
     }
 

@@ -10,12 +10,14 @@ use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
-use tollkeeper::{Acquire, Acquired, Decision, Facts, InvalidRequest, Policy};
+use tollkeeper::decision::Answer;
+use tollkeeper::{Acquire, Acquired, Decision, Facts, InvalidRequest, Limiter};
 use tower_service::Service;
 
 use crate::address::Client;
 use crate::body::RequestBody;
 use crate::facts::Seen;
+use crate::headers::Jitter;
 use crate::layer::Shared;
 use crate::problem::Problem;
 use crate::response::ResponseBody;
@@ -52,11 +54,12 @@ where
 
     fn call(&mut self, request: Request<B>) -> ResponseFuture<S, B> {
         let (parts, body) = request.into_parts();
-        let (visit, mut body) = (Visit::new(&self.shared, parts), RequestBody::from(body));
-        let asked = visit.ask_now();
+        let (shared, mut body) = (&self.shared, RequestBody::from(body));
+        let prepared = shared.in_force.read(&shared.limiter);
+        let asked = Visit { shared, prepared: &prepared, parts: &parts }.ask_now();
         let state = match asked {
-            Some(Ok(acquired)) if !visit.must_be_held(&acquired) => {
-                let (request, passed) = visit.pass(acquired, body);
+            Some(Ok(acquired)) if !must_be_held(&acquired, &prepared) => {
+                let (request, passed) = pass(shared, prepared, acquired, parts, body);
                 State::Running { future: self.inner.call(request), passed: Some(passed) }
             }
             Some(Err(answer)) => State::Answered { answer: Some(answer) },
@@ -64,13 +67,17 @@ where
                 // The service that is ready is the one to be called.
                 let ready = self.inner.clone();
                 let service = std::mem::replace(&mut self.inner, ready);
+                let shared = Arc::clone(shared);
                 let asking = Box::pin(async move {
                     let acquired = match asked {
                         Some(asked) => asked?,
-                        None => visit.ask(&mut body).await?,
+                        None => {
+                            let visit = Visit { shared: &shared, prepared: &prepared, parts: &parts };
+                            visit.ask(&mut body).await?
+                        }
                     };
-                    visit.shared.limiter.hold(&acquired.decision).await;
-                    Ok(visit.pass(acquired, body))
+                    shared.limiter.hold(&acquired.decision).await;
+                    Ok(pass(&shared, prepared, acquired, parts, body))
                 });
                 State::Asking { asking, service }
             }
@@ -82,40 +89,25 @@ where
 /// The answer to a request that did not pass.
 type Refusal = Box<Response<Bytes>>;
 
-/// A request on its way, under the policy and the settings that it began with.
-struct Visit {
-    shared: Arc<Shared>,
-    policy: Arc<Policy>,
-    prepared: Arc<Prepared>,
-    parts: Parts,
-    is_grpc: bool,
+/// A request on its way, under what was in force when it came.
+struct Visit<'a> {
+    shared: &'a Shared,
+    prepared: &'a Prepared,
+    parts: &'a Parts,
 }
 
-/// A request that has been let pass, and what is still to be done when it is answered.
-struct Passed {
-    shared: Arc<Shared>,
-    prepared: Arc<Prepared>,
-    decision: Decision,
-    held: Option<Held>,
-}
-
-impl Visit {
-    fn new(shared: &Arc<Shared>, parts: Parts) -> Visit {
-        let (policy, prepared) = shared.in_force.read(&shared.limiter);
-        let is_grpc = grpc::is_grpc(&parts.headers);
-        Visit { shared: Arc::clone(shared), policy, prepared, parts, is_grpc }
-    }
-
+impl<'a> Visit<'a> {
     /// Asks the limiter, if neither the store nor the body has to be waited for.
     fn ask_now(&self) -> Option<Result<Acquired, Refusal>> {
         if !self.shared.limiter.is_embedded() {
             return None;
         }
-        let (seen, _) = self.head();
-        if self.prepared.reader.needs_body(&self.policy, &seen) {
+        let mut seen = Seen::default();
+        self.head(&mut seen);
+        if self.prepared.reader.needs_body(&self.prepared.policy, &seen) {
             return None;
         }
-        Some(self.settled(seen).and_then(|facts| self.judged(self.acquire(&facts).wait())))
+        Some(self.settled(&seen).and_then(|facts| self.judged(self.acquire(facts).wait())))
     }
 
     /// Asks the limiter, whatever has to be waited for.
@@ -124,47 +116,51 @@ impl Visit {
         B: Body<Data = Bytes> + Unpin,
     {
         let look;
-        let (mut seen, client) = self.head();
-        if self.prepared.reader.needs_body(&self.policy, &seen) {
+        let mut seen = Seen::default();
+        let client = self.head(&mut seen);
+        if self.prepared.reader.needs_body(&self.prepared.policy, &seen) {
             look = body.look().await;
             self.prepared.reader.body(&self.parts.headers, &look, client, &mut seen);
             // What the application says of a request counts whatever its body says.
             self.add_own(&mut seen);
         }
-        let facts = self.settled(seen)?;
-        let acquired = self.acquire(&facts).await;
+        let facts = self.settled(&seen)?;
+        let acquired = self.acquire(facts).await;
         self.judged(acquired)
     }
 
-    fn head(&self) -> (Seen<'_>, Option<Client>) {
-        let settings = &self.prepared.settings.http;
-        let peer = peer::of(&self.parts.extensions).or(self.shared.options.assumed_peer);
-        let client = peer.map(|peer| Client::of(peer, &self.parts.headers, settings));
-        let matched = peer::matched(&self.parts.extensions);
-        let mut seen = self.prepared.reader.head(&self.parts, client, matched);
-        self.add_own(&mut seen);
-        (seen, client)
+    /// Reads the head of the request; whose it is, if that matters.
+    fn head(&self, seen: &mut Seen<'a>) -> Option<Client> {
+        let Prepared { settings, reader, .. } = self.prepared;
+        let extensions = &self.parts.extensions;
+        let peer = || peer::of(extensions).or(self.shared.options.assumed_peer);
+        let peer = if reader.needs_client() { peer() } else { None };
+        let client = peer.map(|peer| Client::of(peer, &self.parts.headers, &settings.http));
+        let matched = if reader.needs_matched() { peer::matched(extensions) } else { None };
+        reader.head(self.parts, client, matched, seen);
+        self.add_own(seen);
+        client
     }
 
     /// Adds the facts that only the application knows.
-    fn add_own<'a>(&'a self, seen: &mut Seen<'a>) {
+    fn add_own(&self, seen: &mut Seen<'a>) {
         for (name, read) in &self.shared.options.facts {
             if self.prepared.reader.names(name)
-                && let Some(value) = read(&self.parts)
+                && let Some(value) = read(self.parts)
             {
                 seen.put(name, value.into());
             }
         }
     }
 
-    fn settled<'a>(&self, seen: Seen<'a>) -> Result<Facts<'a>, Refusal> {
-        seen.settled(&self.policy).map_err(|problem| self.cannot_be(&problem))
+    fn settled<'s>(&self, seen: &'s Seen<'a>) -> Result<&'s Facts<'a>, Refusal> {
+        seen.settled(&self.prepared.policy).map_err(|problem| self.cannot_be(&problem))
     }
 
-    fn acquire<'a>(&'a self, facts: &'a Facts<'a>) -> Acquire<'a> {
+    fn acquire<'s>(&'s self, facts: &'s Facts<'s>) -> Acquire<'s> {
         let options = &self.shared.options;
-        let cost = options.cost.as_ref().map_or(1, |cost| cost(&self.parts));
-        let acquire = self.shared.limiter.acquire(facts).under(&self.policy).cost(cost);
+        let cost = options.cost.as_ref().map_or(1, |cost| cost(self.parts));
+        let acquire = self.shared.limiter.acquire(facts).under(&self.prepared.policy).cost(cost);
         if self.prepared.delays { acquire.hold(options.longest_delay) } else { acquire }
     }
 
@@ -177,66 +173,95 @@ impl Visit {
         }
     }
 
-    fn must_be_held(&self, acquired: &Acquired) -> bool {
-        self.prepared.delays && acquired.decision.delay() > tollkeeper::Span::ZERO
-    }
-
     /// The answer to a request that makes no sense. Nothing was decided about it, so there is nothing that
     /// a hook could be told.
+    #[cold]
     fn cannot_be(&self, problem: &Problem) -> Refusal {
-        Box::new(if self.is_grpc { grpc::problem(problem) } else { problem.response() })
+        Box::new(if self.is_grpc() { grpc::problem(problem) } else { problem.response() })
     }
 
     fn refused(&self, decision: &Decision) -> Refusal {
-        let response = if self.is_grpc { grpc::refusal(decision) } else { problem::refusal(decision) };
-        let mut response = marked(&self.shared, &self.prepared, decision, response);
+        let mut response = if self.is_grpc() { grpc::refusal(decision) } else { problem::refusal(decision) };
+        let settings = &self.prepared.settings;
+        let jitter = Jitter { share: settings.retry_after_jitter, draw: self.shared.options.draw };
+        headers::insert(response.headers_mut(), decision, &settings.headers, &jitter);
+        response = shown(self.shared, decision, response);
         if let Some(on_refusal) = &self.shared.options.on_refusal {
             response = on_refusal(decision, response);
         }
         Box::new(response)
     }
 
-    fn pass<B: Body>(self, acquired: Acquired, body: RequestBody<B>) -> (Request<RequestBody<B>>, Passed) {
-        let Visit { shared, prepared, mut parts, .. } = self;
-        if shared.options.hands_over_charge
-            && let Some(charge) = acquired.decision.charge()
-        {
-            parts.extensions.insert(charge);
-        }
-        let held = acquired.slot.map(|slot| Held::new(&shared.limiter, slot));
-        let passed = Passed { shared, prepared, decision: acquired.decision, held };
-        (Request::from_parts(parts, body), passed)
+    fn is_grpc(&self) -> bool {
+        grpc::is_grpc(&self.parts.headers)
     }
+}
+
+fn must_be_held(acquired: &Acquired, prepared: &Prepared) -> bool {
+    prepared.delays && acquired.decision.delay() > tollkeeper::Span::ZERO
+}
+
+/// Lets a request pass.
+#[inline]
+fn pass<B: Body>(
+    shared: &Arc<Shared>,
+    prepared: Arc<Prepared>,
+    acquired: Acquired,
+    mut parts: Parts,
+    body: RequestBody<B>,
+) -> (Request<RequestBody<B>>, Passed) {
+    if shared.options.hands_over_charge
+        && let Some(charge) = acquired.decision.charge()
+    {
+        parts.extensions.insert(charge);
+    }
+    let held = acquired.slot.map(|slot| Box::new(Held::new(&shared.limiter, slot)));
+    let concerned = prepared.awaits_response || shared.options.on_response.is_some();
+    let shared = concerned.then(|| Arc::clone(shared));
+    (Request::from_parts(parts, body), Passed { shared, prepared, decision: acquired.decision, held })
+}
+
+/// A request that has been let pass, and what is still to be done when it is answered.
+struct Passed {
+    /// There if an answer concerns others than its client: all threads count these.
+    shared: Option<Arc<Shared>>,
+    prepared: Arc<Prepared>,
+    decision: Decision,
+    held: Option<Box<Held>>,
 }
 
 impl Passed {
     /// Marks the answer of the handler, and gives back what it decides to give back.
-    fn answered<R>(self, response: Response<R>) -> Response<ResponseBody<R>> {
-        if self.prepared.awaits_response {
-            self.give_back(response.status().as_u16());
+    #[inline]
+    fn answered<R>(self, mut response: Response<R>) -> Response<ResponseBody<R>> {
+        let Passed { shared, prepared, decision, held } = self;
+        if prepared.awaits_response
+            && let Some(shared) = &shared
+        {
+            give_back(&shared.limiter, &decision, response.status().as_u16());
         }
-        let response = marked(&self.shared, &self.prepared, &self.decision, response);
-        response.map(|body| ResponseBody::theirs(body, self.held))
+        // A request that passes is told no time to come again, so there is nothing to lengthen.
+        headers::insert(response.headers_mut(), &decision, &prepared.settings.headers, &Jitter::NONE);
+        if let Some(shared) = &shared {
+            response = shown(shared, &decision, response);
+        }
+        response.map(|body| ResponseBody::theirs(body, held))
     }
+}
 
-    fn give_back(&self, status: u16) {
-        let gives_back =
-            |name: &str| self.decision.limit(name).is_some_and(|answer| answer.rule().gives_back(status));
-        if !self.decision.limits().any(|answer| answer.rule().gives_back(status)) {
-            return;
-        }
-        let Some(charge) = self.decision.charge() else { return };
-        let names: Vec<String> = self
-            .decision
-            .limits()
-            .map(|answer| answer.name().to_owned())
-            .filter(|name| gives_back(name))
-            .collect();
-        let limiter = self.shared.limiter.clone();
-        in_background(async move {
-            limiter.refund_of(&charge, |name| names.iter().any(|other| other == name)).await;
-        });
+/// Gives back what the status of an answer decides to give back.
+fn give_back(limiter: &Limiter, decision: &Decision, status: u16) {
+    let gives_back = |answer: &Answer<'_>| answer.rule().gives_back(status);
+    let names: Vec<String> =
+        decision.limits().filter(gives_back).map(|answer| answer.name().to_owned()).collect();
+    if names.is_empty() {
+        return;
     }
+    let Some(charge) = decision.charge() else { return };
+    let limiter = limiter.clone();
+    in_background(async move {
+        limiter.refund_of(&charge, |name| names.iter().any(|other| other == name)).await;
+    });
 }
 
 /// Runs to its end what nobody waits for: here, if there is nothing to wait for, else by a task of its own.
@@ -249,15 +274,8 @@ fn in_background(future: impl Future<Output = ()> + Send + 'static) {
     }
 }
 
-/// Writes the headers of a decision, and shows it to the hook.
-fn marked<R>(
-    shared: &Shared,
-    prepared: &Prepared,
-    decision: &Decision,
-    mut response: Response<R>,
-) -> Response<R> {
-    let settings = &prepared.settings;
-    headers::insert(response.headers_mut(), decision, &settings.headers, &shared.jitter(settings));
+/// Shows an answer to the hook.
+fn shown<R>(shared: &Shared, decision: &Decision, response: Response<R>) -> Response<R> {
     let Some(hook) = &shared.options.on_response else { return response };
     let (mut parts, body) = response.into_parts();
     hook(decision, &mut parts);

@@ -3,9 +3,11 @@
 //! A request is read and decided under one policy: the reader belongs to it by its version, and both are
 //! replaced under one lock. So no request meets a limit whose facts nobody read.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+use std::thread::LocalKey;
 
-use tollkeeper::http::{HeaderDialect, HttpSettings, InvalidRoute};
+use tollkeeper::current::{Current, Shareable, Shares};
+use tollkeeper::http::{HeaderDialect, HttpSettings};
 use tollkeeper::{Algorithm, Limiter, Mode, Percent, Policy};
 
 use crate::facts::Reader;
@@ -32,35 +34,50 @@ impl Default for Settings {
 }
 
 /// Settings, made ready for one version of the policy.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Prepared {
     /// How requests are read and answered.
     pub settings: Settings,
+    /// The policy.
+    pub policy: Arc<Policy>,
     /// Reads the facts that the policy needs.
     pub reader: Reader,
     /// Whether some limit may delay a request.
     pub delays: bool,
     /// Whether the response decides what some limit keeps.
     pub awaits_response: bool,
-    version: u64,
 }
 
 impl Prepared {
-    fn new(settings: Settings, policy: &Policy) -> Result<Prepared, InvalidRoute> {
-        let reader = Reader::new(&settings.http, policy)?;
+    /// # Panics
+    ///
+    /// If a route is no path pattern, or a fact is to be normalised by NFKC without the feature `nfkc`.
+    fn new(settings: Settings, policy: &Policy) -> Prepared {
+        let reader = Reader::new(&settings.http, policy).unwrap_or_else(|error| panic!("{error}"));
         let any = |test: fn(&tollkeeper::Rule) -> bool| {
             policy.rules().iter().any(|rule| rule.mode() != Mode::Off && test(rule))
         };
         let delays = any(|rule| rule.algorithm() == Algorithm::LeakyBucket);
         let awaits_response = any(tollkeeper::Rule::awaits_response);
-        Ok(Prepared { settings, reader, delays, awaits_response, version: policy.version() })
+        Prepared { settings, policy: Arc::new(policy.clone()), reader, delays, awaits_response }
+    }
+}
+
+impl Shareable for Prepared {
+    fn share(&self) -> Prepared {
+        Prepared { policy: Arc::new(self.policy.share()), ..self.clone() }
+    }
+
+    fn shares() -> &'static LocalKey<Shares<Prepared>> {
+        thread_local! { static PREPARED: Shares<Prepared> = const { Shares::new() } }
+        &PREPARED
     }
 }
 
 /// What is in force, for all who read requests for one limiter: all clones of a layer, or all connections of a
 /// server that gateways ask.
 #[derive(Debug)]
-pub struct InForce(RwLock<Arc<Prepared>>);
+pub struct InForce(Current<Prepared>);
 
 impl InForce {
     /// These settings, for the policy of this limiter.
@@ -70,17 +87,17 @@ impl InForce {
     /// If a route is no path pattern, or a fact is to be normalised by NFKC without the feature `nfkc`; likewise
     /// wherever settings are replaced.
     pub fn new(settings: Settings, limiter: &Limiter) -> InForce {
-        let prepared = prepared(settings, &limiter.policy());
-        InForce(RwLock::new(Arc::new(prepared)))
+        InForce(Current::new(Prepared::new(settings, &limiter.policy())))
     }
 
-    /// The policy in force, and what was prepared for it.
-    pub fn read(&self, limiter: &Limiter) -> (Arc<Policy>, Arc<Prepared>) {
+    /// What is in force: the policy, and what was prepared for it.
+    #[inline]
+    pub fn read(&self, limiter: &Limiter) -> Arc<Prepared> {
         loop {
-            let policy = limiter.with_policy(Arc::clone);
-            let prepared = Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner));
-            if prepared.version == policy.version() {
-                return (policy, prepared);
+            let version = limiter.with_policy(|policy| policy.version());
+            let prepared = self.0.share();
+            if prepared.policy.version() == version {
+                return prepared;
             }
             self.catch_up(limiter);
         }
@@ -88,36 +105,26 @@ impl InForce {
 
     /// Changes the settings.
     pub(crate) fn change(&self, limiter: &Limiter, change: impl FnOnce(&mut Settings)) {
-        let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let mut settings = current.settings.clone();
-        change(&mut settings);
-        let mut policy = limiter.policy();
-        if policy.ipv6_prefix() != settings.http.ipv6_prefix {
-            let prefix = settings.http.ipv6_prefix;
-            policy = limiter.replace_policy(Policy::clone(&policy).with_ipv6_prefix(prefix));
-        }
-        *current = Arc::new(prepared(settings, &policy));
+        self.0.replace(|last| {
+            let mut settings = last.settings.clone();
+            change(&mut settings);
+            let mut policy = limiter.policy();
+            if policy.ipv6_prefix() != settings.http.ipv6_prefix {
+                let prefix = settings.http.ipv6_prefix;
+                policy = limiter.replace_policy(Policy::clone(&policy).with_ipv6_prefix(prefix));
+            }
+            Prepared::new(settings, &policy)
+        });
     }
 
     /// Replaces settings together with the policy that `put` puts in force; that policy.
     pub fn replace(&self, settings: Settings, put: impl FnOnce() -> Arc<Policy>) -> Arc<Policy> {
-        let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let policy = put();
-        *current = Arc::new(prepared(settings, &policy));
-        policy
+        Arc::clone(&self.0.replace(|_| Prepared::new(settings, &put())).policy)
     }
 
     /// Prepares for a policy that somebody else has put in force.
     #[cold]
     fn catch_up(&self, limiter: &Limiter) {
-        let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let policy = limiter.policy();
-        if current.version != policy.version() {
-            *current = Arc::new(prepared(current.settings.clone(), &policy));
-        }
+        self.0.replace(|last| Prepared::new(last.settings.clone(), &limiter.policy()));
     }
-}
-
-fn prepared(settings: Settings, policy: &Policy) -> Prepared {
-    Prepared::new(settings, policy).unwrap_or_else(|error| panic!("{error}"))
 }

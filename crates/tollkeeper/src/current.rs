@@ -1,87 +1,117 @@
-//! The policy in force, read millions of times a second and replaced once in a while.
+//! What is in force: read millions of times a second, and replaced once in a while.
 //!
 //! Each thread keeps a share of it that no other thread touches, with a counter of its own: reading is
 //! a comparison of two numbers, and threads do not wait for each other's cache lines. A share is renewed
-//! when the number says that the policy has been replaced.
+//! when the number says that what is in force has been replaced.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::LocalKey;
 
 use tollkeeper_core::Policy;
 
-/// A policy that can be replaced while it is in use.
+/// Something that threads keep shares of.
+pub trait Shareable: Send + Sync + Sized + 'static {
+    /// A copy that has no counter in common with the original.
+    fn share(&self) -> Self;
+
+    /// Where a thread keeps its shares.
+    fn shares() -> &'static LocalKey<Shares<Self>>;
+}
+
+/// The shares of a thread.
 #[derive(Debug)]
-pub(crate) struct Current {
+pub struct Shares<T>(RefCell<[Option<Share<T>>; SHARES]>);
+
+#[derive(Debug)]
+struct Share<T> {
+    id: usize,
+    epoch: u64,
+    current: Arc<T>,
+}
+
+/// How many of a kind a thread keeps shares of: most programs have one.
+const SHARES: usize = 4;
+
+impl<T> Shares<T> {
+    /// None yet.
+    #[expect(clippy::new_without_default, reason = "made by `thread_local`, which wants a constant")]
+    pub const fn new() -> Shares<T> {
+        Shares(RefCell::new([const { None }; SHARES]))
+    }
+}
+
+impl Shareable for Policy {
+    fn share(&self) -> Policy {
+        self.clone()
+    }
+
+    fn shares() -> &'static LocalKey<Shares<Policy>> {
+        thread_local! { static POLICIES: Shares<Policy> = const { Shares::new() } }
+        &POLICIES
+    }
+}
+
+/// Something that can be replaced while it is in use.
+#[derive(Debug)]
+pub struct Current<T> {
     /// Tells one of these from another.
     id: usize,
     /// Counts replacements, from 1.
     epoch: AtomicU64,
-    policy: Mutex<Arc<Policy>>,
-}
-
-/// A thread's share of a policy.
-struct Share {
-    id: usize,
-    epoch: u64,
-    policy: Arc<Policy>,
-}
-
-/// How many policies a thread keeps shares of: most programs have one.
-const SHARES: usize = 4;
-
-thread_local! {
-    static KEPT: RefCell<[Option<Share>; SHARES]> = const { RefCell::new([const { None }; SHARES]) };
+    current: Mutex<Arc<T>>,
 }
 
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
-impl Current {
-    pub(crate) fn new(policy: Policy) -> Current {
+impl<T: Shareable> Current<T> {
+    /// Puts the first in force.
+    pub fn new(first: T) -> Current<T> {
         let id = MADE.fetch_add(1, Ordering::Relaxed);
-        Current { id, epoch: AtomicU64::new(1), policy: Mutex::new(Arc::new(policy)) }
+        Current { id, epoch: AtomicU64::new(1), current: Mutex::new(Arc::new(first)) }
     }
 
-    /// Reads the policy; `epoch` is another number whenever the policy is another.
+    /// Reads what is in force, by this thread's share of it; `epoch` is another number whenever it was replaced.
+    /// Not to be called again within `read`.
     #[inline]
-    pub(crate) fn read<T>(&self, read: impl FnOnce(&Arc<Policy>, u64) -> T) -> T {
+    pub fn read<R>(&self, read: impl FnOnce(&Arc<T>, u64) -> R) -> R {
         let epoch = self.epoch.load(Ordering::Acquire);
-        KEPT.with_borrow_mut(|kept| {
-            let kept = &mut kept[self.id % SHARES];
-            match kept {
+        T::shares().with(|Shares(shares)| {
+            let share = &mut shares.borrow_mut()[self.id % SHARES];
+            match share {
                 Some(share) if share.id == self.id && share.epoch == epoch => {}
-                _ => *kept = Some(self.take()),
+                _ => *share = Some(self.take()),
             }
-            let share = kept.as_ref().expect("taken above");
-            read(&share.policy, share.epoch)
+            let share = share.as_ref().expect("taken above");
+            read(&share.current, share.epoch)
         })
     }
 
-    /// This thread's share of the policy.
+    /// This thread's share of it.
     #[inline]
-    pub(crate) fn share(&self) -> Arc<Policy> {
-        self.read(|policy, _| Arc::clone(policy))
+    pub fn share(&self) -> Arc<T> {
+        self.read(|current, _| Arc::clone(current))
     }
 
-    /// Puts another policy in force, under the version that `next` makes of the last.
-    pub(crate) fn replace(&self, policy: Policy, next: impl FnOnce(u64) -> u64) -> Arc<Policy> {
-        let mut current = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
-        let policy = Arc::new(policy.with_version(next(current.version())));
-        *current = Arc::clone(&policy);
+    /// Puts what `next` makes of the last in force. Who replaces it at the same time waits.
+    pub fn replace(&self, next: impl FnOnce(&T) -> T) -> Arc<T> {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        *current = Arc::new(next(&current));
         self.epoch.fetch_add(1, Ordering::Release);
-        policy
+        Arc::clone(&current)
     }
 
-    /// The policy in force.
-    pub(crate) fn get(&self) -> Arc<Policy> {
-        Arc::clone(&self.policy.lock().unwrap_or_else(PoisonError::into_inner))
+    /// What is in force, in common with everybody else.
+    pub fn get(&self) -> Arc<T> {
+        Arc::clone(&self.current.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     #[cold]
-    fn take(&self) -> Share {
-        let policy = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
-        // Replaced only under the lock, so this number belongs to this policy.
+    fn take(&self) -> Share<T> {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        // Replaced only under the lock, so this number belongs to this one.
         let epoch = self.epoch.load(Ordering::Relaxed);
-        Share { id: self.id, epoch, policy: Arc::new(Policy::clone(&policy)) }
+        Share { id: self.id, epoch, current: Arc::new(current.share()) }
     }
 }

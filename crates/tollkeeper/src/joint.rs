@@ -19,8 +19,8 @@ use crate::store::Correction;
 /// let path = request.add(&facts! { "path" => "/" }, 1)?;
 /// let decision = request.check().await;
 /// assert!(decision.allowed());
-/// assert_eq!(decision.of(&user).1.unwrap().name(), "per-user");
-/// assert_eq!(decision.of(&path).1.unwrap().name(), "per-path");
+/// assert_eq!(decision.of(&user).1.unwrap().0.name(), "per-user");
+/// assert_eq!(decision.of(&path).1.unwrap().0.name(), "per-path");
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]

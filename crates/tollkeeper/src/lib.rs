@@ -226,7 +226,7 @@ mod builder;
 mod clock;
 #[cfg(feature = "config")]
 pub mod config;
-mod current;
+pub mod current;
 pub mod digest;
 mod guard;
 mod handle;

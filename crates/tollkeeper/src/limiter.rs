@@ -54,7 +54,7 @@ pub struct Limiter {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(crate) policy: Current,
+    pub(crate) policy: Current<Policy>,
     pub(crate) store: Arc<dyn Store>,
     /// The store again, if it is in this process: handles decide there without asking.
     pub(crate) memory: Option<MemoryStore>,
@@ -274,13 +274,13 @@ impl Limiter {
 
     /// As [`Limiter::replace`], for a policy that is already made. Its version becomes the next one.
     pub fn replace_policy(&self, policy: Policy) -> Arc<Policy> {
-        self.inner.policy.replace(policy, |last| last + 1)
+        self.inner.policy.replace(|last| policy.with_version(last.version() + 1))
     }
 
     /// As [`Limiter::replace_policy`], under a version that was given elsewhere, such as by all nodes of a
     /// store.
     pub fn replace_policy_as(&self, policy: Policy, version: u64) -> Arc<Policy> {
-        self.inner.policy.replace(policy, |_| version)
+        self.inner.policy.replace(|_| policy.with_version(version))
     }
 
     fn request<'a>(&'a self, verb: Verb, facts: &'a Facts<'a>) -> Request<'a> {

@@ -320,7 +320,7 @@ fn headers_tell_of_the_limit_that_decides_or_of_the_next_that_may_be_shown() {
             });
         }
         let decision = Decision::new(toll.expect("valid"), ruling);
-        decision.shown().map(|answer| answer.name().to_owned())
+        decision.shown().map(|(answer, _)| answer.name().to_owned())
     };
     let says = |outcomes: [Outcome; 3]| shown(&outcomes.map(|outcome| (false, outcome)));
     assert_eq!(says([after(1), allow(1, 10), after(2)]).as_deref(), Some("2"));

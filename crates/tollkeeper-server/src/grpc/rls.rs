@@ -10,7 +10,9 @@ use prost_types::Duration;
 use tollkeeper::decision::Answer;
 use tollkeeper::digest;
 use tollkeeper::facts::MAX_VALUE;
-use tollkeeper::{Decision, Facts, InvalidRequest, Joint, Met, OnStoreFailure, Quota, Retry, Span, Verdict};
+use tollkeeper::{
+    Decision, Facts, InvalidRequest, Joint, Met, OnStoreFailure, Outcome, Quota, Retry, Span, Verdict,
+};
 use tonic::Status;
 
 use super::proto::envoy::config::core::v3::HeaderValue;
@@ -248,15 +250,14 @@ impl Decided {
         for (index, met) in &self.met {
             let (verdict, binding) = decision.of(met);
             let code = if let Verdict::Allow { .. } = verdict { Code::Ok } else { Code::OverLimit };
-            let standing = binding.as_ref().map(standing).unwrap_or_default();
+            let standing = binding.map(|(answer, outcome)| standing(&answer, &outcome)).unwrap_or_default();
             statuses[*index] = DescriptorStatus { code: code.into(), ..standing };
         }
     }
 }
 
 /// How the limit that binds stands, in Envoy's words.
-fn standing(answer: &Answer<'_>) -> DescriptorStatus {
-    let outcome = answer.outcome();
+fn standing(answer: &Answer<'_>, outcome: &Outcome) -> DescriptorStatus {
     let until = match outcome.retry {
         Some(Retry::After(retry)) => Some(retry),
         Some(Retry::Never) => None,
@@ -305,7 +306,8 @@ const UNITS: [(Span, Unit); 7] = [
 fn tell(headers: &Headers, decision: &Decision) -> Vec<HeaderValue> {
     let mut told = Vec::new();
     headers.tell_envoy(decision, |field, value| {
-        told.push(HeaderValue { key: field.name().to_owned(), value: value.to_owned() });
+        let value = String::from_utf8(value.to_vec()).expect("ASCII");
+        told.push(HeaderValue { key: field.name().to_owned(), value });
     });
     told
 }

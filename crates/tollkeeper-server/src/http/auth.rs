@@ -5,15 +5,16 @@
 //! cannot be told for certain is refused with 403, a status that every gateway passes on.
 
 use std::net::IpAddr;
-use std::sync::{Arc, Once};
+use std::sync::Once;
 
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode, Uri};
 use tollkeeper::net::Network;
-use tollkeeper::{Decision, Policy, Span};
+use tollkeeper::{Decision, Span};
 use tollkeeper_tower::address::{self, Client};
 use tollkeeper_tower::body::Look;
+use tollkeeper_tower::facts::Seen;
 use tollkeeper_tower::headers::{self, Jitter};
 use tollkeeper_tower::problem::{self, Problem};
 use tollkeeper_tower::{Prepared, random};
@@ -37,8 +38,8 @@ pub enum Family {
 
 /// Answers a gateway: 200, or what it is to answer its client.
 pub async fn answer(service: &Service, asked: Asked, family: Family, head: Parts) -> Response<Reply> {
-    let (policy, prepared) = service.reading.read(&service.limiter);
-    let answered = decide(service, asked, family, head, &policy, &prepared).await;
+    let prepared = service.reading.read(&service.limiter);
+    let answered = decide(service, asked, family, head, &prepared).await;
     let (route, ended) = match &answered {
         Ok(decided) => (decided.route, super::ended(&decided.decision)),
         Err(_) => (RouteLabel::NONE, Ended::Error),
@@ -71,7 +72,6 @@ async fn decide(
     asked: Asked,
     family: Family,
     mut head: Parts,
-    policy: &Arc<Policy>,
     prepared: &Prepared,
 ) -> Result<Decided, Problem> {
     let deny = status_of_refusals(head.uri.query())?;
@@ -81,15 +81,17 @@ async fn decide(
     })?;
     let client = family.client(asked.peer, &head.headers, &prepared.settings.http.trusted_proxies);
     let body = Look::Elsewhere;
-    let mut seen = prepared.reader.head(&head, Some(client), None);
+    let policy = &prepared.policy;
+    let mut seen = Seen::default();
+    prepared.reader.head(&head, Some(client), None, &mut seen);
     if prepared.reader.needs_body(policy, &seen) {
         prepared.reader.body(&head.headers, &body, Some(client), &mut seen);
     }
     let facts = seen.settled(policy).map_err(|problem| forbidden(problem.detail))?;
-    let request = service.limiter.check(&facts).under(policy).hold(LONGEST_DELAY);
+    let request = service.limiter.check(facts).under(policy).hold(LONGEST_DELAY);
     let decision = request.await.map_err(|invalid| forbidden(invalid.to_string()))?;
     service.trace(asked.parent, "auth", asked.began, &decision);
-    Ok(Decided { route: service.metrics.route(&facts), decision, deny })
+    Ok(Decided { route: service.metrics.route(facts), decision, deny })
 }
 
 /// The status that the gateway asks refusals to have. Caddy may add the query of its client: it means nothing here.

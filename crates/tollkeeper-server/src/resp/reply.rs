@@ -1,8 +1,7 @@
 //! Answers for the wire, in the version of the protocol that the client asked for.
 
 use tollkeeper::Span;
-
-use crate::decimal::Decimal;
+use tollkeeper::decimal::Decimal;
 
 /// The version of the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
