@@ -3,6 +3,7 @@
 //! Connections are hyper's, as those of HTTP are. Envoy's questions are answered here ([`unary`]), the rest is tonic's.
 //! Which service is asked for, the path says, so there is no router.
 
+pub mod calls;
 pub mod proto;
 pub mod question;
 pub mod rls;
@@ -10,6 +11,7 @@ pub mod unary;
 
 use std::convert::Infallible;
 use std::fmt;
+use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -22,7 +24,7 @@ use hyper::header::HeaderMap;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tonic::Status;
@@ -34,6 +36,7 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 use tonic_reflection::server::{v1, v1alpha};
 
+use self::calls::{Calls, Inbox};
 use self::rls::Rls;
 use crate::auth::{self, Door};
 use crate::connections::{Protocol, Stream};
@@ -117,7 +120,8 @@ impl Protocol for Grpc {
     const NAME: Option<&'static [u8]> = Some(b"h2");
 
     async fn serve(self, stream: impl Stream, _: SocketAddr, mut stopped: watch::Receiver<()>) {
-        let mut protocol = http2::Builder::new(TokioExecutor::new());
+        let inbox = Inbox::default();
+        let mut protocol = http2::Builder::new(inbox.clone());
         protocol
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
@@ -130,13 +134,14 @@ impl Protocol for Grpc {
             let services = Arc::clone(&self.0);
             async move { Ok::<_, Infallible>(services.answer(request).await) }
         });
-        let mut connection = pin!(protocol.serve_connection(TokioIo::new(stream), answer));
+        let connection = pin!(protocol.serve_connection(TokioIo::new(stream), answer));
+        let mut calls = Calls::new(connection, inbox);
         let mut first = pin!(sleep(FIRST));
         let mut stopping = false;
         loop {
             tokio::select! {
                 biased;
-                ended = connection.as_mut() => {
+                ended = poll_fn(|context| calls.poll(context)) => {
                     if let Err(error) = ended {
                         tracing::debug!("a gRPC connection ended: {error}");
                     }
@@ -147,7 +152,7 @@ impl Protocol for Grpc {
                         return;
                     }
                     stopping = true;
-                    connection.as_mut().graceful_shutdown();
+                    calls.connection.as_mut().graceful_shutdown();
                 }
                 () = first.as_mut(), if !first.is_elapsed() => {
                     if !asked.load(Relaxed) {
@@ -203,7 +208,13 @@ impl Services {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncReadExt as _;
+    use std::io;
+    use std::pin::Pin;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::{Context, Poll};
+
+    use bytes::Bytes;
+    use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, DuplexStream, ReadBuf};
     use tokio::time::Instant;
 
     use super::*;
@@ -235,5 +246,75 @@ mod tests {
         stop.send(()).unwrap();
         said(&mut ours).await;
         assert!(began.elapsed() < FIRST, "{:?}", began.elapsed());
+    }
+
+    /// A stream that counts how often it is written to.
+    struct Counted(DuplexStream, Arc<AtomicUsize>);
+
+    impl AsyncRead for Counted {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            read: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.0).poll_read(context, read)
+        }
+    }
+
+    impl AsyncWrite for Counted {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            self.1.fetch_add(1, Relaxed);
+            Pin::new(&mut self.0).poll_write(context, bytes)
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.0).poll_flush(context)
+        }
+
+        fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.0).poll_shutdown(context)
+        }
+    }
+
+    #[tokio::test]
+    async fn calls_that_came_together_are_answered_together() {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let (_stop, stopped) = watch::channel(());
+        let writes = Arc::new(AtomicUsize::new(0));
+        let counted = Counted(theirs, Arc::clone(&writes));
+        tokio::spawn(Grpc::new(service()).await.serve(counted, PEER, stopped));
+        let (client, connection) = h2::client::handshake(ours).await.unwrap();
+        tokio::spawn(connection);
+
+        // Domain `d` with a descriptor of `user` and `u`.
+        let question = b"\0\0\0\0\x10\x0a\x01d\x12\x0b\x0a\x09\x0a\x04user\x12\x01u";
+        let mut asked = 0;
+        let mut ask = async |count: usize| {
+            let mut answers = Vec::new();
+            for _ in 0..count {
+                let request = Request::post(format!("http://localhost{SHOULD_RATE_LIMIT}")).body(()).unwrap();
+                let mut client = client.clone().ready().await.unwrap();
+                let (answer, mut body) = client.send_request(request, false).unwrap();
+                body.send_data(Bytes::from_static(question), true).unwrap();
+                answers.push(answer);
+            }
+            for answer in answers {
+                let mut body = answer.await.unwrap().into_body();
+                let message = body.data().await.unwrap().unwrap();
+                // Five per minute are granted.
+                asked += 1;
+                let code = if asked <= 5 { 1 } else { 2 };
+                assert_eq!(message[5..7], [0x08, code], "call {asked}");
+            }
+        };
+        ask(1).await; // greetings are over then
+        let greeted = writes.load(Relaxed);
+        ask(8).await;
+        let writes = writes.load(Relaxed) - greeted;
+        assert!(writes <= 2, "{writes} writes for eight answers");
     }
 }
