@@ -19,6 +19,13 @@ pub fn ratio(name: &str, value: f64) {
     println!("ratio {name} {value:.2}");
 }
 
+/// The one in the middle; of none, not a number.
+pub fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
 /// What a number should be.
 #[derive(Clone, Copy, Debug)]
 pub enum Want {
