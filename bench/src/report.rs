@@ -11,7 +11,9 @@ const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/results.json");
 
 /// A number worth knowing.
 pub fn figure(name: &str, value: f64) {
-    println!("figure {name} {value:.1}");
+    // Three digits or more.
+    let behind_the_point = if value < 10.0 { 2 } else { 1 };
+    println!("figure {name} {value:.behind_the_point$}");
 }
 
 /// How often ours fits into theirs: above 1, ours is faster or smaller.

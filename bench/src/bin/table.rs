@@ -89,7 +89,7 @@ fn http(sides: &Map<String, Value>) -> String {
             section,
             "| {name} {} | {} | {} | {} | {} | {} | {} % |",
             plain(&side["version"]),
-            side["what"].as_str().unwrap_or("one limit"),
+            side["what"].as_str().unwrap_or("–"),
             rounded(cpu(side), 1),
             rounded(cpu(side) / ours, 2),
             rounded(median(&side["requests_per_second"]), 0),
