@@ -142,7 +142,7 @@ impl Answer {
 /// What was measured.
 #[derive(Debug)]
 pub struct Latencies {
-    /// Microseconds from when a request was due until its answer was there, in their order.
+    /// Microseconds from when a request was due until its answer was there; the shortest first.
     micros: Vec<f64>,
     /// The share that was admitted.
     pub admitted: f64,
