@@ -5,6 +5,8 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::report::median;
+
 /// How often every side is measured.
 const ROUNDS: usize = 5;
 /// How long a side runs in each round.
@@ -68,9 +70,7 @@ pub fn race<R: Sync>(load: &Load<'_, R>, sides: &[Side<R>]) -> Vec<Times> {
 impl Times {
     /// The round in the middle.
     pub fn median(&self) -> f64 {
-        let mut nanos = self.nanos.clone();
-        nanos.sort_by(f64::total_cmp);
-        nanos[nanos.len() / 2]
+        median(&self.nanos)
     }
 }
 

@@ -11,12 +11,21 @@ const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/results.json");
 
 /// A number worth knowing.
 pub fn figure(name: &str, value: f64) {
-    println!("figure {name} {value:.1}");
+    // Three digits or more.
+    let behind_the_point = if value < 10.0 { 2 } else { 1 };
+    println!("figure {name} {value:.behind_the_point$}");
 }
 
 /// How often ours fits into theirs: above 1, ours is faster or smaller.
 pub fn ratio(name: &str, value: f64) {
     println!("ratio {name} {value:.2}");
+}
+
+/// The one in the middle; of none, not a number.
+pub fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// What a number should be.

@@ -4,86 +4,51 @@
 //! As over HTTP, what is compared is the processor time that a server needs for a call.
 
 use std::env;
-use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::{Map, json};
+use serde_json::{Map, Value};
 use tollkeeper_bench::report::{self, Want};
-use tollkeeper_bench::served::{Server, free_port, median, on_first_core, version};
+use tollkeeper_bench::served::{Counted, RATE, Rounds, Server, file, in_turns, limits, on_second_core, said};
 
-const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_secs(3);
 const WARM_UP: Duration = Duration::from_secs(1);
 const CONNECTIONS: usize = 4;
 /// Calls of a connection that are on their way at the same time.
 const STREAMS: usize = 8;
-/// More than anybody asks.
-const RATE: u32 = 1_000_000;
 
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [tollkeeper, throttlecrab] = &arguments[..] else { panic!("usage: grpc TOLLKEEPER THROTTLECRAB") };
-    let folder = env::current_exe().expect("this program has a path").with_file_name("grpc-files");
-    fs::create_dir_all(&folder).expect("the target folder can be written");
-    let mut sides = [ours(tollkeeper, &folder), throttlecrab_server(throttlecrab, &folder)];
+    let mut sides = [ours(tollkeeper), throttlecrab_server(throttlecrab)];
+    in_turns(&mut sides, |side| side.load(WARM_UP), Side::round);
 
-    for side in &sides {
-        side.load(WARM_UP);
-    }
-    for _ in 0..ROUNDS {
-        for side in &mut sides {
-            side.round();
-        }
-    }
-
-    let mut results = Map::new();
-    for side in &sides {
-        assert!(side.admitted(), "{} does not admit any more", side.server.name);
-        let name = side.server.name;
-        report::figure(&format!("grpc-cpu-seconds-per-million-{name}"), median(&side.cpu));
-        report::figure(&format!("grpc-requests-per-second-{name}"), median(&side.speed));
-        let measured = json!({
-            "cpu_seconds_per_million": side.cpu,
-            "requests_per_second": side.speed,
-            "version": side.server.version,
-        });
-        results.insert(name.to_owned(), measured);
-    }
-    let [ours, throttlecrab] = sides.map(|side| median(&side.cpu));
+    let report = |side: &Side| {
+        assert!(side.admitted(), "{} does not admit any more", side.name);
+        (side.name.to_owned(), side.rounds.report("grpc", side.name, &side.server))
+    };
+    let results: Map<String, Value> = sides.iter().map(report).collect();
+    let [ours, throttlecrab] = sides.map(|side| side.rounds.cpu());
     report::ratio("grpc/throttlecrab", throttlecrab / ours);
     report::goal("grpc/throttlecrab", Want::AtLeast(1.0), throttlecrab / ours);
     report::save("grpc", results.into());
 }
 
 /// Envoy's question with one descriptor of one entry.
-fn ours(program: &str, folder: &Path) -> Side {
-    let config = folder.join("tollkeeper.yaml");
-    let limit = format!("limits:\n  - name: per-user\n    by: user\n    rate: {RATE}/s\n    burst: {RATE}\n");
-    fs::write(&config, limit).expect("the target folder can be written");
-    let port = free_port();
-    let mut command = on_first_core(program);
-    let address = format!("127.0.0.1:{port}");
-    command.args(["serve", "--http", "off", "--resp", "off", "--grpc", &address, "--config"]).arg(&config);
-    let server = Server::start("tollkeeper", version(program, "--version"), command, port);
+fn ours(program: &str) -> Side {
+    let server = Server::tollkeeper(program, "grpc", "tollkeeper", &limits(&["user"]), &[]);
     let entry = [text(1, "user"), text(2, "user-1")].concat();
     let question = [text(1, "bench"), bytes(2, &bytes(1, &entry))].concat();
-    let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-    Side::new(server, path, &question, folder)
+    Side::new("tollkeeper", server, "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit", &question)
 }
 
-/// As its documentation starts it. Whoever asks says what the limit is.
-fn throttlecrab_server(program: &str, folder: &Path) -> Side {
-    let port = free_port();
-    let mut command = on_first_core(program);
-    command.args(["--grpc", "--grpc-host", "127.0.0.1", "--grpc-port", &port.to_string()]);
-    let server = Server::start("throttlecrab", version(program, "--version"), command, port);
+fn throttlecrab_server(program: &str) -> Side {
+    let server = Server::throttlecrab(program, "grpc");
     let numbers = [(2, RATE), (3, RATE), (4, 1), (5, 1)].map(|(field, value)| number(field, value));
     let question = [text(1, "user-1"), numbers.concat()].concat();
-    Side::new(server, "/throttlecrab.RateLimiter/Throttle", &question, folder)
+    Side::new("throttlecrab", server, "/throttlecrab.RateLimiter/Throttle", &question)
 }
 
 /// A field of a message that is a number.
@@ -108,67 +73,52 @@ fn text(field: u8, value: &str) -> Vec<u8> {
     bytes(field, value.as_bytes())
 }
 
-/// A server, what it is asked, and what was measured of it, round by round.
+/// A server, what it is asked, and what was measured of it.
 struct Side {
+    name: &'static str,
     server: Server,
     path: &'static str,
     /// The question, with its length before it.
     body: Vec<u8>,
     file: PathBuf,
-    cpu: Vec<f64>,
-    speed: Vec<f64>,
+    rounds: Rounds,
 }
 
 impl Side {
-    fn new(server: Server, path: &'static str, question: &[u8], folder: &Path) -> Side {
+    fn new(name: &'static str, server: Server, path: &'static str, question: &[u8]) -> Side {
         let length = u32::try_from(question.len()).expect("short").to_be_bytes();
         let body = [&[0][..], &length, question].concat();
-        let file = folder.join(format!("{}.body", server.name));
-        fs::write(&file, &body).expect("the target folder can be written");
-        let side = Side { server, path, body, file, cpu: Vec::new(), speed: Vec::new() };
-        assert!(side.admitted(), "{} does not admit", side.server.name);
+        let file = file(&format!("{name}.body"), &body);
+        let side = Side { name, server, path, body, file, rounds: Rounds::default() };
+        assert!(side.admitted(), "{name} does not admit");
         side
     }
 
     fn round(&mut self) {
-        let before = self.server.cpu_seconds();
-        let requests = self.load(ROUND);
-        let cpu = self.server.cpu_seconds() - before;
-        self.cpu.push(cpu / requests * 1e6);
-        self.speed.push(requests / ROUND.as_secs_f64());
+        let (cpu, counted) = self.server.cost_of(|| self.load(ROUND));
+        self.rounds.add(cpu, counted);
     }
 
-    /// Asks for so long; how many calls were answered.
-    fn load(&self, lasting: Duration) -> f64 {
-        let Server { name, port, .. } = self.server;
-        let output = Command::new("taskset")
-            .args([
-                "-c",
-                "1",
-                "h2load",
-                "-t",
-                "1",
-                "-c",
-                &CONNECTIONS.to_string(),
-                "-m",
-                &STREAMS.to_string(),
-            ])
-            .args(["-D", &lasting.as_secs().to_string(), "-d"])
-            .arg(&self.file)
-            .args(["-H", "content-type: application/grpc", "-H", "te: trailers"])
-            .arg(format!("http://127.0.0.1:{port}{}", self.path))
-            .output()
-            .expect("h2load starts");
-        let said = String::from_utf8_lossy(&output.stdout);
+    /// Asks for so long.
+    fn load(&self, lasting: Duration) -> Counted {
+        let said = said(
+            on_second_core("h2load")
+                .args(["-t", "1", "-c", &CONNECTIONS.to_string(), "-m", &STREAMS.to_string()])
+                .args(["-D", &lasting.as_secs().to_string(), "-d"])
+                .arg(&self.file)
+                .args(["-H", "content-type: application/grpc", "-H", "te: trailers"])
+                .arg(format!("http://127.0.0.1:{}{}", self.server.port, self.path)),
+        );
         // requests: 61234 total, 61266 started, 61234 done, 61234 succeeded, 0 failed, 0 errored, 0 timeout
         let counted = said.lines().find_map(|line| line.strip_prefix("requests: "));
-        let counted = counted.unwrap_or_else(|| panic!("{said}{}", String::from_utf8_lossy(&output.stderr)));
+        let counted = counted.unwrap_or_else(|| panic!("{said}"));
         let count = |what: &str| {
             let words = counted.split(", ").find_map(|count| count.strip_suffix(what));
             words.and_then(|count| count.trim().parse::<f64>().ok()).unwrap_or_else(|| panic!("{said}"))
         };
-        assert_eq!(count("failed") + count("errored") + count("timeout"), 0.0, "{name} lost calls:\n{said}");
-        count("succeeded")
+        let lost = count("failed") + count("errored") + count("timeout");
+        assert_eq!(lost, 0.0, "{} lost calls:\n{said}", self.name);
+        Counted { requests: count("succeeded"), seconds: lasting.as_secs_f64() }
     }
 
     /// Makes one call, frame by frame: h2load does not look at what is answered. Both say with the first field of

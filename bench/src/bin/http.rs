@@ -1,136 +1,144 @@
-//! How dear over HTTP: processor time of the service for each check, beside other servers.
+//! How dear over HTTP: processor time of the service for each check, and how long the answer takes, beside other
+//! servers.
 //!
-//! `http TOLLKEEPER THROTTLECRAB` starts ours, `throttlecrab-server` and nginx on the first core and asks them in
-//! turns with `wrk` from the second. A share of the machine is lost to others at times, and with it throughput;
-//! the processor time that a server needs for a request is not, so that is what is compared.
+//! `http TOLLKEEPER THROTTLECRAB` starts ours in several ways, `throttlecrab-server` and nginx on the first core and
+//! asks them in turns with `wrk` from the second. A share of the machine is lost to others at times, and with it
+//! throughput; the processor time that a server needs for a request is not, so that is what is compared. Then each is
+//! asked half as fast as `wrk` could, and the times of its answers are taken.
 
 use std::env;
-use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
-use serde_json::{Map, json};
-use tollkeeper_bench::report::{self, Want};
-use tollkeeper_bench::served::{Server, free_port, median, on_first_core, version};
+use rustls::ClientConfig;
+use serde_json::{Map, Value, json};
+use tollkeeper_bench::paced::{self, Address, Connection};
+use tollkeeper_bench::report::{self, Want, median};
+use tollkeeper_bench::served::{
+    Counted, RATE, Rounds, Server, file, folder, in_turns, limits, on_first_core, on_second_core, said,
+    stay_on_second_core, version,
+};
+use tollkeeper_tests::certificates::Authority;
+use tollkeeper_tests::redis::free_port;
 
 const LOAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/load.lua");
-const ROUNDS: usize = 5;
-const ROUND: Duration = Duration::from_secs(3);
+const ROUND: Duration = Duration::from_secs(2);
 const WARM_UP: Duration = Duration::from_secs(1);
+/// At half of the load.
+const PACED_ROUNDS: usize = 3;
+const PACED_ROUND: Duration = Duration::from_secs(1);
 const CONNECTIONS: usize = 32;
 const KEYS: usize = 10_000;
-/// More than anybody asks, for every key.
-const RATE: usize = 1_000_000;
 
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [tollkeeper, throttlecrab] = &arguments[..] else { panic!("usage: http TOLLKEEPER THROTTLECRAB") };
-    let folder = env::current_exe().expect("this program has a path").with_file_name("http-files");
-    fs::create_dir_all(&folder).expect("the target folder can be written");
-    let mut sides =
-        [ours(tollkeeper, &folder), throttlecrab_server(throttlecrab), nginx(&folder)].map(Measured::new);
-
-    for side in &sides {
-        side.load(WARM_UP);
-    }
-    for _ in 0..ROUNDS {
-        for side in &mut sides {
-            side.round();
-        }
+    let authority = Authority::new();
+    let mut sides = sides(tollkeeper, throttlecrab, &authority);
+    in_turns(&mut sides, |side| side.load(WARM_UP), Side::round);
+    for _ in 0..PACED_ROUNDS {
+        sides.iter_mut().for_each(Side::paced_round);
     }
 
-    let mut results = Map::new();
-    for side in &mut sides {
-        side.admitted = side.admitted.min(side.admitted_keys());
-        let name = side.side.server.name;
-        report::figure(&format!("http-cpu-seconds-per-million-{name}"), median(&side.cpu));
-        report::figure(&format!("http-requests-per-second-{name}"), median(&side.speed));
-        report::figure(&format!("http-admitted-percent-{name}"), side.admitted * 100.0);
-        let measured = json!({
-            "cpu_seconds_per_million": side.cpu,
-            "requests_per_second": side.speed,
-            "admitted_percent": side.admitted * 100.0,
-            "version": side.side.server.version,
-        });
-        results.insert(name.to_owned(), measured);
-    }
-    let [ours, throttlecrab, nginx] = sides.map(|side| median(&side.cpu));
-    report::ratio("http/throttlecrab", throttlecrab / ours);
-    report::ratio("http/nginx", nginx / ours);
-    report::goal("http/throttlecrab", Want::AtLeast(1.3), throttlecrab / ours);
-    report::goal("http/nginx-stretch", Want::AtLeast(1.0), nginx / ours);
+    let results: Map<String, Value> =
+        sides.iter_mut().map(|side| (side.name.to_owned(), side.report())).collect();
+    let cpu = |name: &str| sides.iter().find(|side| side.name == name).expect("measured").rounds.cpu();
+    let [throttlecrab, nginx] = ["throttlecrab", "nginx"].map(|name| cpu(name) / cpu("tollkeeper"));
+    report::ratio("http/throttlecrab", throttlecrab);
+    report::ratio("http/nginx", nginx);
+    report::ratio("http-tls/nginx", cpu("nginx-tls") / cpu("tollkeeper-tls"));
+    report::goal("http/throttlecrab", Want::AtLeast(1.3), throttlecrab);
+    report::goal("http/nginx-stretch", Want::AtLeast(1.0), nginx);
     report::save("http", results.into());
 }
 
-fn ours(program: &str, folder: &Path) -> Side {
-    let config = folder.join("tollkeeper.yaml");
-    let limit = format!("limits:\n  - name: per-user\n    by: user\n    rate: {RATE}/s\n    burst: {RATE}\n");
-    fs::write(&config, limit).expect("the target folder can be written");
-    let port = free_port();
-    let mut command = on_first_core(program);
-    command
-        .args(["serve", "--grpc", "off", "--resp", "off", "--http", &format!("127.0.0.1:{port}"), "--config"])
-        .arg(&config);
-    let asked = Asked { method: "POST", path: "/v1/check", body: r#"{"facts":{"user":"KEY"}}"#.to_owned() };
-    Side { server: Server::start("tollkeeper", version(program, "--version"), command, port), asked }
-}
+/// All that is measured. Metrics are counted on every line of ours: there is no way to turn them off.
+fn sides(tollkeeper: &str, throttlecrab: &str, authority: &Authority) -> Vec<Side> {
+    let (certificate, key) = authority.certify("server", "DNS:localhost");
+    let (certificate, key) = (certificate.display(), key.display());
+    let trusted = paced::trust(&authority.certificate());
+    let ours = |name, what, asked, config: &str, more: &[&str]| {
+        Side::new(name, what, asked, Server::tollkeeper(tollkeeper, "http", name, config, more))
+    };
+    let one_limit = limits(&["user"]);
+    let check = || Asked::post("/v1/check", r#"{"facts":{"user":"KEY"}}"#.to_owned());
 
-/// As its documentation starts it. Whoever asks says what the limit is.
-fn throttlecrab_server(program: &str) -> Side {
-    let port = free_port();
-    let mut command = on_first_core(program);
-    command.args(["--http", "--http-host", "127.0.0.1", "--http-port", &port.to_string()]);
+    let one = ours("tollkeeper", "one limit", check(), &one_limit, &[]);
+
+    let nginx_plain = nginx("nginx", "`limit_req`", "", None);
+    let collector = format!("http://127.0.0.1:{}", nginx_plain.server.port);
+    let what = "one limit; `/metrics` and `/v1/top` read each second, `--otlp` on";
+    let mut metrics = ours("tollkeeper-metrics", what, check(), &one_limit, &["--otlp", &collector]);
+    metrics.watched = vec![Asked::get("/metrics"), Asked::get("/v1/top")];
+
+    let both = Asked::post("/v1/check", r#"{"facts":{"user":"KEY","org":"KEY"}}"#.to_owned());
+    let two = ours("tollkeeper-two-limits", "two limits in one check", both, &limits(&["user", "org"]), &[]);
+
+    let tls = format!("tls: {{ cert: {certificate}, key: {key} }}\n{one_limit}");
+    let mut tls = ours("tollkeeper-tls", "one limit, over TLS", check(), &tls, &[]);
+    tls.tls = Some(Arc::clone(&trusted));
+    // Unless told, it speaks only older ones.
+    let settings =
+        format!("ssl_protocols TLSv1.3; ssl_certificate {certificate}; ssl_certificate_key {key};");
+    let nginx_tls = nginx("nginx-tls", "`limit_req`, over TLS", &settings, Some(trusted));
+
+    let redis = Server::redis();
+    // The deadline is long: when this machine stands still, Redis is to decide all the same.
+    let store = format!("store: redis://127.0.0.1:{}\nredis: {{ deadline: 1s }}\n{one_limit}", redis.port);
+    let mut stored = ours("tollkeeper-redis", "one limit, kept in Redis", check(), &store, &[]);
+    stored.store = Some(redis);
+
     let body = format!(r#"{{"key":"KEY","max_burst":{RATE},"count_per_period":{RATE},"period":1}}"#);
-    let asked = Asked { method: "POST", path: "/throttle", body };
-    Side { server: Server::start("throttlecrab", version(program, "--version"), command, port), asked }
+    let server = Server::throttlecrab(throttlecrab, "http");
+    let throttlecrab = Side::new("throttlecrab", "one limit", Asked::post("/throttle", body), server);
+
+    vec![one, metrics, two, tls, stored, throttlecrab, nginx_plain, nginx_tls]
 }
 
 /// The least that a server can do for a limited request: the key is in the query, and what it answers is in
-/// its memory. Not `return 200`, which comes before `limit_req` and would leave the limit out.
-fn nginx(folder: &Path) -> Side {
+/// its memory. Not `return 200`, which comes before `limit_req` and would leave the limit out; so it answers
+/// only what ours sends over OTLP.
+fn nginx(name: &'static str, what: &'static str, settings: &str, tls: Option<Arc<ClientConfig>>) -> Side {
     let port = free_port();
-    let folder = folder.display();
+    let folder = folder().join(name);
+    let (folder, ssl) = (folder.display(), if tls.is_some() { "ssl" } else { "" });
     let config = format!(
         "worker_processes 1;
         daemon off;
-        pid {folder}/nginx.pid;
+        pid {folder}.pid;
         error_log /dev/null crit;
         events {{ worker_connections 1024; }}
         http {{
             access_log off;
             keepalive_requests 1000000000;
-            client_body_temp_path {folder}/body;
-            proxy_temp_path {folder}/proxy;
-            fastcgi_temp_path {folder}/fastcgi;
-            uwsgi_temp_path {folder}/uwsgi;
-            scgi_temp_path {folder}/scgi;
+            client_body_temp_path {folder}-body;
+            proxy_temp_path {folder}-proxy;
+            fastcgi_temp_path {folder}-fastcgi;
+            uwsgi_temp_path {folder}-uwsgi;
+            scgi_temp_path {folder}-scgi;
             limit_req_zone $arg_user zone=measured:16m rate={RATE}r/s;
             limit_req_zone $arg_user zone=strict:1m rate=1r/m;
             server {{
-                listen 127.0.0.1:{port};
+                listen 127.0.0.1:{port} {ssl};
+                {settings}
                 location = /check {{ limit_req zone=measured burst={RATE} nodelay; empty_gif; }}
                 location = /strict {{ limit_req zone=strict; empty_gif; }}
+                location /v1/ {{ return 200; }}
             }}
         }}"
     );
-    let file = PathBuf::from(format!("{folder}/nginx.conf"));
-    fs::write(&file, config).expect("the target folder can be written");
     let mut command = on_first_core("nginx");
-    command.args(["-e", "/dev/null", "-c"]).arg(&file);
-    let asked = Asked { method: "GET", path: "/check?user=KEY", body: String::new() };
-    let server = Server::start("nginx", version("nginx", "-v"), command, port);
-    let strict = Asked { method: "GET", path: "/strict?user=KEY", body: String::new() };
-    assert!(strict.admitted(port, 1) && !strict.admitted(port, 1), "nginx does not limit what it answers so");
-    Side { server, asked }
-}
-
-/// A server and what it is asked.
-struct Side {
-    server: Server,
-    asked: Asked,
+    command.args(["-e", "/dev/null", "-c"]).arg(file(&format!("{name}.conf"), config.as_bytes()));
+    let server = Server::start(version("nginx", "-v"), command, port);
+    let mut side = Side::new(name, what, Asked::get("/check?user=KEY"), server);
+    side.tls = tls;
+    let strict = Asked::get("/strict?user=KEY").of(1);
+    let mut connection = Connection::new(&side.address());
+    let admitted = [(); 2].map(|()| connection.ask(&strict).admits());
+    assert_eq!(admitted, [true, false], "nginx does not limit what it answers so");
+    side
 }
 
 /// One request, with `KEY` for the key.
@@ -141,73 +149,162 @@ struct Asked {
 }
 
 impl Asked {
-    /// Asks for one key.
-    fn admitted(&self, port: u16, key: usize) -> bool {
+    fn get(path: &'static str) -> Asked {
+        Asked { method: "GET", path, body: String::new() }
+    }
+
+    fn post(path: &'static str, body: String) -> Asked {
+        Asked { method: "POST", path, body }
+    }
+
+    /// The request for this key, as `load.lua` has `wrk` write it.
+    fn of(&self, key: usize) -> Vec<u8> {
         let [path, body] = [self.path, &self.body].map(|text| text.replace("KEY", &format!("user-{key}")));
-        let (method, length) = (self.method, body.len());
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("it listens");
-        let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
-        let kind = format!("Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n");
-        stream.write_all((head + &kind + &body).as_bytes()).expect("it reads");
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).expect("it answers");
-        let answer = String::from_utf8_lossy(&answer);
-        answer.starts_with("HTTP/1.1 200 ") && !answer.contains(r#""allowed":false"#)
+        let head = format!("{} {path} HTTP/1.1\r\nHost: localhost\r\n", self.method);
+        if body.is_empty() {
+            return (head + "\r\n").into_bytes();
+        }
+        let length = body.len();
+        format!("{head}Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes()
     }
 }
 
-/// A server and what was measured of it, round by round.
-struct Measured {
-    side: Side,
-    cpu: Vec<f64>,
-    speed: Vec<f64>,
+/// A server, how it is asked, and what was measured of it.
+struct Side {
+    name: &'static str,
+    what: &'static str,
+    server: Server,
+    asked: Asked,
+    /// With TLS, whom to trust.
+    tls: Option<Arc<ClientConfig>>,
+    /// What somebody reads every second meanwhile.
+    watched: Vec<Asked>,
+    /// The Redis that it keeps its state in.
+    store: Option<Server>,
+    rounds: Rounds,
+    /// Processor seconds of the store for a million requests.
+    store_cpu: Vec<f64>,
+    /// Microseconds that half and 99 % of the answers took at most, at half of the load.
+    paced: [Vec<f64>; 2],
     /// The smallest share of a round.
     admitted: f64,
 }
 
-/// What wrk counted.
-struct Counted {
-    requests: f64,
-    seconds: f64,
-    refused: f64,
-}
+impl Side {
+    fn new(name: &'static str, what: &'static str, asked: Asked, server: Server) -> Side {
+        Side {
+            name,
+            what,
+            server,
+            asked,
+            tls: None,
+            watched: Vec::new(),
+            store: None,
+            rounds: Rounds::default(),
+            store_cpu: Vec::new(),
+            paced: Default::default(),
+            admitted: 1.0,
+        }
+    }
 
-impl Measured {
-    fn new(side: Side) -> Measured {
-        Measured { side, cpu: Vec::new(), speed: Vec::new(), admitted: 1.0 }
+    fn address(&self) -> Address {
+        Address { port: self.server.port, tls: self.tls.clone() }
     }
 
     fn round(&mut self) {
-        let before = self.side.server.cpu_seconds();
-        let counted = self.load(ROUND);
-        let cpu = self.side.server.cpu_seconds() - before;
-        self.cpu.push(cpu / counted.requests * 1e6);
-        self.speed.push(counted.requests / counted.seconds);
-        self.admitted = self.admitted.min(1.0 - counted.refused / counted.requests);
+        let store = || self.store.as_ref().map_or(0.0, Server::cpu_seconds);
+        let before = store();
+        let (cpu, (counted, refused)) = self.server.cost_of(|| self.load(ROUND));
+        let store = store() - before;
+        self.rounds.add(cpu, counted);
+        self.store_cpu.push(store / counted.requests * 1e6);
+        self.admitted = self.admitted.min(1.0 - refused / counted.requests);
     }
 
-    fn load(&self, lasting: Duration) -> Counted {
-        let Side { server: Server { name, port, .. }, asked } = &self.side;
-        let output = Command::new("taskset")
-            .args(["-c", "1", "wrk", "-t", "1", "-c", &CONNECTIONS.to_string()])
-            .args(["-d", &format!("{}s", lasting.as_secs()), "-s", LOAD])
-            .args([&format!("http://127.0.0.1:{port}"), "--", &KEYS.to_string()])
-            .args([asked.method, asked.path, &asked.body])
-            .output()
-            .expect("wrk starts");
-        let said = String::from_utf8_lossy(&output.stdout);
+    /// Has `wrk` ask for so long; what it counted, and how many were refused.
+    fn load(&self, lasting: Duration) -> (Counted, f64) {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let said = self.watched(|| {
+            said(
+                on_second_core("wrk")
+                    .args(["-t", "1", "-c", &CONNECTIONS.to_string()])
+                    .args(["-d", &format!("{}s", lasting.as_secs()), "-s", LOAD])
+                    .args([&format!("{scheme}://127.0.0.1:{}", self.server.port), "--", &KEYS.to_string()])
+                    .args([self.asked.method, self.asked.path, &self.asked.body]),
+            )
+        });
         let counted = said.lines().find_map(|line| line.strip_prefix("counted "));
-        let counted = counted.unwrap_or_else(|| panic!("{said}{}", String::from_utf8_lossy(&output.stderr)));
-        let counted: Vec<f64> = counted.split(' ').map(|count| count.parse().expect("a number")).collect();
+        let counted = counted.unwrap_or_else(|| panic!("{said}")).split(' ');
+        let counted: Vec<f64> = counted.map(|count| count.parse().expect("a number")).collect();
         let [requests, micros, refused, broken] = counted[..] else { panic!("load.lua says four numbers") };
-        assert_eq!(broken, 0.0, "{name} lost connections:\n{said}");
-        Counted { requests, seconds: micros / 1e6, refused }
+        assert_eq!(broken, 0.0, "{} lost connections:\n{said}", self.name);
+        (Counted { requests, seconds: micros / 1e6 }, refused)
     }
 
-    /// The share of keys that are still admitted. Not every server says by its status that it refuses.
+    fn paced_round(&mut self) {
+        let requests: Vec<Vec<u8>> = (1..=KEYS).map(|key| self.asked.of(key)).collect();
+        let half = self.rounds.speed() / 2.0;
+        let took = self.watched(|| paced::ask(&self.address(), CONNECTIONS, &requests, half, PACED_ROUND));
+        self.paced[0].push(took.permille(500));
+        self.paced[1].push(took.permille(990));
+        self.admitted = self.admitted.min(took.admitted);
+    }
+
+    /// Does that while somebody reads every second what is watched.
+    fn watched<T>(&self, doing: impl FnOnce() -> T) -> T {
+        if self.watched.is_empty() {
+            return doing();
+        }
+        let (done, until) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                stay_on_second_core();
+                let mut connection = Connection::new(&self.address());
+                loop {
+                    for asked in &self.watched {
+                        assert!(connection.ask(&asked.of(0)).admits(), "{} is not shown", asked.path);
+                    }
+                    if until.recv_timeout(Duration::from_secs(1)) != Err(RecvTimeoutError::Timeout) {
+                        return;
+                    }
+                }
+            });
+            let result = doing();
+            drop(done);
+            result
+        })
+    }
+
+    /// Prints all that was measured, and returns it.
+    fn report(&mut self) -> Value {
+        self.admitted = self.admitted.min(self.admitted_keys());
+        let mut measured = self.rounds.report("http", self.name, &self.server);
+        let mut add = |field: &str, value: Value| measured[field] = value;
+        add("what", self.what.into());
+        let [p50, p99] = &self.paced;
+        report::figure(&format!("http-p99-us-at-half-load-{}", self.name), median(p99));
+        add("p50_us_at_half_load", json!(p50));
+        add("p99_us_at_half_load", json!(p99));
+        if self.store.is_some() {
+            report::figure("http-redis-cpu-seconds-per-million", median(&self.store_cpu));
+            add("store_cpu_seconds_per_million", json!(self.store_cpu));
+        }
+        report::figure(&format!("http-admitted-percent-{}", self.name), self.admitted * 100.0);
+        add("admitted_percent", json!(self.admitted * 100.0));
+        measured
+    }
+
+    /// The share of keys that are still admitted. Where the state is in Redis, it must have decided all there was.
     #[expect(clippy::cast_precision_loss, reason = "few keys")]
     fn admitted_keys(&self) -> f64 {
-        let Side { server: Server { port, .. }, asked } = &self.side;
-        (1..=KEYS).filter(|key| asked.admitted(*port, *key)).count() as f64 / KEYS as f64
+        let mut connection = Connection::new(&self.address());
+        let admitted = (1..=KEYS).filter(|key| connection.ask(&self.asked.of(*key)).admits()).count();
+        if self.store.is_some() {
+            let metrics = connection.ask(&Asked::get("/metrics").of(0)).0;
+            let degraded = metrics.lines().filter(|line| line.starts_with("tollkeeper_fallback_total{"));
+            let degraded: Vec<&str> = degraded.filter(|line| !line.ends_with(" 0")).collect();
+            assert!(degraded.is_empty(), "Redis did not decide everything: {degraded:?}");
+        }
+        admitted as f64 / KEYS as f64
     }
 }

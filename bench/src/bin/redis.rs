@@ -67,7 +67,7 @@ fn main() {
     }
     let mut measured = Map::new();
     for side in &sides {
-        println!("figure redis-cpu-us-{} {:.2}", side.name, side.best);
+        report::figure(&format!("redis-cpu-us-{}", side.name), side.best);
         measured.insert(side.name.to_owned(), json!(side.best));
     }
     let of = |name: &str| sides.iter().find(|side| side.name == name).expect("measured").best;

@@ -6,63 +6,60 @@
 //! an answer can cost.
 
 use std::env;
-use std::fs;
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
+use tollkeeper::redis::wire;
 use tollkeeper_bench::report::{self, Want};
+use tollkeeper_bench::served::{Counted, RATE, Rounds, Server, in_turns, limits, on_second_core, said};
+use tollkeeper_tests::redis::Client;
 
-const ROUNDS: usize = 5;
 const PIPELINES: [usize; 3] = [1, 16, 64];
+/// The pipeline of the goals.
+const JUDGED: usize = 16;
 const CONNECTIONS: &str = "32";
 /// Each command is for one of so many keys.
 const KEYS: &str = "10000";
-/// More than anybody asks, for every key.
-const RATE: &str = "1000000";
-
-/// What is measured: a name, the server it is asked of, and the words of the command.
-type Side<'a> = (&'static str, &'a Server, Vec<&'static str>);
 
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [tollkeeper, throttlecrab] = &arguments[..] else { panic!("usage: resp TOLLKEEPER THROTTLECRAB") };
-    let (ours, throttlecrab, redis) = (ours(tollkeeper), throttlecrab_server(throttlecrab), redis());
-    let key = "key:__rand_int__";
-    let sides: [Side<'_>; 5] = [
-        ("tollkeeper-cl.throttle", &ours, vec!["CL.THROTTLE", key, RATE, RATE, "1"]),
-        ("tollkeeper-throttle", &ours, vec!["THROTTLE", key, RATE, RATE, "1"]),
-        ("tollkeeper-tk.check", &ours, vec!["TK.CHECK", "user", key]),
-        ("throttlecrab", &throttlecrab, vec!["THROTTLE", key, RATE, RATE, "1"]),
-        ("redis-ping", &redis, vec!["PING"]),
+    // With a policy, so that its metrics are counted.
+    let ours = Server::tollkeeper(tollkeeper, "resp", "tollkeeper", &limits(&["user"]), &[]);
+    let throttlecrab = Server::throttlecrab(throttlecrab, "redis");
+    let redis = Server::redis();
+    let (key, limit) = ("key:__rand_int__", format!("{RATE} {RATE} 1"));
+    let number = wire::Value::Number;
+    let bytes = |text: &str| wire::Value::Bytes(text.into());
+    let mut sides = [
+        // The first number says whether it is limited, not whether it is allowed.
+        Side::new("tollkeeper-cl.throttle", &ours, format!("CL.THROTTLE {key} {limit}"), vec![number(0)]),
+        Side::new("tollkeeper-throttle", &ours, format!("THROTTLE {key} {limit}"), vec![number(1)]),
+        Side::new(
+            "tollkeeper-tk.check",
+            &ours,
+            format!("TK.CHECK user {key}"),
+            vec![bytes("allowed"), number(1)],
+        ),
+        Side::new("throttlecrab", &throttlecrab, format!("THROTTLE {key} {limit}"), vec![number(1)]),
+        Side::new("redis-ping", &redis, "PING".to_owned(), vec![bytes("PONG")]),
     ];
-    let mut results = Map::new();
-    let mut at_16 = Vec::new();
+
+    let mut results: Map<String, Value> =
+        sides.iter().map(|side| (side.name.to_owned(), json!({}))).collect();
+    let mut judged = Vec::new();
     for pipeline in PIPELINES {
-        let mut measured = sides.each_ref().map(|_| (Vec::new(), Vec::new()));
-        for round in 0..=ROUNDS {
-            for ((_, server, words), (cpu, speed)) in sides.iter().zip(&mut measured) {
-                let (took, per_second) = load(server, words, pipeline);
-                // The first is to warm up.
-                if round > 0 {
-                    cpu.push(took);
-                    speed.push(per_second);
-                }
+        in_turns(&mut sides, |side| side.load(pipeline), |side| side.round(pipeline));
+        for side in &mut sides {
+            assert!(side.admitted(), "{} does not admit any more", side.name);
+            let measured = side.rounds.report(&format!("resp-{pipeline}"), side.name, side.server);
+            results[side.name][pipeline.to_string()] = measured;
+            if pipeline == JUDGED {
+                judged.push(side.rounds.cpu());
             }
-        }
-        for ((name, _, _), (cpu, speed)) in sides.iter().zip(&measured) {
-            report::figure(&format!("resp-{pipeline}-cpu-seconds-per-million-{name}"), median(cpu));
-            report::figure(&format!("resp-{pipeline}-commands-per-second-{name}"), median(speed));
-            let measured = json!({ "cpu_seconds_per_million": cpu, "commands_per_second": speed });
-            results.insert(format!("{name}-{pipeline}"), measured);
-        }
-        if pipeline == 16 {
-            at_16 = measured.iter().map(|(cpu, _)| median(cpu)).collect();
+            side.rounds = Rounds::default();
         }
     }
-    let [cell, _, check, throttlecrab, ping] = at_16[..] else { panic!("16 is one of the pipelines") };
+    let [cell, _, check, throttlecrab, ping] = judged[..] else { unreachable!("a number for each side") };
     report::ratio("resp/throttlecrab", throttlecrab / cell);
     report::ratio("resp/redis-ping", ping / cell);
     report::goal("resp/cl.throttle", Want::AtMost(2.5), cell);
@@ -71,110 +68,60 @@ fn main() {
     report::save("resp", results.into());
 }
 
-/// With a policy, so that its metrics are counted.
-fn ours(program: &str) -> Server {
-    let config = env::current_exe().expect("this program has a path").with_file_name("resp.yaml");
-    let limit = format!("limits:\n  - {{ name: per-user, by: user, rate: {RATE}/s, burst: {RATE} }}\n");
-    fs::write(&config, limit).expect("the target folder can be written");
-    let port = free_port();
-    let mut command = on_first_core(program);
-    command
-        .args(["serve", "--grpc", "off", "--http", "off", "--resp", &format!("127.0.0.1:{port}"), "--config"])
-        .arg(&config);
-    Server::start(command, port)
+/// A command, the server it is asked of, and what was measured with one pipeline.
+struct Side<'s> {
+    name: &'static str,
+    server: &'s Server,
+    /// Its words, with a space between.
+    command: String,
+    /// How the answer of whoever may pass begins.
+    passes: Vec<wire::Value>,
+    rounds: Rounds,
 }
 
-/// As its documentation starts it. Whoever asks says what the limit is.
-fn throttlecrab_server(program: &str) -> Server {
-    let port = free_port();
-    let mut command = on_first_core(program);
-    command.args(["--redis", "--redis-host", "127.0.0.1", "--redis-port", &port.to_string()]);
-    Server::start(command, port)
-}
+impl<'s> Side<'s> {
+    fn new(name: &'static str, server: &'s Server, command: String, passes: Vec<wire::Value>) -> Side<'s> {
+        let side = Side { name, server, command, passes, rounds: Rounds::default() };
+        assert!(side.admitted(), "{name} does not admit");
+        side
+    }
 
-fn redis() -> Server {
-    let port = free_port();
-    let mut command = on_first_core("redis-server");
-    command.args(["--port", &port.to_string(), "--save", "", "--appendonly", "no"]);
-    Server::start(command, port)
-}
+    fn round(&mut self, pipeline: usize) {
+        let (cpu, counted) = self.server.cost_of(|| self.load(pipeline));
+        self.rounds.add(cpu, counted);
+    }
 
-/// Processor seconds for a million commands, and commands in a second.
-#[expect(clippy::cast_precision_loss, reason = "a few million")]
-fn load(server: &Server, words: &[&str], pipeline: usize) -> (f64, f64) {
-    // A second or two of each.
-    let commands = 30_000 * pipeline.min(16);
-    let before = server.cpu_seconds();
-    let output = Command::new("timeout")
-        .args(["120", "taskset", "-c", "1", "redis-benchmark", "-p", &server.port.to_string(), "--csv"])
-        .args(["-c", CONNECTIONS, "-r", KEYS, "-P", &pipeline.to_string(), "-n", &commands.to_string()])
-        .args(words)
-        .output()
-        .expect("redis-benchmark starts");
-    let took = server.cpu_seconds() - before;
-    let said = String::from_utf8_lossy(&output.stdout);
-    let speed = said.lines().last().and_then(|line| line.split(',').nth(1));
-    let speed = speed.and_then(|speed| speed.trim_matches('"').parse().ok());
-    let speed = speed.unwrap_or_else(|| panic!("{said}{}", String::from_utf8_lossy(&output.stderr)));
-    (took / commands as f64 * 1e6, speed)
-}
+    /// Asks for a second or two; throttlecrab for longer, since it sends answer by answer and waits in between until
+    /// the last one has been acknowledged.
+    fn load(&self, pipeline: usize) -> Counted {
+        let commands = if pipeline == 1 || self.name == "throttlecrab" { 100_000 } else { 1_000_000 };
+        let said = said(
+            on_second_core("timeout")
+                .args(["120", "redis-benchmark", "-p", &self.server.port.to_string(), "--csv"])
+                .args([
+                    "-c",
+                    CONNECTIONS,
+                    "-r",
+                    KEYS,
+                    "-P",
+                    &pipeline.to_string(),
+                    "-n",
+                    &commands.to_string(),
+                ])
+                .args(self.command.split(' ')),
+        );
+        let per_second = said.lines().last().and_then(|line| line.split(',').nth(1));
+        let per_second = per_second.and_then(|speed| speed.trim_matches('"').parse::<f64>().ok());
+        let requests = f64::from(commands);
+        Counted { requests, seconds: requests / per_second.unwrap_or_else(|| panic!("{said}")) }
+    }
 
-/// A server that runs until this is dropped.
-struct Server {
-    child: Child,
-    port: u16,
-}
-
-impl Server {
-    /// Starts it, and waits until it listens.
-    #[expect(clippy::disallowed_methods, reason = "other programs say in no common way that they listen")]
-    fn start(mut command: Command, port: u16) -> Server {
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let mut server = Server { child: child.unwrap_or_else(|error| panic!("{command:?}: {error}")), port };
-        let began = Instant::now();
-        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-            let ended = server.child.try_wait().expect("it is our child");
-            assert!(
-                ended.is_none() && began.elapsed() < Duration::from_secs(10),
-                "it does not start: {command:?}"
-            );
-            thread::sleep(Duration::from_millis(20));
+    /// Asks once: redis-benchmark does not look at what is answered.
+    fn admitted(&self) -> bool {
+        let mut client = Client::to(self.server.port).expect("it listens");
+        match client.text(&self.command) {
+            wire::Value::List(values) => values.starts_with(&self.passes),
+            value => self.passes == [value],
         }
-        server
     }
-
-    /// Processor time of all its threads.
-    fn cpu_seconds(&self) -> f64 {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it runs");
-        // The name of the program stands in brackets and may contain anything.
-        let fields: Vec<&str> = stat.rsplit_once(") ").expect("proc(5)").1.split(' ').collect();
-        let [user, system] = [11, 12].map(|at| fields[at].parse::<u32>().expect("proc(5)"));
-        // Ticks are hundredths of a second for every program on Linux, whatever the kernel counts in.
-        f64::from(user + system) / 100.0
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// A command on the first core, so that it believes to have only one; it ends when we do, whatever ends us.
-fn on_first_core(program: &str) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "TERM", "taskset", "-c", "0", program]);
-    command
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there are free ports");
-    listener.local_addr().expect("it is bound").port()
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

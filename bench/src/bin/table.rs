@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::fs;
 
 use serde_json::{Map, Value};
+use tollkeeper_bench::report;
 
 const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/results.json");
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/benchmarks.md");
@@ -50,12 +51,13 @@ fn page(results: &Value) -> String {
         let name = if name.starts_with(' ') { format!("tollkeeper{name}") } else { name };
         writeln!(page, "| {name} | {:.1} |", bytes.as_f64().expect("a number")).expect("text");
     }
-    if let Some(scenarios) = results["layer"].as_object() {
-        page.push_str(&layer(scenarios));
-    }
-    if let Some(sides) = results["http"].as_object() {
-        page.push_str(&http(sides));
-    }
+    let mut add = |part: &str, section: fn(&Map<String, Value>) -> String| {
+        page.push_str(&results[part].as_object().map(section).unwrap_or_default());
+    };
+    add("layer", layer);
+    add("http", http);
+    add("resp", resp);
+    add("grpc", grpc);
     page
 }
 
@@ -76,32 +78,83 @@ fn layer(scenarios: &Map<String, Value>) -> String {
 fn http(sides: &Map<String, Value>) -> String {
     let mut section = "\n## HTTP\n\n\
          Server and load on a core each, connections kept alive; medians of five. Processor time is that of the server,\n\
-         kernel included. nginx answers from memory after `limit_req`, and decides nothing else.\n\n\
-         | Server | CPU seconds per million | its CPU seconds / ours | Requests per second | Admitted |\n\
-         |---|---|---|---|---|\n"
+         kernel included. nginx answers from memory after `limit_req`, and decides nothing else. The last column but one\n\
+         is the time that 99 % of the answers took at most when half as many requests came, on a fixed schedule.\n\n\
+         | Server | Asked | CPU seconds per million | its CPU seconds / ours with one limit | Requests per second | p99 at half of that, µs | Admitted |\n\
+         |---|---|---|---|---|---|---|\n"
         .to_owned();
-    let cpu = |side: &Value| median(&side["cpu_seconds_per_million"]);
     let ours = cpu(&sides["tollkeeper"]);
     for (name, side) in sides {
         writeln!(
             section,
-            "| {name} {} | {:.1} | {:.2} | {:.0} | {:.0} % |",
+            "| {name} {} | {} | {} | {} | {} | {} | {} % |",
             plain(&side["version"]),
-            cpu(side),
-            cpu(side) / ours,
-            median(&side["requests_per_second"]),
-            side["admitted_percent"].as_f64().expect("a number"),
+            side["what"].as_str().unwrap_or("–"),
+            rounded(cpu(side), 1),
+            rounded(cpu(side) / ours, 2),
+            rounded(median(&side["requests_per_second"]), 0),
+            rounded(median(&side["p99_us_at_half_load"]), 0),
+            rounded(side["admitted_percent"].as_f64().expect("a number"), 0),
+        )
+        .expect("text");
+    }
+    if let Some(stored) = sides.get("tollkeeper-redis") {
+        let theirs = rounded(median(&stored["store_cpu_seconds_per_million"]), 1);
+        writeln!(
+            section,
+            "\nRedis shares the core of `tollkeeper-redis`, and needs {theirs} CPU seconds of its own."
         )
         .expect("text");
     }
     section
 }
 
+fn resp(sides: &Map<String, Value>) -> String {
+    const PIPELINES: [&str; 3] = ["1", "16", "64"];
+    let mut section = "\n## RESP\n\n\
+         As over HTTP, with so many commands in a pipeline. `PING` of Redis is the least that an answer can cost.\n\n\
+         | Server and command | CPU seconds per million at 1 | at 16 | at 64 | Commands per second at 1 | at 16 | at 64 |\n\
+         |---|---|---|---|---|---|---|\n"
+        .to_owned();
+    for (name, side) in sides {
+        let seconds = PIPELINES.map(|pipeline| rounded(cpu(&side[pipeline]), 2));
+        let speed = PIPELINES.map(|pipeline| rounded(median(&side[pipeline]["requests_per_second"]), 0));
+        let version = plain(&side["16"]["version"]);
+        writeln!(section, "| {name} {version} | {} | {} |", seconds.join(" | "), speed.join(" | "))
+            .expect("text");
+    }
+    section
+}
+
+fn grpc(sides: &Map<String, Value>) -> String {
+    let mut section = "\n## gRPC\n\n\
+         As over HTTP. Ours is asked what Envoy asks.\n\n\
+         | Server | CPU seconds per million | its CPU seconds / ours | Calls per second |\n\
+         |---|---|---|---|\n"
+        .to_owned();
+    let ours = cpu(&sides["tollkeeper"]);
+    for (name, side) in sides {
+        let (version, speed) = (plain(&side["version"]), rounded(median(&side["requests_per_second"]), 0));
+        let (seconds, ratio) = (rounded(cpu(side), 1), rounded(cpu(side) / ours, 2));
+        writeln!(section, "| {name} {version} | {seconds} | {ratio} | {speed} |").expect("text");
+    }
+    section
+}
+
+/// Processor seconds of a server for a million requests.
+fn cpu(side: &Value) -> f64 {
+    median(&side["cpu_seconds_per_million"])
+}
+
 fn median(times: &Value) -> f64 {
-    let mut times: Vec<f64> =
+    let times =
         times.as_array().map_or_else(Vec::new, |times| times.iter().filter_map(Value::as_f64).collect());
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+    report::median(&times)
+}
+
+/// With so many digits behind the point; a dash for what was not measured.
+fn rounded(value: f64, digits: usize) -> String {
+    if value.is_nan() { "–".to_owned() } else { format!("{value:.digits$}") }
 }
 
 fn plain(value: &Value) -> String {

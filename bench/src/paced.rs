@@ -1,0 +1,200 @@
+//! Requests over HTTP on a schedule: each has a time at which it is due, whatever became of those before, and its
+//! latency counts from then. A load that waits for an answer before it asks again would leave out what it did not
+//! ask while the server stood still; here that waits, and is counted.
+//!
+//! One thread looks at its sockets without end instead of being woken: it has a core of its own, and what it
+//! measures is the server, not the time until the kernel wakes it.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use crate::served::stay_on_second_core;
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where a server listens, and how to speak to it.
+#[derive(Clone, Debug)]
+pub struct Address {
+    /// Its port on this machine.
+    pub port: u16,
+    /// With TLS, whom to trust.
+    pub tls: Option<Arc<ClientConfig>>,
+}
+
+/// Trusts what this authority has certified, and nobody else.
+pub fn trust(authority: &Path) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    let certificate = CertificateDer::from_pem_file(authority).expect("a certificate");
+    roots.add(certificate).expect("of an authority");
+    Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
+}
+
+/// A connection that is kept alive, with at most one request on its way.
+pub struct Connection {
+    stream: Box<dyn Stream>,
+    /// What has come of the answer.
+    received: Vec<u8>,
+    /// When the request on its way was due.
+    due: Duration,
+}
+
+trait Stream: Read + Write + Send {}
+
+impl<S: Read + Write + Send> Stream for S {}
+
+impl Connection {
+    /// Connects, and with TLS shakes hands.
+    pub fn new(address: &Address) -> Connection {
+        let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, address.port)).expect("it listens");
+        socket.set_nodelay(true).expect("a socket");
+        let tls = address.tls.clone().map(|config| {
+            let name = ServerName::try_from("localhost").expect("a name");
+            let mut tls = ClientConnection::new(config, name).expect("a config that fits");
+            while tls.is_handshaking() {
+                tls.complete_io(&mut socket).expect("it speaks TLS");
+            }
+            tls
+        });
+        socket.set_nonblocking(true).expect("a socket");
+        let stream: Box<dyn Stream> = match tls {
+            Some(tls) => Box::new(StreamOwned::new(tls, socket)),
+            None => Box::new(socket),
+        };
+        Connection { stream, received: Vec::new(), due: Duration::ZERO }
+    }
+
+    /// Asks, and waits for the answer.
+    pub fn ask(&mut self, request: &[u8]) -> Answer {
+        self.send(request);
+        let asked = Instant::now();
+        loop {
+            if let Some(answer) = self.answer() {
+                return answer;
+            }
+            assert!(asked.elapsed() < PATIENCE, "no answer");
+            thread::yield_now();
+        }
+    }
+
+    fn send(&mut self, request: &[u8]) {
+        // It is short and the only one: there is always room for it.
+        self.stream.write_all(request).expect("it reads");
+        self.stream.flush().expect("it reads");
+    }
+
+    /// The answer, if all of it is here.
+    fn answer(&mut self) -> Option<Answer> {
+        let mut buffer = [0; 4096];
+        loop {
+            if let Some(length) = length(&self.received) {
+                let text = self.received.drain(..length).collect();
+                assert!(self.received.is_empty(), "an answer that nobody asked for");
+                return Some(Answer(String::from_utf8(text).unwrap_or_else(|error| {
+                    // A picture: only the head is text.
+                    String::from_utf8_lossy(error.as_bytes()).into_owned()
+                })));
+            }
+            match self.stream.read(&mut buffer) {
+                Ok(0) => panic!("it closed the connection"),
+                Ok(read) => self.received.extend_from_slice(&buffer[..read]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+/// The length of the answer at the start of these bytes, once all of it is there.
+fn length(received: &[u8]) -> Option<usize> {
+    const NAME: &[u8] = b"content-length:";
+    let head = received.windows(4).position(|bytes| bytes == b"\r\n\r\n")? + 4;
+    let mut lines = received[..head].split(|byte| *byte == b'\n');
+    let value = lines.find_map(|line| {
+        let (name, value) = line.split_at_checked(NAME.len())?;
+        name.eq_ignore_ascii_case(NAME).then_some(value)
+    });
+    let value = value.and_then(|value| str::from_utf8(value).ok()?.trim().parse::<usize>().ok());
+    let length = head + value.expect("every server here says how long its answer is");
+    (length <= received.len()).then_some(length)
+}
+
+/// Head and body.
+#[derive(Debug)]
+pub struct Answer(pub String);
+
+impl Answer {
+    /// Whether it lets pass: not every server says by its status that it refuses.
+    pub fn admits(&self) -> bool {
+        self.0.starts_with("HTTP/1.1 200 ") && !self.0.contains(r#""allowed":false"#)
+    }
+}
+
+/// What was measured.
+#[derive(Debug)]
+pub struct Latencies {
+    /// Microseconds from when a request was due until its answer was there; the shortest first.
+    micros: Vec<f64>,
+    /// The share that was admitted.
+    pub admitted: f64,
+}
+
+impl Latencies {
+    /// What so many of a thousand took at most.
+    pub fn permille(&self, permille: usize) -> f64 {
+        self.micros[(self.micros.len() * permille / 1_000).min(self.micros.len() - 1)]
+    }
+}
+
+/// Asks one request after the other, `per_second`, for so long, on the second core, over so many connections.
+/// A request that is due while all of them wait for answers is sent as soon as one is free.
+pub fn ask(
+    address: &Address,
+    connections: usize,
+    requests: &[Vec<u8>],
+    per_second: f64,
+    lasting: Duration,
+) -> Latencies {
+    let due = |number: u32| Duration::from_secs_f64(f64::from(number) / per_second);
+    let due = (0..).map(due).take_while(|due| *due < lasting).zip(requests.iter().cycle());
+    let mut due = due.peekable();
+    let mut idle: VecDeque<Connection> = (0..connections).map(|_| Connection::new(address)).collect();
+    let (mut waiting, mut micros, mut admitted) = (Vec::<Connection>::new(), Vec::new(), 0.0);
+    let mut ask = || {
+        stay_on_second_core();
+        let began = Instant::now();
+        while due.peek().is_some() || !waiting.is_empty() {
+            while !idle.is_empty()
+                && let Some((at, request)) = due.next_if(|(at, _)| *at <= began.elapsed())
+                && let Some(mut connection) = idle.pop_front()
+            {
+                connection.due = at;
+                connection.send(request);
+                waiting.push(connection);
+            }
+            for place in (0..waiting.len()).rev() {
+                if let Some(answer) = waiting[place].answer() {
+                    let connection = waiting.swap_remove(place);
+                    micros.push((began.elapsed() - connection.due).as_secs_f64() * 1e6);
+                    admitted += f64::from(u8::from(answer.admits()));
+                    idle.push_back(connection);
+                }
+            }
+            assert!(began.elapsed() < lasting + PATIENCE, "{} answers are missing", waiting.len());
+        }
+    };
+    thread::scope(|scope| scope.spawn(&mut ask).join().expect("every request is answered"));
+    micros.sort_by(f64::total_cmp);
+    #[expect(clippy::cast_precision_loss, reason = "a few hundred thousand")]
+    let admitted = admitted / micros.len() as f64;
+    Latencies { micros, admitted }
+}
