@@ -275,9 +275,9 @@ impl Decision {
     }
 
     /// What each limit that applied says, in the order of the policy.
+    #[inline]
     pub fn limits(&self) -> impl ExactSizeIterator<Item = Answer<'_>> {
-        let now = self.0.ruling.now;
-        self.0.toll.dues().zip(self.0.ruling.said.iter()).map(move |(due, said)| Answer { due, said, now })
+        (0..self.0.toll.len()).map(|place| self.answer(place))
     }
 
     /// What the limit of that name says, if it applied.
@@ -363,6 +363,7 @@ impl Decision {
         conclude(self.limits().filter(|answer| answer.due.rule.shown() && answer.counted())).1
     }
 
+    #[inline]
     fn answer(&self, place: usize) -> Answer<'_> {
         Answer { due: self.0.toll.get(place), said: &self.0.ruling.said[place], now: self.0.ruling.now }
     }

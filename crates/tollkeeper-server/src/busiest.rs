@@ -8,13 +8,13 @@ pub mod sketch;
 pub mod starved;
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tollkeeper::decision::Answer;
 use tollkeeper::digest::{hex, sha256};
-use tollkeeper::{Decision, Key, Mode, Span};
+use tollkeeper::fingerprint::{self, Fingerprinter};
+use tollkeeper::{Key, Mode, Span, Time, random};
 
 use self::sketch::Sketch;
 use self::starved::{Refusals, Starved};
@@ -32,7 +32,8 @@ const LONGEST: Span = Span::from_secs(3_600);
 #[derive(Debug)]
 pub struct Busiest {
     stripes: [Mutex<Stripe>; STRIPES],
-    hasher: RandomState,
+    /// Under a secret of its own: nobody can make keys that are taken for each other.
+    prints: Fingerprinter,
 }
 
 #[derive(Debug, Default)]
@@ -42,7 +43,6 @@ struct Stripe {
     now: Stretch,
     before: Stretch,
     refusals: Refusals,
-    scratch: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
@@ -78,32 +78,26 @@ pub struct Count {
 
 impl Default for Busiest {
     fn default() -> Busiest {
-        Busiest { stripes: Default::default(), hasher: RandomState::new() }
+        Busiest { stripes: Default::default(), prints: Fingerprinter::new(&random::secret()) }
     }
 }
 
 impl Busiest {
-    /// Notes a decision that was charged, or would have been, on the part of this thread.
-    pub fn record(&self, decision: &Decision, thread: usize) {
-        let mut limits = decision.limits().peekable();
-        if limits.peek().is_none() {
-            return;
-        }
-        let minute = decision.time().as_micros() / 60_000_000;
+    /// Begins to note a decision that was charged, or would have been, on the part of this thread.
+    #[inline]
+    pub fn note(&self, time: Time, thread: usize) -> Note<'_> {
+        let minute = time.as_micros() / 60_000_000;
         let mut stripe = lock(&self.stripes[thread % STRIPES]);
-        let stripe = &mut *stripe;
         stripe.turn(minute / MINUTES);
-        for answer in limits {
-            write(&mut stripe.scratch, &answer);
-            let key = self.hasher.hash_one(&stripe.scratch);
-            stripe.now.asked.add(key, &stripe.scratch);
-            if !answer.allowed() && answer.rule().mode() == Mode::Enforce {
-                stripe.now.refused.add(key, &stripe.scratch);
-                if answer.key().period() <= LONGEST {
-                    stripe.refusals.add(answer.name(), key, minute);
-                }
-            }
-        }
+        Note { busiest: self, stripe, minute }
+    }
+
+    /// Stands for limit and values. Not for the period: a tier with another one is the same key here.
+    #[expect(clippy::cast_possible_truncation, reason = "half of it is enough for a sketch")]
+    fn hash(&self, answer: &Answer<'_>) -> u64 {
+        let limit = self.prints.family(answer.name().as_bytes());
+        let all = answer.key().values().fold(limit, |before, value| self.prints.value(before, value));
+        fingerprint::finish(all) as u64
     }
 
     /// The `most` busiest keys and the `most` that were refused.
@@ -134,6 +128,33 @@ impl Busiest {
         let mut starved = Starved::new(minute);
         self.stripes.iter().for_each(|stripe| starved.add(&lock(stripe).refusals));
         starved.count()
+    }
+}
+
+/// A decision that is being noted.
+#[derive(Debug)]
+pub struct Note<'a> {
+    busiest: &'a Busiest,
+    stripe: MutexGuard<'a, Stripe>,
+    minute: u64,
+}
+
+impl Note<'_> {
+    /// Notes what one limit said.
+    #[inline]
+    pub fn add(&mut self, answer: &Answer<'_>) {
+        let key = self.busiest.hash(answer);
+        self.stripe.now.asked.add(key, |thing| write(thing, answer));
+        if !answer.allowed() && answer.rule().mode() == Mode::Enforce {
+            self.add_refusal(key, answer);
+        }
+    }
+
+    fn add_refusal(&mut self, key: u64, answer: &Answer<'_>) {
+        self.stripe.now.refused.add(key, |thing| write(thing, answer));
+        if answer.key().period() <= LONGEST {
+            self.stripe.refusals.add(answer.name(), key, self.minute);
+        }
     }
 }
 
@@ -172,10 +193,8 @@ impl Sum {
 
 const ABSENT: u16 = u16::MAX;
 
-/// Writes limit and values so that they can be told apart and read again. Not the period: a tier with another
-/// one is the same key here.
+/// Writes limit and values so that they can be read again.
 fn write(out: &mut Vec<u8>, answer: &Answer<'_>) {
-    out.clear();
     push(out, Some(answer.name()));
     answer.key().texts().for_each(|value| push(out, value));
     if out.len() > WHOLE_KEY {
@@ -248,7 +267,9 @@ mod tests {
 
     fn check(limiter: &Limiter, busiest: &Busiest, user: &str, thread: usize) {
         let facts = facts! { "user" => user, "route" => "/" };
-        busiest.record(&limiter.check(&facts).wait().unwrap(), thread);
+        let decision = limiter.check(&facts).wait().unwrap();
+        let mut note = busiest.note(decision.time(), thread);
+        decision.limits().for_each(|answer| note.add(&answer));
     }
 
     fn of(counts: &[Count], limit: &str) -> Vec<(String, u64, u64)> {

@@ -199,8 +199,9 @@ impl Observer for Metrics {
             &*own
         };
         let stripe = Stripe::mine();
-        self.busiest.record(decision, stripe.index());
+        let mut note = self.busiest.note(decision.time(), stripe.index());
         for (answer, place) in decision.limits().zip(toll.places()) {
+            note.add(&answer);
             let tally = &seen.limits[place];
             let counts = &tally.stripes[stripe.index()];
             let counter = match (answer.allowed(), answer.rule().mode()) {
@@ -220,6 +221,7 @@ impl Observer for Metrics {
                 tally.remaining.record(stripe, share);
             }
         }
+        drop(note);
         for place in toll.skipped() {
             stripe.add(&seen.limits[place].stripes[stripe.index()].skipped, 1);
         }

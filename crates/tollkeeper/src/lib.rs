@@ -239,7 +239,7 @@ mod meter;
 mod observer;
 mod percent;
 mod queue;
-mod random;
+pub mod random;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(feature = "redis")]

@@ -10,7 +10,7 @@ use tollkeeper_core::Secret;
 /// The standard library seeds its hash maps from the operating system and offers no other way to its
 /// random numbers. Each `RandomState` is SipHash under a key drawn there, and a keyed hash of distinct
 /// messages is as good as the key is.
-pub(crate) fn secret() -> Secret {
+pub fn secret() -> Secret {
     let state = RandomState::new();
     let word = |number: u8| {
         let mut hasher = state.build_hasher();

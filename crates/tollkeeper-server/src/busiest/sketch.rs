@@ -26,8 +26,8 @@ struct Counted {
 }
 
 impl Sketch {
-    /// Counts one.
-    pub fn add(&mut self, hash: u64, thing: &[u8]) {
+    /// Counts one; `write` is asked for it if it was not known.
+    pub fn add(&mut self, hash: u64, write: impl FnOnce(&mut Vec<u8>)) {
         if let Some(counted) = self.counts.get_mut(&hash) {
             counted.count += 1;
             return;
@@ -37,7 +37,7 @@ impl Sketch {
         }
         let mut own = self.spare.pop().unwrap_or_default();
         own.clear();
-        own.extend_from_slice(thing);
+        write(&mut own);
         self.counts.insert(hash, Counted { count: 1, thing: own });
     }
 
@@ -88,7 +88,7 @@ mod tests {
         let things = stream(200_000).chain(1_000_000..1_100_000).chain(stream(200_000));
         let mut total = 0;
         for thing in things {
-            sketch.add(hasher.hash_one(thing), &thing.to_le_bytes());
+            sketch.add(hasher.hash_one(thing), |own| own.extend_from_slice(&thing.to_le_bytes()));
             *exact.entry(thing).or_default() += 1;
             total += 1;
         }
@@ -109,7 +109,8 @@ mod tests {
     fn what_fits_is_counted_exactly() {
         let (mut sketch, hasher) = (Sketch::default(), RandomState::new());
         for turn in 0..10 * ROOM {
-            sketch.add(hasher.hash_one(turn % ROOM), &(turn % ROOM).to_le_bytes());
+            let thing = (turn % ROOM).to_le_bytes();
+            sketch.add(hasher.hash_one(turn % ROOM), |own| own.extend_from_slice(&thing));
         }
         assert_eq!(sketch.slack(), 0);
         assert!(sketch.counts().all(|(_, count)| count == 10));
