@@ -177,7 +177,9 @@ fn a_file_that_changes_under_limits_that_were_put_is_reported_and_only_its_rest_
     put(&server, &[], &body(8));
     folder.write("tollkeeper.yaml", "limits: [");
     eventually("the file's mistake is told", || {
-        server.get("/v1/limits").json()["error"].as_str().is_some_and(|told| told.contains("tollkeeper.yaml:1"))
+        server.get("/v1/limits").json()["error"]
+            .as_str()
+            .is_some_and(|told| told.contains("tollkeeper.yaml:1"))
     });
     assert_eq!(state(&server.get("/v1/limits")), json!([5, "api", true, false, 8]));
 }
