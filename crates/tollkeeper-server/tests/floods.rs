@@ -104,6 +104,23 @@ fn ten_thousand_idle_connections_cost_little_and_starve_nobody() {
 }
 
 #[test]
+fn a_thousand_who_connect_at_once_need_not_try_again() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LIMITS);
+    // As busy as can be: it accepts nobody until it goes on.
+    server.signal("STOP");
+    let system = fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    let count = system.trim().parse().map_or(1_000, |most: usize| most.min(1_000));
+    let connect = |_| TcpStream::connect_timeout(&server.address, PATIENCE).expect("there is room to wait");
+    let mut waiting: Vec<TcpStream> = (0..count).map(connect).collect();
+    server.signal("CONT");
+    for stream in &mut waiting {
+        stream.write_all(CHECK.as_bytes()).unwrap();
+        assert!(stream.read(&mut [0; 1024]).unwrap() > 0);
+    }
+}
+
+#[test]
 fn slow_half_open_and_flooding_clients_are_bounded_and_starve_nobody() {
     const COUNT: usize = 200;
     let folder = Folder::new();
