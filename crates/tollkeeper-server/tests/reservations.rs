@@ -21,16 +21,17 @@ const CALLERS: u64 = 1_000;
 /// How often each of them calls, one after the other.
 const CALLS: u64 = 4;
 
-/// What was granted to a call, and what became of it.
+/// What was granted to a call, and what became of it. Times are in microseconds since the callers began.
 struct Call {
     guess: u64,
     /// Nothing if the caller died: nobody says what it used.
     used: Option<u64>,
-    /// When it was asked and when it was answered, in microseconds since the callers began.
-    asked: u64,
-    answered: u64,
-    /// When all of it would be there again, as the answer had it, in microseconds from then: a window ends then.
-    window: u64,
+    /// When it was asked for and answered.
+    reserved: [u64; 2],
+    /// When what was used was told and that was answered.
+    settled: [u64; 2],
+    /// How long it was until all would be there again, as the answer had it: a window ends then.
+    reset_after: u64,
 }
 
 impl Call {
@@ -39,9 +40,14 @@ impl Call {
         self.used.unwrap_or(self.guess)
     }
 
-    /// What it used of what it was granted. What it used beyond that is charged, but was not for any limit to refuse.
+    /// What it used of what it was granted.
     fn within(&self) -> u64 {
         self.charged().min(self.guess)
+    }
+
+    /// What it used beyond that, which is charged when it is told and was not for any limit to refuse.
+    fn beyond(&self) -> u64 {
+        self.charged() - self.within()
     }
 }
 
@@ -57,7 +63,7 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap()
 }
 
-/// Until when a surplus comes back for sure, in microseconds since the call was asked.
+/// For how long a surplus comes back for sure, in microseconds.
 type Until = fn(&Call) -> u64;
 
 /// One who calls over one connection until it dies; what was granted to it, and how much of what it wanted was not.
@@ -77,8 +83,9 @@ fn caller(number: u64, client: &mut Client, began: Instant, comes_back: Until) -
         assert_eq!(answer.status, 200, "{answer:?}");
         let said = answer.json();
         let reset = said["limits"][0]["reset_after"].as_f64().unwrap();
-        let window = micros(Duration::from_secs_f64(reset));
-        let mut call = Call { guess, used: None, asked, answered, window };
+        let reset_after = micros(Duration::from_secs_f64(reset));
+        let reserved = [asked, answered];
+        let mut call = Call { guess, used: None, reserved, settled: reserved, reset_after };
         if chance(1).is_multiple_of(20) {
             calls.push(call);
             break;
@@ -88,9 +95,11 @@ fn caller(number: u64, client: &mut Client, began: Instant, comes_back: Until) -
         let used = chance(3) % (most + 1);
         let charge = said["charge"].as_str().unwrap();
         let body = format!("{{\"charge\":\"{charge}\",\"facts\":{{\"tokens\":{used}}}}}");
+        let asked = micros(began.elapsed());
         let settled = client.request("POST", "/v1/settle", &body);
+        call.settled = [asked, micros(began.elapsed())];
         let done = settled.status == 200 && settled.json()["done"] == true;
-        let late = micros(began.elapsed()) >= asked + comes_back(&call);
+        let late = call.settled[1] >= call.reserved[0] + comes_back(&call);
         assert!(done || late && matches!(settled.status, 200 | 404), "{settled:?}");
         call.used = Some(used);
         calls.push(call);
@@ -157,19 +166,27 @@ fn run(server: &Server, comes_back: Until) -> Run {
 impl Run {
     /// The history of actual use, at the times when the answers were here, and by how much they can be late.
     fn history(&self) -> (Vec<Admission>, u64) {
-        let use_of = |call: &Call| Admission { at: call.answered, cost: call.within() };
-        let late = self.calls.iter().map(|call| call.answered - call.asked).max().unwrap();
+        let use_of = |call: &Call| Admission { at: call.reserved[1], cost: call.within() };
+        let late = self.calls.iter().map(|call| call.reserved[1] - call.reserved[0]).max().unwrap();
         (self.calls.iter().map(use_of).collect(), late)
     }
 
-    /// Demands that what remains is the budget without all charges that still count when they were `since` or later.
-    fn charged_exactly(&self, since: impl Fn(&Call) -> [bool; 2]) {
-        // Whether it counts may depend on when in between it was charged; so there are two sums, and they nearly always
-        // are the same.
-        let sum = |which: usize| -> u64 {
-            self.calls.iter().filter(|call| since(call)[which]).map(Call::charged).sum()
+    /// Demands that what remains is the budget without all that still counts. What was charged between two times may
+    /// count or must; these are nearly always the same.
+    fn charged_exactly(
+        &self,
+        reserved: impl Fn(&Call) -> [u64; 2],
+        may: impl Fn([u64; 2]) -> bool,
+        must: impl Fn([u64; 2]) -> bool,
+    ) {
+        let sum = |counts: &dyn Fn([u64; 2]) -> bool| -> u64 {
+            let of = |call: &Call| {
+                u64::from(counts(reserved(call))) * call.within()
+                    + u64::from(counts(call.settled)) * call.beyond()
+            };
+            self.calls.iter().map(of).sum()
         };
-        let (least, most) = (BUDGET.saturating_sub(sum(0)), BUDGET.saturating_sub(sum(1)));
+        let (least, most) = (BUDGET.saturating_sub(sum(&may)), BUDGET.saturating_sub(sum(&must)));
         assert!(
             (least..=most).contains(&self.remaining),
             "{} left, not {least} to {most}: what was used, and what those guessed who died",
@@ -200,19 +217,31 @@ fn on_redis(algorithm: &str) -> (Folder, redis::Server, Server) {
 
 /// Windows of a minute: an answer says when its window ends, so the store's time is known to the microsecond.
 fn in_windows(server: &Server) {
-    let run = run(server, |call| call.window);
+    /// What the clocks of both sides may differ by.
+    const APART: u64 = 10_000;
+    let run = run(server, |call| call.reset_after);
     let at = |call: &Call| {
-        let about = run.epoch + call.answered;
-        // The end of a window that is nearest to what the clocks of both sides say.
-        let end = (about + call.window + MINUTE / 2) / MINUTE * MINUTE;
-        end - call.window
+        let about = run.epoch + call.reserved[1];
+        // The end of a window that is nearest to that.
+        let end = (about + call.reset_after + MINUTE / 2) / MINUTE * MINUTE;
+        end - call.reset_after
     };
     let history: Vec<Admission> =
         run.calls.iter().map(|call| Admission { at: at(call), cost: call.within() }).collect();
     let needed = contract::fixed_window(&history, Windows { period: MINUTE, offset: 0 });
     assert!(needed <= BUDGET.into(), "{needed} used in one window");
-    let windows: Vec<u64> = run.looked.iter().map(|at| (run.epoch + at) / MINUTE).collect();
-    run.charged_exactly(|call| [windows[0], windows[1]].map(|window| at(call) / MINUTE == window));
+
+    let windows =
+        |times: [u64; 2]| [(run.epoch + times[0] - APART) / MINUTE, (run.epoch + times[1] + APART) / MINUTE];
+    let now = windows(run.looked);
+    run.charged_exactly(
+        |call| [at(call).saturating_sub(run.epoch); 2],
+        |times| {
+            let [first, last] = windows(times);
+            first <= now[1] && last >= now[0]
+        },
+        |times| windows(times).iter().chain(&now).all(|window| *window == now[1]),
+    );
 }
 
 #[test]
@@ -231,7 +260,11 @@ fn in_any_minute_a_thousand_callers_use_no_more_than_a_log_grants() {
     let needed = contract::any_period(&history, MINUTE - late);
     assert!(needed <= BUDGET.into(), "{needed} used in one minute");
     let [asked, answered] = run.looked;
-    run.charged_exactly(|call| [call.answered + MINUTE > asked, call.asked + MINUTE > answered]);
+    run.charged_exactly(
+        |call| call.reserved,
+        |times| times[1] + MINUTE > asked,
+        |times| times[0] + MINUTE > answered,
+    );
 }
 
 /// A bucket refills while they call, and returns only what it has not refilled meanwhile.
