@@ -267,7 +267,7 @@ fn keys_of_all_slots(cluster: &Cluster) -> Vec<String> {
         for name in &names {
             ask.cmd("CLUSTER").arg("KEYSLOT").arg(format!("tk:1:CL.THROTTLE:b1h:{name}"));
         }
-        let slots: Vec<usize> = ask.query(&mut connection).unwrap();
+        let slots: Vec<usize> = ask.query(&mut connection).expect("slots");
         slots.into_iter().zip(names).for_each(|(slot, name)| keys[slot] = name);
         if keys.iter().all(|key| !key.is_empty()) {
             break;
@@ -283,7 +283,7 @@ fn keys_in_slots(cluster: &Cluster) -> Vec<u32> {
         let mut ask = redis::pipe();
         (0..SLOTS).for_each(|slot| _ = ask.cmd("CLUSTER").arg("COUNTKEYSINSLOT").arg(slot));
         let there: Vec<u32> =
-            ask.query(&mut connect_to(&format!("redis://127.0.0.1:{}", server.port()))).unwrap();
+            ask.query(&mut connect_to(&format!("redis://127.0.0.1:{}", server.port()))).expect("numbers");
         counts.iter_mut().zip(there).for_each(|(count, there)| *count += there);
     }
     counts
@@ -300,7 +300,7 @@ fn admitted_to_four<T: Sync>(
         let answers = asked.chunks(1_000).flat_map(|some| {
             let mut pipeline = redis::pipe();
             some.iter().for_each(|one| _ = pipeline.add_command(command(one)));
-            pipeline.query::<Vec<Value>>(&mut connection).unwrap()
+            pipeline.query::<Vec<Value>>(&mut connection).expect("answers")
         });
         let passed = |answer| match answer {
             // `0` of redis-cell is an admission, and so is a true `allowed` of our own.
@@ -314,7 +314,7 @@ fn admitted_to_four<T: Sync>(
         let clients = [(); 4].map(|()| scope.spawn(ask_all));
         let mut admitted = vec![0; asked.len()];
         for client in clients {
-            let passed = client.join().unwrap();
+            let passed = client.join().expect("it asks to the end");
             admitted.iter_mut().zip(passed).for_each(|(sum, passed)| *sum += passed);
         }
         admitted
