@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::Instant;
 
 use serde_json::Value;
@@ -330,10 +331,59 @@ fn the_dockerfile_and_the_manifests_are_valid() {
         .filter_map(|line| line.trim().strip_prefix("- --"))
         .map(|flag| flag.split('=').next().unwrap())
         .collect();
-    assert_eq!(flags, ["config", "http", "drain-delay", "log"]);
+    assert_eq!(flags, ["config", "http", "grpc", "resp", "drain-delay", "log"]);
     let help = run(Command::new(tollkeeper()).args(["serve", "--help"]));
     for flag in flags {
         assert!(help.contains(&format!("--{flag} ")), "--{flag}");
+    }
+}
+
+#[test]
+fn the_image_and_the_manifests_open_every_port_that_the_server_listens_on() {
+    // Where it listens when nobody says otherwise.
+    let help = run(Command::new(tollkeeper()).args(["serve", "--help"]));
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let ports = ["http", "grpc", "resp"].map(|name| {
+        let told = help.split(&format!("--{name} <ADDR>")).nth(1).unwrap();
+        (name, told.split("[default: 127.0.0.1:").nth(1).unwrap().split(']').next().unwrap())
+    });
+    let (image, manifests) = (read("deploy/docker/Dockerfile"), read("deploy/kubernetes/tollkeeper.yaml"));
+    let exposed = image.lines().find_map(|line| line.strip_prefix("EXPOSE ")).unwrap();
+    assert_eq!(exposed.split(' ').collect::<Vec<_>>(), ports.map(|(_, port)| port));
+    for (name, port) in ports {
+        let variable = format!("TOLLKEEPER_{}=0.0.0.0:{port}", name.to_uppercase());
+        assert!(image.contains(&variable), "{variable}");
+        for line in [
+            format!("- --{name}=0.0.0.0:{port}\n"),
+            format!("- {{ name: {name}, containerPort: {port} }}\n"),
+            format!("- {{ name: {name}, port: {port}, targetPort: {name} }}\n"),
+        ] {
+            assert!(manifests.contains(&line), "{line}");
+        }
+    }
+
+    // The server takes the arguments of the manifest, and listens for all three.
+    let folder = Folder::new();
+    let config = folder.write("tollkeeper.yaml", POLICY);
+    let arguments =
+        manifests.split("args:\n").nth(1).unwrap().lines().take_while(|line| !line.contains("env:"));
+    let arguments = arguments.filter_map(|line| line.trim().strip_prefix("- ")).map(|argument| {
+        let flag = argument.split('=').next().unwrap();
+        match flag {
+            "--config" => format!("--config={}", config.display()),
+            "--http" | "--grpc" | "--resp" => format!("{flag}=127.0.0.1:0"),
+            _ => argument.to_owned(),
+        }
+    });
+    let mut command = Command::new(tollkeeper());
+    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut process = Process(command.spawn().unwrap());
+    let output = BufReader::new(process.0.stdout.take().unwrap());
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    for (name, _) in ports {
+        let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("it does not listen for {name}"));
+        assert!(line.starts_with(&format!("listening {name}=")), "{line}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Redis clients as they are, and clients that mean no good, against the service on memory and on Redis.
+//! Redis clients as they are, and clients that mean no good, against the service on memory, on Redis and on a cluster.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::Value;
+use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::page::{Page, root};
 use tollkeeper_tests::redis::{Server, folder};
 use tollkeeper_tests::served::Served;
@@ -209,6 +210,117 @@ fn a_pipeline_on_redis_travels_together_and_is_answered_in_order() {
     assert!(named("tk:1:CL.THROTTLE:b6000s:two") || named("tk:1:CL.THROTTLE:b100m:two"), "{keys:?}");
 }
 
+#[test]
+fn on_a_cluster_keys_of_all_slots_are_counted_exactly_and_forgotten() {
+    let cluster = Cluster::start();
+    let server = served(&["--store", &cluster.url()]);
+    let keys = keys_of_all_slots(&cluster);
+    let throttle = |key: &String| {
+        let mut command = redis::cmd("CL.THROTTLE");
+        command.arg(key).arg(1).arg(1).arg(3_600);
+        command
+    };
+    // Each of four clients asks for every key, and two of the four may pass.
+    assert_eq!(all_but(2, &admitted_to_four(&server, &keys, throttle)), []);
+    assert!(!keys_in_slots(&cluster).contains(&0), "every slot was asked for, where it is");
+
+    let users: Vec<String> = (0..400).map(|number| format!("user {number}")).collect();
+    let asked: Vec<&String> = users.iter().chain(&users).collect();
+    let check = |user: &&String| {
+        let mut command = redis::cmd("TK.CHECK");
+        command.arg("user").arg(*user);
+        command
+    };
+    let passed = admitted_to_four(&server, &asked, check);
+    let of_both_turns: Vec<u32> = (0..users.len()).map(|at| passed[at] + passed[at + users.len()]).collect();
+    assert_eq!(all_but(5, &of_both_turns), [], "of eight requests each");
+
+    let (gone, kept) = keys.split_at(512);
+    let mut connection = connect(&server);
+    let mut forget = || -> Vec<usize> {
+        let mut forget = redis::pipe();
+        gone.chunks(64).for_each(|keys| _ = forget.cmd("DEL").arg(keys));
+        forget.query(&mut connection).unwrap()
+    };
+    assert_eq!((forget(), forget()), (vec![64; 8], vec![0; 8]));
+    assert_eq!(all_but(2, &admitted_to_four(&server, gone, throttle)), [], "they are new");
+    assert_eq!(all_but(0, &admitted_to_four(&server, &kept[..512], throttle)), [], "the others are not");
+    assert_eq!([server.requests("degraded"), server.requests("error")], [0, 0]);
+}
+
+/// Where another number stands than everywhere, and which.
+fn all_but(everywhere: u32, numbers: &[u32]) -> Vec<(usize, u32)> {
+    numbers.iter().copied().enumerate().filter(|(_, number)| *number != everywhere).collect()
+}
+
+/// How many slots the keys of a cluster fall into.
+const SLOTS: usize = 16_384;
+
+/// For each slot a key that `CL.THROTTLE` keeps in it for an hour: the cluster says which that is.
+fn keys_of_all_slots(cluster: &Cluster) -> Vec<String> {
+    let mut connection = connect_to(&format!("redis://127.0.0.1:{}", cluster.servers[0].port()));
+    let mut keys = vec![String::new(); SLOTS];
+    for thousand in 0.. {
+        let names: Vec<String> =
+            (0..1_000).map(|number| format!("key-{}", thousand * 1_000 + number)).collect();
+        let mut ask = redis::pipe();
+        for name in &names {
+            ask.cmd("CLUSTER").arg("KEYSLOT").arg(format!("tk:1:CL.THROTTLE:b1h:{name}"));
+        }
+        let slots: Vec<usize> = ask.query(&mut connection).expect("slots");
+        slots.into_iter().zip(names).for_each(|(slot, name)| keys[slot] = name);
+        if keys.iter().all(|key| !key.is_empty()) {
+            break;
+        }
+    }
+    keys
+}
+
+/// How many keys each slot has, on whichever primary it is.
+fn keys_in_slots(cluster: &Cluster) -> Vec<u32> {
+    let mut counts = vec![0; SLOTS];
+    for server in &cluster.servers[..3] {
+        let mut ask = redis::pipe();
+        (0..SLOTS).for_each(|slot| _ = ask.cmd("CLUSTER").arg("COUNTKEYSINSLOT").arg(slot));
+        let there: Vec<u32> =
+            ask.query(&mut connect_to(&format!("redis://127.0.0.1:{}", server.port()))).expect("numbers");
+        counts.iter_mut().zip(there).for_each(|(count, there)| *count += there);
+    }
+    counts
+}
+
+/// How often each was admitted to four clients that ask for all of them at the same time.
+fn admitted_to_four<T: Sync>(
+    server: &Served,
+    asked: &[T],
+    command: impl Fn(&T) -> redis::Cmd + Sync,
+) -> Vec<u32> {
+    let ask_all = || -> Vec<u32> {
+        let mut connection = connect(server);
+        let answers = asked.chunks(1_000).flat_map(|some| {
+            let mut pipeline = redis::pipe();
+            some.iter().for_each(|one| _ = pipeline.add_command(command(one)));
+            pipeline.query::<Vec<Value>>(&mut connection).expect("answers")
+        });
+        let passed = |answer| match answer {
+            // `0` of redis-cell is an admission, and so is a true `allowed` of our own.
+            Value::Array(numbers) if numbers.len() == 5 => u32::from(numbers[0] == Value::Int(0)),
+            Value::Array(fields) => u32::from(fields[1] == Value::Int(1)),
+            other => panic!("{other:?}"),
+        };
+        answers.map(passed).collect()
+    };
+    std::thread::scope(|scope| {
+        let clients = [(); 4].map(|()| scope.spawn(ask_all));
+        let mut admitted = vec![0; asked.len()];
+        for client in clients {
+            let passed = client.join().expect("it asks to the end");
+            admitted.iter_mut().zip(passed).for_each(|(sum, passed)| *sum += passed);
+        }
+        admitted
+    })
+}
+
 /// How many scripts a Redis has run.
 fn calls(redis: &Server) -> u64 {
     let tollkeeper::redis::wire::Value::Bytes(stats) = redis.connect().text("INFO commandstats") else {
@@ -321,10 +433,11 @@ impl Random {
 }
 
 fn connect(server: &Served) -> redis::Connection {
-    redis::Client::open(format!("redis://{}", server.resp))
-        .expect("a URL")
-        .get_connection()
-        .expect("it listens")
+    connect_to(&format!("redis://{}", server.resp))
+}
+
+fn connect_to(url: &str) -> redis::Connection {
+    redis::Client::open(url).expect("a URL").get_connection().expect("it listens")
 }
 
 /// Python with redis-py, installed once into `target/languages`.

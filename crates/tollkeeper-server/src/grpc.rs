@@ -179,7 +179,8 @@ impl Services {
             return status.into_http().map(Either::Right);
         }
         if request.uri().path() == SHOULD_RATE_LIMIT {
-            let answered = async { self.rls.answer(&unary::read(request.into_body()).await?).await };
+            let parent = self.service.parent(request.headers());
+            let answered = async { self.rls.answer(&unary::read(request.into_body()).await?, parent).await };
             return match answered.await {
                 Ok(message) => unary::answer(&message).map(Either::Left),
                 Err(status) => status.into_http().map(Either::Right),

@@ -64,8 +64,7 @@ pub struct Asked {
 pub async fn answer(service: &Service, peer: SocketAddr, request: Request<Incoming>) -> Response<Reply> {
     let began = Instant::now();
     let (head, body) = request.into_parts();
-    let traceparent = service.traces().and_then(|_| head.headers.get("traceparent"));
-    let parent = traceparent.and_then(|value| Parent::read(value.as_bytes()));
+    let parent = service.parent(&head.headers);
     let route = match Route::of(head.uri.path(), &head.method) {
         Ok(route) => route,
         Err(no_route) => return refuse_route(no_route, head.uri.path()),

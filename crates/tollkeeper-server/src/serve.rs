@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tollkeeper::config::{Config, Format, Listener, Report};
 
@@ -28,6 +28,9 @@ use crate::store::Store;
 
 /// The policy of a server that was given none.
 pub const BUILTIN: &str = include_str!("builtin.yaml");
+
+/// Connections that may wait to be accepted, if the system lets so many.
+const WAITING: u32 = 4_096;
 
 /// How long requests in flight may take once the listeners are closed.
 const LAST_REQUESTS: Duration = Duration::from_secs(10);
@@ -165,12 +168,21 @@ async fn serve(
 /// Takes the place where to listen, unless that is nowhere.
 async fn listen(name: &str, at: Listener) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
     let Listener::At(address) = at else { return Ok(None) };
-    let listener = TcpListener::bind(address).await.with_context(|| {
+    let listener = bind(address).with_context(|| {
         let protocol = name.to_uppercase();
         format!("cannot listen for {protocol} on {address} (choose another address with `--{name}`)")
     })?;
     let address = listener.local_addr()?;
     Ok(Some((listener, address)))
+}
+
+/// As [`TcpListener::bind`] does it, but with room for more than the 128 that it lets wait. One more than there is room for
+/// tries again after a second, and thousands come at once when they find out that another node has gone.
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(WAITING)
 }
 
 /// The one line on standard output that says where. Whoever started the server may have stopped reading.

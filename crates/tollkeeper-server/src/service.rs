@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use hyper::header::HeaderMap;
 use tollkeeper::config::{Config, Report};
 use tollkeeper::redis::{NotSet, SharedLimits, SharedPolicy};
 use tollkeeper::{Decision, Limiter};
@@ -17,7 +18,7 @@ use crate::metrics::Metrics;
 use crate::store::Store;
 use crate::tls::Acceptor;
 use crate::told::Headers;
-use crate::trace::{Parent, Traces};
+use crate::trace::{Parent, Told, Traces};
 
 /// How long a server that starts waits for what all nodes share.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
@@ -94,8 +95,14 @@ impl Service {
     #[inline]
     pub fn trace(&self, parent: Option<Parent>, name: &'static str, began: Instant, decision: &Decision) {
         if let (Some(traces), Some(parent)) = (self.traces(), parent) {
-            traces.record(parent, name, began, decision);
+            traces.record(parent, name, began, || Told::of(decision));
         }
+    }
+
+    /// Whose span a request with these headers is a part of, if somebody wants to see it.
+    pub fn parent(&self, headers: &HeaderMap) -> Option<Parent> {
+        let traceparent = self.traces().and_then(|_| headers.get("traceparent"))?;
+        Parent::read(traceparent.as_bytes())
     }
 
     /// What is in force.

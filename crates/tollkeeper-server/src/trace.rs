@@ -1,7 +1,9 @@
 //! Traces: a decision as a span of whoever asked for it.
 //!
-//! Only of requests that bring a `traceparent` that is sampled: the caller decides what is worth tracing, and
-//! one who traces one in a thousand pays for one in a thousand. A span names limits, never the values of keys.
+//! Over HTTP and gRPC only of requests that bring a `traceparent` that is sampled: the caller decides what is worth
+//! tracing, and one who traces one in a thousand pays for one in a thousand. RESP has no word for that, so there every
+//! decision begins a trace, as long as there is room that those who asked for theirs do not need. A span names limits,
+//! never the values of keys.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
@@ -9,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::mpsc;
-use tollkeeper::Decision;
+use tollkeeper::{Decision, OnStoreFailure, Passage, Retry};
 
 /// The span of the caller that a request belongs to: a `traceparent` of the W3C's Trace Context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +62,10 @@ fn hex<const DIGITS: usize, const BYTES: usize>(text: [u8; DIGITS]) -> Option<[u
 /// One decision, and when it was made.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// Whose it is.
-    pub parent: Parent,
+    /// The trace it belongs to.
+    pub trace: [u8; 16],
+    /// The span of whoever asked, unless the trace begins here.
+    pub parent: Option<[u8; 8]>,
     /// Its own number.
     pub id: [u8; 8],
     /// What was asked.
@@ -100,19 +104,46 @@ impl Traces {
         (Traces { waiting, lost: AtomicU64::new(0), numbers: Default::default() }, spans)
     }
 
-    /// Keeps a decision that was begun then and is made now.
-    pub fn record(&self, parent: Parent, name: &'static str, began: Instant, decision: &Decision) {
-        let took = began.elapsed();
+    /// Keeps what somebody who traces has asked for: begun then, decided now.
+    pub fn record(&self, parent: Parent, name: &'static str, began: Instant, told: impl FnOnce() -> Told) {
+        // Nobody waits for a collector.
+        match self.waiting.try_reserve() {
+            Ok(room) => room.send(self.span(parent.trace, Some(parent.span), name, began, told())),
+            Err(_) => _ = self.lost.fetch_add(1, Relaxed),
+        }
+    }
+
+    /// Keeps what was asked without a word about traces, while half of the room is free: a sample, of which nothing is
+    /// missed. Out of the way of those who trace nothing.
+    #[cold]
+    pub fn sample(&self, name: &'static str, began: Instant, told: impl FnOnce() -> Told) {
+        if self.waiting.capacity() > self.waiting.max_capacity() / 2
+            && let Ok(room) = self.waiting.try_reserve()
+        {
+            let mut trace = [0; 16];
+            trace[..8].copy_from_slice(&self.number());
+            trace[8..].copy_from_slice(&self.number());
+            room.send(self.span(trace, None, name, began, told()));
+        }
+    }
+
+    fn span(
+        &self,
+        trace: [u8; 16],
+        parent: Option<[u8; 8]>,
+        name: &'static str,
+        began: Instant,
+        told: Told,
+    ) -> Span {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let ended = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, nanos);
+        let began = ended.saturating_sub(nanos(began.elapsed()));
+        Span { trace, parent, id: self.number(), name, began, ended, attributes: told.attributes() }
+    }
+
+    fn number(&self) -> [u8; 8] {
         let (secret, counter) = &self.numbers;
-        let id = secret.hash_one(counter.fetch_add(1, Relaxed)).to_ne_bytes();
-        let began = ended.saturating_sub(nanos(took));
-        let span = Span { parent, id, name, began, ended, attributes: attributes(decision) };
-        // Nobody waits for a collector.
-        if self.waiting.try_send(span).is_err() {
-            self.lost.fetch_add(1, Relaxed);
-        }
+        secret.hash_one(counter.fetch_add(1, Relaxed)).to_ne_bytes()
     }
 
     /// How many found no room since this was last asked.
@@ -121,29 +152,90 @@ impl Traces {
     }
 }
 
-fn attributes(decision: &Decision) -> Vec<(&'static str, Attribute)> {
-    let names = |refused: bool| {
-        let limits = decision.limits().filter(|answer| !(refused && answer.allowed()));
-        Attribute::Names(limits.map(|answer| answer.name().to_owned()).collect())
-    };
-    let mut all = vec![
-        ("tollkeeper.allowed", Attribute::Truth(decision.allowed())),
-        ("tollkeeper.limits", names(false)),
-        ("tollkeeper.refused_by", names(true)),
-    ];
-    if let Some(binding) = decision.binding() {
-        all.push(("tollkeeper.binding", Attribute::Text(binding.name().to_owned())));
+/// What was decided, as a span tells it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Told {
+    allowed: bool,
+    limits: Vec<String>,
+    refused_by: Vec<String>,
+    binding: Option<String>,
+    retry_after: Option<Duration>,
+    degraded: Option<OnStoreFailure>,
+}
+
+impl Told {
+    /// What the limits of a policy said.
+    pub fn of(decision: &Decision) -> Told {
+        let refused_by = decision.limits().filter(|answer| !answer.allowed());
+        Told {
+            allowed: decision.allowed(),
+            limits: names(decision),
+            refused_by: refused_by.map(|answer| answer.name().to_owned()).collect(),
+            binding: decision.binding().map(|answer| answer.name().to_owned()),
+            retry_after: decision.retry_after().map(duration),
+            degraded: decision.degraded(),
+        }
     }
-    if let Some(retry) = decision.retry_after() {
-        all.push((
-            "tollkeeper.retry_after",
-            Attribute::Seconds(Duration::from_micros(retry.as_micros()).as_secs_f64()),
-        ));
+
+    /// What a limit said that came with the call, and has the name of its command.
+    pub fn of_one(name: &str, passage: &Passage) -> Told {
+        let limits = vec![name.to_owned()];
+        let retry = passage.outcome().retry;
+        Told {
+            allowed: passage.allowed,
+            refused_by: if passage.allowed { Vec::new() } else { limits.clone() },
+            limits,
+            binding: Some(name.to_owned()),
+            retry_after: if let Some(Retry::After(span)) = retry { Some(duration(span)) } else { None },
+            degraded: passage.degraded(),
+        }
     }
-    if let Some(by) = decision.degraded() {
-        all.push(("tollkeeper.degraded", Attribute::Text(by.name().to_owned())));
+
+    /// Which limits were given back to, which refuses nobody.
+    pub fn of_given(decision: &Decision) -> Told {
+        Told {
+            allowed: true,
+            limits: names(decision),
+            refused_by: Vec::new(),
+            binding: None,
+            retry_after: None,
+            degraded: decision.degraded(),
+        }
     }
-    all
+
+    /// What was said of the same call behind this.
+    #[must_use]
+    pub fn and(mut self, more: Told) -> Told {
+        self.allowed &= more.allowed;
+        self.limits.extend(more.limits);
+        self.refused_by.extend(more.refused_by);
+        self.binding = self.binding.or(more.binding);
+        self.retry_after = self.retry_after.max(more.retry_after);
+        self.degraded = self.degraded.or(more.degraded);
+        self
+    }
+
+    fn attributes(self) -> Vec<(&'static str, Attribute)> {
+        let mut all = vec![
+            ("tollkeeper.allowed", Attribute::Truth(self.allowed)),
+            ("tollkeeper.limits", Attribute::Names(self.limits)),
+            ("tollkeeper.refused_by", Attribute::Names(self.refused_by)),
+        ];
+        all.extend(self.binding.map(|name| ("tollkeeper.binding", Attribute::Text(name))));
+        let retry = self.retry_after.map(|after| Attribute::Seconds(after.as_secs_f64()));
+        all.extend(retry.map(|seconds| ("tollkeeper.retry_after", seconds)));
+        let degraded = self.degraded.map(|by| Attribute::Text(by.name().to_owned()));
+        all.extend(degraded.map(|by| ("tollkeeper.degraded", by)));
+        all
+    }
+}
+
+fn names(decision: &Decision) -> Vec<String> {
+    decision.limits().map(|answer| answer.name().to_owned()).collect()
+}
+
+fn duration(span: tollkeeper::Span) -> Duration {
+    Duration::from_micros(span.as_micros())
 }
 
 #[cfg(test)]
@@ -175,5 +267,25 @@ mod tests {
         ] {
             assert_eq!(Parent::read(good.as_bytes()), expected.then_some(parent), "{good}");
         }
+    }
+
+    #[test]
+    fn who_asked_for_a_span_finds_room_whatever_was_sampled() {
+        let (traces, mut spans) = Traces::new(8);
+        let told = || Told {
+            allowed: true,
+            limits: Vec::new(),
+            refused_by: Vec::new(),
+            binding: None,
+            retry_after: None,
+            degraded: None,
+        };
+        (0..100).for_each(|_| traces.sample("sampled", Instant::now(), told));
+        assert_eq!(traces.take_lost(), 0, "a sample misses nothing");
+        let parent = Parent::read(GOOD.as_bytes()).unwrap();
+        (0..5).for_each(|_| traces.record(parent, "asked", Instant::now(), told));
+        assert_eq!(traces.take_lost(), 1);
+        let names: Vec<&str> = std::iter::from_fn(|| spans.try_recv().ok()).map(|span| span.name).collect();
+        assert_eq!(names, [["sampled"; 4], ["asked"; 4]].concat());
     }
 }

@@ -104,6 +104,62 @@ fn ten_thousand_idle_connections_cost_little_and_starve_nobody() {
 }
 
 #[test]
+fn connections_that_came_and_went_leave_nothing_behind() {
+    const COUNT: usize = 1_000;
+    const ROUNDS: usize = 6;
+    files::raise();
+    let folder = Folder::new();
+    let file = folder.write("tollkeeper.yaml", LIMITS);
+    let hello = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat();
+    let kinds: [(&str, &[u8]); 3] =
+        [("http", CHECK.as_bytes()), ("grpc", &hello), ("resp", b"CL.THROTTLE mallory 1 1 60\r\n")];
+    for (name, said) in kinds {
+        let mut command = tollkeeper();
+        // Each thread would have an arena, and each arena keeps what it once held: with one of them all is seen.
+        command.env("MALLOC_ARENA_MAX", "1").args(["serve", "--http", "127.0.0.1:0", "--config"]).arg(&file);
+        command.args(["--grpc", "127.0.0.1:0", "--resp", "127.0.0.1:0"]);
+        let server = Server::launch(&mut command);
+        let address = server.listens(name);
+        let open = || fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
+        let mut after = Vec::new();
+        for _ in 0..3 * ROUNDS {
+            let connect = |_| {
+                let mut stream = TcpStream::connect(address).expect("the server listens");
+                stream.write_all(said).unwrap();
+                assert!(stream.read(&mut [0; 1024]).unwrap() > 0);
+                stream
+            };
+            let all: Vec<TcpStream> = (0..COUNT).map(connect).collect();
+            drop(all);
+            eventually("all of them are gone", || open() < 100);
+            after.push(memory(&server));
+        }
+        println!("{name}: after each thousand connections {after:?} KiB");
+        let most = |rounds: &[u64]| *rounds.iter().max().unwrap();
+        // Until the heap has the holes that they need. Then, of six thousand more, half a KiB each would be seen.
+        let (before, last) = after[ROUNDS..].split_at(ROUNDS);
+        assert!(most(last) < most(before) + 3 * 1_024, "{name}: {after:?} KiB");
+    }
+}
+
+#[test]
+fn a_thousand_who_connect_at_once_need_not_try_again() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LIMITS);
+    // As busy as can be: it accepts nobody until it goes on.
+    server.signal("STOP");
+    let system = fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    let count = system.trim().parse().map_or(1_000, |most: usize| most.min(1_000));
+    let connect = |_| TcpStream::connect_timeout(&server.address, PATIENCE).expect("there is room to wait");
+    let mut waiting: Vec<TcpStream> = (0..count).map(connect).collect();
+    server.signal("CONT");
+    for stream in &mut waiting {
+        stream.write_all(CHECK.as_bytes()).unwrap();
+        assert!(stream.read(&mut [0; 1024]).unwrap() > 0);
+    }
+}
+
+#[test]
 fn slow_half_open_and_flooding_clients_are_bounded_and_starve_nobody() {
     const COUNT: usize = 200;
     let folder = Folder::new();

@@ -6,8 +6,8 @@ mod support;
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use support::*;
@@ -29,6 +29,10 @@ impl Nodes {
 
     /// A node whose file has one limit of this burst.
     fn start(&self, burst: u32) -> Server {
+        self.start_at("127.0.0.1:0", burst)
+    }
+
+    fn start_at(&self, http: &str, burst: u32) -> Server {
         let digest = hex(&sha256(b"boss"));
         let file = self.folder.write(
             &format!("{burst}.yaml"),
@@ -37,7 +41,8 @@ impl Nodes {
                  limits:\n  - {{ name: few, by: user, rate: 1/day, burst: {burst} }}\n"
             ),
         );
-        Server::with(&["--store", &self.redis.url(), "--config", file.to_str().unwrap()])
+        let args = ["--store", &self.redis.url(), "--config", file.to_str().unwrap()];
+        Server::launch(tollkeeper().args(["serve", "--http", http]).args(args))
     }
 }
 
@@ -130,47 +135,98 @@ fn ask(address: SocketAddr) -> Option<String> {
     Some(text(&line[9..]).to_owned())
 }
 
-/// Two nodes, clients that ask again when a node is gone, and each node restarted five times under it.
+/// Requests a second, of all clients together.
+const RATE: u32 = 2_000;
+const CLIENTS: u32 = 8;
+
+/// What the clients of two nodes have seen so far.
+#[derive(Default)]
+struct Seen {
+    begun: AtomicU32,
+    answered: AtomicU32,
+    admitted: AtomicU32,
+    asked_again: AtomicU32,
+}
+
+/// Sends requests when they are due, however long the ones before took, until it is told that this is enough. One that
+/// nobody answers is asked again elsewhere, and not given up.
+fn keep_asking(
+    client: u32,
+    began: Instant,
+    seen: &Seen,
+    node: impl Fn(u32) -> SocketAddr,
+    enough: impl Fn() -> bool,
+) {
+    for turn in 0.. {
+        wait_until(began + (turn * CLIENTS + client) * Duration::from_secs(1) / RATE);
+        if enough() {
+            return;
+        }
+        seen.begun.fetch_add(1, SeqCst);
+        let (mut place, sent) = (client + turn, Instant::now());
+        let status = loop {
+            if let Some(status) = ask(node(place)) {
+                break status;
+            }
+            assert!(sent.elapsed() < PATIENCE, "nobody answers");
+            seen.asked_again.fetch_add(1, SeqCst);
+            place += 1;
+        };
+        match status.as_str() {
+            "200" => _ = seen.admitted.fetch_add(1, SeqCst),
+            "429" => {}
+            other => panic!("{other}"),
+        }
+        seen.answered.fetch_add(1, SeqCst);
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a client that goes by its schedule has to wait for it")]
+fn wait_until(due: Instant) {
+    std::thread::sleep(due.saturating_duration_since(Instant::now()));
+}
+
+/// Two nodes, 2,000 requests a second of clients that ask again when a node is gone, and each node restarted five times
+/// under it.
 #[test]
 fn nodes_that_are_restarted_one_by_one_lose_no_request_and_admit_none_too_many() {
-    const BURST: usize = 3_000;
-    const CLIENTS: usize = 8;
+    const BURST: u32 = 4 * RATE;
     const RESTARTS: usize = 5;
     let nodes = Nodes::new();
-    let start = || Arc::new(nodes.start(u32::try_from(BURST).unwrap()));
-    let servers = Arc::new(RwLock::new([start(), start()]));
-    let (done, admitted, asked) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
+    // Addresses of their own: what was left for a moment is taken by nobody else, and no connection meets itself there.
+    let mut servers = ["127.0.0.2:0", "127.0.0.3:0"].map(|http| nodes.start_at(http, BURST));
+    let addresses = servers.each_ref().map(|server| server.address);
+    let (seen, done, began) = (Seen::default(), AtomicBool::new(false), Instant::now());
+    let answered = || seen.answered.load(SeqCst);
+    let node = |place: u32| addresses[place as usize % 2];
+    let enough = || done.load(SeqCst) && answered() >= BURST + RATE;
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
-            let (servers, done, admitted, asked) = (&servers, &done, &admitted, &asked);
-            scope.spawn(move || {
-                let mut turn = client;
-                while !done.load(SeqCst) || asked.load(SeqCst) < 2 * BURST {
-                    turn += 1;
-                    let address = servers.read().unwrap()[turn % 2].address;
-                    match ask(address).as_deref() {
-                        Some("200") => admitted.fetch_add(1, SeqCst),
-                        Some("429") => 0,
-                        Some(other) => panic!("{other}"),
-                        // Nobody answered, so somebody else is asked.
-                        None => continue,
-                    };
-                    asked.fetch_add(1, SeqCst);
-                }
-            });
+            let (seen, node, enough) = (&seen, &node, &enough);
+            scope.spawn(move || keep_asking(client, began, seen, node, enough));
         }
         for restart in 0..2 * RESTARTS {
-            let place = restart % 2;
-            let before = asked.load(SeqCst);
-            eventually("requests are answered", || asked.load(SeqCst) > before + 100);
-            // The new one listens before the old one goes, as it does behind any balancer.
-            let old = std::mem::replace(&mut servers.write().unwrap()[place], start());
-            old.signal("TERM");
-            eventually("the old one has drained", || old.is_closed());
+            // Half a second of them, so that some restarts are before the limit is reached and some behind.
+            let before = answered();
+            eventually("requests are answered", || answered() > before + RATE / 2);
+            let server = &mut servers[restart % 2];
+            server.signal("TERM");
+            eventually("it has gone", || server.has_ended());
+            let new = nodes.start_at(&server.address.to_string(), BURST);
+            assert_eq!(std::mem::replace(server, new).ended().code, Some(0));
         }
         done.store(true, SeqCst);
     });
-    let (admitted, asked) = (admitted.load(SeqCst), asked.load(SeqCst));
-    println!("{asked} requests answered over {} restarts, {admitted} of {BURST} admitted", 2 * RESTARTS);
+    let [begun, answered, admitted, asked_again] =
+        [&seen.begun, &seen.answered, &seen.admitted, &seen.asked_again].map(|count| count.load(SeqCst));
+    let seconds = began.elapsed().as_secs_f64();
+    println!(
+        "{answered} requests answered in {seconds:.1} s ({:.0}/s, {RATE}/s meant) over {} restarts, {asked_again} asked \
+         again, {admitted} of {BURST} admitted",
+        f64::from(answered) / seconds,
+        2 * RESTARTS,
+    );
+    assert!(asked_again > 0, "otherwise this shows little");
+    assert_eq!(answered, begun, "none lost");
     assert_eq!(admitted, BURST, "none above the limit, and none charged in vain");
 }

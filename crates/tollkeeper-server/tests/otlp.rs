@@ -2,9 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
+mod envoy_words;
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
@@ -15,7 +16,12 @@ use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value};
 use opentelemetry_proto::tonic::metrics::v1::{Metric, metric, number_data_point};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
-use support::{Folder, Server, eventually};
+use tonic::transport::Channel;
+
+use crate::envoy_words::{
+    Code, RateLimitDescriptor, RateLimitServiceClient, costing, descriptor, giving, question,
+};
+use crate::support::{Folder, Server, eventually};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
@@ -107,8 +113,50 @@ const LIMITS: &str = "limits:
 ";
 
 fn start(folder: &Folder, receiver: &Receiver) -> Server {
+    start_with(folder, receiver, &[])
+}
+
+fn start_with(folder: &Folder, receiver: &Receiver, more: &[&str]) -> Server {
     let file = folder.write("tollkeeper.yaml", LIMITS);
-    Server::with(&["--config", file.to_str().unwrap(), "--otlp", &receiver.url()])
+    let args = ["--config", file.to_str().unwrap(), "--otlp", &receiver.url()];
+    Server::with(&[&args, more].concat())
+}
+
+/// Ends a server, which sends what is left before.
+fn finish(server: Server) {
+    server.signal("TERM");
+    assert_eq!(server.ended().code, Some(0));
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What a span tells, without how long to wait, which must be up to a day if it is told.
+fn told(span: &Span) -> (String, BTreeMap<String, String>) {
+    let mut told = shown(&span.attributes);
+    if let Some(retry) = told.remove("tollkeeper.retry_after") {
+        let retry: f64 = retry.parse().unwrap();
+        assert!(retry > 86_000.0 && retry <= 86_400.0, "{span:?}");
+        told.insert("retry".to_owned(), "a day".to_owned());
+    }
+    (span.name.clone(), told)
+}
+
+fn expected(name: &str, pairs: &[(&str, &str)]) -> (String, BTreeMap<String, String>) {
+    let pairs = pairs.iter().map(|(name, value)| {
+        let name = if *name == "retry" { (*name).to_owned() } else { format!("tollkeeper.{name}") };
+        (name, (*value).to_owned())
+    });
+    (name.to_owned(), pairs.collect())
+}
+
+/// What holds of every span: it is of a server, of this time, and names nobody.
+fn check_span(span: &Span) {
+    assert_eq!(span.kind, 2, "of a server");
+    assert!(span.start_time_unix_nano > 1_700_000_000_000_000_000, "{span:?}");
+    assert!(span.end_time_unix_nano >= span.start_time_unix_nano, "{span:?}");
+    assert!(!format!("{span:?}").contains("alice"), "{span:?}");
 }
 
 fn ask(server: &Server, path: &str, headers: &str, body: &str) -> u16 {
@@ -136,41 +184,145 @@ fn a_decision_is_a_span_of_whoever_asked() {
     assert_eq!(ask(&server, "/v1/check", "te: trailers\r\n", alice), 429);
     assert_eq!(ask(&server, "/v1/check", "", alice), 429);
     eventually("the spans arrive", || receiver.spans().len() >= 4);
-    server.signal("TERM");
-    assert_eq!(server.ended().code, Some(0));
+    finish(server);
 
     let spans = receiver.spans();
     let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
     assert_eq!(names, ["check", "check", "peek", "check"]);
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     for span in &spans {
         assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.to_owned(), PARENT.to_owned()));
-        assert_eq!(span.kind, 2, "of a server");
-        assert!(span.start_time_unix_nano > 1_700_000_000_000_000_000, "{span:?}");
-        assert!(span.end_time_unix_nano >= span.start_time_unix_nano, "{span:?}");
-        assert!(!format!("{span:?}").contains("alice"), "{span:?}");
+        check_span(span);
     }
-    let ids: std::collections::BTreeSet<&[u8]> = spans.iter().map(|span| &span.span_id[..]).collect();
+    let ids: BTreeSet<&[u8]> = spans.iter().map(|span| &span.span_id[..]).collect();
     assert!(ids.len() == 4 && ids.iter().all(|id| id.len() == 8), "{ids:?}");
 
-    let allowed = shown(&spans[0].attributes);
-    let expected = [
-        ("tollkeeper.allowed", "true"),
-        ("tollkeeper.binding", "per-user"),
-        ("tollkeeper.limits", "per-user all"),
-        ("tollkeeper.refused_by", ""),
+    let limits = ("limits", "per-user all");
+    let allowed = [("allowed", "true"), ("binding", "per-user"), limits, ("refused_by", "")];
+    assert_eq!(told(&spans[0]), expected("check", &allowed));
+    let refused = [
+        ("allowed", "false"),
+        ("binding", "per-user"),
+        limits,
+        ("refused_by", "per-user"),
+        ("retry", "a day"),
     ];
-    assert_eq!(allowed, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
-    let mut refused = shown(&spans[1].attributes);
-    let retry: f64 = refused.remove("tollkeeper.retry_after").unwrap().parse().unwrap();
-    assert!(retry > 86_000.0 && retry <= 86_400.0, "{retry}");
+    assert_eq!(told(&spans[1]), expected("check", &refused));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_envoy_asks_is_a_span_of_its_request() {
+    let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));
+    let server = start_with(&folder, &receiver, &["--grpc", "127.0.0.1:0"]);
+    let url = format!("http://{}", server.listens("grpc"));
+    let client = RateLimitServiceClient::new(Channel::from_shared(url).unwrap().connect().await.unwrap());
+    let ask = async |flags: Option<&str>, descriptors: Vec<RateLimitDescriptor>| {
+        let mut asked = tonic::Request::new(question(descriptors));
+        if let Some(flags) = flags {
+            let parent = format!("00-{TRACE}-{PARENT}-{flags}").parse().unwrap();
+            asked.metadata_mut().insert("traceparent", parent);
+        }
+        client.clone().should_rate_limit(asked).await.map(|answer| answer.into_inner().overall_code())
+    };
+    let alice = || descriptor([("user", "alice")]);
+    assert_eq!(ask(Some("01"), vec![alice()]).await.unwrap(), Code::Ok);
+    assert_eq!(ask(Some("01"), vec![alice()]).await.unwrap(), Code::OverLimit);
+    // One looks, one pays, one gives back: they are one call.
+    let (looks, pays) = (costing(0, alice()), descriptor([("user", "bob")]));
+    assert_eq!(ask(Some("01"), vec![looks, pays.clone()]).await.unwrap(), Code::OverLimit);
+    assert_eq!(ask(Some("01"), vec![giving(1, alice())]).await.unwrap(), Code::Ok);
+    // Nobody wants to see these, and one that makes no sense decides nothing.
+    assert_eq!(ask(Some("00"), vec![pays.clone()]).await.unwrap(), Code::Ok);
+    assert_eq!(ask(None, vec![pays]).await.unwrap(), Code::OverLimit);
+    assert!(ask(Some("01"), Vec::new()).await.is_err());
+    eventually("the spans arrive", || receiver.spans().len() >= 4);
+    finish(server);
+
+    let spans = receiver.spans();
+    for span in &spans {
+        assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.to_owned(), PARENT.to_owned()));
+        check_span(span);
+    }
+    let (per_user, limits) = (("binding", "per-user"), ("limits", "per-user all"));
+    let refused = ("allowed", "false");
     let expected = [
-        ("tollkeeper.allowed", "false"),
-        ("tollkeeper.binding", "per-user"),
-        ("tollkeeper.limits", "per-user all"),
-        ("tollkeeper.refused_by", "per-user"),
+        &[("allowed", "true"), per_user, limits, ("refused_by", "")][..],
+        &[refused, per_user, limits, ("refused_by", "per-user"), ("retry", "a day")],
+        // The limits of the one that looked and was refused come first.
+        &[
+            refused,
+            per_user,
+            ("limits", "per-user all per-user all"),
+            ("refused_by", "per-user"),
+            ("retry", "a day"),
+        ],
+        &[("allowed", "true"), limits, ("refused_by", "")],
+    ]
+    .map(|pairs| expected("ShouldRateLimit", pairs));
+    assert_eq!(spans.iter().map(told).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_decision_over_resp_is_a_trace_of_its_own() {
+    let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));
+    let server = start_with(&folder, &receiver, &["--resp", "127.0.0.1:0"]);
+    let client = redis::Client::open(format!("redis://{}", server.resp())).unwrap();
+    let mut client = client.get_connection().unwrap();
+    let mut ask = |words: &str| {
+        let mut command = redis::Cmd::new();
+        words.split(' ').for_each(|word| _ = command.arg(word));
+        command.query::<redis::Value>(&mut client)
+    };
+    for words in [
+        "TK.PEEK user alice",
+        "TK.CHECK user alice",
+        "TK.CHECK user alice",
+        "CL.THROTTLE alice 0 1 86400",
+        "CL.THROTTLE alice 0 1 86400",
+        "CL.THROTTLE alice 0 1 86400 0",
+        "THROTTLE alice 1 1 86400",
+    ] {
+        ask(words).unwrap_or_else(|error| panic!("{words}: {error}"));
+    }
+    // These decide nothing.
+    assert!(ask("TK.CHECK user").is_err() && ask("CL.THROTTLE alice").is_err() && ask("PING").is_ok());
+    assert!(ask("DEL alice").is_ok());
+    eventually("the spans arrive", || receiver.spans().len() >= 7);
+    finish(server);
+
+    let spans = receiver.spans();
+    for span in &spans {
+        assert_eq!((span.trace_id.len(), span.span_id.len()), (16, 8), "{span:?}");
+        assert_eq!(hex(&span.parent_span_id), "", "{span:?}");
+        check_span(span);
+    }
+    let traces: BTreeSet<&[u8]> = spans.iter().map(|span| &span.trace_id[..]).collect();
+    assert_eq!(traces.len(), spans.len());
+
+    let limits = ("limits", "per-user all");
+    let allowed = [("allowed", "true"), ("binding", "per-user"), limits, ("refused_by", "")];
+    let refused = [
+        ("allowed", "false"),
+        ("binding", "per-user"),
+        limits,
+        ("refused_by", "per-user"),
+        ("retry", "a day"),
     ];
-    assert_eq!(refused, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+    let passed = |name| {
+        expected(name, &[("allowed", "true"), ("binding", name), ("limits", name), ("refused_by", "")])
+    };
+    let cell = "CL.THROTTLE";
+    let throttled =
+        [("allowed", "false"), ("binding", cell), ("limits", cell), ("refused_by", cell), ("retry", "a day")];
+    let expected = [
+        expected("TK.PEEK", &allowed),
+        expected("TK.CHECK", &allowed),
+        expected("TK.CHECK", &refused),
+        passed(cell),
+        expected(cell, &throttled),
+        passed(cell),
+        passed("THROTTLE"),
+    ];
+    assert_eq!(spans.iter().map(told).collect::<Vec<_>>(), expected);
 }
 
 #[test]

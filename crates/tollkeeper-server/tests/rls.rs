@@ -45,7 +45,7 @@ impl Envoy {
     }
 
     async fn try_ask(&self, question: &RateLimitRequest) -> Result<RateLimitResponse, tonic::Status> {
-        let answer = self.rls.answer(&question.encode_to_vec()).await?;
+        let answer = self.rls.answer(&question.encode_to_vec(), None).await?;
         Ok(RateLimitResponse::decode(&answer.encode_to_vec()[..]).expect("an answer is Envoy's"))
     }
 
@@ -371,7 +371,7 @@ async fn a_value_that_is_too_long_or_no_text_is_limited_all_the_same() {
     bytes[place..place + 2].copy_from_slice(b"\xff\xfe");
     let mut allowed = Vec::new();
     for _ in 0..3 {
-        allowed.push(envoy.rls.answer(&bytes).await.unwrap().overall_code == i32::from(OK));
+        allowed.push(envoy.rls.answer(&bytes, None).await.unwrap().overall_code == i32::from(OK));
     }
     assert_eq!(allowed, [true, true, false]);
 }

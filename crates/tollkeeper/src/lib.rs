@@ -234,6 +234,8 @@ mod hold;
 pub mod http;
 mod joint;
 mod limiter;
+#[cfg(feature = "redis")]
+mod line;
 mod memory;
 mod meter;
 mod observer;

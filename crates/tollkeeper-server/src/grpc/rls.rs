@@ -23,6 +23,7 @@ use super::question::{Descriptor, Question};
 use crate::metrics::Ended;
 use crate::service::Service;
 use crate::told::Headers;
+use crate::trace::{Parent, Told};
 
 /// Answers Envoy.
 #[derive(Debug)]
@@ -36,16 +37,21 @@ impl Rls {
         Rls { service }
     }
 
-    /// Answers a `RateLimitRequest`.
-    pub async fn answer(&self, message: &[u8]) -> Result<RateLimitResponse, Status> {
+    /// Answers a `RateLimitRequest`, and traces it if it is a part of a span.
+    pub async fn answer(&self, message: &[u8], parent: Option<Parent>) -> Result<RateLimitResponse, Status> {
         let began = Instant::now();
-        let answered = self.decide_all(message).await;
+        let answered = self.decide_all(message, parent, began).await;
         let ended = answered.as_ref().map_or(Ended::Error, |(ended, _)| *ended);
         self.service.metrics.grpc.record(ended, began.elapsed());
         answered.map(|(_, response)| response)
     }
 
-    async fn decide_all(&self, message: &[u8]) -> Result<(Ended, RateLimitResponse), Status> {
+    async fn decide_all(
+        &self,
+        message: &[u8],
+        parent: Option<Parent>,
+        began: Instant,
+    ) -> Result<(Ended, RateLimitResponse), Status> {
         let question =
             Question::read(message).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let asked = understand(&question)?;
@@ -73,6 +79,9 @@ impl Rls {
         };
         let overall_code = if allowed { Code::Ok } else { Code::OverLimit };
         let telling = if looked.allowed() { [&charged, &looked] } else { [&looked, &charged] };
+        if let (Some(traces), Some(parent)) = (self.service.traces(), parent) {
+            traces.record(parent, "ShouldRateLimit", began, || told(telling, &given));
+        }
         let telling = telling.into_iter().find_map(|decided| decided.decision.as_ref());
         let response = RateLimitResponse {
             overall_code: overall_code.into(),
@@ -254,6 +263,13 @@ impl Decided {
             statuses[*index] = DescriptorStatus { code: code.into(), ..standing };
         }
     }
+}
+
+/// What a span tells of them: first of those that tell most.
+fn told(telling: [&Decided; 2], given: &Decided) -> Told {
+    let decided = telling.into_iter().filter_map(|decided| decided.decision.as_ref()).map(Told::of);
+    let all = decided.chain(given.decision.as_ref().map(Told::of_given)).reduce(Told::and);
+    all.expect("there is a descriptor, and it is one of them")
 }
 
 /// How the limit that binds stands, in Envoy's words.

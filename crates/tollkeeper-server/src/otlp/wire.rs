@@ -47,9 +47,9 @@ pub(super) fn traces(spans: &[Span]) -> Vec<u8> {
     request(|scope| {
         for span in spans {
             scope.message(2, |out| {
-                out.bytes(1, &span.parent.trace);
+                out.bytes(1, &span.trace);
                 out.bytes(2, &span.id);
-                out.bytes(4, &span.parent.span);
+                span.parent.iter().for_each(|parent| out.bytes(4, parent));
                 out.text(5, span.name);
                 out.number(6, SERVER);
                 out.fixed(7, span.began);

@@ -28,6 +28,7 @@ use super::{Resp, check};
 use crate::connections::{Protocol, Stream};
 use crate::http::error::ApiError;
 use crate::metrics::{Ended, Endings};
+use crate::trace::Told;
 
 /// How long a connection may be without a command. Pools of clients keep connections for later.
 const QUIET: Duration = Duration::from_secs(300);
@@ -78,10 +79,10 @@ pub(super) async fn serve(mut stream: impl Stream, resp: Arc<Resp>, mut stopped:
                 continue;
             }
         }
-        let began = Instant::now();
+        talk.began = Instant::now();
         let (read, ended) = talk.answer_all(&mut parser, &mut input, &mut stream).await;
         asked |= read > 0;
-        talk.record(began.elapsed());
+        talk.record();
         if let Err(end) = ended {
             if end == End::Nonsense {
                 linger(&mut stream, &mut input).await;
@@ -131,6 +132,8 @@ struct Talk<'r> {
     replies: Replies,
     flights: VecDeque<Flight<'r>>,
     counts: Endings,
+    /// When what is being answered was here.
+    began: Instant,
 }
 
 /// A check that a store elsewhere has been asked for.
@@ -147,6 +150,7 @@ impl<'r> Talk<'r> {
             replies: Replies::default(),
             flights: VecDeque::new(),
             counts: Endings::default(),
+            began: Instant::now(),
         }
     }
 
@@ -285,6 +289,10 @@ impl<'r> Talk<'r> {
 
     fn checked(&mut self, verb: Verb, decision: &Decision) {
         check::write(&mut self.replies, &self.resp.service.limiter, decision);
+        if let Some(traces) = self.resp.service.traces() {
+            let name = if verb.charges() { "TK.CHECK" } else { "TK.PEEK" };
+            traces.sample(name, self.began, || Told::of(decision));
+        }
         if verb.charges() {
             self.counts.add(ended(decision.degraded(), decision.allowed()));
         }
@@ -293,6 +301,10 @@ impl<'r> Talk<'r> {
     #[inline]
     fn throttled(&mut self, dialect: Dialect, passage: &Passage, charges: bool) {
         dialect.write(&mut self.replies, &passage.outcome());
+        if let Some(traces) = self.resp.service.traces() {
+            let name = dialect.name_space();
+            traces.sample(name, self.began, || Told::of_one(name, passage));
+        }
         if charges {
             self.counts.add(ended(passage.degraded(), passage.allowed));
         }
@@ -324,9 +336,9 @@ impl<'r> Talk<'r> {
     }
 
     /// What was asked together is answered together, so it took as long.
-    fn record(&mut self, took: Duration) {
+    fn record(&mut self) {
         let counts = std::mem::take(&mut self.counts);
-        self.resp.service.metrics.resp.record_together(&counts, took);
+        self.resp.service.metrics.resp.record_together(&counts, self.began.elapsed());
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) fn check(body: &[u8]) {
         same(question, body);
     }
     thread_local!(static RLS: LazyCell<Rls> = const { LazyCell::new(rls) });
-    let answered = RLS.with(|rls| now(rls.answer(body)));
+    let answered = RLS.with(|rls| now(rls.answer(body, None)));
     match answered {
         Ok(answer) => {
             let question = read.expect("what was not read is not answered");

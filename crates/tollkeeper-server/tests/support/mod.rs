@@ -194,6 +194,11 @@ impl Server {
         assert!(done.expect("kill is there").success(), "the server is gone");
     }
 
+    /// Whether its process is gone.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("it was started").is_some()
+    }
+
     /// Waits for it to end.
     pub(crate) fn ended(mut self) -> Ended {
         let status = end_of(&mut self.child);

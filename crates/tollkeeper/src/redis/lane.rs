@@ -16,12 +16,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use redis::{Cmd, Value};
 use tokio::sync::{Notify, mpsc, oneshot};
-use tollkeeper_core::Ruling;
+use tollkeeper_core::{Ruling, Time};
 
 use super::address::Address;
 use super::fate::Fate;
 use super::link::Link;
 use super::wire::{self, Batch, Call};
+use crate::line::Line;
 
 /// The most tolls that wait to be sent.
 const WAITING: usize = 8_192;
@@ -52,7 +53,7 @@ impl Lane {
     /// Begins to connect.
     pub(crate) fn new(address: &Address, connections: usize) -> Lane {
         let ways = (0..connections.max(1)).map(|_| Way::new(Link::to(address.clone()))).collect();
-        let ways = Arc::new(Ways { ways, current: AtomicUsize::new(0), changed: Notify::new() });
+        let ways = Arc::new(Ways::new(ways));
         let (line, jobs) = mpsc::channel(WAITING);
         tokio::spawn(carry(Arc::clone(&ways), jobs));
         Lane { address: address.to_string().into(), line, ways }
@@ -110,6 +111,8 @@ struct Ways {
     current: AtomicUsize,
     /// Told whenever one of them may be used that might not before.
     changed: Notify,
+    /// What is said when a script decides otherwise than this process would.
+    disagreed: Line,
 }
 
 /// One connection, and what is on its way there.
@@ -136,6 +139,20 @@ impl Way {
 }
 
 impl Ways {
+    fn new(ways: Vec<Way>) -> Ways {
+        Ways { ways, current: AtomicUsize::new(0), changed: Notify::new(), disagreed: Line::default() }
+    }
+
+    /// Says that a script decided otherwise. If it does so once, it may with every call.
+    fn disagree(&self, requests: usize, now: Time) {
+        self.disagreed.write(now, |more| {
+            tracing::error!(
+                "the script and this process disagree on {requests} requests: the script's verdict counts; please report \
+                 this ({more} more since the last such line)"
+            );
+        });
+    }
+
     /// The connection for what needs no place in the line.
     fn link(&self) -> &Link {
         &self.ways[self.best()].link
@@ -286,16 +303,14 @@ fn gather(first: Job, jobs: &mut mpsc::Receiver<Job>) -> Vec<Job> {
 }
 
 async fn send(sent: Sent, batch: Batch, mut answers: Vec<oneshot::Sender<Result<Ruling, Fate>>>) {
+    let ways = Arc::clone(&sent.place.ways);
     let value = answer(sent, batch.call(), &mut answers).await;
     let rulings =
         value.and_then(|value| batch.rulings(&value).map_err(|error| Fate::nonsense(error.to_string())));
     match rulings {
         Ok(rulings) => {
-            if rulings.disagreements > 0 {
-                tracing::error!(
-                    "the script and this process disagree on {} requests: the script's verdict counts; please report this",
-                    rulings.disagreements
-                );
+            if let (1.., Some(first)) = (rulings.disagreements, rulings.rulings.first()) {
+                ways.disagree(rulings.disagreements, first.time());
             }
             for (answer, ruling) in answers.into_iter().zip(rulings.rulings) {
                 let _ = answer.send(Ok(ruling));
@@ -356,5 +371,62 @@ fn value(value: Value) -> wire::Value {
         Value::SimpleString(text) => wire::Value::Bytes(text.into_bytes()),
         Value::Array(values) => wire::Value::List(values.into_iter().map(self::value).collect()),
         _ => wire::Value::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt;
+    use std::sync::Mutex;
+
+    use tollkeeper_core::Span;
+    use tracing::field::{Field, Visit};
+    use tracing::{Event, Metadata, span};
+
+    use super::*;
+
+    /// The messages that are logged.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<String>>>);
+
+    impl tracing::Subscriber for Log {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn event(&self, event: &Event<'_>) {
+            event.record(&mut Message(self));
+        }
+
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+        fn enter(&self, _: &span::Id) {}
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    struct Message<'a>(&'a Log);
+
+    impl Visit for Message<'_> {
+        fn record_debug(&mut self, _: &Field, value: &dyn fmt::Debug) {
+            self.0.0.lock().unwrap().push(format!("{value:?}"));
+        }
+    }
+
+    #[test]
+    fn a_script_that_decides_otherwise_every_time_is_reported_once_a_second() {
+        let (ways, log) = (Ways::new(Vec::new()), Log::default());
+        let now = Time::from_micros(1_760_000_000_000_000);
+        tracing::subscriber::with_default(log.clone(), || {
+            (0..1_000).for_each(|_| ways.disagree(7, now));
+            ways.disagree(3, now + Span::from_secs(1));
+        });
+        let said = log.0.lock().unwrap();
+        let [first, second] = &said[..] else { panic!("{said:?}") };
+        assert!(first.contains("disagree on 7 requests") && first.contains("(0 more"), "{first}");
+        assert!(second.contains("disagree on 3 requests") && second.contains("(999 more"), "{second}");
     }
 }

@@ -17,6 +17,7 @@ use std::time::Duration;
 use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Time, Toll};
 
 use crate::clock::Clock;
+use crate::line::Line;
 use crate::memory::MemoryStore;
 use crate::observer::{Observer, Op};
 use crate::random;
@@ -80,26 +81,6 @@ struct Failures {
     failed: Line,
     opened: Line,
     closed: Line,
-}
-
-/// A line of the log: one a second says as much as a thousand.
-#[derive(Debug, Default)]
-struct Line {
-    /// When it was last written, in seconds, and how often it was not since.
-    written: AtomicU64,
-    silent: AtomicU64,
-}
-
-impl Line {
-    /// Writes it, with how often it was not written since, unless it was in this second.
-    fn write(&self, now: Time, write: impl FnOnce(u64)) {
-        let second = now.as_micros() / 1_000_000;
-        if self.written.swap(second, Relaxed) == second {
-            self.silent.fetch_add(1, Relaxed);
-        } else {
-            write(self.silent.swap(0, Relaxed));
-        }
-    }
 }
 
 impl<R: Remote> Resilient<R> {
