@@ -16,6 +16,11 @@ lint: ## check formatting and clippy, warnings denied; BENCH=1 runs clippy on be
 	cargo fmt --all --check --manifest-path bench/Cargo.toml
 	cargo fmt --all --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
+# Each feature by itself: what one of them needs must not come from another.
+	for feature in "" config redis; do \
+		cargo check --quiet --locked -p tollkeeper --no-default-features --features "$$feature" || exit 1; done
+	for feature in "" axum tonic config redis nfkc; do \
+		cargo check --quiet --locked -p tollkeeper-tower --no-default-features --features "$$feature" || exit 1; done
 # Only on request, because it builds every peer that the benchmarks compare with.
 ifeq ($(BENCH),1)
 	cargo clippy --manifest-path bench/Cargo.toml --all-targets --all-features --locked -- -D warnings

@@ -10,7 +10,7 @@ local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local arg, keys = ARGV[1], KEYS
 local packed, last, start = read('>HH', arg)
-local states = packed > 0 and call('MGET', unpack(keys, 1, packed))
+local states = packed > 0 and call('MGET', unpack(keys, 1, packed)) or {}
 local quotas = {}
 for number = 1, last do
   quotas[number], start = quota_read(arg, start, now)
@@ -48,20 +48,20 @@ local function decide(pos, admitted)
   local state = shared and held and held[key]
   local allowed, moved, after, x, y, z, record
   if kind <= 4 then
-    if state then
-      x, y, z = state.x, state.y, state.z
+    local bytes = not state and states[key]
+    if bytes and kind <= 2 and #bytes == 12 then
+      allowed, after, moved, x, y = meter_look(quota, bytes, asked)
     else
-      local bytes = states[key]
-      if bytes then
+      if state then
+        x, y, z = state.x, state.y, state.z
+      elseif bytes then
         x, y, z = state_read(quota, bytes)
-        if #bytes ~= 12 then
-          even = false
-        end
+        even = even and #bytes == 12
       else
         states[key] = none
       end
+      allowed, after, moved, x, y, z = quota.step(quota, quota.now, asked, shift, x, y, z)
     end
-    allowed, after, moved, x, y, z = quota.step(quota, quota.now, asked, shift, x, y, z)
     if hold > 0 and meter_departs(quota, quota.now, x) * quota.tick - now >= hold then
       allowed = false
     end
@@ -102,6 +102,8 @@ local function decide(pos, admitted)
     if shared then
       state = state or {}
       state.x, state.y, state.z, state.shift = x, y, z, shift
+    elseif kind <= 2 then
+      meter_save(keys[key], quota, x, y)
     else
       state_save(keys[key], quota, shift, x, y, z)
     end
@@ -120,10 +122,36 @@ local function decide(pos, admitted)
   return admitted, pos
 end
 
-local refused, toll, size, admitted = {}, 0, #arg, nil
+-- The same for dues of no particular shape at meters whose states are known, which most are: nothing if one of
+-- the toll is something else, and then nothing has been written.
+local function decide_plain(pos, admitted)
+  local key, number, shape, cost
+  key, number, shape, cost, pos = read('>HHBI4', arg, pos)
+  local quota, bytes = quotas[number], states[key]
+  if shape > 1 or cost == 0 or not bytes or quota.kind > 2 or #bytes ~= 12 then
+    return nil
+  end
+  local allowed, after, moved, level, at = meter_look(quota, bytes, cost)
+  admitted = admitted and allowed
+  if shape == 1 then
+    admitted, pos = decide_plain(pos, admitted)
+  end
+  if admitted then
+    meter_save(keys[key], quota, after, at)
+  elseif moved and admitted == false then
+    meter_save(keys[key], quota, level, at)
+  end
+  return admitted, pos
+end
+
+local refused, toll, size = {}, 0, #arg
 while start <= size do
   toll = toll + 1
-  admitted, start = decide(start, true)
+  local admitted, next = decide_plain(start, true)
+  if admitted == nil then
+    admitted, next = decide(start, true)
+  end
+  start = next
   if not admitted then
     refused[#refused + 1] = pack('>H', toll)
   end
@@ -148,4 +176,4 @@ if not even then
   end
 end
 return pack('>I7HB', now, #refused, even and 1 or 0) .. concat(refused)
-  .. (packed > 0 and concat(states) or '') .. (records and concat(records) or '')
+  .. concat(states) .. (records and concat(records) or '')

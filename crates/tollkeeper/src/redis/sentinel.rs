@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::address::Address;
-use crate::config::Host;
+use crate::store_url::Host;
 
 /// Between two attempts to listen to a sentinel.
 const PAUSE: Duration = Duration::from_secs(1);

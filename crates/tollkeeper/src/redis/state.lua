@@ -58,9 +58,9 @@ end
 -- milliseconds in text. Most keys of a batch go in one second, and to write a number out takes long.
 local expiry_second, expiry_text
 local function expiry(micros)
-  local second = floor(micros / 1000000) + 1
+  local second = micros - micros % 1000000
   if second ~= expiry_second then
-    expiry_second, expiry_text = second, format('%.0f000', second)
+    expiry_second, expiry_text = second, format('%.0f000', second / 1000000 + 1)
   end
   return expiry_text
 end
@@ -73,4 +73,37 @@ end
 -- Writes a packed state.
 local function state_save(name, quota, shift, x, y, z)
   put(name, state_bytes(quota, x, y, z), quota.fresh_at(quota, shift, x, y, z) * quota.tick)
+end
+
+-- The commonest state by far is that of a meter in 12 bytes, and to call a function takes longer than what most
+-- of them compute. So it is read and stepped by one, as `state_read` and `meter_step` do it, and written by
+-- another, as `state_save` does.
+local function meter_look(quota, bytes, cost)
+  local at, level = read('>I7I5', bytes)
+  local now = quota.now
+  if at > now then
+    return meter_step(quota, now, cost, 0, level, at)
+  end
+  if now - at >= level / quota.count then
+    level = 0
+  else
+    level = level - (now - at) * quota.count
+  end
+  local charged = level + cost * quota.period
+  if cost <= quota.burst and charged <= quota.capacity then
+    return true, charged, false, level, now
+  end
+  return false, level, false, level, now
+end
+
+local function meter_save(name, quota, level, at)
+  if level >= 1099511627776 then
+    return state_save(name, quota, 0, level, at)
+  end
+  local tick = at + ceil(level / quota.count)
+  local micros = (tick < quota.last and tick or quota.last) * quota.tick
+  if micros - micros % 1000000 ~= expiry_second then
+    expiry(micros)
+  end
+  call('SET', name, pack('>I7I5', at, level), 'PXAT', expiry_text)
 end
