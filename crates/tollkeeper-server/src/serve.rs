@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tollkeeper::config::{Config, Format, Listener, Report};
 
@@ -31,6 +31,10 @@ pub const BUILTIN: &str = include_str!("builtin.yaml");
 
 /// How long requests in flight may take once the listeners are closed.
 const LAST_REQUESTS: Duration = Duration::from_secs(10);
+
+/// How many connections may wait to be taken, where the system allows as many. [`TcpListener::bind`] has room for
+/// 128: when more come at once they are kept waiting for a second or longer, and some over HTTP/2 are reset.
+const WAITING: u32 = 4096;
 
 /// Runs until a signal says to stop.
 pub fn run(args: &Serve) -> anyhow::Result<()> {
@@ -80,8 +84,8 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
 
-    let (http, grpc) = (listen("http", http).await?, listen("grpc", grpc).await?);
-    let resp = listen("resp", resp).await?;
+    let (http, grpc) = (listen("http", http)?, listen("grpc", grpc)?);
+    let resp = listen("resp", resp)?;
     tokio::spawn(events::tell(Arc::clone(&service)));
     if let Some(following) = Arc::clone(&service).begin_to_follow().await {
         tokio::spawn(following);
@@ -163,9 +167,16 @@ async fn serve(
 }
 
 /// Takes the place where to listen, unless that is nowhere.
-async fn listen(name: &str, at: Listener) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
+fn listen(name: &str, at: Listener) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
     let Listener::At(address) = at else { return Ok(None) };
-    let listener = TcpListener::bind(address).await.with_context(|| {
+    let bound = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        // Whoever comes after a restart need not wait until the last connections of before are forgotten.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(WAITING)
+    };
+    let listener = bound().with_context(|| {
         let protocol = name.to_uppercase();
         format!("cannot listen for {protocol} on {address} (choose another address with `--{name}`)")
     })?;

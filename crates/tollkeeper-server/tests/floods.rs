@@ -152,6 +152,27 @@ fn slow_half_open_and_flooding_clients_are_bounded_and_starve_nobody() {
 }
 
 #[test]
+fn a_thousand_that_come_while_the_server_is_held_up_wait_and_are_answered() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LIMITS);
+    server.signal("STOP");
+    // It takes none of them: the system does, for as many as may wait.
+    let connect = |_| {
+        let mut stream =
+            TcpStream::connect_timeout(&server.address, PATIENCE).expect("there is room to wait");
+        stream.write_all(CHECK.as_bytes()).unwrap();
+        stream
+    };
+    let waiting: Vec<TcpStream> = (0..1_000).map(connect).collect();
+    server.signal("CONT");
+    for mut stream in waiting {
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).unwrap();
+        assert_eq!(&status, b"HTTP/1.1 200");
+    }
+}
+
+#[test]
 fn values_are_not_logged_unless_somebody_asks_for_it() {
     const SECRET: &str = "xyzzy-4711";
     let folder = Folder::new();
