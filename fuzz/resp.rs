@@ -2,21 +2,33 @@
 //! and for the test that runs their seeds.
 
 use redis_protocol::{resp2, resp3};
-use tollkeeper_server::resp::parse::{MAX_ARGUMENT, MAX_ARGUMENTS, MAX_COMMAND, Parser, ProtocolError};
+use tollkeeper_server::resp::parse::{
+    Arguments, MAX_ARGUMENT, MAX_ARGUMENTS, MAX_COMMAND, Parser, ProtocolError,
+};
 use tollkeeper_server::resp::reply::{Protocol, Replies};
 
 type Command = Vec<Vec<u8>>;
 
 /// Whatever comes is a list of commands, and why it ends, however it is cut; and nothing in it is too large.
 pub(crate) fn any_bytes(data: &[u8]) {
-    let whole = parse(data, data.len().max(1));
-    for command in &whole.0 {
+    let (commands, error) = parse(data, data.len().max(1));
+    for command in &commands {
         assert!(command.len() <= MAX_ARGUMENTS);
         assert!(command.iter().all(|word| word.len() <= MAX_ARGUMENT));
         assert!(command.iter().map(Vec::len).sum::<usize>() <= MAX_COMMAND);
     }
     for piece in [1, 2, 3, 1 + usize::from(*data.first().unwrap_or(&0))] {
-        assert_eq!(parse(data, piece), whole, "in pieces of {piece}");
+        // Compared as they come: to collect them again would take most of the time.
+        let mut expected = commands.iter();
+        let same = |arguments: Arguments<'_>| {
+            let command = expected.next().expect("no more commands than in one piece");
+            assert!(
+                arguments.from(0).eq(command.iter().map(Vec::as_slice)),
+                "in pieces of {piece}: {command:?}"
+            );
+        };
+        assert_eq!(read(data, piece, same), error, "in pieces of {piece}");
+        assert_eq!(expected.next(), None, "in pieces of {piece}");
     }
 }
 
@@ -138,7 +150,14 @@ fn commands(mut data: &[u8]) -> Vec<Command> {
 
 /// All commands of these bytes, if they come in pieces of this size; and why it ended, if not at their end.
 fn parse(bytes: &[u8], piece: usize) -> (Vec<Command>, Option<ProtocolError>) {
-    let (mut parser, mut buffer, mut found) = (Parser::default(), Vec::new(), Vec::new());
+    let mut found = Vec::new();
+    let error = read(bytes, piece, |arguments| found.push(arguments.from(0).map(<[u8]>::to_vec).collect()));
+    (found, error)
+}
+
+/// Shows each command of these bytes; why it ended, if not at their end.
+fn read(bytes: &[u8], piece: usize, mut each: impl FnMut(Arguments<'_>)) -> Option<ProtocolError> {
+    let (mut parser, mut buffer) = (Parser::default(), Vec::new());
     for piece in bytes.chunks(piece) {
         buffer.extend_from_slice(piece);
         loop {
@@ -146,12 +165,12 @@ fn parse(bytes: &[u8], piece: usize) -> (Vec<Command>, Option<ProtocolError>) {
                 Ok(None) => break,
                 Ok(Some(len)) => {
                     assert!(len > 0 && len <= buffer.len());
-                    found.push(parser.arguments(&buffer).from(0).map(<[u8]>::to_vec).collect());
+                    each(parser.arguments(&buffer));
                     buffer.drain(..len);
                 }
-                Err(error) => return (found, Some(error)),
+                Err(error) => return Some(error),
             }
         }
     }
-    (found, None)
+    None
 }
