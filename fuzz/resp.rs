@@ -18,17 +18,7 @@ pub(crate) fn any_bytes(data: &[u8]) {
         assert!(command.iter().map(Vec::len).sum::<usize>() <= MAX_COMMAND);
     }
     for piece in [1, 2, 3, 1 + usize::from(*data.first().unwrap_or(&0))] {
-        // Compared as they come: to collect them again would take most of the time.
-        let mut expected = commands.iter();
-        let same = |arguments: Arguments<'_>| {
-            let command = expected.next().expect("no more commands than in one piece");
-            assert!(
-                arguments.from(0).eq(command.iter().map(Vec::as_slice)),
-                "in pieces of {piece}: {command:?}"
-            );
-        };
-        assert_eq!(read(data, piece, same), error, "in pieces of {piece}");
-        assert_eq!(expected.next(), None, "in pieces of {piece}");
+        assert_eq!(read_as(&commands, data, piece), error, "in pieces of {piece}");
     }
 }
 
@@ -48,7 +38,7 @@ pub(crate) fn encoded(data: &[u8]) {
         bytes.extend_from_slice(&two);
     }
     for piece in [bytes.len().max(1), 1 + usize::from(*data.first().unwrap_or(&0))] {
-        assert_eq!(parse(&bytes, piece), (commands.clone(), None));
+        assert_eq!(read_as(&commands, &bytes, piece), None, "in pieces of {piece}");
     }
     // There are many answers of a word, and none depends on another: one word is enough.
     commands.iter().flatten().take(1).for_each(|word| answers(word));
@@ -143,6 +133,19 @@ fn parse(bytes: &[u8], piece: usize) -> (Vec<Command>, Option<ProtocolError>) {
     let mut found = Vec::new();
     let error = read(bytes, piece, |arguments| found.push(arguments.from(0).map(<[u8]>::to_vec).collect()));
     (found, error)
+}
+
+/// Demands that these bytes are these commands; why they ended, if not at their end. Each is compared as it comes:
+/// to collect them once more would take most of the time.
+fn read_as(commands: &[Command], bytes: &[u8], piece: usize) -> Option<ProtocolError> {
+    let mut expected = commands.iter();
+    let error = read(bytes, piece, |arguments| {
+        let command = expected.next().expect("no more commands than there are");
+        let same = arguments.from(0).eq(command.iter().map(Vec::as_slice));
+        assert!(same, "in pieces of {piece}: {command:?}");
+    });
+    assert_eq!(expected.next(), None, "in pieces of {piece}");
+    error
 }
 
 /// Shows each command of these bytes; why it ended, if not at their end.
