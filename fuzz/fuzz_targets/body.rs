@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::{Map, Value};
 use tollkeeper_server::http::ask::{Ask, MAX_BATCH, read_batch};
 use tollkeeper_server::http::error::ApiError;
-use tollkeeper_server::json::{self, Kind, Malformed, Quoted, Reader};
+use tollkeeper_server::json::{self, Kind, Malformed, Reader, Writer};
 
 /// How deep our reader follows; the other goes down to 128.
 const DEPTH: usize = 32;
@@ -26,8 +26,9 @@ fuzz_target!(|data: &[u8]| {
     check(data, theirs.as_ref());
     batch(data, theirs.as_ref());
     if let Ok(text) = std::str::from_utf8(data) {
-        let quoted = Quoted(text).to_string();
-        assert_eq!(serde_json::from_str::<String>(&quoted).ok().as_deref(), Some(text));
+        let mut quoted = Writer::with_capacity(text.len());
+        quoted.text(text);
+        assert_eq!(serde_json::from_str::<String>(&quoted.finish()).ok().as_deref(), Some(text));
     }
 });
 
@@ -132,8 +133,9 @@ fn batch(data: &[u8], expected: Option<&Value>) {
 
 /// An error is JSON whatever is wrong, and no longer than a few sentences.
 fn told(error: &ApiError) {
-    let mut text = String::new();
+    let mut text = Writer::with_capacity(256);
     error.write(&mut text);
+    let text = text.finish();
     let value: Value = serde_json::from_str(&text).expect("an error is JSON");
     assert_eq!(value["error"]["code"], error.code.name());
     assert!(text.len() < 4_096, "{} bytes", text.len());

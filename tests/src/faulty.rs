@@ -34,6 +34,8 @@ pub enum Fault {
     Cut,
     /// Nothing is read, from either side: it arrives when this is over.
     Stall,
+    /// New connections are reset; those that are there carry everything.
+    Shut,
     /// One in so many replies to a script is lost, though the script ran.
     Lose(u64, Loss),
 }
@@ -134,6 +136,10 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
     loop {
         let Ok((node, _)) = listener.accept().await else { continue };
         shared.connections.fetch_add(1, Relaxed);
+        if *shared.fault.borrow() == Fault::Shut {
+            reset(&node);
+            continue;
+        }
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
             // Who sits behind is not there: nor is who stands before it.

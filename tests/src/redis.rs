@@ -26,18 +26,23 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 #[expect(missing_docs, reason = "by their names")]
 pub enum Program {
     Redis,
+    /// The oldest that the scripts run on.
+    Redis62,
     Valkey,
 }
 
 impl Program {
     /// Where it is: on the path, or where `tools/test` has unpacked it.
     fn path(self) -> PathBuf {
-        let name = match self {
-            Program::Redis => return "redis-server".into(),
-            Program::Valkey => "valkey-server",
-        };
-        let unpacked = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/valkey/usr/bin").join(name);
-        if unpacked.exists() { unpacked } else { name.into() }
+        let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+        match self {
+            Program::Redis => "redis-server".into(),
+            Program::Redis62 => target.join("python/bin/redis-server"),
+            Program::Valkey => {
+                let unpacked = target.join("valkey/usr/bin/valkey-server");
+                if unpacked.exists() { unpacked } else { "valkey-server".into() }
+            }
+        }
     }
 }
 
@@ -350,11 +355,28 @@ impl Client {
         let mut keys = Vec::new();
         for name in names {
             let Value::Bytes(name) = name else { panic!("a key") };
-            let Ok(Value::Number(expires)) = self.call(&[b"PEXPIRETIME", &name]) else { panic!("a time") };
+            let expires = self.goes(&name);
             if expires != -2 {
                 keys.push((name, expires));
             }
         }
         keys
+    }
+
+    /// When a key goes; -2 if it has gone.
+    fn goes(&mut self, name: &[u8]) -> i64 {
+        // Redis 6.2 says only how long it stays. Whatever the store writes goes at a whole second: at the nearest.
+        const NEAREST: &str = "local time, stays = redis.call('TIME'), redis.call('PTTL', KEYS[1])
+            if stays < 0 then return stays end
+            return math.floor(time[1] + (time[2] / 1000 + stays) / 1000 + 0.5) * 1000";
+        match self.call(&[b"PEXPIRETIME", name]) {
+            Ok(Value::Number(goes)) => goes,
+            Err(error) if error.starts_with("ERR unknown command") => {
+                let stays = self.call(&[b"EVAL", NEAREST.as_bytes(), b"1", name]);
+                let Ok(Value::Number(goes)) = stays else { panic!("a time: {stays:?}") };
+                goes
+            }
+            other => panic!("a time: {other:?}"),
+        }
     }
 }

@@ -64,6 +64,11 @@ impl Sentinels {
     pub fn sentinel(&self) -> Client {
         self.sentinels[0].connect()
     }
+
+    /// All of them.
+    pub fn all(&self) -> &[Server] {
+        &self.sentinels
+    }
 }
 
 /// The number that follows a name in a list of names and values.

@@ -20,6 +20,7 @@ fn every_case_holds_on_every_store() {
         "port",
         &[&format!("user app on >p@ss:w/rd {RIGHTS}"), "user default on >other ~* &* +@all"],
     ));
+    let old = Arc::new(Server::with(Program::Redis62, &[]));
     let valkey = Arc::new(Server::with(Program::Valkey, &[]));
     let sentinels = Arc::new(Sentinels::start());
     let cluster = Arc::new(Cluster::start());
@@ -37,6 +38,7 @@ fn every_case_holds_on_every_store() {
             move || vec![in_database_3(&strict)]
         })
         .compact(),
+        Place::redis("Redis 6.2", &old.url(), inspect(&old)),
         Place::redis("Valkey", &valkey.url(), inspect(&valkey)),
         Place::redis("Sentinel", &sentinels.url(), {
             let sentinels = Arc::clone(&sentinels);

@@ -1,7 +1,8 @@
 //! A real cluster of three primaries: keys of one request in different slots, all or nothing.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use tollkeeper::redis::script;
 use tollkeeper::redis::wire::Value;
 use tollkeeper::{Algorithm, BreakerState, Correction, Limit, Missing, OnStoreFailure, Quota, facts};
 use tollkeeper_tests::cluster::Cluster;
@@ -64,6 +65,81 @@ async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charge
     let left = |name: &str| usage.limit(name).unwrap().outcome().remaining;
     assert!(left("per-user") >= bucket - 1);
     assert_eq!((left("per-route"), left("log")), (30, 20), "all of it came back");
+}
+
+/// The markers on a server, with when they go.
+fn markers(server: &Server) -> Vec<(String, i64)> {
+    let keys = server.connect().keys().into_iter();
+    let named = keys.map(|(name, goes)| (String::from_utf8(name).expect("text"), goes));
+    named.filter(|(name, _)| name.contains("%m")).collect()
+}
+
+/// What this server was asked to correct last, as it came: keys and arguments of the script.
+fn corrected(server: &Server) -> Option<Vec<Vec<u8>>> {
+    let Value::List(entries) = server.connect().text("SLOWLOG GET 1000") else { panic!("a list") };
+    entries.into_iter().find_map(|entry| {
+        let Value::List(entry) = entry else { panic!("an entry") };
+        let Value::List(words) = &entry[3] else { panic!("words") };
+        let bytes =
+            |word: &Value| if let Value::Bytes(word) = word { word.clone() } else { panic!("a word") };
+        let words: Vec<Vec<u8>> = words.iter().map(bytes).collect();
+        let by_name = words[0] == b"EVALSHA" && words[1] == script::correct().sha().as_bytes();
+        by_name.then(|| words[2..].to_vec())
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_undone_in_one_slot_is_undone_once_and_its_marker_goes() {
+    let cluster = Cluster::start();
+    let primaries = &cluster.servers[..3];
+    let limits = [("wide", 100), ("narrow", 1)];
+    let limit = |(name, count)| Limit::new(name, Quota::per_day(count)).algorithm(Algorithm::FixedWindow);
+    let limiter = limiter(&cluster.url(), limits.map(limit).into());
+    for server in primaries {
+        server.connect().text("CONFIG SET slowlog-log-slower-than 0");
+    }
+    assert!(limiter.check(&facts! {}).await.unwrap().allowed());
+    assert!(!limiter.check(&facts! {}).await.unwrap().allowed(), "the narrow one refuses");
+    let left = async || limiter.usage(&facts! {}).await.unwrap().limit("wide").unwrap().outcome().remaining;
+    let began = Instant::now();
+    let (server, marker, goes) = loop {
+        let marked = |server| markers(server).pop().map(|(marker, goes)| (server, marker, goes));
+        if let Some(found) = primaries.iter().find_map(marked) {
+            break found;
+        }
+        assert!(began.elapsed() < PATIENCE, "what was charged in vain is not undone");
+    };
+    assert_eq!(left().await, 99, "what was charged in vain is back");
+    let Value::List(time) = server.connect().text("TIME") else { panic!("a time") };
+    let Value::Bytes(seconds) = &time[0] else { panic!("text") };
+    let seconds: i64 = String::from_utf8_lossy(seconds).parse().expect("a number");
+    // It is void after five seconds, and a clock may be set back by as much.
+    let longest = (seconds + 1 + 5 + 5 + 1) * 1_000;
+    assert!(0 < goes && goes <= longest, "{marker} goes at {goes}, and should by {longest}");
+
+    // The same call again, as a server gets it that is asked twice.
+    let words = corrected(server).expect("it was undone by a script");
+    assert_eq!(words[2], marker.as_bytes());
+    let again = || {
+        let mut call = vec![&b"EVALSHA"[..], script::correct().sha().as_bytes()];
+        call.extend(words.iter().map(Vec::as_slice));
+        match server.connect().call(&call) {
+            Err(error) if error.starts_with("NOSCRIPT") => {
+                (call[0], call[1]) = (b"EVAL", script::correct().text().as_bytes());
+                server.connect().call(&call)
+            }
+            answer => answer,
+        }
+    };
+    // 1: it was done before; 0: it is too late for that.
+    assert!(matches!(again(), Ok(Value::Number(0 | 1))), "it is done once");
+    assert_eq!(left().await, 99, "nothing more is back");
+    while !markers(server).is_empty() {
+        assert!(began.elapsed() < PATIENCE, "it stays: {:?}", markers(server));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(again(), Ok(Value::Number(0)), "it is too late");
+    assert_eq!(left().await, 99, "nothing more is back");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

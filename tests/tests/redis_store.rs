@@ -67,6 +67,59 @@ async fn every_algorithm_decides_refunds_and_forgets() {
     assert_eq!(forever.len(), 1, "only the secret stays: {forever:?}");
 }
 
+/// The marker of a charge that was corrected: its name, and when it goes.
+fn markers(server: &Server) -> Vec<(String, i64)> {
+    let keys = server.connect().keys().into_iter();
+    let named = keys.map(|(name, goes)| (String::from_utf8(name).expect("text"), goes));
+    named.filter(|(name, _)| name.contains("%m")).collect()
+}
+
+#[tokio::test]
+async fn a_refund_that_is_sent_twice_gives_back_once_and_its_marker_goes_when_the_charge_is_void() {
+    let algorithms =
+        [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog];
+    for algorithm in algorithms {
+        let name = algorithm.name();
+        // For a day: what is given back by a bucket has not drained by then.
+        let server = Server::start();
+        let limiter = limiter(&server.url(), vec![Limit::new(name, Quota::per_day(10)).algorithm(algorithm)]);
+        let left = async || limiter.usage(&facts! {}).await.unwrap().limit(name).unwrap().outcome().remaining;
+        let charge = limiter.check(&facts! {}).cost(3).await.unwrap().charge().expect("it passes");
+        assert!(limiter.check(&facts! {}).cost(5).await.unwrap().allowed(), "{name}");
+        assert_eq!((left().await, markers(&server)), (2, vec![]), "{name}");
+        assert_eq!(limiter.refund(&charge).await, Correction::Done, "{name}");
+        // A bucket has drained a little of it, and rounds down what is left.
+        let after = left().await;
+        assert!((4..=5).contains(&after), "{name}: {after}");
+        let [(marker, goes)] = &markers(&server)[..] else { panic!("{name}: one marker for one key") };
+        // As long as the charge could be refunded, and up to a minute more, in whole seconds.
+        let void = i64::try_from(charge.void_at().as_micros() / 1_000).expect("before the end of time");
+        assert!((void..=void + 61_000).contains(goes), "{name}: {marker} goes at {goes}, {void}");
+        for _ in 0..3 {
+            assert_eq!(limiter.refund(&charge).await, Correction::Repeated, "{name}");
+        }
+        assert_eq!((left().await, markers(&server).len()), (after, 1), "{name}: given back once");
+    }
+    // And for a second: the marker goes by itself, and then the charge is void.
+    let server = Server::start();
+    let limit = Limit::new("short", Quota::per_second(10)).algorithm(Algorithm::FixedWindow);
+    let limiter = limiter(&server.url(), vec![limit]);
+    // The window may end in between: then there is nothing to be given back, and no marker.
+    let charge = loop {
+        let charge = limiter.check(&facts! {}).await.unwrap().charge().expect("it passes");
+        match limiter.refund(&charge).await {
+            Correction::Done => break charge,
+            correction => assert_eq!(correction, Correction::Unknown),
+        }
+    };
+    let began = Instant::now();
+    while !markers(&server).is_empty() {
+        assert!(began.elapsed() < PATIENCE, "it stays: {:?}", markers(&server));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(limiter.refund(&charge).await, Correction::Unknown, "it is void now");
+}
+
 /// Most states take 12 bytes; those of large counts a few more, and then all travel with their lengths.
 #[tokio::test]
 async fn long_states_and_short_ones_in_one_request_are_told_apart() {

@@ -13,11 +13,13 @@ fn version(server: &Server) -> String {
 }
 
 #[test]
-fn redis_and_valkey_start_on_sockets_and_ports() {
+fn old_and_new_redis_and_valkey_start_on_sockets_and_ports() {
     let redis = Server::on_a_port(Program::Redis, "port", &[]);
     assert!(version(&redis).contains("redis_version:7"), "{}", version(&redis));
     let mut client = Client::to(redis.port()).unwrap();
     assert_eq!(client.text("PING"), Value::Bytes(b"PONG".to_vec()));
+    let old = Server::with(Program::Redis62, &[]);
+    assert!(version(&old).contains("redis_version:6.2."), "{}", version(&old));
     let valkey = Server::with(Program::Valkey, &[]);
     assert!(version(&valkey).contains("valkey_version:8"), "{}", version(&valkey));
 }

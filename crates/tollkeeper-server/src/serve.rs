@@ -83,8 +83,8 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
 
-    let (http, grpc) = (listen("http", http).await?, listen("grpc", grpc).await?);
-    let resp = listen("resp", resp).await?;
+    let (http, grpc) = (listen("http", http)?, listen("grpc", grpc)?);
+    let resp = listen("resp", resp)?;
     tokio::spawn(events::tell(Arc::clone(&service)));
     if let Some(following) = Arc::clone(&service).begin_to_follow().await {
         tokio::spawn(following);
@@ -166,7 +166,7 @@ async fn serve(
 }
 
 /// Takes the place where to listen, unless that is nowhere.
-async fn listen(name: &str, at: Listener) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
+fn listen(name: &str, at: Listener) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
     let Listener::At(address) = at else { return Ok(None) };
     let listener = bind(address).with_context(|| {
         let protocol = name.to_uppercase();
@@ -176,8 +176,9 @@ async fn listen(name: &str, at: Listener) -> anyhow::Result<Option<(TcpListener,
     Ok(Some((listener, address)))
 }
 
-/// As [`TcpListener::bind`] does it, but with room for more than the 128 that it lets wait. One more than there is room for
-/// tries again after a second, and thousands come at once when they find out that another node has gone.
+/// As [`TcpListener::bind`] does it, but with room for more than the 128 that it lets wait. Whoever finds no room tries
+/// again after a second, or is reset over HTTP/2; and thousands come at once when they find out that another node has
+/// gone.
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;

@@ -5,7 +5,7 @@
 mod support;
 
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -205,6 +205,92 @@ fn slow_half_open_and_flooding_clients_are_bounded_and_starve_nobody() {
         assert!(each < 96.0, "{what}: {each:.1} KiB");
         drop(open);
     }
+}
+
+/// Bytes that look a little like requests, the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from((self.0 >> 33) % end as u64).expect("small")
+    }
+
+    fn noise(&mut self, most: usize) -> Vec<u8> {
+        let count = self.below(most);
+        (0..count).map(|_| u8::try_from(self.below(256)).expect("a byte")).collect()
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        const PIECES: [&[u8]; 20] = [
+            CHECK.as_bytes(),
+            b"POST /v1/check HTTP/1.1\r\n",
+            b"GET /v1/usage?user=%00&ip=1 HTTP/1.1\r\n",
+            b"GET /healthz HTTP/1.0\r\n",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+            b"host: a\r\n",
+            b"content-length: 26\r\n",
+            b"content-length: 4294967296\r\n",
+            b"transfer-encoding: chunked\r\n",
+            b"expect: 100-continue\r\n",
+            b"upgrade: websocket\r\nconnection: upgrade\r\n",
+            b"\r\n",
+            b"\r\n\r\n",
+            b"ffffffff\r\n",
+            b"0\r\n\r\n",
+            b"{\"facts\":{\"user\":\"",
+            b"[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[",
+            b"\"}}",
+            b"\0\xff",
+        ];
+        if self.below(4) == 0 {
+            return self.noise(16 << 10);
+        }
+        let mut bytes = Vec::new();
+        for _ in 0..self.below(100) {
+            match self.below(8) {
+                0 => bytes.extend(self.noise(2_000)),
+                _ => bytes.extend_from_slice(PIECES[self.below(PIECES.len())]),
+            }
+        }
+        bytes
+    }
+}
+
+#[test]
+fn random_bytes_never_end_the_server_nor_make_it_grow() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LIMITS);
+    let mut random = Random(7);
+    let mut storm = || {
+        let mut answers = [0, 0];
+        for _ in 0..500 {
+            let mut stream = TcpStream::connect(server.address).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            // It may have heard enough before the end.
+            let _ = stream.write_all(&random.bytes());
+            let _ = stream.shutdown(Shutdown::Write);
+            let mut answer = Vec::new();
+            match stream.read_to_end(&mut answer) {
+                Err(error) => assert_ne!(error.kind(), ErrorKind::WouldBlock, "it does not end"),
+                Ok(_) => answers[usize::from(answer.starts_with(b"HTTP/1.1 200"))] += 1,
+            }
+        }
+        answers
+    };
+    let first = storm();
+    let before = memory(&server);
+    let all = (0..4).map(|_| storm()).fold(first, |all, more| [all[0] + more[0], all[1] + more[1]]);
+
+    assert!(all[1] > 10 && all[0] > 100, "some of it is understood, and most is not: {all:?}");
+    assert!(server.check(r#"{"user":"alice"}"#), "it goes on");
+    assert!(!server.log().contains("panicked"), "{}", server.log());
+    let grown = memory(&server).saturating_sub(before);
+    println!("{} were answered with 200, {} otherwise or not; {grown} KiB more", all[1], all[0]);
+    assert!(grown < 8 << 10, "{grown} KiB more");
 }
 
 #[test]

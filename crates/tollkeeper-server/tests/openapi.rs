@@ -55,7 +55,9 @@ fn judge(options: &[&str]) -> u64 {
     assert!(judged.status.success(), "{said}");
     assert!(server.get("/healthz").status == 200 && !server.log().contains("panicked"), "{}", server.log());
     let made = said.lines().find_map(|line| line.trim().split_once(" generated")).expect("a count");
-    made.0.replace(',', "").parse().unwrap_or_else(|_| panic!("{said}"))
+    let made = made.0.replace(',', "").parse().unwrap_or_else(|_| panic!("{said}"));
+    println!("{made} requests were made up");
+    made
 }
 
 #[test]

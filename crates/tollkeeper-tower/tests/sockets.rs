@@ -3,6 +3,7 @@
 mod support;
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -31,8 +32,8 @@ enum Connection {
 }
 
 impl Connection {
-    async fn open(server: &Server, http2: bool) -> Connection {
-        let stream = TokioIo::new(TcpStream::connect(server.address).await.expect("it listens"));
+    async fn open(address: SocketAddr, http2: bool) -> Connection {
+        let stream = TokioIo::new(TcpStream::connect(address).await.expect("it listens"));
         if http2 {
             let handshake = http2::handshake(TokioExecutor::new(), stream).await;
             let (mut sender, connection) = handshake.expect("it speaks HTTP/2");
@@ -56,13 +57,19 @@ impl Connection {
     }
 }
 
-/// Sends one request over each of so many connections, all of them at once when all are open.
+/// Opens so many connections at once and, when the last of them is open, sends one request over each.
 async fn all_at_once(server: &Server, connections: usize, http2: bool) -> Vec<u16> {
-    let mut open = Vec::new();
-    for _ in 0..connections {
-        open.push(Connection::open(server, http2).await);
-    }
-    let tasks: Vec<_> = open.into_iter().map(|connection| tokio::spawn(connection.ask())).collect();
+    let together = Arc::new(Barrier::new(connections));
+    let tasks: Vec<_> = (0..connections)
+        .map(|_| {
+            let (address, together) = (server.address, Arc::clone(&together));
+            tokio::spawn(async move {
+                let connection = Connection::open(address, http2).await;
+                together.wait().await;
+                connection.ask().await
+            })
+        })
+        .collect();
     let mut statuses = Vec::new();
     for task in tasks {
         statuses.push(task.await.expect("it does not panic"));

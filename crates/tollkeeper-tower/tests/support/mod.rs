@@ -10,7 +10,7 @@ use axum::Router;
 use axum::routing::any;
 use http::HeaderMap;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tollkeeper::http::{ClientAddress, HttpFact, HttpSettings, Source};
 use tollkeeper::{Capacity, Clock, Limit, Limiter, ManualClock, MemoryStore, Policy, Time};
@@ -35,6 +35,15 @@ pub(crate) fn fact(name: &str, from: &str) -> HttpFact {
     HttpFact::new(name, Source::of(from).expect("a part of a request"))
 }
 
+/// A listener on a free port at which a crowd may wait. [`TcpListener::bind`] has room for 128: with more at
+/// once Linux begins to answer with SYN cookies, forgets who has come, and resets a connection whose second
+/// packet arrives before its first is taken. HTTP/2 always sends two, its settings and a request.
+fn listener() -> TcpListener {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port");
+    socket.listen(1024).expect("it listens")
+}
+
 /// A server that runs until it is dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
@@ -44,7 +53,7 @@ pub(crate) struct Server {
 impl Server {
     /// Serves an application of axum, over HTTP/1.1 and HTTP/2.
     pub(crate) async fn axum(router: Router) -> Server {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listener = listener();
         let address = listener.local_addr().expect("it is bound");
         let service = router.into_make_service_with_connect_info::<SocketAddr>();
         let task = tokio::spawn(async move { axum::serve(listener, service).await.expect("it serves") });
@@ -55,7 +64,7 @@ impl Server {
     pub(crate) async fn of<F: Future<Output = ()> + Send + 'static>(
         serve: impl FnOnce(TcpListener) -> F,
     ) -> Server {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let listener = listener();
         let address = listener.local_addr().expect("it is bound");
         Server { address, task: tokio::spawn(serve(listener)) }
     }
