@@ -58,6 +58,7 @@ fn page(results: &Value) -> String {
     add("http", http);
     add("resp", resp);
     add("grpc", grpc);
+    add("redis", redis);
     page
 }
 
@@ -137,6 +138,34 @@ fn grpc(sides: &Map<String, Value>) -> String {
         let (version, speed) = (plain(&side["version"]), rounded(median(&side["requests_per_second"]), 0));
         let (seconds, ratio) = (rounded(cpu(side), 1), rounded(cpu(side) / ours, 2));
         writeln!(section, "| {name} {version} | {seconds} | {ratio} | {speed} |").expect("text");
+    }
+    section
+}
+
+fn redis(figures: &Map<String, Value>) -> String {
+    let mut section = "\n## Redis\n\n\
+         What a check costs Redis, the least of twelve rounds: `plain-gcra` is a script written by hand for one limit,\n\
+         `return-1` a script that does nothing, the others are ours.\n\n\
+         | Calls | Microseconds of its processor per check | `plain-gcra` / this |\n\
+         |---|---|---|\n"
+        .to_owned();
+    let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
+    let part = |prefix: &'static str| {
+        figures.iter().filter_map(move |(name, value)| Some((name.strip_prefix(prefix)?, number(value))))
+    };
+    let plain = number(&figures["plain-gcra"]);
+    let calls = figures.iter().filter(|(name, _)| !name.contains("-per-key-") && !name.contains("-a-second-"));
+    for (name, value) in calls {
+        let (micros, ratio) = (rounded(number(value), 2), rounded(plain / number(value), 2));
+        writeln!(section, "| `{name}` | {micros} | {ratio} |").expect("text");
+    }
+    section.push_str("\n| One process, 256 in flight | Checks a second |\n|---|---|\n");
+    for (name, value) in part("checks-a-second-") {
+        writeln!(section, "| {name} | {} |", rounded(value, 0)).expect("text");
+    }
+    section.push_str("\n| Limit, values of 24 bytes | Bytes per key |\n|---|---|\n");
+    for (name, value) in part("bytes-per-key-") {
+        writeln!(section, "| `{name}` | {} |", rounded(value, 0)).expect("text");
     }
     section
 }
