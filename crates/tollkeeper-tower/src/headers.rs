@@ -8,7 +8,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, header};
 use tollkeeper::decimal::Decimal;
 use tollkeeper::decision::Answer;
 use tollkeeper::http::HeaderDialect;
-use tollkeeper::inline::Inline;
 use tollkeeper::{Decision, Outcome, Percent, Retry, Span};
 
 /// A header that tells of limits.
@@ -111,7 +110,7 @@ pub fn write(
     jitter: &Jitter,
     mut emit: impl FnMut(Field, &[u8]),
 ) {
-    let mut text = Text::default();
+    let mut text = Text(Vec::with_capacity(128));
     if let Some(wait) = if decision.allowed() { None } else { decision.retry_after() } {
         text.emit_number(Field::RetryAfter, jitter.seconds(wait), &mut emit);
     }
@@ -191,8 +190,7 @@ pub fn insert(headers: &mut HeaderMap, decision: &Decision, dialects: &[HeaderDi
 }
 
 /// A value that is being written.
-#[derive(Default)]
-struct Text(Inline<u8, 128>);
+struct Text(Vec<u8>);
 
 impl Text {
     fn push(&mut self, text: &str) {
@@ -219,7 +217,7 @@ impl Text {
         if !self.0.is_empty() {
             emit(field, &self.0);
         }
-        self.0.truncate(0);
+        self.0.clear();
     }
 
     /// Writes each enforced limit that may be shown.

@@ -68,6 +68,7 @@ impl Shareable for Prepared {
         Prepared { policy: Arc::new(self.policy.share()), ..self.clone() }
     }
 
+    #[inline]
     fn shares() -> &'static LocalKey<Shares<Prepared>> {
         thread_local! { static PREPARED: Shares<Prepared> = const { Shares::new() } }
         &PREPARED

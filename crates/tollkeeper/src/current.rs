@@ -47,6 +47,7 @@ impl Shareable for Policy {
         self.clone()
     }
 
+    #[inline]
     fn shares() -> &'static LocalKey<Shares<Policy>> {
         thread_local! { static POLICIES: Shares<Policy> = const { Shares::new() } }
         &POLICIES

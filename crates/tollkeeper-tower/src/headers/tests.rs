@@ -236,7 +236,7 @@ fn numbers_fit_into_fifteen_digits_and_windows_have_a_second_at_least() {
         lines(&decision, &[HeaderDialect::Ietf])[0],
         r#"ratelimit-policy: "large";q=562949953421312;w=1, "short";q=1000;w=1"#
     );
-    let mut text = Text::default();
+    let mut text = Text(Vec::new());
     text.push_number(u64::MAX);
     assert_eq!(*text.0, *b"999999999999999");
 }
