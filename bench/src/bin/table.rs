@@ -154,7 +154,8 @@ fn redis(figures: &Map<String, Value>) -> String {
         figures.iter().filter_map(move |(name, value)| Some((name.strip_prefix(prefix)?, number(value))))
     };
     let plain = number(&figures["plain-gcra"]);
-    let calls = figures.iter().filter(|(name, _)| !name.contains("-per-key-") && !name.contains("-a-second-"));
+    let calls =
+        figures.iter().filter(|(name, _)| !name.contains("-per-key-") && !name.contains("-a-second-"));
     for (name, value) in calls {
         let (micros, ratio) = (rounded(number(value), 2), rounded(plain / number(value), 2));
         writeln!(section, "| `{name}` | {micros} | {ratio} |").expect("text");
