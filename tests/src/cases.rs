@@ -318,6 +318,11 @@ impl Random {
         least + self.next() % (most - least + 1)
     }
 
+    /// Any number below `end`.
+    pub fn below(&mut self, end: usize) -> usize {
+        usize::try_from(self.within(0, end as u64 - 1)).expect("below a size")
+    }
+
     /// Any number from `least` to `most`, small ones as often as large ones.
     fn of_any_size(&mut self, least: u64, most: u64) -> u64 {
         let bits = self.within(0, u64::from((most - least + 1).ilog2()));
@@ -329,7 +334,7 @@ impl Random {
     }
 
     fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[usize::try_from(self.within(0, of.len() as u64 - 1)).expect("an index")]
+        of[self.below(of.len())]
     }
 
     fn period(&mut self) -> Span {

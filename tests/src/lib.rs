@@ -9,6 +9,7 @@ pub mod contract;
 pub mod exact;
 pub mod faulty;
 pub mod fold;
+pub mod folder;
 pub mod load;
 pub mod one_key;
 pub mod oracle;

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 use tollkeeper_tests::binary::tollkeeper;
+use tollkeeper_tests::folder::Folder;
 use tollkeeper_tests::redis::{self, PATIENCE};
 
 fn root() -> PathBuf {
@@ -43,27 +44,6 @@ fn eventually(what: &str, mut test: impl FnMut() -> bool) {
     while !test() {
         assert!(began.elapsed() < PATIENCE, "it did not come to pass that {what}");
         std::thread::sleep(std::time::Duration::from_millis(50));
-    }
-}
-
-/// A folder that goes with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Folder {
-        Folder(redis::folder())
-    }
-
-    fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        fs::write(&path, text).unwrap();
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -136,7 +116,7 @@ impl Prometheus {
         let address = format!("127.0.0.1:{}", redis::free_port());
         let child = Command::new("prometheus")
             .arg(format!("--config.file={}", config.display()))
-            .arg(format!("--storage.tsdb.path={}", folder.0.join("data").display()))
+            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
             .arg(format!("--web.listen-address={address}"))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -400,11 +380,11 @@ fn a_package_holds_the_command_its_unit_and_a_policy_that_is_valid() {
         found.next().unwrap_or_else(|| panic!("no {start}{version}…{end}"))
     };
     let folder = Folder::new();
-    run(Command::new("dpkg-deb").arg("--extract").arg(package("tollkeeper_", ".deb")).arg(&folder.0));
-    let command = folder.0.join("usr/bin/tollkeeper");
+    run(Command::new("dpkg-deb").arg("--extract").arg(package("tollkeeper_", ".deb")).arg(folder.path()));
+    let command = folder.path().join("usr/bin/tollkeeper");
     assert_eq!(run(Command::new(&command).arg("--version")), format!("tollkeeper {version}\n"));
-    run(Command::new(&command).arg("validate").arg(folder.0.join("etc/tollkeeper/tollkeeper.yaml")));
-    let unit = fs::read_to_string(folder.0.join("lib/systemd/system/tollkeeper.service")).unwrap();
+    run(Command::new(&command).arg("validate").arg(folder.path().join("etc/tollkeeper/tollkeeper.yaml")));
+    let unit = fs::read_to_string(folder.path().join("lib/systemd/system/tollkeeper.service")).unwrap();
     assert_eq!(unit, read("deploy/systemd/tollkeeper.service"));
     let told = run(Command::new("dpkg-deb").arg("--info").arg(package("tollkeeper_", ".deb")));
     for file in ["conffiles", "postinst", "prerm", "postrm"] {

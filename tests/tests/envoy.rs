@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tollkeeper_tests::binary;
+use tollkeeper_tests::folder::Folder;
 use tollkeeper_tests::page::{Page, root};
 use tollkeeper_tests::redis::{self, PATIENCE, free_port};
 
@@ -222,27 +223,6 @@ fn program() -> PathBuf {
     path
 }
 
-/// A folder that is gone when the test is.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Folder {
-        Folder(redis::folder())
-    }
-
-    fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        fs::write(&path, text).expect("a folder of one's own");
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A process that ends with the test.
 struct Killed(Child);
 
@@ -327,7 +307,7 @@ impl Envoy {
                 config = config.replace(&said, &format!("{name}: {to}"));
             }
             let file = folder.write("envoy.yaml", &config);
-            let log = fs::File::create(folder.0.join("envoy.log")).expect("a folder of one's own");
+            let log = fs::File::create(folder.path().join("envoy.log")).expect("a folder of one's own");
             let mut command = Command::new(program());
             command
                 .args(["--disable-hot-restart", "--concurrency", "2", "--log-level", "warn", "-c"])
@@ -343,7 +323,7 @@ impl Envoy {
         }
         panic!(
             "Envoy does not start: {}",
-            fs::read_to_string(folder.0.join("envoy.log")).unwrap_or_default()
+            fs::read_to_string(folder.path().join("envoy.log")).unwrap_or_default()
         );
     }
 

@@ -4,13 +4,13 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use tollkeeper_tests::folder::Folder;
 use tollkeeper_tests::page::{Page, root};
-use tollkeeper_tests::redis::{self, PATIENCE, free_port};
+use tollkeeper_tests::redis::{PATIENCE, free_port};
 use tollkeeper_tests::served::Served;
 
 /// Three for each address and day where it is counted, and what cannot be told where a parameter matters.
@@ -120,27 +120,6 @@ fn in_a_day(config: &str) -> String {
     config.replace("5/min", "5/day")
 }
 
-/// A folder that is gone when the test is.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new() -> Folder {
-        Folder(redis::folder())
-    }
-
-    fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        fs::write(&path, text).expect("a folder of one's own");
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A server of ours.
 struct Tollkeeper {
     served: Served,
@@ -174,7 +153,7 @@ impl Gateway {
     fn nginx(tollkeeper: &Tollkeeper) -> Gateway {
         let config = page("docs/nginx.md", "tollkeeper.conf");
         Gateway::start("nginx", &config, tollkeeper, |config, folder| {
-            let path = folder.0.display();
+            let path = folder.path().display();
             let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
                 .map(|kind| format!("{kind}_temp_path {path}/{kind};"));
             let all = format!(
@@ -184,7 +163,7 @@ impl Gateway {
             );
             let file = folder.write("nginx.conf", &all);
             let mut command = Command::new("nginx");
-            command.arg("-p").arg(&folder.0).arg("-c").arg(file);
+            command.arg("-p").arg(folder.path()).arg("-c").arg(file);
             command
         })
     }
@@ -194,7 +173,10 @@ impl Gateway {
             let file = folder.write("Caddyfile", &format!("{{\n\tadmin off\n}}\n{config}"));
             let mut command = Command::new("caddy");
             command.args(["run", "--adapter", "caddyfile", "--config"]).arg(file);
-            command.env("HOME", &folder.0).env("XDG_DATA_HOME", &folder.0).env("XDG_CONFIG_HOME", &folder.0);
+            command
+                .env("HOME", folder.path())
+                .env("XDG_DATA_HOME", folder.path())
+                .env("XDG_CONFIG_HOME", folder.path());
             command
         })
     }
@@ -218,7 +200,7 @@ impl Gateway {
                 assert!(config.contains(&said), "{said} is not in the page's file any more");
                 config = config.replace(&said, &format!("127.0.0.1:{to}"));
             }
-            let log = fs::File::create(folder.0.join("log")).expect("a folder of one's own");
+            let log = fs::File::create(folder.path().join("log")).expect("a folder of one's own");
             let mut command = command(&config, &folder);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
             let mut process = command.spawn().unwrap_or_else(|error| {
@@ -234,7 +216,10 @@ impl Gateway {
             let _ = process.kill();
             let _ = process.wait();
         }
-        panic!("{name} does not start: {}", fs::read_to_string(folder.0.join("log")).unwrap_or_default());
+        panic!(
+            "{name} does not start: {}",
+            fs::read_to_string(folder.path().join("log")).unwrap_or_default()
+        );
     }
 
     /// One request on a connection of its own.

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::Value;
+use tollkeeper_tests::cases::Random;
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::page::{Page, root};
 use tollkeeper_tests::redis::{Server, folder};
@@ -358,8 +359,8 @@ fn without_its_redis_limits_that_travel_go_by_the_failure_policy_of_the_file() {
 #[test]
 fn random_bytes_never_end_the_server_nor_make_it_grow() {
     let server = on_memory();
-    let mut random = Random(7);
-    let storm = |random: &mut Random| {
+    let mut random = Noise(Random::new(7));
+    let storm = |random: &mut Noise| {
         for _ in 0..300 {
             let mut stream = TcpStream::connect(server.resp).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -388,16 +389,9 @@ fn random_bytes_never_end_the_server_nor_make_it_grow() {
 }
 
 /// Bytes that look a little like commands, the same in every run.
-struct Random(u64);
+struct Noise(Random);
 
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from((self.0 >> 33) % end as u64).expect("small")
-    }
-
+impl Noise {
     fn bytes(&mut self) -> Vec<u8> {
         const PIECES: [&[u8]; 16] = [
             b"*5\r\n",
@@ -418,14 +412,14 @@ impl Random {
             b"\"",
         ];
         let mut bytes = Vec::new();
-        for _ in 0..self.below(200) {
-            match self.below(8) {
+        for _ in 0..self.0.below(200) {
+            match self.0.below(8) {
                 0 => bytes.extend(
-                    (0..self.below(2_000))
-                        .map(|_| u8::try_from(self.below(256)).expect("a byte"))
+                    (0..self.0.below(2_000))
+                        .map(|_| u8::try_from(self.0.below(256)).expect("a byte"))
                         .collect::<Vec<u8>>(),
                 ),
-                _ => bytes.extend_from_slice(PIECES[self.below(PIECES.len())]),
+                _ => bytes.extend_from_slice(PIECES[self.0.below(PIECES.len())]),
             }
         }
         bytes

@@ -12,6 +12,7 @@ use std::thread;
 
 use support::*;
 use tollkeeper_server::files;
+use tollkeeper_tests::cases::Random;
 
 const LIMITS: &str = "limits: [{ name: per-user, by: user, rate: 1000000/day }]\n";
 
@@ -208,19 +209,12 @@ fn slow_half_open_and_flooding_clients_are_bounded_and_starve_nobody() {
 }
 
 /// Bytes that look a little like requests, the same in every run.
-struct Random(u64);
+struct Noise(Random);
 
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from((self.0 >> 33) % end as u64).expect("small")
-    }
-
+impl Noise {
     fn noise(&mut self, most: usize) -> Vec<u8> {
-        let count = self.below(most);
-        (0..count).map(|_| u8::try_from(self.below(256)).expect("a byte")).collect()
+        let count = self.0.below(most);
+        (0..count).map(|_| u8::try_from(self.0.below(256)).expect("a byte")).collect()
     }
 
     fn bytes(&mut self) -> Vec<u8> {
@@ -246,14 +240,14 @@ impl Random {
             b"\"}}",
             b"\0\xff",
         ];
-        if self.below(4) == 0 {
+        if self.0.below(4) == 0 {
             return self.noise(16 << 10);
         }
         let mut bytes = Vec::new();
-        for _ in 0..self.below(100) {
-            match self.below(8) {
+        for _ in 0..self.0.below(100) {
+            match self.0.below(8) {
                 0 => bytes.extend(self.noise(2_000)),
-                _ => bytes.extend_from_slice(PIECES[self.below(PIECES.len())]),
+                _ => bytes.extend_from_slice(PIECES[self.0.below(PIECES.len())]),
             }
         }
         bytes
@@ -264,7 +258,7 @@ impl Random {
 fn random_bytes_never_end_the_server_nor_make_it_grow() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
-    let mut random = Random(7);
+    let mut random = Noise(Random::new(7));
     let mut storm = || {
         let mut answers = [0, 0];
         for _ in 0..500 {

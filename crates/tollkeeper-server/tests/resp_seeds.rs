@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use tollkeeper_tests::cases::Random;
+
 #[path = "../../../fuzz/resp.rs"]
 mod resp;
 
@@ -12,24 +14,12 @@ fn seeds() -> Vec<Vec<u8>> {
     files.map(|file| fs::read(file.expect("a file").path()).expect("it can be read")).collect()
 }
 
-/// Numbers that look random and are the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from((self.0 >> 33) % end as u64).expect("small")
-    }
-}
-
 #[test]
 fn every_seed_and_what_is_like_it_is_read_alike_however_it_is_cut() {
     let seeds = seeds();
     assert!(seeds.len() >= 15, "{} seeds", seeds.len());
     seeds.iter().for_each(|seed| resp::any_bytes(seed));
-    let mut random = Random(11);
+    let mut random = Random::new(11);
     for _ in 0..20_000 {
         let (one, other) = (&seeds[random.below(seeds.len())], &seeds[random.below(seeds.len())]);
         let mut bytes =
@@ -45,7 +35,7 @@ fn every_seed_and_what_is_like_it_is_read_alike_however_it_is_cut() {
 #[test]
 fn commands_and_answers_are_what_the_encoder_of_redis_protocol_says() {
     seeds().iter().for_each(|seed| resp::encoded(seed));
-    let mut random = Random(12);
+    let mut random = Random::new(12);
     for _ in 0..2_000 {
         let bytes: Vec<u8> = (0..random.below(60)).map(|_| random.below(256).to_le_bytes()[0]).collect();
         resp::encoded(&bytes);
