@@ -6,11 +6,13 @@
 
 use std::env;
 use std::hint::black_box;
+use std::sync::Arc;
 
 use tollkeeper::{Clock, Limiter, ManualClock, Time, facts};
 use tollkeeper_bench::keys::{self, Request};
 use tollkeeper_bench::ours;
 use tollkeeper_bench::sides::Bucket;
+use tollkeeper_server::metrics::Metrics;
 
 const KEYS: u64 = 65_536;
 
@@ -22,7 +24,8 @@ fn main() {
     match path.as_str() {
         "handle-hot" => by_handle(&[user(1)], checks),
         "handle-uniform-64k" => by_handle(&(0..KEYS).map(user).collect::<Vec<_>>(), checks),
-        "policy-hot" => by_policy(&user(1), checks),
+        "policy-hot" => by_policy(&limiter(&["user"]), &user(1), checks),
+        "policy-hot-observed" => by_policy(&observed(limiter(&["user"])), &user(1), checks),
         "handle-layered-3" => by_layers(checks),
         "policy-layered-3" => by_three_limits(checks),
         _ => panic!("there is no path `{path}` (try `handle-hot`)"),
@@ -42,8 +45,13 @@ fn by_handle(users: &[String], checks: usize) {
     users.iter().cycle().take(checks).for_each(check);
 }
 
-fn by_policy(user: &str, checks: usize) {
-    let limiter = limiter(&["user"]);
+/// The same, and everything is counted as the server does.
+fn observed(limiter: Limiter) -> Limiter {
+    assert!(limiter.observe(Arc::new(Metrics::new(&limiter.policy()))), "nobody looks yet");
+    limiter
+}
+
+fn by_policy(limiter: &Limiter, user: &str, checks: usize) {
     let check = || {
         let facts = facts! { "user" => black_box(user) };
         assert!(limiter.check(&facts).wait().expect("valid").allowed());

@@ -435,6 +435,24 @@ impl<'d> Answer<'d> {
         self.said.outcome_at(&self.due, self.now)
     }
 
+    /// [`Outcome::remaining`] and nothing else, which is cheaper.
+    pub fn remaining(&self) -> u64 {
+        match self.said {
+            Said::Nothing => 0,
+            Said::Step { step, charged } => self.due.remaining(self.now, step, *charged),
+            Said::Outcome { outcome, .. } | Said::Degraded { outcome, .. } => outcome.remaining,
+        }
+    }
+
+    /// [`Outcome::limit`] and nothing else.
+    pub fn granted(&self) -> u64 {
+        match self.said {
+            Said::Nothing => 0,
+            Said::Step { .. } => self.due.quota.limit(),
+            Said::Outcome { outcome, .. } | Said::Degraded { outcome, .. } => outcome.limit,
+        }
+    }
+
     /// Who answered in place of the store, if it did not.
     pub fn degraded(&self) -> Option<OnStoreFailure> {
         self.said.degraded()

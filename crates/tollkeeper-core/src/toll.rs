@@ -392,6 +392,12 @@ impl<'t> Due<'t> {
         if self.is_free() { Outcome { delay: Span::ZERO, ..outcome } } else { outcome }
     }
 
+    /// [`Outcome::remaining`] and nothing else.
+    #[inline]
+    pub(crate) fn remaining(&self, now: Time, step: &Step, charged: bool) -> u64 {
+        algorithm::remaining(self.quota, &self.ask(now), step, charged && !self.is_free())
+    }
+
     /// The state after a step, charged or only moved; `taker` is who takes a slot.
     #[inline]
     pub fn apply(

@@ -4,6 +4,7 @@
 //! Counts are of the last five to ten minutes: what was busy yesterday is not.
 
 mod by_hash;
+mod counters;
 pub mod sketch;
 pub mod starved;
 
@@ -13,7 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tollkeeper::decision::Answer;
 use tollkeeper::digest::{hex, sha256};
-use tollkeeper::fingerprint::{self, Fingerprinter};
+use tollkeeper::fingerprint::{self, Fingerprinter, Midstate};
 use tollkeeper::{Key, Mode, Span, Time, random};
 
 use self::sketch::Sketch;
@@ -92,12 +93,18 @@ impl Busiest {
         Note { busiest: self, stripe, minute }
     }
 
-    /// Stands for limit and values. Not for the period: a tier with another one is the same key here.
+    /// What the hashes of a limit's keys begin with. Not with the period: a tier with another one is the same key
+    /// here.
+    pub fn family(&self, limit: &str) -> Midstate {
+        self.prints.family(limit.as_bytes())
+    }
+
+    /// Stands for limit and values.
+    #[inline]
     #[expect(clippy::cast_possible_truncation, reason = "half of it is enough for a sketch")]
-    fn hash(&self, answer: &Answer<'_>) -> u64 {
-        let limit = self.prints.family(answer.name().as_bytes());
-        let all = answer.key().values().fold(limit, |before, value| self.prints.value(before, value));
-        fingerprint::finish(all) as u64
+    fn hash(&self, family: Midstate, key: Key<'_>) -> u64 {
+        fingerprint::finish(key.values().fold(family, |before, value| self.prints.value(before, value)))
+            as u64
     }
 
     /// The `most` busiest keys and the `most` that were refused.
@@ -140,10 +147,10 @@ pub struct Note<'a> {
 }
 
 impl Note<'_> {
-    /// Notes what one limit said.
+    /// Notes what one limit said, whose keys begin with that [`Busiest::family`].
     #[inline]
-    pub fn add(&mut self, answer: &Answer<'_>) {
-        let key = self.busiest.hash(answer);
+    pub fn add(&mut self, family: Midstate, answer: &Answer<'_>) {
+        let key = self.busiest.hash(family, answer.key());
         self.stripe.now.asked.add(key, |thing| write(thing, answer));
         if !answer.allowed() && answer.rule().mode() == Mode::Enforce {
             self.add_refusal(key, answer);
@@ -269,7 +276,7 @@ mod tests {
         let facts = facts! { "user" => user, "route" => "/" };
         let decision = limiter.check(&facts).wait().unwrap();
         let mut note = busiest.note(decision.time(), thread);
-        decision.limits().for_each(|answer| note.add(&answer));
+        decision.limits().for_each(|answer| note.add(busiest.family(answer.name()), &answer));
     }
 
     fn of(counts: &[Count], limit: &str) -> Vec<(String, u64, u64)> {

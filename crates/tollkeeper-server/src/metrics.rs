@@ -13,8 +13,10 @@ pub mod text;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::LocalKey;
 
-use arc_swap::ArcSwap;
+use tollkeeper::current::{Current, Shareable, Shares};
+use tollkeeper::fingerprint::Midstate;
 use tollkeeper::{Decision, Facts, Mode, Observer, OnStoreFailure, Op, Policy, Span};
 
 use crate::busiest::Busiest;
@@ -28,7 +30,7 @@ use stripe::{STRIPES, Stripe};
 #[derive(Debug)]
 pub struct Metrics {
     /// The tallies of the policy that was seen last, by the place of the limit in it.
-    current: ArcSwap<Seen>,
+    current: Current<Seen>,
     /// Those of every limit there has been: a limit that comes back goes on counting.
     limits: Mutex<BTreeMap<Box<str>, Arc<LimitTally>>>,
     /// Requests over HTTP.
@@ -50,10 +52,29 @@ pub struct Metrics {
     pub busiest: Busiest,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 struct Seen {
     version: u64,
-    limits: Box<[Arc<LimitTally>]>,
+    limits: Box<[SeenLimit]>,
+}
+
+#[derive(Clone, Debug)]
+struct SeenLimit {
+    tally: Arc<LimitTally>,
+    /// What the hashes of its keys begin with.
+    family: Midstate,
+}
+
+impl Shareable for Seen {
+    fn share(&self) -> Seen {
+        self.clone()
+    }
+
+    #[inline]
+    fn shares() -> &'static LocalKey<Shares<Seen>> {
+        thread_local! { static SEEN: Shares<Seen> = const { Shares::new() } }
+        &SEEN
+    }
 }
 
 /// Attempts to load the config anew.
@@ -111,7 +132,7 @@ impl Metrics {
     /// Nothing counted yet.
     pub fn new(policy: &Policy) -> Metrics {
         let metrics = Metrics {
-            current: ArcSwap::from_pointee(Seen { version: 0, limits: Box::default() }),
+            current: Current::new(Seen::default()),
             limits: Mutex::default(),
             http: RequestTally::default(),
             resp: RequestTally::default(),
@@ -124,7 +145,7 @@ impl Metrics {
             busiest: Busiest::default(),
         };
         metrics.http.begin();
-        metrics.current.store(metrics.seen(policy));
+        metrics.current.replace(|_| metrics.seen(policy));
         metrics
     }
 
@@ -140,12 +161,15 @@ impl Metrics {
         self.routes.of(facts)
     }
 
-    fn seen(&self, policy: &Policy) -> Arc<Seen> {
+    fn seen(&self, policy: &Policy) -> Seen {
         self.know_routes(policy.rules().iter().flat_map(|rule| rule.patterns("route")));
         let mut all = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let tally = |name: &str| Arc::clone(all.entry(name.into()).or_default());
-        let limits = policy.rules().iter().map(|rule| rule.name()).map(tally).collect();
-        Arc::new(Seen { version: policy.version(), limits })
+        let limit = |name: &str| SeenLimit {
+            tally: Arc::clone(all.entry(name.into()).or_default()),
+            family: self.busiest.family(name),
+        };
+        let limits = policy.rules().iter().map(|rule| rule.name()).map(limit).collect();
+        Seen { version: policy.version(), limits }
     }
 
     /// Requests that were allowed, refused, and decided in place of the store.
@@ -175,6 +199,36 @@ impl Metrics {
         limits.iter().map(|(name, tally)| (name.clone(), counts(tally))).collect()
     }
 
+    /// Counts a decision under the policy it was made by.
+    #[inline]
+    fn count(&self, seen: &Seen, decision: &Decision) {
+        let (toll, stripe) = (decision.toll(), Stripe::mine());
+        let mut note = self.busiest.note(decision.time(), stripe.index());
+        for (answer, place) in decision.limits().zip(toll.places()) {
+            let SeenLimit { tally, family } = &seen.limits[place];
+            note.add(*family, &answer);
+            let counts = &tally.stripes[stripe.index()];
+            let counter = match (answer.allowed(), answer.rule().mode()) {
+                (true, _) => &counts.allowed,
+                (false, Mode::Shadow) => &counts.would_refuse,
+                (false, _) => &counts.refused,
+            };
+            stripe.add(counter, 1);
+            if let Some(by) = answer.degraded() {
+                stripe.add(&counts.fallback[by as usize], 1);
+            }
+            if answer.counted() {
+                // < 2^64: no limit is above 2^50.
+                let share = (answer.remaining() * 10_000).checked_div(answer.granted()).unwrap_or(0);
+                tally.remaining.record(stripe, share);
+            }
+        }
+        drop(note);
+        let mine = |place: usize| &seen.limits[place].tally.stripes[stripe.index()];
+        toll.skipped().for_each(|place| stripe.add(&mine(place).skipped, 1));
+        toll.unknown_tiers().for_each(|place| stripe.add(&mine(place).unknown_tier, 1));
+    }
+
     /// How long 99 of 100 decisions of a store elsewhere take at most, in milliseconds: the end of the bucket that
     /// the 99th is in. Nothing if none was asked for.
     pub fn store_p99_ms(&self) -> Option<f64> {
@@ -188,45 +242,17 @@ impl Observer for Metrics {
         if !toll.verb().charges() {
             return;
         }
-        let latest = self.current.load();
-        let own;
-        let seen = if latest.version == toll.policy().version() {
-            &**latest
-        } else {
+        let version = toll.policy().version();
+        let is_counted = self.current.read(|seen, _| {
+            let same = seen.version == version;
+            if same {
+                self.count(seen, decision);
+            }
+            same
+        });
+        if !is_counted {
             // The first request after a reload; or one that began before it, and counts under its own policy.
-            own = self.seen(toll.policy());
-            self.current.store(Arc::clone(&own));
-            &*own
-        };
-        let stripe = Stripe::mine();
-        let mut note = self.busiest.note(decision.time(), stripe.index());
-        for (answer, place) in decision.limits().zip(toll.places()) {
-            note.add(&answer);
-            let tally = &seen.limits[place];
-            let counts = &tally.stripes[stripe.index()];
-            let counter = match (answer.allowed(), answer.rule().mode()) {
-                (true, _) => &counts.allowed,
-                (false, Mode::Shadow) => &counts.would_refuse,
-                (false, _) => &counts.refused,
-            };
-            stripe.add(counter, 1);
-            if let Some(by) = answer.degraded() {
-                stripe.add(&counts.fallback[by as usize], 1);
-            }
-            // What was decided without counting says nothing of what remains.
-            if matches!(answer.degraded(), None | Some(OnStoreFailure::Local)) {
-                let outcome = answer.outcome();
-                // < 2^64: no limit is above 2^50.
-                let share = (outcome.remaining * 10_000).checked_div(outcome.limit).unwrap_or(0);
-                tally.remaining.record(stripe, share);
-            }
-        }
-        drop(note);
-        for place in toll.skipped() {
-            stripe.add(&seen.limits[place].stripes[stripe.index()].skipped, 1);
-        }
-        for place in toll.unknown_tiers() {
-            stripe.add(&seen.limits[place].stripes[stripe.index()].unknown_tier, 1);
+            self.count(&self.current.replace(|_| self.seen(toll.policy())), decision);
         }
     }
 

@@ -61,15 +61,25 @@ pub fn step(quota: &Quota, slots: &[Slot], now: u64) -> Step {
 
 /// The numbers behind a step, in microseconds, for a key of which a slot was taken or was not.
 pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64) -> Report {
-    let held = step.held + u64::from(charged);
+    let held = held(step, charged);
     let hint = step.first.min(now + HINT);
     Report {
-        remaining: quota.count().saturating_sub(held),
+        remaining: remaining(quota, step, charged),
         passes: (quota.count() > 0).then_some(if step.allowed { now } else { hint }),
         next: if held == 0 { now } else { hint },
         fresh: None,
         departs: now,
     }
+}
+
+/// How many slots could still be taken.
+#[inline]
+pub fn remaining(quota: &Quota, step: &Step, charged: bool) -> u64 {
+    quota.count().saturating_sub(held(step, charged))
+}
+
+fn held(step: &Step, charged: bool) -> u64 {
+    step.held + u64::from(charged)
 }
 
 /// Writes down who took a slot, or after a step of the clock (nobody) only that.

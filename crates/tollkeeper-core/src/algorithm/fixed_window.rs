@@ -44,12 +44,19 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, shift: u64, c
     let State { window, count } = if charged { step.after } else { step.before };
     let end = end(quota, window, shift);
     Report {
-        remaining: quota.count().saturating_sub(count),
+        remaining: remaining(quota, step, charged),
         passes: (cost <= quota.count()).then_some(if step.allowed { now } else { end }),
         next: if count == 0 { now } else { end },
         fresh: Some(if count == 0 { now } else { end }),
         departs: now,
     }
+}
+
+/// What could still be taken at once.
+#[inline]
+pub fn remaining(quota: &Quota, step: &Step, charged: bool) -> u64 {
+    let State { count, .. } = if charged { step.after } else { step.before };
+    quota.count().saturating_sub(count)
 }
 
 /// Gives back `part` of an earlier charge, if its window still runs.

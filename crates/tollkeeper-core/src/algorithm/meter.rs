@@ -50,10 +50,12 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) ->
     let State { level, at } = if charged { step.after } else { step.before };
     let passes =
         |from: u64, cost: u64| drained_at(quota, at, (from + cost * period).saturating_sub(capacity));
-    let remaining = capacity.saturating_sub(level) / period;
+    let remaining = remaining(quota, step, charged);
     Report {
         remaining,
-        passes: (cost <= quota.burst()).then(|| passes(step.before.level, cost)),
+        // A step that is allowed need not be divided to know that.
+        passes: (cost <= quota.burst())
+            .then(|| if step.allowed { at } else { passes(step.before.level, cost) }),
         next: if remaining == quota.burst() { now } else { passes(level, remaining + 1) },
         fresh: Some(if level == 0 { now } else { drained_at(quota, at, level) }),
         departs: match quota.algorithm() {
@@ -61,6 +63,13 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) ->
             _ => now,
         },
     }
+}
+
+/// What could still be taken at once.
+#[inline]
+pub fn remaining(quota: &Quota, step: &Step, charged: bool) -> u64 {
+    let State { level, .. } = if charged { step.after } else { step.before };
+    quota.capacity().saturating_sub(level) / quota.period_ticks()
 }
 
 /// Gives back `part` of an earlier charge: only what cannot have drained since.

@@ -194,6 +194,21 @@ pub fn outcome(quota: &Quota, seen: Seen<'_>, ask: &Ask, step: &Step, charged: b
     tell(quota, ask, step.allowed, &report)
 }
 
+/// [`Outcome::remaining`] and nothing else: the rest of an outcome is mostly divisions.
+#[inline]
+pub fn remaining(quota: &Quota, ask: &Ask, step: &Step, charged: bool) -> u64 {
+    match &step.effect {
+        Effect::None => 0,
+        Effect::Meter(step) => meter::remaining(quota, step, charged),
+        Effect::FixedWindow(step) => fixed_window::remaining(quota, step, charged),
+        Effect::SlidingWindow(step) => {
+            sliding_window::remaining(quota, step, charged, quota.tick().number(ask.now))
+        }
+        Effect::SlidingLog(step) => sliding_log::remaining(quota, step, charged, ask.cost),
+        Effect::Concurrency(step) => concurrency::remaining(quota, step, charged),
+    }
+}
+
 /// What people are told of a report, by a quota of more than nothing.
 pub fn tell(quota: &Quota, ask: &Ask, allowed: bool, report: &Report) -> Outcome {
     let until = |tick| quota.tick().until(tick, ask.now);

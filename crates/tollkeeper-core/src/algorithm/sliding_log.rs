@@ -39,14 +39,14 @@ pub fn step(quota: &Quota, log: &[u8], now: u64, cost: u64) -> Step {
 /// The numbers behind a step, in microseconds, for a key that was charged or was not.
 pub fn report(quota: &Quota, log: &[u8], step: &Step, charged: bool, now: u64, cost: u64) -> Report {
     let (count, period) = (quota.count(), quota.period_ticks());
-    let used = step.used + if charged { cost } else { 0 };
+    let used = used(step, charged, cost);
     // Counted from the first live stamp; behind the old ones come those of this request.
     let leaves = |index: u64| {
         let stamp =
             if index < step.used { seen(log, step, now, step.first + index_of(index)) } else { step.stamp };
         stamp + period
     };
-    let remaining = count.saturating_sub(used);
+    let remaining = remaining(quota, step, charged, cost);
     Report {
         remaining,
         passes: (cost <= count)
@@ -55,6 +55,16 @@ pub fn report(quota: &Quota, log: &[u8], step: &Step, charged: bool, now: u64, c
         fresh: Some(if used == 0 { now } else { leaves(used - 1) }),
         departs: now,
     }
+}
+
+/// What could still be taken at once.
+#[inline]
+pub fn remaining(quota: &Quota, step: &Step, charged: bool, cost: u64) -> u64 {
+    quota.count().saturating_sub(used(step, charged, cost))
+}
+
+fn used(step: &Step, charged: bool, cost: u64) -> u64 {
+    step.used + if charged { cost } else { 0 }
 }
 
 /// Writes an admission of `cost` into the log, or after a step of the clock (cost 0) only that.

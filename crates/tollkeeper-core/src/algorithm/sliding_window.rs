@@ -49,8 +49,7 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) ->
     let (count, period) = (quota.count(), quota.period_ticks());
     let state = if charged { step.after } else { step.before };
     let begin = state.window * period;
-    let used = state.cur * period + state.prev * (period - elapsed(quota, state, now));
-    let remaining = (count * period).saturating_sub(used) / period;
+    let remaining = remaining(quota, step, charged, now);
     Report {
         remaining,
         passes: (cost <= count).then(|| if step.allowed { now } else { passes(quota, step.before, cost) }),
@@ -62,6 +61,15 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) ->
         }),
         departs: now,
     }
+}
+
+/// What could still be taken at once.
+#[inline]
+pub fn remaining(quota: &Quota, step: &Step, charged: bool, now: u64) -> u64 {
+    let (count, period) = (quota.count(), quota.period_ticks());
+    let state = if charged { step.after } else { step.before };
+    let used = state.cur * period + state.prev * (period - elapsed(quota, state, now));
+    (count * period).saturating_sub(used) / period
 }
 
 /// Gives back `part` of an earlier charge: from the window it was made in, while that still counts.

@@ -242,6 +242,8 @@ fn a_cost_of_zero_waits_in_no_queue() {
         let decision = Decision::new(toll, ruling);
         assert_eq!(decision.verdict(), Verdict::Allow { delay }, "cost {cost}");
         assert_eq!(decision.charge().is_some(), cost > 0);
+        let answer = decision.limits().next().expect("one limit");
+        assert_eq!(answer.remaining(), answer.outcome().remaining, "cost {cost}");
     }
 }
 

@@ -4,63 +4,80 @@
 //! all and what has nothing left is dropped. So a count is never too high, and too low by at most what was
 //! taken, which is known: [`Sketch::slack`]. Each time at least half of the table loses that much, so of `n`
 //! things it stays below `n / (ROOM / 2)`.
+//!
+//! Where there are too many things, most come once and are dropped: from then on a thing is written down when it
+//! comes a second time.
 
 use super::by_hash::ByHash;
-
-/// How many things are counted at a time.
-pub const ROOM: usize = 512;
+use super::counters::{Counters, ROOM};
 
 /// Counters of byte strings, which come with a hash that nobody can foresee.
 #[derive(Debug, Default)]
 pub struct Sketch {
-    counts: ByHash<Counted>,
-    slack: u64,
+    counts: Counters,
+    /// What is counted: everything that has come twice.
+    things: ByHash<Vec<u8>>,
+    /// What was taken from all counts.
+    taken: u64,
     /// Room of things that were dropped, for those to come.
     spare: Vec<Vec<u8>>,
 }
 
-#[derive(Debug)]
-struct Counted {
-    count: u64,
-    thing: Vec<u8>,
-}
-
 impl Sketch {
-    /// Counts one; `write` is asked for it if it was not known.
+    /// Counts one; `write` is asked for it if it is not known.
+    #[inline]
     pub fn add(&mut self, hash: u64, write: impl FnOnce(&mut Vec<u8>)) {
-        if let Some(counted) = self.counts.get_mut(&hash) {
-            counted.count += 1;
-            return;
+        let count = self.counts.add(hash).unwrap_or_else(|| self.begin(hash));
+        if count == 2 || count == 1 && self.taken == 0 {
+            self.keep(hash, write);
         }
-        if self.counts.len() == ROOM {
-            self.purge();
-        }
-        let mut own = self.spare.pop().unwrap_or_default();
-        own.clear();
-        write(&mut own);
-        self.counts.insert(hash, Counted { count: 1, thing: own });
+    }
+
+    #[cold]
+    fn begin(&mut self, hash: u64) -> u64 {
+        self.purge();
+        self.counts.add(hash).expect("half of the counters were dropped")
+    }
+
+    fn keep(&mut self, hash: u64, write: impl FnOnce(&mut Vec<u8>)) {
+        let spare = &mut self.spare;
+        self.things.entry(hash).or_insert_with(|| {
+            let mut thing = spare.pop().unwrap_or_default();
+            thing.clear();
+            write(&mut thing);
+            thing
+        });
     }
 
     /// What was counted: each at least so often, and at most [`Sketch::slack`] more.
     pub fn counts(&self) -> impl Iterator<Item = (&[u8], u64)> {
-        self.counts.values().map(|counted| (counted.thing.as_slice(), counted.count))
+        self.things.iter().map(|(hash, thing)| (thing.as_slice(), self.counts.get(*hash)))
     }
 
     /// How much any count may be too low; what is not listed counts as 0.
     pub fn slack(&self) -> u64 {
-        self.slack
+        // What came once may not be written down.
+        self.taken + u64::from(self.taken > 0)
     }
 
     fn purge(&mut self) {
-        let mut all: Vec<u64> = self.counts.values().map(|counted| counted.count).collect();
-        let (_, median, _) = all.select_nth_unstable(ROOM / 2);
-        let median = *median;
-        self.slack += median;
-        let dropped = self.counts.extract_if(|_, counted| {
-            counted.count = counted.count.saturating_sub(median);
-            counted.count == 0
-        });
-        self.spare.extend(dropped.map(|(_, counted)| counted.thing));
+        let median = self.median();
+        self.taken += median;
+        self.counts.take(median);
+        let counts = &self.counts;
+        let dropped = self.things.extract_if(|hash, _| counts.get(*hash) == 0);
+        self.spare.extend(dropped.map(|(_, thing)| thing));
+    }
+
+    /// The count in the middle.
+    fn median(&self) -> u64 {
+        // Of many things most have come once, and nothing has to be put in order to know that.
+        let once = self.counts.values().filter(|count| *count == 1).count();
+        if once > ROOM / 2 {
+            return 1;
+        }
+        let mut all: Vec<u64> = self.counts.values().collect();
+        *all.select_nth_unstable(ROOM / 2).1
     }
 }
 
@@ -103,6 +120,19 @@ mod tests {
                 sketch.slack()
             );
         }
+    }
+
+    /// It came once before the table was full and once after, and is not written down: nobody may say it came less
+    /// often than twice.
+    #[test]
+    fn what_came_once_since_others_were_dropped_is_within_the_slack() {
+        let mut sketch = Sketch::default();
+        for hash in (0..=ROOM as u64).chain([0]) {
+            sketch.add(hash, |own| own.extend_from_slice(&hash.to_le_bytes()));
+        }
+        assert_eq!((sketch.counts().count(), sketch.slack()), (0, 2));
+        sketch.add(0, |own| own.extend_from_slice(b"zero"));
+        assert_eq!(sketch.counts().collect::<Vec<_>>(), [(&b"zero"[..], 2)]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tollkeeper_core::algorithm::State;
 use tollkeeper_core::charge::{Charge, Costs};
+use tollkeeper_core::decision::Answer;
 use tollkeeper_core::{
     Allowance, Decision, Facts, Limit, Mode, Policy, Quota, Rate, Secret, Slot, Span, Verb,
 };
@@ -248,8 +249,14 @@ fn compare(passages: &[Passage], allowed: bool, general: &Decision) {
     assert_eq!(allowed, general.allowed(), "{:?}", general.toll());
 }
 
+/// What each limit says; single numbers that can be asked for are those of the whole.
 fn outcomes(decision: &Decision) -> Vec<Outcome> {
-    decision.limits().map(|answer| answer.outcome()).collect()
+    let outcome = |answer: Answer<'_>| {
+        let outcome = answer.outcome();
+        assert_eq!((answer.remaining(), answer.granted()), (outcome.remaining, outcome.limit), "{answer:?}");
+        outcome
+    };
+    decision.limits().map(outcome).collect()
 }
 
 /// Everything that a store holds.
