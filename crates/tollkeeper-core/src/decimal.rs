@@ -81,6 +81,23 @@ impl Decimal {
     }
 }
 
+/// Writes a whole number behind what is there.
+#[inline]
+pub fn append(out: &mut Vec<u8>, mut number: u64) {
+    let digits = number.checked_ilog10().map_or(1, |log| log as usize + 1);
+    let start = out.len();
+    out.resize(start + digits, b'0');
+    let mut end = out.len();
+    while number >= 10 {
+        end -= 2;
+        out[end..end + 2].copy_from_slice(&PAIRS[(number % 100) as usize]);
+        number /= 100;
+    }
+    if end > start {
+        out[start] += (number % 10).to_le_bytes()[0];
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,6 +112,9 @@ mod tests {
         });
         for number in ends.chain(tens) {
             assert_eq!(Decimal::whole(number).as_str(), number.to_string());
+            let mut written = b"x".to_vec();
+            append(&mut written, number);
+            assert_eq!(written, format!("x{number}").as_bytes());
 
             let span = Span::from_micros(number);
             let point = number > 0 && number.is_multiple_of(1_000_000);

@@ -276,7 +276,7 @@ impl Decision {
 
     /// What each limit that applied says, in the order of the policy.
     #[inline]
-    pub fn limits(&self) -> impl ExactSizeIterator<Item = Answer<'_>> {
+    pub fn limits(&self) -> impl ExactSizeIterator<Item = Answer<'_>> + Clone {
         (0..self.0.toll.len()).map(|place| self.answer(place))
     }
 
@@ -360,7 +360,7 @@ impl Decision {
     /// The limit that headers tell of: the one that decides, or where that one may not be shown or has not
     /// counted, the one that would decide without it; and what people are told of it.
     pub fn shown(&self) -> Option<(Answer<'_>, Outcome)> {
-        conclude(self.limits().filter(|answer| answer.due.rule.shown() && answer.counted())).1
+        shown(self.limits())
     }
 
     #[inline]
@@ -369,8 +369,14 @@ impl Decision {
     }
 }
 
-/// What follows from what each limit says: those that are enforced must all allow.
-fn conclude<'d>(answers: impl Iterator<Item = Answer<'d>>) -> (Verdict, Option<(Answer<'d>, Outcome)>) {
+/// As [`Decision::shown`], of limits that were decided without one.
+#[inline]
+pub fn shown<'d>(answers: impl Iterator<Item = Answer<'d>>) -> Option<(Answer<'d>, Outcome)> {
+    conclude(answers.filter(|answer| answer.due.rule.shown() && answer.counted())).1
+}
+
+/// What follows from what each limit says, and which one decides it: those that are enforced must all allow.
+pub fn conclude<'d>(answers: impl Iterator<Item = Answer<'d>>) -> (Verdict, Option<(Answer<'d>, Outcome)>) {
     let mut verdict = Verdict::Allow { delay: Span::ZERO };
     let mut binding: Option<(Answer<'_>, Outcome)> = None;
     for answer in answers.filter(|answer| answer.due.enforced()) {
@@ -405,6 +411,17 @@ pub struct Answer<'d> {
 }
 
 impl<'d> Answer<'d> {
+    /// What was said of a due at that time.
+    #[inline]
+    pub fn new(due: Due<'d>, said: &'d Said, now: Time) -> Answer<'d> {
+        Answer { due, said, now }
+    }
+
+    /// The time on the store's clock.
+    pub fn time(&self) -> Time {
+        self.now
+    }
+
     /// The name of the limit.
     pub fn name(&self) -> &'d str {
         self.due.rule.name()

@@ -5,7 +5,7 @@
 //! when it is decided, so that facts can be written down without a `?` on every line.
 
 use core::fmt;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr};
 use std::borrow::Cow;
 
 /// The most facts in one request.
@@ -187,15 +187,7 @@ impl Value<'_> {
             Value::Text(text) => text,
             Value::Hashed(hashed) => &hashed.plain,
             Value::Number(number) => written(scratch, format_args!("{number}")),
-            Value::Ip(IpAddr::V4(ip)) => {
-                let mut len = 0;
-                for octet in ip.octets() {
-                    let text = &OCTETS[usize::from(octet)];
-                    scratch[len..len + 4].copy_from_slice(text);
-                    len += 2 + usize::from(octet >= 10) + usize::from(octet >= 100);
-                }
-                core::str::from_utf8(&scratch[..len - 1]).expect("digits and dots")
-            }
+            Value::Ip(IpAddr::V4(ip)) => core::str::from_utf8(ipv4(*ip, scratch)).expect("digits and dots"),
             Value::Ip(IpAddr::V6(ip)) => written(scratch, format_args!("{ip}")),
         }
     }
@@ -207,6 +199,17 @@ impl Value<'_> {
             Value::Number(_) | Value::Ip(_) => false,
         }
     }
+}
+
+/// Writes an IPv4 address.
+#[inline]
+pub(crate) fn ipv4(ip: Ipv4Addr, scratch: &mut Scratch) -> &[u8] {
+    let mut len = 0;
+    for octet in ip.octets() {
+        scratch[len..len + 4].copy_from_slice(&OCTETS[usize::from(octet)]);
+        len += 2 + usize::from(octet >= 10) + usize::from(octet >= 100);
+    }
+    &scratch[..len - 1]
 }
 
 /// Formats into `scratch`. Numbers and addresses always fit.
@@ -258,6 +261,7 @@ impl<'a> From<Cow<'a, str>> for Value<'a> {
 }
 
 impl From<IpAddr> for Value<'_> {
+    #[inline]
     fn from(ip: IpAddr) -> Self {
         Value::Ip(ip.to_canonical())
     }

@@ -20,11 +20,11 @@ pub struct Key<'a> {
     partition: Option<u8>,
 }
 
-/// The values of a key: as [`push_value`] wrote them, or the only one as it came.
+/// The values of a key, which are text: as [`push_value`] wrote them, or the only one as it came.
 #[derive(Clone, Copy, Debug)]
 enum Values<'a> {
     Written(&'a [u8]),
-    One(&'a str),
+    One(&'a [u8]),
 }
 
 impl PartialEq for Key<'_> {
@@ -47,6 +47,12 @@ impl<'a> Key<'a> {
     /// The key of a limit by one fact, whose value is there.
     #[inline]
     pub fn of_one(family: &'a [u8], value: &'a str) -> Key<'a> {
+        Key::of_keyed(family, value.as_bytes())
+    }
+
+    /// The same, of a value as [`Policy::keyed`](crate::Policy::keyed) makes it.
+    #[inline]
+    pub fn of_keyed(family: &'a [u8], value: &'a [u8]) -> Key<'a> {
         Key { family, values: Values::One(value), partition: None }
     }
 
@@ -104,7 +110,7 @@ impl<'a> Key<'a> {
     pub fn values(self) -> impl Iterator<Item = Option<&'a [u8]>> {
         let (mut rest, one) = match self.values {
             Values::Written(bytes) => (bytes, None),
-            Values::One(value) => (&[][..], Some(Some(value.as_bytes()))),
+            Values::One(value) => (&[][..], Some(Some(value))),
         };
         let written = core::iter::from_fn(move || {
             let (value, after) = next_value(rest)?;
@@ -217,12 +223,12 @@ pub fn push_family(
 
 /// Writes the value of one fact with `write`: its length, then itself.
 #[inline]
-pub(crate) fn push_value(value: Option<&str>, mut write: impl FnMut(&[u8])) {
+pub(crate) fn push_value(value: Option<&[u8]>, mut write: impl FnMut(&[u8])) {
     match value {
         Some(value) => {
             let len = u16::try_from(value.len()).expect("a value has at most 1 KiB");
             write(&len.to_le_bytes());
-            write(value.as_bytes());
+            write(value);
         }
         None => write(&ABSENT.to_le_bytes()),
     }
@@ -359,7 +365,7 @@ pub(crate) mod tests {
         pub(crate) fn bytes(&self) -> Vec<u8> {
             let mut bytes = family(self.limit, self.algorithm, self.stagger, self.period).into_vec();
             for value in &self.values {
-                push_value(value.as_deref(), |part| bytes.extend_from_slice(part));
+                push_value(value.as_deref().map(str::as_bytes), |part| bytes.extend_from_slice(part));
             }
             bytes
         }
@@ -414,7 +420,7 @@ pub(crate) mod tests {
         let family = family("daily", Algorithm::FixedWindow, true, Span::from_secs(60));
         for value in ["alice", "", "a:b%{}\0", &"x".repeat(1024)] {
             let mut written = Vec::new();
-            push_value(Some(value), |part| written.extend_from_slice(part));
+            push_value(Some(value.as_bytes()), |part| written.extend_from_slice(part));
             let (one, written) = (Key::of_one(&family, value), Key::new(&family, &written));
             assert_eq!(one, written);
             assert_eq!(one.to_bytes(), written.to_bytes());
@@ -503,7 +509,7 @@ pub(crate) mod tests {
         let family = family("daily", Algorithm::FixedWindow, true, Span::from_secs(60));
         let stagger = |user: &str| {
             let mut values = Vec::new();
-            push_value(Some(user), |part| values.extend_from_slice(part));
+            push_value(Some(user.as_bytes()), |part| values.extend_from_slice(part));
             Key::new(&family, &values).stagger()
         };
         assert_eq!(stagger("alice"), 40_282_804);

@@ -131,15 +131,16 @@ impl Policy {
         Ok(keys)
     }
 
-    /// The value of a fact as keys hold it: an IPv6 address without the bits its owner can choose.
+    /// The value of a fact as keys hold it, which is text: an IPv6 address without the bits its owner can choose.
     #[inline]
-    pub fn keyed<'s>(&self, name: &str, value: &'s Value<'_>, scratch: &'s mut Scratch) -> &'s str {
+    pub fn keyed<'s>(&self, name: &str, value: &'s Value<'_>, scratch: &'s mut Scratch) -> &'s [u8] {
         match value {
             Value::Ip(ip @ IpAddr::V6(_)) if name == facts::IP => {
-                facts::written(scratch, format_args!("{}", net::mask(*ip, self.ipv6_prefix)))
+                facts::written(scratch, format_args!("{}", net::mask(*ip, self.ipv6_prefix))).as_bytes()
             }
-            Value::Hashed(hashed) => &hashed.hash,
-            _ => value.text(scratch),
+            Value::Hashed(hashed) => hashed.hash.as_bytes(),
+            Value::Ip(IpAddr::V4(ip)) => facts::ipv4(*ip, scratch),
+            _ => value.text(scratch).as_bytes(),
         }
     }
 }
@@ -308,12 +309,14 @@ impl Rule {
     }
 
     /// The same key, which knows where its count is kept.
+    #[inline]
     pub fn place<'k>(&self, key: Key<'k>) -> Key<'k> {
         key.parted(self.partition)
     }
 
     /// What a request without a tier and without an override gets, and what its keys begin with; nothing
     /// if that is unlimited.
+    #[inline]
     pub fn plain_quota(&self) -> Option<(&Quota, &[u8])> {
         self.quota(self.default)
     }
@@ -331,17 +334,19 @@ impl Rule {
         })
     }
 
-    /// Whether nothing but the value of one fact decides what a request meets here: what a prepared
+    /// Whether nothing but the text of one fact decides what a request meets here: what a prepared
     /// handle needs. An address is more than its text.
     pub fn is_plain(&self) -> bool {
+        self.only_fact().is_some_and(|fact| fact != facts::IP)
+    }
+
+    /// The fact whose value alone decides what a request meets here, if it is so.
+    pub fn only_fact(&self) -> Option<&str> {
+        let [fact] = &*self.by else { return None };
         let unconditional = self.when.is_empty() && self.unless.is_empty() && self.mode != Mode::Off;
-        let nobody_allowed = matches!(&self.allow, Allow::Values(values) if values.is_empty());
         let one_grant = self.tier.is_none() && self.overrides.is_empty() && self.cost.is_none();
-        self.by.len() == 1
-            && unconditional
-            && nobody_allowed
-            && one_grant
-            && self.algorithm != Algorithm::Concurrency
+        let is_rate = self.algorithm != Algorithm::Concurrency;
+        (unconditional && self.allow.is_empty() && one_grant && is_rate).then_some(fact)
     }
 
     /// Whether the limit has anything to say to a request with these facts.

@@ -142,7 +142,7 @@ impl Toll {
     /// and charges nothing.
     pub fn of_one(policy: Arc<Policy>, verb: Verb, value: &str, cost: u64) -> Toll {
         let mut toll = Toll::new(policy, verb);
-        key::push_value(Some(value), |part| toll.values.extend_from_slice(part));
+        key::push_value(Some(value.as_bytes()), |part| toll.values.extend_from_slice(part));
         let values_end = place(toll.values.len());
         toll.entries.push(Entry { values_end, cost, ..Entry::default() });
         toll
@@ -351,6 +351,7 @@ fn shift(rule: &Rule, quota: &Quota, key: Key<'_>) -> u64 {
 
 impl<'t> Due<'t> {
     /// What is due outside of a policy, at a limit prepared for one key.
+    #[inline]
     pub fn prepared(rule: &'t Rule, quota: &'t Quota, key: Key<'t>, cost: u64) -> Due<'t> {
         Due { rule, quota, key: rule.place(key), cost, shift: shift(rule, quota, key), hold: None }
     }
@@ -465,11 +466,13 @@ pub(crate) fn push_values(
     let mut complete = true;
     for fact in &rule.by {
         match facts.get(fact) {
-            Some(Value::Text(text)) => key::push_value(Some(text), |part| values.extend_from_slice(part)),
+            Some(Value::Text(text)) => {
+                key::push_value(Some(text.as_bytes()), |part| values.extend_from_slice(part));
+            }
             Some(value) => {
                 let mut scratch: Scratch = [0; 48];
-                let text = policy.keyed(fact, value, &mut scratch);
-                key::push_value(Some(text), |part| values.extend_from_slice(part));
+                let keyed = policy.keyed(fact, value, &mut scratch);
+                key::push_value(Some(keyed), |part| values.extend_from_slice(part));
             }
             None => {
                 complete = false;

@@ -4,7 +4,7 @@ use hyper::header::HeaderMap;
 use tollkeeper::Decision;
 use tollkeeper::config::Config;
 use tollkeeper::http::HeaderDialect;
-use tollkeeper_tower::headers::{self, Field, Jitter};
+use tollkeeper_tower::headers::{self, Jitter, Written};
 use tollkeeper_tower::random::draw;
 
 /// Which headers there are, and how far apart clients are told to come again.
@@ -27,8 +27,8 @@ impl Headers {
         headers::insert(map, decision, &self.http, &self.jitter);
     }
 
-    /// Hands out those that Envoy is told to add.
-    pub fn tell_envoy(&self, decision: &Decision, emit: impl FnMut(Field, &[u8])) {
-        headers::write(decision, &self.grpc, &self.jitter, emit);
+    /// Those that Envoy is told to add.
+    pub fn for_envoy(&self, decision: &Decision) -> Written {
+        headers::write(decision, &self.grpc, &self.jitter)
     }
 }

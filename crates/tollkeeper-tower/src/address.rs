@@ -21,11 +21,17 @@ pub struct Client {
 
 impl Client {
     /// The client of a request that came from this peer with these headers.
+    #[inline]
     pub fn of(peer: IpAddr, headers: &HeaderMap, settings: &HttpSettings) -> Client {
         let peer = peer.to_canonical();
-        if !is_trusted(peer, &settings.trusted_proxies) {
-            return Client { ip: peer, trusted: false };
+        match is_trusted(peer, &settings.trusted_proxies) {
+            false => Client { ip: peer, trusted: false },
+            true => Client::behind(peer, headers, settings),
         }
+    }
+
+    /// The client of a request that came from this trusted proxy.
+    fn behind(peer: IpAddr, headers: &HeaderMap, settings: &HttpSettings) -> Client {
         let lines = |name: &str| headers.get_all(name).into_iter().map(|line| line.as_bytes());
         let trusted = &settings.trusted_proxies;
         let ip = match &settings.client_address {
@@ -38,6 +44,7 @@ impl Client {
 }
 
 /// Whether an address belongs to a trusted network.
+#[inline]
 pub fn is_trusted(ip: IpAddr, trusted: &[Network]) -> bool {
     trusted.iter().any(|network| network.contains(ip))
 }

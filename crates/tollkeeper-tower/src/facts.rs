@@ -43,6 +43,8 @@ struct Wanted {
     fact: HttpFact,
     /// The name of the header, ready to be looked up.
     header: Option<HeaderName>,
+    /// Whether it is the address of the client, as it is.
+    is_address: bool,
 }
 
 /// What was read of a request.
@@ -90,7 +92,9 @@ impl Reader {
                 Source::Header(name) => Some(name.parse().ok()?),
                 _ => None,
             };
-            Some(Wanted { fact, header })
+            let is_address =
+                fact.name == tollkeeper::facts::IP && matches!(fact.from, Source::Ip) && !fact.trusted;
+            Some(Wanted { fact, header, is_address })
         });
         let wanted: Vec<Wanted> = wanted.collect();
         let any = |test: fn(&HttpFact) -> bool| wanted.iter().any(|wanted| test(&wanted.fact));
@@ -129,68 +133,89 @@ impl Reader {
     ) {
         let mut path = None;
         for wanted in &self.head {
-            let fact = &wanted.fact;
-            let name = fact.name.as_str();
-            if fact.trusted && !client.is_some_and(|client| client.trusted) {
-                continue;
+            let name = wanted.fact.name.as_str();
+            match self.find(wanted, parts, client, matched, &mut path) {
+                Ok(Some(value)) => seen.facts.put(name, value),
+                Ok(None) => {}
+                Err(open) => seen.open.push((name, open)),
             }
-            let bytes: Cow<'a, [u8]> = match &fact.from {
-                Source::Ip => {
-                    match client {
-                        None => seen.open.push((name, Open::NoPeer)),
-                        Some(client) if name == tollkeeper::facts::IP => seen.put(name, client.ip.into()),
-                        Some(client) => {
-                            // Under another name nobody else would mask it.
-                            let ip = net::mask(client.ip, self.ipv6_prefix).to_string();
-                            seen.put_some(name, value(fact, Cow::Owned(ip.into_bytes())));
-                        }
-                    }
-                    continue;
-                }
-                Source::Method => match parts.method.as_str() {
-                    method if method.bytes().any(|byte| byte.is_ascii_lowercase()) => {
-                        Cow::Owned(method.to_ascii_uppercase().into_bytes())
-                    }
-                    method => Cow::Borrowed(method.as_bytes()),
-                },
-                Source::Host => match host(parts) {
-                    Field::Once(host) => host,
-                    Field::Absent => continue,
-                    Field::Twice | Field::NoText => {
-                        seen.open.push((name, Open::Twice));
-                        continue;
-                    }
-                },
-                Source::Path => text(path.get_or_insert_with(|| path::normalized(parts.uri.path())).clone()),
-                Source::Route => {
-                    let path = path.get_or_insert_with(|| path::normalized(parts.uri.path()));
-                    let found = if self.routes.is_empty() { matched } else { self.routes.find(path) };
-                    Cow::Borrowed(found.unwrap_or(UNMATCHED).as_bytes())
-                }
-                Source::Header(_) => {
-                    let name = wanted.header.as_ref().expect("a header has a name");
-                    let Some(value) = joined(&parts.headers, name) else { continue };
-                    value
-                }
-                Source::Cookie(cookie) => {
-                    let Some(value) = cookie_of(&parts.headers, cookie) else { continue };
-                    Cow::Borrowed(value)
-                }
-                Source::Query(parameter) => {
-                    let query = parts.uri.query().unwrap_or_default();
-                    match field::of_pairs(query.as_bytes(), parameter) {
-                        Field::Once(value) => value,
-                        Field::Absent => continue,
-                        Field::Twice | Field::NoText => {
-                            seen.open.push((name, Open::Twice));
-                            continue;
-                        }
-                    }
-                }
-                Source::Body(_) => unreachable!("facts of the body are kept apart"),
-            };
-            seen.put_some(name, value(fact, bytes));
         }
+    }
+
+    /// The value of the only fact that any limit names, if it is told by the head of this request.
+    #[inline]
+    pub(crate) fn only<'a>(
+        &'a self,
+        parts: &'a Parts,
+        client: Option<Client>,
+        matched: Option<&'a str>,
+    ) -> Option<Value<'a>> {
+        let ([wanted], []) = (&self.head[..], &self.body[..]) else { return None };
+        if wanted.is_address {
+            return client.map(|client| Value::Ip(client.ip));
+        }
+        self.find(wanted, parts, client, matched, &mut None).ok().flatten()
+    }
+
+    /// The value of one fact; nothing if there is none, and an error if it cannot be told.
+    #[inline]
+    fn find<'a>(
+        &'a self,
+        wanted: &'a Wanted,
+        parts: &'a Parts,
+        client: Option<Client>,
+        matched: Option<&'a str>,
+        path: &mut Option<Cow<'a, str>>,
+    ) -> Result<Option<Value<'a>>, Open> {
+        let fact = &wanted.fact;
+        if fact.trusted && !client.is_some_and(|client| client.trusted) {
+            return Ok(None);
+        }
+        let mut path = || path.get_or_insert_with(|| path::normalized(parts.uri.path())).clone();
+        let bytes: Cow<'a, [u8]> = match &fact.from {
+            Source::Ip => {
+                let ip = client.ok_or(Open::NoPeer)?.ip;
+                if fact.name == tollkeeper::facts::IP {
+                    return Ok(Some(ip.into()));
+                }
+                // Under another name nobody else would mask it.
+                Cow::Owned(net::mask(ip, self.ipv6_prefix).to_string().into_bytes())
+            }
+            Source::Method => match parts.method.as_str() {
+                method if method.bytes().any(|byte| byte.is_ascii_lowercase()) => {
+                    Cow::Owned(method.to_ascii_uppercase().into_bytes())
+                }
+                method => Cow::Borrowed(method.as_bytes()),
+            },
+            Source::Path => text(path()),
+            Source::Route => {
+                let found = if self.routes.is_empty() { matched } else { self.routes.find(&path()) };
+                Cow::Borrowed(found.unwrap_or(UNMATCHED).as_bytes())
+            }
+            Source::Header(_) => {
+                let name = wanted.header.as_ref().expect("a header has a name");
+                return Ok(joined(&parts.headers, name).and_then(|lines| value(fact, lines)));
+            }
+            Source::Cookie(cookie) => {
+                let found = cookie_of(&parts.headers, cookie).map(Cow::Borrowed);
+                return Ok(found.and_then(|found| value(fact, found)));
+            }
+            Source::Host => match host(parts) {
+                Field::Once(host) => host,
+                Field::Absent => return Ok(None),
+                Field::Twice | Field::NoText => return Err(Open::Twice),
+            },
+            Source::Query(parameter) => {
+                let query = parts.uri.query().unwrap_or_default();
+                match field::of_pairs(query.as_bytes(), parameter) {
+                    Field::Once(value) => value,
+                    Field::Absent => return Ok(None),
+                    Field::Twice | Field::NoText => return Err(Open::Twice),
+                }
+            }
+            Source::Body(_) => unreachable!("facts of the body are kept apart"),
+        };
+        Ok(value(fact, bytes))
     }
 
     /// Whether some limit needs a fact of the body, as far as the head tells.

@@ -3,12 +3,15 @@
 //! Times are rounded here and nowhere else: up, because who comes too early is refused again. Names and
 //! values are handed out one by one, so that each transport puts them where they belong.
 
-use bytes::BytesMut;
-use http::{HeaderMap, HeaderName, HeaderValue, header};
-use tollkeeper::decimal::Decimal;
-use tollkeeper::decision::Answer;
+mod written;
+
+use http::{HeaderMap, HeaderName, header};
+use tollkeeper::decision::{self, Answer};
 use tollkeeper::http::HeaderDialect;
 use tollkeeper::{Decision, Outcome, Percent, Retry, Span};
+
+use self::written::Text;
+pub use self::written::Written;
 
 /// A header that tells of limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,133 +106,123 @@ impl Jitter {
     }
 }
 
-/// Hands out every header of a decision, with its value: names of limits, digits and punctuation.
-pub fn write(
-    decision: &Decision,
+/// Every header of a decision, with its value: names of limits, digits and punctuation.
+pub fn write(decision: &Decision, dialects: &[HeaderDialect], jitter: &Jitter) -> Written {
+    let wait = if decision.allowed() { None } else { decision.retry_after() };
+    write_all(decision.limits(), wait.map(|wait| jitter.seconds(wait)), dialects)
+}
+
+/// Those of a request that passes, because the only limit that was asked says this.
+#[inline]
+pub(crate) fn write_one(answer: Answer<'_>, dialects: &[HeaderDialect]) -> Written {
+    match dialects {
+        [] => Written::default(),
+        _ => write_all(std::iter::once(answer), None, dialects),
+    }
+}
+
+/// Puts every header of a decision into a map, in place of what was there.
+pub fn insert(headers: &mut HeaderMap, decision: &Decision, dialects: &[HeaderDialect], jitter: &Jitter) {
+    write(decision, dialects, jitter).insert(headers);
+}
+
+fn write_all<'d>(
+    answers: impl Iterator<Item = Answer<'d>> + Clone,
+    wait: Option<u64>,
     dialects: &[HeaderDialect],
-    jitter: &Jitter,
-    mut emit: impl FnMut(Field, &[u8]),
-) {
-    let mut text = Text(Vec::with_capacity(128));
-    if let Some(wait) = if decision.allowed() { None } else { decision.retry_after() } {
-        text.emit_number(Field::RetryAfter, jitter.seconds(wait), &mut emit);
+) -> Written {
+    if dialects.is_empty() && wait.is_none() {
+        return Written::default(); // there is nothing to tell
     }
-    if dialects.is_empty() {
-        return;
+    let mut text = Text::new();
+    if let Some(wait) = wait {
+        text.emit_number(Field::RetryAfter, wait);
     }
-    let shown = decision.shown();
+    let shown = if dialects.is_empty() { None } else { decision::shown(answers.clone()) };
     for dialect in dialects {
         match dialect {
             HeaderDialect::Ietf => {
-                text.list(decision, Text::named_policy);
-                text.emit(Field::RateLimitPolicy, &mut emit);
+                text.list("", answers.clone(), Text::named_policy);
+                text.emit(Field::RateLimitPolicy);
                 if let Some((answer, outcome)) = &shown {
                     text.state(answer, outcome);
-                    text.emit(Field::RateLimit, &mut emit);
+                    text.emit(Field::RateLimit);
                 }
             }
             HeaderDialect::Draft03 => {
                 if let Some((_, outcome)) = &shown {
-                    text.push_number(outcome.limit);
-                    let limit = text.0.len();
-                    text.push(", ");
-                    text.list(decision, Text::policy);
-                    if text.0.len() == limit + 2 {
-                        text.0.truncate(limit);
-                    }
-                    text.emit(Field::RateLimitLimit, &mut emit);
-                    text.rest_and_reset(outcome, &mut emit);
+                    text.number(outcome.limit);
+                    text.list(", ", answers.clone(), Text::policy);
+                    text.emit(Field::RateLimitLimit);
+                    text.rest_and_reset(outcome);
                 }
             }
             HeaderDialect::Draft06 => {
-                text.list(decision, Text::policy);
-                text.emit(Field::RateLimitPolicy, &mut emit);
+                text.list("", answers.clone(), Text::policy);
+                text.emit(Field::RateLimitPolicy);
                 if let Some((_, outcome)) = &shown {
-                    text.emit_number(Field::RateLimitLimit, outcome.limit, &mut emit);
-                    text.rest_and_reset(outcome, &mut emit);
+                    text.emit_number(Field::RateLimitLimit, outcome.limit);
+                    text.rest_and_reset(outcome);
                 }
             }
             HeaderDialect::Draft07 => {
-                text.list(decision, Text::policy);
-                text.emit(Field::RateLimitPolicy, &mut emit);
+                text.list("", answers.clone(), Text::policy);
+                text.emit(Field::RateLimitPolicy);
                 if let Some((_, outcome)) = &shown {
                     text.pair("limit=", outcome.limit);
                     text.pair(", remaining=", outcome.remaining);
                     if let Some(reset) = outcome.reset_after {
                         text.pair(", reset=", reset.as_secs_ceil());
                     }
-                    text.emit(Field::RateLimit, &mut emit);
+                    text.emit(Field::RateLimit);
                 }
             }
             HeaderDialect::XRateLimit => {
-                if let Some((_, outcome)) = &shown {
-                    text.emit_number(Field::XRateLimitLimit, outcome.limit, &mut emit);
-                    text.emit_number(Field::XRateLimitRemaining, outcome.remaining, &mut emit);
+                if let Some((answer, outcome)) = &shown {
+                    text.emit_number(Field::XRateLimitLimit, outcome.limit);
+                    text.emit_number(Field::XRateLimitRemaining, outcome.remaining);
                     if let Some(reset) = outcome.reset_after {
-                        let at = (decision.time() + reset).as_micros().div_ceil(1_000_000);
-                        text.emit_number(Field::XRateLimitReset, at, &mut emit);
+                        let at = (answer.time() + reset).as_micros().div_ceil(1_000_000);
+                        text.emit_number(Field::XRateLimitReset, at);
                     }
                 }
             }
         }
     }
+    text.finish()
 }
-
-/// Puts every header of a decision into a map, in place of what was there.
-pub fn insert(headers: &mut HeaderMap, decision: &Decision, dialects: &[HeaderDialect], jitter: &Jitter) {
-    if dialects.is_empty() && decision.allowed() {
-        return; // there is nothing to tell
-    }
-    // All values share one allocation.
-    let mut buffer = BytesMut::with_capacity(256);
-    write(decision, dialects, jitter, |field, value| {
-        buffer.extend_from_slice(value);
-        let value = HeaderValue::from_maybe_shared(buffer.split().freeze());
-        headers.insert(field.header_name(), value.expect("digits, names of limits and punctuation"));
-    });
-}
-
-/// A value that is being written.
-struct Text(Vec<u8>);
 
 impl Text {
-    fn push(&mut self, text: &str) {
-        self.0.extend_from_slice(text.as_bytes());
-    }
-
-    fn push_number(&mut self, number: u64) {
-        self.0.extend_from_slice(Decimal::whole(number.min(LARGEST)).as_bytes());
+    /// No number of structured fields is larger.
+    fn number(&mut self, number: u64) {
+        self.push_number(number.min(LARGEST));
     }
 
     fn pair(&mut self, name: &str, number: u64) {
         self.push(name);
-        self.push_number(number);
+        self.number(number);
     }
 
-    /// Hands out a value that is one number.
-    fn emit_number(&mut self, field: Field, number: u64, emit: &mut impl FnMut(Field, &[u8])) {
-        self.push_number(number);
-        self.emit(field, emit);
+    /// Ends a value that is one number.
+    fn emit_number(&mut self, field: Field, number: u64) {
+        self.number(number);
+        self.emit(field);
     }
 
-    /// Hands out what was written, if anything was, and begins anew.
-    fn emit(&mut self, field: Field, emit: &mut impl FnMut(Field, &[u8])) {
-        if !self.0.is_empty() {
-            emit(field, &self.0);
-        }
-        self.0.clear();
-    }
-
-    /// Writes each enforced limit that may be shown.
-    fn list(&mut self, decision: &Decision, item: fn(&mut Text, &Answer<'_>) -> bool) {
+    /// Writes each enforced limit that may be shown; `separator` stands before the first.
+    fn list<'d>(
+        &mut self,
+        mut separator: &str,
+        answers: impl Iterator<Item = Answer<'d>>,
+        item: fn(&mut Text, &Answer<'_>) -> bool,
+    ) {
         let shown = |answer: &Answer<'_>| answer.due().enforced() && answer.rule().shown();
-        let mut separator = "";
-        for answer in decision.limits().filter(shown) {
-            let before = self.0.len();
+        for answer in answers.filter(shown) {
+            let before = self.len();
             self.push(separator);
             match item(self, &answer) {
                 true => separator = ", ",
-                false => self.0.truncate(before),
+                false => self.truncate(before),
             }
         }
     }
@@ -250,7 +243,7 @@ impl Text {
         if answer.due().is_slot() {
             return false;
         }
-        self.push_number(limit(answer));
+        self.number(limit(answer));
         self.pair(";w=", window(answer));
         true
     }
@@ -270,10 +263,10 @@ impl Text {
     }
 
     /// `RateLimit-Remaining` and `RateLimit-Reset`.
-    fn rest_and_reset(&mut self, outcome: &Outcome, emit: &mut impl FnMut(Field, &[u8])) {
-        self.emit_number(Field::RateLimitRemaining, outcome.remaining, emit);
+    fn rest_and_reset(&mut self, outcome: &Outcome) {
+        self.emit_number(Field::RateLimitRemaining, outcome.remaining);
         if let Some(reset) = outcome.reset_after {
-            self.emit_number(Field::RateLimitReset, reset.as_secs_ceil(), emit);
+            self.emit_number(Field::RateLimitReset, reset.as_secs_ceil());
         }
     }
 

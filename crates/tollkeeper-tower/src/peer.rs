@@ -10,6 +10,7 @@ use http::Extensions;
 pub struct PeerAddress(pub SocketAddr);
 
 /// The address that a server has left.
+#[inline]
 pub(crate) fn of(extensions: &Extensions) -> Option<IpAddr> {
     let peer = extensions.get::<PeerAddress>().map(|PeerAddress(peer)| peer.ip());
     #[cfg(feature = "axum")]

@@ -17,7 +17,7 @@ use tower_service::Service;
 use crate::address::Client;
 use crate::body::RequestBody;
 use crate::facts::Seen;
-use crate::headers::Jitter;
+use crate::headers::{Jitter, Written};
 use crate::layer::Shared;
 use crate::problem::Problem;
 use crate::response::ResponseBody;
@@ -55,8 +55,18 @@ where
     fn call(&mut self, request: Request<B>) -> ResponseFuture<S, B> {
         let (parts, body) = request.into_parts();
         let (shared, mut body) = (&self.shared, RequestBody::from(body));
+        let ask_lone = |prepared: &Arc<Prepared>| Visit { shared, prepared, parts: &parts }.ask_lone();
+        match shared.in_force.with(&shared.limiter, ask_lone) {
+            Some(Ok(written)) => {
+                let future = self.inner.call(Request::from_parts(parts, body));
+                return ResponseFuture { state: State::Passed { future, written: Some(written) } };
+            }
+            Some(Err(answer)) => return ResponseFuture { state: State::Answered { answer: Some(answer) } },
+            None => {}
+        }
         let prepared = shared.in_force.read(&shared.limiter);
-        let asked = Visit { shared, prepared: &prepared, parts: &parts }.ask_now();
+        let visit = Visit { shared, prepared: &prepared, parts: &parts };
+        let asked = visit.ask_now();
         let state = match asked {
             Some(Ok(acquired)) if !must_be_held(&acquired, &prepared) => {
                 let (request, passed) = pass(shared, prepared, acquired, parts, body);
@@ -97,6 +107,29 @@ struct Visit<'a> {
 }
 
 impl<'a> Visit<'a> {
+    /// Asks the only limit, where there is no other and nobody needs more of an admission than headers tell of it.
+    #[inline]
+    fn ask_lone(&self) -> Option<Result<Written, Refusal>> {
+        let Shared { limiter, options, .. } = self.shared;
+        let lone = self.prepared.lone.as_ref()?;
+        if options.on_response.is_some() || options.hands_over_charge {
+            return None;
+        }
+        let named = options.facts.iter().filter(|(name, _)| **name == *lone.fact());
+        let mut own = named.filter_map(|(_, read)| read(self.parts));
+        let value = match (own.next(), own.next()) {
+            (Some(value), None) => value.into(),
+            (None, _) => self.prepared.reader.only(self.parts, self.client(), self.matched())?,
+            // What the first says may be wrong, and then it counts.
+            (Some(_), Some(_)) => return None,
+        };
+        let dialects = &self.prepared.settings.headers;
+        lone.check(limiter, &value, self.cost(), |told| match told {
+            Ok(answer) => Ok(headers::write_one(answer, dialects)),
+            Err(decision) => Err(self.refused(&decision)),
+        })
+    }
+
     /// Asks the limiter, if neither the store nor the body has to be waited for.
     fn ask_now(&self) -> Option<Result<Acquired, Refusal>> {
         if !self.shared.limiter.is_embedded() {
@@ -131,15 +164,28 @@ impl<'a> Visit<'a> {
 
     /// Reads the head of the request; whose it is, if that matters.
     fn head(&self, seen: &mut Seen<'a>) -> Option<Client> {
-        let Prepared { settings, reader, .. } = self.prepared;
-        let extensions = &self.parts.extensions;
-        let peer = || peer::of(extensions).or(self.shared.options.assumed_peer);
-        let peer = if reader.needs_client() { peer() } else { None };
-        let client = peer.map(|peer| Client::of(peer, &self.parts.headers, &settings.http));
-        let matched = if reader.needs_matched() { peer::matched(extensions) } else { None };
-        reader.head(self.parts, client, matched, seen);
+        let client = self.client();
+        self.prepared.reader.head(self.parts, client, self.matched(), seen);
         self.add_own(seen);
         client
+    }
+
+    #[inline]
+    fn client(&self) -> Option<Client> {
+        let Prepared { settings, reader, .. } = self.prepared;
+        let peer = || peer::of(&self.parts.extensions).or(self.shared.options.assumed_peer);
+        let peer = if reader.needs_client() { peer() } else { None };
+        peer.map(|peer| Client::of(peer, &self.parts.headers, &settings.http))
+    }
+
+    #[inline]
+    fn matched(&self) -> Option<&'a str> {
+        if self.prepared.reader.needs_matched() { peer::matched(&self.parts.extensions) } else { None }
+    }
+
+    #[inline]
+    fn cost(&self) -> u64 {
+        self.shared.options.cost.as_ref().map_or(1, |cost| cost(self.parts))
     }
 
     /// Adds the facts that only the application knows.
@@ -158,9 +204,8 @@ impl<'a> Visit<'a> {
     }
 
     fn acquire<'s>(&'s self, facts: &'s Facts<'s>) -> Acquire<'s> {
-        let options = &self.shared.options;
-        let cost = options.cost.as_ref().map_or(1, |cost| cost(self.parts));
-        let acquire = self.shared.limiter.acquire(facts).under(&self.prepared.policy).cost(cost);
+        let Shared { limiter, options, .. } = self.shared;
+        let acquire = limiter.acquire(facts).under(&self.prepared.policy).cost(self.cost());
         if self.prepared.delays { acquire.hold(options.longest_delay) } else { acquire }
     }
 
@@ -305,6 +350,8 @@ pin_project! {
     {
         /// It is being decided, or held.
         Asking { asking: Asking<B>, service: S },
+        /// It is the handler's, and all that is left to do is to put these headers into its answer.
+        Passed { #[pin] future: S::Future, written: Option<Written> },
         /// It is the handler's.
         Running { #[pin] future: S::Future, passed: Option<Passed> },
         /// It did not pass.
@@ -333,6 +380,12 @@ where
                     let response = ready!(future.poll(context))?;
                     let passed = passed.take().expect("polled after it was ready");
                     return Poll::Ready(Ok(passed.answered(response)));
+                }
+                StateProjected::Passed { future, written } => {
+                    let mut response = ready!(future.poll(context))?;
+                    let written = written.take().expect("polled after it was ready");
+                    written.insert(response.headers_mut());
+                    return Poll::Ready(Ok(response.map(|body| ResponseBody::theirs(body, None))));
                 }
                 StateProjected::Answered { answer } => {
                     let answer = answer.take().expect("polled after it was ready");

@@ -8,6 +8,7 @@ use std::thread::LocalKey;
 
 use tollkeeper::current::{Current, Shareable, Shares};
 use tollkeeper::http::{HeaderDialect, HttpSettings};
+use tollkeeper::lone::Lone;
 use tollkeeper::{Algorithm, Limiter, Mode, Percent, Policy};
 
 use crate::facts::Reader;
@@ -40,6 +41,8 @@ pub struct Prepared {
     pub settings: Settings,
     /// The policy.
     pub policy: Arc<Policy>,
+    /// Its only limit, if it has only one and an admission by it needs no more than that.
+    pub(crate) lone: Option<Lone>,
     /// Reads the facts that the policy needs.
     pub reader: Reader,
     /// Whether some limit may delay a request.
@@ -53,19 +56,23 @@ impl Prepared {
     ///
     /// If a route is no path pattern, or a fact is to be normalised by NFKC without the feature `nfkc`.
     fn new(settings: Settings, policy: &Policy) -> Prepared {
-        let reader = Reader::new(&settings.http, policy).unwrap_or_else(|error| panic!("{error}"));
+        let policy = Arc::new(policy.clone());
+        let reader = Reader::new(&settings.http, &policy).unwrap_or_else(|error| panic!("{error}"));
         let any = |test: fn(&tollkeeper::Rule) -> bool| {
             policy.rules().iter().any(|rule| rule.mode() != Mode::Off && test(rule))
         };
         let delays = any(|rule| rule.algorithm() == Algorithm::LeakyBucket);
         let awaits_response = any(tollkeeper::Rule::awaits_response);
-        Prepared { settings, policy: Arc::new(policy.clone()), reader, delays, awaits_response }
+        let lone = if delays || awaits_response { None } else { Lone::of(&policy) };
+        Prepared { settings, policy, lone, reader, delays, awaits_response }
     }
 }
 
 impl Shareable for Prepared {
     fn share(&self) -> Prepared {
-        Prepared { policy: Arc::new(self.policy.share()), ..self.clone() }
+        let policy = Arc::new(self.policy.share());
+        let lone = self.lone.as_ref().and_then(|_| Lone::of(&policy));
+        Prepared { policy, lone, ..self.clone() }
     }
 
     #[inline]
@@ -94,13 +101,23 @@ impl InForce {
     /// What is in force: the policy, and what was prepared for it.
     #[inline]
     pub fn read(&self, limiter: &Limiter) -> Arc<Prepared> {
+        self.with(limiter, Arc::clone)
+    }
+
+    /// As [`InForce::read`], for who is done with it at once.
+    #[inline]
+    pub fn with<R>(&self, limiter: &Limiter, read: impl FnOnce(&Arc<Prepared>) -> R) -> R {
+        let mut read = Some(read);
         loop {
             let version = limiter.with_policy(|policy| policy.version());
-            let prepared = self.0.share();
-            if prepared.policy.version() == version {
-                return prepared;
+            let result = self.0.read(|prepared, _| {
+                let is_current = prepared.policy.version() == version;
+                is_current.then(|| read.take().map(|read| read(prepared))).flatten()
+            });
+            match result {
+                Some(result) => return result,
+                None => self.catch_up(limiter),
             }
-            self.catch_up(limiter);
         }
     }
 
@@ -127,5 +144,36 @@ impl InForce {
     #[cold]
     fn catch_up(&self, limiter: &Limiter) {
         self.0.replace(|last| Prepared::new(last.settings.clone(), &limiter.policy()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollkeeper::{Capacity, Clock, Limit, MemoryStore, Quota, StatusSet};
+
+    use super::*;
+
+    #[test]
+    fn one_limit_by_one_fact_has_a_way_of_its_own() {
+        let limit = || Limit::new("lone", Quota::per_hour(2)).by("ip");
+        let other = || Limit::new("other", Quota::per_hour(2)).by("ip");
+        for (limits, is_lone) in [
+            (vec![limit()], true),
+            (vec![limit().mode(Mode::Shadow)], true),
+            (vec![limit(), other().mode(Mode::Off)], true),
+            (vec![limit(), other()], false),
+            (vec![limit().by("user")], false),
+            (vec![limit().when("user", "*")], false),
+            (vec![limit().allow("192.0.2.1")], false),
+            (vec![limit().algorithm(Algorithm::LeakyBucket)], false),
+            (vec![limit().refund_when(StatusSet::of([200]))], false),
+            (vec![Limit::new("slots", Quota::slots(2)).by("ip")], false),
+            (vec![], false),
+        ] {
+            let policy = Policy::new(limits).expect("valid limits");
+            let limiter = Limiter::embedded(policy, MemoryStore::new(Capacity::default(), Clock::system()));
+            let prepared = InForce::new(Settings::default(), &limiter).read(&limiter);
+            assert_eq!(prepared.lone.is_some(), is_lone, "{:?}", prepared.policy.rules());
+        }
     }
 }

@@ -74,12 +74,16 @@ impl<T: Shareable> Current<T> {
     }
 
     /// Reads what is in force, by this thread's share of it; `epoch` is another number whenever it was replaced.
-    /// Not to be called again within `read`.
     #[inline]
     pub fn read<R>(&self, read: impl FnOnce(&Arc<T>, u64) -> R) -> R {
         let epoch = self.epoch.load(Ordering::Acquire);
         T::shares().with(|Shares(shares)| {
-            let share = &mut shares.borrow_mut()[self.id % SHARES];
+            let Ok(mut shares) = shares.try_borrow_mut() else {
+                // Called within `read`: what the outer one reads stays as it is.
+                let share = self.take();
+                return read(&share.current, share.epoch);
+            };
+            let share = &mut shares[self.id % SHARES];
             match share {
                 Some(share) if share.id == self.id && share.epoch == epoch => {}
                 _ => *share = Some(self.take()),

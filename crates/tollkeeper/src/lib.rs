@@ -236,6 +236,7 @@ mod joint;
 mod limiter;
 #[cfg(feature = "redis")]
 mod line;
+pub mod lone;
 mod memory;
 mod meter;
 mod observer;

@@ -233,6 +233,12 @@ impl Limiter {
         self.inner.observer.set(observer).is_ok()
     }
 
+    /// Whether somebody is told of every decision.
+    #[inline]
+    pub fn is_observed(&self) -> bool {
+        self.inner.observer.get().is_some()
+    }
+
     /// Prepares one limit for the hottest paths: see [`Handle`].
     pub fn handle(&self, limit: &str) -> Result<Handle, HandleError> {
         Handle::new(self, limit)

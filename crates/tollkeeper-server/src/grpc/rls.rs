@@ -13,6 +13,7 @@ use tollkeeper::facts::MAX_VALUE;
 use tollkeeper::{
     Decision, Facts, InvalidRequest, Joint, Met, OnStoreFailure, Outcome, Quota, Retry, Span, Verdict,
 };
+use tollkeeper_tower::headers::Field;
 use tonic::Status;
 
 use super::proto::envoy::config::core::v3::HeaderValue;
@@ -320,10 +321,8 @@ const UNITS: [(Span, Unit); 7] = [
 
 /// What Envoy is told to add to the response of a request.
 fn tell(headers: &Headers, decision: &Decision) -> Vec<HeaderValue> {
-    let mut told = Vec::new();
-    headers.tell_envoy(decision, |field, value| {
-        let value = String::from_utf8(value.to_vec()).expect("ASCII");
-        told.push(HeaderValue { key: field.name().to_owned(), value });
-    });
-    told
+    let text = |value: &[u8]| String::from_utf8(value.to_vec()).expect("ASCII");
+    let header =
+        |(field, value): (Field, &[u8])| HeaderValue { key: field.name().to_owned(), value: text(value) };
+    headers.for_envoy(decision).iter().map(header).collect()
 }
