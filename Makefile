@@ -21,6 +21,8 @@ lint: ## check formatting and clippy, warnings denied; BENCH=1 runs clippy on be
 		cargo check --quiet --locked -p tollkeeper --no-default-features --features "$$feature" || exit 1; done
 	for feature in "" axum tonic config redis nfkc; do \
 		cargo check --quiet --locked -p tollkeeper-tower --no-default-features --features "$$feature" || exit 1; done
+# Workspaces of their own have lock files of their own.
+	for own in bench fuzz; do cargo update --quiet --workspace --locked --manifest-path $$own/Cargo.toml || exit 1; done
 # Only on request, because it builds every peer that the benchmarks compare with.
 ifeq ($(BENCH),1)
 	cargo clippy --manifest-path bench/Cargo.toml --all-targets --all-features --locked -- -D warnings

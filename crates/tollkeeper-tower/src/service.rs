@@ -111,7 +111,7 @@ impl<'a> Visit<'a> {
     #[inline]
     fn ask_lone(&self) -> Option<Result<Written, Refusal>> {
         let Shared { limiter, options, .. } = self.shared;
-        let lone = self.prepared.lone.as_ref()?;
+        let lone = self.prepared.lone.as_ref().filter(|lone| lone.can_ask(limiter))?;
         if options.on_response.is_some() || options.hands_over_charge {
             return None;
         }

@@ -78,17 +78,20 @@ impl<T: Shareable> Current<T> {
     pub fn read<R>(&self, read: impl FnOnce(&Arc<T>, u64) -> R) -> R {
         let epoch = self.epoch.load(Ordering::Acquire);
         T::shares().with(|Shares(shares)| {
-            let Ok(mut shares) = shares.try_borrow_mut() else {
+            let (mut borrowed, own);
+            let share = if let Ok(shares) = shares.try_borrow_mut() {
+                borrowed = shares;
+                let share = &mut borrowed[self.id % SHARES];
+                match share {
+                    Some(share) if share.id == self.id && share.epoch == epoch => {}
+                    _ => *share = Some(self.take()),
+                }
+                share.as_ref().expect("taken above")
+            } else {
                 // Called within `read`: what the outer one reads stays as it is.
-                let share = self.take();
-                return read(&share.current, share.epoch);
+                own = self.take();
+                &own
             };
-            let share = &mut shares[self.id % SHARES];
-            match share {
-                Some(share) if share.id == self.id && share.epoch == epoch => {}
-                _ => *share = Some(self.take()),
-            }
-            let share = share.as_ref().expect("taken above");
             read(&share.current, share.epoch)
         })
     }

@@ -39,12 +39,18 @@ impl Lone {
         &self.fact
     }
 
+    /// Whether this limiter can be asked: its state is kept in this process, and nobody observes it, who would want
+    /// every decision.
+    #[inline]
+    pub fn can_ask(&self, limiter: &Limiter) -> bool {
+        limiter.is_embedded() && !limiter.is_observed()
+    }
+
     /// Has this limiter decide and charge `cost`, for this value of the fact. `told` hears what the limit says, if it
     /// lets the request pass, else the whole decision.
     ///
-    /// Nothing, and nothing is charged, if facts would have something to say against the value or the cost, if the
-    /// state is not kept in this process, or if somebody observes the limiter and wants every decision: then the
-    /// limiter has to be asked as always.
+    /// Nothing, and nothing is charged, if the limiter [cannot be asked](Lone::can_ask), or if facts would have
+    /// something to say against the value or the cost: then it has to be asked as always.
     #[inline]
     pub fn check<T>(
         &self,
@@ -53,7 +59,7 @@ impl Lone {
         cost: u64,
         told: impl FnOnce(Result<Answer<'_>, Decision>) -> T,
     ) -> Option<T> {
-        let memory = limiter.inner.memory.as_ref().filter(|_| !limiter.is_observed())?;
+        let memory = limiter.inner.memory.as_ref().filter(|_| self.can_ask(limiter))?;
         let mut scratch = [0; 48];
         let keyed = self.policy.keyed(&self.fact, value, &mut scratch);
         let fits = (1..=MAX_VALUE).contains(&keyed.len()) && (1..=MAX_COST).contains(&cost);

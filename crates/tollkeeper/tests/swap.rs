@@ -234,6 +234,20 @@ fn a_handle_follows_a_swap() {
 }
 
 #[test]
+fn who_reads_the_policy_may_ask_the_limiter_meanwhile() {
+    let (limiter, _) = limiter([ten_an_hour()]);
+    let (alice, handle) = (user("alice"), limiter.handle("another").unwrap());
+    limiter.with_policy(|policy| {
+        assert!(limiter.check(&alice).wait().unwrap().allowed());
+        assert!(handle.check("alice").unwrap().allowed);
+        limiter.replace(vec![]).unwrap();
+        assert_eq!(handle.check("alice").err(), Some(HandleError::UnknownLimit("another".to_owned())));
+        assert_eq!(policy.rules().len(), 1, "what is being read stays as it is");
+    });
+    assert_eq!(limiter.with_policy(|policy| policy.rules().len()), 0);
+}
+
+#[test]
 fn a_handle_is_for_limits_by_the_value_of_one_fact() {
     let plain = || Limit::new("limit", Quota::per_minute(10)).by("user");
     let check = |limit: Limit, expected: Option<HandleError>| {
