@@ -328,7 +328,7 @@ impl Receipt {
             for number in [item.quota.count(), item.quota.burst(), item.cost, item.shift, item.mark] {
                 push_number(&mut bytes, number);
             }
-            // A limit is keyed by fewer than 127 facts: see `partition` of `policy.rs`.
+            // A limit is keyed by fewer than 127 facts: see `partition` of `policy/compile.rs`.
             let partition = item.partition.map_or(0, |place| place + 1);
             bytes.push(u8::from(item.shared) | partition << 1);
             push_bytes(&mut bytes, item.fact.as_deref().unwrap_or_default().as_bytes());

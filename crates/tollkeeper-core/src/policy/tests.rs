@@ -2,6 +2,8 @@ use core::time::Duration;
 
 use super::*;
 use crate::facts;
+use crate::quota::{Algorithm, Allowance};
+use crate::status::StatusSet;
 use crate::time::Span;
 
 fn policy(limit: Limit) -> Policy {

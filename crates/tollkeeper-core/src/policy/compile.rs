@@ -1,0 +1,224 @@
+//! From a limit as it was written to one that can be applied: everything is checked here, and never again.
+
+use core::net::IpAddr;
+use std::collections::BTreeMap;
+
+use super::problem::{Part, Problem};
+use super::rule::{Allow, Grant, REFUSED, Rule};
+use crate::facts;
+use crate::key;
+use crate::limit::{Base, Limit};
+use crate::quota::{Algorithm, Allowance, Quota, Rate};
+
+impl Rule {
+    /// Compiles what was written and reports what is wrong with it; what it returns then is never used.
+    pub(super) fn new(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> Rule {
+        if !is_limit_name(&limit.name) {
+            report(Part::Name, Problem::Name);
+        }
+        check_facts(limit, report);
+        check_shape(limit, report);
+        let algorithm = chosen_algorithm(limit);
+        if limit.stagger && algorithm != Algorithm::FixedWindow {
+            report(Part::Stagger, Problem::StaggerWithout(algorithm));
+        }
+        if matches!(algorithm, Algorithm::LeakyBucket | Algorithm::Concurrency) {
+            for (part, key, condition) in [
+                (Part::DeductWhen, "deduct_when", limit.deduct_when),
+                (Part::RefundWhen, "refund_when", limit.refund_when),
+            ] {
+                if condition.is_some() {
+                    report(part, Problem::GivesNothingBack(key, algorithm));
+                }
+            }
+        }
+        let mut grants = vec![nothing(limit, algorithm)];
+        // Overrides can be many, and mostly have few grants between them.
+        let mut places = BTreeMap::from([(grants[0].numbers(), 0)]);
+        let mut place = |part: &Part, allowance: Allowance, report: &mut dyn FnMut(Part, Problem)| -> u32 {
+            let grant = match compiled(limit, algorithm, allowance) {
+                Ok(grant) => grant,
+                Err(problem) => {
+                    report(part.clone(), problem);
+                    return REFUSED;
+                }
+            };
+            let place = *places.entry(grant.numbers()).or_insert_with(|| {
+                grants.push(grant);
+                grants.len() - 1
+            });
+            u32::try_from(place).expect("fewer than 2^32 tiers and overrides fit in memory")
+        };
+        let mut tiers = BTreeMap::new();
+        for (name, allowance) in &limit.tiers {
+            let part = Part::Tier(name.clone());
+            let grant = place(&part, *allowance, report);
+            if tiers.insert(name.as_str().into(), grant).is_some() {
+                report(part, Problem::Twice(name.clone()));
+            }
+        }
+        let mut overrides = BTreeMap::new();
+        for (value, allowance) in &limit.overrides {
+            let part = Part::Override(value.clone());
+            let grant = place(&part, *allowance, report);
+            let Some(value) = compared(limit, value) else {
+                report(part, Problem::Address(value.clone()));
+                continue;
+            };
+            if overrides.insert(value.as_str().into(), grant).is_some() {
+                report(part, Problem::Twice(value));
+            }
+        }
+        let (tier, default) = match &limit.base {
+            Base::Flat(allowance) => (None, place(&Part::Rate, *allowance, report)),
+            Base::Tiered(fact) => {
+                let default = limit.default_tier.as_deref().and_then(|name| tiers.get(name).copied());
+                (Some(fact.as_str().into()), default.unwrap_or(REFUSED))
+            }
+        };
+        let allow = if is_by_ip(limit) {
+            let network = |text: &String| {
+                text.parse().map_err(|_| report(Part::Allow, Problem::Network(text.clone()))).ok()
+            };
+            Allow::Networks(limit.allow.iter().filter_map(network).collect())
+        } else {
+            Allow::Values(limit.allow.iter().map(|value| value.as_str().into()).collect())
+        };
+        Rule {
+            name: limit.name.as_str().into(),
+            by: limit.by.iter().map(|fact| fact.as_str().into()).collect(),
+            missing: limit.missing,
+            mode: limit.mode,
+            cost: limit.cost.as_deref().map(Into::into),
+            stagger: limit.stagger,
+            partition: partition(limit, report),
+            on_store_failure: limit.on_store_failure,
+            hidden: limit.hidden,
+            deduct_when: limit.deduct_when,
+            refund_when: limit.refund_when,
+            algorithm,
+            when: limit.when.clone(),
+            unless: limit.unless.clone(),
+            allow,
+            tier,
+            tiers,
+            overrides,
+            default,
+            grants,
+        }
+    }
+}
+
+/// The place in `by` of the fact that decides where counts are kept.
+fn partition(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> Option<u8> {
+    let fact = limit.partition.as_ref()?;
+    let place = limit
+        .by
+        .iter()
+        .position(|by| by == fact)
+        .and_then(|place| u8::try_from(place).ok())
+        .filter(|place| *place < 126);
+    if place.is_none() {
+        report(Part::Partition, Problem::PartitionNotInBy(fact.clone()));
+    }
+    place
+}
+
+/// The algorithm belongs to the limit, never to a tier: as written, else by what is granted.
+fn chosen_algorithm(limit: &Limit) -> Algorithm {
+    let any = |test: fn(&Allowance) -> bool| {
+        let flat = if let Base::Flat(allowance) = &limit.base { Some(allowance) } else { None };
+        let listed = limit.tiers.iter().chain(&limit.overrides).map(|(_, allowance)| allowance);
+        flat.into_iter().chain(listed).any(test)
+    };
+    match limit.algorithm {
+        Some(algorithm) => algorithm,
+        None if any(|allowance| matches!(allowance, Allowance::Slots(_))) => Algorithm::Concurrency,
+        None if any(|allowance| matches!(allowance, Allowance::Rate(Rate { burst: Some(_), .. }))) => {
+            Algorithm::TokenBucket
+        }
+        None => Algorithm::SlidingWindow,
+    }
+}
+
+fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result<Grant, Problem> {
+    let rate = match (allowance, algorithm) {
+        (Allowance::Unlimited, _) => return Ok(Grant::Unlimited),
+        (Allowance::Nothing, _) => return Ok(nothing(limit, algorithm)),
+        (Allowance::Slots(count), Algorithm::Concurrency) => Rate { count, period: limit.ttl, burst: None },
+        (Allowance::Rate(_), Algorithm::Concurrency) => return Err(Problem::RateOfSlots),
+        (Allowance::Slots(_), algorithm) => return Err(Problem::SlotsOf(algorithm)),
+        (Allowance::Rate(rate), _) => rate,
+    };
+    let quota = Quota::new(algorithm, rate).map_err(Problem::Quota)?;
+    let family = key::family(&limit.name, algorithm, limit.stagger, quota.period());
+    Ok(Grant::Limited { quota, family })
+}
+
+/// The grant that refuses all. It keeps no state, so that its keys name some period is of no matter.
+fn nothing(limit: &Limit, algorithm: Algorithm) -> Grant {
+    let family = key::family(&limit.name, algorithm, limit.stagger, limit.ttl);
+    Grant::Limited { quota: Quota::nothing(algorithm, limit.ttl), family }
+}
+
+fn is_by_ip(limit: &Limit) -> bool {
+    limit.by == [facts::IP]
+}
+
+/// The value of an override as the facts of a request will have it. The fact `ip` is canonical by then,
+/// so an address in another spelling would never be met, nor would anything that is not an address.
+fn compared(limit: &Limit, value: &str) -> Option<String> {
+    if !is_by_ip(limit) {
+        return Some(value.to_owned());
+    }
+    value.parse::<IpAddr>().ok().map(|ip| ip.to_canonical().to_string())
+}
+
+/// Facts that are named must have names that facts can have.
+fn check_facts(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
+    let named = limit.by.iter().map(|fact| (Part::By, fact));
+    let named = named.chain(limit.when.iter().map(|condition| (Part::When, &condition.fact)));
+    let named = named.chain(limit.unless.iter().map(|condition| (Part::Unless, &condition.fact)));
+    let tier = if let Base::Tiered(fact) = &limit.base { Some(fact) } else { None };
+    let named = named.chain(tier.map(|fact| (Part::TierFact, fact)));
+    let named = named.chain(limit.cost.iter().map(|fact| (Part::Cost, fact)));
+    for (part, fact) in named {
+        if !facts::is_name(fact) {
+            report(part, Problem::FactName(fact.clone()));
+        }
+    }
+    for (index, fact) in limit.by.iter().enumerate() {
+        if limit.by[..index].contains(fact) {
+            report(Part::By, Problem::DuplicateFact(fact.clone()));
+        }
+    }
+}
+
+/// Parts that only make sense together.
+fn check_shape(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
+    match (&limit.base, &limit.default_tier) {
+        (Base::Flat(_), None) if limit.tiers.is_empty() => {}
+        (Base::Flat(_), _) => report(Part::TierFact, Problem::TiersWithoutFact),
+        (Base::Tiered(_), _) if limit.tiers.is_empty() => report(Part::TierFact, Problem::NoTiers),
+        (Base::Tiered(_), None) => report(Part::DefaultTier, Problem::NoDefaultTier),
+        (Base::Tiered(_), Some(name)) => {
+            if !limit.tiers.iter().any(|(tier, _)| tier == name) {
+                report(Part::DefaultTier, Problem::UnknownTier(name.clone()));
+            }
+        }
+    }
+    if limit.by.len() != 1 {
+        if !limit.allow.is_empty() {
+            report(Part::Allow, Problem::NeedsOneFact);
+        }
+        if let Some((value, _)) = limit.overrides.first() {
+            report(Part::Override(value.clone()), Problem::NeedsOneFact);
+        }
+    }
+}
+
+fn is_limit_name(name: &str) -> bool {
+    let allowed =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'_' | b'-');
+    (1..=facts::MAX_NAME).contains(&name.len()) && name.bytes().all(allowed)
+}

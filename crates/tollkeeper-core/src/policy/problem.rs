@@ -1,0 +1,170 @@
+//! What can be wrong with limits, in words that name the fix.
+
+use core::fmt;
+
+use crate::facts;
+use crate::net::InvalidNetwork;
+use crate::quota::{Algorithm, InvalidQuota};
+
+/// Everything that is wrong with a list of limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidPolicy(pub Vec<InvalidLimit>);
+
+/// One thing that is wrong with a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidLimit {
+    /// The place of the limit in the list, from 0.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// The part that is wrong.
+    pub part: Part,
+    /// What is wrong with it.
+    pub problem: Problem,
+}
+
+/// A part of a limit, so that a config reader can point at it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named after the keys of the config file")]
+pub enum Part {
+    Name,
+    Rate,
+    By,
+    When,
+    Unless,
+    Allow,
+    TierFact,
+    Tier(String),
+    DefaultTier,
+    Override(String),
+    Cost,
+    Stagger,
+    Partition,
+    DeductWhen,
+    RefundWhen,
+}
+
+/// What can be wrong with a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// The name has other characters than it may have, or too many.
+    Name,
+    /// An earlier limit has the same name.
+    DuplicateName,
+    /// A fact has a name that facts cannot have.
+    FactName(String),
+    /// A fact stands twice in `by`.
+    DuplicateFact(String),
+    /// Tiers, but no fact that picks one.
+    TiersWithoutFact,
+    /// A fact that picks a tier, but no tiers.
+    NoTiers,
+    /// Tiers, but none for requests that name no tier or one that is not listed.
+    NoDefaultTier,
+    /// The default tier is not listed.
+    UnknownTier(String),
+    /// A tier or an override is listed twice.
+    Twice(String),
+    /// `allow` and overrides compare one value, and the limit is keyed by several facts or none.
+    NeedsOneFact,
+    /// An entry of `allow` for `ip` is neither an address nor a network.
+    Network(String),
+    /// An override for `ip` is not an address.
+    Address(String),
+    /// Windows of this algorithm cannot be staggered.
+    StaggerWithout(Algorithm),
+    /// The fact that decides where counts are kept is not one that the limit is keyed by.
+    PartitionNotInBy(String),
+    /// What this key of the config promises, this algorithm cannot do.
+    GivesNothingBack(&'static str, Algorithm),
+    /// A concurrency limit with a rate.
+    RateOfSlots,
+    /// Slots for an algorithm that has none.
+    SlotsOf(Algorithm),
+    /// The numbers do not fit.
+    Quota(InvalidQuota),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::Name => write!(f, "a name is 1 to {} of `a-z 0-9 . _ -`", facts::MAX_NAME),
+            Problem::DuplicateName => f.write_str("another limit has this name (names are unique)"),
+            Problem::FactName(fact) => {
+                write!(
+                    f,
+                    "`{}` is not the name of a fact (1 to {} of `A-Z a-z 0-9 . _ : / -`)",
+                    fact.escape_debug(),
+                    facts::MAX_NAME
+                )
+            }
+            Problem::DuplicateFact(fact) => {
+                write!(f, "`{}` stands twice in `by` (once is enough)", fact.escape_debug())
+            }
+            Problem::TiersWithoutFact => {
+                f.write_str("it has tiers but no fact that picks one (name it with `tier`)")
+            }
+            Problem::NoTiers => f.write_str("a fact picks the tier but there are no tiers (list them)"),
+            Problem::NoDefaultTier => f.write_str(
+                "requests without a known tier get nothing (name one of the tiers in `default_tier`)",
+            ),
+            Problem::UnknownTier(tier) => {
+                write!(f, "the default tier `{}` is not one of the tiers", tier.escape_debug())
+            }
+            Problem::Twice(name) => write!(f, "`{}` is listed twice (keep one)", name.escape_debug()),
+            Problem::NeedsOneFact => {
+                f.write_str("`allow` and overrides compare one value: key the limit by exactly one fact")
+            }
+            Problem::Network(text) => {
+                write!(f, "`{}` is {InvalidNetwork}", text.escape_debug())
+            }
+            Problem::Address(text) => {
+                write!(
+                    f,
+                    "`{}` is not an IP address (such as `192.0.2.7`: an override is for one)",
+                    text.escape_debug()
+                )
+            }
+            Problem::StaggerWithout(algorithm) => {
+                write!(f, "{algorithm} has nothing to stagger (only fixed-window has)")
+            }
+            Problem::PartitionNotInBy(fact) => {
+                write!(
+                    f,
+                    "`partition` names `{}`, which is none of the facts in `by` (name one of them)",
+                    fact.escape_debug()
+                )
+            }
+            Problem::GivesNothingBack(key, algorithm) => {
+                write!(f, "`{key}` gives charges back, which {algorithm} cannot (leave it out)")
+            }
+            Problem::RateOfSlots => f.write_str("a concurrency limit has slots, not a rate (`limit: 5`)"),
+            Problem::SlotsOf(algorithm) => write!(f, "{algorithm} has a rate, not slots (`rate: 5/s`)"),
+            Problem::Quota(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl fmt::Display for InvalidLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "limit `{}`: ", self.name.escape_debug())?;
+        match &self.part {
+            Part::Tier(name) => write!(f, "tier `{}`: ", name.escape_debug())?,
+            Part::Override(value) => write!(f, "override `{}`: ", value.escape_debug())?,
+            _ => {}
+        }
+        write!(f, "{}", self.problem)
+    }
+}
+
+impl fmt::Display for InvalidPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, problem) in self.0.iter().enumerate() {
+            let separator = if index > 0 { "; " } else { "" };
+            write!(f, "{separator}{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl core::error::Error for InvalidPolicy {}

@@ -1,0 +1,262 @@
+//! A limit as it is applied: whom it concerns, and what it grants.
+
+use std::collections::BTreeMap;
+
+use crate::facts::{self, Facts, Scratch, Value};
+use crate::key::Key;
+use crate::limit::{Missing, Mode, OnStoreFailure};
+use crate::net::Network;
+use crate::pattern::Condition;
+use crate::quota::{Algorithm, Quota};
+use crate::status::StatusSet;
+use crate::time::Span;
+
+/// A limit as it is applied.
+#[derive(Debug)]
+pub struct Rule {
+    pub(crate) name: Box<str>,
+    pub(crate) by: Box<[Box<str>]>,
+    pub(crate) missing: Missing,
+    pub(crate) mode: Mode,
+    pub(crate) cost: Option<Box<str>>,
+    pub(crate) stagger: bool,
+    /// Which of `by` decides where counts are kept.
+    pub(crate) partition: Option<u8>,
+    pub(super) on_store_failure: OnStoreFailure,
+    pub(super) hidden: bool,
+    pub(super) deduct_when: Option<StatusSet>,
+    pub(super) refund_when: Option<StatusSet>,
+    pub(super) algorithm: Algorithm,
+    pub(super) when: Vec<Condition>,
+    pub(super) unless: Vec<Condition>,
+    pub(super) allow: Allow,
+    pub(super) tier: Option<Box<str>>,
+    pub(super) tiers: BTreeMap<Box<str>, u32>,
+    pub(super) overrides: BTreeMap<Box<str>, u32>,
+    /// The grant of the default tier, or of the limit without tiers.
+    pub(super) default: u32,
+    pub(super) grants: Vec<Grant>,
+}
+
+/// The grant of a request that lacks a fact it may not lack.
+pub(crate) const REFUSED: u32 = 0;
+
+/// What a key is granted.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Grant {
+    /// The limit does not apply.
+    Unlimited,
+    /// A quota, and what its keys begin with.
+    Limited {
+        /// The quota.
+        quota: Quota,
+        /// What keys under this quota's period begin with.
+        family: Box<[u8]>,
+    },
+}
+
+impl Grant {
+    /// What tells the grants of one limit apart.
+    pub(super) fn numbers(&self) -> Option<(u64, u64, Span)> {
+        match self {
+            Grant::Unlimited => None,
+            Grant::Limited { quota, .. } => Some((quota.count(), quota.burst(), quota.period())),
+        }
+    }
+}
+
+/// Which grant a request gets, and how it was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Granted {
+    pub(crate) grant: u32,
+    /// The request named a tier that is not listed, or none.
+    pub(crate) unknown_tier: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum Allow {
+    Values(Vec<Box<str>>),
+    Networks(Vec<Network>),
+}
+
+impl Allow {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Allow::Values(values) => values.is_empty(),
+            Allow::Networks(networks) => networks.is_empty(),
+        }
+    }
+}
+
+impl Rule {
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The facts it is keyed by.
+    pub fn by(&self) -> &[Box<str>] {
+        &self.by
+    }
+
+    /// Whether its verdict counts.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The algorithm, the same for all tiers.
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// The fact whose number is charged instead of the cost of the request.
+    pub fn cost_fact(&self) -> Option<&str> {
+        self.cost.as_deref()
+    }
+
+    /// Who answers when the store does not.
+    pub fn on_store_failure(&self) -> OnStoreFailure {
+        self.on_store_failure
+    }
+
+    /// Whether headers may show it.
+    pub fn shown(&self) -> bool {
+        !self.hidden
+    }
+
+    /// Whether a response decides that its charge is given back.
+    pub fn awaits_response(&self) -> bool {
+        self.deduct_when.is_some() || self.refund_when.is_some()
+    }
+
+    /// Whether its charge is given back after a response of this status.
+    pub fn gives_back(&self, status: u16) -> bool {
+        self.deduct_when.is_some_and(|kept| !kept.contains(status))
+            || self.refund_when.is_some_and(|returned| returned.contains(status))
+    }
+
+    /// The facts that it names: what it is keyed by, its conditions, its tier, its cost.
+    pub fn facts(&self) -> impl Iterator<Item = &str> {
+        let conditions = self.when.iter().chain(&self.unless).map(|condition| condition.fact.as_str());
+        let by = self.by.iter().chain(&self.tier).chain(&self.cost).map(|fact| &**fact);
+        by.chain(conditions)
+    }
+
+    /// Whether it needs a fact that is still `open`, as far as the other facts tell: it names one, and
+    /// nothing that is known keeps it from applying.
+    pub fn needs(&self, facts: &Facts<'_>, open: impl Fn(&str) -> bool) -> bool {
+        let excluded = |condition: &Condition| !open(&condition.fact) && condition.holds(facts);
+        self.mode != Mode::Off
+            && self.facts().any(&open)
+            && self.when.iter().all(|condition| open(&condition.fact) || condition.holds(facts))
+            && (self.unless.is_empty() || !self.unless.iter().all(excluded))
+            && !self.allows(facts)
+    }
+
+    /// The patterns of `when` for a fact.
+    pub fn patterns<'r>(&'r self, fact: &str) -> impl Iterator<Item = &'r str> {
+        let of_fact = self.when.iter().filter(move |condition| condition.fact == fact);
+        of_fact.flat_map(|condition| &condition.patterns).map(String::as_str)
+    }
+
+    /// Everything it can grant.
+    pub fn grants(&self) -> &[Grant] {
+        &self.grants
+    }
+
+    /// The grant of that place.
+    #[inline]
+    pub(crate) fn quota(&self, grant: u32) -> Option<(&Quota, &[u8])> {
+        match &self.grants[grant as usize] {
+            Grant::Unlimited => None,
+            Grant::Limited { quota, family } => Some((quota, family)),
+        }
+    }
+
+    /// The same key, which knows where its count is kept.
+    #[inline]
+    pub fn place<'k>(&self, key: Key<'k>) -> Key<'k> {
+        key.parted(self.partition)
+    }
+
+    /// What a request without a tier and without an override gets, and what its keys begin with; nothing
+    /// if that is unlimited.
+    #[inline]
+    pub fn plain_quota(&self) -> Option<(&Quota, &[u8])> {
+        self.quota(self.default)
+    }
+
+    /// The quotas whose keys begin like this, so that their states are the same.
+    pub(crate) fn quotas_of(&self, family: &[u8]) -> impl Iterator<Item = &Quota> {
+        self.limited().filter(move |(_, other)| *other == family).map(|(quota, _)| quota)
+    }
+
+    /// The quotas that keep states, with what their keys begin with.
+    pub(super) fn limited(&self) -> impl Iterator<Item = (&Quota, &[u8])> {
+        self.grants.iter().filter_map(|grant| match grant {
+            Grant::Limited { quota, family } if quota.count() > 0 => Some((quota, &**family)),
+            _ => None,
+        })
+    }
+
+    /// Whether nothing but the text of one fact decides what a request meets here: what a prepared
+    /// handle needs. An address is more than its text.
+    pub fn is_plain(&self) -> bool {
+        self.only_fact().is_some_and(|fact| fact != facts::IP)
+    }
+
+    /// The fact whose value alone decides what a request meets here, if it is so.
+    pub fn only_fact(&self) -> Option<&str> {
+        let [fact] = &*self.by else { return None };
+        let unconditional = self.when.is_empty() && self.unless.is_empty() && self.mode != Mode::Off;
+        let one_grant = self.tier.is_none() && self.overrides.is_empty() && self.cost.is_none();
+        let is_rate = self.algorithm != Algorithm::Concurrency;
+        (unconditional && self.allow.is_empty() && one_grant && is_rate).then_some(fact)
+    }
+
+    /// Whether the limit has anything to say to a request with these facts.
+    #[inline]
+    pub(crate) fn applies(&self, facts: &Facts<'_>) -> bool {
+        self.mode != Mode::Off
+            && self.when.iter().all(|condition| condition.holds(facts))
+            && (self.unless.is_empty() || !self.unless.iter().all(|condition| condition.holds(facts)))
+            && !self.allows(facts)
+    }
+
+    pub(super) fn allows(&self, facts: &Facts<'_>) -> bool {
+        if self.allow.is_empty() {
+            return false;
+        }
+        match (&self.allow, self.by.first().and_then(|fact| facts.get(fact))) {
+            (Allow::Values(values), Some(value)) => {
+                let mut scratch: Scratch = [0; 48];
+                let text = value.text(&mut scratch);
+                values.iter().any(|allowed| **allowed == *text)
+            }
+            (Allow::Networks(networks), Some(Value::Ip(ip))) => {
+                networks.iter().any(|network| network.contains(*ip))
+            }
+            _ => false,
+        }
+    }
+
+    /// Override before tier before default.
+    #[inline]
+    pub(crate) fn granted(&self, facts: &Facts<'_>) -> Granted {
+        let mut scratch: Scratch = [0; 48];
+        if !self.overrides.is_empty()
+            && let Some(value) = self.by.first().and_then(|fact| facts.get(fact))
+            && let Some(grant) = self.overrides.get(value.text(&mut scratch))
+        {
+            return Granted { grant: *grant, unknown_tier: false };
+        }
+        let Some(fact) = &self.tier else {
+            return Granted { grant: self.default, unknown_tier: false };
+        };
+        match facts.get(fact).and_then(|value| self.tiers.get(value.text(&mut scratch))) {
+            Some(grant) => Granted { grant: *grant, unknown_tier: false },
+            None => Granted { grant: self.default, unknown_tier: true },
+        }
+    }
+}
