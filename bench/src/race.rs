@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use crate::report::median;
 
-/// How often every side is measured.
-const ROUNDS: usize = 5;
-/// How long a side runs in each round.
-const LASTING: Duration = Duration::from_millis(300);
+/// How often every side is measured, and for how long.
+const ROUNDS: (usize, Duration) = (5, Duration::from_millis(300));
+/// The same, where it is about the difference of two times: what disturbs one of them disturbs that more.
+const FINE_ROUNDS: (usize, Duration) = (25, Duration::from_millis(60));
 /// How long it runs before the first, and nobody looks.
 const WARM_UP: Duration = Duration::from_millis(60);
 /// Requests between two looks at the clock.
@@ -55,13 +55,26 @@ impl<R: Sync> Side<R> {
 
 /// Measures all sides under one load.
 pub fn race<R: Sync>(load: &Load<'_, R>, sides: &[Side<R>]) -> Vec<Times> {
+    race_for(ROUNDS, load, sides)
+}
+
+/// Measures all sides under one load, to see by how much they differ.
+pub fn race_finely<R: Sync>(load: &Load<'_, R>, sides: &[Side<R>]) -> Vec<Times> {
+    race_for(FINE_ROUNDS, load, sides)
+}
+
+fn race_for<R: Sync>(
+    (rounds, lasting): (usize, Duration),
+    load: &Load<'_, R>,
+    sides: &[Side<R>],
+) -> Vec<Times> {
     for side in sides {
         (side.run)(load, WARM_UP);
     }
     let mut times: Vec<_> = sides.iter().map(|side| Times { side: side.name, nanos: Vec::new() }).collect();
-    for _ in 0..ROUNDS {
+    for _ in 0..rounds {
         for (side, times) in sides.iter().zip(&mut times) {
-            times.nanos.push((side.run)(load, LASTING));
+            times.nanos.push((side.run)(load, lasting));
         }
     }
     times

@@ -18,7 +18,7 @@ use tollkeeper::Clock;
 use tollkeeper::http::HeaderDialect;
 use tollkeeper_bench::keys;
 use tollkeeper_bench::ours::limiter;
-use tollkeeper_bench::race::{Load, Side, Times, race};
+use tollkeeper_bench::race::{Load, Side, Times, race_finely};
 use tollkeeper_bench::report::{self, Want};
 use tollkeeper_bench::sides::Bucket;
 use tollkeeper_tower::RateLimitLayer;
@@ -39,18 +39,18 @@ fn main() {
 
     let bare = side("bare", Answers(StatusCode::OK), &[]);
     let silent = [bare, ours(LASTING, Some(&[]), &[]), theirs(LASTING, &[])];
-    add(&mut results, "layer-silent", race(&allowed, &silent));
+    add(&mut results, "layer-silent", race_finely(&allowed, &silent));
     let [bare, _, _] = silent;
     let headers =
         [bare, ours(LASTING, Some(&[HeaderDialect::XRateLimit]), &[]), theirs_with_headers(LASTING, &[])];
-    add(&mut results, "layer-headers", race(&allowed, &headers));
+    add(&mut results, "layer-headers", race_finely(&allowed, &headers));
     let [bare, _, theirs] = headers;
-    add(&mut results, "layer-default", race(&allowed, &[bare, ours(LASTING, None, &[]), theirs]));
+    add(&mut results, "layer-default", race_finely(&allowed, &[bare, ours(LASTING, None, &[]), theirs]));
 
     let refused = Load { allowed: false, ..allowed };
     let bare = side("bare", Answers(StatusCode::TOO_MANY_REQUESTS), &[]);
     let sides = [bare, ours(STRICT, None, &clients), theirs_with_headers(STRICT, &clients)];
-    add(&mut results, "layer-refused", race(&refused, &sides));
+    add(&mut results, "layer-refused", race_finely(&refused, &sides));
     report::save("layer", results.into());
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use tollkeeper::{Clock, Limiter, facts};
 use tollkeeper_bench::keys::{self, Request};
 use tollkeeper_bench::ours::limiter;
-use tollkeeper_bench::race::{Load, Side, race};
+use tollkeeper_bench::race::{Load, Side, race_finely};
 use tollkeeper_bench::report::{self, Want};
 use tollkeeper_bench::sides::Bucket;
 use tollkeeper_server::metrics::Metrics;
@@ -39,7 +39,7 @@ fn request(number: u64) -> Request {
 /// Measures one scenario with limits by these facts, prints it, and keeps it.
 fn add(results: &mut Map<String, Value>, scenario: &str, requests: &[Request], by: &[&str]) {
     let load = Load { requests, threads: 1, allowed: true };
-    let times = race(&load, &[side("unobserved", by, false), side("observed", by, true)]);
+    let times = race_finely(&load, &[side("unobserved", by, false), side("observed", by, true)]);
     let raw = times.iter().map(|times| (times.side.to_owned(), json!(times.nanos)));
     results.insert(scenario.to_owned(), Value::Object(raw.collect()));
     let [unobserved, observed] = &times[..] else { unreachable!("two sides") };

@@ -65,7 +65,7 @@ fn page(results: &Value) -> String {
 
 fn layer(scenarios: &Map<String, Value>) -> String {
     let mut section = "\n## What a layer adds\n\n\
-         Nanoseconds for each request, over the same service without it; medians of five.\n\n\
+         Nanoseconds for each request, over the same service without it; medians of 25.\n\n\
          | Scenario | tollkeeper-tower | tower_governor | theirs / ours |\n\
          |---|---|---|---|\n"
         .to_owned();
@@ -79,7 +79,7 @@ fn layer(scenarios: &Map<String, Value>) -> String {
 
 fn recording(scenarios: &Map<String, Value>) -> String {
     let mut section = "\n## What recording adds\n\n\
-         Nanoseconds for each check by facts, without an observer and with the metrics of the server; medians of five.\n\n\
+         Nanoseconds for each check by facts, without an observer and with the metrics of the server; medians of 25.\n\n\
          | Scenario | Unobserved | Recording adds |\n\
          |---|---|---|\n"
         .to_owned();
