@@ -15,9 +15,10 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use support::*;
-use tollkeeper::http::{ClientAddress, HeaderDialect};
+use tollkeeper::http::{ClientAddress, HeaderDialect, HttpFact};
 use tollkeeper::{
-    Algorithm, Charge, Decision, Limit, Limiter, ManualClock, Missing, Mode, Observer, Quota, Span, StatusSet,
+    Algorithm, Allowance, Charge, Decision, Limit, Limiter, ManualClock, Missing, Mode, Observer, Quota,
+    Span, StatusSet,
 };
 use tollkeeper_tests::cases::Random;
 use tollkeeper_tower::{PeerAddress, RateLimit, RateLimitLayer};
@@ -69,9 +70,10 @@ fn limit(random: &mut Random) -> Limit {
     };
     let mut limit = match algorithm {
         Algorithm::Concurrency => Limit::new("lone", Quota::slots(2)),
+        _ if random.below(20) == 0 => Limit::new("lone", Allowance::Nothing).algorithm(algorithm),
         _ => Limit::new("lone", quota).algorithm(algorithm),
     };
-    limit = limit.by(["ip", "user", "header.x-user", "path"][random.below(4)]);
+    limit = limit.by(["ip", "user", "header.x-user", "path", "token"][random.below(5)]);
     if algorithm == Algorithm::FixedWindow && random.below(2) == 0 {
         limit = limit.stagger();
     }
@@ -89,8 +91,10 @@ fn limit(random: &mut Random) -> Limit {
 /// The layer of a limiter under a clock of its own.
 fn layer(limit: Limit, dialects: &[HeaderDialect], costs: bool) -> (RateLimitLayer, ManualClock) {
     let (limiter, hand) = limiter(vec![limit]);
+    let mut http = behind_proxies(ClientAddress::XForwardedFor);
+    http.facts = vec![HttpFact { hash: true, ..fact("token", "header.x-other") }];
     let mut layer = RateLimitLayer::new(limiter)
-        .http(behind_proxies(ClientAddress::XForwardedFor))
+        .http(http)
         .headers(dialects.iter().copied())
         .draw(|| 0)
         // Nobody is held: a hand would have to turn the clock meanwhile.
