@@ -294,11 +294,12 @@ fn small_file() -> Vec<u8> {
     fs::read(folder.file()).unwrap()
 }
 
-const PROBLEMS: [&str; 6] = [
+const PROBLEMS: [&str; 7] = [
     "it is cut off",
     "it is not a snapshot of Tollkeeper",
     "it was written by another version, whose format is not known here",
     "it holds something that is not known",
+    "it holds a fingerprint that no key has",
     "it holds a state that is not known",
     "it does not hold as many keys as it says",
 ];
@@ -335,6 +336,16 @@ fn a_file_with_any_byte_changed_is_refused() {
             assert!(found == CHECKSUM || PROBLEMS.contains(&found), "byte {place} ^ {mask:#x}: {found:?}");
         }
     }
+}
+
+/// Tables take a fingerprint of zero for an empty place, so it must not come that far.
+#[test]
+fn a_file_with_a_fingerprint_of_zero_is_refused() {
+    let folder = Folder::new();
+    let mut bytes = small_file();
+    // Behind what every snapshot begins with, two secrets, and the byte for the table.
+    bytes[19 + 32 + 1..][..16].fill(0);
+    assert_eq!(problem(&bytes, &folder.file()), "it holds a fingerprint that no key has");
 }
 
 #[test]

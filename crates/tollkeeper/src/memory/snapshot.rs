@@ -208,6 +208,9 @@ fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore
         let table = table.ok_or(Broken::Foreign("it holds something that is not known"))?;
         keys += u64::from(code == 1);
         let print = u128::from_le_bytes(file.take()?);
+        if print == 0 {
+            return Err(Broken::Foreign("it holds a fingerprint that no key has"));
+        }
         let packed = Packed::from_bits(u128::from_le_bytes(file.take()?));
         let packed = packed.ok_or(Broken::Foreign("it holds a state that is not known"))?;
         let wide = match packed.kind() {
