@@ -81,7 +81,8 @@ impl Decimal {
     }
 }
 
-/// Writes a whole number behind what is there.
+/// Writes a whole number behind what is there, in place: to copy digits that have only just been written makes the
+/// processor wait for them.
 #[inline]
 pub fn append(out: &mut Vec<u8>, mut number: u64) {
     let digits = number.checked_ilog10().map_or(1, |log| log as usize + 1);

@@ -1,7 +1,7 @@
 //! Rate-limit headers in every dialect, from one serialiser.
 //!
-//! Times are rounded here and nowhere else: up, because who comes too early is refused again. Names and
-//! values are handed out one by one, so that each transport puts them where they belong.
+//! Times are rounded here and nowhere else: up, because who comes too early is refused again. What is
+//! [`Written`] is read by each transport, which puts it where it belongs.
 
 mod written;
 
