@@ -4,9 +4,13 @@
 //! values are checked when they enter; what is wrong is remembered and makes the request bad input
 //! when it is decided, so that facts can be written down without a `?` on every line.
 
+mod declared;
+
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr};
 use std::borrow::Cow;
+
+pub use declared::{DeclaredFact, DeclaredFacts, HASH_DIGITS};
 
 /// The most facts in one request.
 pub const MAX_FACTS: usize = 64;
@@ -35,6 +39,8 @@ pub struct Facts<'a> {
     inline: [Option<Fact<'a>>; INLINE],
     more: Vec<Fact<'a>>,
     wrong: Option<Box<InvalidFact>>,
+    /// Whether only the hash of some value is known.
+    has_known_hash: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -82,6 +88,7 @@ impl<'a> Facts<'a> {
     pub fn insert(&mut self, name: &'a str, value: impl Into<Value<'a>>) -> Result<(), InvalidFact> {
         check_name(name)?;
         let value = checked(name, value.into())?;
+        self.has_known_hash |= matches!(&value, Value::Hashed(hashed) if hashed.plain.is_none());
         for place in &mut self.inline {
             match place {
                 Some(fact) if fact.name == name => fact.value = value,
@@ -123,6 +130,12 @@ impl<'a> Facts<'a> {
         self.wrong.as_deref().map_or(Ok(()), |error| Err(error.clone()))
     }
 
+    /// Replaces the value of a fact that is present.
+    fn replace(&mut self, name: &str, value: Value<'a>) {
+        let all = self.inline.iter_mut().map_while(Option::as_mut).chain(&mut self.more);
+        all.filter(|fact| fact.name == name).for_each(|fact| fact.value = value.clone());
+    }
+
     #[inline]
     fn all(&self) -> impl Iterator<Item = &Fact<'a>> {
         self.inline.iter().map_while(Option::as_ref).chain(&self.more)
@@ -142,16 +155,26 @@ pub enum Value<'a> {
     Hashed(Box<Hashed<'a>>),
 }
 
-/// A value that is compared as it came, and keyed by its hash.
+/// The value of a hashed fact: keys hold its hash.
 #[derive(Clone)]
 pub struct Hashed<'a> {
-    /// As it came.
-    pub plain: Cow<'a, str>,
-    /// As keys hold it.
+    /// The secret itself, for conditions and overrides; `None` if only its hash is known.
+    pub plain: Option<Cow<'a, str>>,
+    /// The first 32 hexadecimal digits of its SHA-256.
     pub hash: Box<str>,
 }
 
-/// Nothing of a secret but its hash.
+impl Hashed<'_> {
+    /// How many digits people see: enough to tell one value from another.
+    pub const SHOWN_DIGITS: usize = 12;
+
+    /// The hash as people see it: `sha256:` and twelve digits.
+    pub fn shown(&self) -> String {
+        format!("sha256:{:.*}", Self::SHOWN_DIGITS, self.hash)
+    }
+}
+
+/// Never shows the secret.
 impl fmt::Debug for Hashed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.hash)
@@ -180,12 +203,19 @@ const OCTETS: [[u8; 4]; 256] = {
 pub type Scratch = [u8; 48];
 
 impl Value<'_> {
+    /// A value of which only the hash is known: 32 hexadecimal digits.
+    pub fn from_hash(hash: &str) -> Option<Value<'static>> {
+        let is_hash = hash.len() == HASH_DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_hash
+            .then(|| Value::Hashed(Box::new(Hashed { plain: None, hash: hash.to_ascii_lowercase().into() })))
+    }
+
     /// The value as text; numbers and addresses are written into `scratch`.
     #[inline]
     pub fn text<'s>(&'s self, scratch: &'s mut Scratch) -> &'s str {
         match self {
             Value::Text(text) => text,
-            Value::Hashed(hashed) => &hashed.plain,
+            Value::Hashed(hashed) => hashed.plain.as_deref().unwrap_or(&hashed.hash),
             Value::Number(number) => written(scratch, format_args!("{number}")),
             Value::Ip(IpAddr::V4(ip)) => core::str::from_utf8(ipv4(*ip, scratch)).expect("digits and dots"),
             Value::Ip(IpAddr::V6(ip)) => written(scratch, format_args!("{ip}")),
@@ -195,7 +225,7 @@ impl Value<'_> {
     fn is_empty(&self) -> bool {
         match self {
             Value::Text(text) => text.is_empty(),
-            Value::Hashed(hashed) => hashed.plain.is_empty(),
+            Value::Hashed(hashed) => hashed.plain.as_deref().is_some_and(str::is_empty),
             Value::Number(_) | Value::Ip(_) => false,
         }
     }
@@ -229,9 +259,13 @@ impl PartialEq for Value<'_> {
 
 impl Eq for Value<'_> {}
 
+/// The text; of a hashed value only what [`Hashed::shown`] shows.
 impl fmt::Display for Value<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.text(&mut [0; 48]))
+        match self {
+            Value::Hashed(hashed) => f.write_str(&hashed.shown()),
+            value => f.write_str(value.text(&mut [0; 48])),
+        }
     }
 }
 
@@ -311,6 +345,8 @@ pub enum FactProblem {
     NotAnAddress,
     /// There are more than 64 facts.
     TooMany,
+    /// A hash was given for a fact that is not hashed.
+    NotHashed,
 }
 
 impl fmt::Display for InvalidFact {
@@ -325,6 +361,9 @@ impl fmt::Display for InvalidFact {
             FactProblem::NotUtf8 => f.write_str("the value is not UTF-8 (hash or encode bytes)"),
             FactProblem::NotAnAddress => {
                 f.write_str("the value is not an IP address (such as `192.0.2.7` or `2001:db8::1`)")
+            }
+            FactProblem::NotHashed => {
+                f.write_str("a hash was given, but this fact is not hashed (pass the value itself)")
             }
             FactProblem::TooMany => write!(f, "more than {MAX_FACTS} facts in one request"),
         }
@@ -364,8 +403,8 @@ fn checked<'a>(name: &str, value: Value<'a>) -> Result<Value<'a>, InvalidFact> {
             Ok(ip) => return Ok(Value::from(ip)),
             Err(_) => FactProblem::NotAnAddress,
         },
-        Value::Hashed(hashed) if hashed.plain.len().max(hashed.hash.len()) > MAX_VALUE => {
-            FactProblem::TooLong(hashed.plain.len().max(hashed.hash.len()))
+        Value::Hashed(hashed) if hashed.plain.as_ref().is_some_and(|plain| plain.len() > MAX_VALUE) => {
+            FactProblem::TooLong(hashed.plain.as_ref().map_or(0, |plain| plain.len()))
         }
         Value::Number(_) | Value::Hashed(_) if name == IP => FactProblem::NotAnAddress,
         // However it was made: an IPv4 client must not get a second key by coming in IPv6 clothes.

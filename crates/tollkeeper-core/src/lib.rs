@@ -12,6 +12,7 @@ pub mod algorithm;
 pub mod charge;
 pub mod decimal;
 pub mod decision;
+pub mod digest;
 pub mod facts;
 pub mod fingerprint;
 pub mod inline;
@@ -29,7 +30,7 @@ pub mod toll;
 
 pub use charge::{Change, Charge, Costs, Fix, Slot};
 pub use decision::{Answer, Decision, Outcome, Retry, Ruling, Said, Verdict};
-pub use facts::{Facts, InvalidFact, Value};
+pub use facts::{DeclaredFact, Facts, InvalidFact, Value};
 pub use key::Key;
 pub use limit::{Limit, Missing, Mode, OnStoreFailure};
 pub use policy::{InvalidPolicy, Policy, Rule};

@@ -9,10 +9,11 @@ mod problem;
 mod rule;
 
 use core::net::IpAddr;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::facts::{self, Facts, Scratch, Value};
+use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
 use crate::key;
 use crate::limit::{Limit, Missing, Mode, OnStoreFailure};
 use crate::net;
@@ -30,6 +31,7 @@ pub use rule::{Grant, Rule};
 pub struct Policy {
     version: u64,
     ipv6_prefix: u8,
+    declared: DeclaredFacts,
     rules: Arc<[Rule]>,
 }
 
@@ -49,7 +51,12 @@ impl Policy {
             rules.push(Rule::new(&limit, &mut report));
         }
         if problems.is_empty() {
-            Ok(Policy { version: 1, ipv6_prefix: 64, rules: rules.into() })
+            Ok(Policy {
+                version: 1,
+                ipv6_prefix: 64,
+                declared: DeclaredFacts::default(),
+                rules: rules.into(),
+            })
         } else {
             Err(InvalidPolicy(problems))
         }
@@ -78,10 +85,12 @@ impl Policy {
             tier: None,
             tiers: BTreeMap::new(),
             overrides: BTreeMap::new(),
+            is_declared: false,
+            compares_hashes: false,
             default: 0,
             grants: vec![Grant::Limited { quota, family }],
         };
-        Policy { version: 1, ipv6_prefix: 64, rules: Arc::new([rule]) }
+        Policy { version: 1, ipv6_prefix: 64, declared: DeclaredFacts::default(), rules: Arc::new([rule]) }
     }
 
     /// The same policy under this version.
@@ -99,6 +108,32 @@ impl Policy {
     /// How many bits of an IPv6 address are a key.
     pub fn ipv6_prefix(&self) -> u8 {
         self.ipv6_prefix
+    }
+
+    /// The same policy, in which these facts are normalised or hashed wherever their raw values enter. Values in
+    /// `overrides` and `allow` are written raw, too. A policy that declares facts already keeps those.
+    pub fn declaring(self, facts: impl IntoIterator<Item = DeclaredFact>) -> Result<Policy, InvalidPolicy> {
+        let declared = DeclaredFacts::new(facts);
+        if declared.is_empty() || !self.declared.is_empty() {
+            return Ok(self);
+        }
+        let mut problems = Vec::new();
+        let rules = self.rules.iter().enumerate().map(|(index, rule)| {
+            rule.declaring(&declared, &mut |part, problem| {
+                problems.push(InvalidLimit { index, name: rule.name.to_string(), part, problem });
+            })
+        });
+        let rules = rules.collect();
+        if problems.is_empty() {
+            Ok(Policy { declared, rules, ..self })
+        } else {
+            Err(InvalidPolicy(problems))
+        }
+    }
+
+    /// The facts whose raw values are normalised or hashed.
+    pub fn declared(&self) -> &DeclaredFacts {
+        &self.declared
     }
 
     /// The version.
@@ -119,7 +154,7 @@ impl Policy {
     /// Every key that a request with these facts can have at a limit: one for each period among its
     /// tiers and overrides.
     pub fn keys(&self, limit: &str, facts: &Facts<'_>) -> Result<Vec<Box<[u8]>>, InvalidRequest> {
-        facts.check().map_err(InvalidRequest::Fact)?;
+        let facts = &*self.identify(facts)?;
         let (_, rule) = self.find(limit).ok_or_else(|| InvalidRequest::UnknownLimit(limit.to_owned()))?;
         let mut values = Vec::new();
         for fact in &rule.by {
@@ -132,6 +167,15 @@ impl Policy {
         keys.sort_unstable();
         keys.dedup();
         Ok(keys)
+    }
+
+    /// The facts that limits see: checked, and with declared facts normalised and hashed.
+    #[inline]
+    pub(crate) fn identify<'f, 'a>(
+        &self,
+        facts: &'f Facts<'a>,
+    ) -> Result<Cow<'f, Facts<'a>>, InvalidRequest> {
+        facts.check().and_then(|()| self.declared.identify(facts)).map_err(InvalidRequest::Fact)
     }
 
     /// The value of a fact as keys hold it, which is text: an IPv6 address without the bits its owner can choose.

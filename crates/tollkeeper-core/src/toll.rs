@@ -182,7 +182,8 @@ impl Toll {
         cost: u64,
         mut entered: impl FnMut(usize),
     ) -> Result<(), InvalidRequest> {
-        facts.check().map_err(InvalidRequest::Fact)?;
+        let policy = &*self.policy;
+        let facts = &*policy.identify(facts)?;
         if cost == 0 {
             return Err(InvalidRequest::ZeroCost);
         }
@@ -194,7 +195,6 @@ impl Toll {
         {
             return Err(InvalidRequest::Ttl(ttl));
         }
-        let policy = &*self.policy;
         let earlier = self.entries.len();
         for (index, rule) in policy.rules().iter().enumerate() {
             if !self.verb.meets(rule.algorithm()) || !rule.applies(facts) {

@@ -14,7 +14,9 @@ use std::path::Path;
 
 use tollkeeper::Facts;
 use tollkeeper::config::Config;
+use tollkeeper::facts::DeclaredFacts;
 
+use crate::redact::Redactor;
 use crate::serve;
 
 /// Prints a line. Whoever reads it may leave early, which is for `main` to understand.
@@ -30,6 +32,18 @@ fn config(file: Option<&Path>) -> anyhow::Result<Config> {
         eprintln!("{report}");
     }
     Ok(config)
+}
+
+/// The facts on the command line of a command that charges nothing: the value of a hashed fact may also be
+/// `sha256:` and its 32 digits.
+fn operator_facts<'p>(pairs: &'p [(String, String)], declared: &DeclaredFacts) -> anyhow::Result<Facts<'p>> {
+    let mut facts = facts(pairs)?;
+    let redactor = Redactor::default();
+    for (name, value) in pairs {
+        let value = redactor.value(declared, name, value);
+        facts.insert(name, value.map_err(|error| anyhow::anyhow!("fact `{name}`: {error}"))?)?;
+    }
+    Ok(facts)
 }
 
 /// The facts on the command line. What is wrong with them is said when they are used.

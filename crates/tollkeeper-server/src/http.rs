@@ -121,7 +121,7 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
             let decision = limiter.peek(&ask.facts).cost(ask.cost).await?;
             service.trace(asked.parent, "peek", asked.began, &decision);
             let mut out = Writer::with_capacity(USUAL_ANSWER);
-            answer::write_decision(&mut out, limiter, &decision);
+            answer::write_decision(&mut out, limiter, &service.redactor, &decision);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
         Call::Batch => {
@@ -156,7 +156,7 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
             // From here on it belongs to the caller: whoever goes away before that holds nothing.
             let slot = slot.map(|slot| limiter.seal_slot(&slot.keep()));
             let mut out = Writer::with_capacity(USUAL_ANSWER);
-            answer::write_acquired(&mut out, limiter, &decision, slot.as_deref());
+            answer::write_acquired(&mut out, limiter, &service.redactor, &decision, slot.as_deref());
             Ok((
                 Some((service.metrics.route(&ask.facts), ended(&decision))),
                 verdict(service, &decision, out),
@@ -174,10 +174,10 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
         }
         Call::Usage => {
             let pairs = query::pairs(&head.uri)?;
-            let decision = limiter.usage(&query::facts(&pairs)?).await?;
+            let decision = limiter.usage(&query::facts(&pairs, service)?).await?;
             let mut out = Writer::default();
             out.raw("{\"limits\":");
-            answer::write_usage(&mut out, &decision, &service.in_force().veil);
+            answer::write_limits(&mut out, &service.redactor, &decision);
             out.raw("}");
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
@@ -188,7 +188,7 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
                 ApiError::new(Code::MissingField, message).at("limit")
             })?;
             let (_, name) = pairs.remove(name);
-            done(limiter.forget(&name, &query::facts(&pairs)?).await?)
+            done(limiter.forget(&name, &query::facts(&pairs, service)?).await?)
         }
         Call::Limits => Ok((None, limits(&service.in_force()))),
         Call::PutLimits => {
@@ -199,7 +199,7 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
         Call::Top => {
             let mut out = Writer::default();
             let top = service.metrics.busiest.top(TOP);
-            answer::write_top(&mut out, &top, &limiter.policy(), &service.in_force().veil);
+            answer::write_top(&mut out, &top, &limiter.policy(), &service.redactor);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
         Call::Events => {
@@ -295,7 +295,7 @@ async fn batch(service: &Service, parent: Option<Parent>, body: &mut [u8]) -> Re
         let (route, ended) = match &decided {
             Ok((route, decision)) => {
                 service.trace(parent, "check", began, decision);
-                answer::write_decision(&mut out, &service.limiter, decision);
+                answer::write_decision(&mut out, &service.limiter, &service.redactor, decision);
                 (*route, ended(decision))
             }
             Err(error) => {
@@ -320,7 +320,7 @@ fn ended(decision: &Decision) -> Ended {
 /// 200 or 429, with what clients are told.
 fn decided(service: &Service, decision: &Decision) -> Response<Reply> {
     let mut out = Writer::with_capacity(USUAL_ANSWER);
-    answer::write_decision(&mut out, &service.limiter, decision);
+    answer::write_decision(&mut out, &service.limiter, &service.redactor, decision);
     verdict(service, decision, out)
 }
 

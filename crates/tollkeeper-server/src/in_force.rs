@@ -10,8 +10,6 @@ use tollkeeper::redis::SharedLimits;
 use tollkeeper::{Failure, Limiter};
 use tollkeeper_tower::{InForce as Reading, Settings};
 
-use crate::veil::Veil;
-
 /// The limits in force and where they come from: what `GET /v1/limits` says.
 #[derive(Clone, Debug, Serialize)]
 pub struct InForce {
@@ -30,9 +28,6 @@ pub struct InForce {
     pub persistent: Option<bool>,
     /// The limits, as they are written in a config.
     pub limits: Vec<LimitShape>,
-    /// The facts whose values are not shown.
-    #[serde(skip)]
-    pub veil: Veil,
 }
 
 /// Where limits come from.
@@ -116,7 +111,6 @@ impl Laws {
             shadowed: false,
             persistent: None,
             limits: file.limits.clone(),
-            veil: Veil::of(&file.http),
         });
         Laws(RwLock::new(Both { file, origin, put: None, shared: 0, shown, reading }))
     }
@@ -220,7 +214,6 @@ impl Both {
             shadowed: config.limits != self.file.limits,
             persistent: put.as_ref().map(|put| put.version.is_some()),
             limits: config.limits,
-            veil: Veil::of(&self.file.http),
         });
         self.put = put;
         Ok(version)

@@ -15,6 +15,7 @@ use crate::auth::{Doors, Tokens};
 use crate::events::Events;
 use crate::in_force::{CannotReplace, InForce, Laws, Loaded, Source};
 use crate::metrics::Metrics;
+use crate::redact::Redactor;
 use crate::store::Store;
 use crate::tls::Acceptor;
 use crate::told::Headers;
@@ -40,6 +41,8 @@ pub struct Service {
     pub events: Events,
     /// Tells clients of their limits.
     pub headers: ArcSwap<Headers>,
+    /// Redacts hashed facts in answers.
+    pub redactor: Redactor,
     /// How requests are read that gateways ask about.
     pub reading: Arc<Reading>,
     laws: Laws,
@@ -72,6 +75,7 @@ impl Service {
             acceptor,
             events: Events::default(),
             headers,
+            redactor: Redactor::default(),
             reading,
             laws,
             traces: OnceLock::new(),

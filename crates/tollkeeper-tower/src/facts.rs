@@ -8,9 +8,9 @@ use std::borrow::Cow;
 
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, StatusCode, header};
-use tollkeeper::facts::{Hashed, MAX_VALUE};
-use tollkeeper::http::{HttpFact, HttpSettings, InvalidRoute, Normalization, Source};
-use tollkeeper::{Facts, Mode, Policy, Value, digest, net};
+use tollkeeper::facts::DeclaredFacts;
+use tollkeeper::http::{HttpFact, HttpSettings, InvalidRoute, Source};
+use tollkeeper::{DeclaredFact, Facts, Mode, Policy, Value, net};
 
 use crate::address::Client;
 use crate::body::Look;
@@ -31,6 +31,7 @@ pub struct Reader {
     body: Vec<Wanted>,
     /// Every fact that some limit names, in order.
     names: Vec<Box<str>>,
+    declared: DeclaredFacts,
     routes: Routes,
     ipv6_prefix: u8,
     needs_client: bool,
@@ -41,6 +42,8 @@ pub struct Reader {
 #[derive(Clone, Debug)]
 struct Wanted {
     fact: HttpFact,
+    /// How raw values become the values that limits see.
+    declared: DeclaredFact,
     /// The name of the header, ready to be looked up.
     header: Option<HeaderName>,
     /// Whether it is the address of the client, as it is.
@@ -84,17 +87,14 @@ impl Reader {
             let written = settings.facts.iter().find(|fact| fact.name == name).cloned();
             // A fact that nobody reads here may come from a closure, or never.
             let fact = written.or_else(|| Some(HttpFact::new(name, Source::of(name)?)))?;
-            assert!(
-                cfg!(feature = "nfkc") || !fact.normalize.contains(&Normalization::Nfkc),
-                "fact `{name}`: `Normalization::Nfkc` needs the feature `nfkc` of tollkeeper-tower"
-            );
             let header = match &fact.from {
                 Source::Header(name) => Some(name.parse().ok()?),
                 _ => None,
             };
             let is_address =
                 fact.name == tollkeeper::facts::IP && matches!(fact.from, Source::Ip) && !fact.trusted;
-            Some(Wanted { fact, header, is_address })
+            let declared = fact.declared();
+            Some(Wanted { fact, declared, header, is_address })
         });
         let wanted: Vec<Wanted> = wanted.collect();
         let any = |test: fn(&HttpFact) -> bool| wanted.iter().any(|wanted| test(&wanted.fact));
@@ -104,7 +104,8 @@ impl Reader {
         let (body, head) = wanted.into_iter().partition(|wanted| matches!(wanted.fact.from, Source::Body(_)));
         let names = names.iter().map(|name| (*name).into()).collect();
         let ipv6_prefix = settings.ipv6_prefix;
-        Ok(Reader { head, body, names, routes, ipv6_prefix, needs_client, needs_matched })
+        let declared = DeclaredFacts::new(settings.facts.iter().map(HttpFact::declared));
+        Ok(Reader { head, body, names, declared, routes, ipv6_prefix, needs_client, needs_matched })
     }
 
     /// Whether it matters who sent a request.
@@ -194,11 +195,11 @@ impl Reader {
             }
             Source::Header(_) => {
                 let name = wanted.header.as_ref().expect("a header has a name");
-                return Ok(joined(&parts.headers, name).and_then(|lines| value(fact, lines)));
+                return Ok(joined(&parts.headers, name).and_then(|lines| value(wanted, lines)));
             }
             Source::Cookie(cookie) => {
                 let found = cookie_of(&parts.headers, cookie).map(Cow::Borrowed);
-                return Ok(found.and_then(|found| value(fact, found)));
+                return Ok(found.and_then(|found| value(wanted, found)));
             }
             Source::Host => match host(parts) {
                 Field::Once(host) => host,
@@ -215,7 +216,12 @@ impl Reader {
             }
             Source::Body(_) => unreachable!("facts of the body are kept apart"),
         };
-        Ok(value(fact, bytes))
+        Ok(value(wanted, bytes))
+    }
+
+    /// The value that limits see for a raw value that the application supplies.
+    pub fn identified<'v>(&self, fact: &str, raw: Value<'v>) -> Value<'v> {
+        self.declared.value(fact, raw)
     }
 
     /// Whether some limit needs a fact of the body, as far as the head tells.
@@ -249,7 +255,7 @@ impl Reader {
                 Look::All(body) => match field::of_body(Form::of(content_type, body), body, field) {
                     Ok(Field::Absent) => continue,
                     Ok(Field::Once(found)) => {
-                        seen.put_some(&fact.name, value(fact, found));
+                        seen.put_some(&fact.name, value(wanted, found));
                         continue;
                     }
                     Ok(Field::Twice) => Open::Twice,
@@ -314,48 +320,13 @@ impl Open {
     }
 }
 
-/// The value of a fact, made of what was found step by step; nothing if nothing is left.
-fn value<'a>(fact: &HttpFact, found: Cow<'a, [u8]>) -> Option<Value<'a>> {
-    let mut text = match utf8(found) {
-        Ok(text) => text,
-        // Nothing can be stripped from what is no text; its hash still tells it from all others.
-        Err(bytes) => Cow::Owned(hash(&bytes)),
+/// The value that limits see for the raw bytes of a request; `None` if it is empty.
+fn value<'a>(wanted: &Wanted, found: Cow<'a, [u8]>) -> Option<Value<'a>> {
+    let raw = match &wanted.fact.strip {
+        Some(strip) => stripped(found, strip.as_bytes()),
+        None => found,
     };
-    if let Some(strip) = &fact.strip {
-        text = stripped(text, strip);
-    }
-    for step in &fact.normalize {
-        text = match step {
-            Normalization::Lowercase => Cow::Owned(text.to_lowercase()),
-            Normalization::Trim => Cow::Owned(text.trim().to_owned()),
-            Normalization::Nfkc => nfkc(text),
-        };
-    }
-    if text.is_empty() {
-        return None;
-    }
-    let is_long = text.len() > MAX_VALUE;
-    if !is_long && !fact.hash {
-        return Some(text.into());
-    }
-    let hash = hash(text.as_bytes());
-    let plain = if is_long { Cow::Owned(hash.clone()) } else { text };
-    Some(match fact.hash {
-        true => Value::Hashed(Box::new(Hashed { plain, hash: hash.into() })),
-        false => plain.into(),
-    })
-}
-
-/// The first 32 hexadecimal digits of SHA-256.
-fn hash(bytes: &[u8]) -> String {
-    digest::hex(&digest::sha256(bytes)[..16])
-}
-
-fn utf8(bytes: Cow<'_, [u8]>) -> Result<Cow<'_, str>, Vec<u8>> {
-    match bytes {
-        Cow::Borrowed(bytes) => std::str::from_utf8(bytes).map(Cow::Borrowed).map_err(|_| bytes.to_vec()),
-        Cow::Owned(bytes) => String::from_utf8(bytes).map(Cow::Owned).map_err(|error| error.into_bytes()),
-    }
+    Some(wanted.declared.read(raw)).filter(|value| !matches!(value, Value::Text(text) if text.is_empty()))
 }
 
 fn text(text: Cow<'_, str>) -> Cow<'_, [u8]> {
@@ -365,31 +336,19 @@ fn text(text: Cow<'_, str>) -> Cow<'_, [u8]> {
     }
 }
 
-/// Takes a beginning off, in whatever case it is written: `bearer` is the scheme that `Bearer` is. What ends
-/// with a blank takes all further blanks along.
-fn stripped<'a>(text: Cow<'a, str>, strip: &str) -> Cow<'a, str> {
+/// Removes a prefix, in upper or lower case (`bearer` is the same scheme as `Bearer`). A prefix that ends with a
+/// space also removes all further spaces.
+fn stripped<'a>(text: Cow<'a, [u8]>, strip: &[u8]) -> Cow<'a, [u8]> {
     let begins = text.get(..strip.len()).is_some_and(|start| start.eq_ignore_ascii_case(strip));
     if !begins {
         return text;
     }
-    let rest = &text[strip.len()..];
-    let rest = if strip.ends_with(' ') { rest.trim_start_matches(' ') } else { rest };
-    let start = text.len() - rest.len();
+    let is_space = |byte: &&u8| strip.ends_with(b" ") && **byte == b' ';
+    let start = strip.len() + text[strip.len()..].iter().take_while(is_space).count();
     match text {
         Cow::Borrowed(text) => Cow::Borrowed(&text[start..]),
-        Cow::Owned(text) => Cow::Owned(text[start..].to_owned()),
+        Cow::Owned(mut text) => Cow::Owned(text.split_off(start)),
     }
-}
-
-#[cfg(feature = "nfkc")]
-fn nfkc(text: Cow<'_, str>) -> Cow<'_, str> {
-    use unicode_normalization::UnicodeNormalization;
-    if text.is_ascii() { text } else { Cow::Owned(text.nfkc().collect()) }
-}
-
-#[cfg(not(feature = "nfkc"))]
-fn nfkc(_: Cow<'_, str>) -> Cow<'_, str> {
-    unreachable!("a reader without the feature `nfkc` is not made")
 }
 
 /// The host, in lower case and without port and final dot: of the request line, else of the header.

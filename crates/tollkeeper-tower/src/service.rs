@@ -118,7 +118,7 @@ impl<'a> Visit<'a> {
         let named = options.facts.iter().filter(|(name, _)| **name == *lone.fact());
         let mut own = named.filter_map(|(_, read)| read(self.parts));
         let value = match (own.next(), own.next()) {
-            (Some(value), None) => value.into(),
+            (Some(value), None) => self.prepared.reader.identified(lone.fact(), value.into()),
             (None, _) => self.prepared.reader.only(self.parts, self.client(), self.matched())?,
             // What the first says may be wrong, and then it counts.
             (Some(_), Some(_)) => return None,
@@ -194,7 +194,7 @@ impl<'a> Visit<'a> {
             if self.prepared.reader.names(name)
                 && let Some(value) = read(self.parts)
             {
-                seen.put(name, value.into());
+                seen.put(name, self.prepared.reader.identified(name, value.into()));
             }
         }
     }

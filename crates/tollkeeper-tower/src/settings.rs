@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::LocalKey;
 
 use tollkeeper::current::{Current, Shareable, Shares};
-use tollkeeper::http::{HeaderDialect, HttpSettings};
+use tollkeeper::http::{HeaderDialect, HttpFact, HttpSettings};
 use tollkeeper::lone::Lone;
 use tollkeeper::{Algorithm, Limiter, Mode, Percent, Policy};
 
@@ -130,6 +130,12 @@ impl InForce {
             if policy.ipv6_prefix() != settings.http.ipv6_prefix {
                 let prefix = settings.http.ipv6_prefix;
                 policy = limiter.replace_policy(Policy::clone(&policy).with_ipv6_prefix(prefix));
+            }
+            let declares = settings.http.facts.iter().any(|fact| fact.hash || !fact.normalize.is_empty());
+            if declares && policy.declared().is_empty() {
+                let declared = settings.http.facts.iter().map(HttpFact::declared);
+                let declaring = Policy::clone(&policy).declaring(declared);
+                policy = limiter.replace_policy(declaring.unwrap_or_else(|error| panic!("{error}")));
             }
             Prepared::new(settings, &policy)
         });

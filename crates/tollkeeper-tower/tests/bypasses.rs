@@ -473,3 +473,25 @@ async fn a_limit_over_a_year_is_counted_like_any_other() {
         assert_eq!(server.get("/", &[]).await.status, 200, "{algorithm}");
     }
 }
+
+/// What a closure of the application finds is raw, too, and so is what the application forgets.
+#[tokio::test]
+async fn facts_of_the_application_are_hashed_like_headers() {
+    let mut key = fact("api_key", "header.x-api-key");
+    key.hash = true;
+    let settings = HttpSettings { facts: vec![key], ..HttpSettings::default() };
+    let (limiter, _) = limiter(vec![Limit::new("customer", Quota::per_hour(3)).by("api_key")]);
+    let layer = RateLimitLayer::new(limiter.clone()).http(settings).fact("api_key", |parts| {
+        let signed_in = parts.headers.get("x-signed-in")?;
+        signed_in.to_str().ok().map(str::to_owned)
+    });
+    let (router, _) = everything(layer);
+    let server = Server::axum(router).await;
+    let facts = tollkeeper::facts! { "api_key" => "cust-1" };
+    assert_eq!(server.get("/", &[("x-api-key", "cust-1")]).await.status, 200);
+    assert_eq!(server.get("/", &[("x-signed-in", "cust-1")]).await.status, 200);
+    assert!(limiter.check(&facts).await.expect("valid").allowed());
+    assert_eq!(server.get("/", &[("x-api-key", "cust-1")]).await.status, 429);
+    assert_eq!(limiter.forget("customer", &facts).await, Ok(true));
+    assert_eq!(server.get("/", &[("x-api-key", "cust-1")]).await.status, 200);
+}

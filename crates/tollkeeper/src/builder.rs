@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tollkeeper_core::{InvalidPolicy, Limit, Policy};
+use tollkeeper_core::{DeclaredFact, InvalidPolicy, Limit, Policy};
 
 use crate::clock::Clock;
 use crate::limiter::Limiter;
@@ -18,6 +18,7 @@ use crate::store::Store;
 #[derive(Debug, Default)]
 pub struct Builder {
     limits: Vec<Limit>,
+    facts: Vec<DeclaredFact>,
     store: Option<Backend>,
     ipv6_prefix: Option<u8>,
 }
@@ -59,6 +60,28 @@ impl Builder {
         self
     }
 
+    /// Declares a fact whose raw values are normalised or hashed wherever they enter: in every call of the limiter,
+    /// and in the values of `allow` and overrides.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tollkeeper::{DeclaredFact, Limit, Limiter, Quota, facts};
+    ///
+    /// let limiter = Limiter::builder()
+    ///     .fact(DeclaredFact::new("email").trim().lowercase())
+    ///     .limit(Limit::new("login", Quota::per_minute(1)).by("email"))
+    ///     .build()
+    ///     .await?;
+    /// assert!(limiter.check(&facts! { "email" => "Alice@example.com" }).await?.allowed());
+    /// assert!(!limiter.check(&facts! { "email" => " alice@EXAMPLE.com" }).await?.allowed());
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn fact(mut self, fact: DeclaredFact) -> Builder {
+        self.facts.push(fact);
+        self
+    }
+
     /// Where state is kept: `memory://` unless said otherwise, or a [`MemoryStore`] of your own.
     #[must_use]
     pub fn store(self, store: impl Into<Backend>) -> Builder {
@@ -73,7 +96,8 @@ impl Builder {
 
     /// Checks the limits and opens the store.
     pub async fn build(self) -> Result<Limiter, BuildError> {
-        let policy = Policy::new(self.limits).map_err(BuildError::Policy)?;
+        let policy = Policy::new(self.limits).and_then(|policy| policy.declaring(self.facts));
+        let policy = policy.map_err(BuildError::Policy)?;
         let policy = self.ipv6_prefix.into_iter().fold(policy, Policy::with_ipv6_prefix);
         match self.store {
             None => Ok(Limiter::embedded(policy, MemoryStore::default())),

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use tollkeeper_core::DeclaredFact;
 use tollkeeper_core::net::Network;
 
 /// How facts are read from an HTTP request.
@@ -114,6 +115,33 @@ impl HttpFact {
         let (strip, normalize, hash, trusted) = (None, Vec::new(), false, false);
         HttpFact { name: name.into(), from, strip, normalize, hash, trusted }
     }
+}
+
+impl HttpFact {
+    /// How raw values of the fact become the values that limits see.
+    ///
+    /// # Panics
+    ///
+    /// If it is normalised by NFKC, and this was built without the feature `nfkc`.
+    pub fn declared(&self) -> DeclaredFact {
+        let normalized = self.normalize.iter().fold(DeclaredFact::new(&self.name), |fact, step| match step {
+            Normalization::Lowercase => fact.lowercase(),
+            Normalization::Trim => fact.trim(),
+            Normalization::Nfkc => nfkc(fact),
+        });
+        if self.hash { normalized.hashed() } else { normalized }
+    }
+}
+
+#[cfg(feature = "nfkc")]
+fn nfkc(fact: DeclaredFact) -> DeclaredFact {
+    use unicode_normalization::UnicodeNormalization;
+    fact.normalize_with(|text| if text.is_ascii() { text.to_owned() } else { text.nfkc().collect() })
+}
+
+#[cfg(not(feature = "nfkc"))]
+fn nfkc(fact: DeclaredFact) -> DeclaredFact {
+    panic!("fact `{}`: `Normalization::Nfkc` needs the feature `nfkc`", fact.name())
 }
 
 impl Source {

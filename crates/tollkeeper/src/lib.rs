@@ -227,7 +227,6 @@ mod clock;
 #[cfg(feature = "config")]
 pub mod config;
 pub mod current;
-pub mod digest;
 mod guard;
 mod handle;
 mod hold;

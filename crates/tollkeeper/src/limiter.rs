@@ -274,8 +274,9 @@ impl Limiter {
     /// Puts other limits in force, for every request that starts later. Counters are kept wherever
     /// name, period and algorithm of a limit are the same.
     pub fn replace(&self, limits: Vec<Limit>) -> Result<Arc<Policy>, InvalidPolicy> {
-        let policy = Policy::new(limits)?.with_ipv6_prefix(self.policy().ipv6_prefix());
-        Ok(self.replace_policy(policy))
+        let last = self.policy();
+        let policy = Policy::new(limits)?.declaring(last.declared().iter().cloned())?;
+        Ok(self.replace_policy(policy.with_ipv6_prefix(last.ipv6_prefix())))
     }
 
     /// As [`Limiter::replace`], for a policy that is already made. Its version becomes the next one.

@@ -103,6 +103,8 @@ impl Rule {
             tier,
             tiers,
             overrides,
+            is_declared: false,
+            compares_hashes: false,
             default,
             grants,
         }

@@ -77,7 +77,7 @@ pub enum Through<'p> {
 impl Policy {
     /// Which limits apply to a request with these facts, and why; decides nothing.
     pub fn explain(&self, facts: &Facts<'_>) -> Result<Vec<Explanation<'_>>, InvalidRequest> {
-        facts.check().map_err(InvalidRequest::Fact)?;
+        let facts = &*self.identify(facts)?;
         let explain = |rule| Explanation { rule, standing: self.standing(rule, facts) };
         Ok(self.rules().iter().map(explain).collect())
     }
@@ -116,9 +116,10 @@ impl Policy {
 
 impl Rule {
     fn through(&self, facts: &Facts<'_>) -> Through<'_> {
-        let value = self.by.first().and_then(|fact| facts.get(fact)).map(ToString::to_string);
-        if let Some(value) = value.filter(|value| self.overrides.contains_key(&**value)) {
-            return Through::Override(value);
+        if self.overridden(facts).is_some()
+            && let Some(value) = self.by.first().and_then(|fact| facts.get(fact))
+        {
+            return Through::Override(value.to_string());
         }
         let Some(fact) = &self.tier else {
             return Through::Itself;

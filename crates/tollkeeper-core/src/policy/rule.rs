@@ -1,8 +1,10 @@
 //! A limit as it is applied: whom it concerns, and what it grants.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::facts::{self, Facts, Scratch, Value};
+use super::problem::{Part, Problem};
+use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
 use crate::key::Key;
 use crate::limit::{Missing, Mode, OnStoreFailure};
 use crate::net::Network;
@@ -12,7 +14,7 @@ use crate::status::StatusSet;
 use crate::time::Span;
 
 /// A limit as it is applied.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Rule {
     pub(crate) name: Box<str>,
     pub(crate) by: Box<[Box<str>]>,
@@ -33,6 +35,10 @@ pub struct Rule {
     pub(super) tier: Option<Box<str>>,
     pub(super) tiers: BTreeMap<Box<str>, u32>,
     pub(super) overrides: BTreeMap<Box<str>, u32>,
+    /// Whether a fact that it is keyed by is declared.
+    pub(super) is_declared: bool,
+    /// Whether `overrides` and `allow` hold hashes, because the only fact that it is keyed by is hashed.
+    pub(super) compares_hashes: bool,
     /// The grant of the default tier, or of the limit without tiers.
     pub(super) default: u32,
     pub(super) grants: Vec<Grant>,
@@ -42,7 +48,7 @@ pub struct Rule {
 pub(crate) const REFUSED: u32 = 0;
 
 /// What a key is granted.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Grant {
     /// The limit does not apply.
     Unlimited,
@@ -73,7 +79,7 @@ pub(crate) struct Granted {
     pub(crate) unknown_tier: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Allow {
     Values(Vec<Box<str>>),
     Networks(Vec<Network>),
@@ -201,9 +207,9 @@ impl Rule {
     }
 
     /// Whether nothing but the text of one fact decides what a request meets here: what a prepared
-    /// handle needs. An address is more than its text.
+    /// handle needs. An address is more than its text, and the text of a declared fact is not its value.
     pub fn is_plain(&self) -> bool {
-        self.only_fact().is_some_and(|fact| fact != facts::IP)
+        self.only_fact().is_some_and(|fact| fact != facts::IP) && !self.is_declared
     }
 
     /// The fact whose value alone decides what a request meets here, if it is so.
@@ -231,7 +237,7 @@ impl Rule {
         match (&self.allow, self.by.first().and_then(|fact| facts.get(fact))) {
             (Allow::Values(values), Some(value)) => {
                 let mut scratch: Scratch = [0; 48];
-                let text = value.text(&mut scratch);
+                let text = self.compared(value, &mut scratch);
                 values.iter().any(|allowed| **allowed == *text)
             }
             (Allow::Networks(networks), Some(Value::Ip(ip))) => {
@@ -241,15 +247,51 @@ impl Rule {
         }
     }
 
+    /// The grant of the override for the key of these facts.
+    #[inline]
+    pub(super) fn overridden(&self, facts: &Facts<'_>) -> Option<u32> {
+        if self.overrides.is_empty() {
+            return None;
+        }
+        let value = self.by.first().and_then(|fact| facts.get(fact))?;
+        self.overrides.get(self.compared(value, &mut [0; 48])).copied()
+    }
+
+    /// What of a value `overrides` and `allow` are compared with.
+    fn compared<'s>(&self, value: &'s Value<'_>, scratch: &'s mut Scratch) -> &'s str {
+        match value {
+            Value::Hashed(hashed) if self.compares_hashes => &hashed.hash,
+            value => value.text(scratch),
+        }
+    }
+
+    /// The same rule under these declared facts: values that were written raw become what limits see.
+    pub(super) fn declaring(&self, facts: &DeclaredFacts, report: &mut dyn FnMut(Part, Problem)) -> Rule {
+        let mut rule = self.clone();
+        rule.is_declared = rule.by.iter().any(|fact| facts.get(fact).is_some());
+        let [Some(fact)] = &*rule.by.iter().map(|fact| facts.get(fact)).collect::<Vec<_>>() else {
+            return rule;
+        };
+        rule.compares_hashes = fact.is_hashed();
+        let mut overrides = BTreeMap::new();
+        for (written, grant) in rule.overrides {
+            if overrides.insert(seen(fact, &written), grant).is_some() {
+                report(Part::Override(written.to_string()), Problem::Twice(written.to_string()));
+            }
+        }
+        rule.overrides = overrides;
+        if let Allow::Values(values) = &mut rule.allow {
+            values.iter_mut().for_each(|value| *value = seen(fact, value));
+        }
+        rule
+    }
+
     /// Override before tier before default.
     #[inline]
     pub(crate) fn granted(&self, facts: &Facts<'_>) -> Granted {
         let mut scratch: Scratch = [0; 48];
-        if !self.overrides.is_empty()
-            && let Some(value) = self.by.first().and_then(|fact| facts.get(fact))
-            && let Some(grant) = self.overrides.get(value.text(&mut scratch))
-        {
-            return Granted { grant: *grant, unknown_tier: false };
+        if let Some(grant) = self.overridden(facts) {
+            return Granted { grant, unknown_tier: false };
         }
         let Some(fact) = &self.tier else {
             return Granted { grant: self.default, unknown_tier: false };
@@ -258,5 +300,13 @@ impl Rule {
             Some(grant) => Granted { grant: *grant, unknown_tier: false },
             None => Granted { grant: self.default, unknown_tier: true },
         }
+    }
+}
+
+/// A value that was written raw, as a rule compares it.
+fn seen(fact: &DeclaredFact, written: &str) -> Box<str> {
+    match fact.read(Cow::Borrowed(written.as_bytes())) {
+        Value::Hashed(hashed) => hashed.hash,
+        value => value.to_string().into(),
     }
 }

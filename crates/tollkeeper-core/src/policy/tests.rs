@@ -512,7 +512,7 @@ fn a_limit_needs_an_open_fact_unless_what_is_known_keeps_it_from_applying() {
 fn a_hashed_value_is_compared_as_it_came_and_keyed_by_its_hash() {
     let secret = |plain: &'static str| {
         Value::Hashed(Box::new(facts::Hashed {
-            plain: plain.into(),
+            plain: Some(plain.into()),
             hash: format!("hash of {plain}").into(),
         }))
     };
@@ -523,7 +523,7 @@ fn a_hashed_value_is_compared_as_it_came_and_keyed_by_its_hash() {
     assert_eq!(toll("acme").get(0).quota.count(), 7);
     let toll = toll("other");
     assert_eq!(toll.get(0).key.texts().collect::<Vec<_>>(), [Some("hash of other")]);
-    let hashed = facts::Hashed { plain: "the secret".into(), hash: "0123".into() };
+    let hashed = facts::Hashed { plain: Some("the secret".into()), hash: "0123".into() };
     assert_eq!(format!("{:?}", Value::Hashed(Box::new(hashed))), "Hashed(0123)");
     assert!(facts! { "key" => secret("") }.get("key").is_none(), "empty is absent");
     assert!(Facts::new().insert("ip", secret("192.0.2.7")).is_err());

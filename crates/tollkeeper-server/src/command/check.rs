@@ -16,6 +16,7 @@ use crate::args::Check;
 use crate::command::{config, facts, say, table};
 use crate::http::answer::write_decision;
 use crate::json::Writer;
+use crate::redact::Redactor;
 
 const SERVER: &str = "http://127.0.0.1:8080";
 /// How long a server may take.
@@ -56,7 +57,7 @@ fn by_file(args: &Check) -> anyhow::Result<String> {
     let request = if args.peek { limiter.peek(&facts) } else { limiter.check(&facts) };
     let decision = request.cost(args.cost).wait()?;
     let mut out = Writer::default();
-    write_decision(&mut out, &limiter, &decision);
+    write_decision(&mut out, &limiter, &Redactor::default(), &decision);
     Ok(out.finish())
 }
 

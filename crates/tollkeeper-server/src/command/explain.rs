@@ -7,12 +7,12 @@ use tollkeeper::Mode;
 use tollkeeper::policy::Standing;
 
 use crate::args::Explain;
-use crate::command::{config, facts, say, table};
+use crate::command::{config, operator_facts, say, table};
 
 /// Prints what each limit has to do with the request.
 pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     let config = config(args.config.as_deref())?;
-    let facts = facts(&args.facts)?;
+    let facts = operator_facts(&args.facts, config.policy.declared())?;
     let explained = config.policy.explain(&facts)?;
     let key = |standing: &Standing<'_>| match standing {
         Standing::Applies { key, .. } => Some(key.clone()),

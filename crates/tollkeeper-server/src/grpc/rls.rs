@@ -8,8 +8,7 @@ use std::time::Instant;
 
 use prost_types::Duration;
 use tollkeeper::decision::Answer;
-use tollkeeper::digest;
-use tollkeeper::facts::MAX_VALUE;
+use tollkeeper::facts::DeclaredFacts;
 use tollkeeper::{
     Decision, Facts, InvalidRequest, Joint, Met, OnStoreFailure, Outcome, Quota, Retry, Span, Verdict,
 };
@@ -55,7 +54,7 @@ impl Rls {
     ) -> Result<(Ended, RateLimitResponse), Status> {
         let question =
             Question::read(message).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let asked = understand(&question)?;
+        let asked = understand(&question, self.service.limiter.policy().declared())?;
         let Decisions { looked, charged, given } = if asked.iter().all(|asked| asked.hits.charge().is_some())
         {
             let charged = self.join(&asked, Hits::charge)?.check().await;
@@ -152,7 +151,7 @@ impl Hits {
     }
 }
 
-fn understand<'a>(question: &'a Question<'a>) -> Result<Vec<Asked<'a>>, Status> {
+fn understand<'a>(question: &'a Question<'a>, declared: &DeclaredFacts) -> Result<Vec<Asked<'a>>, Status> {
     if question.domain.is_empty() {
         return Err(Status::invalid_argument(
             "the domain is empty (set `domain` in Envoy's rate limit filter)",
@@ -165,7 +164,7 @@ fn understand<'a>(question: &'a Question<'a>) -> Result<Vec<Asked<'a>>, Status> 
     }
     let usual = u64::from(question.hits_addend.max(1));
     let asked = |descriptor| {
-        let facts = facts(question.domain, descriptor).map_err(invalid)?;
+        let facts = facts(question.domain, descriptor, declared).map_err(invalid)?;
         Ok(Asked { facts, hits: hits(descriptor, usual) })
     };
     question.descriptors.iter().map(asked).collect()
@@ -180,28 +179,28 @@ fn hits(descriptor: &Descriptor<'_>, usual: u64) -> Hits {
 }
 
 /// The entries of a descriptor, and the domain.
-fn facts<'a>(domain: &'a str, descriptor: &'a Descriptor<'a>) -> Result<Facts<'a>, InvalidRequest> {
+///
+/// Envoy lets a request pass if the call about it fails, and a value may be the client's: one that is too long or not
+/// text is replaced by its hash.
+fn facts<'a>(
+    domain: &'a str,
+    descriptor: &'a Descriptor<'a>,
+    declared: &DeclaredFacts,
+) -> Result<Facts<'a>, InvalidRequest> {
     let mut facts = Facts::new();
-    let mut put = |name, value| facts.insert(name, value).map_err(InvalidRequest::Fact);
+    let mut put = |name: &'a str, raw: &'a [u8]| {
+        facts.insert(name, declared.read(name, Cow::Borrowed(raw))).map_err(InvalidRequest::Fact)
+    };
     // The first of a name counts, so the last is put first.
     for (key, value) in descriptor.entries.iter().rev() {
-        put(key, readable(value))?;
+        put(key, value)?;
     }
     let find = |name| descriptor.entries.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
     if let (Some(remote), None) = (find("remote_address"), find("ip")) {
-        put("ip", readable(remote))?;
+        put("ip", remote)?;
     }
-    put("domain", readable(domain.as_bytes()))?;
+    put("domain", domain.as_bytes())?;
     Ok(facts)
-}
-
-/// What may stand in a fact. Envoy lets a request pass if the call about it fails, and the value may be the client's: too
-/// long or no text is no way around, so its hash stands for it.
-fn readable(value: &[u8]) -> Cow<'_, str> {
-    match str::from_utf8(value) {
-        Ok(text) if value.len() <= MAX_VALUE => Cow::Borrowed(text),
-        _ => Cow::Owned(digest::hex(&digest::sha256(value)[..16])),
-    }
 }
 
 fn invalid(error: InvalidRequest) -> Status {

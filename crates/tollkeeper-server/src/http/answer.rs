@@ -5,23 +5,29 @@ use tollkeeper::{Decision, Limiter, OnStoreFailure, Policy, Retry, Span, Verdict
 
 use crate::busiest::{Count, Top};
 use crate::json::Writer;
-use crate::veil::Veil;
+use crate::redact::Redactor;
 
 /// Writes a decision; the limiter is the one that made it, and seals its receipt.
-pub fn write_decision(out: &mut Writer, limiter: &Limiter, decision: &Decision) {
-    write_fields(out, limiter, decision);
+pub fn write_decision(out: &mut Writer, limiter: &Limiter, redactor: &Redactor, decision: &Decision) {
+    write_fields(out, limiter, redactor, decision);
     out.raw("}");
 }
 
 /// The same with the slot that was taken, sealed.
-pub fn write_acquired(out: &mut Writer, limiter: &Limiter, decision: &Decision, slot: Option<&str>) {
-    write_fields(out, limiter, decision);
+pub fn write_acquired(
+    out: &mut Writer,
+    limiter: &Limiter,
+    redactor: &Redactor,
+    decision: &Decision,
+    slot: Option<&str>,
+) {
+    write_fields(out, limiter, redactor, decision);
     out.raw(",\"slot\":");
     out.or_null(slot, Writer::text);
     out.raw("}");
 }
 
-fn write_fields(out: &mut Writer, limiter: &Limiter, decision: &Decision) {
+fn write_fields(out: &mut Writer, limiter: &Limiter, redactor: &Redactor, decision: &Decision) {
     let (verdict, binding) = decision.conclusion();
     let (retry, delay) = match verdict {
         Verdict::Allow { delay } => (None, delay),
@@ -52,23 +58,23 @@ fn write_fields(out: &mut Writer, limiter: &Limiter, decision: &Decision) {
         out.raw("\"");
     });
     out.raw(",\"limits\":");
-    write_limits(out, decision);
+    write_limits(out, redactor, decision);
 }
 
-/// Writes what each limit that applied says, as a list, for whoever may not see every value.
-pub fn write_usage(out: &mut Writer, decision: &Decision, veil: &Veil) {
-    out.list(decision.limits(), |out, answer| write_limit(out, &answer, |out| write_key(out, &answer, veil)));
-}
-
-/// Writes the values of a key behind a veil.
-fn write_key(out: &mut Writer, answer: &Answer<'_>, veil: &Veil) {
-    out.list(answer.rule().by().iter().zip(answer.key().texts()), |out, (fact, value)| {
-        out.or_null(value, |out, value| out.text(&veil.over(fact, value)));
+/// Writes what each limit that applied says, as a list.
+pub fn write_limits(out: &mut Writer, redactor: &Redactor, decision: &Decision) {
+    let declared = decision.toll().policy().declared();
+    out.list(decision.limits(), |out, answer| {
+        write_limit(out, &answer, |out| {
+            out.list(answer.rule().by().iter().zip(answer.key().texts()), |out, (fact, value)| {
+                out.or_null(value, |out, value| out.text(&redactor.redact(declared, fact, value)));
+            });
+        });
     });
 }
 
 /// Writes the busiest keys and the most refused ones.
-pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, veil: &Veil) {
+pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, redactor: &Redactor) {
     let counts = |out: &mut Writer, counts: &[Count]| {
         out.list(counts, |out, count| {
             // A limit that is gone meanwhile has no names for its facts: then no value is shown.
@@ -78,7 +84,10 @@ pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, veil: &Veil) {
             out.text(&count.limit);
             out.raw(",\"key\":");
             out.list(count.key.iter().zip(facts), |out, (value, fact)| {
-                let shown = value.as_deref().zip(fact).map(|(value, fact)| veil.over(fact, value));
+                let shown = value
+                    .as_deref()
+                    .zip(fact)
+                    .map(|(value, fact)| redactor.redact(policy.declared(), fact, value));
                 out.or_null(shown, |out, value| out.text(&value));
             });
             out.raw(",\"count\":");
@@ -95,14 +104,6 @@ pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, veil: &Veil) {
     out.raw(",\"refused\":");
     counts(out, &top.refused);
     out.raw("}");
-}
-
-fn write_limits(out: &mut Writer, decision: &Decision) {
-    out.list(decision.limits(), |out, answer| {
-        write_limit(out, &answer, |out| {
-            out.list(answer.key().texts(), |out, value| out.or_null(value, Writer::text));
-        });
-    });
 }
 
 fn write_limit(out: &mut Writer, answer: &Answer<'_>, key: impl FnOnce(&mut Writer)) {
@@ -235,7 +236,7 @@ mod tests {
             }
             let charge = decision.charge().map(|charge| limiter.seal_charge(&charge));
             let mut out = Writer::default();
-            write_decision(&mut out, &limiter, &decision);
+            write_decision(&mut out, &limiter, &Redactor::default(), &decision);
             assert_eq!(out.finish(), plain(&decision, charge.as_deref()), "turn {turn}");
         }
         assert!(allowed > 100 && refused > 100 && never > 10, "{allowed} {refused} {never}");

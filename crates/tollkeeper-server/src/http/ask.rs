@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tollkeeper::{Costs, Facts, InvalidFact, InvalidRequest};
+use tollkeeper::{Costs, Facts, InvalidFact, InvalidRequest, Value as FactValue};
 
 use crate::http::error::{ApiError, Code};
 use crate::json::{Kind, Reader, Value};
@@ -162,8 +162,18 @@ fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
         if facts.iter().any(|(other, _)| other == name) {
             return Err(duplicate(&format!("facts.{}", shown(name))));
         }
-        if reader.kind()? != Kind::Scalar {
-            return wrong("a value is a string, a whole number or a boolean, not a list or an object");
+        match reader.kind()? {
+            Kind::Scalar => {}
+            Kind::Object => {
+                let value = read_hash(reader)?.and_then(FactValue::from_hash);
+                let Some(value) = value else {
+                    return wrong("an object is a hash of 32 hexadecimal digits, {\"sha256\":\"…\"}");
+                };
+                return facts.insert(name, value).map_err(|error| InvalidRequest::Fact(error).into());
+            }
+            Kind::List => {
+                return wrong("a value is a string, a whole number, a boolean or a hash, not a list");
+            }
         }
         let text = match reader.scalar()? {
             Value::Text(text) => text,
@@ -178,6 +188,23 @@ fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
         facts.insert(name, text).map_err(|error: InvalidFact| InvalidRequest::Fact(error).into())
     })?;
     Ok(facts)
+}
+
+/// Reads `{"sha256":"…"}`; `None` if the object is another one.
+fn read_hash<'a>(reader: &mut Reader<'a>) -> Result<Option<&'a str>, ApiError> {
+    let (mut hash, mut is_other) = (None, false);
+    reader.object(|reader, name| -> Result<(), ApiError> {
+        match (name, scalar(reader)?) {
+            ("sha256", Some(Value::Text(text))) if hash.is_none() => hash = Some(text),
+            (_, Some(_)) => is_other = true,
+            (_, None) => {
+                reader.value()?;
+                is_other = true;
+            }
+        }
+        Ok(())
+    })?;
+    Ok(hash.filter(|_| !is_other))
 }
 
 fn read_cost(reader: &mut Reader<'_>) -> Result<u64, ApiError> {
@@ -294,6 +321,9 @@ mod tests {
             (r#"{"facts":{"a":1e3}}"#, "invalid_fact", "facts.a"),
             (r#"{"facts":{"a":[]}}"#, "invalid_fact", "facts.a"),
             (r#"{"facts":{"a":{"b":1}}}"#, "invalid_fact", "facts.a"),
+            (r#"{"facts":{"a":{"sha256":7}}}"#, "invalid_fact", "facts.a"),
+            (r#"{"facts":{"a":{"sha256":"0123456789ab"}}}"#, "invalid_fact", "facts.a"),
+            (r#"{"facts":{"a":{"sha256":"0","sha256":"1"}}}"#, "invalid_fact", "facts.a"),
             (r#"{"facts":{"a b":1}}"#, "invalid_fact", "facts.a b"),
             (r#"{"facts":{"":1}}"#, "invalid_fact", "facts."),
             (r#"{"facts":{"ip":"nowhere"}}"#, "invalid_fact", "facts.ip"),

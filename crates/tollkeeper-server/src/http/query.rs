@@ -5,6 +5,7 @@ use tollkeeper::Facts;
 use tollkeeper::facts::MAX_FACTS;
 
 use super::error::{ApiError, Code};
+use crate::service::Service;
 
 /// The names and values of a query.
 pub fn pairs(uri: &Uri) -> Result<Vec<(String, String)>, ApiError> {
@@ -33,10 +34,15 @@ pub fn pairs(uri: &Uri) -> Result<Vec<(String, String)>, ApiError> {
     Ok(pairs)
 }
 
-/// The same as facts.
-pub fn facts(pairs: &[(String, String)]) -> Result<Facts<'_>, ApiError> {
+/// The facts that an operator passes: the value of a hashed fact may also have the form `sha256:…`.
+pub fn facts<'p>(pairs: &'p [(String, String)], service: &Service) -> Result<Facts<'p>, ApiError> {
+    let policy = service.limiter.policy();
     let mut facts = Facts::new();
     for (name, value) in pairs {
+        let value = service.redactor.value(policy.declared(), name, value).map_err(|error| {
+            let message = format!("fact `{name}`: {error}");
+            ApiError::new(Code::InvalidFact, message).at(format!("facts.{name}"))
+        })?;
         facts.insert(name, value).map_err(|error| ApiError::from(tollkeeper::InvalidRequest::Fact(error)))?;
     }
     Ok(facts)

@@ -1,11 +1,13 @@
 //! `TK.CHECK` and `TK.PEEK`: facts against the policy, answered with the fields of the JSON API.
 
 use tollkeeper::decision::Answer;
+use tollkeeper::facts::DeclaredFacts;
 use tollkeeper::{Decision, Facts, InvalidRequest, Limiter, OnStoreFailure, Retry, Span, Verdict};
 
 use super::parse::Arguments;
 use super::reply::Replies;
 use crate::http::error::{ApiError, Code};
+use crate::redact::Redactor;
 
 /// Reads `[COST n] fact value …`.
 pub fn read(arguments: Arguments<'_>) -> Result<(Facts<'_>, u64), ApiError> {
@@ -40,7 +42,7 @@ pub fn read(arguments: Arguments<'_>) -> Result<(Facts<'_>, u64), ApiError> {
 }
 
 /// Writes a decision; the limiter is the one that made it, and seals its receipt.
-pub fn write(out: &mut Replies, limiter: &Limiter, decision: &Decision) {
+pub fn write(out: &mut Replies, limiter: &Limiter, redactor: &Redactor, decision: &Decision) {
     let (verdict, binding) = decision.conclusion();
     let (retry, delay) = match verdict {
         Verdict::Allow { delay } => (None, delay),
@@ -71,10 +73,11 @@ pub fn write(out: &mut Replies, limiter: &Limiter, decision: &Decision) {
     out.bulk(b"limits");
     let limits = decision.limits();
     out.array(limits.len());
-    limits.for_each(|answer| write_limit(out, &answer));
+    let declared = decision.toll().policy().declared();
+    limits.for_each(|answer| write_limit(out, redactor, declared, &answer));
 }
 
-fn write_limit(out: &mut Replies, answer: &Answer<'_>) {
+fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts, answer: &Answer<'_>) {
     let outcome = answer.outcome();
     let never = outcome.retry == Some(Retry::Never);
     out.map(11 + usize::from(never));
@@ -82,7 +85,9 @@ fn write_limit(out: &mut Replies, answer: &Answer<'_>) {
     out.bulk(answer.name().as_bytes());
     out.bulk(b"key");
     out.array(answer.key().texts().count());
-    answer.key().texts().for_each(|value| out.or_null(value, |out, text| out.bulk(text.as_bytes())));
+    for (fact, value) in answer.rule().by().iter().zip(answer.key().texts()) {
+        out.or_null(value, |out, value| out.bulk(redactor.redact(declared, fact, value).as_bytes()));
+    }
     out.bulk(b"algorithm");
     out.bulk(answer.rule().algorithm().name().as_bytes());
     out.bulk(b"mode");

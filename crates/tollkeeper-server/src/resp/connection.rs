@@ -288,7 +288,8 @@ impl<'r> Talk<'r> {
     }
 
     fn checked(&mut self, verb: Verb, decision: &Decision) {
-        check::write(&mut self.replies, &self.resp.service.limiter, decision);
+        let service = &self.resp.service;
+        check::write(&mut self.replies, &service.limiter, &service.redactor, decision);
         if let Some(traces) = self.resp.service.traces() {
             let name = if verb.charges() { "TK.CHECK" } else { "TK.PEEK" };
             traces.sample(name, self.began, || Told::of(decision));

@@ -324,7 +324,8 @@ async fn tk_peek_says_what_json_says_in_both_versions_of_the_protocol() {
         for _ in 0..3 {
             let decision = world.resp.service.limiter.peek(&facts).cost(cost).await.unwrap();
             let mut json = Writer::default();
-            write_decision(&mut json, &world.resp.service.limiter, &decision);
+            let service = &world.resp.service;
+            write_decision(&mut json, &service.limiter, &service.redactor, &decision);
             let expected: serde_json::Value = serde_json::from_str(&json.finish()).unwrap();
 
             let values = world.values(&format!("HELLO 3\r\nTK.PEEK {words}\r\n")).await;

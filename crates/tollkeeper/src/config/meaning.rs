@@ -8,6 +8,8 @@ use std::cell::RefCell;
 use tollkeeper_core::policy::{InvalidLimit, Part, Problem};
 use tollkeeper_core::{Algorithm, Allowance, InvalidQuota, Limit, OnStoreFailure, Policy, Rate, Span};
 
+use crate::http::HttpFact;
+
 use super::excerpt::quoted;
 use super::fields::{RateSaid, Said};
 use super::limit::{Choice, Grants, WrittenGrant, WrittenLimit};
@@ -34,7 +36,8 @@ pub(super) fn of(file: &File, problems: &RefCell<Problems>) -> Option<Meaning> {
             limit(written, index, file.share, file.on_store_failure)
         })
         .collect();
-    let policy = match Policy::new(limits) {
+    let declared = file.http.facts.iter().map(HttpFact::declared);
+    let policy = match Policy::new(limits).and_then(|policy| policy.declaring(declared)) {
         Ok(policy) => policy.with_ipv6_prefix(file.http.ipv6_prefix),
         Err(invalid) => {
             for problem in invalid.0 {

@@ -399,14 +399,14 @@ pub(super) static HTTP_FACT: Section = Section {
         key(
             "normalize",
             Kind::List(&choice(&["lowercase", "trim", "nfkc"])),
-            "What is done to the value, in this order.",
+            "How the value is normalised, in this order, wherever it enters: HTTP, JSON, RESP, gRPC, the library.",
         )
             .default("[]")
             .example("[lowercase, trim]"),
         key(
             "hash",
             Kind::Truth,
-            "Whether only a hash of the value is kept: for secrets.",
+            "Whether only a hash of the value is kept: for secrets. The raw value is hashed wherever it enters.",
         ).default("false").example("true"),
         key(
             "trusted",

@@ -2,13 +2,14 @@
 //! are written.
 
 use std::path::Path;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tollkeeper::config::{
     Config, Format, HeaderDialect, Listener, Percent, ReadError, ResponseCondition, StatusPattern, StoreUrl,
 };
-use tollkeeper::{Algorithm, OnStoreFailure, Policy};
+use tollkeeper::{Algorithm, OnStoreFailure, Policy, facts};
 
 use super::{config, environment, files, messages, parse, yaml};
 
@@ -109,10 +110,8 @@ fn a_limit_printed_as_json_means_the_same() {
         let name = path.display();
         let (config, _) = parse(&path).unwrap_or_else(|report| panic!("{name}: {report}"));
         let limits = serde_json::to_string_pretty(&config.limits).expect("JSON");
-        let (share, prefix) = (config.share, config.http.ipv6_prefix);
-        let text =
-            format!(r#"{{ "share": "{share}", "http": {{ "ipv6_prefix": {prefix} }}, "limits": {limits} }}"#);
-        let again = Config::parse("limits.json", Format::Json, text.as_bytes(), &|_| None);
+        let text = format!(r#"{{ "limits": {limits} }}"#);
+        let again = config.with_limits("limits.json", text.as_bytes());
         let (again, _) = again.unwrap_or_else(|report| panic!("{name}: {report}"));
         assert_eq!(debug(&again.policy), debug(&config.policy), "{name}");
         assert_eq!(again.limits, config.limits, "{name}");
@@ -366,4 +365,28 @@ fn warnings_leave_a_file_usable_and_none_is_given_without_reason() {
 
 fn debug(policy: &Policy) -> String {
     format!("{policy:#?}")
+}
+
+/// As a header would be read, so a raw value is in every call of the library.
+#[test]
+fn declared_facts_are_hashed_in_every_call() {
+    let text = "http: { facts: { api_key: { from: header.x-key, normalize: [lowercase], hash: true } } }
+limits: [{ name: a, by: api_key, rate: 2/day, allow: [Internal] }]";
+    let limiter = config(text).limiter().expect("memory");
+    let allowed = |key: &str| limiter.check(&facts! { "api_key" => key }).wait().expect("valid").allowed();
+    assert_eq!(["Cust-1", "cust-1", "CUST-1"].map(allowed), [true, true, false]);
+    assert!((0..3).all(|_| allowed("INTERNAL")), "on the `allow` list");
+    let cust_1 = facts! { "api_key" => "cust-1" };
+    let forgotten =
+        std::pin::pin!(limiter.forget("a", &cust_1)).poll(&mut Context::from_waker(Waker::noop()));
+    assert_eq!(forgotten, Poll::Ready(Ok(true)));
+    assert!(allowed("Cust-1"));
+    assert!(limiter.handle("a").is_err(), "its text is not its key");
+
+    let twice = text.replace("allow: [Internal]", "overrides: { Acme: 3/day, acme: 4/day }");
+    let messages = messages(&twice);
+    assert!(
+        messages.iter().any(|message| message.contains("acme")),
+        "one customer, two overrides: {messages:?}"
+    );
 }

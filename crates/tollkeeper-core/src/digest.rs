@@ -1,7 +1,6 @@
-//! SHA-1, by which Redis calls a script, and SHA-256, by which long keys and secrets are known.
+//! SHA-1, which names a script in Redis, and SHA-256, which replaces long keys and secrets.
 //!
-//! Written out, because fifty lines with the vectors of the standard beside them are less to trust than
-//! a dozen crates. Neither hides a secret here.
+//! Written out, because the core has no dependencies and the vectors of the standard are easy to test against.
 
 /// SHA-1 of these bytes.
 pub fn sha1(bytes: &[u8]) -> [u8; 20] {

@@ -1,0 +1,328 @@
+//! Declared facts: facts whose raw values are normalised, or kept only as a hash.
+//!
+//! A client has one key, whichever way its value arrives (a header, JSON, a query, RESP, a gRPC descriptor, the
+//! library), because the same function turns every raw value into the value that limits see. It may be applied again
+//! to its own result without changing it.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::{FactProblem, Facts, Hashed, InvalidFact, MAX_VALUE, Value, shown};
+use crate::digest::{hex, sha256};
+
+/// How many hexadecimal digits of SHA-256 replace a value.
+pub const HASH_DIGITS: usize = 32;
+
+/// Some values change again when their normal form is normalised once more; none of them does so this often.
+const MAX_ROUNDS: usize = 8;
+
+/// A fact whose raw values are normalised, or kept only as a hash.
+///
+/// ```
+/// use tollkeeper_core::DeclaredFact;
+///
+/// let email = DeclaredFact::new("email").trim().lowercase();
+/// let api_key = DeclaredFact::new("api_key").hashed();
+/// assert!(api_key.is_hashed() && !email.is_hashed());
+/// ```
+#[derive(Clone, Debug)]
+pub struct DeclaredFact {
+    name: Box<str>,
+    steps: Vec<Step>,
+    hashed: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Lowercase,
+    Trim,
+    With(fn(&str) -> String),
+}
+
+/// All declared facts of a policy.
+#[derive(Clone, Debug, Default)]
+pub struct DeclaredFacts(Option<Arc<[DeclaredFact]>>);
+
+impl DeclaredFact {
+    /// A fact that is used as it comes.
+    pub fn new(name: &str) -> DeclaredFact {
+        DeclaredFact { name: name.into(), steps: Vec::new(), hashed: false }
+    }
+
+    /// Converts values to lower case.
+    #[must_use]
+    pub fn lowercase(self) -> DeclaredFact {
+        self.step(Step::Lowercase)
+    }
+
+    /// Removes white space at both ends.
+    #[must_use]
+    pub fn trim(self) -> DeclaredFact {
+        self.step(Step::Trim)
+    }
+
+    /// Normalises by this function, such as one for Unicode's NFKC.
+    #[must_use]
+    pub fn normalize_with(self, normalize: fn(&str) -> String) -> DeclaredFact {
+        self.step(Step::With(normalize))
+    }
+
+    /// Keeps only a hash of the value: the first 32 hexadecimal digits of SHA-256.
+    #[must_use]
+    pub fn hashed(self) -> DeclaredFact {
+        DeclaredFact { hashed: true, ..self }
+    }
+
+    fn step(mut self, step: Step) -> DeclaredFact {
+        self.steps.push(step);
+        self
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether only a hash of the value is kept.
+    pub fn is_hashed(&self) -> bool {
+        self.hashed
+    }
+
+    /// The value that limits see for the raw bytes of a request, of any length. Bytes that are not UTF-8, and text
+    /// that is longer than a value may be, are replaced by their hash.
+    pub fn read<'v>(&self, raw: Cow<'v, [u8]>) -> Value<'v> {
+        self.value(text(raw))
+    }
+
+    fn value<'v>(&self, raw: Cow<'v, str>) -> Value<'v> {
+        let text = self.normalized(raw);
+        if text.is_empty() {
+            return Value::Text(text);
+        }
+        match (self.hashed, text.len() > MAX_VALUE) {
+            (false, false) => Value::Text(text),
+            (false, true) => Value::Text(Cow::Owned(hash(text.as_bytes()))),
+            (true, is_long) => {
+                let hash = hash(text.as_bytes());
+                Value::Hashed(Box::new(Hashed { hash: hash.into(), plain: (!is_long).then_some(text) }))
+            }
+        }
+    }
+
+    fn normalized<'v>(&self, raw: Cow<'v, str>) -> Cow<'v, str> {
+        let mut text = raw;
+        for _ in 0..MAX_ROUNDS {
+            let mut changed = false;
+            for step in &self.steps {
+                if let Some(next) = step.change(&text) {
+                    (text, changed) = (Cow::Owned(next), true);
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+        text
+    }
+}
+
+impl Step {
+    /// What the step makes of a text; `None` if that is the same text.
+    fn change(self, text: &str) -> Option<String> {
+        match self {
+            Step::Lowercase if text.bytes().all(|byte| byte.is_ascii() && !byte.is_ascii_uppercase()) => None,
+            Step::Lowercase => Some(text.to_lowercase()).filter(|lower| lower != text),
+            Step::Trim => Some(text.trim()).filter(|trimmed| trimmed.len() < text.len()).map(str::to_owned),
+            Step::With(normalize) => Some(normalize(text)).filter(|normal| normal != text),
+        }
+    }
+}
+
+impl DeclaredFacts {
+    /// These facts. A name that is declared twice counts as first declared.
+    pub fn new(facts: impl IntoIterator<Item = DeclaredFact>) -> DeclaredFacts {
+        let facts: Arc<[DeclaredFact]> =
+            facts.into_iter().filter(|fact| fact.hashed || !fact.steps.is_empty()).collect();
+        DeclaredFacts((!facts.is_empty()).then_some(facts))
+    }
+
+    /// Whether no fact is declared.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// Each of them.
+    pub fn iter(&self) -> impl Iterator<Item = &DeclaredFact> {
+        self.0.iter().flat_map(|facts| facts.iter())
+    }
+
+    /// The fact of this name.
+    pub fn get(&self, name: &str) -> Option<&DeclaredFact> {
+        self.iter().find(|fact| *fact.name == *name)
+    }
+
+    /// The value that limits see for the raw bytes of a request, of any length: see [`DeclaredFact::read`].
+    pub fn read<'v>(&self, name: &str, raw: Cow<'v, [u8]>) -> Value<'v> {
+        match self.get(name) {
+            Some(fact) => fact.read(raw),
+            None => DeclaredFact { name: Box::default(), steps: Vec::new(), hashed: false }.read(raw),
+        }
+    }
+
+    /// The value that limits see for the raw value of a fact.
+    pub fn value<'v>(&self, name: &str, raw: Value<'v>) -> Value<'v> {
+        match self.get(name) {
+            Some(fact) => identified(fact, &raw).unwrap_or(raw),
+            None => raw,
+        }
+    }
+
+    /// The facts that limits see for the raw facts of a request.
+    #[inline]
+    pub(crate) fn identify<'f, 'a>(&self, facts: &'f Facts<'a>) -> Result<Cow<'f, Facts<'a>>, InvalidFact> {
+        match &self.0 {
+            None if !facts.has_known_hash => Ok(Cow::Borrowed(facts)),
+            None => self.identify_all(&[], facts),
+            Some(declared) => self.identify_all(declared, facts),
+        }
+    }
+
+    fn identify_all<'f, 'a>(
+        &self,
+        declared: &[DeclaredFact],
+        facts: &'f Facts<'a>,
+    ) -> Result<Cow<'f, Facts<'a>>, InvalidFact> {
+        let mut identified_facts = Cow::Borrowed(facts);
+        for fact in facts.all() {
+            self.check(fact.name, &fact.value)?;
+            let declared = declared.iter().find(|declared| *declared.name == *fact.name);
+            if let Some(value) = declared.and_then(|declared| identified(declared, &fact.value)) {
+                identified_facts.to_mut().replace(fact.name, value);
+            }
+        }
+        Ok(identified_facts)
+    }
+
+    /// A value of which only the hash is known belongs to a fact that is hashed.
+    fn check(&self, name: &str, value: &Value<'_>) -> Result<(), InvalidFact> {
+        match value {
+            Value::Hashed(hashed)
+                if hashed.plain.is_none() && !self.get(name).is_some_and(DeclaredFact::is_hashed) =>
+            {
+                Err(InvalidFact { name: shown(name), problem: FactProblem::NotHashed })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What limits see instead of a raw value; `None` if that is the value itself.
+fn identified<'v>(fact: &DeclaredFact, raw: &Value<'v>) -> Option<Value<'v>> {
+    let text = match raw {
+        Value::Hashed(_) => return None,
+        Value::Text(text) => text.clone(),
+        Value::Number(_) | Value::Ip(_) => Cow::Owned(raw.to_string()),
+    };
+    let is_changed = |value: &Value<'_>| match value {
+        Value::Text(after) => !matches!(raw, Value::Text(before) if before == after),
+        _ => true,
+    };
+    Some(fact.value(text)).filter(is_changed)
+}
+
+fn text(raw: Cow<'_, [u8]>) -> Cow<'_, str> {
+    match raw {
+        Cow::Borrowed(bytes) => match core::str::from_utf8(bytes) {
+            Ok(text) => Cow::Borrowed(text),
+            Err(_) => Cow::Owned(hash(bytes)),
+        },
+        Cow::Owned(bytes) => match String::from_utf8(bytes) {
+            Ok(text) => Cow::Owned(text),
+            Err(error) => Cow::Owned(hash(error.as_bytes())),
+        },
+    }
+}
+
+fn hash(bytes: &[u8]) -> String {
+    hex(&sha256(bytes)[..HASH_DIGITS / 2])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts;
+
+    fn seen(fact: DeclaredFact, raw: &str) -> String {
+        let declared = DeclaredFacts::new([fact]);
+        let facts = facts! { "key" => raw };
+        let value = declared.identify(&facts).expect("valid").get("key").expect("not empty").clone();
+        let again = declared.value("key", value.clone());
+        assert_eq!(format!("{value:?}"), format!("{again:?}"), "once is enough");
+        match value {
+            Value::Hashed(hashed) => hashed.hash.into(),
+            value => value.to_string(),
+        }
+    }
+
+    #[test]
+    fn raw_values_become_the_values_limits_see() {
+        let key = || DeclaredFact::new("key");
+        fn narrow(text: &str) -> String {
+            text.replace('\u{1d400}', "A")
+        }
+        for (fact, raw, expected) in [
+            (key(), " Alice ", " Alice "),
+            (key().trim(), " Alice ", "Alice"),
+            (key().lowercase(), "ALICE", "alice"),
+            (key().lowercase(), "ÄRGER", "ärger"),
+            (key().trim().lowercase(), " Alice ", "alice"),
+            // The function makes an upper-case letter of it, which is lowered in the second round.
+            (key().lowercase().normalize_with(narrow), "\u{1d400}", "a"),
+            (key().hashed(), "cust-1", &hash(b"cust-1")),
+            (key().trim().lowercase().hashed(), " CUST-1", &hash(b"cust-1")),
+            (key().hashed(), "7", &hash(b"7")),
+        ] {
+            assert_eq!(seen(fact, raw), expected, "{raw}");
+        }
+    }
+
+    #[test]
+    fn a_hash_as_text_is_hashed_like_any_text() {
+        let known = hash(b"cust-1");
+        let other = seen(DeclaredFact::new("key").hashed(), &known);
+        assert_ne!(other, known, "a client cannot name the hash of another");
+    }
+
+    #[test]
+    fn numbers_and_texts_are_one_value() {
+        let declared = DeclaredFacts::new([DeclaredFact::new("key").hashed()]);
+        let number = declared.value("key", Value::from(7));
+        let text = declared.value("key", Value::from("7"));
+        assert_eq!(format!("{number:?}"), format!("{text:?}"));
+    }
+
+    #[test]
+    fn bytes_of_any_kind_and_length_have_a_value() {
+        let long = "x".repeat(MAX_VALUE + 1);
+        let declared = DeclaredFacts::new([DeclaredFact::new("secret").hashed()]);
+        let read = |name, bytes: &[u8]| format!("{:?}", declared.read(name, Cow::Owned(bytes.to_vec())));
+        assert_eq!(read("plain", long.as_bytes()), format!("Text({:?})", hash(long.as_bytes())));
+        assert_eq!(read("plain", b"\xff"), format!("Text({:?})", hash(b"\xff")));
+        assert_eq!(read("secret", long.as_bytes()), format!("Hashed({})", hash(long.as_bytes())));
+        assert_eq!(read("secret", b"\xff"), format!("Hashed({})", hash(hash(b"\xff").as_bytes())));
+        assert_eq!(read("plain", b""), "Text(\"\")");
+    }
+
+    #[test]
+    fn a_known_hash_needs_a_hashed_fact() {
+        let value = || Value::from_hash(&hash(b"cust-1")).expect("32 digits");
+        let hashed = DeclaredFacts::new([DeclaredFact::new("key").hashed()]);
+        let facts = facts! { "key" => value() };
+        assert!(hashed.identify(&facts).is_ok());
+        for declared in [DeclaredFacts::default(), DeclaredFacts::new([DeclaredFact::new("key").trim()])] {
+            let error = declared.identify(&facts).expect_err("not hashed");
+            assert_eq!(error.problem, FactProblem::NotHashed);
+        }
+    }
+}
