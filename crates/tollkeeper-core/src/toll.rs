@@ -560,7 +560,9 @@ impl fmt::Display for InvalidRequest {
                 write!(f, "limit `{limit}` charges the number in fact `{fact}`, but {problem}")
             }
             InvalidRequest::UnknownLimit(name) => write!(f, "there is no limit `{}`", name.escape_debug()),
-            InvalidRequest::Ttl(ttl) => write!(f, "a reservation cannot last {ttl} (from 1s to 1h)"),
+            InvalidRequest::Ttl(ttl) => {
+                write!(f, "a reservation cannot last {} (from 1s to 1h)", ttl.readable())
+            }
             InvalidRequest::MoreThanCharged { asked, charged } => {
                 write!(f, "{asked} cannot be given back: {charged} had been charged")
             }
