@@ -102,7 +102,7 @@ pub fn append(out: &mut Vec<u8>, mut number: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reason::Seconds;
+    use crate::time::Seconds;
 
     #[test]
     fn numbers_and_seconds_are_written_as_fmt_writes_them() {

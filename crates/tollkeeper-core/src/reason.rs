@@ -32,7 +32,7 @@ impl fmt::Display for Reason<'_> {
         if self.0.degraded() == Some(OnStoreFailure::Deny) {
             f.write_str("refuses while the store does not answer")?;
             return match outcome.retry {
-                Some(Retry::After(wait)) => write!(f, "; try again in {}", Wait(wait)),
+                Some(Retry::After(wait)) => write!(f, "; try again in {}", wait.readable()),
                 _ => Ok(()),
             };
         }
@@ -45,10 +45,10 @@ impl fmt::Display for Reason<'_> {
                 write!(f, "a request of cost {} never fits (at most {})", due.cost, outcome.limit)?;
             }
             Some(Retry::After(wait)) if due.is_slot() => {
-                write!(f, "all of them are taken, so try again in {}", Wait(wait))?;
+                write!(f, "all of them are taken, so try again in {}", wait.readable())?;
             }
             Some(Retry::After(wait)) => {
-                write!(f, "the next request of cost {} fits in {}", due.cost, Wait(wait))?;
+                write!(f, "the next request of cost {} fits in {}", due.cost, wait.readable())?;
             }
             None => f.write_str("it is not the limit that refused")?,
         }
@@ -100,14 +100,17 @@ impl fmt::Display for Allowed<'_> {
     }
 }
 
-/// The longest unit that a period is a whole number of: `minute`, `15 minutes`, `500 ms`.
+/// The longest unit that a period is a whole number of: `minute`, `15 minutes`, `500 ms`; in several units where
+/// that would be a number to count the digits of: `1 d 3 h 46 min 40 s`. A period is a part of a contract, so it
+/// is never rounded.
 struct Period(Span);
 
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const DAY: Span = Span::from_secs(86_400);
         const UNITS: [(Span, &str); 5] = [
             (Span::from_secs(604_800), "week"),
-            (Span::from_secs(86_400), "day"),
+            (DAY, "day"),
             (Span::from_secs(3_600), "hour"),
             (Span::from_secs(60), "minute"),
             (Span::from_secs(1), "second"),
@@ -115,56 +118,13 @@ impl fmt::Display for Period {
         let micros = self.0.as_micros();
         match UNITS.iter().find(|(unit, _)| micros.is_multiple_of(unit.as_micros())) {
             Some((unit, name)) if *unit == self.0 => f.write_str(name),
-            Some((unit, name)) => write!(f, "{} {name}s", micros / unit.as_micros()),
-            None if micros.is_multiple_of(1_000) => write!(f, "{} ms", micros / 1_000),
-            None => write!(f, "{micros} µs"),
+            Some((unit, name)) if *unit >= DAY || micros / unit.as_micros() <= 120 => {
+                write!(f, "{} {name}s", micros / unit.as_micros())
+            }
+            _ if self.0 > Span::from_secs(120) => write!(f, "{}", self.0.exact()),
+            _ if micros.is_multiple_of(1_000) => write!(f, "{} ms", micros / 1_000),
+            _ => write!(f, "{micros} µs"),
         }
-    }
-}
-
-/// A wait: exact below two minutes, then in two units and rounded up, so that it is always enough.
-struct Wait(Span);
-
-impl fmt::Display for Wait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.0.as_secs_ceil();
-        if seconds <= 120 {
-            return write!(f, "{} s", Seconds(self.0));
-        }
-        const UNITS: [(u64, &str); 4] = [(1, "s"), (60, "min"), (3_600, "h"), (86_400, "d")];
-        let large = if seconds <= 3_600 {
-            1
-        } else if seconds <= 86_400 {
-            2
-        } else {
-            3
-        };
-        let ((small, small_name), (large, large_name)) = (UNITS[large - 1], UNITS[large]);
-        let total = seconds.div_ceil(small) * small;
-        write!(f, "{} {large_name}", total / large)?;
-        match total % large / small {
-            0 => Ok(()),
-            rest => write!(f, " {rest} {small_name}"),
-        }
-    }
-}
-
-/// A span in decimal seconds, exact and without trailing zeros: `0.6`, `12`.
-#[derive(Clone, Copy, Debug)]
-pub struct Seconds(pub Span);
-
-impl fmt::Display for Seconds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let micros = self.0.as_micros();
-        write!(f, "{}", micros / 1_000_000)?;
-        let (mut fraction, mut digits) = (micros % 1_000_000, 6);
-        if fraction == 0 {
-            return Ok(());
-        }
-        while fraction % 10 == 0 {
-            (fraction, digits) = (fraction / 10, digits - 1);
-        }
-        write!(f, ".{fraction:0digits$}")
     }
 }
 
@@ -297,23 +257,6 @@ mod tests {
     }
 
     #[test]
-    fn waits_are_exact_when_short_and_never_too_short_when_long() {
-        for (micros, expected) in [
-            (0, "0 s"),
-            (1_500_000, "1.5 s"),
-            (120_000_000, "120 s"),
-            (120_000_001, "2 min 1 s"),
-            (180_000_000, "3 min"),
-            (3_600_000_001, "1 h 1 min"),
-            (86_399_000_000, "24 h"),
-            (86_400_000_001, "1 d 1 h"),
-            (200_000_000_000, "2 d 8 h"),
-        ] {
-            assert_eq!(Wait(Span::from_micros(micros)).to_string(), expected, "{micros} µs");
-        }
-    }
-
-    #[test]
     fn periods_are_words() {
         for (micros, expected) in [
             (1_000_000, "second"),
@@ -324,6 +267,12 @@ mod tests {
             (500_000, "500 ms"),
             (1_500_000, "1500 ms"),
             (1_001, "1001 µs"),
+            (129_600_000_000, "36 hours"),
+            (31_622_400_000_000, "366 days"),
+            (100_000_000_000, "1 d 3 h 46 min 40 s"),
+            (86_401_000_000, "1 d 1 s"),
+            (86_400_500_000, "1 d 0.5 s"),
+            (25_920_000_000, "7 h 12 min"),
         ] {
             assert_eq!(Period(Span::from_micros(micros)).to_string(), expected, "{micros} µs");
         }

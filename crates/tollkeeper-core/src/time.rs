@@ -68,6 +68,16 @@ impl Span {
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(1_000_000)
     }
+
+    /// The span as sentences show it: `0.6 s`, `2 min 30 s`, `1 d 12 h`.
+    pub const fn readable(self) -> Readable {
+        Readable(self)
+    }
+
+    /// The span in as many units as it takes to be exact: `1 d 3 h 46 min 40 s`.
+    pub(crate) const fn exact(self) -> Exact {
+        Exact(self)
+    }
 }
 
 impl From<Duration> for Span {
@@ -93,6 +103,77 @@ impl fmt::Display for Span {
             Some((unit, name)) => write!(f, "{}{name}", self.0 / unit),
             None => write!(f, "{}us", self.0),
         }
+    }
+}
+
+/// A span for people: in exact seconds below two minutes, then in two units and rounded up, so that a wait
+/// is never understated.
+///
+/// ```
+/// use tollkeeper_core::Span;
+///
+/// assert_eq!(Span::from_millis(600).readable().to_string(), "0.6 s");
+/// assert_eq!(Span::from_secs(129_600).readable().to_string(), "1 d 12 h");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Readable(Span);
+
+impl fmt::Display for Readable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs_ceil();
+        const UNITS: [(u64, &str); 4] = [(1, "s"), (60, "min"), (3_600, "h"), (86_400, "d")];
+        let large = match seconds {
+            ..120 => return write!(f, "{} s", Seconds(self.0)),
+            120..3_600 => 1,
+            3_600..86_400 => 2,
+            _ => 3,
+        };
+        let ((small, small_name), (large, large_name)) = (UNITS[large - 1], UNITS[large]);
+        let total = seconds.div_ceil(small) * small; // at most 2^64 microseconds, so there is room to round up
+        write!(f, "{} {large_name}", total / large)?;
+        match total % large / small {
+            0 => Ok(()),
+            rest => write!(f, " {rest} {small_name}"),
+        }
+    }
+}
+
+/// A span in as many units as it takes.
+pub(crate) struct Exact(Span);
+
+impl fmt::Display for Exact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rest = self.0.as_micros();
+        for (unit, name) in [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min")] {
+            if rest >= unit {
+                write!(f, "{} {name}", rest / unit)?;
+                rest %= unit;
+                f.write_str(if rest > 0 { " " } else { "" })?;
+            }
+        }
+        if rest > 0 || self.0 == Span::ZERO {
+            write!(f, "{} s", Seconds(Span(rest)))?;
+        }
+        Ok(())
+    }
+}
+
+/// A span in decimal seconds, exact and without trailing zeros: `0.6`, `12`.
+#[derive(Clone, Copy, Debug)]
+pub struct Seconds(pub Span);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = self.0.as_micros();
+        write!(f, "{}", micros / 1_000_000)?;
+        let (mut fraction, mut digits) = (micros % 1_000_000, 6);
+        if fraction == 0 {
+            return Ok(());
+        }
+        while fraction % 10 == 0 {
+            (fraction, digits) = (fraction / 10, digits - 1);
+        }
+        write!(f, ".{fraction:0digits$}")
     }
 }
 
@@ -160,6 +241,31 @@ mod tests {
             (604_800_000_000, "7d"),
         ] {
             assert_eq!(Span::from_micros(micros).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn readable_spans_are_exact_or_rounded_up() {
+        for (micros, expected) in [
+            (0, "0 s"),
+            (1, "0.000001 s"),
+            (600_000, "0.6 s"),
+            (1_500_000, "1.5 s"),
+            (119_000_000, "119 s"),
+            (119_000_001, "2 min"),
+            (120_000_000, "2 min"),
+            (120_000_001, "2 min 1 s"),
+            (180_000_000, "3 min"),
+            (3_600_000_000, "1 h"),
+            (3_600_000_001, "1 h 1 min"),
+            (86_399_000_000, "24 h"),
+            (86_400_000_001, "1 d 1 h"),
+            (86_400_000_000, "1 d"),
+            (129_600_000_000, "1 d 12 h"),
+            (200_000_000_000, "2 d 8 h"),
+            (u64::MAX, "213503982 d 9 h"),
+        ] {
+            assert_eq!(Span::from_micros(micros).readable().to_string(), expected, "{micros} µs");
         }
     }
 

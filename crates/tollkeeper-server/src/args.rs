@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tollkeeper::config::{Listener, StoreUrl};
+use tollkeeper::config::{InvalidStoreUrl, Listener, StoreUrl};
 
 use crate::otlp::Collector;
 
@@ -52,8 +52,8 @@ pub struct Serve {
     #[arg(long, value_name = "FILE", env = "TOLLKEEPER_CONFIG")]
     pub config: Option<PathBuf>,
     /// Where state is kept [default: memory://]
-    #[arg(long, value_name = "URL", env = "TOLLKEEPER_STORE")]
-    pub store: Option<StoreUrl>,
+    #[arg(long, value_name = "URL", env = "TOLLKEEPER_STORE", hide_env_values = true)]
+    pub store: Option<StoreArgument>,
     /// Where to listen for HTTP; `off` does not, port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_HTTP")]
     pub http: Option<Listener>,
@@ -74,6 +74,17 @@ pub struct Serve {
     pub log: Log,
 }
 
+/// The URL of a store, or why it is none. clap repeats a value that it cannot parse, and this one may hold a
+/// password; so it always can.
+#[derive(Clone, Debug)]
+pub struct StoreArgument(pub Result<StoreUrl, InvalidStoreUrl>);
+
+impl From<&str> for StoreArgument {
+    fn from(text: &str) -> StoreArgument {
+        StoreArgument(text.parse())
+    }
+}
+
 /// How logs are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Log {
@@ -83,15 +94,29 @@ pub enum Log {
     Json,
 }
 
+/// The server that a command talks to.
+#[derive(Debug, Args)]
+pub struct Target {
+    /// The server to ask, over http or https [default: TOLLKEEPER_SERVER, or http://127.0.0.1:8080]
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// The file that holds the token for the server [default: the token in TOLLKEEPER_TOKEN, if any]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// The certificates (PEM) that the server's must descend from [default: those the system trusts]
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+}
+
 /// `tollkeeper check`.
 #[derive(Debug, Args)]
 pub struct Check {
     /// Decide by this file instead of asking a server
-    #[arg(long, value_name = "FILE", conflicts_with = "server")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["server", "token_file", "ca"])]
     pub config: Option<PathBuf>,
-    /// The server to ask [default: what TOLLKEEPER_SERVER says, else http://127.0.0.1:8080]
-    #[arg(long, value_name = "URL")]
-    pub server: Option<String>,
+    /// The server to ask.
+    #[command(flatten)]
+    pub target: Target,
     /// What the request costs
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cost: u64,

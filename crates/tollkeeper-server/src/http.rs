@@ -18,7 +18,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use tollkeeper::{Acquired, Correction, Costs, Decision};
+use tollkeeper::{Acquired, Correction, Costs, Decision, Facts};
 
 use self::ask::{Ask, Correct, Reserve};
 use self::auth::Family;
@@ -69,7 +69,7 @@ pub async fn answer(service: &Service, peer: SocketAddr, request: Request<Incomi
         Ok(route) => route,
         Err(no_route) => return refuse_route(no_route, head.uri.path()),
     };
-    let guarded = head.method != Method::GET || route.call == Call::Events;
+    let guarded = route.method != Method::GET || route.call == Call::Events;
     if guarded && is_foreign(&head.headers, &head.uri) {
         let message = "the Origin of this request is not this server: pages of other sites may not call it";
         return refuse(&ApiError::new(Code::Forbidden, message));
@@ -80,7 +80,13 @@ pub async fn answer(service: &Service, peer: SocketAddr, request: Request<Incomi
         return refuse_entry(shut, route.door);
     }
     let asked = Asked { peer: peer.ip(), began, parent };
-    finish(service, began, decide(service, asked, route.call, head, body).await)
+    let is_head = head.method == Method::HEAD;
+    let mut response = finish(service, began, decide(service, asked, route.call, head, body).await);
+    if is_head && matches!(response.body(), Reply::Whole(body) if body.is_empty()) {
+        // hyper writes it for GET, and for HEAD only where it is not 0.
+        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
+    }
+    response
 }
 
 /// Answers a check whose body is here.
@@ -134,7 +140,7 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
             let Reserve { ask, ttl } = Reserve::read(Reader::new(&mut body)?)?;
             let decision = limiter.reserve(&ask.facts, ttl).cost(ask.cost).await?;
             service.trace(asked.parent, "reserve", asked.began, &decision);
-            Ok((Some((service.metrics.route(&ask.facts), ended(&decision))), decided(service, &decision)))
+            Ok((Some(counted(service, &ask.facts, &decision)), decided(service, &decision)))
         }
         Call::Settle => {
             let mut body = body::read(body, MAX_BODY).await?;
@@ -157,10 +163,7 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
             let slot = slot.map(|slot| limiter.seal_slot(&slot.keep()));
             let mut out = Writer::with_capacity(USUAL_ANSWER);
             answer::write_acquired(&mut out, limiter, &service.redactor, &decision, slot.as_deref());
-            Ok((
-                Some((service.metrics.route(&ask.facts), ended(&decision))),
-                verdict(service, &decision, out),
-            ))
+            Ok((Some(counted(service, &ask.facts, &decision)), verdict(service, &decision, out)))
         }
         Call::Release | Call::Renew => {
             let mut body = body::read(body, MAX_BODY).await?;
@@ -232,7 +235,7 @@ async fn check(service: &Service, asked: Asked, body: &mut [u8]) -> Answered {
     let ask = Ask::read(Reader::new(body)?)?;
     let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
     service.trace(asked.parent, "check", asked.began, &decision);
-    Ok((Some((service.metrics.route(&ask.facts), ended(&decision))), decided(service, &decision)))
+    Ok((Some(counted(service, &ask.facts, &decision)), decided(service, &decision)))
 }
 
 fn limits(in_force: &InForce) -> Response<Reply> {
@@ -288,15 +291,16 @@ async fn batch(service: &Service, parent: Option<Parent>, body: &mut [u8]) -> Re
         let decided = match Ask::read(check) {
             Ok(ask) => {
                 let decision = service.limiter.check(&ask.facts).cost(ask.cost).await;
-                decision.map(|decision| (service.metrics.route(&ask.facts), decision)).map_err(ApiError::from)
+                let counted = |decision| (counted(service, &ask.facts, &decision), decision);
+                decision.map(counted).map_err(ApiError::from)
             }
             Err(error) => Err(error),
         };
         let (route, ended) = match &decided {
-            Ok((route, decision)) => {
+            Ok((counted, decision)) => {
                 service.trace(parent, "check", began, decision);
                 answer::write_decision(&mut out, &service.limiter, &service.redactor, decision);
-                (*route, ended(decision))
+                *counted
             }
             Err(error) => {
                 error.write(&mut out);
@@ -307,6 +311,13 @@ async fn batch(service: &Service, parent: Option<Parent>, body: &mut [u8]) -> Re
     }
     out.raw("]}");
     Ok(out.finish())
+}
+
+/// How a decision about these facts is counted. If it refuses, it is logged, too.
+fn counted(service: &Service, facts: &Facts<'_>, decision: &Decision) -> (RouteLabel, Ended) {
+    let route = service.metrics.route(facts);
+    service.log_refusal("http", route, decision);
+    (route, ended(decision))
 }
 
 fn ended(decision: &Decision) -> Ended {

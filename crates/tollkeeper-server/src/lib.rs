@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod notify;
 pub mod otlp;
 pub mod redact;
+pub mod refusals;
 pub mod reload;
 pub mod resp;
 pub mod serve;

@@ -14,8 +14,9 @@ use tollkeeper_tower::{InForce as Reading, Settings};
 use crate::auth::{Doors, Tokens};
 use crate::events::Events;
 use crate::in_force::{CannotReplace, InForce, Laws, Loaded, Source};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, RouteLabel};
 use crate::redact::Redactor;
+use crate::refusals::{Refusal, RefusalLog};
 use crate::store::Store;
 use crate::tls::Acceptor;
 use crate::told::Headers;
@@ -45,6 +46,8 @@ pub struct Service {
     pub redactor: Redactor,
     /// How requests are read that gateways ask about.
     pub reading: Arc<Reading>,
+    /// Logs refusals, if the config says so.
+    pub refusals: RefusalLog,
     laws: Laws,
     /// Keeps decisions for a collector, if there is one.
     traces: OnceLock<Traces>,
@@ -66,6 +69,7 @@ impl Service {
             store.observe(Arc::clone(&metrics) as _);
         }
         let reading = Arc::new(Reading::new(Settings::of(&config), &limiter));
+        let refusals = RefusalLog::new(config.log.refusals);
         let laws = Laws::new(config, source, policy.version(), Arc::clone(&reading));
         Ok(Service {
             limiter,
@@ -77,6 +81,7 @@ impl Service {
             headers,
             redactor: Redactor::default(),
             reading,
+            refusals,
             laws,
             traces: OnceLock::new(),
             draining: AtomicBool::new(false),
@@ -103,6 +108,15 @@ impl Service {
         }
     }
 
+    /// Logs a decision that refuses, if the config says so.
+    #[inline]
+    pub fn log_refusal(&self, transport: &'static str, route: RouteLabel, decision: &Decision) {
+        if !decision.allowed() && self.refusals.is_on() {
+            self.refusals
+                .add(|| Refusal::of(decision, &self.redactor, transport, self.metrics.route_name(route)));
+        }
+    }
+
     /// Whose span a request with these headers is a part of, if somebody wants to see it.
     pub fn parent(&self, headers: &HeaderMap) -> Option<Parent> {
         let traceparent = self.traces().and_then(|_| headers.get("traceparent"))?;
@@ -116,13 +130,14 @@ impl Service {
 
     /// Takes a config that was read anew.
     pub fn reload(&self, config: Config) -> anyhow::Result<Loaded> {
-        let (tokens, headers) = (tokens(&config), Headers::of(&config));
+        let (tokens, headers, refusals) = (tokens(&config), Headers::of(&config), config.log.refusals);
         let certificates = self.acceptor.renew(config.tls.as_ref())?;
         self.metrics.know_routes(config.http.routes.iter().map(String::as_str));
         // Limits that were PUT may not fit the rest of the new file.
         let loaded = self.laws.reload(config, &self.limiter).map_err(anyhow::Error::msg)?;
         self.doors.change(tokens);
         self.headers.store(headers.into());
+        self.refusals.change(refusals);
         certificates.put_in_force();
         self.metrics.reloads.done.fetch_add(1, Ordering::Relaxed);
         Ok(loaded)

@@ -78,7 +78,7 @@ fn refusal_body(status: StatusCode, decision: &Decision) -> String {
     body.push(']');
     if let Verdict::Deny { retry: Retry::After(span) } = verdict {
         body.push_str(",\"retry_after\":");
-        body.push_str(&tollkeeper::reason::Seconds(span).to_string());
+        body.push_str(&tollkeeper::time::Seconds(span).to_string());
     }
     body.push('}');
     body

@@ -494,6 +494,25 @@ fn what_is_forgotten_is_fresh_under_every_period_of_its_tiers() {
     assert!(now(limiter.forget("plan", &facts! { "a b" => "c" })).is_err());
 }
 
+/// Without them, another key would be forgotten than the one that was meant.
+#[test]
+fn forgetting_needs_the_facts_of_the_key() {
+    let pair = Limit::new("pair", Quota::per_minute(1)).by("user").by("ip");
+    let shared = Limit::new("shared", Quota::per_minute(1)).by("user").missing(Missing::Share);
+    let (limiter, _) = limiter([pair, shared]);
+    for (facts, absent) in [
+        (facts! {}, vec!["user", "ip"]),
+        (facts! { "user" => "alice" }, vec!["ip"]),
+        (facts! { "user" => "", "ip" => "192.0.2.7" }, vec!["user"]),
+    ] {
+        let absent = absent.into_iter().map(str::to_owned).collect();
+        let expected = InvalidRequest::KeyFacts { limit: "pair".to_owned(), absent };
+        assert_eq!(now(limiter.forget("pair", &facts)), Err(expected));
+    }
+    charge(&limiter, &facts! {}, 1);
+    assert_eq!(now(limiter.forget("shared", &facts! {})), Ok(true), "requests without it share a key");
+}
+
 #[test]
 fn every_algorithm_can_be_forgotten_and_its_room_comes_back() {
     for algorithm in RATES {
@@ -505,6 +524,28 @@ fn every_algorithm_can_be_forgotten_and_its_room_comes_back() {
         assert_eq!(now(limiter.forget(algorithm.name(), &user("alice"))), Ok(true), "{algorithm}");
         assert_eq!((store.keys(), store.log_bytes()), (0, 0), "{algorithm}");
         assert!(charge(&limiter, &user("alice"), 10).allowed(), "{algorithm}");
+    }
+}
+
+/// `main` shows errors with `{:?}`.
+#[test]
+fn no_output_of_a_builder_shows_a_password() {
+    for url in [
+        "postgres://user:hunter2@host/",
+        "hunter2",
+        "redis://app:hunter2",
+        "redis://hunter2@127.0.0.1",
+        "redis://app:hunter2@127.0.0.1:x",
+        "redis://app:p@hunter2/x@127.0.0.1",
+        "redis://app:%68unter2%@127.0.0.1",
+        "redis+unix:///run/redis.sock?password=hunter2",
+    ] {
+        let builder = || Limiter::builder().store(url);
+        let mut shown = format!("{:?}", builder());
+        if let Err(error) = now(builder().build()) {
+            shown += &format!("{error} {error:?}");
+        }
+        assert!(!shown.contains("hunter2"), "{url}: {shown}");
     }
 }
 
@@ -535,7 +576,8 @@ fn what_cannot_be_built_says_what_would_be_right() {
     // The address of a store may hold a password.
     check(
         limit("limit").store("postgres://user:secret@host/"),
-        "there is no store for `postgres://` in this build (try `memory://`)",
+        "there is no such store (`memory://`, `redis://`, `rediss://`, `redis+unix://`, `redis+cluster://`, \
+         `redis+sentinel://`)",
     );
     #[cfg(feature = "redis")]
     check(
@@ -544,7 +586,7 @@ fn what_cannot_be_built_says_what_would_be_right() {
     );
     check(
         limit("limit").store("nonsense"),
-        "there is no store for `nonsense://` in this build (try `memory://`)",
+        "the store is not a URL (such as `memory://` or `redis://127.0.0.1:6379`)",
     );
     assert!(now(limit("limit").store("memory://").build()).is_ok());
     assert!(now(limit("limit").store("memory://".to_owned()).build()).is_ok());

@@ -151,7 +151,7 @@ mod tests {
     use std::fmt::Display;
     use std::time::Duration;
 
-    use tollkeeper::reason::Seconds;
+    use tollkeeper::time::Seconds;
     use tollkeeper::{Algorithm, Capacity, Clock, Facts, Limit, ManualClock, MemoryStore, Mode, Quota};
     use tollkeeper::{Time, facts};
 

@@ -219,7 +219,7 @@ fn read_cost(reader: &mut Reader<'_>) -> Result<u64, ApiError> {
 }
 
 fn read_ttl(reader: &mut Reader<'_>) -> Result<Duration, ApiError> {
-    let wrong = |message: String| ApiError::new(Code::InvalidCost, message).at("ttl");
+    let wrong = |message: String| ApiError::new(Code::InvalidTtl, message).at("ttl");
     match scalar(reader)? {
         Some(Value::Text(text)) => tollkeeper::config::duration(text).map_err(wrong),
         _ => Err(wrong("`ttl` is a duration from 1s to 1h, such as \"60s\"".to_owned())),

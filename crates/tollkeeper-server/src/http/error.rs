@@ -54,11 +54,13 @@ pub enum Code {
     TooLarge,
     /// Somebody else was first.
     VersionMismatch,
+    /// The ttl of a reservation is not a duration, or too short or too long.
+    InvalidTtl,
 }
 
 impl Code {
     /// Every code.
-    pub const ALL: [Code; 17] = [
+    pub const ALL: [Code; 18] = [
         Code::InvalidJson,
         Code::MissingField,
         Code::UnknownField,
@@ -76,6 +78,7 @@ impl Code {
         Code::MethodNotAllowed,
         Code::TooLarge,
         Code::VersionMismatch,
+        Code::InvalidTtl,
     ];
 
     /// Its name, and the status it goes with.
@@ -98,6 +101,7 @@ impl Code {
             Code::MethodNotAllowed => ("method_not_allowed", StatusCode::METHOD_NOT_ALLOWED),
             Code::TooLarge => ("too_large", StatusCode::PAYLOAD_TOO_LARGE),
             Code::VersionMismatch => ("version_mismatch", StatusCode::PRECONDITION_FAILED),
+            Code::InvalidTtl => ("invalid_ttl", StatusCode::BAD_REQUEST),
         }
     }
 
@@ -151,10 +155,18 @@ impl From<InvalidRequest> for ApiError {
             InvalidRequest::Fact(fact) => (Code::InvalidFact, format!("facts.{}", fact.name)),
             InvalidRequest::CostFact { fact, .. } => (Code::InvalidCost, format!("facts.{fact}")),
             InvalidRequest::UnknownLimit(_) => (Code::UnknownLimit, "limit".to_owned()),
-            InvalidRequest::ZeroCost | InvalidRequest::Cost(_) | InvalidRequest::MoreThanCharged { .. } => {
+            InvalidRequest::ZeroCost
+            | InvalidRequest::Cost(_)
+            | InvalidRequest::MoreThanCharged { .. }
+            | InvalidRequest::ZeroRefund
+            | InvalidRequest::NothingToCorrect { by_cost: true, .. } => {
                 (Code::InvalidCost, "cost".to_owned())
             }
-            InvalidRequest::Ttl(_) => (Code::InvalidCost, "ttl".to_owned()),
+            InvalidRequest::NothingToCorrect { by_cost: false, .. } => {
+                (Code::InvalidCost, "facts".to_owned())
+            }
+            InvalidRequest::KeyFacts { absent, .. } => (Code::MissingField, format!("facts.{}", absent[0])),
+            InvalidRequest::Ttl(_) => (Code::InvalidTtl, "ttl".to_owned()),
         };
         ApiError::new(code, invalid.to_string()).at(at)
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tollkeeper::config::{
     Config, Format, HeaderDialect, Listener, Percent, ReadError, ResponseCondition, StatusPattern, StoreUrl,
 };
-use tollkeeper::{Algorithm, OnStoreFailure, Policy, facts};
+use tollkeeper::{Algorithm, OnStoreFailure, Policy, Span, facts};
 
 use super::{config, environment, files, messages, parse, yaml};
 
@@ -213,6 +213,19 @@ fn the_password_of_a_store_is_never_shown() {
         "redis://app:hunter2@127.0.0.1:99999",
         "redis://:hunter2@",
         "redis://:hunter2",
+        "redis://app:hunter2",
+        "redis://app:7hunter2",
+        "redis://h1:7000,h2:hunter2",
+        "redis://hunter2@127.0.0.1:x",
+        "redis://hunter2@127.0.0.1",
+        "redis://app:p@hunter2@127.0.0.1:x",
+        "redis://app:p/hunter2@127.0.0.1:x",
+        "redis://app:hunter2/p@127.0.0.1/x",
+        "redis://app:%20hunter2%zz@127.0.0.1",
+        "redis://127.0.0.1?password=hunter2@",
+        "redis+sentinel://h1/hunter2@mymaster?x",
+        "redis+unix://:hunter2@/run/redis.sock",
+        "redis+unix://:hunter2@run/redis.sock",
         "redis:/app:hunter2@127.0.0.1",
         "redis//app:hunter2@127.0.0.1",
         "redsi://app:hunter2@127.0.0.1",
@@ -389,4 +402,21 @@ limits: [{ name: a, by: api_key, rate: 2/day, allow: [Internal] }]";
         messages.iter().any(|message| message.contains("acme")),
         "one customer, two overrides: {messages:?}"
     );
+}
+
+#[test]
+fn refusal_log_is_a_bounded_rate() {
+    let (config, _) = yaml("limits: []\nlog: { refusals: 10/s }").expect("right");
+    let quota = config.log.refusals.expect("it is on");
+    assert_eq!((quota.count(), quota.burst(), quota.period()), (10, 10, Span::from_secs(1)));
+    let (off, _) = yaml("limits: []\nlog: {}").expect("right");
+    assert_eq!(off.log.refusals, None);
+    for (value, expected) in [
+        ("unlimited", "`log.refusals`: the log of refusals is bounded"),
+        ("0/s", "`log.refusals`: a log of 0 refusals says nothing"),
+        ("yes", "`log.refusals`: `yes` is not a rate"),
+    ] {
+        let said = messages(&format!("limits: []\nlog: {{ refusals: {value} }}"));
+        assert!(said[0].starts_with(expected), "{said:?}");
+    }
 }
