@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
-use tollkeeper::config::{Config, Format, Listener, Report};
+use tollkeeper::config::{Config, Follow, Format, Listener, Report};
 
 use crate::args::Serve;
 use crate::auth::{self, Tokens};
@@ -39,7 +39,6 @@ const LAST_REQUESTS: Duration = Duration::from_secs(10);
 pub fn run(args: &Serve) -> anyhow::Result<()> {
     logging::begin(args.log);
     files::raise();
-    let mut changes = Changes::of(args.config.as_deref());
     let (config, source) = match &args.config {
         Some(file) => {
             let (config, report) = Config::read(file)?;
@@ -48,9 +47,10 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
         }
         None => (builtin(), Source::Builtin),
     };
-    if let Some(tls) = &config.tls {
-        [&tls.cert, &tls.key].into_iter().chain(&tls.client_ca).for_each(|file| changes.watch(file));
-    }
+    // Watched before they are read, so that no change is missed.
+    let certificates =
+        config.tls.iter().flat_map(|tls| [Some(&tls.cert), Some(&tls.key), tls.client_ca.as_ref()]);
+    let changes = Changes::of(certificates.flatten().map(|file| file.as_path()));
     let http = choose(args.http, config.listen.http, "127.0.0.1:8080");
     let resp = choose(args.resp, config.listen.resp, "127.0.0.1:6380");
     let grpc = choose(args.grpc, config.listen.grpc, "127.0.0.1:8081");
@@ -58,9 +58,13 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
     runtime.block_on(async {
         let store = Store::open(args.store.as_ref().unwrap_or(&config.store), &config)?;
         let on_store_failure = config.on_store_failure;
-        let service = Arc::new(Service::new(config, source, store)?);
+        let service = Arc::new(Service::new(config.clone(), source, store)?);
+        let follow = match &args.config {
+            Some(file) => Some(reload::follow(file, &config, Arc::clone(&service))?),
+            None => None,
+        };
         let asked = Arc::new(Resp::new(Arc::clone(&service), on_store_failure));
-        serve(args, http, grpc, (resp, asked), changes, service).await
+        serve(args, http, grpc, (resp, asked), (follow, changes), service).await
     })
 }
 
@@ -75,7 +79,7 @@ async fn serve(
     http: Listener,
     grpc: Listener,
     (resp, asked): (Listener, Arc<Resp>),
-    mut changes: Changes,
+    (follow, mut changes): (Option<Follow>, Changes),
     service: Arc<Service>,
 ) -> anyhow::Result<()> {
     // Before the first line says that it listens: whoever reads that may send signals.
@@ -127,11 +131,12 @@ async fn serve(
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }
-        match &args.config {
-            Some(file) => reload::now(file, &service),
+        match &follow {
+            Some(follow) => follow.reload(),
             None => tracing::info!("SIGHUP: there is no config file to load again"),
         }
     }
+    drop(follow);
     tracing::info!("draining");
     notify::tell(notify::State::Stopping);
     service.drain();
