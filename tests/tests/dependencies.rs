@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use tollkeeper_tests::folder::Folder;
 use tollkeeper_tests::page::root;
 
 /// The crates that a package needs to run with these features, itself included.
@@ -40,6 +41,39 @@ fn an_embedder_with_the_tower_layer_takes_on_fifteen_crates_at_most() {
     println!("{} crates: {}", crates.len(), crates.iter().cloned().collect::<Vec<_>>().join(", "));
     assert!(crates.iter().any(|name| name.starts_with("tower-service ")), "{crates:?}");
     assert!(crates.len() <= 15, "{} crates: {crates:?}", crates.len());
+}
+
+/// A clone inside of a project that is a workspace, with what the README says to add.
+#[test]
+fn a_path_dependency_works_inside_another_workspace() {
+    let readme = fs::read_to_string(root().join("README.md")).expect("the README");
+    let said = |line: &str| {
+        assert!(readme.contains(line), "the README no longer says `{line}`");
+        line.to_owned()
+    };
+    let exclude = said("exclude = [\"tollkeeper\"]");
+    let dependency = said("tollkeeper = { path = \"tollkeeper/crates/tollkeeper\" }");
+    let project = Folder::new();
+    project.write(
+        "Cargo.toml",
+        &format!(
+            "[package]\nname = \"project\"\nedition = \"2024\"\n[dependencies]\n{dependency}\n[workspace]\n{exclude}\n"
+        ),
+    );
+    fs::create_dir(project.path().join("src")).expect("a folder of one's own");
+    project.write("src/main.rs", "fn main() {}\n");
+    let copied = Command::new("cp")
+        .arg("-r")
+        .args(["Cargo.toml", "crates", "tests"].map(|name| root().join(name)))
+        .arg({
+            let clone = project.path().join("tollkeeper");
+            fs::create_dir(&clone).expect("a folder of one's own");
+            clone
+        })
+        .status();
+    assert!(copied.expect("cp runs").success());
+    let crates = tree(&project.path().join("Cargo.toml"), &["--offline"]);
+    assert!(crates.iter().any(|name| name.starts_with("tollkeeper-core ")), "{crates:?}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::time::Instant;
 use serde_json::Value;
 use tollkeeper_tests::binary::tollkeeper;
 use tollkeeper_tests::folder::Folder;
+use tollkeeper_tests::page::Page;
 use tollkeeper_tests::redis::{self, PATIENCE};
 
 fn root() -> PathBuf {
@@ -256,6 +257,22 @@ fn every_metric_that_is_named_exists_and_every_panel_shows_something() {
     eventually("the alert for a broken config fires", || {
         !prometheus.query("ALERTS{alertname=\"TollkeeperConfigNotLoaded\"}").is_empty()
     });
+}
+
+/// Beside everything that is in the folder of the alerts, as somebody has it who copied the folder.
+#[test]
+fn the_documented_prometheus_config_loads() {
+    let page = Page::parse("docs/monitoring.md", &read("docs/monitoring.md")).expect("a page");
+    let folder = Folder::new();
+    for name in ["alerts.yaml", "alerts.test.yaml"] {
+        folder.write(name, &read(&format!("deploy/prometheus/{name}")));
+    }
+    let config = folder.write("prometheus.yml", &page.file("prometheus.yml").text);
+    let output =
+        Command::new("promtool").args(["check", "config"]).arg(config).output().expect("promtool runs");
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("1 rule files found"), "the alerts, and not their tests: {said}");
 }
 
 #[test]

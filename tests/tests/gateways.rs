@@ -75,6 +75,38 @@ fn no_header_of_a_client_is_a_way_around() {
     }
 }
 
+/// A plan that is believed because it comes from the gateway, and a client that sends one.
+#[test]
+fn a_client_does_not_choose_its_own_plan() {
+    let config = "http:
+  trusted_proxies: [127.0.0.1]
+  facts:
+    plan: { from: header.x-plan, trusted: true }
+    user: { from: header.x-user-id, trusted: true }
+limits:
+  - name: plan
+    by: ip
+    tier: plan
+    tiers: { free: 2/day, pro: 1000/day }
+    default_tier: free
+    algorithm: fixed-window
+  - { name: user, by: user, rate: 1000/day }
+";
+    let gateways: [fn(&Tollkeeper) -> Gateway; 3] = [
+        Gateway::nginx,
+        |tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile"),
+        |tollkeeper| Gateway::caddy(tollkeeper, "headers.Caddyfile"),
+    ];
+    for start in gateways {
+        let tollkeeper = Tollkeeper::start(config);
+        let gateway = start(&tollkeeper);
+        let headers = ["X-Plan: pro", "x-plan: pro", "X-User-Id: alice"];
+        let statuses: Vec<u16> = (0..4).map(|_| gateway.ask("GET /", &headers, "").status).collect();
+        assert_eq!(statuses, [200, 200, 429, 429], "{}: it has the plan `free`", gateway.name);
+        assert_eq!(tollkeeper.passed("user"), 0, "{}: it is not alice", gateway.name);
+    }
+}
+
 /// Where an answer has rate-limit headers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Headers {

@@ -32,7 +32,7 @@ pub use charge::{Change, Charge, Costs, Fix, Slot};
 pub use decision::{Answer, Decision, Outcome, Retry, Ruling, Said, Verdict};
 pub use facts::{DeclaredFact, Facts, InvalidFact, Value};
 pub use key::Key;
-pub use limit::{Limit, Missing, Mode, OnStoreFailure};
+pub use limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
 pub use policy::{InvalidPolicy, Policy, Rule};
 pub use quota::{Algorithm, Allowance, InvalidQuota, Quota, Rate};
 pub use reason::Reason;

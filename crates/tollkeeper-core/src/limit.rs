@@ -38,6 +38,7 @@ pub struct Limit {
     pub(crate) overrides: Vec<(String, Allowance)>,
     pub(crate) mode: Mode,
     pub(crate) cost: Option<String>,
+    pub(crate) cost_missing: Option<CostMissing>,
     pub(crate) stagger: bool,
     pub(crate) partition: Option<String>,
     pub(crate) ttl: Span,
@@ -78,6 +79,18 @@ pub enum Missing {
     Share,
     /// The request is refused, and waiting does not help.
     Deny,
+}
+
+/// What a limit with [`Limit::cost`] does with a request that lacks the fact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CostMissing {
+    /// Rejects the request as invalid.
+    #[default]
+    Error,
+    /// Does not apply; this is counted.
+    Skip,
+    /// Charges this much: at most [`MAX_COST`](crate::toll::MAX_COST), and 0 charges nothing.
+    Charge(u64),
 }
 
 /// Who answers when the store does not.
@@ -198,6 +211,19 @@ impl Limit {
         Limit { cost: Some(fact.into()), ..self }
     }
 
+    /// What happens to a request that lacks the fact of [`Limit::cost`]; without it, [`CostMissing::Error`].
+    ///
+    /// ```
+    /// use tollkeeper_core::{CostMissing, Limit, Quota};
+    ///
+    /// // A request that does not say how many tokens it needs pays for 500.
+    /// Limit::new("tokens", Quota::per_minute(100_000)).cost("tokens").cost_missing(CostMissing::Charge(500));
+    /// ```
+    #[must_use]
+    pub fn cost_missing(self, cost_missing: CostMissing) -> Limit {
+        Limit { cost_missing: Some(cost_missing), ..self }
+    }
+
     /// Shifts the windows of each key by a fixed amount, so that not all begin at once.
     #[must_use]
     pub fn stagger(self) -> Limit {
@@ -256,6 +282,7 @@ impl Limit {
             overrides: Vec::new(),
             mode: Mode::default(),
             cost: None,
+            cost_missing: None,
             stagger: false,
             partition: None,
             ttl: Span::from_secs(60),

@@ -15,12 +15,12 @@ use std::sync::Arc;
 
 use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
 use crate::key;
-use crate::limit::{Limit, Missing, Mode, OnStoreFailure};
+use crate::limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
 use crate::net;
 use crate::quota::Quota;
 use crate::toll::InvalidRequest;
 
-pub use explain::{Explanation, Standing, Through};
+pub use explain::{CostSource, Explanation, Standing, Through};
 pub use problem::{InvalidLimit, InvalidPolicy, Part, Problem};
 use rule::Allow;
 pub(crate) use rule::REFUSED;
@@ -72,6 +72,7 @@ impl Policy {
             missing: Missing::Skip,
             mode: Mode::Enforce,
             cost: None,
+            cost_missing: CostMissing::Error,
             stagger: false,
             partition: None,
             on_store_failure,

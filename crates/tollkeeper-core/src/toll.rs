@@ -12,7 +12,7 @@ use crate::decision::Outcome;
 use crate::facts::{Facts, InvalidFact, Scratch, Value};
 use crate::inline::Inline;
 use crate::key::{self, Key};
-use crate::limit::{Missing, Mode};
+use crate::limit::{CostMissing, Missing, Mode};
 use crate::policy::{Policy, REFUSED, Rule};
 use crate::quota::{Algorithm, Quota};
 use crate::time::{Span, Time};
@@ -221,8 +221,14 @@ impl Toll {
                 _ if quota.is_none() => None,
                 _ if self.verb == Verb::Usage => Some(1),
                 None => Some(cost),
-                Some(fact) => match number(facts.get(fact)) {
-                    Ok(cost) => Some(cost),
+                Some(fact) => match charged(rule, fact, facts) {
+                    Ok(Some(cost)) => Some(cost),
+                    // What is refused for want of another fact is not let pass for want of this one.
+                    Ok(None) if rule.missing == Missing::Deny && !complete => Some(cost),
+                    Ok(None) => {
+                        self.skipped.set(index);
+                        None
+                    }
                     Err(_) if rule.mode == Mode::Shadow => None,
                     Err(problem) => {
                         let (limit, fact) = (rule.name.to_string(), fact.to_string());
@@ -483,6 +489,15 @@ pub(crate) fn push_values(
     complete
 }
 
+/// What a limit charges that charges the number in `fact`; `None` if it does not apply without one.
+pub(crate) fn charged(rule: &Rule, fact: &str, facts: &Facts<'_>) -> Result<Option<u64>, CostProblem> {
+    match (facts.get(fact), rule.cost_missing) {
+        (None, CostMissing::Skip) => Ok(None),
+        (None, CostMissing::Charge(cost)) => Ok(Some(cost)),
+        (value, _) => number(value).map(Some),
+    }
+}
+
 /// The number that a `cost:` fact holds.
 pub(crate) fn number(value: Option<&Value<'_>>) -> Result<u64, CostProblem> {
     let number = match value {
@@ -568,12 +583,11 @@ impl fmt::Display for InvalidRequest {
             }
             InvalidRequest::Cost(cost) => write!(f, "the cost {cost} is too large (at most {MAX_COST})"),
             InvalidRequest::CostFact { limit, fact, problem } => {
-                let problem = match problem {
-                    CostProblem::Absent => "it is absent",
-                    CostProblem::NotANumber => "it is not a whole number",
-                    CostProblem::TooLarge => "it is larger than 2147483648",
-                };
-                write!(f, "limit `{limit}` charges the number in fact `{fact}`, but {problem}")
+                write!(f, "limit `{limit}` charges the number in fact `{fact}`, but {problem}")?;
+                match problem {
+                    CostProblem::Absent => f.write_str(" (send it, or set the limit's `cost_missing`)"),
+                    CostProblem::NotANumber | CostProblem::TooLarge => Ok(()),
+                }
             }
             InvalidRequest::UnknownLimit(name) => write!(f, "there is no limit `{}`", name.escape_debug()),
             InvalidRequest::Ttl(ttl) => {
@@ -615,6 +629,17 @@ impl fmt::Display for Names<'_> {
             write!(f, "{}`{name}`", if index > 0 { ", " } else { "" })?;
         }
         Ok(())
+    }
+}
+
+/// A clause about the fact: "it is absent".
+impl fmt::Display for CostProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CostProblem::Absent => "it is absent",
+            CostProblem::NotANumber => "it is not a whole number",
+            CostProblem::TooLarge => "it is larger than 2147483648",
+        })
     }
 }
 

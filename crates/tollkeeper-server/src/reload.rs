@@ -1,15 +1,58 @@
-//! Loading the config anew, when the file changes or somebody says so. A broken file changes nothing.
+//! Puts a config in force that was read again, because its file or a file that it names has changed, or because of a
+//! SIGHUP. A broken file changes nothing.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use tollkeeper::config::{Config, Watch};
+use tollkeeper::config::{Config, Follow, ReadError, Reload, Watch};
 
 use crate::in_force::Loaded;
 use crate::serve::log_warnings;
 use crate::service::Service;
 
-/// Tells of changes of files, for as long as it is kept.
+/// Follows the config file for as long as it is kept. All of it happens on a thread that is not the runtime's.
+pub fn follow(file: &Path, config: &Config, service: Arc<Service>) -> std::io::Result<Follow> {
+    let path = file.to_owned();
+    let runtime = tokio::runtime::Handle::current();
+    Follow::new(file, config, move |reload| {
+        let _runtime = runtime.enter();
+        apply(&path, reload, &service)
+    })
+}
+
+/// Puts a config in force. Returns whether it is.
+fn apply(file: &Path, reload: Result<Reload, ReadError>, service: &Service) -> bool {
+    let failed = |error: String| {
+        // It is in `/v1/limits`, too.
+        tracing::error!("the config was not loaded, and what was in force stays so: {error}");
+        service.reload_failed(error);
+        false
+    };
+    let Reload { config, report, attempt } = match reload {
+        Ok(reload) => reload,
+        Err(error) => return failed(error.to_string()),
+    };
+    if attempt == 1 {
+        log_warnings(&report);
+    }
+    match service.reload(config) {
+        Ok(Loaded::InForce(version)) => {
+            tracing::info!("version {version} of the limits is in force, from {}", file.display());
+        }
+        Ok(Loaded::Shadowed(version)) => tracing::warn!(
+            "the limits of {} are not applied: others were PUT, and are in force as version {version} \
+             (DELETE /v1/limits goes back to the file); the rest of the file holds",
+            file.display()
+        ),
+        // It has been reported, and is tried again and again.
+        Err(_) if attempt > 1 => return false,
+        Err(error) => return failed(format!("{error:#}")),
+    }
+    true
+}
+
+/// Tells of changes of files that the config names, for as long as it is kept.
 #[derive(Debug)]
 pub struct Changes {
     tell: mpsc::Sender<()>,
@@ -18,19 +61,16 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Begins to watch: before the file is read for the first time, so that no change is missed.
-    pub fn of(file: Option<&Path>) -> Changes {
+    /// Watches these files.
+    pub fn of<'f>(files: impl IntoIterator<Item = &'f Path>) -> Changes {
         // One change that waits stands for all that come before it is looked at.
         let (tell, told) = mpsc::channel(1);
         let mut changes = Changes { tell, told, watches: Vec::new() };
-        if let Some(file) = file {
-            changes.watch(file);
-        }
+        files.into_iter().for_each(|file| changes.watch(file));
         changes
     }
 
-    /// Watches this file, too.
-    pub fn watch(&mut self, file: &Path) {
+    fn watch(&mut self, file: &Path) {
         let tell = self.tell.clone();
         let changed = move || {
             let _ = tell.try_send(());
@@ -43,33 +83,8 @@ impl Changes {
         }
     }
 
-    /// The next change; never, if nothing is watched.
+    /// The next change; never, if no file is watched.
     pub async fn next(&mut self) {
         self.told.recv().await;
-    }
-}
-
-/// Reloads once.
-pub fn now(file: &Path, service: &Service) {
-    let failed = |error: String| {
-        service.reload_failed(error.clone());
-        // Whoever reads this finds it in `/v1/limits`, too.
-        tracing::error!("the config was not loaded, and what was in force stays so: {error}");
-    };
-    let (config, report) = match Config::read(file) {
-        Ok(read) => read,
-        Err(error) => return failed(error.to_string()),
-    };
-    log_warnings(&report);
-    match service.reload(config) {
-        Ok(Loaded::InForce(version)) => {
-            tracing::info!("version {version} of the limits is in force, from {}", file.display());
-        }
-        Ok(Loaded::Shadowed(version)) => tracing::warn!(
-            "the limits of {} are not applied: others were PUT, and are in force as version {version} \
-             (DELETE /v1/limits goes back to the file); the rest of the file holds",
-            file.display()
-        ),
-        Err(error) => failed(format!("{error:#}")),
     }
 }

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
-use tollkeeper::config::{Config, Format, Listener, Report};
+use tollkeeper::config::{Config, Follow, Format, Listener, Report};
 
 use crate::args::Serve;
 use crate::auth::{self, Tokens};
@@ -41,7 +41,6 @@ const LAST_REQUESTS: Duration = Duration::from_secs(10);
 pub fn run(args: &Serve) -> anyhow::Result<()> {
     logging::begin(args.log);
     files::raise();
-    let mut changes = Changes::of(args.config.as_deref());
     let (config, source) = match &args.config {
         Some(file) => {
             let (config, report) = Config::read(file)?;
@@ -50,9 +49,10 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
         }
         None => (builtin(), Source::Builtin),
     };
-    if let Some(tls) = &config.tls {
-        [&tls.cert, &tls.key].into_iter().chain(&tls.client_ca).for_each(|file| changes.watch(file));
-    }
+    // Watched before they are read, so that no change is missed.
+    let certificates =
+        config.tls.iter().flat_map(|tls| [Some(&tls.cert), Some(&tls.key), tls.client_ca.as_ref()]);
+    let changes = Changes::of(certificates.flatten().map(|file| file.as_path()));
     let store = match &args.store {
         None => config.store.clone(),
         Some(store) => store.0.clone().context("--store")?,
@@ -64,9 +64,13 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
     runtime.block_on(async {
         let store = Store::open(&store, &config)?;
         let on_store_failure = config.on_store_failure;
-        let service = Arc::new(Service::new(config, source, store)?);
+        let service = Arc::new(Service::new(config.clone(), source, store)?);
+        let follow = match &args.config {
+            Some(file) => Some(reload::follow(file, &config, Arc::clone(&service))?),
+            None => None,
+        };
         let asked = Arc::new(Resp::new(Arc::clone(&service), on_store_failure));
-        serve(args, http, grpc, (resp, asked), changes, service).await
+        serve(args, http, grpc, (resp, asked), (follow, changes), service).await
     })
 }
 
@@ -81,7 +85,7 @@ async fn serve(
     http: Listener,
     grpc: Listener,
     (resp, asked): (Listener, Arc<Resp>),
-    mut changes: Changes,
+    (follow, mut changes): (Option<Follow>, Changes),
     service: Arc<Service>,
 ) -> anyhow::Result<()> {
     // Before the first line says that it listens: whoever reads that may send signals.
@@ -135,11 +139,12 @@ async fn serve(
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }
-        match &args.config {
-            Some(file) => reload::now(file, &service),
+        match &follow {
+            Some(follow) => follow.reload(),
             None => tracing::info!("SIGHUP: there is no config file to load again"),
         }
     }
+    drop(follow);
     tracing::info!("draining");
     notify::tell(notify::State::Stopping);
     service.drain();

@@ -48,7 +48,7 @@ impl Acceptor {
             (Some(current), Some(settings)) => Renewed(Some((current, read(settings)?))),
             (None, None) => Renewed(None),
             (Some(_), None) | (None, Some(_)) => {
-                tracing::warn!("`tls` came or went: that takes a restart, and until then nothing changes");
+                tracing::warn!("`tls` was added or removed: restart to apply");
                 Renewed(None)
             }
         })

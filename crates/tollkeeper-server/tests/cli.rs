@@ -394,7 +394,7 @@ fn explain_says_for_each_limit_whether_it_applies_and_why() {
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
         let limits = answer["limits"].as_array().unwrap().iter().map(|limit| {
-            assert_eq!(limit.as_object().unwrap().len(), 4, "{limit}");
+            assert_eq!(limit.as_object().unwrap().len(), 5, "{limit}");
             let word = |name: &str| limit[name].as_str().unwrap().to_owned();
             (word("name"), limit["applies"].as_bool().unwrap(), word("why"), limit["key"].clone())
         });
@@ -481,7 +481,7 @@ fn validate_tells_valid_from_invalid_from_unreadable_by_its_exit_code() {
     let output = run(&["validate", warned.to_str().unwrap()]);
     let (code, printed, _) = told(&output);
     assert_eq!(code, Some(0), "warnings are allowed");
-    assert!(printed.contains("warned.yaml:1:1: warning: "), "{printed}");
+    assert!(printed.contains("warned.yaml:1:1: warning[W001]: "), "{printed}");
     assert!(printed.ends_with("warned.yaml: valid, 1 limit, 1 warning\n"), "{printed}");
 
     let invalid = folder.write(
@@ -511,6 +511,92 @@ fn validate_tells_valid_from_invalid_from_unreadable_by_its_exit_code() {
 }
 
 #[test]
+fn validate_lists_the_headers_that_the_gateway_must_set() {
+    let folder = Folder::new();
+    let yaml = "http:
+  trusted_proxies: [10.0.0.0/8]
+  client_address: header.X-Real-IP
+  facts:
+    user: { from: header.x-user-id, trusted: true }
+    account: { from: header.x-user-id, trusted: true }
+    plan: { from: header.x-plan, trusted: true }
+    key: { from: header.authorization, hash: true }
+limits:
+  - { name: per-ip, by: ip, rate: 5/s }
+";
+    let file = folder.write("tollkeeper.yaml", yaml);
+    let output = run(&["validate", file.to_str().unwrap()]);
+    let (code, printed, _) = told(&output);
+    let note = "note: the gateway must set or remove these headers on every request: x-real-ip, x-user-id, x-plan (facts \
+                ip, user, account, plan)\n";
+    assert!(code == Some(0) && printed.starts_with(note), "{printed}");
+    assert!(printed.ends_with("valid, 1 limit, 0 warnings\n"), "it is no warning: {printed}");
+    let output = run(&["validate", "--json", file.to_str().unwrap()]);
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["gateway_headers"][1], json!({ "header": "x-user-id", "facts": ["user", "account"] }));
+}
+
+#[test]
+fn validate_finds_files_that_do_not_exist() {
+    let folder = Folder::new();
+    let here = folder.write("here.pem", "");
+    let yaml = format!(
+        "store: rediss://127.0.0.1\nredis: {{ ca: {here} }}\ntls: {{ cert: /nowhere/cert.pem, key: {folder}, client_ca: {here} }}\n\
+         limits:\n  - {{ name: per-ip, by: ip, rate: 5/s }}\n",
+        here = here.display(),
+        folder = folder.path().display()
+    );
+    let file = folder.write("tollkeeper.yaml", &yaml);
+    let output = run(&["validate", file.to_str().unwrap()]);
+    let (code, printed, _) = told(&output);
+    assert_eq!(code, Some(1), "serve would not start: {printed}");
+    for said in [
+        "tollkeeper.yaml:3:14: error[W014]: `tls.cert`: the file `/nowhere/cert.pem` does not exist",
+        "error[W014]: `tls.key`: the file",
+        "is a folder",
+        "invalid, 2 errors, 0 warnings",
+    ] {
+        assert!(printed.contains(said), "{said}: {printed}");
+    }
+    let file = folder.write("ignored.yaml", &format!("{yaml}validate: {{ ignore: [W014] }}\n"));
+    assert_eq!(run(&["validate", file.to_str().unwrap()]).status.code(), Some(0), "it is of another machine");
+    // A config can be read for its limits without them.
+    assert_eq!(run(&["explain", "--config", file.to_str().unwrap(), "ip=192.0.2.7"]).status.code(), Some(0));
+}
+
+#[test]
+fn an_ignored_warning_is_not_shown_and_not_logged() {
+    let folder = Folder::new();
+    let yaml = "limits:\n  - { name: a, by: user, rate: 5/s, when: { method: post } }\n";
+    let ignored = format!("{yaml}validate: {{ ignore: [W001] }}\n");
+    let output = run(&["validate", folder.write("ignored.yaml", &ignored).to_str().unwrap()]);
+    let (code, printed, _) = told(&output);
+    assert_eq!(code, Some(0));
+    assert!(printed.contains("warning[W010]") && !printed.contains("W001"), "{printed}");
+    let server = Server::with_config(&folder, &ignored);
+    server.logs("warning[W010]");
+    assert!(!server.log().contains("W001"), "{}", server.log());
+}
+
+#[test]
+fn explain_says_which_fact_a_limit_charges() {
+    let folder = Folder::new();
+    let yaml = "limits:
+  - { name: per-ip, by: ip, rate: 5/s }
+  - { name: tokens, by: user, rate: 10000/min, cost: tokens, cost_missing: 500 }
+";
+    let file = folder.write("tollkeeper.yaml", yaml);
+    let explain = |facts: &[&str]| {
+        let output = run(&[&["explain", "--config", file.to_str().unwrap()], facts].concat());
+        told(&output).1.to_owned()
+    };
+    assert!(explain(&["user=a", "tokens=7"]).contains("10000 per minute; charges the number in `tokens`"));
+    assert!(explain(&["user=a"]).contains("charges 500, because `tokens` is absent"));
+    let json: Value = serde_json::from_str(&explain(&["--json", "user=a"])).unwrap();
+    assert_eq!((&json["limits"][0]["cost"], &json["limits"][1]["cost"]), (&Value::Null, &json!("tokens")));
+}
+
+#[test]
 fn validate_as_json_gives_every_problem_with_its_place() {
     let folder = Folder::new();
     let problems = |name: &str, yaml: &str| -> (Option<i32>, Value) {
@@ -520,10 +606,11 @@ fn validate_as_json_gives_every_problem_with_its_place() {
         (output.status.code(), serde_json::from_slice(&output.stdout).unwrap())
     };
     let (code, said) = problems("valid.yaml", "limits:\n  - { name: a, rate: 5/s }\n");
-    assert_eq!((code, said), (Some(0), json!({ "valid": true, "problems": [] })));
+    assert_eq!((code, said), (Some(0), json!({ "valid": true, "problems": [], "gateway_headers": [] })));
     let (code, said) = problems("warned.yaml", "limits:\n  - { name: a, by: user, rate: 5/s }\n");
     assert_eq!((code, &said["valid"]), (Some(0), &json!(true)));
     assert_eq!(said["problems"][0]["severity"], "warning");
+    assert_eq!(said["problems"][0]["code"], "W001");
     let (code, said) = problems(
         "invalid.yaml",
         "limits:\n  - { name: a, rate: 5/soon }\n  - { name: b, rate: 5/s, colour: red }\n",

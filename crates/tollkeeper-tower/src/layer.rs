@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     pub(crate) in_force: Arc<InForce>,
     pub(crate) options: Options,
     #[cfg(feature = "config")]
-    watch: Option<Arc<tollkeeper::config::Watch>>,
+    follow: Option<Arc<tollkeeper::config::Follow>>,
 }
 
 type Fact = Arc<dyn Fn(&request::Parts) -> Option<String> + Send + Sync>;
@@ -91,7 +91,7 @@ impl RateLimitLayer {
             in_force,
             options,
             #[cfg(feature = "config")]
-            watch: None,
+            follow: None,
         };
         RateLimitLayer { shared: Arc::new(shared) }
     }
@@ -215,8 +215,8 @@ impl RateLimitLayer {
 
 impl Shared {
     #[cfg(feature = "config")]
-    pub(crate) fn keep(&mut self, watch: tollkeeper::config::Watch) {
-        self.watch = Some(Arc::new(watch));
+    pub(crate) fn keep(&mut self, follow: tollkeeper::config::Follow) {
+        self.follow = Some(Arc::new(follow));
     }
 }
 

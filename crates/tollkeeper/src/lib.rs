@@ -218,7 +218,7 @@
 //! # The config file
 //!
 //! With the feature `config`, `Limiter::from_config("tollkeeper.yaml")` reads limits and settings from YAML,
-//! TOML or JSON, and `config::Watch` tells when the file has changed. `docs/config.md` in the repository lists
+//! TOML or JSON, and `config::Follow` follows its changes. `docs/config.md` in the repository lists
 //! every key.
 
 mod blocking;

@@ -7,8 +7,9 @@ use super::problem::{Part, Problem};
 use super::rule::{Allow, Grant, REFUSED, Rule};
 use crate::facts;
 use crate::key;
-use crate::limit::{Base, Limit};
+use crate::limit::{Base, CostMissing, Limit};
 use crate::quota::{Algorithm, Allowance, Quota, Rate};
+use crate::toll::MAX_COST;
 
 impl Rule {
     /// Compiles what was written and reports what is wrong with it; what it returns then is never used.
@@ -90,6 +91,7 @@ impl Rule {
             missing: limit.missing,
             mode: limit.mode,
             cost: limit.cost.as_deref().map(Into::into),
+            cost_missing: cost_missing(limit, report),
             stagger: limit.stagger,
             partition: partition(limit, report),
             on_store_failure: limit.on_store_failure,
@@ -109,6 +111,18 @@ impl Rule {
             grants,
         }
     }
+}
+
+/// What happens to requests that lack the cost: only where there is a fact that they can lack.
+fn cost_missing(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> CostMissing {
+    match limit.cost_missing {
+        Some(_) if limit.cost.is_none() => report(Part::CostMissing, Problem::CostMissingWithoutCost),
+        Some(CostMissing::Charge(cost)) if cost > MAX_COST => {
+            report(Part::CostMissing, Problem::CostMissingTooLarge(cost));
+        }
+        _ => {}
+    }
+    limit.cost_missing.unwrap_or_default()
 }
 
 /// The place in `by` of the fact that decides where counts are kept.

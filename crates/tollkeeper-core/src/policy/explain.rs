@@ -12,7 +12,7 @@ use crate::key::Key;
 use crate::limit::{Missing, Mode};
 use crate::quota::Quota;
 use crate::reason::Allowed;
-use crate::toll::{InvalidRequest, push_values};
+use crate::toll::{CostProblem, InvalidRequest, charged, push_values};
 
 /// What one limit has to do with a request.
 #[derive(Clone, Debug)]
@@ -45,6 +45,14 @@ pub enum Standing<'p> {
     Unlimited(Through<'p>),
     /// It is keyed by this fact, which is absent: the request is refused.
     Denied(&'p str),
+    /// It charges the number in this fact, and there is none: skipped by its `cost_missing`, or because its mode is
+    /// `shadow`.
+    NoCost {
+        /// The fact.
+        fact: &'p str,
+        /// What is wrong with it.
+        problem: CostProblem,
+    },
     /// It applies.
     Applies {
         /// The key, readable.
@@ -53,6 +61,31 @@ pub enum Standing<'p> {
         quota: &'p Quota,
         /// How that was found.
         through: Through<'p>,
+        /// What it charges.
+        cost: CostSource<'p>,
+    },
+}
+
+/// Where a limit finds out how much it charges a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CostSource<'p> {
+    /// The cost of the request.
+    Request,
+    /// The number in this fact.
+    Fact(&'p str),
+    /// Its `cost_missing`, because the fact is absent.
+    Missing {
+        /// The fact.
+        fact: &'p str,
+        /// What is charged instead.
+        cost: u64,
+    },
+    /// Nowhere: this fact holds no number, and the request is rejected.
+    Rejected {
+        /// The fact.
+        fact: &'p str,
+        /// What is wrong with it.
+        problem: CostProblem,
     },
 }
 
@@ -108,13 +141,29 @@ impl Policy {
             Some((quota, family)) => {
                 let mut values = Inline::default();
                 push_values(&mut values, self, rule, facts);
-                Standing::Applies { key: Key::new(family, &values).to_string(), quota, through }
+                let key = Key::new(family, &values).to_string();
+                match rule.cost_source(facts) {
+                    Ok(cost) => Standing::Applies { key, quota, through, cost },
+                    Err(standing) => standing,
+                }
             }
         }
     }
 }
 
 impl Rule {
+    /// What is charged; otherwise why the limit does not apply.
+    fn cost_source(&self, facts: &Facts<'_>) -> Result<CostSource<'_>, Standing<'_>> {
+        let Some(fact) = self.cost.as_deref() else { return Ok(CostSource::Request) };
+        match charged(self, fact, facts) {
+            Ok(Some(cost)) if facts.get(fact).is_none() => Ok(CostSource::Missing { fact, cost }),
+            Ok(Some(_)) => Ok(CostSource::Fact(fact)),
+            Ok(None) => Err(Standing::NoCost { fact, problem: CostProblem::Absent }),
+            Err(problem) if self.mode == Mode::Shadow => Err(Standing::NoCost { fact, problem }),
+            Err(problem) => Ok(CostSource::Rejected { fact, problem }),
+        }
+    }
+
     fn through(&self, facts: &Facts<'_>) -> Through<'_> {
         if self.overridden(facts).is_some()
             && let Some(value) = self.by.first().and_then(|fact| facts.get(fact))
@@ -162,11 +211,33 @@ impl fmt::Display for Standing<'_> {
             Standing::Denied(fact) => {
                 write!(f, "refuses: it counts by `{fact}`, which is absent (missing: deny)")
             }
-            Standing::Applies { quota, through: Through::Itself, .. } => {
-                write!(f, "applies: {}", Allowed(quota))
+            Standing::NoCost { fact, problem: CostProblem::Absent } => {
+                write!(f, "does not apply: it charges the number in `{fact}`, which is absent (cost_missing)")
             }
-            Standing::Applies { quota, through, .. } => {
-                write!(f, "applies: {through} has {}", Allowed(quota))
+            Standing::NoCost { fact, problem } => {
+                write!(f, "does not apply: it charges the number in `{fact}`, but {problem} (mode: shadow)")
+            }
+            Standing::Applies { quota, through: Through::Itself, cost, .. } => {
+                write!(f, "applies: {}{cost}", Allowed(quota))
+            }
+            Standing::Applies { quota, through, cost, .. } => {
+                write!(f, "applies: {through} has {}{cost}", Allowed(quota))
+            }
+        }
+    }
+}
+
+/// What follows the words for the quota.
+impl fmt::Display for CostSource<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CostSource::Request => Ok(()),
+            CostSource::Fact(fact) => write!(f, "; charges the number in `{fact}`"),
+            CostSource::Missing { fact, cost } => {
+                write!(f, "; charges {cost}, because `{fact}` is absent (cost_missing)")
+            }
+            CostSource::Rejected { fact, problem } => {
+                write!(f, "; charges the number in `{fact}`, but {problem}: the request is rejected")
             }
         }
     }
@@ -196,7 +267,7 @@ mod tests {
     use super::*;
     use crate::facts;
     use crate::key::tests::Random;
-    use crate::limit::Limit;
+    use crate::limit::{CostMissing, Limit};
     use crate::quota::{Allowance, Quota};
     use crate::toll::Verb;
 
@@ -237,6 +308,33 @@ mod tests {
             limit().override_for("alice", Allowance::Unlimited),
             &alice,
             "does not apply: the override for `alice` is unlimited",
+        );
+        let tokens = || Limit::new("llm", Quota::per_minute(10)).cost("tokens");
+        for (cost_missing, absent) in [
+            (
+                CostMissing::Error,
+                "applies: 10 per minute; charges the number in `tokens`, but it is absent: the request is rejected",
+            ),
+            (
+                CostMissing::Skip,
+                "does not apply: it charges the number in `tokens`, which is absent (cost_missing)",
+            ),
+            (
+                CostMissing::Charge(5),
+                "applies: 10 per minute; charges 5, because `tokens` is absent (cost_missing)",
+            ),
+        ] {
+            check(tokens().cost_missing(cost_missing), &alice, absent);
+            check(
+                tokens().cost_missing(cost_missing),
+                &facts! { "tokens" => 7 },
+                "applies: 10 per minute; charges the number in `tokens`",
+            );
+        }
+        check(
+            tokens().mode(Mode::Shadow),
+            &facts! { "tokens" => "many" },
+            "does not apply: it charges the number in `tokens`, but it is not a whole number (mode: shadow)",
         );
         let plan = Limit::tiered("plan", "plan")
             .by("user")
@@ -295,12 +393,17 @@ mod tests {
             if some(2) {
                 limit = limit.missing(if some(2) { Missing::Deny } else { Missing::Share });
             }
+            if some(3) {
+                let charged = if some(2) { CostMissing::Skip } else { CostMissing::Charge(2) };
+                limit = limit.cost("tokens").cost_missing(charged);
+            }
             let policy = Arc::new(Policy::new(vec![limit]).unwrap());
             let mut facts = Facts::new();
             for (name, values) in [
                 ("user", &["alice", "bob", "carol", ""][..]),
                 ("route", &["/a", "/ab", "/c", ""]),
                 ("plan", &["free", "pro", "vip", "?"]),
+                ("tokens", &["7", ""]),
             ] {
                 facts.put(name, random.pick(values));
             }
@@ -311,7 +414,8 @@ mod tests {
             if let Standing::Applies { key, quota, .. } = standing {
                 assert_eq!((key.as_str(), *quota), (&*toll.get(0).key.to_string(), toll.get(0).quota));
             }
-            assert_eq!(matches!(standing, Standing::Skipped(_)), toll.skipped().next().is_some());
+            let skipped = matches!(standing, Standing::Skipped(_) | Standing::NoCost { .. });
+            assert_eq!(skipped, toll.skipped().next().is_some(), "{standing} {facts:?}");
             *(if standing.applies() { &mut applied } else { &mut not }) += 1;
         }
         assert!(applied > 500 && not > 500, "{applied} applied, {not} did not");

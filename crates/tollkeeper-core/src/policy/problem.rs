@@ -5,6 +5,7 @@ use core::fmt;
 use crate::facts;
 use crate::net::InvalidNetwork;
 use crate::quota::{Algorithm, InvalidQuota};
+use crate::toll::MAX_COST;
 
 /// Everything that is wrong with a list of limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +39,7 @@ pub enum Part {
     DefaultTier,
     Override(String),
     Cost,
+    CostMissing,
     Stagger,
     Partition,
     DeductWhen,
@@ -71,6 +73,10 @@ pub enum Problem {
     Network(String),
     /// An override for `ip` is not an address.
     Address(String),
+    /// `cost_missing` on a limit that charges no fact.
+    CostMissingWithoutCost,
+    /// `cost_missing` charges more than any request may cost.
+    CostMissingTooLarge(u64),
     /// Windows of this algorithm cannot be staggered.
     StaggerWithout(Algorithm),
     /// The fact that decides where counts are kept is not one that the limit is keyed by.
@@ -124,6 +130,12 @@ impl fmt::Display for Problem {
                     "`{}` is not an IP address (such as `192.0.2.7`: an override is for one)",
                     text.escape_debug()
                 )
+            }
+            Problem::CostMissingWithoutCost => {
+                f.write_str("`cost_missing` without `cost` (name the fact that holds the cost)")
+            }
+            Problem::CostMissingTooLarge(cost) => {
+                write!(f, "`cost_missing` is {cost}, but a cost is at most {MAX_COST}")
             }
             Problem::StaggerWithout(algorithm) => {
                 write!(f, "{algorithm} has nothing to stagger (only fixed-window has)")

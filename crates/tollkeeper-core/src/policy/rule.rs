@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::problem::{Part, Problem};
 use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
 use crate::key::Key;
-use crate::limit::{Missing, Mode, OnStoreFailure};
+use crate::limit::{CostMissing, Missing, Mode, OnStoreFailure};
 use crate::net::Network;
 use crate::pattern::Condition;
 use crate::quota::{Algorithm, Quota};
@@ -21,6 +21,7 @@ pub struct Rule {
     pub(crate) missing: Missing,
     pub(crate) mode: Mode,
     pub(crate) cost: Option<Box<str>>,
+    pub(crate) cost_missing: CostMissing,
     pub(crate) stagger: bool,
     /// Which of `by` decides where counts are kept.
     pub(crate) partition: Option<u8>,
@@ -119,6 +120,11 @@ impl Rule {
     /// The fact whose number is charged instead of the cost of the request.
     pub fn cost_fact(&self) -> Option<&str> {
         self.cost.as_deref()
+    }
+
+    /// What happens to a request that lacks [`Rule::cost_fact`].
+    pub fn cost_missing(&self) -> CostMissing {
+        self.cost_missing
     }
 
     /// Who answers when the store does not.

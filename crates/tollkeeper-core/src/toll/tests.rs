@@ -3,7 +3,7 @@ use core::time::Duration;
 use super::*;
 use crate::decision::Retry;
 use crate::facts;
-use crate::limit::Limit;
+use crate::limit::{CostMissing, Limit};
 use crate::quota::Allowance;
 
 const NOW: Time = Time::from_micros(1_760_000_000_000_000);
@@ -168,7 +168,7 @@ fn a_cost_is_from_1_to_2_to_the_31() {
 
 #[test]
 fn a_cost_can_come_from_a_fact() {
-    let absent = "limit `llm` charges the number in fact `tokens`, but it is absent";
+    let absent = "limit `llm` charges the number in fact `tokens`, but it is absent (send it, or set the limit's `cost_missing`)";
     let not_a_number = "limit `llm` charges the number in fact `tokens`, but it is not a whole number";
     let too_large = "limit `llm` charges the number in fact `tokens`, but it is larger than 2147483648";
     let limit = Limit::new("llm", Quota::per_minute(100_000)).cost("tokens");
@@ -225,6 +225,35 @@ fn a_fact_that_holds_no_cost_is_no_matter_to_limits_that_do_not_apply() {
     check([limit().when("route", "/llm")], &alice, &[]);
     check([limit().allow("alice")], &alice, &[]);
     check([limit().override_for("alice", Allowance::Unlimited)], &alice, &[]);
+}
+
+#[test]
+fn an_absent_cost_is_an_error_skips_or_charges() {
+    let limit = || Limit::new("llm", Quota::per_minute(9)).cost("tokens");
+    let toll = |limit: Limit, facts: &Facts<'_>| policy([limit]).toll(Verb::Check, facts, 3).expect("valid");
+    assert!(matches!(
+        error([limit().cost_missing(CostMissing::Error)], &facts! {}),
+        InvalidRequest::CostFact { problem: CostProblem::Absent, .. }
+    ));
+    for absent in [facts! {}, facts! { "tokens" => "" }] {
+        let skipped = toll(limit().cost_missing(CostMissing::Skip), &absent);
+        assert_eq!((shown(&skipped), skipped.skipped().collect::<Vec<_>>()), (vec![], vec![0]));
+        let charged = toll(limit().cost_missing(CostMissing::Charge(5)), &absent);
+        assert_eq!((shown(&charged), charged.skipped().count()), (vec!["llm() 5 of 9".to_owned()], 0));
+        assert_eq!(shown(&toll(limit().cost_missing(CostMissing::Charge(0)), &absent)), ["llm() 0 of 9"]);
+    }
+    for cost_missing in [CostMissing::Error, CostMissing::Skip, CostMissing::Charge(5)] {
+        // A fact that is there is charged, or rejected.
+        let limit = || limit().cost_missing(cost_missing);
+        assert_eq!(shown(&toll(limit(), &facts! { "tokens" => 7 })), ["llm() 7 of 9"]);
+        assert!(matches!(
+            error([limit()], &facts! { "tokens" => "many" }),
+            InvalidRequest::CostFact { problem: CostProblem::NotANumber, .. }
+        ));
+    }
+    // Who lacks the fact that it is keyed by is refused, with a cost or without.
+    let denied = toll(limit().by("user").missing(Missing::Deny).cost_missing(CostMissing::Skip), &facts! {});
+    assert_eq!((shown(&denied), denied.skipped().count()), (vec!["llm(-) 3 of 0".to_owned()], 0));
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
                     "applies": limit.standing.applies(),
                     "why": limit.standing.to_string(),
                     "key": key(&limit.standing),
+                    "cost": limit.rule.cost_fact(),
                 })
             })
             .collect();

@@ -17,29 +17,54 @@ pub fn run(args: &Validate) -> anyhow::Result<ExitCode> {
         FileFormat::Envoy => bail!("--format envoy is not there yet (only native)"),
         FileFormat::Limitador => bail!("--format limitador is not there yet (only native)"),
     }
-    let (limits, report) = match Config::read(&args.file) {
-        Ok((config, report)) => (Some(config.limits.len()), report),
+    let (config, report) = match Config::read(&args.file) {
+        Ok((config, mut report)) => {
+            config.check_files(&mut report);
+            (Some(config), report)
+        }
         Err(ReadError::Invalid(report)) => (None, report),
-        Err(error @ ReadError::Unreadable { .. }) => return Err(error.into()),
+        Err(error) => return Err(error.into()),
     };
+    let valid = report.errors() == 0;
     let file = args.file.display();
     if args.json {
-        say(as_json(&file.to_string(), &report))?;
+        say(as_json(&file.to_string(), config.as_ref(), &report))?;
     } else {
         if !report.is_empty() {
             let text = if io::stdout().is_terminal() { report.coloured() } else { report.to_string() };
             say(text)?;
         }
         let (errors, warnings) = (counted(report.errors(), "error"), counted(report.warnings(), "warning"));
-        match limits {
-            Some(limits) => say(format_args!("{file}: valid, {}, {warnings}", counted(limits, "limit")))?,
+        if let Some(note) = config.as_ref().and_then(gateway_note) {
+            say(note)?;
+        }
+        match config.filter(|_| valid) {
+            Some(config) => {
+                say(format_args!("{file}: valid, {}, {warnings}", counted(config.limits.len(), "limit")))?;
+            }
             None => say(format_args!("{file}: invalid, {errors}, {warnings}"))?,
         }
     }
-    Ok(ExitCode::from(u8::from(limits.is_none())))
+    Ok(ExitCode::from(u8::from(!valid)))
 }
 
-fn as_json(file: &str, report: &Report) -> serde_json::Value {
+/// Which headers are the gateway's, if there are any.
+fn gateway_note(config: &Config) -> Option<String> {
+    let headers = config.gateway_headers();
+    if headers.is_empty() {
+        return None;
+    }
+    let facts: Vec<&str> = headers.iter().flat_map(|(_, facts)| facts).copied().collect();
+    let headers: Vec<&str> = headers.iter().map(|(header, _)| *header).collect();
+    let plural = if facts.len() == 1 { "" } else { "s" };
+    Some(format!(
+        "note: the gateway must set or remove these headers on every request: {} (fact{plural} {})",
+        headers.join(", "),
+        facts.join(", ")
+    ))
+}
+
+fn as_json(file: &str, config: Option<&Config>, report: &Report) -> serde_json::Value {
     let problems: Vec<_> = report
         .problems()
         .iter()
@@ -51,11 +76,16 @@ fn as_json(file: &str, report: &Report) -> serde_json::Value {
             };
             json!({
                 "file": file, "line": line, "column": column, "severity": severity,
-                "message": problem.message, "help": problem.help,
+                "code": problem.code.map(|code| code.code()), "message": problem.message, "help": problem.help,
             })
         })
         .collect();
-    json!({ "valid": report.errors() == 0, "problems": problems })
+    let headers: Vec<_> = config
+        .into_iter()
+        .flat_map(Config::gateway_headers)
+        .map(|(header, facts)| json!({ "header": header, "facts": facts }))
+        .collect();
+    json!({ "valid": report.errors() == 0, "problems": problems, "gateway_headers": headers })
 }
 
 fn counted(count: usize, what: &str) -> String {

@@ -594,6 +594,8 @@ fn wanted(kind: &Kind) -> &'static str {
         Kind::Source => "a part of the request",
         Kind::Status => "a status",
         Kind::Sha256 => "64 hex digits",
+        Kind::CostMissing => "`error`, `skip` or a whole number",
+        Kind::Warning => "the code of a warning",
         Kind::Prefix => "a prefix",
         Kind::Rate => "a rate",
         Kind::Duration { .. } => "a duration",

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use tollkeeper_core::{Algorithm, Missing, Mode, OnStoreFailure};
+use tollkeeper_core::{Algorithm, CostMissing, Missing, Mode, OnStoreFailure};
 
 use super::document::{Entry, Node, Value};
 use super::excerpt::quoted;
@@ -11,7 +11,7 @@ use super::fields::{Fields, RateSaid, Said, Scope};
 use super::limit_shape::{ResponseCondition, StatusPattern};
 use super::report::{Place, Problems};
 use super::shape::{self, Section};
-use super::units::Wrong;
+use super::units::{self, Wrong};
 
 /// A limit as it is written: typed, each part with its place, but not yet put together.
 #[derive(Debug)]
@@ -33,6 +33,8 @@ pub(super) struct WrittenLimit {
     pub(super) allow: Vec<Said<String>>,
     pub(super) missing: Missing,
     pub(super) cost: Option<Said<String>>,
+    /// As it is written: nothing if it is not.
+    pub(super) cost_missing: Option<Said<CostMissing>>,
     pub(super) mode: Mode,
     pub(super) stagger: Option<Said<bool>>,
     pub(super) on_store_failure: Option<OnStoreFailure>,
@@ -120,6 +122,10 @@ impl WrittenLimit {
                 _ => Missing::Skip,
             },
             cost: fields.parse("cost", any_text),
+            cost_missing: fields
+                .has("cost_missing")
+                .then(|| fields.parse("cost_missing", cost_missing))
+                .flatten(),
             mode: match fields.choice("mode").map(|said| said.value) {
                 Some("shadow") => Mode::Shadow,
                 Some("off") => Mode::Off,
@@ -133,6 +139,18 @@ impl WrittenLimit {
             partition: fields.parse("partition", any_text),
             subject,
         })
+    }
+}
+
+/// The words of `cost_missing`. How much may be charged is the core's to say.
+fn cost_missing(text: &str) -> Result<CostMissing, Wrong> {
+    match text {
+        "error" => Ok(CostMissing::Error),
+        "skip" => Ok(CostMissing::Skip),
+        number => units::count(number).map(CostMissing::Charge).map_err(|_| {
+            let message = format!("`cost_missing` cannot be {}", quoted(number));
+            Wrong::new(message, "`error`, `skip`, or the number to charge")
+        }),
     }
 }
 

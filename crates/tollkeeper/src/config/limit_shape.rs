@@ -4,7 +4,7 @@
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
-use tollkeeper_core::{Algorithm, Missing, Mode, OnStoreFailure, Span, StatusSet};
+use tollkeeper_core::{Algorithm, CostMissing, Missing, Mode, OnStoreFailure, Span, StatusSet};
 
 /// A limit as it stands in the config, defaults included. Rates are the written ones: before `share`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -48,6 +48,9 @@ pub struct LimitShape {
     /// The fact whose number is charged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<String>,
+    /// What happens when that fact is absent, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cost_missing")]
+    pub cost_missing: Option<CostMissing>,
     /// Whether its verdict counts.
     #[serde(serialize_with = "mode")]
     pub mode: Mode,
@@ -161,6 +164,15 @@ fn algorithm<S: Serializer>(algorithm: &Algorithm, serializer: S) -> Result<S::O
 fn ttl<S: Serializer>(ttl: &Option<Span>, serializer: S) -> Result<S::Ok, S::Error> {
     match ttl {
         Some(ttl) => serializer.collect_str(ttl),
+        None => serializer.serialize_none(),
+    }
+}
+
+fn cost_missing<S: Serializer>(missing: &Option<CostMissing>, serializer: S) -> Result<S::Ok, S::Error> {
+    match missing {
+        Some(CostMissing::Error) => serializer.serialize_str("error"),
+        Some(CostMissing::Skip) => serializer.serialize_str("skip"),
+        Some(CostMissing::Charge(cost)) => serializer.serialize_u64(*cost),
         None => serializer.serialize_none(),
     }
 }

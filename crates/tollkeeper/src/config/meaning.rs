@@ -204,6 +204,9 @@ fn limit(written: &WrittenLimit, index: usize, share: Share, on_store_failure: O
     if let Some(cost) = &written.cost {
         limit = limit.cost(&cost.value);
     }
+    if let Some(cost_missing) = &written.cost_missing {
+        limit = limit.cost_missing(cost_missing.value);
+    }
     if let Some(ttl) = &written.ttl {
         limit = limit.ttl(ttl.value);
     }
@@ -336,6 +339,7 @@ fn culprit(written: &WrittenLimit, part: &Part, problem: &Problem) -> (Place, Op
         (Part::Override(_), Problem::NeedsOneFact) => key(&written.overrides),
         (Part::Override(value), _) => inside(&written.overrides, value),
         (Part::Cost, _) => written.cost.as_ref().map(at),
+        (Part::CostMissing, _) => written.cost_missing.as_ref().map(at),
         (Part::Stagger, _) => written.stagger.as_ref().map(at),
         (Part::Partition, _) => written.partition.as_ref().map(at),
         (Part::DeductWhen, _) => written.deduct_when.as_ref().map(at),
@@ -399,6 +403,10 @@ fn shape(written: &WrittenLimit, algorithm: Algorithm, on_store_failure: OnStore
         allow: texts(&written.allow),
         missing: written.missing,
         cost: text(&written.cost),
+        cost_missing: written
+            .cost
+            .as_ref()
+            .map(|_| written.cost_missing.as_ref().map(|said| said.value).unwrap_or_default()),
         mode: written.mode,
         stagger: written.stagger.is_some(),
         partition: text(&written.partition),

@@ -29,6 +29,7 @@ mod document;
 mod excerpt;
 mod expand;
 mod fields;
+mod follow;
 mod http;
 mod json;
 mod limit;
@@ -36,6 +37,7 @@ mod limit_shape;
 mod listen;
 mod meaning;
 mod open;
+mod origin;
 #[cfg(test)]
 mod reference;
 mod report;
@@ -45,6 +47,7 @@ mod shape;
 mod suggest;
 mod toml;
 mod units;
+mod warning;
 mod warnings;
 mod watch;
 mod written;
@@ -55,13 +58,15 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use tollkeeper_core::{OnStoreFailure, Policy};
 
 pub use crate::http::{ClientAddress, HeaderDialect, HttpFact, HttpSettings, Normalization, Source};
 pub use crate::percent::Percent;
 pub use crate::store_url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
+pub use follow::{Follow, Reload};
 pub use limit_shape::{GrantShape, LimitShape, Named, ResponseCondition, StatusPattern};
 pub use listen::{InvalidListener, Listen, Listener};
 pub use report::{Problem, Report, Severity};
@@ -71,9 +76,11 @@ pub use settings::{
     TokenDigest,
 };
 pub use units::Share;
+pub use warning::Warning;
 pub use watch::Watch;
 
 use document::{MAX_BYTES, Node};
+use origin::{NamedFile, Origin};
 use report::{Place, Problems};
 
 /// What a config file means.
@@ -111,22 +118,25 @@ pub struct Config {
     pub auth: Vec<TokenDigest>,
     /// TLS for all listeners.
     pub tls: Option<TlsSettings>,
+    /// Warnings that are not shown.
+    pub ignored: Vec<Warning>,
+    origin: Arc<Origin>,
 }
 
 impl Config {
     /// Reads a file, with the environment of this process. The report that comes with a config holds
     /// warnings only.
     pub fn read(path: &Path) -> Result<(Config, Report), ReadError> {
-        let unreadable = |reason: String| ReadError::Unreadable { path: path.to_owned(), reason };
-        let format = Format::of(path)
-            .ok_or_else(|| unreadable("its ending is none of .yaml, .yml, .toml, .json".to_owned()))?;
-        let mut text = Vec::new();
-        // One byte more than may be, so that a file that is too large can be told from one that just fits.
-        let most = u64::try_from(MAX_BYTES).expect("a few megabytes") + 1;
-        let file = File::open(path).map_err(|error| unreadable(error.to_string()))?;
-        file.take(most).read_to_end(&mut text).map_err(|error| unreadable(error.to_string()))?;
+        Format::of_file(path)?;
+        let (text, _) = content(path)?;
+        Config::parse_file(path, &text)
+    }
+
+    /// Reads the content of a file, with the environment of this process.
+    fn parse_file(path: &Path, text: &[u8]) -> Result<(Config, Report), ReadError> {
+        let format = Format::of_file(path)?;
         let environment = |name: &str| std::env::var(name).ok();
-        Config::parse(&path.display().to_string(), format, &text, &environment).map_err(ReadError::Invalid)
+        Config::parse(&path.display().to_string(), format, text, &environment).map_err(ReadError::Invalid)
     }
 
     /// Reads a text. `name` is what messages call it; `environment` gives the values of variables.
@@ -136,11 +146,14 @@ impl Config {
         text: &[u8],
         environment: &dyn Fn(&str) -> Option<String>,
     ) -> Result<(Config, Report), Report> {
+        let bytes = text;
         reported(name, text, |text, problems| {
             let mut document = document(format, text, problems)?;
             expand::expand(&mut document, environment, problems.get_mut());
-            let file = written::read(&document, problems)?;
-            Config::of(file, problems)
+            let mut file = written::read(&document, problems)?;
+            let files = std::mem::take(&mut file.files);
+            let config = Config::of(file, problems)?;
+            Some(Config { origin: Arc::new(Origin::new(bytes, &document, files)), ..config })
         })
     }
 
@@ -171,11 +184,55 @@ impl Config {
                 on_store_failure: config.on_store_failure,
                 listen: config.listen.clone(),
                 http: config.http.clone(),
+                ignored: config.ignored.clone(),
                 ..file
             };
             let Config { policy, limits, .. } = Config::of(file, problems)?;
             Some(Config { policy, limits, ..config })
         })
+    }
+
+    /// Adds an error to the report of this config for each file that `tls` or `redis` names and that does not exist:
+    /// `tollkeeper serve` would not start. Reading a config does not look, because a program that only needs the limits
+    /// does not need the files.
+    pub fn check_files(&self, report: &mut Report) {
+        if self.ignored.contains(&Warning::MissingFile) {
+            return;
+        }
+        for NamedFile { key, path, place } in &self.origin.files {
+            let problem = match std::fs::metadata(path) {
+                Ok(metadata) if metadata.is_dir() => "is a folder",
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => "does not exist",
+                _ => continue,
+            };
+            let path = excerpt::quoted(&path.display().to_string());
+            let message = format!("`{key}`: the file {path} {problem}");
+            let help = "paths are relative to the folder where `tollkeeper serve` is started".to_owned();
+            report.add(Warning::MissingFile, *place, message, help);
+        }
+    }
+
+    /// The headers that only the gateway may set, each with the facts that are read from it: those of `trusted` facts,
+    /// and the one that holds the address of the client if it is a single address. A gateway that passes on what a
+    /// client sends under such a name lets the client choose its own identity or plan.
+    pub fn gateway_headers(&self) -> Vec<(&str, Vec<&str>)> {
+        let mut headers: Vec<(&str, Vec<&str>)> = Vec::new();
+        let address = match &self.http.client_address {
+            ClientAddress::Header(header) if !self.http.trusted_proxies.is_empty() => Some((&**header, "ip")),
+            _ => None,
+        };
+        let trusted = self.http.facts.iter().filter(|fact| fact.trusted);
+        let trusted = trusted.filter_map(|fact| match &fact.from {
+            Source::Header(header) => Some((&**header, &*fact.name)),
+            _ => None,
+        });
+        for (header, fact) in address.into_iter().chain(trusted) {
+            match headers.iter_mut().find(|(known, _)| *known == header) {
+                Some((_, facts)) => facts.push(fact),
+                None => headers.push((header, vec![fact])),
+            }
+        }
+        headers
     }
 
     /// Step two: what was written, and what it means.
@@ -202,6 +259,8 @@ impl Config {
             admin: file.admin,
             auth: file.auth,
             tls: file.tls,
+            ignored: file.ignored,
+            origin: Arc::default(),
         })
     }
 }
@@ -243,6 +302,22 @@ fn document(format: Format, text: &str, problems: &mut RefCell<Problems>) -> Opt
         problems.error(Place::default(), "the file says nothing", "a config has at least `limits:`");
     }
     document
+}
+
+/// What is in a file, as far as a config may go, and when that was last changed.
+fn content(path: &Path) -> Result<(Vec<u8>, Option<SystemTime>), ReadError> {
+    let read = || {
+        let mut file = File::open(path)?;
+        let mut bytes = Vec::new();
+        // One byte more than may be, so that a file that is too large can be told from one that just fits.
+        let most = u64::try_from(MAX_BYTES).expect("a few megabytes") + 1;
+        file.by_ref().take(most).read_to_end(&mut bytes)?;
+        let modified = file.metadata().and_then(|metadata| metadata.modified()).ok();
+        Ok((bytes, modified))
+    };
+    let unreadable =
+        |error: std::io::Error| ReadError::Unreadable { path: path.to_owned(), reason: error.to_string() };
+    read().map_err(unreadable)
 }
 
 /// Reads a duration as it is written in the file, such as `10s` or `15m`; otherwise, what would be right.
@@ -295,6 +370,11 @@ impl Format {
             _ => None,
         }
     }
+
+    fn of_file(path: &Path) -> Result<Format, ReadError> {
+        let reason = "its ending is none of .yaml, .yml, .toml, .json".to_owned();
+        Format::of(path).ok_or_else(|| ReadError::Unreadable { path: path.to_owned(), reason })
+    }
 }
 
 /// Why a file gives no config.
@@ -309,6 +389,13 @@ pub enum ReadError {
     },
     /// It has mistakes.
     Invalid(Report),
+    /// It keeps changing, so that it cannot be told whether what it lacks is still to be written.
+    Unsettled {
+        /// The file.
+        path: PathBuf,
+        /// What it had before and lacks now, as part of a sentence; empty if it could not be used at all.
+        lost: String,
+    },
 }
 
 impl fmt::Display for ReadError {
@@ -318,6 +405,15 @@ impl fmt::Display for ReadError {
                 write!(f, "{} cannot be read: {reason}", excerpt::printable(&path.display().to_string(), 500))
             }
             ReadError::Invalid(report) => write!(f, "{report}"),
+            ReadError::Unsettled { path, lost } => {
+                let path = excerpt::printable(&path.display().to_string(), 500);
+                let lost = if lost.is_empty() { "a part of the file" } else { lost };
+                write!(
+                    f,
+                    "{path} keeps changing, and {lost} would be lost (the change takes effect when the file has \
+                     been the same for 250 ms: write a new file and rename it over the old one)"
+                )
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::shape::{self, Key, Kind, Names, Support};
+use super::warning::Warning;
 
 #[test]
 fn the_reference_is_what_the_table_says() {
@@ -33,7 +34,12 @@ fn page_of_all_keys() -> String {
         page.push_str("| Key | Value | Default | Example | What it does |\n|---|---|---|---|---|\n");
         section.keys.iter().for_each(|key| page.push_str(&row(key)));
     }
-    page.push_str(ENDING);
+    page.push_str(HASHED_FACTS);
+    page.push_str(WARNINGS);
+    for warning in Warning::ALL {
+        let _ = writeln!(page, "| `{warning}` | {} |", warning.explanation());
+    }
+    page.push_str(CHANGES);
     let _ = write!(page, "\n## A whole file\n\n```yaml\n{WHOLE}```\n");
     page
 }
@@ -68,7 +74,7 @@ YAML may have anchors, aliases and merge keys (`<<: *base`); it may not have tag
 4 MiB.
 ";
 
-const ENDING: &str = "
+const HASHED_FACTS: &str = "
 ## Hashed facts
 
 `hash: true` replaces a value by the first 32 hexadecimal digits of its SHA-256, after `normalize`. It happens wherever the
@@ -85,21 +91,33 @@ curl -d '{\"facts\":{\"api_key\":{\"sha256\":\"b9a4ae1b1a1f4b2c8e1f0a4c5d6e7f80\
 `/v1/usage` and `/v1/state` accept these twelve digits back from the node that showed them, unless they belong to several values.
 In headers, cookies, the client's query, RESP and Envoy's descriptors a text that looks like a hash is a raw value like any
 other: a client cannot name another client's key. `overrides` and `allow` are written with raw values.
+";
 
+const WARNINGS: &str = "
 ## Warnings
 
-A file without mistakes may still say what is probably not meant. It is warned of
+A file without mistakes may still say something that is probably not meant. `validate` shows it with its place, the server
+writes it to the log when it loads the file, and each warning has a code: `warning[W001]`. A warning that is known and
+accepted is silenced with `validate: { ignore: [W001] }`.
 
-- no enforced limit that applies to every HTTP request on every route: one `by: ip` (or without `by`, or with `missing:
-  share` or `deny`), without `when` and `unless`;
-- facts from headers that any client could set, where a limit uses them. Exempt are facts that are `trusted`, because then
-  only `trusted_proxies` can set them; the headers `authorization` and `cookie`; and facts with `hash: true`, which are
-  secrets: whoever checks a secret refuses one that was made up;
-- facts of `header.NAME` with capitals, which are never there: names of headers are in lower case;
-- facts that are `trusted` while `trusted_proxies` is empty;
-- a `share` that rounds a count, a burst or a number of slots by more than a tenth;
-- two leaky buckets that can meet on one request;
-- concurrency limits while neither HTTP nor the proxy listens: gRPC and RESP never take slots.
+`validate` also lists the headers that the gateway must set or remove on every request, because `trusted` facts are read
+from them: a gateway that passes on what a client sends under such a name lets the client choose its own plan.
+
+| Code | What it is about |
+|---|---|
+";
+
+const CHANGES: &str = "
+## Changing a file that is in use
+
+The server and `config::Follow` look for changes of the file; a SIGHUP makes the server look at once. All counts are kept,
+and a broken file changes nothing.
+
+A file may be read while it is being written. So a change that only adds to the file, or only changes numbers, takes effect
+at once; a change that takes anything else away (a token, a limit, a key of a limit, a route) takes effect when two reads
+250 ms apart have found the same file, with the same time of its last change. A file without `limits` is rejected: an empty
+policy is written as `limits: []`. A file that keeps changing for longer than 5 s is reported, and what was in force stays so.
+A new file that is renamed over the old one is never read in part.
 ";
 
 fn row(key: &Key) -> String {
@@ -146,6 +164,8 @@ fn kind(kind: &Kind) -> String {
         Kind::Source => "part of the request".to_owned(),
         Kind::Status => "status or class".to_owned(),
         Kind::Sha256 => "64 hex digits".to_owned(),
+        Kind::CostMissing => "`error`, `skip` or a whole number".to_owned(),
+        Kind::Warning => "code".to_owned(),
         Kind::List(inner) => format!("list of: {}", self::kind(inner)),
         Kind::OneOrList(inner) => format!("{}, or a list", self::kind(inner)),
         Kind::Table(_) => "table (below)".to_owned(),

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::excerpt;
+use super::warning::Warning;
 
 /// The most problems that are shown.
 const SHOWN: usize = 100;
@@ -41,7 +42,10 @@ pub enum Severity {
 
 /// One thing that is wrong with a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Problem {
+    /// The code by which it can be looked up and silenced; only warnings have one.
+    pub code: Option<Warning>,
     /// Whether the file can be used all the same.
     pub severity: Severity,
     /// Where in the text it is, in bytes.
@@ -94,6 +98,15 @@ impl Report {
         excerpt::position(&self.text, problem.span.start)
     }
 
+    /// Adds an error that has a code.
+    pub(super) fn add(&mut self, code: Warning, place: Place, message: String, help: String) {
+        let span = place.start..place.end;
+        let problem =
+            Problem { code: Some(code), severity: Severity::Error, span, message, help: Some(help) };
+        let at = self.problems.partition_point(|other| other.span.start <= place.start);
+        self.problems.insert(at, problem);
+    }
+
     /// As `to_string`, with the colours of a terminal.
     pub fn coloured(&self) -> String {
         let mut text = String::new();
@@ -127,7 +140,8 @@ impl Report {
         }
         let name = excerpt::printable(&self.name, LONGEST);
         let message = excerpt::printable(&message, LONGEST);
-        write!(f, "{bold}{name}:{line}:{column}:{plain} {colour}{word}:{plain} {message}")?;
+        let code = problem.code.map_or_else(String::new, |code| format!("[{code}]"));
+        write!(f, "{bold}{name}:{line}:{column}:{plain} {colour}{word}{code}:{plain} {message}")?;
         if let Some(excerpt) = excerpt::around(&self.text, &problem.span, &self.hidden) {
             write!(f, "\n  | {}\n  | {}{colour}{}{plain}", excerpt.line, excerpt.indent, excerpt.underline)?;
         }
@@ -169,18 +183,32 @@ pub(super) struct Problems {
     errors: usize,
     more: usize,
     hidden: Vec<Place>,
+    silenced: Vec<Warning>,
 }
 
 impl Problems {
     /// Adds an error; `help` says what would be right, unless it is empty.
     pub(super) fn error(&mut self, place: Place, message: impl Into<String>, help: impl Into<String>) {
         self.errors += 1;
-        self.add(Severity::Error, place, message.into(), help.into());
+        self.add(None, place, message.into(), help.into());
     }
 
-    /// Adds a warning.
-    pub(super) fn warning(&mut self, place: Place, message: impl Into<String>, help: impl Into<String>) {
-        self.add(Severity::Warning, place, message.into(), help.into());
+    /// Adds a warning, unless it is silenced.
+    pub(super) fn warning(
+        &mut self,
+        code: Warning,
+        place: Place,
+        message: impl Into<String>,
+        help: impl Into<String>,
+    ) {
+        if !self.silenced.contains(&code) {
+            self.add(Some(code), place, message.into(), help.into());
+        }
+    }
+
+    /// Leaves these warnings out.
+    pub(super) fn silence(&mut self, codes: &[Warning]) {
+        self.silenced.extend_from_slice(codes);
     }
 
     /// Whether further problems are only counted.
@@ -204,9 +232,10 @@ impl Problems {
         self.errors == 0
     }
 
-    fn add(&mut self, severity: Severity, place: Place, message: String, help: String) {
+    fn add(&mut self, code: Option<Warning>, place: Place, message: String, help: String) {
         let problem = Problem {
-            severity,
+            code,
+            severity: if code.is_some() { Severity::Warning } else { Severity::Error },
             span: place.start..place.end,
             message,
             help: Some(help).filter(|help| !help.is_empty()),

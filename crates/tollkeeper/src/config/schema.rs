@@ -5,8 +5,10 @@
 //! supported yet is refused here, too.
 
 use serde_json::{Map, Value, json};
+use tollkeeper_core::toll::MAX_COST;
 
 use super::shape::{self, Key, Kind, Names, Section, Support};
+use super::warning::Warning;
 
 /// The schema, as JSON of draft 2020-12.
 pub fn schema() -> String {
@@ -124,6 +126,10 @@ fn value(kind: &'static Kind) -> Value {
         Kind::ClientAddress => text(r"^(x-forwarded-for|forwarded|header\..+)$"),
         Kind::Source => text(r"^(ip|method|host|path|route|(header|cookie|query|body)\..+)$"),
         Kind::Sha256 => text("^[0-9A-Fa-f]{64}$"),
+        Kind::CostMissing => {
+            json!({ "anyOf": [{ "enum": ["error", "skip"] }, { "type": "integer", "minimum": 0, "maximum": MAX_COST }] })
+        }
+        Kind::Warning => json!({ "enum": Warning::ALL.map(Warning::code) }),
     };
     json!({ "anyOf": [own, { "$ref": "#/$defs/variable" }] })
 }

@@ -86,6 +86,10 @@ pub(super) enum Kind {
     Status,
     /// 64 hex digits.
     Sha256,
+    /// What is charged when there is no cost.
+    CostMissing,
+    /// The code of a warning.
+    Warning,
     List(&'static Kind),
     /// One value, or a list of them.
     OneOrList(&'static Kind),
@@ -224,13 +228,16 @@ pub(super) static ROOT: Section = Section {
         key(
             "limits",
             Kind::List(&Kind::Table(&LIMIT)),
-            "The limits, in the order in which answers list them.",
-        ),
+            "The limits, in the order in which answers list them. A file that has none on purpose says `[]`: one without \
+             this key may be a file that is being written, and is rejected.",
+        )
+        .required(),
         key("proxy", Kind::Table(&PROXY), "The reverse proxy.").not_yet(),
         key("log", Kind::Table(&LOG), "What the service logs beside what goes wrong."),
         key("admin", Kind::Table(&ADMIN), "Who may change limits and see keys."),
         key("auth", Kind::Table(&AUTH), "Who may ask for decisions."),
         key("tls", Kind::Table(&TLS), "TLS for all listeners."),
+        key("validate", Kind::Table(&VALIDATE), "What is not warned of."),
     ],
 };
 
@@ -539,6 +546,14 @@ pub(super) static LIMIT: Section = Section {
             "The fact whose number is charged, instead of the cost of the request.",
         ).example("tokens"),
         key(
+            "cost_missing",
+            Kind::CostMissing,
+            "What happens when the fact in `cost` is absent: `error` rejects the request (400 `invalid_cost`), with `skip` \
+             the limit does not apply, and a number is charged instead; 0 charges nothing. Without `cost` it is an error.",
+        )
+        .default("error")
+        .example("500"),
+        key(
             "mode",
             choice(&["enforce", "shadow", "off"]),
             "`shadow` counts what it would refuse and refuses nothing; `off` does not apply.",
@@ -731,6 +746,18 @@ pub(super) static TLS: Section = Section {
     ],
 };
 
+pub(super) static VALIDATE: Section = Section {
+    path: "validate",
+    doc: "What is not warned of, by `validate` and in the log.",
+    keys: &[key(
+        "ignore",
+        Kind::List(&Kind::Warning),
+        "Codes of [warnings](#warnings) that are known and accepted.",
+    )
+    .default("[]")
+    .example("[W001]")],
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -754,7 +781,7 @@ mod tests {
     /// Of the sections that are plain tables of the file, as it would be written.
     #[test]
     fn every_example_and_every_default_can_be_written_in_a_file() {
-        for section in [&ROOT, &MEMORY, &REDIS, &LISTEN, &HTTP, &GRPC, &ADMIN, &AUTH] {
+        for section in [&ROOT, &MEMORY, &REDIS, &LISTEN, &HTTP, &GRPC, &ADMIN, &AUTH, &VALIDATE] {
             for key in section.keys.iter().filter(|key| key.support == Support::Ready) {
                 for value in [key.example, key.default].into_iter().filter(|value| !value.is_empty()) {
                     let inner = format!("{{ {}: {value} }}", key.name);
@@ -765,8 +792,9 @@ mod tests {
                         .filter(|name| !name.is_empty())
                         .fold(inner, |inner, name| format!("{{ {name}: {inner} }}"));
                     if key.name == "cert" || key.name == "key" {
-                        text = "redis: { cert: a, key: b }".to_owned();
+                        text = "{ redis: { cert: a, key: b } }".to_owned();
                     }
+                    let text = text.replacen('{', "{ limits: [],", 1);
                     let parsed = Config::parse("example", Format::Yaml, text.as_bytes(), &|_| None);
                     assert!(parsed.is_ok(), "{text}\n{}", parsed.expect_err("not right"));
                 }

@@ -279,7 +279,10 @@ fn meant_duration(text: &str, alone: bool) -> String {
     if meant.contains("month") || meant.ends_with("mo") || meant.ends_with("quarter") {
         return "months are not a period: take `30d`".to_owned();
     }
-    if let Some(meant) = meant_period(&meant).filter(|meant| length(meant, alone).is_ok()) {
+    if UNITS.iter().any(|(name, _)| *name == meant) && !alone {
+        return format!("say how many: `1{meant}`");
+    }
+    if let Some(meant) = meant_period(&meant).filter(|meant| meant != text && length(meant, alone).is_ok()) {
         return format!("try `{meant}`");
     }
     if !meant.is_empty() && meant.bytes().all(|byte| byte.is_ascii_digit()) {

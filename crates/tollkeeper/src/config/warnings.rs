@@ -1,7 +1,7 @@
 //! What is allowed and yet probably not meant.
 
 use tollkeeper_core::pattern::matches;
-use tollkeeper_core::{Algorithm, Missing, Mode, Policy};
+use tollkeeper_core::{Algorithm, Missing, Mode, Policy, Span};
 
 use super::excerpt::quoted;
 use super::fields::Said;
@@ -10,9 +10,12 @@ use super::listen::Listener;
 use super::meaning::every_grant;
 use super::report::Problems;
 use super::units::{Rate, Share};
+use super::warning::Warning;
 use super::written::File;
 use crate::http::Source;
 
+/// What the names of facts begin with that are read from a request without being declared.
+const PARTS: [&str; 4] = ["header.", "cookie.", "query.", "body."];
 /// The facts that every HTTP request has.
 const EVERYWHERE: [&str; 4] = ["ip", "method", "path", "route"];
 /// Headers that hold a credential: whoever checks it refuses one that was made up.
@@ -20,6 +23,7 @@ const CREDENTIALS: [&str; 2] = ["authorization", "cookie"];
 
 /// Warns of what is in a file without mistakes.
 pub(super) fn of(file: &File, policy: &Policy, problems: &mut Problems) {
+    problems.silence(&file.ignored);
     for limit in &file.limits {
         for (grant, what) in every_grant(limit) {
             share(file.share, limit, grant, &what, problems);
@@ -37,9 +41,23 @@ pub(super) fn of(file: &File, policy: &Policy, problems: &mut Problems) {
         rules().any(|(limit, algorithm)| algorithm != Algorithm::Concurrency && covers_everything(limit));
     if !covered {
         let message = "no enforced limit applies to every HTTP request on every route";
-        problems.warning(file.limits_place, message, "add one `by: ip`, without `when` and `unless`");
+        problems.warning(
+            Warning::NotCovered,
+            file.limits_place,
+            message,
+            "add one `by: ip`, without `when` and `unless`",
+        );
     }
     header_facts(file, problems);
+    for limit in file.limits.iter().filter(|limit| limit.mode != Mode::Off) {
+        cost(file, limit, problems);
+        conditions(file, limit, problems);
+        tier_periods(limit, problems);
+    }
+    if let Some(place) = file.no_proxy {
+        let message = "`listen.proxy` is an address, but there is no `proxy`: nothing listens there";
+        problems.warning(Warning::NoProxy, place, message, "leave it out");
+    }
     let releases =
         file.listen.http != Some(Listener::Off) || matches!(file.listen.proxy, Some(Listener::At(_)));
     for (limit, _) in rules().filter(|(limit, algorithm)| {
@@ -49,7 +67,73 @@ pub(super) fn of(file: &File, policy: &Policy, problems: &mut Problems) {
             "{}nothing that listens takes slots: gRPC and RESP skip concurrency limits",
             limit.subject
         );
-        problems.warning(limit.place, message, "turn on `listen.http` or `listen.proxy`");
+        problems.warning(Warning::NoSlots, limit.place, message, "turn on `listen.http` or `listen.proxy`");
+    }
+}
+
+/// A limit that charges a fact which nothing supplies: it rejects every HTTP request.
+fn cost(file: &File, limit: &WrittenLimit, problems: &mut Problems) {
+    let (Some(fact), None) = (&limit.cost, &limit.cost_missing) else { return };
+    let declared = file.http.facts.iter().any(|declared| declared.name == fact.value);
+    if declared || PARTS.iter().any(|part| fact.value.starts_with(part)) {
+        return;
+    }
+    let message = format!(
+        "{}it charges the fact {}, which no entry of `http.facts` supplies: HTTP requests without it are rejected",
+        limit.subject,
+        quoted(&fact.value)
+    );
+    let help = "add the fact, or say what happens without it: `cost_missing: error`, `skip` or a number";
+    problems.warning(Warning::CostNotSupplied, fact.place, message, help);
+}
+
+/// Conditions that no request can meet.
+fn conditions(file: &File, limit: &WrittenLimit, problems: &mut Problems) {
+    for Said { value: (fact, patterns), place, .. } in limit.when.iter().chain(&limit.unless) {
+        for pattern in patterns {
+            let folded = match fact.as_str() {
+                "method" => pattern.to_ascii_uppercase(),
+                "host" => pattern.to_ascii_lowercase(),
+                _ => pattern.clone(),
+            };
+            if folded != *pattern {
+                let case = if fact == "method" { "upper" } else { "lower" };
+                let message = format!(
+                    "{}{} never matches: the fact `{fact}` is in {case} case",
+                    limit.subject,
+                    quoted(pattern)
+                );
+                let help = format!("write {}", quoted(&folded));
+                problems.warning(Warning::NeverMatches, *place, message, help);
+            }
+            let mut routes = file.http.routes.iter().map(String::as_str).chain(["unmatched"]);
+            if fact == "route" && !file.http.routes.is_empty() && !routes.any(|route| matches(pattern, route))
+            {
+                let message =
+                    format!("{}the route {} matches none of `http.routes`", limit.subject, quoted(pattern));
+                let help = "add it there, or write it as it is there";
+                problems.warning(Warning::UnknownRoute, *place, message, help);
+            }
+        }
+    }
+}
+
+/// Tiers between which a client loses its count.
+fn tier_periods(limit: &WrittenLimit, problems: &mut Problems) {
+    let Some(tiers) = &limit.tiers else { return };
+    let mut periods: Vec<Span> = Vec::new();
+    for (_, grant) in &tiers.list {
+        match grant.rate.as_ref().map(|said| said.value.rate) {
+            Some(Rate::Every { count: 1.., period }) if !periods.contains(&period) => periods.push(period),
+            _ => {}
+        }
+    }
+    if let [first, .., last] = &periods[..] {
+        let message = format!(
+            "{}its tiers have different periods ({first}, {last}): a client that changes its tier starts with a fresh count",
+            limit.subject
+        );
+        problems.warning(Warning::TierPeriods, tiers.place, message, "give all tiers the same period");
     }
 }
 
@@ -68,7 +152,7 @@ fn share(share: Share, limit: &WrittenLimit, grant: &WrittenGrant, what: &str, p
             let message = format!(
                 "{subject}{what}a share of {share} of {of} is rounded to {granted}, more than a tenth off"
             );
-            problems.warning(place, message, "take a larger count over a longer period");
+            problems.warning(Warning::Rounded, place, message, "take a larger count over a longer period");
         }
     }
 }
@@ -85,6 +169,7 @@ fn leaky_buckets(limits: &[&WrittenLimit], problems: &mut Problems) {
                 "{this} and {other} are leaky buckets that can meet on one request: each spaces requests without knowing of the other"
             );
             problems.warning(
+                Warning::LeakyBuckets,
                 limit.place,
                 message,
                 "make one of them a token-bucket, or keep them apart with `when`",
@@ -151,14 +236,19 @@ fn header_facts(file: &File, problems: &mut Problems) {
                     limit.subject,
                     quoted(fact)
                 );
-                problems.warning(place, message, format!("write `header.{}`", lower.escape_debug()));
+                problems.warning(
+                    Warning::HeaderCase,
+                    place,
+                    message,
+                    format!("write `header.{}`", lower.escape_debug()),
+                );
             } else if !CREDENTIALS.contains(&header) {
                 let message = format!(
                     "{}any client can send the header {} with any value",
                     limit.subject,
                     quoted(header)
                 );
-                problems.warning(place, message, "read it under `http.facts` with `trusted: true`, so that only `trusted_proxies` can set it");
+                problems.warning(Warning::ClientHeader, place, message, "read it under `http.facts` with `trusted: true`, so that only `trusted_proxies` can set it");
             }
         }
     }
@@ -168,7 +258,20 @@ fn header_facts(file: &File, problems: &mut Problems) {
                 "fact {} is taken from `trusted_proxies` only, and there are none: it is never there",
                 quoted(&fact.name)
             );
-            problems.warning(*place, message, "list your proxies under `http.trusted_proxies`");
+            problems.warning(
+                Warning::NoProxies,
+                *place,
+                message,
+                "list your proxies under `http.trusted_proxies`",
+            );
+        }
+        if fact.trusted && matches!(fact.from, Source::Cookie(_) | Source::Query(_) | Source::Body(_)) {
+            let message = format!(
+                "fact {} is `trusted`, but is read from a part of the request that gateways pass on as the client sent it",
+                quoted(&fact.name)
+            );
+            let help = "let the gateway set a header, and read it with `from: header.NAME`";
+            problems.warning(Warning::TrustedNotHeader, *place, message, help);
         }
         let Source::Header(header) = &fact.from else { continue };
         // What is hashed is a secret, which whoever checks it refuses when it was made up.
@@ -180,7 +283,7 @@ fn header_facts(file: &File, problems: &mut Problems) {
             quoted(&fact.name),
             quoted(header)
         );
-        problems.warning(*place, message, "add `trusted: true`, so that only `trusted_proxies` can set it; or `hash: true`, if it is a secret that is checked elsewhere");
+        problems.warning(Warning::ClientHeader, *place, message, "add `trusted: true`, so that only `trusted_proxies` can set it; or `hash: true`, if it is a secret that is checked elsewhere");
     }
 }
 

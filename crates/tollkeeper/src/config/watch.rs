@@ -1,13 +1,10 @@
-//! Tells when a config file has changed.
+//! Tells when a file has changed.
 //!
 //! The folder of the file is watched, not the file: editors write a new file and rename it over the old
 //! one, and Kubernetes swaps a symbolic link beside it. Events only say when to look; what counts is
 //! whether the content is another. So that a folder that cannot be watched (no more watches, a file system
 //! over the network) costs only time, the content is also looked at twice a second.
 
-use std::fs::File;
-use std::hash::{DefaultHasher, Hasher};
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -18,38 +15,17 @@ use std::time::Duration;
 use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 
-use super::document::MAX_BYTES;
+use super::origin::digest;
 
 /// How long nothing must happen before a file that is being written counts as written.
 const QUIET: Duration = Duration::from_millis(50);
 /// How many times that is waited for at most.
 const PATIENCE: usize = 5;
 /// How often the content is looked at without an event.
-const POLL: Duration = Duration::from_millis(500);
+pub(super) const POLL: Duration = Duration::from_millis(500);
 
-/// Watches a config file until it is dropped.
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use tollkeeper::Limiter;
-/// use tollkeeper::config::{Config, Watch};
-///
-/// # let folder = std::env::temp_dir().join(format!("tollkeeper-watch-{}", std::process::id()));
-/// # std::fs::create_dir_all(&folder)?;
-/// # let path = folder.join("tollkeeper.yaml");
-/// # std::fs::write(&path, "limits: [{ name: per-ip, by: ip, rate: 1000/min }]")?;
-/// let limiter = Limiter::from_config(&path).await?;
-/// let watch = Watch::new(&path, {
-///     let (path, limiter) = (path.clone(), limiter.clone());
-///     move || match Config::read(&path) {
-///         Ok((config, _)) => drop(limiter.replace_policy(config.policy)), // counts are kept
-///         Err(mistakes) => eprintln!("{mistakes}"),                       // and nothing changes
-///     }
-/// })?;
-/// # drop(watch);
-/// # std::fs::remove_dir_all(&folder)?;
-/// # Ok(()) }
-/// ```
+/// Watches a file until it is dropped: a certificate, or anything else that is read again when it has changed. For a
+/// config file use [`Follow`](super::Follow), which knows what to do with one that is being written.
 #[derive(Debug)]
 pub struct Watch {
     stopped: Arc<AtomicBool>,
@@ -101,17 +77,14 @@ fn follow(
 ) {
     loop {
         match woken.recv_timeout(POLL) {
-            Ok(()) => {
-                let still_written = || matches!(woken.recv_timeout(QUIET), Ok(()));
-                (0..PATIENCE).take_while(|_| !stopped.load(Relaxed) && still_written()).for_each(drop);
-            }
+            Ok(()) => until_quiet(woken, || stopped.load(Relaxed)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
         if stopped.load(Relaxed) {
             return;
         }
-        // A file that is not there is about to be: what was read last stays in force.
+        // A file that is missing is about to be replaced.
         let now = content(path);
         if now.is_some() && now != seen {
             seen = now;
@@ -120,8 +93,14 @@ fn follow(
     }
 }
 
+/// Waits until nothing has happened for a moment, unless that takes too long or there is no time.
+pub(super) fn until_quiet(woken: &Receiver<()>, hurry: impl Fn() -> bool) {
+    let still_written = || matches!(woken.recv_timeout(QUIET), Ok(()));
+    (0..PATIENCE).take_while(|_| !hurry() && still_written()).for_each(drop);
+}
+
 /// Something that sends when something happens in the folder of a file; nothing if there is no such thing.
-fn watcher(path: &Path, wake: SyncSender<()>) -> Option<RecommendedWatcher> {
+pub(super) fn watcher(path: &Path, wake: SyncSender<()>) -> Option<RecommendedWatcher> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.map_or_else(|| PathBuf::from("."), Path::to_owned);
     let on_event = move |event: notify::Result<notify::Event>| {
@@ -140,14 +119,9 @@ fn watcher(path: &Path, wake: SyncSender<()>) -> Option<RecommendedWatcher> {
     Some(watcher)
 }
 
-/// A hash of what is in the file, as far as it is read; nothing if it cannot be read.
+/// A hash of what is in the file; `None` if it cannot be read.
 fn content(path: &Path) -> Option<u64> {
-    let mut bytes = Vec::new();
-    let most = u64::try_from(MAX_BYTES).expect("a few megabytes") + 1;
-    File::open(path).ok()?.take(most).read_to_end(&mut bytes).ok()?;
-    let mut hasher = DefaultHasher::new();
-    hasher.write(&bytes);
-    Some(hasher.finish())
+    super::content(path).ok().map(|(bytes, _)| digest(&bytes))
 }
 
 #[cfg(test)]

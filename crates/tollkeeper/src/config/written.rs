@@ -13,6 +13,7 @@ use super::fields::{Fields, Said, Scope};
 use super::http;
 use super::limit::{self, WrittenLimit};
 use super::listen::{Listen, Listener};
+use super::origin::NamedFile;
 use super::report::{Place, Problems};
 use super::settings::{
     BreakerSettings, GrpcSettings, KeyFormat, LogSettings, MemorySettings, RedisSettings, TlsSettings,
@@ -20,6 +21,7 @@ use super::settings::{
 };
 use super::shape;
 use super::units::{self, Share, Wrong};
+use super::warning::Warning;
 use crate::http::{HeaderDialect, HttpFact, HttpSettings, Normalization};
 use crate::percent::Percent;
 
@@ -45,6 +47,11 @@ pub(super) struct File {
     pub(super) admin: Option<TokenDigest>,
     pub(super) auth: Vec<TokenDigest>,
     pub(super) tls: Option<TlsSettings>,
+    pub(super) ignored: Vec<Warning>,
+    /// The files that the config names and `serve` reads.
+    pub(super) files: Vec<NamedFile>,
+    /// Where the proxy is to listen, although there is none.
+    pub(super) no_proxy: Option<Place>,
     pub(super) limits: Vec<WrittenLimit>,
     /// Where `limits` stands, or the beginning of the file.
     pub(super) limits_place: Place,
@@ -53,16 +60,31 @@ pub(super) struct File {
 /// Reads the whole of a document; nothing if it is not a table at all.
 pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<File> {
     let fields = Fields::open(document, &shape::ROOT, Scope::default(), problems)?;
+    if !fields.has("limits") {
+        fields.error(
+            Place::default(),
+            "the file has no `limits`",
+            "write `limits: []` if there are none on purpose",
+        );
+    }
     let (http, fact_places) = read_http(&fields.table("http"), problems);
     check_not_yet(&fields, problems);
+    let mut files = Vec::new();
+    let listen_fields = fields.table("listen");
+    let listen = read_listen(&listen_fields);
+    let no_proxy = listen_fields
+        .key_place("proxy")
+        .filter(|_| matches!(listen.proxy, Some(Listener::At(_))) && !fields.has("proxy"));
+    let ignored = fields.table("validate").parse_list("ignore", Warning::parse);
     Some(File {
         store: must(
             fields.parse("store", |text| text.parse::<StoreUrl>().map_err(|error| whole(error.to_string()))),
         ),
         memory: read_memory(&fields.table("memory")),
-        redis: read_redis(&fields.table("redis")),
+        redis: read_redis(&fields.table("redis"), &mut files),
         on_store_failure: limit::on_store_failure(must(fields.choice("on_store_failure")).value),
-        listen: read_listen(&fields.table("listen")),
+        listen,
+        no_proxy,
         share: must(fields.share("share")).value,
         http,
         fact_places,
@@ -72,7 +94,9 @@ pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<File
         log: read_log(&fields.table("log")),
         admin: read_admin(&fields),
         auth: read_auth(&fields),
-        tls: read_tls(&fields),
+        tls: read_tls(&fields, &mut files),
+        ignored: ignored.into_iter().map(|said| said.value).collect(),
+        files,
         limits: read_limits(&fields, problems),
         limits_place: fields.key_place("limits").unwrap_or_default(),
     })
@@ -91,6 +115,18 @@ fn whole(message: String) -> Wrong {
 /// A number that the shape bounds.
 fn number<T: TryFrom<u64>>(fields: &Fields<'_>, key: &str, most: T) -> T {
     T::try_from(must(fields.count(key)).value).unwrap_or(most)
+}
+
+/// A file that `serve` reads.
+fn named_file(
+    fields: &Fields<'_>,
+    key: &str,
+    name: &'static str,
+    files: &mut Vec<NamedFile>,
+) -> Option<PathBuf> {
+    let path = path(fields, key)?;
+    files.push(NamedFile { key: name, path: path.clone(), place: fields.value_place(key) });
+    Some(path)
 }
 
 fn path(fields: &Fields<'_>, key: &str) -> Option<PathBuf> {
@@ -125,7 +161,7 @@ fn read_memory(fields: &Fields<'_>) -> MemorySettings {
     }
 }
 
-fn read_redis(fields: &Fields<'_>) -> RedisSettings {
+fn read_redis(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> RedisSettings {
     let prefix = |text: &str| {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b':');
         if (1..=64).contains(&text.len()) && text.bytes().all(allowed) {
@@ -134,7 +170,9 @@ fn read_redis(fields: &Fields<'_>) -> RedisSettings {
         Err(Wrong::new(format!("{} is not a prefix", quoted(text)), "1 to 64 of `A-Z a-z 0-9 . _ : -`"))
     };
     let breaker = fields.table("breaker");
-    let (cert, key) = (path(fields, "cert"), path(fields, "key"));
+    let ca = named_file(fields, "ca", "redis.ca", files);
+    let cert = named_file(fields, "cert", "redis.cert", files);
+    let key = named_file(fields, "key", "redis.key", files);
     for (one, other) in [("cert", "key"), ("key", "cert")] {
         if fields.has(one) && !fields.has(other) {
             let message = format!("`redis.{one}` without `redis.{other}`");
@@ -159,7 +197,7 @@ fn read_redis(fields: &Fields<'_>) -> RedisSettings {
             "compact" => KeyFormat::Compact,
             _ => KeyFormat::Readable,
         },
-        ca: path(fields, "ca"),
+        ca,
         cert,
         key,
     }
@@ -307,7 +345,7 @@ fn read_auth(fields: &Fields<'_>) -> Vec<TokenDigest> {
     tokens.into_iter().map(|said| said.value).collect()
 }
 
-fn read_tls(fields: &Fields<'_>) -> Option<TlsSettings> {
+fn read_tls(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> Option<TlsSettings> {
     let tls = fields.table("tls");
     for key in ["cert", "key"] {
         if fields.is_table("tls") && !tls.has(key) {
@@ -316,9 +354,9 @@ fn read_tls(fields: &Fields<'_>) -> Option<TlsSettings> {
         }
     }
     Some(TlsSettings {
-        client_ca: path(&tls, "client_ca"),
-        cert: path(&tls, "cert")?,
-        key: path(&tls, "key")?,
+        client_ca: named_file(&tls, "client_ca", "tls.client_ca", files),
+        cert: named_file(&tls, "cert", "tls.cert", files)?,
+        key: named_file(&tls, "key", "tls.key", files)?,
     })
 }
 

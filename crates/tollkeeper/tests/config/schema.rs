@@ -80,6 +80,9 @@ fn collect(properties: &Value, path: &mut Vec<String>, files: &mut Vec<Value>) {
                 name => serde_json::json!({ name: inner }),
             });
             let mut file = file;
+            if let Some(keys) = file.as_object_mut() {
+                keys.entry("limits").or_insert_with(|| serde_json::json!([]));
+            }
             if let Some(limit) = file.pointer_mut("/limits/0").and_then(Value::as_object_mut) {
                 limit.entry("name").or_insert_with(|| "a".into());
             }

@@ -1,0 +1,261 @@
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::*;
+
+const ACCESS: &str = "\
+admin: { token_sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08 }
+auth:
+  token_sha256:
+    - 60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752
+    - fd61a03af4f77d870fc21e05e7e80678095c92d808cfb3b5c279ee04c74aca13
+tls:
+  cert: server.pem
+  key: server.key
+  client_ca: clients.pem
+";
+const LIMITS: &str =
+    "limits:\n  - { name: a, by: user, rate: 10/min, burst: 5 }\n  - { name: b, rate: 5/s }\n";
+const ONE: &str = "limits:\n  - { name: a, by: user, rate: 10/min, burst: 5 }\n";
+const BROKEN: &str = "limits:\n  - { name: a, rate: 10/soon }\n";
+
+/// A file that is followed, and a clock that the test moves.
+struct Followed {
+    progress: Progress,
+    now: Instant,
+    modified: SystemTime,
+    content: String,
+}
+
+impl Followed {
+    fn new(content: &str) -> Followed {
+        let path = Path::new("tollkeeper.yaml");
+        let (config, _) = Config::parse_file(path, content.as_bytes()).unwrap();
+        Followed {
+            progress: Progress::new(path, config.origin),
+            now: Instant::now(),
+            modified: SystemTime::UNIX_EPOCH,
+            content: content.to_owned(),
+        }
+    }
+
+    fn write(&mut self, content: &str) {
+        self.content = content.to_owned();
+        self.modified += Duration::from_millis(1);
+    }
+
+    fn wait(&mut self, milliseconds: u64) {
+        self.now += Duration::from_millis(milliseconds);
+    }
+
+    fn step(&mut self, requested: bool) -> Step {
+        let (began, ended) = (self.now, self.now);
+        let bytes = self.content.clone().into_bytes();
+        self.progress.step(Ok(Seen { bytes, modified: Some(self.modified), began, ended }), requested)
+    }
+
+    /// Reads the file: which limits were put in force, or what was reported.
+    fn look(&mut self, requested: bool) -> String {
+        match self.step(requested) {
+            Step::Nothing => String::new(),
+            Step::Report(error) => format!("error: {error}"),
+            Step::Apply(reload) => {
+                let names: Vec<_> = reload.config.limits.iter().map(|limit| limit.name.clone()).collect();
+                let attempt = reload.attempt;
+                self.progress.ended(true, reload.config.origin, attempt, self.now);
+                format!("in force: {}", names.join(" "))
+            }
+        }
+    }
+}
+
+/// The policies of `tollkeeper init`, with everything that controls access before or after it.
+fn files() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tollkeeper-server/src/ready");
+    let read = |name| fs::read_to_string(folder.join(format!("{name}.yaml"))).unwrap();
+    let first = ["public-api", "login", "llm"].map(|name| format!("{ACCESS}{}", read(name)));
+    let last = ["b2b", "internal"].map(|name| format!("{}{ACCESS}", read(name)));
+    first.into_iter().chain(last).collect()
+}
+
+/// Everything but the numbers of the limits.
+fn limits_without_numbers(config: &Config) -> Value {
+    fn strip(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                ["rate", "burst", "limit", "ttl"].iter().for_each(|key| drop(fields.remove(*key)));
+                fields.values_mut().for_each(strip);
+            }
+            Value::Array(values) => values.iter_mut().for_each(strip),
+            Value::String(text) if text.as_bytes()[..1].iter().all(u8::is_ascii_digit) => *value = json!(0),
+            _ => {}
+        }
+    }
+    let mut limits = serde_json::to_value(&config.limits).unwrap();
+    strip(&mut limits);
+    limits
+}
+
+/// A file that is being written, read by a SIGHUP after each of its bytes: with the same file in force, and with one in
+/// force that has less.
+#[test]
+fn no_prefix_of_a_file_takes_anything_away() {
+    thread::scope(|scope| {
+        for file in files() {
+            scope.spawn(move || {
+                let path = Path::new("tollkeeper.yaml");
+                let (whole, _) = Config::parse_file(path, file.as_bytes()).unwrap();
+                let limits = limits_without_numbers(&whole);
+                let mut held = 0;
+                for end in 0..file.len() {
+                    let Some(prefix) = file.get(..end) else { continue };
+                    let mut followed = Followed::new(LIMITS);
+                    followed.progress.in_force = Arc::clone(&whole.origin);
+                    followed.write(prefix);
+                    match followed.step(true) {
+                        Step::Report(_) => {}
+                        Step::Nothing => held += 1,
+                        Step::Apply(reload) => {
+                            let config = reload.config;
+                            assert_eq!(limits_without_numbers(&config), limits, "{prefix}");
+                            assert_eq!((config.admin, &config.auth), (whole.admin, &whole.auth), "{prefix}");
+                            assert_eq!((&config.tls, &config.http), (&whole.tls, &whole.http), "{prefix}");
+                        }
+                    }
+                }
+                assert!(held > 5, "some prefixes are valid: {held}");
+            });
+        }
+    });
+}
+
+#[test]
+fn a_removal_needs_two_equal_reads_250_ms_apart() {
+    let mut followed = Followed::new(LIMITS);
+    followed.write(ONE);
+    assert_eq!(followed.look(false), "");
+    followed.wait(249);
+    assert_eq!(followed.look(true), "", "asking for it does not make it faster");
+    followed.wait(1);
+    assert_eq!(followed.look(false), "in force: a");
+    assert_eq!(followed.look(false), "", "it is in force");
+}
+
+#[test]
+fn a_file_that_changes_in_between_is_waited_for_again() {
+    let mut followed = Followed::new(LIMITS);
+    followed.write(ONE);
+    assert_eq!(followed.look(false), "");
+    followed.wait(200);
+    // The same content, written once more.
+    followed.write(ONE);
+    assert_eq!(followed.look(false), "");
+    followed.wait(200);
+    assert_eq!(followed.look(false), "");
+    followed.wait(50);
+    assert_eq!(followed.look(false), "in force: a");
+}
+
+#[test]
+fn numbers_and_additions_take_effect_at_once() {
+    for (before, after, at_once) in [
+        (ONE, LIMITS, true),
+        (ONE, &*ONE.replace("burst: 5", "burst: 50"), true),
+        (ONE, &*ONE.replace("10/min", "9/hour"), true),
+        (ONE, &*format!("{ONE}{ACCESS}"), true),
+        (ONE, &*ONE.replace(", burst: 5", ""), false),
+        (ONE, &*ONE.replace("by: user", "by: use"), false),
+        (ONE, &*ONE.replace("name: a", "name: c"), false),
+        (ONE, "limits: []\n", false),
+        (&*format!("{ONE}{ACCESS}"), ONE, false),
+        (
+            &*format!("{ONE}{ACCESS}"),
+            &*format!("{ONE}{}", ACCESS.replace("  client_ca: clients.pem\n", "")),
+            false,
+        ),
+        (&*format!("share: 1/30\n{ONE}"), &*format!("share: 1/3\n{ONE}"), false),
+        (
+            &*format!("http: {{ routes: [/a, /b] }}\n{ONE}"),
+            &*format!("http: {{ routes: [/a] }}\n{ONE}"),
+            false,
+        ),
+    ] {
+        let mut followed = Followed::new(before);
+        followed.write(after);
+        assert_eq!(!followed.look(false).is_empty(), at_once, "{before}\nbecomes\n{after}");
+        followed.wait(250);
+        assert_eq!(followed.look(false).is_empty(), at_once, "{before}\nbecomes\n{after}");
+    }
+}
+
+#[test]
+fn a_broken_file_is_reported_once_when_it_is_written() {
+    let mut followed = Followed::new(LIMITS);
+    followed.write(BROKEN);
+    assert_eq!(followed.look(false), "", "it may be a part of a file");
+    followed.wait(250);
+    assert!(followed.look(false).contains("10/soon"));
+    followed.wait(1_000);
+    assert_eq!(followed.look(false), "", "it has been reported");
+    assert!(followed.look(true).contains("10/soon"), "but whoever asks is answered");
+    followed.write(LIMITS);
+    assert_eq!(followed.look(false), "in force: a b", "the error is taken back");
+}
+
+#[test]
+fn what_is_in_force_is_compared_with_the_file() {
+    let mut followed = Followed::new(LIMITS);
+    // A signal in the middle of writing the same file again.
+    followed.write("limits:\n  - { name: a, by: user");
+    assert!(followed.look(true).contains("error"));
+    followed.write(LIMITS);
+    assert_eq!(followed.look(false), "in force: a b");
+    // A removal that comes and goes while it waits.
+    followed.write(ONE);
+    assert_eq!(followed.look(true), "");
+    followed.write(LIMITS);
+    assert_eq!(followed.look(false), "");
+    followed.wait(1_000);
+    followed.write(ONE);
+    assert_eq!(followed.look(false), "", "it waits from the beginning");
+}
+
+#[test]
+fn a_config_that_cannot_be_applied_is_tried_again() {
+    let mut followed = Followed::new(ONE);
+    followed.write(LIMITS);
+    let mut paused = Vec::new();
+    for attempt in 1..=10 {
+        let Step::Apply(reload) = followed.step(false) else { panic!("attempt {attempt}") };
+        assert_eq!(reload.attempt, attempt);
+        followed.progress.ended(false, reload.config.origin, attempt, followed.now);
+        let began = followed.now;
+        while matches!(followed.progress.retry, Some(Retry { at, .. }) if at > followed.now) {
+            assert_eq!(followed.look(false), "", "too early");
+            followed.wait(500);
+        }
+        paused.push(followed.now.duration_since(began).as_millis());
+    }
+    assert_eq!(paused, [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000, 30_000, 30_000, 30_000]);
+    let Step::Apply(reload) = followed.step(true) else { panic!("it was asked for") };
+    assert_eq!(reload.attempt, 1);
+    followed.progress.ended(false, reload.config.origin, 1, followed.now);
+    followed.write(ONE);
+    assert_eq!(followed.look(false), "in force: a", "the error is taken back");
+}
+
+#[test]
+fn a_file_that_keeps_changing_is_reported_once() {
+    let mut followed = Followed::new(LIMITS);
+    let mut said = Vec::new();
+    for round in 0..100 {
+        followed.write(&format!("{ONE}# {round}\n"));
+        said.extend(Some(followed.look(false)).filter(|said| !said.is_empty()));
+        followed.wait(200);
+    }
+    let [error] = &said[..] else { panic!("{said:?}") };
+    assert!(error.contains("keeps changing, and `limits[b]` would be lost"), "{error}");
+    followed.wait(250);
+    assert_eq!(followed.look(false), "in force: a", "when it has settled, it holds");
+}

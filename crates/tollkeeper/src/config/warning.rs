@@ -1,0 +1,182 @@
+//! The codes of all warnings, so that each can be looked up and silenced.
+
+use std::fmt;
+
+use super::suggest::nearest;
+use super::units::Wrong;
+
+/// Something in a config file that is allowed and yet probably not meant. Shown by its code, such as `W001`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Warning {
+    /// No enforced limit applies to every HTTP request on every route.
+    NotCovered,
+    /// A limit uses a header that any client can send.
+    ClientHeader,
+    /// A fact is named after a header with capitals.
+    HeaderCase,
+    /// A fact is trusted, but there are no trusted proxies.
+    NoProxies,
+    /// A trusted fact is not read from a header.
+    TrustedNotHeader,
+    /// A share is rounded by more than a tenth.
+    Rounded,
+    /// Two leaky buckets can apply to one request.
+    LeakyBuckets,
+    /// No listener takes slots of a concurrency limit.
+    NoSlots,
+    /// No fact of the config supplies a cost.
+    CostNotSupplied,
+    /// A condition can never match.
+    NeverMatches,
+    /// A condition names a route that is not listed.
+    UnknownRoute,
+    /// The tiers of a limit have different periods.
+    TierPeriods,
+    /// An address for the proxy, but no proxy.
+    NoProxy,
+    /// A file that the config names does not exist.
+    MissingFile,
+}
+
+impl Warning {
+    /// All of them, in the order of their codes.
+    pub const ALL: [Warning; 14] = [
+        Warning::NotCovered,
+        Warning::ClientHeader,
+        Warning::HeaderCase,
+        Warning::NoProxies,
+        Warning::TrustedNotHeader,
+        Warning::Rounded,
+        Warning::LeakyBuckets,
+        Warning::NoSlots,
+        Warning::CostNotSupplied,
+        Warning::NeverMatches,
+        Warning::UnknownRoute,
+        Warning::TierPeriods,
+        Warning::NoProxy,
+        Warning::MissingFile,
+    ];
+
+    /// The code. It never gets another meaning.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Warning::NotCovered => "W001",
+            Warning::ClientHeader => "W002",
+            Warning::HeaderCase => "W003",
+            Warning::NoProxies => "W004",
+            Warning::TrustedNotHeader => "W005",
+            Warning::Rounded => "W006",
+            Warning::LeakyBuckets => "W007",
+            Warning::NoSlots => "W008",
+            Warning::CostNotSupplied => "W009",
+            Warning::NeverMatches => "W010",
+            Warning::UnknownRoute => "W011",
+            Warning::TierPeriods => "W012",
+            Warning::NoProxy => "W013",
+            Warning::MissingFile => "W014",
+        }
+    }
+
+    /// What it is about and what to do, in sentences.
+    pub const fn explanation(self) -> &'static str {
+        match self {
+            Warning::NotCovered => {
+                "No enforced limit applies to every HTTP request on every route. Add one `by: ip` (or without `by`, or \
+                 with `missing: share` or `deny`), without `when` and `unless`."
+            }
+            Warning::ClientHeader => {
+                "A limit uses a fact from a header that any client can send with any value. Make the fact `trusted`, so \
+                 that only `trusted_proxies` can set it. The headers `authorization` and `cookie` and facts with \
+                 `hash: true` are exempt: whoever checks a secret refuses one that was made up."
+            }
+            Warning::HeaderCase => {
+                "A limit names a fact such as `header.X-User`, which does not exist: names of headers are in lower case."
+            }
+            Warning::NoProxies => {
+                "A fact is `trusted`, but `http.trusted_proxies` is empty, so the fact is always absent."
+            }
+            Warning::TrustedNotHeader => {
+                "A fact is `trusted`, but is read from a cookie, the query or the body. Gateways pass these on as the \
+                 client sent them. Let the gateway set a header instead."
+            }
+            Warning::Rounded => {
+                "`share` rounds a count, a burst or a number of slots by more than a tenth. Take a larger count over a \
+                 longer period."
+            }
+            Warning::LeakyBuckets => {
+                "Two leaky buckets can apply to one request, and each spaces requests without knowing of the other. Make \
+                 one of them a token bucket."
+            }
+            Warning::NoSlots => {
+                "A concurrency limit, while neither HTTP nor the proxy listens: gRPC and RESP never take slots."
+            }
+            Warning::CostNotSupplied => {
+                "A limit charges the number in a fact (`cost`), no entry of `http.facts` has this name, and \
+                 `cost_missing` is not set: every HTTP request in front of the middleware, the proxy or a gateway is \
+                 rejected. Add the fact, or set `cost_missing`. If all callers send the fact themselves, say \
+                 `cost_missing: error`."
+            }
+            Warning::NeverMatches => {
+                "A pattern of `when` or `unless` can never match: methods are in upper case, hosts in lower case."
+            }
+            Warning::UnknownRoute => {
+                "A pattern of `when` or `unless` for `route` matches none of `http.routes`. The fact `route` is always \
+                 one of them as it is written there, or `unmatched`."
+            }
+            Warning::TierPeriods => {
+                "The tiers of a limit have different periods. Counts are kept by period, so a client that changes its \
+                 tier starts with a fresh count."
+            }
+            Warning::NoProxy => {
+                "`listen.proxy` is an address, but there is no `proxy` section: nothing listens there."
+            }
+            Warning::MissingFile => {
+                "A file that `tls` or `redis` names does not exist, so `serve` would not start. Only `validate` looks, \
+                 and there it is an error. Silence it to check a file of another machine."
+            }
+        }
+    }
+
+    /// Reads a code.
+    pub(super) fn parse(text: &str) -> Result<Warning, Wrong> {
+        if let Some(warning) = Warning::ALL.into_iter().find(|warning| warning.code() == text) {
+            return Ok(warning);
+        }
+        let codes = Warning::ALL.iter().map(|warning| warning.code());
+        let help = match nearest(text, codes) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("a code is `W001` to `{}`", Warning::ALL[Warning::ALL.len() - 1]),
+        };
+        Err(Wrong::new(format!("there is no warning {}", super::excerpt::quoted(text)), help))
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_numbered_without_a_gap() {
+        for (number, warning) in (1..).zip(Warning::ALL) {
+            assert_eq!(warning.code(), format!("W{number:03}"));
+            assert_eq!(Warning::parse(warning.code()).ok(), Some(warning));
+        }
+    }
+
+    #[test]
+    fn an_unknown_code_is_answered_with_the_nearest() {
+        assert_eq!(
+            Warning::parse("W01").expect_err("unknown").to_string(),
+            "there is no warning `W01` (did you mean `W001`?)"
+        );
+        assert_eq!(Warning::parse("w002").expect_err("unknown").help, "did you mean `W002`?");
+        assert_eq!(Warning::parse("all").expect_err("unknown").help, "a code is `W001` to `W014`");
+    }
+}
