@@ -208,18 +208,24 @@ impl Charge {
         self.0.items.iter().zip(changes).map(fix).collect()
     }
 
-    /// What a refund of these costs means for each item.
+    /// What a refund of these costs means for each item. A refund of nothing, or of a cost that no item
+    /// charged, is an error.
     pub fn refund(&self, costs: Costs<'_>) -> Result<Vec<Change>, InvalidRequest> {
-        self.changes(costs, |charged, asked| {
+        let changes = self.changes(costs, |charged, asked| {
             let asked = asked.unwrap_or(charged);
             if asked > charged {
                 return Err(InvalidRequest::MoreThanCharged { asked, charged });
             }
             Ok(Change::GiveBack(asked))
-        })
+        })?;
+        let is_nothing = |change: &Change| matches!(change, Change::Keep | Change::GiveBack(0));
+        if !matches!(costs, Costs::All) && changes.iter().all(is_nothing) {
+            return Err(InvalidRequest::ZeroRefund);
+        }
+        Ok(changes)
     }
 
-    /// What these actual costs mean for each item.
+    /// What these actual costs mean for each item. Costs that no item charged are an error.
     pub fn settle(&self, costs: Costs<'_>) -> Result<Vec<Change>, InvalidRequest> {
         self.changes(costs, |charged, actual| {
             let actual = actual.unwrap_or(charged);
@@ -267,7 +273,20 @@ impl Charge {
             },
             _ => Ok(Change::Keep),
         };
-        self.0.items.iter().map(of).collect()
+        let changes = self.0.items.iter().map(of).collect::<Result<Vec<_>, _>>()?;
+        if !matches!(costs, Costs::All) && changes.iter().all(|change| *change == Change::Keep) {
+            return Err(self.unmatched(costs));
+        }
+        Ok(changes)
+    }
+
+    /// The error for costs that concern no item, with what this charge can be corrected by.
+    fn unmatched(&self, costs: Costs<'_>) -> InvalidRequest {
+        let mut facts: Vec<String> =
+            self.0.items.iter().filter_map(|item| item.fact.as_deref()).map(str::to_owned).collect();
+        facts.sort_unstable();
+        facts.dedup();
+        InvalidRequest::NothingToCorrect { by_cost: !matches!(costs, Costs::Facts(_)), facts }
     }
 
     /// The receipt as text that only this store can have written. Keys above 128 bytes go by `short`,

@@ -117,10 +117,16 @@ impl Policy {
     }
 
     /// Every key that a request with these facts can have at a limit: one for each period among its
-    /// tiers and overrides.
+    /// tiers and overrides. A fact that the limit is keyed by must be there, unless those who lack it share
+    /// a key (`missing: share`).
     pub fn keys(&self, limit: &str, facts: &Facts<'_>) -> Result<Vec<Box<[u8]>>, InvalidRequest> {
         facts.check().map_err(InvalidRequest::Fact)?;
         let (_, rule) = self.find(limit).ok_or_else(|| InvalidRequest::UnknownLimit(limit.to_owned()))?;
+        let absent = rule.by.iter().filter(|fact| facts.get(fact).is_none());
+        let absent: Vec<String> = absent.map(ToString::to_string).collect();
+        if !absent.is_empty() && rule.missing != Missing::Share {
+            return Err(InvalidRequest::KeyFacts { limit: limit.to_owned(), absent });
+        }
         let mut values = Vec::new();
         for fact in &rule.by {
             let mut scratch: Scratch = [0; 48];

@@ -530,6 +530,22 @@ pub enum InvalidRequest {
         /// What had been charged.
         charged: u64,
     },
+    /// A refund gives back at least 1.
+    ZeroRefund,
+    /// A refund or settlement names a cost or facts that no limit of the charge charged.
+    NothingToCorrect {
+        /// It names the cost of the request, not facts.
+        by_cost: bool,
+        /// The facts that limits of this charge do charge.
+        facts: Vec<String>,
+    },
+    /// A key cannot be told from these facts: the limit is keyed by others, too.
+    KeyFacts {
+        /// The limit.
+        limit: String,
+        /// The facts that are absent.
+        absent: Vec<String>,
+    },
 }
 
 /// What is wrong with a fact that holds a cost.
@@ -566,11 +582,41 @@ impl fmt::Display for InvalidRequest {
             InvalidRequest::MoreThanCharged { asked, charged } => {
                 write!(f, "{asked} cannot be given back: {charged} had been charged")
             }
+            InvalidRequest::ZeroRefund => f.write_str(
+                "a refund of 0 gives nothing back (at least 1; without a cost, all is given back)",
+            ),
+            InvalidRequest::NothingToCorrect { by_cost: true, facts } => write!(
+                f,
+                "no limit of this charge charges the request's cost (it can be corrected by {})",
+                Names(facts)
+            ),
+            InvalidRequest::NothingToCorrect { by_cost: false, facts } if facts.is_empty() => {
+                f.write_str("no limit of this charge charges a fact (it can be corrected by `cost`)")
+            }
+            InvalidRequest::NothingToCorrect { by_cost: false, facts } => {
+                write!(f, "no limit of this charge charges one of these facts (it charges {})", Names(facts))
+            }
+            InvalidRequest::KeyFacts { limit, absent } => {
+                let are = if absent.len() == 1 { "is" } else { "are" };
+                write!(f, "limit `{limit}` is keyed by {}, which {are} missing", Names(absent))
+            }
         }
     }
 }
 
 impl core::error::Error for InvalidRequest {}
+
+/// Names of facts in a sentence: `` `tokens`, `images` ``.
+struct Names<'n>(&'n [String]);
+
+impl fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, name) in self.0.iter().enumerate() {
+            write!(f, "{}`{name}`", if index > 0 { ", " } else { "" })?;
+        }
+        Ok(())
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -83,6 +83,39 @@ fn a_part_of_a_charge_is_refunded_by_cost_or_by_facts_and_never_more_than_was_ch
     });
 }
 
+/// A correction that names the wrong field must not use the receipt up.
+#[test]
+fn correction_that_matches_no_limit_leaves_the_charge() {
+    let tokens_only = "limits:
+  - { name: tokens, by: user, rate: 1000/day, algorithm: fixed-window, cost: tokens }
+";
+    on_each_store(tokens_only, |server| {
+        for path in ["/v1/refund", "/v1/settle"] {
+            let charge = receipt(server, "/v1/reserve", ESTIMATE, "charge");
+            let correct = |part: &str| server.post(path, &format!("{{\"charge\":\"{charge}\",{part}}}"));
+            for (part, at) in [
+                (r#""cost":3"#, "cost"),
+                (r#""facts":{"token":100}"#, "facts"),
+                (r#""facts":{"user":"alice"}"#, "facts"),
+                (r#""facts":{}"#, "facts"),
+            ] {
+                assert_eq!(correct(part).error(), error(400, "invalid_cost", at), "{path} {part}");
+            }
+            assert_eq!(remaining(server, ALICE), [600], "{path}: nothing was touched");
+            // What is left to do differs: 400 given back, or 0 used.
+            let rest = if path == "/v1/refund" { 400 } else { 0 };
+            assert!(done(&correct(&format!(r#""facts":{{"tokens":{rest}}}"#))), "{path}");
+            assert_eq!(remaining(server, ALICE), [1000], "{path}");
+        }
+        let charge = receipt(server, "/v1/reserve", ESTIMATE, "charge");
+        for part in [r#""cost":0"#, r#""facts":{"tokens":0}"#] {
+            let answer = server.post("/v1/refund", &format!("{{\"charge\":\"{charge}\",{part}}}"));
+            assert_eq!(answer.error(), error(400, "invalid_cost", "cost"), "{part}");
+        }
+        assert!(done(&server.post("/v1/refund", &format!("{{\"charge\":\"{charge}\"}}"))));
+    });
+}
+
 #[test]
 fn a_reservation_is_settled_to_what_it_did_cost_and_a_shortfall_is_charged() {
     on_each_store(BUDGET, |server| {

@@ -155,6 +155,12 @@ fn forgetting_a_key_frees_it_and_nobody_else() {
     assert_eq!(forget("limit=per-user&user=%ff").error(), (400, "invalid_fact".to_owned(), at("facts.user")));
     assert_eq!(
         forget("limit=per-user&limit=per-user").error(),
+    assert_eq!(forget("limit=per-user").error(), (400, "missing_field".to_owned(), at("facts.user")));
+    assert_eq!(forget("limit=per-user&user=").error(), (400, "missing_field".to_owned(), at("facts.user")));
+    assert_eq!(
+        forget("limit=per-user&api_key=x").error(),
+        (400, "missing_field".to_owned(), at("facts.user"))
+    );
         (400, "duplicate_field".to_owned(), at("facts.limit"))
     );
 }

@@ -494,6 +494,25 @@ fn what_is_forgotten_is_fresh_under_every_period_of_its_tiers() {
     assert!(now(limiter.forget("plan", &facts! { "a b" => "c" })).is_err());
 }
 
+/// Without them, another key would be forgotten than the one that was meant.
+#[test]
+fn forgetting_needs_the_facts_of_the_key() {
+    let pair = Limit::new("pair", Quota::per_minute(1)).by("user").by("ip");
+    let shared = Limit::new("shared", Quota::per_minute(1)).by("user").missing(Missing::Share);
+    let (limiter, _) = limiter([pair, shared]);
+    for (facts, absent) in [
+        (facts! {}, vec!["user", "ip"]),
+        (facts! { "user" => "alice" }, vec!["ip"]),
+        (facts! { "user" => "", "ip" => "192.0.2.7" }, vec!["user"]),
+    ] {
+        let absent = absent.into_iter().map(str::to_owned).collect();
+        let expected = InvalidRequest::KeyFacts { limit: "pair".to_owned(), absent };
+        assert_eq!(now(limiter.forget("pair", &facts)), Err(expected));
+    }
+    charge(&limiter, &facts! {}, 1);
+    assert_eq!(now(limiter.forget("shared", &facts! {})), Ok(true), "requests without it share a key");
+}
+
 #[test]
 fn every_algorithm_can_be_forgotten_and_its_room_comes_back() {
     for algorithm in RATES {

@@ -155,7 +155,11 @@ impl From<InvalidRequest> for ApiError {
             InvalidRequest::Fact(fact) => (Code::InvalidFact, format!("facts.{}", fact.name)),
             InvalidRequest::CostFact { fact, .. } => (Code::InvalidCost, format!("facts.{fact}")),
             InvalidRequest::UnknownLimit(_) => (Code::UnknownLimit, "limit".to_owned()),
-            InvalidRequest::ZeroCost | InvalidRequest::Cost(_) | InvalidRequest::MoreThanCharged { .. } => {
+            InvalidRequest::ZeroCost
+            | InvalidRequest::Cost(_)
+            | InvalidRequest::MoreThanCharged { .. }
+            | InvalidRequest::ZeroRefund
+            | InvalidRequest::NothingToCorrect { by_cost: true, .. } => {
                 (Code::InvalidCost, "cost".to_owned())
             }
             InvalidRequest::NothingToCorrect { by_cost: false, .. } => {
