@@ -88,6 +88,10 @@ pub struct Jitter {
 
 /// The longest that a wait is lengthened by.
 const LONGEST_JITTER: Span = Span::from_secs(30);
+/// Waits below this are short: a second or two more would be felt.
+const SHORT_WAIT: Span = Span::from_secs(10);
+/// The longest that a short wait is lengthened by.
+const SHORT_JITTER: Span = Span::from_secs(1);
 /// The largest integer of structured fields.
 const LARGEST: u64 = 999_999_999_999_999;
 
@@ -97,9 +101,10 @@ impl Jitter {
 
     /// The whole seconds that a client is told to wait: at least one, and never less than it must.
     pub fn seconds(&self, wait: Span) -> u64 {
+        let most = if wait < SHORT_WAIT { SHORT_JITTER } else { LONGEST_JITTER };
         let wait = wait.as_micros();
         let share = u128::from(wait) * u128::from(self.share.basis_points()) / 10_000;
-        let longest = share.min(u128::from(LONGEST_JITTER.as_micros()));
+        let longest = share.min(u128::from(most.as_micros()));
         let drawn = if longest == 0 { 0 } else { ((longest + 1) * u128::from((self.draw)())) >> 64 };
         let drawn = u64::try_from(drawn).expect("at most 30 s");
         Span::from_micros(wait.saturating_add(drawn)).as_secs_ceil().clamp(1, LARGEST)

@@ -123,7 +123,7 @@ impl RateLimitLayer {
     }
 
     /// By how much `Retry-After` is lengthened at most, so that not all come again at once: 10 % unless said
-    /// otherwise, and never more than 30 s.
+    /// otherwise, and never more than 30 s, or 1 s for a wait below 10 s.
     #[must_use]
     pub fn retry_after_jitter(self, share: Percent) -> RateLimitLayer {
         self.set(|settings| settings.retry_after_jitter = share)

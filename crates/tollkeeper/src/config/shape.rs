@@ -216,8 +216,8 @@ pub(super) static ROOT: Section = Section {
         key(
             "retry_after_jitter",
             Kind::Percent,
-            "Lengthens the `Retry-After` header by a random part of up to this much, never by more than 30 s, so \
-             that those who were refused together do not come back together.",
+            "Lengthens the `Retry-After` header by a random part of up to this much, never by more than 30 s (1 s \
+             for a wait below 10 s), so that clients that were refused together do not retry together.",
         )
         .default("10%")
         .example("25%"),
