@@ -69,7 +69,7 @@ pub async fn answer(service: &Service, peer: SocketAddr, request: Request<Incomi
         Ok(route) => route,
         Err(no_route) => return refuse_route(no_route, head.uri.path()),
     };
-    let guarded = head.method != Method::GET || route.call == Call::Events;
+    let guarded = route.method != Method::GET || route.call == Call::Events;
     if guarded && is_foreign(&head.headers, &head.uri) {
         let message = "the Origin of this request is not this server: pages of other sites may not call it";
         return refuse(&ApiError::new(Code::Forbidden, message));
@@ -80,7 +80,13 @@ pub async fn answer(service: &Service, peer: SocketAddr, request: Request<Incomi
         return refuse_entry(shut, route.door);
     }
     let asked = Asked { peer: peer.ip(), began, parent };
-    finish(service, began, decide(service, asked, route.call, head, body).await)
+    let is_head = head.method == Method::HEAD;
+    let mut response = finish(service, began, decide(service, asked, route.call, head, body).await);
+    if is_head && matches!(response.body(), Reply::Whole(body) if body.is_empty()) {
+        // hyper writes it for GET, and for HEAD only where it is not 0.
+        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
+    }
+    response
 }
 
 /// Answers a check whose body is here.

@@ -79,8 +79,9 @@ pub static ROUTES: [Route; 23] = [
 ];
 
 impl Route {
-    /// The route of this path and method.
+    /// The route of this path and method. HEAD is GET without the body of the answer.
     pub fn of(path: &str, method: &Method) -> Result<&'static Route, NoRoute> {
+        let method = if *method == Method::HEAD { &Method::GET } else { method };
         let mut at_path = ROUTES.iter().filter(|route| route.path == path).peekable();
         if at_path.peek().is_none() {
             return Err(NoRoute::Path);
@@ -115,6 +116,10 @@ impl NoRoute {
 
 /// The methods that a path takes.
 pub fn methods(path: &str) -> String {
-    let methods = ROUTES.iter().filter(|route| route.path == path).map(|route| route.method.as_str());
-    methods.collect::<Vec<_>>().join(", ")
+    let routes = ROUTES.iter().filter(|route| route.path == path);
+    let names = |route: &Route| match route.method {
+        Method::GET => "GET, HEAD".to_owned(),
+        ref other => other.to_string(),
+    };
+    routes.map(names).collect::<Vec<_>>().join(", ")
 }
