@@ -19,6 +19,8 @@ pub enum Door {
     Data,
     /// Decisions for a gateway that passes on headers of its clients: its token has a header of its own.
     Gateway,
+    /// What one key has used: also for services that show it to their customers.
+    Usage,
     /// What shows keys and their use.
     Eyes,
     /// What changes limits and counts.
@@ -85,8 +87,9 @@ impl Tokens {
     fn admit(&self, door: Door, token: Option<&[u8]>) -> Result<(), Shut> {
         match door {
             Door::Open => Ok(()),
-            Door::Eyes if self.admin.is_some() && !self.demo => self.admit_admin(token),
-            Door::Data | Door::Gateway | Door::Eyes => self.admit_data(token),
+            Door::Usage if !self.data.is_empty() => self.admit_data(token),
+            Door::Usage | Door::Eyes if self.admin.is_some() && !self.demo => self.admit_admin(token),
+            Door::Data | Door::Gateway | Door::Usage | Door::Eyes => self.admit_data(token),
             Door::Admin if self.admin.is_none() => Err(Shut::NobodyMay),
             Door::Admin => self.admit_admin(token),
         }
@@ -139,7 +142,7 @@ mod tests {
         TokenDigest(sha256(token.as_bytes()))
     }
 
-    const DOORS: [Door; 5] = [Door::Open, Door::Data, Door::Gateway, Door::Eyes, Door::Admin];
+    const DOORS: [Door; 6] = [Door::Open, Door::Data, Door::Gateway, Door::Usage, Door::Eyes, Door::Admin];
 
     /// Which doors a token opens: `o` open, `.` a token is needed, `a` the admin token is, `x` nobody may.
     fn opened(tokens: &Tokens, token: Option<&str>) -> String {
@@ -161,23 +164,23 @@ mod tests {
         let only_data = Tokens { data: data.clone(), ..Tokens::default() };
         let both = Tokens { admin, data: data.clone(), demo: false };
         let demo = Tokens { admin, demo: true, ..Tokens::default() };
-        // The doors in order: open, data, gateway, eyes, admin.
+        // The doors in order: open, data, gateway, usage, eyes, admin.
         for (tokens, token, expected) in [
-            (&none, None, "oooox"),
-            (&none, Some("admin"), "oooox"),
-            (&only_admin, None, "oooaa"),
-            (&only_admin, Some("nobody"), "oooaa"),
-            (&only_admin, Some("admin"), "ooooo"),
-            (&only_data, None, "o...x"),
-            (&only_data, Some("nobody"), "o...x"),
-            (&only_data, Some(""), "o...x"),
-            (&only_data, Some("one"), "oooox"),
-            (&only_data, Some("two"), "oooox"),
-            (&both, None, "o..aa"),
-            (&both, Some("one"), "oooaa"),
-            (&both, Some("admin"), "ooooo"),
-            (&demo, None, "ooooa"),
-            (&demo, Some("admin"), "ooooo"),
+            (&none, None, "ooooox"),
+            (&none, Some("admin"), "ooooox"),
+            (&only_admin, None, "oooaaa"),
+            (&only_admin, Some("nobody"), "oooaaa"),
+            (&only_admin, Some("admin"), "oooooo"),
+            (&only_data, None, "o....x"),
+            (&only_data, Some("nobody"), "o....x"),
+            (&only_data, Some(""), "o....x"),
+            (&only_data, Some("one"), "ooooox"),
+            (&only_data, Some("two"), "ooooox"),
+            (&both, None, "o...aa"),
+            (&both, Some("one"), "ooooaa"),
+            (&both, Some("admin"), "oooooo"),
+            (&demo, None, "oooooa"),
+            (&demo, Some("admin"), "oooooo"),
         ] {
             assert_eq!(opened(tokens, token), expected, "{tokens:?} {token:?}");
         }

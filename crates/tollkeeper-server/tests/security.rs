@@ -32,14 +32,15 @@ fn statuses(server: &Server, call: &str, tokens: &[Option<&str>]) -> Vec<u16> {
 
 const OPEN: [&str; 2] = ["GET /healthz", "GET /readyz"];
 const DATA: [&str; 4] = ["POST /v1/check", "POST /v1/peek", "GET /v1/limits", "GET /metrics"];
-const EYES: [&str; 1] = ["GET /v1/usage?user=alice"];
+const USAGE: &str = "GET /v1/usage?user=alice";
+const EYES: [&str; 1] = ["GET /v1/top"];
 const ADMIN: [&str; 1] = ["DELETE /v1/state?limit=per-user&user=alice"];
 
 #[test]
 fn without_tokens_decisions_are_open_and_admin_calls_are_off_and_say_how_to_turn_them_on() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
-    for call in OPEN.into_iter().chain(DATA).chain(EYES) {
+    for call in OPEN.into_iter().chain(DATA).chain([USAGE]).chain(EYES) {
         assert_eq!(statuses(&server, call, &[None, Some("any")]), [200, 200], "{call}");
     }
     for call in ADMIN {
@@ -58,7 +59,7 @@ fn an_admin_token_opens_admin_calls_and_closes_what_shows_keys() {
     for call in OPEN.into_iter().chain(DATA) {
         assert_eq!(statuses(&server, call, &tokens), [200, 200, 200], "{call}");
     }
-    for call in EYES.into_iter().chain(ADMIN) {
+    for call in EYES.into_iter().chain([USAGE]).chain(ADMIN) {
         assert_eq!(statuses(&server, call, &tokens), [401, 401, 200], "{call}");
     }
     let refused = ask(&server, EYES[0], None);
@@ -82,7 +83,8 @@ fn data_tokens_close_the_data_plane_and_the_admin_token_opens_it_too() {
     for call in OPEN {
         assert_eq!(statuses(&server, call, &tokens), [200; 5], "{call}");
     }
-    for call in DATA {
+    // A service shows usage to its customers with the token that it checks with.
+    for call in DATA.into_iter().chain([USAGE]) {
         assert_eq!(statuses(&server, call, &tokens), [401, 401, 200, 200, 200], "{call}");
     }
     for call in EYES.into_iter().chain(ADMIN) {
@@ -99,6 +101,7 @@ fn data_tokens_alone_also_guard_what_shows_keys() {
     let yaml = format!("{LIMITS}auth: {{ token_sha256: [{}] }}\n", digest("clerk"));
     let server = Server::with_config(&folder, &yaml);
     assert_eq!(statuses(&server, EYES[0], &[None, Some("clerk")]), [401, 200]);
+    assert_eq!(statuses(&server, USAGE, &[None, Some("clerk")]), [401, 200]);
     assert_eq!(statuses(&server, ADMIN[0], &[None, Some("clerk")]), [403, 403]);
 }
 
@@ -152,15 +155,15 @@ fn forgetting_a_key_frees_it_and_nobody_else() {
     let at = |at: &str| Some(at.to_owned());
     assert_eq!(forget("user=bob").error(), (400, "missing_field".to_owned(), at("limit")));
     assert_eq!(forget("limit=nothing&user=bob").error(), (404, "unknown_limit".to_owned(), at("limit")));
-    assert_eq!(forget("limit=per-user&user=%ff").error(), (400, "invalid_fact".to_owned(), at("facts.user")));
-    assert_eq!(
-        forget("limit=per-user&limit=per-user").error(),
     assert_eq!(forget("limit=per-user").error(), (400, "missing_field".to_owned(), at("facts.user")));
     assert_eq!(forget("limit=per-user&user=").error(), (400, "missing_field".to_owned(), at("facts.user")));
     assert_eq!(
         forget("limit=per-user&api_key=x").error(),
         (400, "missing_field".to_owned(), at("facts.user"))
     );
+    assert_eq!(forget("limit=per-user&user=%ff").error(), (400, "invalid_fact".to_owned(), at("facts.user")));
+    assert_eq!(
+        forget("limit=per-user&limit=per-user").error(),
         (400, "duplicate_field".to_owned(), at("facts.limit"))
     );
 }

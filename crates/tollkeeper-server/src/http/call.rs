@@ -64,7 +64,7 @@ pub static ROUTES: [Route; 23] = [
     route(Method::POST, "/v1/acquire", Call::Acquire, Door::Data),
     route(Method::POST, "/v1/release", Call::Release, Door::Data),
     route(Method::POST, "/v1/renew", Call::Renew, Door::Data),
-    route(Method::GET, "/v1/usage", Call::Usage, Door::Eyes),
+    route(Method::GET, "/v1/usage", Call::Usage, Door::Usage),
     route(Method::GET, "/v1/limits", Call::Limits, Door::Data),
     route(Method::PUT, "/v1/limits", Call::PutLimits, Door::Admin),
     route(Method::DELETE, "/v1/limits", Call::DeleteLimits, Door::Admin),
