@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tollkeeper::config::{Listener, StoreUrl};
+use tollkeeper::config::{InvalidStoreUrl, Listener, StoreUrl};
 
 use crate::otlp::Collector;
 
@@ -52,8 +52,8 @@ pub struct Serve {
     #[arg(long, value_name = "FILE", env = "TOLLKEEPER_CONFIG")]
     pub config: Option<PathBuf>,
     /// Where state is kept [default: memory://]
-    #[arg(long, value_name = "URL", env = "TOLLKEEPER_STORE")]
-    pub store: Option<StoreUrl>,
+    #[arg(long, value_name = "URL", env = "TOLLKEEPER_STORE", hide_env_values = true)]
+    pub store: Option<StoreArgument>,
     /// Where to listen for HTTP; `off` does not, port 0 picks a free one [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_HTTP")]
     pub http: Option<Listener>,
@@ -72,6 +72,17 @@ pub struct Serve {
     /// How logs are written
     #[arg(long, value_name = "FORM", env = "TOLLKEEPER_LOG", default_value = "text")]
     pub log: Log,
+}
+
+/// The URL of a store, or why it is none. clap repeats a value that it cannot parse, and this one may hold a
+/// password; so it always can.
+#[derive(Clone, Debug)]
+pub struct StoreArgument(pub Result<StoreUrl, InvalidStoreUrl>);
+
+impl From<&str> for StoreArgument {
+    fn from(text: &str) -> StoreArgument {
+        StoreArgument(text.parse())
+    }
 }
 
 /// How logs are written.

@@ -53,10 +53,14 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
     }
     let http = choose(args.http, config.listen.http, "127.0.0.1:8080");
     let resp = choose(args.resp, config.listen.resp, "127.0.0.1:6380");
+    let store = match &args.store {
+        None => config.store.clone(),
+        Some(store) => store.0.clone().context("--store")?,
+    };
     let grpc = choose(args.grpc, config.listen.grpc, "127.0.0.1:8081");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let store = Store::open(args.store.as_ref().unwrap_or(&config.store), &config)?;
+        let store = Store::open(&store, &config)?;
         let on_store_failure = config.on_store_failure;
         let service = Arc::new(Service::new(config, source, store)?);
         let asked = Arc::new(Resp::new(Arc::clone(&service), on_store_failure));

@@ -178,6 +178,92 @@ fn check_without_a_server_says_how_to_start_one() {
         "https://localhost",
         "http://",
         "http:// x",
+/// A server with a token, and with TLS if there is a certificate.
+fn secured(folder: &Folder, identity: Option<&(PathBuf, PathBuf)>) -> Server {
+    let tls = identity.map_or(String::new(), |(cert, key)| {
+        format!("tls: {{ cert: {}, key: {} }}\n", cert.display(), key.display())
+    });
+    let token = hex(&sha256(b"clerk"));
+    let limits = "limits: [{ name: demo, by: user, rate: 1/day, burst: 5 }]";
+    Server::with_config(folder, &format!("{tls}auth: {{ token_sha256: [{token}] }}\n{limits}\n"))
+}
+
+#[test]
+fn check_sends_a_token_from_a_file_or_the_environment() {
+    let folder = Folder::new();
+    let server = secured(&folder, None);
+    let url = format!("http://{}", server.address);
+    let [right, wrong, empty] = [("right", "clerk\n"), ("wrong", "guess"), ("empty", "\n")]
+        .map(|(name, text)| folder.write(name, text));
+    let check = || {
+        let mut command = tollkeeper();
+        command.args(["check", "--server", &url, "user=alice"]);
+        command
+    };
+    let allowed = |command: &mut Command| assert_eq!(output(command).status.code(), Some(0), "{command:?}");
+    allowed(check().arg("--token-file").arg(&right));
+    allowed(check().env("TOLLKEEPER_TOKEN", "clerk"));
+    allowed(check().arg("--token-file").arg(&right).env("TOLLKEEPER_TOKEN", "guess"));
+
+    fails(&mut check(), &["unauthorized", "--token-file", "TOLLKEEPER_TOKEN"]);
+    fails(check().env("TOLLKEEPER_TOKEN", ""), &["--token-file", "TOLLKEEPER_TOKEN"]);
+    fails(check().env("TOLLKEEPER_TOKEN", "guess"), &["unauthorized", "the token from `TOLLKEEPER_TOKEN`"]);
+    fails(check().arg("--token-file").arg(&wrong), &["unauthorized", wrong.to_str().unwrap()]);
+    fails(check().arg("--token-file").arg(&empty), &["does not hold a token"]);
+    fails(
+        check().arg("--token-file").arg(folder.path().join("missing")),
+        &["--token-file", "cannot be read"],
+    );
+    fails(check().args(["--token", "clerk"]), &["--token"]);
+    let guess = output(check().env("TOLLKEEPER_TOKEN", "guess"));
+    assert!(!text(&guess.stderr).contains("guess"), "{}", text(&guess.stderr));
+}
+
+#[test]
+fn check_speaks_https_and_says_how_to_trust_a_server() {
+    let (authority, stranger, folder) = (Authority::new(), Authority::new(), Folder::new());
+    let server = secured(&folder, Some(&authority.certify("server", "IP:127.0.0.1")));
+    let url = format!("https://{}", server.address);
+    let check = |url: &str, ca: Option<&Authority>| {
+        let mut command = tollkeeper();
+        command.args(["check", "--server", url, "user=alice"]).env("TOLLKEEPER_TOKEN", "clerk");
+        if let Some(ca) = ca {
+            command.arg("--ca").arg(ca.certificate());
+        }
+        command
+    };
+    let done = output(&mut check(&url, Some(&authority)));
+    assert_eq!(told(&done).0, Some(0), "{}", text(&done.stderr));
+    fails(&mut check(&url, None), &["not trusted", "--ca FILE"]);
+    fails(&mut check(&url, Some(&stranger)), &["not trusted", "--ca FILE"]);
+    let other_name = url.replace("127.0.0.1", "localhost");
+    fails(&mut check(&other_name, Some(&authority)), &["not trusted"]);
+    fails(check(&url, None).arg("--ca").arg(folder.write("empty.pem", "")), &["--ca", "no certificate"]);
+    let plain = url.replace("https", "http");
+    fails(&mut check(&plain, None), &["if it speaks TLS, use https"]);
+    fails(&mut check(&plain, Some(&authority)), &["--ca", "https"]);
+    let other = Server::start();
+    fails(&mut check(&format!("https://{}", other.address), None), &["does not speak TLS"]);
+}
+
+#[test]
+fn passwords_on_the_command_line_are_not_repeated() {
+    for (args, words) in [
+        (&["check", "--server", "http://app:hunter2@127.0.0.1"][..], &["--token-file"][..]),
+        (&["check", "--server", "http://app:hunter2@ 127.0.0.1"], &["not the address of a server"]),
+        (&["serve", "--store", "redis://app:hunter2@127.0.0.1:x"], &["--store", "the port is not a number"]),
+        (&["serve", "--store", "redis://hunter2@127.0.0.1"], &["--store", "the password is missing"]),
+        (&["serve", "--store", "hunter2"], &["--store", "not a URL"]),
+    ] {
+        fails(tollkeeper().args(args), words);
+        let said = output(tollkeeper().args(args));
+        assert!(!text(&said.stderr).contains("hunter2"), "{}", text(&said.stderr));
+    }
+    let help =
+        output(tollkeeper().args(["serve", "--help"]).env("TOLLKEEPER_STORE", "redis://:hunter2@127.0.0.1"));
+    assert!(!text(&help.stdout).contains("hunter2"), "{}", text(&help.stdout));
+}
+
         "/v1/check",
     ] {
         fails(tollkeeper().args(["check", "--server", wrong, "user=alice"]), &["http://127.0.0.1:8080"]);

@@ -13,6 +13,7 @@ use crate::redis::{RedisOptions, RedisStore};
 #[cfg(feature = "redis")]
 use crate::resilient::{Resilient, ResilientSettings};
 use crate::store::Store;
+use crate::store_url::{InvalidStoreUrl, StoreUrl};
 
 /// Collects limits and says where their state is kept.
 #[derive(Debug, Default)]
@@ -25,8 +26,8 @@ pub struct Builder {
 /// Where state is kept: a URL, or a store that exists.
 #[derive(Debug)]
 pub enum Backend {
-    /// To be opened: `memory://`.
-    Url(String),
+    /// To be opened: `memory://`, `redis://…`. The text is not kept, because it may hold a password.
+    Url(Result<StoreUrl, InvalidStoreUrl>),
     /// In this process.
     Memory(MemoryStore),
     /// Elsewhere; the clock is for those who wait.
@@ -35,13 +36,13 @@ pub enum Backend {
 
 impl From<&str> for Backend {
     fn from(url: &str) -> Backend {
-        Backend::Url(url.to_owned())
+        Backend::Url(url.parse())
     }
 }
 
 impl From<String> for Backend {
     fn from(url: String) -> Backend {
-        Backend::Url(url)
+        url.as_str().into()
     }
 }
 
@@ -77,12 +78,13 @@ impl Builder {
         let policy = self.ipv6_prefix.into_iter().fold(policy, Policy::with_ipv6_prefix);
         match self.store {
             None => Ok(Limiter::embedded(policy, MemoryStore::default())),
-            Some(Backend::Url(url)) if url == "memory://" => {
-                Ok(Limiter::embedded(policy, MemoryStore::new(Capacity::default(), Clock::system())))
-            }
-            #[cfg(feature = "redis")]
-            Some(Backend::Url(url)) => match url.parse() {
-                Ok(crate::store_url::StoreUrl::Redis(redis)) => {
+            Some(Backend::Url(Err(error))) => Err(BuildError::Store(error)),
+            Some(Backend::Url(Ok(url))) => match url {
+                StoreUrl::Memory => {
+                    Ok(Limiter::embedded(policy, MemoryStore::new(Capacity::default(), Clock::system())))
+                }
+                #[cfg(feature = "redis")]
+                StoreUrl::Redis(redis) => {
                     if tokio::runtime::Handle::try_current().is_err() {
                         return Err(BuildError::Runtime);
                     }
@@ -90,10 +92,9 @@ impl Builder {
                     let store = Resilient::new(store, ResilientSettings::default(), MemoryStore::default());
                     Ok(Limiter::new(policy, Arc::new(store), None, Clock::system()))
                 }
-                _ => Err(BuildError::Store(url)),
+                #[cfg(not(feature = "redis"))]
+                StoreUrl::Redis(_) => Err(BuildError::Store(InvalidStoreUrl::NO_REDIS)),
             },
-            #[cfg(not(feature = "redis"))]
-            Some(Backend::Url(url)) => Err(BuildError::Store(url)),
             Some(Backend::Memory(store)) => Ok(Limiter::embedded(policy, store)),
             Some(Backend::Other(store, clock)) => Ok(Limiter::new(policy, store, None, clock)),
         }
@@ -105,8 +106,8 @@ impl Builder {
 pub enum BuildError {
     /// The limits do not make sense.
     Policy(InvalidPolicy),
-    /// There is no such store.
-    Store(String),
+    /// The URL is not that of a store, or of one that this build does not have.
+    Store(InvalidStoreUrl),
     /// A store elsewhere was asked for outside of an async runtime.
     Runtime,
 }
@@ -115,11 +116,7 @@ impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BuildError::Policy(error) => write!(f, "{error}"),
-            BuildError::Store(url) => {
-                // What comes before the address may hold a password.
-                let scheme = url.split_once("://").map_or(url.as_str(), |(scheme, _)| scheme);
-                write!(f, "there is no store for `{scheme}://` in this build (try `memory://`)")
-            }
+            BuildError::Store(error) => write!(f, "{error}"),
             BuildError::Runtime => {
                 f.write_str("a store on Redis needs a tokio runtime: build the limiter inside one")
             }

@@ -250,7 +250,6 @@ mod remote;
 #[cfg(feature = "redis")]
 mod resilient;
 mod store;
-#[cfg(any(feature = "config", feature = "redis"))]
 pub mod store_url;
 mod sync;
 

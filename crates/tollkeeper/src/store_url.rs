@@ -85,9 +85,7 @@ impl StoreUrl {
     /// An error for a store that this build does not have.
     pub fn supported(&self) -> Result<(), InvalidStoreUrl> {
         match self {
-            StoreUrl::Redis(_) if cfg!(not(feature = "redis")) => {
-                Err(InvalidStoreUrl("this build has no Redis store (build it with the feature `redis`)"))
-            }
+            StoreUrl::Redis(_) if cfg!(not(feature = "redis")) => Err(InvalidStoreUrl::NO_REDIS),
             StoreUrl::Memory | StoreUrl::Redis(_) => Ok(()),
         }
     }
@@ -127,6 +125,12 @@ impl FromStr for StoreUrl {
             Some((credentials, rest)) => (Some(read_credentials(credentials)?), rest),
             None => (None, rest),
         };
+        // Other clients take a password there, and a path or a name is shown.
+        if rest.contains(['?', '#']) {
+            return Err(InvalidStoreUrl(
+                "a store has no query (the password is before the host: `redis://user:password@host/0`)",
+            ));
+        }
         let (hosts, path) = rest.split_once('/').map_or((rest, ""), |(hosts, path)| (hosts, path));
         let servers = match kind {
             "unix" if hosts.is_empty() && !path.is_empty() => Servers::Unix { path: format!("/{path}") },
@@ -285,6 +289,11 @@ impl fmt::Debug for Credentials {
 /// Why a text is not the URL of a store. It does not hold the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidStoreUrl(&'static str);
+
+impl InvalidStoreUrl {
+    pub(crate) const NO_REDIS: InvalidStoreUrl =
+        InvalidStoreUrl("this build has no Redis store (build it with the feature `redis`)");
+}
 
 impl fmt::Display for InvalidStoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -527,6 +527,28 @@ fn every_algorithm_can_be_forgotten_and_its_room_comes_back() {
     }
 }
 
+/// `main` shows errors with `{:?}`.
+#[test]
+fn no_output_of_a_builder_shows_a_password() {
+    for url in [
+        "postgres://user:hunter2@host/",
+        "hunter2",
+        "redis://app:hunter2",
+        "redis://hunter2@127.0.0.1",
+        "redis://app:hunter2@127.0.0.1:x",
+        "redis://app:p@hunter2/x@127.0.0.1",
+        "redis://app:%68unter2%@127.0.0.1",
+        "redis+unix:///run/redis.sock?password=hunter2",
+    ] {
+        let builder = || Limiter::builder().store(url);
+        let mut shown = format!("{:?}", builder());
+        if let Err(error) = now(builder().build()) {
+            shown += &format!("{error} {error:?}");
+        }
+        assert!(!shown.contains("hunter2"), "{url}: {shown}");
+    }
+}
+
 #[test]
 fn what_cannot_be_built_says_what_would_be_right() {
     let check = |builder: tollkeeper::Builder, expected: &str| {
@@ -554,7 +576,8 @@ fn what_cannot_be_built_says_what_would_be_right() {
     // The address of a store may hold a password.
     check(
         limit("limit").store("postgres://user:secret@host/"),
-        "there is no store for `postgres://` in this build (try `memory://`)",
+        "there is no such store (`memory://`, `redis://`, `rediss://`, `redis+unix://`, `redis+cluster://`, \
+         `redis+sentinel://`)",
     );
     #[cfg(feature = "redis")]
     check(
@@ -563,7 +586,7 @@ fn what_cannot_be_built_says_what_would_be_right() {
     );
     check(
         limit("limit").store("nonsense"),
-        "there is no store for `nonsense://` in this build (try `memory://`)",
+        "the store is not a URL (such as `memory://` or `redis://127.0.0.1:6379`)",
     );
     assert!(now(limit("limit").store("memory://").build()).is_ok());
     assert!(now(limit("limit").store("memory://".to_owned()).build()).is_ok());

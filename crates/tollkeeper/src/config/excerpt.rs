@@ -148,9 +148,7 @@ fn harmless(char: char) -> char {
 /// What stands in a line between the scheme of a URL and its last `@`: who and which password. Any word
 /// that begins like the URL of a store counts, because a mistyped URL still holds the password.
 fn secrets(line: &str) -> Vec<Range<usize>> {
-    // A password without a host behind it is still one.
-    let bare = line.find("://:").map(|index| index + 4..line.len());
-    let Some(last) = line.rfind('@') else { return bare.into_iter().collect() };
+    let Some(last) = line.rfind('@') else { return bare_passwords(line).collect() };
     let urls = line.match_indices("://").map(|(index, found)| index + found.len());
     let stores = line.match_indices("redis").map(|(index, found)| {
         let rest = &line[index + found.len()..];
@@ -160,6 +158,25 @@ fn secrets(line: &str) -> Vec<Range<usize>> {
         index + found.len() + scheme + slashes
     });
     urls.chain(stores).filter(|start| *start < last).map(|start| start..last).collect()
+}
+
+/// What stands in the place of a port and is none: a password whose `@` and host are missing.
+fn bare_passwords(line: &str) -> impl Iterator<Item = Range<usize>> {
+    line.match_indices("://").filter_map(|(index, found)| {
+        let mut start = index + found.len();
+        let url = line[start..].split([' ', '\t', '"', '\'']).next()?;
+        for host in url.split(['/', ',']) {
+            let name = host.rfind(']').map_or(0, |bracket| bracket + 1);
+            if let Some(colon) = host[name..].find(':').map(|colon| name + colon) {
+                let port = &host[colon + 1..];
+                if colon == 0 || port.is_empty() || !port.bytes().all(|byte| byte.is_ascii_digit()) {
+                    return Some(start + colon + 1..line.len());
+                }
+            }
+            start += host.len() + 1;
+        }
+        None
+    })
 }
 
 /// The end of the last character that ends at or before this byte.

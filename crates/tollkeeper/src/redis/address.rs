@@ -42,12 +42,20 @@ struct Way {
 }
 
 /// Certificates for an encrypted connection, as PEM.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct RedisTls {
     /// Those that the server's must descend from; without them, those of the system.
     pub ca: Option<Vec<u8>>,
     /// The certificate to present, and its private key.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Without the private key.
+impl fmt::Debug for RedisTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (ca, identity) = (self.ca.is_some(), self.identity.is_some());
+        f.debug_struct("RedisTls").field("ca", &ca).field("identity", &identity).finish()
+    }
 }
 
 impl Address {
