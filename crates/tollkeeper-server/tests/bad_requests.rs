@@ -5,6 +5,7 @@
 mod support;
 
 use std::fs;
+use std::io::Read as _;
 use std::thread;
 
 use serde_json::{Value, json};
@@ -614,6 +615,35 @@ fn a_body_that_takes_too_long_is_given_up() {
         assert!(answers[0].text().contains("did not arrive within 10 s"), "{}", answers[0].text());
     }
     untouched(&server, "slow bodies");
+}
+
+#[test]
+fn request_that_meets_over_256_limits_is_too_many() {
+    // Whether limits with `when` apply together is only known with the request, so the config is valid.
+    let limits: String = (0..257)
+        .map(|number| {
+            format!("  - {{ name: l{number}, when: {{ wide: \"*\" }}, by: user, rate: 2/day, burst: 2 }}\n")
+        })
+        .collect();
+    let folder = Folder::new();
+    let file = folder.write("tollkeeper.yaml", &format!("limits:\n{limits}"));
+    let server = Server::launch(
+        tollkeeper().args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--config"]).arg(file),
+    );
+    let wide = r#"{"facts":{"user":"alice","wide":"yes"}}"#;
+    for path in ["/v1/check", "/v1/peek", "/v1/reserve", "/v1/acquire"] {
+        let body =
+            if path == "/v1/reserve" { wide.replace("}}", r#"},"ttl":"60s"}"#) } else { wide.to_owned() };
+        let too_many = (400, "too_many".to_owned(), Some("facts".to_owned()));
+        assert_eq!(server.post(path, &body).error(), too_many, "{path}");
+    }
+    let mut resp = Client::to(server.resp());
+    resp.send(b"TK.CHECK user alice wide yes\r\nTK.CHECK user alice\r\nQUIT\r\n");
+    let mut said = String::new();
+    resp.stream.read_to_string(&mut said).unwrap();
+    assert!(said.starts_with("-ERR too_many more than 256 limits and keys apply"), "{said}");
+    assert!(said.ends_with("+OK\r\n"), "the connection goes on: {said}");
+    assert_eq!(server.metric("tollkeeper_keys"), 0.0, "nothing was charged");
 }
 
 /// A line of the kernel's account of a process, in KiB.

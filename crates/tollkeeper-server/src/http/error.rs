@@ -154,6 +154,7 @@ impl From<InvalidRequest> for ApiError {
             InvalidRequest::ZeroCost | InvalidRequest::Cost(_) | InvalidRequest::MoreThanCharged { .. } => {
                 (Code::InvalidCost, "cost".to_owned())
             }
+            InvalidRequest::TooManyDues => (Code::TooMany, "facts".to_owned()),
             InvalidRequest::Ttl(_) => (Code::InvalidCost, "ttl".to_owned()),
         };
         ApiError::new(code, invalid.to_string()).at(at)
