@@ -18,6 +18,7 @@ pub mod notify;
 pub mod otlp;
 pub mod reload;
 pub mod resp;
+pub mod room;
 pub mod serve;
 pub mod service;
 pub mod store;

@@ -5,7 +5,7 @@
 mod support;
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::thread;
 
 use serde_json::{Value, json};
@@ -644,6 +644,36 @@ fn request_that_meets_over_256_limits_is_too_many() {
     assert!(said.starts_with("-ERR too_many more than 256 limits and keys apply"), "{said}");
     assert!(said.ends_with("+OK\r\n"), "the connection goes on: {said}");
     assert_eq!(server.metric("tollkeeper_keys"), 0.0, "nothing was charged");
+}
+
+/// More than the buffers of both sides take: it is still sending when the answer comes.
+#[test]
+fn client_that_sends_all_of_its_body_first_reads_the_413() {
+    let server = Server::start();
+    let body = padded(ALICE, 4 << 20);
+    let head = |path: &str, how: &str| format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{how}\r\n\r\n");
+    let length = format!("content-length: {}", body.len());
+    let chunks: Vec<u8> = body
+        .chunks(60_000)
+        .flat_map(|chunk| [format!("{:x}\r\n", chunk.len()).as_bytes(), chunk, b"\r\n"].concat())
+        .collect();
+    for (path, how, bytes, status) in [
+        ("/v1/check", &*length, &body, 413),
+        ("/v1/check/batch", &*length, &body, 413),
+        ("/v1/check", "transfer-encoding: chunked", &chunks, 413),
+        // Whatever the reason is for which a body is not read.
+        ("/v1/nothing", &*length, &body, 404),
+        ("/healthz", &*length, &body, 405),
+    ] {
+        let mut client = server.client();
+        client.stream.write_all(head(path, how).as_bytes()).unwrap();
+        for piece in bytes.chunks(64 << 10) {
+            client.stream.write_all(piece).unwrap_or_else(|error| panic!("{path}, {how}: {error}"));
+        }
+        let answers = client.last_answers();
+        assert_eq!(answers.iter().map(|answer| answer.status).collect::<Vec<_>>(), [status], "{path}, {how}");
+    }
+    untouched(&server, "bodies that are too large");
 }
 
 /// A line of the kernel's account of a process, in KiB.
