@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::task::JoinSet;
 use tollkeeper::config::StoreUrl;
 use tollkeeper::redis::wire::Value;
 use tollkeeper::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
-    Algorithm, BreakerSettings, BreakerState, Correction, Costs, Limit, Limiter, MemoryStore, Policy, Quota,
-    Resilient, ResilientSettings, Span, facts,
+    Algorithm, BreakerSettings, BreakerState, Correction, Costs, InvalidRequest, Limit, Limiter, MemoryStore,
+    Policy, Quota, Resilient, ResilientSettings, Span, facts,
 };
-use tollkeeper_tests::redis::{PATIENCE, Server, limiter};
+use tollkeeper_tests::redis::{PATIENCE, Server, limiter, limiter_and_store};
 
 #[tokio::test]
 async fn the_first_five_pass_and_the_sixth_is_told_when() {
@@ -65,6 +66,33 @@ async fn every_algorithm_decides_refunds_and_forgets() {
     }
     let forever: Vec<_> = server.connect().keys().into_iter().filter(|(_, expires)| *expires < 0).collect();
     assert_eq!(forever.len(), 1, "only the secret stays: {forever:?}");
+}
+
+/// The widest toll there can be is decided by one script call, also together with others. A wider one is never sent.
+#[tokio::test]
+async fn widest_tolls_are_decided_and_wider_ones_not_sent() {
+    let server = Server::start();
+    let limits = (0..128).map(|n| Limit::new(format!("limit-{n}"), Quota::per_hour(5).burst(5)).by("user"));
+    let (limiter, store) = limiter_and_store(&server.url(), limits.collect());
+    let mut decisions = JoinSet::new();
+    for round in 0..48 {
+        let limiter = limiter.clone();
+        decisions.spawn(async move {
+            let mut joint = limiter.joint();
+            for user in ["alice", "bob"] {
+                joint.add(&facts! { "user" => format!("{user}-{}", round % 8) }, 1).expect("256 dues");
+            }
+            joint.check().await
+        });
+    }
+    let decisions = decisions.join_all().await;
+    assert!(decisions.iter().all(|decision| decision.degraded().is_none()));
+    assert_eq!(decisions.iter().filter(|decision| decision.allowed()).count(), 5 * 8);
+
+    let mut wider = limiter.joint();
+    let added = ["alice", "bob", "carol"].map(|user| wider.add(&facts! { "user" => user }, 1).map(drop));
+    assert_eq!(added, [Ok(()), Ok(()), Err(InvalidRequest::TooManyDues)]);
+    assert_eq!(store.breaker(), BreakerState::Closed);
 }
 
 /// The marker of a charge that was corrected: its name, and when it goes.

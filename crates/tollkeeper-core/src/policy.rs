@@ -18,7 +18,7 @@ use crate::key;
 use crate::limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
 use crate::net;
 use crate::quota::Quota;
-use crate::toll::InvalidRequest;
+use crate::toll::{InvalidRequest, MAX_DUES};
 
 pub use explain::{CostSource, Explanation, Standing, Through};
 pub use problem::{InvalidLimit, InvalidPolicy, Part, Problem};
@@ -49,6 +49,10 @@ impl Policy {
                 report(Part::Name, Problem::DuplicateName);
             }
             rules.push(Rule::new(&limit, &mut report));
+        }
+        if let Some((index, rule)) = first_beyond_one_toll(&rules) {
+            let (name, part, problem) = (rule.name.to_string(), Part::Name, Problem::TooManyApply);
+            problems.push(InvalidLimit { index, name, part, problem });
         }
         if problems.is_empty() {
             Ok(Policy {
@@ -197,6 +201,26 @@ impl Policy {
             _ => value.text(scratch).as_bytes(),
         }
     }
+}
+
+/// The first limit that makes a request pay more than [`MAX_DUES`], if the limits without conditions already do:
+/// those by no fact, and those by the same facts. Limits with `when` or `unless` are only known with the request.
+fn first_beyond_one_toll(rules: &[Rule]) -> Option<(usize, &Rule)> {
+    let (mut for_all, mut by_facts) = (0, BTreeMap::<&[Box<str>], usize>::new());
+    let mut most_by_facts = 0;
+    rules.iter().enumerate().find(|(_, rule)| {
+        if !rule.is_unconditional() {
+            return false;
+        }
+        if rule.by.is_empty() {
+            for_all += 1;
+        } else {
+            let count = by_facts.entry(&rule.by).or_default();
+            *count += 1;
+            most_by_facts = most_by_facts.max(*count);
+        }
+        for_all + most_by_facts > MAX_DUES
+    })
 }
 
 #[cfg(test)]

@@ -20,6 +20,9 @@ use crate::time::{Span, Time};
 /// The largest cost.
 pub const MAX_COST: u64 = 1 << 31;
 
+/// The most dues of one toll: what one script call can decide without holding up the requests of others.
+pub const MAX_DUES: usize = 256;
+
 /// What the request wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
@@ -55,6 +58,9 @@ pub struct Toll {
     hold: Option<Span>,
     entries: Inline<Entry, 4>,
     values: Inline<u8, 96>,
+    /// The places of the entries of all sets of facts but the last one, sorted by their keys. Empty while there is
+    /// only one set.
+    by_key: Vec<u32>,
     skipped: Marks,
     unknown_tiers: Marks,
 }
@@ -67,6 +73,15 @@ struct Entry {
     values_end: u32,
     cost: u64,
     shift: u64,
+}
+
+impl Entry {
+    /// Orders entries by their keys. Entries with equal keys are equal here, and no others.
+    fn key_order<'t>(&self, policy: &'t Policy, values: &'t [u8]) -> (u32, &'t [u8], &'t [u8]) {
+        let (_, family) =
+            policy.rules()[self.rule as usize].quota(self.grant).expect("unlimited grants make no entry");
+        (self.rule, family, &values[self.values_start as usize..self.values_end as usize])
+    }
 }
 
 /// The limits that one of several sets of facts has met, by their places in the toll.
@@ -133,6 +148,7 @@ impl Toll {
             hold: None,
             entries: Inline::default(),
             values: Inline::default(),
+            by_key: Vec::new(),
             skipped: Marks::default(),
             unknown_tiers: Marks::default(),
         }
@@ -182,6 +198,7 @@ impl Toll {
         cost: u64,
         mut entered: impl FnMut(usize),
     ) -> Result<(), InvalidRequest> {
+        self.sort_earlier_sets();
         let policy = &*self.policy;
         let facts = &*policy.identify(facts)?;
         if cost == 0 {
@@ -195,7 +212,6 @@ impl Toll {
         {
             return Err(InvalidRequest::Ttl(ttl));
         }
-        let earlier = self.entries.len();
         for (index, rule) in policy.rules().iter().enumerate() {
             if !self.verb.meets(rule.algorithm()) || !rule.applies(facts) {
                 continue;
@@ -249,14 +265,22 @@ impl Toll {
                 cost,
                 shift: shift(rule, quota, key),
             };
-            // Within one set of facts each limit makes one key; only earlier sets can have made it before.
-            let same = |other: &Entry| due(policy, &self.values, None, other).key == key;
-            match self.entries[..earlier].iter().position(same) {
-                None => {
+            // Within one set of facts each limit makes one key: only earlier sets can have the same key.
+            let wanted = (entry.rule, family, &self.values[values_start..]);
+            let same = self.by_key.binary_search_by(|place| {
+                self.entries[*place as usize].key_order(policy, &self.values).cmp(&wanted)
+            });
+            match same {
+                Err(_) => {
+                    if self.entries.len() == MAX_DUES {
+                        return Err(InvalidRequest::TooManyDues);
+                    }
                     entered(self.entries.len());
                     self.entries.push(entry);
                 }
-                Some(same) => {
+                Ok(found) => {
+                    self.values.truncate(values_start);
+                    let same = self.by_key[found] as usize;
                     entered(same);
                     let merged = &mut self.entries[same];
                     let other = due(policy, &self.values, None, merged).quota;
@@ -268,6 +292,17 @@ impl Toll {
             }
         }
         Ok(())
+    }
+
+    /// Prepares the search for equal keys: sorts the entries of the sets of facts that are here already.
+    fn sort_earlier_sets(&mut self) {
+        for index in self.by_key.len()..self.entries.len() {
+            let wanted = self.entries[index].key_order(&self.policy, &self.values);
+            let before =
+                |other: &u32| self.entries[*other as usize].key_order(&self.policy, &self.values) < wanted;
+            let at = self.by_key.partition_point(before);
+            self.by_key.insert(at, place(index));
+        }
     }
 
     /// What of it is due at the limits of these places.
@@ -561,6 +596,8 @@ pub enum InvalidRequest {
         /// The facts that are absent.
         absent: Vec<String>,
     },
+    /// More than [`MAX_DUES`] limits and keys apply to one request.
+    TooManyDues,
 }
 
 /// What is wrong with a fact that holds a cost.
@@ -614,6 +651,11 @@ impl fmt::Display for InvalidRequest {
                 let are = if absent.len() == 1 { "is" } else { "are" };
                 write!(f, "limit `{limit}` is keyed by {}, which {are} missing", Names(absent))
             }
+            InvalidRequest::TooManyDues => write!(
+                f,
+                "more than {MAX_DUES} limits and keys apply to this request (send fewer descriptors, or narrow the \
+                 limits with `when`)"
+            ),
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Every transport asks here: HTTP for each call, RESP and gRPC for what they carry.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
@@ -55,6 +56,8 @@ pub struct Tokens {
     pub data: Vec<TokenDigest>,
     /// Whether everybody may look, although there is an admin token: a demo.
     pub demo: bool,
+    /// Names that `Host` may carry where no token is needed, in lower case; besides addresses and `localhost`.
+    pub hosts: Vec<String>,
 }
 
 impl Doors {
@@ -75,6 +78,27 @@ impl Doors {
     #[inline]
     pub fn data_is_closed(&self) -> bool {
         self.closed.load(Relaxed)
+    }
+
+    /// Whether a call is open to every page that a browser on this machine shows, if its listener is a loopback one.
+    /// A page can give its own name the address of this listener (DNS rebinding), but it has no token. Gateways pass
+    /// the Host of their clients.
+    pub fn needs_host(&self, door: Door) -> bool {
+        match door {
+            Door::Open | Door::Gateway => false,
+            Door::Data | Door::Usage | Door::Eyes | Door::Admin => self.admit(door, None).is_ok(),
+        }
+    }
+
+    /// Whether this `Host`, which may have a port, is an address, `localhost` or a name from the config: not a name that
+    /// someone else can give the address of this server.
+    pub fn knows_host(&self, host: &[u8]) -> bool {
+        let Some(host) = std::str::from_utf8(host).ok().and_then(without_port) else { return false };
+        let name = host.strip_suffix('.').unwrap_or(host);
+        // Browsers resolve names under `localhost` to this machine themselves.
+        let local = name.rsplit('.').next().is_some_and(|last| last.eq_ignore_ascii_case("localhost"));
+        let configured = |known: &String| known.eq_ignore_ascii_case(name);
+        local || host.parse::<IpAddr>().is_ok() || self.tokens.load().hosts.iter().any(configured)
     }
 
     /// Whether a caller with this token may pass.
@@ -110,6 +134,19 @@ fn matches<'k>(token: Option<&[u8]>, known: impl IntoIterator<Item = &'k TokenDi
     let Some(token) = token else { return false };
     let digest = sha256(token);
     known.into_iter().fold(false, |found, known| found | bool::from(known.0.ct_eq(&digest)))
+}
+
+/// The host in `host:port`, and in `[::1]:port`.
+fn without_port(host: &str) -> Option<&str> {
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    if let Some(rest) = host.strip_prefix('[') {
+        let (host, port) = rest.split_once(']')?;
+        return (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then_some(host);
+    }
+    match host.split_once(':') {
+        None => Some(host),
+        Some((host, port)) => is_port(port).then_some(host),
+    }
 }
 
 /// The token in the headers of a request.
@@ -162,7 +199,7 @@ mod tests {
         let none = Tokens::default();
         let only_admin = Tokens { admin, ..Tokens::default() };
         let only_data = Tokens { data: data.clone(), ..Tokens::default() };
-        let both = Tokens { admin, data: data.clone(), demo: false };
+        let both = Tokens { admin, data: data.clone(), demo: false, ..Tokens::default() };
         let demo = Tokens { admin, demo: true, ..Tokens::default() };
         // The doors in order: open, data, gateway, usage, eyes, admin.
         for (tokens, token, expected) in [
@@ -183,6 +220,56 @@ mod tests {
             (&demo, Some("admin"), "oooooo"),
         ] {
             assert_eq!(opened(tokens, token), expected, "{tokens:?} {token:?}");
+        }
+    }
+
+    #[test]
+    fn only_addresses_localhost_and_configured_names_are_known() {
+        let doors = Doors::new(Tokens { hosts: vec!["api.example.test".to_owned()], ..Tokens::default() });
+        for (host, known) in [
+            ("127.0.0.1", true),
+            ("127.0.0.1:8080", true),
+            ("192.0.2.7:80", true),
+            ("[::1]:8080", true),
+            ("[::1]", true),
+            ("localhost", true),
+            ("LocalHost:8080", true),
+            ("localhost.", true),
+            ("tollkeeper.localhost:8080", true),
+            ("api.example.test", true),
+            ("API.example.test.:8080", true),
+            ("evil.example", false),
+            ("evil.example:8080", false),
+            ("localhost.evil.example", false),
+            ("127.0.0.1.evil.example", false),
+            ("evillocalhost", false),
+            ("other.api.example.test", false),
+            ("evil.example@127.0.0.1", false),
+            ("127.0.0.1:80:80", false),
+            ("[::1]evil.example", false),
+            ("localhost:evil", false),
+            ("", false),
+            (":8080", false),
+        ] {
+            assert_eq!(doors.knows_host(host.as_bytes()), known, "{host}");
+        }
+        assert!(!doors.knows_host(b"\xff"));
+    }
+
+    #[test]
+    fn host_matters_where_no_token_is_needed() {
+        let (admin, data) = (Some(digest("admin")), vec![digest("one")]);
+        for (tokens, expected) in [
+            (Tokens::default(), "data eyes"),
+            (Tokens { admin, ..Tokens::default() }, "data"),
+            (Tokens { data: data.clone(), ..Tokens::default() }, ""),
+            (Tokens { admin, data, ..Tokens::default() }, ""),
+            (Tokens { admin, demo: true, ..Tokens::default() }, "data eyes"),
+        ] {
+            let doors = Doors::new(tokens);
+            let names = ["open", "data", "gateway", "eyes", "admin"];
+            let needing = DOORS.iter().zip(names).filter(|(door, _)| doors.needs_host(**door));
+            assert_eq!(needing.map(|(_, name)| name).collect::<Vec<_>>().join(" "), expected);
         }
     }
 

@@ -13,58 +13,73 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use hyper::Request;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
-use tokio::sync::watch;
-use tokio::time::{self, Sleep, sleep, timeout_at};
+use tokio::time::{self, Sleep, sleep, timeout, timeout_at};
 
 use crate::connections::{Protocol, Stream};
 use crate::http::plain::{self, Begins};
 use crate::http::reply::Reply;
-use crate::http::{self, Asked, body};
+use crate::http::{self, Asked, Via, body};
+use crate::room::{self, Seat, Transport, User};
 use crate::service::Service;
 
 /// How long a connection may be without a request: idle, or still sending the head of one.
 const QUIET: Duration = Duration::from_secs(75);
 /// As much of a head as is read before it is complete.
 const BUFFER: usize = 16 << 10;
+/// How long, and for how many bytes, a client is heard that may still be sending a body that was refused: as many as
+/// the largest body may have.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES: usize = http::MAX_LIMITS_BODY;
 /// What a plain check has room in.
 const USUAL_REQUEST: usize = 2 << 10;
 
 /// HTTP over a connection.
 #[derive(Clone, Debug)]
-pub struct Http(pub Arc<Service>);
+pub struct Http {
+    service: Arc<Service>,
+    /// Whether the listener is bound to a loopback address.
+    loopback: bool,
+}
+
+impl Http {
+    /// What this service answers through a listener.
+    pub fn new(service: Arc<Service>, loopback: bool) -> Http {
+        Http { service, loopback }
+    }
+}
 
 impl Protocol for Http {
-    async fn serve(self, stream: impl Stream, peer: SocketAddr, stopped: watch::Receiver<()>) {
-        serve(stream, peer, self.0, stopped).await;
+    const TRANSPORT: Transport = Transport::Http;
+
+    async fn serve(self, stream: impl Stream, peer: SocketAddr, seat: Seat) {
+        serve(stream, Via { peer, loopback: self.loopback }, self.service, seat).await;
     }
 }
 
 /// Answers the requests of one connection until either side ends it.
-async fn serve(
-    mut stream: impl Stream,
-    peer: SocketAddr,
-    service: Arc<Service>,
-    stopped: watch::Receiver<()>,
-) {
-    let pace = Pace::default();
-    let mut watch = Watch { fires: pin!(sleep(QUIET)), stopped, stopping: false };
+async fn serve(mut stream: impl Stream, via: Via, service: Arc<Service>, seat: Seat) {
+    let pace = Pace::of(seat.user());
+    let mut watch = Watch { fires: pin!(sleep(QUIET)), seat, stopping: false };
     let mut buffer = Vec::new();
 
     let left = {
-        let mut plain = pin!(answer_plain(&mut stream, peer, &mut buffer, &service, &pace));
+        let mut plain = pin!(answer_plain(&mut stream, via, &mut buffer, &service, &pace));
         loop {
             tokio::select! {
                 biased;
                 left = plain.as_mut() => break left,
                 end = watch.end(&pace.asked) => match end {
                     End::Quiet => return,
+                    End::MakeRoom if pace.reading.load(Relaxed) => return,
                     // Nothing is lost when a read is given up.
                     End::Stop if pace.reading.load(Relaxed) => break Ok(Left::Request),
-                    End::Stop => pace.stop.store(true, Relaxed),
+                    End::Stop | End::MakeRoom => pace.stop.store(true, Relaxed),
                 },
             }
         }
@@ -72,52 +87,80 @@ async fn serve(
     match left {
         Ok(Left::Request) if watch.stopping && buffer.is_empty() => return,
         Ok(Left::Request) => {}
+        Ok(Left::Body) => return linger(&mut stream).await,
         Ok(Left::Nothing) => return,
         Err(error) => return tracing::debug!("a connection ended: {error}"),
     }
 
-    let answer = service_fn(|request| {
+    let answer = service_fn(|request: Request<Incoming>| {
         pace.asked.store(true, Relaxed);
-        async {
-            let mut response = http::answer(&service, peer, request).await;
-            if let Reply::Events(listening) = response.body_mut() {
-                listening.note(&pace.asked);
+        let busy = pace.user.busy();
+        let has_body = !request.body().is_end_stream();
+        let (service, pace) = (&service, &pace);
+        async move {
+            let mut response = http::answer(service, via, request).await;
+            pace.refused_body.store(has_body && response.status().is_client_error(), Relaxed);
+            match response.body_mut() {
+                Reply::Events(listening) => listening.note(&pace.asked, busy),
+                Reply::Whole(_) => drop(busy),
             }
             Ok::<_, Infallible>(response)
         }
     });
-    let mut protocol = http1::Builder::new();
-    protocol.max_buf_size(BUFFER);
-    let stream = TokioIo::new(Rewound { before: buffer, taken: 0, stream });
-    let mut connection = pin!(protocol.serve_connection(stream, answer));
-    if watch.stopping {
-        // It has to see that a request has begun, or it would take the connection for one that was never used.
-        if poll_fn(|context| Poll::Ready(connection.as_mut().poll(context))).await.is_ready() {
-            return;
-        }
-        connection.as_mut().graceful_shutdown();
-    }
-    loop {
-        tokio::select! {
-            biased;
-            ended = connection.as_mut() => {
-                if let Err(error) = ended {
-                    tracing::debug!("a connection ended: {error}");
-                }
+    {
+        let mut protocol = http1::Builder::new();
+        protocol.max_buf_size(BUFFER);
+        let stream = TokioIo::new(Rewound { before: buffer, taken: 0, stream: &mut stream });
+        let mut connection = pin!(protocol.serve_connection(stream, answer));
+        if watch.stopping {
+            // It has to see that a request has begun, or it would take the connection for one that was never used.
+            if poll_fn(|context| Poll::Ready(connection.as_mut().poll(context))).await.is_ready() {
                 return;
             }
-            end = watch.end(&pace.asked) => match end {
-                End::Quiet => return,
-                End::Stop => connection.as_mut().graceful_shutdown(),
-            },
+            connection.as_mut().graceful_shutdown();
+        }
+        loop {
+            tokio::select! {
+                biased;
+                ended = connection.as_mut() => match ended {
+                    Ok(()) => break,
+                    Err(error) => return tracing::debug!("a connection ended: {error}"),
+                },
+                end = watch.end(&pace.asked) => match end {
+                    End::Quiet => return,
+                    End::MakeRoom if !pace.user.is_busy() => return,
+                    End::Stop | End::MakeRoom => connection.as_mut().graceful_shutdown(),
+                },
+            }
         }
     }
+    if pace.refused_body.load(Relaxed) {
+        linger(&mut stream).await;
+    }
+}
+
+/// Reads on after the last answer, for a client that sends all of its body before it reads. If the connection were
+/// closed while bytes of it are unread, it would be reset, and the client could not read the answer.
+async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+    let drained = async {
+        let _ = stream.shutdown().await;
+        let (mut scrap, mut left) = (vec![0; BUFFER], LINGER_BYTES);
+        while left > 0 {
+            match stream.read(&mut scrap).await {
+                Ok(count @ 1..) => left = left.saturating_sub(count),
+                Ok(0) | Err(_) => return,
+            }
+        }
+    };
+    let _ = timeout(LINGER, drained).await;
 }
 
 /// What is left when no more plain checks can be answered.
 enum Left {
     /// A request in the buffer that is not plain, or the beginning of one.
     Request,
+    /// The rest of a body that was refused.
+    Body,
     /// Nothing: the connection is over.
     Nothing,
 }
@@ -125,13 +168,14 @@ enum Left {
 /// Answers plain checks for as long as nothing else comes.
 async fn answer_plain(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
-    peer: SocketAddr,
+    via: Via,
     buffer: &mut Vec<u8>,
     service: &Service,
     pace: &Pace,
 ) -> io::Result<Left> {
     let mut answers = Vec::new();
     let mut body_late = None;
+    let host_is_known = |host: &[u8]| !via.loopback || service.doors.knows_host(host);
     loop {
         // Who has to show a token is asked for it elsewhere.
         if service.doors.data_is_closed() {
@@ -139,11 +183,12 @@ async fn answer_plain(
         }
         let mut taken = 0;
         let next = loop {
-            match plain::begins(&buffer[taken..], service.traces().is_some()) {
+            match plain::begins(&buffer[taken..], service.traces().is_some(), host_is_known) {
                 Begins::Plain { head, body, parent } if buffer.len() - taken >= head + body => {
                     pace.asked.store(true, Relaxed);
                     let began = Instant::now();
-                    let asked = Asked { peer: peer.ip(), began, parent };
+                    pace.user.used(began);
+                    let asked = Asked { peer: via.peer.ip(), began, parent };
                     let body_here = &mut buffer[taken + head..][..body];
                     let answer = http::answer_check(service, asked, body_here).await;
                     plain::write(&mut answers, &answer, began);
@@ -180,7 +225,7 @@ async fn answer_plain(
                 let now = Instant::now();
                 plain::write(&mut answers, &http::answer_wrong(service, now, wrong), now);
                 send(stream, &answers).await?;
-                return Ok(Left::Nothing);
+                return Ok(Left::Body);
             }
         }
     }
@@ -193,17 +238,24 @@ async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Resul
 }
 
 /// What a connection and whoever watches over it tell each other.
-#[derive(Default)]
 struct Pace {
+    user: User,
     /// A request began since this was last looked at.
     asked: Arc<AtomicBool>,
     /// It waits for more to read, and for nothing else.
     reading: AtomicBool,
     /// It should not read any more.
     stop: AtomicBool,
+    /// The last request had a body and was refused: the client may still be sending it.
+    refused_body: AtomicBool,
 }
 
 impl Pace {
+    fn of(user: User) -> Pace {
+        let [reading, stop, refused_body] = [const { AtomicBool::new(false) }; 3];
+        Pace { user, asked: Arc::default(), reading, stop, refused_body }
+    }
+
     async fn reading<T>(&self, read: impl Future<Output = T>) -> T {
         self.reading.store(true, Relaxed);
         let read = read.await;
@@ -219,7 +271,7 @@ impl Pace {
 /// two times [`QUIET`].
 struct Watch<'a> {
     fires: Pin<&'a mut Sleep>,
-    stopped: watch::Receiver<()>,
+    seat: Seat,
     stopping: bool,
 }
 
@@ -229,6 +281,8 @@ enum End {
     Quiet,
     /// The server stops: after its last answer.
     Stop,
+    /// Another connection needs the seat: now, unless a request is being answered.
+    MakeRoom,
 }
 
 impl Watch<'_> {
@@ -242,9 +296,12 @@ impl Watch<'_> {
                     }
                     self.fires.as_mut().reset(time::Instant::now() + QUIET);
                 }
-                _ = self.stopped.changed(), if !self.stopping => {
+                end = self.seat.end() => {
                     self.stopping = true;
-                    return End::Stop;
+                    return match end {
+                        room::End::Stop => End::Stop,
+                        room::End::MakeRoom => End::MakeRoom,
+                    };
                 }
             }
         }
@@ -315,6 +372,7 @@ pub(crate) mod tests {
 
     use std::net::{IpAddr, Ipv4Addr};
 
+    use tokio::sync::watch;
     use tokio::time::Instant;
 
     use super::*;
@@ -325,6 +383,9 @@ pub(crate) mod tests {
 
     pub(crate) const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4711);
 
+    /// Over a loopback listener.
+    const VIA: Via = Via { peer: PEER, loopback: true };
+
     pub(crate) fn service() -> Arc<Service> {
         let store = Store::Memory(MemoryStore::default());
         Arc::new(Service::new(builtin(), Source::Builtin, store).expect("nothing to be read"))
@@ -334,12 +395,12 @@ pub(crate) mod tests {
     fn connect() -> (watch::Sender<()>, DuplexStream) {
         let (stop, stopped) = watch::channel(());
         let (ours, theirs) = tokio::io::duplex(1 << 10);
-        tokio::spawn(serve(theirs, PEER, service(), stopped));
+        tokio::spawn(serve(theirs, VIA, service(), Seat::alone(stopped)));
         (stop, ours)
     }
 
     pub(crate) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
         let mut answer = [0; 1 << 10];
         let len = stream.read(&mut answer).await.unwrap();
         assert!(answer[..len].starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&answer));
@@ -384,8 +445,8 @@ pub(crate) mod tests {
         let (service, (_stop, stopped)) = (service(), watch::channel(()));
         tokio::spawn(events::tell(Arc::clone(&service)));
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
-        tokio::spawn(serve(theirs, PEER, service, stopped));
-        ours.write_all(b"GET /v1/events HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
+        tokio::spawn(serve(theirs, VIA, service, Seat::alone(stopped)));
+        ours.write_all(b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
         let began = Instant::now();
         let mut heard = 0;
         while began.elapsed() < QUIET * 10 {
@@ -411,7 +472,9 @@ pub(crate) mod tests {
         assert_eq!(began.elapsed(), Duration::ZERO);
 
         let (stop, mut busy) = connect();
-        busy.write_all(b"POST /v1/peek HTTP/1.1\r\nhost: test\r\ncontent-length: 12\r\n\r\n{").await.unwrap();
+        busy.write_all(b"POST /v1/peek HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n{")
+            .await
+            .unwrap();
         sleep(Duration::from_secs(1)).await;
         stop.send(()).unwrap();
         sleep(Duration::from_secs(1)).await;
@@ -437,7 +500,10 @@ pub(crate) mod tests {
             stream.write_all(piece).await.unwrap();
             sleep(Duration::from_millis(1)).await;
         }
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+        stream
+            .write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            .await
+            .unwrap();
         let mut answers = String::new();
         stream.read_to_string(&mut answers).await.unwrap();
         let lines = answers.split("\r\n").filter(|line| !line.starts_with("date: "));
@@ -447,7 +513,9 @@ pub(crate) mod tests {
     fn requests(header: &str) -> String {
         let request = |body: &&str| {
             let len = body.len();
-            format!("POST /v1/check HTTP/1.1\r\nhost: x\r\n{header}content-length: {len}\r\n\r\n{body}")
+            format!(
+                "POST /v1/check HTTP/1.1\r\nhost: localhost\r\n{header}content-length: {len}\r\n\r\n{body}"
+            )
         };
         BODIES.iter().map(request).collect()
     }
@@ -476,7 +544,8 @@ pub(crate) mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn told_to_stop_a_plain_check_that_has_begun_is_answered_and_the_last() {
-        let request = "POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n{\"facts\":{}}";
+        let request =
+            "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n{\"facts\":{}}";
         for at in 1..request.len() {
             let (stop, mut stream) = connect();
             stream.write_all(&request.as_bytes()[..at]).await.unwrap();
@@ -498,7 +567,7 @@ pub(crate) mod tests {
     async fn an_answer_does_not_wait_in_a_stream_that_keeps_what_is_written() {
         let (_stop, stopped) = watch::channel(());
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
-        tokio::spawn(serve(tokio::io::BufStream::new(theirs), PEER, service(), stopped));
+        tokio::spawn(serve(tokio::io::BufStream::new(theirs), VIA, service(), Seat::alone(stopped)));
         ours.write_all(requests("").as_bytes()).await.unwrap();
         let began = Instant::now();
         assert!(ours.read(&mut [0; 1 << 10]).await.unwrap() > 0);

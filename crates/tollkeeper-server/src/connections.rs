@@ -1,8 +1,9 @@
-//! All connections of a listener: accepted, and closed when their last request is answered.
+//! Accepts the connections of a listener, and closes them when their last request is answered.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -10,56 +11,47 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use crate::files;
+use crate::logging::OnceAMinute;
+use crate::room::{Entered, Room, Seat, Transport};
 use crate::service::Service;
 use crate::tls;
 
-/// A moment for others to close files, when there are too many.
-const BREATH: Duration = Duration::from_millis(50);
+/// Pause after a connection that could not be accepted, so that open connections keep being served.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// What is spoken over a connection.
 pub trait Protocol: Clone + Send + Sync + 'static {
     /// Its name in TLS, where its clients insist on one.
     const NAME: Option<&'static [u8]> = None;
+    /// Its name in metrics.
+    const TRANSPORT: Transport;
 
-    /// Serves one connection until either side ends it, or soon after it is told to stop.
-    fn serve(
-        self,
-        stream: impl Stream,
-        peer: SocketAddr,
-        stopped: watch::Receiver<()>,
-    ) -> impl Future<Output = ()> + Send;
+    /// Serves one connection until either side ends it, or soon after its seat says so.
+    fn serve(self, stream: impl Stream, peer: SocketAddr, seat: Seat) -> impl Future<Output = ()> + Send;
 }
 
 /// A connection, through TLS or not.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
-/// How often it is said that there are too many.
-const SAYS_EVERY: Duration = Duration::from_secs(10);
 
 /// All connections of one listener.
 #[derive(Debug)]
 pub struct Connections {
-    /// Says when to stop. Whoever accepts or serves holds a receiver.
+    /// Says when to stop. The accepting task and every connection hold a receiver.
     stop: watch::Sender<()>,
     accepting: JoinHandle<()>,
 }
 
 impl Connections {
-    /// Begins to accept, with the certificates of this service.
-    pub fn accept(listener: TcpListener, service: Arc<Service>, protocol: impl Protocol) -> Connections {
-        Connections::at_most(files::connections(), listener, service, protocol)
-    }
-
-    fn at_most(
-        most: usize,
+    /// Begins to accept as many as have room, with the certificates of this service.
+    pub fn accept(
         listener: TcpListener,
+        room: Arc<Room>,
         service: Arc<Service>,
         protocol: impl Protocol,
     ) -> Connections {
         let (stop, stopped) = watch::channel(());
-        let room = Room { most, taken: stop.clone() };
         let accepting = tokio::spawn(accept(listener, room, service, protocol, stopped));
         Connections { stop, accepting }
     }
@@ -73,46 +65,50 @@ impl Connections {
     }
 }
 
-/// How many connections there may be.
-struct Room {
-    most: usize,
-    /// Each of them holds a receiver, and so does whoever accepts.
-    taken: watch::Sender<()>,
-}
-
-async fn accept(
+async fn accept<P: Protocol>(
     listener: TcpListener,
-    room: Room,
+    room: Arc<Room>,
     service: Arc<Service>,
-    protocol: impl Protocol,
+    protocol: P,
     mut stopped: watch::Receiver<()>,
 ) {
-    let mut said: Option<Instant> = None;
+    let counts = service.metrics.connections(P::TRANSPORT);
+    let (refused, evicted) = (OnceAMinute::default(), OnceAMinute::default());
+    let name = P::TRANSPORT.name();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = stopped.changed() => return,
         };
         let trouble = match accepted {
-            Ok(_) if room.taken.receiver_count() > room.most => {
-                format!("{} are open, and no more are taken", room.most)
-            }
-            Ok((stream, peer)) => {
-                // Answers are small and written at once: waiting to fill a packet would only delay them.
-                let _ = stream.set_nodelay(true);
-                let (service, protocol) = (Arc::clone(&service), protocol.clone());
-                tokio::spawn(greet(stream, peer, service, protocol, stopped.clone()));
-                continue;
-            }
+            Ok((stream, peer)) => match room.enter(P::TRANSPORT, &stopped).await {
+                Ok(Entered { seat, evicted: made_room }) => {
+                    if made_room {
+                        counts.evicted.fetch_add(1, Relaxed);
+                        evicted.write(|before| {
+                            tracing::warn!(
+                                "all {name} connections that may be open are: idle ones are closed for new ones \
+                                 ({before} more since the last such line)"
+                            );
+                        });
+                    }
+                    // Answers are small and written at once: waiting to fill a packet would only delay them.
+                    let _ = stream.set_nodelay(true);
+                    counts.open.fetch_add(1, Relaxed);
+                    tokio::spawn(greet(stream, peer, Arc::clone(&service), protocol.clone(), seat));
+                    continue;
+                }
+                Err(_) => "all that may be open are in use (raise `ulimit -n`, or add nodes)".to_owned(),
+            },
             Err(error) => error.to_string(),
         };
-        // Of twenty a second one says enough.
-        if said.is_none_or(|said| said.elapsed() >= SAYS_EVERY) {
-            tracing::warn!("cannot accept a connection: {trouble}");
-            said = Some(Instant::now());
-        }
-        // Whoever knocks in vain is not to keep us from those who are inside.
-        sleep(BREATH).await;
+        counts.refused.fetch_add(1, Relaxed);
+        refused.write(|before| {
+            tracing::warn!(
+                "cannot accept a {name} connection: {trouble} ({before} more since the last such line)"
+            );
+        });
+        sleep(PAUSE).await;
     }
 }
 
@@ -122,14 +118,21 @@ async fn greet<P: Protocol>(
     peer: SocketAddr,
     service: Arc<Service>,
     protocol: P,
-    stopped: watch::Receiver<()>,
+    seat: Seat,
 ) {
-    match service.acceptor.accept(stream, P::NAME).await {
-        Ok(tls::Stream::Plain(stream)) => protocol.serve(stream, peer, stopped).await,
+    let accepted = tokio::select! {
+        biased;
+        accepted = service.acceptor.accept(stream, P::NAME) => Some(accepted),
+        () = seat.needed() => None,
+    };
+    match accepted {
+        Some(Ok(tls::Stream::Plain(stream))) => protocol.serve(stream, peer, seat).await,
         // A box, so that a connection without TLS takes no room for one with it.
-        Ok(tls::Stream::Tls(stream)) => Box::pin(protocol.serve(stream, peer, stopped)).await,
-        Err(error) => tracing::debug!("a connection ended before TLS began: {error}"),
+        Some(Ok(tls::Stream::Tls(stream))) => Box::pin(protocol.serve(stream, peer, seat)).await,
+        Some(Err(error)) => tracing::debug!("a connection ended before TLS began: {error}"),
+        None => tracing::debug!("a connection ended before TLS began: another connection needed its seat"),
     }
+    service.metrics.connections(P::TRANSPORT).open.fetch_sub(1, Relaxed);
 }
 
 #[cfg(test)]
@@ -140,25 +143,34 @@ mod tests {
     use crate::connection::Http;
     use crate::connection::tests::{ask, ended, service};
 
-    #[tokio::test]
-    async fn no_more_connections_are_taken_than_there_is_room_for() {
+    async fn listen(most: usize) -> (Connections, SocketAddr, Arc<Service>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let service = service();
-        let _connections = Connections::at_most(2, listener, Arc::clone(&service), Http(service));
+        let room = Room::new(most, &[Transport::Http]);
+        let protocol = Http::new(Arc::clone(&service), true);
+        (Connections::accept(listener, room, Arc::clone(&service), protocol), address, service)
+    }
+
+    #[tokio::test]
+    async fn new_connection_without_room_is_closed() {
+        let (_connections, address, service) = listen(2).await;
         let mut inside =
             [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
         for stream in &mut inside {
             ask(stream).await;
         }
+        // Both have just been used.
         let outside = ended(TcpStream::connect(address).await.unwrap());
-        tokio::time::timeout(Duration::from_secs(30), outside).await.expect("it is turned away");
+        tokio::time::timeout(Duration::from_secs(30), outside).await.expect("it is closed");
+        let counts = service.metrics.connections(Transport::Http);
+        assert_eq!((counts.open.load(Relaxed), counts.refused.load(Relaxed)), (2, 1));
         let [one, mut other] = inside;
         ask(&mut other).await;
         drop(one);
         loop {
             let mut next = TcpStream::connect(address).await.unwrap();
-            next.write_all(b"GET /healthz HTTP/1.1\r\nhost: test\r\n\r\n").await.unwrap();
+            next.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
             if next.read(&mut [0]).await.is_ok_and(|count| count > 0) {
                 break;
             }
@@ -166,11 +178,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn idle_connection_makes_room_for_a_new_one() {
+        let (_connections, address, service) = listen(2).await;
+        let mut busy = TcpStream::connect(address).await.unwrap();
+        let mut idle = TcpStream::connect(address).await.unwrap();
+        ask(&mut busy).await;
+        ask(&mut idle).await;
+        let mut new = loop {
+            ask(&mut busy).await;
+            let mut new = TcpStream::connect(address).await.unwrap();
+            new.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+            if new.read(&mut [0; 1 << 10]).await.is_ok_and(|count| count > 0) {
+                break new;
+            }
+        };
+        ended(idle).await;
+        ask(&mut busy).await;
+        ask(&mut new).await;
+        assert_eq!(service.metrics.connections(Transport::Http).evicted.load(Relaxed), 1);
+    }
+
+    #[tokio::test]
     async fn closing_waits_for_every_connection() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let service = service();
-        let connections = Connections::accept(listener, Arc::clone(&service), Http(service));
+        let (connections, address, _) = listen(2).await;
         let mut stream = TcpStream::connect(address).await.unwrap();
         ask(&mut stream).await;
         assert_eq!(connections.close(Duration::from_secs(60)).await, 0);

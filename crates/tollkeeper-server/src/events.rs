@@ -14,6 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tollkeeper::BreakerState;
 
 use crate::json::Writer;
+use crate::room::Busy;
 use crate::service::Service;
 use crate::store::Store;
 
@@ -78,7 +79,7 @@ type Next = Pin<Box<dyn Future<Output = Option<(Bytes, watch::Receiver<Bytes>)>>
 pub struct Listening {
     next: Next,
     /// Told of every piece that is taken: the connection is not idle.
-    alive: Option<Arc<AtomicBool>>,
+    alive: Option<(Arc<AtomicBool>, Busy)>,
     _seat: OwnedSemaphorePermit,
 }
 
@@ -90,14 +91,14 @@ impl fmt::Debug for Listening {
 
 impl Listening {
     /// Says of every piece that the connection takes.
-    pub fn note(&mut self, alive: &Arc<AtomicBool>) {
-        self.alive = Some(Arc::clone(alive));
+    pub fn note(&mut self, alive: &Arc<AtomicBool>, busy: Busy) {
+        self.alive = Some((Arc::clone(alive), busy));
     }
 
     /// The next piece; nothing at the end.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         let Some((text, told)) = ready!(self.next.as_mut().poll(context)) else { return Poll::Ready(None) };
-        if let Some(alive) = &self.alive {
+        if let Some((alive, _)) = &self.alive {
             alive.store(true, Relaxed);
         }
         self.next = Box::pin(next(told));

@@ -2,8 +2,9 @@
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Files that are not connections of clients: the store's, the config, a snapshot, listeners.
-const OTHERS: u64 = 256;
+/// Files that are neither connections of clients nor the store's: listeners, the config, certificates, a snapshot,
+/// standard streams, what the runtime needs, and a margin.
+const OTHERS: u64 = 64;
 /// The most connections, however many files there may be: about a gigabyte, if all are busy.
 const MOST: u64 = 65_536;
 
@@ -17,9 +18,11 @@ pub fn raise() {
     }
 }
 
-/// How many connections a listener takes: so many that files remain for everything else.
-pub fn connections() -> usize {
+/// How many connections of clients all listeners may have together: so many that files remain for everything else, of
+/// which the store needs this many.
+pub fn connections(store: u64) -> usize {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let room = files.saturating_sub(OTHERS).clamp(files.min(64) / 2, MOST);
+    // With fewer files than that there are connections all the same.
+    let room = files.saturating_sub(OTHERS.saturating_add(store)).max(files / 4).min(MOST);
     usize::try_from(room).expect("at most 65,536")
 }

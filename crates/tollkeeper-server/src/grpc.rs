@@ -3,6 +3,7 @@
 //! Connections are hyper's, as those of HTTP are. Envoy's questions are answered here ([`unary`]), the rest is tonic's.
 //! Which service is asked for, the path says, so there is no router.
 
+pub mod budget;
 pub mod calls;
 pub mod proto;
 pub mod question;
@@ -13,19 +14,20 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http_body_util::Either;
-use hyper::body::Incoming;
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::header::HeaderMap;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::sync::watch;
 use tokio::time::sleep;
 use tonic::Status;
 use tonic::body::Body;
@@ -36,11 +38,17 @@ use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::{HealthReporter, HealthService};
 use tonic_reflection::server::{v1, v1alpha};
 
+use self::budget::{Budget, CALL, Held, Stage};
 use self::calls::{Calls, Inbox};
+use self::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use self::rls::Rls;
+use self::unary::Unread;
 use crate::auth::{self, Door};
 use crate::connections::{Protocol, Stream};
+use crate::logging::OnceAMinute;
+use crate::room::{Busy, End, Seat, Transport};
 use crate::service::Service;
+use crate::trace::Parent;
 
 /// The service, and the one call that it has.
 const RATE_LIMITS: &str = "envoy.service.ratelimit.v3.RateLimitService";
@@ -52,6 +60,13 @@ const NAMES: [&str; 3] = ["", RATE_LIMITS, "ratelimit"];
 const MAX_HEADERS: u32 = 16 << 10;
 /// How many requests of one connection are in flight at the same time.
 const MAX_STREAMS: u32 = 1_024;
+/// What a client may send before the call has read it: of one call, and of all calls of a connection.
+const STREAM_WINDOW: u32 = 64 << 10;
+const CONNECTION_WINDOW: u32 = 256 << 10;
+/// What is written of one answer before the client has taken it.
+const SEND_BUFFER: usize = 16 << 10;
+/// The largest message about health and reflection.
+const MAX_SMALL_MESSAGE: usize = 8 << 10;
 /// How long a connection may take to its first request. HTTP/2 has no word for being there before that.
 const FIRST: Duration = Duration::from_secs(75);
 /// A connection without traffic is asked whether it is still there.
@@ -66,6 +81,8 @@ pub struct Grpc(Arc<Services>);
 struct Services {
     service: Arc<Service>,
     rls: Rls,
+    budget: Arc<Budget>,
+    full: OnceAMinute,
     health: HealthServer<HealthService>,
     reporter: HealthReporter,
     /// The types of these two have no names.
@@ -82,16 +99,21 @@ impl Grpc {
         for name in NAMES {
             reporter.set_service_status(name, ServingStatus::Serving).await;
         }
-        let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()));
+        let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()))
+            .max_decoding_message_size(MAX_SMALL_MESSAGE);
         let described = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };
         let reflection = described().build_v1().expect("the descriptors are our own");
+        let reflection = reflection.max_decoding_message_size(MAX_SMALL_MESSAGE);
         let old_reflection = described().build_v1alpha().expect("the descriptors are our own");
+        let old_reflection = old_reflection.max_decoding_message_size(MAX_SMALL_MESSAGE);
         Grpc(Arc::new(Services {
             rls: Rls::new(Arc::clone(&service)),
+            budget: Arc::default(),
+            full: OnceAMinute::default(),
             service,
             health,
             reporter,
@@ -118,26 +140,33 @@ impl Grpc {
 
 impl Protocol for Grpc {
     const NAME: Option<&'static [u8]> = Some(b"h2");
+    const TRANSPORT: Transport = Transport::Grpc;
 
-    async fn serve(self, stream: impl Stream, _: SocketAddr, mut stopped: watch::Receiver<()>) {
+    async fn serve(self, stream: impl Stream, _: SocketAddr, mut seat: Seat) {
+        let user = seat.user();
         let inbox = Inbox::default();
         let mut protocol = http2::Builder::new(inbox.clone());
         protocol
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_send_buf_size(SEND_BUFFER)
             .max_header_list_size(MAX_HEADERS)
             .keep_alive_interval(PING_EVERY)
             .keep_alive_timeout(PING_PATIENCE);
         let asked = AtomicBool::new(false);
         let answer = service_fn(|request| {
             asked.store(true, Relaxed);
-            let services = Arc::clone(&self.0);
-            async move { Ok::<_, Infallible>(services.answer(request).await) }
+            let (services, busy) = (Arc::clone(&self.0), user.busy());
+            async move {
+                let answer = services.answer(request).await;
+                Ok::<_, Infallible>(answer.map(|answer| Answer { _busy: Some(busy), ..answer }))
+            }
         });
         let connection = pin!(protocol.serve_connection(TokioIo::new(stream), answer));
         let mut calls = Calls::new(connection, inbox);
         let mut first = pin!(sleep(FIRST));
-        let mut stopping = false;
         loop {
             tokio::select! {
                 biased;
@@ -147,11 +176,10 @@ impl Protocol for Grpc {
                     }
                     return;
                 }
-                _ = stopped.changed(), if !stopping => {
-                    if !asked.load(Relaxed) {
+                end = seat.end() => {
+                    if !asked.load(Relaxed) || (end == End::MakeRoom && !user.is_busy()) {
                         return;
                     }
-                    stopping = true;
                     calls.connection.as_mut().graceful_shutdown();
                 }
                 () = first.as_mut(), if !first.is_elapsed() => {
@@ -171,20 +199,27 @@ impl fmt::Debug for Grpc {
 }
 
 impl Services {
-    async fn answer(&self, request: Request<Incoming>) -> Response<Either<unary::Answer, Body>> {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {
+        let refused = |status: Status| status.into_http().map(|body| Answer::of(Either::Right(body), None));
         let service = request.uri().path().split('/').nth(1);
         if service != Some(HealthServer::<HealthService>::NAME)
             && let Err(status) = self.admit(request.headers())
         {
-            return status.into_http().map(Either::Right);
+            return refused(status);
         }
         if request.uri().path() == SHOULD_RATE_LIMIT {
             let parent = self.service.parent(request.headers());
-            let answered = async { self.rls.answer(&unary::read(request.into_body()).await?, parent).await };
-            return match answered.await {
-                Ok(message) => unary::answer(&message).map(Either::Left),
-                Err(status) => status.into_http().map(Either::Right),
+            return match self.should_rate_limit(request.into_body(), parent).await {
+                Ok((message, held)) => {
+                    unary::answer(&message).map(|body| Answer::of(Either::Left(body), Some(held)))
+                }
+                Err(status) => refused(status),
             };
+        }
+        // A stream of these lasts as long as the client likes.
+        let mut held = self.budget.call();
+        if held.set(CALL + MAX_SMALL_MESSAGE, Stage::Arriving).is_err() {
+            return refused(self.exhausted());
         }
         let Ok(response) = match service {
             Some(HealthServer::<HealthService>::NAME) => self.health.clone().call(request).await,
@@ -192,7 +227,31 @@ impl Services {
             Some(v1alpha::ServerReflectionServer::<()>::NAME) => (self.old_reflection)(request).await,
             _ => Ok(Status::unimplemented(format!("there is only {SHOULD_RATE_LIMIT} here")).into_http()),
         };
-        response.map(Either::Right)
+        response.map(|body| Answer::of(Either::Right(body), Some(held)))
+    }
+
+    async fn should_rate_limit(
+        &self,
+        body: Incoming,
+        parent: Option<Parent>,
+    ) -> Result<(RateLimitResponse, Held), Status> {
+        let (message, held) = unary::read(body, &self.budget).await.map_err(|unread| match unread {
+            Unread::Full => self.exhausted(),
+            Unread::Wrong(status) => status,
+        })?;
+        Ok((self.rls.answer(&message, parent).await?, held))
+    }
+
+    /// Counts a call that found no room.
+    fn exhausted(&self) -> Status {
+        self.service.metrics.grpc_exhausted.fetch_add(1, Relaxed);
+        self.full.write(|before| {
+            tracing::warn!(
+                "a gRPC call was refused with RESOURCE_EXHAUSTED: calls in flight hold all memory that they may \
+                 ({before} more since the last such line)"
+            );
+        });
+        Status::resource_exhausted("calls in flight hold all memory that they may: try again later")
     }
 
     /// Whether a caller with these headers may ask. Health is for everybody.
@@ -207,6 +266,39 @@ impl Services {
     }
 }
 
+/// The body of an answer, and what its call holds until it is sent.
+struct Answer {
+    body: Either<unary::Answer, Body>,
+    _held: Option<Held>,
+    _busy: Option<Busy>,
+}
+
+impl Answer {
+    fn of(body: Either<unary::Answer, Body>, held: Option<Held>) -> Answer {
+        Answer { body, _held: held, _busy: None }
+    }
+}
+
+impl hyper::body::Body for Answer {
+    type Data = Bytes;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io;
@@ -216,6 +308,7 @@ mod tests {
 
     use bytes::Bytes;
     use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, DuplexStream, ReadBuf};
+    use tokio::sync::watch;
     use tokio::time::Instant;
 
     use super::*;
@@ -233,7 +326,7 @@ mod tests {
         let began = Instant::now();
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         let (_stop, stopped) = watch::channel(());
-        tokio::spawn(Grpc::new(service()).await.serve(theirs, PEER, stopped));
+        tokio::spawn(Grpc::new(service()).await.serve(theirs, PEER, Seat::alone(stopped)));
         said(&mut ours).await;
         assert!((FIRST..FIRST * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
     }
@@ -243,7 +336,7 @@ mod tests {
         let began = Instant::now();
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         let (stop, stopped) = watch::channel(());
-        tokio::spawn(Grpc::new(service()).await.serve(theirs, PEER, stopped));
+        tokio::spawn(Grpc::new(service()).await.serve(theirs, PEER, Seat::alone(stopped)));
         stop.send(()).unwrap();
         said(&mut ours).await;
         assert!(began.elapsed() < FIRST, "{:?}", began.elapsed());
@@ -287,7 +380,7 @@ mod tests {
         let (_stop, stopped) = watch::channel(());
         let writes = Arc::new(AtomicUsize::new(0));
         let counted = Counted(theirs, Arc::clone(&writes));
-        tokio::spawn(Grpc::new(service()).await.serve(counted, PEER, stopped));
+        tokio::spawn(Grpc::new(service()).await.serve(counted, PEER, Seat::alone(stopped)));
         let (client, connection) = h2::client::handshake(ours).await.unwrap();
         tokio::spawn(connection);
 

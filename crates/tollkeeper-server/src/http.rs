@@ -35,7 +35,7 @@ use crate::trace::Parent;
 
 const MAX_BODY: usize = 64 << 10;
 const MAX_BATCH_BODY: usize = 1 << 20;
-const MAX_LIMITS_BODY: usize = 4 << 20;
+pub(crate) const MAX_LIMITS_BODY: usize = 4 << 20;
 /// What a decision about one or two limits has room in.
 const USUAL_ANSWER: usize = 1 << 10;
 
@@ -49,6 +49,15 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
+/// How a request came in.
+#[derive(Clone, Copy, Debug)]
+pub struct Via {
+    /// The other end of the connection.
+    pub peer: SocketAddr,
+    /// Whether the listener is bound to a loopback address.
+    pub loopback: bool,
+}
+
 /// When a request began, who sent it, and whose span it is a part of, if it is to be traced.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
@@ -61,7 +70,7 @@ pub struct Asked {
 }
 
 /// Answers one request.
-pub async fn answer(service: &Service, peer: SocketAddr, request: Request<Incoming>) -> Response<Reply> {
+pub async fn answer(service: &Service, via: Via, request: Request<Incoming>) -> Response<Reply> {
     let began = Instant::now();
     let (head, body) = request.into_parts();
     let parent = service.parent(&head.headers);
@@ -79,7 +88,15 @@ pub async fn answer(service: &Service, peer: SocketAddr, request: Request<Incomi
     {
         return refuse_entry(shut, route.door);
     }
-    let asked = Asked { peer: peer.ip(), began, parent };
+    if via.loopback
+        && service.doors.needs_host(route.door)
+        && !has_known_host(service, &head.headers, &head.uri)
+    {
+        let message = "the Host of this request is not an address, `localhost` or a name in `http.hosts`: if it is \
+                       a name of this server, add it there";
+        return refuse(&ApiError::new(Code::Forbidden, message));
+    }
+    let asked = Asked { peer: via.peer.ip(), began, parent };
     let is_head = head.method == Method::HEAD;
     let mut response = finish(service, began, decide(service, asked, route.call, head, body).await);
     if is_head && matches!(response.body(), Reply::Whole(body) if body.is_empty()) {
@@ -429,6 +446,19 @@ fn is_foreign(headers: &HeaderMap, uri: &Uri) -> bool {
     let host = uri.authority().map(|authority| authority.as_str()).or_else(|| text(header::HOST));
     let own = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, site)| site);
     own.is_none() || own != host
+}
+
+/// Whether the request names this server. Browsers always send a Host, so a request without one is not a page's.
+fn has_known_host(service: &Service, headers: &HeaderMap, uri: &Uri) -> bool {
+    if let Some(authority) = uri.authority() {
+        return service.doors.knows_host(authority.as_str().as_bytes());
+    }
+    let mut lines = headers.get_all(header::HOST).iter();
+    match (lines.next(), lines.next()) {
+        (None, _) => true,
+        (Some(host), None) => service.doors.knows_host(host.as_bytes()),
+        (Some(_), Some(_)) => false,
+    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub mod redact;
 pub mod refusals;
 pub mod reload;
 pub mod resp;
+pub mod room;
 pub mod serve;
 pub mod service;
 pub mod store;

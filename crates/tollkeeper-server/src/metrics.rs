@@ -20,6 +20,7 @@ use tollkeeper::fingerprint::Midstate;
 use tollkeeper::{Decision, Facts, Mode, Observer, OnStoreFailure, Op, Policy, Span};
 
 use crate::busiest::Busiest;
+use crate::room::Transport;
 pub use requests::{Ended, Endings, RequestTally, RouteLabel};
 
 use histogram::Histogram;
@@ -46,6 +47,10 @@ pub struct Metrics {
     routes: Routes,
     /// How long a store elsewhere took, by what it was asked.
     store: [Histogram<{ DURATIONS.len() }>; Op::ALL.len()],
+    /// Connections of each listener.
+    connections: [ConnectionTally; Transport::ALL.len()],
+    /// Calls over gRPC that were refused because calls in flight held all memory that they may.
+    pub grpc_exhausted: AtomicU64,
     /// Reloads that took effect, and those that did not.
     pub reloads: Reloads,
     /// Which keys come most.
@@ -75,6 +80,17 @@ impl Shareable for Seen {
         thread_local! { static SEEN: Shares<Seen> = const { Shares::new() } }
         &SEEN
     }
+}
+
+/// Connections of one listener.
+#[derive(Debug, Default)]
+pub struct ConnectionTally {
+    /// Open now.
+    pub open: AtomicU64,
+    /// Could not be accepted.
+    pub refused: AtomicU64,
+    /// Were idle, and closed to make room for others.
+    pub evicted: AtomicU64,
 }
 
 /// Attempts to load the config anew.
@@ -141,12 +157,19 @@ impl Metrics {
             proxy: RequestTally::default(),
             routes: Routes::default(),
             store: std::array::from_fn(|_| Histogram::new(&DURATIONS)),
+            connections: Default::default(),
+            grpc_exhausted: AtomicU64::new(0),
             reloads: Reloads::default(),
             busiest: Busiest::default(),
         };
         metrics.http.begin();
         metrics.current.replace(|_| metrics.seen(policy));
         metrics
+    }
+
+    /// The connections of a listener.
+    pub fn connections(&self, transport: Transport) -> &ConnectionTally {
+        &self.connections[transport as usize]
     }
 
     /// Counts requests by these routes from now on.

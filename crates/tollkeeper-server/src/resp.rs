@@ -11,6 +11,7 @@ mod session;
 mod tests;
 pub mod throttle;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
@@ -18,6 +19,7 @@ use std::time::Instant;
 use tollkeeper::{Meter, OnStoreFailure};
 
 use crate::auth::Door;
+use crate::logging::OnceAMinute;
 use crate::service::Service;
 use throttle::Dialect;
 
@@ -31,6 +33,7 @@ pub struct Resp {
     /// Connections there have been, and those that have ended.
     came: AtomicU64,
     gone: AtomicU64,
+    http: OnceAMinute,
 }
 
 impl Resp {
@@ -39,7 +42,7 @@ impl Resp {
         let meter = |dialect: Dialect| service.limiter.meter(dialect.name_space(), on_store_failure);
         let (cell, crab) = (meter(Dialect::Cell), meter(Dialect::Crab));
         let (came, gone) = (AtomicU64::new(0), AtomicU64::new(0));
-        Resp { service, cell, crab, began: Instant::now(), came, gone }
+        Resp { service, cell, crab, began: Instant::now(), came, gone, http: OnceAMinute::default() }
     }
 
     /// Whether a client has to show a token before it may ask anything.
@@ -56,6 +59,16 @@ impl Resp {
             Dialect::Cell => &self.cell,
             Dialect::Crab => &self.crab,
         }
+    }
+
+    /// Logs a connection that was closed because it speaks HTTP.
+    fn refuse_http(&self, peer: SocketAddr) {
+        self.http.write(|before| {
+            tracing::warn!(
+                "a RESP connection from {peer} was closed, because it sent HTTP: a wrong port, or a web page that makes \
+                 a browser send commands ({before} more since the last such line)"
+            );
+        });
     }
 
     /// A number for the next connection.

@@ -25,6 +25,7 @@ use crate::otlp::Exporter;
 use crate::refusals;
 use crate::reload::{self, Changes};
 use crate::resp::Resp;
+use crate::room::{Room, Transport};
 use crate::service::Service;
 use crate::store::Store;
 
@@ -62,6 +63,7 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
     let grpc = choose(args.grpc, config.listen.grpc, "127.0.0.1:8081");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
+        let most = files::connections(Store::files(&store, &config));
         let store = Store::open(&store, &config)?;
         let on_store_failure = config.on_store_failure;
         let service = Arc::new(Service::new(config.clone(), source, store)?);
@@ -70,7 +72,7 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
             None => None,
         };
         let asked = Arc::new(Resp::new(Arc::clone(&service), on_store_failure));
-        serve(args, http, grpc, (resp, asked), (follow, changes), service).await
+        serve(args, http, grpc, (resp, asked), most, (follow, changes), service).await
     })
 }
 
@@ -85,6 +87,7 @@ async fn serve(
     http: Listener,
     grpc: Listener,
     (resp, asked): (Listener, Arc<Resp>),
+    most_connections: usize,
     (follow, mut changes): (Option<Follow>, Changes),
     service: Arc<Service>,
 ) -> anyhow::Result<()> {
@@ -95,6 +98,12 @@ async fn serve(
 
     let (http, grpc) = (listen("http", http)?, listen("grpc", grpc)?);
     let resp = listen("resp", resp)?;
+    let listeners =
+        [(&http, Transport::Http), (&grpc, Transport::Grpc), (&resp, Transport::Resp)].into_iter();
+    let listeners: Vec<Transport> =
+        listeners.filter(|(listener, _)| listener.is_some()).map(|(_, transport)| transport).collect();
+    let room = Room::new(most_connections, &listeners);
+    tracing::debug!("at most {most_connections} connections are open at the same time");
     tokio::spawn(events::tell(Arc::clone(&service)));
     let (stop_log, stopped) = oneshot::channel();
     let refusal_log = tokio::spawn(refusals::write(Arc::clone(&service), stopped));
@@ -107,7 +116,7 @@ async fn serve(
         if args.config.is_none() {
             let (token, digest) = auth::draw();
             let demo = address.ip().is_loopback();
-            service.doors.change(Tokens { admin: Some(digest), data: Vec::new(), demo });
+            service.doors.change(Tokens { admin: Some(digest), demo, ..Tokens::default() });
             eprintln!(
                 "no --config: 5 requests in 10 seconds for each user. Try this six times:\n\n  \
                  curl -d '{{\"facts\":{{\"user\":\"alice\"}}}}' http://{address}/v1/check\n\n\
@@ -116,18 +125,19 @@ async fn serve(
                  'http://{address}/v1/state?limit=demo&user=alice'\n"
             );
         }
-        open.push(Connections::accept(listener, Arc::clone(&service), Http(Arc::clone(&service))));
+        let protocol = Http::new(Arc::clone(&service), address.ip().is_loopback());
+        open.push(Connections::accept(listener, Arc::clone(&room), Arc::clone(&service), protocol));
         listening("http", address);
     }
     let rls = Grpc::new(Arc::clone(&service)).await;
     if let Some((listener, address)) = grpc {
         service.metrics.grpc.begin();
-        open.push(Connections::accept(listener, Arc::clone(&service), rls.clone()));
+        open.push(Connections::accept(listener, Arc::clone(&room), Arc::clone(&service), rls.clone()));
         listening("grpc", address);
     }
     if let Some((listener, address)) = resp {
         service.metrics.resp.begin();
-        open.push(Connections::accept(listener, Arc::clone(&service), asked));
+        open.push(Connections::accept(listener, Arc::clone(&room), Arc::clone(&service), asked));
         listening("resp", address);
     }
 

@@ -237,5 +237,5 @@ impl Versions {
 }
 
 fn tokens(config: &Config) -> Tokens {
-    Tokens { admin: config.admin, data: config.auth.clone(), demo: false }
+    Tokens { admin: config.admin, data: config.auth.clone(), demo: false, hosts: config.http.hosts.clone() }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::bail;
-use tollkeeper::config::{Config, MemorySettings, StoreUrl};
+use tollkeeper::config::{Config, MemorySettings, Servers, StoreUrl};
 use tollkeeper::redis::RedisStore;
 use tollkeeper::{Clock, Limiter, MemoryStore, Policy, Resilient, Restored};
 
@@ -24,6 +24,14 @@ impl Store {
             StoreUrl::Memory => open_memory(&config.memory).map(Store::Memory),
             StoreUrl::Redis(url) => Ok(Store::Redis(Arc::new(Resilient::open(url, &config.redis)?))),
         }
+    }
+
+    /// How many open files it needs: its connections, and as many while they are replaced.
+    pub fn files(url: &StoreUrl, config: &Config) -> u64 {
+        let StoreUrl::Redis(url) = url else { return 0 };
+        // How many servers a cluster has is only known once it was asked.
+        let servers = if let Servers::Cluster { .. } = url.servers { 32 } else { 4 };
+        2 * servers * u64::try_from(config.redis.connections).unwrap_or(u64::MAX / 1_024)
     }
 
     /// A limiter on it.

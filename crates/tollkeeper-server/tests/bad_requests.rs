@@ -5,6 +5,7 @@
 mod support;
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::thread;
 
 use serde_json::{Value, json};
@@ -614,6 +615,65 @@ fn a_body_that_takes_too_long_is_given_up() {
         assert!(answers[0].text().contains("did not arrive within 10 s"), "{}", answers[0].text());
     }
     untouched(&server, "slow bodies");
+}
+
+#[test]
+fn request_that_meets_over_256_limits_is_too_many() {
+    // Whether limits with `when` apply together is only known with the request, so the config is valid.
+    let limits: String = (0..257)
+        .map(|number| {
+            format!("  - {{ name: l{number}, when: {{ wide: \"*\" }}, by: user, rate: 2/day, burst: 2 }}\n")
+        })
+        .collect();
+    let folder = Folder::new();
+    let file = folder.write("tollkeeper.yaml", &format!("limits:\n{limits}"));
+    let server = Server::launch(
+        tollkeeper().args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--config"]).arg(file),
+    );
+    let wide = r#"{"facts":{"user":"alice","wide":"yes"}}"#;
+    for path in ["/v1/check", "/v1/peek", "/v1/reserve", "/v1/acquire"] {
+        let body =
+            if path == "/v1/reserve" { wide.replace("}}", r#"},"ttl":"60s"}"#) } else { wide.to_owned() };
+        let too_many = (400, "too_many".to_owned(), Some("facts".to_owned()));
+        assert_eq!(server.post(path, &body).error(), too_many, "{path}");
+    }
+    let mut resp = Client::to(server.resp());
+    resp.send(b"TK.CHECK user alice wide yes\r\nTK.CHECK user alice\r\nQUIT\r\n");
+    let mut said = String::new();
+    resp.stream.read_to_string(&mut said).unwrap();
+    assert!(said.starts_with("-ERR too_many more than 256 limits and keys apply"), "{said}");
+    assert!(said.ends_with("+OK\r\n"), "the connection goes on: {said}");
+    assert_eq!(server.metric("tollkeeper_keys"), 0.0, "nothing was charged");
+}
+
+/// More than the buffers of both sides take: it is still sending when the answer comes.
+#[test]
+fn client_that_sends_all_of_its_body_first_reads_the_413() {
+    let server = Server::start();
+    let body = padded(ALICE, 4 << 20);
+    let head = |path: &str, how: &str| format!("POST {path} HTTP/1.1\r\nhost: localhost\r\n{how}\r\n\r\n");
+    let length = format!("content-length: {}", body.len());
+    let chunks: Vec<u8> = body
+        .chunks(60_000)
+        .flat_map(|chunk| [format!("{:x}\r\n", chunk.len()).as_bytes(), chunk, b"\r\n"].concat())
+        .collect();
+    for (path, how, bytes, status) in [
+        ("/v1/check", &*length, &body, 413),
+        ("/v1/check/batch", &*length, &body, 413),
+        ("/v1/check", "transfer-encoding: chunked", &chunks, 413),
+        // Whatever the reason is for which a body is not read.
+        ("/v1/nothing", &*length, &body, 404),
+        ("/healthz", &*length, &body, 405),
+    ] {
+        let mut client = server.client();
+        client.stream.write_all(head(path, how).as_bytes()).unwrap();
+        for piece in bytes.chunks(64 << 10) {
+            client.stream.write_all(piece).unwrap_or_else(|error| panic!("{path}, {how}: {error}"));
+        }
+        let answers = client.last_answers();
+        assert_eq!(answers.iter().map(|answer| answer.status).collect::<Vec<_>>(), [status], "{path}, {how}");
+    }
+    untouched(&server, "bodies that are too large");
 }
 
 /// A line of the kernel's account of a process, in KiB.

@@ -17,7 +17,7 @@ fn in_flight(server: &Server) -> Client {
     let length = ALICE.len();
     client.send(
         format!(
-            "POST /v1/check HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n"
+            "POST /v1/check HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n"
         )
         .as_bytes(),
     );

@@ -7,6 +7,7 @@ mod support;
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
@@ -64,15 +65,14 @@ fn connections(server: &Server, count: usize, open: impl Fn(&mut TcpStream)) -> 
     (0..count).map(connect).collect()
 }
 
-const CHECK: &str =
-    "POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: 26\r\n\r\n{\"facts\":{\"user\":\"mallo\"}}";
+const CHECK: &str = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 26\r\n\r\n{\"facts\":{\"user\":\"mallo\"}}";
 
 #[test]
 fn ten_thousand_idle_connections_cost_little_and_starve_nobody() {
     const COUNT: usize = 10_000;
     // A connection is a file on both sides.
     files::raise();
-    assert!(files::connections() > COUNT, "`ulimit -Hn` is too low for this test: it needs {}", COUNT + 256);
+    assert!(files::connections(0) > COUNT, "`ulimit -Hn` is too low for this test: it needs {}", COUNT + 256);
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     server.check(r#"{"user":"alice"}"#);
@@ -143,6 +143,74 @@ fn connections_that_came_and_went_leave_nothing_behind() {
     }
 }
 
+/// A server that may have 160 files open.
+fn with_few_files(folder: &Folder) -> Server {
+    let snapshot = folder.path().join("state");
+    let config = format!("{LIMITS}memory: {{ snapshot: {}, snapshot_every: 100ms }}\n", snapshot.display());
+    let file = folder.write("tollkeeper.yaml", &config);
+    let mut command = Command::new("bash");
+    command.args(["-c", "ulimit -n 160 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_tollkeeper")]);
+    command.args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", "127.0.0.1:0"]);
+    command.arg("--config").arg(file);
+    Server::launch(&mut command)
+}
+
+#[test]
+fn idle_connections_leave_files_for_all_other_work() {
+    let folder = Folder::new();
+    let server = with_few_files(&folder);
+    let hello = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat();
+    let asks: [(&str, &[u8]); 3] =
+        [("http", CHECK.as_bytes()), ("grpc", &hello), ("resp", b"CL.THROTTLE mallory 1 1 60\r\n")];
+    let answers = |name: &str, said: &[u8]| {
+        let mut stream = TcpStream::connect(server.listens(name)).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(said).is_ok() && stream.read(&mut [0; 1024]).is_ok_and(|count| count > 0)
+    };
+    // One connection that is in use all the time, and so is never closed to make room.
+    let mut kept = server.client();
+    let mut metric = |name: &str| {
+        let page = kept.request("GET", "/metrics", "");
+        let value = page.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap().parse::<f64>().unwrap()
+    };
+    for (full, said) in asks {
+        let refused = format!("tollkeeper_connections_refused_total{{transport=\"{full}\"}}");
+        let before = metric(&refused);
+        let address = server.listens(full);
+        let mut silent: Vec<TcpStream> = Vec::new();
+        eventually("there is no room", || {
+            silent.extend((0..32).map(|_| TcpStream::connect(address).expect("the server listens")));
+            metric(&refused) > before
+        });
+        let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
+        assert!(open <= 160 - 32, "{open} files are open, of 160");
+
+        let others = || asks.iter().filter(|(name, _)| *name != full);
+        assert!(others().all(|(name, said)| answers(name, said)), "all others answer while {full} is full");
+        let snapshot = folder.path().join("state");
+        let _ = fs::remove_file(&snapshot);
+        eventually("a snapshot is saved", || {
+            // What has not changed is not saved.
+            assert!(others().all(|(name, said)| answers(name, said)));
+            snapshot.exists()
+        });
+        let config = folder.path().join("tollkeeper.yaml");
+        let text = fs::read_to_string(&config).unwrap();
+        let more = format!("limits: [{{ name: for-{full}, rate: 1000000/day }}, ");
+        let version = metric("tollkeeper_config_version");
+        fs::write(&config, text.replace("limits: [", &more)).unwrap();
+        eventually("the config is loaded", || metric("tollkeeper_config_version") > version);
+
+        // Silent connections make room for one that asks, once they were silent for a second.
+        eventually("a new connection is served", || answers(full, said));
+        assert!(metric(&format!("tollkeeper_connections_evicted_total{{transport=\"{full}\"}}")) > 0.0);
+        drop(silent);
+    }
+    assert!(!server.log().contains("Too many open files"), "{}", server.log());
+    server.logs("cannot accept a resp connection: all that may be open are in use");
+}
+
 #[test]
 fn a_thousand_who_connect_at_once_need_not_try_again() {
     let folder = Folder::new();
@@ -169,7 +237,7 @@ fn slow_half_open_and_flooding_clients_are_bounded_and_starve_nobody() {
     type Harm<'a> = (&'a str, &'a dyn Fn(&mut TcpStream));
     let kinds: [Harm<'_>; 7] = [
         ("heads that never end", &|stream| {
-            stream.write_all(b"POST /v1/check HTTP/1.1\r\nhost: a\r\nx-slow: ").unwrap();
+            stream.write_all(b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\nx-slow: ").unwrap();
         }),
         ("heads as large as they may be, without an end", &|stream| {
             let _ =
@@ -177,15 +245,15 @@ fn slow_half_open_and_flooding_clients_are_bounded_and_starve_nobody() {
         }),
         ("bodies that never end", &|stream| {
             stream
-                .write_all(b"POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-length: 60000\r\n\r\n{")
+                .write_all(b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\n{")
                 .unwrap();
         }),
         ("clients that said they will say no more", &|stream| {
-            stream.write_all(b"POST /v1/check HTTP/1.1\r\nhost: a\r\ncontent-le").unwrap();
+            stream.write_all(b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-le").unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
         }),
         ("clients that ask for much and read nothing", &|stream| {
-            let many = "GET /v1/limits HTTP/1.1\r\nhost: a\r\n\r\n".repeat(500);
+            let many = "GET /v1/limits HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(500);
             stream.set_nonblocking(true).unwrap();
             let _ = stream.write(many.as_bytes());
         }),
@@ -225,7 +293,7 @@ impl Noise {
             b"GET /healthz HTTP/1.0\r\n",
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
             b"\x00\x00\x00\x04\x00\x00\x00\x00\x00",
-            b"host: a\r\n",
+            b"host: localhost\r\n",
             b"content-length: 26\r\n",
             b"content-length: 4294967296\r\n",
             b"transfer-encoding: chunked\r\n",

@@ -13,6 +13,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use hyper::Request;
 use prost::Message as _;
 use tokio::sync::mpsc;
@@ -480,4 +481,47 @@ async fn floods_of_streams_neither_kill_it_nor_make_it_grow() {
     let after = memory(&server);
     assert!(after < before + 64, "{before} MiB before, {after} MiB after");
     assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "and it still answers");
+}
+
+/// A thousand messages on each of four connections that begin and never end: 240 MiB, if all were kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_of_all_connections_share_one_memory_budget() {
+    const CALLS: usize = 4 * 1_000;
+    let folder = Folder::new();
+    let server = start(&folder, LIMITS, &[]);
+    let address = server.listens("grpc");
+    let channel = channel(&server).await;
+    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok);
+    let before = memory(&server);
+
+    let piece = Bytes::from(framed(&[b'x'; 1 << 20])).slice(..60 << 10);
+    let mut open = Vec::new();
+    for _ in 0..4 {
+        let client = connect(address).await;
+        for _ in 0..CALLS / 4 {
+            let mut call = call(&client, SHOULD_RATE_LIMIT).await;
+            call.body.send_data(piece.clone(), false).unwrap();
+            open.push(call);
+        }
+    }
+    // Each holds 60 KiB and more, so less than a fifth of them have room.
+    let refused = || server.metric("tollkeeper_grpc_exhausted_total");
+    eventually("the others are refused", || refused() > 0.8 * CALLS as f64);
+    let after = memory(&server);
+    println!("{CALLS} messages that never end: {before} MiB before, {after} MiB after");
+    assert!(after < before + 96, "{before} MiB before, {after} MiB after");
+    server.logs("a gRPC call was refused with RESOURCE_EXHAUSTED");
+    assert_eq!(server.log().matches("RESOURCE_EXHAUSTED").count(), 1, "it is logged once a minute");
+
+    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "others are still answered");
+    let answered = open.iter_mut().filter_map(|call| (&mut call.answer).now_or_never());
+    let status =
+        |response: hyper::Response<_>| Grpc::from_bytes(response.headers()["grpc-status"].as_bytes());
+    let statuses: Vec<Grpc> = answered.map(|response| status(response.unwrap())).collect();
+    assert!(statuses.contains(&Grpc::ResourceExhausted), "{statuses:?}");
+    drop(open);
+    let refused_before = refused();
+    let (status, answer) = call(&connect(address).await, SHOULD_RATE_LIMIT).await.ends(&of("bob")).await;
+    assert_eq!((status, remaining(&answer.unwrap())), (Grpc::Ok, vec![1]));
+    assert_eq!(refused(), refused_before);
 }

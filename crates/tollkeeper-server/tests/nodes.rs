@@ -128,7 +128,7 @@ fn ask(address: SocketAddr) -> Option<String> {
     let body = r#"{"facts":{"user":"alice"}}"#;
     let mut stream = TcpStream::connect(address).ok()?;
     let request =
-        format!("POST /v1/check HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     stream.write_all(request.as_bytes()).ok()?;
     let mut line = [0; 12];
     stream.read_exact(&mut line).ok()?;

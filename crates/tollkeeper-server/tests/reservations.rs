@@ -121,7 +121,7 @@ fn run(server: &Server, comes_back: Until) -> Run {
     // A connection is a file on both sides.
     files::raise();
     let callers = usize::try_from(CALLERS).unwrap();
-    assert!(files::connections() > callers, "`ulimit -Hn` is too low for this test");
+    assert!(files::connections(0) > callers, "`ulimit -Hn` is too low for this test");
     let mut clients: Vec<Client> = (0..CALLERS).map(|_| server.client()).collect();
     let open = || fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
     eventually("all callers are connected at once", || open() >= callers);

@@ -357,6 +357,24 @@ async fn bad_input_is_refused_with_the_reason_and_charges_nothing() {
     assert_eq!(envoy.passes(alice()).await, 2);
 }
 
+/// 64 descriptors over 125 limits would be 8,000 keys: one request must not hold up all others.
+#[tokio::test]
+async fn wide_request_is_refused_and_charges_nothing() {
+    let limits: String =
+        (0..125).map(|n| format!("  - {{ name: l{n}, by: user, rate: 2/day, burst: 2 }}\n")).collect();
+    let envoy = Envoy::with(&limits);
+    let users: Vec<String> = (0..64).map(|number| format!("user-{number}")).collect();
+    let wide = question(users.iter().map(|user| descriptor([("user", user.as_str())])));
+    assert!(envoy.refuses(&wide).await.contains("more than 256 limits and keys"));
+    // Two users have 250 keys, and 64 equal descriptors have 125.
+    let two = users[..2].iter().map(|user| descriptor([("user", user.as_str())]));
+    assert_eq!(envoy.ask(two).await.overall_code(), OK);
+    let equal = vec![descriptor([("user", "alice")]); 64];
+    assert_eq!(envoy.ask(equal).await.statuses.len(), 64);
+    assert_eq!(envoy.passes(descriptor([("user", "user-0")])).await, 1);
+    assert_eq!(envoy.passes(descriptor([("user", "user-2")])).await, 2);
+}
+
 #[tokio::test]
 async fn a_value_that_is_too_long_or_no_text_is_limited_all_the_same() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 2/day, burst: 2 }");

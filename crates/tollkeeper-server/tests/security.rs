@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::io::Read as _;
+
 use serde_json::json;
 use support::*;
 use tollkeeper::digest::{hex, sha256};
@@ -194,4 +196,120 @@ fn a_page_of_another_site_may_not_call_anything_that_changes_something() {
         assert_ne!(client.request_with(method, path, &[&own], body).status, 403, "{method} {path}");
     }
     assert_eq!(client.request_with("GET", "/v1/limits", &["origin: http://evil.example"], b"").status, 200);
+}
+
+const CHECK_ALICE: &str = r#"{"facts":{"user":"alice"}}"#;
+
+/// Sends a request with exactly these lines, on a connection of its own.
+fn send(server: &Server, line: &str, headers: &[&str], body: &str) -> Answer {
+    let mut request = format!("{line}\r\n");
+    headers.iter().for_each(|header| request.push_str(&format!("{header}\r\n")));
+    request.push_str(&format!("content-length: {}\r\n\r\n{body}", body.len()));
+    let mut client = server.client();
+    client.send(request.as_bytes());
+    client.answer()
+}
+
+/// A page of `evil.example` gives its name the address 127.0.0.1: its Host and its Origin agree then.
+#[test]
+fn dns_rebinding_page_is_refused_on_loopback() {
+    let folder = Folder::new();
+    let server =
+        Server::with_config(&folder, &LIMITS.replace("http: {", "http: { hosts: [api.example.test],"));
+    let check = "POST /v1/check HTTP/1.1";
+    // The fast path and the general one; `te` is for the general one only.
+    for more in ["accept: */*", "te: trailers"] {
+        for host in ["evil.example", "evil.example:8080", "localhost.evil.example", ""] {
+            let answer = send(&server, check, &[&format!("host: {host}"), more], CHECK_ALICE);
+            assert_eq!(answer.error(), (403, "forbidden".to_owned(), None), "{host}, {more}");
+            assert!(answer.text().contains("`http.hosts`"), "{}", answer.text());
+        }
+        let twice = send(&server, check, &["host: localhost", "host: evil.example", more], CHECK_ALICE);
+        assert_eq!(twice.status, 403, "{more}");
+        let peek = r#"{"facts":{}}"#;
+        for host in ["localhost", "127.0.0.1:1", "[::1]", "x.localhost", "api.example.test:80"] {
+            let answer = send(&server, check, &[&format!("host: {host}"), more], peek);
+            assert_eq!(answer.status, 200, "{host}, {more}");
+        }
+        assert_eq!(send(&server, check, &[more], peek).status, 200, "a browser always sends a Host");
+    }
+    let own = ["host: evil.example", "origin: http://evil.example"];
+    assert_eq!(send(&server, check, &own, CHECK_ALICE).status, 403);
+    for call in DATA.into_iter().chain(EYES).chain(["GET /", "GET /v1/top", "GET /v1/events"]) {
+        let (method, path) = call.split_once(' ').unwrap();
+        let line = format!("{method} {path} HTTP/1.1");
+        assert_eq!(send(&server, &line, &["host: evil.example"], CHECK_ALICE).status, 403, "{call}");
+    }
+    assert_eq!(server.metric("tollkeeper_keys"), 0.0, "nothing was charged");
+
+    // The target decides, if it has a host.
+    let absolute = |target: &str, host: &str| {
+        let line = format!("POST http://{target}/v1/check HTTP/1.1");
+        send(&server, &line, &[&format!("host: {host}")], r#"{"facts":{}}"#).status
+    };
+    assert_eq!((absolute("evil.example", "localhost"), absolute("localhost", "evil.example")), (403, 200));
+
+    // What tells nothing is open, and gateways pass the Host of their clients.
+    for path in ["/healthz", "/readyz", "/openapi.json", "/v1/auth"] {
+        let headers =
+            ["host: evil.example", "x-forwarded-method: GET", "x-forwarded-uri: /", "x-forwarded-host: a"];
+        assert_eq!(send(&server, &format!("GET {path} HTTP/1.1"), &headers, "").status, 200, "{path}");
+    }
+}
+
+#[test]
+fn any_host_is_answered_with_a_token_or_beyond_loopback() {
+    let folder = Folder::new();
+    let host = "host: ratelimit.example";
+    let auth = format!("{LIMITS}auth: {{ token_sha256: [{}] }}\n", digest("clerk"));
+    let server = Server::with_config(&folder, &auth);
+    let (check, bearer) = ("POST /v1/check HTTP/1.1", "authorization: Bearer clerk");
+    assert_eq!(send(&server, check, &[host, bearer], CHECK_ALICE).status, 200);
+    assert_eq!(send(&server, check, &[host], CHECK_ALICE).status, 401);
+
+    let file = folder.write("open.yaml", LIMITS);
+    let mut command = tollkeeper();
+    command.args(["serve", "--http", "0.0.0.0:0", "--config"]).arg(file);
+    let server = Server::launch(&mut command);
+    assert_eq!(send(&server, check, &[host], CHECK_ALICE).status, 200);
+}
+
+#[test]
+fn web_page_cannot_send_commands_to_resp() {
+    let folder = Folder::new();
+    let file = folder.write("tollkeeper.yaml", LIMITS);
+    let mut command = tollkeeper();
+    command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--config"]).arg(file);
+    let server = Server::launch(&mut command);
+    let say = |text: &str| {
+        let mut client = Client::to(server.resp());
+        client.send(text.as_bytes());
+        let mut said = String::new();
+        client.stream.read_to_string(&mut said).unwrap();
+        said
+    };
+    let command = "CL.THROTTLE victim 4 1 86400";
+    let array = "*5\r\n$11\r\nCL.THROTTLE\r\n$6\r\nvictim\r\n$1\r\n4\r\n$1\r\n1\r\n$5\r\n86400\r\n";
+    let post =
+        format!("POST / HTTP/1.1\r\nHost: 127.0.0.1:6380\r\ncontent-length: 9\r\n\r\n{command}\r\n{array}");
+    for request in [
+        post.clone(),
+        post.replace("POST", "PUT"),
+        format!("GET /?{command} HTTP/1.1\r\n{command}\r\n"),
+        format!("OPTIONS / HTTP/1.1\r\n{command}\r\n"),
+        format!("Host: x\r\n{command}\r\n"),
+        format!("\r\nPOST /\r\n{command}\r\n"),
+    ] {
+        let said = say(&request);
+        assert_eq!(
+            said, "-ERR Protocol error: this is not HTTP but RESP, the protocol of Redis\r\n",
+            "{request}"
+        );
+    }
+    // Of five four are left, so this is the first that was counted.
+    assert_eq!(say(&format!("{command}\r\nQUIT\r\n")), "*5\r\n:0\r\n:5\r\n:4\r\n:-1\r\n:86400\r\n+OK\r\n");
+    let confused = say("*2\r\n$3\r\nGET\r\n$1\r\na\r\nQUIT\r\n");
+    assert_eq!(confused, "-ERR unknown command 'GET'\r\n+OK\r\n", "a client of Redis goes on");
+    server.logs("because it sent HTTP");
+    assert_eq!(server.log().matches("because it sent HTTP").count(), 1, "it is logged once a minute");
 }

@@ -48,7 +48,7 @@ fn decisions_are_answered_over_tls_and_not_without_it() {
 
     let mut plain = TcpStream::connect(server.address).unwrap();
     plain.set_read_timeout(Some(PATIENCE)).unwrap();
-    plain.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+    plain.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").unwrap();
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer);
     assert!(!answer.starts_with(b"HTTP"), "{answer:?}");

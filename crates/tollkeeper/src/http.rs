@@ -21,6 +21,8 @@ pub struct HttpSettings {
     pub facts: Vec<HttpFact>,
     /// Path patterns as they are written, of which the most specific one becomes the fact `route`.
     pub routes: Vec<String>,
+    /// Names of the server, in lower case: `Host` may carry them on a loopback listener where no token is needed.
+    pub hosts: Vec<String>,
 }
 
 /// The header that the address of a client is taken from.
@@ -94,6 +96,7 @@ impl Default for HttpSettings {
             ipv6_prefix: 64,
             facts: Vec::new(),
             routes: Vec::new(),
+            hosts: Vec::new(),
         }
     }
 }

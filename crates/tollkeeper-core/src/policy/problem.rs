@@ -5,7 +5,7 @@ use core::fmt;
 use crate::facts;
 use crate::net::InvalidNetwork;
 use crate::quota::{Algorithm, InvalidQuota};
-use crate::toll::MAX_COST;
+use crate::toll::{MAX_COST, MAX_DUES};
 
 /// Everything that is wrong with a list of limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +89,8 @@ pub enum Problem {
     SlotsOf(Algorithm),
     /// The numbers do not fit.
     Quota(InvalidQuota),
+    /// With this limit, more limits apply to the same requests than one request can pay.
+    TooManyApply,
 }
 
 impl fmt::Display for Problem {
@@ -153,6 +155,11 @@ impl fmt::Display for Problem {
             Problem::RateOfSlots => f.write_str("a concurrency limit has slots, not a rate (`limit: 5`)"),
             Problem::SlotsOf(algorithm) => write!(f, "{algorithm} has a rate, not slots (`rate: 5/s`)"),
             Problem::Quota(error) => write!(f, "{error}"),
+            Problem::TooManyApply => write!(
+                f,
+                "more than {MAX_DUES} limits by the same facts apply to the same request, which would always be refused \
+                 (narrow them with `when`)"
+            ),
         }
     }
 }

@@ -221,10 +221,14 @@ impl Rule {
     /// The fact whose value alone decides what a request meets here, if it is so.
     pub fn only_fact(&self) -> Option<&str> {
         let [fact] = &*self.by else { return None };
-        let unconditional = self.when.is_empty() && self.unless.is_empty() && self.mode != Mode::Off;
         let one_grant = self.tier.is_none() && self.overrides.is_empty() && self.cost.is_none();
         let is_rate = self.algorithm != Algorithm::Concurrency;
-        (unconditional && self.allow.is_empty() && one_grant && is_rate).then_some(fact)
+        (self.is_unconditional() && self.allow.is_empty() && one_grant && is_rate).then_some(fact)
+    }
+
+    /// Whether it applies to every request that has its facts, but for the values in `allow`.
+    pub(super) fn is_unconditional(&self) -> bool {
+        self.mode != Mode::Off && self.when.is_empty() && self.unless.is_empty()
     }
 
     /// Whether the limit has anything to say to a request with these facts.

@@ -528,3 +528,21 @@ fn a_hashed_value_is_compared_as_it_came_and_keyed_by_its_hash() {
     assert!(facts! { "key" => secret("") }.get("key").is_none(), "empty is absent");
     assert!(Facts::new().insert("ip", secret("192.0.2.7")).is_err());
 }
+
+#[test]
+fn more_than_256_limits_on_one_request_are_rejected() {
+    let limit = |number| Limit::new(format!("limit-{number}"), Quota::per_minute(1));
+    let by = |fact: &str| -> Vec<Limit> { (0..256).map(|number| limit(number).by(fact)).collect() };
+    let with = |mut limits: Vec<Limit>, last: Limit| {
+        limits.push(last);
+        Policy::new(limits).map(|policy| policy.rules().len()).map_err(|error| error.0)
+    };
+    assert_eq!(with(by("user"), limit(256).by("ip")), Ok(257));
+    assert_eq!(with(by("user"), limit(256).by("user").when("route", "/a")), Ok(257));
+    assert_eq!(with(by("user"), limit(256).by("user").mode(Mode::Off)), Ok(257));
+    for last in [limit(256).by("user"), limit(256)] {
+        let [problem] = &with(by("user"), last).expect_err("they apply together")[..] else { panic!() };
+        assert_eq!((problem.index, &problem.problem), (256, &Problem::TooManyApply));
+        assert!(problem.to_string().starts_with("limit `limit-256`: more than 256 limits"), "{problem}");
+    }
+}

@@ -537,3 +537,39 @@ fn long_values_and_many_limits_are_kept_whole() {
         assert_eq!(due.key.texts().collect::<Vec<_>>(), [Some(long.as_str())]);
     }
 }
+
+fn limits_by_user(count: usize) -> Vec<Limit> {
+    let limit = |number| Limit::new(format!("limit-{number}"), Quota::per_minute(100)).by("user");
+    (0..count).map(limit).collect()
+}
+
+#[test]
+fn toll_has_at_most_256_dues() {
+    let alice = facts! { "user" => "alice" };
+    assert_eq!(policy(limits_by_user(256)).toll(Verb::Check, &alice, 1).expect("fits").len(), 256);
+
+    // 64 sets of facts over 125 limits: what one call of Envoy can ask for.
+    let wide = policy(limits_by_user(125));
+    let mut toll = Toll::new(Arc::clone(&wide), Verb::Check);
+    let results: Vec<_> = (0..64).map(|user| toll.add(&facts! { "user" => user }, 1)).collect();
+    assert_eq!(results[..2], [Ok(()), Ok(())]);
+    assert_eq!(results[2], Err(InvalidRequest::TooManyDues));
+}
+
+/// Equal keys count once, however many sets of facts lead to them.
+#[test]
+fn equal_keys_do_not_count_towards_the_256_dues() {
+    let wide = policy(limits_by_user(128));
+    let mut toll = Toll::new(wide, Verb::Check);
+    for round in 0..64 {
+        for user in ["alice", "bob"] {
+            let met = toll.meet(&facts! { "user" => user }, round + 1).expect("no more keys than before");
+            let first = if user == "alice" { 0 } else { 128 };
+            assert_eq!(met.places().collect::<Vec<_>>(), (first..first + 128).collect::<Vec<_>>());
+        }
+    }
+    assert_eq!(toll.len(), 256);
+    assert!(toll.dues().all(|due| due.cost == 64));
+    // 128 keys of `alice` and 128 of `bob`, each with a length of two bytes before it; none is kept twice.
+    assert_eq!(toll.values.len(), 128 * (7 + 5));
+}

@@ -5,26 +5,25 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use futures_util::FutureExt as _;
 use http_body_util::BodyExt as _;
 use hyper::Response;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use prost::Message;
-use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tonic::Status;
+
+use super::budget::{Budget, CALL, Full, Held, Stage};
 
 /// The largest message that is read. Headers of the request that Envoy asks about are in it, some of them several
 /// times; by default it takes up to 60 KiB of them, and what is not read here is let pass there.
 pub const MAX_MESSAGE: usize = 4 << 20;
-/// What most messages are far below.
-const USUAL: usize = 64 << 10;
-/// As many of the others are in memory at the same time.
-static LARGE: Semaphore = Semaphore::const_new(16);
 /// How long it may take to send a message.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Whether the message is compressed, and its length.
@@ -34,28 +33,55 @@ const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OK: HeaderValue = HeaderValue::from_static("0");
 
-/// Reads the only message of a call.
-pub async fn read(body: Incoming) -> Result<Bytes, Status> {
-    let late = |_| Status::deadline_exceeded(format!("the message was not complete after {PATIENCE:?}"));
-    timeout(PATIENCE, read_all(body)).await.map_err(late)?
+/// Why a message was not read.
+#[derive(Debug)]
+pub enum Unread {
+    /// There is no room for it.
+    Full,
+    /// It is not what it should be.
+    Wrong(Status),
 }
 
-async fn read_all(mut body: Incoming) -> Result<Bytes, Status> {
-    let mut permit = None;
+impl From<Full> for Unread {
+    fn from(_: Full) -> Unread {
+        Unread::Full
+    }
+}
+
+impl From<Status> for Unread {
+    fn from(status: Status) -> Unread {
+        Unread::Wrong(status)
+    }
+}
+
+/// Reads the only message of a call, and holds room for both.
+pub async fn read(body: Incoming, budget: &Arc<Budget>) -> Result<(Bytes, Held), Unread> {
+    let late = |_| Status::deadline_exceeded(format!("the message was not complete after {PATIENCE:?}"));
+    timeout(PATIENCE, read_all(body, budget.call())).await.map_err(late)?
+}
+
+async fn read_all(mut body: Incoming, mut held: Held) -> Result<(Bytes, Held), Unread> {
     let mut received = Bytes::new();
     let mut more = BytesMut::new();
-    while let Some(frame) = body.frame().await {
+    loop {
+        let frame = match body.frame().now_or_never() {
+            Some(frame) => frame,
+            None => {
+                // A piece of a message would keep all of the buffer that it was read into.
+                more.extend_from_slice(&std::mem::take(&mut received));
+                held.set(CALL + more.capacity(), Stage::Arriving)?;
+                body.frame().await
+            }
+        };
+        let Some(frame) = frame else { break };
         let frame = frame.map_err(|error| Status::cancelled(format!("the call was given up: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
-        let length = received.len() + more.len() + data.len();
-        if length > PREFIX + MAX_MESSAGE {
-            return Err(Status::resource_exhausted(format!("a message has at most {MAX_MESSAGE} bytes")));
-        }
-        if length > USUAL && permit.is_none() {
-            permit = Some(LARGE.acquire().await.expect("it is never closed"));
+        if received.len() + more.len() + data.len() > PREFIX + MAX_MESSAGE {
+            let message = format!("a message has at most {MAX_MESSAGE} bytes");
+            return Err(Status::resource_exhausted(message).into());
         }
         // Nearly always it comes in one piece, and stays where it is.
-        if length == data.len() {
+        if received.is_empty() && more.is_empty() {
             received = data;
         } else {
             more.extend_from_slice(&std::mem::take(&mut received));
@@ -63,18 +89,20 @@ async fn read_all(mut body: Incoming) -> Result<Bytes, Status> {
         }
     }
     let mut received = if more.is_empty() { received } else { more.freeze() };
+    held.set(CALL + received.len(), Stage::Arrived)?;
     if received.len() < PREFIX {
-        return Err(Status::invalid_argument("there is no message"));
+        return Err(Status::invalid_argument("there is no message").into());
     }
     let compressed = received.get_u8();
     let length = received.get_u32();
     if compressed != 0 {
-        return Err(Status::unimplemented("messages are not compressed here (leave out `grpc-encoding`)"));
+        let message = "messages are not compressed here (leave out `grpc-encoding`)";
+        return Err(Status::unimplemented(message).into());
     }
     if usize::try_from(length) != Ok(received.len()) {
-        return Err(Status::invalid_argument("a call has one message, as long as it says"));
+        return Err(Status::invalid_argument("a call has one message, as long as it says").into());
     }
-    Ok(received)
+    Ok((received, held))
 }
 
 /// An answer that is this message.

@@ -166,6 +166,7 @@ impl From<InvalidRequest> for ApiError {
                 (Code::InvalidCost, "facts".to_owned())
             }
             InvalidRequest::KeyFacts { absent, .. } => (Code::MissingField, format!("facts.{}", absent[0])),
+            InvalidRequest::TooManyDues => (Code::TooMany, "facts".to_owned()),
             InvalidRequest::Ttl(_) => (Code::InvalidTtl, "ttl".to_owned()),
         };
         ApiError::new(code, invalid.to_string()).at(at)

@@ -37,8 +37,9 @@ pub enum Begins {
     Other,
 }
 
-/// Looks at what has come so far, and if it is to be traced, whose it is.
-pub fn begins(buffer: &[u8], traced: bool) -> Begins {
+/// Looks at what has come so far, and if it is to be traced, whose it is. A request with a Host that is not known is
+/// not plain.
+pub fn begins(buffer: &[u8], traced: bool, host_is_known: impl Fn(&[u8]) -> bool) -> Begins {
     let seen = buffer.len().min(LINE.len());
     if buffer[..seen] != LINE[..seen] {
         return Begins::Other;
@@ -52,14 +53,15 @@ pub fn begins(buffer: &[u8], traced: bool) -> Begins {
         Ok(Status::Partial) => return Begins::Unfinished,
         Err(_) => return Begins::Other,
     };
-    let (mut body, mut parent) = (None, None);
+    let (mut body, mut parent, mut host) = (None, None, false);
     for header in headers {
         match Header::of(header.name) {
             Header::Length if body.is_none() => body = Some(length(header.value)),
             Header::Connection if header.value.eq_ignore_ascii_case(b"keep-alive") => {}
             Header::Parent if traced => parent = Parent::read(header.value),
+            Header::Host if !host && host_is_known(header.value) => host = true,
             Header::Parent | Header::Harmless => {}
-            Header::Length | Header::Connection | Header::Telling => return Begins::Other,
+            Header::Length | Header::Connection | Header::Host | Header::Telling => return Begins::Other,
         }
     }
     match body {
@@ -72,6 +74,7 @@ pub fn begins(buffer: &[u8], traced: bool) -> Begins {
 enum Header {
     Length,
     Connection,
+    Host,
     /// It changes how the body or the connection goes on, or names a page that asks.
     Telling,
     /// It says whose span the request is a part of.
@@ -85,6 +88,7 @@ impl Header {
         let is = |other: &str| name.eq_ignore_ascii_case(other);
         match name.len() {
             2 if is("te") => Header::Telling,
+            4 if is("host") => Header::Host,
             6 if is("expect") || is("origin") => Header::Telling,
             7 if is("upgrade") || is("trailer") => Header::Telling,
             10 if is("connection") => Header::Connection,
@@ -154,6 +158,10 @@ impl Date {
 mod tests {
     use super::*;
 
+    fn local(host: &[u8]) -> bool {
+        host == b"localhost"
+    }
+
     fn request(headers: &str) -> String {
         format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n")
     }
@@ -167,15 +175,15 @@ mod tests {
         ] {
             let request = request(headers);
             let plain = Begins::Plain { head: request.len(), body: 12, parent: None };
-            assert_eq!(begins(request.as_bytes(), true), plain, "{headers}");
+            assert_eq!(begins(request.as_bytes(), true, local), plain, "{headers}");
             assert_eq!(
-                begins(format!("{request}{{\"facts\":{{}}}}POST").as_bytes(), true),
+                begins(format!("{request}{{\"facts\":{{}}}}POST").as_bytes(), true, local),
                 plain,
                 "{headers}"
             );
             for end in 0..request.len() {
                 assert_eq!(
-                    begins(&request.as_bytes()[..end], true),
+                    begins(&request.as_bytes()[..end], true, local),
                     Begins::Unfinished,
                     "{:?}",
                     &request[..end]
@@ -192,7 +200,7 @@ mod tests {
         assert!(parent.is_some());
         for (traced, parent) in [(true, parent), (false, None)] {
             let plain = Begins::Plain { head: request.len(), body: 12, parent };
-            assert_eq!(begins(request.as_bytes(), traced), plain);
+            assert_eq!(begins(request.as_bytes(), traced, local), plain);
         }
     }
 
@@ -217,19 +225,23 @@ mod tests {
             "content-length: 1\r\ntrailer: x\r\n",
             "content-length: 1\r\nte: trailers\r\n",
             "content-length: 1\r\norigin: http://evil.example\r\n",
+            "content-length: 1\r\nhost: localhost\r\n",
+            "content-length: 1\r\nHost: evil.example\r\n",
             "content-length : 1\r\n",
             "content-length: 1\r\n folded\r\n",
             "content-length: 1\r\nx: \0\r\n",
             &format!("{many}content-length: 1\r\n"),
         ] {
-            assert_eq!(begins(request(headers).as_bytes(), true), Begins::Other, "{headers:?}");
+            assert_eq!(begins(request(headers).as_bytes(), true, local), Begins::Other, "{headers:?}");
         }
         for line in
             ["GET /v1/check HTTP/1.1", "POST /v1/peek HTTP/1.1", "POST /v1/check HTTP/1.0", "post", "\r\n"]
         {
             let request = format!("{line}\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n");
-            assert_eq!(begins(request.as_bytes(), true), Begins::Other, "{line}");
+            assert_eq!(begins(request.as_bytes(), true, local), Begins::Other, "{line}");
         }
+        let rebound = "POST /v1/check HTTP/1.1\r\nhost: evil.example\r\ncontent-length: 1\r\n\r\n";
+        assert_eq!(begins(rebound.as_bytes(), true, local), Begins::Other);
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! What was counted, as whoever exports it needs it: names, labels, numbers.
 
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tollkeeper::{BreakerState, FailureKind, Limiter, Op};
 
 pub use super::histogram::Counts;
 use super::requests::RequestTally;
-use super::{LimitTally, Metrics, POLICIES};
+use super::{ConnectionTally, LimitTally, Metrics, POLICIES};
+use crate::room::Transport;
 use crate::store::Store;
 
 /// A metric: one series for each set of labels.
@@ -41,6 +42,7 @@ impl Metrics {
         let mut all = Vec::new();
         self.add_limits(&mut all);
         self.add_requests(&mut all);
+        self.add_transports(&mut all);
         let reloads = [("done", &self.reloads.done), ("failed", &self.reloads.failed)];
         let reloads = reloads.map(|(result, count)| (labels([("result", result)]), count.load(Relaxed)));
         all.push(counter("tollkeeper_config_reloads", "Attempts to load the config anew", reloads.into()));
@@ -113,6 +115,36 @@ impl Metrics {
             help: "From the last byte of a request to its answer",
             series: Series::Histogram(durations),
         });
+    }
+
+    fn add_transports(&self, all: &mut Vec<Family>) {
+        let each = |count: &dyn Fn(&ConnectionTally) -> &AtomicU64| -> Vec<(Labels, u64)> {
+            let one = |transport: Transport| {
+                let count = count(self.connections(transport)).load(Relaxed);
+                (labels([("transport", transport.name())]), count)
+            };
+            Transport::ALL.into_iter().map(one).collect()
+        };
+        all.push(Family {
+            name: "tollkeeper_connections",
+            help: "Open connections of clients",
+            series: Series::Gauge(each(&|tally| &tally.open)),
+        });
+        all.push(counter(
+            "tollkeeper_connections_evicted",
+            "Idle connections closed to make room for new ones",
+            each(&|tally| &tally.evicted),
+        ));
+        all.push(counter(
+            "tollkeeper_connections_refused",
+            "Connections that could not be accepted",
+            each(&|tally| &tally.refused),
+        ));
+        all.push(counter(
+            "tollkeeper_grpc_exhausted",
+            "Calls refused because calls in flight held all memory that they may",
+            vec![(Labels::new(), self.grpc_exhausted.load(Relaxed))],
+        ));
     }
 
     pub(super) fn transports(&self) -> [(&'static str, &RequestTally); 5] {

@@ -14,7 +14,6 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::sync::watch;
 use tokio::time::{self, sleep, timeout};
 use tollkeeper::toll::Request;
 use tollkeeper::{Answer, Decision, OnStoreFailure, Passage, Verb};
@@ -29,6 +28,7 @@ use crate::connections::{Protocol, Stream};
 use crate::http::error::ApiError;
 use crate::metrics::{Ended, Endings, RouteLabel};
 use crate::refusals::Refusal;
+use crate::room::{self, Seat, Transport};
 use crate::service::Service;
 use crate::trace::Told;
 
@@ -46,18 +46,20 @@ const FULL: usize = 64 << 10;
 const IN_FLIGHT: usize = 64;
 
 impl Protocol for Arc<Resp> {
-    async fn serve(self, stream: impl Stream, _: SocketAddr, stopped: watch::Receiver<()>) {
-        serve(stream, self, stopped).await;
+    const TRANSPORT: Transport = Transport::Resp;
+
+    async fn serve(self, stream: impl Stream, peer: SocketAddr, seat: Seat) {
+        serve(stream, peer, self, seat).await;
     }
 }
 
 /// Answers the commands of one connection until either side ends it.
-pub(super) async fn serve(mut stream: impl Stream, resp: Arc<Resp>, mut stopped: watch::Receiver<()>) {
+pub(super) async fn serve(mut stream: impl Stream, peer: SocketAddr, resp: Arc<Resp>, mut seat: Seat) {
+    let user = seat.user();
     let mut talk = Talk::new(&resp);
     let mut parser = Parser::default();
     let mut input = Vec::with_capacity(BUFFER);
     let mut fires = pin!(sleep(QUIET));
-    let mut stop = pin!(stopped.changed());
     let (mut asked, mut stopping) = (false, false);
     loop {
         tokio::select! {
@@ -76,17 +78,24 @@ pub(super) async fn serve(mut stream: impl Stream, resp: Arc<Resp>, mut stopped:
                 fires.as_mut().reset(time::Instant::now() + QUIET);
                 continue;
             }
-            _ = stop.as_mut(), if !stopping => {
-                stopping = true;
-                continue;
-            }
+            end = seat.end() => match end {
+                room::End::MakeRoom => break,
+                room::End::Stop => {
+                    stopping = true;
+                    continue;
+                }
+            },
         }
         talk.began = Instant::now();
+        user.used(talk.began);
         let (read, ended) = talk.answer_all(&mut parser, &mut input, &mut stream).await;
         asked |= read > 0;
         talk.record();
         if let Err(end) = ended {
-            if end == End::Nonsense {
+            if end == End::Http {
+                resp.refuse_http(peer);
+            }
+            if let End::Nonsense | End::Http = end {
                 linger(&mut stream, &mut input).await;
             }
             break;
@@ -109,6 +118,8 @@ enum End {
     Said,
     /// It cannot be understood.
     Nonsense,
+    /// It is a request of HTTP.
+    Http,
     /// It does not read, or is gone.
     Gone,
 }
@@ -183,7 +194,7 @@ impl<'r> Talk<'r> {
                 Err(error) => {
                     self.settle().await;
                     self.refuse_bytes(error);
-                    break Err(End::Nonsense);
+                    break Err(if error == ProtocolError::Http { End::Http } else { End::Nonsense });
                 }
             }
             if self.session.ending {

@@ -36,7 +36,19 @@ pub(super) fn split(
             }
         };
     }
+    if words.first().is_some_and(|first| is_http(&line[first.clone()])) {
+        return Err(ProtocolError::Http);
+    }
     Ok(Some(end + 1))
+}
+
+/// Whether a line that begins with this word was written by a client of HTTP. Any page can make a browser POST to
+/// this port, and the lines of the body would be commands. Browsers send the line of the request first, and commands
+/// as arrays cannot come before it; a command `GET` as an array is only unknown.
+fn is_http(word: &[u8]) -> bool {
+    const METHODS: [&str; 10] =
+        ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE", "PRI"];
+    METHODS.iter().chain(&["Host:"]).any(|begin| word.eq_ignore_ascii_case(begin.as_bytes()))
 }
 
 /// Takes a word out of its quotes, and says where to go on.

@@ -170,6 +170,8 @@ pub enum ProtocolError {
     LongLine,
     /// Quotes do not end.
     Quotes,
+    /// A line begins as requests and headers of HTTP do.
+    Http,
 }
 
 /// As Redis says it, where it does.
@@ -184,6 +186,7 @@ impl fmt::Display for ProtocolError {
             ProtocolError::TooLarge => write!(f, "too big command (at most {MAX_COMMAND} bytes)"),
             ProtocolError::LongLine => f.write_str("too big inline request"),
             ProtocolError::Quotes => f.write_str("unbalanced quotes in request"),
+            ProtocolError::Http => f.write_str("this is not HTTP but RESP, the protocol of Redis"),
         }
     }
 }
@@ -270,6 +273,14 @@ mod tests {
             ("ECHO 'a\r\n", "unbalanced quotes in request"),
             ("ECHO \"a\"b\r\n", "unbalanced quotes in request"),
             ("ECHO 'a'b\r\n", "unbalanced quotes in request"),
+            (
+                "POST / HTTP/1.1\r\nhost: x\r\n\r\nPING\r\n",
+                "this is not HTTP but RESP, the protocol of Redis",
+            ),
+            ("GET / HTTP/1.1\r\n", "this is not HTTP but RESP, the protocol of Redis"),
+            ("PRI * HTTP/2.0\r\n", "this is not HTTP but RESP, the protocol of Redis"),
+            ("options * x\r\n", "this is not HTTP but RESP, the protocol of Redis"),
+            ("Host: x\r\n", "this is not HTTP but RESP, the protocol of Redis"),
         ] {
             for piece in [1, 5, 100_000] {
                 let (found, error) = commands(bytes.as_bytes(), piece);

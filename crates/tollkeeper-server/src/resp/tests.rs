@@ -16,10 +16,12 @@ use tollkeeper::{Capacity, Clock, ManualClock, MemoryStore, Span, Time};
 use super::connection::serve;
 use super::*;
 use crate::auth::Tokens;
+use crate::connection::tests::PEER;
 use crate::http::answer::write_decision;
 use crate::in_force::Source;
 use crate::json::Writer;
 use crate::metrics::text;
+use crate::room::Seat;
 use crate::serve::builtin;
 use crate::store::Store;
 
@@ -44,7 +46,7 @@ impl World {
     fn connect(&self) -> (watch::Sender<()>, DuplexStream) {
         let (stop, stopped) = watch::channel(());
         let (ours, theirs) = tokio::io::duplex(1 << 20);
-        tokio::spawn(serve(theirs, Arc::clone(&self.resp), stopped));
+        tokio::spawn(serve(theirs, PEER, Arc::clone(&self.resp), Seat::alone(stopped)));
         (stop, ours)
     }
 
@@ -168,7 +170,7 @@ async fn what_redis_cell_and_throttlecrab_refuse_is_refused_in_their_words() {
             "THROTTLE key 1 1 40000000",
             "ERR Rate limit check failed: period 40000000s is not between 1ms and 366d",
         ),
-        ("GET key", "ERR unknown command 'GET'"),
+        ("INCR key", "ERR unknown command 'INCR'"),
     ] {
         assert_eq!(world.say(format!("{line}\r\n")).await, format!("-{expected}\r\n"), "{line}");
     }
@@ -242,7 +244,7 @@ async fn what_clients_say_when_they_connect_is_answered() {
         assert_eq!(world.say(format!("{lines}\r\n")).await, resp2, "{lines}");
     }
     let said = world
-        .say("HELLO 3 SETNAME me\r\nCLIENT GETNAME\r\nGET\r\nRESET\r\nCLIENT GETNAME\r\nHELLO\r\n")
+        .say("HELLO 3 SETNAME me\r\nCLIENT GETNAME\r\nINCR\r\nRESET\r\nCLIENT GETNAME\r\nHELLO\r\n")
         .await;
     let id = |said: &str| {
         said.split("$2\r\nid\r\n:")
@@ -260,7 +262,7 @@ async fn what_clients_say_when_they_connect_is_answered() {
         )
     };
     let (three, two) = (hello("%7", 3), hello("*14", 2));
-    assert_eq!(said, format!("{three}$2\r\nme\r\n-ERR unknown command 'GET'\r\n+RESET\r\n$-1\r\n{two}"));
+    assert_eq!(said, format!("{three}$2\r\nme\r\n-ERR unknown command 'INCR'\r\n+RESET\r\n$-1\r\n{two}"));
     // Every command is described and documented, in both versions of the protocol.
     for hello in ["HELLO 2", "HELLO 3"] {
         let values = world
@@ -493,8 +495,9 @@ async fn a_pipeline_is_answered_with_one_write() {
     let (mut ours, theirs) = tokio::io::duplex(1 << 20);
     tokio::spawn(serve(
         Counted(theirs, Arc::clone(&writes), Arc::default()),
+        PEER,
         Arc::clone(&world.resp),
-        stopped,
+        Seat::alone(stopped),
     ));
     for turn in 1..=3 {
         ours.write_all("CL.THROTTLE key 100 1 60\r\n".repeat(100).as_bytes()).await.unwrap();
@@ -539,7 +542,7 @@ async fn who_never_reads_its_answers_is_bounded_and_dropped() {
     let world = world();
     let (_stop, stopped) = watch::channel(());
     let (mut ours, theirs) = tokio::io::duplex(4 << 10);
-    let served = tokio::spawn(serve(theirs, Arc::clone(&world.resp), stopped));
+    let served = tokio::spawn(serve(theirs, PEER, Arc::clone(&world.resp), Seat::alone(stopped)));
     let began = Instant::now();
     let mut sent = 0;
     while ours.write_all(b"COMMAND DOCS\r\n").await.is_ok() {
@@ -579,8 +582,9 @@ async fn answers_that_are_longer_than_their_commands_are_not_piled_up() {
     let (mut ours, theirs) = tokio::io::duplex(4 << 20);
     tokio::spawn(serve(
         Counted(theirs, Arc::default(), Arc::clone(&longest)),
+        PEER,
         Arc::clone(&world.resp),
-        stopped,
+        Seat::alone(stopped),
     ));
     ours.write_all("COMMAND DOCS\r\n".repeat(1_000).as_bytes()).await.unwrap();
     ours.shutdown().await.unwrap();

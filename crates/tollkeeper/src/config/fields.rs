@@ -590,6 +590,7 @@ fn wanted(kind: &Kind) -> &'static str {
         Kind::Fact => "the name of a fact",
         Kind::Network => "an address or a network",
         Kind::Route => "a path pattern",
+        Kind::HostName => "the name of a host",
         Kind::ClientAddress => "the name of a header",
         Kind::Source => "a part of the request",
         Kind::Status => "a status",

@@ -55,3 +55,23 @@ pub(super) fn route_meaning(route: &str) -> String {
         .map(|segment| if segment.starts_with('{') { "{}".to_owned() } else { segment.to_lowercase() });
     segments.collect::<Vec<_>>().join("/")
 }
+
+/// The name of a host in lower case, without the dot that may end it.
+pub(super) fn host_name(text: &str) -> Result<String, Wrong> {
+    let name = text.strip_suffix('.').unwrap_or(text);
+    let is_label = |label: &str| {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        !label.is_empty() && label.bytes().all(allowed)
+    };
+    if name.split('.').all(is_label) {
+        return Ok(name.to_ascii_lowercase());
+    }
+    let host = text.split_once("://").map_or(text, |(_, rest)| rest);
+    let host = host.split(['/', ':']).next().unwrap_or_default();
+    let help = if host != text && host.split('.').all(is_label) {
+        format!("try `{host}`: without scheme, port and path")
+    } else {
+        "such as `api.example.test`, without patterns".to_owned()
+    };
+    Err(Wrong::new(format!("{} is not the name of a host", quoted(text)), help))
+}

@@ -160,6 +160,7 @@ fn kind(kind: &Kind) -> String {
         Kind::Prefix => "text".to_owned(),
         Kind::Network => "address or network".to_owned(),
         Kind::Route => "path pattern".to_owned(),
+        Kind::HostName => "host name".to_owned(),
         Kind::ClientAddress => "header".to_owned(),
         Kind::Source => "part of the request".to_owned(),
         Kind::Status => "status or class".to_owned(),

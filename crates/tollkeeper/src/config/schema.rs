@@ -123,6 +123,7 @@ fn value(kind: &'static Kind) -> Value {
         Kind::Prefix => text("^[A-Za-z0-9._:-]{1,64}$"),
         Kind::Network => text("^[0-9A-Fa-f.:]+(/[0-9]{1,3})?$"),
         Kind::Route => text("^/[^?# ]*$"),
+        Kind::HostName => text(r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?$"),
         Kind::ClientAddress => text(r"^(x-forwarded-for|forwarded|header\..+)$"),
         Kind::Source => text(r"^(ip|method|host|path|route|(header|cookie|query|body)\..+)$"),
         Kind::Sha256 => text("^[0-9A-Fa-f]{64}$"),

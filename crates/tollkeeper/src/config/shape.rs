@@ -78,6 +78,8 @@ pub(super) enum Kind {
     Network,
     /// A path pattern of HTTP.
     Route,
+    /// The name of a host, without a port.
+    HostName,
     /// Where the address of a client is read from.
     ClientAddress,
     /// Where a fact is read from.
@@ -398,6 +400,14 @@ pub(super) static HTTP: Section = Section {
         )
         .default("[]")
         .example("[\"/login\", \"/users/{id}\", \"/api/*\"]"),
+        key(
+            "hosts",
+            Kind::List(&Kind::HostName),
+            "Names of this server, besides addresses and `localhost`, that `Host` may carry on a loopback listener \
+             in calls that need no token: against web pages that give their own name this address.",
+        )
+        .default("[]")
+        .example("[api.example.test]"),
     ],
 };
 

@@ -272,6 +272,7 @@ fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings
         ipv6_prefix: number(fields, "ipv6_prefix", 128),
         facts,
         routes: routes.into_iter().map(|said| said.value).collect(),
+        hosts: fields.parse_list("hosts", http::host_name).into_iter().map(|said| said.value).collect(),
     };
     (settings, places)
 }
