@@ -1,13 +1,161 @@
-//! One spelling for each path, so that nobody gets a second count by writing it another way.
+//! Spellings of a path: one for each way in which servers read it.
 //!
-//! In this order: `;parameters` are dropped, percent-encoded characters that need no encoding are decoded,
-//! empty segments and `.` disappear, `..` takes the segment before it away, and a slash at the end is
-//! dropped. Decoding happens once: what is still encoded then (`%2F`, `%25`, every byte beyond ASCII) stays
-//! so, with digits in upper case. What comes out is ASCII, begins with `/`, and is its own spelling.
+//! A path that says something to every server alike has one spelling, whatever it is made of: percent-encoded
+//! characters that need no encoding are decoded, empty segments disappear, and a slash at the end is dropped.
+//! Decoding happens once: what is still encoded then (`%25`, every byte beyond ASCII) stays so, with digits in
+//! upper case. A spelling is ASCII and begins with `/`.
+//!
+//! Servers disagree about five things: `%2F`, `%5C`, `\`, `;parameters`, and the segments `.` and `..`. To Go
+//! `/files%2F..%2Flogin` is `/login`, to Starlette it is `/files/../login`, to Express a single segment. A limiter
+//! that reads such a path in one way only can be bypassed in front of all servers that read it in another. So there
+//! is a [`Reading`] for each kind of server, and [`spellings`] has the result of each.
 
 use std::borrow::Cow;
 
-/// The one spelling of a path.
+use tollkeeper::http::EncodedSlashes;
+
+/// How a kind of server reads a path.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    /// `%2F` separates segments.
+    encoded_slash: bool,
+    /// `%5C` separates segments.
+    encoded_backslash: bool,
+    /// `\` separates segments.
+    backslash: bool,
+    /// What comes behind a `;` in a segment is dropped.
+    parameters: bool,
+    dots: Dots,
+}
+
+/// What becomes of the segments `.` and `..`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dots {
+    /// They are names like any other.
+    Kept,
+    /// `..` takes the segment before it away.
+    Resolved,
+    /// The same, where an empty segment is a segment: `/login//..` is `/login/`.
+    ResolvedAmongEmpty,
+}
+
+impl Reading {
+    /// axum, Express, Fastify and other routers that match the bytes of the request line.
+    const AS_WRITTEN: Reading = Reading {
+        encoded_slash: false,
+        encoded_backslash: false,
+        backslash: false,
+        parameters: false,
+        dots: Dots::Kept,
+    };
+    /// Starlette, Django and whatever else is called by WSGI or ASGI.
+    const PERCENT_DECODED: Reading = Reading { encoded_slash: true, ..Reading::AS_WRITTEN };
+    /// nginx, and Go's `ServeMux`.
+    const RESOLVED: Reading = Reading { dots: Dots::Resolved, ..Reading::PERCENT_DECODED };
+    /// Parsers of URLs, such as `new URL(…)` in JavaScript.
+    const URL: Reading = Reading { backslash: true, dots: Dots::ResolvedAmongEmpty, ..Reading::AS_WRITTEN };
+    /// Servlets: Tomcat, Jetty, Spring.
+    const KEPT: Reading = Reading { parameters: true, dots: Dots::Resolved, ..Reading::AS_WRITTEN };
+    /// Servers that decode everything and take a backslash for a slash, as on Windows.
+    const DECODED: Reading =
+        Reading { encoded_slash: true, encoded_backslash: true, backslash: true, ..Reading::KEPT };
+
+    /// All but [`Reading::DECODED`].
+    const OTHERS: [Reading; 5] =
+        [Reading::AS_WRITTEN, Reading::PERCENT_DECODED, Reading::RESOLVED, Reading::URL, Reading::KEPT];
+
+    /// How many bytes the separator has that this begins with; 0 if it begins with none.
+    fn separator(self, text: &[u8]) -> usize {
+        match text {
+            [b'/', ..] => 1,
+            [b'\\', ..] if self.backslash => 1,
+            [b'%', b'2', b'F' | b'f', ..] if self.encoded_slash => 3,
+            [b'%', b'5', b'C' | b'c', ..] if self.encoded_backslash => 3,
+            _ => 0,
+        }
+    }
+
+    /// The segments of a path, the first of which comes before the first slash.
+    fn segments(self, path: &str) -> impl Iterator<Item = &str> {
+        let mut rest = Some(path);
+        std::iter::from_fn(move || {
+            let path = rest.take()?;
+            let mut places = (0..path.len()).map(|start| (start, self.separator(&path.as_bytes()[start..])));
+            let Some((start, length)) = places.find(|(_, length)| *length > 0) else { return Some(path) };
+            rest = Some(&path[start + length..]);
+            Some(&path[..start])
+        })
+    }
+
+    fn spelled(self, path: &str) -> String {
+        let mut spelling = String::with_capacity(path.len() + 1);
+        for written in self.segments(path) {
+            let segment = if self.parameters { written.split(';').next().unwrap_or_default() } else { written };
+            let start = spelling.len();
+            spelling.push('/');
+            push_segment(&mut spelling, segment);
+            match (&spelling[start..], self.dots) {
+                ("/", Dots::ResolvedAmongEmpty) | ("/." | "/..", Dots::Kept) => {}
+                ("/" | "/.", _) => spelling.truncate(start),
+                ("/..", _) => {
+                    let parent = spelling[..start].rfind('/').unwrap_or(0);
+                    spelling.truncate(parent);
+                }
+                _ => {}
+            }
+        }
+        if self.dots == Dots::ResolvedAmongEmpty {
+            let segments = spelling.split('/').filter(|segment| !segment.is_empty());
+            spelling = segments.flat_map(|segment| ["/", segment]).collect();
+        }
+        if spelling.is_empty() {
+            spelling.push('/');
+        }
+        spelling
+    }
+}
+
+/// All spellings of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spellings<'p> {
+    /// The one that is shown.
+    pub shown: Cow<'p, str>,
+    /// Further ones, all different.
+    pub others: Vec<String>,
+}
+
+/// Every spelling of a path that a server could mean.
+///
+/// ```
+/// use tollkeeper::http::EncodedSlashes;
+/// use tollkeeper_tower::path::spellings;
+///
+/// assert!(spellings("/login", EncodedSlashes::Both).others.is_empty());
+/// let both = spellings("/api%2Flogin", EncodedSlashes::Both);
+/// assert_eq!((&*both.shown, &*both.others), ("/api/login", &["/api%2Flogin".to_owned()][..]));
+/// ```
+pub fn spellings(path: &str, slashes: EncodedSlashes) -> Spellings<'_> {
+    if is_normal(path) {
+        return Spellings { shown: Cow::Borrowed(path), others: Vec::new() };
+    }
+    let shown = match slashes {
+        EncodedSlashes::Keep => Reading::KEPT,
+        EncodedSlashes::Both | EncodedSlashes::Decode | EncodedSlashes::Refuse => Reading::DECODED,
+    };
+    let shown = shown.spelled(path);
+    let mut others = Vec::new();
+    if matches!(slashes, EncodedSlashes::Both | EncodedSlashes::Refuse) && is_ambiguous(path) {
+        for reading in Reading::OTHERS {
+            let other = reading.spelled(path);
+            if other != shown && !others.contains(&other) {
+                others.push(other);
+            }
+        }
+    }
+    Spellings { shown: Cow::Owned(shown), others }
+}
+
+/// The spelling of a path in which encoded slashes are part of a segment.
 ///
 /// ```
 /// use tollkeeper_tower::path::normalized;
@@ -16,28 +164,26 @@ use std::borrow::Cow;
 /// assert_eq!(normalized("//x/%2e%2e/./%6Cogin;jsessionid=1/"), "/login");
 /// ```
 pub fn normalized(path: &str) -> Cow<'_, str> {
-    if is_normal(path) {
-        return Cow::Borrowed(path);
-    }
-    let mut normal = String::with_capacity(path.len() + 1);
-    for written in path.split('/') {
-        let written = written.split(';').next().unwrap_or_default();
-        let start = normal.len();
-        normal.push('/');
-        push_segment(&mut normal, written);
-        match &normal[start..] {
-            "/" | "/." => normal.truncate(start),
-            "/.." => {
-                let parent = normal[..start].rfind('/').unwrap_or(0);
-                normal.truncate(parent);
-            }
-            _ => {}
+    spellings(path, EncodedSlashes::Keep).shown
+}
+
+/// Whether a path has an encoded slash, an encoded backslash or a backslash.
+pub fn has_encoded_slash(path: &str) -> bool {
+    let every = Reading::DECODED;
+    (0..path.len()).any(|start| path.as_bytes()[start] != b'/' && every.separator(&path.as_bytes()[start..]) > 0)
+}
+
+/// Whether servers may disagree about a path.
+fn is_ambiguous(path: &str) -> bool {
+    let is_dots = |segment: &str| {
+        if !segment.starts_with(['.', '%']) {
+            return false;
         }
-    }
-    if normal.is_empty() {
-        normal.push('/');
-    }
-    Cow::Owned(normal)
+        let mut plain = String::new();
+        push_segment(&mut plain, segment);
+        plain == "." || plain == ".."
+    };
+    path.contains(';') || has_encoded_slash(path) || path.split('/').any(is_dots)
 }
 
 /// Writes a segment with every character encoded that must be, and no other.
@@ -51,7 +197,7 @@ pub(crate) fn push_segment(out: &mut String, segment: &str) {
         match encoded.unwrap_or(byte) {
             plain if is_unreserved(plain) => out.push(char::from(plain)),
             // A `%` that encodes nothing is one: left alone it could come to encode what is decoded behind it.
-            plain if encoded.is_some() || plain == b'%' || !plain.is_ascii_graphic() => {
+            plain if encoded.is_some() || matches!(plain, b'%' | b'\\') || !plain.is_ascii_graphic() => {
                 push_encoded(out, plain)
             }
             plain => out.push(char::from(plain)),
@@ -79,7 +225,7 @@ fn is_unreserved(byte: u8) -> bool {
 /// Whether nothing has to be done, as for nearly every path.
 fn is_normal(path: &str) -> bool {
     let bytes = path.as_bytes();
-    let plain = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'%' | b';');
+    let plain = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'%' | b';' | b'\\');
     let doubtful = |pair: &[u8]| pair[0] == b'/' && matches!(pair[1], b'/' | b'.');
     bytes.first() == Some(&b'/')
         && (bytes.len() == 1 || bytes.last() != Some(&b'/'))
@@ -132,7 +278,8 @@ mod tests {
             ("/a%00b", "/a%00b"),
             ("/a b", "/a%20b"),
             ("/a:b@c!$&'()*+,=", "/a:b@c!$&'()*+,="),
-            ("/a\\b", "/a\\b"),
+            ("/a\\b", "/a%5Cb"),
+            ("/a%5cb", "/a%5Cb"),
         ] {
             assert_eq!(normalized(path), expected, "{path}");
             assert_eq!(normalized(expected), expected, "{path}, again");

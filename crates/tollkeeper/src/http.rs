@@ -20,6 +20,24 @@ pub struct HttpSettings {
     pub facts: Vec<HttpFact>,
     /// Path patterns as they are written, of which the most specific one becomes the fact `route`.
     pub routes: Vec<String>,
+    /// What `%2F` and `%5C` in a path mean.
+    pub encoded_slashes: EncodedSlashes,
+}
+
+/// What an encoded slash or backslash in a path means: `/api%2Flogin` is two segments to some servers and one to
+/// others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EncodedSlashes {
+    /// The path is read as every common server would read it, and the request pays the limits of all routes that
+    /// it matches so.
+    #[default]
+    Both,
+    /// They separate segments.
+    Decode,
+    /// They are part of a segment.
+    Keep,
+    /// Such a request is refused.
+    Refuse,
 }
 
 /// The header that the address of a client is taken from.
@@ -48,6 +66,9 @@ pub struct HttpFact {
     pub hash: bool,
     /// Whether it is taken only from trusted proxies.
     pub trusted: bool,
+    /// Whether a header may come in several lines, which are joined by `, `. Otherwise a second line makes the
+    /// request one that cannot be judged: servers differ in which line they read.
+    pub many: bool,
 }
 
 /// A part of an HTTP request.
@@ -93,6 +114,7 @@ impl Default for HttpSettings {
             ipv6_prefix: 64,
             facts: Vec::new(),
             routes: Vec::new(),
+            encoded_slashes: EncodedSlashes::Both,
         }
     }
 }
@@ -111,12 +133,17 @@ impl ClientAddress {
 impl HttpFact {
     /// A fact that is read there, as it stands.
     pub fn new(name: impl Into<String>, from: Source) -> HttpFact {
-        let (strip, normalize, hash, trusted) = (None, Vec::new(), false, false);
-        HttpFact { name: name.into(), from, strip, normalize, hash, trusted }
+        let (strip, normalize) = (None, Vec::new());
+        HttpFact { name: name.into(), from, strip, normalize, hash: false, trusted: false, many: false }
     }
 }
 
 impl Source {
+    /// Whether it depends on the path.
+    pub fn is_of_path(&self) -> bool {
+        matches!(self, Source::Path | Source::Route)
+    }
+
     /// The part of a request that `ip`, `header.NAME` and the like name, if they name one.
     pub fn of(text: &str) -> Option<Source> {
         let Some((part, name)) = text.split_once('.') else {

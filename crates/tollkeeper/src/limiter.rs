@@ -290,7 +290,8 @@ impl Limiter {
     }
 
     fn request<'a>(&'a self, verb: Verb, facts: &'a Facts<'a>) -> Request<'a> {
-        Request { limiter: self, policy: None, asked: toll::Request { verb, facts, cost: 1, hold: None } }
+        let asked = toll::Request { verb, facts, cost: 1, hold: None, also: &[] };
+        Request { limiter: self, policy: None, asked }
     }
 
     /// Decides a request now, or says whom to wait for.
@@ -390,6 +391,14 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// Adds other readings of the same request, for a caller that cannot know how its server reads it, such as
+    /// a path that some servers decode and others do not. The request pays the limits of every reading, all or
+    /// nothing; a key that several readings share is charged once.
+    pub fn also(mut self, readings: &'a [Facts<'a>]) -> Request<'a> {
+        self.asked.also = readings;
+        self
+    }
+
     /// Decides by this policy instead of the one in force: for who has read facts for this one, and must
     /// not meet limits that need others.
     pub fn under(mut self, policy: &'a Arc<Policy>) -> Request<'a> {
@@ -469,6 +478,11 @@ impl<'a> Acquire<'a> {
     /// As [`Request::hold`].
     pub fn hold(self, longest: impl Into<Span>) -> Acquire<'a> {
         Acquire(self.0.hold(longest))
+    }
+
+    /// As [`Request::also`].
+    pub fn also(self, readings: &'a [Facts<'a>]) -> Acquire<'a> {
+        Acquire(self.0.also(readings))
     }
 
     /// As [`Request::under`].

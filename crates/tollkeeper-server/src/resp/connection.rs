@@ -237,7 +237,7 @@ impl<'r> Talk<'r> {
     #[inline]
     async fn check(&mut self, verb: Verb, arguments: Arguments<'_>) {
         let asked = check::read(arguments).and_then(|(facts, cost)| {
-            let request = Request { verb, facts: &facts, cost, hold: None };
+            let request = Request { verb, facts: &facts, cost, hold: None, also: &[] };
             self.resp.service.limiter.begin(&request).map_err(ApiError::from)
         });
         match asked {

@@ -19,7 +19,7 @@ use super::settings::{
 };
 use super::shape;
 use super::units::{Share, Wrong};
-use crate::http::{HeaderDialect, HttpFact, HttpSettings, Normalization};
+use crate::http::{EncodedSlashes, HeaderDialect, HttpFact, HttpSettings, Normalization, Source};
 use crate::percent::Percent;
 
 /// The most limits in a file.
@@ -207,6 +207,12 @@ fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings
         .into_iter()
         .filter_map(|entry| read_fact(&entry.key, entry.place, &entry.node, problems))
         .unzip();
+    let encoded_slashes = match must(fields.choice("encoded_slashes")).value {
+        "decode" => EncodedSlashes::Decode,
+        "keep" => EncodedSlashes::Keep,
+        "refuse" => EncodedSlashes::Refuse,
+        _ => EncodedSlashes::Both,
+    };
     let settings = HttpSettings {
         trusted_proxies: fields
             .parse_list("trusted_proxies", network)
@@ -217,6 +223,7 @@ fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings
         ipv6_prefix: number(fields, "ipv6_prefix", 128),
         facts,
         routes: routes.into_iter().map(|said| said.value).collect(),
+        encoded_slashes,
     };
     (settings, places)
 }
@@ -252,8 +259,13 @@ fn read_fact(
     let from = fields.parse("from", http::source);
     let (normalize, hash, trusted) =
         (normalize.collect(), must(fields.truth("hash")).value, must(fields.truth("trusted")).value);
+    let many = must(fields.truth("many"));
     let from = from?;
-    Some((HttpFact { name: name.to_owned(), from: from.value, strip, normalize, hash, trusted }, from.place))
+    if many.value && !matches!(from.value, Source::Header(_)) {
+        fields.complain(many.place, "`many` joins the lines of a header", "read it from `header.NAME`");
+    }
+    let (place, many) = (from.place, many.value);
+    Some((HttpFact { name: name.to_owned(), from: from.value, strip, normalize, hash, trusted, many }, place))
 }
 
 fn read_limits(fields: &Fields<'_>, problems: &RefCell<Problems>) -> Vec<WrittenLimit> {
