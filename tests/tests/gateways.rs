@@ -93,7 +93,8 @@ limits:
         let mut keys = 0;
         for junk in 0..10 {
             let second = format!("X-Api-Key: junk{junk}");
-            keys += passed("GET /", &["X-Api-Key: REAL", &second]) + passed("GET /", &[&second, "X-Api-Key: REAL"]);
+            keys += passed("GET /", &["X-Api-Key: REAL", &second])
+                + passed("GET /", &[&second, "X-Api-Key: REAL"]);
             keys += passed("GET /", &["X-Api-Key: REAL"]);
         }
         assert_eq!(keys, 3, "{}: header", gateway.name);
@@ -107,7 +108,8 @@ limits:
         }
         assert_eq!(sessions, 3, "{}: cookie", gateway.name);
         let mut logins = 0;
-        for path in ["/api%2Flogin", "/api/login%2F", "/api%5Clogin", "/api/x%2F%2E%2E%2Flogin", "/api/login"] {
+        for path in ["/api%2Flogin", "/api/login%2F", "/api%5Clogin", "/api/x%2F%2E%2E%2Flogin", "/api/login"]
+        {
             logins += passed(&format!("POST {path}"), &[]) + passed(&format!("POST {path}"), &[]);
         }
         assert_eq!(logins, 3, "{}: path", gateway.name);

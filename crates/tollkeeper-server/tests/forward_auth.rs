@@ -9,8 +9,7 @@ use tollkeeper::digest::{hex, sha256};
 
 /// Each endpoint, with the names of the method and the URI in its family of headers.
 const FORWARDED: Gateway = Gateway { path: "/v1/auth", method: "X-Forwarded-Method", uri: "X-Forwarded-Uri" };
-const NGINX: Gateway =
-    Gateway { path: "/v1/auth/nginx", method: "X-Original-Method", uri: "X-Original-URI" };
+const NGINX: Gateway = Gateway { path: "/v1/auth/nginx", method: "X-Original-Method", uri: "X-Original-URI" };
 
 struct Gateway {
     path: &'static str,
@@ -163,7 +162,8 @@ fn only_the_address_header_of_the_config_is_read() {
             let server = Server::with_config(&folder, &config);
             for (asked, status) in [200, 200, 429, 429].into_iter().enumerate() {
                 // The header that counts always says the same, all others never do.
-                let spoofed = headers(&format!("192.0.2.{asked}")).into_iter().filter(|(name, _)| *name != read);
+                let spoofed =
+                    headers(&format!("192.0.2.{asked}")).into_iter().filter(|(name, _)| *name != read);
                 let own = headers("192.0.2.100").into_iter().filter(|(name, _)| *name == read);
                 let lines: Vec<String> = spoofed.chain(own).map(|(_, line)| line).collect();
                 let lines: Vec<&str> = lines.iter().map(String::as_str).collect();

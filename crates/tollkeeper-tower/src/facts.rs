@@ -14,8 +14,8 @@ use tollkeeper::{Facts, Mode, Policy, Value, digest, net};
 
 use crate::address::Client;
 use crate::body::Look;
-use crate::field::{self, Field, Form};
 use crate::cookie::{self, Unclear};
+use crate::field::{self, Field, Form};
 use crate::path::{self, Spellings};
 use crate::problem::Problem;
 use crate::routes::Routes;
@@ -375,7 +375,8 @@ impl<'a> Seen<'a> {
     /// The facts, unless an enforced limit that may apply needs one that cannot be told.
     pub fn settled(&self, policy: &Policy) -> Result<Settled<'_, 'a>, Problem> {
         if self.is_refused {
-            let detail = "the path has an encoded slash or a backslash (`%2F`, `%5C`, `\\`), which is not accepted";
+            let detail =
+                "the path has an encoded slash or a backslash (`%2F`, `%5C`, `\\`), which is not accepted";
             return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
         }
         let settled = Settled { facts: &self.facts, also: &self.also };

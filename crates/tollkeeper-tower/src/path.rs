@@ -162,7 +162,8 @@ pub fn normalized(path: &str) -> Cow<'_, str> {
 /// Whether a path has an encoded slash, an encoded backslash or a backslash.
 pub fn has_encoded_slash(path: &str) -> bool {
     let every = Reading::DECODED;
-    (0..path.len()).any(|start| path.as_bytes()[start] != b'/' && every.separator(&path.as_bytes()[start..]) > 0)
+    (0..path.len())
+        .any(|start| path.as_bytes()[start] != b'/' && every.separator(&path.as_bytes()[start..]) > 0)
 }
 
 /// Whether servers may disagree about a path.

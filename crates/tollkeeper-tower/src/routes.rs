@@ -170,7 +170,10 @@ mod tests {
 
     #[test]
     fn last_name_of_a_pattern_may_be_empty() {
-        check(&["/users/{id}"], &[("/users/", Some("/users/{id}")), ("/users", Some("/users/{id}")), ("/", None)]);
+        check(
+            &["/users/{id}"],
+            &[("/users/", Some("/users/{id}")), ("/users", Some("/users/{id}")), ("/", None)],
+        );
         check(&["/users/{id}", "/users"], &[("/users/", Some("/users")), ("/users/7", Some("/users/{id}"))]);
         check(&["/users/{id}/export"], &[("/users", None), ("/users/", None)]);
     }

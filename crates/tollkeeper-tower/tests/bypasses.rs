@@ -242,9 +242,11 @@ async fn duplicate_identity_header_or_cookie_is_refused() {
     }
     // An underscore alone would be the header to some servers, and nothing to others.
     assert_eq!(server.get("/key", &[("X_Api_Key", "REAL")]).await.status, 400);
-    for (path, header) in
-        [("/key", ("x-api-key", "REAL")), ("/token", ("authorization", "bearer\tREAL")), ("/session", ("cookie", "sid=REAL"))]
-    {
+    for (path, header) in [
+        ("/key", ("x-api-key", "REAL")),
+        ("/token", ("authorization", "bearer\tREAL")),
+        ("/session", ("cookie", "sid=REAL")),
+    ] {
         assert_eq!(server.passing(5, path, &[header]).await, 3, "nothing was charged before");
     }
 }
@@ -254,9 +256,14 @@ async fn spellings_of_one_cookie_share_a_count() {
     let limits = vec![Limit::new("session", Quota::per_hour(2)).by("cookie.sid")];
     let (server, _) = serve(limits, HttpSettings::default()).await;
     let mut passed = 0;
-    for cookie in
-        ["sid=s:a-b", "sid=\"s:a-b\"", "sid=s%3Aa%2Db", "sid=\"s%3aa-b\"", "x=1;  sid = s:a-b", "$Version=1; sid=s:a-b"]
-    {
+    for cookie in [
+        "sid=s:a-b",
+        "sid=\"s:a-b\"",
+        "sid=s%3Aa%2Db",
+        "sid=\"s%3aa-b\"",
+        "x=1;  sid = s:a-b",
+        "$Version=1; sid=s:a-b",
+    ] {
         passed += server.passing(1, "/", &[("cookie", cookie)]).await;
     }
     // HTTP/2 may send each cookie in a line of its own.
@@ -282,7 +289,8 @@ async fn percent_encoded_slash_pays_the_limits_of_every_reading() {
     let limits = || vec![Limit::new("per-route", Quota::per_hour(2)).by("route")];
     let routes: Vec<String> =
         ["/login", "/api/login", "/projects/{id}", "/files/*"].iter().map(ToString::to_string).collect();
-    let settings = |encoded_slashes| HttpSettings { routes: routes.clone(), encoded_slashes, ..HttpSettings::default() };
+    let settings =
+        |encoded_slashes| HttpSettings { routes: routes.clone(), encoded_slashes, ..HttpSettings::default() };
     // Of each pair, the second is what some server reads of the first.
     for (spelling, route) in [
         ("/api%2Flogin", "/api/login"),
@@ -323,7 +331,9 @@ async fn percent_encoded_slash_pays_the_limits_of_every_reading() {
 /// The path as it is shown is decoded; as it was written it is charged, too.
 #[tokio::test]
 async fn percent_encoded_slash_is_no_second_path() {
-    let limits = || vec![Limit::new("per-path", Quota::per_hour(2)).by("path"), Limit::new("all", Quota::per_hour(99))];
+    let limits = || {
+        vec![Limit::new("per-path", Quota::per_hour(2)).by("path"), Limit::new("all", Quota::per_hour(99))]
+    };
     for limits in [limits(), limits().into_iter().take(1).collect()] {
         let (server, _) = serve(limits, HttpSettings::default()).await;
         assert_eq!(server.passing(2, "/a%2Fb", &[]).await, 2);
@@ -355,7 +365,11 @@ async fn readings_of_a_path_are_one_request() {
         let facts = tollkeeper::facts! { "route" => "/login" };
         limiter.usage(&facts).wait().unwrap().limit(name).unwrap().outcome().remaining
     };
-    assert_eq!((left("login"), left("all")), (0, 9), "a limit of both readings is charged once, and refunded");
+    assert_eq!(
+        (left("login"), left("all")),
+        (0, 9),
+        "a limit of both readings is charged once, and refunded"
+    );
     // A field that only one reading needs is needed.
     let limits = vec![Limit::new("login", Quota::per_hour(1)).by("query.user").when("route", "/login")];
     let (server, _) = serve(limits, settings()).await;

@@ -46,7 +46,8 @@ fn no_spelling_of_a_header_has_a_second_budget() {
     }
     let mut cases = real.clone();
     for first in &real {
-        for second in ["X-Api-Key: junk\r\n", "X_Api_Key: junk\r\n", "X-Api-Key:\r\n", "X-Api-Key: REAL\r\n"] {
+        for second in ["X-Api-Key: junk\r\n", "X_Api_Key: junk\r\n", "X-Api-Key:\r\n", "X-Api-Key: REAL\r\n"]
+        {
             cases.push(format!("{first}{second}"));
             cases.push(format!("{second}{first}"));
         }
@@ -60,7 +61,8 @@ fn no_spelling_of_a_header_has_a_second_budget() {
         cases.push(format!("Authorization: Bearer REAL\r\nAuthorization: {second}\r\n"));
         cases.push(format!("Authorization: {second}\r\nAuthorization: Bearer REAL\r\n"));
     }
-    Compared::new().all(cases.iter().map(|lines| format!("GET /login HTTP/1.1\r\nHost: a.example\r\n{lines}")));
+    Compared::new()
+        .all(cases.iter().map(|lines| format!("GET /login HTTP/1.1\r\nHost: a.example\r\n{lines}")));
 }
 
 #[test]
@@ -102,7 +104,8 @@ fn no_spelling_of_a_cookie_has_a_second_budget() {
     ]
     .map(<[u8]>::to_vec)
     .to_vec();
-    let others = [&b"sid=junk"[..], b"sid=", b"sid", b"x=1", b"x=\"; sid=junk\"", b"x=1, sid=junk", b"sid=\"junk"];
+    let others =
+        [&b"sid=junk"[..], b"sid=", b"sid", b"x=1", b"x=\"; sid=junk\"", b"x=1, sid=junk", b"sid=\"junk"];
     let mut cases = Vec::new();
     let mut add = |lines: &[&[u8]]| {
         let mut request = b"GET /login HTTP/1.1\r\nHost: a.example\r\n".to_vec();
@@ -126,9 +129,24 @@ fn no_spelling_of_a_cookie_has_a_second_budget() {
 #[test]
 fn no_spelling_of_a_query_has_a_second_budget() {
     let cases = [
-        "user=REAL", "%75ser=REAL", "user=%52EAL", "user=RE%41L", "&user=REAL&", "x=1&user=REAL", "user=REAL#user=junk",
-        "user=REAL&user=junk", "user=junk&user=REAL", "user=&user=REAL", "user&user=REAL", "USER=junk&user=REAL",
-        "x=1;user=REAL", "user=REAL;user=junk", "user=junk;user=REAL", "user[]=REAL", "user[0]=REAL", "?user=REAL",
+        "user=REAL",
+        "%75ser=REAL",
+        "user=%52EAL",
+        "user=RE%41L",
+        "&user=REAL&",
+        "x=1&user=REAL",
+        "user=REAL#user=junk",
+        "user=REAL&user=junk",
+        "user=junk&user=REAL",
+        "user=&user=REAL",
+        "user&user=REAL",
+        "USER=junk&user=REAL",
+        "x=1;user=REAL",
+        "user=REAL;user=junk",
+        "user=junk;user=REAL",
+        "user[]=REAL",
+        "user[0]=REAL",
+        "?user=REAL",
         "user=REAL&%75ser=junk",
     ];
     Compared::new().all(cases.map(|query| format!("GET /login?{query} HTTP/1.1\r\nHost: a.example\r\n")));
@@ -137,22 +155,78 @@ fn no_spelling_of_a_query_has_a_second_budget() {
 #[test]
 fn no_spelling_of_a_path_has_a_second_budget() {
     let mut paths: Vec<String> = [
-        "/login", "/LOGIN", "/login/", "//login", "/./login", "/x/../login", "/%6cogin", "/%6Cogin", "/%2e/login",
-        "/x/%2e%2E/login", "/login;x=1", "/;x/login", "/x/..;/login", "/login%2F", "/login%5C", "/login\\", "/%2Flogin",
-        "/api/login", "/api%2Flogin", "/api%2flogin", "/api%5Clogin", "/api\\login", "/api/x%2F%2E%2E%2Flogin",
-        "/api/..%2Flogin", "/x%5c..%5clogin", "/x\\..\\login", "/api%252Flogin", "/users/a%2Fb", "/users/a%5Cb",
-        "/users/..", "/users/../export", "/users/%2e%2e/export", "/users/..;/export", "/users/a%5Cb%2Fexport",
-        "/users/7%2Fexport", "/files/../x", "/files/..%2Fx", "/files/..%5Cx", "/files/%2e%2e/x", "/files/..;/x",
-        "/files/a%2F../../x", "/login//..", "/x%2Fy/../login", "/login/%2e", "/login%0A", "/login%0a", "/login%20",
-        "/login%09", "/login%00", "/login%3Fx", "/login%23", "/projects/@me", "/projects/%40me", "/projects/a;b",
-        "/projects/a%3Bb", "/projects/a%3D", "/projects/a=", "/projects/a%7C", "/projects/a|", "/projects/a%22",
-        "/login?x=/api", "http://a.example/login", "/users/", "/users//export", "/users/%2Fexport", "/projects%2F",
+        "/login",
+        "/LOGIN",
+        "/login/",
+        "//login",
+        "/./login",
+        "/x/../login",
+        "/%6cogin",
+        "/%6Cogin",
+        "/%2e/login",
+        "/x/%2e%2E/login",
+        "/login;x=1",
+        "/;x/login",
+        "/x/..;/login",
+        "/login%2F",
+        "/login%5C",
+        "/login\\",
+        "/%2Flogin",
+        "/api/login",
+        "/api%2Flogin",
+        "/api%2flogin",
+        "/api%5Clogin",
+        "/api\\login",
+        "/api/x%2F%2E%2E%2Flogin",
+        "/api/..%2Flogin",
+        "/x%5c..%5clogin",
+        "/x\\..\\login",
+        "/api%252Flogin",
+        "/users/a%2Fb",
+        "/users/a%5Cb",
+        "/users/..",
+        "/users/../export",
+        "/users/%2e%2e/export",
+        "/users/..;/export",
+        "/users/a%5Cb%2Fexport",
+        "/users/7%2Fexport",
+        "/files/../x",
+        "/files/..%2Fx",
+        "/files/..%5Cx",
+        "/files/%2e%2e/x",
+        "/files/..;/x",
+        "/files/a%2F../../x",
+        "/login//..",
+        "/x%2Fy/../login",
+        "/login/%2e",
+        "/login%0A",
+        "/login%0a",
+        "/login%20",
+        "/login%09",
+        "/login%00",
+        "/login%3Fx",
+        "/login%23",
+        "/projects/@me",
+        "/projects/%40me",
+        "/projects/a;b",
+        "/projects/a%3Bb",
+        "/projects/a%3D",
+        "/projects/a=",
+        "/projects/a%7C",
+        "/projects/a|",
+        "/projects/a%22",
+        "/login?x=/api",
+        "http://a.example/login",
+        "/users/",
+        "/users//export",
+        "/users/%2Fexport",
+        "/projects%2F",
     ]
     .map(str::to_owned)
     .to_vec();
     let words = [
-        "login", "api", "users", "projects", "files", "export", "7", "x", "..", ".", "%2e%2e", "%2E", "..;", ";x", "",
-        "%6Cogin", "LOGIN", "a%40", "@",
+        "login", "api", "users", "projects", "files", "export", "7", "x", "..", ".", "%2e%2e", "%2E", "..;",
+        ";x", "", "%6Cogin", "LOGIN", "a%40", "@",
     ];
     let separators = ["/", "/", "/", "/", "//", "%2F", "%2f", "%5C", "%5c", "\\"];
     let mut random = Random::new(3);
@@ -234,11 +308,14 @@ impl Compared {
                     let Some(value) = identity(kind, &said[kind]) else { continue };
                     let own = keys.get(kind).cloned().unwrap_or_default();
                     if kind == "route" && !own.contains(&value) {
-                        wrong.push(format!("{server} matches {value}, and these limits pay: {own:?}: {shown}"));
+                        wrong.push(format!(
+                            "{server} matches {value}, and these limits pay: {own:?}: {shown}"
+                        ));
                         continue;
                     }
-                    let (all, spellings) =
-                        common.entry((server, kind, value.clone())).or_insert_with(|| (own.clone(), Vec::new()));
+                    let (all, spellings) = common
+                        .entry((server, kind, value.clone()))
+                        .or_insert_with(|| (own.clone(), Vec::new()));
                     let before = all.clone();
                     all.retain(|key| own.contains(key));
                     if all.is_empty() {
@@ -254,7 +331,10 @@ impl Compared {
         assert!(wrong.is_empty(), "{} second budgets:\n{}", wrong.len(), wrong.join("\n"));
         // Otherwise nothing was compared.
         for server in self.servers.iter().map(|server| server.name).chain(["axum"]) {
-            assert!(accepted.get(server).is_some_and(|count| *count > 0), "{server} accepts nothing: {accepted:?}");
+            assert!(
+                accepted.get(server).is_some_and(|count| *count > 0),
+                "{server} accepts nothing: {accepted:?}"
+            );
         }
     }
 }
@@ -346,7 +426,8 @@ impl Layered {
 }
 
 async fn said_by_axum(route: MatchedPath, request: axum::extract::Request) -> Json<Value> {
-    let header = |name: &str| request.headers().get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    let header =
+        |name: &str| request.headers().get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
     Json(json!({
         "route": route.as_str().replace("{*rest}", "*"),
         "path": request.uri().path(),
@@ -419,7 +500,9 @@ impl Framework {
         }
         let body = String::from_utf8_lossy(&answer.body);
         if self.name != "nginx" {
-            return Some(serde_json::from_str(&body).unwrap_or_else(|error| panic!("{}: {error}: {body}", self.name)));
+            return Some(
+                serde_json::from_str(&body).unwrap_or_else(|error| panic!("{}: {error}: {body}", self.name)),
+            );
         }
         let said = body.lines().filter_map(|line| line.split_once('='));
         Some(Value::Object(said.map(|(name, value)| (name.to_owned(), json!(value))).collect()))
@@ -481,7 +564,10 @@ fn unchunked(mut rest: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "other processes are asked again and again, but not without pause")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "other processes are asked again and again, but not without pause"
+)]
 fn pause() {
     std::thread::sleep(Duration::from_millis(20));
 }

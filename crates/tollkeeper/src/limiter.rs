@@ -394,6 +394,20 @@ impl<'a> Request<'a> {
     /// Adds other readings of the same request, for a caller that cannot know how its server reads it, such as
     /// a path that some servers decode and others do not. The request pays the limits of every reading, all or
     /// nothing; a key that several readings share is charged once.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tollkeeper::{Limit, Limiter, Quota, facts};
+    /// # let limiter = Limiter::builder()
+    /// #     .limit(Limit::new("login", Quota::per_minute(5)).when("route", "/login"))
+    /// #     .limit(Limit::new("projects", Quota::per_minute(100)).when("route", "/projects/{id}"))
+    /// #     .build().await?;
+    /// // `/projects/..%2Flogin`
+    /// let (decoded, as_written) = (facts! { "route" => "/login" }, facts! { "route" => "/projects/{id}" });
+    /// let decision = limiter.check(&decoded).also(&[as_written]).await?;
+    /// assert!(decision.limits().map(|limit| limit.name().to_owned()).eq(["login", "projects"]));
+    /// # Ok(()) }
+    /// ```
     pub fn also(mut self, readings: &'a [Facts<'a>]) -> Request<'a> {
         self.asked.also = readings;
         self

@@ -59,7 +59,9 @@ use std::time::Duration;
 
 use tollkeeper_core::{OnStoreFailure, Policy};
 
-pub use crate::http::{ClientAddress, EncodedSlashes, HeaderDialect, HttpFact, HttpSettings, Normalization, Source};
+pub use crate::http::{
+    ClientAddress, EncodedSlashes, HeaderDialect, HttpFact, HttpSettings, Normalization, Source,
+};
 pub use crate::percent::Percent;
 pub use crate::store_url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
 pub use limit_shape::{GrantShape, LimitShape, Named, ResponseCondition, StatusPattern};
