@@ -174,7 +174,7 @@ impl Reader {
             }
         }
         for other in others {
-            self.also(parts, client, matched, &Cow::Owned(other), seen);
+            self.also(parts, client, matched, other, seen);
         }
     }
 
@@ -185,14 +185,15 @@ impl Reader {
         parts: &'a Parts,
         client: Option<Client>,
         matched: Option<&'a str>,
-        path: &Cow<'a, str>,
+        path: String,
         seen: &mut Seen<'a>,
     ) {
+        let path = Cow::Owned(path);
         let mut facts = seen.facts.clone();
         let of_path = self.head.iter().filter(|wanted| wanted.fact.from.is_of_path());
         for wanted in of_path.clone() {
             // What depends on a path is never open, and there for all of its spellings or for none.
-            if let Ok(Some(value)) = self.find(wanted, parts, client, matched, path) {
+            if let Ok(Some(value)) = self.find(wanted, parts, client, matched, &path) {
                 facts.put(&wanted.fact.name, value);
             }
         }

@@ -371,10 +371,17 @@ async fn readings_of_a_path_are_one_request() {
         "a limit of both readings is charged once, and refunded"
     );
     // A field that only one reading needs is needed.
-    let limits = vec![Limit::new("login", Quota::per_hour(1)).by("query.user").when("route", "/login")];
-    let (server, _) = serve(limits, settings()).await;
-    assert_eq!(server.get("/projects/..%2Flogin?user=a&user=b", &[]).await.status, 400);
-    assert_eq!(server.get("/projects/..%2Fother?user=a&user=b", &[]).await.status, 200);
+    for (route, other) in [("/login", "/projects/1"), ("/projects/{id}", "/login")] {
+        let limits = vec![
+            Limit::new("query", Quota::per_hour(1)).by("query.user").when("route", route),
+            Limit::new("body", Quota::per_hour(1)).by("body.user").when("route", route),
+        ];
+        let (server, _) = serve(limits, settings()).await;
+        assert_eq!(server.get(&format!("{both}?user=a&user=b"), &[]).await.status, 400, "{route}");
+        assert_eq!(server.get(&format!("{other}?user=a&user=b"), &[]).await.status, 200, "{route}");
+        assert_eq!(server.send(&format!("POST {both}"), &[], "user=a&user=b").await.status, 400, "{route}");
+        assert_eq!(server.send(&format!("POST {other}"), &[], "user=a&user=b").await.status, 200, "{route}");
+    }
 }
 
 #[tokio::test]
