@@ -10,6 +10,7 @@ pub mod exact;
 pub mod faulty;
 pub mod fold;
 pub mod folder;
+pub mod languages;
 pub mod load;
 pub mod one_key;
 pub mod oracle;

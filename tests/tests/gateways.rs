@@ -107,6 +107,47 @@ limits:
     }
 }
 
+/// Spellings of one identity, through a gateway to an application that would serve each of them.
+#[test]
+fn no_second_identity_passes_a_gateway() {
+    let config = "http: { trusted_proxies: [127.0.0.1], routes: [/api/login] }
+limits:
+  - { name: key, by: header.x-api-key, rate: 3/day, algorithm: fixed-window }
+  - { name: session, by: cookie.sid, rate: 3/day, algorithm: fixed-window }
+  - { name: login, when: { route: /api/login }, by: ip, rate: 3/day, algorithm: fixed-window }
+";
+    let gateways: [fn(&Tollkeeper) -> Gateway; 2] =
+        [Gateway::nginx, |tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile")];
+    for start in gateways {
+        let tollkeeper = Tollkeeper::start(config);
+        let gateway = start(&tollkeeper);
+        let passed = |request: &str, lines: &[&str]| u64::from(gateway.ask(request, lines, "").status == 200);
+        let mut keys = 0;
+        for junk in 0..10 {
+            let second = format!("X-Api-Key: junk{junk}");
+            keys += passed("GET /", &["X-Api-Key: REAL", &second])
+                + passed("GET /", &[&second, "X-Api-Key: REAL"]);
+            keys += passed("GET /", &["X-Api-Key: REAL"]);
+        }
+        assert_eq!(keys, 3, "{}: header", gateway.name);
+        let mut sessions = 0;
+        for junk in 0..10 {
+            sessions += passed("GET /", &[&format!("Cookie: sid=junk{junk}; sid=REAL")]);
+            sessions += passed("GET /", &[&format!("Cookie: sid=REAL; sid=junk{junk}")]);
+            for cookie in ["sid=REAL", "sid=\"REAL\"", "sid=%52EAL", "sid=R%45AL"] {
+                sessions += passed("GET /", &[&format!("Cookie: {cookie}")]);
+            }
+        }
+        assert_eq!(sessions, 3, "{}: cookie", gateway.name);
+        let mut logins = 0;
+        for path in ["/api%2Flogin", "/api/login%2F", "/api%5Clogin", "/api/x%2F%2E%2E%2Flogin", "/api/login"]
+        {
+            logins += passed(&format!("POST {path}"), &[]) + passed(&format!("POST {path}"), &[]);
+        }
+        assert_eq!(logins, 3, "{}: path", gateway.name);
+    }
+}
+
 /// Where an answer has rate-limit headers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Headers {

@@ -5,20 +5,17 @@
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use tollkeeper_tests::binary;
+use tollkeeper_tests::languages::{self, Killed, folder, run};
 use tollkeeper_tests::page::{Page, root};
 
 #[test]
 fn express() {
-    let folder = folder("node");
-    if !folder.join("node_modules/express").exists() {
-        let express = ["install", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "express@5"];
-        run(Command::new("npm").args(express).current_dir(&folder));
-    }
+    let folder = languages::node("node", &["express@5"]);
     fs::write(folder.join("app.mjs"), &page().file("app.mjs").text).unwrap();
     behaves_as_documented(|port| {
         let mut node = Command::new("node");
@@ -30,14 +27,10 @@ fn express() {
 #[test]
 fn fastapi() {
     let folder = folder("python");
-    let venv = folder.join("venv");
-    if !venv.join("bin/uvicorn").exists() {
-        run(Command::new("python3").args(["-m", "venv"]).arg(&venv));
-        run(Command::new(venv.join("bin/pip")).args(["install", "--quiet", "fastapi", "uvicorn", "httpx"]));
-    }
+    let programs = languages::python();
     fs::write(folder.join("app.py"), &page().file("app.py").text).unwrap();
     behaves_as_documented(|port| {
-        let mut uvicorn = Command::new(venv.join("bin/uvicorn"));
+        let mut uvicorn = Command::new(programs.join("uvicorn"));
         uvicorn.args(["app:app", "--port", port]).current_dir(&folder);
         uvicorn
     });
@@ -170,44 +163,7 @@ impl Answer {
     }
 }
 
-/// A process that ends with the test, however that ends.
-struct Killed(Child);
-
-impl Killed {
-    fn start(command: &mut Command) -> Killed {
-        let started = command.spawn();
-        Killed(started.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display())))
-    }
-
-    fn kill(&mut self) {
-        // It may have ended by itself.
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
-impl Drop for Killed {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
 fn page() -> Page {
     let text = fs::read_to_string(root().join("docs/languages.md")).expect("the page");
     Page::parse("docs/languages.md", &text).unwrap_or_else(|mistake| panic!("{mistake}"))
-}
-
-fn folder(name: &str) -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target");
-    let folder = target.join("languages").join(name);
-    fs::create_dir_all(&folder).expect("`target` can be written");
-    folder
-}
-
-fn run(command: &mut Command) -> String {
-    let output = command.output();
-    let output = output.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()));
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {complaint}");
-    String::from_utf8_lossy(&output.stdout).replace('\r', "")
 }

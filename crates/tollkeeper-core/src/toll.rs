@@ -121,6 +121,9 @@ pub struct Request<'a> {
     pub cost: u64,
     /// The longest delay that the caller can hold it.
     pub hold: Option<Span>,
+    /// Facts of other readings of the same request, where it is not known how its server reads it. The request
+    /// pays the limits of every reading, each key once.
+    pub also: &'a [Facts<'a>],
 }
 
 impl Policy {
@@ -174,7 +177,8 @@ impl Toll {
     #[inline]
     pub fn add_request(&mut self, request: &Request<'_>) -> Result<(), InvalidRequest> {
         self.hold = request.hold;
-        self.add(request.facts, request.cost)
+        self.add(request.facts, request.cost)?;
+        request.also.iter().try_for_each(|facts| self.add(facts, request.cost))
     }
 
     /// Adds what a request with these facts must pay. Called again, the same key is paid for once, at

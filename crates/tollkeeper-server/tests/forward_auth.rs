@@ -8,16 +8,13 @@ use support::*;
 use tollkeeper::digest::{hex, sha256};
 
 /// Each endpoint, with the names of the method and the URI in its family of headers.
-const FORWARDED: Gateway =
-    Gateway { path: "/v1/auth", method: "X-Forwarded-Method", uri: "X-Forwarded-Uri", ip: "X-Forwarded-For" };
-const NGINX: Gateway =
-    Gateway { path: "/v1/auth/nginx", method: "X-Original-Method", uri: "X-Original-URI", ip: "X-Real-IP" };
+const FORWARDED: Gateway = Gateway { path: "/v1/auth", method: "X-Forwarded-Method", uri: "X-Forwarded-Uri" };
+const NGINX: Gateway = Gateway { path: "/v1/auth/nginx", method: "X-Original-Method", uri: "X-Original-URI" };
 
 struct Gateway {
     path: &'static str,
     method: &'static str,
     uri: &'static str,
-    ip: &'static str,
 }
 
 impl Gateway {
@@ -133,7 +130,7 @@ fn addresses_are_taken_from_trusted_gateways_only() {
     for gateway in [FORWARDED, NGINX] {
         let folder = Folder::new();
         let server = Server::with_config(&folder, LOGIN);
-        let [one, other] = ["192.0.2.1", "192.0.2.2"].map(|ip| format!("{}: {ip}", gateway.ip));
+        let [one, other] = ["192.0.2.1", "192.0.2.2"].map(|ip| format!("X-Forwarded-For: {ip}"));
         let asked = [&one, &one, &one, &other].map(|line| [line.as_str()]);
         let statuses = asked.each_ref().map(|line| gateway.ask(&server, "POST /login", line).status);
         assert_eq!(statuses, [200, 200, 429, 200], "{}", gateway.path);
@@ -145,17 +142,90 @@ fn addresses_are_taken_from_trusted_gateways_only() {
         server.logs("trusted_proxies: [127.0.0.1]");
         assert_eq!(server.log().matches("trusted_proxies: [127.0.0.1]").count(), 1, "it is said once");
     }
+}
+
+/// A gateway sets one header and passes on the others, which its clients choose.
+#[test]
+fn only_the_address_header_of_the_config_is_read() {
+    let headers = |ip: &str| {
+        [
+            ("x-forwarded-for", format!("X-Forwarded-For: 192.0.2.200, {ip}")),
+            ("forwarded", format!("Forwarded: for=192.0.2.200, for={ip}")),
+            ("header.x-real-ip", format!("X-Real-IP: {ip}")),
+            ("header.cf-connecting-ip", format!("CF-Connecting-IP: {ip}")),
+        ]
+    };
+    for gateway in [FORWARDED, NGINX] {
+        for read in headers("").map(|(name, _)| name) {
+            let folder = Folder::new();
+            let config = LOGIN.replace("routes:", &format!("client_address: {read}, routes:"));
+            let server = Server::with_config(&folder, &config);
+            for (asked, status) in [200, 200, 429, 429].into_iter().enumerate() {
+                // The header that counts always says the same, all others never do.
+                let spoofed =
+                    headers(&format!("192.0.2.{asked}")).into_iter().filter(|(name, _)| *name != read);
+                let own = headers("192.0.2.100").into_iter().filter(|(name, _)| *name == read);
+                let lines: Vec<String> = spoofed.chain(own).map(|(_, line)| line).collect();
+                let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+                assert_eq!(gateway.ask(&server, "POST /login", &lines).status, status, "{read}: {lines:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn duplicate_identity_is_forbidden() {
+    let config = "http: { facts: { groups: { from: header.x-groups, many: true } } }
+limits:
+  - { name: key, when: { path: /key }, by: header.x-api-key, rate: 3/day }
+  - { name: token, when: { path: /token }, by: header.authorization, rate: 3/day }
+  - { name: session, when: { path: /session }, by: cookie.sid, rate: 3/day }
+  - { name: groups, when: { path: /groups }, by: groups, rate: 3/day }
+";
     let folder = Folder::new();
-    let server = Server::with_config(&folder, LOGIN);
-    let both = ["X-Real-IP: 192.0.2.1", "X-Forwarded-For: 192.0.2.9"];
-    let hops = ["X-Forwarded-For: 192.0.2.8, 192.0.2.1"];
-    let asked: [(&str, &[&str]); 3] =
-        [("POST /login", &both), ("POST /login", &hops), ("POST /login", &both)];
-    assert_eq!(
-        NGINX.statuses(&server, asked),
-        [200, 200, 429],
-        "X-Real-IP comes first, then the nearest hop"
-    );
+    let server = Server::with_config(&folder, config);
+    for gateway in [FORWARDED, NGINX] {
+        for (path, lines) in [
+            ("/key", &["X-Api-Key: a", "X-Api-Key: b"][..]),
+            ("/key", &["X-Api-Key: a", "X_Api_Key: b"]),
+            ("/token", &["Authorization: Bearer a", "Authorization: Bearer b"]),
+            ("/session", &["Cookie: sid=a; sid=b"]),
+            ("/session", &["Cookie: sid=a", "Cookie: sid=b"]),
+        ] {
+            let answer = gateway.ask(&server, &format!("GET {path}"), lines);
+            assert_eq!(answer.status, 403, "{path} {lines:?}: {}", answer.text());
+            assert_eq!(gateway.ask(&server, "GET /other", lines).status, 200, "{lines:?}");
+        }
+    }
+    let groups: &[&str] = &["X-Groups: a", "X-Groups: b"];
+    let asked = [("GET /groups", groups); 4];
+    assert_eq!(FORWARDED.statuses(&server, asked), [200, 200, 200, 429], "a list that is declared as one");
+}
+
+#[test]
+fn encoded_slashes_are_read_as_the_config_says() {
+    let config = |slashes: &str| {
+        format!(
+            "http: {{ {slashes} routes: [/login, '/projects/{{id}}'] }}
+limits: [{{ name: per-route, by: route, rate: 1/day, algorithm: fixed-window }}]
+"
+        )
+    };
+    let (both, login, projects) = ("GET /projects/..%2Flogin", "GET /login", "GET /projects/1");
+    for gateway in [FORWARDED, NGINX] {
+        for (slashes, expected) in [
+            ("", [200, 429, 429]),
+            ("encoded_slashes: both,", [200, 429, 429]),
+            ("encoded_slashes: decode,", [200, 429, 200]),
+            ("encoded_slashes: keep,", [200, 200, 429]),
+            ("encoded_slashes: refuse,", [403, 200, 200]),
+        ] {
+            let folder = Folder::new();
+            let server = Server::with_config(&folder, &config(slashes));
+            let asked = [both, login, projects].map(|request| (request, &[][..]));
+            assert_eq!(gateway.statuses(&server, asked), expected, "{} {slashes}", gateway.path);
+        }
+    }
 }
 
 #[test]

@@ -9,13 +9,14 @@ use std::borrow::Cow;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, StatusCode, header};
 use tollkeeper::facts::DeclaredFacts;
-use tollkeeper::http::{HttpFact, HttpSettings, InvalidRoute, Source};
+use tollkeeper::http::{EncodedSlashes, HttpFact, HttpSettings, InvalidRoute, Source};
 use tollkeeper::{DeclaredFact, Facts, Mode, Policy, Value, net};
 
 use crate::address::Client;
 use crate::body::Look;
+use crate::cookie::{self, Unclear};
 use crate::field::{self, Field, Form};
-use crate::path;
+use crate::path::{self, Spellings};
 use crate::problem::Problem;
 use crate::routes::Routes;
 
@@ -33,9 +34,11 @@ pub struct Reader {
     names: Vec<Box<str>>,
     declared: DeclaredFacts,
     routes: Routes,
+    encoded_slashes: EncodedSlashes,
     ipv6_prefix: u8,
     needs_client: bool,
     needs_matched: bool,
+    needs_path: bool,
 }
 
 /// A fact that some limit names, and where it stands.
@@ -53,9 +56,21 @@ struct Wanted {
 /// What was read of a request.
 #[derive(Debug, Default)]
 pub struct Seen<'a> {
-    /// The facts.
-    pub facts: Facts<'a>,
+    facts: Facts<'a>,
+    /// The facts of other spellings of the path, where servers may disagree about it.
+    also: Vec<Facts<'a>>,
     open: Vec<(&'a str, Open)>,
+    /// The path has an encoded slash, and these are refused.
+    is_refused: bool,
+}
+
+/// Facts of which none is open that a limit needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Settled<'s, 'a> {
+    /// What is shown of the request.
+    pub facts: &'s Facts<'a>,
+    /// Other readings of it, for [`Request::also`](tollkeeper::Request::also).
+    pub also: &'s [Facts<'a>],
 }
 
 /// Why a fact cannot be told.
@@ -63,6 +78,8 @@ pub struct Seen<'a> {
 enum Open {
     NoPeer,
     Twice,
+    Twin,
+    Unclear,
     NotText,
     NotJson,
     Encoded,
@@ -100,12 +117,25 @@ impl Reader {
         let any = |test: fn(&HttpFact) -> bool| wanted.iter().any(|wanted| test(&wanted.fact));
         let needs_client = any(|fact| fact.trusted || matches!(fact.from, Source::Ip));
         let routes = Routes::new(&settings.routes)?;
-        let needs_matched = routes.is_empty() && any(|fact| matches!(fact.from, Source::Route));
+        let names_route = any(|fact| matches!(fact.from, Source::Route));
+        let needs_matched = routes.is_empty() && names_route;
+        let needs_path = any(|fact| matches!(fact.from, Source::Path)) || (names_route && !needs_matched);
         let (body, head) = wanted.into_iter().partition(|wanted| matches!(wanted.fact.from, Source::Body(_)));
         let names = names.iter().map(|name| (*name).into()).collect();
-        let ipv6_prefix = settings.ipv6_prefix;
+        let HttpSettings { ipv6_prefix, encoded_slashes, .. } = *settings;
         let declared = DeclaredFacts::new(settings.facts.iter().map(HttpFact::declared));
-        Ok(Reader { head, body, names, declared, routes, ipv6_prefix, needs_client, needs_matched })
+        Ok(Reader {
+            head,
+            body,
+            names,
+            declared,
+            routes,
+            encoded_slashes,
+            ipv6_prefix,
+            needs_client,
+            needs_matched,
+            needs_path,
+        })
     }
 
     /// Whether it matters who sent a request.
@@ -132,18 +162,66 @@ impl Reader {
         matched: Option<&'a str>,
         seen: &mut Seen<'a>,
     ) {
-        let mut path = None;
+        if self.refuses(parts) {
+            seen.is_refused = true;
+            return;
+        }
+        let Spellings { shown, others } = self.spellings(parts);
         for wanted in &self.head {
             let name = wanted.fact.name.as_str();
-            match self.find(wanted, parts, client, matched, &mut path) {
+            match self.find(wanted, parts, client, matched, &shown) {
                 Ok(Some(value)) => seen.facts.put(name, value),
                 Ok(None) => {}
                 Err(open) => seen.open.push((name, open)),
             }
         }
+        for other in others {
+            self.also(parts, client, matched, other, seen);
+        }
     }
 
-    /// The value of the only fact that any limit names, if it is told by the head of this request.
+    /// Adds the facts of another spelling of the path, unless it makes no difference.
+    #[cold]
+    fn also<'a>(
+        &'a self,
+        parts: &'a Parts,
+        client: Option<Client>,
+        matched: Option<&'a str>,
+        path: String,
+        seen: &mut Seen<'a>,
+    ) {
+        let path = Cow::Owned(path);
+        let mut facts = seen.facts.clone();
+        let of_path = self.head.iter().filter(|wanted| wanted.fact.from.is_of_path());
+        for wanted in of_path.clone() {
+            // What depends on a path is never open, and there for all of its spellings or for none.
+            if let Ok(Some(value)) = self.find(wanted, parts, client, matched, &path) {
+                facts.put(&wanted.fact.name, value);
+            }
+        }
+        let same = |other: &Facts<'_>| {
+            of_path.clone().all(|wanted| other.get(&wanted.fact.name) == facts.get(&wanted.fact.name))
+        };
+        if !same(&seen.facts) && !seen.also.iter().any(same) {
+            seen.also.push(facts);
+        }
+    }
+
+    /// Whether a request is refused for its path.
+    #[inline]
+    pub(crate) fn refuses(&self, parts: &Parts) -> bool {
+        self.encoded_slashes == EncodedSlashes::Refuse && path::has_encoded_slash(parts.uri.path())
+    }
+
+    #[inline]
+    fn spellings<'a>(&self, parts: &'a Parts) -> Spellings<'a> {
+        match self.needs_path {
+            true => path::spellings(parts.uri.path(), self.encoded_slashes),
+            false => Spellings { shown: Cow::Borrowed(""), others: Vec::new() },
+        }
+    }
+
+    /// The value of the only fact that any limit names, if the head of this request has one value for it.
     #[inline]
     pub(crate) fn only<'a>(
         &'a self,
@@ -155,7 +233,11 @@ impl Reader {
         if wanted.is_address {
             return client.map(|client| Value::Ip(client.ip));
         }
-        self.find(wanted, parts, client, matched, &mut None).ok().flatten()
+        let Spellings { shown, others } = self.spellings(parts);
+        if !others.is_empty() {
+            return None;
+        }
+        self.find(wanted, parts, client, matched, &shown).ok().flatten()
     }
 
     /// The value of one fact; nothing if there is none, and an error if it cannot be told.
@@ -166,13 +248,12 @@ impl Reader {
         parts: &'a Parts,
         client: Option<Client>,
         matched: Option<&'a str>,
-        path: &mut Option<Cow<'a, str>>,
+        path: &Cow<'a, str>,
     ) -> Result<Option<Value<'a>>, Open> {
         let fact = &wanted.fact;
         if fact.trusted && !client.is_some_and(|client| client.trusted) {
             return Ok(None);
         }
-        let mut path = || path.get_or_insert_with(|| path::normalized(parts.uri.path())).clone();
         let bytes: Cow<'a, [u8]> = match &fact.from {
             Source::Ip => {
                 let ip = client.ok_or(Open::NoPeer)?.ip;
@@ -188,18 +269,26 @@ impl Reader {
                 }
                 method => Cow::Borrowed(method.as_bytes()),
             },
-            Source::Path => text(path()),
+            Source::Path => text(path.clone()),
             Source::Route => {
-                let found = if self.routes.is_empty() { matched } else { self.routes.find(&path()) };
+                let found = if self.routes.is_empty() { matched } else { self.routes.find(path) };
                 Cow::Borrowed(found.unwrap_or(UNMATCHED).as_bytes())
             }
             Source::Header(_) => {
                 let name = wanted.header.as_ref().expect("a header has a name");
-                return Ok(joined(&parts.headers, name).and_then(|lines| value(wanted, lines)));
+                match line(&parts.headers, name, fact.many)? {
+                    Some(line) => line,
+                    None => return Ok(None),
+                }
             }
-            Source::Cookie(cookie) => {
-                let found = cookie_of(&parts.headers, cookie).map(Cow::Borrowed);
-                return Ok(found.and_then(|found| value(wanted, found)));
+            Source::Cookie(name) => {
+                let lines = parts.headers.get_all(header::COOKIE).iter().map(|line| line.as_bytes());
+                match cookie::of(lines, name) {
+                    Ok(Some(value)) => value,
+                    Ok(None) => return Ok(None),
+                    Err(Unclear::Twice) => return Err(Open::Twice),
+                    Err(Unclear::Characters) => return Err(Open::Unclear),
+                }
             }
             Source::Host => match host(parts) {
                 Field::Once(host) => host,
@@ -227,7 +316,8 @@ impl Reader {
     /// Whether some limit needs a fact of the body, as far as the head tells.
     pub fn needs_body(&self, policy: &Policy, seen: &Seen<'_>) -> bool {
         let open = |name: &str| self.body.iter().any(|wanted| wanted.fact.name == name);
-        !self.body.is_empty() && policy.rules().iter().any(|rule| rule.needs(&seen.facts, open))
+        let needs = |rule: &tollkeeper::Rule| seen.readings().any(|facts| rule.needs(facts, open));
+        !self.body.is_empty() && !seen.is_refused && policy.rules().iter().any(needs)
     }
 
     /// Reads the body of a request.
@@ -255,7 +345,9 @@ impl Reader {
                 Look::All(body) => match field::of_body(Form::of(content_type, body), body, field) {
                     Ok(Field::Absent) => continue,
                     Ok(Field::Once(found)) => {
-                        seen.put_some(&fact.name, value(wanted, found));
+                        if let Some(value) = value(wanted, found) {
+                            seen.put_everywhere(&fact.name, value);
+                        }
                         continue;
                     }
                     Ok(Field::Twice) => Open::Twice,
@@ -274,24 +366,36 @@ impl<'a> Seen<'a> {
         if !self.open.is_empty() {
             self.open.retain(|(open, _)| *open != name);
         }
+        self.put_everywhere(name, value);
+    }
+
+    fn put_everywhere(&mut self, name: &'a str, value: Value<'a>) {
+        for facts in &mut self.also {
+            facts.put(name, value.clone());
+        }
         self.facts.put(name, value);
     }
 
-    fn put_some(&mut self, name: &'a str, value: Option<Value<'a>>) {
-        if let Some(value) = value {
-            self.facts.put(name, value);
-        }
+    fn readings(&self) -> impl Iterator<Item = &Facts<'a>> {
+        std::iter::once(&self.facts).chain(&self.also)
     }
 
     /// The facts, unless an enforced limit that may apply needs one that cannot be told.
-    pub fn settled(&self, policy: &Policy) -> Result<&Facts<'a>, Problem> {
+    pub fn settled(&self, policy: &Policy) -> Result<Settled<'_, 'a>, Problem> {
+        if self.is_refused {
+            let detail =
+                "the path has an encoded slash or a backslash (`%2F`, `%5C`, `\\`), which is not accepted";
+            return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
+        }
+        let settled = Settled { facts: &self.facts, also: &self.also };
         if self.open.is_empty() {
-            return Ok(&self.facts);
+            return Ok(settled);
         }
         let is_open = |name: &str| self.open.iter().any(|(open, _)| *open == name);
-        let needs =
-            |rule: &&tollkeeper::Rule| rule.mode() == Mode::Enforce && rule.needs(&self.facts, is_open);
-        let Some(rule) = policy.rules().iter().find(needs) else { return Ok(&self.facts) };
+        let needs = |rule: &&tollkeeper::Rule| {
+            rule.mode() == Mode::Enforce && self.readings().any(|facts| rule.needs(facts, is_open))
+        };
+        let Some(rule) = policy.rules().iter().find(needs) else { return Ok(settled) };
         let (name, open) = self
             .open
             .iter()
@@ -309,6 +413,14 @@ impl Open {
                 "the address of the peer is unknown: the server must put it into the request",
             ),
             Open::Twice => (StatusCode::BAD_REQUEST, "it is there twice, and only one can be meant"),
+            Open::Twin => (
+                StatusCode::BAD_REQUEST,
+                "another header has the same name but for `-` and `_`, and some servers cannot tell them apart",
+            ),
+            Open::Unclear => (
+                StatusCode::BAD_REQUEST,
+                "it has characters that servers read in different ways (RFC 6265 does not allow them in a cookie)",
+            ),
             Open::NotText => (StatusCode::BAD_REQUEST, "it is no text, whole number or truth"),
             Open::NotJson => (StatusCode::BAD_REQUEST, "the body is not JSON"),
             Open::Encoded => (StatusCode::BAD_REQUEST, "the body is compressed, so it cannot be read"),
@@ -336,32 +448,41 @@ fn text(text: Cow<'_, str>) -> Cow<'_, [u8]> {
     }
 }
 
-/// Removes a prefix, in upper or lower case (`bearer` is the same scheme as `Bearer`). A prefix that ends with a
-/// space also removes all further spaces.
+/// Removes a prefix, in upper or lower case (`bearer` is the same scheme as `Bearer`). A space at its end stands for
+/// any number of spaces and tabs.
 fn stripped<'a>(text: Cow<'a, [u8]>, strip: &[u8]) -> Cow<'a, [u8]> {
-    let begins = text.get(..strip.len()).is_some_and(|start| start.eq_ignore_ascii_case(strip));
-    if !begins {
+    let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let word = strip.strip_suffix(b" ").unwrap_or(strip);
+    if !text.get(..word.len()).is_some_and(|start| start.eq_ignore_ascii_case(word)) {
         return text;
     }
-    let is_space = |byte: &&u8| strip.ends_with(b" ") && **byte == b' ';
-    let start = strip.len() + text[strip.len()..].iter().take_while(is_space).count();
+    let rest = &text[word.len()..];
+    let blanks = rest.iter().take_while(|byte| word.len() < strip.len() && is_blank(byte)).count();
+    if word.len() < strip.len() && blanks == 0 {
+        return text;
+    }
+    let start = word.len() + blanks;
     match text {
         Cow::Borrowed(text) => Cow::Borrowed(&text[start..]),
         Cow::Owned(mut text) => Cow::Owned(text.split_off(start)),
     }
 }
 
-/// The host, in lower case and without port and final dot: of the request line, else of the header.
+/// The host, in lower case and without port and final dot. A request line may name it too: then both are the same, or
+/// it is not known which of them the server reads.
 fn host(parts: &Parts) -> Field<'_> {
-    let mut lines = parts.headers.get_all(header::HOST).iter();
-    let authority = match parts.uri.authority() {
-        Some(authority) => authority.as_str().as_bytes(),
-        None => match (lines.next(), lines.next()) {
-            (None, _) => return Field::Absent,
-            (Some(line), None) => line.as_bytes(),
-            (Some(_), Some(_)) => return Field::Twice,
-        },
-    };
+    let mut lines = parts.headers.get_all(header::HOST).iter().map(|line| hostname(line.as_bytes()));
+    let (line, second) = (lines.next(), lines.next());
+    let target = parts.uri.authority().map(|authority| hostname(authority.as_str().as_bytes()));
+    match (target, line) {
+        _ if second.is_some() => Field::Twice,
+        (Some(target), Some(line)) if target != line => Field::Twice,
+        (Some(host), _) | (None, Some(host)) => Field::Once(host),
+        (None, None) => Field::Absent,
+    }
+}
+
+fn hostname(authority: &[u8]) -> Cow<'_, [u8]> {
     let host = match authority.iter().rposition(|byte| *byte == b'@') {
         Some(at) => &authority[at + 1..],
         None => authority,
@@ -374,28 +495,33 @@ fn host(parts: &Parts) -> Field<'_> {
     let host = host.trim_ascii();
     let host = host.strip_suffix(b".").unwrap_or(host);
     match host.iter().any(u8::is_ascii_uppercase) {
-        true => Field::Once(Cow::Owned(host.to_ascii_lowercase())),
-        false => Field::Once(Cow::Borrowed(host)),
+        true => Cow::Owned(host.to_ascii_lowercase()),
+        false => Cow::Borrowed(host),
     }
 }
 
-/// All lines of a header, joined by `, `.
-fn joined<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Cow<'a, [u8]>> {
+/// The only line of a header, or all of them joined by `, ` if there may be `many`.
+fn line<'a>(headers: &'a HeaderMap, name: &HeaderName, many: bool) -> Result<Option<Cow<'a, [u8]>>, Open> {
+    if headers.keys().any(|other| are_twins(name.as_str(), other.as_str())) {
+        return Err(Open::Twin);
+    }
     let mut lines = headers.get_all(name).iter().map(|line| line.as_bytes());
-    let mut all = Cow::Borrowed(lines.next()?);
+    let Some(mut all) = lines.next().map(Cow::Borrowed) else { return Ok(None) };
     for line in lines {
+        if !many {
+            return Err(Open::Twice);
+        }
         all.to_mut().extend_from_slice(b", ");
         all.to_mut().extend_from_slice(line);
     }
-    Some(all)
+    Ok(Some(all))
 }
 
-/// The first cookie of that name.
-fn cookie_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a [u8]> {
-    let lines = headers.get_all(header::COOKIE).iter();
-    let mut pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
-    pairs.find_map(|pair| {
-        let equals = pair.iter().position(|byte| *byte == b'=')?;
-        (pair[..equals].trim_ascii() == name.as_bytes()).then(|| pair[equals + 1..].trim_ascii())
-    })
+/// Whether two different names of headers are one to servers that hand them on as variables, as CGI, WSGI and PHP do:
+/// `X-Api-Key` and `X_Api_Key` are both `HTTP_X_API_KEY`.
+fn are_twins(name: &str, other: &str) -> bool {
+    let alike = |(one, other): (u8, u8)| {
+        one == other || !(one.is_ascii_alphanumeric() || other.is_ascii_alphanumeric())
+    };
+    name.len() == other.len() && name != other && name.bytes().zip(other.bytes()).all(alike)
 }

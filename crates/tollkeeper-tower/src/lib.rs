@@ -41,6 +41,7 @@ pub mod address;
 pub mod body;
 #[cfg(feature = "config")]
 mod configured;
+pub mod cookie;
 pub mod facts;
 pub mod field;
 pub mod grpc;

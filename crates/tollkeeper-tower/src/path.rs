@@ -1,13 +1,153 @@
-//! One spelling for each path, so that nobody gets a second count by writing it another way.
+//! Spellings of a path: one for each way in which servers read it.
 //!
-//! In this order: `;parameters` are dropped, percent-encoded characters that need no encoding are decoded,
-//! empty segments and `.` disappear, `..` takes the segment before it away, and a slash at the end is
-//! dropped. Decoding happens once: what is still encoded then (`%2F`, `%25`, every byte beyond ASCII) stays
-//! so, with digits in upper case. What comes out is ASCII, begins with `/`, and is its own spelling.
+//! Most paths have one spelling, whatever they are made of: percent-encoded printable characters are decoded, once,
+//! slashes at the end and line feeds at the end of a segment are dropped. What must stay encoded (`%25`, `%3F`, every byte beyond ASCII) has
+//! digits in upper case. A spelling is ASCII and begins with `/`.
+//!
+//! Servers disagree about six things: `%2F`, `%5C`, `\`, `;parameters`, empty segments, and the segments `.` and `..`.
+//! To Go `/files%2F..%2Flogin` is `/login`, to Starlette it is `/files/../login`, to Express a single segment. A limiter
+//! that reads such a path in one way only can be bypassed in front of all servers that read it in another. So there
+//! is a [`Reading`] for each kind of server, and [`spellings`] has the result of each.
 
 use std::borrow::Cow;
 
-/// The one spelling of a path.
+use tollkeeper::http::EncodedSlashes;
+
+/// How a kind of server reads a path.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    /// `%2F` separates segments.
+    encoded_slash: bool,
+    /// `%5C` separates segments.
+    encoded_backslash: bool,
+    /// `\` separates segments.
+    backslash: bool,
+    /// What comes behind a `;` in a segment is dropped.
+    drops_parameters: bool,
+    /// Empty segments are dropped.
+    drops_empty: bool,
+    /// `.` is dropped, and `..` with the segment before it.
+    resolves_dots: bool,
+}
+
+impl Reading {
+    /// axum, Express, Fastify and other routers that match the bytes of the request line.
+    const AS_WRITTEN: Reading = Reading {
+        encoded_slash: false,
+        encoded_backslash: false,
+        backslash: false,
+        drops_parameters: false,
+        drops_empty: false,
+        resolves_dots: false,
+    };
+    /// Starlette, Django and whatever else is called by WSGI or ASGI.
+    const PERCENT_DECODED: Reading = Reading { encoded_slash: true, ..Reading::AS_WRITTEN };
+    /// nginx, and Go's `ServeMux`.
+    const CLEANED: Reading = Reading { drops_empty: true, resolves_dots: true, ..Reading::PERCENT_DECODED };
+    /// Parsers of URLs, such as `new URL(…)` in JavaScript.
+    const URL: Reading = Reading { backslash: true, resolves_dots: true, ..Reading::AS_WRITTEN };
+    /// Servlets: Tomcat, Jetty, Spring.
+    const KEPT: Reading =
+        Reading { drops_parameters: true, drops_empty: true, resolves_dots: true, ..Reading::AS_WRITTEN };
+    /// Servers that decode everything and take a backslash for a slash, as on Windows.
+    const DECODED: Reading =
+        Reading { encoded_slash: true, encoded_backslash: true, backslash: true, ..Reading::KEPT };
+
+    /// All but [`Reading::DECODED`].
+    const OTHERS: [Reading; 5] =
+        [Reading::AS_WRITTEN, Reading::PERCENT_DECODED, Reading::CLEANED, Reading::URL, Reading::KEPT];
+
+    /// How many bytes the separator has that this begins with; 0 if it begins with none.
+    fn separator(self, text: &[u8]) -> usize {
+        match text {
+            [b'/', ..] => 1,
+            [b'\\', ..] if self.backslash => 1,
+            [b'%', b'2', b'F' | b'f', ..] if self.encoded_slash => 3,
+            [b'%', b'5', b'C' | b'c', ..] if self.encoded_backslash => 3,
+            _ => 0,
+        }
+    }
+
+    /// The segments of a path, the first of which comes before the first slash.
+    fn segments(self, path: &str) -> impl Iterator<Item = &str> {
+        let mut rest = Some(path);
+        std::iter::from_fn(move || {
+            let path = rest.take()?;
+            let mut places = (0..path.len()).map(|start| (start, self.separator(&path.as_bytes()[start..])));
+            let Some((start, length)) = places.find(|(_, length)| *length > 0) else { return Some(path) };
+            rest = Some(&path[start + length..]);
+            Some(&path[..start])
+        })
+    }
+
+    fn spelled(self, path: &str) -> String {
+        let mut spelling = String::with_capacity(path.len() + 1);
+        for written in self.segments(path.strip_prefix('/').unwrap_or(path)) {
+            let is_parameter = |char: char| self.drops_parameters && char == ';';
+            let start = spelling.len();
+            spelling.push('/');
+            push_segment(&mut spelling, written.split(is_parameter).next().unwrap_or_default());
+            // The `$` of Python's regular expressions, by which Starlette matches routes, looks past a line feed.
+            spelling.truncate(spelling.trim_end_matches("%0A").len());
+            match &spelling[start..] {
+                "/" if self.drops_empty => spelling.truncate(start),
+                "/." if self.resolves_dots => spelling.truncate(start),
+                "/.." if self.resolves_dots => {
+                    let parent = spelling[..start].rfind('/').unwrap_or(0);
+                    spelling.truncate(parent);
+                }
+                _ => {}
+            }
+        }
+        spelling.truncate(spelling.trim_end_matches('/').len());
+        if spelling.is_empty() {
+            spelling.push('/');
+        }
+        spelling
+    }
+}
+
+/// All spellings of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spellings<'p> {
+    /// The one that is shown.
+    pub shown: Cow<'p, str>,
+    /// Further ones, all different.
+    pub others: Vec<String>,
+}
+
+/// Every spelling of a path that a server could mean.
+///
+/// ```
+/// use tollkeeper::http::EncodedSlashes;
+/// use tollkeeper_tower::path::spellings;
+///
+/// assert!(spellings("/login", EncodedSlashes::Both).others.is_empty());
+/// let both = spellings("/api%2Flogin", EncodedSlashes::Both);
+/// assert_eq!((&*both.shown, &*both.others), ("/api/login", &["/api%2Flogin".to_owned()][..]));
+/// ```
+pub fn spellings(path: &str, slashes: EncodedSlashes) -> Spellings<'_> {
+    if is_normal(path) {
+        return Spellings { shown: Cow::Borrowed(path), others: Vec::new() };
+    }
+    let shown = match slashes {
+        EncodedSlashes::Keep => Reading::KEPT,
+        EncodedSlashes::Both | EncodedSlashes::Decode | EncodedSlashes::Refuse => Reading::DECODED,
+    };
+    let shown = shown.spelled(path);
+    let mut others = Vec::new();
+    if matches!(slashes, EncodedSlashes::Both | EncodedSlashes::Refuse) && is_ambiguous(path) {
+        for reading in Reading::OTHERS {
+            let other = reading.spelled(path);
+            if other != shown && !others.contains(&other) {
+                others.push(other);
+            }
+        }
+    }
+    Spellings { shown: Cow::Owned(shown), others }
+}
+
+/// The spelling of a path in which encoded slashes are part of a segment.
 ///
 /// ```
 /// use tollkeeper_tower::path::normalized;
@@ -16,31 +156,31 @@ use std::borrow::Cow;
 /// assert_eq!(normalized("//x/%2e%2e/./%6Cogin;jsessionid=1/"), "/login");
 /// ```
 pub fn normalized(path: &str) -> Cow<'_, str> {
-    if is_normal(path) {
-        return Cow::Borrowed(path);
-    }
-    let mut normal = String::with_capacity(path.len() + 1);
-    for written in path.split('/') {
-        let written = written.split(';').next().unwrap_or_default();
-        let start = normal.len();
-        normal.push('/');
-        push_segment(&mut normal, written);
-        match &normal[start..] {
-            "/" | "/." => normal.truncate(start),
-            "/.." => {
-                let parent = normal[..start].rfind('/').unwrap_or(0);
-                normal.truncate(parent);
-            }
-            _ => {}
-        }
-    }
-    if normal.is_empty() {
-        normal.push('/');
-    }
-    Cow::Owned(normal)
+    spellings(path, EncodedSlashes::Keep).shown
 }
 
-/// Writes a segment with every character encoded that must be, and no other.
+/// Whether a path has an encoded slash, an encoded backslash or a backslash.
+pub fn has_encoded_slash(path: &str) -> bool {
+    let every = Reading::DECODED;
+    (0..path.len())
+        .any(|start| path.as_bytes()[start] != b'/' && every.separator(&path.as_bytes()[start..]) > 0)
+}
+
+/// Whether servers may disagree about a path.
+fn is_ambiguous(path: &str) -> bool {
+    let is_dots = |segment: &str| {
+        if !segment.starts_with(['.', '%']) {
+            return false;
+        }
+        let mut plain = String::new();
+        push_segment(&mut plain, segment);
+        plain == "." || plain == ".."
+    };
+    path.contains(';') || path.contains("//") || has_encoded_slash(path) || path.split('/').any(is_dots)
+}
+
+/// Writes a segment in one of all its spellings: printable characters as they are, whether they came encoded or not,
+/// and all others encoded, with those that would mean something else in a path.
 pub(crate) fn push_segment(out: &mut String, segment: &str) {
     let mut rest = segment.as_bytes().iter();
     while let Some(byte) = rest.next().copied() {
@@ -49,12 +189,10 @@ pub(crate) fn push_segment(out: &mut String, segment: &str) {
             rest.nth(1);
         }
         match encoded.unwrap_or(byte) {
-            plain if is_unreserved(plain) => out.push(char::from(plain)),
             // A `%` that encodes nothing is one: left alone it could come to encode what is decoded behind it.
-            plain if encoded.is_some() || plain == b'%' || !plain.is_ascii_graphic() => {
-                push_encoded(out, plain)
-            }
-            plain => out.push(char::from(plain)),
+            plain @ (b'/' | b'\\' | b'%' | b';' | b'?' | b'#') => push_encoded(out, plain),
+            plain if plain.is_ascii_graphic() => out.push(char::from(plain)),
+            other => push_encoded(out, other),
         }
     }
 }
@@ -72,14 +210,10 @@ fn push_encoded(out: &mut String, byte: u8) {
     }
 }
 
-fn is_unreserved(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
-}
-
 /// Whether nothing has to be done, as for nearly every path.
 fn is_normal(path: &str) -> bool {
     let bytes = path.as_bytes();
-    let plain = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'%' | b';');
+    let plain = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'%' | b';' | b'\\' | b'?' | b'#');
     let doubtful = |pair: &[u8]| pair[0] == b'/' && matches!(pair[1], b'/' | b'.');
     bytes.first() == Some(&b'/')
         && (bytes.len() == 1 || bytes.last() != Some(&b'/'))
@@ -123,6 +257,9 @@ mod tests {
             ("/a%2Fb", "/a%2Fb"),
             ("/a%3bb", "/a%3Bb"),
             ("/%252e%252e/a", "/%252e%252e/a"),
+            ("/%40me", "/@me"),
+            ("/a%22%3c%7C", "/a\"<|"),
+            ("/a%3fb%23", "/a%3Fb%23"),
             ("/%", "/%25"),
             ("/%2", "/%252"),
             ("/%zz", "/%25zz"),
@@ -130,9 +267,16 @@ mod tests {
             ("/käse", "/k%C3%A4se"),
             ("/k%c3%a4se", "/k%C3%A4se"),
             ("/a%00b", "/a%00b"),
+            ("/a%0a", "/a"),
+            ("/a%0A/%0a%0A/", "/a"),
+            ("/%0A", "/"),
+            ("/a/..%0A", "/"),
+            ("/a%0Ab", "/a%0Ab"),
+            ("/a%250A", "/a%250A"),
             ("/a b", "/a%20b"),
             ("/a:b@c!$&'()*+,=", "/a:b@c!$&'()*+,="),
-            ("/a\\b", "/a\\b"),
+            ("/a\\b", "/a%5Cb"),
+            ("/a%5cb", "/a%5Cb"),
         ] {
             assert_eq!(normalized(path), expected, "{path}");
             assert_eq!(normalized(expected), expected, "{path}, again");
@@ -143,6 +287,49 @@ mod tests {
     fn what_is_normal_is_not_copied() {
         for path in ["/", "/login", "/users/7/files/a.txt", "/a:b@c"] {
             assert!(matches!(normalized(path), Cow::Borrowed(_)), "{path}");
+        }
+    }
+    /// The shown spelling, then the others.
+    #[test]
+    fn ambiguous_path_has_a_spelling_for_each_kind_of_server() {
+        for (path, expected) in [
+            ("/login", &["/login"][..]),
+            ("/login/", &["/login"]),
+            ("/a%20b/", &["/a%20b"]),
+            ("/login//", &["/login"]),
+            ("/users//export", &["/users/export", "/users//export"]),
+            ("/.well-known/x", &["/.well-known/x"]),
+            ("/api%2Flogin", &["/api/login", "/api%2Flogin"]),
+            ("/api/login%2f", &["/api/login", "/api/login%2F"]),
+            ("/api%5clogin", &["/api/login", "/api%5Clogin"]),
+            ("/api\\login", &["/api/login", "/api%5Clogin"]),
+            ("/files/..%2Flogin", &["/login", "/files/..%2Flogin", "/files/../login"]),
+            ("/files/%2E%2E/login", &["/login", "/files/../login"]),
+            ("/login//..", &["/", "/login//..", "/login"]),
+            ("/users/..;/export", &["/export", "/users/..%3B/export"]),
+            ("/login;a=1", &["/login", "/login%3Ba=1"]),
+            ("/users/a%5Cb%2Fexport", &["/users/a/b/export", "/users/a%5Cb%2Fexport", "/users/a%5Cb/export"]),
+            ("/x%2Fy/../login", &["/x/login", "/x%2Fy/../login", "/x/y/../login", "/login"]),
+        ] {
+            let Spellings { shown, others } = spellings(path, EncodedSlashes::Both);
+            let all: Vec<&str> = std::iter::once(&*shown).chain(others.iter().map(String::as_str)).collect();
+            assert_eq!(all, expected, "{path}");
+            for (slashes, shown) in [
+                (EncodedSlashes::Decode, Cow::Borrowed(expected[0])),
+                (EncodedSlashes::Keep, normalized(path)),
+            ] {
+                assert_eq!(spellings(path, slashes), Spellings { shown, others: Vec::new() }, "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn encoded_slash_is_found_in_any_case() {
+        for path in ["/a%2Fb", "/a%2fb", "/a%5C", "/%5c", "/a\\b"] {
+            assert!(has_encoded_slash(path), "{path}");
+        }
+        for path in ["/", "/a/b", "/a%2", "/a%252F", "/%2E%2E/a;b", ""] {
+            assert!(!has_encoded_slash(path), "{path}");
         }
     }
 }

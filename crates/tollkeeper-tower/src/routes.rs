@@ -1,7 +1,7 @@
 //! Path patterns: `/login`, `/users/{id}`, `/api/*`. The most specific one that matches is the route.
 //!
 //! Segment by segment, a word is more specific than `{name}`, and that more than `*`. `/api/*` also matches
-//! `/api`, because a slash at the end makes no other path. Words are compared without regard to case: an
+//! `/api`, because a slash at the end makes no other path, and so does `/api/{name}` if nothing else does. Words are compared without regard to case: an
 //! application that is stricter loses nothing, one that is not would otherwise be called past its limits.
 //!
 //! The tree is written out here rather than taken from `matchit`, which knows neither of these two rules and
@@ -93,7 +93,11 @@ impl Node {
 
     /// Looks at each node once at most: a path can take no detour.
     fn find(&self, segments: Option<&str>) -> Option<usize> {
-        let Some(segments) = segments else { return self.end.or(self.rest) };
+        let Some(segments) = segments else {
+            // Fastify takes `/users/` for `/users/{id}` with an empty id.
+            let empty = || self.any.as_ref().and_then(|any| any.end);
+            return self.end.or(self.rest).or_else(empty);
+        };
         let (first, rest) = split(segments);
         let word = self.search(first).ok().and_then(|place| self.words[place].1.find(rest));
         word.or_else(|| self.any.as_ref().and_then(|any| any.find(rest))).or(self.rest)
@@ -162,6 +166,16 @@ mod tests {
                 ("/other", None),
             ],
         );
+    }
+
+    #[test]
+    fn last_name_of_a_pattern_may_be_empty() {
+        check(
+            &["/users/{id}"],
+            &[("/users/", Some("/users/{id}")), ("/users", Some("/users/{id}")), ("/", None)],
+        );
+        check(&["/users/{id}", "/users"], &[("/users/", Some("/users")), ("/users/7", Some("/users/{id}"))]);
+        check(&["/users/{id}/export"], &[("/users", None), ("/users/", None)]);
     }
 
     #[test]

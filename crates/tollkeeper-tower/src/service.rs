@@ -11,12 +11,12 @@ use http::{Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tollkeeper::decision::Answer;
-use tollkeeper::{Acquire, Acquired, Decision, Facts, InvalidRequest, Limiter};
+use tollkeeper::{Acquire, Acquired, Decision, InvalidRequest, Limiter};
 use tower_service::Service;
 
 use crate::address::Client;
 use crate::body::RequestBody;
-use crate::facts::Seen;
+use crate::facts::{Seen, Settled};
 use crate::headers::{Jitter, Written};
 use crate::layer::Shared;
 use crate::problem::Problem;
@@ -112,7 +112,8 @@ impl<'a> Visit<'a> {
     fn ask_lone(&self) -> Option<Result<Written, Refusal>> {
         let Shared { limiter, options, .. } = self.shared;
         let lone = self.prepared.lone.as_ref().filter(|lone| lone.can_ask(limiter))?;
-        if options.on_response.is_some() || options.hands_over_charge {
+        let refuses = self.prepared.reader.refuses(self.parts);
+        if options.on_response.is_some() || options.hands_over_charge || refuses {
             return None;
         }
         let named = options.facts.iter().filter(|(name, _)| **name == *lone.fact());
@@ -199,13 +200,14 @@ impl<'a> Visit<'a> {
         }
     }
 
-    fn settled<'s>(&self, seen: &'s Seen<'a>) -> Result<&'s Facts<'a>, Refusal> {
+    fn settled<'s>(&self, seen: &'s Seen<'a>) -> Result<Settled<'s, 'a>, Refusal> {
         seen.settled(&self.prepared.policy).map_err(|problem| self.cannot_be(&problem))
     }
 
-    fn acquire<'s>(&'s self, facts: &'s Facts<'s>) -> Acquire<'s> {
+    fn acquire<'s>(&'s self, read: Settled<'s, 's>) -> Acquire<'s> {
         let Shared { limiter, options, .. } = self.shared;
-        let acquire = limiter.acquire(facts).under(&self.prepared.policy).cost(self.cost());
+        let acquire = limiter.acquire(read.facts).also(read.also);
+        let acquire = acquire.under(&self.prepared.policy).cost(self.cost());
         if self.prepared.delays { acquire.hold(options.longest_delay) } else { acquire }
     }
 

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::routing::{any, post};
 use http::StatusCode;
 use support::*;
-use tollkeeper::http::{ClientAddress, HttpSettings, Normalization};
+use tollkeeper::http::{ClientAddress, EncodedSlashes, HttpSettings, Normalization};
 use tollkeeper::{Algorithm, Limit, Missing, Quota, Span, StatusSet};
 use tollkeeper_tower::RateLimitLayer;
 
@@ -211,6 +211,213 @@ async fn a_field_that_is_there_twice_is_refused_instead_of_skipped() {
     }
 }
 
+/// Servers take the first line, the last one or all of them; the limiter cannot know which.
+#[tokio::test]
+async fn duplicate_identity_header_or_cookie_is_refused() {
+    let limits = vec![
+        Limit::new("key", Quota::per_hour(3)).by("header.x-api-key").when("path", "/key"),
+        Limit::new("token", Quota::per_hour(3)).by("token").when("path", "/token"),
+        Limit::new("session", Quota::per_hour(3)).by("cookie.sid").when("path", "/session"),
+    ];
+    let mut token = fact("token", "header.authorization");
+    token.strip = Some("Bearer ".to_owned());
+    let (server, _) = serve(limits, HttpSettings { facts: vec![token], ..HttpSettings::default() }).await;
+    let mut refused = Vec::new();
+    for junk in ["junk", "", "REAL"] {
+        refused.push(("/key", [("x-api-key", "REAL".to_owned()), ("x-api-key", junk.to_owned())]));
+        refused.push(("/key", [("x-api-key", "REAL".to_owned()), ("x_api_key", junk.to_owned())]));
+        let bearer = |key: &str| ("authorization", format!("Bearer {key}"));
+        refused.push(("/token", [bearer("REAL"), bearer(junk)]));
+        refused.push(("/session", [("cookie", format!("sid={junk}; sid=REAL")), ("x", String::new())]));
+        refused.push(("/session", [("cookie", "sid=REAL".to_owned()), ("cookie", format!("sid={junk}"))]));
+    }
+    for (path, headers) in &refused {
+        let mut headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));
+        for _ in 0..2 {
+            let answer = server.get(path, &headers).await;
+            assert_eq!(answer.status, 400, "{path} {headers:?}");
+            assert_eq!(server.get("/other", &headers).await.status, 200, "no limit needs it there");
+            headers.reverse();
+        }
+    }
+    // An underscore alone would be the header to some servers, and nothing to others.
+    assert_eq!(server.get("/key", &[("X_Api_Key", "REAL")]).await.status, 400);
+    for (path, header) in [
+        ("/key", ("x-api-key", "REAL")),
+        ("/token", ("authorization", "bearer\tREAL")),
+        ("/session", ("cookie", "sid=REAL")),
+    ] {
+        assert_eq!(server.passing(5, path, &[header]).await, 3, "nothing was charged before");
+    }
+}
+
+#[tokio::test]
+async fn spellings_of_one_cookie_share_a_count() {
+    let limits = vec![Limit::new("session", Quota::per_hour(2)).by("cookie.sid")];
+    let (server, _) = serve(limits, HttpSettings::default()).await;
+    let mut passed = 0;
+    for cookie in [
+        "sid=s:a-b",
+        "sid=\"s:a-b\"",
+        "sid=s%3Aa%2Db",
+        "sid=\"s%3aa-b\"",
+        "x=1;  sid = s:a-b",
+        "$Version=1; sid=s:a-b",
+    ] {
+        passed += server.passing(1, "/", &[("cookie", cookie)]).await;
+    }
+    // HTTP/2 may send each cookie in a line of its own.
+    passed += server.passing(1, "/", &[("cookie", "x=1"), ("cookie", "sid=s:a-b")]).await;
+    assert_eq!(passed, 2);
+    assert_eq!(server.get("/", &[("cookie", "sid=a,b")]).await.status, 400, "two cookies to some servers");
+}
+
+#[tokio::test]
+async fn lines_of_a_header_declared_as_many_are_joined() {
+    let mut groups = fact("groups", "header.x-groups");
+    groups.many = true;
+    let settings = HttpSettings { facts: vec![groups], ..HttpSettings::default() };
+    let (server, _) = serve(vec![Limit::new("groups", Quota::per_hour(2)).by("groups")], settings).await;
+    assert_eq!(server.passing(2, "/", &[("x-groups", "a"), ("x-groups", "b")]).await, 2);
+    assert_eq!(server.passing(2, "/", &[("x-groups", "a, b")]).await, 0, "one list in one line");
+    assert_eq!(server.passing(2, "/", &[("x-groups", "b"), ("x-groups", "a")]).await, 2);
+    assert_eq!(server.get("/", &[("x-groups", "a"), ("x_groups", "b")]).await.status, 400);
+}
+
+#[tokio::test]
+async fn percent_encoded_slash_pays_the_limits_of_every_reading() {
+    let limits = || vec![Limit::new("per-route", Quota::per_hour(2)).by("route")];
+    let routes: Vec<String> =
+        ["/login", "/api/login", "/projects/{id}", "/files/*"].iter().map(ToString::to_string).collect();
+    let settings =
+        |encoded_slashes| HttpSettings { routes: routes.clone(), encoded_slashes, ..HttpSettings::default() };
+    // Of each pair, the second is what some server reads of the first.
+    for (spelling, route) in [
+        ("/api%2Flogin", "/api/login"),
+        ("/api%5clogin", "/api/login"),
+        ("/api\\login", "/api/login"),
+        ("/api/login%2F", "/api/login"),
+        ("/api/x%2F%2E%2E%2Flogin", "/api/login"),
+        ("/x%5c..%5clogin", "/login"),
+        ("/projects/a%2Fb", "/projects/1"),
+        ("/projects/..%2Flogin", "/login"),
+        ("/projects/..%2Flogin", "/projects/1"),
+        ("/files/..%2Fx", "/files/1"),
+        ("/files/../x", "/files/1"),
+        ("/files/..;/x", "/files/1"),
+    ] {
+        let (server, _) = serve(limits(), settings(EncodedSlashes::Both)).await;
+        assert_eq!(server.passing(2, spelling, &[]).await, 2, "{spelling}");
+        assert_eq!(server.passing(2, route, &[]).await, 0, "{spelling} is {route} to some servers");
+        let (server, _) = serve(limits(), settings(EncodedSlashes::Both)).await;
+        assert_eq!(server.passing(2, route, &[]).await, 2, "{route}");
+        assert_eq!(server.passing(2, spelling, &[]).await, 0, "{spelling} is {route} to some servers");
+    }
+    let (server, _) = serve(limits(), settings(EncodedSlashes::Decode)).await;
+    assert_eq!(server.passing(3, "/projects/..%2Flogin", &[]).await, 2);
+    assert_eq!(server.passing(3, "/login", &[]).await, 0, "it is decoded, then resolved");
+    assert_eq!(server.passing(3, "/projects/1", &[]).await, 2, "and nothing else");
+    let (server, _) = serve(limits(), settings(EncodedSlashes::Keep)).await;
+    assert_eq!(server.passing(3, "/projects/..%2Flogin", &[]).await, 2);
+    assert_eq!(server.passing(3, "/projects/1", &[]).await, 0, "it is one segment");
+    assert_eq!(server.passing(3, "/login", &[]).await, 2, "and nothing else");
+    let (server, _) = serve(limits(), settings(EncodedSlashes::Refuse)).await;
+    for path in ["/x%2Fy", "/x%2fy", "/x%5Cy", "/x%5cy", "/x\\y"] {
+        assert_eq!(server.get(path, &[]).await.status, 400, "{path}");
+    }
+    assert_eq!(server.passing(3, "/login", &[]).await, 2);
+}
+
+/// The path as it is shown is decoded; as it was written it is charged, too.
+#[tokio::test]
+async fn percent_encoded_slash_is_no_second_path() {
+    let limits = || {
+        vec![Limit::new("per-path", Quota::per_hour(2)).by("path"), Limit::new("all", Quota::per_hour(99))]
+    };
+    for limits in [limits(), limits().into_iter().take(1).collect()] {
+        let (server, _) = serve(limits, HttpSettings::default()).await;
+        assert_eq!(server.passing(2, "/a%2Fb", &[]).await, 2);
+        for path in ["/a/b", "/a%2fb", "/a%5Cb", "/x/../a%2Fb", "/n%2Fy/../../a/b"] {
+            assert_eq!(server.passing(2, path, &[]).await, 0, "{path}");
+        }
+        assert_eq!(server.passing(2, "/n%2Fy/../b", &[]).await, 2, "`/b` to a parser of URLs");
+        assert_eq!(server.passing(2, "/b", &[]).await, 0);
+    }
+}
+
+/// The whole request is refused, given back or held, whatever limits of whatever reading it meets.
+#[tokio::test]
+async fn readings_of_a_path_are_one_request() {
+    let routes = vec!["/login".to_owned(), "/projects/{id}".to_owned()];
+    let settings = || HttpSettings { routes: routes.clone(), ..HttpSettings::default() };
+    let both = "/projects/..%2Flogin";
+    let limits = vec![
+        Limit::new("login", Quota::per_hour(1)).when("route", "/login"),
+        Limit::new("projects", Quota::per_hour(3)).when("route", "/projects/{id}"),
+        Limit::new("all", Quota::per_hour(9)).deduct_when(StatusSet::of([500])),
+    ];
+    let (limiter, _) = limiter(limits);
+    let (router, _) = everything(RateLimitLayer::new(limiter.clone()).http(settings()));
+    let server = Server::axum(router).await;
+    assert_eq!(server.passing(4, both, &[]).await, 1, "`login` refuses");
+    assert_eq!(server.passing(9, "/projects/1", &[]).await, 2, "and a refusal charges nothing");
+    let left = |name: &str| {
+        let facts = tollkeeper::facts! { "route" => "/login" };
+        limiter.usage(&facts).wait().unwrap().limit(name).unwrap().outcome().remaining
+    };
+    assert_eq!(
+        (left("login"), left("all")),
+        (0, 9),
+        "a limit of both readings is charged once, and refunded"
+    );
+    // A field that only one reading needs is needed.
+    for (route, other) in [("/login", "/projects/1"), ("/projects/{id}", "/login")] {
+        let limits = vec![
+            Limit::new("query", Quota::per_hour(1)).by("query.user").when("route", route),
+            Limit::new("body", Quota::per_hour(1)).by("body.user").when("route", route),
+        ];
+        let (server, _) = serve(limits, settings()).await;
+        assert_eq!(server.get(&format!("{both}?user=a&user=b"), &[]).await.status, 400, "{route}");
+        assert_eq!(server.get(&format!("{other}?user=a&user=b"), &[]).await.status, 200, "{route}");
+        assert_eq!(server.send(&format!("POST {both}"), &[], "user=a&user=b").await.status, 400, "{route}");
+        assert_eq!(server.send(&format!("POST {other}"), &[], "user=a&user=b").await.status, 200, "{route}");
+    }
+}
+
+#[tokio::test]
+async fn slots_of_every_reading_are_taken_and_released() {
+    let routes = vec!["/login".to_owned(), "/projects/{id}".to_owned()];
+    let slots = |name: &str, route: &str| Limit::new(name, Quota::slots(1)).when("route", route);
+    let limits = vec![slots("login", "/login"), slots("projects", "/projects/{id}")];
+    let (limiter, _) = limiter(limits);
+    let entered = std::sync::Arc::new(tokio::sync::Notify::new());
+    let leave = std::sync::Arc::new(tokio::sync::Notify::new());
+    let handler = {
+        let (entered, leave) = (entered.clone(), leave.clone());
+        move || async move {
+            entered.notify_one();
+            leave.notified().await;
+        }
+    };
+    let settings = HttpSettings { routes, ..HttpSettings::default() };
+    let layer = RateLimitLayer::new(limiter.clone()).http(settings);
+    let server = std::sync::Arc::new(Server::axum(Router::new().fallback(any(handler)).layer(layer)).await);
+    let first = tokio::spawn({
+        let server = server.clone();
+        async move { server.get("/projects/..%2Flogin", &[]).await.status }
+    });
+    entered.notified().await;
+    assert_eq!(server.get("/login", &[]).await.status, 429);
+    assert_eq!(server.get("/projects/1", &[]).await.status, 429);
+    leave.notify_one();
+    assert_eq!(first.await.expect("it is answered"), 200);
+    let free = |route: &str| {
+        let facts = tollkeeper::facts! { "route" => route };
+        limiter.usage(&facts).wait().unwrap().limits().all(|answer| answer.outcome().remaining == 1)
+    };
+    until(async || free("/login") && free("/projects/{id}")).await;
+}
+
 #[tokio::test]
 async fn a_body_above_64_kib_is_refused_instead_of_skipped() {
     let limits = vec![Limit::new("login", Quota::per_hour(5)).by("body.user").when("path", "/login")];
@@ -368,6 +575,9 @@ async fn a_host_in_another_spelling_is_the_same_host() {
     assert_eq!(passed, 2);
     let answer = server.get("/", &[("host", "example.com"), ("host", "other.com")]).await;
     assert_eq!(answer.status, 400, "two hosts are none");
+    let absolute = "GET http://other.com/";
+    assert_eq!(server.send(absolute, &[("host", "example.com")], "").await.status, 400, "nor are these");
+    assert_eq!(server.send(absolute, &[("host", "OTHER.com:80")], "").await.status, 200);
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use support::*;
-use tollkeeper::http::{ClientAddress, HeaderDialect, HttpFact};
+use tollkeeper::http::{ClientAddress, EncodedSlashes, HeaderDialect, HttpFact};
 use tollkeeper::{
     Algorithm, Allowance, Charge, Decision, Limit, Limiter, ManualClock, Missing, Mode, Observer, Quota,
     Span, StatusSet,
@@ -89,10 +89,16 @@ fn limit(random: &mut Random) -> Limit {
 }
 
 /// The layer of a limiter under a clock of its own.
-fn layer(limit: Limit, dialects: &[HeaderDialect], costs: bool) -> (RateLimitLayer, ManualClock) {
+fn layer(
+    limit: Limit,
+    dialects: &[HeaderDialect],
+    costs: bool,
+    slashes: EncodedSlashes,
+) -> (RateLimitLayer, ManualClock) {
     let (limiter, hand) = limiter(vec![limit]);
     let mut http = behind_proxies(ClientAddress::XForwardedFor);
     http.facts = vec![HttpFact { hash: true, ..fact("token", "header.x-other") }];
+    http.encoded_slashes = slashes;
     let mut layer = RateLimitLayer::new(limiter)
         .http(http)
         .headers(dialects.iter().copied())
@@ -110,7 +116,7 @@ fn layer(limit: Limit, dialects: &[HeaderDialect], costs: bool) -> (RateLimitLay
 
 fn request(random: &mut Random) -> Request<Empty<Bytes>> {
     let any = |random: &mut Random, all: &[&str]| all[random.below(all.len())].to_owned();
-    let path = any(random, &["/", "/a", "/ab", "/a/../b", "/b%41"]);
+    let path = any(random, &["/", "/a", "/ab", "/a/../b", "/b%41", "/a%2Fb", "/a/..%2Fb", "/c;d"]);
     let mut request = Request::new(Empty::new());
     *request.uri_mut() = path.parse().expect("a path");
     let peers = ["192.0.2.1", "::ffff:192.0.2.1", "192.0.2.255", "10.0.0.1", "2001:db8::1", "2001:db8::2"];
@@ -123,8 +129,14 @@ fn request(random: &mut Random) -> Request<Empty<Bytes>> {
     for name in ["x-user", "x-own", "x-other", "x-ip", "x-forwarded-for"] {
         let value = any(random, &values);
         if let (0, Ok(value)) = (random.below(3), HeaderValue::from_bytes(value.as_bytes())) {
+            if random.below(10) == 0 {
+                request.headers_mut().append(name, value.clone());
+            }
             request.headers_mut().append(name, value);
         }
+    }
+    if random.below(30) == 0 {
+        request.headers_mut().append("x_user", HeaderValue::from_static("twin"));
     }
     request
 }
@@ -141,8 +153,13 @@ fn nobody_can_tell_the_short_way_from_the_long_one() {
             2 => vec![HeaderDialect::Ietf, HeaderDialect::XRateLimit],
             _ => vec![HeaderDialect::ALL[random.below(5)]],
         };
-        let (short, hand) = layer(limit.clone(), &dialects, costs);
-        let (long, other_hand) = layer(limit.clone(), &dialects, costs);
+        let slashes = match random.below(4) {
+            0 => EncodedSlashes::Refuse,
+            1 => EncodedSlashes::Keep,
+            _ => EncodedSlashes::Both,
+        };
+        let (short, hand) = layer(limit.clone(), &dialects, costs, slashes);
+        let (long, other_hand) = layer(limit.clone(), &dialects, costs, slashes);
         let mut short = short.layer(Handler::default());
         let mut long = long.on_response(|_, _| {}).layer(Handler::default());
         for _ in 0..20 {

@@ -23,6 +23,24 @@ pub struct HttpSettings {
     pub routes: Vec<String>,
     /// Names of the server, in lower case: `Host` may carry them on a loopback listener where no token is needed.
     pub hosts: Vec<String>,
+    /// What `%2F` and `%5C` in a path mean.
+    pub encoded_slashes: EncodedSlashes,
+}
+
+/// What an encoded slash or backslash in a path means: `/api%2Flogin` is two segments to some servers and one to
+/// others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EncodedSlashes {
+    /// The path is read as every common server would read it, and the request pays the limits of all routes that
+    /// it matches so.
+    #[default]
+    Both,
+    /// They separate segments.
+    Decode,
+    /// They are part of a segment.
+    Keep,
+    /// Such a request is refused.
+    Refuse,
 }
 
 /// The header that the address of a client is taken from.
@@ -51,6 +69,9 @@ pub struct HttpFact {
     pub hash: bool,
     /// Whether it is taken only from trusted proxies.
     pub trusted: bool,
+    /// Whether a header may come in several lines, which are joined by `, `. Otherwise a second line makes the
+    /// request one that cannot be judged: servers differ in which line they read.
+    pub many: bool,
 }
 
 /// A part of an HTTP request.
@@ -97,6 +118,7 @@ impl Default for HttpSettings {
             facts: Vec::new(),
             routes: Vec::new(),
             hosts: Vec::new(),
+            encoded_slashes: EncodedSlashes::Both,
         }
     }
 }
@@ -115,8 +137,8 @@ impl ClientAddress {
 impl HttpFact {
     /// A fact that is read there, as it stands.
     pub fn new(name: impl Into<String>, from: Source) -> HttpFact {
-        let (strip, normalize, hash, trusted) = (None, Vec::new(), false, false);
-        HttpFact { name: name.into(), from, strip, normalize, hash, trusted }
+        let (strip, normalize) = (None, Vec::new());
+        HttpFact { name: name.into(), from, strip, normalize, hash: false, trusted: false, many: false }
     }
 }
 
@@ -148,6 +170,11 @@ fn nfkc(fact: DeclaredFact) -> DeclaredFact {
 }
 
 impl Source {
+    /// Whether it depends on the path.
+    pub fn is_of_path(&self) -> bool {
+        matches!(self, Source::Path | Source::Route)
+    }
+
     /// The part of a request that `ip`, `header.NAME` and the like name, if they name one.
     pub fn of(text: &str) -> Option<Source> {
         let Some((part, name)) = text.split_once('.') else {

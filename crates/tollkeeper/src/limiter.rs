@@ -291,7 +291,8 @@ impl Limiter {
     }
 
     fn request<'a>(&'a self, verb: Verb, facts: &'a Facts<'a>) -> Request<'a> {
-        Request { limiter: self, policy: None, asked: toll::Request { verb, facts, cost: 1, hold: None } }
+        let asked = toll::Request { verb, facts, cost: 1, hold: None, also: &[] };
+        Request { limiter: self, policy: None, asked }
     }
 
     /// Decides a request now, or says whom to wait for.
@@ -391,6 +392,28 @@ impl<'a> Request<'a> {
         self
     }
 
+    /// Adds other readings of the same request, for a caller that cannot know how its server reads it, such as
+    /// a path that some servers decode and others do not. The request pays the limits of every reading, all or
+    /// nothing; a key that several readings share is charged once.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tollkeeper::{Limit, Limiter, Quota, facts};
+    /// # let limiter = Limiter::builder()
+    /// #     .limit(Limit::new("login", Quota::per_minute(5)).when("route", "/login"))
+    /// #     .limit(Limit::new("projects", Quota::per_minute(100)).when("route", "/projects/{id}"))
+    /// #     .build().await?;
+    /// // `/projects/..%2Flogin`
+    /// let (decoded, as_written) = (facts! { "route" => "/login" }, facts! { "route" => "/projects/{id}" });
+    /// let decision = limiter.check(&decoded).also(&[as_written]).await?;
+    /// assert!(decision.limits().map(|limit| limit.name().to_owned()).eq(["login", "projects"]));
+    /// # Ok(()) }
+    /// ```
+    pub fn also(mut self, readings: &'a [Facts<'a>]) -> Request<'a> {
+        self.asked.also = readings;
+        self
+    }
+
     /// Decides by this policy instead of the one in force: for who has read facts for this one, and must
     /// not meet limits that need others.
     pub fn under(mut self, policy: &'a Arc<Policy>) -> Request<'a> {
@@ -470,6 +493,11 @@ impl<'a> Acquire<'a> {
     /// As [`Request::hold`].
     pub fn hold(self, longest: impl Into<Span>) -> Acquire<'a> {
         Acquire(self.0.hold(longest))
+    }
+
+    /// As [`Request::also`].
+    pub fn also(self, readings: &'a [Facts<'a>]) -> Acquire<'a> {
+        Acquire(self.0.also(readings))
     }
 
     /// As [`Request::under`].

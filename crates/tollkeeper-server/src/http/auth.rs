@@ -10,9 +10,8 @@ use std::sync::Once;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode, Uri};
-use tollkeeper::net::Network;
 use tollkeeper::{Decision, Span};
-use tollkeeper_tower::address::{self, Client};
+use tollkeeper_tower::address::Client;
 use tollkeeper_tower::body::Look;
 use tollkeeper_tower::facts::Seen;
 use tollkeeper_tower::headers::{self, Jitter};
@@ -82,7 +81,10 @@ async fn decide(
         static SAID: Once = Once::new();
         SAID.call_once(|| tracing::warn!("a question of a gateway cannot be answered: {}", problem.detail));
     })?;
-    let client = family.client(asked.peer, &head.headers, &prepared.settings.http.trusted_proxies);
+    let client = Client::of(asked.peer, &head.headers, &prepared.settings.http);
+    if !client.trusted {
+        warn_once_of_untrusted(client.ip);
+    }
     let body = Look::Elsewhere;
     let policy = &prepared.policy;
     let mut seen = Seen::default();
@@ -90,11 +92,11 @@ async fn decide(
     if prepared.reader.needs_body(policy, &seen) {
         prepared.reader.body(&head.headers, &body, Some(client), &mut seen);
     }
-    let facts = seen.settled(policy).map_err(|problem| forbidden(problem.detail))?;
-    let request = service.limiter.check(facts).under(policy).hold(LONGEST_DELAY);
+    let read = seen.settled(policy).map_err(|problem| forbidden(problem.detail))?;
+    let request = service.limiter.check(read.facts).also(read.also).under(policy).hold(LONGEST_DELAY);
     let decision = request.await.map_err(|invalid| forbidden(invalid.to_string()))?;
     service.trace(asked.parent, "auth", asked.began, &decision);
-    Ok(Decided { route: service.metrics.route(facts), decision, deny })
+    Ok(Decided { route: service.metrics.route(read.facts), decision, deny })
 }
 
 /// The status that the gateway asks refusals to have. Caddy may add the query of its client: it means nothing here.
@@ -124,6 +126,9 @@ impl Family {
             for host in hosts {
                 head.headers.append(header::HOST, host);
             }
+        } else if head.uri.authority().is_some() {
+            // ingress-nginx asks with the host of the auth server.
+            head.headers.remove(header::HOST);
         }
         Ok(())
     }
@@ -144,29 +149,17 @@ impl Family {
             _ => Ok(url),
         }
     }
+}
 
-    /// Whose request it is: the gateway's word, if it is trusted.
-    fn client(self, peer: IpAddr, headers: &HeaderMap, trusted: &[Network]) -> Client {
-        let peer = peer.to_canonical();
-        if !address::is_trusted(peer, trusted) {
-            static SAID: Once = Once::new();
-            SAID.call_once(|| {
-                tracing::warn!(
-                    "a gateway asks that is not trusted, so all its clients count as one address, its own; \
-                     add this to the config: `http: {{ trusted_proxies: [{peer}] }}`"
-                );
-            });
-            return Client { ip: peer, trusted: false };
-        }
-        let lines = |name: &str| headers.get_all(name).into_iter().map(|line| line.as_bytes());
-        let ip = match self {
-            Family::Original if headers.contains_key("x-real-ip") => {
-                address::single(lines("x-real-ip")).unwrap_or(peer)
-            }
-            _ => address::walk(peer, address::forwarded_for(lines("x-forwarded-for")), trusted),
-        };
-        Client { ip, trusted: true }
-    }
+/// Says once that the address of a gateway counts as that of all its clients.
+fn warn_once_of_untrusted(gateway: IpAddr) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        tracing::warn!(
+            "a gateway asks that is not trusted, so all its clients count as one address, its own; \
+             add this to the config: `http: {{ trusted_proxies: [{gateway}] }}`"
+        );
+    });
 }
 
 /// The path and query of a request, without the host that some clients write before it.

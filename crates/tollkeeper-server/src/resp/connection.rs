@@ -259,7 +259,7 @@ impl<'r> Talk<'r> {
     #[inline]
     async fn check(&mut self, verb: Verb, arguments: Arguments<'_>) {
         let asked = check::read(arguments).and_then(|(facts, cost)| {
-            let request = Request { verb, facts: &facts, cost, hold: None };
+            let request = Request { verb, facts: &facts, cost, hold: None, also: &[] };
             let Service { limiter, metrics, refusals, .. } = &*self.resp.service;
             let route = if refusals.is_on() { metrics.route(&facts) } else { RouteLabel::NONE };
             Ok((route, limiter.begin(&request).map_err(ApiError::from)?))

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderValue};
-use tollkeeper::http::{ClientAddress, HttpSettings};
+use tollkeeper::http::{ClientAddress, EncodedSlashes, HttpSettings};
 use tollkeeper_tower::address::{Client, address, is_trusted};
-use tollkeeper_tower::path::normalized;
+use tollkeeper_tower::path::{Spellings, normalized, spellings};
 
 /// The one spelling of a path is one.
 pub(crate) fn path(text: &str) {
@@ -22,6 +22,16 @@ pub(crate) fn path(text: &str) {
         let byte = u8::from_str_radix(digits, 16).unwrap_or_else(|_| panic!("{text:?}: {normal:?}"));
         let needless = byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
         assert!(!needless && digits == digits.to_uppercase(), "{text:?}: {normal:?}");
+    }
+    let Spellings { shown, others } = spellings(text, EncodedSlashes::Both);
+    assert!(others.len() <= 5 && !others.contains(&shown.to_string()), "{text:?}: {shown:?} {others:?}");
+    assert!(
+        *shown == normal || others.iter().any(|other| *other == normal),
+        "{text:?}: {shown:?} {others:?}"
+    );
+    for spelling in others.iter().map(String::as_str).chain([&*shown]) {
+        let is_plain = |char: char| char.is_ascii_graphic() && !matches!(char, ';' | '?' | '#' | '\\');
+        assert!(spelling.starts_with('/') && spelling.chars().all(is_plain), "{text:?}: {spelling:?}");
     }
     // Other spellings of the same.
     // Digits behind a `%` are no characters of their own.

@@ -63,7 +63,9 @@ use std::time::{Duration, SystemTime};
 
 use tollkeeper_core::{OnStoreFailure, Policy};
 
-pub use crate::http::{ClientAddress, HeaderDialect, HttpFact, HttpSettings, Normalization, Source};
+pub use crate::http::{
+    ClientAddress, EncodedSlashes, HeaderDialect, HttpFact, HttpSettings, Normalization, Source,
+};
 pub use crate::percent::Percent;
 pub use crate::store_url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
 pub use follow::{Follow, Reload};

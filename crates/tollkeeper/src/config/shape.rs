@@ -374,11 +374,20 @@ pub(super) static HTTP: Section = Section {
         key(
             "client_address",
             Kind::ClientAddress,
-            "The one header that addresses are taken from: `x-forwarded-for`, `forwarded`, or `header.NAME` with a \
-             single address.",
+            "The one header that addresses are taken from, by the middleware and by forward-auth: \
+             `x-forwarded-for`, `forwarded`, or `header.NAME` with a single address.",
         )
         .default("x-forwarded-for")
         .example("forwarded"),
+        key(
+            "encoded_slashes",
+            choice(&["both", "decode", "keep", "refuse"]),
+            "What `%2F`, `%5C` and a backslash mean in a path: they separate segments (`decode`), they do not \
+             (`keep`), the request is refused (`refuse`), or limits of every route apply that a common server could \
+             match (`both`). See [HTTP](http.md#one-path-many-spellings).",
+        )
+        .default("both")
+        .example("decode"),
         key(
             "ipv6_prefix",
             Kind::Count { least: 1, most: 128 },
@@ -444,6 +453,12 @@ pub(super) static HTTP_FACT: Section = Section {
             "trusted",
             Kind::Truth,
             "Whether it is taken only from `trusted_proxies`.",
+        ).default("false").example("true"),
+        key(
+            "many",
+            Kind::Truth,
+            "Whether a header may come in several lines, which are joined by `, `. Otherwise a request in which \
+             the header occurs twice is refused where a limit needs it.",
         ).default("false").example("true"),
     ],
 };

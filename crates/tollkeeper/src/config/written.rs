@@ -22,7 +22,7 @@ use super::settings::{
 use super::shape;
 use super::units::{self, Share, Wrong};
 use super::warning::Warning;
-use crate::http::{HeaderDialect, HttpFact, HttpSettings, Normalization};
+use crate::http::{EncodedSlashes, HeaderDialect, HttpFact, HttpSettings, Normalization, Source};
 use crate::percent::Percent;
 
 /// The most limits in a file.
@@ -262,6 +262,12 @@ fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings
         .into_iter()
         .filter_map(|entry| read_fact(&entry.key, entry.place, &entry.node, problems))
         .unzip();
+    let encoded_slashes = match must(fields.choice("encoded_slashes")).value {
+        "decode" => EncodedSlashes::Decode,
+        "keep" => EncodedSlashes::Keep,
+        "refuse" => EncodedSlashes::Refuse,
+        _ => EncodedSlashes::Both,
+    };
     let settings = HttpSettings {
         trusted_proxies: fields
             .parse_list("trusted_proxies", network)
@@ -273,6 +279,7 @@ fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings
         facts,
         routes: routes.into_iter().map(|said| said.value).collect(),
         hosts: fields.parse_list("hosts", http::host_name).into_iter().map(|said| said.value).collect(),
+        encoded_slashes,
     };
     (settings, places)
 }
@@ -308,8 +315,13 @@ fn read_fact(
     let from = fields.parse("from", http::source);
     let (normalize, hash, trusted) =
         (normalize.collect(), must(fields.truth("hash")).value, must(fields.truth("trusted")).value);
+    let many = must(fields.truth("many"));
     let from = from?;
-    Some((HttpFact { name: name.to_owned(), from: from.value, strip, normalize, hash, trusted }, from.place))
+    if many.value && !matches!(from.value, Source::Header(_)) {
+        fields.complain(many.place, "`many` joins the lines of a header", "read it from `header.NAME`");
+    }
+    let (place, many) = (from.place, many.value);
+    Some((HttpFact { name: name.to_owned(), from: from.value, strip, normalize, hash, trusted, many }, place))
 }
 
 fn read_limits(fields: &Fields<'_>, problems: &RefCell<Problems>) -> Vec<WrittenLimit> {

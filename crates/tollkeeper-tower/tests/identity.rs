@@ -1,0 +1,580 @@
+//! What Tollkeeper keys on, compared with what real servers read of the same bytes.
+//!
+//! One request is written in many ways and sent to a layer and to eight servers, each of which answers with what it has
+//! read. Whatever a server takes for one identity or one route must have one budget here: every spelling that
+//! it accepts is refused, or pays under a key that all of them have in common.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use axum::extract::MatchedPath;
+use axum::routing::get;
+use axum::{Json, Router};
+use http::HeaderValue;
+use serde_json::{Value, json};
+use support::*;
+use tollkeeper::digest::hex;
+use tollkeeper::http::HttpSettings;
+use tollkeeper::{Limit, Quota};
+use tollkeeper_tests::cases::Random;
+use tollkeeper_tests::folder::Folder;
+use tollkeeper_tests::languages::{self, Killed};
+use tollkeeper_tests::page::root;
+use tollkeeper_tests::redis::{PATIENCE, free_port};
+use tollkeeper_tower::RateLimitLayer;
+
+const ROUTES: [&str; 6] =
+    ["/login", "/api/login", "/users/{id}", "/users/{id}/export", "/projects/{id}", "/files/*"];
+
+/// What identifies a request: the name of a limit, and of what a server says that it has read.
+const IDENTITIES: [&str; 7] = ["key", "authorization", "session", "user", "host", "route", "path"];
+
+#[test]
+fn no_spelling_of_a_header_has_a_second_budget() {
+    let mut real = Vec::new();
+    for name in ["X-Api-Key", "x-api-key", "X_Api_Key", "X-Api_Key", "x_api_key", "X.Api.Key"] {
+        for value in [" REAL", "REAL", "\t REAL \t"] {
+            real.push(format!("{name}:{value}\r\n"));
+        }
+    }
+    let mut cases = real.clone();
+    for first in &real {
+        for second in ["X-Api-Key: junk\r\n", "X_Api_Key: junk\r\n", "X-Api-Key:\r\n", "X-Api-Key: REAL\r\n"]
+        {
+            cases.push(format!("{first}{second}"));
+            cases.push(format!("{second}{first}"));
+        }
+    }
+    for scheme in ["Bearer", "bearer", "BEARER"] {
+        for blank in [" ", "  ", "\t", " \t "] {
+            cases.push(format!("Authorization: {scheme}{blank}REAL\r\n"));
+        }
+    }
+    for second in ["Bearer junk", "Basic junk", "", "Bearer REAL"] {
+        cases.push(format!("Authorization: Bearer REAL\r\nAuthorization: {second}\r\n"));
+        cases.push(format!("Authorization: {second}\r\nAuthorization: Bearer REAL\r\n"));
+    }
+    Compared::new()
+        .all(cases.iter().map(|lines| format!("GET /login HTTP/1.1\r\nHost: a.example\r\n{lines}")));
+}
+
+#[test]
+fn no_spelling_of_a_host_has_a_second_budget() {
+    let mut cases = Vec::new();
+    for host in ["a.example", "A.Example", "a.example:80", "a.example.", "b.example"] {
+        cases.push(format!("GET /login HTTP/1.1\r\nHost: {host}\r\n"));
+        cases.push(format!("GET http://a.example/login HTTP/1.1\r\nHost: {host}\r\n"));
+        cases.push(format!("GET http://{host}/login HTTP/1.1\r\nHost: a.example\r\n"));
+        cases.push(format!("GET /login HTTP/1.1\r\nHost: a.example\r\nHost: {host}\r\n"));
+    }
+    Compared::new().all(cases);
+}
+
+#[test]
+fn no_spelling_of_a_cookie_has_a_second_budget() {
+    let real: Vec<Vec<u8>> = [
+        &b"sid=s:RE-AL"[..],
+        b"sid=s%3ARE-AL",
+        b"sid=s%3aRE%2dAL",
+        b"sid=%73%3A%52E-AL",
+        b"sid=\"s:RE-AL\"",
+        b"sid=\"s%3ARE-AL\"",
+        b"sid=\"s:\\122E-AL\"",
+        b"sid=\"s:\\RE-AL\"",
+        b" sid = s:RE-AL ",
+        b"\xa0sid=s:RE-AL",
+        b"sid\x85=s:RE-AL",
+        b"sid=s:RE-AL\xa0",
+        b"sid=s:RE-AL,x=1",
+        b"sid=s:RE-AL x=1",
+        b"x=1,sid=s:RE-AL",
+        b"x=1 sid=s:RE-AL",
+        b"$Version=1; sid=s:RE-AL; $Path=/",
+        b"x=\"a; sid=s:RE-AL; y=b\"",
+        b"SID=junk; sid=s:RE-AL",
+        b"sid=s%3ARE-AL%zz",
+        b"sid=s:RE-AL%zz",
+    ]
+    .map(<[u8]>::to_vec)
+    .to_vec();
+    let others =
+        [&b"sid=junk"[..], b"sid=", b"sid", b"x=1", b"x=\"; sid=junk\"", b"x=1, sid=junk", b"sid=\"junk"];
+    let mut cases = Vec::new();
+    let mut add = |lines: &[&[u8]]| {
+        let mut request = b"GET /login HTTP/1.1\r\nHost: a.example\r\n".to_vec();
+        for line in lines {
+            request.extend_from_slice(&[b"Cookie: ", *line, b"\r\n"].concat());
+        }
+        cases.push(request);
+    };
+    for real in &real {
+        add(&[real]);
+        for other in others {
+            add(&[real, other]);
+            add(&[other, real]);
+            add(&[&[real, &b"; "[..], other].concat()]);
+            add(&[&[other, &b"; "[..], real].concat()]);
+        }
+    }
+    Compared::new().all(cases);
+}
+
+#[test]
+fn no_spelling_of_a_query_has_a_second_budget() {
+    let cases = [
+        "user=REAL",
+        "%75ser=REAL",
+        "user=%52EAL",
+        "user=RE%41L",
+        "&user=REAL&",
+        "x=1&user=REAL",
+        "user=REAL#user=junk",
+        "user=REAL&user=junk",
+        "user=junk&user=REAL",
+        "user=&user=REAL",
+        "user&user=REAL",
+        "USER=junk&user=REAL",
+        "x=1;user=REAL",
+        "user=REAL;user=junk",
+        "user=junk;user=REAL",
+        "user[]=REAL",
+        "user[0]=REAL",
+        "?user=REAL",
+        "user=REAL&%75ser=junk",
+    ];
+    Compared::new().all(cases.map(|query| format!("GET /login?{query} HTTP/1.1\r\nHost: a.example\r\n")));
+}
+
+#[test]
+fn no_spelling_of_a_path_has_a_second_budget() {
+    let mut paths: Vec<String> = [
+        "/login",
+        "/LOGIN",
+        "/login/",
+        "//login",
+        "/./login",
+        "/x/../login",
+        "/%6cogin",
+        "/%6Cogin",
+        "/%2e/login",
+        "/x/%2e%2E/login",
+        "/login;x=1",
+        "/;x/login",
+        "/x/..;/login",
+        "/login%2F",
+        "/login%5C",
+        "/login\\",
+        "/%2Flogin",
+        "/api/login",
+        "/api%2Flogin",
+        "/api%2flogin",
+        "/api%5Clogin",
+        "/api\\login",
+        "/api/x%2F%2E%2E%2Flogin",
+        "/api/..%2Flogin",
+        "/x%5c..%5clogin",
+        "/x\\..\\login",
+        "/api%252Flogin",
+        "/users/a%2Fb",
+        "/users/a%5Cb",
+        "/users/..",
+        "/users/../export",
+        "/users/%2e%2e/export",
+        "/users/..;/export",
+        "/users/a%5Cb%2Fexport",
+        "/users/7%2Fexport",
+        "/files/../x",
+        "/files/..%2Fx",
+        "/files/..%5Cx",
+        "/files/%2e%2e/x",
+        "/files/..;/x",
+        "/files/a%2F../../x",
+        "/login//..",
+        "/x%2Fy/../login",
+        "/login/%2e",
+        "/login%0A",
+        "/login%0a",
+        "/login%20",
+        "/login%09",
+        "/login%00",
+        "/login%3Fx",
+        "/login%23",
+        "/projects/@me",
+        "/projects/%40me",
+        "/projects/a;b",
+        "/projects/a%3Bb",
+        "/projects/a%3D",
+        "/projects/a=",
+        "/projects/a%7C",
+        "/projects/a|",
+        "/projects/a%22",
+        "/login?x=/api",
+        "http://a.example/login",
+        "/users/",
+        "/users//export",
+        "/users/%2Fexport",
+        "/projects%2F",
+        "/users/..;x%2Fy/export",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    let words = [
+        "login", "api", "users", "projects", "files", "export", "7", "x", "..", ".", "%2e%2e", "%2E", "..;",
+        ";x", "", "%6Cogin", "LOGIN", "a%40", "@",
+    ];
+    let separators = ["/", "/", "/", "/", "//", "%2F", "%2f", "%5C", "%5c", "\\"];
+    let mut random = Random::new(3);
+    for _ in 0..1_500 {
+        let mut path = "/".to_owned();
+        for _ in 0..random.within(1, 6) {
+            path += words[random.below(words.len())];
+            path += separators[random.below(separators.len())];
+        }
+        if random.below(2) == 0 {
+            path += words[random.below(words.len())];
+        }
+        paths.push(path);
+    }
+    Compared::new().all(paths.iter().map(|path| format!("GET {path} HTTP/1.1\r\nHost: a.example\r\n")));
+}
+
+/// The layer, and the servers that it is compared with.
+struct Compared {
+    layer: Layered,
+    servers: Vec<Framework>,
+}
+
+impl Compared {
+    fn new() -> Compared {
+        let node = languages::node(
+            "frameworks",
+            &["express@5", "cookie-parser@1", "fastify@5", "@fastify/cookie@11"],
+        );
+        let program = |name: &str| root().join("tests/frameworks").join(name);
+        let script = |name: &'static str, file: &str| {
+            let file = program(file);
+            Framework::start(name, |port| {
+                let mut command = Command::new("node");
+                command.arg(&file).current_dir(&node).env("PORT", port);
+                command
+            })
+        };
+        let python = languages::python();
+        let servers = vec![
+            script("express", "express.mjs"),
+            script("fastify", "fastify.mjs"),
+            script("node", "url.mjs"),
+            Framework::start("starlette", |port| {
+                let mut command = Command::new(python.join("uvicorn"));
+                command.args(["starlette_app:app", "--port", port]).current_dir(program(""));
+                command
+            }),
+            Framework::start("wsgi", |port| {
+                let mut command = Command::new(python.join("python3"));
+                command.arg(program("wsgi.py")).env("PORT", port);
+                command
+            }),
+            Framework::start("go", |port| {
+                let mut command = Command::new(go_server());
+                command.env("PORT", port);
+                command
+            }),
+            Framework::nginx(&program("nginx.conf")),
+        ];
+        Compared { layer: Layered::start(), servers }
+    }
+
+    /// Sends each request, which ends with its last header line, to all of them.
+    fn all<R: AsRef<[u8]>>(&self, requests: impl IntoIterator<Item = R>) {
+        // For each server, kind of identity and value.
+        let mut common = BTreeMap::<(&str, &str, String), Common>::new();
+        let (mut wrong, mut accepted) = (Vec::new(), BTreeMap::<&str, usize>::new());
+        for request in requests {
+            let request = request.as_ref();
+            let shown = request.escape_ascii().to_string();
+            let (read, axum) = self.layer.ask(request);
+            let Some(keys) = read else { continue };
+            let mut said: Vec<(&str, Value)> = axum.map(|said| ("axum", said)).into_iter().collect();
+            said.extend(self.servers.iter().filter_map(|server| Some((server.name, server.ask(request)?))));
+            for (server, said) in said {
+                *accepted.entry(server).or_default() += 1;
+                for kind in IDENTITIES {
+                    let Some(value) = identity(kind, &said[kind]) else { continue };
+                    let own = keys.get(kind).cloned().unwrap_or_default();
+                    if kind == "route" && !own.contains(&value) {
+                        wrong.push(format!(
+                            "{server} matches {value}, and these limits pay: {own:?}: {shown}"
+                        ));
+                        continue;
+                    }
+                    let name = format!("{server} reads {kind}={value:?}");
+                    let common = common
+                        .entry((server, kind, value))
+                        .or_insert_with(|| Common { keys: own.clone(), first: shown.clone() });
+                    let keys: BTreeSet<String> = common.keys.intersection(&own).cloned().collect();
+                    match keys.is_empty() {
+                        true => wrong
+                            .push(format!("{name} from {shown}, keyed by {own:?}, and before by {common:?}")),
+                        false => common.keys = keys,
+                    }
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{} second budgets:\n{}", wrong.len(), wrong.join("\n"));
+        // Otherwise nothing was compared.
+        for server in self.servers.iter().map(|server| server.name).chain(["axum"]) {
+            assert!(
+                accepted.get(server).is_some_and(|count| *count > 0),
+                "{server} accepts nothing: {accepted:?}"
+            );
+        }
+    }
+}
+
+/// What all spellings of one identity have in common.
+#[derive(Debug)]
+#[expect(dead_code, reason = "the first spelling is shown on failure")]
+struct Common {
+    keys: BTreeSet<String>,
+    first: String,
+}
+
+/// What an application makes of a value that its server has read; `None` if there is nothing.
+fn identity(kind: &str, said: &Value) -> Option<String> {
+    let text = match said {
+        Value::Null => return None,
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    match kind {
+        _ if text.is_empty() => None,
+        "authorization" => {
+            let mut words = text.split_ascii_whitespace();
+            let is_bearer = words.next().is_some_and(|scheme| scheme.eq_ignore_ascii_case("bearer"));
+            words.next().filter(|_| is_bearer).map(str::to_owned)
+        }
+        "host" => {
+            let host = text.to_ascii_lowercase();
+            let host = host.rsplit_once(':').map_or(&*host, |(host, _)| host);
+            Some(host.trim_end_matches('.').to_owned())
+        }
+        _ => Some(text),
+    }
+}
+
+/// An application of axum behind a layer that limits by every kind of identity.
+struct Layered {
+    address: SocketAddr,
+    _server: Server,
+    _runtime: tokio::runtime::Runtime,
+}
+
+/// The values of the keys that a request pays under, by limit.
+type Keys = BTreeMap<String, BTreeSet<String>>;
+
+impl Layered {
+    fn start() -> Layered {
+        let limit = |kind: &&str| Limit::new(*kind, Quota::per_hour(1_000_000)).by(*kind);
+        let (limiter, _) = limiter(IDENTITIES.iter().map(limit).collect());
+        let mut authorization = fact("authorization", "header.authorization");
+        authorization.strip = Some("Bearer ".to_owned());
+        let settings = HttpSettings {
+            facts: vec![
+                fact("key", "header.x-api-key"),
+                authorization,
+                fact("session", "cookie.sid"),
+                fact("user", "query.user"),
+            ],
+            routes: ROUTES.map(str::to_owned).to_vec(),
+            ..HttpSettings::default()
+        };
+        let layer = RateLimitLayer::new(limiter).http(settings).on_response(|decision, response| {
+            let keys = decision.limits().map(|answer| {
+                let values: Vec<Option<&str>> = answer.key().texts().collect();
+                (answer.name(), values[0])
+            });
+            let text = hex(json!(keys.collect::<Vec<_>>()).to_string().as_bytes());
+            response.headers.insert("x-keys", HeaderValue::try_from(text).expect("digits"));
+        });
+        let mut router = Router::new();
+        for route in ROUTES {
+            router = router.route(&route.replace('*', "{*rest}"), get(said_by_axum));
+        }
+        let router = router.fallback(|| async { http::StatusCode::NOT_FOUND }).layer(layer);
+        let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+        let server = runtime.block_on(Server::axum(router));
+        Layered { address: server.address, _server: server, _runtime: runtime }
+    }
+
+    /// The keys that a request pays under, unless it is refused, and what axum reads of it, if it has a route.
+    fn ask(&self, request: &[u8]) -> (Option<Keys>, Option<Value>) {
+        let Some(answer) = send(self.address, request) else { return (None, None) };
+        let Some(said) = answer.header("x-keys") else {
+            assert_eq!(answer.status, 400, "{}", request.escape_ascii());
+            return (None, None);
+        };
+        let digits = said.as_bytes().chunks(2).map(|two| str::from_utf8(two).expect("digits"));
+        let text: Vec<u8> = digits.map(|two| u8::from_str_radix(two, 16).expect("digits")).collect();
+        let pairs: Vec<(String, Option<String>)> = serde_json::from_slice(&text).expect("JSON");
+        let mut keys = Keys::new();
+        for (limit, value) in pairs {
+            keys.entry(limit).or_default().extend(value);
+        }
+        let read = (answer.status == 200).then(|| serde_json::from_slice(&answer.body).expect("JSON"));
+        (Some(keys), read)
+    }
+}
+
+async fn said_by_axum(route: MatchedPath, request: axum::extract::Request) -> Json<Value> {
+    let header =
+        |name: &str| request.headers().get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    Json(json!({
+        "route": route.as_str().replace("{*rest}", "*"),
+        "path": request.uri().path(),
+        "key": header("x-api-key"),
+        "authorization": header("authorization"),
+        "host": header("host"),
+    }))
+}
+
+/// A server of somebody else that says what it reads.
+struct Framework {
+    name: &'static str,
+    address: SocketAddr,
+    _process: Killed,
+    _folder: Folder,
+}
+
+impl Framework {
+    fn start(name: &'static str, command: impl Fn(&str) -> Command) -> Framework {
+        Framework::start_in(Folder::new(), name, command)
+    }
+
+    fn start_in(folder: Folder, name: &'static str, command: impl Fn(&str) -> Command) -> Framework {
+        let log = folder.path().join("log");
+        let began = Instant::now();
+        // Another process may take the port first: then the server ends, and the next port is tried.
+        while began.elapsed() < PATIENCE {
+            let port = free_port();
+            let mut command = command(&port.to_string());
+            let file = fs::File::create(&log).expect("a folder of one's own");
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+            let mut process = Killed::start(&mut command);
+            let address = SocketAddr::from(([127, 0, 0, 1], port));
+            while process.0.try_wait().expect("it was started").is_none() && began.elapsed() < PATIENCE {
+                if TcpStream::connect(address).is_ok() {
+                    return Framework { name, address, _process: process, _folder: folder };
+                }
+                pause();
+            }
+        }
+        panic!("{name} does not start: {}", fs::read_to_string(log).unwrap_or_default());
+    }
+
+    fn nginx(config: &PathBuf) -> Framework {
+        let config = fs::read_to_string(config).expect("it is there");
+        let folder = Folder::new();
+        let path = folder.path().to_owned();
+        Framework::start_in(folder, "nginx", |port| {
+            let own = path.display();
+            let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+                .map(|kind| format!("{kind}_temp_path {own}/{kind};"))
+                .join("\n");
+            let server = config.replace("PORT", port);
+            let text = format!(
+                "daemon off;\nmaster_process off;\npid {own}/pid;\nerror_log stderr;\nevents {{}}\n\
+                 http {{\naccess_log off;\n{temporary}\n{server}}}\n"
+            );
+            fs::write(path.join("nginx.conf"), text).expect("a folder of one's own");
+            let mut command = Command::new("nginx");
+            command.arg("-p").arg(&path).arg("-c").arg(path.join("nginx.conf"));
+            command
+        })
+    }
+
+    /// What it reads of a request, if it has a route for it.
+    fn ask(&self, request: &[u8]) -> Option<Value> {
+        let answer = send(self.address, request)?;
+        if answer.status != 200 {
+            return None;
+        }
+        let body = String::from_utf8_lossy(&answer.body);
+        if self.name != "nginx" {
+            return Some(
+                serde_json::from_str(&body).unwrap_or_else(|error| panic!("{}: {error}: {body}", self.name)),
+            );
+        }
+        let said = body.lines().filter_map(|line| line.split_once('='));
+        Some(Value::Object(said.map(|(name, value)| (name.to_owned(), json!(value))).collect()))
+    }
+}
+
+/// Builds the program of Go once.
+fn go_server() -> PathBuf {
+    let folder = languages::folder("go");
+    let binary = folder.join(format!("server-{}", std::process::id()));
+    let mut build = Command::new("go");
+    build.arg("build").arg("-o").arg(&binary).arg(root().join("tests/frameworks/server.go"));
+    languages::run(build.env("GO111MODULE", "off").env("GOCACHE", folder.join("cache")).current_dir(&folder));
+    binary
+}
+
+struct Answered {
+    status: u16,
+    head: String,
+    body: Vec<u8>,
+}
+
+impl Answered {
+    fn header(&self, name: &str) -> Option<&str> {
+        let mut headers = self.head.lines().filter_map(|line| line.split_once(": "));
+        headers.find_map(|(other, value)| other.eq_ignore_ascii_case(name).then_some(value))
+    }
+}
+
+/// Sends a request, which ends with its last header line, on a connection of its own; `None` if it is not answered.
+fn send(address: SocketAddr, request: &[u8]) -> Option<Answered> {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
+    stream.write_all(&[request, b"Connection: close\r\n\r\n"].concat()).expect("it reads");
+    let mut bytes = Vec::new();
+    // A server may reset a connection that it does not understand.
+    stream.read_to_end(&mut bytes).ok()?;
+    let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
+    let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    let mut body = bytes[end + 4..].to_vec();
+    if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+        body = unchunked(&body)?;
+    }
+    Some(Answered { status, head, body })
+}
+
+fn unchunked(mut rest: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let end = rest.windows(2).position(|two| two == b"\r\n")?;
+        let length = usize::from_str_radix(str::from_utf8(&rest[..end]).ok()?, 16).ok()?;
+        let chunk = rest.get(end + 2..end + 2 + length)?;
+        if chunk.is_empty() {
+            return Some(body);
+        }
+        body.extend_from_slice(chunk);
+        rest = rest.get(end + 4 + length..)?;
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "other processes are asked again and again, but not without pause"
+)]
+fn pause() {
+    std::thread::sleep(Duration::from_millis(20));
+}

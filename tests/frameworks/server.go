@@ -1,0 +1,56 @@
+// Says how Go's net/http reads a request.
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"strings"
+)
+
+func say(route string) http.HandlerFunc {
+	return func(response http.ResponseWriter, request *http.Request) {
+		said := map[string]any{
+			"route": route, "path": request.URL.Path, "host": request.Host,
+			"key": nil, "authorization": nil, "session": nil, "user": nil,
+		}
+		for name, value := range map[string]string{
+			"key":           request.Header.Get("X-Api-Key"),
+			"authorization": request.Header.Get("Authorization"),
+			"user":          request.URL.Query().Get("user"),
+		} {
+			if value != "" {
+				said[name] = value
+			}
+		}
+		if cookie, err := request.Cookie("sid"); err == nil {
+			said["session"] = cookie.Value
+		}
+		json.NewEncoder(response).Encode(said)
+	}
+}
+
+// Routes by what follows a prefix, as programs did before patterns had names.
+func below(prefix string, routes map[string]string) http.HandlerFunc {
+	return func(response http.ResponseWriter, request *http.Request) {
+		segments := strings.Split(strings.TrimPrefix(request.URL.Path, prefix), "/")
+		segments[0] = "{id}"
+		route, found := routes[strings.Join(segments, "/")]
+		if !found {
+			http.NotFound(response, request)
+			return
+		}
+		say(route)(response, request)
+	}
+}
+
+func main() {
+	http.HandleFunc("/login", say("/login"))
+	http.HandleFunc("/api/login", say("/api/login"))
+	http.HandleFunc("/files/", say("/files/*"))
+	http.HandleFunc("/users/", below("/users/", map[string]string{
+		"{id}": "/users/{id}", "{id}/export": "/users/{id}/export",
+	}))
+	http.HandleFunc("/projects/", below("/projects/", map[string]string{"{id}": "/projects/{id}"}))
+	panic(http.ListenAndServe("127.0.0.1:"+os.Getenv("PORT"), nil))
+}

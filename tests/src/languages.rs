@@ -1,0 +1,79 @@
+//! Programs in other languages. Their packages are installed once, into `target/languages`, and nowhere else.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::sync::{Mutex, PoisonError};
+
+/// A folder in `target/languages`.
+pub fn folder(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let target = test.ancestors().nth(3).expect("target/PROFILE/deps/test");
+    let folder = target.join("languages").join(name);
+    fs::create_dir_all(&folder).expect("`target` can be written");
+    folder
+}
+
+/// Runs a program to its end; what it writes to standard output.
+pub fn run(command: &mut Command) -> String {
+    let output = command.output();
+    let output = output.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()));
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {complaint}");
+    String::from_utf8_lossy(&output.stdout).replace('\r', "")
+}
+
+/// A folder in which Node.js finds these packages, such as `express@5`.
+pub fn node(name: &str, packages: &[&str]) -> PathBuf {
+    let folder = folder(name);
+    installed(&folder.join("installed"), || {
+        let quietly = ["install", "--no-save", "--no-audit", "--no-fund", "--ignore-scripts"];
+        run(Command::new("npm").args(quietly).args(packages).current_dir(&folder));
+    });
+    folder
+}
+
+/// A virtual environment of Python with FastAPI, Starlette and uvicorn; its folder of programs.
+pub fn python() -> PathBuf {
+    let venv = folder("python").join("venv");
+    installed(&folder("python").join("installed"), || {
+        run(Command::new("python3").args(["-m", "venv"]).arg(&venv));
+        run(Command::new(venv.join("bin/pip")).args(["install", "--quiet", "fastapi", "uvicorn", "httpx"]));
+    });
+    venv.join("bin")
+}
+
+/// Installs what no test has installed yet.
+fn installed(marker: &Path, install: impl FnOnce()) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if !marker.exists() {
+        install();
+        fs::write(marker, "").expect("`target` can be written");
+    }
+}
+
+/// A process that ends with the test.
+#[derive(Debug)]
+pub struct Killed(pub Child);
+
+impl Killed {
+    /// Starts it.
+    pub fn start(command: &mut Command) -> Killed {
+        let started = command.spawn();
+        Killed(started.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display())))
+    }
+
+    /// Ends it.
+    pub fn kill(&mut self) {
+        // It may have ended by itself.
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
