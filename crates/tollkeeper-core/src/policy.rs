@@ -50,7 +50,9 @@ impl Policy {
             }
             rules.push(Rule::new(&limit, &mut report));
         }
-        if let Some((index, rule)) = first_beyond_one_toll(&rules) {
+        if problems.is_empty()
+            && let Some((index, rule)) = first_beyond_one_toll(&rules)
+        {
             let (name, part, problem) = (rule.name.to_string(), Part::Name, Problem::TooManyApply);
             problems.push(InvalidLimit { index, name, part, problem });
         }

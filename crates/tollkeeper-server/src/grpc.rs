@@ -23,10 +23,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Either;
 use hyper::body::{Frame, Incoming, SizeHint};
-use hyper::header::HeaderMap;
+use hyper::header::{CONTENT_TYPE, HeaderMap};
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
-use hyper::{Request, Response};
+use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::time::sleep;
 use tonic::Status;
@@ -201,6 +201,11 @@ impl fmt::Debug for Grpc {
 impl Services {
     async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {
         let refused = |status: Status| status.into_http().map(|body| Answer::of(Either::Right(body), None));
+        if !is_grpc(request.headers()) {
+            let mut response = Response::new(Answer::of(Either::Right(Body::empty()), None));
+            *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            return response;
+        }
         let service = request.uri().path().split('/').nth(1);
         if service != Some(HealthServer::<HealthService>::NAME)
             && let Err(status) = self.admit(request.headers())
@@ -264,6 +269,11 @@ impl Services {
             Status::unauthenticated("this takes a token (`authorization: Bearer …` in the metadata)")
         })
     }
+}
+
+/// Whether a client of gRPC asks. A web page cannot send this type to another site without being allowed to.
+fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
 /// The body of an answer, and what its call holds until it is sent.
@@ -390,7 +400,8 @@ mod tests {
         let mut ask = async |count: usize| {
             let mut answers = Vec::new();
             for _ in 0..count {
-                let request = Request::post(format!("http://localhost{SHOULD_RATE_LIMIT}")).body(()).unwrap();
+                let request = Request::post(format!("http://localhost{SHOULD_RATE_LIMIT}"));
+                let request = request.header(CONTENT_TYPE, "application/grpc").body(()).unwrap();
                 let mut client = client.clone().ready().await.unwrap();
                 let (answer, mut body) = client.send_request(request, false).unwrap();
                 body.send_data(Bytes::from_static(question), true).unwrap();

@@ -169,44 +169,52 @@ fn idle_connections_leave_files_for_all_other_work() {
     };
     // One connection that is in use all the time, and so is never closed to make room.
     let mut kept = server.client();
-    let mut metric = |name: &str| {
+    let metric = |kept: &mut Client, name: &str| {
         let page = kept.request("GET", "/metrics", "");
         let value = page.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.unwrap().parse::<f64>().unwrap()
     };
-    for (full, said) in asks {
-        let refused = format!("tollkeeper_connections_refused_total{{transport=\"{full}\"}}");
-        let before = metric(&refused);
-        let address = server.listens(full);
+    let fill = |kept: &mut Client, name: &str| {
+        let refused = format!("tollkeeper_connections_refused_total{{transport=\"{name}\"}}");
+        let before = metric(kept, &refused);
+        let address = server.listens(name);
         let mut silent: Vec<TcpStream> = Vec::new();
         eventually("there is no room", || {
             silent.extend((0..32).map(|_| TcpStream::connect(address).expect("the server listens")));
-            metric(&refused) > before
+            metric(kept, &refused) > before
         });
+        silent
+    };
+    let saves_and_reloads = |kept: &mut Client| {
         let open = fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
         assert!(open <= 160 - 32, "{open} files are open, of 160");
-
-        let others = || asks.iter().filter(|(name, _)| *name != full);
-        assert!(others().all(|(name, said)| answers(name, said)), "all others answer while {full} is full");
         let snapshot = folder.path().join("state");
         let _ = fs::remove_file(&snapshot);
         eventually("a snapshot is saved", || {
             // What has not changed is not saved.
-            assert!(others().all(|(name, said)| answers(name, said)));
+            assert_eq!(kept.request("POST", "/v1/check", r#"{"facts":{"user":"alice"}}"#).status, 200);
             snapshot.exists()
         });
+        let version = metric(kept, "tollkeeper_config_version");
         let config = folder.path().join("tollkeeper.yaml");
-        let text = fs::read_to_string(&config).unwrap();
-        let more = format!("limits: [{{ name: for-{full}, rate: 1000000/day }}, ");
-        let version = metric("tollkeeper_config_version");
-        fs::write(&config, text.replace("limits: [", &more)).unwrap();
-        eventually("the config is loaded", || metric("tollkeeper_config_version") > version);
-
+        let more = format!("limits: [{{ name: more-{version}, rate: 1000000/day }}, ");
+        let text = fs::read_to_string(&config).unwrap().replace("limits: [", &more);
+        fs::write(&config, text).unwrap();
+        eventually("the config is loaded", || metric(kept, "tollkeeper_config_version") > version);
+    };
+    for (full, said) in asks {
+        let silent = fill(&mut kept, full);
+        let mut others = asks.iter().filter(|(name, _)| *name != full);
+        assert!(others.all(|(name, said)| answers(name, said)), "all others answer while {full} is full");
+        saves_and_reloads(&mut kept);
         // Silent connections make room for one that asks, once they were silent for a second.
         eventually("a new connection is served", || answers(full, said));
-        assert!(metric(&format!("tollkeeper_connections_evicted_total{{transport=\"{full}\"}}")) > 0.0);
+        let evicted = format!("tollkeeper_connections_evicted_total{{transport=\"{full}\"}}");
+        assert!(metric(&mut kept, &evicted) > 0.0);
         drop(silent);
     }
+    let _silent = asks.map(|(full, _)| fill(&mut kept, full));
+    saves_and_reloads(&mut kept);
     assert!(!server.log().contains("Too many open files"), "{}", server.log());
     server.logs("cannot accept a resp connection: all that may be open are in use");
 }

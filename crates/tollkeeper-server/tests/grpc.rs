@@ -233,6 +233,25 @@ async fn a_call_that_is_none_is_refused_with_the_reason() {
     assert_eq!((status, remaining(&answer.unwrap())), (Grpc::Ok, vec![1]), "nothing was charged before");
 }
 
+/// What a page of another site can make a browser send, if this listener has TLS.
+#[tokio::test]
+async fn call_of_another_type_is_refused() {
+    let folder = Folder::new();
+    let server = start(&folder, LIMITS, &[]);
+    let client = connect(server.listens("grpc")).await;
+    for kind in [None, Some("text/plain"), Some("application/x-www-form-urlencoded")] {
+        let mut request = Request::post(format!("http://localhost{SHOULD_RATE_LIMIT}"));
+        if let Some(kind) = kind {
+            request = request.header("content-type", kind);
+        }
+        let mut client = client.clone().ready().await.unwrap();
+        let (answer, mut body) = client.send_request(request.body(()).unwrap(), false).unwrap();
+        body.send_data(of("alice").into(), true).unwrap();
+        assert_eq!(answer.await.unwrap().status(), 415, "{kind:?}");
+    }
+    assert_eq!(remaining(&ask(&channel(&server).await, "alice").await), [1], "nothing was charged");
+}
+
 #[tokio::test]
 async fn a_message_may_come_in_pieces_and_be_long_but_not_too_long() {
     let folder = Folder::new();
@@ -401,12 +420,14 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// The head of a call: POST, http, the path, and an authority.
+/// The head of a call: POST, http, the path, an authority, and a content type.
 fn head() -> Vec<u8> {
     let path = SHOULD_RATE_LIMIT.as_bytes();
     let mut block = vec![0x83, 0x86, 0x04, u8::try_from(path.len()).unwrap()];
     block.extend(path);
     block.extend([0x01, 1, b'a']);
+    block.extend([0x0f, 0x10, 16]);
+    block.extend(b"application/grpc");
     block
 }
 

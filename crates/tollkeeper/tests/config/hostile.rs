@@ -127,7 +127,7 @@ fn large_policies_are_read_and_too_many_limits_are_refused() {
     assert_eq!(config.limits[0].overrides.0.len(), 50_000);
 
     let limits: Vec<String> =
-        (0..20_000).map(|n| format!("{{\"name\": \"l{n}\", \"rate\": \"1/s\"}}")).collect();
+        (0..20_000).map(|n| format!("{{\"name\": \"l{n}\", \"by\": \"f{n}\", \"rate\": \"1/s\"}}")).collect();
     let said = refused(Format::Json, format!("{{\"limits\": [{}]}}", limits.join(",")).as_bytes());
     assert!(said.contains("there are 20000 limits (at most 10000"), "{said}");
 }
