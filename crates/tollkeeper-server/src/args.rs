@@ -94,15 +94,29 @@ pub enum Log {
     Json,
 }
 
+/// The server that a command talks to.
+#[derive(Debug, Args)]
+pub struct Target {
+    /// The server to ask, over http or https [default: TOLLKEEPER_SERVER, or http://127.0.0.1:8080]
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// The file that holds the token for the server [default: the token in TOLLKEEPER_TOKEN, if any]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// The certificates (PEM) that the server's must descend from [default: those the system trusts]
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+}
+
 /// `tollkeeper check`.
 #[derive(Debug, Args)]
 pub struct Check {
     /// Decide by this file instead of asking a server
-    #[arg(long, value_name = "FILE", conflicts_with = "server")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["server", "token_file", "ca"])]
     pub config: Option<PathBuf>,
-    /// The server to ask [default: what TOLLKEEPER_SERVER says, else http://127.0.0.1:8080]
-    #[arg(long, value_name = "URL")]
-    pub server: Option<String>,
+    /// The server to ask.
+    #[command(flatten)]
+    pub target: Target,
     /// What the request costs
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cost: u64,

@@ -1,6 +1,7 @@
 //! The commands beside `serve`: each runs, prints and ends.
 
 pub mod check;
+pub mod client;
 pub mod completions;
 pub mod explain;
 pub mod init;

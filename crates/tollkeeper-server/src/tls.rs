@@ -110,7 +110,8 @@ fn read(settings: &TlsSettings) -> anyhow::Result<Arc<ServerConfig>> {
     Ok(Arc::new(config))
 }
 
-fn certificates(key: &str, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
+/// The certificates in a PEM file; `key` names the setting in errors.
+pub(crate) fn certificates(key: &str, path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     let unreadable = || format!("{key}: no certificate can be read from {}", path.display());
     let read = CertificateDer::pem_file_iter(path).with_context(unreadable)?;
     let list: Vec<_> = read.collect::<Result<_, _>>().with_context(unreadable)?;

@@ -6,11 +6,14 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::thread;
 
 use serde_json::{Value, json};
 use support::*;
+use tollkeeper::digest::{hex, sha256};
+use tollkeeper_tests::certificates::Authority;
 
 /// The exit code, standard output and standard error.
 fn told(output: &Output) -> (Option<i32>, &str, &str) {
@@ -77,7 +80,7 @@ fn check_asks_a_server_and_says_by_its_exit_code_what_was_decided() {
             "LIMIT KEY SAYS COST REMAINING OF RETRY AFTER RESET AFTER".split(' ').collect::<Vec<_>>()
         );
         assert_eq!(lines[2][..6], ["demo", "alice", "allowed", "2", left.to_string().as_str(), "5"]);
-        assert_eq!((lines[2][6], lines[2][8], lines.len()), ("-", "s", 3), "{printed}");
+        assert_eq!((lines[2][6], lines[2][8], lines.len()), ("-", "d", 3), "{printed}");
         assert!(!printed.contains('\x1b'), "no colours where nobody looks");
     }
     let refused = run(&["check", "--server", &url, "--cost", "5", "user=alice"]);
@@ -170,14 +173,11 @@ fn check_without_a_server_says_how_to_start_one() {
         tollkeeper().args(["check", "user=alice"]).env("TOLLKEEPER_SERVER", &url),
         &[&url, "tollkeeper serve"],
     );
-    for wrong in [
-        "",
-        "127.0.0.1",
-        "localhost:8080",
-        "ftp://localhost",
-        "https://localhost",
-        "http://",
-        "http:// x",
+    for wrong in ["", "127.0.0.1", "localhost:8080", "ftp://localhost", "http://", "http:// x", "/v1/check"] {
+        fails(tollkeeper().args(["check", "--server", wrong, "user=alice"]), &["http://127.0.0.1:8080"]);
+    }
+}
+
 /// A server with a token, and with TLS if there is a certificate.
 fn secured(folder: &Folder, identity: Option<&(PathBuf, PathBuf)>) -> Server {
     let tls = identity.map_or(String::new(), |(cert, key)| {
@@ -262,12 +262,6 @@ fn passwords_on_the_command_line_are_not_repeated() {
     let help =
         output(tollkeeper().args(["serve", "--help"]).env("TOLLKEEPER_STORE", "redis://:hunter2@127.0.0.1"));
     assert!(!text(&help.stdout).contains("hunter2"), "{}", text(&help.stdout));
-}
-
-        "/v1/check",
-    ] {
-        fails(tollkeeper().args(["check", "--server", wrong, "user=alice"]), &["http://127.0.0.1:8080"]);
-    }
 }
 
 #[test]
@@ -629,7 +623,21 @@ fn the_help_of_each_command_says_what_it_does() {
                 "--log",
             ][..],
         ),
-        ("check", &["exit 0", "--server", "--cost", "--peek", "--json", "TOLLKEEPER_SERVER", "user=alice"]),
+        (
+            "check",
+            &[
+                "exit 0",
+                "--server",
+                "--cost",
+                "--peek",
+                "--json",
+                "TOLLKEEPER_SERVER",
+                "--token-file",
+                "TOLLKEEPER_TOKEN",
+                "--ca",
+                "user=alice",
+            ],
+        ),
         ("explain", &["which limits apply", "--config", "--json"]),
         ("validate", &["file:line:column", "--format", "native", "envoy", "limitador"]),
         ("schema", &["JSON schema"]),

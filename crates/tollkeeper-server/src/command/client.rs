@@ -1,0 +1,285 @@
+//! Calls to a running server: what all commands share that talk to one.
+//!
+//! A token comes from a file or from the environment and never from an argument, which other users of the
+//! machine could read.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Bytes;
+use hyper::header::{self, HeaderValue};
+use hyper::http::uri::Authority;
+use hyper::{Method, Request, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::args::Target;
+use crate::tls;
+
+/// The server that is asked unless another is named.
+const DEFAULT: &str = "http://127.0.0.1:8080";
+/// How long a server may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// More than any answer.
+const MAX_ANSWER: usize = 16 << 20;
+/// The two ways to give a token.
+const GIVE_TOKEN: &str = "give a token with `--token-file FILE` or in `TOLLKEEPER_TOKEN`";
+
+/// A server that can be called.
+#[derive(Debug)]
+pub struct Client {
+    /// As it was typed, for messages.
+    shown: String,
+    authority: Authority,
+    /// What the paths of the API are behind.
+    base: String,
+    tls: Option<Arc<ClientConfig>>,
+    token: Option<Token>,
+}
+
+/// What a server answered.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its body.
+    pub body: String,
+}
+
+impl Client {
+    /// A client of the server that the command line or the environment names.
+    pub fn new(target: &Target) -> anyhow::Result<Client> {
+        let said = target.server.clone().or_else(|| std::env::var("TOLLKEEPER_SERVER").ok());
+        let said = said.unwrap_or_else(|| DEFAULT.to_owned());
+        let shown = without_credentials(&said);
+        let wrong = || format!("`{shown}` is not the address of a server (such as {DEFAULT})");
+        let uri: Uri = said.parse().with_context(wrong)?;
+        let authority = uri.authority().with_context(wrong)?.clone();
+        if authority.as_str().contains('@') {
+            bail!("`{shown}`: the address of a server has no user and password ({GIVE_TOKEN})");
+        }
+        let tls = match uri.scheme_str() {
+            Some("http") if target.ca.is_some() => bail!("`--ca` is for https, and the server is `{shown}`"),
+            Some("http") => None,
+            Some("https") => Some(tls_config(target.ca.as_deref())?),
+            _ => bail!("{}", wrong()),
+        };
+        let base = uri.path().trim_end_matches('/').to_owned();
+        Ok(Client { shown, authority, base, tls, token: Token::find(target.token_file.as_deref())? })
+    }
+
+    /// Calls a path such as `/v1/check`, with a body of JSON if there is one, and waits for the answer. An
+    /// answer that is an error becomes one, except for a status in `expected`.
+    pub fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<String>,
+        expected: &[u16],
+    ) -> anyhow::Result<Answer> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let asked =
+            runtime.block_on(async { tokio::time::timeout(PATIENCE, self.ask(method, path, body)).await });
+        let answer = asked
+            .with_context(|| format!("{} did not answer within {} s", self.shown, PATIENCE.as_secs()))??;
+        if expected.contains(&answer.status.as_u16()) { Ok(answer) } else { Err(self.failure(&answer)) }
+    }
+
+    async fn ask(&self, method: Method, path: &str, body: Option<String>) -> anyhow::Result<Answer> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.base))
+            .header(header::HOST, self.authority.as_str());
+        if let Some(Token { value, .. }) = &self.token {
+            request = request.header(header::AUTHORIZATION, value);
+        }
+        if body.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        let request = request.body(Full::<Bytes>::from(body.unwrap_or_default()))?;
+
+        let host = self.authority.host().trim_matches(['[', ']']);
+        let port = self.authority.port_u16().unwrap_or(if self.tls.is_some() { 443 } else { 80 });
+        let stream = TcpStream::connect((host, port)).await.with_context(|| {
+            format!("no server answers at {} (start one with `tollkeeper serve`)", self.shown)
+        })?;
+        let Some(config) = &self.tls else {
+            return exchange(stream, request).await.with_context(|| {
+                format!("{} did not answer as a server does (if it speaks TLS, use https)", self.shown)
+            });
+        };
+        let name = ServerName::try_from(host.to_owned())
+            .with_context(|| format!("`{host}` is not the name of a host"))?;
+        let stream = TlsConnector::from(Arc::clone(config)).connect(name, stream).await;
+        exchange(stream.map_err(|error| self.tls_failure(&error))?, request).await
+    }
+
+    /// Why there is no encrypted connection, and what to do about it.
+    fn tls_failure(&self, error: &io::Error) -> anyhow::Error {
+        let shown = &self.shown;
+        match error.get_ref().and_then(|error| error.downcast_ref()) {
+            Some(rustls::Error::InvalidCertificate(why)) => anyhow!(
+                "the certificate of {shown} is not trusted: {why} \
+                 (name the authority that issued it with `--ca FILE`)"
+            ),
+            Some(rustls::Error::InvalidMessage(_)) => {
+                anyhow!("{shown} does not speak TLS (try `http://{}`)", self.authority)
+            }
+            _ => anyhow!("no encrypted connection to {shown}: {error}"),
+        }
+    }
+
+    /// The error in an answer.
+    fn failure(&self, answer: &Answer) -> anyhow::Error {
+        let Answer { status, body } = answer;
+        let said = match serde_json::from_str::<Failure>(body) {
+            Ok(Failure { error }) => {
+                format!("{} ({})", excerpt(&error.message, 2_000), excerpt(&error.code, 64))
+            }
+            Err(_) => format!("the server answered {status}: {}", excerpt(body, 200)),
+        };
+        match (*status, &self.token) {
+            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, None) => anyhow!("{said}: {GIVE_TOKEN}"),
+            (StatusCode::UNAUTHORIZED, Some(Token { source, .. })) => {
+                anyhow!("{said}: the token from {source} is not one of those")
+            }
+            _ => anyhow!("{said}"),
+        }
+    }
+}
+
+impl Answer {
+    /// The body read as JSON; `what` says what it should be.
+    pub fn read<'a, T: Deserialize<'a>>(&'a self, what: &str) -> anyhow::Result<T> {
+        serde_json::from_str(&self.body).with_context(|| {
+            format!("the server did not answer with {what}, but with: {}", excerpt(&self.body, 200))
+        })
+    }
+}
+
+/// Sends a request over a connection and reads the answer.
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    request: Request<Full<Bytes>>,
+) -> anyhow::Result<Answer> {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    let response = sender.send_request(request).await?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+    let body = body.map_err(|error| anyhow!("the answer did not arrive: {error}"))?.to_bytes();
+    Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+}
+
+/// Whom to trust: these certificates, or those that the system trusts.
+fn tls_config(ca: Option<&Path>) -> anyhow::Result<Arc<ClientConfig>> {
+    let mut roots = RootCertStore::empty();
+    match ca {
+        Some(path) => {
+            for certificate in tls::certificates("--ca", path)? {
+                roots.add(certificate).with_context(|| format!("--ca: {}", path.display()))?;
+            }
+        }
+        // Some may be unreadable; without any, no server is trusted, and the error says what to do.
+        None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("the provider knows TLS 1.2 and 1.3")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+/// A token, ready to be sent. It is never shown.
+struct Token {
+    value: HeaderValue,
+    /// Where it comes from, for messages.
+    source: String,
+}
+
+impl Token {
+    /// The token of the file, or else that of the environment.
+    fn find(file: Option<&Path>) -> anyhow::Result<Option<Token>> {
+        let (text, source) = match file {
+            Some(path) => {
+                let text = std::fs::read_to_string(path)
+                    .with_context(|| format!("--token-file: {} cannot be read", path.display()))?;
+                (text, path.display().to_string())
+            }
+            None => match std::env::var("TOLLKEEPER_TOKEN") {
+                Ok(text) if !text.is_empty() => (text, "`TOLLKEEPER_TOKEN`".to_owned()),
+                _ => return Ok(None),
+            },
+        };
+        let token = text.trim();
+        if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            bail!("{source} does not hold a token: one line of letters, digits and punctuation");
+        }
+        let mut value = HeaderValue::from_str(&format!("Bearer {token}")).expect("visible ASCII");
+        value.set_sensitive(true);
+        Ok(Some(Token { value, source }))
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Token from {}", self.source)
+    }
+}
+
+/// An address for messages: whatever may be a password is starred out.
+fn without_credentials(server: &str) -> String {
+    match (server.rsplit_once('@'), server.split_once("://")) {
+        (Some((_, host)), Some((scheme, _))) if !scheme.contains('@') => format!("{scheme}://***@{host}"),
+        (Some((_, host)), _) => format!("***@{host}"),
+        (None, _) => server.to_owned(),
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Failure {
+    error: Error,
+}
+
+#[derive(Debug, Deserialize)]
+struct Error {
+    code: String,
+    message: String,
+}
+
+/// The beginning of what another server says, harmless for a terminal.
+fn excerpt(text: &str, longest: usize) -> String {
+    let start: String = text.chars().take(longest).collect();
+    start.escape_debug().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_in_an_address_are_not_shown() {
+        for (server, expected) in [
+            ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+            ("http://app:secret@host:1/x", "http://***@host:1/x"),
+            ("http://app:sec@ret/@host", "http://***@host"),
+            ("app:secret@host", "***@host"),
+            ("app@x://secret@host", "***@host"),
+            ("", ""),
+        ] {
+            assert_eq!(without_credentials(server), expected);
+        }
+    }
+}
