@@ -16,7 +16,11 @@ pub(crate) fn of(extensions: &Extensions) -> Option<IpAddr> {
     #[cfg(feature = "axum")]
     let peer = peer.or_else(|| {
         use axum::extract::ConnectInfo;
-        extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| peer.ip())
+        use axum::extract::connect_info::MockConnectInfo;
+        let real = extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| peer.ip());
+        // For tests without a server, as axum's own extractor does it.
+        let mock = || extensions.get::<MockConnectInfo<SocketAddr>>().map(|MockConnectInfo(peer)| peer.ip());
+        real.or_else(mock)
     });
     #[cfg(feature = "tonic")]
     let peer = peer.or_else(|| {
