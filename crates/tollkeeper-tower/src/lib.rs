@@ -31,7 +31,7 @@
 //! status 200 whatever their own.
 //!
 //! A slot of a concurrency limit is held until the response has been streamed, its client has left, or the
-//! handler has failed. What a leaky bucket delays is held, in order, for [`RateLimitLayer::longest_delay`] at
+//! handler has failed; for a WebSocket or another tunnel, until the handler drops its [`HeldSlot`]. What a leaky bucket delays is held, in order, for [`RateLimitLayer::longest_delay`] at
 //! most.
 //!
 //! The parts are useful without the layer, too: [`address`] (whose request it is), [`path`], [`routes`],
@@ -62,3 +62,4 @@ pub use peer::PeerAddress;
 pub use response::ResponseBody;
 pub use service::{RateLimit, ResponseFuture};
 pub use settings::{InForce, Prepared, Settings};
+pub use slot::HeldSlot;

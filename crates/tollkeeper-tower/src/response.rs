@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use crate::slot::Held;
+use crate::slot::HeldSlot;
 
 pin_project! {
     /// The body of an answer.
@@ -16,7 +16,7 @@ pin_project! {
         #[pin]
         body: Whose<B>,
         // Given back when the last of the body is read, or when it is dropped.
-        held: Option<Box<Held>>,
+        held: Option<HeldSlot>,
     }
 }
 
@@ -30,7 +30,7 @@ pin_project! {
 }
 
 impl<B> ResponseBody<B> {
-    pub(crate) fn theirs(body: B, held: Option<Box<Held>>) -> ResponseBody<B> {
+    pub(crate) fn theirs(body: B, held: Option<HeldSlot>) -> ResponseBody<B> {
         ResponseBody { body: Whose::Theirs { body }, held }
     }
 

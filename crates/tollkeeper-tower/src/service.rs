@@ -22,7 +22,7 @@ use crate::layer::Shared;
 use crate::problem::Problem;
 use crate::response::ResponseBody;
 use crate::settings::Prepared;
-use crate::slot::Held;
+use crate::slot::{Asks, HeldSlot};
 use crate::{grpc, headers, peer, problem};
 
 /// A service behind a limiter.
@@ -260,7 +260,12 @@ fn pass<B: Body>(
     {
         parts.extensions.insert(charge);
     }
-    let held = acquired.slot.map(|slot| Box::new(Held::new(&shared.limiter, slot)));
+    let held = acquired
+        .slot
+        .map(|slot| Holding { slot: HeldSlot::new(&shared.limiter, slot), asks: Asks::of(&parts) });
+    if let Some(Holding { slot, asks: Asks::Upgrade | Asks::Connect }) = &held {
+        parts.extensions.insert(slot.clone());
+    }
     let concerned = prepared.awaits_response || shared.options.on_response.is_some();
     let shared = concerned.then(|| Arc::clone(shared));
     (Request::from_parts(parts, body), Passed { shared, prepared, decision: acquired.decision, held })
@@ -272,7 +277,13 @@ struct Passed {
     shared: Option<Arc<Shared>>,
     prepared: Arc<Prepared>,
     decision: Decision,
-    held: Option<Box<Held>>,
+    held: Option<Holding>,
+}
+
+/// A slot, and what decides how long it is held.
+struct Holding {
+    slot: HeldSlot,
+    asks: Asks,
 }
 
 impl Passed {
@@ -290,6 +301,14 @@ impl Passed {
         if let Some(shared) = &shared {
             response = shown(shared, &decision, response);
         }
+        let held = match held {
+            // A tunnel has no body, so the slot is for whoever keeps the tunnel open.
+            Some(Holding { slot, asks }) if asks.opened_by(response.status()) => {
+                response.extensions_mut().insert(slot);
+                None
+            }
+            held => held.map(|held| held.slot),
+        };
         response.map(|body| ResponseBody::theirs(body, held))
     }
 }

@@ -5,7 +5,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use support::{Answer, Server};
+use support::{Answer, Server, WebSocket, until};
 use tollkeeper::{Capacity, Clock, ManualClock, MemoryStore, Span, Time};
 use tonic::Code;
 use tonic::transport::Channel;
@@ -27,6 +27,9 @@ mod quota_example;
 #[path = "../examples/tonic.rs"]
 #[expect(dead_code, reason = "its `main`")]
 mod tonic_example;
+#[path = "../examples/websocket.rs"]
+#[expect(dead_code, reason = "its `main`")]
+mod websocket_example;
 
 /// A store whose clock stands, an hour before midnight UTC, until it is turned.
 fn store() -> (MemoryStore, ManualClock) {
@@ -179,6 +182,18 @@ async fn the_example_of_a_quota_grants_each_plan_its_own_until_midnight() {
     assert_eq!(usage("hooli").await, r#"{"limit":10,"plan":"free","remaining":9}"#);
 }
 
+#[tokio::test]
+async fn example_of_websockets_bounds_open_tunnels() {
+    let (store, _) = store();
+    let server = Server::axum(websocket_example::app(store).await.unwrap()).await;
+    let (mut first, _second) =
+        (WebSocket::open(&server, "/chat").await, WebSocket::open(&server, "/chat").await);
+    assert_eq!(WebSocket::try_open(&server, "/chat").await.err(), Some(429));
+    first.echo("still here").await;
+    drop(first);
+    until(async || WebSocket::try_open(&server, "/chat").await.is_ok()).await;
+}
+
 #[test]
 fn no_example_is_left_out() {
     let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
@@ -188,5 +203,5 @@ fn no_example_is_left_out() {
     for name in &names {
         assert!(tests.contains(&format!("#[path = \"../examples/{name}\"]")), "{name}");
     }
-    assert_eq!(names.len(), 5, "{names:?}");
+    assert_eq!(names.len(), 6, "{names:?}");
 }

@@ -184,3 +184,49 @@ pub(crate) async fn until(done: impl AsyncFn() -> bool) {
     });
     patience.await.expect("it happens within a minute");
 }
+
+/// A WebSocket client that sends exactly what it is told.
+pub(crate) struct WebSocket(TcpStream);
+
+impl WebSocket {
+    /// Opens a tunnel; if it is refused, the status.
+    pub(crate) async fn try_open(server: &Server, path: &str) -> Result<WebSocket, u16> {
+        let mut stream = TcpStream::connect(server.address).await.expect("it listens");
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nhost: test\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+             sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await.expect("it reads");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.expect("it answers"));
+        }
+        let status = std::str::from_utf8(&head[9..12]).expect("text").parse().expect("a status");
+        if status == 101 { Ok(WebSocket(stream)) } else { Err(status) }
+    }
+
+    pub(crate) async fn open(server: &Server, path: &str) -> WebSocket {
+        WebSocket::try_open(server, path)
+            .await
+            .map_err(|status| format!("refused with {status}"))
+            .expect("101")
+    }
+
+    /// Sends a short text, which must come back.
+    pub(crate) async fn echo(&mut self, text: &str) {
+        let length = u8::try_from(text.len()).ok().filter(|length| *length < 126).expect("a short text");
+        // A client masks what it sends: with zeros, it is as it was.
+        let frame = [&[0x81, 0x80 | length, 0, 0, 0, 0], text.as_bytes()].concat();
+        self.0.write_all(&frame).await.expect("it reads");
+        let mut answer = vec![0; text.len() + 2];
+        self.0.read_exact(&mut answer).await.expect("it answers");
+        assert_eq!(answer, [&[0x81, length], text.as_bytes()].concat());
+    }
+
+    /// Says goodbye, as the protocol has it.
+    pub(crate) async fn close(mut self) {
+        self.0.write_all(&[0x88, 0x80, 0, 0, 0, 0]).await.expect("it reads");
+        let mut rest = Vec::new();
+        let _ = self.0.read_to_end(&mut rest).await;
+    }
+}
