@@ -18,7 +18,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use tollkeeper::{Acquired, Correction, Costs, Decision};
+use tollkeeper::{Acquired, Correction, Costs, Decision, Facts};
 
 use self::ask::{Ask, Correct, Reserve};
 use self::auth::Family;
@@ -140,7 +140,7 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
             let Reserve { ask, ttl } = Reserve::read(Reader::new(&mut body)?)?;
             let decision = limiter.reserve(&ask.facts, ttl).cost(ask.cost).await?;
             service.trace(asked.parent, "reserve", asked.began, &decision);
-            Ok((Some((service.metrics.route(&ask.facts), ended(&decision))), decided(service, &decision)))
+            Ok((Some(counted(service, &ask.facts, &decision)), decided(service, &decision)))
         }
         Call::Settle => {
             let mut body = body::read(body, MAX_BODY).await?;
@@ -163,10 +163,7 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
             let slot = slot.map(|slot| limiter.seal_slot(&slot.keep()));
             let mut out = Writer::with_capacity(USUAL_ANSWER);
             answer::write_acquired(&mut out, limiter, &decision, slot.as_deref());
-            Ok((
-                Some((service.metrics.route(&ask.facts), ended(&decision))),
-                verdict(service, &decision, out),
-            ))
+            Ok((Some(counted(service, &ask.facts, &decision)), verdict(service, &decision, out)))
         }
         Call::Release | Call::Renew => {
             let mut body = body::read(body, MAX_BODY).await?;
@@ -238,7 +235,7 @@ async fn check(service: &Service, asked: Asked, body: &mut [u8]) -> Answered {
     let ask = Ask::read(Reader::new(body)?)?;
     let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
     service.trace(asked.parent, "check", asked.began, &decision);
-    Ok((Some((service.metrics.route(&ask.facts), ended(&decision))), decided(service, &decision)))
+    Ok((Some(counted(service, &ask.facts, &decision)), decided(service, &decision)))
 }
 
 fn limits(in_force: &InForce) -> Response<Reply> {
@@ -294,15 +291,16 @@ async fn batch(service: &Service, parent: Option<Parent>, body: &mut [u8]) -> Re
         let decided = match Ask::read(check) {
             Ok(ask) => {
                 let decision = service.limiter.check(&ask.facts).cost(ask.cost).await;
-                decision.map(|decision| (service.metrics.route(&ask.facts), decision)).map_err(ApiError::from)
+                let counted = |decision| (counted(service, &ask.facts, &decision), decision);
+                decision.map(counted).map_err(ApiError::from)
             }
             Err(error) => Err(error),
         };
         let (route, ended) = match &decided {
-            Ok((route, decision)) => {
+            Ok((counted, decision)) => {
                 service.trace(parent, "check", began, decision);
                 answer::write_decision(&mut out, &service.limiter, decision);
-                (*route, ended(decision))
+                *counted
             }
             Err(error) => {
                 error.write(&mut out);
@@ -313,6 +311,13 @@ async fn batch(service: &Service, parent: Option<Parent>, body: &mut [u8]) -> Re
     }
     out.raw("]}");
     Ok(out.finish())
+}
+
+/// How a decision about these facts is counted. If it refuses, it is logged, too.
+fn counted(service: &Service, facts: &Facts<'_>, decision: &Decision) -> (RouteLabel, Ended) {
+    let route = service.metrics.route(facts);
+    service.log_refusal("http", route, decision);
+    (route, ended(decision))
 }
 
 fn ended(decision: &Decision) -> Ended {

@@ -16,6 +16,7 @@ pub mod logging;
 pub mod metrics;
 pub mod notify;
 pub mod otlp;
+pub mod refusals;
 pub mod reload;
 pub mod resp;
 pub mod serve;

@@ -161,6 +161,11 @@ impl Metrics {
         self.routes.of(facts)
     }
 
+    /// The name of a route; `None` if none is known.
+    pub fn route_name(&self, route: RouteLabel) -> Option<Box<str>> {
+        Some(self.routes.names().swap_remove(route.0)).filter(|name| !name.is_empty())
+    }
+
     fn seen(&self, policy: &Policy) -> Seen {
         self.know_routes(policy.rules().iter().flat_map(|rule| rule.patterns("route")));
         let mut all = self.limits.lock().unwrap_or_else(PoisonError::into_inner);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 use tollkeeper::config::{Config, Format, Listener, Report};
 
 use crate::args::Serve;
@@ -21,6 +22,7 @@ use crate::in_force::Source;
 use crate::logging;
 use crate::notify;
 use crate::otlp::Exporter;
+use crate::refusals;
 use crate::reload::{self, Changes};
 use crate::resp::Resp;
 use crate::service::Service;
@@ -51,12 +53,12 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
     if let Some(tls) = &config.tls {
         [&tls.cert, &tls.key].into_iter().chain(&tls.client_ca).for_each(|file| changes.watch(file));
     }
-    let http = choose(args.http, config.listen.http, "127.0.0.1:8080");
-    let resp = choose(args.resp, config.listen.resp, "127.0.0.1:6380");
     let store = match &args.store {
         None => config.store.clone(),
         Some(store) => store.0.clone().context("--store")?,
     };
+    let http = choose(args.http, config.listen.http, "127.0.0.1:8080");
+    let resp = choose(args.resp, config.listen.resp, "127.0.0.1:6380");
     let grpc = choose(args.grpc, config.listen.grpc, "127.0.0.1:8081");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -90,6 +92,8 @@ async fn serve(
     let (http, grpc) = (listen("http", http)?, listen("grpc", grpc)?);
     let resp = listen("resp", resp)?;
     tokio::spawn(events::tell(Arc::clone(&service)));
+    let (stop_log, stopped) = oneshot::channel();
+    let refusal_log = tokio::spawn(refusals::write(Arc::clone(&service), stopped));
     if let Some(following) = Arc::clone(&service).begin_to_follow().await {
         tokio::spawn(following);
     }
@@ -159,6 +163,8 @@ async fn serve(
         if let Some(exporter) = exporter {
             exporter.finish().await;
         }
+        drop(stop_log);
+        let _ = refusal_log.await;
     };
     tokio::select! {
         () = drained => {}

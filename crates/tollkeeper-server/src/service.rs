@@ -14,7 +14,8 @@ use tollkeeper_tower::{InForce as Reading, Settings};
 use crate::auth::{Doors, Tokens};
 use crate::events::Events;
 use crate::in_force::{CannotReplace, InForce, Laws, Loaded, Source};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, RouteLabel};
+use crate::refusals::{Refusal, RefusalLog};
 use crate::store::Store;
 use crate::tls::Acceptor;
 use crate::told::Headers;
@@ -42,6 +43,8 @@ pub struct Service {
     pub headers: ArcSwap<Headers>,
     /// How requests are read that gateways ask about.
     pub reading: Arc<Reading>,
+    /// Logs refusals, if the config says so.
+    pub refusals: RefusalLog,
     laws: Laws,
     /// Keeps decisions for a collector, if there is one.
     traces: OnceLock<Traces>,
@@ -63,6 +66,7 @@ impl Service {
             store.observe(Arc::clone(&metrics) as _);
         }
         let reading = Arc::new(Reading::new(Settings::of(&config), &limiter));
+        let refusals = RefusalLog::new(config.log.refusals);
         let laws = Laws::new(config, source, policy.version(), Arc::clone(&reading));
         Ok(Service {
             limiter,
@@ -73,6 +77,7 @@ impl Service {
             events: Events::default(),
             headers,
             reading,
+            refusals,
             laws,
             traces: OnceLock::new(),
             draining: AtomicBool::new(false),
@@ -99,6 +104,17 @@ impl Service {
         }
     }
 
+    /// Logs a decision that refuses, if the config says so.
+    #[inline]
+    pub fn log_refusal(&self, transport: &'static str, route: RouteLabel, decision: &Decision) {
+        if !decision.allowed() && self.refusals.is_on() {
+            self.refusals.add(|| {
+                let (veil, route) = (&self.in_force().veil, self.metrics.route_name(route));
+                Refusal::of(decision, veil, transport, route)
+            });
+        }
+    }
+
     /// Whose span a request with these headers is a part of, if somebody wants to see it.
     pub fn parent(&self, headers: &HeaderMap) -> Option<Parent> {
         let traceparent = self.traces().and_then(|_| headers.get("traceparent"))?;
@@ -112,13 +128,14 @@ impl Service {
 
     /// Takes a config that was read anew.
     pub fn reload(&self, config: Config) -> anyhow::Result<Loaded> {
-        let (tokens, headers) = (tokens(&config), Headers::of(&config));
+        let (tokens, headers, refusals) = (tokens(&config), Headers::of(&config), config.log.refusals);
         let certificates = self.acceptor.renew(config.tls.as_ref())?;
         self.metrics.know_routes(config.http.routes.iter().map(String::as_str));
         // Limits that were PUT may not fit the rest of the new file.
         let loaded = self.laws.reload(config, &self.limiter).map_err(anyhow::Error::msg)?;
         self.doors.change(tokens);
         self.headers.store(headers.into());
+        self.refusals.change(refusals);
         certificates.put_in_force();
         self.metrics.reloads.done.fetch_add(1, Ordering::Relaxed);
         Ok(loaded)

@@ -2,10 +2,13 @@
 
 mod support;
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::time::Instant;
 
-use serde_json::Value;
-use support::{Folder, Server};
+use serde_json::{Value, json};
+use support::{Folder, Server, eventually};
+use tollkeeper::digest::{hex, sha256};
 
 #[test]
 fn a_store_that_fails_is_named_with_its_cause_at_a_bounded_rate_and_no_key_is() {
@@ -39,4 +42,130 @@ fn a_store_that_fails_is_named_with_its_cause_at_a_bounded_rate_and_no_key_is() 
     assert!((messages.len() as u64) < most, "{} lines, not {most}: {messages:#?}", messages.len());
     let opened = messages.iter().find(|line| line.contains("failure policy")).expect("it was waited for");
     assert!(opened.contains("connection: "), "it names the cause: {opened}");
+}
+
+/// A limit that never refills while a test runs, one by a hashed fact, and one that refuses everybody on a route.
+const LIMITS: &str = "http:
+  facts: { api_key: { from: header.x-api-key, hash: true } }
+  routes: [/login]
+  trusted_proxies: [127.0.0.0/8]
+limits:
+  - { name: per-user, by: user, rate: 1/day, burst: 1 }
+  - { name: per-key, when: { api_key: '*' }, by: [api_key, plan], rate: 1/day, burst: 1, missing: share }
+  - { name: closed, when: { route: /login }, rate: 0/s }
+";
+
+/// The refusals in a log of JSON, by their fields.
+fn refusals(log: &str) -> Vec<Value> {
+    let fields = |line: &str| serde_json::from_str::<Value>(line).ok().map(|line| line["fields"].clone());
+    let is_refusal =
+        |fields: &Value| fields["message"].as_str().is_some_and(|text| text.starts_with("refused"));
+    log.lines().filter_map(fields).filter(is_refusal).collect()
+}
+
+#[test]
+fn refusals_are_logged_with_their_fields() {
+    let folder = Folder::new();
+    let file = folder.write("tollkeeper.yaml", &format!("log: {{ refusals: 1000/s }}\n{LIMITS}"));
+    let args = ["--config", file.to_str().expect("UTF-8"), "--resp", "127.0.0.1:0", "--log", "json"];
+    let server = Server::with(&args);
+    for user in ["alice", "bob\\n\\u001b[31m"] {
+        assert!(server.check(&format!(r#"{{"user":"{user}"}}"#)));
+        assert!(!server.check(&format!(r#"{{"user":"{user}"}}"#)));
+    }
+    server.post("/v1/peek", r#"{"facts":{"user":"alice"}}"#);
+    let batch = server.post("/v1/check/batch", r#"{"checks":[{"facts":{"user":"alice"},"cost":2}]}"#);
+    assert_eq!(batch.json()["decisions"][0]["allowed"], false);
+    server.check(r#"{"api_key":"s3cret"}"#);
+    assert!(!server.check(r#"{"api_key":"s3cret","route":"/other"}"#));
+    let gateway = ["x-forwarded-method: GET", "x-forwarded-uri: /login"];
+    assert_eq!(server.client().request_with("GET", "/v1/auth", &gateway, b"").status, 429);
+    let mut resp = TcpStream::connect(server.resp()).expect("it listens");
+    resp.write_all(
+        b"TK.CHECK user alice\r\nCL.THROTTLE key 0 1 86400\r\nCL.THROTTLE key 0 1 86400\r\nQUIT\r\n",
+    )
+    .expect("it reads");
+    let mut replies = String::new();
+    resp.read_to_string(&mut replies).expect("it answers");
+
+    eventually("all are logged", || refusals(&server.log()).len() >= 7);
+    server.signal("TERM");
+    let log = server.ended().log;
+    assert!(!log.contains("s3cret") && !log.contains('\u{1b}'), "{log}");
+    let shown: Vec<Value> = refusals(&log)
+        .into_iter()
+        .map(|fields| {
+            json!([
+                fields["limit"],
+                fields["key"],
+                fields["cost"],
+                fields["transport"],
+                fields["route"],
+                fields["never"]
+            ])
+        })
+        .collect();
+    let hidden = hex(&sha256(b"s3cret"))[..12].to_owned();
+    assert_eq!(
+        shown,
+        [
+            json!(["per-user", r#"["alice"]"#, 1, "http", null, null]),
+            json!(["per-user", r#"["bob\n\u{1b}[31m"]"#, 1, "http", null, null]),
+            json!(["per-user", r#"["alice"]"#, 2, "http", null, true]),
+            json!(["per-key", format!(r#"["{hidden}", null]"#), 1, "http", null, null]),
+            json!(["closed", "[]", 1, "auth", "/login", true]),
+            json!(["per-user", r#"["alice"]"#, 1, "resp", null, null]),
+            json!(["CL.THROTTLE", r#"["key"]"#, 1, "resp", null, null]),
+        ]
+    );
+    let first = &refusals(&log)[0];
+    assert!(
+        first["retry_after"].as_f64().is_some_and(|wait| (86_000.0..=86_400.0).contains(&wait)),
+        "{first}"
+    );
+    assert_eq!(first["message"], "refused, retry in 1 d");
+}
+
+/// Nothing is silent: what is not logged is counted, and that is logged.
+#[test]
+fn refusals_beyond_the_rate_are_summed_up() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &format!("log: {{ refusals: 5/day }}\n{LIMITS}"));
+    for _ in 0..21 {
+        server.check(r#"{"user":"alice"}"#);
+    }
+    let sum = |log: &str| -> u64 {
+        let counts = log
+            .lines()
+            .filter_map(|line| line.split_once(" more refusals were not logged")?.0.rsplit_once(' '));
+        counts.map(|(_, count)| count.parse::<u64>().expect("a number")).sum()
+    };
+    eventually("the rest is summed up", || sum(&server.log()) == 15);
+    let log = server.log();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("refused, retry in 1 d")).collect();
+    assert_eq!(lines.len(), 5, "{log}");
+    for field in [r#"limit="per-user""#, r#"key=["alice"]"#, "cost=1", r#"transport="http""#] {
+        assert!(lines[0].contains(field), "{field}: {}", lines[0]);
+    }
+}
+
+#[test]
+fn the_refusal_log_is_off_unless_the_file_says_so() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LIMITS);
+    let refuse = || server.check(r#"{"route":"/login"}"#);
+    assert!(!refuse());
+    folder.write("tollkeeper.yaml", &format!("log: {{ refusals: 1000/s }}\n{LIMITS}"));
+    eventually("a reload turns it on", || !refuse() && server.log().contains("refused"));
+    assert!(server.log().contains(r#"route="/login""#), "{}", server.log());
+    folder.write("tollkeeper.yaml", LIMITS);
+    // One line for each reload, and refusals only between the two.
+    eventually("a reload turns it off", || server.log().matches("is in force").count() == 2);
+    let refused = |log: &str| log.matches("refused").count();
+    let before = refused(&server.log());
+    for _ in 0..10 {
+        refuse();
+    }
+    server.signal("TERM");
+    assert_eq!(refused(&server.ended().log), before);
 }

@@ -21,7 +21,7 @@ use super::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use super::question::{Descriptor, Question};
-use crate::metrics::Ended;
+use crate::metrics::{Ended, RouteLabel};
 use crate::service::Service;
 use crate::told::Headers;
 use crate::trace::{Parent, Told};
@@ -84,6 +84,9 @@ impl Rls {
             traces.record(parent, "ShouldRateLimit", began, || told(telling, &given));
         }
         let telling = telling.into_iter().find_map(|decided| decided.decision.as_ref());
+        if let Some(decision) = telling {
+            self.service.log_refusal("grpc", RouteLabel::NONE, decision);
+        }
         let response = RateLimitResponse {
             overall_code: overall_code.into(),
             statuses,

@@ -41,7 +41,10 @@ pub async fn answer(service: &Service, asked: Asked, family: Family, head: Parts
     let prepared = service.reading.read(&service.limiter);
     let answered = decide(service, asked, family, head, &prepared).await;
     let (route, ended) = match &answered {
-        Ok(decided) => (decided.route, super::ended(&decided.decision)),
+        Ok(decided) => {
+            service.log_refusal("auth", decided.route, &decided.decision);
+            (decided.route, super::ended(&decided.decision))
+        }
         Err(_) => (RouteLabel::NONE, Ended::Error),
     };
     service.metrics.auth.record_on(route, ended, asked.began.elapsed());

@@ -27,7 +27,9 @@ use super::throttle::{self, Dialect};
 use super::{Resp, check};
 use crate::connections::{Protocol, Stream};
 use crate::http::error::ApiError;
-use crate::metrics::{Ended, Endings};
+use crate::metrics::{Ended, Endings, RouteLabel};
+use crate::refusals::Refusal;
+use crate::service::Service;
 use crate::trace::Told;
 
 /// How long a connection may be without a command. Pools of clients keep connections for later.
@@ -138,8 +140,17 @@ struct Talk<'r> {
 
 /// A check that a store elsewhere has been asked for.
 enum Flight<'r> {
-    Check(Verb, Answer<'r, Decision>),
-    Throttle(Dialect, Answer<'r, Passage>, bool),
+    Check(Verb, RouteLabel, Answer<'r, Decision>),
+    Throttle(Call, Answer<'r, Passage>),
+}
+
+/// What is remembered of a limit that came with its call.
+#[derive(Clone, Debug)]
+struct Call {
+    dialect: Dialect,
+    quantity: u64,
+    /// The key, kept only for the log of refusals.
+    key: Option<Box<str>>,
 }
 
 impl<'r> Talk<'r> {
@@ -223,13 +234,13 @@ impl<'r> Talk<'r> {
         let asked = dialect.read(arguments).and_then(|asked| {
             let meter = self.resp.meter(dialect);
             let answer = meter.check(&asked.key, &asked.quota, asked.quantity);
-            Ok((answer.map_err(|error| dialect.refuse(&error))?, asked.quantity > 0))
+            let answer = answer.map_err(|error| dialect.refuse(&error))?;
+            let key = self.resp.service.refusals.is_on().then(|| asked.key.as_ref().into());
+            Ok((answer, Call { dialect, quantity: asked.quantity, key }))
         });
         match asked {
-            Ok((Answer::Ready(passage), charges)) if self.flights.is_empty() => {
-                self.throttled(dialect, &passage, charges);
-            }
-            Ok((answer, charges)) => self.take_off(Flight::Throttle(dialect, answer, charges)).await,
+            Ok((Answer::Ready(passage), call)) if self.flights.is_empty() => self.throttled(call, &passage),
+            Ok((answer, call)) => self.take_off(Flight::Throttle(call, answer)).await,
             Err(message) => self.refuse(&message).await,
         }
     }
@@ -238,11 +249,15 @@ impl<'r> Talk<'r> {
     async fn check(&mut self, verb: Verb, arguments: Arguments<'_>) {
         let asked = check::read(arguments).and_then(|(facts, cost)| {
             let request = Request { verb, facts: &facts, cost, hold: None };
-            self.resp.service.limiter.begin(&request).map_err(ApiError::from)
+            let Service { limiter, metrics, refusals, .. } = &*self.resp.service;
+            let route = if refusals.is_on() { metrics.route(&facts) } else { RouteLabel::NONE };
+            Ok((route, limiter.begin(&request).map_err(ApiError::from)?))
         });
         match asked {
-            Ok(Answer::Ready(decision)) if self.flights.is_empty() => self.checked(verb, &decision),
-            Ok(answer) => self.take_off(Flight::Check(verb, answer)).await,
+            Ok((route, Answer::Ready(decision))) if self.flights.is_empty() => {
+                self.checked(verb, route, &decision);
+            }
+            Ok((route, answer)) => self.take_off(Flight::Check(verb, route, answer)).await,
             Err(error) => self.refuse(&format!("ERR {} {}", error.code.name(), error.message)).await,
         }
     }
@@ -262,8 +277,8 @@ impl<'r> Talk<'r> {
     async fn take_off(&mut self, mut flight: Flight<'r>) {
         poll_fn(|context| {
             match &mut flight {
-                Flight::Check(_, answer) => nudge(answer, context),
-                Flight::Throttle(_, answer, _) => nudge(answer, context),
+                Flight::Check(_, _, answer) => nudge(answer, context),
+                Flight::Throttle(_, answer) => nudge(answer, context),
             }
             Poll::Ready(())
         })
@@ -275,37 +290,43 @@ impl<'r> Talk<'r> {
     async fn settle(&mut self) {
         while let Some(flight) = self.flights.pop_front() {
             match flight {
-                Flight::Check(verb, answer) => {
+                Flight::Check(verb, route, answer) => {
                     let decision = answer.await;
-                    self.checked(verb, &decision);
+                    self.checked(verb, route, &decision);
                 }
-                Flight::Throttle(dialect, answer, charges) => {
+                Flight::Throttle(call, answer) => {
                     let passage = answer.await;
-                    self.throttled(dialect, &passage, charges);
+                    self.throttled(call, &passage);
                 }
             }
         }
     }
 
-    fn checked(&mut self, verb: Verb, decision: &Decision) {
+    fn checked(&mut self, verb: Verb, route: RouteLabel, decision: &Decision) {
         check::write(&mut self.replies, &self.resp.service.limiter, decision);
         if let Some(traces) = self.resp.service.traces() {
             let name = if verb.charges() { "TK.CHECK" } else { "TK.PEEK" };
             traces.sample(name, self.began, || Told::of(decision));
         }
         if verb.charges() {
+            self.resp.service.log_refusal("resp", route, decision);
             self.counts.add(ended(decision.degraded(), decision.allowed()));
         }
     }
 
     #[inline]
-    fn throttled(&mut self, dialect: Dialect, passage: &Passage, charges: bool) {
+    fn throttled(&mut self, call: Call, passage: &Passage) {
+        let Call { dialect, quantity, key } = call;
         dialect.write(&mut self.replies, &passage.outcome());
         if let Some(traces) = self.resp.service.traces() {
             let name = dialect.name_space();
             traces.sample(name, self.began, || Told::of_one(name, passage));
         }
-        if charges {
+        if quantity > 0 {
+            if let (false, Some(key)) = (passage.allowed, &key) {
+                let refusal = || Some(Refusal::of_one(dialect.name_space(), key, quantity, passage));
+                self.resp.service.refusals.add(refusal);
+            }
             self.counts.add(ended(passage.degraded(), passage.allowed));
         }
     }

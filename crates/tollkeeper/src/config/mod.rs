@@ -67,7 +67,8 @@ pub use listen::{InvalidListener, Listen, Listener};
 pub use report::{Problem, Report, Severity};
 pub use schema::schema;
 pub use settings::{
-    BreakerSettings, GrpcSettings, KeyFormat, MemorySettings, RedisSettings, TlsSettings, TokenDigest,
+    BreakerSettings, GrpcSettings, KeyFormat, LogSettings, MemorySettings, RedisSettings, TlsSettings,
+    TokenDigest,
 };
 pub use units::Share;
 pub use watch::Watch;
@@ -102,6 +103,8 @@ pub struct Config {
     pub headers: Vec<HeaderDialect>,
     /// By how much `Retry-After` is lengthened at most.
     pub retry_after_jitter: Percent,
+    /// What the service logs beside what goes wrong.
+    pub log: LogSettings,
     /// The token that opens admin calls.
     pub admin: Option<TokenDigest>,
     /// The tokens that open the data plane; without any, it is open.
@@ -195,6 +198,7 @@ impl Config {
             grpc: file.grpc,
             headers: file.headers,
             retry_after_jitter: file.retry_after_jitter,
+            log: file.log,
             admin: file.admin,
             auth: file.auth,
             tls: file.tls,

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tollkeeper_core::Quota;
+
 use crate::http::HeaderDialect;
 use crate::memory::{Capacity, Snapshots};
 use crate::percent::Percent;
@@ -89,6 +91,13 @@ pub struct TlsSettings {
     pub key: PathBuf,
     /// The certificates that a client's must descend from.
     pub client_ca: Option<PathBuf>,
+}
+
+/// What the service logs beside what goes wrong.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogSettings {
+    /// How many refusals are logged at most, as a token bucket; none without it.
+    pub refusals: Option<Quota>,
 }
 
 /// How the rate limit service for Envoy answers.

@@ -227,6 +227,7 @@ pub(super) static ROOT: Section = Section {
             "The limits, in the order in which answers list them.",
         ),
         key("proxy", Kind::Table(&PROXY), "The reverse proxy.").not_yet(),
+        key("log", Kind::Table(&LOG), "What the service logs beside what goes wrong."),
         key("admin", Kind::Table(&ADMIN), "Who may change limits and see keys."),
         key("auth", Kind::Table(&AUTH), "Who may ask for decisions."),
         key("tls", Kind::Table(&TLS), "TLS for all listeners."),
@@ -322,6 +323,20 @@ pub(super) static BREAKER: Section = Section {
         )
         .default("1s")
         .example("5s"),
+    ],
+};
+
+pub(super) static LOG: Section = Section {
+    path: "log",
+    doc: "What the service logs beside what goes wrong. A change takes effect without a restart.",
+    keys: &[
+        key(
+            "refusals",
+            Kind::Rate,
+            "Logs refused requests, at most as many as this rate: limit, key, cost, retry, transport and route. How \
+             many more there were is logged once a second. Without it, refusals are not logged.",
+        )
+        .example("10/s"),
     ],
 };
 

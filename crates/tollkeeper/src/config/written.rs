@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-use tollkeeper_core::OnStoreFailure;
+use tollkeeper_core::{Algorithm, OnStoreFailure, Quota, Rate};
 
 use super::StoreUrl;
 use super::document::Node;
@@ -15,10 +15,11 @@ use super::limit::{self, WrittenLimit};
 use super::listen::{Listen, Listener};
 use super::report::{Place, Problems};
 use super::settings::{
-    BreakerSettings, GrpcSettings, KeyFormat, MemorySettings, RedisSettings, TlsSettings, TokenDigest,
+    BreakerSettings, GrpcSettings, KeyFormat, LogSettings, MemorySettings, RedisSettings, TlsSettings,
+    TokenDigest,
 };
 use super::shape;
-use super::units::{Share, Wrong};
+use super::units::{self, Share, Wrong};
 use crate::http::{HeaderDialect, HttpFact, HttpSettings, Normalization};
 use crate::percent::Percent;
 
@@ -40,6 +41,7 @@ pub(super) struct File {
     pub(super) grpc: GrpcSettings,
     pub(super) headers: Vec<HeaderDialect>,
     pub(super) retry_after_jitter: Percent,
+    pub(super) log: LogSettings,
     pub(super) admin: Option<TokenDigest>,
     pub(super) auth: Vec<TokenDigest>,
     pub(super) tls: Option<TlsSettings>,
@@ -67,6 +69,7 @@ pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<File
         grpc: GrpcSettings { headers: read_headers(&fields.table("grpc")) },
         headers: read_headers(&fields),
         retry_after_jitter: must(fields.percent("retry_after_jitter")).value,
+        log: read_log(&fields.table("log")),
         admin: read_admin(&fields),
         auth: read_auth(&fields),
         tls: read_tls(&fields),
@@ -97,6 +100,20 @@ fn path(fields: &Fields<'_>, key: &str) -> Option<PathBuf> {
         _ => Ok(PathBuf::from(text)),
     };
     fields.parse(key, parse).map(|said| said.value)
+}
+
+fn read_log(fields: &Fields<'_>) -> LogSettings {
+    let parse = |text: &str| match units::rate(text)? {
+        units::Rate::Every { count: 0, .. } => {
+            Err(Wrong::new("a log of 0 refusals says nothing", "leave the key out"))
+        }
+        units::Rate::Unlimited => Err(Wrong::new("the log of refusals is bounded", "such as `10/s`")),
+        units::Rate::Every { count, period } => {
+            let rate = Rate { count, period, burst: Some(count) };
+            Quota::new(Algorithm::TokenBucket, rate).map_err(|error| whole(error.to_string()))
+        }
+    };
+    LogSettings { refusals: fields.parse("refusals", parse).map(|said| said.value) }
 }
 
 fn read_memory(fields: &Fields<'_>) -> MemorySettings {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tollkeeper::config::{
     Config, Format, HeaderDialect, Listener, Percent, ReadError, ResponseCondition, StatusPattern, StoreUrl,
 };
-use tollkeeper::{Algorithm, OnStoreFailure, Policy};
+use tollkeeper::{Algorithm, OnStoreFailure, Policy, Span};
 
 use super::{config, environment, files, messages, parse, yaml};
 
@@ -379,4 +379,21 @@ fn warnings_leave_a_file_usable_and_none_is_given_without_reason() {
 
 fn debug(policy: &Policy) -> String {
     format!("{policy:#?}")
+}
+
+#[test]
+fn refusal_log_is_a_bounded_rate() {
+    let (config, _) = yaml("limits: []\nlog: { refusals: 10/s }").expect("right");
+    let quota = config.log.refusals.expect("it is on");
+    assert_eq!((quota.count(), quota.burst(), quota.period()), (10, 10, Span::from_secs(1)));
+    let (off, _) = yaml("limits: []\nlog: {}").expect("right");
+    assert_eq!(off.log.refusals, None);
+    for (value, expected) in [
+        ("unlimited", "`log.refusals`: the log of refusals is bounded"),
+        ("0/s", "`log.refusals`: a log of 0 refusals says nothing"),
+        ("yes", "`log.refusals`: `yes` is not a rate"),
+    ] {
+        let said = messages(&format!("limits: []\nlog: {{ refusals: {value} }}"));
+        assert!(said[0].starts_with(expected), "{said:?}");
+    }
 }
