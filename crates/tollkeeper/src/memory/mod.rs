@@ -30,7 +30,6 @@ pub use keeper::{Restored, Snapshots};
 pub use snapshot::SnapshotError;
 
 use keeper::Keeper;
-use room::Reclaim;
 use shard::{Dropped, Shard};
 
 /// How much the store may hold.
@@ -65,7 +64,8 @@ struct Inner {
     markers: AtomicUsize,
     log_bytes: AtomicUsize,
     overflows: AtomicU64,
-    reclaim: Mutex<Reclaim>,
+    /// Which shard is asked next for room that the key's own does not have.
+    next_reclaim: AtomicUsize,
     saving: Mutex<()>,
     keeper: OnceLock<Keeper>,
 }
@@ -122,7 +122,7 @@ impl MemoryStore {
                 markers: AtomicUsize::new(0),
                 log_bytes: AtomicUsize::new(0),
                 overflows: AtomicU64::new(0),
-                reclaim: Mutex::new(Reclaim::default()),
+                next_reclaim: AtomicUsize::new(0),
                 saving: Mutex::new(()),
                 keeper: OnceLock::new(),
             }),

@@ -27,7 +27,13 @@ pub(super) struct Shard {
     vacant: Vec<u32>,
     /// Bytes of logs, kept and freed since the store last asked.
     pub(super) log_bytes: Bytes,
+    /// Places that [`Shard::reclaim`] has looked at.
+    #[cfg(test)]
+    pub(super) examined: usize,
 }
+
+/// How many places of each table one call looks at to find room: about a microsecond's worth.
+pub(super) const SLICE: usize = 64;
 
 /// How a number of bytes has changed.
 pub(super) type Bytes = isize;
@@ -163,6 +169,29 @@ impl Shard {
         wides.into_iter().for_each(|packed| self.drop_wide(packed));
         self.close_ranks();
         dropped
+    }
+
+    /// As [`Shard::sweep`], for the next few places of each table only. States beside the tables are not
+    /// moved together: the places that are left empty there are used again.
+    pub(super) fn reclaim(&mut self, now: Time) -> Dropped {
+        let mut wides = Vec::new();
+        let before = self.table.len();
+        let mut examined = 0;
+        for table in [&mut self.table, &mut self.cells] {
+            let gone = |state: Packed| {
+                if let Kind::Wide(_) = state.kind() {
+                    wides.push(state);
+                }
+            };
+            examined += table.sweep_slice(SLICE, |state| state.expires() <= now, gone);
+        }
+        wides.into_iter().for_each(|packed| self.drop_wide(packed));
+        debug_assert!(examined <= 2 * SLICE);
+        #[cfg(test)]
+        {
+            self.examined += examined;
+        }
+        Dropped(before - self.table.len())
     }
 
     /// Marks that a charge has been corrected, until `expires`.

@@ -25,6 +25,8 @@ pub(super) struct Table {
     places: Vec<Entry>,
     homes: usize,
     len: usize,
+    /// Where the next slice of [`Table::sweep_slice`] begins.
+    cursor: usize,
 }
 
 /// Where a fingerprint is, or would be.
@@ -172,6 +174,49 @@ impl Table {
         }
     }
 
+    /// As [`Table::sweep`], for the next `most` places only: a sweep in slices, each of which costs about the
+    /// same however large the table is. It never shrinks the table. Returns how many places it looked at.
+    pub(super) fn sweep_slice(
+        &mut self,
+        most: usize,
+        dead: impl Fn(&Packed) -> bool,
+        mut gone: impl FnMut(Packed),
+    ) -> usize {
+        let start = if self.cursor < self.places.len() { self.cursor } else { 0 };
+        let end = self.places.len().min(start + most);
+        let mut free = start;
+        for index in start..end {
+            let entry = self.places[index];
+            if entry.print == 0 {
+                continue;
+            }
+            self.places[index] = EMPTY;
+            if dead(&entry.state) {
+                self.len -= 1;
+                gone(entry.state);
+                continue;
+            }
+            let place = home(entry.print, self.homes).max(free);
+            self.places[place] = entry;
+            free = place + 1;
+        }
+        // Entries right behind the slice close the gaps, up to the first that stands where it belongs. They
+        // have not been looked at: the next slice begins with them.
+        self.cursor = end;
+        for index in end..self.places.len() {
+            let entry = self.places[index];
+            let place = home(entry.print, self.homes).max(free);
+            if entry.print == 0 || place == index {
+                break;
+            }
+            self.places[index] = EMPTY;
+            self.places[place] = entry;
+            free = place + 1;
+            self.cursor = self.cursor.min(place);
+        }
+        end - start
+    }
+
     /// The entries, in the order of their fingerprints.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.places.iter().filter(|entry| entry.print != 0)
@@ -303,6 +348,40 @@ mod tests {
             assert_eq!(gone, before - table.len());
         }
         assert!(table.places.len() < 200, "an empty table gives its memory back");
+    }
+
+    #[test]
+    fn slices_of_a_sweep_drop_what_one_sweep_would() {
+        let mut random = Random(11);
+        let mut table = Table::default();
+        let mut model = BTreeMap::new();
+        for round in 0..100 {
+            for _ in 0..random.next() % 40 {
+                // Every third close to others, so that entries stand far from home.
+                let print = if random.next().is_multiple_of(3) { random.print() >> 9 } else { random.print() };
+                let number = random.next() % 100;
+                table.set(print.max(1), state(number), |_| false, |_| {});
+                model.insert(print.max(1), number);
+            }
+            let (alive, most) = (random.next() % 100, 1 + usize::try_from(random.next() % 90).expect("small"));
+            let mut looked = 0;
+            // Twice around: what moved up is looked at before the end of the second turn.
+            while looked < 2 * table.places.len() {
+                let mut gone = 0;
+                let before = table.len();
+                let places = table.sweep_slice(most, |state| number(*state) >= alive, |_| gone += 1);
+                assert!((1..=most).contains(&places), "{places} of {most}");
+                assert_eq!(gone, before - table.len());
+                looked += places;
+                if round % 10 > 0 {
+                    break;
+                }
+            }
+            // After a part of a turn some of the dead are still there, and all of the living.
+            let whole = round % 10 == 0;
+            model.retain(|print, number| *number < alive || !whole && table.get(*print).is_some());
+            check(&table, &model);
+        }
     }
 
     #[test]

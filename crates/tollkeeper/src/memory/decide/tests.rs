@@ -65,11 +65,6 @@ fn history(seed: u64, max_keys: usize, seen: &mut Seen, ask: impl Fn(&mut Twins)
             twins.limiter.replace(limits).expect("valid");
         }
         twins.correct();
-        // A full store looks for room before it decides in general, and the short ways do not need to:
-        // with nothing left to find, both hold the same.
-        for store in [&twins.short, &twins.general] {
-            store.inner.make_room(twins.hand.now());
-        }
         let decision = ask(&mut twins);
         assert_eq!(held(&twins.short), held(&twins.general), "after step {step} of history {seed}");
         seen.note(&decision);
