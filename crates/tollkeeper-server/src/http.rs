@@ -341,7 +341,7 @@ fn corrected(correction: Correction) -> Answered {
     match correction {
         Correction::Done => done(true),
         // Nobody can tell whether a store that did not answer has done it, and to try again is not safe.
-        Correction::Repeated | Correction::Failed => done(false),
+        Correction::Repeated | Correction::Failed | Correction::Full => done(false),
         Correction::Unknown => Err(unknown_charge()),
     }
 }

@@ -9,6 +9,7 @@ mod correct;
 mod decide;
 mod keeper;
 mod locked;
+mod markers;
 mod room;
 mod shard;
 mod snapshot;
@@ -35,7 +36,7 @@ use shard::{Dropped, Shard};
 /// How much the store may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// The most keys that have a state of their own.
+    /// The most keys that have a state of their own; and the most corrections of charges that are remembered.
     pub max_keys: usize,
     /// The most bytes in sliding logs.
     pub max_log_bytes: usize,
@@ -64,7 +65,8 @@ struct Inner {
     markers: AtomicUsize,
     log_bytes: AtomicUsize,
     overflows: AtomicU64,
-    /// Which shard is asked next for room that the key's own does not have.
+    corrections_refused: AtomicU64,
+    /// Which shard is asked next for room that the key's own does not have: for logs, or for markers.
     next_reclaim: AtomicUsize,
     saving: Mutex<()>,
     keeper: OnceLock<Keeper>,
@@ -122,6 +124,7 @@ impl MemoryStore {
                 markers: AtomicUsize::new(0),
                 log_bytes: AtomicUsize::new(0),
                 overflows: AtomicU64::new(0),
+                corrections_refused: AtomicU64::new(0),
                 next_reclaim: AtomicUsize::new(0),
                 saving: Mutex::new(()),
                 keeper: OnceLock::new(),
@@ -142,6 +145,11 @@ impl MemoryStore {
     /// How often a key had to share a state, because the store was full.
     pub fn overflows(&self) -> u64 {
         self.inner.overflows.load(Relaxed)
+    }
+
+    /// How often a correction was refused ([`Correction::Full`]), because there was no room for its marker.
+    pub fn corrections_refused(&self) -> u64 {
+        self.inner.corrections_refused.load(Relaxed)
     }
 
     /// Bytes held by sliding logs.
@@ -253,6 +261,6 @@ impl Store for MemoryStore {
 /// for a small store, whose cap should mean the same for every key.
 fn shards_for(max_keys: usize) -> usize {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let wanted = (16 * threads).max(max_keys / 65_536).min(1_024);
+    let wanted = (16 * threads).max(max_keys / 8_192).min(1_024);
     wanted.min(max_keys / 256).max(1).next_power_of_two()
 }

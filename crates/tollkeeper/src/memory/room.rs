@@ -95,9 +95,10 @@ impl Inner {
         self.log_bytes.load(Relaxed).saturating_add(bytes) <= self.capacity.max_log_bytes
     }
 
-    /// Looks for room for a due that needs some and finds none: in the next few places of its own shard, which
-    /// is locked, then of one other. So a call does a bounded amount of work, and one for a key that is known
-    /// does none, unless its log has to grow. Only a state that equals a fresh one is dropped.
+    /// Looks for room for a due that needs some and finds none, in the next few entries of its shard, which is
+    /// locked: keys are spread evenly, so another shard would have no more. So a call does a bounded amount of
+    /// work, and one for a key that is known does none, unless its log has to grow. Only a state that equals
+    /// a fresh one is dropped.
     ///
     /// Must come before [`Inner::look`] for any due of the toll: a state that was found may be dropped here.
     #[inline]
@@ -129,11 +130,11 @@ impl Inner {
     fn reclaim(&self, shard: &mut Shard, due: &Due<'_>, now: Time) {
         let dropped = shard.reclaim(now);
         self.account(shard, dropped);
-        if !self.lacks_room(due) {
+        if !is_log(due) || self.has_log_room(log_bytes(due)) {
             return;
         }
-        // Keys are spread evenly, but what takes up the room for logs may be one log. A shard that is in use
-        // is left out: to wait for it with another one locked could wait in a circle.
+        // What takes up the room for logs may be a single log in another shard. A shard that is in use is left
+        // out: to wait for it with this one locked could wait in a circle.
         let next = self.next_reclaim.fetch_add(1, Relaxed) & (self.shards.len() - 1);
         if let Ok(mut other) = self.shards[next].0.try_lock() {
             let dropped = other.reclaim(now);

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use tollkeeper_core::algorithm::concurrency::Slot;
 use tollkeeper_core::algorithm::{State, sliding_log, sliding_window};
-use tollkeeper_core::{Secret, siphash};
+use tollkeeper_core::{Secret, Time, siphash};
 
 use crate::clock::Clock;
 use crate::sync::atomic::Ordering::Relaxed;
@@ -25,18 +25,15 @@ use crate::sync::lock;
 
 use super::shard::{Dropped, Shard};
 use super::state::{Kind, Packed};
-use super::table::Table;
 use super::{Capacity, Inner, MemoryStore, Secrets};
 
 const MAGIC: &[u8] = b"tollkeeper state ";
 const VERSION: &[u8] = b"1\n";
 
-/// Picks a table of a shard.
-type Which = fn(&mut Shard) -> &mut Table;
-
-/// The tables of a shard, by the byte that stands for each in a file.
-const TABLES: [(u8, Which); 3] =
-    [(1, |shard| &mut shard.table), (2, |shard| &mut shard.cells), (3, |shard| &mut shard.markers)];
+/// What begins a record of a key's state, of a shared cell, of a marker; and what is behind the last one.
+const KEY: u8 = 1;
+const CELL: u8 = 2;
+const MARKER: u8 = 3;
 const END: u8 = 0;
 
 /// Why a file could not be written or read.
@@ -133,13 +130,13 @@ impl Inner {
             // Copied under the lock, written without it.
             records.clear();
             {
-                let shard = &mut *lock(&padded.0);
+                let shard = &*lock(&padded.0);
                 keys += shard.table.len();
-                for (code, table) in TABLES {
-                    let entries: Vec<_> = table(shard).iter().copied().collect();
-                    for entry in entries {
-                        push_record(&mut records, shard, code, entry.print, entry.state);
-                    }
+                let states = shard.table.iter().map(|entry| (KEY, entry));
+                let cells = shard.cells.iter().map(|entry| (CELL, entry));
+                let markers = shard.markers.iter().map(|entry| (MARKER, entry));
+                for (code, entry) in states.chain(cells).chain(markers) {
+                    push_record(&mut records, shard, code, entry.print, entry.state);
                 }
             }
             out.write(&records)?;
@@ -204,9 +201,10 @@ fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore
         if code == END {
             break;
         }
-        let table = TABLES.iter().find(|(known, _)| *known == code).map(|(_, table)| *table);
-        let table = table.ok_or(Broken::Foreign("it holds something that is not known"))?;
-        keys += u64::from(code == 1);
+        if ![KEY, CELL, MARKER].contains(&code) {
+            return Err(Broken::Foreign("it holds something that is not known"));
+        }
+        keys += u64::from(code == KEY);
         let print = u128::from_le_bytes(file.take()?);
         if print == 0 {
             return Err(Broken::Foreign("it holds a fingerprint that no key has"));
@@ -218,7 +216,7 @@ fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore
             _ => None,
         };
         if packed.expires() > now {
-            store.inner.restore(code, table, print, packed, wide);
+            store.inner.restore(code, print, packed, wide, now);
         }
     }
     if u64::from_le_bytes(file.take()?) != keys {
@@ -237,15 +235,20 @@ fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore
 }
 
 impl Inner {
-    fn restore(&self, code: u8, table: Which, print: u128, packed: Packed, wide: Option<State>) {
+    fn restore(&self, code: u8, print: u128, packed: Packed, wide: Option<State>, now: Time) {
         let shard = &mut *self.shard(print);
-        shard.restore(table, print, packed, wide);
-        self.account(shard, Dropped(0));
         match code {
-            1 => self.keys.fetch_add(1, Relaxed),
-            3 => self.markers.fetch_add(1, Relaxed),
-            _ => 0,
-        };
+            MARKER => {
+                shard.markers.set(print, now, packed.expires());
+                self.markers.fetch_add(1, Relaxed);
+            }
+            CELL => shard.restore(|shard| &mut shard.cells, print, packed, wide),
+            _ => {
+                shard.restore(|shard| &mut shard.table, print, packed, wide);
+                self.keys.fetch_add(1, Relaxed);
+            }
+        }
+        self.account(shard, Dropped(0));
     }
 }
 

@@ -274,8 +274,8 @@ fn held(store: &MemoryStore) -> Held {
     for shard in &inner.shards {
         let shard = &*lock(&shard.0);
         held.admissions.push(shard.admissions);
-        for table in [&shard.table, &shard.cells, &shard.markers] {
-            held.entries.extend(table.iter().map(|entry| (*entry, shard.beside(entry.state).cloned())));
+        for entry in shard.table.iter().chain(shard.cells.iter()).chain(shard.markers.iter()) {
+            held.entries.push((*entry, shard.beside(entry.state).cloned()));
         }
     }
     held

@@ -1,4 +1,4 @@
-//! What it costs to look for room, counted in places of a table that a call looks at: not in time.
+//! What it costs to look for room, counted in entries that a call looks at: not in time.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::SlidingLog,
 ];
 
-/// The most places that one new key looks at: of its own shard and of one other, in two tables each.
-const MOST: usize = 4 * SLICE;
+/// The most entries that one new key looks at: in its own shard and, for a log, in one other.
+const MOST: usize = 2 * SLICE;
 
 fn store(capacity: Capacity) -> (MemoryStore, ManualClock) {
     let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
@@ -45,7 +45,7 @@ fn examined(store: &MemoryStore) -> usize {
     store.inner.shards.iter().map(|shard| lock(&shard.0).examined).sum()
 }
 
-/// Places that are looked at while something is done.
+/// Entries that are looked at while something is done.
 fn cost_of(store: &MemoryStore, act: impl FnOnce()) -> usize {
     let before = examined(store);
     act();
@@ -93,7 +93,7 @@ fn a_known_key_beside_a_new_one_pays_for_the_new_one_only() {
         toll.add(&Facts::new().with("user", user), 1).expect("valid facts");
     }
     let looked = cost_of(&store, || drop(store.decide(&toll)));
-    assert!((1..=2 * MOST).contains(&looked), "{looked} places for two new keys of eight");
+    assert!((1..=2 * MOST).contains(&looked), "{looked} entries for two new keys of eight");
 }
 
 #[test]
