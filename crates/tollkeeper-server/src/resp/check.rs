@@ -77,7 +77,7 @@ pub fn write(out: &mut Replies, limiter: &Limiter, decision: &Decision) {
 fn write_limit(out: &mut Replies, answer: &Answer<'_>) {
     let outcome = answer.outcome();
     let never = outcome.retry == Some(Retry::Never);
-    out.map(11 + usize::from(never));
+    out.map(11 + usize::from(never) + usize::from(outcome.overflow));
     out.bulk(b"name");
     out.bulk(answer.name().as_bytes());
     out.bulk(b"key");
@@ -105,6 +105,10 @@ fn write_limit(out: &mut Replies, answer: &Answer<'_>) {
     out.or_null(answer.degraded(), |out, by| out.bulk(by.name().as_bytes()));
     if never {
         out.bulk(b"never");
+        out.boolean(true);
+    }
+    if outcome.overflow {
+        out.bulk(b"overflow");
         out.boolean(true);
     }
 }
