@@ -412,7 +412,11 @@ fn as_many_corrections_are_remembered_as_keys() {
     assert_eq!(refunds(&limiter, 160), [Correction::Done; 160]);
     assert_eq!(refunds(&limiter, 2), [Correction::Full; 2]);
     assert_eq!(store.corrections_refused(), 2);
-    assert_eq!(remaining(&limiter, "fixed-window", &user("alice")), 8, "what found no room is not given back");
+    assert_eq!(
+        remaining(&limiter, "fixed-window", &user("alice")),
+        8,
+        "what found no room is not given back"
+    );
     // The charges are void, and so are their markers: at most an eighth of their life later.
     hand.advance(secs(60 + 8));
     assert_eq!(refunds(&limiter, 160), [Correction::Done; 160]);
@@ -431,7 +435,11 @@ fn a_charge_whose_refund_found_no_room_stays_usable() {
     hand.advance(secs(30));
     let charge = paid(&limiter, &user("alice"), 4);
     assert_eq!(refund(&limiter, &charge), Correction::Full);
-    assert_eq!(refund(&limiter, &first), Correction::Repeated, "what is remembered is known in a full store too");
+    assert_eq!(
+        refund(&limiter, &first),
+        Correction::Repeated,
+        "what is remembered is known in a full store too"
+    );
     assert_eq!(settle(&limiter, &charge, 2), Correction::Full);
     assert_eq!(remaining(&limiter, "sliding-log", &user("alice")), 6);
     hand.advance(secs(38));

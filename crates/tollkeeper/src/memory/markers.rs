@@ -152,7 +152,11 @@ mod tests {
             let now = NOW + Span::from_micros(step * 500_000);
             let expired = markers.expire(now);
             for life in lives().filter(|life| *life < 3_600_000_000) {
-                markers.set(u128::from(set.wrapping_mul(0x9E37_79B9_7F4A_7C15)) << 64 | 1, now, now + Span::from_micros(life));
+                markers.set(
+                    u128::from(set.wrapping_mul(0x9E37_79B9_7F4A_7C15)) << 64 | 1,
+                    now,
+                    now + Span::from_micros(life),
+                );
                 set += 1;
             }
             assert!(step < 10 || expired > 0, "some end at any time");

@@ -27,7 +27,7 @@ use crate::store::{Answer, Correction, Store};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, MutexGuard, lock};
 
-pub use keeper::{Restored, Snapshots};
+pub use keeper::{Restored, SnapshotStatus, Snapshots};
 pub use snapshot::SnapshotError;
 
 use keeper::Keeper;
@@ -75,7 +75,8 @@ struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(keeper) = self.keeper.get() {
-            keeper.stop(self);
+            // There is nobody left to tell.
+            let _ = keeper.stop(self);
         }
     }
 }

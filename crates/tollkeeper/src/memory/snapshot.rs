@@ -53,16 +53,50 @@ pub enum SnapshotError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// Another process saves to the file.
+    Held {
+        /// The file.
+        path: PathBuf,
+        /// The process, if it has said so in `PATH.lock`.
+        pid: Option<u32>,
+    },
+}
+
+impl SnapshotError {
+    /// The file.
+    pub fn path(&self) -> &Path {
+        let (SnapshotError::Io { path, .. }
+        | SnapshotError::Foreign { path, .. }
+        | SnapshotError::Held { path, .. }) = self;
+        path
+    }
+
+    /// What went wrong, without the name of the file.
+    pub fn cause(&self) -> String {
+        match self {
+            SnapshotError::Io { error, .. } => error.to_string(),
+            SnapshotError::Foreign { problem, .. } => (*problem).to_owned(),
+            SnapshotError::Held { pid: Some(pid), .. } => format!("process {pid} saves to it"),
+            SnapshotError::Held { pid: None, .. } => "another process saves to it".to_owned(),
+        }
+    }
 }
 
 impl fmt::Display for SnapshotError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SnapshotError::Io { path, error } => write!(f, "snapshot {}: {error}", path.display()),
-            SnapshotError::Foreign { path, problem } => write!(
+            SnapshotError::Io { path, .. } => write!(f, "snapshot {}: {}", path.display(), self.cause()),
+            SnapshotError::Foreign { path, .. } => write!(
                 f,
-                "snapshot {}: {problem} (it is not used: put back one that is whole, or start empty)",
-                path.display()
+                "snapshot {}: {} (it is not used: put back one that is whole, or start empty)",
+                path.display(),
+                self.cause()
+            ),
+            SnapshotError::Held { path, .. } => write!(
+                f,
+                "snapshot {}: {} (stop that process, or name another file)",
+                path.display(),
+                self.cause()
             ),
         }
     }
@@ -99,17 +133,20 @@ impl Inner {
     pub(super) fn save(&self, path: &Path) -> Result<usize, SnapshotError> {
         // One at a time: two writers would share the file beside.
         let _saving = lock(&self.saving);
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(".new");
-        self.write_to(Path::new(&beside))
+        let new = beside(path, ".new");
+        self.write_to(&new)
             .and_then(|keys| {
-                fs::rename(&beside, path)?;
+                fs::rename(&new, path)?;
                 // The new name is only safe once the folder is.
                 let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
                 File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
                 Ok(keys)
             })
-            .map_err(|error| SnapshotError::Io { path: path.to_owned(), error })
+            .map_err(|error| {
+                // What is cut off is of no use, and takes up room where there may be none.
+                let _ = fs::remove_file(&new);
+                SnapshotError::Io { path: path.to_owned(), error }
+            })
     }
 
     fn write_to(&self, path: &Path) -> io::Result<usize> {
@@ -149,6 +186,13 @@ impl Inner {
         out.inner.get_ref().sync_all()?;
         Ok(keys)
     }
+}
+
+/// The file of that name with an ending.
+pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
 }
 
 fn push_record(records: &mut Vec<u8>, shard: &Shard, table: u8, print: u128, packed: Packed) {

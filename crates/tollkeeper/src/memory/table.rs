@@ -389,12 +389,14 @@ mod tests {
         for round in 0..100 {
             for _ in 0..random.next() % 40 {
                 // Every third close to others, so that entries stand far from home.
-                let print = if random.next().is_multiple_of(3) { random.print() >> 9 } else { random.print() };
+                let print =
+                    if random.next().is_multiple_of(3) { random.print() >> 9 } else { random.print() };
                 let number = random.next() % 100;
                 table.set(print.max(1), state(number), |_| false, |_| {});
                 model.insert(print.max(1), number);
             }
-            let (alive, most) = (random.next() % 100, 1 + usize::try_from(random.next() % 90).expect("small"));
+            let (alive, most) =
+                (random.next() % 100, 1 + usize::try_from(random.next() % 90).expect("small"));
             // One slice, or as many as it takes to come around.
             let whole = round % 10 == 0;
             let mut looked = 0;
