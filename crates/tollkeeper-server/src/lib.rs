@@ -21,6 +21,7 @@ pub mod resp;
 pub mod serve;
 pub mod service;
 pub mod store;
+pub mod store_health;
 pub mod tls;
 pub mod told;
 pub mod trace;

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use crate::reload::{self, Changes};
 use crate::resp::Resp;
 use crate::service::Service;
 use crate::store::Store;
+use crate::store_health;
 
 /// The policy of a server that was given none.
 pub const BUILTIN: &str = include_str!("builtin.yaml");
@@ -35,8 +37,8 @@ const WAITING: u32 = 4_096;
 /// How long requests in flight may take once the listeners are closed.
 const LAST_REQUESTS: Duration = Duration::from_secs(10);
 
-/// Runs until a signal says to stop.
-pub fn run(args: &Serve) -> anyhow::Result<()> {
+/// Runs until a signal says to stop. The exit code is 1 if the counts could not be saved at the end.
+pub fn run(args: &Serve) -> anyhow::Result<ExitCode> {
     logging::begin(args.log);
     files::raise();
     let mut changes = Changes::of(args.config.as_deref());
@@ -58,9 +60,18 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
     runtime.block_on(async {
         let store = Store::open(args.store.as_ref().unwrap_or(&config.store), &config)?;
         let on_store_failure = config.on_store_failure;
+        let memory = store.memory().clone();
         let service = Arc::new(Service::new(config, source, store)?);
         let asked = Arc::new(Resp::new(Arc::clone(&service), on_store_failure));
-        serve(args, http, grpc, (resp, asked), changes, service).await
+        serve(args, http, grpc, (resp, asked), changes, service).await?;
+        // Not left to the end of the process: that could not tell whether it worked.
+        Ok(match memory.close() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                tracing::error!("the counts were not saved: {error}");
+                ExitCode::FAILURE
+            }
+        })
     })
 }
 
@@ -86,6 +97,7 @@ async fn serve(
     let (http, grpc) = (listen("http", http)?, listen("grpc", grpc)?);
     let resp = listen("resp", resp)?;
     tokio::spawn(events::tell(Arc::clone(&service)));
+    tokio::spawn(store_health::watch(service.store.memory().clone()));
     if let Some(following) = Arc::clone(&service).begin_to_follow().await {
         tokio::spawn(following);
     }
