@@ -102,11 +102,12 @@ const DEGRADED: [(Option<OnStoreFailure>, &str); 4] = [
     (Some(OnStoreFailure::Deny), "deny"),
     (Some(OnStoreFailure::Local), "local"),
 ];
-const CORRECTIONS: [(Correction, &str); 4] = [
+const CORRECTIONS: [(Correction, &str); 5] = [
     (Correction::Done, "done"),
     (Correction::Repeated, "repeated"),
     (Correction::Unknown, "unknown"),
     (Correction::Failed, "failed"),
+    (Correction::Full, "full"),
 ];
 
 fn name<T: PartialEq>(names: &[(T, &'static str)], thing: T) -> &'static str {

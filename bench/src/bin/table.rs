@@ -54,6 +54,7 @@ fn page(results: &Value) -> String {
     let mut add = |part: &str, section: fn(&Map<String, Value>) -> String| {
         page.push_str(&results[part].as_object().map(section).unwrap_or_default());
     };
+    add("full", full);
     add("layer", layer);
     add("recording", recording);
     add("http", http);
@@ -61,6 +62,20 @@ fn page(results: &Value) -> String {
     add("grpc", grpc);
     add("redis", redis);
     page
+}
+
+fn full(stages: &Map<String, Value>) -> String {
+    let mut section = "\n## A full store\n\n\
+         Nanoseconds of processor time for each check by facts, in a store that may hold a million keys; medians of five.\n\n\
+         | Keys | One place left | None left | After ten million keys |\n\
+         |---|---|---|---|\n"
+        .to_owned();
+    for (name, times) in [("known", &stages["known-ns"]), ("new", &stages["new-ns"])] {
+        let medians: Vec<String> =
+            times.as_array().into_iter().flatten().map(|times| format!("{:.0}", median(times))).collect();
+        writeln!(section, "| {name} | {} |", medians.join(" | ")).expect("text");
+    }
+    section
 }
 
 fn layer(scenarios: &Map<String, Value>) -> String {

@@ -56,7 +56,9 @@ impl fmt::Display for Reason<'_> {
             write!(f, " (degraded: the store does not answer, and this node's share is {})", outcome.limit)?;
         }
         if outcome.overflow {
-            f.write_str(" (overflow: the store is full, so this key shares its count with others)")?;
+            f.write_str(
+                " (overflow: the store is full, so this key shares its count with others; raise memory.max_keys)",
+            )?;
         }
         Ok(())
     }
@@ -231,7 +233,7 @@ mod tests {
             1,
             Outcome { overflow: true, ..wait(Span::from_secs(3)) },
             "`per-user` allows 100 per minute; the next request of cost 1 fits in 3 s \
-             (overflow: the store is full, so this key shares its count with others)",
+             (overflow: the store is full, so this key shares its count with others; raise memory.max_keys)",
         );
     }
 

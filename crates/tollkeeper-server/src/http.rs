@@ -240,7 +240,15 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
         Call::Ready if service.is_draining() => {
             Ok((None, respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, "draining\n")))
         }
-        Call::Ready => Ok((None, respond(StatusCode::OK, TEXT, "ready\n"))),
+        Call::Ready => {
+            let failure = service.store.memory().snapshots().filter(|status| status.failing);
+            let failure = failure.and_then(|status| status.last_failure);
+            let text = match failure {
+                Some(cause) => format!("ready\nthe snapshot was not written: {cause}\n"),
+                None => "ready\n".to_owned(),
+            };
+            Ok((None, respond(StatusCode::OK, TEXT, text)))
+        }
         Call::Metrics => {
             let families = service.metrics.families(limiter, &service.store);
             Ok((None, respond(StatusCode::OK, OPEN_METRICS, text::write(&families))))
@@ -369,7 +377,7 @@ fn corrected(correction: Correction) -> Answered {
     match correction {
         Correction::Done => done(true),
         // Nobody can tell whether a store that did not answer has done it, and to try again is not safe.
-        Correction::Repeated | Correction::Failed => done(false),
+        Correction::Repeated | Correction::Failed | Correction::Full => done(false),
         Correction::Unknown => Err(unknown_charge()),
     }
 }

@@ -24,6 +24,7 @@ pub mod room;
 pub mod serve;
 pub mod service;
 pub mod store;
+pub mod store_health;
 pub mod tls;
 pub mod told;
 pub mod trace;

@@ -9,7 +9,7 @@ use tollkeeper_server::{command, serve};
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Serve(args) => serve::run(&args).map(|()| ExitCode::SUCCESS),
+        Command::Serve(args) => serve::run(&args),
         Command::Check(args) => command::check::run(&args),
         Command::Explain(args) => command::explain::run(&args),
         Command::Validate(args) => command::validate::run(&args),

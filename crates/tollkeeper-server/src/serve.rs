@@ -2,6 +2,7 @@
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use crate::resp::Resp;
 use crate::room::{Room, Transport};
 use crate::service::Service;
 use crate::store::Store;
+use crate::store_health;
 
 /// The policy of a server that was given none.
 pub const BUILTIN: &str = include_str!("builtin.yaml");
@@ -38,8 +40,8 @@ const WAITING: u32 = 4_096;
 /// How long requests in flight may take once the listeners are closed.
 const LAST_REQUESTS: Duration = Duration::from_secs(10);
 
-/// Runs until a signal says to stop.
-pub fn run(args: &Serve) -> anyhow::Result<()> {
+/// Runs until a signal says to stop. The exit code is 1 if the counts could not be saved at the end.
+pub fn run(args: &Serve) -> anyhow::Result<ExitCode> {
     logging::begin(args.log);
     files::raise();
     let (config, source) = match &args.config {
@@ -66,13 +68,22 @@ pub fn run(args: &Serve) -> anyhow::Result<()> {
         let most = files::connections(Store::files(&store, &config));
         let store = Store::open(&store, &config)?;
         let on_store_failure = config.on_store_failure;
+        let memory = store.memory().clone();
         let service = Arc::new(Service::new(config.clone(), source, store)?);
         let follow = match &args.config {
             Some(file) => Some(reload::follow(file, &config, Arc::clone(&service))?),
             None => None,
         };
         let asked = Arc::new(Resp::new(Arc::clone(&service), on_store_failure));
-        serve(args, http, grpc, (resp, asked), most, (follow, changes), service).await
+        serve(args, http, grpc, (resp, asked), most, (follow, changes), service).await?;
+        // Not left to the end of the process: that could not tell whether it worked.
+        Ok(match memory.close() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                tracing::error!("the counts were not saved: {error}");
+                ExitCode::FAILURE
+            }
+        })
     })
 }
 
@@ -107,6 +118,7 @@ async fn serve(
     tokio::spawn(events::tell(Arc::clone(&service)));
     let (stop_log, stopped) = oneshot::channel();
     let refusal_log = tokio::spawn(refusals::write(Arc::clone(&service), stopped));
+    tokio::spawn(store_health::watch(service.store.memory().clone()));
     if let Some(following) = Arc::clone(&service).begin_to_follow().await {
         tokio::spawn(following);
     }

@@ -60,7 +60,7 @@ fn open_memory(settings: &MemorySettings) -> anyhow::Result<MemoryStore> {
     if !folder.is_dir() {
         bail!("memory.snapshot: there is no folder `{}` (make it, or name another)", folder.display());
     }
-    let (store, restored) = MemoryStore::open(settings.capacity(), Clock::system(), snapshots);
+    let (store, restored) = MemoryStore::open(settings.capacity(), Clock::system(), snapshots)?;
     match restored {
         Restored::Nothing => tracing::info!("no snapshot at {}: starting empty", path.display()),
         Restored::Keys(keys) => tracing::info!("{keys} keys go on from {}", path.display()),

@@ -104,3 +104,61 @@ fn a_full_store_says_how_many_keys_share_and_what_it_holds() {
     assert!(full >= empty + 10.0 * 32.0, "{empty} to {full}");
     assert!(lines(&server, "tollkeeper_breaker_state").is_empty(), "there is none without Redis");
 }
+
+#[test]
+fn a_key_that_shares_its_count_is_told_so() {
+    let folder = Folder::new();
+    let file = folder
+        .write("tollkeeper.yaml", "memory: { max_keys: 1 }\nlimits: [{ name: each, by: user, rate: 2/day }]");
+    let server = Server::with(&["--resp", "127.0.0.1:0", "--config", file.to_str().expect("UTF-8")]);
+    let check = |user: &str| server.post("/v1/check", &format!(r#"{{"facts":{{"user":"{user}"}}}}"#)).json();
+    assert!(check("known")["limits"][0].get("overflow").is_none());
+    for _ in 0..2 {
+        let shared = check("new");
+        assert_eq!(
+            (&shared["allowed"], &shared["limits"][0]["overflow"]),
+            (&true.into(), &true.into()),
+            "{shared}"
+        );
+    }
+    let refused = check("another");
+    assert_eq!(refused["limits"][0]["overflow"], true, "{refused}");
+    let reason = refused["reason"].as_str().expect("a refusal has a reason");
+    let expected = "the store is full, so this key shares its count with others; raise memory.max_keys";
+    assert!(reason.contains(expected), "{reason}");
+    let usage = server.get("/v1/usage?user=another");
+    assert!(usage.status == 403 || usage.text().contains("\"overflow\":true"), "{}", usage.text());
+    assert!(check("known")["limits"][0].get("overflow").is_none(), "a known key has its own");
+
+    let mut resp = std::net::TcpStream::connect(server.resp()).expect("it listens");
+    let mut said = vec![0; 4_096];
+    let mut ask = |user: &str| {
+        std::io::Write::write_all(&mut resp, format!("TK.PEEK user {user}\r\n").as_bytes())
+            .expect("it reads");
+        let length = std::io::Read::read(&mut resp, &mut said).expect("it answers");
+        String::from_utf8_lossy(&said[..length]).into_owned()
+    };
+    assert!(ask("another").contains("$8\r\noverflow\r\n:1\r\n"), "{}", ask("another"));
+    assert!(!ask("known").contains("overflow"), "{}", ask("known"));
+    server.logs("the store is full: ");
+    assert_eq!(server.log().matches("the store is full: ").count(), 1, "one line a minute");
+}
+
+#[test]
+fn refunds_that_find_no_room_are_counted_and_logged() {
+    let folder = Folder::new();
+    let server = Server::with_config(
+        &folder,
+        "memory: { max_keys: 1 }\nlimits: [{ name: each, by: user, rate: 9/day }]",
+    );
+    let refund = || {
+        let charge = server.post("/v1/check", r#"{"facts":{"user":"alice"}}"#).json()["charge"].to_string();
+        server.post("/v1/refund", &format!(r#"{{"charge":{charge}}}"#))
+    };
+    assert_eq!(refund().text(), r#"{"done":true}"#);
+    assert_eq!(server.metric("tollkeeper_refunds_refused_total"), 0.0);
+    assert_ne!(refund().text(), r#"{"done":true}"#);
+    assert_eq!(server.metric("tollkeeper_refunds_refused_total"), 1.0);
+    server.logs("the store has no room to remember more refunds: 1 were refused");
+    assert!(lines(&server, "tollkeeper_snapshot").is_empty(), "there is none without a snapshot");
+}

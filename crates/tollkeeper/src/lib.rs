@@ -192,7 +192,9 @@
 //!
 //! A store made by [`MemoryStore::open`] goes on where the last one stopped. It is saved to its file every
 //! ten seconds, and when its last clone is dropped; a crash loses what came after the last save. A file
-//! that is not whole is moved aside, and the store starts empty and says why.
+//! that is not whole is moved aside, and the store starts empty and says why. A file that another process
+//! saves to is not opened. [`MemoryStore::snapshots`] tells how saving goes, and [`MemoryStore::close`] saves a last time
+//! and returns what went wrong, which dropping the store cannot.
 //!
 //! ```
 //! use tollkeeper::{Capacity, Clock, MemoryStore, Restored, Snapshots};
@@ -200,16 +202,17 @@
 //! # let folder = std::env::temp_dir().join(format!("tollkeeper-doc-{}", std::process::id()));
 //! # std::fs::create_dir(&folder)?;
 //! # let path = folder.join("state");
-//! let (store, restored) = MemoryStore::open(Capacity::default(), Clock::system(), Snapshots::to(&path));
+//! let (store, restored) = MemoryStore::open(Capacity::default(), Clock::system(), Snapshots::to(&path))?;
 //! match restored {
 //!     Restored::Nothing => println!("the first run"),
 //!     Restored::Keys(keys) => println!("{keys} keys go on"),
 //!     Restored::Refused(error) => println!("starting empty: {error}"),
 //! }
 //! # assert_eq!(store.keys(), 0);
+//! store.close()?;
 //! # drop(store);
 //! # std::fs::remove_dir_all(&folder)?;
-//! # Ok::<(), std::io::Error>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! [`Capacity`] caps what a store holds. A state is dropped only when it is as good as a fresh one; when a
@@ -258,7 +261,7 @@ pub use guard::SlotGuard;
 pub use handle::{Handle, HandleError, Layers, Passage, Passages};
 pub use joint::Joint;
 pub use limiter::{Acquire, Acquired, Acquiring, Deciding, Limiter, Request, Waiting};
-pub use memory::{Capacity, MemoryStore, Restored, SnapshotError, Snapshots};
+pub use memory::{Capacity, MemoryStore, Restored, SnapshotError, SnapshotStatus, Snapshots};
 pub use meter::Meter;
 pub use observer::{Observer, Op};
 pub use percent::Percent;

@@ -47,13 +47,15 @@ pub trait Store: fmt::Debug + Send + Sync {
 pub enum Correction {
     /// It was done.
     Done,
-    /// Nothing was done: the charge had been corrected before, or the store has no room to remember
-    /// that it was.
+    /// Nothing was done: the charge had been corrected before.
     Repeated,
     /// Nothing was done: the charge is void, because nothing is left of it or its time is up.
     Unknown,
     /// The store did not answer: it may have been done or not, and is not to be tried again.
     Failed,
+    /// Nothing was done: the store has no room to remember this correction. The charge stays usable: try again
+    /// when other charges have become void.
+    Full,
 }
 
 /// An answer that is there, or will be: a store in this process should cost no allocation.

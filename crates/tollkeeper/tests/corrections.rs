@@ -399,63 +399,102 @@ fn after_a_shortfall_the_wait_is_as_long_as_what_was_charged() {
     check(Algorithm::SlidingLog, 60);
 }
 
-/// Charges and refunds one unit of each of these users; says what became of each refund.
-fn refunds(limiter: &Limiter, users: std::ops::Range<u32>) -> Vec<Correction> {
-    users
-        .map(|number| {
-            let name = format!("user{number}");
-            let charge = paid(limiter, &user(&name), 1);
-            refund(limiter, &charge)
-        })
-        .collect()
+/// Charges and refunds one unit of alice's, so many times; says what became of each refund.
+fn refunds(limiter: &Limiter, count: usize) -> Vec<Correction> {
+    (0..count).map(|_| refund(limiter, &paid(limiter, &user("alice"), 1))).collect()
 }
 
 #[test]
-fn markers_are_bounded_and_what_finds_no_room_is_not_given_back() {
+fn as_many_corrections_are_remembered_as_keys() {
     let hand: ManualClock = clock();
     let store = store(160, &hand);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
-    assert_eq!(refunds(&limiter, 0..10), [Correction::Done; 10]);
-    assert_eq!(refunds(&limiter, 10..20), [Correction::Repeated; 10], "160 / 16 have been marked");
-    assert_eq!(remaining(&limiter, "fixed-window", &user("user9")), 10);
-    assert_eq!(remaining(&limiter, "fixed-window", &user("user10")), 9);
-    // The charges are void by age, and so are their markers.
-    hand.advance(secs(60));
-    assert_eq!(refunds(&limiter, 20..30), [Correction::Done; 10]);
-    assert_eq!(refunds(&limiter, 30..31), [Correction::Repeated]);
+    assert_eq!(refunds(&limiter, 160), [Correction::Done; 160]);
+    assert_eq!(refunds(&limiter, 2), [Correction::Full; 2]);
+    assert_eq!(store.corrections_refused(), 2);
+    assert_eq!(
+        remaining(&limiter, "fixed-window", &user("alice")),
+        8,
+        "what found no room is not given back"
+    );
+    // The charges are void, and so are their markers: at most an eighth of their life later.
+    hand.advance(secs(60 + 8));
+    assert_eq!(refunds(&limiter, 160), [Correction::Done; 160]);
+    assert_eq!(refunds(&limiter, 1), [Correction::Full]);
+    assert_eq!(store.corrections_refused(), 3);
+}
+
+#[test]
+fn a_charge_whose_refund_found_no_room_stays_usable() {
+    let hand = clock();
+    let store = store(10, &hand);
+    let limiter = on(&store, [ten(Algorithm::SlidingLog)]);
+    let first = paid(&limiter, &user("alice"), 1);
+    assert_eq!(refund(&limiter, &first), Correction::Done);
+    assert_eq!(refunds(&limiter, 9), [Correction::Done; 9]);
+    hand.advance(secs(30));
+    let charge = paid(&limiter, &user("alice"), 4);
+    assert_eq!(refund(&limiter, &charge), Correction::Full);
+    assert_eq!(
+        refund(&limiter, &first),
+        Correction::Repeated,
+        "what is remembered is known in a full store too"
+    );
+    assert_eq!(settle(&limiter, &charge, 2), Correction::Full);
+    assert_eq!(remaining(&limiter, "sliding-log", &user("alice")), 6);
+    hand.advance(secs(38));
+    assert_eq!(refund(&limiter, &charge), Correction::Done);
+    assert_eq!(refund(&limiter, &charge), Correction::Repeated);
+    assert_eq!(remaining(&limiter, "sliding-log", &user("alice")), 10);
+}
+
+#[test]
+fn markers_that_are_void_make_room_in_any_shard() {
+    let hand = clock();
+    let store = store(16_384, &hand);
+    let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
+    for number in 0..16_384 {
+        let name = format!("user{number}");
+        assert_eq!(refund(&limiter, &paid(&limiter, &user(&name), 1)), Correction::Done, "{number}");
+    }
+    assert_eq!(refunds(&limiter, 1), [Correction::Full]);
+    hand.advance(secs(60 + 8));
+    // One key alone needs the room that the keys of all shards have left.
+    let refused = refunds(&limiter, 16_384).into_iter().filter(|done| *done != Correction::Done).count();
+    assert_eq!(refused, 0);
 }
 
 #[test]
 fn a_charge_over_several_limits_needs_a_marker_for_each() {
     let hand = clock();
-    let store = store(160, &hand);
+    let store = store(10, &hand);
     let limiter =
         on(&store, [ten(Algorithm::FixedWindow), ten(Algorithm::SlidingLog), ten(Algorithm::SlidingWindow)]);
-    assert_eq!(refunds(&limiter, 0..3), [Correction::Done; 3]);
+    assert_eq!(refunds(&limiter, 3), [Correction::Done; 3]);
     let charge = paid(&limiter, &user("alice"), 1);
-    assert_eq!(refund(&limiter, &charge), Correction::Repeated, "nine of ten are used, three are needed");
+    assert_eq!(refund(&limiter, &charge), Correction::Full, "nine of ten are used, three are needed");
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::SlidingWindow] {
         assert_eq!(remaining(&limiter, algorithm.name(), &user("alice")), 9, "{algorithm}: all or nothing");
     }
-    // A repeat takes no marker away from others.
+    // A refused refund takes no marker away from others.
     for _ in 0..5 {
         refund(&limiter, &charge);
     }
     limiter.replace(vec![ten(Algorithm::FixedWindow)]).unwrap();
-    assert_eq!(refunds(&limiter, 3..5), [Correction::Done, Correction::Repeated]);
+    assert_eq!(refunds(&limiter, 2), [Correction::Done, Correction::Full]);
 }
 
 #[test]
 fn a_repeated_refund_takes_no_marker() {
     let hand = clock();
-    let store = store(32, &hand);
+    let store = store(2, &hand);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     let charge = paid(&limiter, &user("alice"), 1);
     assert_eq!(refund(&limiter, &charge), Correction::Done);
     for _ in 0..10 {
         assert_eq!(refund(&limiter, &charge), Correction::Repeated);
     }
-    assert_eq!(refunds(&limiter, 0..2), [Correction::Done, Correction::Repeated]);
+    assert_eq!(refunds(&limiter, 2), [Correction::Done, Correction::Full]);
 }
 
 #[test]

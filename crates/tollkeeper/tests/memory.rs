@@ -66,9 +66,6 @@ fn a_flood_of_ten_times_the_cap_moves_no_key_that_was_there_before() {
             shared += u64::from(overflow);
             assert_eq!(overflow, number >= MAX_KEYS - 2_000, "{algorithm}: {number}");
             assert!(store.keys() <= MAX_KEYS, "{algorithm}: {} keys", store.keys());
-            if number % 1_000 == 0 {
-                hand.advance(millis(1)); // so that the store looks for room again
-            }
             if number % (4 * MAX_KEYS) == MAX_KEYS {
                 known("during");
             }

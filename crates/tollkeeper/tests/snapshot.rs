@@ -239,7 +239,7 @@ fn admissions_after_a_restart_are_not_taken_for_those_before() {
 #[test]
 fn markers_that_were_loaded_are_counted() {
     let hand = clock();
-    let store = store(32, &hand);
+    let store = store(2, &hand);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     let refund = |limiter: &Limiter, name: &str| {
         let paid = charge(limiter, &user(name), 1).charge().unwrap();
@@ -248,9 +248,9 @@ fn markers_that_were_loaded_are_counted() {
     assert_eq!(refund(&limiter, "a"), Correction::Done);
     assert_eq!(refund(&limiter, "b"), Correction::Done);
     hand.advance(millis(1));
-    let again = on(&restarted(&store, 32, &hand), [ten(Algorithm::FixedWindow)]);
-    assert_eq!(refund(&again, "c"), Correction::Repeated, "two of two are marked");
-    hand.advance(secs(60));
+    let again = on(&restarted(&store, 2, &hand), [ten(Algorithm::FixedWindow)]);
+    assert_eq!(refund(&again, "c"), Correction::Full, "two of two are marked");
+    hand.advance(secs(60 + 8));
     assert_eq!(refund(&again, "d"), Correction::Done);
 }
 
@@ -363,7 +363,8 @@ fn a_file_that_is_refused_is_moved_away_and_the_store_starts_empty() {
         fs::write(folder.file(), bytes).unwrap();
         let hand = clock();
         let (store, restored) =
-            MemoryStore::open(Capacity::default(), Clock::manual(&hand), Snapshots::to(folder.file()));
+            MemoryStore::open(Capacity::default(), Clock::manual(&hand), Snapshots::to(folder.file()))
+                .unwrap();
         let Restored::Refused(error) = restored else { panic!("{restored:?}") };
         let shown = folder.file().display().to_string();
         let expected = format!(
@@ -395,7 +396,8 @@ fn a_folder_in_place_of_the_file_is_left_alone() {
     fs::create_dir(folder.file()).unwrap();
     fs::write(folder.file().join("precious"), "data").unwrap();
     let (store, restored) =
-        MemoryStore::open(Capacity::default(), Clock::manual(&clock()), Snapshots::to(folder.file()));
+        MemoryStore::open(Capacity::default(), Clock::manual(&clock()), Snapshots::to(folder.file()))
+            .unwrap();
     let Restored::Refused(error) = restored else { panic!("{restored:?}") };
     let shown = folder.file().display().to_string();
     assert_eq!(error.to_string(), format!("snapshot {shown}: Is a directory (os error 21)"));
@@ -460,7 +462,10 @@ fn only_its_owner_can_read_a_snapshot() {
 fn an_opened_store_is_saved_when_its_last_clone_is_dropped() {
     let folder = Folder::new();
     let hand = clock();
-    let open = || MemoryStore::open(Capacity::default(), Clock::manual(&hand), Snapshots::to(folder.file()));
+    let open = || {
+        let snapshots = Snapshots::to(folder.file());
+        MemoryStore::open(Capacity::default(), Clock::manual(&hand), snapshots).unwrap()
+    };
     let (store, restored) = open();
     assert!(matches!(restored, Restored::Nothing), "{restored:?}");
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
@@ -474,7 +479,7 @@ fn an_opened_store_is_saved_when_its_last_clone_is_dropped() {
         let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
         assert_eq!(remaining(&limiter, "fixed-window", &user("alice")), left);
         charge(&limiter, &user("alice"), 1);
-        assert_eq!(store.snapshot_error(), None);
+        assert_eq!(store.snapshots().unwrap().failures, 0);
     }
 }
 
@@ -492,7 +497,7 @@ fn an_opened_store_is_saved_from_time_to_time() {
     let folder = Folder::new();
     let hand = clock();
     let snapshots = Snapshots { path: folder.file(), every: Duration::from_millis(1) };
-    let (store, _) = MemoryStore::open(Capacity::default(), Clock::manual(&hand), snapshots);
+    let (store, _) = MemoryStore::open(Capacity::default(), Clock::manual(&hand), snapshots).unwrap();
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     until(|| folder.file().exists());
     for left in (0..10).rev() {
@@ -512,15 +517,84 @@ fn a_failed_snapshot_is_reported_until_one_succeeds() {
     let folder = Folder::new();
     let path = folder.0.join("later/state");
     let snapshots = Snapshots { path: path.clone(), every: Duration::from_millis(1) };
-    let (store, restored) = MemoryStore::open(Capacity::default(), Clock::manual(&clock()), snapshots);
+    let (store, restored) =
+        MemoryStore::open(Capacity::default(), Clock::manual(&clock()), snapshots).unwrap();
     assert!(matches!(restored, Restored::Nothing), "{restored:?}");
-    until(|| store.snapshot_error().is_some());
-    let expected = format!("snapshot {}: No such file or directory (os error 2)", path.display());
-    assert_eq!(store.snapshot_error(), Some(expected));
+    let status = || store.snapshots().unwrap();
+    assert!(status().failing, "at once, before the first is due");
+    until(|| status().failures >= 3);
+    assert_eq!(status().last_failure.as_deref(), Some("No such file or directory (os error 2)"));
+    assert_eq!(status().path, path);
+    let before = status().age;
     fs::create_dir(folder.0.join("later")).unwrap();
-    until(|| store.snapshot_error().is_none());
-    assert!(path.exists());
-    assert_eq!(MemoryStore::default().snapshot_error(), None, "who saves nothing fails at nothing");
+    until(|| !status().failing);
+    assert!(path.exists() && status().failures >= 3 && before > Duration::ZERO);
+    assert_eq!(MemoryStore::default().snapshots(), None, "a store that is not saved has no status");
+}
+
+#[test]
+fn the_age_of_a_snapshot_is_that_of_the_newest_good_one() {
+    let folder = Folder::new();
+    store(10, &clock()).save(folder.file()).unwrap();
+    let hour = Duration::from_secs(3_600);
+    let written = std::time::SystemTime::now() - hour;
+    fs::File::options().write(true).open(folder.file()).unwrap().set_modified(written).unwrap();
+    let snapshots = Snapshots { path: folder.file(), every: hour };
+    let (store, restored) =
+        MemoryStore::open(Capacity::default(), Clock::manual(&clock()), snapshots).unwrap();
+    assert!(matches!(restored, Restored::Keys(0)), "{restored:?}");
+    let age = || store.snapshots().unwrap().age;
+    assert!(age() >= hour, "{:?}: what the last run saved counts", age());
+    store.close().unwrap();
+    assert!(age() < hour, "{:?}", age());
+}
+
+#[test]
+fn a_file_that_another_store_saves_to_is_not_opened() {
+    let folder = Folder::new();
+    let open = || {
+        let snapshots = Snapshots { path: folder.file(), every: Duration::from_secs(3_600) };
+        MemoryStore::open(Capacity::default(), Clock::manual(&clock()), snapshots)
+    };
+    let (first, _) = open().unwrap();
+    let error = open().unwrap_err();
+    let pid = std::process::id();
+    assert!(matches!(error, SnapshotError::Held { pid: Some(holder), .. } if holder == pid), "{error:?}");
+    let expected = format!(
+        "snapshot {}: process {pid} saves to it (stop that process, or name another file)",
+        folder.file().display()
+    );
+    assert_eq!(error.to_string(), expected);
+    assert!(first.save(folder.file()).is_ok(), "whoever holds it may save");
+    // Closing gives it free at once, although the store is still there, and dropping does.
+    first.close().unwrap();
+    let (second, _) = open().unwrap();
+    drop(second);
+    drop(open().unwrap());
+}
+
+#[test]
+fn a_store_that_was_closed_is_not_saved_again() {
+    let folder = Folder::new();
+    let hand = clock();
+    let (store, _) =
+        MemoryStore::open(Capacity::default(), Clock::manual(&hand), Snapshots::to(folder.file())).unwrap();
+    let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
+    charge(&limiter, &user("alice"), 7);
+    store.close().unwrap();
+    charge(&limiter, &user("alice"), 1);
+    fs::remove_file(folder.file()).unwrap();
+    store.close().unwrap();
+    drop((store, limiter));
+    assert!(!folder.file().exists());
+}
+
+#[test]
+fn closing_tells_that_nothing_was_saved() {
+    let folder = Folder::new();
+    let snapshots = Snapshots { path: folder.0.join("gone/state"), every: Duration::from_secs(3_600) };
+    let (store, _) = MemoryStore::open(Capacity::default(), Clock::manual(&clock()), snapshots).unwrap();
+    assert!(matches!(store.close(), Err(SnapshotError::Io { .. })));
 }
 
 #[test]

@@ -135,6 +135,9 @@ fn write_limit(out: &mut Writer, answer: &Answer<'_>, key: impl FnOnce(&mut Writ
     if outcome.retry == Some(Retry::Never) {
         out.raw(",\"never\":true");
     }
+    if outcome.overflow {
+        out.raw(",\"overflow\":true");
+    }
     out.raw("}");
 }
 

@@ -170,6 +170,23 @@ impl Metrics {
             "Bytes that keys take in this process",
             memory.bytes() as u64,
         ));
+        all.push(counter(
+            "tollkeeper_refunds_refused",
+            "Refunds and settlements refused because there was no room to remember them",
+            vec![(Labels::new(), memory.corrections_refused())],
+        ));
+        if let Some(status) = memory.snapshots() {
+            all.push(gauge(
+                "tollkeeper_snapshot_age_seconds",
+                "Time since the newest good snapshot, or since the start if there is none",
+                status.age.as_secs(),
+            ));
+            all.push(counter(
+                "tollkeeper_snapshot_failures",
+                "Snapshots that could not be written",
+                vec![(Labels::new(), status.failures)],
+            ));
+        }
         let Store::Redis(redis) = store else { return };
         let state = match redis.breaker() {
             BreakerState::Closed => 0,

@@ -80,7 +80,7 @@ pub fn write(out: &mut Replies, limiter: &Limiter, redactor: &Redactor, decision
 fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts, answer: &Answer<'_>) {
     let outcome = answer.outcome();
     let never = outcome.retry == Some(Retry::Never);
-    out.map(11 + usize::from(never));
+    out.map(11 + usize::from(never) + usize::from(outcome.overflow));
     out.bulk(b"name");
     out.bulk(answer.name().as_bytes());
     out.bulk(b"key");
@@ -110,6 +110,10 @@ fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts,
     out.or_null(answer.degraded(), |out, by| out.bulk(by.name().as_bytes()));
     if never {
         out.bulk(b"never");
+        out.boolean(true);
+    }
+    if outcome.overflow {
+        out.bulk(b"overflow");
         out.boolean(true);
     }
 }

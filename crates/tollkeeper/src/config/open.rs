@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::clock::Clock;
 use crate::limiter::Limiter;
-use crate::memory::{MemoryStore, Restored};
+use crate::memory::{MemoryStore, Restored, SnapshotError};
 #[cfg(feature = "redis")]
 use crate::resilient::Resilient;
 
@@ -48,7 +48,8 @@ impl Limiter {
 
 impl Config {
     /// A limiter with these limits, on the store that is named; what was saved there goes on. An error is a
-    /// file beside the config, such as a certificate, that cannot be read.
+    /// file beside the config, such as a certificate, that cannot be read, or a snapshot that another process
+    /// saves to.
     pub fn limiter(&self) -> Result<Limiter, ReadError> {
         let policy = self.policy.clone();
         #[cfg(feature = "redis")]
@@ -59,17 +60,21 @@ impl Config {
             })?;
             return Ok(Limiter::with_store(policy, Arc::new(store)));
         }
-        let (store, _) = self.memory.open(Clock::system());
+        let (store, _) = self.memory.open(Clock::system()).map_err(|error| ReadError::Unreadable {
+            path: error.path().to_owned(),
+            reason: error.cause(),
+        })?;
         Ok(Limiter::embedded(policy, store))
     }
 }
 
 impl MemorySettings {
-    /// The store of these settings, with what was saved by the last one.
-    pub fn open(&self, clock: Clock) -> (MemoryStore, Restored) {
+    /// The store of these settings, with what was saved by the last one; an error if another process saves to
+    /// that file.
+    pub fn open(&self, clock: Clock) -> Result<(MemoryStore, Restored), SnapshotError> {
         match self.snapshots() {
             Some(snapshots) => MemoryStore::open(self.capacity(), clock, snapshots),
-            None => (MemoryStore::new(self.capacity(), clock), Restored::Nothing),
+            None => Ok((MemoryStore::new(self.capacity(), clock), Restored::Nothing)),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A charge is corrected once. That it was is remembered by a marker for each of its keys, in the shard
 //! of the key, until nothing could be given back any more. Charging twice is safe, refunding twice is
-//! not: when there is no room for a marker, nothing is given back.
+//! not: when there is no room for a marker, nothing is given back, and the caller is told to try later.
 
 use tollkeeper_core::algorithm::{self, State, concurrency};
 use tollkeeper_core::charge::{Item, ItemKey};
@@ -11,12 +11,14 @@ use tollkeeper_core::{Change, Charge, Fix, Slot, Time, fingerprint};
 
 use crate::store::Correction;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::sync::lock;
 
 use super::room::CELLS;
-use super::shard::{Lens, Spot};
+use super::shard::{Lens, Shard, Spot};
 use super::table::Place;
 use super::{Inner, MemoryStore};
+
+/// How many shards besides its own a correction that finds no room for its markers looks at.
+const OTHERS: usize = 8;
 
 impl MemoryStore {
     /// Gives back or adds to what was charged, once.
@@ -29,23 +31,22 @@ impl MemoryStore {
         let items: Vec<(&Item, &Fix)> = charge.items().iter().zip(fixes).collect();
         let mut prints = Inline::<u128, 4>::default();
         items.iter().for_each(|(item, _)| prints.push(inner.print(item)));
-        if !inner.reserve_markers(items.len(), now) {
-            return Correction::Repeated;
-        }
         let mut shards = inner.lock(&prints);
         let marker = |index: usize| inner.marker(prints[index], charge.id());
-        let done = (0..items.len()).any(|index| {
-            let marked = shards.of(index).markers.get(marker(index));
-            marked.is_some_and(|marker| marker.expires() > now)
-        });
-        if done {
-            inner.markers.fetch_sub(items.len(), Relaxed);
+        if (0..items.len()).any(|index| shards.of(index).markers.has(marker(index), charge.void_at())) {
             return Correction::Repeated;
+        }
+        for index in 0..items.len() {
+            inner.expire_markers(shards.of(index), now);
+        }
+        if !inner.reserve_markers(items.len(), now) {
+            inner.corrections_refused.fetch_add(1, Relaxed);
+            return Correction::Full;
         }
         for (index, (item, fix)) in items.iter().enumerate() {
             let print = prints[index];
             let shard = shards.of(index);
-            shard.mark(marker(index), charge.void_at());
+            shard.markers.set(marker(index), now, charge.void_at());
             let spot = match shard.table.find(print) {
                 Place::Found(place) => Spot::Own(print, place),
                 Place::Vacant(_) => {
@@ -115,18 +116,28 @@ impl MemoryStore {
 }
 
 impl Inner {
-    /// Takes room for markers, if there is any.
+    /// Takes room for markers, if there is any or a few other shards give some up.
     fn reserve_markers(&self, count: usize, now: Time) -> bool {
-        let most = (self.capacity.max_keys / 16).max(1);
+        let most = self.capacity.max_keys;
         let more = |markers| (markers + count <= most).then_some(markers + count);
-        if self.markers.fetch_update(Relaxed, Relaxed, more).is_ok() {
-            return true;
-        }
-        for shard in &self.shards {
-            let gone = lock(&shard.0).sweep_markers(now);
+        let reserve = || self.markers.fetch_update(Relaxed, Relaxed, more).is_ok();
+        reserve()
+            || (0..OTHERS).any(|_| {
+                let next = self.next_reclaim.fetch_add(1, Relaxed) & (self.shards.len() - 1);
+                // One that is in use is left out: to wait for it could wait in a circle.
+                if let Ok(mut shard) = self.shards[next].0.try_lock() {
+                    self.expire_markers(&mut shard, now);
+                }
+                reserve()
+            })
+    }
+
+    /// Drops the markers of a shard whose charges are void by now.
+    fn expire_markers(&self, shard: &mut Shard, now: Time) {
+        let gone = shard.markers.expire(now);
+        if gone > 0 {
             self.markers.fetch_sub(gone, Relaxed);
         }
-        self.markers.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
     /// The fingerprint of a marker. It ends as the key's own does, so both are in one shard, and a

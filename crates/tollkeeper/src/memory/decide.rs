@@ -125,10 +125,10 @@ impl Inner {
     }
 
     fn decide_any(&self, due: &Due<'_>, print: u128, charging: bool, now: Time, said: &mut Said) -> u64 {
-        if charging {
-            self.make_room(now);
-        }
         let shard = &mut *self.shard(print);
+        if charging {
+            self.make_room(shard, due, print, now);
+        }
         let spot = self.look(shard, due, print, charging);
         let step = due.step(shard.seen(spot, Lens::of(due)), now);
         let charged = charging && step.allowed && due.cost > 0;
@@ -156,9 +156,6 @@ impl Inner {
         now: Time,
         said: &mut [Said],
     ) -> u64 {
-        if charging {
-            self.make_room(now);
-        }
         let mut shards = self.lock(prints);
         let id = if charging { self.number(prints[0], shards.of(0)) } else { 0 };
         let mut toll = Several { dues, prints, shards: &mut shards, charging, now, id };
@@ -203,6 +200,11 @@ impl Inner {
     /// Decides whatever the case is.
     fn decide_new(&self, toll: &mut Several<'_, '_>, said: &mut [Said]) {
         let (now, charging) = (toll.now, toll.charging);
+        if charging {
+            for (index, due) in toll.dues.iter().enumerate() {
+                self.make_room(toll.shards.of(index), due, toll.prints[index], now);
+            }
+        }
         let mut parts = Vec::with_capacity(toll.dues.len());
         for (payer, due) in toll.dues.iter().enumerate() {
             let spot = self.look(toll.shards.of(payer), due, toll.prints[payer], charging);

@@ -9,6 +9,7 @@ mod correct;
 mod decide;
 mod keeper;
 mod locked;
+mod markers;
 mod room;
 mod shard;
 mod snapshot;
@@ -26,17 +27,16 @@ use crate::store::{Answer, Correction, Store};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, MutexGuard, lock};
 
-pub use keeper::{Restored, Snapshots};
+pub use keeper::{Restored, SnapshotStatus, Snapshots};
 pub use snapshot::SnapshotError;
 
 use keeper::Keeper;
-use room::Reclaim;
 use shard::{Dropped, Shard};
 
 /// How much the store may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// The most keys that have a state of their own.
+    /// The most keys that have a state of their own; and the most corrections of charges that are remembered.
     pub max_keys: usize,
     /// The most bytes in sliding logs.
     pub max_log_bytes: usize,
@@ -65,7 +65,9 @@ struct Inner {
     markers: AtomicUsize,
     log_bytes: AtomicUsize,
     overflows: AtomicU64,
-    reclaim: Mutex<Reclaim>,
+    corrections_refused: AtomicU64,
+    /// Which shard is asked next for room that the key's own does not have: for logs, or for markers.
+    next_reclaim: AtomicUsize,
     saving: Mutex<()>,
     keeper: OnceLock<Keeper>,
 }
@@ -73,7 +75,8 @@ struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(keeper) = self.keeper.get() {
-            keeper.stop(self);
+            // There is nobody left to tell.
+            let _ = keeper.stop(self);
         }
     }
 }
@@ -122,7 +125,8 @@ impl MemoryStore {
                 markers: AtomicUsize::new(0),
                 log_bytes: AtomicUsize::new(0),
                 overflows: AtomicU64::new(0),
-                reclaim: Mutex::new(Reclaim::default()),
+                corrections_refused: AtomicU64::new(0),
+                next_reclaim: AtomicUsize::new(0),
                 saving: Mutex::new(()),
                 keeper: OnceLock::new(),
             }),
@@ -142,6 +146,11 @@ impl MemoryStore {
     /// How often a key had to share a state, because the store was full.
     pub fn overflows(&self) -> u64 {
         self.inner.overflows.load(Relaxed)
+    }
+
+    /// How often a correction was refused ([`Correction::Full`]), because there was no room for its marker.
+    pub fn corrections_refused(&self) -> u64 {
+        self.inner.corrections_refused.load(Relaxed)
     }
 
     /// Bytes held by sliding logs.
@@ -253,6 +262,6 @@ impl Store for MemoryStore {
 /// for a small store, whose cap should mean the same for every key.
 fn shards_for(max_keys: usize) -> usize {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let wanted = (16 * threads).max(max_keys / 65_536).min(1_024);
+    let wanted = (16 * threads).max(max_keys / 8_192).min(1_024);
     wanted.min(max_keys / 256).max(1).next_power_of_two()
 }

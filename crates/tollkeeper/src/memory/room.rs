@@ -5,7 +5,7 @@
 //! the store with keys gets in the way of new ones only.
 
 use tollkeeper_core::algorithm::sliding_log;
-use tollkeeper_core::{Algorithm, Due, Span, Time, fingerprint};
+use tollkeeper_core::{Algorithm, Due, Time, fingerprint};
 
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::lock;
@@ -19,18 +19,11 @@ pub(super) const CELLS: usize = 65_536;
 /// The same for states that take much room.
 const WIDE_CELLS: usize = 1_024;
 
-/// Who looks for room next, and when.
-#[derive(Debug, Default)]
-pub(super) struct Reclaim {
-    shard: usize,
-    not_before: Time,
-}
-
 impl Inner {
     /// Finds the state of a due, or a place for it.
     #[inline]
     pub(super) fn look(&self, shard: &mut Shard, due: &Due<'_>, print: u128, charging: bool) -> Spot {
-        let logs = due.quota.algorithm() == Algorithm::SlidingLog;
+        let logs = is_log(due);
         match shard.table.find(print) {
             _ if due.quota.count() == 0 => Spot::Nowhere,
             Place::Found(place) if logs && charging => self.look_log(shard, due, Spot::Own(print, place)),
@@ -102,44 +95,70 @@ impl Inner {
         self.log_bytes.load(Relaxed).saturating_add(bytes) <= self.capacity.max_log_bytes
     }
 
-    /// When the store is full, drops states that are as good as fresh, one shard at a time until one
-    /// gave something. A search that finds little is not repeated for a millisecond: meanwhile new
-    /// keys share.
+    /// Looks for room for a due that needs some and finds none, in the next few entries of its shard, which is
+    /// locked: keys are spread evenly, so another shard would have no more. So a call does a bounded amount of
+    /// work, and one for a key that is known does none, unless its log has to grow. Only a state that equals
+    /// a fresh one is dropped.
+    ///
+    /// Must come before [`Inner::look`] for any due of the toll: a state that was found may be dropped here.
     #[inline]
-    pub(super) fn make_room(&self, now: Time) {
-        if !self.has_room() || !self.has_log_room(0) {
-            self.reclaim(now);
+    pub(super) fn make_room(&self, shard: &mut Shard, due: &Due<'_>, print: u128, now: Time) {
+        if self.lacks_room(due) && self.needs_room(shard, due, print) {
+            self.reclaim(shard, due, now);
+        }
+    }
+
+    /// Whether a new key of this due would find no room.
+    #[inline]
+    fn lacks_room(&self, due: &Due<'_>) -> bool {
+        !self.has_room() || is_log(due) && !self.has_log_room(log_bytes(due))
+    }
+
+    /// Whether a due has no state yet, or one that is about to grow beyond its place.
+    fn needs_room(&self, shard: &mut Shard, due: &Due<'_>, print: u128) -> bool {
+        match shard.table.find(print) {
+            _ if due.quota.count() == 0 => false,
+            Place::Vacant(_) => true,
+            Place::Found(place) => {
+                let bytes = log_bytes(due);
+                is_log(due) && !self.has_log_room(bytes) && !shard.log_fits(Spot::Own(print, place), bytes)
+            }
         }
     }
 
     #[cold]
-    fn reclaim(&self, now: Time) {
-        const PAUSE: u64 = 1_000;
-        let Ok(mut reclaim) = self.reclaim.try_lock() else { return };
-        let wait = reclaim.not_before.since(now).as_micros();
-        if (1..=PAUSE).contains(&wait) {
+    fn reclaim(&self, shard: &mut Shard, due: &Due<'_>, now: Time) {
+        let dropped = shard.reclaim(now);
+        self.account(shard, dropped);
+        if !is_log(due) || self.has_log_room(log_bytes(due)) {
             return;
         }
-        for _ in 0..self.shards.len() {
-            reclaim.shard = (reclaim.shard + 1) % self.shards.len();
-            let (dropped, kept) = self.sweep(reclaim.shard, now);
-            if dropped * 64 > kept {
-                return;
-            }
+        // What takes up the room for logs may be a single log in another shard. A shard that is in use is left
+        // out: to wait for it with this one locked could wait in a circle.
+        let next = self.next_reclaim.fetch_add(1, Relaxed) & (self.shards.len() - 1);
+        if let Ok(mut other) = self.shards[next].0.try_lock() {
+            let dropped = other.reclaim(now);
+            self.account(&mut other, dropped);
         }
-        reclaim.not_before = now + Span::from_micros(PAUSE);
     }
 
-    /// Sweeps one shard; returns how many keys went and how many stayed.
-    pub(super) fn sweep(&self, index: usize, now: Time) -> (usize, usize) {
+    /// Sweeps one shard.
+    pub(super) fn sweep(&self, index: usize, now: Time) {
         let shard = &mut *lock(&self.shards[index].0);
         let dropped = shard.sweep(now);
         self.account(shard, dropped);
-        (dropped.0, shard.table.len())
     }
+}
+
+#[inline]
+fn is_log(due: &Due<'_>) -> bool {
+    due.quota.algorithm() == Algorithm::SlidingLog
 }
 
 /// What a due would add to a log.
 fn log_bytes(due: &Due<'_>) -> usize {
     usize::try_from(due.cost.min(due.quota.count())).unwrap_or(usize::MAX).saturating_mul(sliding_log::STAMP)
 }
+
+#[cfg(test)]
+mod tests;

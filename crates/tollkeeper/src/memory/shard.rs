@@ -4,6 +4,7 @@
 use tollkeeper_core::algorithm::{Effect, Seen, State, Step, sliding_log};
 use tollkeeper_core::{Due, Quota, Time};
 
+use super::markers::Markers;
 use super::state::{Kind, Packed};
 use super::table::Table;
 
@@ -21,13 +22,22 @@ pub(super) struct Shard {
     /// States that several keys share, because there was no room for their own.
     pub(super) cells: Table,
     /// Charges that have been corrected.
-    pub(super) markers: Table,
+    pub(super) markers: Markers,
     /// States that do not fit into an entry.
     wide: Vec<Option<State>>,
     vacant: Vec<u32>,
     /// Bytes of logs, kept and freed since the store last asked.
     pub(super) log_bytes: Bytes,
+    /// Entries that [`Shard::reclaim`] has looked at.
+    #[cfg(test)]
+    pub(super) examined: usize,
 }
+
+/// How many entries of its tables one call looks at to find room: a few hundred nanoseconds' worth.
+pub(super) const SLICE: usize = KEY_SLICE + CELL_SLICE;
+const KEY_SLICE: usize = 64;
+/// Fewer: cells are made only while there is no room, and each of those calls looks at so many.
+const CELL_SLICE: usize = 16;
 
 /// How a number of bytes has changed.
 pub(super) type Bytes = isize;
@@ -165,16 +175,27 @@ impl Shard {
         dropped
     }
 
-    /// Marks that a charge has been corrected, until `expires`.
-    pub(super) fn mark(&mut self, print: u128, expires: Time) {
-        self.markers.set(print, Packed::marker(expires), |_| false, |_| {});
-    }
-
-    /// Drops markers of charges that are void by now; returns how many.
-    pub(super) fn sweep_markers(&mut self, now: Time) -> usize {
-        let before = self.markers.len();
-        self.markers.sweep(|marker| marker.expires() <= now, |_| {});
-        before - self.markers.len()
+    /// As [`Shard::sweep`], for the next few entries of each table only. States beside the tables are not
+    /// moved together: the places that are left empty there are used again.
+    pub(super) fn reclaim(&mut self, now: Time) -> Dropped {
+        let mut wides = Vec::new();
+        let before = self.table.len();
+        let mut examined = 0;
+        for (table, slice) in [(&mut self.table, KEY_SLICE), (&mut self.cells, CELL_SLICE)] {
+            let gone = |state: Packed| {
+                if let Kind::Wide(_) = state.kind() {
+                    wides.push(state);
+                }
+            };
+            examined += table.sweep_slice(slice, |state| state.expires() <= now, gone);
+        }
+        wides.into_iter().for_each(|packed| self.drop_wide(packed));
+        debug_assert!(examined <= SLICE);
+        #[cfg(test)]
+        {
+            self.examined += examined;
+        }
+        Dropped(before - self.table.len())
     }
 
     /// The state that an entry says lives beside the table.

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use tollkeeper_core::algorithm::concurrency::Slot;
 use tollkeeper_core::algorithm::{State, sliding_log, sliding_window};
-use tollkeeper_core::{Secret, siphash};
+use tollkeeper_core::{Secret, Time, siphash};
 
 use crate::clock::Clock;
 use crate::sync::atomic::Ordering::Relaxed;
@@ -25,18 +25,15 @@ use crate::sync::lock;
 
 use super::shard::{Dropped, Shard};
 use super::state::{Kind, Packed};
-use super::table::Table;
 use super::{Capacity, Inner, MemoryStore, Secrets};
 
 const MAGIC: &[u8] = b"tollkeeper state ";
 const VERSION: &[u8] = b"1\n";
 
-/// Picks a table of a shard.
-type Which = fn(&mut Shard) -> &mut Table;
-
-/// The tables of a shard, by the byte that stands for each in a file.
-const TABLES: [(u8, Which); 3] =
-    [(1, |shard| &mut shard.table), (2, |shard| &mut shard.cells), (3, |shard| &mut shard.markers)];
+/// What begins a record of a key's state, of a shared cell, of a marker; and what is behind the last one.
+const KEY: u8 = 1;
+const CELL: u8 = 2;
+const MARKER: u8 = 3;
 const END: u8 = 0;
 
 /// Why a file could not be written or read.
@@ -56,16 +53,50 @@ pub enum SnapshotError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// Another process saves to the file.
+    Held {
+        /// The file.
+        path: PathBuf,
+        /// The process, if it has said so in `PATH.lock`.
+        pid: Option<u32>,
+    },
+}
+
+impl SnapshotError {
+    /// The file.
+    pub fn path(&self) -> &Path {
+        let (SnapshotError::Io { path, .. }
+        | SnapshotError::Foreign { path, .. }
+        | SnapshotError::Held { path, .. }) = self;
+        path
+    }
+
+    /// What went wrong, without the name of the file.
+    pub fn cause(&self) -> String {
+        match self {
+            SnapshotError::Io { error, .. } => error.to_string(),
+            SnapshotError::Foreign { problem, .. } => (*problem).to_owned(),
+            SnapshotError::Held { pid: Some(pid), .. } => format!("process {pid} saves to it"),
+            SnapshotError::Held { pid: None, .. } => "another process saves to it".to_owned(),
+        }
+    }
 }
 
 impl fmt::Display for SnapshotError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SnapshotError::Io { path, error } => write!(f, "snapshot {}: {error}", path.display()),
-            SnapshotError::Foreign { path, problem } => write!(
+            SnapshotError::Io { path, .. } => write!(f, "snapshot {}: {}", path.display(), self.cause()),
+            SnapshotError::Foreign { path, .. } => write!(
                 f,
-                "snapshot {}: {problem} (it is not used: put back one that is whole, or start empty)",
-                path.display()
+                "snapshot {}: {} (it is not used: put back one that is whole, or start empty)",
+                path.display(),
+                self.cause()
+            ),
+            SnapshotError::Held { path, .. } => write!(
+                f,
+                "snapshot {}: {} (stop that process, or name another file)",
+                path.display(),
+                self.cause()
             ),
         }
     }
@@ -102,17 +133,20 @@ impl Inner {
     pub(super) fn save(&self, path: &Path) -> Result<usize, SnapshotError> {
         // One at a time: two writers would share the file beside.
         let _saving = lock(&self.saving);
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(".new");
-        self.write_to(Path::new(&beside))
+        let new = beside(path, ".new");
+        self.write_to(&new)
             .and_then(|keys| {
-                fs::rename(&beside, path)?;
+                fs::rename(&new, path)?;
                 // The new name is only safe once the folder is.
                 let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
                 File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
                 Ok(keys)
             })
-            .map_err(|error| SnapshotError::Io { path: path.to_owned(), error })
+            .map_err(|error| {
+                // What is cut off is of no use, and takes up room where there may be none.
+                let _ = fs::remove_file(&new);
+                SnapshotError::Io { path: path.to_owned(), error }
+            })
     }
 
     fn write_to(&self, path: &Path) -> io::Result<usize> {
@@ -133,13 +167,13 @@ impl Inner {
             // Copied under the lock, written without it.
             records.clear();
             {
-                let shard = &mut *lock(&padded.0);
+                let shard = &*lock(&padded.0);
                 keys += shard.table.len();
-                for (code, table) in TABLES {
-                    let entries: Vec<_> = table(shard).iter().copied().collect();
-                    for entry in entries {
-                        push_record(&mut records, shard, code, entry.print, entry.state);
-                    }
+                let states = shard.table.iter().map(|entry| (KEY, entry));
+                let cells = shard.cells.iter().map(|entry| (CELL, entry));
+                let markers = shard.markers.iter().map(|entry| (MARKER, entry));
+                for (code, entry) in states.chain(cells).chain(markers) {
+                    push_record(&mut records, shard, code, entry.print, entry.state);
                 }
             }
             out.write(&records)?;
@@ -152,6 +186,13 @@ impl Inner {
         out.inner.get_ref().sync_all()?;
         Ok(keys)
     }
+}
+
+/// The file of that name with an ending.
+pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ending);
+    name.into()
 }
 
 fn push_record(records: &mut Vec<u8>, shard: &Shard, table: u8, print: u128, packed: Packed) {
@@ -204,9 +245,10 @@ fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore
         if code == END {
             break;
         }
-        let table = TABLES.iter().find(|(known, _)| *known == code).map(|(_, table)| *table);
-        let table = table.ok_or(Broken::Foreign("it holds something that is not known"))?;
-        keys += u64::from(code == 1);
+        if ![KEY, CELL, MARKER].contains(&code) {
+            return Err(Broken::Foreign("it holds something that is not known"));
+        }
+        keys += u64::from(code == KEY);
         let print = u128::from_le_bytes(file.take()?);
         if print == 0 {
             return Err(Broken::Foreign("it holds a fingerprint that no key has"));
@@ -218,7 +260,7 @@ fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore
             _ => None,
         };
         if packed.expires() > now {
-            store.inner.restore(code, table, print, packed, wide);
+            store.inner.restore(code, print, packed, wide, now);
         }
     }
     if u64::from_le_bytes(file.take()?) != keys {
@@ -237,15 +279,20 @@ fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore
 }
 
 impl Inner {
-    fn restore(&self, code: u8, table: Which, print: u128, packed: Packed, wide: Option<State>) {
+    fn restore(&self, code: u8, print: u128, packed: Packed, wide: Option<State>, now: Time) {
         let shard = &mut *self.shard(print);
-        shard.restore(table, print, packed, wide);
-        self.account(shard, Dropped(0));
         match code {
-            1 => self.keys.fetch_add(1, Relaxed),
-            3 => self.markers.fetch_add(1, Relaxed),
-            _ => 0,
-        };
+            MARKER => {
+                shard.markers.set(print, now, packed.expires());
+                self.markers.fetch_add(1, Relaxed);
+            }
+            CELL => shard.restore(|shard| &mut shard.cells, print, packed, wide),
+            _ => {
+                shard.restore(|shard| &mut shard.table, print, packed, wide);
+                self.keys.fetch_add(1, Relaxed);
+            }
+        }
+        self.account(shard, Dropped(0));
     }
 }
 

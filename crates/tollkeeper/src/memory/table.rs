@@ -7,6 +7,8 @@
 //! remainders, the table may grow by a quarter instead of doubling: at most 46 bytes a key, where
 //! doubling needs 37 to 73.
 
+use std::ops::Range;
+
 use super::state::Packed;
 
 /// A place in the table; a fingerprint of zero marks an empty one.
@@ -25,6 +27,15 @@ pub(super) struct Table {
     places: Vec<Entry>,
     homes: usize,
     len: usize,
+    /// Where the next slice of [`Table::sweep_slice`] begins.
+    cursor: usize,
+}
+
+/// How much of a table may still be looked at.
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    entries: usize,
+    places: usize,
 }
 
 /// Where a fingerprint is, or would be.
@@ -172,6 +183,71 @@ impl Table {
         }
     }
 
+    /// As [`Table::sweep`], for the next `most` entries only: a sweep in slices, each of which costs about the
+    /// same however large the table is. It never shrinks the table. Returns how many entries it looked at.
+    pub(super) fn sweep_slice(
+        &mut self,
+        most: usize,
+        dead: impl Fn(&Packed) -> bool,
+        mut gone: impl FnMut(Packed),
+    ) -> usize {
+        // A table that is nearly empty has few entries in many places.
+        let mut budget = Budget { entries: most, places: 4 * most };
+        let start = if self.cursor < self.places.len() { self.cursor } else { 0 };
+        self.cursor = self.sweep_range(start..self.places.len(), &mut budget, &dead, &mut gone);
+        if self.cursor == self.places.len() {
+            self.cursor = self.sweep_range(0..start, &mut budget, &dead, &mut gone);
+        }
+        most - budget.entries
+    }
+
+    /// Drops what is dead in a range of places while the budget lasts; returns where it stopped.
+    fn sweep_range(
+        &mut self,
+        range: Range<usize>,
+        budget: &mut Budget,
+        dead: &impl Fn(&Packed) -> bool,
+        gone: &mut impl FnMut(Packed),
+    ) -> usize {
+        let (mut free, mut end) = (range.start, range.start);
+        while end < range.end && budget.entries > 0 && budget.places > 0 {
+            let (index, entry) = (end, self.places[end]);
+            (end, budget.places) = (end + 1, budget.places - 1);
+            if entry.print == 0 {
+                continue;
+            }
+            budget.entries -= 1;
+            if dead(&entry.state) {
+                self.places[index] = EMPTY;
+                self.len -= 1;
+                gone(entry.state);
+                continue;
+            }
+            // Nothing is written before the first that goes: most slices are only read.
+            let place = home(entry.print, self.homes).max(free);
+            if place != index {
+                self.places[index] = EMPTY;
+                self.places[place] = entry;
+            }
+            free = place + 1;
+        }
+        // Entries right behind close the gaps, up to the first that stands where it belongs. They have not
+        // been looked at: the next slice begins with them.
+        let mut stopped = end;
+        for index in end..self.places.len() {
+            let entry = self.places[index];
+            let place = home(entry.print, self.homes).max(free);
+            if entry.print == 0 || place == index {
+                break;
+            }
+            self.places[index] = EMPTY;
+            self.places[place] = entry;
+            free = place + 1;
+            stopped = stopped.min(place);
+        }
+        stopped
+    }
+
     /// The entries, in the order of their fingerprints.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.places.iter().filter(|entry| entry.print != 0)
@@ -303,6 +379,43 @@ mod tests {
             assert_eq!(gone, before - table.len());
         }
         assert!(table.places.len() < 200, "an empty table gives its memory back");
+    }
+
+    #[test]
+    fn slices_of_a_sweep_drop_what_one_sweep_would() {
+        let mut random = Random(11);
+        let mut table = Table::default();
+        let mut model = BTreeMap::new();
+        for round in 0..100 {
+            for _ in 0..random.next() % 40 {
+                // Every third close to others, so that entries stand far from home.
+                let print =
+                    if random.next().is_multiple_of(3) { random.print() >> 9 } else { random.print() };
+                let number = random.next() % 100;
+                table.set(print.max(1), state(number), |_| false, |_| {});
+                model.insert(print.max(1), number);
+            }
+            let (alive, most) =
+                (random.next() % 100, 1 + usize::try_from(random.next() % 90).expect("small"));
+            // One slice, or as many as it takes to come around.
+            let whole = round % 10 == 0;
+            let mut looked = 0;
+            let all = table.len();
+            while looked < all {
+                let mut gone = 0;
+                let before = table.len();
+                let entries = table.sweep_slice(most, |state| number(*state) >= alive, |_| gone += 1);
+                assert!(entries <= most, "{entries} of {most}");
+                assert_eq!(gone, before - table.len());
+                looked += entries;
+                if !whole {
+                    break;
+                }
+            }
+            // After one slice some of the dead are still there, and all of the living.
+            model.retain(|print, number| *number < alive || !whole && table.get(*print).is_some());
+            check(&table, &model);
+        }
     }
 
     #[test]

@@ -169,7 +169,7 @@ fn a_limiter_from_a_file_goes_on_where_the_last_one_stopped() {
     assert!(!second.check(&alice).wait().expect("valid").allowed());
     drop(second);
     let (config, _) = Config::read(&path).expect("right");
-    assert!(matches!(config.memory.open(Clock::system()), (_, Restored::Keys(1))));
+    assert!(matches!(config.memory.open(Clock::system()), Ok((_, Restored::Keys(1)))));
     assert_eq!(config.memory.capacity().max_keys, 10);
     fs::remove_dir_all(&folder).expect("made above");
 }

@@ -1,0 +1,111 @@
+//! What a full memory store costs: checks of known and of new keys just below `max_keys`, at it, and after ten
+//! times as many keys have come.
+//!
+//! The limit is a sliding window, whose keys take the general path of the store, asked by facts. No state
+//! expires meanwhile: every new key of a full store looks for room and finds none.
+
+use std::fs;
+use std::hint::black_box;
+
+use serde_json::json;
+use tollkeeper::{Capacity, Clock, Limit, Limiter, MemoryStore, Policy, Quota, facts};
+use tollkeeper_bench::keys;
+use tollkeeper_bench::report::{self, Want};
+
+const MAX_KEYS: usize = 1_000_000;
+/// Checks of one measurement.
+const CHECKS: usize = 100_000;
+const ROUNDS: usize = 5;
+const STAGES: [&str; 3] = ["below", "at", "ten-times"];
+
+fn main() {
+    // Nanoseconds per check by stage, of each round.
+    let (mut known, mut new) = (vec![Vec::new(); 3], vec![Vec::new(); 3]);
+    for _ in 0..ROUNDS {
+        let mut store = Full::new();
+        store.add(MAX_KEYS - 1 - CHECKS);
+        new[0].push(store.time_new());
+        known[0].push(store.time_known());
+        store.add(1);
+        known[1].push(store.time_known());
+        new[1].push(store.time_new());
+        store.add(10 * MAX_KEYS - store.asked);
+        known[2].push(store.time_known());
+        new[2].push(store.time_new());
+    }
+    for (name, times) in [("full-known", &known), ("full-new", &new)] {
+        let medians: Vec<f64> = times.iter().map(|times| report::median(times)).collect();
+        for (stage, nanos) in STAGES.iter().zip(&medians) {
+            report::figure(&format!("{name}-{stage}-ns"), *nanos);
+        }
+        for (stage, nanos) in STAGES.iter().zip(&medians).skip(1) {
+            let name = format!("{name}-{stage}/below");
+            report::ratio(&name, medians[0] / nanos);
+            if name.starts_with("full-known") {
+                report::goal(&name, Want::AtLeast(0.9), medians[0] / nanos);
+            }
+        }
+    }
+    report::save("full", json!({ "stages": STAGES, "known-ns": known, "new-ns": new }));
+}
+
+/// A store on its way to being full.
+struct Full {
+    limiter: Limiter,
+    store: MemoryStore,
+    /// Keys that have come so far.
+    asked: usize,
+}
+
+impl Full {
+    fn new() -> Full {
+        let limits = vec![Limit::new("per-user", Quota::per_hour(1_000_000)).by("user")];
+        let store = MemoryStore::new(Capacity { max_keys: MAX_KEYS, ..Capacity::default() }, Clock::system());
+        let limiter = Limiter::embedded(Policy::new(limits).expect("valid limits"), store.clone());
+        Full { limiter, store, asked: 0 }
+    }
+
+    fn check(&self, user: &str) {
+        let decision = self.limiter.check(&facts! { "user" => user }).wait().expect("valid facts");
+        assert!(black_box(decision.allowed()), "the limit is larger than any number of checks here");
+    }
+
+    /// So many new keys.
+    fn add(&mut self, count: usize) {
+        let mut key = String::with_capacity(24);
+        for number in self.asked..self.asked + count {
+            keys::write_key(&mut key, "user", number as u64);
+            self.check(&key);
+        }
+        self.asked += count;
+        assert_eq!(self.store.keys(), self.asked.min(MAX_KEYS), "no key expires");
+    }
+
+    /// Nanoseconds per check of a key that comes for the first time.
+    fn time_new(&mut self) -> f64 {
+        let keys = (self.asked..self.asked + CHECKS).map(|number| keys::key("user", number as u64)).collect();
+        let nanos = self.time(keys);
+        self.asked += CHECKS;
+        nanos
+    }
+
+    /// Nanoseconds per check of a key that has a state of its own.
+    fn time_known(&self) -> f64 {
+        let known = self.asked.min(MAX_KEYS) as u64;
+        self.time(keys::uniform(known).take(CHECKS).map(|number| keys::key("user", number)).collect())
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a duration of seconds")]
+    fn time(&self, keys: Vec<String>) -> f64 {
+        let begun = on_processor();
+        keys.iter().for_each(|key| self.check(key));
+        (on_processor() - begun) as f64 / CHECKS as f64
+    }
+}
+
+/// Nanoseconds that this thread has run: each stage is measured once in a round, so what else runs on the machine
+/// must not count.
+fn on_processor() -> u64 {
+    let schedstat = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux tells");
+    schedstat.split(' ').next().and_then(|nanos| nanos.parse().ok()).expect("a number")
+}

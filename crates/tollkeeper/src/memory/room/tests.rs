@@ -1,0 +1,148 @@
+//! What it costs to look for room, counted in entries that a call looks at: not in time.
+
+use std::sync::Arc;
+
+use tollkeeper_core::{Facts, Limit, Policy, Quota, Span, Toll, Verb};
+
+use super::super::shard::SLICE;
+use super::super::{Capacity, MemoryStore};
+use super::*;
+use crate::clock::{Clock, ManualClock};
+use crate::limiter::Limiter;
+
+const ALGORITHMS: [Algorithm; 5] = [
+    Algorithm::TokenBucket,
+    Algorithm::LeakyBucket,
+    Algorithm::FixedWindow,
+    Algorithm::SlidingWindow,
+    Algorithm::SlidingLog,
+];
+
+/// The most entries that one new key looks at: in its own shard and, for a log, in one other.
+const MOST: usize = 2 * SLICE;
+
+fn store(capacity: Capacity) -> (MemoryStore, ManualClock) {
+    let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+    (MemoryStore::new(capacity, Clock::manual(&hand)), hand)
+}
+
+/// One limit of 1,000 an hour by `user` for each of these algorithms.
+fn limiter(store: &MemoryStore, algorithms: &[Algorithm]) -> Limiter {
+    let limit = |algorithm: &Algorithm| {
+        Limit::new(algorithm.name(), Quota::per_hour(1_000)).by("user").algorithm(*algorithm)
+    };
+    let policy = Policy::new(algorithms.iter().map(limit).collect()).expect("valid limits");
+    Limiter::embedded(policy, store.clone())
+}
+
+/// Charges 1 to a user; true if any of its limits has to share a state.
+fn charge(limiter: &Limiter, user: &str) -> bool {
+    let decision = limiter.check(&Facts::new().with("user", user)).wait().expect("valid facts");
+    decision.limits().any(|answer| answer.outcome().overflow)
+}
+
+fn examined(store: &MemoryStore) -> usize {
+    store.inner.shards.iter().map(|shard| lock(&shard.0).examined).sum()
+}
+
+/// Entries that are looked at while something is done.
+fn cost_of(store: &MemoryStore, act: impl FnOnce()) -> usize {
+    let before = examined(store);
+    act();
+    examined(store) - before
+}
+
+#[test]
+fn known_keys_never_look_for_room() {
+    const KEYS: usize = 1_024;
+    for algorithm in ALGORITHMS {
+        let (store, _) = store(Capacity { max_keys: KEYS, ..Capacity::default() });
+        let limiter = limiter(&store, &[algorithm]);
+        for number in 0..2 * KEYS {
+            assert_eq!(charge(&limiter, &format!("user{number}")), number >= KEYS, "{algorithm} {number}");
+        }
+        let looked = cost_of(&store, || {
+            for number in 0..KEYS {
+                assert!(!charge(&limiter, &format!("user{number}")), "{algorithm} {number}");
+            }
+        });
+        assert_eq!(looked, 0, "{algorithm}");
+        let handle = limiter.handle(algorithm.name()).expect("a plain limit");
+        let layers = limiter.layers([algorithm.name()]).expect("a plain limit");
+        let looked = cost_of(&store, || {
+            for number in 0..KEYS {
+                let user = format!("user{number}");
+                assert!(handle.check(&user).expect("valid").allowed, "{algorithm} {number}");
+                assert!(layers.check([&user]).expect("valid").allowed, "{algorithm} {number}");
+            }
+        });
+        assert_eq!(looked, 0, "{algorithm}: a handle and layers");
+    }
+}
+
+#[test]
+fn a_known_key_beside_a_new_one_pays_for_the_new_one_only() {
+    let (store, _) = store(Capacity { max_keys: 2_048, ..Capacity::default() });
+    let limiter = limiter(&store, &ALGORITHMS[..2]);
+    for number in 0..1_024 {
+        assert!(!charge(&limiter, &format!("user{number}")));
+    }
+    assert!(charge(&limiter, "new"), "the store is full");
+    let mut toll = Toll::new(Arc::clone(&limiter.policy()), Verb::Check);
+    for user in ["user0", "another", "user1", "user2"] {
+        toll.add(&Facts::new().with("user", user), 1).expect("valid facts");
+    }
+    let looked = cost_of(&store, || drop(store.decide(&toll)));
+    assert!((1..=2 * MOST).contains(&looked), "{looked} entries for two new keys of eight");
+}
+
+#[test]
+fn a_new_key_in_a_full_store_does_bounded_work() {
+    const KEYS: usize = 5_000;
+    for algorithm in ALGORITHMS {
+        let (store, hand) = store(Capacity { max_keys: KEYS, ..Capacity::default() });
+        let limiter = limiter(&store, &[algorithm]);
+        for number in 0..KEYS {
+            charge(&limiter, &format!("user{number}"));
+        }
+        assert_eq!(examined(&store), 0, "{algorithm}: there was room for all");
+        // First when nothing can go, then when everything can.
+        for round in ["early", "late"] {
+            let mut shared = 0;
+            for number in 0..KEYS {
+                let looked =
+                    cost_of(&store, || shared += usize::from(charge(&limiter, &format!("{round}{number}"))));
+                assert!(looked <= MOST, "{algorithm} {round} {number}: {looked}");
+            }
+            match round {
+                "early" => assert_eq!(shared, KEYS, "{algorithm}"),
+                _ => assert!(shared < KEYS / 100, "{algorithm}: {shared} of {KEYS} found no room"),
+            }
+            hand.advance(Span::from_secs(2 * 3_600 + 10));
+        }
+    }
+}
+
+#[test]
+fn room_for_logs_is_found_in_any_shard() {
+    let (store, hand) = store(Capacity { max_keys: 8_192, max_log_bytes: 64 << 10 });
+    assert!(store.inner.shards.len() > 1);
+    let limit = Limit::new("log", Quota::per_hour(8_000)).by("user").algorithm(Algorithm::SlidingLog);
+    let limiter = Limiter::embedded(Policy::new(vec![limit]).expect("valid"), store.clone());
+    let check = |user: &str, cost| {
+        limiter.check(&Facts::new().with("user", user)).cost(cost).wait().expect("valid facts")
+    };
+    assert!(check("large", 8_000).allowed());
+    assert!(check("small", 1).allowed());
+    // A log that has room where it is looks for none, and one that has to grow looks a little.
+    while store.log_bytes() <= 64 << 10 {
+        check("filler", 100);
+    }
+    let grown = cost_of(&store, || drop(check("small", 1)));
+    assert!(grown <= MOST, "{grown}");
+    // When the large log is void, it goes, wherever it is.
+    hand.advance(Span::from_secs(3_601));
+    let one = "the only one who comes";
+    let calls = (1..1_000).find(|_| !charge(&limiter, one)).expect("room comes back");
+    assert!(calls <= 3 * store.inner.shards.len(), "{calls} calls");
+}
