@@ -8,6 +8,7 @@ use tollkeeper_core::{InvalidPolicy, Limit, Policy};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::memory::{Capacity, MemoryStore};
+use crate::operation::Operation;
 #[cfg(feature = "redis")]
 use crate::redis::{RedisOptions, RedisStore};
 #[cfg(feature = "redis")]
@@ -71,8 +72,12 @@ impl Builder {
         Builder { ipv6_prefix: Some(bits), ..self }
     }
 
-    /// Checks the limits and opens the store.
-    pub async fn build(self) -> Result<Limiter, BuildError> {
+    /// Checks the limits and opens the store. A store elsewhere begins to connect, and is not waited for.
+    pub fn build(self) -> Operation<impl Future<Output = Result<Limiter, BuildError>>> {
+        Operation::new(async { self.open() })
+    }
+
+    fn open(self) -> Result<Limiter, BuildError> {
         let policy = Policy::new(self.limits).map_err(BuildError::Policy)?;
         let policy = self.ipv6_prefix.into_iter().fold(policy, Policy::with_ipv6_prefix);
         match self.store {
@@ -83,9 +88,6 @@ impl Builder {
             #[cfg(feature = "redis")]
             Some(Backend::Url(url)) => match url.parse() {
                 Ok(crate::store_url::StoreUrl::Redis(redis)) => {
-                    if tokio::runtime::Handle::try_current().is_err() {
-                        return Err(BuildError::Runtime);
-                    }
                     let store = RedisStore::open(&redis, RedisOptions::default());
                     let store = Resilient::new(store, ResilientSettings::default(), MemoryStore::default());
                     Ok(Limiter::new(policy, Arc::new(store), None, Clock::system()))
@@ -107,8 +109,6 @@ pub enum BuildError {
     Policy(InvalidPolicy),
     /// There is no such store.
     Store(String),
-    /// A store elsewhere was asked for outside of an async runtime.
-    Runtime,
 }
 
 impl fmt::Display for BuildError {
@@ -119,9 +119,6 @@ impl fmt::Display for BuildError {
                 // What comes before the address may hold a password.
                 let scheme = url.split_once("://").map_or(url.as_str(), |(scheme, _)| scheme);
                 write!(f, "there is no store for `{scheme}://` in this build (try `memory://`)")
-            }
-            BuildError::Runtime => {
-                f.write_str("a store on Redis needs a tokio runtime: build the limiter inside one")
             }
         }
     }
