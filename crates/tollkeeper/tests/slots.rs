@@ -25,7 +25,7 @@ fn free(limiter: &Limiter) -> u64 {
 }
 
 fn release(limiter: &Limiter, slot: &Slot) -> bool {
-    now(limiter.release(slot)).unwrap()
+    now(limiter.release(slot)).expect("a store in this process answers")
 }
 
 #[test]
