@@ -2,7 +2,8 @@
 //!
 //! It knows where a command and a reply end, so that it can let a command through and lose its reply,
 //! or cut a reply in half. What TCP promises it keeps: nothing is lost out of the middle of a stream, so
-//! a connection that has lost something is reset, or silent for good.
+//! a connection that has lost something is reset, or silent for good. Only [`Loss::Slip`] and [`Fault::Repeat`]
+//! do what a broken proxy between node and server would.
 
 use std::collections::VecDeque;
 use std::io;
@@ -38,6 +39,8 @@ pub enum Fault {
     Shut,
     /// One in so many replies to a script is lost, though the script ran.
     Lose(u64, Loss),
+    /// One in so many replies to a script comes twice, as no network but a broken proxy does it.
+    Repeat(u64),
 }
 
 /// What becomes of a connection whose reply was lost.
@@ -47,6 +50,8 @@ pub enum Loss {
     Reset,
     /// It goes on to carry commands, and brings no reply any more.
     Silence,
+    /// It goes on as if nothing had happened: the next reply comes in place of the one that was lost.
+    Slip,
 }
 
 /// A proxy, which ends with this.
@@ -271,11 +276,18 @@ impl Connection {
                         self.shared.lost.fetch_add(1, Relaxed);
                         match loss {
                             Loss::Silence => lock(&self.deaf).1 = true,
+                            Loss::Slip => {}
                             Loss::Reset => {
                                 let _ = bring.send(Brought::Reset);
                                 return Ok(());
                             }
                         }
+                    }
+                    Fault::Repeat(one_in)
+                        if script && self.shared.replies.fetch_add(1, Relaxed) % one_in == one_in - 1 =>
+                    {
+                        let twice = reply.repeat(2);
+                        drop(bring.send(Brought::Bytes(came, twice)));
                     }
                     Fault::Delay(delay) => drop(bring.send(Brought::Bytes(came + delay, reply))),
                     _ => drop(bring.send(Brought::Bytes(came, reply))),

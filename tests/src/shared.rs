@@ -10,7 +10,7 @@ use tollkeeper::Correction;
 use tollkeeper::redis::keys::{Format, Names};
 use tollkeeper::redis::script::Script;
 use tollkeeper::redis::state;
-use tollkeeper::redis::wire::{self, Asked, Batch, Call, Handling, Value};
+use tollkeeper::redis::wire::{self, Asked, Batch, Call, Handling, Nonce, Value};
 use tollkeeper_core::{
     Algorithm, Allowance, Charge, Costs, Decision, Key, Limit, Missing, Mode, Policy, Quota, Rate, Slot,
     Span, Time, Toll, Verb, facts,
@@ -148,7 +148,7 @@ impl<'c> Pair<'c> {
             asked.push(Asked::new(toll, self.ids, |due| self.names.state(due.key)));
         }
         let first = self.ids + 1 - tolls.len() as u64;
-        let batch = Batch::new(asked);
+        let batch = Batch::new(asked, Nonce::new(0xFEDC_BA98_7654_3210));
         let now = Time::from_micros(self.now);
         let (rulings, disagreements) = if batch.call().keys.is_empty() {
             (batch.rulings_without_store(now), 0)
@@ -228,16 +228,21 @@ impl<'c> Pair<'c> {
             _ => charge.settle(Costs::Facts(&tokens)).or_else(|_| charge.settle(Costs::All)),
         };
         let fixes = charge.fixes(&self.policy, &changes.expect("valid costs"));
-        let call = wire::correction(charge.void_at(), charge.items().iter().zip(&fixes), |item| {
-            let name = self.names.item(item);
-            let marker = self.names.marker(&name, charge.id());
-            [name, marker]
-        });
+        let call = wire::correction(
+            Nonce::new(u64::MAX),
+            charge.void_at(),
+            charge.items().iter().zip(&fixes),
+            |item| {
+                let name = self.names.item(item);
+                let marker = self.names.marker(&name, charge.id());
+                [name, marker]
+            },
+        );
         let answer = match self.run(&call) {
             Ok(answer) => answer,
             Err(error) => return Some(error),
         };
-        let actual = wire::corrected(&answer).expect("0, 1 or 2");
+        let actual = wire::corrected(&call, &answer).expect("0, 1 or 2");
         let expected = self.reference.correct(&charge, &fixes, Time::from_micros(self.now));
         match actual {
             Correction::Done => self.tally.corrected += 1,
@@ -256,12 +261,12 @@ impl<'c> Pair<'c> {
         let renew = self.random.within(0, 1) == 1;
         let handling = if renew { Handling::Renew } else { Handling::Release };
         let names = slot.items().iter().map(|item| self.names.item(item)).collect();
-        let call = wire::handling(&slot, handling, names);
+        let call = wire::handling(Nonce::new(u64::MAX), slot.id(), handling, names);
         let answer = match self.run(&call) {
             Ok(answer) => answer,
             Err(error) => return Some(error),
         };
-        let actual = wire::handled(&answer).expect("0 or 1");
+        let actual = wire::handled(&call, &answer).expect("0 or 1");
         let expected = self.reference.handle(&slot, renew, Time::from_micros(self.now));
         self.tally.handled += u64::from(actual);
         (actual != expected).then(|| format!("held: {actual} and not {expected}: {slot:?}"))

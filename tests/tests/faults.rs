@@ -12,8 +12,9 @@ use tollkeeper::config::StoreUrl;
 use tollkeeper::redis::wire::Value;
 use tollkeeper::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
-    Answer, Asked, BreakerSettings, Charge, Correction, Costs, Decision, FailureKind, Fix, Key, Limiter,
-    MemoryStore, Remote, Resilient, ResilientSettings, Ruling, Slot, Span, Toll, facts,
+    Answer, Asked, BreakerSettings, Charge, Correction, Costs, Decision, FailureKind, Fix, Key, Limit,
+    Limiter, MemoryStore, Policy, Quota, Remote, Resilient, ResilientSettings, Ruling, Slot, Span, Toll,
+    facts,
 };
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::faulty::{Fault, Loss, Proxy};
@@ -751,19 +752,19 @@ impl Remote for SendsAgain {
         self.0.forget(key)
     }
 
-    fn seal_charge(&self, charge: &Charge) -> String {
+    fn seal_charge(&self, charge: &Charge) -> Option<String> {
         self.0.seal_charge(charge)
     }
 
-    fn open_charge(&self, text: &str) -> Option<Charge> {
+    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Charge>>> {
         self.0.open_charge(text)
     }
 
-    fn seal_slot(&self, slot: &Slot) -> String {
+    fn seal_slot(&self, slot: &Slot) -> Option<String> {
         self.0.seal_slot(slot)
     }
 
-    fn open_slot(&self, text: &str) -> Option<Slot> {
+    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Slot>>> {
         self.0.open_slot(text)
     }
 }
@@ -891,4 +892,70 @@ async fn a_connection_that_breaks_is_made_again_once() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     let made = proxy.traffic().connections - before;
     assert_eq!(made, 1, "connections made in place of one that broke");
+}
+
+/// A stream that is out of step: a reply is lost and the next ones come in its place, or a reply comes twice. An
+/// exhausted user and new ones ask at the same time, and their replies have the same shape.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_client_gets_the_decision_of_another() {
+    for fault in [Fault::Lose(5, Loss::Slip), Fault::Repeat(5)] {
+        let server = Server::start();
+        server.connect();
+        let proxy = Proxy::before(server.socket());
+        let settings = ResilientSettings {
+            deadline: SLACK * DEADLINE,
+            breaker: NEVER_OPEN,
+            ..ResilientSettings::default()
+        };
+        let Ok(StoreUrl::Redis(url)) = through(&proxy).parse() else { panic!("a URL") };
+        let store =
+            Resilient::new(RedisStore::open(&url, RedisOptions::default()), settings, MemoryStore::default());
+        let store = Arc::new(store);
+        let once = Limit::new("once", Quota::per_hour(1).burst(1)).by("user");
+        let limits = Policy::new(vec![once]).expect("valid limits");
+        let limiter = Limiter::with_store(limits, Arc::clone(&store) as _);
+        let ask = async |user: &str| {
+            let decision = limiter.check(&facts! { "user" => user }).await.expect("valid facts");
+            let decided = decision.degraded().is_none().then(|| decision.allowed());
+            if decided.is_none() {
+                // The connection is being replaced: some checks should meet the next one.
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            decided
+        };
+        assert_eq!(ask("exhausted").await, Some(true));
+        // Two of them, however late the second comes.
+        let before = 2;
+
+        proxy.fault(fault);
+        let (refused, admitted) = tokio::join!(
+            async {
+                let mut refused = 0;
+                for _ in 0..200 {
+                    let allowed = ask("exhausted").await;
+                    assert_ne!(allowed, Some(true), "{fault:?}: somebody else was admitted");
+                    refused += u32::from(allowed == Some(false));
+                }
+                refused
+            },
+            async {
+                let mut admitted = 0;
+                for number in 0..200 {
+                    let allowed = ask(&format!("new-{number}")).await;
+                    assert_ne!(allowed, Some(false), "{fault:?}: somebody else was refused");
+                    admitted += u32::from(allowed == Some(true));
+                }
+                admitted
+            }
+        );
+        proxy.fault(Fault::None);
+        let foreign = store.failures(FailureKind::Nonsense);
+        println!("{fault:?}: {refused} refused, {admitted} admitted, {foreign} foreign replies");
+        assert!(foreign > 0, "{fault:?}: no stream was out of step");
+        // A connection that is out of step is replaced, and the store decides again.
+        let begun = Instant::now();
+        while ask("exhausted").await != Some(false) || proxy.traffic().connections <= before {
+            assert!(begun.elapsed() < PATIENCE, "{fault:?}: {:?}", proxy.traffic());
+        }
+    }
 }

@@ -131,8 +131,8 @@ async fn what_is_undone_in_one_slot_is_undone_once_and_its_marker_goes() {
             answer => answer,
         }
     };
-    // 1: it was done before; 0: it is too late for that.
-    assert!(matches!(again(), Ok(Value::Number(0 | 1))), "it is done once");
+    // 1: it was done before; 0: it is too late for that. Before that stands the nonce.
+    assert!(matches!(again(), Ok(Value::Number(said)) if said % 4 < 2), "it is done once");
     assert_eq!(left().await, 99, "nothing more is back");
     while !markers(server).is_empty() {
         assert!(began.elapsed() < PATIENCE, "it stays: {:?}", markers(server));
@@ -233,7 +233,7 @@ async fn limits_of_one_partition_are_decided_by_one_script() {
                 assert_eq!((decision.allowed(), decision.degraded()), (number < 20, None), "{tenant:?}");
                 if number == 0 {
                     let sealed = limiter.seal_charge(&decision.charge().expect("it passed"));
-                    let charge = limiter.open_charge(&sealed).expect("our own text");
+                    let charge = limiter.open_charge(&sealed).await.unwrap().expect("our own text");
                     assert_eq!(limiter.refund(&charge).await, Correction::Done, "{tenant:?}");
                     assert_eq!(limiter.refund(&charge).await, Correction::Repeated, "{tenant:?}");
                     assert!(limiter.check(&facts).await.unwrap().allowed(), "it was given back");
@@ -247,8 +247,11 @@ async fn limits_of_one_partition_are_decided_by_one_script() {
 
             let slot = limiter.acquire(&facts! { "tenant" => "other", "user" => user }).await.unwrap().slot;
             let slot = slot.expect("there are five").keep();
-            let slot = limiter.open_slot(&limiter.seal_slot(&slot)).expect("our own text");
-            assert!(limiter.renew(&slot).await && limiter.release(&slot).await, "{tenant:?}");
+            let slot = limiter.open_slot(&limiter.seal_slot(&slot)).await.unwrap().expect("our own text");
+            assert!(
+                limiter.renew(&slot).await.unwrap() && limiter.release(&slot).await.unwrap(),
+                "{tenant:?}"
+            );
             for limit in ["all", "per-user", "log"] {
                 assert!(limiter.forget(limit, &facts).await.unwrap(), "{tenant:?}: {limit}");
             }

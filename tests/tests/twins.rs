@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tollkeeper::redis::keys::{Format, Names};
-use tollkeeper::redis::wire::{Asked, Batch};
+use tollkeeper::redis::wire::{Asked, Batch, Nonce};
 use tollkeeper_core::{Algorithm, Decision, Limit, Policy, Quota, Verb, facts};
 use tollkeeper_tests::cases::{Case, Kind};
 use tollkeeper_tests::fold::{self, History};
@@ -135,7 +135,7 @@ fn foreign_values_are_none_and_are_overwritten() {
         }
         for left in [4, 3] {
             let asked = || Asked::new(&toll, 7, |due| names.state(due.key));
-            let batch = Batch::new(vec![asked()]);
+            let batch = Batch::new(vec![asked()], Nonce::default());
             let call = batch.call();
             let keys: Vec<&[u8]> = call.keys.iter().map(String::as_bytes).collect();
             let answer = client.run(call.script, &keys, &[&call.args[0]]).unwrap();

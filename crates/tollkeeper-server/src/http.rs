@@ -18,7 +18,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use tollkeeper::{Acquired, Correction, Costs, Decision, Facts};
+use tollkeeper::{Acquired, Correction, Costs, Decision, Facts, Unavailable};
 
 use self::ask::{Ask, Correct, Reserve};
 use self::auth::Family;
@@ -162,13 +162,13 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
         Call::Settle => {
             let mut body = body::read(body, MAX_BODY).await?;
             let settle = Correct::read(Reader::new(&mut body)?)?;
-            let charge = limiter.open_charge(settle.charge).ok_or_else(unknown_charge)?;
+            let charge = limiter.open_charge(settle.charge).await?.ok_or_else(unknown_charge)?;
             corrected(limiter.settle(&charge, settle.actual()?).await?)
         }
         Call::Refund => {
             let mut body = body::read(body, MAX_BODY).await?;
             let refund = Correct::read(Reader::new(&mut body)?)?;
-            let charge = limiter.open_charge(refund.charge).ok_or_else(unknown_charge)?;
+            let charge = limiter.open_charge(refund.charge).await?.ok_or_else(unknown_charge)?;
             corrected(limiter.refund_part(&charge, refund.costs().unwrap_or(Costs::All)).await?)
         }
         Call::Acquire => {
@@ -185,10 +185,10 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
         Call::Release | Call::Renew => {
             let mut body = body::read(body, MAX_BODY).await?;
             let text = ask::read_slot(Reader::new(&mut body)?)?;
-            let slot = limiter.open_slot(text).ok_or_else(unknown_slot)?;
+            let slot = limiter.open_slot(text).await?.ok_or_else(unknown_slot)?;
             let held = match call {
-                Call::Release => limiter.release(&slot).await,
-                _ => limiter.renew(&slot).await,
+                Call::Release => limiter.release(&slot).await?,
+                _ => limiter.renew(&slot).await?,
             };
             if held { done(true) } else { Err(unknown_slot()) }
         }
@@ -282,12 +282,12 @@ async fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<V
         Err(CannotReplace::Invalid(report)) => {
             Err(ApiError::new(Code::InvalidLimits, report.to_string()).at("limits"))
         }
-        // Nobody can tell whether it was set, so the caller has to look.
         Err(CannotReplace::Failed(failure)) => {
             let message = format!(
-                "the store that keeps limits for all nodes did not answer ({failure}): GET /v1/limits says what is in force, then try again"
+                "the store did not answer ({failure}): the limits may have been changed or not, GET /v1/limits shows \
+                 what is in force"
             );
-            Err(ApiError::new(Code::VersionMismatch, message))
+            Err(ApiError::new(Code::StoreUnavailable, message))
         }
     }
 }
@@ -376,8 +376,13 @@ fn done(done: bool) -> Answered {
 fn corrected(correction: Correction) -> Answered {
     match correction {
         Correction::Done => done(true),
-        // Nobody can tell whether a store that did not answer has done it, and to try again is not safe.
-        Correction::Repeated | Correction::Failed | Correction::Full => done(false),
+        Correction::Repeated => done(false),
+        Correction::Failed => Err(Unavailable.into()),
+        Correction::Full => {
+            let message = "the store has no room to remember this correction: the charge stays usable, so try again later, \
+                           or raise `memory.max_keys`";
+            Err(ApiError::new(Code::StoreUnavailable, message))
+        }
         Correction::Unknown => Err(unknown_charge()),
     }
 }

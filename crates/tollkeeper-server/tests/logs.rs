@@ -105,7 +105,7 @@ fn refusals_are_logged_with_their_fields() {
             ])
         })
         .collect();
-    let hidden = hex(&sha256(b"s3cret"))[..12].to_owned();
+    let hidden = format!("sha256:{}", &hex(&sha256(b"s3cret"))[..12]);
     assert_eq!(
         shown,
         [

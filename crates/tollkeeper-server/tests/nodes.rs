@@ -117,8 +117,10 @@ fn without_its_store_nothing_is_replaced_and_the_answer_says_so() {
     let mut nodes = Nodes::new();
     let server = nodes.start(5);
     nodes.redis.kill();
-    let (status, code, _) = change(&server, "PUT", &[], &body(9)).error();
-    assert_eq!((status, &*code), (412, "version_mismatch"));
+    for (method, body) in [("PUT", body(9)), ("DELETE", String::new())] {
+        let (status, code, _) = change(&server, method, &[], &body).error();
+        assert_eq!((status, &*code), (503, "store_unavailable"), "{method}");
+    }
     assert_eq!(state(&server.get("/v1/limits")), json!(["file", false, null, 5]));
     assert!(server.check(r#"{"user":"alice"}"#), "and decisions go on");
 }

@@ -53,8 +53,8 @@ impl HeldSlot {
         let renew = async move {
             loop {
                 limiter.clock().sleep(half).await;
-                if !limiter.renew(&slot).await {
-                    return; // lost: somebody else may hold it by now
+                if limiter.renew(&slot).await == Ok(false) {
+                    return; // lost: another request may hold it by now
                 }
             }
         };

@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // An export that takes longer than the time to live renews its slot on the way.
     let slot = third.slot.ok_or("an admitted request has a slot")?;
-    assert!(slot.renew().await);
+    assert!(slot.renew().await?);
     println!("its slot is good for another {}", slot.ttl());
     Ok(())
 }

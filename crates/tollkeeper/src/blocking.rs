@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 
-/// Parks the thread until the future is ready.
+/// Parks the thread until the future is ready. Inside of an async runtime this thread may be the only one that the
+/// runtime has, so calls to a remote store are made by the background runtime.
 pub(crate) fn wait<F: Future>(future: F) -> F::Output {
+    #[cfg(feature = "redis")]
+    let _blocked = crate::background::block();
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);

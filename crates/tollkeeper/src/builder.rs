@@ -8,6 +8,7 @@ use tollkeeper_core::{DeclaredFact, InvalidPolicy, Limit, Policy};
 use crate::clock::Clock;
 use crate::limiter::Limiter;
 use crate::memory::{Capacity, MemoryStore};
+use crate::operation::Operation;
 #[cfg(feature = "redis")]
 use crate::redis::{RedisOptions, RedisStore};
 #[cfg(feature = "redis")]
@@ -95,8 +96,12 @@ impl Builder {
         Builder { ipv6_prefix: Some(bits), ..self }
     }
 
-    /// Checks the limits and opens the store.
-    pub async fn build(self) -> Result<Limiter, BuildError> {
+    /// Checks the limits and opens the store. A store elsewhere begins to connect, and is not waited for.
+    pub fn build(self) -> Operation<impl Future<Output = Result<Limiter, BuildError>>> {
+        Operation::new(async { self.open() })
+    }
+
+    fn open(self) -> Result<Limiter, BuildError> {
         let policy = Policy::new(self.limits).and_then(|policy| policy.declaring(self.facts));
         let policy = policy.map_err(BuildError::Policy)?;
         let policy = self.ipv6_prefix.into_iter().fold(policy, Policy::with_ipv6_prefix);
@@ -109,9 +114,6 @@ impl Builder {
                 }
                 #[cfg(feature = "redis")]
                 StoreUrl::Redis(redis) => {
-                    if tokio::runtime::Handle::try_current().is_err() {
-                        return Err(BuildError::Runtime);
-                    }
                     let store = RedisStore::open(&redis, RedisOptions::default());
                     let store = Resilient::new(store, ResilientSettings::default(), MemoryStore::default());
                     Ok(Limiter::new(policy, Arc::new(store), None, Clock::system()))
@@ -132,8 +134,6 @@ pub enum BuildError {
     Policy(InvalidPolicy),
     /// The URL is not that of a store, or of one that this build does not have.
     Store(InvalidStoreUrl),
-    /// A store elsewhere was asked for outside of an async runtime.
-    Runtime,
 }
 
 impl fmt::Display for BuildError {
@@ -141,9 +141,6 @@ impl fmt::Display for BuildError {
         match self {
             BuildError::Policy(error) => write!(f, "{error}"),
             BuildError::Store(error) => write!(f, "{error}"),
-            BuildError::Runtime => {
-                f.write_str("a store on Redis needs a tokio runtime: build the limiter inside one")
-            }
         }
     }
 }

@@ -3,18 +3,33 @@
 use tollkeeper_core::{Slot, Span};
 
 use crate::limiter::Limiter;
-use crate::store::Answer;
+use crate::operation::Operation;
+use crate::store::{Answer, Unavailable};
 
 /// Holds a slot of each concurrency limit that applied; dropping it gives them back.
 #[derive(Debug)]
 pub struct SlotGuard {
     limiter: Limiter,
     slot: Option<Slot>,
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(dead_code, reason = "only a remote store is told in the background")
+    )]
+    taken: Taken,
+}
+
+/// How a slot was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// By a task of an async runtime, which has time for other tasks when the guard is dropped.
+    Async,
+    /// By a thread that blocks. If it belongs to a runtime, that may have no other.
+    Blocking,
 }
 
 impl SlotGuard {
-    pub(crate) fn new(limiter: Limiter, slot: Slot) -> SlotGuard {
-        SlotGuard { limiter, slot: Some(slot) }
+    pub(crate) fn new(limiter: Limiter, slot: Slot, taken: Taken) -> SlotGuard {
+        SlotGuard { limiter, slot: Some(slot), taken }
     }
 
     /// The slot, which names it to [`Limiter::release`] and [`Limiter::renew`].
@@ -28,8 +43,8 @@ impl SlotGuard {
     }
 
     /// Counts its life from now; false if it was lost meanwhile.
-    pub async fn renew(&self) -> bool {
-        self.limiter.renew(self.slot()).await
+    pub fn renew(&self) -> Operation<impl Future<Output = Result<bool, Unavailable>>> {
+        self.limiter.renew(self.slot())
     }
 
     /// Keeps the slot beyond this guard: it comes back when released by name, or at its ttl.
@@ -41,13 +56,14 @@ impl SlotGuard {
 impl Drop for SlotGuard {
     fn drop(&mut self) {
         let Some(slot) = self.slot.take() else { return };
-        // A store elsewhere is told of it in the background; without a runtime, the slot comes back at its ttl.
+        // A remote store is told in the background. If that is not possible, the slot comes back at its ttl.
         #[cfg(feature = "redis")]
-        if self.limiter.inner.memory.is_none()
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
+        if self.limiter.inner.memory.is_none() {
             let limiter = self.limiter.clone();
-            runtime.spawn(async move { limiter.release(&slot).await });
+            let _blocked = (self.taken == Taken::Blocking).then(crate::background::block);
+            let _ = crate::background::spawn(async move {
+                let _ = limiter.release(&slot).await;
+            });
             return;
         }
         if let Answer::Later(_) = self.limiter.inner.store.release(&slot) {}

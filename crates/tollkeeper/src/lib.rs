@@ -224,6 +224,8 @@
 //! TOML or JSON, and `config::Follow` follows its changes. `docs/config.md` in the repository lists
 //! every key.
 
+#[cfg(feature = "redis")]
+mod background;
 mod blocking;
 mod builder;
 mod clock;
@@ -242,7 +244,10 @@ pub mod lone;
 mod memory;
 mod meter;
 mod observer;
+mod operation;
 mod percent;
+#[cfg(feature = "redis")]
+mod process;
 mod queue;
 pub mod random;
 #[cfg(feature = "redis")]
@@ -260,14 +265,15 @@ pub use clock::{Clock, ManualClock, Sleep};
 pub use guard::SlotGuard;
 pub use handle::{Handle, HandleError, Layers, Passage, Passages};
 pub use joint::Joint;
-pub use limiter::{Acquire, Acquired, Acquiring, Deciding, Limiter, Request, Waiting};
+pub use limiter::{Acquire, Acquired, Acquiring, Deciding, ForgetError, Limiter, Request, Waiting};
 pub use memory::{Capacity, MemoryStore, Restored, SnapshotError, SnapshotStatus, Snapshots};
 pub use meter::Meter;
 pub use observer::{Observer, Op};
+pub use operation::Operation;
 pub use percent::Percent;
 #[cfg(feature = "redis")]
 pub use remote::{Asked, Failure, FailureKind, Part, Remote, Server, Split};
 #[cfg(feature = "redis")]
 pub use resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
-pub use store::{Answer, Correction, Store};
+pub use store::{Answer, Correction, Store, Unavailable};
 pub use tollkeeper_core::*;

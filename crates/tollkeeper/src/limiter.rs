@@ -3,6 +3,7 @@
 //! The order of things is here and only here: facts become a toll, the store decides the toll, the
 //! decision goes to the caller.
 
+use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -18,15 +19,16 @@ use crate::blocking;
 use crate::builder::Builder;
 use crate::clock::Clock;
 use crate::current::Current;
-use crate::guard::SlotGuard;
+use crate::guard::{SlotGuard, Taken};
 use crate::handle::{Handle, HandleError, Layers};
 use crate::hold::Holds;
 use crate::joint::Joint;
 use crate::memory::MemoryStore;
 use crate::meter::Meter;
 use crate::observer::Observer;
+use crate::operation::Operation;
 use crate::queue::{Queues, Seat};
-use crate::store::{Answer, Correction, Store};
+use crate::store::{Answer, Correction, Store, Unavailable};
 
 /// Decides whether requests may pass. Cheap to clone, and used from any number of threads: all clones
 /// are one limiter.
@@ -143,25 +145,39 @@ impl Limiter {
     }
 
     /// Gives back all of a charge: the request did not happen.
-    pub async fn refund(&self, charge: &Charge) -> Correction {
-        let changes = charge.refund(Costs::All).expect("all of a charge is no more than was charged");
-        self.correct(charge, &changes).await
+    pub fn refund(&self, charge: &Charge) -> Operation<impl Future<Output = Correction>> {
+        Operation::new(async move {
+            let changes = charge.refund(Costs::All).expect("all of a charge is no more than was charged");
+            self.correct(charge, &changes).await
+        })
     }
 
     /// Gives back a part of a charge.
-    pub async fn refund_part(&self, charge: &Charge, part: Costs<'_>) -> Result<Correction, InvalidRequest> {
-        Ok(self.correct(charge, &charge.refund(part)?).await)
+    pub fn refund_part(
+        &self,
+        charge: &Charge,
+        part: Costs<'_>,
+    ) -> Operation<impl Future<Output = Result<Correction, InvalidRequest>>> {
+        Operation::new(async move { Ok(self.correct(charge, &charge.refund(part)?).await) })
     }
 
     /// Gives back what the limits that are `chosen` by name took, and keeps the rest.
-    pub async fn refund_of(&self, charge: &Charge, chosen: impl Fn(&str) -> bool) -> Correction {
-        self.correct(charge, &charge.refund_of(chosen)).await
+    pub fn refund_of(
+        &self,
+        charge: &Charge,
+        chosen: impl Fn(&str) -> bool,
+    ) -> Operation<impl Future<Output = Correction>> {
+        Operation::new(async move { self.correct(charge, &charge.refund_of(chosen)).await })
     }
 
     /// Corrects a charge to what the request did cost. A surplus is given back as far as the algorithm
     /// can, a shortfall is charged even above the limit.
-    pub async fn settle(&self, charge: &Charge, actual: Costs<'_>) -> Result<Correction, InvalidRequest> {
-        Ok(self.correct(charge, &charge.settle(actual)?).await)
+    pub fn settle(
+        &self,
+        charge: &Charge,
+        actual: Costs<'_>,
+    ) -> Operation<impl Future<Output = Result<Correction, InvalidRequest>>> {
+        Operation::new(async move { Ok(self.correct(charge, &charge.settle(actual)?).await) })
     }
 
     async fn correct(&self, charge: &Charge, changes: &[Change]) -> Correction {
@@ -173,9 +189,13 @@ impl Limiter {
         self.inner.store.seal_charge(charge)
     }
 
-    /// Reads a text of [`Limiter::seal_charge`]; nothing if this store did not write it.
-    pub fn open_charge(&self, text: &str) -> Option<Charge> {
-        self.inner.store.open_charge(text)
+    /// Reads a text of [`Limiter::seal_charge`]; `None` if this store did not write it. A node that has not yet
+    /// asked its remote store for the secret of receipts does so first.
+    pub fn open_charge(
+        &self,
+        text: &str,
+    ) -> Operation<impl Future<Output = Result<Option<Charge>, Unavailable>>> {
+        Operation::new(async move { self.inner.store.open_charge(text).await })
     }
 
     /// As [`Limiter::seal_charge`], for a slot.
@@ -184,31 +204,44 @@ impl Limiter {
     }
 
     /// As [`Limiter::open_charge`], for a slot.
-    pub fn open_slot(&self, text: &str) -> Option<Slot> {
-        self.inner.store.open_slot(text)
+    pub fn open_slot(
+        &self,
+        text: &str,
+    ) -> Operation<impl Future<Output = Result<Option<Slot>, Unavailable>>> {
+        Operation::new(async move { self.inner.store.open_slot(text).await })
     }
 
     /// Forgets what a limit knows of the key that these facts make, under every period of its tiers;
     /// false if there was nothing to forget.
-    pub async fn forget(&self, limit: &str, facts: &Facts<'_>) -> Result<bool, InvalidRequest> {
-        let mut forgotten = false;
-        let policy = self.policy();
-        for key in policy.keys(limit, facts)? {
-            let (_, rule) = policy.find(limit).expect("it has keys");
-            let key = rule.place(Key::from_bytes(&key).expect("a policy makes keys"));
-            forgotten |= self.inner.store.forget(key).await;
-        }
-        Ok(forgotten)
+    pub fn forget(
+        &self,
+        limit: &str,
+        facts: &Facts<'_>,
+    ) -> Operation<impl Future<Output = Result<bool, ForgetError>>> {
+        Operation::new(async move {
+            let policy = self.policy();
+            let (mut forgotten, mut answered) = (false, Ok(()));
+            for key in policy.keys(limit, facts)? {
+                let (_, rule) = policy.find(limit).expect("it has keys");
+                let key = rule.place(Key::from_bytes(&key).expect("a policy makes keys"));
+                match self.inner.store.forget(key).await {
+                    Ok(was_known) => forgotten |= was_known,
+                    Err(unavailable) => answered = Err(unavailable),
+                }
+            }
+            answered?;
+            Ok(forgotten)
+        })
     }
 
     /// Gives a slot back; false if it was not held any more.
-    pub async fn release(&self, slot: &Slot) -> bool {
-        self.inner.store.release(slot).await
+    pub fn release(&self, slot: &Slot) -> Operation<impl Future<Output = Result<bool, Unavailable>>> {
+        Operation::new(async move { self.inner.store.release(slot).await })
     }
 
     /// Counts the life of a slot from now; false if it was not held any more.
-    pub async fn renew(&self, slot: &Slot) -> bool {
-        self.inner.store.renew(slot).await
+    pub fn renew(&self, slot: &Slot) -> Operation<impl Future<Output = Result<bool, Unavailable>>> {
+        Operation::new(async move { self.inner.store.renew(slot).await })
     }
 
     /// Begins to decide a request. What comes back borrows nothing of it, so that many can be on their way
@@ -424,13 +457,14 @@ impl<'a> Request<'a> {
     /// Decides on this thread, without an async runtime.
     #[inline]
     pub fn wait(self) -> Result<Decision, InvalidRequest> {
-        match self.limiter.decide(self.policy, &self.asked)? {
-            Decided::Now(decision) => Ok(self.limiter.decided(decision)),
-            Decided::Later(pending) => {
-                let Pending { toll, answer } = *pending;
-                Ok(self.limiter.decided(Decision::new(toll, blocking::wait(answer))))
-            }
+        if self.limiter.is_embedded() {
+            // Without a waker, which costs an allocation.
+            let Decided::Now(decision) = self.limiter.decide(self.policy, &self.asked)? else {
+                unreachable!("a store in this process answers at once")
+            };
+            return Ok(self.limiter.decided(decision));
         }
+        blocking::wait(self.into_future())
     }
 }
 
@@ -508,7 +542,7 @@ impl<'a> Acquire<'a> {
     /// As [`Request::wait`].
     #[inline]
     pub fn wait(self) -> Result<Acquired, InvalidRequest> {
-        Ok(Acquired::new(self.0.limiter, self.0.wait()?))
+        Ok(Acquired::new(self.0.limiter, self.0.wait()?, Taken::Blocking))
     }
 }
 
@@ -530,7 +564,7 @@ impl Future for Acquiring<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let limiter = self.0;
-        Pin::new(&mut self.1).poll(context).map_ok(|decision| Acquired::new(limiter, decision))
+        Pin::new(&mut self.1).poll(context).map_ok(|decision| Acquired::new(limiter, decision, Taken::Async))
     }
 }
 
@@ -559,6 +593,39 @@ impl<'a> IntoFuture for Waiting<'a> {
     }
 }
 
+/// Why a key was not forgotten.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ForgetError {
+    /// There is no such limit, or the facts are invalid.
+    Invalid(InvalidRequest),
+    /// The store did not answer.
+    Unavailable(Unavailable),
+}
+
+impl From<InvalidRequest> for ForgetError {
+    fn from(invalid: InvalidRequest) -> ForgetError {
+        ForgetError::Invalid(invalid)
+    }
+}
+
+impl From<Unavailable> for ForgetError {
+    fn from(unavailable: Unavailable) -> ForgetError {
+        ForgetError::Unavailable(unavailable)
+    }
+}
+
+impl fmt::Display for ForgetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ForgetError::Invalid(invalid) => invalid.fmt(f),
+            ForgetError::Unavailable(unavailable) => unavailable.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ForgetError {}
+
 /// What came of an [`acquire`](Limiter::acquire).
 #[derive(Debug)]
 #[must_use = "dropping it gives the slot back"]
@@ -572,10 +639,10 @@ pub struct Acquired {
 
 impl Acquired {
     #[inline]
-    fn new(limiter: &Limiter, decision: Decision) -> Acquired {
+    fn new(limiter: &Limiter, decision: Decision, taken: Taken) -> Acquired {
         // Most policies have no slots, and need not be asked twice.
         let any = decision.toll().dues().any(|due| due.is_slot());
         let slot = any.then(|| decision.slot()).flatten();
-        Acquired { slot: slot.map(|slot| SlotGuard::new(limiter.clone(), slot)), decision }
+        Acquired { slot: slot.map(|slot| SlotGuard::new(limiter.clone(), slot, taken)), decision }
     }
 }

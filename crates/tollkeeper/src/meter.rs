@@ -18,7 +18,7 @@ use tollkeeper_core::{
 
 use crate::handle::{Passage, wrong};
 use crate::limiter::Limiter;
-use crate::store::Answer;
+use crate::store::{Answer, Unavailable};
 use crate::sync::{Mutex, lock};
 
 /// Decides by quotas that come with the requests. Has a name space of its own in the store of its
@@ -33,7 +33,7 @@ use crate::sync::{Mutex, lock};
 /// let quota = Quota::new(Algorithm::TokenBucket, Quota::per_minute(30).burst(2))?;
 /// assert!(meter.check("alice", &quota, 2)?.await.allowed);
 /// assert!(!meter.check("alice", &quota, 1)?.await.allowed);
-/// assert!(meter.forget("alice").await);
+/// assert!(meter.forget("alice").await?);
 /// assert!(meter.check("alice", &quota, 1)?.await.allowed);
 /// # Ok(()) }
 /// ```
@@ -89,15 +89,18 @@ impl Meter {
     }
 
     /// Forgets a key, under every period that was asked for lately; false if there was nothing to forget.
-    pub async fn forget(&self, key: &str) -> bool {
-        let mut forgotten = false;
+    pub async fn forget(&self, key: &str) -> Result<bool, Unavailable> {
+        let (mut forgotten, mut answered) = (false, Ok(()));
         if key.len() <= MAX_VALUE {
             for period in self.periods.all() {
                 let family = self.family(period);
-                forgotten |= self.limiter.inner.store.forget(Key::of_one(&family, key)).await;
+                match self.limiter.inner.store.forget(Key::of_one(&family, key)).await {
+                    Ok(was_known) => forgotten |= was_known,
+                    Err(unavailable) => answered = Err(unavailable),
+                }
             }
         }
-        forgotten
+        answered.map(|()| forgotten)
     }
 
     /// Asks a store elsewhere.
@@ -252,10 +255,11 @@ mod tests {
     async fn a_key_is_forgotten_under_the_periods_that_were_asked_for_last() {
         let (_hand, limiter) = world();
         let meter = limiter.meter("THROTTLE", OnStoreFailure::Local);
-        assert!(!meter.forget("alice").await);
+        assert_eq!(meter.forget("alice").await, Ok(false));
         now(&meter, "alice", &quota(1, 60, 1), 1);
         now(&meter, "alice", &quota(1, 7, 1), 1);
-        assert!(meter.forget("alice").await && !meter.forget("alice").await);
+        assert_eq!(meter.forget("alice").await, Ok(true));
+        assert_eq!(meter.forget("alice").await, Ok(false));
         for secs in [60, 7] {
             assert!(now(&meter, "alice", &quota(1, secs, 1), 1).allowed);
         }
@@ -265,6 +269,6 @@ mod tests {
         }
         assert_eq!(meter.periods.all().count(), 64);
         now(&meter, "alice", &quota(1, 8, 1), 1);
-        assert!(meter.forget("alice").await);
+        assert_eq!(meter.forget("alice").await, Ok(true));
     }
 }

@@ -30,11 +30,13 @@ pub enum Op {
     Renew,
     /// To forget a key.
     Forget,
+    /// For the secret that opens receipts.
+    Open,
 }
 
 impl Op {
     /// All of them.
-    pub const ALL: [Op; 5] = [Op::Decide, Op::Correct, Op::Release, Op::Renew, Op::Forget];
+    pub const ALL: [Op; 6] = [Op::Decide, Op::Correct, Op::Release, Op::Renew, Op::Forget, Op::Open];
 
     /// The name in metrics.
     pub const fn name(self) -> &'static str {
@@ -44,6 +46,7 @@ impl Op {
             Op::Release => "release",
             Op::Renew => "renew",
             Op::Forget => "forget",
+            Op::Open => "open",
         }
     }
 }

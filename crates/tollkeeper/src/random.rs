@@ -11,9 +11,11 @@ use tollkeeper_core::Secret;
 /// random numbers. Each `RandomState` is SipHash under a key drawn there, and a keyed hash of distinct
 /// messages is as good as the key is.
 pub fn secret() -> Secret {
-    let state = RandomState::new();
+    let (state, process) = (RandomState::new(), std::process::id());
     let word = |number: u8| {
         let mut hasher = state.build_hasher();
+        // A forked process has the keys of the thread that forked it.
+        hasher.write_u32(process);
         hasher.write_u8(number);
         hasher.finish().to_le_bytes()
     };
@@ -25,5 +27,7 @@ pub fn secret() -> Secret {
 
 /// A number that nobody else draws.
 pub(crate) fn number() -> u64 {
-    RandomState::new().build_hasher().finish()
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    hasher.finish()
 }

@@ -58,17 +58,18 @@ pub trait Remote: fmt::Debug + Send + Sync {
         0
     }
 
-    /// A receipt as text that only this store can have written.
-    fn seal_charge(&self, charge: &Charge) -> String;
+    /// A receipt as text that only this store can have written; `None` if the secret that seals it is not known yet,
+    /// so that this store cannot have admitted it.
+    fn seal_charge(&self, charge: &Charge) -> Option<String>;
 
-    /// Reads a text that this store wrote; nothing if it did not.
-    fn open_charge(&self, text: &str) -> Option<Charge>;
+    /// Reads a text that this store wrote; `None` if it did not.
+    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Charge>>>;
 
     /// As [`Remote::seal_charge`].
-    fn seal_slot(&self, slot: &Slot) -> String;
+    fn seal_slot(&self, slot: &Slot) -> Option<String>;
 
     /// As [`Remote::open_charge`].
-    fn open_slot(&self, text: &str) -> Option<Slot>;
+    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Slot>>>;
 }
 
 /// Who decides a toll.
@@ -168,6 +169,11 @@ impl Failure {
     /// A failure of this kind.
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Failure {
         Failure { kind, message: message.into() }
+    }
+
+    /// The thread that connects to the store could not be started.
+    pub(crate) fn no_thread(error: &std::io::Error) -> Failure {
+        Failure::new(FailureKind::Connection, format!("cannot start a thread for the store: {error}"))
     }
 }
 

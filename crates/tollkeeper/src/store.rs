@@ -21,26 +21,41 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction>;
 
     /// Gives a slot back; false if it was not held any more.
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool>;
+    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>>;
 
     /// Counts the life of a slot from now; false if it was not held any more.
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool>;
+    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>>;
 
     /// Forgets the state of a key; false if there was none.
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, bool>;
+    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Result<bool, Unavailable>>;
 
     /// A receipt as text that only this store can have written.
     fn seal_charge(&self, charge: &Charge) -> String;
 
-    /// Reads a text that this store wrote; nothing if it did not.
-    fn open_charge(&self, text: &str) -> Option<Charge>;
+    /// Reads a text that this store wrote; `None` if it did not. The store may have to be asked first.
+    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Charge>, Unavailable>>;
 
     /// As [`Store::seal_charge`].
     fn seal_slot(&self, slot: &Slot) -> String;
 
     /// As [`Store::open_charge`].
-    fn open_slot(&self, text: &str) -> Option<Slot>;
+    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Slot>, Unavailable>>;
 }
+
+/// The store did not answer in time, or is not being asked because it has failed too often.
+///
+/// The call may have taken effect or not. It is safe to repeat: a charge is corrected once, and releasing, renewing
+/// or forgetting twice does what doing it once does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unavailable;
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the store did not answer: the call may have taken effect or not, and is safe to repeat")
+    }
+}
+
+impl std::error::Error for Unavailable {}
 
 /// What came of a refund or a settlement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +66,8 @@ pub enum Correction {
     Repeated,
     /// Nothing was done: the charge is void, because nothing is left of it or its time is up.
     Unknown,
-    /// The store did not answer: it may have been done or not, and is not to be tried again.
+    /// The store did not answer: it may have been done or not. It is safe to repeat, since a charge is corrected
+    /// once.
     Failed,
     /// Nothing was done: the store has no room to remember this correction. The charge stays usable: try again
     /// when other charges have become void.

@@ -510,7 +510,7 @@ fn a_charge_as_text_is_the_charge() {
             let charge = paid(&limiter, &asked, 4);
             let text = limiter.seal_charge(&charge);
             assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)), "{text}");
-            let opened = limiter.open_charge(&text).expect("this store wrote it");
+            let opened = limiter.open_charge(&text).wait().unwrap().expect("this store wrote it");
             assert_eq!(
                 (opened.id(), opened.time(), opened.void_at()),
                 (charge.id(), charge.time(), charge.void_at())
@@ -530,13 +530,14 @@ fn a_reservation_as_text_keeps_its_time_and_its_facts() {
     let (limiter, hand) = limiter([tokens, ten(Algorithm::FixedWindow)]);
     let asked = facts! { "user" => "alice", "tokens" => 100 };
     let text = limiter.seal_charge(&reserved(&limiter, &asked, 2));
-    let charge = limiter.open_charge(&text).unwrap();
+    let charge = limiter.open_charge(&text).wait().unwrap().unwrap();
     let actual = facts! { "tokens" => 30 };
     hand.advance(secs(59));
     assert_eq!(now(limiter.settle(&charge, Costs::Facts(&actual))), Ok(Correction::Done));
     assert_eq!(remaining(&limiter, "tokens", &asked), 970);
     assert_eq!(remaining(&limiter, "fixed-window", &asked), 8);
-    let late = limiter.open_charge(&limiter.seal_charge(&reserved(&limiter, &asked, 2))).unwrap();
+    let late =
+        limiter.open_charge(&limiter.seal_charge(&reserved(&limiter, &asked, 2))).wait().unwrap().unwrap();
     hand.advance(secs(60));
     assert_eq!(settle(&limiter, &late, 1), Correction::Unknown);
 }
@@ -548,23 +549,29 @@ fn a_text_that_this_store_did_not_write_does_not_open() {
     let (stranger, _) = support::limiter([ten(Algorithm::FixedWindow), slots()]);
     let alice = user("alice");
     let text = limiter.seal_charge(&paid(&limiter, &alice, 1));
-    assert!(limiter.open_charge(&text).is_some());
-    assert!(stranger.open_charge(&text).is_none(), "each store has a secret of its own");
+    assert!(limiter.open_charge(&text).wait().unwrap().is_some());
+    assert!(stranger.open_charge(&text).wait().unwrap().is_none(), "each store has a secret of its own");
     for place in 0..text.len() {
         let other = if &text[place..=place] == "A" { "B" } else { "A" };
         let forged = [&text[..place], other, &text[place + 1..]].concat();
-        assert!(limiter.open_charge(&forged).is_none(), "{forged}");
-        assert!(limiter.open_charge(&text[..place]).is_none(), "cut off at {place}");
+        assert!(limiter.open_charge(&forged).wait().unwrap().is_none(), "{forged}");
+        assert!(limiter.open_charge(&text[..place]).wait().unwrap().is_none(), "cut off at {place}");
     }
-    assert!(limiter.open_charge(&format!("{text}A")).is_none());
+    assert!(limiter.open_charge(&format!("{text}A")).wait().unwrap().is_none());
     for nonsense in ["", "x", "\0", "a b", "äöü", &"A".repeat(10_000)] {
-        assert!(limiter.open_charge(nonsense).is_none() && limiter.open_slot(nonsense).is_none());
+        assert!(
+            limiter.open_charge(nonsense).wait().unwrap().is_none()
+                && limiter.open_slot(nonsense).wait().unwrap().is_none()
+        );
     }
     let held = now(limiter.acquire(&alice)).unwrap();
     let slot = limiter.seal_slot(held.slot.as_ref().unwrap().slot());
-    assert!(limiter.open_slot(&slot).is_some() && stranger.open_slot(&slot).is_none());
-    assert!(limiter.open_charge(&slot).is_none(), "a slot is no charge");
-    assert!(limiter.open_slot(&text).is_none(), "a charge is no slot");
+    assert!(
+        limiter.open_slot(&slot).wait().unwrap().is_some()
+            && stranger.open_slot(&slot).wait().unwrap().is_none()
+    );
+    assert!(limiter.open_charge(&slot).wait().unwrap().is_none(), "a slot is no charge");
+    assert!(limiter.open_slot(&text).wait().unwrap().is_none(), "a charge is no slot");
 }
 
 #[test]

@@ -147,7 +147,7 @@ fn a_bucket_returns_of_a_surplus_what_it_has_not_refilled() {
         let mut key = Key::new(algorithm);
         let charge = key.check(10_000, 8).charge().unwrap();
         key.turn(13_000);
-        assert_eq!(wait(key.limiter.settle(&charge, Costs::Request(2))).unwrap(), Correction::Done);
+        assert_eq!(key.limiter.settle(&charge, Costs::Request(2)).wait().unwrap(), Correction::Done);
         key.remaining()
     };
     // Eight of ten are charged; three seconds later it turns out that two were used. The bucket, which
@@ -230,11 +230,6 @@ impl Key {
         let decision = self.limiter.peek(&facts! {}).wait().expect("valid");
         decision.limit("limit").expect("it applies to all").outcome().remaining
     }
-}
-
-fn wait<F: Future>(future: F) -> F::Output {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    runtime.block_on(future)
 }
 
 fn root() -> PathBuf {

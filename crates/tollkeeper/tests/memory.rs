@@ -308,7 +308,11 @@ fn a_charge_to_a_shared_state_is_given_back_there() {
         let first = charge(&limiter, &user("alice"), 6);
         assert!(overflowed(&first), "{algorithm}");
         let charge_of = first.charge().unwrap();
-        let opened = limiter.open_charge(&limiter.seal_charge(&charge_of)).expect("this store wrote it");
+        let opened = limiter
+            .open_charge(&limiter.seal_charge(&charge_of))
+            .wait()
+            .unwrap()
+            .expect("this store wrote it");
         assert_eq!(now(limiter.refund(&opened)), Correction::Done, "{algorithm}");
         assert_eq!(remaining(&limiter, "limit", &user("alice")), 10, "{algorithm}");
         assert_eq!(now(limiter.refund(&charge_of)), Correction::Repeated, "{algorithm}");
@@ -326,7 +330,7 @@ fn slots_in_a_shared_state_are_released_and_renewed_there() {
     let alice = acquire("alice").slot.expect("a slot is free");
     let _bob = acquire("bob").slot.expect("another is free");
     assert!(!acquire("carol").decision.allowed(), "all three share two slots");
-    assert!(now(alice.renew()));
+    assert!(now(alice.renew()).unwrap());
     // Alice's key gets a place of its own, with a copy of what is held: her slot is in both.
     hand.advance(secs(2));
     assert!(!acquire("alice").decision.allowed());

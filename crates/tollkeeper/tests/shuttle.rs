@@ -47,8 +47,8 @@ fn remaining(limiter: &Limiter, limit: &str, facts: &Facts<'_>) -> u64 {
 }
 
 /// The output of a future that does not wait.
-fn now<F: Future>(future: F) -> F::Output {
-    future::block_on(future)
+fn now<F: IntoFuture>(future: F) -> F::Output {
+    future::block_on(future.into_future())
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn free(limiter: &Limiter) -> u64 {
 }
 
 fn release(limiter: &Limiter, slot: &Slot) -> bool {
-    now(limiter.release(slot))
+    now(limiter.release(slot)).expect("a store in this process answers")
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_kept_slot_outlives_its_guard_until_it_is_released() {
     let slot = held(&limiter, &user("alice")).keep();
     assert_eq!(free(&limiter), 0);
     let text = limiter.seal_slot(&slot);
-    let opened = limiter.open_slot(&text).expect("this store wrote it");
+    let opened = limiter.open_slot(&text).wait().unwrap().expect("this store wrote it");
     assert!(release(&limiter, &opened), "by name");
     assert_eq!(free(&limiter), 1);
     assert!(!release(&limiter, &slot), "once");
@@ -122,12 +122,12 @@ fn renewing_counts_the_ttl_from_now_and_not_after_it() {
     assert_eq!(guard.ttl(), secs(5));
     for _ in 0..5 {
         hand.advance(secs(4));
-        assert!(now(guard.renew()));
+        assert!(now(guard.renew()).unwrap());
         assert_eq!(free(&limiter), 0);
     }
     hand.advance(secs(5));
-    assert!(!now(guard.renew()), "it was lost");
-    assert!(!now(limiter.renew(guard.slot())));
+    assert!(!now(guard.renew()).unwrap(), "it was lost");
+    assert!(!now(limiter.renew(guard.slot())).unwrap());
     assert_eq!(free(&limiter), 1);
     let next = held(&limiter, &user("alice"));
     drop(guard);
@@ -191,7 +191,7 @@ fn one_slot_is_held_in_every_concurrency_limit_of_the_request() {
     let refused = acquire(&limiter, &alice).decision;
     assert_eq!(refused.binding().unwrap().name(), "all");
     assert_eq!(free(&limiter), 4);
-    assert!(now(first.renew()));
+    assert!(now(first.renew()).unwrap());
     drop(first);
     assert_eq!(free(&limiter), 5);
     assert_eq!(remaining(&limiter, "all", &alice), 1);
@@ -227,7 +227,7 @@ fn fewer_slots_take_none_away_and_let_nobody_in() {
     let mut guards: Vec<SlotGuard> = (0..3).map(|_| held(&limiter, &alice)).collect();
     limiter.replace(vec![slots(2)]).unwrap();
     assert!(!acquire(&limiter, &alice).decision.allowed());
-    assert!(now(guards[0].renew()), "it is still held");
+    assert!(now(guards[0].renew()).unwrap(), "it is still held");
     guards.pop();
     assert!(!acquire(&limiter, &alice).decision.allowed(), "two of two are held");
     guards.pop();
@@ -239,7 +239,7 @@ fn a_slot_of_a_forgotten_key_is_not_held_any_more() {
     let (limiter, _) = limiter([slots(1)]);
     let guard = held(&limiter, &user("alice"));
     assert_eq!(now(limiter.forget("slots", &user("alice"))), Ok(true));
-    assert!(!now(guard.renew()));
+    assert!(!now(guard.renew()).unwrap());
     let next = held(&limiter, &user("alice"));
     drop(guard);
     assert_eq!(free(&limiter), 0);

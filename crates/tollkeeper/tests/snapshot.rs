@@ -181,13 +181,18 @@ fn charges_and_slots_outlive_a_restart_and_so_does_that_they_were_refunded() {
     let limiter = on(&store, limits().into_iter().chain([slots()]));
     let text = |cost| limiter.seal_charge(&charge(&limiter, &user("alice"), cost).charge().unwrap());
     let (refunded, open) = (text(2), text(3));
-    assert_eq!(now(limiter.refund(&limiter.open_charge(&refunded).unwrap())), Correction::Done);
+    assert_eq!(
+        now(limiter.refund(&limiter.open_charge(&refunded).wait().unwrap().unwrap())),
+        Correction::Done
+    );
     let slot = now(limiter.acquire(&user("bob"))).unwrap().slot.unwrap().keep();
     let slot = limiter.seal_slot(&slot);
     hand.advance(secs(1));
 
     let again = on(&restarted(&store, 1_000, &hand), limits().into_iter().chain([slots()]));
-    let refund = |text: &str| now(again.refund(&again.open_charge(text).expect("the secret is in the file")));
+    let refund = |text: &str| {
+        now(again.refund(&again.open_charge(text).wait().unwrap().expect("the secret is in the file")))
+    };
     assert_eq!(refund(&refunded), Correction::Repeated);
     assert_eq!(remaining(&again, "fixed-window", &user("alice")), 7);
     assert_eq!(refund(&open), Correction::Done);
@@ -195,9 +200,13 @@ fn charges_and_slots_outlive_a_restart_and_so_does_that_they_were_refunded() {
     for limit in ["fixed-window", "sliding-log"] {
         assert_eq!(remaining(&again, limit, &user("alice")), 10);
     }
-    let slot = again.open_slot(&slot).expect("the secret is in the file");
+    let slot = again.open_slot(&slot).wait().unwrap().expect("the secret is in the file");
     assert_eq!(remaining(&again, "slots", &user("bob")), 1);
-    assert!(now(again.renew(&slot)) && now(again.release(&slot)) && !now(again.release(&slot)));
+    assert!(
+        now(again.renew(&slot)).unwrap()
+            && now(again.release(&slot)).unwrap()
+            && !now(again.release(&slot)).unwrap()
+    );
     assert_eq!(remaining(&again, "slots", &user("bob")), 2);
 }
 

@@ -14,8 +14,8 @@ use std::time::Duration;
 use support::*;
 use tollkeeper::{
     Algorithm, Allowance, Answer, Backend, Charge, Clock, Correction, Facts, Fix, InvalidRequest, Key, Limit,
-    Limiter, ManualClock, MemoryStore, Policy, Quota, Retry, Ruling, Slot, Span, Store, Toll, Verdict,
-    Waiting, facts,
+    Limiter, ManualClock, MemoryStore, Policy, Quota, Retry, Ruling, Slot, Span, Store, Toll, Unavailable,
+    Verdict, Waiting, facts,
 };
 
 /// Callers that wait, by the number in which they came.
@@ -375,15 +375,15 @@ impl Store for Counting {
         Store::correct(&self.0, charge, fixes)
     }
 
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
+    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
         Store::release(&self.0, slot)
     }
 
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
+    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
         Store::renew(&self.0, slot)
     }
 
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, bool> {
+    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Result<bool, Unavailable>> {
         Store::forget(&self.0, key)
     }
 
@@ -391,16 +391,16 @@ impl Store for Counting {
         self.0.seal_charge(charge)
     }
 
-    fn open_charge(&self, text: &str) -> Option<Charge> {
-        self.0.open_charge(text)
+    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Charge>, Unavailable>> {
+        Store::open_charge(&self.0, text)
     }
 
     fn seal_slot(&self, slot: &Slot) -> String {
         self.0.seal_slot(slot)
     }
 
-    fn open_slot(&self, text: &str) -> Option<Slot> {
-        self.0.open_slot(text)
+    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Slot>, Unavailable>> {
+        Store::open_slot(&self.0, text)
     }
 }
 

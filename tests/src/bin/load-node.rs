@@ -234,19 +234,19 @@ impl Remote for Marked {
         self.0.arrivals(server)
     }
 
-    fn seal_charge(&self, charge: &Charge) -> String {
+    fn seal_charge(&self, charge: &Charge) -> Option<String> {
         self.0.seal_charge(charge)
     }
 
-    fn open_charge(&self, text: &str) -> Option<Charge> {
+    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Charge>>> {
         self.0.open_charge(text)
     }
 
-    fn seal_slot(&self, slot: &Slot) -> String {
+    fn seal_slot(&self, slot: &Slot) -> Option<String> {
         self.0.seal_slot(slot)
     }
 
-    fn open_slot(&self, text: &str) -> Option<Slot> {
+    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Slot>>> {
         self.0.open_slot(text)
     }
 }

@@ -216,7 +216,8 @@ pub(super) async fn as_text(world: World) {
             let charge = paid(&here, &asked, 6).await;
             let text = here.seal_charge(&charge);
             assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)), "{text}");
-            let opened = there.open_charge(&text).expect("a node of the same store");
+            let opened =
+                there.open_charge(&text).await.expect("it answers").expect("a node of the same store");
             assert_eq!((opened.id(), opened.void_at()), (charge.id(), charge.void_at()));
             assert_eq!(there.seal_charge(&opened), text, "one charge is one text");
             assert_eq!(there.refund(&opened).await, Correction::Done, "{algorithm}");
@@ -229,7 +230,7 @@ pub(super) async fn as_text(world: World) {
         let name = format!("{algorithm} reserved");
         let asked = facts! { "user" => &name, "tokens" => 100 };
         let text = here.seal_charge(&reserved(&here, &asked, 2).await);
-        let opened = there.open_charge(&text).expect("a node of the same store");
+        let opened = there.open_charge(&text).await.expect("it answers").expect("a node of the same store");
         let actual = facts! { "tokens" => 30 };
         assert_eq!(there.settle(&opened, Costs::Facts(&actual)).await, Ok(Correction::Done));
         world.remains(&here, "tokens", &asked, 970).await;
@@ -243,23 +244,35 @@ pub(super) async fn forged(world: World) {
     let alice = user("alice");
     usage(&stranger, &alice).await;
     let text = limiter.seal_charge(&paid(&limiter, &alice, 6).await);
-    assert!(limiter.open_charge(&text).is_some());
-    assert!(stranger.open_charge(&text).is_none(), "each store has a secret of its own");
+    assert!(limiter.open_charge(&text).await.expect("it answers").is_some());
+    assert!(
+        stranger.open_charge(&text).await.expect("it answers").is_none(),
+        "each store has a secret of its own"
+    );
     for place in 0..text.len() {
         let other = if &text[place..=place] == "A" { "B" } else { "A" };
         let forged = [&text[..place], other, &text[place + 1..]].concat();
-        assert!(limiter.open_charge(&forged).is_none(), "{forged}");
-        assert!(limiter.open_charge(&text[..place]).is_none(), "cut off at {place}");
+        assert!(limiter.open_charge(&forged).await.expect("it answers").is_none(), "{forged}");
+        assert!(
+            limiter.open_charge(&text[..place]).await.expect("it answers").is_none(),
+            "cut off at {place}"
+        );
     }
     for nonsense in [&*format!("{text}A"), "", "x", "\0", "a b", "äöü", &"A".repeat(10_000)] {
-        assert!(limiter.open_charge(nonsense).is_none() && limiter.open_slot(nonsense).is_none());
+        assert!(
+            limiter.open_charge(nonsense).await.expect("it answers").is_none()
+                && limiter.open_slot(nonsense).await.expect("it answers").is_none()
+        );
     }
     let held = limiter.acquire(&alice).await.expect("a valid request").slot.expect("one is free");
     let slot = limiter.seal_slot(held.slot());
-    assert!(limiter.open_slot(&slot).is_some() && stranger.open_slot(&slot).is_none());
-    assert!(limiter.open_charge(&slot).is_none(), "a slot is no charge");
-    assert!(limiter.open_slot(&text).is_none(), "a charge is no slot");
-    assert!(limiter.release(&held.keep()).await);
+    assert!(
+        limiter.open_slot(&slot).await.expect("it answers").is_some()
+            && stranger.open_slot(&slot).await.expect("it answers").is_none()
+    );
+    assert!(limiter.open_charge(&slot).await.expect("it answers").is_none(), "a slot is no charge");
+    assert!(limiter.open_slot(&text).await.expect("it answers").is_none(), "a charge is no slot");
+    assert!(limiter.release(&held.keep()).await.expect("it answers"));
     // A receipt of another store that comes by another way names keys that are not charged here.
     let foreign = paid(&stranger, &alice, 4).await;
     limiter.refund(&foreign).await;

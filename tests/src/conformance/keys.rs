@@ -56,7 +56,8 @@ pub(super) async fn long(world: World) {
             let text = limiter.seal_charge(&first.charge().expect("admitted"));
             assert!(text.len() < 300, "{algorithm}: {} characters", text.len());
             usage(&node, &user("somebody")).await;
-            let opened = node.open_charge(&text).expect("a node of the same store");
+            let opened =
+                node.open_charge(&text).await.expect("it answers").expect("a node of the same store");
             assert_eq!(limiter.refund(&opened).await, tollkeeper::Correction::Done, "{algorithm}");
             let left = if algorithm == Algorithm::LeakyBucket { 0 } else { 3 };
             world.remains(&limiter, &name, &of(last), left).await;

@@ -165,5 +165,5 @@ pub(super) async fn forget(world: World) {
         assert_eq!(limiter.forget(algorithm.name(), &user("nobody")).await, Ok(false), "{algorithm}");
     }
     let unknown = InvalidRequest::UnknownLimit("plans".to_owned());
-    assert_eq!(limiter.forget("plans", &user("alice")).await, Err(unknown));
+    assert_eq!(limiter.forget("plans", &user("alice")).await, Err(unknown.into()));
 }

@@ -40,7 +40,7 @@ pub(super) async fn as_many(world: World) {
     }
     assert!(acquire(&limiter, &user("bob")).await.0.is_some(), "another key");
     for slot in &taken {
-        assert!(other.release(slot).await, "whoever took it");
+        assert!(other.release(slot).await.expect("it answers"), "whoever took it");
     }
     world.remains(&limiter, "slots", &alice, 3).await;
     // Fewer slots take none away and let nobody in.
@@ -59,18 +59,21 @@ pub(super) async fn released_once(world: World) {
     let alice = user("alice");
     let first = held(&limiter, &alice).await;
     let second = held(&limiter, &alice).await;
-    assert!(limiter.release(&first).await);
+    assert!(limiter.release(&first).await.expect("it answers"));
     for _ in 0..3 {
-        assert!(!limiter.release(&first).await && !limiter.renew(&first).await);
+        assert!(
+            !limiter.release(&first).await.expect("it answers")
+                && !limiter.renew(&first).await.expect("it answers")
+        );
         world.remains(&limiter, "slots", &alice, 1).await;
     }
-    assert!(limiter.renew(&second).await, "it is still held");
+    assert!(limiter.renew(&second).await.expect("it answers"), "it is still held");
     assert_eq!(limiter.forget("slots", &alice).await, Ok(true));
-    assert!(!limiter.renew(&second).await, "of a forgotten key nothing is held");
+    assert!(!limiter.renew(&second).await.expect("it answers"), "of a forgotten key nothing is held");
     let next = held(&limiter, &alice).await;
-    assert!(!limiter.release(&second).await);
+    assert!(!limiter.release(&second).await.expect("it answers"));
     world.remains(&limiter, "slots", &alice, 1).await;
-    assert!(limiter.release(&next).await);
+    assert!(limiter.release(&next).await.expect("it answers"));
 }
 
 pub(super) async fn ttl(world: World) {
@@ -85,9 +88,13 @@ pub(super) async fn ttl(world: World) {
     })
     .await;
     let next = held(&limiter, &alice).await;
-    assert!(!limiter.release(&slot).await && !limiter.renew(&slot).await, "it is not held any more");
+    assert!(
+        !limiter.release(&slot).await.expect("it answers")
+            && !limiter.renew(&slot).await.expect("it answers"),
+        "it is not held any more"
+    );
     // The next holder's was not touched, unless its own time is up too.
-    let released = limiter.release(&next).await;
+    let released = limiter.release(&next).await.expect("it answers");
     let late = usage(&limiter, &alice).await.time() >= taken + slot.ttl() + slot.ttl();
     assert!(released || late);
 }
@@ -100,7 +107,7 @@ pub(super) async fn renewed(world: World) {
     let slot = slot.expect("a slot is free");
     wait_until(&limiter, &alice, taken + millis(100).into()).await;
     let before = now().await;
-    let renewed = limiter.renew(&slot).await;
+    let renewed = limiter.renew(&slot).await.expect("it answers");
     let after = now().await;
     assert!(renewed || after >= taken + slot.ttl(), "it was held");
     if !renewed {
@@ -116,7 +123,7 @@ pub(super) async fn renewed(world: World) {
         }
         tokio::task::yield_now().await;
     }
-    assert!(!limiter.renew(&slot).await, "it was lost");
+    assert!(!limiter.renew(&slot).await.expect("it answers"), "it was lost");
 }
 
 pub(super) async fn beside_rates(world: World) {
@@ -143,7 +150,11 @@ pub(super) async fn beside_rates(world: World) {
     assert_eq!(limiter.refund(&charge).await, Correction::Done);
     world.remains(&limiter, "tokens", &asked("alice", 1), 100).await;
     world.remains(&limiter, "all", &asked("alice", 1), 0).await;
-    assert!(limiter.renew(&slot).await && limiter.release(&slot).await && limiter.release(&second).await);
+    assert!(
+        limiter.renew(&slot).await.expect("it answers")
+            && limiter.release(&slot).await.expect("it answers")
+            && limiter.release(&second).await.expect("it answers")
+    );
     world.remains(&limiter, "all", &asked("alice", 1), 2).await;
     world.remains(&limiter, "slots", &asked("alice", 1), 5).await;
     // Without a concurrency limit it is a check.
@@ -160,10 +171,14 @@ pub(super) async fn as_text(world: World) {
         let slot = held(&here, &facts).await;
         let text = here.seal_slot(&slot);
         assert!(acquire(&there, &facts).await.0.is_none(), "one count");
-        let opened = there.open_slot(&text).expect("a node of the same store");
+        let opened = there.open_slot(&text).await.expect("it answers").expect("a node of the same store");
         assert_eq!((opened.id(), opened.ttl()), (slot.id(), slot.ttl()));
-        assert!(there.renew(&opened).await && there.release(&opened).await, "{name:?}");
-        assert!(!here.release(&slot).await, "once");
+        assert!(
+            there.renew(&opened).await.expect("it answers")
+                && there.release(&opened).await.expect("it answers"),
+            "{name:?}"
+        );
+        assert!(!here.release(&slot).await.expect("it answers"), "once");
         assert!(acquire(&here, &facts).await.0.is_some());
     }
 }
@@ -174,7 +189,7 @@ pub(super) async fn guard(world: World) {
     for round in 0..3 {
         let acquired = limiter.acquire(&alice).await.expect("a valid request");
         let guard = acquired.slot.expect("a slot is free");
-        assert!(guard.renew().await);
+        assert!(guard.renew().await.expect("it answers"));
         world.remains(&limiter, "slots", &alice, 0).await;
         drop(guard);
         // A store elsewhere is told of it, and that takes a moment; its ttl is a minute.

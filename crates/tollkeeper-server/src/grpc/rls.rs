@@ -10,7 +10,8 @@ use prost_types::Duration;
 use tollkeeper::decision::Answer;
 use tollkeeper::facts::DeclaredFacts;
 use tollkeeper::{
-    Decision, Facts, InvalidRequest, Joint, Met, OnStoreFailure, Outcome, Quota, Retry, Span, Verdict,
+    Correction, Decision, Facts, InvalidRequest, Joint, Met, OnStoreFailure, Outcome, Quota, Retry, Span,
+    Unavailable, Verdict,
 };
 use tollkeeper_tower::headers::Field;
 use tonic::Status;
@@ -108,8 +109,11 @@ impl Rls {
         // If a look is refused, nothing is charged.
         let charged = if looked.allowed() { charges.check().await } else { charges.look().await };
         if let (true, Some(gives)) = (looked.allowed() && charged.allowed(), gives.joint) {
-            // A store that does not answer gives nothing back, and the status tells nothing else.
-            gives.give_back().await;
+            let only_gives = looked.decision.is_none() && charged.decision.is_none();
+            // What was decided stands, whether the rest was given back or not.
+            if gives.give_back().await == Correction::Failed && only_gives {
+                return Err(Status::unavailable(format!("store_unavailable: {Unavailable}")));
+            }
         }
         Ok(Decisions { looked, charged, given: given.look().await })
     }

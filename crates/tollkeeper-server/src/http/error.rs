@@ -1,8 +1,8 @@
 //! What is said to a client that asked for something that cannot be done: code, message and where.
 
 use hyper::StatusCode;
-use tollkeeper::InvalidRequest;
 use tollkeeper::facts::FactProblem;
+use tollkeeper::{ForgetError, InvalidRequest, Unavailable};
 
 use crate::json::{Malformed, Writer};
 
@@ -56,11 +56,13 @@ pub enum Code {
     VersionMismatch,
     /// The ttl of a reservation is not a duration, or too short or too long.
     InvalidTtl,
+    /// The store did not answer, and no failure policy can answer for it.
+    StoreUnavailable,
 }
 
 impl Code {
     /// Every code.
-    pub const ALL: [Code; 18] = [
+    pub const ALL: [Code; 19] = [
         Code::InvalidJson,
         Code::MissingField,
         Code::UnknownField,
@@ -79,6 +81,7 @@ impl Code {
         Code::TooLarge,
         Code::VersionMismatch,
         Code::InvalidTtl,
+        Code::StoreUnavailable,
     ];
 
     /// Its name, and the status it goes with.
@@ -102,6 +105,7 @@ impl Code {
             Code::TooLarge => ("too_large", StatusCode::PAYLOAD_TOO_LARGE),
             Code::VersionMismatch => ("version_mismatch", StatusCode::PRECONDITION_FAILED),
             Code::InvalidTtl => ("invalid_ttl", StatusCode::BAD_REQUEST),
+            Code::StoreUnavailable => ("store_unavailable", StatusCode::SERVICE_UNAVAILABLE),
         }
     }
 
@@ -143,6 +147,22 @@ impl ApiError {
 impl From<Malformed> for ApiError {
     fn from(malformed: Malformed) -> ApiError {
         ApiError::new(Code::InvalidJson, malformed.to_string())
+    }
+}
+
+impl From<Unavailable> for ApiError {
+    fn from(unavailable: Unavailable) -> ApiError {
+        ApiError::new(Code::StoreUnavailable, unavailable.to_string())
+    }
+}
+
+impl From<ForgetError> for ApiError {
+    fn from(error: ForgetError) -> ApiError {
+        match error {
+            ForgetError::Invalid(invalid) => invalid.into(),
+            ForgetError::Unavailable(unavailable) => unavailable.into(),
+            other => ApiError::new(Code::StoreUnavailable, other.to_string()),
+        }
     }
 }
 

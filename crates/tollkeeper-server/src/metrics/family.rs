@@ -198,6 +198,13 @@ impl Metrics {
             "0 the store is asked, 1 it is tried, 2 it is left alone",
             state,
         ));
+        if let Some(may_evict) = redis.remote().may_evict() {
+            all.push(gauge(
+                "tollkeeper_store_may_evict",
+                "1 if the store may evict keys, so that limits can be exceeded",
+                u64::from(may_evict),
+            ));
+        }
         let errors = FailureKind::ALL.map(|kind| (labels([("kind", kind.name())]), redis.failures(kind)));
         all.push(counter("tollkeeper_store_errors", "Calls that the store did not answer", errors.into()));
         let durations = Op::ALL.map(|op| (labels([("op", op.name())]), self.store[op as usize].counts(1e9)));

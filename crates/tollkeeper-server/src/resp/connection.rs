@@ -275,13 +275,21 @@ impl<'r> Talk<'r> {
 
     /// Keys are forgotten as both dialects know them.
     async fn forget(&mut self, arguments: Arguments<'_>) {
-        let mut forgotten = 0;
+        let (mut forgotten, mut answered) = (0, Ok(()));
         for key in arguments.from(1) {
             let key = throttle::text(key);
-            let cell = self.resp.cell.forget(&key).await;
-            forgotten += u64::from(self.resp.crab.forget(&key).await || cell);
+            match (self.resp.cell.forget(&key).await, self.resp.crab.forget(&key).await) {
+                (Ok(cell), Ok(crab)) => forgotten += u64::from(cell || crab),
+                (Err(unavailable), _) | (_, Err(unavailable)) => answered = Err(unavailable),
+            }
         }
-        self.replies.number(forgotten);
+        match answered {
+            Ok(()) => self.replies.number(forgotten),
+            Err(unavailable) => {
+                let error = ApiError::from(unavailable);
+                self.refuse(&format!("ERR {} {}", error.code.name(), error.message)).await;
+            }
+        }
     }
 
     /// Asks the store, and does not wait for it.

@@ -374,7 +374,7 @@ async fn tk_check_charges_and_counts_and_refuses_what_makes_no_sense() {
     );
     assert_eq!((&answers[3]["binding"], &answers[3]["retry_after"]), (&"per-user".into(), &6.0.into()));
     let charge = answers[0]["charge"].as_str().unwrap();
-    assert!(world.resp.service.limiter.open_charge(charge).is_some(), "{charge}");
+    assert!(world.resp.service.limiter.open_charge(charge).wait().unwrap().is_some(), "{charge}");
 
     for (words, expected) in [
         ("user", "-ERR invalid_fact fact `user`: it has no value (facts are pairs: user alice)\r\n"),

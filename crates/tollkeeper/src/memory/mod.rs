@@ -23,7 +23,7 @@ use tollkeeper_core::{Charge, Fix, Key, Ruling, Secret, Slot, Toll};
 
 use crate::clock::Clock;
 use crate::random;
-use crate::store::{Answer, Correction, Store};
+use crate::store::{Answer, Correction, Store, Unavailable};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, MutexGuard, lock};
 
@@ -178,6 +178,16 @@ impl MemoryStore {
         &self.inner.prints
     }
 
+    /// Reads a receipt that this store wrote; `None` if it did not.
+    pub fn open_charge(&self, text: &str) -> Option<Charge> {
+        Charge::open(text, &self.inner.secrets.receipts)
+    }
+
+    /// As [`MemoryStore::open_charge`], for a slot.
+    pub fn open_slot(&self, text: &str) -> Option<Slot> {
+        Slot::open(text, &self.inner.secrets.receipts)
+    }
+
     /// Forgets the state of a key; false if there was none.
     pub fn forget(&self, key: Key<'_>) -> bool {
         let print = self.inner.prints.key(key);
@@ -229,32 +239,32 @@ impl Store for MemoryStore {
         Answer::Ready(MemoryStore::correct(self, charge, fixes))
     }
 
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
-        Answer::Ready(MemoryStore::release(self, slot))
+    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
+        Answer::Ready(Ok(MemoryStore::release(self, slot)))
     }
 
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
-        Answer::Ready(MemoryStore::renew(self, slot))
+    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
+        Answer::Ready(Ok(MemoryStore::renew(self, slot)))
     }
 
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, bool> {
-        Answer::Ready(MemoryStore::forget(self, key))
+    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Result<bool, Unavailable>> {
+        Answer::Ready(Ok(MemoryStore::forget(self, key)))
     }
 
     fn seal_charge(&self, charge: &Charge) -> String {
         charge.seal(&self.inner.secrets.receipts, |key| self.inner.prints.key(key))
     }
 
-    fn open_charge(&self, text: &str) -> Option<Charge> {
-        Charge::open(text, &self.inner.secrets.receipts)
+    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Charge>, Unavailable>> {
+        Answer::Ready(Ok(MemoryStore::open_charge(self, text)))
     }
 
     fn seal_slot(&self, slot: &Slot) -> String {
         slot.seal(&self.inner.secrets.receipts, |key| self.inner.prints.key(key))
     }
 
-    fn open_slot(&self, text: &str) -> Option<Slot> {
-        Slot::open(text, &self.inner.secrets.receipts)
+    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Slot>, Unavailable>> {
+        Answer::Ready(Ok(MemoryStore::open_slot(self, text)))
     }
 }
 

@@ -1,15 +1,15 @@
 -- Decides tolls: one after the other, each on what the ones before it left, each all or nothing.
 --
 -- KEYS     each state that is asked for, once: first those that are packed, then logs and slots
--- ARGV[1]  how many keys are packed, how many quotas follow, the quotas, and what is due: wire.rs
--- Returns  one string, because every part of a list takes longer than all of this: the time, how many
+-- ARGV[1]  the nonce, how many keys are packed, how many quotas follow, the quotas, and what is due: wire.rs
+-- Returns  one string, because every part of a list takes longer than all of this: the nonce, the time, how many
 --          tolls were refused, how states are written, the numbers of those tolls, the packed states as
 --          they were read, and what logs and slots said, in the order of the dues
 
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local arg, keys = ARGV[1], KEYS
-local packed, last, start = read('>HH', arg)
+local nonce, packed, last, start = read('>I6HH', arg)
 local states = packed > 0 and call('MGET', unpack(keys, 1, packed)) or {}
 local quotas = {}
 for number = 1, last do
@@ -175,5 +175,5 @@ if not even then
     states[key] = #state <= 18 and pack('>Bc0', #state, state) or '\0'
   end
 end
-return pack('>I7HB', now, #refused, even and 1 or 0) .. concat(refused)
+return pack('>I6I7HB', nonce, now, #refused, even and 1 or 0) .. concat(refused)
   .. concat(states) .. (records and concat(records) or '')

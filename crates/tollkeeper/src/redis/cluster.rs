@@ -13,10 +13,12 @@ use tokio::task::JoinHandle;
 use tollkeeper_core::Ruling;
 
 use super::address::Address;
+use super::eviction::any_known;
 use super::fate::{Elsewhere, Fate};
 use super::lane::Lane;
+use super::session::Env;
 use super::slot::SLOTS;
-use super::wire::{self, Call};
+use super::wire::{self, Call, Malformed};
 use crate::remote::Server;
 use crate::store_url::Host;
 
@@ -38,6 +40,7 @@ pub(crate) struct Cluster {
 
 #[derive(Debug)]
 struct Shared {
+    env: Arc<Env>,
     seeds: Vec<Address>,
     connections: usize,
     map: RwLock<Map>,
@@ -56,15 +59,16 @@ struct Map {
 }
 
 impl Cluster {
-    pub(crate) fn new(seeds: Vec<Address>, connections: usize) -> Cluster {
+    pub(crate) fn new(env: &Arc<Env>, seeds: Vec<Address>, connections: usize) -> Cluster {
         let shared = Arc::new(Shared {
+            env: Arc::clone(env),
             seeds,
             connections,
             map: RwLock::default(),
             stale: Notify::new(),
             read: Notify::new(),
         });
-        let reader = tokio::spawn(read(Arc::clone(&shared)));
+        let reader = env.runtime.spawn(read(Arc::clone(&shared)));
         Cluster { shared, reader }
     }
 
@@ -74,10 +78,9 @@ impl Cluster {
         for _ in 0..REDIRECTS {
             match lane.decide(slot, asked.clone()).await {
                 Err(Fate::Elsewhere(Elsewhere::Ask(address))) => {
-                    let batch = wire::Batch::new(vec![asked]);
-                    let answer = self.server(&address)?.run_asking(batch.call()).await?;
-                    let rulings =
-                        batch.rulings(&answer).map_err(|error| Fate::nonsense(error.to_string()))?;
+                    let batch = wire::Batch::new(vec![asked], self.shared.env.nonce());
+                    let read = |answer: &wire::Value| batch.rulings(answer);
+                    let rulings = self.server(&address)?.run_asking(batch.call(), read).await?;
                     return Ok(rulings.rulings.into_iter().next().expect("one toll, one ruling"));
                 }
                 Err(Fate::Elsewhere(elsewhere)) => lane = self.redirected(slot, elsewhere, &lane).await?,
@@ -87,13 +90,18 @@ impl Cluster {
         Err(Fate::Refused(format!("slot {slot} was moved {REDIRECTS} times")))
     }
 
-    /// Runs a script whose keys are all in this slot.
-    pub(crate) async fn run(&self, slot: u16, call: &Call) -> Result<wire::Value, Fate> {
+    /// Runs a script whose keys are all in this slot, and reads the reply.
+    pub(crate) async fn run<T>(
+        &self,
+        slot: u16,
+        call: &Call,
+        read: impl Fn(&wire::Value) -> Result<T, Malformed>,
+    ) -> Result<T, Fate> {
         let mut lane = self.lane(slot).await?;
         for _ in 0..REDIRECTS {
-            match lane.run(call).await {
+            match lane.run(call, &read).await {
                 Err(Fate::Elsewhere(Elsewhere::Ask(address))) => {
-                    return self.server(&address)?.run_asking(call).await;
+                    return self.server(&address)?.run_asking(call, &read).await;
                 }
                 Err(Fate::Elsewhere(elsewhere)) => lane = self.redirected(slot, elsewhere, &lane).await?,
                 answer => return self.seen(answer),
@@ -102,11 +110,16 @@ impl Cluster {
         Err(Fate::Refused(format!("slot {slot} was moved {REDIRECTS} times")))
     }
 
-    /// Runs a command on the server that has this slot.
-    pub(crate) async fn command(&self, slot: u16, command: &redis::Cmd) -> Result<Value, Fate> {
+    /// Runs a command on the server that has this slot, and reads the reply.
+    pub(crate) async fn command<T>(
+        &self,
+        slot: u16,
+        command: &redis::Cmd,
+        read: impl Fn(Value) -> Result<T, Malformed>,
+    ) -> Result<T, Fate> {
         let mut lane = self.lane(slot).await?;
         for _ in 0..REDIRECTS {
-            match lane.command(command).await {
+            match lane.command(command, &read).await {
                 Err(Fate::Elsewhere(elsewhere)) => lane = self.redirected(slot, elsewhere, &lane).await?,
                 answer => return self.seen(answer),
             }
@@ -116,7 +129,7 @@ impl Cluster {
 
     /// A server that is gone may have been replaced.
     fn seen<T>(&self, answer: Result<T, Fate>) -> Result<T, Fate> {
-        if matches!(answer, Err(Fate::NotSent(_) | Fate::Unknown { usable: false, .. })) {
+        if matches!(answer, Err(Fate::NotSent(_) | Fate::Unknown { usable: false, .. } | Fate::Foreign(_))) {
             self.shared.stale.notify_one();
         }
         answer
@@ -133,6 +146,11 @@ impl Cluster {
     pub(crate) fn trouble(&self) -> Option<Arc<str>> {
         let map = self.shared.map();
         map.servers.values().find_map(|lane| lane.trouble()).or_else(|| map.trouble.clone())
+    }
+
+    /// Whether a server may evict keys, if they say so.
+    pub(crate) fn may_evict(&self) -> Option<bool> {
+        any_known(self.shared.map().servers.values().map(|lane| lane.may_evict()))
     }
 
     /// How many connections there have been.
@@ -228,10 +246,9 @@ impl Shared {
 
 impl Map {
     fn server(&mut self, shared: &Shared, host: Host) -> Arc<Lane> {
-        let lane = self
-            .servers
-            .entry(host.clone())
-            .or_insert_with(|| Arc::new(Lane::new(&shared.seeds[0].neighbour(host), shared.connections)));
+        let lane = self.servers.entry(host.clone()).or_insert_with(|| {
+            Arc::new(Lane::new(&shared.env, &shared.seeds[0].neighbour(host), shared.connections))
+        });
         Arc::clone(lane)
     }
 }
@@ -250,8 +267,9 @@ async fn read(shared: Arc<Shared>) {
         }
         if ranges.is_none() {
             // Nobody that is known answers: back to where it began.
-            let seeds =
-                seeds.get_or_insert_with(|| shared.seeds.iter().map(|seed| Lane::new(seed, 1)).collect());
+            let seeds = seeds.get_or_insert_with(|| {
+                shared.seeds.iter().map(|seed| Lane::new(&shared.env, seed, 1)).collect()
+            });
             for lane in seeds.iter() {
                 ranges = ranges_of(lane).await;
                 if ranges.is_some() {
@@ -277,8 +295,8 @@ async fn read(shared: Arc<Shared>) {
 /// What a server says about all slots.
 async fn ranges_of(lane: &Lane) -> Option<Vec<(u16, u16, Host)>> {
     let command = redis::cmd("CLUSTER").arg("SLOTS").to_owned();
-    let answer = tokio::time::timeout(Duration::from_secs(1), lane.command(&command)).await.ok()?.ok()?;
-    let Value::Array(rows) = answer else { return None };
+    let read = |value| if let Value::Array(rows) = value { Ok(rows) } else { Err(Malformed) };
+    let rows = tokio::time::timeout(Duration::from_secs(1), lane.command(&command, read)).await.ok()?.ok()?;
     let ranges: Vec<(u16, u16, Host)> = rows.iter().filter_map(range).collect();
     (!ranges.is_empty()).then_some(ranges)
 }

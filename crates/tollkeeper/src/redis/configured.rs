@@ -16,7 +16,7 @@ use crate::resilient::{BreakerSettings, Resilient, ResilientSettings};
 use crate::store_url::RedisUrl;
 
 impl Resilient<RedisStore> {
-    /// Begins to connect, with these settings. Needs a tokio runtime.
+    /// Begins to connect, with these settings.
     pub fn open(url: &RedisUrl, settings: &RedisSettings) -> Result<Resilient<RedisStore>, UnreadableFile> {
         let identity = match (&settings.cert, &settings.key) {
             (Some(cert), Some(key)) => Some((read(cert, &Holds::Certificate)?, read(key, &Holds::Key)?)),

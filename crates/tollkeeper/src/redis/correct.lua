@@ -1,20 +1,20 @@
 -- Gives back or adds to what was charged, once for each charge.
 --
 -- KEYS     for each item of the charge its state and its marker, which is there once it was corrected
--- ARGV[1]  when the charge is void, then for each item a quota, its windows' shift, what must be known
+-- ARGV[1]  the nonce, when the charge is void, then for each item a quota, its windows' shift, what must be known
 --          of the charge (cost, count, mark), and what is to be done: 0 nothing, 1 give back, 2 add
--- Returns  0 if the charge is void, 1 if it was corrected before, 2 if it was corrected now
+-- Returns  4 times the nonce, and 0 if the charge is void, 1 if it was corrected before, 2 if it was corrected now
 
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local arg = ARGV[1]
-local void, pos = read('>I7', arg)
+local nonce, void, pos = read('>I6I7', arg)
 if void <= now then
-  return 0
+  return nonce * 4
 end
 for item = 2, #KEYS, 2 do
   if call('EXISTS', KEYS[item]) == 1 then
-    return 1
+    return nonce * 4 + 1
   end
 end
 
@@ -66,4 +66,4 @@ for item = 1, #KEYS, 2 do
     log_correct(KEYS[item], quota, change, amount, past)
   end
 end
-return 2
+return nonce * 4 + 2

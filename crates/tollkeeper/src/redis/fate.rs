@@ -20,6 +20,8 @@ pub(crate) enum Fate {
     NotSent(String),
     /// It did not run: too many are waiting to be sent.
     Full,
+    /// It may have run: the reply is that of another call. The connection is out of step and was closed.
+    Foreign(String),
     /// It may have run.
     Unknown {
         /// What happened.
@@ -112,7 +114,9 @@ impl From<Fate> for Failure {
             Fate::Full => {
                 Failure::new(FailureKind::Full, "too many requests are waiting for the store already")
             }
-            Fate::Unknown { message, usable: true } => Failure::new(FailureKind::Nonsense, message),
+            Fate::Foreign(message) | Fate::Unknown { message, usable: true } => {
+                Failure::new(FailureKind::Nonsense, message)
+            }
             Fate::Unknown { message, usable: false } => Failure::new(FailureKind::Connection, message),
         }
     }

@@ -15,13 +15,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use redis::{Cmd, Value};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, oneshot};
 use tollkeeper_core::{Ruling, Time};
 
 use super::address::Address;
+use super::eviction::Eviction;
 use super::fate::Fate;
 use super::link::Link;
-use super::wire::{self, Batch, Call};
+use super::session::Env;
+use super::wire::{self, Batch, Call, Malformed, Rulings};
 use crate::line::Line;
 
 /// The most tolls that wait to be sent.
@@ -38,6 +41,7 @@ pub(crate) struct Lane {
     address: Arc<str>,
     line: mpsc::Sender<Job>,
     ways: Arc<Ways>,
+    eviction: Arc<Eviction>,
 }
 
 /// A toll that wants to be decided.
@@ -51,12 +55,13 @@ struct Job {
 
 impl Lane {
     /// Begins to connect.
-    pub(crate) fn new(address: &Address, connections: usize) -> Lane {
-        let ways = (0..connections.max(1)).map(|_| Way::new(Link::to(address.clone()))).collect();
-        let ways = Arc::new(Ways::new(ways));
+    pub(crate) fn new(env: &Arc<Env>, address: &Address, connections: usize) -> Lane {
+        let eviction = Arc::new(Eviction::default());
+        let way = || Way::new(Link::to(env, address.clone(), Arc::clone(&eviction)));
+        let ways = Arc::new(Ways::new((0..connections.max(1)).map(|_| way()).collect()));
         let (line, jobs) = mpsc::channel(WAITING);
-        tokio::spawn(carry(Arc::clone(&ways), jobs));
-        Lane { address: address.to_string().into(), line, ways }
+        env.runtime.spawn(carry(Arc::clone(env), Arc::clone(&ways), jobs));
+        Lane { address: address.to_string().into(), line, ways, eviction }
     }
 
     /// Where the server is.
@@ -67,24 +72,44 @@ impl Lane {
     /// Has a toll decided, together with whatever else is in flight.
     pub(crate) async fn decide(&self, slot: u16, asked: wire::Asked) -> Result<Ruling, Fate> {
         let (answer, answered) = oneshot::channel();
-        self.line.try_send(Job { slot, asked, answer }).map_err(|_| Fate::Full)?;
-        answered.await.unwrap_or_else(|_| Err(Fate::NotSent("the store was closed".to_owned())))
+        self.line.try_send(Job { slot, asked, answer }).map_err(|error| match error {
+            TrySendError::Full(_) => Fate::Full,
+            TrySendError::Closed(_) => closed(),
+        })?;
+        answered.await.unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Runs a script by itself.
-    pub(crate) async fn run(&self, call: &Call) -> Result<wire::Value, Fate> {
-        run(self.ways.link(), call).await
+    /// Runs a script by itself, and reads the reply.
+    pub(crate) async fn run<T>(
+        &self,
+        call: &Call,
+        read: impl Fn(&wire::Value) -> Result<T, Malformed>,
+    ) -> Result<T, Fate> {
+        run(self.ways.link(), call, read).await
     }
 
-    /// Runs a script on keys that are on their way to this server.
-    pub(crate) async fn run_asking(&self, call: &Call) -> Result<wire::Value, Fate> {
-        let answer = self.ways.link().call_asking(&command("EVAL", call.script.text(), call)).await;
-        answer.map(value)
+    /// Runs a script on keys that are on their way to this server, and reads the reply.
+    pub(crate) async fn run_asking<T>(
+        &self,
+        call: &Call,
+        read: impl Fn(&wire::Value) -> Result<T, Malformed>,
+    ) -> Result<T, Fate> {
+        let command = command("EVAL", call.script.text(), call);
+        self.ways.link().call_asking(&command, |answer| read(&value(answer))).await
     }
 
-    /// Runs a plain command.
-    pub(crate) async fn command(&self, command: &Cmd) -> Result<Value, Fate> {
-        self.ways.link().call(command).await
+    /// Runs a plain command, and reads the reply.
+    pub(crate) async fn command<T>(
+        &self,
+        command: &Cmd,
+        read: impl FnOnce(Value) -> Result<T, Malformed>,
+    ) -> Result<T, Fate> {
+        self.ways.link().call(command, read).await
+    }
+
+    /// Whether the server may evict keys, if it says so.
+    pub(crate) fn may_evict(&self) -> Option<bool> {
+        self.eviction.may_evict()
     }
 
     /// Why the server cannot be asked, if it cannot.
@@ -252,7 +277,7 @@ impl Drop for Sent {
 }
 
 /// Gathers and sends for as long as there is a lane.
-async fn carry(ways: Arc<Ways>, mut jobs: mpsc::Receiver<Job>) {
+async fn carry(env: Arc<Env>, ways: Arc<Ways>, mut jobs: mpsc::Receiver<Job>) {
     // The scripts that a connection was sent, by its number and its own.
     let mut known: ((usize, u64), HashSet<&'static str>) = Default::default();
     while let Some(first) = jobs.recv().await {
@@ -269,7 +294,7 @@ async fn carry(ways: Arc<Ways>, mut jobs: mpsc::Receiver<Job>) {
             let (jobs, others): (Vec<Job>, Vec<Job>) = together.into_iter().partition(|job| job.slot == slot);
             together = others;
             let (asked, answers) = jobs.into_iter().map(|job| (job.asked, job.answer)).unzip();
-            let batch = Batch::new(asked);
+            let batch = Batch::new(asked, env.nonce());
             news |= known.1.insert(batch.call().script.sha());
             let mut call = Box::pin(tokio::task::unconstrained(send(Sent::new(&place), batch, answers)));
             // Looked after once, it is in the hands of the connection: what follows it cannot overtake it.
@@ -304,10 +329,7 @@ fn gather(first: Job, jobs: &mut mpsc::Receiver<Job>) -> Vec<Job> {
 
 async fn send(sent: Sent, batch: Batch, mut answers: Vec<oneshot::Sender<Result<Ruling, Fate>>>) {
     let ways = Arc::clone(&sent.place.ways);
-    let value = answer(sent, batch.call(), &mut answers).await;
-    let rulings =
-        value.and_then(|value| batch.rulings(&value).map_err(|error| Fate::nonsense(error.to_string())));
-    match rulings {
+    match answer(sent, &batch, &mut answers).await {
         Ok(rulings) => {
             if let (1.., Some(first)) = (rulings.disagreements, rulings.rulings.first()) {
                 ways.disagree(rulings.disagreements, first.time());
@@ -327,11 +349,11 @@ async fn send(sent: Sent, batch: Batch, mut answers: Vec<oneshot::Sender<Result<
 /// What the server answers. Whoever waited for it may leave meanwhile; it is listened to all the same.
 async fn answer<T>(
     mut sent: Sent,
-    call: &Call,
+    batch: &Batch,
     answers: &mut [oneshot::Sender<T>],
-) -> Result<wire::Value, Fate> {
+) -> Result<Rulings, Fate> {
     let place = Arc::clone(&sent.place);
-    let mut reply = pin!(run(&place.way().link, call));
+    let mut reply = pin!(run(&place.way().link, batch.call(), |answer| batch.rulings(answer)));
     let all_left = async {
         for answer in answers {
             answer.closed().await;
@@ -339,19 +361,27 @@ async fn answer<T>(
     };
     tokio::select! {
         biased;
-        value = &mut reply => return value,
+        rulings = &mut reply => return rulings,
         () = all_left => sent.leave(),
     }
     reply.await
 }
 
 /// Runs a script by its name; by its text, if the server does not know it. It certainly did not run then.
-async fn run(link: &Link, call: &Call) -> Result<wire::Value, Fate> {
-    let answer = match link.call(&command("EVALSHA", call.script.sha(), call)).await {
-        Err(Fate::NoScript) => link.call(&command("EVAL", call.script.text(), call)).await,
+async fn run<T>(
+    link: &Link,
+    call: &Call,
+    read: impl Fn(&wire::Value) -> Result<T, Malformed>,
+) -> Result<T, Fate> {
+    let read = |answer| read(&value(answer));
+    match link.call(&command("EVALSHA", call.script.sha(), call), read).await {
+        Err(Fate::NoScript) => link.call(&command("EVAL", call.script.text(), call), read).await,
         answer => answer,
-    };
-    answer.map(value)
+    }
+}
+
+fn closed() -> Fate {
+    Fate::NotSent("the store was closed".to_owned())
 }
 
 fn command(name: &str, script: &str, call: &Call) -> Cmd {

@@ -4,6 +4,7 @@
 //! at once and is known not to have run. Between attempts there is a pause that grows, with a random part,
 //! so that a thousand nodes do not come back in the same millisecond.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,10 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::address::Address;
+use super::eviction::Eviction;
 use super::fate::{Elsewhere, Fate};
+use super::session::Env;
+use super::wire::Malformed;
 use crate::random;
 use crate::sync::{Mutex, lock};
 
@@ -52,30 +56,53 @@ enum State {
 
 impl Link {
     /// Begins to connect.
-    pub(crate) fn to(address: Address) -> Link {
+    pub(crate) fn to(env: &Env, address: Address, eviction: Arc<Eviction>) -> Link {
         let (publish, state) = watch::channel(State::Begun);
         let (broken, seen) = watch::channel(0);
-        let keeper = tokio::spawn(keep(address, publish, seen));
+        let keeper = env.runtime.spawn(keep(address, eviction, publish, seen));
         Link { state, broken, forbidden: Mutex::default(), keeper }
     }
 
-    /// Sends a command and waits for the answer.
-    pub(crate) async fn call(&self, command: &Cmd) -> Result<Value, Fate> {
+    /// Sends a command and reads the reply.
+    pub(crate) async fn call<T>(
+        &self,
+        command: &Cmd,
+        read: impl FnOnce(Value) -> Result<T, Malformed>,
+    ) -> Result<T, Fate> {
         let (number, mut connection) = self.connection().await?;
         let answer = connection.send_packed_command(command).await.and_then(Value::extract_error);
         self.note_rights(command, &answer);
-        answer.map_err(|error| self.failed(number, &error))
+        let value = answer.map_err(|error| self.failed(number, &error))?;
+        self.read(number, value, read)
     }
 
-    /// Sends a command for keys that are on their way to this server.
-    pub(crate) async fn call_asking(&self, command: &Cmd) -> Result<Value, Fate> {
+    /// Sends a command for keys that are on their way to this server, and reads the reply.
+    pub(crate) async fn call_asking<T>(
+        &self,
+        command: &Cmd,
+        read: impl FnOnce(Value) -> Result<T, Malformed>,
+    ) -> Result<T, Fate> {
         let (number, mut connection) = self.connection().await?;
         let mut both = redis::pipe();
         both.cmd("ASKING").add_command(command.clone());
         let answers = connection.send_packed_commands(&both, 0, 2).await;
         let answers = answers.map_err(|error| self.failed(number, &error))?;
         let answer = answers.into_iter().last().unwrap_or(Value::Nil);
-        answer.extract_error().map_err(|error| self.failed(number, &error))
+        let value = answer.extract_error().map_err(|error| self.failed(number, &error))?;
+        self.read(number, value, read)
+    }
+
+    /// Reads a reply. If it belongs to another call, so may all that follow: the connection is given up.
+    fn read<T>(
+        &self,
+        number: u64,
+        value: Value,
+        read: impl FnOnce(Value) -> Result<T, Malformed>,
+    ) -> Result<T, Fate> {
+        read(value).map_err(|malformed| {
+            self.broke(number);
+            Fate::Foreign(malformed.to_string())
+        })
     }
 
     /// Remembers that the user may not use a command, until it may. The connection is as good as before.
@@ -169,7 +196,12 @@ impl fmt::Debug for Link {
     }
 }
 
-async fn keep(address: Address, publish: watch::Sender<State>, mut broken: watch::Receiver<u64>) {
+async fn keep(
+    address: Address,
+    eviction: Arc<Eviction>,
+    publish: watch::Sender<State>,
+    mut broken: watch::Receiver<u64>,
+) {
     let mut pause = PAUSES.0;
     let mut known = None;
     let mut number = 0;
@@ -181,8 +213,17 @@ async fn keep(address: Address, publish: watch::Sender<State>, mut broken: watch
                 }
                 number += 1;
                 let began = Instant::now();
-                publish.send_replace(State::Up(number, connection));
-                if broken.wait_for(|last| *last >= number).await.is_err() {
+                publish.send_replace(State::Up(number, connection.clone()));
+                // Beside the calls, so that none of them waits for it.
+                let look = async {
+                    eviction.look(&address.to_string(), connection).await;
+                    std::future::pending::<Infallible>().await
+                };
+                let is_closed = tokio::select! {
+                    broke = broken.wait_for(|last| *last >= number) => broke.is_err(),
+                    never = look => match never {},
+                };
+                if is_closed {
                     return;
                 }
                 publish.send_replace(State::Down("the connection broke".into()));

@@ -10,6 +10,7 @@ mod address;
 mod cluster;
 #[cfg(feature = "config")]
 mod configured;
+mod eviction;
 mod fate;
 #[cfg(feature = "config")]
 mod follow;
@@ -20,6 +21,7 @@ mod link;
 mod policy;
 pub mod script;
 mod sentinel;
+mod session;
 mod slot;
 pub mod state;
 mod store;

@@ -13,10 +13,10 @@ use redis::{Cmd, Value};
 
 use super::script;
 use super::store::RedisStore;
-use super::topology::Topology;
-use super::wire::{self, Call};
+use super::wire::{self, Call, Malformed};
 use crate::config::LimitShape;
 use crate::remote::{Asked, Failure, FailureKind};
+use crate::resilient::within_deadline;
 
 /// How often a node looks.
 const LOOKS: Duration = Duration::from_millis(500);
@@ -59,7 +59,7 @@ pub enum NotSet {
 impl SharedPolicy {
     /// What the nodes of this store share.
     pub fn of(store: &RedisStore) -> SharedPolicy {
-        SharedPolicy { store: store.clone(), name: store.parts().0.shared("policy") }
+        SharedPolicy { store: store.clone(), name: store.names().shared("policy") }
     }
 
     /// The key that holds it.
@@ -89,10 +89,6 @@ impl SharedPolicy {
         PolicyWatch { policy: self.clone(), seen: None, failing: false }
     }
 
-    fn topology(&self) -> &Topology {
-        self.store.parts().1
-    }
-
     async fn version(&self) -> Asked<u64> {
         let head = self.ask(redis::cmd("GETRANGE").arg(&self.name).arg(0).arg(HEAD - 1)).await?;
         Ok(self.parse(&head)?.version)
@@ -100,30 +96,25 @@ impl SharedPolicy {
 
     async fn write(&self, limits: Vec<u8>, expected: Option<u64>) -> Result<u64, NotSet> {
         let expected = expected.map_or_else(String::new, |version| version.to_string());
-        let call = Call {
-            script: script::policy(),
-            keys: vec![self.name.clone()],
-            args: vec![expected.into_bytes(), limits],
-        };
-        let answer = within(async { Ok(self.topology().run(&call).await?) }).await;
-        let wire::Value::List(answer) = answer.map_err(NotSet::Failed)? else {
-            return Err(self.nonsense().into());
-        };
-        match answer[..] {
-            [wire::Value::Number(set), wire::Value::Number(version)] => {
-                let version = u64::try_from(version).map_err(|_| self.nonsense())?;
-                if set == 1 { Ok(version) } else { Err(NotSet::Conflict { version }) }
-            }
-            _ => Err(self.nonsense().into()),
-        }
+        let answer = within_deadline(PATIENCE, async {
+            let session = self.store.session()?;
+            let keys = vec![self.name.clone()];
+            let mut call = Call::new(script::policy(), session.nonce(), keys, expected.as_bytes());
+            call.args.push(limits);
+            session.run(&call, written).await
+        });
+        let (set, version) = answer.await?;
+        if set { Ok(version) } else { Err(NotSet::Conflict { version }) }
     }
 
     async fn ask(&self, command: &Cmd) -> Asked<Vec<u8>> {
-        match within(async { Ok(self.topology().command(&self.name, command).await?) }).await? {
+        let text = |reply| match reply {
             Value::BulkString(bytes) => Ok(bytes),
             Value::Nil => Ok(Vec::new()),
-            _ => Err(self.nonsense()),
-        }
+            _ => Err(Malformed),
+        };
+        let answer = async { self.store.session()?.command(&self.name, command, text).await };
+        within_deadline(PATIENCE, answer).await
     }
 
     fn parse(&self, bytes: &[u8]) -> Asked<SharedLimits> {
@@ -180,9 +171,14 @@ impl PolicyWatch {
     }
 }
 
-async fn within<T>(call: impl Future<Output = Asked<T>>) -> Asked<T> {
-    let late = |_| Err(Failure::new(FailureKind::Timeout, format!("no answer within {PATIENCE:?}")));
-    tokio::time::timeout(PATIENCE, call).await.unwrap_or_else(late)
+/// Whether limits were set, and the version that is there.
+fn written(call: &Call, answer: &wire::Value) -> Result<(bool, u64), Malformed> {
+    match call.list(answer)? {
+        [wire::Value::Number(set @ (0 | 1)), wire::Value::Number(version)] => {
+            Ok((*set == 1, u64::try_from(*version).map_err(|_| Malformed)?))
+        }
+        _ => Err(Malformed),
+    }
 }
 
 impl From<Failure> for NotSet {

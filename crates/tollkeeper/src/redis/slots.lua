@@ -1,12 +1,13 @@
 -- Releases or renews a slot in every limit that it is held in.
 --
 -- KEYS     the slots of each limit
--- ARGV     1 to renew it, 0 to release it; who holds it, in 8 bytes
--- Returns  1 if it was still held somewhere, else 0
+-- ARGV     the nonce, and 1 to renew it or 0 to release it; who holds it, in 8 bytes
+-- Returns  4 times the nonce, and 1 if it was still held somewhere
 
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
-local change = ARGV[1] == '1' and concurrency_renew or concurrency_release
+local nonce, renew = read('>I6B', ARGV[1])
+local change = renew == 1 and concurrency_renew or concurrency_release
 local found = 0
 for item = 1, #KEYS do
   local slots = slots_open(KEYS[item])
@@ -19,4 +20,4 @@ for item = 1, #KEYS do
     wide_save(KEYS[item], slots, { kind = 6 })
   end
 end
-return found
+return nonce * 4 + found

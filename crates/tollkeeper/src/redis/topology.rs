@@ -9,7 +9,7 @@ use super::cluster::Cluster;
 use super::fate::Fate;
 use super::lane::Lane;
 use super::slot;
-use super::wire::{self, Asked, Call};
+use super::wire::{self, Asked, Call, Malformed};
 use crate::remote::Server;
 
 /// Where states are.
@@ -41,30 +41,39 @@ impl Topology {
         }
     }
 
-    /// Runs a script whose keys share a slot.
-    pub(crate) async fn run(&self, call: &Call) -> Result<wire::Value, Fate> {
+    /// Runs a script whose keys share a slot, and reads the reply.
+    pub(crate) async fn run<T>(
+        &self,
+        call: &Call,
+        read: impl Fn(&wire::Value) -> Result<T, Malformed>,
+    ) -> Result<T, Fate> {
         match self {
-            Topology::One(lane) => lane.run(call).await,
+            Topology::One(lane) => lane.run(call, read).await,
             Topology::Many(cluster) => {
                 let slot = call.keys.first().map_or(0, |key| slot::of(key));
-                cluster.run(slot, call).await
+                cluster.run(slot, call, read).await
             }
         }
     }
 
-    /// Runs a command on the server that has this key.
-    pub(crate) async fn command(&self, key: &str, command: &Cmd) -> Result<Value, Fate> {
+    /// Runs a plain command on the server that has this key, and reads the reply.
+    pub(crate) async fn command<T>(
+        &self,
+        key: &str,
+        command: &Cmd,
+        read: impl Fn(Value) -> Result<T, Malformed>,
+    ) -> Result<T, Fate> {
         match self {
-            Topology::One(lane) => lane.command(command).await,
-            Topology::Many(cluster) => cluster.command(slot::of(key), command).await,
+            Topology::One(lane) => lane.command(command, read).await,
+            Topology::Many(cluster) => cluster.command(slot::of(key), command, read).await,
         }
     }
 
-    /// The slot of a key; a server without slots has one.
-    pub(crate) fn slot(&self, key: &str) -> u16 {
+    /// Whether a server may evict keys, if they say so.
+    pub(crate) fn may_evict(&self) -> Option<bool> {
         match self {
-            Topology::One(_) => 0,
-            Topology::Many(_) => slot::of(key),
+            Topology::One(lane) => lane.may_evict(),
+            Topology::Many(cluster) => cluster.may_evict(),
         }
     }
 

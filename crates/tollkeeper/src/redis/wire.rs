@@ -1,7 +1,7 @@
 //! What travels: tolls as the arguments of a script, and its answer as rulings.
 //!
 //! ```text
-//! batch   packed keys 2, quotas 2, the quotas, then each due
+//! batch   nonce 6, packed keys 2, quotas 2, the quotas, then each due
 //! quota   kind 1 (1 to 6, in the order of Algorithm::ALL), tick 3 (µs), count 7, burst 7, period 7 (ticks)
 //! due     key 2, quota 2 (both from 1), shape 1, cost 4, and with shape 8: shift 7, hold 7, taker 8
 //! shape   1 more dues of this toll follow, 2 shadow, 4 peek, 8 as above, 16 other tolls ask for this key
@@ -13,12 +13,16 @@
 //! Quotas of nothing do not travel: what they say is known here, and the others are told.
 //!
 //! ```text
-//! answer  time 7 (µs), refused tolls 2, form 1, the number of each refused toll 2 (from 1, counting those
+//! answer  nonce 6, time 7 (µs), refused tolls 2, form 1, the number of each refused toll 2 (from 1, counting those
 //!         that travel), the packed states, and a record of each log and of each key of slots
 //! form    1: every state has 12 bytes, zeros for none; 0: every state has its length 1 before it
 //! log     allowed 1, used 7, stamp 7, passes 7 (0 for never), next 7, fresh 7
 //! slots   allowed 1, held 7, first 7
 //! ```
+//!
+//! Every script repeats the nonce of its call, so that a reply is never taken for that of another call: a string
+//! begins with it, a list has it as its first element, and a number (below 4) has 4 times the nonce added. Replies to
+//! plain commands have other types or ranges than these.
 //!
 //! The answer holds the packed states as they were read. Every toll of the batch is decided once more
 //! on them, here, which gives the numbers that people are told; the script computes none but for logs,
@@ -31,7 +35,7 @@ use std::fmt;
 
 use tollkeeper_core::algorithm::{self, Ask, Effect, Past, Report, Seen, State, Step, concurrency};
 use tollkeeper_core::charge::Item;
-use tollkeeper_core::{Algorithm, Change, Due, Fix, Quota, Ruling, Said, Slot, Time, Toll};
+use tollkeeper_core::{Algorithm, Change, Due, Fix, Quota, Ruling, Said, Time, Toll};
 
 use crate::store::Correction;
 
@@ -51,6 +55,17 @@ pub enum Value {
     List(Vec<Value>),
 }
 
+/// A number that a call carries and its reply repeats: 48 bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Nonce(u64);
+
+impl Nonce {
+    /// The lowest 48 bits of a number.
+    pub fn new(number: u64) -> Nonce {
+        Nonce(number & ((1 << 48) - 1))
+    }
+}
+
 /// A call of a script: its keys and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
@@ -58,17 +73,53 @@ pub struct Call {
     pub script: &'static Script,
     /// The keys.
     pub keys: Vec<String>,
-    /// The arguments.
+    /// The arguments. The first begins with the nonce.
     pub args: Vec<Vec<u8>>,
+    nonce: Nonce,
 }
 
-/// An answer that no script of ours gives.
+impl Call {
+    /// A call whose first argument begins with the nonce and goes on with `first`.
+    pub(crate) fn new(script: &'static Script, nonce: Nonce, keys: Vec<String>, first: &[u8]) -> Call {
+        let mut argument = Vec::with_capacity(6 + first.len());
+        push(&mut argument, 6, nonce.0);
+        argument.extend_from_slice(first);
+        Call { script, keys, args: vec![argument], nonce }
+    }
+
+    /// A reply that is a string, without the nonce.
+    fn bytes<'a>(&self, answer: &'a Value) -> Result<&'a [u8], Malformed> {
+        let Value::Bytes(bytes) = answer else { return Err(Malformed) };
+        let mut rest = &bytes[..];
+        if number(&mut rest, 6)? == self.nonce.0 { Ok(rest) } else { Err(Malformed) }
+    }
+
+    /// A reply that is a number below 4, without the nonce.
+    fn number(&self, answer: &Value) -> Result<u64, Malformed> {
+        let Value::Number(number) = answer else { return Err(Malformed) };
+        let number = u64::try_from(*number).map_err(|_| Malformed)?;
+        if number >> 2 == self.nonce.0 { Ok(number & 3) } else { Err(Malformed) }
+    }
+
+    /// A reply that is a list, without the nonce.
+    pub(crate) fn list<'a>(&self, answer: &'a Value) -> Result<&'a [Value], Malformed> {
+        match answer {
+            Value::List(list) => match &list[..] {
+                [Value::Number(nonce), rest @ ..] if u64::try_from(*nonce) == Ok(self.nonce.0) => Ok(rest),
+                _ => Err(Malformed),
+            },
+            _ => Err(Malformed),
+        }
+    }
+}
+
+/// A reply that does not belong to its call: it repeats another nonce, or no script of ours gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the store gave an answer that its script does not give")
+        f.write_str("the store sent a reply that does not belong to the call")
     }
 }
 
@@ -149,7 +200,7 @@ pub const MOST_KEYS: usize = 1_000;
 
 impl Batch {
     /// Puts these tolls together.
-    pub fn new(asked: Vec<Asked>) -> Batch {
+    pub fn new(asked: Vec<Asked>, nonce: Nonce) -> Batch {
         let mut names: HashMap<&str, (usize, bool)> = HashMap::new();
         let (mut packed, mut wide) = (Vec::new(), Vec::new());
         let mut kinds = Kinds::default();
@@ -178,13 +229,14 @@ impl Batch {
                 push_due(&mut body, one, due, Place { key, quota: quota + 1, more, again });
             }
         }
-        let mut argument = Vec::with_capacity(4 + 25 * quotas.len() + body.len());
+        let mut argument = Vec::with_capacity(10 + 25 * quotas.len() + body.len());
+        push(&mut argument, 6, nonce.0);
         push(&mut argument, 2, packed.len() as u64);
         push(&mut argument, 2, quotas.len() as u64);
         quotas.iter().for_each(|quota| push_quota(&mut argument, quota));
         argument.extend_from_slice(&body);
         let keys: Vec<String> = packed.iter().chain(&wide).map(|name| name.to_string()).collect();
-        let call = Call { script: script::check(kinds), keys, args: vec![argument] };
+        let call = Call { script: script::check(kinds), keys, args: vec![argument], nonce };
         let packed = packed.len();
         Batch { asked, places, packed, call }
     }
@@ -196,7 +248,7 @@ impl Batch {
 
     /// What the answer of the store means.
     pub fn rulings(&self, answer: &Value) -> Result<Rulings, Malformed> {
-        self.fold(Answer::read(answer, self.packed)?)
+        self.fold(Answer::read(self.call.bytes(answer)?, self.packed)?)
     }
 
     /// What quotas of nothing and tolls without limits say, of a batch without keys.
@@ -304,9 +356,8 @@ struct Answer<'a> {
 
 impl<'a> Answer<'a> {
     /// Reads an answer that holds so many packed states.
-    fn read(value: &'a Value, packed: usize) -> Result<Answer<'a>, Malformed> {
-        let Value::Bytes(bytes) = value else { return Err(Malformed) };
-        let mut rest = &bytes[..];
+    fn read(bytes: &'a [u8], packed: usize) -> Result<Answer<'a>, Malformed> {
+        let mut rest = bytes;
         let now = Time::from_micros(number(&mut rest, 7)?);
         let (count, even) = (number(&mut rest, 2)?, number(&mut rest, 1)? == 1);
         let refused = (0..count).map(|_| number(&mut rest, 2)).collect::<Result<_, _>>()?;
@@ -419,6 +470,7 @@ fn is_packed(quota: &Quota) -> bool {
 /// The call that corrects items of a charge, which share a slot; `names` are those of an item's state and
 /// of its marker.
 pub fn correction<'a>(
+    nonce: Nonce,
     void_at: Time,
     items: impl IntoIterator<Item = (&'a Item, &'a Fix)>,
     names: impl Fn(&Item) -> [String; 2],
@@ -430,7 +482,7 @@ pub fn correction<'a>(
         let correcting = Correcting { shift: item.shift, cost, count, tick };
         push_correction(&mut argument, &fix.quota, &correcting, fix.change);
     }
-    Call { script: script::correct(), keys, args: vec![argument] }
+    Call::new(script::correct(), nonce, keys, &argument)
 }
 
 /// What must be known of a charge to correct it.
@@ -463,13 +515,18 @@ fn push_correction(argument: &mut Vec<u8>, quota: &Quota, correcting: &Correctin
 }
 
 /// What came of a correction.
-pub fn corrected(answer: &Value) -> Result<Correction, Malformed> {
-    match answer {
-        Value::Number(0) => Ok(Correction::Unknown),
-        Value::Number(1) => Ok(Correction::Repeated),
-        Value::Number(2) => Ok(Correction::Done),
+pub fn corrected(call: &Call, answer: &Value) -> Result<Correction, Malformed> {
+    match call.number(answer)? {
+        0 => Ok(Correction::Unknown),
+        1 => Ok(Correction::Repeated),
+        2 => Ok(Correction::Done),
         _ => Err(Malformed),
     }
+}
+
+/// What came of undoing: nothing that anybody is told.
+pub(crate) fn undone(call: &Call, answer: &Value) -> Result<(), Malformed> {
+    call.number(answer).map(drop)
 }
 
 /// What is done to a slot.
@@ -481,17 +538,17 @@ pub enum Handling {
     Renew,
 }
 
-/// The call that releases or renews a slot, of which these are states.
-pub fn handling(slot: &Slot, handling: Handling, keys: Vec<String>) -> Call {
-    let renew = if handling == Handling::Renew { b"1" } else { b"0" };
-    let args = vec![renew.to_vec(), slot.id().to_be_bytes().to_vec()];
-    Call { script: script::slots(), keys, args }
+/// The call that releases or renews the slot with this number, of which these are states.
+pub fn handling(nonce: Nonce, slot: u64, handling: Handling, keys: Vec<String>) -> Call {
+    let mut call = Call::new(script::slots(), nonce, keys, &[u8::from(handling == Handling::Renew)]);
+    call.args.push(slot.to_be_bytes().to_vec());
+    call
 }
 
 /// Whether the slot was held.
-pub fn handled(answer: &Value) -> Result<bool, Malformed> {
-    match answer {
-        Value::Number(held @ (0 | 1)) => Ok(*held == 1),
+pub fn handled(call: &Call, answer: &Value) -> Result<bool, Malformed> {
+    match call.number(answer)? {
+        held @ (0 | 1) => Ok(held == 1),
         _ => Err(Malformed),
     }
 }

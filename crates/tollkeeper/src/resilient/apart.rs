@@ -18,8 +18,9 @@ use tokio::sync::oneshot;
 use tollkeeper_core::{Due, Outcome, Ruling, Said, Toll};
 
 use super::Inner;
+use crate::background;
 use crate::observer::Op;
-use crate::remote::{Part, Remote, Server};
+use crate::remote::{Failure, Part, Remote, Server};
 use crate::sync::{Mutex, lock};
 
 /// Decides such a toll. Whoever asks may leave: what was charged in vain is given back all the same.
@@ -29,7 +30,7 @@ pub(super) async fn decide<R: Remote + 'static>(
     parts: Vec<Part>,
 ) -> Ruling {
     let (answer, answered) = oneshot::channel();
-    tokio::spawn({
+    let spawned = background::spawn({
         let (store, toll) = (Arc::clone(&store), toll.clone());
         async move {
             let heard = hear(&store, &toll, parts).await;
@@ -37,6 +38,9 @@ pub(super) async fn decide<R: Remote + 'static>(
             heard.undo(&store).await;
         }
     });
+    if let Err(error) = spawned {
+        store.failed(None, store.clock.now(), &Failure::no_thread(&error));
+    }
     answered.await.unwrap_or_else(|_| store.fallback.decide(&toll))
 }
 

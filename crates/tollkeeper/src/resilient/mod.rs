@@ -16,13 +16,14 @@ use std::time::Duration;
 
 use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Time, Toll};
 
+use crate::background;
 use crate::clock::Clock;
 use crate::line::Line;
 use crate::memory::MemoryStore;
 use crate::observer::{Observer, Op};
 use crate::random;
 use crate::remote::{Asked, Failure, FailureKind, Remote, Server, Split};
-use crate::store::{Answer, Correction, Store};
+use crate::store::{Answer, Correction, Store, Unavailable};
 use crate::sync::{Mutex, lock};
 
 pub use breaker::{BreakerSettings, BreakerState};
@@ -158,11 +159,10 @@ impl<R: Remote> Inner<R> {
         began: Time,
         answer: Answer<'_, Asked<T>>,
     ) -> Asked<T> {
-        let late = |_| {
-            let message = format!("no answer within {:?}", self.deadline);
-            Err(Failure::new(FailureKind::Timeout, message))
+        let asked = match answer {
+            Answer::Ready(asked) => asked,
+            later => within_deadline(self.deadline, later).await,
         };
-        let asked = tokio::time::timeout(self.deadline, answer).await.unwrap_or_else(late);
         if let Some(observer) = self.observer.get() {
             observer.asked(what, self.clock.now().since(began));
         }
@@ -229,19 +229,43 @@ impl<R: Remote> Inner<R> {
         }
     }
 
-    /// As [`Inner::ask`], with what to say if there is no answer.
-    fn ask_or<'a, T: Copy + Unpin + Send + 'a>(
+    /// As [`Inner::ask`], for a call that no failure policy can answer.
+    fn ask_or_fail<'a, T: Unpin + Send + 'a>(
         &'a self,
         what: Op,
         server: Option<Server>,
-        otherwise: T,
         call: impl FnOnce(&'a R) -> Answer<'a, Asked<T>>,
-    ) -> Answer<'a, T> {
+    ) -> Answer<'a, Result<T, Unavailable>> {
         match self.ask(what, server, call) {
-            None => Answer::Ready(otherwise),
-            Some(asked) => Answer::Later(Box::pin(async move { asked.await.unwrap_or(otherwise) })),
+            None => Answer::Ready(Err(Unavailable)),
+            Some(asked) => Answer::Later(Box::pin(async move { asked.await.map_err(|_| Unavailable) })),
         }
     }
+
+    /// Opens a receipt: one that was sealed here, one whose secret is known, or after asking for the secret.
+    fn open<'a, T: Unpin + Send + 'a>(
+        &'a self,
+        sealed_here: Option<T>,
+        opened: impl FnOnce(&'a R) -> Answer<'a, Asked<Option<T>>>,
+    ) -> Answer<'a, Result<Option<T>, Unavailable>> {
+        if sealed_here.is_some() {
+            return Answer::Ready(Ok(sealed_here));
+        }
+        match opened(&self.remote) {
+            Answer::Ready(Ok(opened)) => Answer::Ready(Ok(opened)),
+            later => self.ask_or_fail(Op::Open, self.remote.server_of(&[]), |_| later),
+        }
+    }
+}
+
+/// Waits for a remote store, in or outside of a tokio runtime.
+pub(crate) async fn within_deadline<T>(
+    deadline: Duration,
+    answer: impl Future<Output = Asked<T>>,
+) -> Asked<T> {
+    let late = |_| Err(Failure::new(FailureKind::Timeout, format!("no answer within {deadline:?}")));
+    let timed = async { tokio::time::timeout(deadline, answer).await.unwrap_or_else(late) };
+    background::within(timed).await.unwrap_or_else(|error| Err(Failure::no_thread(&error)))
 }
 
 impl<R: Remote + 'static> Store for Resilient<R> {
@@ -268,44 +292,47 @@ impl<R: Remote + 'static> Store for Resilient<R> {
 
     fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction> {
         let server = self.0.remote.server_of(charge.items());
-        self.0.ask_or(Op::Correct, server, Correction::Failed, |remote| remote.correct(charge, fixes))
+        match self.0.ask(Op::Correct, server, |remote| remote.correct(charge, fixes)) {
+            None => Answer::Ready(Correction::Failed),
+            Some(asked) => Answer::Later(Box::pin(async move { asked.await.unwrap_or(Correction::Failed) })),
+        }
     }
 
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
+    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
         // A slot may have been taken here, while the store was away.
         if self.0.local.release(slot) {
-            return Answer::Ready(true);
+            return Answer::Ready(Ok(true));
         }
-        self.0
-            .ask_or(Op::Release, self.0.remote.server_of(slot.items()), false, |remote| remote.release(slot))
+        self.0.ask_or_fail(Op::Release, self.0.remote.server_of(slot.items()), |remote| remote.release(slot))
     }
 
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, bool> {
+    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
         if self.0.local.renew(slot) {
-            return Answer::Ready(true);
+            return Answer::Ready(Ok(true));
         }
-        self.0.ask_or(Op::Renew, self.0.remote.server_of(slot.items()), false, |remote| remote.renew(slot))
+        self.0.ask_or_fail(Op::Renew, self.0.remote.server_of(slot.items()), |remote| remote.renew(slot))
     }
 
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, bool> {
+    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Result<bool, Unavailable>> {
         self.0.local.forget(key);
-        self.0.ask_or(Op::Forget, self.0.remote.server_of(&[]), false, |remote| remote.forget(key))
+        self.0.ask_or_fail(Op::Forget, self.0.remote.server_of(&[]), |remote| remote.forget(key))
     }
 
+    // Without the secret of the remote store only the local store can have admitted, and it seals its own receipts.
     fn seal_charge(&self, charge: &Charge) -> String {
-        self.0.remote.seal_charge(charge)
+        self.0.remote.seal_charge(charge).unwrap_or_else(|| self.0.local.seal_charge(charge))
     }
 
-    fn open_charge(&self, text: &str) -> Option<Charge> {
-        self.0.remote.open_charge(text)
+    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Charge>, Unavailable>> {
+        self.0.open(self.0.local.open_charge(text), |remote| remote.open_charge(text))
     }
 
     fn seal_slot(&self, slot: &Slot) -> String {
-        self.0.remote.seal_slot(slot)
+        self.0.remote.seal_slot(slot).unwrap_or_else(|| self.0.local.seal_slot(slot))
     }
 
-    fn open_slot(&self, text: &str) -> Option<Slot> {
-        self.0.remote.open_slot(text)
+    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Slot>, Unavailable>> {
+        self.0.open(self.0.local.open_slot(text), |remote| remote.open_slot(text))
     }
 }
 

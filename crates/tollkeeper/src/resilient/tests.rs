@@ -2,7 +2,7 @@
 //! `tests/`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 
 use tollkeeper_core::{
     Decision, Facts, Limit, OnStoreFailure, Policy, Quota, Retry, Span, Time, Verb, Verdict, facts,
@@ -18,6 +18,8 @@ struct Moody {
     mood: Mutex<Mood>,
     asked: AtomicUsize,
     came: AtomicUsize,
+    /// Whether it knows the secret of receipts, and needs not to be asked for it.
+    knows_secret: AtomicBool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,6 +30,10 @@ enum Mood {
 }
 
 impl Moody {
+    fn open<'a, T: Send + 'a>(&'a self, open: impl FnOnce(&'a MemoryStore) -> T) -> Answer<'a, Asked<T>> {
+        if self.knows_secret.load(SeqCst) { Answer::Ready(Ok(open(&self.store))) } else { self.answer(open) }
+    }
+
     fn answer<'a, T: Send + 'a>(&'a self, answer: impl FnOnce(&'a MemoryStore) -> T) -> Answer<'a, Asked<T>> {
         self.asked.fetch_add(1, SeqCst);
         match *lock(&self.mood) {
@@ -63,20 +69,20 @@ impl Remote for Moody {
         self.came.load(SeqCst).try_into().unwrap()
     }
 
-    fn seal_charge(&self, charge: &Charge) -> String {
-        self.store.seal_charge(charge)
+    fn seal_charge(&self, charge: &Charge) -> Option<String> {
+        self.knows_secret.load(SeqCst).then(|| self.store.seal_charge(charge))
     }
 
-    fn open_charge(&self, text: &str) -> Option<Charge> {
-        self.store.open_charge(text)
+    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Charge>>> {
+        self.open(move |store| store.open_charge(text))
     }
 
-    fn seal_slot(&self, slot: &Slot) -> String {
-        self.store.seal_slot(slot)
+    fn seal_slot(&self, slot: &Slot) -> Option<String> {
+        self.knows_secret.load(SeqCst).then(|| self.store.seal_slot(slot))
     }
 
-    fn open_slot(&self, text: &str) -> Option<Slot> {
-        self.store.open_slot(text)
+    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Slot>>> {
+        self.open(move |store| store.open_slot(text))
     }
 }
 
@@ -96,6 +102,7 @@ impl Bench {
             mood: Mutex::new(Mood::Well),
             asked: AtomicUsize::new(0),
             came: AtomicUsize::new(1),
+            knows_secret: AtomicBool::new(true),
         };
         let settings = ResilientSettings { nodes, ..ResilientSettings::default() };
         let store = Resilient::new(remote, settings, memory());
@@ -281,8 +288,8 @@ async fn a_slot_taken_while_the_store_was_away_is_given_back_here() {
     let held = bench.decide(Verb::Acquire, &facts! {}, 1).await;
     let slot = held.slot().expect("one slot is this node's");
     assert!(!bench.decide(Verb::Acquire, &facts! {}, 1).await.allowed());
-    assert!(bench.store.renew(&slot).await);
-    assert!(bench.store.release(&slot).await);
+    assert_eq!(bench.store.renew(&slot).await, Ok(true));
+    assert_eq!(bench.store.release(&slot).await, Ok(true));
     assert!(bench.decide(Verb::Acquire, &facts! {}, 1).await.allowed());
 }
 
@@ -296,4 +303,54 @@ async fn a_refund_that_nobody_answers_is_not_done() {
     assert_eq!(bench.store.correct(&charge, &fixes).await, Correction::Failed);
     bench.mood(Mood::Well);
     assert_eq!(bench.store.correct(&charge, &fixes).await, Correction::Done);
+}
+
+/// The store has never answered this node, so only the node itself can have admitted the request.
+#[tokio::test]
+async fn slot_taken_without_the_secret_is_released_by_its_text() {
+    let exports = Limit::new("exports", Quota::slots(1)).on_store_failure(OnStoreFailure::Local);
+    let bench = Bench::new(1, vec![exports]);
+    bench.mood(Mood::Failing);
+    bench.store.remote().knows_secret.store(false, SeqCst);
+    let held = bench.decide(Verb::Acquire, &facts! {}, 1).await;
+    let text = bench.store.seal_slot(&held.slot().expect("one slot is this node's"));
+    let slot = bench.store.open_slot(&text).await.expect("no remote store is needed").expect("its own");
+    assert_eq!(bench.store.release(&slot).await, Ok(true));
+}
+
+/// Opening asks for the secret, within the deadline and by the breaker; once it is known nothing is asked.
+#[tokio::test(start_paused = true)]
+async fn receipt_is_unavailable_while_the_secret_is() {
+    let bench = Bench::new(1, vec![limit("all", 5, OnStoreFailure::Local)]);
+    let text = bench.store.seal_charge(&bench.check().await.charge().unwrap());
+    bench.store.remote().knows_secret.store(false, SeqCst);
+    bench.mood(Mood::Hanging);
+    let began = tokio::time::Instant::now();
+    assert_eq!(bench.store.open_charge(&text).await, Err(Unavailable));
+    assert_eq!(began.elapsed(), Duration::from_millis(10));
+    assert_eq!(bench.store.failures(FailureKind::Timeout), 1);
+
+    bench.mood(Mood::Failing);
+    for _ in 0..10 {
+        assert_eq!(bench.store.open_charge(&text).await, Err(Unavailable));
+    }
+    assert_eq!(bench.store.breaker(), BreakerState::Open);
+    bench.store.remote().knows_secret.store(true, SeqCst);
+    let asked = bench.asked();
+    assert!(bench.store.open_charge(&text).await.expect("the secret is known").is_some());
+    assert_eq!(bench.store.open_charge("nonsense").await, Ok(None));
+    assert_eq!(bench.asked(), asked);
+}
+
+#[tokio::test]
+async fn calls_that_no_policy_answers_say_that_the_store_did_not() {
+    let bench = Bench::new(1, vec![Limit::new("exports", Quota::slots(1))]);
+    let slot = bench.decide(Verb::Acquire, &facts! {}, 1).await.slot().expect("one is free");
+    bench.mood(Mood::Failing);
+    assert_eq!(bench.store.renew(&slot).await, Err(Unavailable));
+    assert_eq!(bench.store.release(&slot).await, Err(Unavailable));
+    let key = bench.policy.keys("exports", &facts! {}).unwrap().remove(0);
+    assert_eq!(bench.store.forget(Key::from_bytes(&key).unwrap()).await, Err(Unavailable));
+    bench.mood(Mood::Well);
+    assert_eq!(bench.store.release(&slot).await, Ok(true));
 }

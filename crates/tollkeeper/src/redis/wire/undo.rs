@@ -2,7 +2,7 @@
 
 use tollkeeper_core::{Algorithm, Change, Quota, Rate, Ruling, Span};
 
-use super::{Asked, Call, Correcting, push_correction};
+use super::{Asked, Call, Correcting, Handling, Nonce, push_correction};
 use crate::redis::script;
 
 /// How long it may take until it is undone; what comes later is void, and its marker is needed no longer. A call
@@ -11,24 +11,28 @@ const UNDONE: Span = Span::from_secs(5);
 
 impl Asked {
     /// The calls that give back what this toll was charged.
-    pub(crate) fn undo(&self, ruling: &Ruling, marker: impl Fn(&str) -> String) -> Vec<Call> {
-        let mut correct = Call { script: script::correct(), keys: Vec::new(), args: Vec::new() };
-        let mut release = Call { script: script::slots(), keys: Vec::new(), args: Vec::new() };
+    pub(crate) fn undo(
+        &self,
+        ruling: &Ruling,
+        marker: impl Fn(&str) -> String,
+        nonce: impl Fn() -> Nonce,
+    ) -> Vec<Call> {
+        let (mut corrected, mut released) = (Vec::new(), Vec::new());
         let mut argument = super::correction_until(ruling.time() + UNDONE);
         for (due, said) in self.dues.iter().zip(ruling.said()) {
             let Some(name) = due.name.as_ref().filter(|_| said.allowed() && due.cost > 0) else { continue };
             if due.quota.algorithm() == Algorithm::Concurrency {
-                release.keys.push(name.clone());
+                released.push(name.clone());
                 continue;
             }
-            correct.keys.extend([name.clone(), marker(name)]);
+            corrected.extend([name.clone(), marker(name)]);
             let (cost, count, tick) = (due.cost, due.quota.count(), said.mark());
             let quota = as_bucket(&due.quota);
             let correcting = Correcting { shift: due.ask.shift, cost, count, tick };
             push_correction(&mut argument, &quota, &correcting, Change::GiveBack(cost));
         }
-        correct.args.push(argument);
-        release.args = vec![b"0".to_vec(), self.id.to_be_bytes().to_vec()];
+        let correct = Call::new(script::correct(), nonce(), corrected, &argument);
+        let release = super::handling(nonce(), self.id, Handling::Release, released);
         [correct, release].into_iter().filter(|call| !call.keys.is_empty()).collect()
     }
 }

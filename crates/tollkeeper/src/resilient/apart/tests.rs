@@ -101,19 +101,19 @@ impl Remote for Servers {
         panic!("{NEVER}")
     }
 
-    fn seal_charge(&self, _: &Charge) -> String {
+    fn seal_charge(&self, _: &Charge) -> Option<String> {
         panic!("{NEVER}")
     }
 
-    fn open_charge(&self, _: &str) -> Option<Charge> {
+    fn open_charge<'a>(&'a self, _: &'a str) -> Answer<'a, Asked<Option<Charge>>> {
         panic!("{NEVER}")
     }
 
-    fn seal_slot(&self, _: &Slot) -> String {
+    fn seal_slot(&self, _: &Slot) -> Option<String> {
         panic!("{NEVER}")
     }
 
-    fn open_slot(&self, _: &str) -> Option<Slot> {
+    fn open_slot<'a>(&'a self, _: &'a str) -> Answer<'a, Asked<Option<Slot>>> {
         panic!("{NEVER}")
     }
 }

@@ -1,0 +1,84 @@
+//! A runtime of this library's own, on one thread, for calls that no other runtime can work for.
+//!
+//! It is started when it is first needed, and once in each process.
+
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::pin;
+use std::thread;
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+use crate::process::PerProcess;
+
+#[derive(Debug)]
+struct Background {
+    runtime: Handle,
+    /// The thread ends with this.
+    _alive: oneshot::Sender<Infallible>,
+}
+
+static BACKGROUND: PerProcess<Background> = PerProcess::new();
+
+thread_local! {
+    /// Whether this thread is blocked by a call, so that a runtime that needs it makes no progress.
+    static BLOCKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The runtime, or why it cannot be started.
+pub(crate) fn runtime() -> io::Result<&'static Handle> {
+    Ok(&BACKGROUND.get_or_try_init(start)?.runtime)
+}
+
+fn start() -> io::Result<Background> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let (alive, ended) = oneshot::channel::<Infallible>();
+    thread::Builder::new().name("tollkeeper".to_owned()).spawn(move || {
+        let _ = runtime.block_on(ended);
+    })?;
+    Ok(Background { runtime: handle, _alive: alive })
+}
+
+/// The runtime that this is called in, unless this thread is blocked.
+pub(crate) fn ambient() -> Option<Handle> {
+    if BLOCKED.get() { None } else { Handle::try_current().ok() }
+}
+
+/// Runs `future` in the runtime that polls it, or in the background one if there is none.
+pub(crate) async fn within<F: Future>(future: F) -> io::Result<F::Output> {
+    let mut future = pin!(future);
+    poll_fn(|context| {
+        let entered = if ambient().is_some() { None } else { Some(runtime()?.enter()) };
+        let output = future.as_mut().poll(context);
+        drop(entered);
+        output.map(Ok)
+    })
+    .await
+}
+
+/// Spawns a task on the runtime that this is called in, or on the background one if there is none.
+pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+    match ambient() {
+        Some(ambient) => ambient.spawn(task),
+        None => runtime()?.spawn(task),
+    };
+    Ok(())
+}
+
+/// Marks this thread as blocked until the value is dropped.
+pub(crate) fn block() -> Blocked {
+    Blocked(BLOCKED.replace(true))
+}
+
+/// Marks its thread as blocked; see [`block`].
+pub(crate) struct Blocked(bool);
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        BLOCKED.set(self.0);
+    }
+}

@@ -1,0 +1,54 @@
+//! Values that belong to one process: a process that was forked makes its own.
+//!
+//! A forked process has the memory of its parent, but only the thread that forked. What other threads work on (a
+//! runtime, connections) is lost to it, and must not be touched: its sockets are the parent's.
+
+use std::sync::OnceLock;
+
+/// A value for each process, made when it is first needed there. Reading takes no lock, because a lock that another
+/// thread held during the fork is never released in the child.
+#[derive(Debug)]
+pub(crate) struct PerProcess<T>(OnceLock<Box<Generation<T>>>);
+
+#[derive(Debug)]
+struct Generation<T> {
+    process: u32,
+    value: T,
+    /// The same in processes that were forked from this one.
+    forked: PerProcess<T>,
+}
+
+impl<T> PerProcess<T> {
+    pub(crate) const fn new() -> PerProcess<T> {
+        PerProcess(OnceLock::new())
+    }
+
+    /// The value of this process, if there is one.
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.find(std::process::id()).ok()
+    }
+
+    /// The value of this process, made now if need be. Of several threads that make one at once, one wins.
+    pub(crate) fn get_or_try_init<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+        let process = std::process::id();
+        match self.find(process) {
+            Ok(value) => Ok(value),
+            Err(PerProcess(empty)) => {
+                let made = Generation { process, value: make()?, forked: PerProcess::new() };
+                Ok(&empty.get_or_init(|| Box::new(made)).value)
+            }
+        }
+    }
+
+    /// The value of a process, or the place where it belongs.
+    fn find(&self, process: u32) -> Result<&T, &PerProcess<T>> {
+        let mut place = self;
+        while let Some(generation) = place.0.get() {
+            if generation.process == process {
+                return Ok(&generation.value);
+            }
+            place = &generation.forked;
+        }
+        Err(place)
+    }
+}

@@ -1,0 +1,44 @@
+//! A process that opens a limiter and then forks, as preloading servers do.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tollkeeper_tests::redis::{Server, folder};
+
+/// Forks where a program asks for its parent's process id.
+const SHIM: &str = "#include <unistd.h>\npid_t getppid(void) { return fork(); }\n";
+
+fn shim(folder: &Path) -> PathBuf {
+    let (source, library) = (folder.join("fork.c"), folder.join("fork.so"));
+    std::fs::write(&source, SHIM).expect("a folder of one's own");
+    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+    assert!(compiled.expect("`cc` is there").success());
+    library
+}
+
+/// Both count as one, and each admission has a number of its own.
+#[test]
+fn forked_process_shares_the_count_with_its_parent() {
+    let folder = folder();
+    let shim = shim(&folder);
+    for opened in ["outside", "current", "multi"] {
+        let server = Server::start();
+        server.connect();
+        let mut node = Command::new(env!("CARGO_BIN_EXE_fork-node"));
+        node.args([&server.url(), opened]).env("LD_PRELOAD", &shim);
+        // The output ends when both have.
+        let output = node.output().expect("it starts");
+        let error = String::from_utf8_lossy(&output.stderr);
+        let said = String::from_utf8(output.stdout).expect("text");
+        let mut lines: Vec<Vec<&str>> = said.lines().map(|line| line.split(' ').collect()).collect();
+        lines.sort();
+        let [child, parent] = &lines[..] else { panic!("{opened}: {said}{error}") };
+        assert_eq!((child[0], parent[0]), ("child", "parent"), "{opened}: {error}");
+        let counts: usize =
+            [child[1], parent[1]].iter().map(|count| count.parse::<usize>().expect("a number")).sum();
+        // Ten were admitted before, and each acquired a slot.
+        assert_eq!(counts, 100 - 10 - 2, "{opened}: {said}{error}");
+        assert_ne!(child[2], parent[2], "{opened}: two slots have the same number");
+    }
+    let _ = std::fs::remove_dir_all(folder);
+}

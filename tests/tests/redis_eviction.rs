@@ -1,0 +1,82 @@
+//! A server that may evict keys may forget counts: the node finds out and says so.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tollkeeper::redis::RedisStore;
+use tollkeeper::{Limit, Quota, Resilient, facts};
+use tollkeeper_tests::redis::{PATIENCE, Program, Server, limiter_and_store};
+use tollkeeper_tests::served::Served;
+
+const EVICTS: [&str; 2] = ["maxmemory 64mb", "maxmemory-policy allkeys-lru"];
+
+async fn eventually(store: &Resilient<RedisStore>, expected: Option<bool>) {
+    let begun = Instant::now();
+    while store.remote().may_evict() != expected {
+        assert!(begun.elapsed() < PATIENCE, "{:?}", store.remote().may_evict());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn limits() -> Vec<Limit> {
+    vec![Limit::new("per-user", Quota::per_minute(100)).by("user")]
+}
+
+#[tokio::test]
+async fn server_that_may_evict_is_noticed() {
+    for (settings, expected) in [
+        (&EVICTS[..], true),
+        (&["maxmemory 64mb", "maxmemory-policy volatile-ttl"], true),
+        (&["maxmemory 64mb", "maxmemory-policy noeviction"], false),
+        (&["maxmemory 0", "maxmemory-policy allkeys-lru"], false),
+    ] {
+        let server = Server::with(Program::Redis, settings);
+        let (_limiter, store) = limiter_and_store(&server.url(), limits());
+        eventually(&store, Some(expected)).await;
+    }
+}
+
+/// It was started with other settings meanwhile.
+#[tokio::test]
+async fn eviction_is_looked_at_after_every_reconnect() {
+    let mut server = Server::start();
+    let (_limiter, store) = limiter_and_store(&server.url(), limits());
+    eventually(&store, Some(false)).await;
+    server.kill();
+    server.restart_with(&EVICTS);
+    server.connect();
+    eventually(&store, Some(true)).await;
+}
+
+#[tokio::test]
+async fn server_that_does_not_tell_is_used_all_the_same() {
+    let rights = "+eval +evalsha +time +get +set +mget +strlen +getrange +append +pexpireat +del +unlink +exists \
+                  +select +role";
+    let user = format!("user default on nopass ~tk:* -@all {rights}");
+    let server = Server::with(Program::Redis, &[&user, EVICTS[0], EVICTS[1]]);
+    let (limiter, store) = limiter_and_store(&server.url(), limits());
+    let decision = limiter.check(&facts! { "user" => "alice" }).await.expect("valid facts");
+    assert_eq!((decision.allowed(), decision.degraded()), (true, None));
+    assert_eq!(store.remote().may_evict(), None);
+}
+
+#[test]
+fn eviction_is_a_gauge() {
+    let server = Server::with(Program::Redis, &EVICTS);
+    let node = Served::with(&["--store", &server.url()]);
+    let shows = |metrics: &str| metrics.lines().any(|line| line == "tollkeeper_store_may_evict 1");
+    let begun = Instant::now();
+    while !shows(&metrics(&node)) {
+        assert!(begun.elapsed() < PATIENCE, "{}", metrics(&node));
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+    let embedded = Served::with(&[]);
+    assert!(!metrics(&embedded).contains("may_evict"), "there is nothing to evict from");
+}
+
+fn metrics(node: &Served) -> String {
+    let url = format!("http://{}/metrics", node.http);
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--show-error", "--noproxy", "*", &url]).stderr(Stdio::inherit());
+    String::from_utf8(curl.output().expect("curl starts").stdout).expect("text")
+}
