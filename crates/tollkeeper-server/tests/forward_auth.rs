@@ -174,6 +174,61 @@ fn only_the_address_header_of_the_config_is_read() {
 }
 
 #[test]
+fn duplicate_identity_is_forbidden() {
+    let config = "http: { facts: { groups: { from: header.x-groups, many: true } } }
+limits:
+  - { name: key, when: { path: /key }, by: header.x-api-key, rate: 3/day }
+  - { name: token, when: { path: /token }, by: header.authorization, rate: 3/day }
+  - { name: session, when: { path: /session }, by: cookie.sid, rate: 3/day }
+  - { name: groups, when: { path: /groups }, by: groups, rate: 3/day }
+";
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, config);
+    for gateway in [FORWARDED, NGINX] {
+        for (path, lines) in [
+            ("/key", &["X-Api-Key: a", "X-Api-Key: b"][..]),
+            ("/key", &["X-Api-Key: a", "X_Api_Key: b"]),
+            ("/token", &["Authorization: Bearer a", "Authorization: Bearer b"]),
+            ("/session", &["Cookie: sid=a; sid=b"]),
+            ("/session", &["Cookie: sid=a", "Cookie: sid=b"]),
+        ] {
+            let answer = gateway.ask(&server, &format!("GET {path}"), lines);
+            assert_eq!(answer.status, 403, "{path} {lines:?}: {}", answer.text());
+            assert_eq!(gateway.ask(&server, "GET /other", lines).status, 200, "{lines:?}");
+        }
+    }
+    let groups: &[&str] = &["X-Groups: a", "X-Groups: b"];
+    let asked = [("GET /groups", groups); 4];
+    assert_eq!(FORWARDED.statuses(&server, asked), [200, 200, 200, 429], "a list that is declared as one");
+}
+
+#[test]
+fn encoded_slashes_are_read_as_the_config_says() {
+    let config = |slashes: &str| {
+        format!(
+            "http: {{ {slashes} routes: [/login, '/projects/{{id}}'] }}
+limits: [{{ name: per-route, by: route, rate: 1/day, algorithm: fixed-window }}]
+"
+        )
+    };
+    let (both, login, projects) = ("GET /projects/..%2Flogin", "GET /login", "GET /projects/1");
+    for gateway in [FORWARDED, NGINX] {
+        for (slashes, expected) in [
+            ("", [200, 429, 429]),
+            ("encoded_slashes: both,", [200, 429, 429]),
+            ("encoded_slashes: decode,", [200, 429, 200]),
+            ("encoded_slashes: keep,", [200, 200, 429]),
+            ("encoded_slashes: refuse,", [403, 200, 200]),
+        ] {
+            let folder = Folder::new();
+            let server = Server::with_config(&folder, &config(slashes));
+            let asked = [both, login, projects].map(|request| (request, &[][..]));
+            assert_eq!(gateway.statuses(&server, asked), expected, "{} {slashes}", gateway.path);
+        }
+    }
+}
+
+#[test]
 fn facts_are_read_from_the_request_of_the_client() {
     let limits = "http: { trusted_proxies: [127.0.0.1] }
 limits:

@@ -89,11 +89,11 @@ async fn decide(
     if prepared.reader.needs_body(policy, &seen) {
         prepared.reader.body(&head.headers, &body, Some(client), &mut seen);
     }
-    let facts = seen.settled(policy).map_err(|problem| forbidden(problem.detail))?;
-    let request = service.limiter.check(facts).under(policy).hold(LONGEST_DELAY);
+    let read = seen.settled(policy).map_err(|problem| forbidden(problem.detail))?;
+    let request = service.limiter.check(read.facts).also(read.also).under(policy).hold(LONGEST_DELAY);
     let decision = request.await.map_err(|invalid| forbidden(invalid.to_string()))?;
     service.trace(asked.parent, "auth", asked.began, &decision);
-    Ok(Decided { route: service.metrics.route(facts), decision, deny })
+    Ok(Decided { route: service.metrics.route(read.facts), decision, deny })
 }
 
 /// The status that the gateway asks refusals to have. Caddy may add the query of its client: it means nothing here.
@@ -123,6 +123,9 @@ impl Family {
             for host in hosts {
                 head.headers.append(header::HOST, host);
             }
+        } else if head.uri.authority().is_some() {
+            // ingress-nginx asks with the host of the auth server.
+            head.headers.remove(header::HOST);
         }
         Ok(())
     }
