@@ -1,6 +1,6 @@
 //! What Tollkeeper keys on, compared with what real servers read of the same bytes.
 //!
-//! One request is written in many ways and sent to a layer and to eight servers, each of which answers with what it has
+//! One request is written in many ways and sent to a layer over axum and to seven other servers, each of which answers with what it has
 //! read. Whatever a server takes for one identity or one route must have one budget here: every spelling that
 //! it accepts is refused, or pays under a key that all of them have in common.
 
@@ -12,6 +12,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use axum::extract::MatchedPath;
@@ -516,14 +517,19 @@ impl Framework {
     }
 }
 
-/// Builds the program of Go once.
+/// Builds the program of Go, once for all tests.
 fn go_server() -> PathBuf {
-    let folder = languages::folder("go");
-    let binary = folder.join(format!("server-{}", std::process::id()));
-    let mut build = Command::new("go");
-    build.arg("build").arg("-o").arg(&binary).arg(root().join("tests/frameworks/server.go"));
-    languages::run(build.env("GO111MODULE", "off").env("GOCACHE", folder.join("cache")).current_dir(&folder));
-    binary
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let folder = languages::folder("go");
+        let binary = folder.join("server");
+        let mut build = Command::new("go");
+        build.arg("build").arg("-o").arg(&binary).arg(root().join("tests/frameworks/server.go"));
+        build.env("GO111MODULE", "off").env("GOCACHE", folder.join("cache")).current_dir(&folder);
+        languages::run(&mut build);
+        binary
+    };
+    BUILT.get_or_init(build).clone()
 }
 
 struct Answered {
