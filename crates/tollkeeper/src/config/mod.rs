@@ -194,14 +194,15 @@ impl Config {
         })
     }
 
-    /// Adds an error to the report of this config for each file that `tls` or `redis` names and that does not exist:
-    /// `tollkeeper serve` would not start. Reading a config does not look, because a program that only needs the limits
+    /// Adds an error to the report of this config for each file that `tls` names, or `redis` if the store is on Redis,
+    /// and that does not exist: `tollkeeper serve` would not start. Reading a config does not look, because a program that only needs the limits
     /// does not need the files.
     pub fn check_files(&self, report: &mut Report) {
         if self.ignored.contains(&Warning::MissingFile) {
             return;
         }
-        for NamedFile { key, path, place } in &self.origin.files {
+        let read = |file: &&NamedFile| !file.key.starts_with("redis.") || self.store != StoreUrl::Memory;
+        for NamedFile { key, path, place } in self.origin.files.iter().filter(read) {
             let problem = match std::fs::metadata(path) {
                 Ok(metadata) if metadata.is_dir() => "is a folder",
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => "does not exist",

@@ -132,8 +132,8 @@ impl Warning {
                 "`listen.proxy` is an address, but there is no `proxy` section: nothing listens there."
             }
             Warning::MissingFile => {
-                "A file that `tls` or `redis` names does not exist, so `serve` would not start. Only `validate` looks, \
-                 and there it is an error. Silence it to check a file of another machine."
+                "A file that `tls` names, or `redis` while the store is on Redis, does not exist, so `serve` would not \
+                 start. Only `validate` looks, and there it is an error. Silence it to check a file of another machine."
             }
         }
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use tollkeeper::config::{Config, Watch};
+use tollkeeper::config::{Config, Follow, ReadError, Reload, Watch};
 use tollkeeper::{Clock, Limiter, Restored, facts};
 
 /// The promise.
@@ -128,15 +128,17 @@ fn a_limiter_follows_its_file_and_a_broken_file_changes_nothing() {
         fs::rename(folder.join("new"), &path).expect("renamed");
     };
     write("{ name: a, rate: 10/day, burst: 10 }");
-    let limiter = wait(Limiter::from_config(&path)).expect("right");
+    let (config, _) = Config::read(&path).expect("right");
+    let limiter = config.limiter().expect("a store");
     let (tell, told) = channel();
-    let _watch = {
-        let (path, limiter) = (path.clone(), limiter.clone());
-        let replace = move || {
-            let read = Config::read(&path).map(|(config, _)| limiter.replace_policy(config.policy));
-            let _ = tell.send(read.is_ok());
+    let _follow = {
+        let limiter = limiter.clone();
+        let replace = move |reload: Result<Reload, ReadError>| {
+            let replaced = reload.map(|reload| limiter.replace_policy(reload.config.policy)).is_ok();
+            let _ = tell.send(replaced);
+            replaced
         };
-        Watch::new(&folder.join("tollkeeper.yaml"), replace).expect("a thread")
+        Follow::new(&path, &config, replace).expect("a thread")
     };
     let remaining = || {
         let decision = limiter.peek(&facts! {}).wait().expect("valid");
@@ -149,6 +151,10 @@ fn a_limiter_follows_its_file_and_a_broken_file_changes_nothing() {
     write("{ name: a, rate: 10/month }");
     assert_eq!(told.recv_timeout(PATIENCE), Ok(false));
     assert_eq!(remaining(), 16, "nothing changed");
+    // A limit is removed when the file has settled.
+    write("");
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(true));
+    assert!(limiter.policy().rules().is_empty());
     fs::remove_dir_all(&folder).expect("made above");
 }
 
