@@ -122,9 +122,10 @@ impl Grpc {
         }))
     }
 
-    /// Says goodbye: whoever asks for its health is told to go elsewhere.
+    /// Reports that the server is about to stop. The status of the whole server changes last: a client that sees it
+    /// finds that of every service changed.
     pub async fn drain(&self) {
-        for name in NAMES {
+        for name in NAMES.into_iter().rev() {
             self.0.reporter.set_service_status(name, ServingStatus::NotServing).await;
         }
     }
