@@ -165,10 +165,16 @@ fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
         match reader.kind()? {
             Kind::Scalar => {}
             Kind::Object => {
-                let value = read_hash(reader)?.and_then(FactValue::from_hash);
-                let Some(value) = value else {
-                    return wrong("an object is a hash of 32 hexadecimal digits, {\"sha256\":\"…\"}");
-                };
+                let not_a_hash = || wrong("an object is a hash of 32 hexadecimal digits, {\"sha256\":\"…\"}");
+                let mut hash = None;
+                reader.object(|reader, field| match (field, scalar(reader)?) {
+                    ("sha256", Some(Value::Text(text))) if hash.is_none() => {
+                        hash = Some(text);
+                        Ok(())
+                    }
+                    _ => not_a_hash(),
+                })?;
+                let Some(value) = hash.and_then(FactValue::from_hash) else { return not_a_hash() };
                 return facts.insert(name, value).map_err(|error| InvalidRequest::Fact(error).into());
             }
             Kind::List => {
@@ -188,23 +194,6 @@ fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
         facts.insert(name, text).map_err(|error: InvalidFact| InvalidRequest::Fact(error).into())
     })?;
     Ok(facts)
-}
-
-/// Reads `{"sha256":"…"}`; `None` if the object is another one.
-fn read_hash<'a>(reader: &mut Reader<'a>) -> Result<Option<&'a str>, ApiError> {
-    let (mut hash, mut is_other) = (None, false);
-    reader.object(|reader, name| -> Result<(), ApiError> {
-        match (name, scalar(reader)?) {
-            ("sha256", Some(Value::Text(text))) if hash.is_none() => hash = Some(text),
-            (_, Some(_)) => is_other = true,
-            (_, None) => {
-                reader.value()?;
-                is_other = true;
-            }
-        }
-        Ok(())
-    })?;
-    Ok(hash.filter(|_| !is_other))
 }
 
 fn read_cost(reader: &mut Reader<'_>) -> Result<u64, ApiError> {
