@@ -260,14 +260,14 @@ mod tests {
     fn host_matters_where_no_token_is_needed() {
         let (admin, data) = (Some(digest("admin")), vec![digest("one")]);
         for (tokens, expected) in [
-            (Tokens::default(), "data eyes"),
+            (Tokens::default(), "data usage eyes"),
             (Tokens { admin, ..Tokens::default() }, "data"),
             (Tokens { data: data.clone(), ..Tokens::default() }, ""),
             (Tokens { admin, data, ..Tokens::default() }, ""),
-            (Tokens { admin, demo: true, ..Tokens::default() }, "data eyes"),
+            (Tokens { admin, demo: true, ..Tokens::default() }, "data usage eyes"),
         ] {
             let doors = Doors::new(tokens);
-            let names = ["open", "data", "gateway", "eyes", "admin"];
+            let names = ["open", "data", "gateway", "usage", "eyes", "admin"];
             let needing = DOORS.iter().zip(names).filter(|(door, _)| doors.needs_host(**door));
             assert_eq!(needing.map(|(_, name)| name).collect::<Vec<_>>().join(" "), expected);
         }
