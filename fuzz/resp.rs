@@ -2,10 +2,10 @@
 //! and for the test that runs their seeds.
 
 use redis_protocol::{resp2, resp3};
-use tollkeeper_server::resp::parse::{
+use tollkeeper_server::transport::resp::parse::{
     Arguments, MAX_ARGUMENT, MAX_ARGUMENTS, MAX_COMMAND, Parser, ProtocolError,
 };
-use tollkeeper_server::resp::reply::{Protocol, Replies};
+use tollkeeper_server::transport::resp::reply::{Protocol, Replies};
 
 type Command = Vec<Vec<u8>>;
 

@@ -5,8 +5,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Map, Value};
-use tollkeeper_server::http::ask::{Ask, MAX_BATCH, read_batch};
-use tollkeeper_server::http::error::ApiError;
+use tollkeeper_server::transport::http::request::{Ask, MAX_BATCH, read_batch};
+use tollkeeper_server::transport::http::error::ApiError;
 use tollkeeper_server::json::{self, Kind, Malformed, Reader, Writer};
 
 /// How deep our reader follows; the other goes down to 128.

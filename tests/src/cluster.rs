@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Instant;
 
-use tollkeeper::redis::wire::Value;
+use tollkeeper::store::redis::wire::Value;
 
 use crate::redis::{PATIENCE, Program, Server, pause};
 

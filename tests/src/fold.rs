@@ -4,9 +4,9 @@
 //! script then folds thousands of steps, and each must come out the same: the verdict, the numbers that
 //! people are told, and the bytes of the state.
 
-use tollkeeper::redis::script::{Kinds, Script};
-use tollkeeper::redis::state;
-use tollkeeper::redis::wire::{self, Value};
+use tollkeeper::store::redis::script::{Kinds, Script};
+use tollkeeper::store::redis::state;
+use tollkeeper::store::redis::wire::{self, Value};
 use tollkeeper_core::algorithm::{self, Ask, Effect, Past, Report, Seen, State, Step, concurrency};
 use tollkeeper_core::{Algorithm, Outcome, Quota, Span, Time};
 

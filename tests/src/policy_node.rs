@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tollkeeper::config::{Config, Format, LimitShape, StoreUrl};
-use tollkeeper::redis::{Followed, Following, RedisOptions, RedisStore, SharedPolicy};
+use tollkeeper::store::redis::{Followed, Following, RedisOptions, RedisStore, SharedPolicy};
 use tollkeeper::{Limiter, MemoryStore, Resilient, ResilientSettings, facts};
 
 /// A limiter, what its file says, and what all nodes share.

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use tollkeeper::config::StoreUrl;
-use tollkeeper::redis::script::Script;
-use tollkeeper::redis::wire::Value;
-use tollkeeper::redis::{RedisOptions, RedisStore};
+use tollkeeper::store::redis::script::Script;
+use tollkeeper::store::redis::wire::Value;
+use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{Limit, Limiter, MemoryStore, Policy, Resilient, ResilientSettings};
 
 /// How long a server may take for what it is asked to do: a machine may do other things too.

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use tollkeeper::redis::wire::Value;
+use tollkeeper::store::redis::wire::Value;
 
 use crate::redis::{Client, PATIENCE, Program, Server, pause};
 

@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use tollkeeper::Correction;
-use tollkeeper::redis::keys::{Format, Names};
-use tollkeeper::redis::script::Script;
-use tollkeeper::redis::state;
-use tollkeeper::redis::wire::{self, Asked, Batch, Call, Handling, Nonce, Value};
+use tollkeeper::store::redis::keys::{Format, Names};
+use tollkeeper::store::redis::script::Script;
+use tollkeeper::store::redis::state;
+use tollkeeper::store::redis::wire::{self, Asked, Batch, Call, Handling, Nonce, Value};
 use tollkeeper_core::{
     Algorithm, Allowance, Charge, Costs, Decision, Key, Limit, Missing, Mode, Policy, Quota, Rate, Slot,
     Span, Time, Toll, Verb, facts,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use tollkeeper::config::StoreUrl;
-use tollkeeper::redis::{RedisOptions, RedisStore};
+use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
     Correction, Limit, Limiter, MemoryStore, OnStoreFailure, Policy, Quota, Resilient, ResilientSettings,
     facts,

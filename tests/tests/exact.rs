@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::task::Poll;
 
-use tollkeeper::redis::wire::Value;
+use tollkeeper::store::redis::wire::Value;
 use tollkeeper::{Algorithm, Facts, Limit, Limiter, Quota, facts};
 use tollkeeper_tests::exact::{self, ALL, PER_PROCESS, PER_ROUTE, PROCESSES, REQUESTS, TASKS};
 use tollkeeper_tests::redis::{Program, Server, limiter};

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tollkeeper::config::StoreUrl;
-use tollkeeper::redis::wire::Value;
-use tollkeeper::redis::{RedisOptions, RedisStore};
+use tollkeeper::store::redis::wire::Value;
+use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
     Answer, Asked, BreakerSettings, Charge, Correction, Costs, Decision, FailureKind, Fix, Key, Limit,
     Limiter, MemoryStore, Policy, Quota, Remote, Resilient, ResilientSettings, Ruling, Slot, Span, Toll,

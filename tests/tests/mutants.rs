@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use tollkeeper::redis::keys::{Format, Names};
-use tollkeeper::redis::script::{self, Kinds, Script};
-use tollkeeper::redis::wire::{Asked, Batch, Nonce, Value};
+use tollkeeper::store::redis::keys::{Format, Names};
+use tollkeeper::store::redis::script::{self, Kinds, Script};
+use tollkeeper::store::redis::wire::{Asked, Batch, Nonce, Value};
 use tollkeeper_core::{Algorithm, Decision, Limit, Policy, Quota, Time, Verb, facts};
 use tollkeeper_tests::cases::{Case, Kind};
 use tollkeeper_tests::fold::{self, History};

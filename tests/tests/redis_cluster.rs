@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use tollkeeper::redis::script;
-use tollkeeper::redis::wire::Value;
+use tollkeeper::store::redis::script;
+use tollkeeper::store::redis::wire::Value;
 use tollkeeper::{Algorithm, BreakerState, Correction, Limit, Missing, OnStoreFailure, Quota, facts};
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::redis::{PATIENCE, Server, limiter, limiter_and_store};

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tollkeeper::redis::RedisStore;
+use tollkeeper::store::redis::RedisStore;
 use tollkeeper::{Limit, Quota, Resilient, facts};
 use tollkeeper_tests::redis::{PATIENCE, Program, Server, limiter_and_store};
 use tollkeeper_tests::served::Served;

@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use tollkeeper::redis::wire::Value;
-use tollkeeper::redis::{NotSet, SharedLimits};
+use tollkeeper::store::redis::wire::Value;
+use tollkeeper::store::redis::{NotSet, SharedLimits};
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::policy_node::PolicyNode;
 use tollkeeper_tests::redis::{PATIENCE, Program, Server};

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollkeeper::redis::wire::Value;
+use tollkeeper::store::redis::wire::Value;
 use tollkeeper::{Limit, Quota, facts};
 use tollkeeper_tests::faulty::{Fault, Proxy};
 use tollkeeper_tests::redis::{PATIENCE, Server, limiter};

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 use tollkeeper::config::StoreUrl;
-use tollkeeper::redis::wire::Value;
-use tollkeeper::redis::{RedisOptions, RedisStore};
+use tollkeeper::store::redis::wire::Value;
+use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
     Algorithm, BreakerSettings, BreakerState, Correction, Costs, InvalidRequest, Limit, Limiter, MemoryStore,
     Policy, Quota, Resilient, ResilientSettings, Span, facts,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tollkeeper::config::{Config, Format, RedisSettings, StoreUrl};
-use tollkeeper::redis::{RedisOptions, RedisStore, RedisTls};
+use tollkeeper::store::redis::{RedisOptions, RedisStore, RedisTls};
 use tollkeeper::{
     Limit, Limiter, MemoryStore, OnStoreFailure, Policy, Quota, Resilient, ResilientSettings, facts,
 };

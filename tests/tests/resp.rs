@@ -324,7 +324,8 @@ fn admitted_to_four<T: Sync>(
 
 /// How many scripts a Redis has run.
 fn calls(redis: &Server) -> u64 {
-    let tollkeeper::redis::wire::Value::Bytes(stats) = redis.connect().text("INFO commandstats") else {
+    let tollkeeper::store::redis::wire::Value::Bytes(stats) = redis.connect().text("INFO commandstats")
+    else {
         panic!("text")
     };
     let stats = String::from_utf8(stats).expect("text");

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
-use tollkeeper::redis::wire::Value;
+use tollkeeper::store::redis::wire::Value;
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::redis::{Client, Program, Server};
 use tollkeeper_tests::sentinels::Sentinels;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use tollkeeper::redis::keys::{Format, Names};
-use tollkeeper::redis::wire::{Asked, Batch, Nonce};
+use tollkeeper::store::redis::keys::{Format, Names};
+use tollkeeper::store::redis::wire::{Asked, Batch, Nonce};
 use tollkeeper_core::{Algorithm, Decision, Limit, Policy, Quota, Verb, facts};
 use tollkeeper_tests::cases::{Case, Kind};
 use tollkeeper_tests::fold::{self, History};

@@ -12,7 +12,7 @@ use tollkeeper::{Clock, Limiter, ManualClock, Time, facts};
 use tollkeeper_bench::keys::{self, Request};
 use tollkeeper_bench::ours;
 use tollkeeper_bench::sides::Bucket;
-use tollkeeper_server::metrics::Metrics;
+use tollkeeper_server::telemetry::metrics::Metrics;
 
 const KEYS: u64 = 65_536;
 

@@ -9,7 +9,7 @@ use tollkeeper_bench::ours::limiter;
 use tollkeeper_bench::race::{Load, Side, race_finely};
 use tollkeeper_bench::report::{self, Want};
 use tollkeeper_bench::sides::Bucket;
-use tollkeeper_server::metrics::Metrics;
+use tollkeeper_server::telemetry::metrics::Metrics;
 
 /// Requests that come again and again.
 const REQUESTS: usize = 100_000;

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, json};
-use tollkeeper::redis::keys::{Format, Names};
-use tollkeeper::redis::script::Script;
-use tollkeeper::redis::wire::{Asked, Batch, Nonce, Value};
+use tollkeeper::store::redis::keys::{Format, Names};
+use tollkeeper::store::redis::script::Script;
+use tollkeeper::store::redis::wire::{Asked, Batch, Nonce, Value};
 use tollkeeper::{Algorithm, Limit, Policy, Quota, Toll, Verb, facts};
 use tollkeeper_bench::report::{self, Want};
 use tollkeeper_tests::redis::{self, Client, Server};

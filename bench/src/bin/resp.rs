@@ -8,7 +8,7 @@
 use std::env;
 
 use serde_json::{Map, Value, json};
-use tollkeeper::redis::wire;
+use tollkeeper::store::redis::wire;
 use tollkeeper_bench::report::{self, Want};
 use tollkeeper_bench::served::{Counted, RATE, Rounds, Server, in_turns, limits, on_second_core, said};
 use tollkeeper_tests::redis::Client;

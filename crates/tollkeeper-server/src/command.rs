@@ -1,11 +1,13 @@
 //! The commands beside `serve`: each runs, prints and ends.
 
+pub mod args;
 pub mod check;
 pub mod client;
 pub mod completions;
 pub mod explain;
 pub mod init;
 pub mod schema;
+pub mod serve;
 pub mod table;
 pub mod validate;
 
@@ -18,7 +20,6 @@ use tollkeeper::config::Config;
 use tollkeeper::facts::DeclaredFacts;
 
 use crate::redact::Redactor;
-use crate::serve;
 
 /// Prints a line. Whoever reads it may leave early, which is for `main` to understand.
 fn say(line: impl Display) -> anyhow::Result<()> {

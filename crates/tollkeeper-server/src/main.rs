@@ -4,12 +4,12 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use tollkeeper_server::args::{Arguments, Command};
-use tollkeeper_server::{command, serve};
+use tollkeeper_server::command;
+use tollkeeper_server::command::args::{Arguments, Command};
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
-        Command::Serve(args) => serve::run(&args),
+        Command::Serve(args) => command::serve::run(&args),
         Command::Check(args) => command::check::run(&args),
         Command::Explain(args) => command::explain::run(&args),
         Command::Validate(args) => command::validate::run(&args),

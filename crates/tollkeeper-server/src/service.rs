@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use hyper::header::HeaderMap;
 use tollkeeper::config::{Config, Report};
-use tollkeeper::redis::{NotSet, SharedLimits, SharedPolicy};
+use tollkeeper::store::redis::{NotSet, SharedLimits, SharedPolicy};
 use tollkeeper::{Decision, Limiter};
 use tollkeeper_tower::{InForce as Reading, Settings};
 
-use crate::auth::{Doors, Tokens};
-use crate::events::Events;
-use crate::in_force::{CannotReplace, InForce, Laws, Loaded, Source};
-use crate::metrics::{Metrics, RouteLabel};
+use crate::control::access::{Doors, Tokens};
+use crate::control::active_limits::{CannotReplace, InForce, Laws, Loaded, Source};
+use crate::control::tls::Acceptor;
 use crate::redact::Redactor;
-use crate::refusals::{Refusal, RefusalLog};
 use crate::store::Store;
-use crate::tls::Acceptor;
-use crate::told::Headers;
-use crate::trace::{Parent, Told, Traces};
+use crate::telemetry::events::Events;
+use crate::telemetry::metrics::{Metrics, RouteLabel};
+use crate::telemetry::refusal_log::{Refusal, RefusalLog};
+use crate::telemetry::trace::{Parent, Told, Traces};
+use crate::transport::response_headers::Headers;
 
 /// How long a server that starts waits for what all nodes share.
 const FIRST_LOOK: Duration = Duration::from_secs(1);

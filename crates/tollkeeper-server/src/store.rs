@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use tollkeeper::config::{Config, MemorySettings, Servers, StoreUrl};
-use tollkeeper::redis::RedisStore;
+use tollkeeper::store::redis::RedisStore;
 use tollkeeper::{Clock, Limiter, MemoryStore, Policy, Resilient, Restored};
 
 /// A store that was opened.

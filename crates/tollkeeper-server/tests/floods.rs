@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
 use support::*;
-use tollkeeper_server::files;
+use tollkeeper_server::control::rlimit;
 use tollkeeper_tests::cases::Random;
 
 const LIMITS: &str = "limits: [{ name: per-user, by: user, rate: 1000000/day }]\n";
@@ -71,8 +71,12 @@ const CHECK: &str = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-lengt
 fn ten_thousand_idle_connections_cost_little_and_starve_nobody() {
     const COUNT: usize = 10_000;
     // A connection is a file on both sides.
-    files::raise();
-    assert!(files::connections(0) > COUNT, "`ulimit -Hn` is too low for this test: it needs {}", COUNT + 256);
+    rlimit::raise();
+    assert!(
+        rlimit::connections(0) > COUNT,
+        "`ulimit -Hn` is too low for this test: it needs {}",
+        COUNT + 256
+    );
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     server.check(r#"{"user":"alice"}"#);
@@ -108,7 +112,7 @@ fn ten_thousand_idle_connections_cost_little_and_starve_nobody() {
 fn connections_that_came_and_went_leave_nothing_behind() {
     const COUNT: usize = 1_000;
     const ROUNDS: usize = 6;
-    files::raise();
+    rlimit::raise();
     let folder = Folder::new();
     let file = folder.write("tollkeeper.yaml", LIMITS);
     let hello = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat();

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
-mod envoy_words;
+mod envoy_oracle;
 mod support;
 
 use std::fs;
@@ -30,7 +30,7 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ServerReflectionRequest, ServiceResponse};
 
-use crate::envoy_words::{
+use crate::envoy_oracle::{
     Code, RateLimitRequest, RateLimitResponse, RateLimitServiceClient, codes, descriptor, question, remaining,
 };
 use crate::support::{Folder, Server, eventually, output, text};

@@ -1,6 +1,6 @@
 //! A declared fact is one identity: the same key whichever way its raw value enters, and no way to name another's hash.
 
-mod envoy_words;
+mod envoy_oracle;
 mod support;
 
 use std::io::{Read as _, Write as _};
@@ -11,7 +11,7 @@ use support::*;
 use tollkeeper::digest::{hex, sha256};
 use tonic::transport::Channel;
 
-use crate::envoy_words::{Code, RateLimitServiceClient, codes, descriptor, question};
+use crate::envoy_oracle::{Code, RateLimitServiceClient, codes, descriptor, question};
 
 /// Six requests a day for each customer.
 fn config() -> String {

@@ -6,7 +6,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::*;
-use tollkeeper_server::http::call::{Call, ROUTES};
+use tollkeeper_server::transport::http::endpoint::{Call, ROUTES};
 
 const ALICE: &str = r#"{"facts":{"user":"alice"}}"#;
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use support::*;
-use tollkeeper::redis::digest::{hex, sha256};
+use tollkeeper::store::redis::digest::{hex, sha256};
 
 const LIMITS: &str = "limits:
   - { name: per-user, by: user, rate: 100/day, burst: 5 }

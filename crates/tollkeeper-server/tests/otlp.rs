@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
-mod envoy_words;
+mod envoy_oracle;
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message as _;
 use tonic::transport::Channel;
 
-use crate::envoy_words::{
+use crate::envoy_oracle::{
     Code, RateLimitDescriptor, RateLimitServiceClient, costing, descriptor, giving, question,
 };
 use crate::support::{Folder, Server, eventually};

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use support::*;
-use tollkeeper_server::files;
+use tollkeeper_server::control::rlimit;
 use tollkeeper_tests::contract::{self, Admission, Rate, Windows};
 use tollkeeper_tests::redis;
 
@@ -119,9 +119,9 @@ struct Run {
 
 fn run(server: &Server, comes_back: Until) -> Run {
     // A connection is a file on both sides.
-    files::raise();
+    rlimit::raise();
     let callers = usize::try_from(CALLERS).unwrap();
-    assert!(files::connections(0) > callers, "`ulimit -Hn` is too low for this test");
+    assert!(rlimit::connections(0) > callers, "`ulimit -Hn` is too low for this test");
     let mut clients: Vec<Client> = (0..CALLERS).map(|_| server.client()).collect();
     let open = || fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
     eventually("all callers are connected at once", || open() >= callers);

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
-mod envoy_words;
+mod envoy_oracle;
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use envoy_types::pb::google::protobuf::Duration;
 use prost::Message as _;
 use tollkeeper::config::{Config, Format};
 use tollkeeper::{Clock, ManualClock, MemoryStore, Span, Time};
-use tollkeeper_server::grpc::rls::Rls;
-use tollkeeper_server::in_force::Source;
+use tollkeeper_server::control::active_limits::Source;
 use tollkeeper_server::service::Service;
 use tollkeeper_server::store::Store;
+use tollkeeper_server::transport::grpc::rls::Rls;
 
-use crate::envoy_words::{
+use crate::envoy_oracle::{
     Code, RateLimit, RateLimitDescriptor, RateLimitRequest, RateLimitResponse, Unit, codes, costing,
     descriptor, giving, question, remaining,
 };
@@ -350,7 +350,7 @@ async fn bad_input_is_refused_with_the_reason_and_charges_nothing() {
         assert!(message.contains(said), "{wrong:?}: {message}");
     }
     let many = (0..64).map(|number| (format!("key-{number}"), "x".to_owned()));
-    let mut many: Vec<_> = many.map(|(key, value)| envoy_words::Entry { key, value }).collect();
+    let mut many: Vec<_> = many.map(|(key, value)| envoy_oracle::Entry { key, value }).collect();
     many.truncate(64);
     let many = RateLimitDescriptor { entries: many, ..Default::default() };
     assert!(envoy.refuses(&question([many])).await.contains("63 entries"));

@@ -1,16 +1,18 @@
 //! Our messages are Envoy's, byte for byte.
 
-mod envoy_words;
+mod envoy_oracle;
 
 use envoy_types::pb::envoy::config::core::v3 as theirs_core;
 use envoy_types::pb::google::protobuf::{Duration, UInt64Value};
 use prost::Message as _;
-use tollkeeper_server::grpc::proto::envoy::config::core::v3 as ours_core;
-use tollkeeper_server::grpc::proto::envoy::extensions::common::ratelimit::v3 as ours_common;
-use tollkeeper_server::grpc::proto::envoy::service::ratelimit::v3 as ours;
-use tollkeeper_server::grpc::question::{Descriptor, MAX_DESCRIPTORS, MAX_ENTRIES, NoQuestion, Question};
+use tollkeeper_server::transport::grpc::decoder::{
+    Descriptor, MAX_DESCRIPTORS, MAX_ENTRIES, NoQuestion, Question,
+};
+use tollkeeper_server::transport::grpc::proto::envoy::config::core::v3 as ours_core;
+use tollkeeper_server::transport::grpc::proto::envoy::extensions::common::ratelimit::v3 as ours_common;
+use tollkeeper_server::transport::grpc::proto::envoy::service::ratelimit::v3 as ours;
 
-use crate::envoy_words as theirs;
+use crate::envoy_oracle as theirs;
 
 /// Every field that we know, none of them at its default.
 fn their_question() -> theirs::RateLimitRequest {

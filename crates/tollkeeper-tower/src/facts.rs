@@ -14,8 +14,8 @@ use tollkeeper::{DeclaredFact, Facts, Mode, Policy, Value, net};
 
 use crate::address::Client;
 use crate::body::Look;
+use crate::body_fields::{self, Field, Form};
 use crate::cookie::{self, Unclear};
-use crate::field::{self, Field, Form};
 use crate::path::{self, Spellings};
 use crate::problem::Problem;
 use crate::routes::Routes;
@@ -297,7 +297,7 @@ impl Reader {
             },
             Source::Query(parameter) => {
                 let query = parts.uri.query().unwrap_or_default();
-                match field::of_pairs(query.as_bytes(), parameter) {
+                match body_fields::of_pairs(query.as_bytes(), parameter) {
                     Field::Once(value) => value,
                     Field::Absent => return Ok(None),
                     Field::Twice | Field::NoText => return Err(Open::Twice),
@@ -342,7 +342,7 @@ impl Reader {
                 Look::Broken => Open::Broken,
                 Look::Elsewhere => Open::Elsewhere,
                 Look::All(_) if !is_plain => Open::Encoded,
-                Look::All(body) => match field::of_body(Form::of(content_type, body), body, field) {
+                Look::All(body) => match body_fields::of_body(Form::of(content_type, body), body, field) {
                     Ok(Field::Absent) => continue,
                     Ok(Field::Once(found)) => {
                         if let Some(value) = value(wanted, found) {
@@ -352,7 +352,7 @@ impl Reader {
                     }
                     Ok(Field::Twice) => Open::Twice,
                     Ok(Field::NoText) => Open::NotText,
-                    Err(field::NotJson) => Open::NotJson,
+                    Err(body_fields::NotJson) => Open::NotJson,
                 },
             };
             seen.open.push((&fact.name, open));

@@ -3,15 +3,15 @@
 //! Times are rounded here and nowhere else: up, because who comes too early is refused again. What is
 //! [`Written`] is read by each transport, which puts it where it belongs.
 
-mod written;
+mod prepared;
 
 use http::{HeaderMap, HeaderName, header};
 use tollkeeper::decision::{self, Answer};
 use tollkeeper::http::HeaderDialect;
 use tollkeeper::{Decision, Outcome, Percent, Retry, Span};
 
-use self::written::Text;
-pub use self::written::Written;
+use self::prepared::Text;
+pub use self::prepared::Written;
 
 /// A header that tells of limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

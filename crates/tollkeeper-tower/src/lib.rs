@@ -39,11 +39,11 @@
 
 pub mod address;
 pub mod body;
-#[cfg(feature = "config")]
-mod configured;
+pub mod body_fields;
 pub mod cookie;
 pub mod facts;
-pub mod field;
+#[cfg(feature = "config")]
+mod from_config;
 pub mod grpc;
 pub mod headers;
 mod layer;

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::thread::LocalKey;
 
-use tollkeeper::current::{Current, Shareable, Shares};
 use tollkeeper::http::{HeaderDialect, HttpFact, HttpSettings};
-use tollkeeper::lone::Lone;
+use tollkeeper::single_limit::Lone;
+use tollkeeper::thread_cached::{Current, Shareable, Shares};
 use tollkeeper::{Algorithm, Limiter, Mode, Percent, Policy};
 
 use crate::facts::Reader;

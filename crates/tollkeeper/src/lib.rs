@@ -226,54 +226,36 @@
 
 #[cfg(feature = "redis")]
 mod background;
-mod blocking;
-mod builder;
 mod clock;
 #[cfg(feature = "config")]
 pub mod config;
-pub mod current;
-mod guard;
-mod handle;
-mod hold;
 pub mod http;
-mod joint;
 mod limiter;
 #[cfg(feature = "redis")]
-mod line;
-pub mod lone;
-mod memory;
-mod meter;
-mod observer;
-mod operation;
+mod log_throttle;
 mod percent;
 #[cfg(feature = "redis")]
 mod process;
-mod queue;
 pub mod random;
-#[cfg(feature = "redis")]
-pub mod redis;
-#[cfg(feature = "redis")]
-mod remote;
-#[cfg(feature = "redis")]
-mod resilient;
-mod store;
-pub mod store_url;
+pub mod store;
 mod sync;
+pub mod thread_cached;
 
-pub use builder::{Backend, BuildError, Builder};
 pub use clock::{Clock, ManualClock, Sleep};
-pub use guard::SlotGuard;
-pub use handle::{Handle, HandleError, Layers, Passage, Passages};
-pub use joint::Joint;
+pub use limiter::ad_hoc::Meter;
+pub use limiter::builder::{Backend, BuildError, Builder};
+pub use limiter::handle::{Handle, HandleError, Layers, Passage, Passages};
+pub use limiter::multi_request::Joint;
+pub use limiter::observer::{Observer, Op};
+pub use limiter::operation::Operation;
+pub use limiter::single_limit;
+pub use limiter::slot_guard::SlotGuard;
 pub use limiter::{Acquire, Acquired, Acquiring, Deciding, ForgetError, Limiter, Request, Waiting};
-pub use memory::{Capacity, MemoryStore, Restored, SnapshotError, SnapshotStatus, Snapshots};
-pub use meter::Meter;
-pub use observer::{Observer, Op};
-pub use operation::Operation;
 pub use percent::Percent;
+pub use store::memory::{Capacity, MemoryStore, Restored, SnapshotError, SnapshotStatus, Snapshots};
 #[cfg(feature = "redis")]
-pub use remote::{Asked, Failure, FailureKind, Part, Remote, Server, Split};
+pub use store::remote::{Asked, Failure, FailureKind, Part, Remote, Server, Split};
 #[cfg(feature = "redis")]
-pub use resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
+pub use store::resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
 pub use store::{Answer, Correction, Store, Unavailable};
 pub use tollkeeper_core::*;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::task_local;
 use tollkeeper::charge::Item;
 use tollkeeper::config::StoreUrl;
-use tollkeeper::redis::{RedisOptions, RedisStore};
+use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
     Answer, Asked, Charge, Correction, Costs, Fix, Key, Limiter, MemoryStore, Part, Remote, Resilient,
     ResilientSettings, Ruling, Server, Slot, Split, Toll, facts,

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use tollkeeper::config::{RedisUrl, StoreUrl};
 use tollkeeper::policy::Grant;
-use tollkeeper::redis::keys::Format;
-use tollkeeper::redis::{RedisOptions, RedisStore};
+use tollkeeper::store::redis::keys::Format;
+use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
     Algorithm, Decision, Facts, FailureKind, Limit, Limiter, MemoryStore, Policy, Quota, Resilient,
     ResilientSettings, Span, Store, Time,

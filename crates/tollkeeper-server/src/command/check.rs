@@ -9,12 +9,12 @@ use serde::Deserialize;
 use serde_json::json;
 use tollkeeper::{Limiter, MemoryStore, Span};
 
-use crate::args::Check;
+use crate::command::args::Check;
 use crate::command::client::{Answer, Client};
 use crate::command::{config, facts, say, table};
-use crate::http::answer::write_decision;
 use crate::json::Writer;
 use crate::redact::Redactor;
+use crate::transport::http::decision_json::write_decision;
 
 /// Decides, prints, and says by the exit code what was decided.
 pub fn run(args: &Check) -> anyhow::Result<ExitCode> {

@@ -23,8 +23,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::args::Target;
-use crate::tls;
+use crate::command::args::Target;
+use crate::control::tls;
 
 /// The server that is asked unless another is named.
 const DEFAULT: &str = "http://127.0.0.1:8080";

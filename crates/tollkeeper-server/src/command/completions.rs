@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::CommandFactory as _;
 
-use crate::args::Arguments;
+use crate::command::args::Arguments;
 use crate::command::say;
 
 /// Prints what the shell needs.

@@ -6,7 +6,7 @@ use serde_json::json;
 use tollkeeper::Mode;
 use tollkeeper::policy::Standing;
 
-use crate::args::Explain;
+use crate::command::args::Explain;
 use crate::command::{config, operator_facts, say, table};
 
 /// Prints what each limit has to do with the request.

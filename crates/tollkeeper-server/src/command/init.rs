@@ -22,27 +22,27 @@ pub const READY: [Ready; 5] = [
     Ready {
         name: "public-api",
         purpose: "an API on the internet: plans by key, a wide net by address, one dear route",
-        text: include_str!("../ready/public-api.yaml"),
+        text: include_str!("../templates/public-api.yaml"),
     },
     Ready {
         name: "b2b",
         purpose: "customers with many users: fair shares within, daily quotas by plan, own terms for one",
-        text: include_str!("../ready/b2b.yaml"),
+        text: include_str!("../templates/b2b.yaml"),
     },
     Ready {
         name: "login",
         purpose: "passwords: few wrong ones by account, more by address, resets",
-        text: include_str!("../ready/login.yaml"),
+        text: include_str!("../templates/login.yaml"),
     },
     Ready {
         name: "llm",
         purpose: "a bill by the token: requests, tokens by minute and day, open streams",
-        text: include_str!("../ready/llm.yaml"),
+        text: include_str!("../templates/llm.yaml"),
     },
     Ready {
         name: "internal",
         purpose: "services that call each other: by caller, shadow first, a queue before what is fragile",
-        text: include_str!("../ready/internal.yaml"),
+        text: include_str!("../templates/internal.yaml"),
     },
 ];
 

@@ -7,7 +7,7 @@ use anyhow::bail;
 use serde_json::json;
 use tollkeeper::config::{Config, ReadError, Report, Severity};
 
-use crate::args::{FileFormat, Validate};
+use crate::command::args::{FileFormat, Validate};
 use crate::command::say;
 
 /// Prints the report: exit 0 if the file can be used, 1 if not, 2 if it cannot be read.

@@ -9,12 +9,14 @@ use std::task::{Context, Poll, Waker};
 use prost::Message as _;
 use tollkeeper::MemoryStore;
 use tollkeeper::config::{Config, Format};
-use tollkeeper_server::grpc::proto::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use tollkeeper_server::grpc::question::{MAX_DESCRIPTORS, MAX_ENTRIES, Question};
-use tollkeeper_server::grpc::rls::Rls;
-use tollkeeper_server::in_force::Source;
+use tollkeeper_server::control::active_limits::Source;
 use tollkeeper_server::service::Service;
 use tollkeeper_server::store::Store;
+use tollkeeper_server::transport::grpc::decoder::{MAX_DESCRIPTORS, MAX_ENTRIES, Question};
+use tollkeeper_server::transport::grpc::proto::envoy::service::ratelimit::v3::{
+    RateLimitRequest, RateLimitResponse,
+};
+use tollkeeper_server::transport::grpc::rls::Rls;
 
 const LIMITS: &str = "limits:
   - { name: all, rate: 1000/s }

@@ -1,4 +1,4 @@
-//! Reads the keys of a table as the [`shape`](super::shape) says they are.
+//! Reads the keys of a table as the [`shape`](super::key_table) says they are.
 //!
 //! Whatever is wrong is reported on the spot and then treated as if it were not there, so that reading goes
 //! on and everything is reported at once.
@@ -11,8 +11,8 @@ use tollkeeper_core::Span;
 
 use super::document::{Entry, Kind as Written, Node, Scalar, Value};
 use super::excerpt::quoted;
+use super::key_table::{self, Key, Kind, Section, Support};
 use super::report::{Place, Problems};
-use super::shape::{self, Key, Kind, Section, Support};
 use super::suggest::nearest;
 use super::units::{self, Rate, Share, Wrong};
 use super::yaml;
@@ -148,7 +148,9 @@ impl<'d> Fields<'d> {
         }
         let known = self.section.keys.iter().map(|key| key.name);
         let help = match nearest(&entry.key, known.clone()) {
-            _ if std::ptr::eq(self.section, &shape::GRANT) && shape::LIMIT.find(&entry.key).is_some() => {
+            _ if std::ptr::eq(self.section, &key_table::GRANT)
+                && key_table::LIMIT.find(&entry.key).is_some() =>
+            {
                 "it belongs to the limit, not to a tier or an override".to_owned()
             }
             Some(near) => format!("did you mean `{near}`?"),

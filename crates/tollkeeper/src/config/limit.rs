@@ -6,11 +6,11 @@ use std::time::Duration;
 use tollkeeper_core::{Algorithm, CostMissing, Missing, Mode, OnStoreFailure};
 
 use super::document::{Entry, Node, Value};
+use super::effective_limit::{ResponseCondition, StatusPattern};
 use super::excerpt::quoted;
 use super::fields::{Fields, RateSaid, Said, Scope};
-use super::limit_shape::{ResponseCondition, StatusPattern};
+use super::key_table::{self, Section};
 use super::report::{Place, Problems};
-use super::shape::{self, Section};
 use super::units::{self, Wrong};
 
 /// A limit as it is written: typed, each part with its place, but not yet put together.
@@ -81,7 +81,7 @@ impl WrittenLimit {
             Some(name) => format!("limit {}: ", quoted(name)),
             None => format!("limit {number}: "),
         };
-        let fields = Fields::open(node, &shape::LIMIT, Scope::of(&subject), problems)?;
+        let fields = Fields::open(node, &key_table::LIMIT, Scope::of(&subject), problems)?;
         let name = fields.text("name");
         if !fields.has("name") {
             fields.error(node.place, format!("limit {number} has no name"), "such as `name: per-user`");
@@ -199,7 +199,7 @@ fn grants(
     let grant = |entry: &Entry| {
         let scope = Scope::of(format!("{subject}{what} {}: ", quoted(&entry.key)));
         let name = Said { value: entry.key.clone(), place: entry.place, hidden: None };
-        (name, grant_of(&entry.node, &shape::GRANT, scope, problems))
+        (name, grant_of(&entry.node, &key_table::GRANT, scope, problems))
     };
     let list = fields.map(key).into_iter().map(grant).collect();
     Some(Grants { place, list, broken: !fields.is_table(key) })

@@ -26,31 +26,31 @@
 //! ```
 
 mod document;
+mod effective_limit;
 mod excerpt;
 mod expand;
 mod fields;
 mod follow;
+mod from_config;
 mod http;
 mod json;
+mod key_table;
 mod limit;
-mod limit_shape;
 mod listen;
-mod meaning;
-mod open;
 mod origin;
+mod raw;
 #[cfg(test)]
 mod reference;
 mod report;
+mod resolve;
 mod schema;
 mod settings;
-mod shape;
 mod suggest;
 mod toml;
 mod units;
 mod warning;
 mod warnings;
 mod watch;
-mod written;
 mod yaml;
 
 use std::cell::RefCell;
@@ -67,9 +67,9 @@ pub use crate::http::{
     ClientAddress, EncodedSlashes, HeaderDialect, HttpFact, HttpSettings, Normalization, Source,
 };
 pub use crate::percent::Percent;
-pub use crate::store_url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
+pub use crate::store::url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
+pub use effective_limit::{GrantShape, LimitShape, Named, ResponseCondition, StatusPattern};
 pub use follow::{Follow, Reload};
-pub use limit_shape::{GrantShape, LimitShape, Named, ResponseCondition, StatusPattern};
 pub use listen::{InvalidListener, Listen, Listener};
 pub use report::{Problem, Report, Severity};
 pub use schema::schema;
@@ -152,7 +152,7 @@ impl Config {
         reported(name, text, |text, problems| {
             let mut document = document(format, text, problems)?;
             expand::expand(&mut document, environment, problems.get_mut());
-            let mut file = written::read(&document, problems)?;
+            let mut file = raw::read(&document, problems)?;
             let files = std::mem::take(&mut file.files);
             let config = Config::of(file, problems)?;
             Some(Config { origin: Arc::new(Origin::new(bytes, &document, files)), ..config })
@@ -180,8 +180,8 @@ impl Config {
                 let message = format!("only `limits` can be replaced, not {}", excerpt::quoted(&entry.key));
                 problems.get_mut().error(entry.place, message, "leave it out");
             }
-            let file = written::read(&document, problems)?;
-            let file = written::File {
+            let file = raw::read(&document, problems)?;
+            let file = raw::File {
                 share: config.share,
                 on_store_failure: config.on_store_failure,
                 listen: config.listen.clone(),
@@ -239,11 +239,11 @@ impl Config {
     }
 
     /// Step two: what was written, and what it means.
-    fn of(file: written::File, problems: &RefCell<Problems>) -> Option<Config> {
+    fn of(file: raw::File, problems: &RefCell<Problems>) -> Option<Config> {
         if let Err(error) = file.store.value.supported() {
             problems.borrow_mut().error(file.store.place, error.to_string(), "");
         }
-        let meaning = meaning::of(&file, problems)?;
+        let meaning = resolve::of(&file, problems)?;
         warnings::of(&file, &meaning.policy, &mut problems.borrow_mut());
         Some(Config {
             policy: meaning.policy,

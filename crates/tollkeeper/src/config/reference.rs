@@ -1,10 +1,10 @@
-//! `docs/config.md`, printed from the [`shape`](super::shape): every key with its kind, its default and an
+//! `docs/config.md`, printed from the [`shape`](super::key_table): every key with its kind, its default and an
 //! example. Made by the test below, which fails when the page is old.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::shape::{self, Key, Kind, Names, Support};
+use super::key_table::{self, Key, Kind, Names, Support};
 use super::warning::Warning;
 
 #[test]
@@ -21,7 +21,7 @@ fn the_reference_is_what_the_table_says() {
 
 fn page_of_all_keys() -> String {
     let mut page = String::from(INTRODUCTION);
-    for section in shape::sections() {
+    for section in key_table::sections() {
         let title = match section.path {
             "" => "The file".to_owned(),
             "limits" => "A limit: `limits`".to_owned(),
@@ -50,7 +50,7 @@ const WHOLE: &str = include_str!("../../tests/config/good/full.yaml");
 const INTRODUCTION: &str = "\
 # The config file
 
-<!-- Printed from crates/tollkeeper/src/config/shape.rs; the test that finds it old says how to print it anew. -->
+<!-- Printed from crates/tollkeeper/src/config/key_table.rs; the test that finds it old says how to print it anew. -->
 
 Every key, with its default. `Limiter::from_config` reads the file; a mistake is reported with its place and with what
 would be right, all mistakes at once. Unknown keys are mistakes, and so are keys that stand twice.

@@ -1,22 +1,22 @@
 //! The JSON schema of the config file, for editors and for checks before a file is rolled out.
 //!
-//! It is printed from the [`shape`](super::shape) and says what a schema can say: names, kinds, ranges and
+//! It is printed from the [`shape`](super::key_table) and says what a schema can say: names, kinds, ranges and
 //! patterns. What spans several keys only [`Config::parse`](super::Config::parse) finds. What is not
 //! supported yet is refused here, too.
 
 use serde_json::{Map, Value, json};
 use tollkeeper_core::toll::MAX_COST;
 
-use super::shape::{self, Key, Kind, Names, Section, Support};
+use super::key_table::{self, Key, Kind, Names, Section, Support};
 use super::warning::Warning;
 
 /// The schema, as JSON of draft 2020-12.
 pub fn schema() -> String {
-    let mut root = table(&shape::ROOT);
+    let mut root = table(&key_table::ROOT);
     root.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
     root.insert("minProperties".to_owned(), json!(1));
     root.insert("title".to_owned(), json!("The config file of Tollkeeper"));
-    let limit = table(&shape::LIMIT);
+    let limit = table(&key_table::LIMIT);
     // A value that an environment variable may complete can be anything before that.
     let variable = json!({
         "description": "Environment variables are put in: `${NAME}`, or `${NAME:-default}`.",
@@ -80,7 +80,7 @@ fn value(kind: &'static Kind) -> Value {
                 json!({ "type": "array", "items": value(inner), "uniqueItems": matches!(inner, Kind::Fact) });
             return json!({ "anyOf": [value(inner), list] });
         }
-        Kind::Table(section) if std::ptr::eq(*section, &shape::LIMIT) => {
+        Kind::Table(section) if std::ptr::eq(*section, &key_table::LIMIT) => {
             return json!({ "$ref": "#/$defs/limit" });
         }
         Kind::Table(section) => return Value::Object(table(section)),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tollkeeper_core::Quota;
 
 use crate::http::HeaderDialect;
-use crate::memory::{Capacity, Snapshots};
 use crate::percent::Percent;
+use crate::store::memory::{Capacity, Snapshots};
 
 /// The embedded store.
 #[derive(Clone, Debug, PartialEq, Eq)]

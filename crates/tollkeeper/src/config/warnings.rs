@@ -7,11 +7,11 @@ use super::excerpt::quoted;
 use super::fields::Said;
 use super::limit::{WrittenGrant, WrittenLimit};
 use super::listen::Listener;
-use super::meaning::every_grant;
+use super::raw::File;
 use super::report::Problems;
+use super::resolve::every_grant;
 use super::units::{Rate, Share};
 use super::warning::Warning;
-use super::written::File;
 use crate::http::Source;
 
 /// What the names of facts begin with that are read from a request without being declared.

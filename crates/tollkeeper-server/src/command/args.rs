@@ -1,0 +1,182 @@
+//! What was typed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use tollkeeper::config::{InvalidStoreUrl, Listener, StoreUrl};
+
+use crate::telemetry::otlp::Collector;
+
+/// Decides, for every request, whether it may pass.
+#[derive(Debug, Parser)]
+#[command(name = "tollkeeper", version, max_term_width = 110)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the service
+    ///
+    /// Without --config it runs on the embedded store with one limit to try: 5 requests in 10 seconds for
+    /// each `user`.
+    Serve(Box<Serve>),
+    /// Decide one request: exit 0 if it is allowed, 1 if refused, 2 on an error
+    Check(Check),
+    /// Say which limits apply to a request, why, and with which key; decides nothing
+    Explain(Explain),
+    /// Report errors and warnings of a config file as file:line:column
+    Validate(Validate),
+    /// Print the JSON schema of the config file
+    Schema,
+    /// Print a ready policy; without NAME, list them
+    Init {
+        /// public-api, b2b, login, llm or internal
+        name: Option<String>,
+    },
+    /// Print what a shell needs to complete this command
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// `tollkeeper serve`.
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// The config file: YAML, TOML or JSON, by its ending
+    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Where state is kept [default: memory://]
+    #[arg(long, value_name = "URL", env = "TOLLKEEPER_STORE", hide_env_values = true)]
+    pub store: Option<StoreArgument>,
+    /// Where to listen for HTTP; `off` does not, port 0 picks a free one [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_HTTP")]
+    pub http: Option<Listener>,
+    /// Where to listen for gRPC, which Envoy speaks; `off` does not [default: 127.0.0.1:8081]
+    #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_GRPC")]
+    pub grpc: Option<Listener>,
+    /// Where to listen for RESP, the protocol of Redis; as --http [default: 127.0.0.1:6380]
+    #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_RESP")]
+    pub resp: Option<Listener>,
+    /// How long to answer on, not ready any more, before listeners close
+    #[arg(long, value_name = "TIME", env = "TOLLKEEPER_DRAIN_DELAY", default_value = "0s", value_parser = delay)]
+    pub drain_delay: Duration,
+    /// Where to send metrics and traces over OTLP, such as http://127.0.0.1:4318
+    #[arg(long, value_name = "URL", env = "TOLLKEEPER_OTLP")]
+    pub otlp: Option<Collector>,
+    /// How logs are written
+    #[arg(long, value_name = "FORM", env = "TOLLKEEPER_LOG", default_value = "text")]
+    pub log: Log,
+}
+
+/// The URL of a store, or why it is none. clap repeats a value that it cannot parse, and this one may hold a
+/// password; so it always can.
+#[derive(Clone, Debug)]
+pub struct StoreArgument(pub Result<StoreUrl, InvalidStoreUrl>);
+
+impl From<&str> for StoreArgument {
+    fn from(text: &str) -> StoreArgument {
+        StoreArgument(text.parse())
+    }
+}
+
+/// How logs are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Log {
+    /// Lines for people.
+    Text,
+    /// One object a line.
+    Json,
+}
+
+/// The server that a command talks to.
+#[derive(Debug, Args)]
+pub struct Target {
+    /// The server to ask, over http or https [default: TOLLKEEPER_SERVER, or http://127.0.0.1:8080]
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// The file that holds the token for the server [default: the token in TOLLKEEPER_TOKEN, if any]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// The certificates (PEM) that the server's must descend from [default: those the system trusts]
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+}
+
+/// `tollkeeper check`.
+#[derive(Debug, Args)]
+pub struct Check {
+    /// Decide by this file instead of asking a server
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["server", "token_file", "ca"])]
+    pub config: Option<PathBuf>,
+    /// The server to ask.
+    #[command(flatten)]
+    pub target: Target,
+    /// What the request costs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cost: u64,
+    /// Only look: charge nothing
+    #[arg(long)]
+    pub peek: bool,
+    /// Print the answer as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// What is known of the request, such as user=alice
+    #[arg(value_name = "FACT=VALUE", value_parser = fact)]
+    pub facts: Vec<(String, String)>,
+}
+
+/// `tollkeeper explain`.
+#[derive(Debug, Args)]
+pub struct Explain {
+    /// The config file; without it, the policy that `serve` has without one
+    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// What is known of the request, such as user=alice
+    #[arg(value_name = "FACT=VALUE", value_parser = fact)]
+    pub facts: Vec<(String, String)>,
+}
+
+/// `tollkeeper validate`.
+#[derive(Debug, Args)]
+pub struct Validate {
+    /// The config file
+    pub file: PathBuf,
+    /// Whose format it is
+    #[arg(long, value_name = "FORMAT", default_value = "native")]
+    pub format: FileFormat,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Whose format a config file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FileFormat {
+    /// Tollkeeper's own.
+    Native,
+    /// Of envoyproxy/ratelimit (not yet).
+    Envoy,
+    /// Of Limitador (not yet).
+    Limitador,
+}
+
+fn fact(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("a fact is a name and a value, such as user=alice".to_owned()),
+    }
+}
+
+/// A duration as in the config; a delay may also be none.
+fn delay(text: &str) -> Result<Duration, String> {
+    if matches!(text, "0" | "0s") { Ok(Duration::ZERO) } else { tollkeeper::config::duration(text) }
+}

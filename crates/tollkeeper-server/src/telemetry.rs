@@ -1,0 +1,10 @@
+//! Metrics, traces, logs, top keys and events.
+
+pub mod events;
+pub mod logging;
+pub mod metrics;
+pub mod otlp;
+pub mod refusal_log;
+pub mod store_health;
+pub mod top_keys;
+pub mod trace;

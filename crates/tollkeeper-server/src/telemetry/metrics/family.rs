@@ -1,0 +1,229 @@
+//! What was counted, as whoever exports it needs it: names, labels, numbers.
+
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use tollkeeper::{BreakerState, FailureKind, Limiter, Op};
+
+pub use super::histogram::Counts;
+use super::requests::RequestTally;
+use super::{ConnectionTally, LimitTally, Metrics, POLICIES};
+use crate::store::Store;
+use crate::transport::connection_budget::Transport;
+
+/// A metric: one series for each set of labels.
+#[derive(Clone, Debug)]
+pub struct Family {
+    /// The name, such as `tollkeeper_checks`; a counter's is written with `_total` behind it.
+    pub name: &'static str,
+    /// What it says, in a few words.
+    pub help: &'static str,
+    /// Its series.
+    pub series: Series,
+}
+
+/// Series of one kind.
+#[derive(Clone, Debug)]
+pub enum Series {
+    /// Numbers that only grow.
+    Counter(Vec<(Labels, u64)>),
+    /// Numbers as they stand.
+    Gauge(Vec<(Labels, u64)>),
+    /// How often a number was how large.
+    Histogram(Vec<(Labels, Counts)>),
+}
+
+/// Names and values; never the value of a key.
+pub type Labels = Vec<(&'static str, String)>;
+
+impl Metrics {
+    /// Everything, as it stands.
+    pub fn families(&self, limiter: &Limiter, store: &Store) -> Vec<Family> {
+        let mut all = Vec::new();
+        self.add_limits(&mut all);
+        self.add_requests(&mut all);
+        self.add_transports(&mut all);
+        let reloads = [("done", &self.reloads.done), ("failed", &self.reloads.failed)];
+        let reloads = reloads.map(|(result, count)| (labels([("result", result)]), count.load(Relaxed)));
+        all.push(counter("tollkeeper_config_reloads", "Attempts to load the config anew", reloads.into()));
+        all.push(gauge(
+            "tollkeeper_config_version",
+            "Version of the policy in force",
+            limiter.policy().version(),
+        ));
+        self.add_store(&mut all, store);
+        all
+    }
+
+    fn add_limits(&self, all: &mut Vec<Family>) {
+        let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let each = |value: &dyn Fn(&LimitTally) -> u64| -> Vec<(Labels, u64)> {
+            limits.iter().map(|(name, tally)| (labels([("limit", name)]), value(tally))).collect()
+        };
+        let (mut checks, mut fallback) = (Vec::new(), Vec::new());
+        for (name, tally) in limits.iter() {
+            for (result, count) in [
+                ("allowed", tally.sum(|stripe| &stripe.allowed)),
+                ("refused", tally.sum(|stripe| &stripe.refused)),
+                ("would_refuse", tally.sum(|stripe| &stripe.would_refuse)),
+            ] {
+                checks.push((labels([("limit", name), ("result", result)]), count));
+            }
+            for by in POLICIES {
+                let count = tally.sum(|stripe| &stripe.fallback[by as usize]);
+                fallback.push((labels([("limit", name), ("policy", by.name())]), count));
+            }
+        }
+        let skipped = each(&|tally| tally.sum(|stripe| &stripe.skipped));
+        let unknown = each(&|tally| tally.sum(|stripe| &stripe.unknown_tier));
+        all.push(counter("tollkeeper_checks", "What each limit said of the requests it applied to", checks));
+        all.push(counter("tollkeeper_skipped", "Requests without a fact that the limit counts by", skipped));
+        all.push(counter("tollkeeper_unknown_tier", "Requests in a tier that is not listed", unknown));
+        all.push(counter("tollkeeper_fallback", "Decisions made in place of the store", fallback));
+        let starved = self.busiest.starved();
+        let starved =
+            limits.keys().map(|name| (labels([("limit", name)]), starved.get(name).copied().unwrap_or(0)));
+        all.push(Family {
+            name: "tollkeeper_starved_keys",
+            help: "Keys refused at least once in each of the last five minutes",
+            series: Series::Gauge(starved.collect()),
+        });
+        let remaining =
+            limits.iter().map(|(name, tally)| (labels([("limit", name)]), tally.remaining.counts(1e4)));
+        all.push(Family {
+            name: "tollkeeper_remaining_ratio",
+            help: "What a key has left after a decision, as a part of its limit",
+            series: Series::Histogram(remaining.collect()),
+        });
+    }
+
+    fn add_requests(&self, all: &mut Vec<Family>) {
+        let transports = self.transports();
+        let names = self.routes.names();
+        let mut requests = Vec::new();
+        let mut durations = Vec::new();
+        for (transport, tally) in transports {
+            requests.extend(tally.ends().map(|(route, ended, count)| {
+                let route = &names[route.0];
+                (labels([("transport", transport), ("route", route), ("result", ended.name())]), count)
+            }));
+            durations.extend(tally.durations().map(|counts| (labels([("transport", transport)]), counts)));
+        }
+        all.push(counter("tollkeeper_requests", "Requests that asked for a decision", requests));
+        all.push(Family {
+            name: "tollkeeper_request_duration_seconds",
+            help: "From the last byte of a request to its answer",
+            series: Series::Histogram(durations),
+        });
+    }
+
+    fn add_transports(&self, all: &mut Vec<Family>) {
+        let each = |count: &dyn Fn(&ConnectionTally) -> &AtomicU64| -> Vec<(Labels, u64)> {
+            let one = |transport: Transport| {
+                let count = count(self.connections(transport)).load(Relaxed);
+                (labels([("transport", transport.name())]), count)
+            };
+            Transport::ALL.into_iter().map(one).collect()
+        };
+        all.push(Family {
+            name: "tollkeeper_connections",
+            help: "Open connections of clients",
+            series: Series::Gauge(each(&|tally| &tally.open)),
+        });
+        all.push(counter(
+            "tollkeeper_connections_evicted",
+            "Idle connections closed to make room for new ones",
+            each(&|tally| &tally.evicted),
+        ));
+        all.push(counter(
+            "tollkeeper_connections_refused",
+            "Connections that could not be accepted",
+            each(&|tally| &tally.refused),
+        ));
+        all.push(counter(
+            "tollkeeper_grpc_exhausted",
+            "Calls refused because calls in flight held all memory that they may",
+            vec![(Labels::new(), self.grpc_exhausted.load(Relaxed))],
+        ));
+    }
+
+    pub(super) fn transports(&self) -> [(&'static str, &RequestTally); 5] {
+        [
+            ("http", &self.http),
+            ("resp", &self.resp),
+            ("grpc", &self.grpc),
+            ("auth", &self.auth),
+            ("proxy", &self.proxy),
+        ]
+    }
+
+    fn add_store(&self, all: &mut Vec<Family>, store: &Store) {
+        let memory = store.memory();
+        all.push(gauge("tollkeeper_keys", "Keys in this process", memory.keys() as u64));
+        all.push(counter(
+            "tollkeeper_keys_overflow",
+            "Times that a key had to share a state, because the store was full",
+            vec![(Labels::new(), memory.overflows())],
+        ));
+        all.push(gauge(
+            "tollkeeper_store_memory_bytes",
+            "Bytes that keys take in this process",
+            memory.bytes() as u64,
+        ));
+        all.push(counter(
+            "tollkeeper_refunds_refused",
+            "Refunds and settlements refused because there was no room to remember them",
+            vec![(Labels::new(), memory.corrections_refused())],
+        ));
+        if let Some(status) = memory.snapshots() {
+            all.push(gauge(
+                "tollkeeper_snapshot_age_seconds",
+                "Time since the newest good snapshot, or since the start if there is none",
+                status.age.as_secs(),
+            ));
+            all.push(counter(
+                "tollkeeper_snapshot_failures",
+                "Snapshots that could not be written",
+                vec![(Labels::new(), status.failures)],
+            ));
+        }
+        let Store::Redis(redis) = store else { return };
+        let state = match redis.breaker() {
+            BreakerState::Closed => 0,
+            BreakerState::HalfOpen => 1,
+            BreakerState::Open => 2,
+        };
+        all.push(gauge(
+            "tollkeeper_breaker_state",
+            "0 the store is asked, 1 it is tried, 2 it is left alone",
+            state,
+        ));
+        if let Some(may_evict) = redis.remote().may_evict() {
+            all.push(gauge(
+                "tollkeeper_store_may_evict",
+                "1 if the store may evict keys, so that limits can be exceeded",
+                u64::from(may_evict),
+            ));
+        }
+        let errors = FailureKind::ALL.map(|kind| (labels([("kind", kind.name())]), redis.failures(kind)));
+        all.push(counter("tollkeeper_store_errors", "Calls that the store did not answer", errors.into()));
+        let durations = Op::ALL.map(|op| (labels([("op", op.name())]), self.store[op as usize].counts(1e9)));
+        all.push(Family {
+            name: "tollkeeper_store_duration_seconds",
+            help: "From a call of the store to its answer, or to giving up",
+            series: Series::Histogram(durations.into()),
+        });
+    }
+}
+
+fn counter(name: &'static str, help: &'static str, series: Vec<(Labels, u64)>) -> Family {
+    Family { name, help, series: Series::Counter(series) }
+}
+
+fn gauge(name: &'static str, help: &'static str, value: u64) -> Family {
+    Family { name, help, series: Series::Gauge(vec![(Labels::new(), value)]) }
+}
+
+fn labels<const N: usize>(pairs: [(&'static str, &str); N]) -> Labels {
+    pairs.map(|(name, value)| (name, value.to_owned())).into()
+}

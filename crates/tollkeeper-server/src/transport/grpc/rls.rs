@@ -1,0 +1,334 @@
+//! Envoy's question: each descriptor becomes a set of facts, all of them are one request, and each gets the status of the
+//! limit that binds in it.
+
+use std::borrow::Cow;
+use std::str;
+use std::sync::Arc;
+use std::time::Instant;
+
+use prost_types::Duration;
+use tollkeeper::decision::Answer;
+use tollkeeper::facts::DeclaredFacts;
+use tollkeeper::{
+    Correction, Decision, Facts, InvalidRequest, Joint, Met, OnStoreFailure, Outcome, Quota, Retry, Span,
+    Unavailable, Verdict,
+};
+use tollkeeper_tower::headers::Field;
+use tonic::Status;
+
+use super::decoder::{Descriptor, Question};
+use super::proto::envoy::config::core::v3::HeaderValue;
+use super::proto::envoy::service::ratelimit::v3::RateLimitResponse;
+use super::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
+use super::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
+use crate::service::Service;
+use crate::telemetry::metrics::{Ended, RouteLabel};
+use crate::telemetry::trace::{Parent, Told};
+use crate::transport::response_headers::Headers;
+
+/// Answers Envoy.
+#[derive(Debug)]
+pub struct Rls {
+    service: Arc<Service>,
+}
+
+impl Rls {
+    /// By the limits of this service.
+    pub fn new(service: Arc<Service>) -> Rls {
+        Rls { service }
+    }
+
+    /// Answers a `RateLimitRequest`, and traces it if it is a part of a span.
+    pub async fn answer(&self, message: &[u8], parent: Option<Parent>) -> Result<RateLimitResponse, Status> {
+        let began = Instant::now();
+        let answered = self.decide_all(message, parent, began).await;
+        let ended = answered.as_ref().map_or(Ended::Error, |(ended, _)| *ended);
+        self.service.metrics.grpc.record(ended, began.elapsed());
+        answered.map(|(_, response)| response)
+    }
+
+    async fn decide_all(
+        &self,
+        message: &[u8],
+        parent: Option<Parent>,
+        began: Instant,
+    ) -> Result<(Ended, RateLimitResponse), Status> {
+        let question =
+            Question::read(message).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let asked = understand(&question, self.service.limiter.policy().declared())?;
+        let Decisions { looked, charged, given } = if asked.iter().all(|asked| asked.hits.charge().is_some())
+        {
+            let charged = self.join(&asked, Hits::charge)?.check().await;
+            Decisions { charged, ..Decisions::default() }
+        } else {
+            // In a box: what few want would make the future of every call larger, and that is moved about.
+            Box::pin(self.decide_mixed(&asked)).await?
+        };
+        let allowed = looked.allowed() && charged.allowed();
+
+        let mut statuses = vec![DescriptorStatus::default(); asked.len()];
+        given.tell(&mut statuses);
+        // Whoever gives back is not refused, whatever is left.
+        statuses.iter_mut().for_each(|status| status.code = Code::Ok.into());
+        looked.tell(&mut statuses);
+        charged.tell(&mut statuses);
+        let degraded = [&looked, &charged, &given].iter().any(|decided| decided.degraded());
+        let ended = match (degraded, allowed) {
+            (true, _) => Ended::Degraded,
+            (false, true) => Ended::Allowed,
+            (false, false) => Ended::Refused,
+        };
+        let overall_code = if allowed { Code::Ok } else { Code::OverLimit };
+        let telling = if looked.allowed() { [&charged, &looked] } else { [&looked, &charged] };
+        if let (Some(traces), Some(parent)) = (self.service.traces(), parent) {
+            traces.record(parent, "ShouldRateLimit", began, || told(telling, &given));
+        }
+        let telling = telling.into_iter().find_map(|decided| decided.decision.as_ref());
+        if let Some(decision) = telling {
+            self.service.log_refusal("grpc", RouteLabel::NONE, decision);
+        }
+        let response = RateLimitResponse {
+            overall_code: overall_code.into(),
+            statuses,
+            response_headers_to_add: telling
+                .map(|told| tell(&self.service.headers.load(), told))
+                .unwrap_or_default(),
+        };
+        Ok((ended, response))
+    }
+
+    /// Decides for descriptors of which some only look or give back.
+    async fn decide_mixed(&self, asked: &[Asked<'_>]) -> Result<Decisions, Status> {
+        // All are understood before the first is decided: what makes no sense charges nothing.
+        let looks = self.join(asked, |hits| matches!(hits, Hits::Look).then_some(1))?;
+        let charges = self.join(asked, Hits::charge)?;
+        let gives = self.join(asked, Hits::give_back)?;
+        let given = self.join(asked, |hits| hits.give_back().map(|_| 1))?;
+
+        let looked = looks.look().await;
+        // If a look is refused, nothing is charged.
+        let charged = if looked.allowed() { charges.check().await } else { charges.look().await };
+        if let (true, Some(gives)) = (looked.allowed() && charged.allowed(), gives.joint) {
+            let only_gives = looked.decision.is_none() && charged.decision.is_none();
+            // What was decided stands, whether the rest was given back or not.
+            if gives.give_back().await == Correction::Failed && only_gives {
+                return Err(Status::unavailable(format!("store_unavailable: {Unavailable}")));
+            }
+        }
+        Ok(Decisions { looked, charged, given: given.look().await })
+    }
+
+    /// Those of the descriptors that `cost` is something for, as one request.
+    fn join(&self, asked: &[Asked<'_>], cost: impl Fn(Hits) -> Option<u64>) -> Result<Joined<'_>, Status> {
+        let mut joined = Joined::default();
+        for (index, asked) in asked.iter().enumerate() {
+            let Some(cost) = cost(asked.hits) else { continue };
+            // Nobody can hold a request until it has left a leaky bucket.
+            let joint = joined.joint.get_or_insert_with(|| self.service.limiter.joint().hold(Span::ZERO));
+            joined.met.push((index, joint.add(&asked.facts, cost).map_err(invalid)?));
+        }
+        Ok(joined)
+    }
+}
+
+/// A descriptor, understood.
+struct Asked<'a> {
+    facts: Facts<'a>,
+    hits: Hits,
+}
+
+/// What a descriptor wants.
+#[derive(Clone, Copy)]
+enum Hits {
+    /// To be charged so much.
+    Charge(u64),
+    /// To know whether it would be.
+    Look,
+    /// To give back so much.
+    GiveBack(u64),
+}
+
+impl Hits {
+    fn charge(self) -> Option<u64> {
+        if let Hits::Charge(cost) = self { Some(cost) } else { None }
+    }
+
+    fn give_back(self) -> Option<u64> {
+        if let Hits::GiveBack(cost) = self { Some(cost) } else { None }
+    }
+}
+
+fn understand<'a>(question: &'a Question<'a>, declared: &DeclaredFacts) -> Result<Vec<Asked<'a>>, Status> {
+    if question.domain.is_empty() {
+        return Err(Status::invalid_argument(
+            "the domain is empty (set `domain` in Envoy's rate limit filter)",
+        ));
+    }
+    if question.descriptors.is_empty() {
+        return Err(Status::invalid_argument(
+            "there are no descriptors (add `rate_limits` to a route in Envoy)",
+        ));
+    }
+    let usual = u64::from(question.hits_addend.max(1));
+    let asked = |descriptor| {
+        let facts = facts(question.domain, descriptor, declared).map_err(invalid)?;
+        Ok(Asked { facts, hits: hits(descriptor, usual) })
+    };
+    question.descriptors.iter().map(asked).collect()
+}
+
+fn hits(descriptor: &Descriptor<'_>, usual: u64) -> Hits {
+    match (descriptor.is_negative_hits, descriptor.hits_addend.unwrap_or(usual)) {
+        (_, 0) => Hits::Look,
+        (false, hits) => Hits::Charge(hits),
+        (true, hits) => Hits::GiveBack(hits),
+    }
+}
+
+/// The entries of a descriptor, and the domain.
+///
+/// Envoy lets a request pass if the call about it fails, and a value may be the client's: one that is too long or not
+/// text is replaced by its hash.
+fn facts<'a>(
+    domain: &'a str,
+    descriptor: &'a Descriptor<'a>,
+    declared: &DeclaredFacts,
+) -> Result<Facts<'a>, InvalidRequest> {
+    let mut facts = Facts::new();
+    let mut put = |name: &'a str, raw: &'a [u8]| {
+        facts.insert(name, declared.read(name, Cow::Borrowed(raw))).map_err(InvalidRequest::Fact)
+    };
+    // The first of a name counts, so the last is put first.
+    for (key, value) in descriptor.entries.iter().rev() {
+        put(key, value)?;
+    }
+    let find = |name| descriptor.entries.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
+    if let (Some(remote), None) = (find("remote_address"), find("ip")) {
+        put("ip", remote)?;
+    }
+    put("domain", domain.as_bytes())?;
+    Ok(facts)
+}
+
+fn invalid(error: InvalidRequest) -> Status {
+    Status::invalid_argument(error.to_string())
+}
+
+/// Some of the descriptors, to be decided together.
+#[derive(Default)]
+struct Joined<'a> {
+    /// Nothing if there are none.
+    joint: Option<Joint<'a>>,
+    /// The limits of each, and its place among all.
+    met: Vec<(usize, Met)>,
+}
+
+impl Joined<'_> {
+    async fn check(self) -> Decided {
+        let decision = if let Some(joint) = self.joint { Some(joint.check().await) } else { None };
+        Decided { decision, met: self.met }
+    }
+
+    async fn look(self) -> Decided {
+        let decision = if let Some(joint) = self.joint { Some(joint.look().await) } else { None };
+        Decided { decision, met: self.met }
+    }
+}
+
+/// What was decided for each kind of descriptor.
+#[derive(Default)]
+struct Decisions {
+    looked: Decided,
+    charged: Decided,
+    /// How those stand that were given back to.
+    given: Decided,
+}
+
+/// What was decided for some of them.
+#[derive(Default)]
+struct Decided {
+    decision: Option<Decision>,
+    met: Vec<(usize, Met)>,
+}
+
+impl Decided {
+    fn allowed(&self) -> bool {
+        self.decision.as_ref().is_none_or(Decision::allowed)
+    }
+
+    fn degraded(&self) -> bool {
+        self.decision.as_ref().is_some_and(|decision| decision.degraded().is_some())
+    }
+
+    /// Writes the status of each in its place.
+    fn tell(&self, statuses: &mut [DescriptorStatus]) {
+        let Some(decision) = &self.decision else { return };
+        for (index, met) in &self.met {
+            let (verdict, binding) = decision.of(met);
+            let code = if let Verdict::Allow { .. } = verdict { Code::Ok } else { Code::OverLimit };
+            let standing = binding.map(|(answer, outcome)| standing(&answer, &outcome)).unwrap_or_default();
+            statuses[*index] = DescriptorStatus { code: code.into(), ..standing };
+        }
+    }
+}
+
+/// What a span tells of them: first of those that tell most.
+fn told(telling: [&Decided; 2], given: &Decided) -> Told {
+    let decided = telling.into_iter().filter_map(|decided| decided.decision.as_ref()).map(Told::of);
+    let all = decided.chain(given.decision.as_ref().map(Told::of_given)).reduce(Told::and);
+    all.expect("there is a descriptor, and it is one of them")
+}
+
+/// How the limit that binds stands, in Envoy's words.
+fn standing(answer: &Answer<'_>, outcome: &Outcome) -> DescriptorStatus {
+    let until = match outcome.retry {
+        Some(Retry::After(retry)) => Some(retry),
+        Some(Retry::Never) => None,
+        None => outcome.reset_after,
+    };
+    let seconds = |span: Span| i64::try_from(span.as_secs_ceil()).unwrap_or(i64::MAX);
+    let duration_until_reset = until.map(|span| Duration { seconds: seconds(span), nanos: 0 });
+    match answer.degraded() {
+        // Nobody counted, so there is nothing else to tell.
+        Some(OnStoreFailure::Allow) => DescriptorStatus::default(),
+        Some(OnStoreFailure::Deny) => {
+            DescriptorStatus { duration_until_reset, ..DescriptorStatus::default() }
+        }
+        Some(OnStoreFailure::Local) | None => DescriptorStatus {
+            code: Code::Unknown.into(),
+            current_limit: current_limit(answer),
+            limit_remaining: u32::try_from(outcome.remaining).unwrap_or(u32::MAX),
+            duration_until_reset,
+        },
+    }
+}
+
+/// The rate, if its period is one that Envoy has a name for, and clients may know of it: Envoy can make headers of it.
+fn current_limit(answer: &Answer<'_>) -> Option<RateLimit> {
+    if !answer.rule().shown() {
+        return None;
+    }
+    let quota: &Quota = answer.due().quota;
+    let unit = UNITS.iter().find(|(span, _)| *span == quota.period())?.1;
+    let requests_per_unit = u32::try_from(quota.count()).unwrap_or(u32::MAX);
+    Some(RateLimit { requests_per_unit, unit: unit.into(), name: answer.name().to_owned() })
+}
+
+/// As long as Envoy takes them to be.
+const UNITS: [(Span, Unit); 7] = [
+    (Span::from_secs(1), Unit::Second),
+    (Span::from_secs(60), Unit::Minute),
+    (Span::from_secs(3_600), Unit::Hour),
+    (Span::from_secs(86_400), Unit::Day),
+    (Span::from_secs(7 * 86_400), Unit::Week),
+    (Span::from_secs(30 * 86_400), Unit::Month),
+    (Span::from_secs(365 * 86_400), Unit::Year),
+];
+
+/// What Envoy is told to add to the response of a request.
+fn tell(headers: &Headers, decision: &Decision) -> Vec<HeaderValue> {
+    let text = |value: &[u8]| String::from_utf8(value.to_vec()).expect("ASCII");
+    let header =
+        |(field, value): (Field, &[u8])| HeaderValue { key: field.name().to_owned(), value: text(value) };
+    headers.for_envoy(decision).iter().map(header).collect()
+}

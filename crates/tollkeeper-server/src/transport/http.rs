@@ -1,0 +1,499 @@
+//! HTTP: which call it is, its body, its answer. Translates, and decides nothing.
+
+pub mod connection;
+pub mod decision_json;
+pub mod endpoint;
+pub mod error;
+pub mod fast_path;
+pub mod forward_auth;
+pub mod openapi;
+pub mod query;
+pub mod request;
+pub mod request_body;
+pub mod response_body;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use tollkeeper::{Acquired, Correction, Costs, Decision, Facts, Unavailable};
+
+use self::endpoint::{Call, NoRoute, Route};
+use self::error::{ApiError, Code};
+use self::forward_auth::Family;
+use self::request::{Ask, Correct, Reserve};
+use self::response_body::Reply;
+use crate::control::access::{Door, Shut, presented};
+use crate::control::active_limits::{CannotReplace, InForce};
+use crate::json::{Reader, Writer};
+use crate::service::{Service, Versions};
+use crate::telemetry::events;
+use crate::telemetry::metrics::{Ended, RouteLabel, text};
+use crate::telemetry::trace::Parent;
+
+const MAX_BODY: usize = 64 << 10;
+const MAX_BATCH_BODY: usize = 1 << 20;
+pub(crate) const MAX_LIMITS_BODY: usize = 4 << 20;
+/// What a decision about one or two limits has room in.
+const USUAL_ANSWER: usize = 1 << 10;
+
+/// How many keys `GET /v1/top` lists of each kind.
+const TOP: usize = 50;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
+const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+const OPEN_METRICS: HeaderValue =
+    HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+
+/// How a request came in.
+#[derive(Clone, Copy, Debug)]
+pub struct Via {
+    /// The other end of the connection.
+    pub peer: SocketAddr,
+    /// Whether the listener is bound to a loopback address.
+    pub loopback: bool,
+}
+
+/// When a request began, who sent it, and whose span it is a part of, if it is to be traced.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// The other end of the connection.
+    pub peer: IpAddr,
+    /// When all of it was here.
+    pub began: Instant,
+    /// Whose span it is a part of.
+    pub parent: Option<Parent>,
+}
+
+/// Answers one request.
+pub async fn answer(service: &Service, via: Via, request: Request<Incoming>) -> Response<Reply> {
+    let began = Instant::now();
+    let (head, body) = request.into_parts();
+    let parent = service.parent(&head.headers);
+    let route = match Route::of(head.uri.path(), &head.method) {
+        Ok(route) => route,
+        Err(no_route) => return refuse_route(no_route, head.uri.path()),
+    };
+    let guarded = route.method != Method::GET || route.call == Call::Events;
+    if guarded && is_foreign(&head.headers, &head.uri) {
+        let message = "the Origin of this request is not this server: pages of other sites may not call it";
+        return refuse(&ApiError::new(Code::Forbidden, message));
+    }
+    if (route.door != Door::Data || service.doors.data_is_closed())
+        && let Err(shut) = service.doors.admit(route.door, presented(route.door, &head.headers))
+    {
+        return refuse_entry(shut, route.door);
+    }
+    if via.loopback
+        && service.doors.needs_host(route.door)
+        && !has_known_host(service, &head.headers, &head.uri)
+    {
+        let message = "the Host of this request is not an address, `localhost` or a name in `http.hosts`: if it is \
+                       a name of this server, add it there";
+        return refuse(&ApiError::new(Code::Forbidden, message));
+    }
+    let asked = Asked { peer: via.peer.ip(), began, parent };
+    let is_head = head.method == Method::HEAD;
+    let mut response = finish(service, began, decide(service, asked, route.call, head, body).await);
+    if is_head && matches!(response.body(), Reply::Whole(body) if body.is_empty()) {
+        // hyper writes it for GET, and for HEAD only where it is not 0.
+        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
+    }
+    response
+}
+
+/// Answers a check whose body is here.
+pub async fn answer_check(service: &Service, asked: Asked, body: &mut [u8]) -> Response<Reply> {
+    finish(service, asked.began, check(service, asked, body).await)
+}
+
+/// Answers a check that did not come whole.
+pub fn answer_wrong(service: &Service, began: Instant, wrong: ApiError) -> Response<Reply> {
+    finish(service, began, Err(wrong))
+}
+
+/// Counts what was asked, and turns what is wrong with it into an answer.
+fn finish(service: &Service, began: Instant, answered: Answered) -> Response<Reply> {
+    let (counted, response) = match answered {
+        Ok((counted, response)) => (counted, response),
+        Err(error) => (Some((RouteLabel::NONE, Ended::Error)), refuse(&error)),
+    };
+    if let Some((route, ended)) = counted {
+        service.metrics.http.record_on(route, ended, began.elapsed());
+    }
+    response
+}
+
+/// An answer, and how to count it if it is a decision.
+type Answered = Result<(Option<(RouteLabel, Ended)>, Response<Reply>), ApiError>;
+
+async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: Incoming) -> Answered {
+    let limiter = &service.limiter;
+    match call {
+        Call::Check => {
+            let mut body = request_body::read(body, MAX_BODY).await?;
+            check(service, asked, &mut body).await
+        }
+        Call::Peek => {
+            let mut body = request_body::read(body, MAX_BODY).await?;
+            let ask = Ask::read(Reader::new(&mut body)?)?;
+            let decision = limiter.peek(&ask.facts).cost(ask.cost).await?;
+            service.trace(asked.parent, "peek", asked.began, &decision);
+            let mut out = Writer::with_capacity(USUAL_ANSWER);
+            decision_json::write_decision(&mut out, limiter, &service.redactor, &decision);
+            Ok((None, respond(StatusCode::OK, JSON, out.finish())))
+        }
+        Call::Batch => {
+            let mut body = request_body::read(body, MAX_BATCH_BODY).await?;
+            let text = batch(service, asked.parent, &mut body).await?;
+            Ok((None, respond(StatusCode::OK, JSON, text)))
+        }
+        Call::Reserve => {
+            let mut body = request_body::read(body, MAX_BODY).await?;
+            let Reserve { ask, ttl } = Reserve::read(Reader::new(&mut body)?)?;
+            let decision = limiter.reserve(&ask.facts, ttl).cost(ask.cost).await?;
+            service.trace(asked.parent, "reserve", asked.began, &decision);
+            Ok((Some(counted(service, &ask.facts, &decision)), decided(service, &decision)))
+        }
+        Call::Settle => {
+            let mut body = request_body::read(body, MAX_BODY).await?;
+            let settle = Correct::read(Reader::new(&mut body)?)?;
+            let charge = limiter.open_charge(settle.charge).await?.ok_or_else(unknown_charge)?;
+            corrected(limiter.settle(&charge, settle.actual()?).await?)
+        }
+        Call::Refund => {
+            let mut body = request_body::read(body, MAX_BODY).await?;
+            let refund = Correct::read(Reader::new(&mut body)?)?;
+            let charge = limiter.open_charge(refund.charge).await?.ok_or_else(unknown_charge)?;
+            corrected(limiter.refund_part(&charge, refund.costs().unwrap_or(Costs::All)).await?)
+        }
+        Call::Acquire => {
+            let mut body = request_body::read(body, MAX_BODY).await?;
+            let ask = Ask::read(Reader::new(&mut body)?)?;
+            let Acquired { decision, slot } = limiter.acquire(&ask.facts).cost(ask.cost).await?;
+            service.trace(asked.parent, "acquire", asked.began, &decision);
+            // From here on it belongs to the caller: whoever goes away before that holds nothing.
+            let slot = slot.map(|slot| limiter.seal_slot(&slot.keep()));
+            let mut out = Writer::with_capacity(USUAL_ANSWER);
+            decision_json::write_acquired(&mut out, limiter, &service.redactor, &decision, slot.as_deref());
+            Ok((Some(counted(service, &ask.facts, &decision)), verdict(service, &decision, out)))
+        }
+        Call::Release | Call::Renew => {
+            let mut body = request_body::read(body, MAX_BODY).await?;
+            let text = request::read_slot(Reader::new(&mut body)?)?;
+            let slot = limiter.open_slot(text).await?.ok_or_else(unknown_slot)?;
+            let held = match call {
+                Call::Release => limiter.release(&slot).await?,
+                _ => limiter.renew(&slot).await?,
+            };
+            if held { done(true) } else { Err(unknown_slot()) }
+        }
+        Call::Usage => {
+            let pairs = query::pairs(&head.uri)?;
+            let decision = limiter.usage(&query::facts(&pairs, service)?).await?;
+            let mut out = Writer::default();
+            out.raw("{\"limits\":");
+            decision_json::write_limits(&mut out, &service.redactor, &decision);
+            out.raw("}");
+            Ok((None, respond(StatusCode::OK, JSON, out.finish())))
+        }
+        Call::Forget => {
+            let mut pairs = query::pairs(&head.uri)?;
+            let name = pairs.iter().position(|(name, _)| name == "limit").ok_or_else(|| {
+                let message = "`limit` is missing: DELETE /v1/state?limit=NAME&fact=value";
+                ApiError::new(Code::MissingField, message).at("limit")
+            })?;
+            let (_, name) = pairs.remove(name);
+            done(limiter.forget(&name, &query::facts(&pairs, service)?).await?)
+        }
+        Call::Limits => Ok((None, limits(&service.in_force()))),
+        Call::PutLimits => {
+            let body = request_body::read(body, MAX_LIMITS_BODY).await?;
+            replace_limits(service, &head.headers, Some(body)).await
+        }
+        Call::DeleteLimits => replace_limits(service, &head.headers, None).await,
+        Call::Top => {
+            let mut out = Writer::default();
+            let top = service.metrics.busiest.top(TOP);
+            decision_json::write_top(&mut out, &top, &limiter.policy(), &service.redactor);
+            Ok((None, respond(StatusCode::OK, JSON, out.finish())))
+        }
+        Call::Events => {
+            let listening = service.events.listen().ok_or_else(|| {
+                let message = format!("{} are listening already: ask again when one has left", events::MOST);
+                ApiError::new(Code::TooMany, message)
+            })?;
+            let mut response = Response::new(Reply::Events(listening));
+            response.headers_mut().insert(header::CONTENT_TYPE, EVENTS);
+            response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+            Ok((None, response))
+        }
+        Call::Auth => Ok((None, forward_auth::answer(service, asked, Family::Forwarded, head).await)),
+        Call::AuthNginx => Ok((None, forward_auth::answer(service, asked, Family::Original, head).await)),
+        Call::OpenApi => Ok((None, respond(StatusCode::OK, JSON, openapi::TEXT.as_str()))),
+        Call::Index => Ok((None, respond(StatusCode::OK, HTML, include_str!("http/index.html")))),
+        Call::Health => Ok((None, respond(StatusCode::OK, TEXT, "ok\n"))),
+        Call::Ready if service.is_draining() => {
+            Ok((None, respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, "draining\n")))
+        }
+        Call::Ready => {
+            let failure = service.store.memory().snapshots().filter(|status| status.failing);
+            let failure = failure.and_then(|status| status.last_failure);
+            let text = match failure {
+                Some(cause) => format!("ready\nthe snapshot was not written: {cause}\n"),
+                None => "ready\n".to_owned(),
+            };
+            Ok((None, respond(StatusCode::OK, TEXT, text)))
+        }
+        Call::Metrics => {
+            let families = service.metrics.families(limiter, &service.store);
+            Ok((None, respond(StatusCode::OK, OPEN_METRICS, text::write(&families))))
+        }
+    }
+}
+
+async fn check(service: &Service, asked: Asked, body: &mut [u8]) -> Answered {
+    let ask = Ask::read(Reader::new(body)?)?;
+    let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
+    service.trace(asked.parent, "check", asked.began, &decision);
+    Ok((Some(counted(service, &ask.facts, &decision)), decided(service, &decision)))
+}
+
+fn limits(in_force: &InForce) -> Response<Reply> {
+    let text = serde_json::to_string(in_force).expect("limits are plain data");
+    let mut response = respond(StatusCode::OK, JSON, text);
+    let etag = HeaderValue::from_str(&format!("\"{}\"", in_force.version)).expect("digits");
+    response.headers_mut().insert(header::ETAG, etag);
+    response
+}
+
+async fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<Vec<u8>>) -> Answered {
+    match service.replace_limits(limits, &seen(headers)).await {
+        Ok(in_force) => Ok((None, self::limits(&in_force))),
+        Err(CannotReplace::Version(version)) => {
+            let message =
+                format!("version {version} is in force: look at it, and send `If-Match: \"{version}\"`");
+            Err(ApiError::new(Code::VersionMismatch, message).at("If-Match"))
+        }
+        Err(CannotReplace::Invalid(report)) => {
+            Err(ApiError::new(Code::InvalidLimits, report.to_string()).at("limits"))
+        }
+        Err(CannotReplace::Failed(failure)) => {
+            let message = format!(
+                "the store did not answer ({failure}): the limits may have been changed or not, GET /v1/limits shows \
+                 what is in force"
+            );
+            Err(ApiError::new(Code::StoreUnavailable, message))
+        }
+    }
+}
+
+/// The versions in `If-Match`.
+fn seen(headers: &HeaderMap) -> Versions {
+    let lines = headers.get_all(header::IF_MATCH).iter();
+    let tags: Vec<&str> =
+        lines.flat_map(|line| line.to_str().unwrap_or_default().split(',')).map(str::trim).collect();
+    if tags.is_empty() || tags.contains(&"*") {
+        return Versions::Any;
+    }
+    let version = |tag: &&str| tag.strip_prefix('"')?.strip_suffix('"')?.parse().ok();
+    Versions::OneOf(tags.iter().filter_map(version).collect())
+}
+
+/// Each check on its own, in order; one that makes no sense is answered in its place.
+async fn batch(service: &Service, parent: Option<Parent>, body: &mut [u8]) -> Result<String, ApiError> {
+    let mut out = Writer::default();
+    out.raw("{\"decisions\":[");
+    for (index, check) in request::read_batch(Reader::new(body)?)?.into_iter().enumerate() {
+        if index > 0 {
+            out.raw(",");
+        }
+        let began = Instant::now();
+        let decided = match Ask::read(check) {
+            Ok(ask) => {
+                let decision = service.limiter.check(&ask.facts).cost(ask.cost).await;
+                let counted = |decision| (counted(service, &ask.facts, &decision), decision);
+                decision.map(counted).map_err(ApiError::from)
+            }
+            Err(error) => Err(error),
+        };
+        let (route, ended) = match &decided {
+            Ok((counted, decision)) => {
+                service.trace(parent, "check", began, decision);
+                decision_json::write_decision(&mut out, &service.limiter, &service.redactor, decision);
+                *counted
+            }
+            Err(error) => {
+                error.write(&mut out);
+                (RouteLabel::NONE, Ended::Error)
+            }
+        };
+        service.metrics.http.record_on(route, ended, began.elapsed());
+    }
+    out.raw("]}");
+    Ok(out.finish())
+}
+
+/// How a decision about these facts is counted. If it refuses, it is logged, too.
+fn counted(service: &Service, facts: &Facts<'_>, decision: &Decision) -> (RouteLabel, Ended) {
+    let route = service.metrics.route(facts);
+    service.log_refusal("http", route, decision);
+    (route, ended(decision))
+}
+
+fn ended(decision: &Decision) -> Ended {
+    match (decision.degraded(), decision.allowed()) {
+        (Some(_), _) => Ended::Degraded,
+        (None, true) => Ended::Allowed,
+        (None, false) => Ended::Refused,
+    }
+}
+
+/// 200 or 429, with what clients are told.
+fn decided(service: &Service, decision: &Decision) -> Response<Reply> {
+    let mut out = Writer::with_capacity(USUAL_ANSWER);
+    decision_json::write_decision(&mut out, &service.limiter, &service.redactor, decision);
+    verdict(service, decision, out)
+}
+
+/// The same, of what is already written.
+fn verdict(service: &Service, decision: &Decision, out: Writer) -> Response<Reply> {
+    let status = if decision.allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+    let mut response = respond(status, JSON, out.finish());
+    service.headers.load().insert(response.headers_mut(), decision);
+    response
+}
+
+fn done(done: bool) -> Answered {
+    let text = if done { "{\"done\":true}" } else { "{\"done\":false}" };
+    Ok((None, respond(StatusCode::OK, JSON, text)))
+}
+
+fn corrected(correction: Correction) -> Answered {
+    match correction {
+        Correction::Done => done(true),
+        Correction::Repeated => done(false),
+        Correction::Failed => Err(Unavailable.into()),
+        Correction::Full => {
+            let message = "the store has no room to remember this correction: the charge stays usable, so try again later, \
+                           or raise `memory.max_keys`";
+            Err(ApiError::new(Code::StoreUnavailable, message))
+        }
+        Correction::Unknown => Err(unknown_charge()),
+    }
+}
+
+fn unknown_charge() -> ApiError {
+    let message =
+        "there is no such charge: this store did not write it, its time is up, or nothing of it is left";
+    ApiError::new(Code::UnknownCharge, message).at("charge")
+}
+
+fn unknown_slot() -> ApiError {
+    let message = "there is no such slot: this store did not write it, or it was released or reached its ttl";
+    ApiError::new(Code::UnknownSlot, message).at("slot")
+}
+
+fn respond(status: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Response<Reply> {
+    let mut response = Response::new(Reply::Whole(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+fn refuse(error: &ApiError) -> Response<Reply> {
+    let mut out = Writer::default();
+    error.write(&mut out);
+    let mut response = respond(error.code.status(), JSON, out.finish());
+    if error.code == Code::TooLarge {
+        // The rest of the body is not read, so nothing can follow it.
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+fn refuse_route(no_route: NoRoute, path: &str) -> Response<Reply> {
+    let mut response = refuse(&no_route.error(path));
+    if no_route == NoRoute::Method {
+        let allow = HeaderValue::from_str(&endpoint::methods(path)).expect("methods are words");
+        response.headers_mut().insert(header::ALLOW, allow);
+    }
+    response
+}
+
+fn refuse_entry(shut: Shut, door: Door) -> Response<Reply> {
+    let (code, message) = match shut {
+        Shut::NobodyMay => (
+            Code::Forbidden,
+            "admin calls are off: set `admin.token_sha256` in the config to the SHA-256 of a token \
+             (`printf %s TOKEN | sha256sum`), and send `Authorization: Bearer TOKEN`",
+        ),
+        Shut::NeedsAdmin => (
+            Code::Unauthorized,
+            "this call needs the token whose SHA-256 is `admin.token_sha256`: send `Authorization: Bearer TOKEN`",
+        ),
+        Shut::NeedsToken if door == Door::Gateway => (
+            Code::Unauthorized,
+            "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `X-Tollkeeper-Token: TOKEN`",
+        ),
+        Shut::NeedsToken => (
+            Code::Unauthorized,
+            "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `Authorization: Bearer TOKEN`",
+        ),
+    };
+    let mut response = refuse(&ApiError::new(code, message));
+    if code == Code::Unauthorized {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    }
+    response
+}
+
+/// Whether a page of another site sent it: browsers name the site, and everybody else names none.
+fn is_foreign(headers: &HeaderMap, uri: &Uri) -> bool {
+    let Some(origin) = headers.get(header::ORIGIN) else { return false };
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let host = uri.authority().map(|authority| authority.as_str()).or_else(|| text(header::HOST));
+    let own = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, site)| site);
+    own.is_none() || own != host
+}
+
+/// Whether the request names this server. Browsers always send a Host, so a request without one is not a page's.
+fn has_known_host(service: &Service, headers: &HeaderMap, uri: &Uri) -> bool {
+    if let Some(authority) = uri.authority() {
+        return service.doors.knows_host(authority.as_str().as_bytes());
+    }
+    let mut lines = headers.get_all(header::HOST).iter();
+    match (lines.next(), lines.next()) {
+        (None, _) => true,
+        (Some(host), None) => service.doors.knows_host(host.as_bytes()),
+        (Some(_), Some(_)) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pages_of_this_server_are_not_foreign() {
+        for (origin, host, expected) in [
+            (None, "127.0.0.1:8080", false),
+            (Some("http://127.0.0.1:8080"), "127.0.0.1:8080", false),
+            (Some("http://127.0.0.1:8081"), "127.0.0.1:8080", true),
+            (Some("http://evil.example"), "127.0.0.1:8080", true),
+            (Some("null"), "127.0.0.1:8080", true),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_static(host));
+            if let Some(origin) = origin {
+                headers.insert(header::ORIGIN, HeaderValue::from_static(origin));
+            }
+            assert_eq!(is_foreign(&headers, &Uri::from_static("/v1/check")), expected, "{origin:?}");
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! What is answered: a decision as JSON. Fields are only ever added.
+
+use tollkeeper::decision::Answer;
+use tollkeeper::{Decision, Limiter, OnStoreFailure, Policy, Retry, Span, Verdict};
+
+use crate::json::Writer;
+use crate::redact::Redactor;
+use crate::telemetry::top_keys::{Count, Top};
+
+/// Writes a decision; the limiter is the one that made it, and seals its receipt.
+pub fn write_decision(out: &mut Writer, limiter: &Limiter, redactor: &Redactor, decision: &Decision) {
+    write_fields(out, limiter, redactor, decision);
+    out.raw("}");
+}
+
+/// The same with the slot that was taken, sealed.
+pub fn write_acquired(
+    out: &mut Writer,
+    limiter: &Limiter,
+    redactor: &Redactor,
+    decision: &Decision,
+    slot: Option<&str>,
+) {
+    write_fields(out, limiter, redactor, decision);
+    out.raw(",\"slot\":");
+    out.or_null(slot, Writer::text);
+    out.raw("}");
+}
+
+fn write_fields(out: &mut Writer, limiter: &Limiter, redactor: &Redactor, decision: &Decision) {
+    let (verdict, binding) = decision.conclusion();
+    let (retry, delay) = match verdict {
+        Verdict::Allow { delay } => (None, delay),
+        Verdict::Deny { retry } => (Some(retry), Span::ZERO),
+    };
+    out.raw("{\"allowed\":");
+    out.bool(retry.is_none());
+    out.raw(",\"binding\":");
+    out.or_null(binding, |out, answer| out.text(answer.name()));
+    out.raw(",\"retry_after\":");
+    out.or_null(wait(retry), Writer::seconds);
+    out.raw(",\"delay\":");
+    out.seconds(delay);
+    out.raw(",\"degraded\":");
+    out.or_null(decision.degraded(), |out, by| out.text(by.name()));
+    if retry == Some(Retry::Never) {
+        out.raw(",\"never\":true");
+    }
+    if let Some(reason) = decision.reason() {
+        out.raw(",\"reason\":");
+        out.text(&reason.to_string());
+    }
+    out.raw(",\"charge\":");
+    out.or_null(decision.charge(), |out, charge| {
+        // Letters and digits: there is nothing to escape.
+        out.raw("\"");
+        out.raw(&limiter.seal_charge(&charge));
+        out.raw("\"");
+    });
+    out.raw(",\"limits\":");
+    write_limits(out, redactor, decision);
+}
+
+/// Writes what each limit that applied says, as a list.
+pub fn write_limits(out: &mut Writer, redactor: &Redactor, decision: &Decision) {
+    let declared = decision.toll().policy().declared();
+    out.list(decision.limits(), |out, answer| {
+        write_limit(out, &answer, |out| {
+            out.list(answer.rule().by().iter().zip(answer.key().texts()), |out, (fact, value)| {
+                out.or_null(value, |out, value| out.text(&redactor.redact(declared, fact, value)));
+            });
+        });
+    });
+}
+
+/// Writes the busiest keys and the most refused ones.
+pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, redactor: &Redactor) {
+    let counts = |out: &mut Writer, counts: &[Count]| {
+        out.list(counts, |out, count| {
+            // A limit that is gone meanwhile has no names for its facts: then no value is shown.
+            let by = policy.find(&count.limit).map_or(&[][..], |(_, rule)| rule.by());
+            let facts = by.iter().map(Some).chain(std::iter::repeat(None));
+            out.raw("{\"limit\":");
+            out.text(&count.limit);
+            out.raw(",\"key\":");
+            out.list(count.key.iter().zip(facts), |out, (value, fact)| {
+                let shown = value
+                    .as_deref()
+                    .zip(fact)
+                    .map(|(value, fact)| redactor.redact(policy.declared(), fact, value));
+                out.or_null(shown, |out, value| out.text(&value));
+            });
+            out.raw(",\"count\":");
+            out.number(count.count);
+            out.raw(",\"error\":");
+            out.number(count.error);
+            out.raw("}");
+        });
+    };
+    out.raw("{\"since\":");
+    out.number(top.since);
+    out.raw(",\"busiest\":");
+    counts(out, &top.asked);
+    out.raw(",\"refused\":");
+    counts(out, &top.refused);
+    out.raw("}");
+}
+
+fn write_limit(out: &mut Writer, answer: &Answer<'_>, key: impl FnOnce(&mut Writer)) {
+    let outcome = answer.outcome();
+    out.raw("{\"name\":");
+    out.text(answer.name());
+    out.raw(",\"key\":");
+    key(out);
+    out.raw(",\"algorithm\":");
+    out.text(answer.rule().algorithm().name());
+    out.raw(",\"mode\":");
+    out.text(answer.rule().mode().name());
+    out.raw(",\"allowed\":");
+    out.bool(outcome.allowed);
+    out.raw(",\"cost\":");
+    out.number(answer.due().cost);
+    out.raw(",\"limit\":");
+    out.number(outcome.limit);
+    // Who decides without counting knows neither what remains nor when all is there again.
+    let counted = !matches!(answer.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny));
+    out.raw(",\"remaining\":");
+    out.or_null(counted.then_some(outcome.remaining), Writer::number);
+    out.raw(",\"retry_after\":");
+    out.or_null(wait(outcome.retry), Writer::seconds);
+    out.raw(",\"reset_after\":");
+    out.or_null(outcome.reset_after.filter(|_| counted), Writer::seconds);
+    out.raw(",\"degraded\":");
+    out.or_null(answer.degraded(), |out, by| out.text(by.name()));
+    if outcome.retry == Some(Retry::Never) {
+        out.raw(",\"never\":true");
+    }
+    if outcome.overflow {
+        out.raw(",\"overflow\":true");
+    }
+    out.raw("}");
+}
+
+/// When to come again, where waiting cures.
+fn wait(retry: Option<Retry>) -> Option<Span> {
+    match retry {
+        Some(Retry::After(span)) => Some(span),
+        Some(Retry::Never) | None => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Display;
+    use std::time::Duration;
+
+    use tollkeeper::time::Seconds;
+    use tollkeeper::{Algorithm, Capacity, Clock, Facts, Limit, ManualClock, MemoryStore, Mode, Quota};
+    use tollkeeper::{Time, facts};
+
+    use super::*;
+
+    /// What a decision looks like, written down once more and as plainly as can be.
+    fn plain(decision: &Decision, charge: Option<&str>) -> String {
+        let (verdict, never) = match decision.verdict() {
+            Verdict::Allow { delay } => (format!("null,\"delay\":{}", seconds(delay)), ""),
+            Verdict::Deny { retry: Retry::After(span) } => (format!("{},\"delay\":0", seconds(span)), ""),
+            Verdict::Deny { retry: Retry::Never } => ("null,\"delay\":0".to_owned(), ",\"never\":true"),
+        };
+        let limits: Vec<String> = decision.limits().map(|answer| plain_limit(&answer)).collect();
+        let reason = decision.reason().map(|reason| format!(",\"reason\":{:?}", reason.to_string()));
+        format!(
+            "{{\"allowed\":{},\"binding\":{},\"retry_after\":{verdict},\"degraded\":null{never}{},\
+             \"charge\":{},\"limits\":[{}]}}",
+            decision.allowed(),
+            or_null(decision.binding().map(|answer| format!("{:?}", answer.name()))),
+            reason.unwrap_or_default(),
+            or_null(charge.map(|charge| format!("{charge:?}"))),
+            limits.join(","),
+        )
+    }
+
+    fn plain_limit(answer: &Answer<'_>) -> String {
+        let outcome = answer.outcome();
+        let key: Vec<String> =
+            answer.key().texts().map(|text| or_null(text.map(|text| format!("{text:?}")))).collect();
+        format!(
+            "{{\"name\":{:?},\"key\":[{}],\"algorithm\":\"{}\",\"mode\":\"{}\",\"allowed\":{},\"cost\":{},\
+             \"limit\":{},\"remaining\":{},\"retry_after\":{},\"reset_after\":{},\"degraded\":null{}}}",
+            answer.name(),
+            key.join(","),
+            answer.rule().algorithm(),
+            answer.rule().mode().name(),
+            outcome.allowed,
+            answer.due().cost,
+            outcome.limit,
+            outcome.remaining,
+            or_null(wait(outcome.retry).map(seconds)),
+            or_null(outcome.reset_after.map(seconds)),
+            if outcome.retry == Some(Retry::Never) { ",\"never\":true" } else { "" },
+        )
+    }
+
+    fn or_null(value: Option<impl Display>) -> String {
+        value.map_or_else(|| "null".to_owned(), |value| value.to_string())
+    }
+
+    fn seconds(span: Span) -> String {
+        let point = span > Span::ZERO && span.as_micros().is_multiple_of(1_000_000);
+        format!("{}{}", Seconds(span), if point { ".0" } else { "" })
+    }
+
+    #[test]
+    fn decisions_of_every_kind_are_written_as_fmt_writes_them() {
+        let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+        let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+        let policy = Policy::new(vec![
+            Limit::new("bucket", Quota::per_minute(100).burst(20)).by("user"),
+            Limit::new("queue", Quota::per_second(7))
+                .algorithm(Algorithm::LeakyBucket)
+                .by("user")
+                .by("route"),
+            Limit::new("window", Quota::per_hour(50)).algorithm(Algorithm::FixedWindow).mode(Mode::Shadow),
+            Limit::new("log", Quota::per(9, Duration::from_millis(1_500))).algorithm(Algorithm::SlidingLog),
+        ]);
+        let limiter = Limiter::embedded(policy.unwrap(), store);
+        let (mut allowed, mut refused, mut never) = (0, 0, 0);
+        for turn in 0..2_000u64 {
+            // Steps of every length, a tenth of a second on average.
+            hand.advance(Span::from_micros(turn * 7_919 % 200_003));
+            let user = format!("user \"{}\"", turn % 3);
+            let facts: Facts<'_> = facts! { "user" => &user, "route" => "/a" };
+            let cost = if turn % 50 == 0 { 1_000 } else { 1 + turn % 4 };
+            let decision = limiter.check(&facts).cost(cost).wait().unwrap();
+            match decision.verdict() {
+                Verdict::Allow { .. } => allowed += 1,
+                Verdict::Deny { retry: Retry::After(_) } => refused += 1,
+                Verdict::Deny { retry: Retry::Never } => never += 1,
+            }
+            let charge = decision.charge().map(|charge| limiter.seal_charge(&charge));
+            let mut out = Writer::default();
+            write_decision(&mut out, &limiter, &Redactor::default(), &decision);
+            assert_eq!(out.finish(), plain(&decision, charge.as_deref()), "turn {turn}");
+        }
+        assert!(allowed > 100 && refused > 100 && never > 10, "{allowed} {refused} {never}");
+    }
+}

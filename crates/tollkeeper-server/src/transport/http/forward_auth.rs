@@ -1,0 +1,243 @@
+//! Forward-auth: a gateway asks whether a request may pass, before it forwards it.
+//!
+//! Method and URI are the gateway's word, and each endpoint takes them from one family of headers: a gateway
+//! that writes one family lets its clients send the other. All further headers are the client's own. What
+//! cannot be told for certain is refused with 403, a status that every gateway passes on.
+
+use std::net::IpAddr;
+use std::sync::Once;
+
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{Method, Response, StatusCode, Uri};
+use tollkeeper::{Decision, Span};
+use tollkeeper_tower::address::Client;
+use tollkeeper_tower::body::Look;
+use tollkeeper_tower::facts::Seen;
+use tollkeeper_tower::headers::{self, Jitter};
+use tollkeeper_tower::problem::{self, Problem};
+use tollkeeper_tower::{Prepared, random};
+
+use super::Asked;
+use super::response_body::Reply;
+use crate::service::Service;
+use crate::telemetry::metrics::{Ended, RouteLabel};
+
+/// The longest that a request is held for a leaky bucket: shorter than gateways wait for an answer.
+const LONGEST_DELAY: Span = Span::from_secs(30);
+
+/// The headers that a gateway writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `X-Forwarded-…`: Traefik and Caddy.
+    Forwarded,
+    /// `X-Original-…`: nginx.
+    Original,
+}
+
+/// Answers a gateway: 200, or what it is to answer its client.
+pub async fn answer(service: &Service, asked: Asked, family: Family, head: Parts) -> Response<Reply> {
+    let prepared = service.reading.read(&service.limiter);
+    let answered = decide(service, asked, family, head, &prepared).await;
+    let (route, ended) = match &answered {
+        Ok(decided) => {
+            service.log_refusal("auth", decided.route, &decided.decision);
+            (decided.route, super::ended(&decided.decision))
+        }
+        Err(_) => (RouteLabel::NONE, Ended::Error),
+    };
+    service.metrics.auth.record_on(route, ended, asked.began.elapsed());
+    let Decided { decision, deny, .. } = match answered {
+        Ok(decided) => decided,
+        Err(problem) => return problem.response().map(Reply::Whole),
+    };
+    service.limiter.hold(&decision).await;
+    let mut response = match decision.allowed() {
+        true => Response::new(Reply::Whole(hyper::body::Bytes::new())),
+        false => problem::refusal_as(deny, &decision).map(Reply::Whole),
+    };
+    let settings = &prepared.settings;
+    let jitter = Jitter { share: settings.retry_after_jitter, draw: random::draw };
+    headers::insert(response.headers_mut(), &decision, &settings.headers, &jitter);
+    response
+}
+
+struct Decided {
+    decision: Decision,
+    /// The status of a refusal.
+    deny: StatusCode,
+    route: RouteLabel,
+}
+
+async fn decide(
+    service: &Service,
+    asked: Asked,
+    family: Family,
+    mut head: Parts,
+    prepared: &Prepared,
+) -> Result<Decided, Problem> {
+    let deny = status_of_refusals(head.uri.query())?;
+    family.put_in_place(&mut head).inspect_err(|problem| {
+        static SAID: Once = Once::new();
+        SAID.call_once(|| tracing::warn!("a question of a gateway cannot be answered: {}", problem.detail));
+    })?;
+    let client = Client::of(asked.peer, &head.headers, &prepared.settings.http);
+    if !client.trusted {
+        warn_once_of_untrusted(client.ip);
+    }
+    let body = Look::Elsewhere;
+    let policy = &prepared.policy;
+    let mut seen = Seen::default();
+    prepared.reader.head(&head, Some(client), None, &mut seen);
+    if prepared.reader.needs_body(policy, &seen) {
+        prepared.reader.body(&head.headers, &body, Some(client), &mut seen);
+    }
+    let read = seen.settled(policy).map_err(|problem| forbidden(problem.detail))?;
+    let request = service.limiter.check(read.facts).also(read.also).under(policy).hold(LONGEST_DELAY);
+    let decision = request.await.map_err(|invalid| forbidden(invalid.to_string()))?;
+    service.trace(asked.parent, "auth", asked.began, &decision);
+    Ok(Decided { route: service.metrics.route(read.facts), decision, deny })
+}
+
+/// The status that the gateway asks refusals to have. Caddy may add the query of its client: it means nothing here.
+fn status_of_refusals(query: Option<&str>) -> Result<StatusCode, Problem> {
+    let mut asked = query.unwrap_or_default().split('&').filter_map(|pair| pair.strip_prefix("deny="));
+    match (asked.next(), asked.next()) {
+        (None | Some("429"), None) => Ok(StatusCode::TOO_MANY_REQUESTS),
+        (Some("401"), None) => Ok(StatusCode::UNAUTHORIZED),
+        (Some("403"), None) => Ok(StatusCode::FORBIDDEN),
+        (Some("503"), None) => Ok(StatusCode::SERVICE_UNAVAILABLE),
+        _ => Err(forbidden("`deny` is 401, 403, 429 or 503, and there once: `?deny=403`")),
+    }
+}
+
+impl Family {
+    /// Puts what the gateway says of the request in the place of what it asks with.
+    fn put_in_place(self, head: &mut Parts) -> Result<(), Problem> {
+        let method = match self {
+            Family::Forwarded => needed(&head.headers, "X-Forwarded-Method")?,
+            Family::Original => needed(&head.headers, "X-Original-Method")?,
+        };
+        head.method = Method::from_bytes(method.as_bytes()).map_err(|_| forbidden("the method is none"))?;
+        head.uri = self.uri(&head.headers)?;
+        if self == Family::Forwarded {
+            let hosts: Vec<HeaderValue> = head.headers.get_all("x-forwarded-host").iter().cloned().collect();
+            head.headers.remove(header::HOST);
+            for host in hosts {
+                head.headers.append(header::HOST, host);
+            }
+        } else if head.uri.authority().is_some() {
+            // ingress-nginx asks with the host of the auth server.
+            head.headers.remove(header::HOST);
+        }
+        Ok(())
+    }
+
+    fn uri(self, headers: &HeaderMap) -> Result<Uri, Problem> {
+        if self == Family::Forwarded {
+            return path_of(needed(headers, "X-Forwarded-Uri")?);
+        }
+        let Some(url) = once(headers, "X-Original-URL")? else {
+            return path_of(needed(headers, "X-Original-URI")?);
+        };
+        let url = url_of(url)?;
+        // A gateway that writes one of them lets its clients send the other.
+        match once(headers, "X-Original-URI")?.map(path_of).transpose()? {
+            Some(uri) if uri.path_and_query() != url.path_and_query() => Err(forbidden(
+                "X-Original-URI and X-Original-URL differ, and only one of them is the gateway's",
+            )),
+            _ => Ok(url),
+        }
+    }
+}
+
+/// Says once that the address of a gateway counts as that of all its clients.
+fn warn_once_of_untrusted(gateway: IpAddr) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        tracing::warn!(
+            "a gateway asks that is not trusted, so all its clients count as one address, its own; \
+             add this to the config: `http: {{ trusted_proxies: [{gateway}] }}`"
+        );
+    });
+}
+
+/// The path and query of a request, without the host that some clients write before it.
+fn path_of(value: &HeaderValue) -> Result<Uri, Problem> {
+    let uri = Uri::try_from(value.as_bytes()).ok();
+    uri.and_then(|uri| uri.path_and_query().cloned()).map(Uri::from).ok_or_else(no_uri)
+}
+
+/// A URI with scheme and host. The host is what the client has sent: it must not reach into the path.
+fn url_of(value: &HeaderValue) -> Result<Uri, Problem> {
+    let bytes = value.as_bytes();
+    let host = bytes.windows(3).position(|three| three == b"://").map(|scheme| &bytes[scheme + 3..]);
+    let end = host.and_then(|host| host.iter().find(|byte| b"/?#".contains(byte)));
+    if end != Some(&b'/') {
+        return Err(no_uri());
+    }
+    Uri::try_from(bytes).map_err(|_| no_uri())
+}
+
+fn no_uri() -> Problem {
+    forbidden("the URI is none")
+}
+
+/// A header that the gateway has to write.
+fn needed<'h>(headers: &'h HeaderMap, name: &str) -> Result<&'h HeaderValue, Problem> {
+    once(headers, name)?.ok_or_else(|| forbidden(format!("the gateway must send {name}, and does not")))
+}
+
+/// A header that can be there once.
+fn once<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h HeaderValue>, Problem> {
+    let mut lines = headers.get_all(name).iter();
+    match (lines.next(), lines.next()) {
+        (line, None) => Ok(line),
+        (_, Some(_)) => Err(forbidden(format!("{name} is there twice, and only one can be meant"))),
+    }
+}
+
+fn forbidden(detail: impl Into<String>) -> Problem {
+    Problem::new(StatusCode::FORBIDDEN, detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The path, query and host that are read from these headers.
+    fn read(family: Family, lines: &[(&'static str, &'static str)]) -> Result<String, String> {
+        let (mut head, ()) = hyper::Request::new(()).into_parts();
+        for (name, value) in lines {
+            head.headers.append(*name, HeaderValue::from_static(value));
+        }
+        family.put_in_place(&mut head).map_err(|problem| problem.detail)?;
+        Ok(format!("{} {}", head.method, head.uri))
+    }
+
+    #[test]
+    fn a_uri_is_read_as_the_gateway_wrote_it_and_only_once() {
+        let uri = |value| read(Family::Original, &[("x-original-method", "GET"), ("x-original-uri", value)]);
+        let url = |value| read(Family::Original, &[("x-original-method", "GET"), ("x-original-url", value)]);
+        for (read, expected) in [
+            (uri("/a?b=c"), Some("GET /a?b=c")),
+            (uri("//host/a"), Some("GET //host/a")),
+            (uri("http://host/a"), Some("GET /a")),
+            (uri("a b"), None),
+            (uri(""), None),
+            (url("https://host:8443/a?b=c"), Some("GET https://host:8443/a?b=c")),
+            // What a client calls the host is not to become the path.
+            (url("http://host?/login"), None),
+            (url("http://host#/login"), None),
+            (url("/a"), None),
+        ] {
+            assert_eq!(read.as_deref().ok(), expected, "{read:?}");
+        }
+        let both = |uri, url| {
+            let lines = [("x-original-method", "GET"), ("x-original-uri", uri), ("x-original-url", url)];
+            read(Family::Original, &lines).is_ok()
+        };
+        assert!(both("/a", "http://host/a"));
+        assert!(!both("/a", "http://host/login"));
+    }
+}

@@ -1,0 +1,363 @@
+//! What is asked: the body of a call, read into facts, costs and receipts.
+
+use std::time::Duration;
+
+use tollkeeper::{Costs, Facts, InvalidFact, InvalidRequest, Value as FactValue};
+
+use crate::json::{Kind, Reader, Value};
+use crate::transport::http::error::{ApiError, Code};
+
+/// The most checks in one batch.
+pub const MAX_BATCH: usize = 1_000;
+
+/// `{"facts":{"user":"alice"},"cost":1}`.
+#[derive(Clone, Debug)]
+pub struct Ask<'a> {
+    /// What is known of the request.
+    pub facts: Facts<'a>,
+    /// What it costs.
+    pub cost: u64,
+}
+
+impl<'a> Ask<'a> {
+    /// Reads a body.
+    pub fn read(mut reader: Reader<'a>) -> Result<Ask<'a>, ApiError> {
+        must_be_object(&mut reader, "a check", r#"{"facts":{"user":"alice"},"cost":1}"#)?;
+        let (mut facts, mut cost) = (None, None);
+        reader.object(|reader, name| match name {
+            "facts" => once(&mut facts, name, read_facts(reader)?),
+            "cost" => once(&mut cost, name, read_cost(reader)?),
+            _ => Err(unknown(name, "`facts` and `cost`")),
+        })?;
+        reader.end()?;
+        let facts =
+            facts.ok_or_else(|| missing("facts", "an object of names and values; it may be empty"))?;
+        Ok(Ask { facts, cost: cost.unwrap_or(1) })
+    }
+}
+
+/// How long a reservation lives that does not say.
+const RESERVED: Duration = Duration::from_secs(60);
+
+/// `{"facts":{"api_key":"k","tokens":2000},"cost":1,"ttl":"60s"}`.
+#[derive(Clone, Debug)]
+pub struct Reserve<'a> {
+    /// What is estimated.
+    pub ask: Ask<'a>,
+    /// How long it may be corrected.
+    pub ttl: Duration,
+}
+
+impl<'a> Reserve<'a> {
+    /// Reads a body.
+    pub fn read(mut reader: Reader<'a>) -> Result<Reserve<'a>, ApiError> {
+        must_be_object(
+            &mut reader,
+            "a reservation",
+            r#"{"facts":{"api_key":"k","tokens":2000},"ttl":"60s"}"#,
+        )?;
+        let (mut facts, mut cost, mut ttl) = (None, None, None);
+        reader.object(|reader, name| match name {
+            "facts" => once(&mut facts, name, read_facts(reader)?),
+            "cost" => once(&mut cost, name, read_cost(reader)?),
+            "ttl" => once(&mut ttl, name, read_ttl(reader)?),
+            _ => Err(unknown(name, "`facts`, `cost` and `ttl`")),
+        })?;
+        reader.end()?;
+        let facts =
+            facts.ok_or_else(|| missing("facts", "an object of names and values; it may be empty"))?;
+        Ok(Reserve { ask: Ask { facts, cost: cost.unwrap_or(1) }, ttl: ttl.unwrap_or(RESERVED) })
+    }
+}
+
+/// `{"charge":"…"}`, with `"cost":n` or `"facts":{"tokens":n}`.
+#[derive(Clone, Debug)]
+pub struct Correct<'a> {
+    /// The receipt.
+    pub charge: &'a str,
+    cost: Option<u64>,
+    facts: Option<Facts<'a>>,
+}
+
+impl<'a> Correct<'a> {
+    /// Reads a body.
+    pub fn read(mut reader: Reader<'a>) -> Result<Correct<'a>, ApiError> {
+        must_be_object(&mut reader, "a correction", r#"{"charge":"…","facts":{"tokens":1234}}"#)?;
+        let (mut charge, mut cost, mut facts) = (None, None, None);
+        reader.object(|reader, name| match name {
+            "charge" => once(&mut charge, name, read_text(reader, name)?),
+            "cost" => once(&mut cost, name, read_cost(reader)?),
+            "facts" => once(&mut facts, name, read_facts(reader)?),
+            _ => Err(unknown(name, "`charge`, `cost` and `facts`")),
+        })?;
+        reader.end()?;
+        if cost.is_some() && facts.is_some() {
+            // A charge is corrected once, and these are for different limits.
+            let message = "`cost` or `facts`, not both: a charge is corrected once";
+            return Err(ApiError::new(Code::InvalidCost, message).at("cost"));
+        }
+        let charge = charge.ok_or_else(|| missing("charge", "the text that an admission answered"))?;
+        Ok(Correct { charge, cost, facts })
+    }
+
+    /// What it says of costs, if anything.
+    pub fn costs(&self) -> Option<Costs<'_>> {
+        self.cost.map(Costs::Request).or(self.facts.as_ref().map(Costs::Facts))
+    }
+
+    /// What it says of costs, which it must.
+    pub fn actual(&self) -> Result<Costs<'_>, ApiError> {
+        self.costs().ok_or_else(|| missing("facts", "what it did cost, such as {\"tokens\":1234}; or `cost`"))
+    }
+}
+
+/// Reads `{"slot":"…"}`.
+pub fn read_slot<'a>(mut reader: Reader<'a>) -> Result<&'a str, ApiError> {
+    must_be_object(&mut reader, "a slot", r#"{"slot":"…"}"#)?;
+    let mut slot = None;
+    reader.object(|reader, name| match name {
+        "slot" => once(&mut slot, name, read_text(reader, name)?),
+        _ => Err(unknown(name, "`slot`")),
+    })?;
+    reader.end()?;
+    slot.ok_or_else(|| missing("slot", "the text that an acquire answered"))
+}
+
+/// Reads `{"checks":[…]}`: each element well-formed, but not yet understood, so that one that makes no
+/// sense does not spoil the others.
+pub fn read_batch<'a>(mut reader: Reader<'a>) -> Result<Vec<Reader<'a>>, ApiError> {
+    must_be_object(&mut reader, "a batch", r#"{"checks":[…]}"#)?;
+    let mut checks: Option<Vec<Reader<'a>>> = None;
+    reader.object(|reader, name| match name {
+        "checks" if reader.kind()? == Kind::List => {
+            let mut list = Vec::new();
+            reader.list(|reader, index| {
+                if index == MAX_BATCH {
+                    let message = format!("a batch has at most {MAX_BATCH} checks: send several batches");
+                    return Err(ApiError::new(Code::TooMany, message).at("checks"));
+                }
+                list.push(reader.value()?);
+                Ok(())
+            })?;
+            once(&mut checks, name, list)
+        }
+        "checks" => Err(ApiError::new(Code::InvalidJson, "`checks` is a list of checks").at("checks")),
+        _ => Err(unknown(name, "`checks`")),
+    })?;
+    reader.end()?;
+    checks.ok_or_else(|| missing("checks", "a list of checks"))
+}
+
+fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
+    let mut facts = Facts::new();
+    if reader.kind()? != Kind::Object {
+        let message = "`facts` is an object of names and values, such as {\"user\":\"alice\"}";
+        return Err(ApiError::new(Code::InvalidFact, message).at("facts"));
+    }
+    reader.object(|reader, name| {
+        let wrong = |what: &str| {
+            let message = format!("fact `{}`: {what}", shown(name));
+            Err(ApiError::new(Code::InvalidFact, message).at(format!("facts.{}", shown(name))))
+        };
+        if facts.iter().any(|(other, _)| other == name) {
+            return Err(duplicate(&format!("facts.{}", shown(name))));
+        }
+        match reader.kind()? {
+            Kind::Scalar => {}
+            Kind::Object => {
+                let not_a_hash = || wrong("an object is a hash of 32 hexadecimal digits, {\"sha256\":\"…\"}");
+                let mut hash = None;
+                reader.object(|reader, field| match (field, scalar(reader)?) {
+                    ("sha256", Some(Value::Text(text))) if hash.is_none() => {
+                        hash = Some(text);
+                        Ok(())
+                    }
+                    _ => not_a_hash(),
+                })?;
+                let Some(value) = hash.and_then(FactValue::from_hash) else { return not_a_hash() };
+                return facts.insert(name, value).map_err(|error| InvalidRequest::Fact(error).into());
+            }
+            Kind::List => {
+                return wrong("a value is a string, a whole number, a boolean or a hash, not a list");
+            }
+        }
+        let text = match reader.scalar()? {
+            Value::Text(text) => text,
+            Value::Number(number) if number.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit()) => {
+                number
+            }
+            Value::Number(_) => return wrong("a number is whole, without fraction and exponent"),
+            Value::Bool(true) => "true",
+            Value::Bool(false) => "false",
+            Value::Null => return wrong("null is not a value (leave the fact out)"),
+        };
+        facts.insert(name, text).map_err(|error: InvalidFact| InvalidRequest::Fact(error).into())
+    })?;
+    Ok(facts)
+}
+
+fn read_cost(reader: &mut Reader<'_>) -> Result<u64, ApiError> {
+    let wrong = |message: String| ApiError::new(Code::InvalidCost, message).at("cost");
+    let Some(Value::Number(number)) = scalar(reader)? else {
+        return Err(wrong("a cost is a whole number from 1 to 2147483648".to_owned()));
+    };
+    if let Ok(cost) = number.parse() {
+        return Ok(cost);
+    }
+    Err(wrong(format!("the cost {} is not a whole number from 1 to 2147483648", shown(number))))
+}
+
+fn read_ttl(reader: &mut Reader<'_>) -> Result<Duration, ApiError> {
+    let wrong = |message: String| ApiError::new(Code::InvalidTtl, message).at("ttl");
+    match scalar(reader)? {
+        Some(Value::Text(text)) => tollkeeper::config::duration(text).map_err(wrong),
+        _ => Err(wrong("`ttl` is a duration from 1s to 1h, such as \"60s\"".to_owned())),
+    }
+}
+
+fn read_text<'a>(reader: &mut Reader<'a>, name: &str) -> Result<&'a str, ApiError> {
+    match scalar(reader)? {
+        Some(Value::Text(text)) => Ok(text),
+        _ => Err(ApiError::new(Code::InvalidJson, format!("`{name}` is a text")).at(name)),
+    }
+}
+
+/// The next value, if it is neither a list nor an object.
+fn scalar<'a>(reader: &mut Reader<'a>) -> Result<Option<Value<'a>>, ApiError> {
+    Ok(if reader.kind()? == Kind::Scalar { Some(reader.scalar()?) } else { None })
+}
+
+fn must_be_object(reader: &mut Reader<'_>, what: &str, example: &str) -> Result<(), ApiError> {
+    match reader.kind()? {
+        Kind::Object => Ok(()),
+        _ => Err(ApiError::new(Code::InvalidJson, format!("{what} is an object, such as {example}"))),
+    }
+}
+
+fn once<T>(field: &mut Option<T>, name: &str, value: T) -> Result<(), ApiError> {
+    if field.replace(value).is_some() { Err(duplicate(name)) } else { Ok(()) }
+}
+
+fn duplicate(name: &str) -> ApiError {
+    ApiError::new(Code::DuplicateField, format!("`{name}` is there twice")).at(name)
+}
+
+fn unknown(name: &str, known: &str) -> ApiError {
+    let message = format!("there is no field `{}` here (only {known})", shown(name));
+    ApiError::new(Code::UnknownField, message).at(shown(name))
+}
+
+fn missing(name: &str, what: &str) -> ApiError {
+    ApiError::new(Code::MissingField, format!("`{name}` is missing ({what})")).at(name)
+}
+
+/// A client's words as they may stand in a message: not too many.
+fn shown(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(body: &str) -> Result<(String, u64), (&'static str, Option<String>)> {
+        let mut bytes = body.as_bytes().to_vec();
+        let ask = Reader::new(&mut bytes).map_err(ApiError::from).and_then(Ask::read);
+        match ask {
+            Ok(ask) => {
+                let facts: Vec<String> =
+                    ask.facts.iter().map(|(name, value)| format!("{name}={value}")).collect();
+                Ok((facts.join(" "), ask.cost))
+            }
+            Err(error) => Err((error.code.name(), error.at)),
+        }
+    }
+
+    #[test]
+    fn facts_are_text_numbers_and_booleans() {
+        for (body, facts, cost) in [
+            (r#"{"facts":{}}"#, "", 1),
+            (r#"{"cost":3,"facts":{"user":"alice"}}"#, "user=alice", 3),
+            (r#"{"facts":{"a":1,"b":-7,"c":true,"d":false,"e":""}}"#, "a=1 b=-7 c=true d=false e=", 1),
+            (r#"{"facts":{"n":99999999999999999999}}"#, "n=99999999999999999999", 1),
+            (r#"{"facts":{"ip":"::ffff:192.0.2.7"}}"#, "ip=192.0.2.7", 1),
+            (r#"{"f\u0061cts":{"\u0075ser":"a\nb\u0000"}}"#, "user=a\nb\0", 1),
+            (r#"{"facts":{},"cost":0}"#, "", 0),
+        ] {
+            assert_eq!(read(body), Ok((facts.to_owned(), cost)), "{body}");
+        }
+    }
+
+    #[test]
+    fn everything_else_is_refused_by_code_and_place() {
+        let long = format!(r#"{{"facts":{{"user":"{}"}}}}"#, "x".repeat(1025));
+        let many: Vec<String> = (0..65).map(|n| format!("\"f{n}\":1")).collect();
+        let many = format!(r#"{{"facts":{{{}}}}}"#, many.join(","));
+        for (body, code, at) in [
+            ("", "invalid_json", ""),
+            ("[]", "invalid_json", ""),
+            ("{}", "missing_field", "facts"),
+            (r#"{"facts":{}}}"#, "invalid_json", ""),
+            (r#"{"facts":{},"costs":1}"#, "unknown_field", "costs"),
+            (r#"{"facts":{},"facts":{}}"#, "duplicate_field", "facts"),
+            (r#"{"facts":{},"cost":1,"cost":1}"#, "duplicate_field", "cost"),
+            (r#"{"facts":{"a":1,"a":1}}"#, "duplicate_field", "facts.a"),
+            (r#"{"facts":{"a":"","a":""}}"#, "duplicate_field", "facts.a"),
+            (r#"{"facts":[]}"#, "invalid_fact", "facts"),
+            (r#"{"facts":null}"#, "invalid_fact", "facts"),
+            (r#"{"facts":{"a":null}}"#, "invalid_fact", "facts.a"),
+            (r#"{"facts":{"a":1.5}}"#, "invalid_fact", "facts.a"),
+            (r#"{"facts":{"a":1e3}}"#, "invalid_fact", "facts.a"),
+            (r#"{"facts":{"a":[]}}"#, "invalid_fact", "facts.a"),
+            (r#"{"facts":{"a":{"b":1}}}"#, "invalid_fact", "facts.a"),
+            (r#"{"facts":{"a":{"sha256":7}}}"#, "invalid_fact", "facts.a"),
+            (r#"{"facts":{"a":{"sha256":"0123456789ab"}}}"#, "invalid_fact", "facts.a"),
+            (r#"{"facts":{"a":{"sha256":"0","sha256":"1"}}}"#, "invalid_fact", "facts.a"),
+            (r#"{"facts":{"a b":1}}"#, "invalid_fact", "facts.a b"),
+            (r#"{"facts":{"":1}}"#, "invalid_fact", "facts."),
+            (r#"{"facts":{"ip":"nowhere"}}"#, "invalid_fact", "facts.ip"),
+            (r#"{"facts":{"ip":7}}"#, "invalid_fact", "facts.ip"),
+            (&long, "invalid_fact", "facts.user"),
+            (&many, "too_many", "facts"),
+            (r#"{"facts":{"a":NaN}}"#, "invalid_json", ""),
+            (r#"{"facts":{},"cost":NaN}"#, "invalid_json", ""),
+            (r#"{"facts":{},"cost":"1"}"#, "invalid_cost", "cost"),
+            (r#"{"facts":{},"cost":1.0}"#, "invalid_cost", "cost"),
+            (r#"{"facts":{},"cost":-1}"#, "invalid_cost", "cost"),
+            (r#"{"facts":{},"cost":99999999999999999999}"#, "invalid_cost", "cost"),
+            (r#"{"facts":{},"cost":{}}"#, "invalid_cost", "cost"),
+            (r#"{"facts":{},"cost":null}"#, "invalid_cost", "cost"),
+        ] {
+            let at = (!at.is_empty()).then(|| at.to_owned());
+            assert_eq!(read(body), Err((code, at)), "{body}");
+        }
+    }
+
+    #[test]
+    fn a_batch_keeps_what_makes_no_sense_for_later() {
+        let mut body = br#"{"checks":[{"facts":{}},{"nonsense":[1,{"a":2}]},7]}"#.to_vec();
+        let checks = read_batch(Reader::new(&mut body).unwrap()).unwrap();
+        let codes: Vec<_> =
+            checks.into_iter().map(|check| Ask::read(check).map_err(|e| e.code.name())).collect();
+        assert!(codes[0].is_ok());
+        assert_eq!(codes[1].as_ref().err(), Some(&"unknown_field"));
+        assert_eq!(codes[2].as_ref().err(), Some(&"invalid_json"));
+
+        let check = r#"{"facts":{}}"#;
+        for (body, code) in [
+            ("{}".to_owned(), Code::MissingField),
+            ("[]".to_owned(), Code::InvalidJson),
+            (r#"{"checks":{}}"#.to_owned(), Code::InvalidJson),
+            (r#"{"checks":[{]}"#.to_owned(), Code::InvalidJson),
+            (r#"{"checks":[],"checks":[]}"#.to_owned(), Code::DuplicateField),
+            (r#"{"checks":[],"more":1}"#.to_owned(), Code::UnknownField),
+            (format!(r#"{{"checks":[{}]}}"#, vec![check; 1_001].join(",")), Code::TooMany),
+        ] {
+            let mut bytes = body.clone().into_bytes();
+            let error = read_batch(Reader::new(&mut bytes).unwrap()).unwrap_err();
+            assert_eq!(error.code, code, "{body}");
+        }
+        let mut most = format!(r#"{{"checks":[{}]}}"#, vec![check; 1_000].join(",")).into_bytes();
+        assert_eq!(read_batch(Reader::new(&mut most).unwrap()).unwrap().len(), 1_000);
+    }
+}

@@ -1,0 +1,82 @@
+//! RESP, the protocol of Redis: any of its clients is a client of this. Translates, and decides nothing.
+
+pub mod check;
+pub mod commands;
+pub mod connection;
+mod inline;
+pub mod parse;
+pub mod reply;
+mod session;
+#[cfg(test)]
+mod tests;
+pub mod throttle;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use tollkeeper::{Meter, OnStoreFailure};
+
+use crate::control::access::Door;
+use crate::service::Service;
+use crate::telemetry::logging::OnceAMinute;
+use throttle::Dialect;
+
+/// What all connections share.
+#[derive(Debug)]
+pub struct Resp {
+    service: Arc<Service>,
+    cell: Meter,
+    crab: Meter,
+    began: Instant,
+    /// Connections there have been, and those that have ended.
+    came: AtomicU64,
+    gone: AtomicU64,
+    http: OnceAMinute,
+}
+
+impl Resp {
+    /// Asks this service. Limits that travel with calls have no failure policy of their own.
+    pub fn new(service: Arc<Service>, on_store_failure: OnStoreFailure) -> Resp {
+        let meter = |dialect: Dialect| service.limiter.meter(dialect.name_space(), on_store_failure);
+        let (cell, crab) = (meter(Dialect::Cell), meter(Dialect::Crab));
+        let (came, gone) = (AtomicU64::new(0), AtomicU64::new(0));
+        Resp { service, cell, crab, began: Instant::now(), came, gone, http: OnceAMinute::default() }
+    }
+
+    /// Whether a client has to show a token before it may ask anything.
+    fn needs_token(&self) -> bool {
+        self.service.doors.data_is_closed()
+    }
+
+    fn admits(&self, token: &[u8]) -> bool {
+        self.service.doors.admit(Door::Data, Some(token)).is_ok()
+    }
+
+    fn meter(&self, dialect: Dialect) -> &Meter {
+        match dialect {
+            Dialect::Cell => &self.cell,
+            Dialect::Crab => &self.crab,
+        }
+    }
+
+    /// Logs a connection that was closed because it speaks HTTP.
+    fn refuse_http(&self, peer: SocketAddr) {
+        self.http.write(|before| {
+            tracing::warn!(
+                "a RESP connection from {peer} was closed, because it sent HTTP: a wrong port, or a web page that makes \
+                 a browser send commands ({before} more since the last such line)"
+            );
+        });
+    }
+
+    /// A number for the next connection.
+    fn number(&self) -> u64 {
+        self.came.fetch_add(1, Relaxed) + 1
+    }
+
+    fn connected(&self) -> u64 {
+        self.came.load(Relaxed).saturating_sub(self.gone.load(Relaxed))
+    }
+}

@@ -1,0 +1,127 @@
+//! `TK.CHECK` and `TK.PEEK`: facts against the policy, answered with the fields of the JSON API.
+
+use tollkeeper::decision::Answer;
+use tollkeeper::facts::DeclaredFacts;
+use tollkeeper::{Decision, Facts, InvalidRequest, Limiter, OnStoreFailure, Retry, Span, Verdict};
+
+use super::parse::Arguments;
+use super::reply::Replies;
+use crate::redact::Redactor;
+use crate::transport::http::error::{ApiError, Code};
+
+/// Reads `[COST n] fact value …`.
+pub fn read(arguments: Arguments<'_>) -> Result<(Facts<'_>, u64), ApiError> {
+    let mut words = arguments.from(1).peekable();
+    let mut cost = 1;
+    if words.next_if(|word| word.eq_ignore_ascii_case(b"COST")).is_some() {
+        let said = words.next().unwrap_or_default();
+        let number = std::str::from_utf8(said).ok().and_then(|text| text.parse().ok());
+        cost = number.ok_or_else(|| {
+            let said = said.escape_ascii();
+            ApiError::new(
+                Code::InvalidCost,
+                format!("the cost `{said:.64}` is not a whole number from 1 to 2147483648"),
+            )
+        })?;
+    }
+    let mut facts = Facts::new();
+    while let Some(word) = words.next() {
+        let wrong = |what: &str| {
+            let message = format!("fact `{:.64}`: {what}", word.escape_ascii());
+            ApiError::new(Code::InvalidFact, message)
+        };
+        let name = std::str::from_utf8(word).map_err(|_| wrong("a name is text"))?;
+        let value = words.next().ok_or_else(|| wrong("it has no value (facts are pairs: user alice)"))?;
+        if facts.iter().any(|(other, _)| other == name) {
+            let message = format!("fact `{:.64}` is there twice", word.escape_ascii());
+            return Err(ApiError::new(Code::DuplicateField, message));
+        }
+        facts.insert_bytes(name, value).map_err(InvalidRequest::Fact)?;
+    }
+    Ok((facts, cost))
+}
+
+/// Writes a decision; the limiter is the one that made it, and seals its receipt.
+pub fn write(out: &mut Replies, limiter: &Limiter, redactor: &Redactor, decision: &Decision) {
+    let (verdict, binding) = decision.conclusion();
+    let (retry, delay) = match verdict {
+        Verdict::Allow { delay } => (None, delay),
+        Verdict::Deny { retry } => (Some(retry), Span::ZERO),
+    };
+    let (never, reason) = (retry == Some(Retry::Never), decision.reason());
+    out.map(7 + usize::from(never) + usize::from(reason.is_some()));
+    out.bulk(b"allowed");
+    out.boolean(retry.is_none());
+    out.bulk(b"binding");
+    out.or_null(binding, |out, answer| out.bulk(answer.name().as_bytes()));
+    out.bulk(b"retry_after");
+    out.or_null(wait(retry), Replies::seconds);
+    out.bulk(b"delay");
+    out.seconds(delay);
+    out.bulk(b"degraded");
+    out.or_null(decision.degraded(), |out, by| out.bulk(by.name().as_bytes()));
+    if never {
+        out.bulk(b"never");
+        out.boolean(true);
+    }
+    if let Some(reason) = reason {
+        out.bulk(b"reason");
+        out.bulk(reason.to_string().as_bytes());
+    }
+    out.bulk(b"charge");
+    out.or_null(decision.charge(), |out, charge| out.bulk(limiter.seal_charge(&charge).as_bytes()));
+    out.bulk(b"limits");
+    let limits = decision.limits();
+    out.array(limits.len());
+    let declared = decision.toll().policy().declared();
+    limits.for_each(|answer| write_limit(out, redactor, declared, &answer));
+}
+
+fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts, answer: &Answer<'_>) {
+    let outcome = answer.outcome();
+    let never = outcome.retry == Some(Retry::Never);
+    out.map(11 + usize::from(never) + usize::from(outcome.overflow));
+    out.bulk(b"name");
+    out.bulk(answer.name().as_bytes());
+    out.bulk(b"key");
+    out.array(answer.key().texts().count());
+    for (fact, value) in answer.rule().by().iter().zip(answer.key().texts()) {
+        out.or_null(value, |out, value| out.bulk(redactor.redact(declared, fact, value).as_bytes()));
+    }
+    out.bulk(b"algorithm");
+    out.bulk(answer.rule().algorithm().name().as_bytes());
+    out.bulk(b"mode");
+    out.bulk(answer.rule().mode().name().as_bytes());
+    out.bulk(b"allowed");
+    out.boolean(outcome.allowed);
+    out.bulk(b"cost");
+    out.number(answer.due().cost);
+    out.bulk(b"limit");
+    out.number(outcome.limit);
+    // Who decides without counting knows neither what remains nor when all is there again.
+    let counted = !matches!(answer.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny));
+    out.bulk(b"remaining");
+    out.or_null(counted.then_some(outcome.remaining), Replies::number);
+    out.bulk(b"retry_after");
+    out.or_null(wait(outcome.retry), Replies::seconds);
+    out.bulk(b"reset_after");
+    out.or_null(outcome.reset_after.filter(|_| counted), Replies::seconds);
+    out.bulk(b"degraded");
+    out.or_null(answer.degraded(), |out, by| out.bulk(by.name().as_bytes()));
+    if never {
+        out.bulk(b"never");
+        out.boolean(true);
+    }
+    if outcome.overflow {
+        out.bulk(b"overflow");
+        out.boolean(true);
+    }
+}
+
+/// When to come again, where waiting cures.
+fn wait(retry: Option<Retry>) -> Option<Span> {
+    match retry {
+        Some(Retry::After(span)) => Some(span),
+        Some(Retry::Never) | None => None,
+    }
+}

@@ -1,0 +1,188 @@
+//! What operators look at: the busiest keys, events once a second, the schema of all calls.
+
+#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader};
+
+use serde_json::{Value, json};
+use support::*;
+use tollkeeper_server::transport::http::endpoint::ROUTES;
+use tollkeeper_server::transport::http::error::Code;
+
+const LIMITS: &str = "limits:
+  - { name: per-user, by: user, rate: 100/day, burst: 3 }
+  - { name: per-key, by: [user, api_key], rate: 100/day, burst: 50 }
+http: { facts: { api_key: { from: header.authorization, hash: true } } }
+";
+
+#[test]
+fn the_busiest_and_the_most_refused_keys_are_listed_and_secrets_are_not() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LIMITS);
+    for (user, times) in [("alice", 9), ("bob", 5), ("carol", 1)] {
+        for _ in 0..times {
+            server.check(&format!(r#"{{"user":"{user}","api_key":"very-secret"}}"#));
+        }
+        server.post("/v1/peek", &format!(r#"{{"facts":{{"user":"{user}"}}}}"#));
+    }
+    let answer = server.get("/v1/top");
+    assert!(!answer.text().contains("very-secret"), "{}", answer.text());
+    let top = answer.json();
+    let rows = |kind: &str, limit: &str| -> Vec<Value> {
+        let rows = top[kind].as_array().unwrap().iter().filter(|row| row["limit"] == limit);
+        rows.map(|row| json!([row["key"][0], row["count"], row["error"]])).collect()
+    };
+    assert_eq!(
+        rows("busiest", "per-user"),
+        [json!(["alice", 9, 0]), json!(["bob", 5, 0]), json!(["carol", 1, 0])]
+    );
+    assert_eq!(rows("refused", "per-user"), [json!(["alice", 6, 0]), json!(["bob", 2, 0])]);
+    assert_eq!(rows("refused", "per-key"), [] as [Value; 0]);
+    let secret = top["busiest"].as_array().unwrap().iter().find(|row| row["limit"] == "per-key").unwrap();
+    let shown = secret["key"][1].as_str().unwrap();
+    assert!(shown.starts_with("sha256:") && shown.len() == "sha256:".len() + 12, "{shown}");
+    assert!(top["since"].as_u64().unwrap() > 1_700_000_000);
+    assert_eq!(server.metric("tollkeeper_starved_keys{limit=\"per-user\"}"), 0.0);
+}
+
+/// Opens a stream of events; its lines.
+fn listen(server: &Server) -> impl Iterator<Item = String> + use<> {
+    let mut client = server.client();
+    client.send(b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    let head = client.try_head().expect("a head");
+    assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream")));
+    assert_eq!(head.header("cache-control"), Some("no-store"));
+    BufReader::new(client.stream).lines().map_while(Result::ok)
+}
+
+/// The next event.
+fn event(lines: &mut impl Iterator<Item = String>) -> Value {
+    let line = lines.find_map(|line| line.strip_prefix("data: ").map(str::to_owned)).expect("an event");
+    serde_json::from_str(&line).unwrap()
+}
+
+#[test]
+fn everybody_who_listens_hears_the_same_once_a_second() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, LIMITS);
+    for _ in 0..4 {
+        server.check(r#"{"user":"alice"}"#);
+    }
+    let (mut one, mut other) = (listen(&server), listen(&server));
+    let (mut first, mut second) = (event(&mut one), event(&mut other));
+    // One of them may have come just before a tick and the other after it.
+    while first["t"] != second["t"] {
+        let earlier = if first["t"].as_u64() < second["t"].as_u64() {
+            (&mut first, &mut one)
+        } else {
+            (&mut second, &mut other)
+        };
+        *earlier.0 = event(earlier.1);
+    }
+    assert_eq!(first, second);
+    assert_eq!(
+        first,
+        json!({
+            "t": first["t"], "version": 1,
+            "requests": { "allowed": 3, "refused": 1, "degraded": 0 },
+            "limits": {
+                "per-user": { "allowed": 3, "refused": 1, "would_refuse": 0 },
+                "per-key": { "allowed": 0, "refused": 0, "would_refuse": 0 },
+            },
+            "store": { "state": "ok", "p99_ms": null }, "keys": 1,
+        })
+    );
+    assert!(event(&mut one)["t"].as_u64() > first["t"].as_u64());
+}
+
+#[test]
+fn no_more_than_64_listen_and_whoever_leaves_makes_room() {
+    let server = Server::start();
+    let mut seats: Vec<_> = (0..64).map(|_| listen(&server)).collect();
+    assert_eq!(server.get("/v1/events").error(), (400, "too_many".to_owned(), None));
+    seats.pop();
+    eventually("there is room", || {
+        let mut client = server.client();
+        client.send(b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        client.try_head().is_some_and(|head| head.status == 200)
+    });
+    assert!(server.check(r#"{"user":"alice"}"#), "others are served");
+}
+
+#[test]
+fn listeners_do_not_hold_up_the_end() {
+    let server = Server::start();
+    let mut lines = listen(&server);
+    event(&mut lines);
+    server.signal("TERM");
+    let rest: Vec<String> = lines.collect();
+    assert!(rest.ends_with(&["0".to_owned(), String::new()]), "the answer is whole: {rest:?}");
+    let ended = server.ended();
+    assert_eq!(ended.code, Some(0));
+    assert!(!ended.log.contains("requests in flight"), "{}", ended.log);
+}
+
+#[test]
+fn a_page_of_another_site_hears_nothing() {
+    let server = Server::start();
+    let foreign = server.client().request_with("GET", "/v1/events", &["origin: http://evil.example"], b"");
+    assert_eq!(foreign.error(), (403, "forbidden".to_owned(), None));
+}
+
+#[test]
+fn the_front_page_leads_to_calls_that_exist() {
+    let server = Server::start();
+    let page = server.get("/");
+    assert_eq!(page.header("content-type"), Some("text/html; charset=utf-8"));
+    let links: Vec<&str> =
+        page.text().split("href=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+    assert!(links.len() >= 5, "{links:?}");
+    for link in links {
+        assert!(ROUTES.iter().any(|route| route.path == format!("/{link}")), "{link}");
+    }
+}
+
+#[test]
+fn the_schema_names_every_call_and_no_other() {
+    let schema = Server::start().get("/openapi.json").json();
+    let served: BTreeSet<String> = ROUTES
+        .iter()
+        .map(|route| format!("{} {}", route.method.as_str().to_lowercase(), route.path))
+        .collect();
+    let paths = schema["paths"].as_object().unwrap().iter();
+    let named: BTreeSet<String> = paths
+        .flat_map(|(path, calls)| {
+            calls.as_object().unwrap().keys().map(move |method| format!("{method} {path}"))
+        })
+        .collect();
+    assert_eq!(served, named);
+}
+
+#[test]
+fn every_object_in_the_schema_is_closed_and_every_code_listed() {
+    fn open(schema: &Value, path: &str, found: &mut Vec<String>) {
+        match schema {
+            Value::Object(fields) => {
+                if fields.get("type") == Some(&json!("object"))
+                    && !fields.contains_key("additionalProperties")
+                {
+                    found.push(path.to_owned());
+                }
+                fields.iter().for_each(|(name, inner)| open(inner, &format!("{path}/{name}"), found));
+            }
+            Value::Array(list) => list.iter().for_each(|inner| open(inner, path, found)),
+            _ => {}
+        }
+    }
+    let schema = Server::start().get("/openapi.json").json();
+    let mut found = Vec::new();
+    open(&schema["components"]["schemas"], "", &mut found);
+    assert_eq!(found, [] as [&str; 0]);
+    let codes =
+        &schema["components"]["schemas"]["Error"]["properties"]["error"]["properties"]["code"]["enum"];
+    assert_eq!(*codes, json!(Code::ALL.map(Code::name)));
+    assert!(!schema.to_string().contains("$defs"), "nothing points out of the document");
+}

@@ -1,0 +1,116 @@
+//! The policies that `tollkeeper init` prints: valid without a warning, and each does what its exercise says.
+//!
+//! `templates/README.txt` says how an exercise is written.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use tollkeeper::config::{Config, Format};
+use tollkeeper::{Capacity, Clock, Decision, Facts, Limiter, ManualClock, MemoryStore, Retry, Time, Verdict};
+use tollkeeper_server::command::init::READY;
+
+#[test]
+fn every_ready_policy_is_valid_and_gives_no_warning() {
+    for ready in READY {
+        let (_, report) = read(ready.name, ready.text);
+        assert!(report.is_empty(), "{report}");
+    }
+}
+
+#[test]
+fn every_ready_policy_does_what_its_exercise_says() {
+    for ready in READY {
+        let config = read(ready.name, ready.text).0;
+        let names: BTreeSet<String> =
+            config.policy.rules().iter().map(|rule| rule.name().to_owned()).collect();
+        let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+        let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+        let limiter = Limiter::embedded(config.policy, store);
+        let mut refused = BTreeSet::new();
+        for (place, line) in exercise(ready.name) {
+            let line =
+                Line::parse(&line).unwrap_or_else(|| panic!("{place}: `{line}` is no line of an exercise"));
+            for time in 1..=line.times {
+                let said = answer(&line.ask(&limiter), &line.expected);
+                assert_eq!(said, line.expected, "{place}, time {time}");
+            }
+            refused.extend(line.expected.split_once(' ').map(|(_, limit)| limit.to_owned()));
+        }
+        assert_eq!(refused, names, "{}: the limits that refused, and all there are", ready.name);
+    }
+}
+
+fn read(name: &str, text: &str) -> (Config, tollkeeper::config::Report) {
+    Config::parse(&format!("{name}.yaml"), Format::Yaml, text.as_bytes(), &|_| None)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The lines of an exercise with their places.
+fn exercise(name: &str) -> Vec<(String, String)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/templates/{name}.txt"));
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let lines = text.lines().enumerate();
+    lines
+        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+        .map(|(index, line)| (format!("{name}.txt:{}", index + 1), line.to_owned()))
+        .collect()
+}
+
+struct Line<'l> {
+    times: u32,
+    acquire: bool,
+    cost: u64,
+    facts: Vec<(&'l str, &'l str)>,
+    expected: String,
+}
+
+impl<'l> Line<'l> {
+    /// `[TIMES] VERB [cost N] | fact=value … | EXPECTED`
+    fn parse(line: &'l str) -> Option<Line<'l>> {
+        let [request, facts, expected] = line.split('|').collect::<Vec<_>>().try_into().ok()?;
+        let words: Vec<&str> = request.split_whitespace().collect();
+        let (times, words) = match words.split_first()? {
+            (first, rest) if first.parse::<u32>().is_ok() => (first.parse().ok()?, rest),
+            _ => (1, &words[..]),
+        };
+        let (acquire, cost) = match words {
+            ["check"] => (false, 1),
+            ["check", "cost", cost] => (false, cost.parse().ok()?),
+            ["acquire"] => (true, 1),
+            _ => return None,
+        };
+        let facts = facts.split_whitespace().map(|fact| fact.split_once('=')).collect::<Option<_>>()?;
+        Some(Line { times, acquire, cost, facts, expected: expected.trim().to_owned() })
+    }
+
+    fn ask(&self, limiter: &Limiter) -> Decision {
+        let mut facts = Facts::new();
+        for (name, value) in &self.facts {
+            facts.insert(name, *value).expect("a fact");
+        }
+        if !self.acquire {
+            return limiter.check(&facts).cost(self.cost).wait().expect("a valid request");
+        }
+        let acquired = limiter.acquire(&facts).wait().expect("a valid request");
+        // Held to the end.
+        drop(acquired.slot.map(tollkeeper::SlotGuard::keep));
+        acquired.decision
+    }
+}
+
+/// A decision in the words of an exercise. Which limits in shadow mode would refuse is said if that was expected.
+fn answer(decision: &Decision, expected: &str) -> String {
+    let binding = || decision.binding().map_or("nobody", |answer| answer.name());
+    match decision.verdict() {
+        Verdict::Deny { retry: Retry::After(_) } => format!("refused {}", binding()),
+        Verdict::Deny { retry: Retry::Never } => format!("never {}", binding()),
+        Verdict::Allow { .. } => {
+            let shadowed = expected.strip_prefix("shadowed ").and_then(|name| decision.limit(name));
+            match shadowed {
+                Some(answer) if !answer.outcome().allowed => format!("shadowed {}", answer.name()),
+                _ => "allowed".to_owned(),
+            }
+        }
+    }
+}

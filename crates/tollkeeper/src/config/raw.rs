@@ -1,0 +1,432 @@
+//! Step one: the document as typed values with their places, defaults filled in. What they mean together
+//! is step two, `resolve.rs`.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+
+use tollkeeper_core::{Algorithm, OnStoreFailure, Quota, Rate};
+
+use super::StoreUrl;
+use super::document::Node;
+use super::excerpt::quoted;
+use super::fields::{Fields, Said, Scope};
+use super::http;
+use super::key_table;
+use super::limit::{self, WrittenLimit};
+use super::listen::{Listen, Listener};
+use super::origin::NamedFile;
+use super::report::{Place, Problems};
+use super::settings::{
+    BreakerSettings, GrpcSettings, KeyFormat, LogSettings, MemorySettings, RedisSettings, TlsSettings,
+    TokenDigest,
+};
+use super::units::{self, Share, Wrong};
+use super::warning::Warning;
+use crate::http::{EncodedSlashes, HeaderDialect, HttpFact, HttpSettings, Normalization, Source};
+use crate::percent::Percent;
+
+/// The most limits in a file.
+const MAX_LIMITS: usize = 10_000;
+
+/// A config file as it is written.
+#[derive(Debug)]
+pub(super) struct File {
+    pub(super) store: Said<StoreUrl>,
+    pub(super) memory: MemorySettings,
+    pub(super) redis: RedisSettings,
+    pub(super) on_store_failure: OnStoreFailure,
+    pub(super) listen: Listen,
+    pub(super) share: Share,
+    pub(super) http: HttpSettings,
+    /// Where each of `http.facts` says what it is from.
+    pub(super) fact_places: Vec<Place>,
+    pub(super) grpc: GrpcSettings,
+    pub(super) headers: Vec<HeaderDialect>,
+    pub(super) retry_after_jitter: Percent,
+    pub(super) log: LogSettings,
+    pub(super) admin: Option<TokenDigest>,
+    pub(super) auth: Vec<TokenDigest>,
+    pub(super) tls: Option<TlsSettings>,
+    pub(super) ignored: Vec<Warning>,
+    /// The files that the config names and `serve` reads.
+    pub(super) files: Vec<NamedFile>,
+    /// Where the proxy is to listen, although there is none.
+    pub(super) no_proxy: Option<Place>,
+    pub(super) limits: Vec<WrittenLimit>,
+    /// Where `limits` stands, or the beginning of the file.
+    pub(super) limits_place: Place,
+}
+
+/// Reads the whole of a document; nothing if it is not a table at all.
+pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<File> {
+    let fields = Fields::open(document, &key_table::ROOT, Scope::default(), problems)?;
+    if !fields.has("limits") {
+        fields.error(
+            Place::default(),
+            "the file has no `limits`",
+            "write `limits: []` if there are none on purpose",
+        );
+    }
+    let (http, fact_places) = read_http(&fields.table("http"), problems);
+    check_not_yet(&fields, problems);
+    let mut files = Vec::new();
+    let listen_fields = fields.table("listen");
+    let listen = read_listen(&listen_fields);
+    let no_proxy = listen_fields
+        .key_place("proxy")
+        .filter(|_| matches!(listen.proxy, Some(Listener::At(_))) && !fields.has("proxy"));
+    let ignored = fields.table("validate").parse_list("ignore", Warning::parse);
+    Some(File {
+        store: must(
+            fields.parse("store", |text| text.parse::<StoreUrl>().map_err(|error| whole(error.to_string()))),
+        ),
+        memory: read_memory(&fields.table("memory")),
+        redis: read_redis(&fields.table("redis"), &mut files),
+        on_store_failure: limit::on_store_failure(must(fields.choice("on_store_failure")).value),
+        listen,
+        no_proxy,
+        share: must(fields.share("share")).value,
+        http,
+        fact_places,
+        grpc: GrpcSettings { headers: read_headers(&fields.table("grpc")) },
+        headers: read_headers(&fields),
+        retry_after_jitter: must(fields.percent("retry_after_jitter")).value,
+        log: read_log(&fields.table("log")),
+        admin: read_admin(&fields),
+        auth: read_auth(&fields),
+        tls: read_tls(&fields, &mut files),
+        ignored: ignored.into_iter().map(|said| said.value).collect(),
+        files,
+        limits: read_limits(&fields, problems),
+        limits_place: fields.key_place("limits").unwrap_or_default(),
+    })
+}
+
+/// A value whose key has a default.
+fn must<T>(said: Option<Said<T>>) -> Said<T> {
+    said.expect("the shape gives a default that can be read")
+}
+
+/// A message that already says what would be right.
+fn whole(message: String) -> Wrong {
+    Wrong::new(message, "")
+}
+
+/// A number that the shape bounds.
+fn number<T: TryFrom<u64>>(fields: &Fields<'_>, key: &str, most: T) -> T {
+    T::try_from(must(fields.count(key)).value).unwrap_or(most)
+}
+
+/// A file that `serve` reads.
+fn named_file(
+    fields: &Fields<'_>,
+    key: &str,
+    name: &'static str,
+    files: &mut Vec<NamedFile>,
+) -> Option<PathBuf> {
+    let path = path(fields, key)?;
+    files.push(NamedFile { key: name, path: path.clone(), place: fields.value_place(key) });
+    Some(path)
+}
+
+fn path(fields: &Fields<'_>, key: &str) -> Option<PathBuf> {
+    let parse = |text: &str| match text {
+        "" => Err(Wrong::new("the path is empty", "leave the key out if there is none")),
+        _ if text.contains('\0') => Err(Wrong::new("a path has no NUL", "")),
+        _ => Ok(PathBuf::from(text)),
+    };
+    fields.parse(key, parse).map(|said| said.value)
+}
+
+fn read_log(fields: &Fields<'_>) -> LogSettings {
+    let parse = |text: &str| match units::rate(text)? {
+        units::Rate::Every { count: 0, .. } => {
+            Err(Wrong::new("a log of 0 refusals says nothing", "leave the key out"))
+        }
+        units::Rate::Unlimited => Err(Wrong::new("the log of refusals is bounded", "such as `10/s`")),
+        units::Rate::Every { count, period } => {
+            let rate = Rate { count, period, burst: Some(count) };
+            Quota::new(Algorithm::TokenBucket, rate).map_err(|error| whole(error.to_string()))
+        }
+    };
+    LogSettings { refusals: fields.parse("refusals", parse).map(|said| said.value) }
+}
+
+fn read_memory(fields: &Fields<'_>) -> MemorySettings {
+    MemorySettings {
+        max_keys: number(fields, "max_keys", usize::MAX),
+        max_log_bytes: number(fields, "max_log_bytes", usize::MAX),
+        snapshot: path(fields, "snapshot"),
+        snapshot_every: must(fields.duration("snapshot_every")).value,
+    }
+}
+
+fn read_redis(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> RedisSettings {
+    let prefix = |text: &str| {
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-' | b':');
+        if (1..=64).contains(&text.len()) && text.bytes().all(allowed) {
+            return Ok(text.to_owned());
+        }
+        Err(Wrong::new(format!("{} is not a prefix", quoted(text)), "1 to 64 of `A-Z a-z 0-9 . _ : -`"))
+    };
+    let breaker = fields.table("breaker");
+    let ca = named_file(fields, "ca", "redis.ca", files);
+    let cert = named_file(fields, "cert", "redis.cert", files);
+    let key = named_file(fields, "key", "redis.key", files);
+    for (one, other) in [("cert", "key"), ("key", "cert")] {
+        if fields.has(one) && !fields.has(other) {
+            let message = format!("`redis.{one}` without `redis.{other}`");
+            fields.error(
+                fields.value_place(one),
+                message,
+                "a certificate needs its private key: give both, or neither",
+            );
+        }
+    }
+    RedisSettings {
+        prefix: must(fields.parse("prefix", prefix)).value,
+        deadline: must(fields.duration("deadline")).value,
+        breaker: BreakerSettings {
+            failures: number(&breaker, "failures", u32::MAX),
+            late: must(breaker.percent("late")).value,
+            cooldown: must(breaker.duration("cooldown")).value,
+        },
+        connections: number(fields, "connections", usize::MAX),
+        nodes: number(fields, "nodes", usize::MAX),
+        key_format: match must(fields.choice("key_format")).value {
+            "compact" => KeyFormat::Compact,
+            _ => KeyFormat::Readable,
+        },
+        ca,
+        cert,
+        key,
+    }
+}
+
+fn read_listen(fields: &Fields<'_>) -> Listen {
+    let listener = |key| {
+        let parse = |text: &str| text.parse::<Listener>().map_err(|error| whole(error.to_string()));
+        fields.parse(key, parse).map(|said| said.value)
+    };
+    Listen {
+        http: listener("http"),
+        grpc: listener("grpc"),
+        resp: listener("resp"),
+        proxy: listener("proxy"),
+    }
+}
+
+fn read_headers(fields: &Fields<'_>) -> Vec<HeaderDialect> {
+    let mut dialects: Vec<HeaderDialect> = Vec::new();
+    for said in fields.choices("headers") {
+        let dialect = HeaderDialect::ALL.into_iter().find(|dialect| dialect.name() == said.value);
+        let dialect = dialect.expect("the shape lists dialects");
+        let is_draft = |dialect: HeaderDialect| dialect != HeaderDialect::XRateLimit;
+        if dialects.contains(&dialect) {
+            fields.error(
+                said.place,
+                format!("`{}` stands in `headers` twice", dialect.name()),
+                "once is enough",
+            );
+        } else if let Some(other) = dialects.iter().find(|other| is_draft(**other) && is_draft(dialect)) {
+            let message = format!(
+                "`headers` has both `{}` and `{}`, which are the same headers",
+                other.name(),
+                dialect.name()
+            );
+            fields.error(said.place, message, "keep one of them; `x-ratelimit` may stand beside it");
+        } else {
+            dialects.push(dialect);
+        }
+    }
+    dialects
+}
+
+fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings, Vec<Place>) {
+    let mut routes: Vec<Said<String>> = Vec::new();
+    let mut meanings = std::collections::HashSet::new();
+    for route in fields.parse_list("routes", http::route) {
+        if meanings.insert(http::route_meaning(&route.value)) {
+            routes.push(route);
+        } else {
+            let message = format!(
+                "`http.routes` has two patterns that match the same paths as {}",
+                quoted(&route.value)
+            );
+            fields.error(route.place, message, "keep one: case and the names in braces make no difference");
+        }
+    }
+    let network = |text: &str| text.parse().map_err(|error| whole(format!("{} is {error}", quoted(text))));
+    let (facts, places) = fields
+        .map("facts")
+        .into_iter()
+        .filter_map(|entry| read_fact(&entry.key, entry.place, &entry.node, problems))
+        .unzip();
+    let encoded_slashes = match must(fields.choice("encoded_slashes")).value {
+        "decode" => EncodedSlashes::Decode,
+        "keep" => EncodedSlashes::Keep,
+        "refuse" => EncodedSlashes::Refuse,
+        _ => EncodedSlashes::Both,
+    };
+    let settings = HttpSettings {
+        trusted_proxies: fields
+            .parse_list("trusted_proxies", network)
+            .into_iter()
+            .map(|said| said.value)
+            .collect(),
+        client_address: must(fields.parse("client_address", http::client_address)).value,
+        ipv6_prefix: number(fields, "ipv6_prefix", 128),
+        facts,
+        routes: routes.into_iter().map(|said| said.value).collect(),
+        hosts: fields.parse_list("hosts", http::host_name).into_iter().map(|said| said.value).collect(),
+        encoded_slashes,
+    };
+    (settings, places)
+}
+
+fn read_fact(
+    name: &str,
+    place: Place,
+    node: &Node,
+    problems: &RefCell<Problems>,
+) -> Option<(HttpFact, Place)> {
+    let subject = format!("fact {}: ", quoted(name));
+    let fields = Fields::open(node, &key_table::HTTP_FACT, Scope::of(&subject), problems)?;
+    if !tollkeeper_core::facts::is_name(name) {
+        fields.error(place, format!("{subject}a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`"), "");
+    } else if !http::is_free(name) {
+        let help =
+            if name == "ip" { "`http.client_address` says where it is read" } else { "take another name" };
+        fields.complain(place, "every request has a fact of this name already", help);
+    }
+    if !fields.has("from") {
+        fields.error(
+            node.place,
+            format!("{subject}it is not said where it is read"),
+            "such as `from: header.x-user-id`",
+        );
+    }
+    let strip = fields.text("strip").map(|said| said.value).filter(|text| !text.is_empty());
+    let normalize = fields.choices("normalize").into_iter().map(|said| match said.value {
+        "lowercase" => Normalization::Lowercase,
+        "trim" => Normalization::Trim,
+        _ => Normalization::Nfkc,
+    });
+    let from = fields.parse("from", http::source);
+    let (normalize, hash, trusted) =
+        (normalize.collect(), must(fields.truth("hash")).value, must(fields.truth("trusted")).value);
+    let many = must(fields.truth("many"));
+    let from = from?;
+    if many.value && !matches!(from.value, Source::Header(_)) {
+        fields.complain(many.place, "`many` joins the lines of a header", "read it from `header.NAME`");
+    }
+    let (place, many) = (from.place, many.value);
+    Some((HttpFact { name: name.to_owned(), from: from.value, strip, normalize, hash, trusted, many }, place))
+}
+
+fn read_limits(fields: &Fields<'_>, problems: &RefCell<Problems>) -> Vec<WrittenLimit> {
+    let nodes = fields.nodes("limits");
+    if nodes.len() > MAX_LIMITS {
+        let message = format!("there are {} limits", nodes.len());
+        fields.error(
+            nodes[MAX_LIMITS].place,
+            message,
+            format!("at most {MAX_LIMITS}: one limit with `tiers` or `overrides` stands for many"),
+        );
+    }
+    let limits = nodes.iter().take(MAX_LIMITS).enumerate();
+    limits.filter_map(|(index, node)| WrittenLimit::read(node, index + 1, problems)).collect()
+}
+
+fn read_admin(fields: &Fields<'_>) -> Option<TokenDigest> {
+    let admin = fields.table("admin");
+    if fields.is_table("admin") && !admin.has("token_sha256") {
+        let message = "`admin` has no `token_sha256`";
+        fields.error(fields.value_place("admin"), message, "64 hex digits: `printf %s TOKEN | sha256sum`");
+    }
+    admin.parse("token_sha256", sha256).map(|said| said.value)
+}
+
+/// A section that lists no token must not leave open what it was written to close.
+fn read_auth(fields: &Fields<'_>) -> Vec<TokenDigest> {
+    let auth = fields.table("auth");
+    let tokens = auth.parse_list("token_sha256", sha256);
+    if fields.is_table("auth") && auth.is_empty_list("token_sha256") {
+        let help = "list the SHA-256 of each token, or leave `auth` out: then everybody may ask";
+        fields.error(auth.value_place("token_sha256"), "`auth` lists no token", help);
+    }
+    tokens.into_iter().map(|said| said.value).collect()
+}
+
+fn read_tls(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> Option<TlsSettings> {
+    let tls = fields.table("tls");
+    for key in ["cert", "key"] {
+        if fields.is_table("tls") && !tls.has(key) {
+            let message = format!("`tls` has no `{key}`");
+            fields.error(fields.value_place("tls"), message, "TLS needs a certificate and its private key");
+        }
+    }
+    Some(TlsSettings {
+        client_ca: named_file(&tls, "client_ca", "tls.client_ca", files),
+        cert: named_file(&tls, "cert", "tls.cert", files)?,
+        key: named_file(&tls, "key", "tls.key", files)?,
+    })
+}
+
+/// Sections whose part does not exist yet are refused where they stand; what is in them is checked all the
+/// same, so that a file that is written today is right tomorrow.
+fn check_not_yet(fields: &Fields<'_>, problems: &RefCell<Problems>) {
+    let proxy = fields.table("proxy");
+    proxy.duration("connect_timeout");
+    proxy.duration("timeout");
+    proxy.count("max_connections");
+    proxy.truth("accept_proxy_protocol");
+    let concurrency = proxy.table("concurrency");
+    concurrency.count("max");
+    concurrency.truth("adaptive");
+    concurrency.count("min");
+    concurrency.parse("priority", fact);
+    for node in proxy.nodes("single_flight") {
+        let Some(flight) =
+            Fields::open(node, &key_table::SINGLE_FLIGHT, Scope::of("`proxy.single_flight`: "), problems)
+        else {
+            continue;
+        };
+        flight.condition("when");
+        flight.parse_list("by", fact);
+    }
+}
+
+fn fact(text: &str) -> Result<(), Wrong> {
+    match tollkeeper_core::facts::is_name(text) {
+        true => Ok(()),
+        false => Err(Wrong::new(
+            format!("{} is not the name of a fact", quoted(text)),
+            "1 to 64 of `A-Z a-z 0-9 . _ : / -`",
+        )),
+    }
+}
+
+fn sha256(text: &str) -> Result<TokenDigest, Wrong> {
+    // What stands here may be the token itself: it is not shown.
+    let wrong = |what| Err(Wrong::new(what, "64 hex digits: `printf %s TOKEN | sha256sum`"));
+    let digits: Option<Vec<u8>> =
+        text.chars().map(|char| char.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
+    let Some(digits) = digits.filter(|digits| digits.len() == 64) else {
+        return wrong("this is not a SHA-256");
+    };
+    let mut digest = [0; 32];
+    for (byte, pair) in digest.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    match digest == OF_NOTHING {
+        true => wrong("this is the SHA-256 of nothing: the token was empty when it was made"),
+        false => Ok(TokenDigest(digest)),
+    }
+}
+
+/// What `sha256sum` says of an empty text.
+const OF_NOTHING: [u8; 32] = [
+    0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24, 0x27,
+    0xae, 0x41, 0xe4, 0x64, 0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,
+];

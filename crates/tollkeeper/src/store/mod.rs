@@ -1,0 +1,122 @@
+//! The store: whoever keeps the state decides, by its own clock.
+//!
+//! A store takes a toll, which is data and can travel, and gives a decision: not a value to compare
+//! and swap (a round trip for every attempt, and no way to decide several limits at once), not a
+//! closure (it cannot leave the process). Behaviour around a store is a wrapper that is a store.
+
+pub(crate) mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(feature = "redis")]
+pub(crate) mod remote;
+#[cfg(feature = "redis")]
+pub(crate) mod resilient;
+pub mod url;
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Toll};
+
+/// Decides tolls against shared state.
+pub trait Store: fmt::Debug + Send + Sync {
+    /// Decides a toll: all of it or nothing, in one step. Who has to wait for the answer takes what it
+    /// needs of the toll along.
+    fn decide(&self, toll: &Toll) -> Answer<'_, Ruling>;
+
+    /// Gives back or adds to what was charged: once for each charge.
+    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction>;
+
+    /// Gives a slot back; false if it was not held any more.
+    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>>;
+
+    /// Counts the life of a slot from now; false if it was not held any more.
+    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>>;
+
+    /// Forgets the state of a key; false if there was none.
+    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Result<bool, Unavailable>>;
+
+    /// A receipt as text that only this store can have written.
+    fn seal_charge(&self, charge: &Charge) -> String;
+
+    /// Reads a text that this store wrote; `None` if it did not. The store may have to be asked first.
+    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Charge>, Unavailable>>;
+
+    /// As [`Store::seal_charge`].
+    fn seal_slot(&self, slot: &Slot) -> String;
+
+    /// As [`Store::open_charge`].
+    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Slot>, Unavailable>>;
+}
+
+/// The store did not answer in time, or is not being asked because it has failed too often.
+///
+/// The call may have taken effect or not. It is safe to repeat: a charge is corrected once, and releasing, renewing
+/// or forgetting twice does what doing it once does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unavailable;
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the store did not answer: the call may have taken effect or not, and is safe to repeat")
+    }
+}
+
+impl std::error::Error for Unavailable {}
+
+/// What came of a refund or a settlement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Correction {
+    /// It was done.
+    Done,
+    /// Nothing was done: the charge had been corrected before.
+    Repeated,
+    /// Nothing was done: the charge is void, because nothing is left of it or its time is up.
+    Unknown,
+    /// The store did not answer: it may have been done or not. It is safe to repeat, since a charge is corrected
+    /// once.
+    Failed,
+    /// Nothing was done: the store has no room to remember this correction. The charge stays usable: try again
+    /// when other charges have become void.
+    Full,
+}
+
+/// An answer that is there, or will be: a store in this process should cost no allocation.
+pub enum Answer<'a, T> {
+    /// It is there.
+    Ready(T),
+    /// It will be.
+    Later(Pin<Box<dyn Future<Output = T> + Send + 'a>>),
+    /// It was there, and has been taken.
+    Taken,
+}
+
+impl<T> fmt::Debug for Answer<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Answer::Ready(_) => "Ready(…)",
+            Answer::Later(_) => "Later(…)",
+            Answer::Taken => "Taken",
+        })
+    }
+}
+
+impl<T: Unpin> Future for Answer<'_, T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        match std::mem::replace(&mut *self, Answer::Taken) {
+            Answer::Ready(answer) => Poll::Ready(answer),
+            Answer::Later(mut future) => {
+                let poll = future.as_mut().poll(context);
+                if poll.is_pending() {
+                    *self = Answer::Later(future);
+                }
+                poll
+            }
+            Answer::Taken => panic!("an answer is given once: it was polled after it was ready"),
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Several servers, each in a mood of its own. Real ones are in `tests/`.
+
+use std::collections::HashMap;
+
+use tokio::sync::Semaphore;
+use tollkeeper_core::{
+    Charge, Costs, Decision, Facts, Fix, Key, Limit, OnStoreFailure, Policy, Quota, Slot, Span, Verb, facts,
+};
+
+use super::*;
+use crate::store::memory::MemoryStore;
+use crate::store::remote::{Asked, Failure, FailureKind, Split};
+use crate::store::resilient::{BreakerSettings, Resilient, ResilientSettings};
+use crate::store::{Answer, Correction, Store as _};
+
+/// Each limit has a server of its own, of the same name.
+#[derive(Debug)]
+struct Servers {
+    servers: HashMap<String, One>,
+    /// What was asked, and what was undone, in order.
+    asked: Mutex<Vec<(String, Verb)>>,
+    undone: Mutex<Vec<String>>,
+    /// Undoing takes one of these.
+    hands: Semaphore,
+}
+
+#[derive(Debug)]
+struct One {
+    store: MemoryStore,
+    mood: Mutex<Mood>,
+    /// A slow answer takes one of these.
+    answers: Semaphore,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mood {
+    Well,
+    Slow,
+    Dead,
+}
+
+const NEVER: &str = "no server of these decides alone";
+
+impl Remote for Servers {
+    fn decide(&self, _: &Toll) -> Answer<'_, Asked<Ruling>> {
+        panic!("{NEVER}")
+    }
+
+    fn split(&self, toll: &Toll) -> Split {
+        let part = |(place, due): (usize, Due<'_>)| Part {
+            server: Server::at(due.rule.name().into()),
+            toll: toll.part(&[place]),
+            places: vec![place],
+            id: 7,
+        };
+        Split::Apart(toll.dues().enumerate().map(part).collect())
+    }
+
+    fn decide_part(&self, part: &Part) -> Answer<'_, Asked<Ruling>> {
+        let name = part.toll.get(0).rule.name().to_owned();
+        lock(&self.asked).push((name.clone(), part.toll.verb()));
+        let (one, toll) = (&self.servers[&name], part.toll.clone());
+        let mood = *lock(&one.mood);
+        Answer::Later(Box::pin(async move {
+            if mood == Mood::Dead {
+                return Err(Failure::new(FailureKind::Connection, "connection refused"));
+            }
+            if mood == Mood::Slow {
+                one.answers.acquire().await.unwrap().forget();
+            }
+            Ok(one.store.decide(&toll))
+        }))
+    }
+
+    fn undo<'a>(&'a self, part: &'a Part, ruling: &'a Ruling) -> Answer<'a, Asked<()>> {
+        Answer::Later(Box::pin(async move {
+            self.hands.acquire().await.unwrap().forget();
+            let charge = Decision::new(part.toll.clone(), ruling.clone()).charge().expect("it was charged");
+            let changes = charge.refund(Costs::All).unwrap();
+            let name = part.toll.get(0).rule.name();
+            let fixes = charge.fixes(part.toll.policy(), &changes);
+            assert_eq!(self.servers[name].store.correct(&charge, &fixes), Correction::Done);
+            lock(&self.undone).push(name.to_owned());
+            Ok(())
+        }))
+    }
+
+    fn correct<'a>(&'a self, _: &'a Charge, _: &'a [Fix]) -> Answer<'a, Asked<Correction>> {
+        panic!("{NEVER}")
+    }
+
+    fn release<'a>(&'a self, _: &'a Slot) -> Answer<'a, Asked<bool>> {
+        panic!("{NEVER}")
+    }
+
+    fn renew<'a>(&'a self, _: &'a Slot) -> Answer<'a, Asked<bool>> {
+        panic!("{NEVER}")
+    }
+
+    fn forget<'a>(&'a self, _: Key<'a>) -> Answer<'a, Asked<bool>> {
+        panic!("{NEVER}")
+    }
+
+    fn seal_charge(&self, _: &Charge) -> Option<String> {
+        panic!("{NEVER}")
+    }
+
+    fn open_charge<'a>(&'a self, _: &'a str) -> Answer<'a, Asked<Option<Charge>>> {
+        panic!("{NEVER}")
+    }
+
+    fn seal_slot(&self, _: &Slot) -> Option<String> {
+        panic!("{NEVER}")
+    }
+
+    fn open_slot<'a>(&'a self, _: &'a str) -> Answer<'a, Asked<Option<Slot>>> {
+        panic!("{NEVER}")
+    }
+}
+
+struct Bench {
+    store: Arc<Resilient<Servers>>,
+    policy: Arc<Policy>,
+}
+
+impl Bench {
+    /// Limits of these names, counts and failure policies; undoing takes no time.
+    fn new(limits: &[(&str, u64, OnStoreFailure)]) -> Bench {
+        let bench = Bench::with_hands(limits);
+        bench.store.remote().hands.add_permits(1_000);
+        bench
+    }
+
+    fn with_hands(limits: &[(&str, u64, OnStoreFailure)]) -> Bench {
+        let one = || One {
+            store: MemoryStore::default(),
+            mood: Mutex::new(Mood::Well),
+            answers: Semaphore::new(0),
+        };
+        let remote = Servers {
+            servers: limits.iter().map(|(name, ..)| ((*name).to_owned(), one())).collect(),
+            asked: Mutex::default(),
+            undone: Mutex::default(),
+            hands: Semaphore::new(0),
+        };
+        let limit = |(name, count, policy): &(&str, u64, OnStoreFailure)| {
+            let limit = Limit::new(*name, Quota::per_day(*count)).by("user").on_store_failure(*policy);
+            limit.algorithm(tollkeeper_core::Algorithm::FixedWindow)
+        };
+        let settings = ResilientSettings {
+            deadline: std::time::Duration::from_secs(20),
+            breaker: BreakerSettings { cooldown: Span::from_secs(3_600), ..BreakerSettings::default() },
+            ..ResilientSettings::default()
+        };
+        let store = Arc::new(Resilient::new(remote, settings, MemoryStore::default()));
+        Bench { store, policy: Arc::new(Policy::new(limits.iter().map(limit).collect()).unwrap()) }
+    }
+
+    async fn decide(&self, verb: Verb, facts: &Facts<'_>) -> Decision {
+        let toll = self.policy.toll(verb, facts, 1).unwrap();
+        let ruling = self.store.decide(&toll).await;
+        Decision::new(toll, ruling)
+    }
+
+    async fn check(&self) -> Decision {
+        self.decide(Verb::Check, &facts! { "user" => "alice" }).await
+    }
+
+    fn mood(&self, server: &str, mood: Mood) {
+        *lock(&self.store.remote().servers[server].mood) = mood;
+    }
+
+    /// What remains at a server, once so many parts were undone.
+    async fn remains(&self, server: &str, undone: usize) -> u64 {
+        while lock(&self.store.remote().undone).len() < undone {
+            tokio::task::yield_now().await;
+        }
+        let place = self.policy.find(server).unwrap().0;
+        let toll = self.policy.toll(Verb::Usage, &facts! { "user" => "alice" }, 1).unwrap().part(&[place]);
+        let ruling = self.store.remote().servers[server].store.decide(&toll);
+        Decision::new(toll, ruling).limit(server).unwrap().outcome().remaining
+    }
+
+    fn asked(&self) -> Vec<(String, Verb)> {
+        std::mem::take(&mut *lock(&self.store.remote().asked))
+    }
+}
+
+use OnStoreFailure::{Allow, Deny, Local};
+
+#[tokio::test]
+async fn what_all_admit_is_charged_by_all() {
+    let bench = Bench::new(&[("one", 10, Deny), ("two", 20, Deny)]);
+    let decision = bench.check().await;
+    assert_eq!((decision.allowed(), decision.degraded()), (true, None));
+    let left = |name| decision.limit(name).unwrap().outcome().remaining;
+    assert_eq!([left("one"), left("two")], [9, 19]);
+    assert_eq!(decision.charge().unwrap().items().len(), 2);
+    assert_eq!([bench.remains("one", 0).await, bench.remains("two", 0).await], [9, 19]);
+}
+
+#[tokio::test]
+async fn a_refusal_is_answered_before_it_is_undone_and_told_as_if_it_were() {
+    let bench = Bench::with_hands(&[("wide", 10, Deny), ("narrow", 1, Deny)]);
+    assert!(bench.check().await.allowed());
+    let refused = bench.check().await;
+    assert!(!refused.allowed());
+    assert_eq!(refused.limit("wide").unwrap().outcome().remaining, 9, "without what was charged in vain");
+    assert_eq!(bench.remains("wide", 0).await, 8, "nobody has had a hand free yet");
+    bench.store.remote().hands.add_permits(1);
+    assert_eq!(bench.remains("wide", 1).await, 9);
+}
+
+#[tokio::test]
+async fn who_leaves_before_the_answer_pays_all_or_nothing() {
+    let bench = Bench::new(&[("quick", 10, Deny), ("slow", 1, Deny)]);
+    bench.mood("slow", Mood::Slow);
+    let slow = &bench.store.remote().servers["slow"].answers;
+    for (round, left) in [(0, 9), (1, 9)] {
+        let leaving = tokio::spawn({
+            let (store, policy) = (Arc::clone(&bench.store), Arc::clone(&bench.policy));
+            async move {
+                let toll = policy.toll(Verb::Check, &facts! { "user" => "alice" }, 1).unwrap();
+                store.decide(&toll).await
+            }
+        });
+        while bench.remains("quick", 0).await != 9 - round as u64 {
+            tokio::task::yield_now().await;
+        }
+        leaving.abort();
+        assert!(leaving.await.unwrap_err().is_cancelled());
+        slow.add_permits(1);
+        // The first is admitted by both; the second is refused by the slow one, and the quick one gives it back.
+        assert_eq!(bench.remains("quick", round).await, left, "round {round}");
+        while bench.remains("slow", 0).await != 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_was_refused_is_looked_at_first_and_charged_nowhere() {
+    let bench = Bench::new(&[("wide", 10, Deny), ("narrow", 1, Deny)]);
+    assert!(bench.check().await.allowed());
+    assert!(!bench.check().await.allowed());
+    assert_eq!(bench.remains("wide", 1).await, 9);
+    bench.asked();
+    for _ in 0..5 {
+        assert!(!bench.check().await.allowed());
+        let verbs: Vec<Verb> = bench.asked().into_iter().map(|(_, verb)| verb).collect();
+        assert_eq!(verbs, [Verb::Peek, Verb::Peek]);
+    }
+    // Somebody else is not held up by it, nor is alice once there is room.
+    assert!(bench.decide(Verb::Check, &facts! { "user" => "bob" }).await.allowed());
+    assert_eq!(bench.asked().len(), 2, "one trip");
+    let narrow = &bench.store.remote().servers["narrow"].store;
+    let toll = bench.policy.toll(Verb::Check, &facts! { "user" => "alice" }, 1).unwrap();
+    assert!(narrow.forget(toll.get(1).key));
+    assert!(bench.check().await.allowed());
+    assert_eq!(bench.asked().len(), 4, "a look, and what it costs");
+    assert_eq!(lock(&bench.store.remote().undone).len(), 1, "nothing else was charged in vain");
+}
+
+#[tokio::test]
+async fn a_limit_that_grants_nothing_is_known_to_refuse() {
+    let mut bench = Bench::new(&[("wide", 10, Deny), ("narrow", 1, Deny)]);
+    let limits = vec![
+        Limit::new("wide", Quota::per_day(10)).by("user"),
+        Limit::new("narrow", tollkeeper_core::Allowance::Nothing).by("user"),
+    ];
+    bench.policy = Arc::new(Policy::new(limits).unwrap());
+    assert!(!bench.check().await.allowed());
+    assert!(bench.asked().iter().all(|(_, verb)| *verb == Verb::Peek));
+}
+
+#[tokio::test]
+async fn a_dead_server_concerns_its_own_limits_only() {
+    for policy in [Allow, Local, Deny] {
+        let bench = Bench::new(&[("well", 2, Deny), ("dead", 10, policy)]);
+        bench.mood("dead", Mood::Dead);
+        for number in 0..3 {
+            let decision = bench.check().await;
+            assert_eq!(decision.allowed(), policy != Deny && number < 2, "{policy:?} {number}");
+            let by = |name| decision.limit(name).unwrap().degraded();
+            assert_eq!((by("well"), by("dead")), (None, Some(policy)));
+            assert_eq!(decision.charge(), None, "a degraded admission has none");
+        }
+        let refused = if policy == Deny { 3 } else { 0 };
+        let left = if policy == Deny { 2 } else { 0 };
+        assert_eq!(
+            bench.remains("well", refused).await,
+            left,
+            "{policy:?}: what was charged in vain is back"
+        );
+        let local = bench.store.0.local.clone();
+        let toll = bench.policy.toll(Verb::Usage, &facts! { "user" => "alice" }, 1).unwrap().part(&[1]);
+        let held = Decision::new(toll.clone(), local.decide(&toll)).limit("dead").unwrap().outcome();
+        // The third was refused by the store, so it is not counted here either.
+        assert_eq!(10 - held.remaining, if policy == Local { 2 } else { 0 }, "{policy:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_dead_server_is_not_asked_for_a_while_and_the_others_are() {
+    let bench = Bench::new(&[("well", 100, Deny), ("dead", 100, Allow)]);
+    bench.mood("dead", Mood::Dead);
+    for _ in 0..20 {
+        assert!(bench.check().await.allowed());
+    }
+    let asked = bench.asked();
+    let count = |name: &str| asked.iter().filter(|(asked, _)| asked == name).count();
+    assert_eq!((count("well"), count("dead")), (20, 5));
+}
+
+#[test]
+fn what_was_refused_is_remembered_for_so_many_keys() {
+    let bench = Bench::new(&[("one", 1, Deny), ("two", 1, Deny)]);
+    let refused = &bench.store.0.refused;
+    let of = |user: usize| {
+        let user = user.to_string();
+        bench.policy.toll(Verb::Check, &facts! { "user" => &user }, 1).unwrap()
+    };
+    let ruling = {
+        let mut ruling = Ruling::default();
+        ruling.push(Said::Nothing);
+        ruling
+    };
+    for user in 0..5 * REMEMBERED {
+        let part = Part { server: Server::default(), toll: of(user).part(&[0]), places: vec![0], id: 0 };
+        refused.remember(&[(part, ruling.clone())]);
+        assert!(refused.any(&of(user)));
+    }
+    assert!(!refused.any(&of(0)), "the oldest are forgotten");
+    assert!(refused.any(&of(5 * REMEMBERED - REMEMBERED)), "and not all at once");
+    assert!(lock(&refused.keys).iter().all(|keys| keys.len() <= REMEMBERED));
+    refused.forget(&of(5 * REMEMBERED - 1));
+    assert!(!refused.any(&of(5 * REMEMBERED - 1)));
+}
