@@ -111,7 +111,7 @@ fn what_is_wrong_with_a_check_is_said_by_code_message_and_place() {
         (r#"{"facts":"user"}"#, "invalid_fact", Some("facts"), "an object of names and values"),
         (r#"{"facts":[["user","alice"]]}"#, "invalid_fact", Some("facts"), "an object of names and values"),
         (&deep, "invalid_fact", Some("facts"), "an object of names and values"),
-        (&deeper, "invalid_fact", Some("facts.a"), "not a list or an object"),
+        (&deeper, "invalid_fact", Some("facts.a"), "an object is a hash of 32 hexadecimal digits"),
         (r#"{"facts":{"user":null}}"#, "invalid_fact", Some("facts.user"), "leave the fact out"),
         (r#"{"facts":{"user":["alice"]}}"#, "invalid_fact", Some("facts.user"), "not a list or an object"),
         (r#"{"facts":{"user":{"id":7}}}"#, "invalid_fact", Some("facts.user"), "not a list or an object"),
