@@ -5,9 +5,9 @@
 
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Map, Value};
-use tollkeeper_server::transport::http::request::{Ask, MAX_BATCH, read_batch};
-use tollkeeper_server::transport::http::error::ApiError;
 use tollkeeper_server::json::{self, Kind, Malformed, Reader, Writer};
+use tollkeeper_server::transport::http::error::ApiError;
+use tollkeeper_server::transport::http::request::{Ask, MAX_BATCH, read_batch};
 
 /// How deep our reader follows; the other goes down to 128.
 const DEPTH: usize = 32;
