@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tollkeeper::Correction;
 use tollkeeper_core::algorithm::{self, Effect, Seen, State, Step, concurrency};
 use tollkeeper_core::charge::{Item, ItemKey};
-use tollkeeper_core::{Algorithm, Change, Charge, Due, Fix, Ruling, Said, Slot, Time, Toll};
+use tollkeeper_core::{Algorithm, Change, Charge, Due, Fix, LimitReply, Reply, Slot, Time, Toll};
 
 /// States by the bytes of their key.
 #[derive(Clone, Debug, Default)]
@@ -18,20 +18,20 @@ pub struct Reference {
 
 impl Reference {
     /// Decides a toll.
-    pub fn decide(&mut self, toll: &Toll, now: Time, id: u64) -> Ruling {
+    pub fn decide(&mut self, toll: &Toll, now: Time, id: u64) -> Reply {
         let charging = toll.verb().charges();
         let dues: Vec<Due<'_>> = toll.dues().collect();
         let steps: Vec<Step> = dues.iter().map(|due| due.step(self.seen(due), now)).collect();
         let admitted = dues.iter().zip(&steps).all(|(due, step)| step.allowed || !due.enforced());
-        let mut ruling = Ruling::new(now, if charging { id } else { 0 });
+        let mut ruling = Reply::new(now, if charging { id } else { 0 });
         for (due, step) in dues.iter().zip(steps) {
             let charged = charging && admitted && step.allowed && due.cost > 0;
             ruling.push(match step.effect {
                 Effect::SlidingLog(_) => {
                     let outcome = due.outcome(self.seen(due), now, &step, charged);
-                    Said::Outcome { outcome, mark: step.effect.mark() }
+                    LimitReply::Outcome { outcome, mark: step.effect.mark() }
                 }
-                _ => Said::Step { step, charged },
+                _ => LimitReply::Step { step, charged },
             });
             if charged || charging && step.effect.moved() {
                 let state = self.states.remove(&due.key.to_bytes()).map(|(state, _)| state);

@@ -10,7 +10,7 @@ use tollkeeper::Correction;
 use tollkeeper::store::redis::keys::{Format, Names};
 use tollkeeper::store::redis::script::Script;
 use tollkeeper::store::redis::state;
-use tollkeeper::store::redis::wire::{self, Asked, Batch, Call, Handling, Nonce, Value};
+use tollkeeper::store::redis::wire::{self, Batch, Call, EncodedToll, Handling, Nonce, Value};
 use tollkeeper_core::{
     Algorithm, Allowance, Charge, Costs, Decision, Key, Limit, Missing, Mode, Policy, Quota, Rate, Slot,
     Span, Time, Toll, Verb, facts,
@@ -145,7 +145,7 @@ impl<'c> Pair<'c> {
         let mut asked = Vec::new();
         for toll in &tolls {
             self.ids += 1;
-            asked.push(Asked::new(toll, self.ids, |due| self.names.state(due.key)));
+            asked.push(EncodedToll::new(toll, self.ids, |due| self.names.state(due.key)));
         }
         let first = self.ids + 1 - tolls.len() as u64;
         let batch = Batch::new(asked, Nonce::new(0xFEDC_BA98_7654_3210));

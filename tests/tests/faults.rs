@@ -12,8 +12,8 @@ use tollkeeper::config::StoreUrl;
 use tollkeeper::store::redis::wire::Value;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
-    Answer, Asked, BreakerSettings, Charge, Correction, Costs, Decision, FailureKind, Fix, Key, Limit,
-    Limiter, MemoryStore, Policy, Quota, Remote, Resilient, ResilientSettings, Ruling, Slot, Span, Toll,
+    BreakerSettings, Charge, Correction, Costs, Decision, FailureKind, Fix, Key, Limit, Limiter, MemoryStore,
+    Policy, Quota, Remote, RemoteResult, Reply, Resilient, ResilientSettings, Slot, Span, StoreFuture, Toll,
     facts,
 };
 use tollkeeper_tests::cluster::Cluster;
@@ -726,9 +726,9 @@ async fn mutant_a_store_that_sends_again_after_a_timeout_is_found_out() {
 struct SendsAgain(RedisStore);
 
 impl Remote for SendsAgain {
-    fn decide(&self, toll: &Toll) -> Answer<'_, Asked<Ruling>> {
+    fn decide(&self, toll: &Toll) -> StoreFuture<'_, RemoteResult<Reply>> {
         let (toll, first) = (toll.clone(), self.0.decide(toll));
-        Answer::Later(Box::pin(async move {
+        StoreFuture::Later(Box::pin(async move {
             match tokio::time::timeout(Duration::from_millis(200), first).await {
                 Ok(Ok(ruling)) => Ok(ruling),
                 _ => self.0.decide(&toll).await,
@@ -736,19 +736,23 @@ impl Remote for SendsAgain {
         }))
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Asked<Correction>> {
+    fn correct<'a>(
+        &'a self,
+        charge: &'a Charge,
+        fixes: &'a [Fix],
+    ) -> StoreFuture<'a, RemoteResult<Correction>> {
         self.0.correct(charge, fixes)
     }
 
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
+    fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {
         self.0.release(slot)
     }
 
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
+    fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {
         self.0.renew(slot)
     }
 
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Asked<bool>> {
+    fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, RemoteResult<bool>> {
         self.0.forget(key)
     }
 
@@ -756,7 +760,7 @@ impl Remote for SendsAgain {
         self.0.seal_charge(charge)
     }
 
-    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Charge>>> {
+    fn open_charge<'a>(&'a self, text: &'a str) -> StoreFuture<'a, RemoteResult<Option<Charge>>> {
         self.0.open_charge(text)
     }
 
@@ -764,7 +768,7 @@ impl Remote for SendsAgain {
         self.0.seal_slot(slot)
     }
 
-    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Slot>>> {
+    fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, RemoteResult<Option<Slot>>> {
         self.0.open_slot(text)
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tollkeeper::store::redis::keys::{Format, Names};
 use tollkeeper::store::redis::script::{self, Kinds, Script};
-use tollkeeper::store::redis::wire::{Asked, Batch, Nonce, Value};
+use tollkeeper::store::redis::wire::{Batch, EncodedToll, Nonce, Value};
 use tollkeeper_core::{Algorithm, Decision, Limit, Policy, Quota, Time, Verb, facts};
 use tollkeeper_tests::cases::{Case, Kind};
 use tollkeeper_tests::fold::{self, History};
@@ -169,7 +169,7 @@ fn time_differs(client: &mut Client, mutate: fn(String) -> String) -> Option<Str
     let names = Names::new("tk", Format::Readable);
     let policy = Arc::new(Policy::new(vec![Limit::new("all", Quota::per_minute(5))]).expect("valid"));
     let toll = policy.toll(Verb::Check, &facts! {}, 1).expect("valid");
-    let batch = Batch::new(vec![Asked::new(&toll, 1, |due| names.state(due.key))], Nonce::default());
+    let batch = Batch::new(vec![EncodedToll::new(&toll, 1, |due| names.state(due.key))], Nonce::default());
     let call = batch.call();
     let script = Script::of(mutate(call.script.text().to_owned()));
     let before = server_time(client);

@@ -78,7 +78,7 @@ async fn widest_tolls_are_decided_and_wider_ones_not_sent() {
     for round in 0..48 {
         let limiter = limiter.clone();
         decisions.spawn(async move {
-            let mut joint = limiter.joint();
+            let mut joint = limiter.multi_request();
             for user in ["alice", "bob"] {
                 joint.add(&facts! { "user" => format!("{user}-{}", round % 8) }, 1).expect("256 dues");
             }
@@ -89,7 +89,7 @@ async fn widest_tolls_are_decided_and_wider_ones_not_sent() {
     assert!(decisions.iter().all(|decision| decision.degraded().is_none()));
     assert_eq!(decisions.iter().filter(|decision| decision.allowed()).count(), 5 * 8);
 
-    let mut wider = limiter.joint();
+    let mut wider = limiter.multi_request();
     let added = ["alice", "bob", "carol"].map(|user| wider.add(&facts! { "user" => user }, 1).map(drop));
     assert_eq!(added, [Ok(()), Ok(()), Err(InvalidRequest::TooManyDues)]);
     assert_eq!(store.breaker(), BreakerState::Closed);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tollkeeper::store::redis::keys::{Format, Names};
-use tollkeeper::store::redis::wire::{Asked, Batch, Nonce};
+use tollkeeper::store::redis::wire::{Batch, EncodedToll, Nonce};
 use tollkeeper_core::{Algorithm, Decision, Limit, Policy, Quota, Verb, facts};
 use tollkeeper_tests::cases::{Case, Kind};
 use tollkeeper_tests::fold::{self, History};
@@ -134,7 +134,7 @@ fn foreign_values_are_none_and_are_overwritten() {
             client.text(&value.replace('$', &names.state(due.key)));
         }
         for left in [4, 3] {
-            let asked = || Asked::new(&toll, 7, |due| names.state(due.key));
+            let asked = || EncodedToll::new(&toll, 7, |due| names.state(due.key));
             let batch = Batch::new(vec![asked()], Nonce::default());
             let call = batch.call();
             let keys: Vec<&[u8]> = call.keys.iter().map(String::as_bytes).collect();

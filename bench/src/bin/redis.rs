@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, json};
 use tollkeeper::store::redis::keys::{Format, Names};
 use tollkeeper::store::redis::script::Script;
-use tollkeeper::store::redis::wire::{Asked, Batch, Nonce, Value};
+use tollkeeper::store::redis::wire::{EncodedToll, Batch, Nonce, Value};
 use tollkeeper::{Algorithm, Limit, Policy, Quota, Toll, Verb, facts};
 use tollkeeper_bench::report::{self, Want};
 use tollkeeper_tests::redis::{self, Client, Server};
@@ -134,7 +134,7 @@ fn batches(limits: usize, size: usize, keys: usize) -> Vec<Vec<Vec<u8>>> {
         policy.toll(Verb::Check, &facts! { "user" => &*user }, 1).expect("valid")
     };
     let batch = |first: usize| {
-        let asked = |check| Asked::new(&toll(check), 1, |due| names.state(due.key));
+        let asked = |check| EncodedToll::new(&toll(check), 1, |due| names.state(due.key));
         let batch = Batch::new((first..first + size).map(asked).collect(), Nonce::new(first as u64));
         let keys: Vec<Vec<u8>> = batch.call().keys.iter().map(|key| key.clone().into_bytes()).collect();
         command(batch.call().script, &keys, &batch.call().args)
@@ -252,7 +252,7 @@ fn memory(algorithm: Algorithm, format: Format, units: u64, keys: usize) -> f64 
         let user = format!("{key:024}");
         let toll = policy.toll(verb, &facts! { "user" => &*user }, units).expect("valid");
         for id in 1..=times {
-            let batch = Batch::new(vec![Asked::new(&toll, id, |due| names.state(due.key))], Nonce::new(id));
+            let batch = Batch::new(vec![EncodedToll::new(&toll, id, |due| names.state(due.key))], Nonce::new(id));
             let call = batch.call();
             client.run(call.script, &[call.keys[0].as_bytes()], &[&call.args[0]]).expect("decided");
         }

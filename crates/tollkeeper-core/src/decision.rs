@@ -11,7 +11,7 @@ use crate::policy::Policy;
 use crate::policy::Rule;
 use crate::quota::Quota;
 use crate::time::{Span, Time};
-use crate::toll::{Due, InvalidRequest, Met, Request, Toll, Verb};
+use crate::toll::{Due, InvalidRequest, MatchedLimits, Toll, TollRequest, Verb};
 
 /// What one limit says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,15 +67,15 @@ pub enum Verdict {
 
 /// What a store says of a toll.
 #[derive(Clone, Debug, Default)]
-pub struct Ruling {
-    said: Inline<Said, 4>,
+pub struct Reply {
+    said: Inline<LimitReply, 4>,
     now: Time,
     id: u64,
 }
 
 /// What a store says of one limit.
 #[derive(Clone, Copy, Debug, Default)]
-pub enum Said {
+pub enum LimitReply {
     /// Nothing yet.
     #[default]
     Nothing,
@@ -102,23 +102,25 @@ pub enum Said {
     },
 }
 
-impl Said {
+impl LimitReply {
     /// Whether this limit lets the request pass.
     #[inline]
     pub fn allowed(&self) -> bool {
         match self {
-            Said::Nothing => false,
-            Said::Step { step, .. } => step.allowed,
-            Said::Outcome { outcome, .. } | Said::Degraded { outcome, .. } => outcome.allowed,
+            LimitReply::Nothing => false,
+            LimitReply::Step { step, .. } => step.allowed,
+            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.allowed,
         }
     }
 
     /// The numbers, for what was asked under this quota.
     pub fn outcome(&self, quota: &Quota, ask: &Ask) -> Outcome {
         match self {
-            Said::Nothing => Outcome::nothing(),
-            Said::Step { step, charged } => algorithm::outcome(quota, Seen::Nothing, ask, step, *charged),
-            Said::Outcome { outcome, .. } | Said::Degraded { outcome, .. } => *outcome,
+            LimitReply::Nothing => Outcome::nothing(),
+            LimitReply::Step { step, charged } => {
+                algorithm::outcome(quota, Seen::Nothing, ask, step, *charged)
+            }
+            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => *outcome,
         }
     }
 
@@ -126,36 +128,36 @@ impl Said {
     pub fn outcome_at(&self, due: &Due<'_>, now: Time) -> Outcome {
         match self {
             // The due knows what a cost of 0 changes.
-            Said::Step { step, charged } => due.outcome(Seen::Nothing, now, step, *charged),
+            LimitReply::Step { step, charged } => due.outcome(Seen::Nothing, now, step, *charged),
             said => said.outcome(due.quota, &due.ask(now)),
         }
     }
 
     /// Who answered in place of the store, if it did not.
     pub fn degraded(&self) -> Option<OnStoreFailure> {
-        if let Said::Degraded { by, .. } = self { Some(*by) } else { None }
+        if let LimitReply::Degraded { by, .. } = self { Some(*by) } else { None }
     }
 
     /// Whether the key shares its state with others: a step is only kept for one that does not.
     fn overflow(&self) -> bool {
-        matches!(self, Said::Outcome { outcome, .. } | Said::Degraded { outcome, .. } if outcome.overflow)
+        matches!(self, LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } if outcome.overflow)
     }
 
     /// Where the admission was entered: tick, stamp or window.
     pub fn mark(&self) -> u64 {
         match self {
-            Said::Nothing | Said::Degraded { .. } => 0,
-            Said::Step { step, .. } => step.effect.mark(),
-            Said::Outcome { mark, .. } => *mark,
+            LimitReply::Nothing | LimitReply::Degraded { .. } => 0,
+            LimitReply::Step { step, .. } => step.effect.mark(),
+            LimitReply::Outcome { mark, .. } => *mark,
         }
     }
 }
 
-impl Ruling {
+impl Reply {
     /// Nothing said yet, at this time of the store; admissions will carry this number.
     #[inline]
-    pub fn new(now: Time, id: u64) -> Ruling {
-        Ruling { said: Inline::default(), now, id }
+    pub fn new(now: Time, id: u64) -> Reply {
+        Reply { said: Inline::default(), now, id }
     }
 
     /// The time of the store, and the number that admissions will carry.
@@ -166,7 +168,7 @@ impl Ruling {
 
     /// Where to write what each of so many limits says.
     #[inline]
-    pub fn say(&mut self, limits: usize) -> &mut [Said] {
+    pub fn say(&mut self, limits: usize) -> &mut [LimitReply] {
         self.said.resize(limits);
         &mut self.said
     }
@@ -182,13 +184,13 @@ impl Ruling {
     }
 
     /// What each limit says, in the order of the toll.
-    pub fn said(&self) -> &[Said] {
+    pub fn said(&self) -> &[LimitReply] {
         &self.said
     }
 
     /// What the next limit of the toll says.
     #[inline]
-    pub fn push(&mut self, said: Said) {
+    pub fn push(&mut self, said: LimitReply) {
         self.said.push(said);
     }
 }
@@ -202,7 +204,7 @@ pub struct Decision(Box<Case>);
 #[derive(Clone, Debug)]
 struct Case {
     toll: Toll,
-    ruling: Ruling,
+    ruling: Reply,
     allowed: bool,
 }
 
@@ -218,7 +220,7 @@ impl Case {
 impl Decision {
     /// Draws the conclusion from what each limit says: all that are enforced must allow.
     #[inline]
-    pub fn new(toll: Toll, ruling: Ruling) -> Decision {
+    pub fn new(toll: Toll, ruling: Reply) -> Decision {
         let mut case = Box::new(Case { toll, ruling, allowed: false });
         case.conclude();
         Decision(case)
@@ -228,13 +230,13 @@ impl Decision {
     #[inline]
     pub fn make(
         policy: Arc<Policy>,
-        request: &Request<'_>,
-        decide: impl FnOnce(&Toll, &mut Ruling),
+        request: &TollRequest<'_>,
+        decide: impl FnOnce(&Toll, &mut Reply),
     ) -> Result<Decision, InvalidRequest> {
         // `Box::new` would make it on the stack and copy all of it.
         let mut case = Box::write(
             Box::new_uninit(),
-            Case { toll: Toll::new(policy, request.verb), ruling: Ruling::default(), allowed: false },
+            Case { toll: Toll::new(policy, request.verb), ruling: Reply::default(), allowed: false },
         );
         case.toll.add_request(request)?;
         decide(&case.toll, &mut case.ruling);
@@ -270,18 +272,18 @@ impl Decision {
     }
 
     /// The limit that decides: of a refusal the one to wait longest for, of an admission the scarcest.
-    pub fn binding(&self) -> Option<Answer<'_>> {
+    pub fn binding(&self) -> Option<LimitDecision<'_>> {
         self.conclusion().1
     }
 
     /// What each limit that applied says, in the order of the policy.
     #[inline]
-    pub fn limits(&self) -> impl ExactSizeIterator<Item = Answer<'_>> + Clone {
+    pub fn limits(&self) -> impl ExactSizeIterator<Item = LimitDecision<'_>> + Clone {
         (0..self.0.toll.len()).map(|place| self.answer(place))
     }
 
     /// What the limit of that name says, if it applied.
-    pub fn limit(&self, name: &str) -> Option<Answer<'_>> {
+    pub fn limit(&self, name: &str) -> Option<LimitDecision<'_>> {
         self.limits().find(|answer| answer.name() == name)
     }
 
@@ -297,7 +299,7 @@ impl Decision {
 
     /// Who answered in place of the store, if it did not: of several the strictest.
     pub fn degraded(&self) -> Option<OnStoreFailure> {
-        self.0.ruling.said.iter().filter_map(Said::degraded).max_by_key(|by| match by {
+        self.0.ruling.said.iter().filter_map(LimitReply::degraded).max_by_key(|by| match by {
             OnStoreFailure::Allow => 0,
             OnStoreFailure::Local => 1,
             OnStoreFailure::Deny => 2,
@@ -306,15 +308,19 @@ impl Decision {
 
     /// What follows for one of several sets of facts, if it were alone: its verdict, and the limit that decides it,
     /// with what people are told of it.
-    pub fn of(&self, met: &Met) -> (Verdict, Option<(Answer<'_>, Outcome)>) {
+    pub fn of(&self, met: &MatchedLimits) -> (Verdict, Option<(LimitDecision<'_>, Outcome)>) {
         conclude(met.places().map(|place| self.answer(place)))
     }
 
     /// A receipt as if all of this had been paid now, under a number of the caller's: it gives back what was paid
     /// earlier without one, as far as the states still hold it. It is void in a moment.
     pub fn as_if_paid(&self, id: u64) -> Option<Charge> {
-        let paid = |Answer { due, .. }: &Answer<'_>| due.cost > 0 && due.quota.count() > 0 && !due.is_slot();
-        let item = |Answer { due, said, .. }: Answer<'_>| Item::new(&due, said.mark(), said.overflow());
+        let paid = |LimitDecision { due, .. }: &LimitDecision<'_>| {
+            due.cost > 0 && due.quota.count() > 0 && !due.is_slot()
+        };
+        let item = |LimitDecision { due, said, .. }: LimitDecision<'_>| {
+            Item::new(&due, said.mark(), said.overflow())
+        };
         let items: Vec<Item> = self.limits().filter(paid).map(item).collect();
         // Nobody sees it who could use it twice: that it was used need not be remembered for longer.
         (!items.is_empty()).then(|| Charge::new(id, self.0.ruling.now, Some(Span::from_secs(1)), items))
@@ -337,17 +343,20 @@ impl Decision {
     /// place of the store only slots are held: they are given back like others.
     fn entered(&self, slots: bool) -> impl Iterator<Item = Item> {
         let by = self.degraded();
-        let here = move |said: &Said| by.is_none() || slots && said.degraded() == Some(OnStoreFailure::Local);
+        let here =
+            move |said: &LimitReply| by.is_none() || slots && said.degraded() == Some(OnStoreFailure::Local);
         let charged = self.0.allowed && self.0.toll.verb().charges();
-        let entered = move |Answer { due, said, .. }: &Answer<'_>| {
+        let entered = move |LimitDecision { due, said, .. }: &LimitDecision<'_>| {
             charged && here(said) && said.allowed() && due.cost > 0 && due.is_slot() == slots
         };
-        let item = |Answer { due, said, .. }: Answer<'_>| Item::new(&due, said.mark(), said.overflow());
+        let item = |LimitDecision { due, said, .. }: LimitDecision<'_>| {
+            Item::new(&due, said.mark(), said.overflow())
+        };
         self.limits().filter(entered).map(item)
     }
 
     /// [`Decision::verdict`] and [`Decision::binding`], for who wants both: they are computed together.
-    pub fn conclusion(&self) -> (Verdict, Option<Answer<'_>>) {
+    pub fn conclusion(&self) -> (Verdict, Option<LimitDecision<'_>>) {
         let (verdict, binding) = conclude(self.limits());
         debug_assert_eq!(
             self.0.allowed,
@@ -359,26 +368,32 @@ impl Decision {
 
     /// The limit that headers tell of: the one that decides, or where that one may not be shown or has not
     /// counted, the one that would decide without it; and what people are told of it.
-    pub fn shown(&self) -> Option<(Answer<'_>, Outcome)> {
+    pub fn shown(&self) -> Option<(LimitDecision<'_>, Outcome)> {
         shown(self.limits())
     }
 
     #[inline]
-    fn answer(&self, place: usize) -> Answer<'_> {
-        Answer { due: self.0.toll.get(place), said: &self.0.ruling.said[place], now: self.0.ruling.now }
+    fn answer(&self, place: usize) -> LimitDecision<'_> {
+        LimitDecision {
+            due: self.0.toll.get(place),
+            said: &self.0.ruling.said[place],
+            now: self.0.ruling.now,
+        }
     }
 }
 
 /// As [`Decision::shown`], of limits that were decided without one.
 #[inline]
-pub fn shown<'d>(answers: impl Iterator<Item = Answer<'d>>) -> Option<(Answer<'d>, Outcome)> {
+pub fn shown<'d>(answers: impl Iterator<Item = LimitDecision<'d>>) -> Option<(LimitDecision<'d>, Outcome)> {
     conclude(answers.filter(|answer| answer.due.rule.shown() && answer.counted())).1
 }
 
 /// What follows from what each limit says, and which one decides it: those that are enforced must all allow.
-pub fn conclude<'d>(answers: impl Iterator<Item = Answer<'d>>) -> (Verdict, Option<(Answer<'d>, Outcome)>) {
+pub fn conclude<'d>(
+    answers: impl Iterator<Item = LimitDecision<'d>>,
+) -> (Verdict, Option<(LimitDecision<'d>, Outcome)>) {
     let mut verdict = Verdict::Allow { delay: Span::ZERO };
-    let mut binding: Option<(Answer<'_>, Outcome)> = None;
+    let mut binding: Option<(LimitDecision<'_>, Outcome)> = None;
     for answer in answers.filter(|answer| answer.due.enforced()) {
         let outcome = answer.outcome();
         verdict = match (verdict, outcome.retry) {
@@ -404,17 +419,17 @@ pub fn conclude<'d>(answers: impl Iterator<Item = Answer<'d>>) -> (Verdict, Opti
 
 /// What one limit says in a decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Answer<'d> {
+pub struct LimitDecision<'d> {
     due: Due<'d>,
-    said: &'d Said,
+    said: &'d LimitReply,
     now: Time,
 }
 
-impl<'d> Answer<'d> {
+impl<'d> LimitDecision<'d> {
     /// What was said of a due at that time.
     #[inline]
-    pub fn new(due: Due<'d>, said: &'d Said, now: Time) -> Answer<'d> {
-        Answer { due, said, now }
+    pub fn new(due: Due<'d>, said: &'d LimitReply, now: Time) -> LimitDecision<'d> {
+        LimitDecision { due, said, now }
     }
 
     /// The time on the store's clock.
@@ -455,18 +470,18 @@ impl<'d> Answer<'d> {
     /// [`Outcome::remaining`] and nothing else, which is cheaper.
     pub fn remaining(&self) -> u64 {
         match self.said {
-            Said::Nothing => 0,
-            Said::Step { step, charged } => self.due.remaining(self.now, step, *charged),
-            Said::Outcome { outcome, .. } | Said::Degraded { outcome, .. } => outcome.remaining,
+            LimitReply::Nothing => 0,
+            LimitReply::Step { step, charged } => self.due.remaining(self.now, step, *charged),
+            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.remaining,
         }
     }
 
     /// [`Outcome::limit`] and nothing else.
     pub fn granted(&self) -> u64 {
         match self.said {
-            Said::Nothing => 0,
-            Said::Step { .. } => self.due.quota.limit(),
-            Said::Outcome { outcome, .. } | Said::Degraded { outcome, .. } => outcome.limit,
+            LimitReply::Nothing => 0,
+            LimitReply::Step { .. } => self.due.quota.limit(),
+            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.limit,
         }
     }
 

@@ -29,7 +29,7 @@ pub mod time;
 pub mod toll;
 
 pub use charge::{Change, Charge, Costs, Fix, Slot};
-pub use decision::{Answer, Decision, Outcome, Retry, Ruling, Said, Verdict};
+pub use decision::{Decision, LimitDecision, LimitReply, Outcome, Reply, Retry, Verdict};
 pub use facts::{DeclaredFact, Facts, InvalidFact, Value};
 pub use key::Key;
 pub use limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
@@ -39,4 +39,4 @@ pub use reason::Reason;
 pub use siphash::Secret;
 pub use status::StatusSet;
 pub use time::{Span, Time};
-pub use toll::{Due, InvalidRequest, Met, Toll, Verb};
+pub use toll::{Due, InvalidRequest, MatchedLimits, Toll, Verb};

@@ -2,14 +2,14 @@
 
 use core::fmt;
 
-use crate::decision::{Answer, Decision, Retry};
+use crate::decision::{Decision, LimitDecision, Retry};
 use crate::limit::{Missing, OnStoreFailure};
 use crate::quota::{Algorithm, Quota};
 use crate::time::Span;
 
 /// The sentence of a refusal: what the limit that binds allows, and what the request has to do.
 #[derive(Clone, Copy, Debug)]
-pub struct Reason<'d>(Answer<'d>);
+pub struct Reason<'d>(LimitDecision<'d>);
 
 impl Decision {
     /// Why the request was refused; nothing if it passes.
@@ -135,7 +135,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::decision::{Outcome, Ruling, Said};
+    use crate::decision::{LimitReply, Outcome, Reply};
     use crate::facts::Facts;
     use crate::limit::Limit;
     use crate::policy::Policy;
@@ -147,8 +147,8 @@ mod tests {
     /// The sentence for a request of this cost that is told to come again like this.
     fn check(limit: Limit, facts: &Facts<'_>, cost: u64, outcome: Outcome, expected: &str) {
         let toll = Arc::new(Policy::new(vec![limit]).unwrap()).toll(Verb::Acquire, facts, cost).unwrap();
-        let mut ruling = Ruling::new(Time::from_micros(0), 1);
-        ruling.push(Said::Outcome { outcome, mark: 0 });
+        let mut ruling = Reply::new(Time::from_micros(0), 1);
+        ruling.push(LimitReply::Outcome { outcome, mark: 0 });
         let decision = Decision::new(toll, ruling);
         assert_eq!(decision.reason().map(|reason| reason.to_string()).as_deref(), Some(expected));
     }
@@ -243,8 +243,8 @@ mod tests {
             let limit = Limit::new("per-user", rate(100, 60)).by("user");
             let policy = Arc::new(Policy::new(vec![limit]).unwrap());
             let toll = policy.toll(Verb::Check, &facts! { "user" => "alice" }, 1).unwrap();
-            let mut ruling = Ruling::new(Time::from_micros(0), 1);
-            ruling.push(Said::Degraded { by, outcome });
+            let mut ruling = Reply::new(Time::from_micros(0), 1);
+            ruling.push(LimitReply::Degraded { by, outcome });
             Decision::new(toll, ruling).reason().unwrap().to_string()
         };
         assert_eq!(

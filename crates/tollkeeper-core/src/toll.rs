@@ -86,9 +86,9 @@ impl Entry {
 
 /// The limits that one of several sets of facts has met, by their places in the toll.
 #[derive(Clone, Debug, Default)]
-pub struct Met(Inline<u32, 4>);
+pub struct MatchedLimits(Inline<u32, 4>);
 
-impl Met {
+impl MatchedLimits {
     pub(crate) fn places(&self) -> impl Iterator<Item = usize> {
         self.0.iter().map(|place| *place as usize)
     }
@@ -112,7 +112,7 @@ pub struct Due<'t> {
 
 /// What is asked of a policy.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct TollRequest<'a> {
     /// What the request wants.
     pub verb: Verb,
     /// What is known of it.
@@ -175,7 +175,7 @@ impl Toll {
 
     /// Adds what a request must pay.
     #[inline]
-    pub fn add_request(&mut self, request: &Request<'_>) -> Result<(), InvalidRequest> {
+    pub fn add_request(&mut self, request: &TollRequest<'_>) -> Result<(), InvalidRequest> {
         self.hold = request.hold;
         self.add(request.facts, request.cost)?;
         request.also.iter().try_for_each(|facts| self.add(facts, request.cost))
@@ -189,8 +189,8 @@ impl Toll {
     }
 
     /// As [`Toll::add`], saying which limits these facts meet.
-    pub fn meet(&mut self, facts: &Facts<'_>, cost: u64) -> Result<Met, InvalidRequest> {
-        let mut met = Met::default();
+    pub fn meet(&mut self, facts: &Facts<'_>, cost: u64) -> Result<MatchedLimits, InvalidRequest> {
+        let mut met = MatchedLimits::default();
         self.enter(facts, cost, |index| met.0.push(place(index)))?;
         Ok(met)
     }

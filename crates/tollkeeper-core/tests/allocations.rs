@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use tollkeeper_core::algorithm::Seen;
 use tollkeeper_core::{
-    Algorithm, Allowance, Decision, Facts, Limit, Missing, Mode, Policy, Quota, Ruling, Said, Time, Verb,
-    facts,
+    Algorithm, Allowance, Decision, Facts, Limit, LimitReply, Missing, Mode, Policy, Quota, Reply, Time,
+    Verb, facts,
 };
 
 /// The allocator of the system, counting what each thread asks of it: tests run side by side.
@@ -73,10 +73,10 @@ fn check<'f>(
     let before = COUNT.get();
     let facts = black_box(facts());
     let toll = black_box(policy.toll(Verb::Check, &facts, 1).expect("a valid request"));
-    let mut ruling = Ruling::new(now, 7);
+    let mut ruling = Reply::new(now, 7);
     for due in toll.dues() {
         let step = due.step(Seen::Nothing, now);
-        ruling.push(Said::Step { step, charged: step.allowed });
+        ruling.push(LimitReply::Step { step, charged: step.allowed });
     }
     let allocations = COUNT.get() - before;
     let decision = black_box(Decision::new(toll, ruling));

@@ -6,7 +6,7 @@
 mod prepared;
 
 use http::{HeaderMap, HeaderName, header};
-use tollkeeper::decision::{self, Answer};
+use tollkeeper::decision::{self, LimitDecision};
 use tollkeeper::http::HeaderDialect;
 use tollkeeper::{Decision, Outcome, Percent, Retry, Span};
 
@@ -119,7 +119,7 @@ pub fn write(decision: &Decision, dialects: &[HeaderDialect], jitter: &Jitter) -
 
 /// Those of a request that passes, because the only limit that was asked says this.
 #[inline]
-pub(crate) fn write_one(answer: Answer<'_>, dialects: &[HeaderDialect]) -> Written {
+pub(crate) fn write_one(answer: LimitDecision<'_>, dialects: &[HeaderDialect]) -> Written {
     match dialects {
         [] => Written::default(),
         _ => write_all(std::iter::once(answer), None, dialects),
@@ -132,7 +132,7 @@ pub fn insert(headers: &mut HeaderMap, decision: &Decision, dialects: &[HeaderDi
 }
 
 fn write_all<'d>(
-    answers: impl Iterator<Item = Answer<'d>> + Clone,
+    answers: impl Iterator<Item = LimitDecision<'d>> + Clone,
     wait: Option<u64>,
     dialects: &[HeaderDialect],
 ) -> Written {
@@ -218,10 +218,10 @@ impl Text {
     fn list<'d>(
         &mut self,
         mut separator: &str,
-        answers: impl Iterator<Item = Answer<'d>>,
-        item: fn(&mut Text, &Answer<'_>) -> bool,
+        answers: impl Iterator<Item = LimitDecision<'d>>,
+        item: fn(&mut Text, &LimitDecision<'_>) -> bool,
     ) {
-        let shown = |answer: &Answer<'_>| answer.due().enforced() && answer.rule().shown();
+        let shown = |answer: &LimitDecision<'_>| answer.due().enforced() && answer.rule().shown();
         for answer in answers.filter(shown) {
             let before = self.len();
             self.push(separator);
@@ -233,7 +233,7 @@ impl Text {
     }
 
     /// `"per-user";q=20;w=12`.
-    fn named_policy(&mut self, answer: &Answer<'_>) -> bool {
+    fn named_policy(&mut self, answer: &LimitDecision<'_>) -> bool {
         self.name(answer);
         self.pair(";q=", limit(answer));
         match answer.due().is_slot() {
@@ -244,7 +244,7 @@ impl Text {
     }
 
     /// `20;w=12`; slots have no window, which the older drafts demand.
-    fn policy(&mut self, answer: &Answer<'_>) -> bool {
+    fn policy(&mut self, answer: &LimitDecision<'_>) -> bool {
         if answer.due().is_slot() {
             return false;
         }
@@ -254,7 +254,7 @@ impl Text {
     }
 
     /// `"per-user";r=19;t=1`.
-    fn state(&mut self, answer: &Answer<'_>, outcome: &Outcome) {
+    fn state(&mut self, answer: &LimitDecision<'_>, outcome: &Outcome) {
         self.name(answer);
         self.pair(";r=", outcome.remaining);
         let until = match outcome.retry {
@@ -276,7 +276,7 @@ impl Text {
     }
 
     /// Names of limits have no character that a structured field would have to escape.
-    fn name(&mut self, answer: &Answer<'_>) {
+    fn name(&mut self, answer: &LimitDecision<'_>) {
         self.push("\"");
         self.push(answer.name());
         self.push("\"");
@@ -284,14 +284,14 @@ impl Text {
 }
 
 /// What a fresh key can take at once: a node that decides alone grants its share.
-fn limit(answer: &Answer<'_>) -> u64 {
+fn limit(answer: &LimitDecision<'_>) -> u64 {
     match answer.degraded() {
         None => answer.due().quota.limit(),
         Some(_) => answer.outcome().limit,
     }
 }
 
-fn window(answer: &Answer<'_>) -> u64 {
+fn window(answer: &LimitDecision<'_>) -> u64 {
     answer.due().quota.window().as_secs_ceil().max(1)
 }
 

@@ -66,7 +66,7 @@ fn refusal_body(status: StatusCode, decision: &Decision) -> String {
         push_text(&mut body, &reason.to_string());
     }
     body.push_str(",\"violated-policies\":[");
-    let violated = |answer: &tollkeeper::decision::Answer<'_>| {
+    let violated = |answer: &tollkeeper::decision::LimitDecision<'_>| {
         may_tell && answer.due().enforced() && answer.rule().shown() && !answer.allowed()
     };
     for (index, answer) in decision.limits().filter(violated).enumerate() {

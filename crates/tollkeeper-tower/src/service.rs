@@ -10,7 +10,7 @@ use http::request::Parts;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
-use tollkeeper::decision::Answer;
+use tollkeeper::decision::LimitDecision;
 use tollkeeper::{Acquire, Acquired, Decision, InvalidRequest, Limiter};
 use tower_service::Service;
 
@@ -317,7 +317,7 @@ impl Passed {
 
 /// Gives back what the status of an answer decides to give back.
 fn give_back(limiter: &Limiter, decision: &Decision, status: u16) {
-    let gives_back = |answer: &Answer<'_>| answer.rule().gives_back(status);
+    let gives_back = |answer: &LimitDecision<'_>| answer.rule().gives_back(status);
     let names: Vec<String> =
         decision.limits().filter(gives_back).map(|answer| answer.name().to_owned()).collect();
     if names.is_empty() {

@@ -8,7 +8,7 @@ use std::thread::LocalKey;
 
 use tollkeeper::http::{HeaderDialect, HttpFact, HttpSettings};
 use tollkeeper::single_limit::Lone;
-use tollkeeper::thread_cached::{Current, Shareable, Shares};
+use tollkeeper::thread_cached::{Shareable, Shares, ThreadCached};
 use tollkeeper::{Algorithm, Limiter, Mode, Percent, Policy};
 
 use crate::facts::Reader;
@@ -85,7 +85,7 @@ impl Shareable for Prepared {
 /// What is in force, for all who read requests for one limiter: all clones of a layer, or all connections of a
 /// server that gateways ask.
 #[derive(Debug)]
-pub struct InForce(Current<Prepared>);
+pub struct InForce(ThreadCached<Prepared>);
 
 impl InForce {
     /// These settings, for the policy of this limiter.
@@ -95,7 +95,7 @@ impl InForce {
     /// If a route is no path pattern, or a fact is to be normalised by NFKC without the feature `nfkc`; likewise
     /// wherever settings are replaced.
     pub fn new(settings: Settings, limiter: &Limiter) -> InForce {
-        InForce(Current::new(Prepared::new(settings, &limiter.policy())))
+        InForce(ThreadCached::new(Prepared::new(settings, &limiter.policy())))
     }
 
     /// What is in force: the policy, and what was prepared for it.

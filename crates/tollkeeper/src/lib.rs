@@ -242,10 +242,10 @@ mod sync;
 pub mod thread_cached;
 
 pub use clock::{Clock, ManualClock, Sleep};
-pub use limiter::ad_hoc::Meter;
+pub use limiter::ad_hoc::AdHocLimits;
 pub use limiter::builder::{Backend, BuildError, Builder};
 pub use limiter::handle::{Handle, HandleError, Layers, Passage, Passages};
-pub use limiter::multi_request::Joint;
+pub use limiter::multi_request::MultiRequest;
 pub use limiter::observer::{Observer, Op};
 pub use limiter::operation::Operation;
 pub use limiter::single_limit;
@@ -254,8 +254,8 @@ pub use limiter::{Acquire, Acquired, Acquiring, Deciding, ForgetError, Limiter, 
 pub use percent::Percent;
 pub use store::memory::{Capacity, MemoryStore, Restored, SnapshotError, SnapshotStatus, Snapshots};
 #[cfg(feature = "redis")]
-pub use store::remote::{Asked, Failure, FailureKind, Part, Remote, Server, Split};
+pub use store::remote::{Failure, FailureKind, PartialToll, Remote, RemoteResult, Server, Split};
 #[cfg(feature = "redis")]
 pub use store::resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
-pub use store::{Answer, Correction, Store, Unavailable};
+pub use store::{Correction, Store, StoreFuture, Unavailable};
 pub use tollkeeper_core::*;

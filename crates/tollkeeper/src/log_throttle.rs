@@ -6,13 +6,13 @@ use tollkeeper_core::Time;
 
 /// A line, and when it was written.
 #[derive(Debug, Default)]
-pub(crate) struct Line {
+pub(crate) struct LogThrottle {
     /// When it was last written, in seconds, and how often it was not since.
     written: AtomicU64,
     silent: AtomicU64,
 }
 
-impl Line {
+impl LogThrottle {
     /// Writes it, with how often it was not written since, unless it was in this second.
     pub(crate) fn write(&self, now: Time, write: impl FnOnce(u64)) {
         let second = now.as_micros() / 1_000_000;

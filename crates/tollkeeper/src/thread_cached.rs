@@ -56,7 +56,7 @@ impl Shareable for Policy {
 
 /// Something that can be replaced while it is in use.
 #[derive(Debug)]
-pub struct Current<T> {
+pub struct ThreadCached<T> {
     /// Tells one of these from another.
     id: usize,
     /// Counts replacements, from 1.
@@ -66,11 +66,11 @@ pub struct Current<T> {
 
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
-impl<T: Shareable> Current<T> {
+impl<T: Shareable> ThreadCached<T> {
     /// Puts the first in force.
-    pub fn new(first: T) -> Current<T> {
+    pub fn new(first: T) -> ThreadCached<T> {
         let id = MADE.fetch_add(1, Ordering::Relaxed);
-        Current { id, epoch: AtomicU64::new(1), current: Mutex::new(Arc::new(first)) }
+        ThreadCached { id, epoch: AtomicU64::new(1), current: Mutex::new(Arc::new(first)) }
     }
 
     /// Reads what is in force, by this thread's share of it; `epoch` is another number whenever it was replaced.

@@ -11,9 +11,9 @@ use support::*;
 use tollkeeper::facts::FactProblem;
 use tollkeeper::toll::CostProblem;
 use tollkeeper::{
-    Algorithm, Allowance, Answer, Backend, BuildError, Charge, Clock, Correction, Decision, Facts, Fix,
-    HandleError, InvalidFact, InvalidRequest, Key, Limit, Limiter, MemoryStore, Missing, Mode, Policy, Quota,
-    Retry, Ruling, Slot, Span, Store, Toll, Unavailable, Value, Verb, Verdict, facts,
+    Algorithm, Allowance, Backend, BuildError, Charge, Clock, Correction, Decision, Facts, Fix, HandleError,
+    InvalidFact, InvalidRequest, Key, Limit, Limiter, MemoryStore, Missing, Mode, Policy, Quota, Reply,
+    Retry, Slot, Span, Store, StoreFuture, Toll, Unavailable, Value, Verb, Verdict, facts,
 };
 
 /// How a limit of ten a minute stands once ten were charged at the beginning of a minute.
@@ -594,10 +594,10 @@ fn what_cannot_be_built_says_what_would_be_right() {
 struct Elsewhere(tollkeeper::MemoryStore);
 
 impl Elsewhere {
-    fn later<'a, T: Send + Unpin + 'a>(&self, value: T) -> Answer<'a, T> {
+    fn later<'a, T: Send + Unpin + 'a>(&self, value: T) -> StoreFuture<'a, T> {
         let mut value = Some(value);
         let mut asked = false;
-        Answer::Later(Box::pin(poll_fn(move |context| {
+        StoreFuture::Later(Box::pin(poll_fn(move |context| {
             if asked {
                 return Poll::Ready(value.take().expect("polled once more"));
             }
@@ -609,23 +609,23 @@ impl Elsewhere {
 }
 
 impl Store for Elsewhere {
-    fn decide(&self, toll: &Toll) -> Answer<'_, Ruling> {
+    fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply> {
         self.later(self.0.decide(toll))
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction> {
+    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> StoreFuture<'a, Correction> {
         self.later(self.0.correct(charge, fixes))
     }
 
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
+    fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
         self.later(Ok(self.0.release(slot)))
     }
 
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
+    fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
         self.later(Ok(self.0.renew(slot)))
     }
 
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Result<bool, Unavailable>> {
+    fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, Result<bool, Unavailable>> {
         self.later(Ok(self.0.forget(key)))
     }
 
@@ -633,7 +633,7 @@ impl Store for Elsewhere {
         self.0.seal_charge(charge)
     }
 
-    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Charge>, Unavailable>> {
+    fn open_charge<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Charge>, Unavailable>> {
         Store::open_charge(&self.0, text)
     }
 
@@ -641,7 +641,7 @@ impl Store for Elsewhere {
         self.0.seal_slot(slot)
     }
 
-    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Slot>, Unavailable>> {
+    fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Slot>, Unavailable>> {
         Store::open_slot(&self.0, text)
     }
 }

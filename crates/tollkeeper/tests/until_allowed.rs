@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use support::*;
 use tollkeeper::{
-    Algorithm, Allowance, Answer, Backend, Charge, Clock, Correction, Facts, Fix, InvalidRequest, Key, Limit,
-    Limiter, ManualClock, MemoryStore, Policy, Quota, Retry, Ruling, Slot, Span, Store, Toll, Unavailable,
-    Verdict, Waiting, facts,
+    Algorithm, Allowance, Backend, Charge, Clock, Correction, Facts, Fix, InvalidRequest, Key, Limit,
+    Limiter, ManualClock, MemoryStore, Policy, Quota, Reply, Retry, Slot, Span, Store, StoreFuture, Toll,
+    Unavailable, Verdict, Waiting, facts,
 };
 
 /// Callers that wait, by the number in which they came.
@@ -366,24 +366,24 @@ fn a_caller_with_any_key_that_is_waited_for_joins_behind() {
 struct Counting(MemoryStore, AtomicUsize);
 
 impl Store for Counting {
-    fn decide(&self, toll: &Toll) -> Answer<'_, Ruling> {
+    fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply> {
         self.1.fetch_add(1, SeqCst);
-        Answer::Ready(self.0.decide(toll))
+        StoreFuture::Ready(self.0.decide(toll))
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction> {
+    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> StoreFuture<'a, Correction> {
         Store::correct(&self.0, charge, fixes)
     }
 
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
+    fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
         Store::release(&self.0, slot)
     }
 
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
+    fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
         Store::renew(&self.0, slot)
     }
 
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Result<bool, Unavailable>> {
+    fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, Result<bool, Unavailable>> {
         Store::forget(&self.0, key)
     }
 
@@ -391,7 +391,7 @@ impl Store for Counting {
         self.0.seal_charge(charge)
     }
 
-    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Charge>, Unavailable>> {
+    fn open_charge<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Charge>, Unavailable>> {
         Store::open_charge(&self.0, text)
     }
 
@@ -399,7 +399,7 @@ impl Store for Counting {
         self.0.seal_slot(slot)
     }
 
-    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Slot>, Unavailable>> {
+    fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Slot>, Unavailable>> {
         Store::open_slot(&self.0, text)
     }
 }

@@ -15,8 +15,8 @@ use tollkeeper::charge::Item;
 use tollkeeper::config::StoreUrl;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
-    Answer, Asked, Charge, Correction, Costs, Fix, Key, Limiter, MemoryStore, Part, Remote, Resilient,
-    ResilientSettings, Ruling, Server, Slot, Split, Toll, facts,
+    Charge, Correction, Costs, Fix, Key, Limiter, MemoryStore, PartialToll, Remote, RemoteResult, Reply,
+    Resilient, ResilientSettings, Server, Slot, Split, StoreFuture, Toll, facts,
 };
 use tollkeeper_tests::load::{self, BACK, COST, NODES, OFFERED, ONCE, ROUTES, Row, THREADS};
 use tracing::field::{Field, Visit};
@@ -193,7 +193,7 @@ fn memory() -> u64 {
 struct Marked(RedisStore);
 
 impl Remote for Marked {
-    fn decide(&self, toll: &Toll) -> Answer<'_, Asked<Ruling>> {
+    fn decide(&self, toll: &Toll) -> StoreFuture<'_, RemoteResult<Reply>> {
         ASKED.with(|asked| asked.set(true));
         self.0.decide(toll)
     }
@@ -202,11 +202,11 @@ impl Remote for Marked {
         self.0.split(toll)
     }
 
-    fn decide_part(&self, part: &Part) -> Answer<'_, Asked<Ruling>> {
+    fn decide_part(&self, part: &PartialToll) -> StoreFuture<'_, RemoteResult<Reply>> {
         self.0.decide_part(part)
     }
 
-    fn undo<'a>(&'a self, part: &'a Part, ruling: &'a Ruling) -> Answer<'a, Asked<()>> {
+    fn undo<'a>(&'a self, part: &'a PartialToll, ruling: &'a Reply) -> StoreFuture<'a, RemoteResult<()>> {
         self.0.undo(part, ruling)
     }
 
@@ -214,19 +214,23 @@ impl Remote for Marked {
         self.0.server_of(items)
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Asked<Correction>> {
+    fn correct<'a>(
+        &'a self,
+        charge: &'a Charge,
+        fixes: &'a [Fix],
+    ) -> StoreFuture<'a, RemoteResult<Correction>> {
         self.0.correct(charge, fixes)
     }
 
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
+    fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {
         self.0.release(slot)
     }
 
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
+    fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {
         self.0.renew(slot)
     }
 
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Asked<bool>> {
+    fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, RemoteResult<bool>> {
         self.0.forget(key)
     }
 
@@ -238,7 +242,7 @@ impl Remote for Marked {
         self.0.seal_charge(charge)
     }
 
-    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Charge>>> {
+    fn open_charge<'a>(&'a self, text: &'a str) -> StoreFuture<'a, RemoteResult<Option<Charge>>> {
         self.0.open_charge(text)
     }
 
@@ -246,7 +250,7 @@ impl Remote for Marked {
         self.0.seal_slot(slot)
     }
 
-    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Slot>>> {
+    fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, RemoteResult<Option<Slot>>> {
         self.0.open_slot(text)
     }
 }

@@ -33,9 +33,9 @@ fn decided(verb: Verb, says: &[(bool, Outcome)]) -> Decision {
     };
     let policy = Policy::new(says.iter().enumerate().map(limit).collect()).expect("valid");
     let toll = Arc::new(policy).toll(verb, &facts! {}, 1).expect("valid");
-    let mut ruling = Ruling::new(NOW, 7);
+    let mut ruling = Reply::new(NOW, 7);
     for (index, (_, outcome)) in says.iter().enumerate() {
-        ruling.push(Said::Outcome { outcome: *outcome, mark: 100 + index as u64 });
+        ruling.push(LimitReply::Outcome { outcome: *outcome, mark: 100 + index as u64 });
     }
     Decision::new(toll, ruling)
 }
@@ -160,10 +160,10 @@ pub(crate) fn first(limits: Vec<Limit>, verb: Verb, facts: &facts::Facts<'_>, co
     let toll = Arc::new(Policy::new(limits).expect("valid")).toll(verb, facts, cost).expect("valid");
     let steps: Vec<_> = toll.dues().map(|due| due.step(Seen::Nothing, NOW)).collect();
     let pass = toll.dues().zip(&steps).all(|(due, step)| step.allowed || !due.enforced());
-    let mut ruling = Ruling::new(NOW, 7);
+    let mut ruling = Reply::new(NOW, 7);
     for step in &steps {
         let charged = pass && step.allowed && verb.charges();
-        ruling.push(Said::Step { step: *step, charged });
+        ruling.push(LimitReply::Step { step: *step, charged });
     }
     Decision::new(toll, ruling)
 }
@@ -237,8 +237,8 @@ fn a_cost_of_zero_waits_in_no_queue() {
         // Two are waiting.
         let state = meter::State { level: 2_000_000, at: due.quota.tick().number(NOW) };
         let step = due.step(Seen::Meter(state), NOW);
-        let mut ruling = Ruling::new(NOW, 7);
-        ruling.push(Said::Step { step, charged: true });
+        let mut ruling = Reply::new(NOW, 7);
+        ruling.push(LimitReply::Step { step, charged: true });
         let decision = Decision::new(toll, ruling);
         assert_eq!(decision.verdict(), Verdict::Allow { delay }, "cost {cost}");
         assert_eq!(decision.charge().is_some(), cost > 0);
@@ -260,13 +260,13 @@ fn a_step_and_its_numbers_say_the_same() {
         let toll = Arc::new(policy).toll(Verb::Check, &facts! {}, 2).expect("valid");
         let due = toll.get(0);
         let step = due.step(Seen::Nothing, NOW);
-        let said = Said::Step { step, charged: step.allowed };
+        let said = LimitReply::Step { step, charged: step.allowed };
         let outcome = due.outcome(Seen::Nothing, NOW, &step, step.allowed);
-        let numbers = Said::Outcome { outcome, mark: step.effect.mark() };
+        let numbers = LimitReply::Outcome { outcome, mark: step.effect.mark() };
         assert_eq!((said.allowed(), said.mark()), (numbers.allowed(), numbers.mark()), "{algorithm}");
         assert_eq!(said.outcome(due.quota, &due.ask(NOW)), outcome, "{algorithm}");
     }
-    assert!(!Said::Nothing.allowed());
+    assert!(!LimitReply::Nothing.allowed());
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn an_acquisition_has_a_slot_for_its_slots_and_a_charge_for_the_rest() {
 fn a_store_that_leaves_a_limit_out_is_a_mistake() {
     let policy = Policy::new(vec![Limit::new("x", Quota::per_minute(10))]).expect("valid");
     let toll = Arc::new(policy).toll(Verb::Check, &facts! {}, 1).expect("valid");
-    Decision::new(toll, Ruling::new(NOW, 7));
+    Decision::new(toll, Reply::new(NOW, 7));
 }
 
 #[test]
@@ -314,11 +314,11 @@ fn headers_tell_of_the_limit_that_decides_or_of_the_next_that_may_be_shown() {
         let limit = |index: usize| Limit::new(index.to_string(), Quota::per_minute(10));
         let limits = vec![limit(0), limit(1).hidden(), limit(2)];
         let toll = Arc::new(Policy::new(limits).expect("valid")).toll(Verb::Check, &facts! {}, 1);
-        let mut ruling = Ruling::new(NOW, 7);
+        let mut ruling = Reply::new(NOW, 7);
         for (degraded, outcome) in says {
             ruling.push(match degraded {
-                true => Said::Degraded { by: OnStoreFailure::Allow, outcome: *outcome },
-                false => Said::Outcome { outcome: *outcome, mark: 0 },
+                true => LimitReply::Degraded { by: OnStoreFailure::Allow, outcome: *outcome },
+                false => LimitReply::Outcome { outcome: *outcome, mark: 0 },
             });
         }
         let decision = Decision::new(toll.expect("valid"), ruling);

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::LocalKey;
 
 use tollkeeper::fingerprint::Midstate;
-use tollkeeper::thread_cached::{Current, Shareable, Shares};
+use tollkeeper::thread_cached::{Shareable, Shares, ThreadCached};
 use tollkeeper::{Decision, Facts, Mode, Observer, OnStoreFailure, Op, Policy, Span};
 
 use crate::telemetry::top_keys::Busiest;
@@ -31,7 +31,7 @@ use stripe::{STRIPES, Stripe};
 #[derive(Debug)]
 pub struct Metrics {
     /// The tallies of the policy that was seen last, by the place of the limit in it.
-    current: Current<Seen>,
+    current: ThreadCached<Seen>,
     /// Those of every limit there has been: a limit that comes back goes on counting.
     limits: Mutex<BTreeMap<Box<str>, Arc<LimitTally>>>,
     /// Requests over HTTP.
@@ -148,7 +148,7 @@ impl Metrics {
     /// Nothing counted yet.
     pub fn new(policy: &Policy) -> Metrics {
         let metrics = Metrics {
-            current: Current::new(Seen::default()),
+            current: ThreadCached::new(Seen::default()),
             limits: Mutex::default(),
             http: RequestTally::default(),
             resp: RequestTally::default(),

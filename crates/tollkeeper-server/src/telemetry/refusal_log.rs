@@ -14,8 +14,8 @@ use arc_swap::ArcSwapOption;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
 use tollkeeper::{
-    Answer, Capacity, Clock, Decision, Limiter, MemoryStore, Meter, OnStoreFailure, Passage, Policy, Quota,
-    Retry,
+    AdHocLimits, Capacity, Clock, Decision, Limiter, MemoryStore, OnStoreFailure, Passage, Policy, Quota,
+    Retry, StoreFuture,
 };
 
 use crate::redact::Redactor;
@@ -33,7 +33,7 @@ pub struct RefusalLog {
     /// The rate of the config.
     quota: ArcSwapOption<Quota>,
     /// A bucket of our own kind, which holds the log to that rate.
-    bucket: Meter,
+    bucket: AdHocLimits,
     records: mpsc::Sender<Refusal>,
     /// For the task that writes, until it has begun.
     written: Mutex<Option<mpsc::Receiver<Refusal>>>,
@@ -130,7 +130,7 @@ impl RefusalLog {
         let log = RefusalLog {
             on: AtomicBool::new(false),
             quota: ArcSwapOption::empty(),
-            bucket: limiter.meter("LOG", OnStoreFailure::Local),
+            bucket: limiter.ad_hoc("LOG", OnStoreFailure::Local),
             records,
             written: Mutex::new(Some(written)),
             left_out: AtomicU64::new(0),
@@ -155,8 +155,7 @@ impl RefusalLog {
     pub fn add(&self, refusal: impl FnOnce() -> Option<Refusal>) {
         let quota = self.quota.load();
         let Some(quota) = &*quota else { return };
-        let is_allowed =
-            matches!(self.bucket.check("refusals", quota, 1), Ok(Answer::Ready(passage)) if passage.allowed);
+        let is_allowed = matches!(self.bucket.check("refusals", quota, 1), Ok(StoreFuture::Ready(passage)) if passage.allowed);
         let is_queued = is_allowed && refusal().is_some_and(|refusal| self.records.try_send(refusal).is_ok());
         if !is_queued {
             self.left_out.fetch_add(1, Relaxed);

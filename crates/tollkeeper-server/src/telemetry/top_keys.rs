@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tollkeeper::decision::Answer;
+use tollkeeper::decision::LimitDecision;
 use tollkeeper::digest::{hex, sha256};
 use tollkeeper::fingerprint::{self, Fingerprinter, Midstate};
 use tollkeeper::{Key, Mode, Span, Time, random};
@@ -149,7 +149,7 @@ pub struct Note<'a> {
 impl Note<'_> {
     /// Notes what one limit said, whose keys begin with that [`Busiest::family`].
     #[inline]
-    pub fn add(&mut self, family: Midstate, answer: &Answer<'_>) {
+    pub fn add(&mut self, family: Midstate, answer: &LimitDecision<'_>) {
         let key = self.busiest.hash(family, answer.key());
         self.stripe.now.asked.add(key, |thing| write(thing, answer));
         if !answer.allowed() && answer.rule().mode() == Mode::Enforce {
@@ -157,7 +157,7 @@ impl Note<'_> {
         }
     }
 
-    fn add_refusal(&mut self, key: u64, answer: &Answer<'_>) {
+    fn add_refusal(&mut self, key: u64, answer: &LimitDecision<'_>) {
         self.stripe.now.refused.add(key, |thing| write(thing, answer));
         if answer.key().period() <= LONGEST {
             self.stripe.refusals.add(answer.name(), key, self.minute);
@@ -201,7 +201,7 @@ impl Sum {
 const ABSENT: u16 = u16::MAX;
 
 /// Writes limit and values so that they can be read again.
-fn write(out: &mut Vec<u8>, answer: &Answer<'_>) {
+fn write(out: &mut Vec<u8>, answer: &LimitDecision<'_>) {
     push(out, Some(answer.name()));
     answer.key().texts().for_each(|value| push(out, value));
     if out.len() > WHOLE_KEY {

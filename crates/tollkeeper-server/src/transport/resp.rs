@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use tollkeeper::{Meter, OnStoreFailure};
+use tollkeeper::{AdHocLimits, OnStoreFailure};
 
 use crate::control::access::Door;
 use crate::service::Service;
@@ -27,8 +27,8 @@ use throttle::Dialect;
 #[derive(Debug)]
 pub struct Resp {
     service: Arc<Service>,
-    cell: Meter,
-    crab: Meter,
+    cell: AdHocLimits,
+    crab: AdHocLimits,
     began: Instant,
     /// Connections there have been, and those that have ended.
     came: AtomicU64,
@@ -39,7 +39,7 @@ pub struct Resp {
 impl Resp {
     /// Asks this service. Limits that travel with calls have no failure policy of their own.
     pub fn new(service: Arc<Service>, on_store_failure: OnStoreFailure) -> Resp {
-        let meter = |dialect: Dialect| service.limiter.meter(dialect.name_space(), on_store_failure);
+        let meter = |dialect: Dialect| service.limiter.ad_hoc(dialect.name_space(), on_store_failure);
         let (cell, crab) = (meter(Dialect::Cell), meter(Dialect::Crab));
         let (came, gone) = (AtomicU64::new(0), AtomicU64::new(0));
         Resp { service, cell, crab, began: Instant::now(), came, gone, http: OnceAMinute::default() }
@@ -54,7 +54,7 @@ impl Resp {
         self.service.doors.admit(Door::Data, Some(token)).is_ok()
     }
 
-    fn meter(&self, dialect: Dialect) -> &Meter {
+    fn limits(&self, dialect: Dialect) -> &AdHocLimits {
         match dialect {
             Dialect::Cell => &self.cell,
             Dialect::Crab => &self.crab,

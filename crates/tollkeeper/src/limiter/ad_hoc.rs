@@ -13,12 +13,12 @@ use tollkeeper_core::inline::Inline;
 use tollkeeper_core::key::{self, LONGEST_FAMILY};
 use tollkeeper_core::toll::MAX_COST;
 use tollkeeper_core::{
-    Algorithm, Due, InvalidRequest, Key, OnStoreFailure, Policy, Quota, Ruling, Span, Toll, Verb,
+    Algorithm, Due, InvalidRequest, Key, OnStoreFailure, Policy, Quota, Reply, Span, Toll, Verb,
 };
 
 use crate::limiter::Limiter;
 use crate::limiter::handle::{Passage, wrong};
-use crate::store::{Answer, Unavailable};
+use crate::store::{StoreFuture, Unavailable};
 use crate::sync::{Mutex, lock};
 
 /// Decides by quotas that come with the requests. Has a name space of its own in the store of its
@@ -29,7 +29,7 @@ use crate::sync::{Mutex, lock};
 /// use tollkeeper::{Algorithm, Limiter, OnStoreFailure, Quota};
 ///
 /// let limiter = Limiter::builder().build().await?;
-/// let meter = limiter.meter("THROTTLE", OnStoreFailure::Local);
+/// let meter = limiter.ad_hoc("THROTTLE", OnStoreFailure::Local);
 /// let quota = Quota::new(Algorithm::TokenBucket, Quota::per_minute(30).burst(2))?;
 /// assert!(meter.check("alice", &quota, 2)?.await.allowed);
 /// assert!(!meter.check("alice", &quota, 1)?.await.allowed);
@@ -38,7 +38,7 @@ use crate::sync::{Mutex, lock};
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
-pub struct Meter {
+pub struct AdHocLimits {
     limiter: Limiter,
     name: Box<str>,
     on_store_failure: OnStoreFailure,
@@ -52,15 +52,15 @@ pub struct Meter {
 /// More shapes of limits than anybody writes by hand. Who makes up more makes their policies anew.
 const MAX_POLICIES: usize = 1_024;
 
-impl Meter {
-    pub(crate) fn new(limiter: &Limiter, name: &str, on_store_failure: OnStoreFailure) -> Meter {
+impl AdHocLimits {
+    pub(crate) fn new(limiter: &Limiter, name: &str, on_store_failure: OnStoreFailure) -> AdHocLimits {
         let of_name = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
         assert!(
             (1..=64).contains(&name.len()) && name.bytes().all(of_name),
             "a name space has 1 to 64 of `A-Z 0-9 . _ -`, so that no limit of a policy shares it: {name}"
         );
         let quota = Quota::new(Algorithm::TokenBucket, Quota::per_second(1)).expect("a quota");
-        Meter {
+        AdHocLimits {
             limiter: limiter.clone(),
             name: name.into(),
             on_store_failure,
@@ -73,7 +73,12 @@ impl Meter {
     /// Decides by this quota, and charges `cost`; 0 says how the key stands, and passes. A key keeps its
     /// count while the period is the same. Poll what comes back once, and it is on its way.
     #[inline]
-    pub fn check(&self, key: &str, quota: &Quota, cost: u64) -> Result<Answer<'_, Passage>, InvalidRequest> {
+    pub fn check(
+        &self,
+        key: &str,
+        quota: &Quota,
+        cost: u64,
+    ) -> Result<StoreFuture<'_, Passage>, InvalidRequest> {
         debug_assert_eq!(quota.algorithm(), Algorithm::TokenBucket);
         if key.len() > MAX_VALUE || cost > MAX_COST {
             return Err(wrong(key, cost.max(1)));
@@ -85,7 +90,7 @@ impl Meter {
         let mut passage = Passage::of(&due);
         passage.now = memory.decide_one(&due, memory.prints().key(due.key), cost > 0, &mut passage.said);
         passage.allowed = passage.said.allowed();
-        Ok(Answer::Ready(passage))
+        Ok(StoreFuture::Ready(passage))
     }
 
     /// Forgets a key, under every period that was asked for lately; false if there was nothing to forget.
@@ -104,18 +109,18 @@ impl Meter {
     }
 
     /// Asks a store elsewhere.
-    fn ask(&self, key: &str, quota: &Quota, cost: u64) -> Answer<'_, Passage> {
+    fn ask(&self, key: &str, quota: &Quota, cost: u64) -> StoreFuture<'_, Passage> {
         let verb = if cost > 0 { Verb::Check } else { Verb::Peek };
         let toll = Toll::of_one(self.policy(quota), verb, key, cost);
         let mut passage = Passage::of(&toll.get(0));
-        let mut concluded = move |ruling: Ruling| {
+        let mut concluded = move |ruling: Reply| {
             (passage.said, passage.now) = (ruling.said()[0], ruling.time());
             passage.allowed = passage.said.allowed();
             passage
         };
         match self.limiter.inner.store.decide(&toll) {
-            Answer::Ready(ruling) => Answer::Ready(concluded(ruling)),
-            answer => Answer::Later(Box::pin(async move { concluded(answer.await) })),
+            StoreFuture::Ready(ruling) => StoreFuture::Ready(concluded(ruling)),
+            answer => StoreFuture::Later(Box::pin(async move { concluded(answer.await) })),
         }
     }
 
@@ -195,8 +200,8 @@ mod tests {
         Quota::new(Algorithm::TokenBucket, rate).expect("a quota")
     }
 
-    fn now(meter: &Meter, key: &str, quota: &Quota, cost: u64) -> Outcome {
-        let Ok(Answer::Ready(passage)) = meter.check(key, quota, cost) else { panic!("memory answers") };
+    fn now(meter: &AdHocLimits, key: &str, quota: &Quota, cost: u64) -> Outcome {
+        let Ok(StoreFuture::Ready(passage)) = meter.check(key, quota, cost) else { panic!("memory answers") };
         assert_eq!(passage.allowed, passage.outcome().allowed);
         passage.outcome()
     }
@@ -204,7 +209,7 @@ mod tests {
     #[test]
     fn a_changed_count_keeps_the_state_and_a_changed_period_starts_afresh() {
         let (_hand, limiter) = world();
-        let meter = limiter.meter("THROTTLE", OnStoreFailure::Local);
+        let meter = limiter.ad_hoc("THROTTLE", OnStoreFailure::Local);
         assert_eq!(now(&meter, "alice", &quota(1, 60, 5), 4).remaining, 1);
         assert_eq!(now(&meter, "alice", &quota(2, 60, 10), 1).remaining, 5);
         assert_eq!(now(&meter, "alice", &quota(1, 61, 5), 1).remaining, 4);
@@ -216,8 +221,10 @@ mod tests {
         limiter
             .replace(vec![Limit::new("throttle", Quota::per_minute(1).burst(5)).by("key")])
             .expect("valid");
-        let (one, two) =
-            (limiter.meter("THROTTLE", OnStoreFailure::Local), limiter.meter("OTHER", OnStoreFailure::Local));
+        let (one, two) = (
+            limiter.ad_hoc("THROTTLE", OnStoreFailure::Local),
+            limiter.ad_hoc("OTHER", OnStoreFailure::Local),
+        );
         assert_eq!(now(&one, "alice", &quota(1, 60, 5), 5).remaining, 0);
         assert_eq!(now(&two, "alice", &quota(1, 60, 5), 1).remaining, 4);
         let decision = limiter.check(&tollkeeper_core::facts! { "key" => "alice" }).wait().expect("valid");
@@ -227,7 +234,7 @@ mod tests {
     #[test]
     fn a_cost_of_nothing_looks_and_passes_even_when_nothing_is_left() {
         let (hand, limiter) = world();
-        let (meter, quota) = (limiter.meter("THROTTLE", OnStoreFailure::Local), quota(1, 10, 2));
+        let (meter, quota) = (limiter.ad_hoc("THROTTLE", OnStoreFailure::Local), quota(1, 10, 2));
         assert_eq!(
             (now(&meter, "alice", &quota, 0).remaining, limiter.inner.memory.as_ref().map(MemoryStore::keys)),
             (2, Some(0))
@@ -244,7 +251,7 @@ mod tests {
     #[test]
     fn keys_and_costs_are_bounded() {
         let (_hand, limiter) = world();
-        let (meter, quota) = (limiter.meter("THROTTLE", OnStoreFailure::Local), quota(1, 10, 2));
+        let (meter, quota) = (limiter.ad_hoc("THROTTLE", OnStoreFailure::Local), quota(1, 10, 2));
         assert!(meter.check(&"x".repeat(MAX_VALUE), &quota, MAX_COST).is_ok());
         assert!(meter.check(&"x".repeat(MAX_VALUE + 1), &quota, 1).is_err());
         assert!(meter.check("x", &quota, MAX_COST + 1).is_err());
@@ -254,7 +261,7 @@ mod tests {
     #[tokio::test]
     async fn a_key_is_forgotten_under_the_periods_that_were_asked_for_last() {
         let (_hand, limiter) = world();
-        let meter = limiter.meter("THROTTLE", OnStoreFailure::Local);
+        let meter = limiter.ad_hoc("THROTTLE", OnStoreFailure::Local);
         assert_eq!(meter.forget("alice").await, Ok(false));
         now(&meter, "alice", &quota(1, 60, 1), 1);
         now(&meter, "alice", &quota(1, 7, 1), 1);

@@ -11,7 +11,7 @@ use tollkeeper_core::facts::{FactProblem, MAX_VALUE};
 use tollkeeper_core::fingerprint::{self, Midstate};
 use tollkeeper_core::toll::MAX_COST;
 use tollkeeper_core::{
-    Due, InvalidFact, InvalidRequest, Key, OnStoreFailure, Outcome, Policy, Quota, Rule, Said, Time,
+    Due, InvalidFact, InvalidRequest, Key, LimitReply, OnStoreFailure, Outcome, Policy, Quota, Rule, Time,
 };
 
 use crate::limiter::Limiter;
@@ -98,7 +98,7 @@ impl Handle {
             let due = Due::prepared(rule, quota, Key::of_one(family, value), cost);
             let mut passage = Passage {
                 allowed: false,
-                said: Said::Nothing,
+                said: LimitReply::Nothing,
                 quota: *quota,
                 shift: due.shift,
                 cost,
@@ -215,7 +215,7 @@ impl<const N: usize> Layers<N> {
                 let (rule, midstate) = rules[index].expect("found above");
                 self.0[index].due(rule, midstate, values[index], cost)
             });
-            let mut said = [Said::Nothing; N];
+            let mut said = [LimitReply::Nothing; N];
             let (dues, prints) = (found.map(|(due, _)| due), found.map(|(_, print)| print));
             let now = first.store.decide_many(&dues, &prints, charging, &mut said);
             let allowed = |index: usize| said[index].allowed() || !dues[index].enforced();
@@ -241,12 +241,12 @@ pub struct Passages<const N: usize> {
     pub limits: [Passage; N],
 }
 
-/// What a [`Handle`] or a [`Meter`](crate::Meter) says of one value.
+/// What a [`Handle`] or a [`AdHocLimits`](crate::AdHocLimits) says of one value.
 #[derive(Clone, Copy, Debug)]
 pub struct Passage {
     /// Whether the request may pass. A limit in shadow mode lets everything pass.
     pub allowed: bool,
-    pub(crate) said: Said,
+    pub(crate) said: LimitReply,
     quota: Quota,
     shift: u64,
     cost: u64,
@@ -257,7 +257,7 @@ impl Passage {
     #[inline]
     pub(crate) fn of(due: &Due<'_>) -> Passage {
         let (quota, shift, cost) = (*due.quota, due.shift, due.cost);
-        Passage { allowed: false, said: Said::Nothing, quota, shift, cost, now: Time::default() }
+        Passage { allowed: false, said: LimitReply::Nothing, quota, shift, cost, now: Time::default() }
     }
 
     /// The numbers behind it: what remains, and how long to wait.

@@ -24,22 +24,22 @@ use std::task::{Context, Poll};
 use tollkeeper_core::toll;
 use tollkeeper_core::{
     Change, Charge, Costs, Decision, Facts, InvalidPolicy, InvalidRequest, Key, Limit, OnStoreFailure,
-    Policy, Retry, Ruling, Slot, Span, Toll, Verb, Verdict,
+    Policy, Reply, Retry, Slot, Span, Toll, Verb, Verdict,
 };
 
 use crate::clock::Clock;
-use crate::limiter::ad_hoc::Meter;
+use crate::limiter::ad_hoc::AdHocLimits;
 use crate::limiter::builder::Builder;
 use crate::limiter::delay_queue::Holds;
 use crate::limiter::handle::{Handle, HandleError, Layers};
-use crate::limiter::multi_request::Joint;
+use crate::limiter::multi_request::MultiRequest;
 use crate::limiter::observer::Observer;
 use crate::limiter::operation::Operation;
 use crate::limiter::slot_guard::{SlotGuard, Taken};
 use crate::limiter::wait_queue::{Queues, Seat};
 use crate::store::memory::MemoryStore;
-use crate::store::{Answer, Correction, Store, Unavailable};
-use crate::thread_cached::Current;
+use crate::store::{Correction, Store, StoreFuture, Unavailable};
+use crate::thread_cached::ThreadCached;
 
 /// Decides whether requests may pass. Cheap to clone, and used from any number of threads: all clones
 /// are one limiter.
@@ -67,7 +67,7 @@ pub struct Limiter {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(crate) policy: Current<Policy>,
+    pub(crate) policy: ThreadCached<Policy>,
     pub(crate) store: Arc<dyn Store>,
     /// The store again, if it is in this process: handles decide there without asking.
     pub(crate) memory: Option<MemoryStore>,
@@ -100,7 +100,7 @@ impl Limiter {
         memory: Option<MemoryStore>,
         clock: Clock,
     ) -> Limiter {
-        let policy = Current::new(policy);
+        let policy = ThreadCached::new(policy);
         let (queues, holds, observer) = (Queues::default(), Holds::default(), OnceLock::new());
         Limiter { inner: Arc::new(Inner { policy, store, memory, clock, queues, holds, observer }) }
     }
@@ -141,9 +141,9 @@ impl Limiter {
         }
     }
 
-    /// Begins one request of several sets of facts: see [`Joint`].
-    pub fn joint(&self) -> Joint<'_> {
-        Joint::new(self)
+    /// Begins one request of several sets of facts: see [`MultiRequest`].
+    pub fn multi_request(&self) -> MultiRequest<'_> {
+        MultiRequest::new(self)
     }
 
     /// Waits until the request may pass, behind everybody who already waits for one of its keys.
@@ -257,19 +257,22 @@ impl Limiter {
 
     /// Begins to decide a request. What comes back borrows nothing of it, so that many can be on their way
     /// at once: poll each of them once, then wait for one after the other.
-    pub fn begin(&self, request: &toll::Request<'_>) -> Result<Answer<'_, Decision>, InvalidRequest> {
+    pub fn begin(
+        &self,
+        request: &toll::TollRequest<'_>,
+    ) -> Result<StoreFuture<'_, Decision>, InvalidRequest> {
         Ok(match self.decide(None, request)? {
-            Decided::Now(decision) => Answer::Ready(self.decided(decision)),
+            Decided::Now(decision) => StoreFuture::Ready(self.decided(decision)),
             Decided::Later(pending) => {
                 let Pending { toll, answer } = *pending;
-                Answer::Later(Box::pin(async move { self.decided(Decision::new(toll, answer.await)) }))
+                StoreFuture::Later(Box::pin(async move { self.decided(Decision::new(toll, answer.await)) }))
             }
         })
     }
 
-    /// Prepares limits that travel with requests: see [`Meter`].
-    pub fn meter(&self, name: &str, on_store_failure: OnStoreFailure) -> Meter {
-        Meter::new(self, name, on_store_failure)
+    /// Prepares limits that travel with requests: see [`AdHocLimits`].
+    pub fn ad_hoc(&self, name: &str, on_store_failure: OnStoreFailure) -> AdHocLimits {
+        AdHocLimits::new(self, name, on_store_failure)
     }
 
     /// Has every decision from now on told to `observer`; false if there is one already.
@@ -335,7 +338,7 @@ impl Limiter {
     }
 
     fn request<'a>(&'a self, verb: Verb, facts: &'a Facts<'a>) -> Request<'a> {
-        let asked = toll::Request { verb, facts, cost: 1, hold: None, also: &[] };
+        let asked = toll::TollRequest { verb, facts, cost: 1, hold: None, also: &[] };
         Request { limiter: self, policy: None, asked }
     }
 
@@ -344,7 +347,7 @@ impl Limiter {
     fn decide<'a>(
         &'a self,
         policy: Option<&Arc<Policy>>,
-        asked: &toll::Request<'_>,
+        asked: &toll::TollRequest<'_>,
     ) -> Result<Decided<'a>, InvalidRequest> {
         let policy = policy.map_or_else(|| self.inner.policy.share(), Arc::clone);
         if let Some(memory) = &self.inner.memory {
@@ -410,7 +413,7 @@ enum Decided<'a> {
 #[derive(Debug)]
 struct Pending<'a> {
     toll: Toll,
-    answer: Answer<'a, Ruling>,
+    answer: StoreFuture<'a, Reply>,
 }
 
 /// A request that is about to be decided: `await` it, or [`wait`](Request::wait) for it.
@@ -419,7 +422,7 @@ struct Pending<'a> {
 pub struct Request<'a> {
     limiter: &'a Limiter,
     policy: Option<&'a Arc<Policy>>,
-    asked: toll::Request<'a>,
+    asked: toll::TollRequest<'a>,
 }
 
 impl<'a> Request<'a> {

@@ -1,6 +1,6 @@
 //! Several sets of facts decided as one request.
 
-use tollkeeper_core::{Decision, Facts, InvalidRequest, Met, Span, Toll, Verb};
+use tollkeeper_core::{Decision, Facts, InvalidRequest, MatchedLimits, Span, Toll, Verb};
 
 use crate::limiter::Limiter;
 use crate::random;
@@ -14,7 +14,7 @@ use crate::store::Correction;
 /// # let per_user = Limit::new("per-user", Quota::per_minute(100).burst(2)).by("user");
 /// # let per_path = Limit::new("per-path", Quota::per_minute(100).burst(1)).by("path");
 /// # let limiter = Limiter::builder().limit(per_user).limit(per_path).build().await?;
-/// let mut request = limiter.joint();
+/// let mut request = limiter.multi_request();
 /// let user = request.add(&facts! { "user" => "alice" }, 1)?;
 /// let path = request.add(&facts! { "path" => "/" }, 1)?;
 /// let decision = request.check().await;
@@ -25,25 +25,25 @@ use crate::store::Correction;
 /// ```
 #[derive(Debug)]
 #[must_use = "nothing is decided before it is decided"]
-pub struct Joint<'a> {
+pub struct MultiRequest<'a> {
     limiter: &'a Limiter,
     toll: Toll,
 }
 
-impl<'a> Joint<'a> {
-    pub(crate) fn new(limiter: &'a Limiter) -> Joint<'a> {
-        Joint { limiter, toll: Toll::new(limiter.inner.policy.share(), Verb::Check) }
+impl<'a> MultiRequest<'a> {
+    pub(crate) fn new(limiter: &'a Limiter) -> MultiRequest<'a> {
+        MultiRequest { limiter, toll: Toll::new(limiter.inner.policy.share(), Verb::Check) }
     }
 
     /// The longest delay that the caller can hold a request queued by a leaky bucket; what would have to wait
     /// longer is refused.
-    pub fn hold(mut self, longest: impl Into<Span>) -> Joint<'a> {
+    pub fn hold(mut self, longest: impl Into<Span>) -> MultiRequest<'a> {
         self.toll = self.toll.hold(longest.into());
         self
     }
 
     /// Adds a set of facts. What is returned finds its limits again in the decision.
-    pub fn add(&mut self, facts: &Facts<'_>, cost: u64) -> Result<Met, InvalidRequest> {
+    pub fn add(&mut self, facts: &Facts<'_>, cost: u64) -> Result<MatchedLimits, InvalidRequest> {
         self.toll.meet(facts, cost)
     }
 
@@ -55,7 +55,7 @@ impl<'a> Joint<'a> {
 
     /// Says what a check would, and charges nothing.
     pub async fn look(self) -> Decision {
-        Joint { toll: self.toll.looking(), ..self }.check().await
+        MultiRequest { toll: self.toll.looking(), ..self }.check().await
     }
 
     /// Gives back what these facts would cost, without a receipt: of each key at most what its bucket or its current

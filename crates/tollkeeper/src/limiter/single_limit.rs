@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use tollkeeper_core::decision::Answer;
+use tollkeeper_core::decision::LimitDecision;
 use tollkeeper_core::facts::{self, MAX_VALUE};
 use tollkeeper_core::toll::MAX_COST;
-use tollkeeper_core::{Decision, Due, Facts, Key, Mode, Policy, Ruling, Said, Time, Toll, Value, Verb};
+use tollkeeper_core::{Decision, Due, Facts, Key, LimitReply, Mode, Policy, Reply, Time, Toll, Value, Verb};
 
 use crate::limiter::Limiter;
 
@@ -57,7 +57,7 @@ impl Lone {
         limiter: &Limiter,
         value: &Value<'_>,
         cost: u64,
-        told: impl FnOnce(Result<Answer<'_>, Decision>) -> T,
+        told: impl FnOnce(Result<LimitDecision<'_>, Decision>) -> T,
     ) -> Option<T> {
         let memory = limiter.inner.memory.as_ref().filter(|_| self.can_ask(limiter))?;
         let mut scratch = [0; 48];
@@ -69,21 +69,21 @@ impl Lone {
         let rule = &self.policy.rules()[self.place];
         let (quota, family) = rule.plain_quota().expect("a limit that grants something");
         let due = Due::prepared(rule, quota, Key::of_keyed(family, keyed), cost);
-        let mut said = Said::Nothing;
+        let mut said = LimitReply::Nothing;
         let now = memory.decide_one(&due, memory.prints().key(due.key), true, &mut said);
         match said.allowed() || !due.enforced() {
-            true => Some(told(Ok(Answer::new(due, &said, now)))),
+            true => Some(told(Ok(LimitDecision::new(due, &said, now)))),
             false => self.decision(value, cost, said, now).map(|decision| told(Err(decision))),
         }
     }
 
     /// What was decided, whole.
     #[cold]
-    fn decision(&self, value: &Value<'_>, cost: u64, said: Said, now: Time) -> Option<Decision> {
+    fn decision(&self, value: &Value<'_>, cost: u64, said: LimitReply, now: Time) -> Option<Decision> {
         let mut toll = Toll::new(Arc::clone(&self.policy), Verb::Acquire);
         toll.add(&Facts::new().with(&self.fact, value.clone()), cost).ok()?;
         // A refusal has no receipt that would carry a number.
-        let mut ruling = Ruling::new(now, 0);
+        let mut ruling = Reply::new(now, 0);
         ruling.push(said);
         Some(Decision::new(toll, ruling))
     }

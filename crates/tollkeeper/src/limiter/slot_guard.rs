@@ -4,7 +4,7 @@ use tollkeeper_core::{Slot, Span};
 
 use crate::limiter::Limiter;
 use crate::limiter::operation::Operation;
-use crate::store::{Answer, Unavailable};
+use crate::store::{StoreFuture, Unavailable};
 
 /// Holds a slot of each concurrency limit that applied; dropping it gives them back.
 #[derive(Debug)]
@@ -66,6 +66,6 @@ impl Drop for SlotGuard {
             });
             return;
         }
-        if let Answer::Later(_) = self.limiter.inner.store.release(&slot) {}
+        if let StoreFuture::Later(_) = self.limiter.inner.store.release(&slot) {}
     }
 }

@@ -18,37 +18,37 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Toll};
+use tollkeeper_core::{Charge, Fix, Key, Reply, Slot, Toll};
 
 /// Decides tolls against shared state.
 pub trait Store: fmt::Debug + Send + Sync {
     /// Decides a toll: all of it or nothing, in one step. Who has to wait for the answer takes what it
     /// needs of the toll along.
-    fn decide(&self, toll: &Toll) -> Answer<'_, Ruling>;
+    fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply>;
 
     /// Gives back or adds to what was charged: once for each charge.
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction>;
+    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> StoreFuture<'a, Correction>;
 
     /// Gives a slot back; false if it was not held any more.
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>>;
+    fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>>;
 
     /// Counts the life of a slot from now; false if it was not held any more.
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>>;
+    fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>>;
 
     /// Forgets the state of a key; false if there was none.
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Result<bool, Unavailable>>;
+    fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, Result<bool, Unavailable>>;
 
     /// A receipt as text that only this store can have written.
     fn seal_charge(&self, charge: &Charge) -> String;
 
     /// Reads a text that this store wrote; `None` if it did not. The store may have to be asked first.
-    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Charge>, Unavailable>>;
+    fn open_charge<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Charge>, Unavailable>>;
 
     /// As [`Store::seal_charge`].
     fn seal_slot(&self, slot: &Slot) -> String;
 
     /// As [`Store::open_charge`].
-    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Slot>, Unavailable>>;
+    fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Slot>, Unavailable>>;
 }
 
 /// The store did not answer in time, or is not being asked because it has failed too often.
@@ -84,7 +84,7 @@ pub enum Correction {
 }
 
 /// An answer that is there, or will be: a store in this process should cost no allocation.
-pub enum Answer<'a, T> {
+pub enum StoreFuture<'a, T> {
     /// It is there.
     Ready(T),
     /// It will be.
@@ -93,30 +93,30 @@ pub enum Answer<'a, T> {
     Taken,
 }
 
-impl<T> fmt::Debug for Answer<'_, T> {
+impl<T> fmt::Debug for StoreFuture<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Answer::Ready(_) => "Ready(…)",
-            Answer::Later(_) => "Later(…)",
-            Answer::Taken => "Taken",
+            StoreFuture::Ready(_) => "Ready(…)",
+            StoreFuture::Later(_) => "Later(…)",
+            StoreFuture::Taken => "Taken",
         })
     }
 }
 
-impl<T: Unpin> Future for Answer<'_, T> {
+impl<T: Unpin> Future for StoreFuture<'_, T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        match std::mem::replace(&mut *self, Answer::Taken) {
-            Answer::Ready(answer) => Poll::Ready(answer),
-            Answer::Later(mut future) => {
+        match std::mem::replace(&mut *self, StoreFuture::Taken) {
+            StoreFuture::Ready(answer) => Poll::Ready(answer),
+            StoreFuture::Later(mut future) => {
                 let poll = future.as_mut().poll(context);
                 if poll.is_pending() {
-                    *self = Answer::Later(future);
+                    *self = StoreFuture::Later(future);
                 }
                 poll
             }
-            Answer::Taken => panic!("an answer is given once: it was polled after it was ready"),
+            StoreFuture::Taken => panic!("an answer is given once: it was polled after it was ready"),
         }
     }
 }

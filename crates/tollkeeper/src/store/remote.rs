@@ -7,18 +7,18 @@ use std::fmt;
 use std::sync::Arc;
 
 use tollkeeper_core::charge::Item;
-use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Toll};
+use tollkeeper_core::{Charge, Fix, Key, Reply, Slot, Toll};
 
-use crate::store::{Answer, Correction};
+use crate::store::{Correction, StoreFuture};
 
 /// What came of asking a store elsewhere.
-pub type Asked<T> = Result<T, Failure>;
+pub type RemoteResult<T> = Result<T, Failure>;
 
 /// Decides tolls against shared state, somewhere else. What concerns parts and servers is for a store of several.
 pub trait Remote: fmt::Debug + Send + Sync {
     /// Decides a toll that is not [split](Remote::split): all of it or nothing, in one step. Who has to wait for
     /// the answer takes what it needs of the toll along.
-    fn decide(&self, toll: &Toll) -> Answer<'_, Asked<Ruling>>;
+    fn decide(&self, toll: &Toll) -> StoreFuture<'_, RemoteResult<Reply>>;
 
     /// Who decides a toll.
     fn split(&self, _toll: &Toll) -> Split {
@@ -26,13 +26,13 @@ pub trait Remote: fmt::Debug + Send + Sync {
     }
 
     /// Decides a part of a toll: all of it or nothing, in one step.
-    fn decide_part(&self, part: &Part) -> Answer<'_, Asked<Ruling>> {
+    fn decide_part(&self, part: &PartialToll) -> StoreFuture<'_, RemoteResult<Reply>> {
         self.decide(&part.toll)
     }
 
     /// Gives back what a part was charged, because another part was refused. It is tried once.
-    fn undo<'a>(&'a self, _part: &'a Part, _ruling: &'a Ruling) -> Answer<'a, Asked<()>> {
-        Answer::Ready(Ok(()))
+    fn undo<'a>(&'a self, _part: &'a PartialToll, _ruling: &'a Reply) -> StoreFuture<'a, RemoteResult<()>> {
+        StoreFuture::Ready(Ok(()))
     }
 
     /// The one server that has all of these, if there is one.
@@ -41,16 +41,20 @@ pub trait Remote: fmt::Debug + Send + Sync {
     }
 
     /// Gives back or adds to what was charged: once for each charge.
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Asked<Correction>>;
+    fn correct<'a>(
+        &'a self,
+        charge: &'a Charge,
+        fixes: &'a [Fix],
+    ) -> StoreFuture<'a, RemoteResult<Correction>>;
 
     /// Gives a slot back; false if it was not held any more.
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>>;
+    fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>>;
 
     /// Counts the life of a slot from now; false if it was not held any more.
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>>;
+    fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>>;
 
     /// Forgets the state of a key; false if there was none.
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Asked<bool>>;
+    fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, RemoteResult<bool>>;
 
     /// How often a server has come (back): whoever left it alone need not do so any longer once this is another
     /// number. Always the same for a store that does not know.
@@ -63,13 +67,13 @@ pub trait Remote: fmt::Debug + Send + Sync {
     fn seal_charge(&self, charge: &Charge) -> Option<String>;
 
     /// Reads a text that this store wrote; `None` if it did not.
-    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Charge>>>;
+    fn open_charge<'a>(&'a self, text: &'a str) -> StoreFuture<'a, RemoteResult<Option<Charge>>>;
 
     /// As [`Remote::seal_charge`].
     fn seal_slot(&self, slot: &Slot) -> Option<String>;
 
     /// As [`Remote::open_charge`].
-    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Slot>>>;
+    fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, RemoteResult<Option<Slot>>>;
 }
 
 /// Who decides a toll.
@@ -78,12 +82,12 @@ pub enum Split {
     /// One server, in one step.
     Whole(Server),
     /// Several, or one in several steps: none of them knows what the others say.
-    Apart(Vec<Part>),
+    Apart(Vec<PartialToll>),
 }
 
 /// What one server decides of a toll in one step.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct PartialToll {
     /// Who decides it.
     pub server: Server,
     /// What is due.

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use prost_types::Duration;
-use tollkeeper::decision::Answer;
+use tollkeeper::decision::LimitDecision;
 use tollkeeper::facts::DeclaredFacts;
 use tollkeeper::{
-    Correction, Decision, Facts, InvalidRequest, Joint, Met, OnStoreFailure, Outcome, Quota, Retry, Span,
-    Unavailable, Verdict,
+    Correction, Decision, Facts, InvalidRequest, MatchedLimits, MultiRequest, OnStoreFailure, Outcome, Quota,
+    Retry, Span, Unavailable, Verdict,
 };
 use tollkeeper_tower::headers::Field;
 use tonic::Status;
@@ -124,7 +124,8 @@ impl Rls {
         for (index, asked) in asked.iter().enumerate() {
             let Some(cost) = cost(asked.hits) else { continue };
             // Nobody can hold a request until it has left a leaky bucket.
-            let joint = joined.joint.get_or_insert_with(|| self.service.limiter.joint().hold(Span::ZERO));
+            let joint =
+                joined.joint.get_or_insert_with(|| self.service.limiter.multi_request().hold(Span::ZERO));
             joined.met.push((index, joint.add(&asked.facts, cost).map_err(invalid)?));
         }
         Ok(joined)
@@ -218,9 +219,9 @@ fn invalid(error: InvalidRequest) -> Status {
 #[derive(Default)]
 struct Joined<'a> {
     /// Nothing if there are none.
-    joint: Option<Joint<'a>>,
+    joint: Option<MultiRequest<'a>>,
     /// The limits of each, and its place among all.
-    met: Vec<(usize, Met)>,
+    met: Vec<(usize, MatchedLimits)>,
 }
 
 impl Joined<'_> {
@@ -248,7 +249,7 @@ struct Decisions {
 #[derive(Default)]
 struct Decided {
     decision: Option<Decision>,
-    met: Vec<(usize, Met)>,
+    met: Vec<(usize, MatchedLimits)>,
 }
 
 impl Decided {
@@ -280,7 +281,7 @@ fn told(telling: [&Decided; 2], given: &Decided) -> Told {
 }
 
 /// How the limit that binds stands, in Envoy's words.
-fn standing(answer: &Answer<'_>, outcome: &Outcome) -> DescriptorStatus {
+fn standing(answer: &LimitDecision<'_>, outcome: &Outcome) -> DescriptorStatus {
     let until = match outcome.retry {
         Some(Retry::After(retry)) => Some(retry),
         Some(Retry::Never) => None,
@@ -304,7 +305,7 @@ fn standing(answer: &Answer<'_>, outcome: &Outcome) -> DescriptorStatus {
 }
 
 /// The rate, if its period is one that Envoy has a name for, and clients may know of it: Envoy can make headers of it.
-fn current_limit(answer: &Answer<'_>) -> Option<RateLimit> {
+fn current_limit(answer: &LimitDecision<'_>) -> Option<RateLimit> {
     if !answer.rule().shown() {
         return None;
     }

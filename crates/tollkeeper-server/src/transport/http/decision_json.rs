@@ -1,6 +1,6 @@
 //! What is answered: a decision as JSON. Fields are only ever added.
 
-use tollkeeper::decision::Answer;
+use tollkeeper::decision::LimitDecision;
 use tollkeeper::{Decision, Limiter, OnStoreFailure, Policy, Retry, Span, Verdict};
 
 use crate::json::Writer;
@@ -106,7 +106,7 @@ pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, redactor: &Redact
     out.raw("}");
 }
 
-fn write_limit(out: &mut Writer, answer: &Answer<'_>, key: impl FnOnce(&mut Writer)) {
+fn write_limit(out: &mut Writer, answer: &LimitDecision<'_>, key: impl FnOnce(&mut Writer)) {
     let outcome = answer.outcome();
     out.raw("{\"name\":");
     out.text(answer.name());
@@ -180,7 +180,7 @@ mod tests {
         )
     }
 
-    fn plain_limit(answer: &Answer<'_>) -> String {
+    fn plain_limit(answer: &LimitDecision<'_>) -> String {
         let outcome = answer.outcome();
         let key: Vec<String> =
             answer.key().texts().map(|text| or_null(text.map(|text| format!("{text:?}")))).collect();

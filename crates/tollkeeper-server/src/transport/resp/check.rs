@@ -1,6 +1,6 @@
 //! `TK.CHECK` and `TK.PEEK`: facts against the policy, answered with the fields of the JSON API.
 
-use tollkeeper::decision::Answer;
+use tollkeeper::decision::LimitDecision;
 use tollkeeper::facts::DeclaredFacts;
 use tollkeeper::{Decision, Facts, InvalidRequest, Limiter, OnStoreFailure, Retry, Span, Verdict};
 
@@ -77,7 +77,7 @@ pub fn write(out: &mut Replies, limiter: &Limiter, redactor: &Redactor, decision
     limits.for_each(|answer| write_limit(out, redactor, declared, &answer));
 }
 
-fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts, answer: &Answer<'_>) {
+fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts, answer: &LimitDecision<'_>) {
     let outcome = answer.outcome();
     let never = outcome.retry == Some(Retry::Never);
     out.map(11 + usize::from(never) + usize::from(outcome.overflow));

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::{self, sleep, timeout};
-use tollkeeper::toll::Request;
-use tollkeeper::{Answer, Decision, OnStoreFailure, Passage, Verb};
+use tollkeeper::toll::TollRequest;
+use tollkeeper::{Decision, OnStoreFailure, Passage, StoreFuture, Verb};
 
 use super::commands::{self, Name};
 use super::parse::{Arguments, Parser, ProtocolError};
@@ -115,7 +115,7 @@ pub(super) async fn serve(mut stream: impl Stream, peer: SocketAddr, resp: Arc<R
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// The client said so.
-    Said,
+    LimitReply,
     /// It cannot be understood.
     Nonsense,
     /// It is a request of HTTP.
@@ -151,8 +151,8 @@ struct Talk<'r> {
 
 /// A check that a store elsewhere has been asked for.
 enum Flight<'r> {
-    Check(Verb, RouteLabel, Answer<'r, Decision>),
-    Throttle(Call, Answer<'r, Passage>),
+    Check(Verb, RouteLabel, StoreFuture<'r, Decision>),
+    Throttle(Call, StoreFuture<'r, Passage>),
 }
 
 /// What is remembered of a limit that came with its call.
@@ -198,7 +198,7 @@ impl<'r> Talk<'r> {
                 }
             }
             if self.session.ending {
-                break Err(End::Said);
+                break Err(End::LimitReply);
             }
             if self.replies.bytes.len() >= FULL || self.flights.len() == IN_FLIGHT {
                 self.settle().await;
@@ -243,14 +243,16 @@ impl<'r> Talk<'r> {
     #[inline]
     async fn throttle(&mut self, dialect: Dialect, arguments: Arguments<'_>) {
         let asked = dialect.read(arguments).and_then(|asked| {
-            let meter = self.resp.meter(dialect);
+            let meter = self.resp.limits(dialect);
             let answer = meter.check(&asked.key, &asked.quota, asked.quantity);
             let answer = answer.map_err(|error| dialect.refuse(&error))?;
             let key = self.resp.service.refusals.is_on().then(|| asked.key.as_ref().into());
             Ok((answer, Call { dialect, quantity: asked.quantity, key }))
         });
         match asked {
-            Ok((Answer::Ready(passage), call)) if self.flights.is_empty() => self.throttled(call, &passage),
+            Ok((StoreFuture::Ready(passage), call)) if self.flights.is_empty() => {
+                self.throttled(call, &passage)
+            }
             Ok((answer, call)) => self.take_off(Flight::Throttle(call, answer)).await,
             Err(message) => self.refuse(&message).await,
         }
@@ -259,13 +261,13 @@ impl<'r> Talk<'r> {
     #[inline]
     async fn check(&mut self, verb: Verb, arguments: Arguments<'_>) {
         let asked = check::read(arguments).and_then(|(facts, cost)| {
-            let request = Request { verb, facts: &facts, cost, hold: None, also: &[] };
+            let request = TollRequest { verb, facts: &facts, cost, hold: None, also: &[] };
             let Service { limiter, metrics, refusals, .. } = &*self.resp.service;
             let route = if refusals.is_on() { metrics.route(&facts) } else { RouteLabel::NONE };
             Ok((route, limiter.begin(&request).map_err(ApiError::from)?))
         });
         match asked {
-            Ok((route, Answer::Ready(decision))) if self.flights.is_empty() => {
+            Ok((route, StoreFuture::Ready(decision))) if self.flights.is_empty() => {
                 self.checked(verb, route, &decision);
             }
             Ok((route, answer)) => self.take_off(Flight::Check(verb, route, answer)).await,
@@ -390,11 +392,11 @@ impl Drop for Talk<'_> {
 }
 
 /// Polls an answer once, so that it is on its way.
-fn nudge<T: Unpin>(answer: &mut Answer<'_, T>, context: &mut Context<'_>) {
-    if let Answer::Later(later) = answer
+fn nudge<T: Unpin>(answer: &mut StoreFuture<'_, T>, context: &mut Context<'_>) {
+    if let StoreFuture::Later(later) = answer
         && let Poll::Ready(value) = later.as_mut().poll(context)
     {
-        *answer = Answer::Ready(value);
+        *answer = StoreFuture::Ready(value);
     }
 }
 

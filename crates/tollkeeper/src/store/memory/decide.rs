@@ -5,7 +5,7 @@
 
 use tollkeeper_core::algorithm::{Effect, Step, meter};
 use tollkeeper_core::inline::Inline;
-use tollkeeper_core::{Algorithm, Due, Outcome, Ruling, Said, Time, Toll};
+use tollkeeper_core::{Algorithm, Due, LimitReply, Outcome, Reply, Time, Toll};
 
 use super::locked::Locked;
 use super::shard::{Lens, Shard, Spot};
@@ -15,14 +15,14 @@ use super::{Inner, MemoryStore};
 
 impl MemoryStore {
     /// Decides a toll: all of it or nothing, in one step.
-    pub fn decide(&self, toll: &Toll) -> Ruling {
-        let mut ruling = Ruling::default();
+    pub fn decide(&self, toll: &Toll) -> Reply {
+        let mut ruling = Reply::default();
         self.decide_into(toll, &mut ruling);
         ruling
     }
 
     /// As [`MemoryStore::decide`], in place.
-    pub(crate) fn decide_into(&self, toll: &Toll, ruling: &mut Ruling) {
+    pub(crate) fn decide_into(&self, toll: &Toll, ruling: &mut Reply) {
         let inner = &*self.inner;
         let now = inner.clock.now();
         let charging = toll.verb().charges();
@@ -45,10 +45,10 @@ impl MemoryStore {
 
     /// Decides what is due, all or nothing: when, the number of the admission, and what each limit says.
     #[cfg(feature = "redis")]
-    pub(crate) fn decide_dues(&self, dues: &[Due<'_>], charging: bool) -> (Time, u64, Vec<Said>) {
+    pub(crate) fn decide_dues(&self, dues: &[Due<'_>], charging: bool) -> (Time, u64, Vec<LimitReply>) {
         let inner = &*self.inner;
         let now = inner.clock.now();
-        let mut said = vec![Said::Nothing; dues.len()];
+        let mut said = vec![LimitReply::Nothing; dues.len()];
         let prints: Vec<u128> = dues.iter().map(|due| inner.prints.key(due.key)).collect();
         let id = match dues {
             [] => 0,
@@ -60,7 +60,13 @@ impl MemoryStore {
 
     /// Decides one limit for one key, and says when.
     #[inline]
-    pub(crate) fn decide_one(&self, due: &Due<'_>, print: u128, charging: bool, said: &mut Said) -> Time {
+    pub(crate) fn decide_one(
+        &self,
+        due: &Due<'_>,
+        print: u128,
+        charging: bool,
+        said: &mut LimitReply,
+    ) -> Time {
         let now = self.inner.clock.now();
         self.inner.decide_one(due, print, charging, now, said);
         now
@@ -73,7 +79,7 @@ impl MemoryStore {
         dues: &[Due<'_>],
         prints: &[u128],
         charging: bool,
-        said: &mut [Said],
+        said: &mut [LimitReply],
     ) -> Time {
         let now = self.inner.clock.now();
         self.inner.decide_many(dues, prints, charging, now, said);
@@ -104,7 +110,14 @@ impl Inner {
     /// Decides a toll over one limit; returns the number of the admission. What is said is written where
     /// it will stay: to copy what has only just been written makes the processor wait.
     #[inline]
-    fn decide_one(&self, due: &Due<'_>, print: u128, charging: bool, now: Time, said: &mut Said) -> u64 {
+    fn decide_one(
+        &self,
+        due: &Due<'_>,
+        print: u128,
+        charging: bool,
+        now: Time,
+        said: &mut LimitReply,
+    ) -> u64 {
         // A token bucket that is known is the commonest case, and has a way of its own to the same end.
         // Not if nothing is granted any more: then there is no arithmetic to do.
         if due.quota.algorithm() == Algorithm::TokenBucket && due.quota.count() > 0 && due.cost > 0 {
@@ -116,15 +129,24 @@ impl Inner {
                 if charged || charging && step.moved {
                     *packed = Packed::meter(due.quota, step.after);
                 }
-                *said =
-                    Said::Step { step: Step { allowed: step.allowed, effect: Effect::Meter(step) }, charged };
+                *said = LimitReply::Step {
+                    step: Step { allowed: step.allowed, effect: Effect::Meter(step) },
+                    charged,
+                };
                 return if charging { self.number(print, shard) } else { 0 };
             }
         }
         self.decide_any(due, print, charging, now, said)
     }
 
-    fn decide_any(&self, due: &Due<'_>, print: u128, charging: bool, now: Time, said: &mut Said) -> u64 {
+    fn decide_any(
+        &self,
+        due: &Due<'_>,
+        print: u128,
+        charging: bool,
+        now: Time,
+        said: &mut LimitReply,
+    ) -> u64 {
         let shard = &mut *self.shard(print);
         if charging {
             self.make_room(shard, due, print, now);
@@ -154,7 +176,7 @@ impl Inner {
         prints: &[u128],
         charging: bool,
         now: Time,
-        said: &mut [Said],
+        said: &mut [LimitReply],
     ) -> u64 {
         let mut shards = self.lock(prints);
         let id = if charging { self.number(prints[0], shards.of(0)) } else { 0 };
@@ -168,7 +190,7 @@ impl Inner {
     /// Decides when all keys are known and their states fit into their entries: the commonest case, in
     /// which nothing moves and nothing has to be allocated. False if it is not that case.
     #[inline]
-    fn decide_known(&self, toll: &mut Several<'_, '_>, said: &mut [Said]) -> bool {
+    fn decide_known(&self, toll: &mut Several<'_, '_>, said: &mut [LimitReply]) -> bool {
         let mut found = Inline::<usize, 4>::default();
         for (index, due) in toll.dues.iter().enumerate() {
             if due.quota.count() == 0 {
@@ -177,7 +199,7 @@ impl Inner {
             let shard = toll.shards.of(index);
             let Place::Found(place) = shard.table.find(toll.prints[index]) else { return false };
             let Some(seen) = shard.table.state(place).seen(due.quota, due.shift) else { return false };
-            said[index] = Said::Step { step: due.step(seen, toll.now), charged: false };
+            said[index] = LimitReply::Step { step: due.step(seen, toll.now), charged: false };
             found.push(place);
         }
         let admitted = toll.dues.iter().zip(&*said).all(|(due, said)| said.allowed() || !due.enforced());
@@ -185,7 +207,7 @@ impl Inner {
             return true;
         }
         for (index, (due, said)) in toll.dues.iter().zip(said).enumerate() {
-            let Said::Step { step, charged } = said else { unreachable!("said above") };
+            let LimitReply::Step { step, charged } = said else { unreachable!("said above") };
             *charged = admitted && step.allowed && due.cost > 0;
             if *charged || step.effect.moved() {
                 let shard = toll.shards.of(index);
@@ -198,7 +220,7 @@ impl Inner {
     }
 
     /// Decides whatever the case is.
-    fn decide_new(&self, toll: &mut Several<'_, '_>, said: &mut [Said]) {
+    fn decide_new(&self, toll: &mut Several<'_, '_>, said: &mut [LimitReply]) {
         let (now, charging) = (toll.now, toll.charging);
         if charging {
             for (index, due) in toll.dues.iter().enumerate() {
@@ -268,13 +290,13 @@ fn join_shared(parts: &mut [Part<'_>], shards: &mut Locked<'_>) {
 /// What a limit says, before anything is written. Logs, slots and shared cells hold more than the step
 /// tells: their numbers are computed while they can be seen.
 #[inline]
-fn says(shard: &mut Shard, spot: Spot, due: &Due<'_>, now: Time, step: Step, charged: bool) -> Said {
+fn says(shard: &mut Shard, spot: Spot, due: &Due<'_>, now: Time, step: Step, charged: bool) -> LimitReply {
     let overflow = matches!(spot, Spot::Shared(..));
     if !overflow && !matches!(step.effect, Effect::SlidingLog(_) | Effect::Concurrency(_)) {
-        return Said::Step { step, charged };
+        return LimitReply::Step { step, charged };
     }
     let outcome = due.outcome(shard.seen(spot, Lens::of(due)), now, &step, charged);
-    Said::Outcome { outcome: Outcome { overflow, ..outcome }, mark: step.effect.mark() }
+    LimitReply::Outcome { outcome: Outcome { overflow, ..outcome }, mark: step.effect.mark() }
 }
 
 #[cfg(test)]

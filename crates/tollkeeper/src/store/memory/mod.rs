@@ -19,11 +19,11 @@ mod table;
 use std::sync::{Arc, OnceLock};
 
 use tollkeeper_core::fingerprint::Fingerprinter;
-use tollkeeper_core::{Charge, Fix, Key, Ruling, Secret, Slot, Toll};
+use tollkeeper_core::{Charge, Fix, Key, Reply, Secret, Slot, Toll};
 
 use crate::clock::Clock;
 use crate::random;
-use crate::store::{Answer, Correction, Store, Unavailable};
+use crate::store::{Correction, Store, StoreFuture, Unavailable};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use crate::sync::{Mutex, MutexGuard, lock};
 
@@ -231,40 +231,40 @@ impl Inner {
 }
 
 impl Store for MemoryStore {
-    fn decide(&self, toll: &Toll) -> Answer<'_, Ruling> {
-        Answer::Ready(MemoryStore::decide(self, toll))
+    fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply> {
+        StoreFuture::Ready(MemoryStore::decide(self, toll))
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction> {
-        Answer::Ready(MemoryStore::correct(self, charge, fixes))
+    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> StoreFuture<'a, Correction> {
+        StoreFuture::Ready(MemoryStore::correct(self, charge, fixes))
     }
 
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
-        Answer::Ready(Ok(MemoryStore::release(self, slot)))
+    fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
+        StoreFuture::Ready(Ok(MemoryStore::release(self, slot)))
     }
 
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
-        Answer::Ready(Ok(MemoryStore::renew(self, slot)))
+    fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
+        StoreFuture::Ready(Ok(MemoryStore::renew(self, slot)))
     }
 
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Result<bool, Unavailable>> {
-        Answer::Ready(Ok(MemoryStore::forget(self, key)))
+    fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, Result<bool, Unavailable>> {
+        StoreFuture::Ready(Ok(MemoryStore::forget(self, key)))
     }
 
     fn seal_charge(&self, charge: &Charge) -> String {
         charge.seal(&self.inner.secrets.receipts, |key| self.inner.prints.key(key))
     }
 
-    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Charge>, Unavailable>> {
-        Answer::Ready(Ok(MemoryStore::open_charge(self, text)))
+    fn open_charge<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Charge>, Unavailable>> {
+        StoreFuture::Ready(Ok(MemoryStore::open_charge(self, text)))
     }
 
     fn seal_slot(&self, slot: &Slot) -> String {
         slot.seal(&self.inner.secrets.receipts, |key| self.inner.prints.key(key))
     }
 
-    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Slot>, Unavailable>> {
-        Answer::Ready(Ok(MemoryStore::open_slot(self, text)))
+    fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Slot>, Unavailable>> {
+        StoreFuture::Ready(Ok(MemoryStore::open_slot(self, text)))
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use redis::{Cmd, Value};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, oneshot};
-use tollkeeper_core::{Ruling, Time};
+use tollkeeper_core::{Reply, Time};
 
 use super::address::Address;
 use super::call_error::Fate;
@@ -25,7 +25,7 @@ use super::eviction::Eviction;
 use super::reconnecting::Link;
 use super::session::Env;
 use super::wire::{self, Batch, Call, Malformed, Rulings};
-use crate::log_throttle::Line;
+use crate::log_throttle::LogThrottle;
 
 /// The most tolls that wait to be sent.
 const WAITING: usize = 8_192;
@@ -49,8 +49,8 @@ pub(crate) struct Lane {
 struct Job {
     /// Only what is in one slot can travel together; a server without slots has one.
     slot: u16,
-    asked: wire::Asked,
-    answer: oneshot::Sender<Result<Ruling, Fate>>,
+    asked: wire::EncodedToll,
+    answer: oneshot::Sender<Result<Reply, Fate>>,
 }
 
 impl Lane {
@@ -70,7 +70,7 @@ impl Lane {
     }
 
     /// Has a toll decided, together with whatever else is in flight.
-    pub(crate) async fn decide(&self, slot: u16, asked: wire::Asked) -> Result<Ruling, Fate> {
+    pub(crate) async fn decide(&self, slot: u16, asked: wire::EncodedToll) -> Result<Reply, Fate> {
         let (answer, answered) = oneshot::channel();
         self.line.try_send(Job { slot, asked, answer }).map_err(|error| match error {
             TrySendError::Full(_) => Fate::Full,
@@ -137,7 +137,7 @@ struct Ways {
     /// Told whenever one of them may be used that might not before.
     changed: Notify,
     /// What is said when a script decides otherwise than this process would.
-    disagreed: Line,
+    disagreed: LogThrottle,
 }
 
 /// One connection, and what is on its way there.
@@ -165,7 +165,7 @@ impl Way {
 
 impl Ways {
     fn new(ways: Vec<Way>) -> Ways {
-        Ways { ways, current: AtomicUsize::new(0), changed: Notify::new(), disagreed: Line::default() }
+        Ways { ways, current: AtomicUsize::new(0), changed: Notify::new(), disagreed: LogThrottle::default() }
     }
 
     /// Says that a script decided otherwise. If it does so once, it may with every call.
@@ -327,7 +327,7 @@ fn gather(first: Job, jobs: &mut mpsc::Receiver<Job>) -> Vec<Job> {
     together
 }
 
-async fn send(sent: Sent, batch: Batch, mut answers: Vec<oneshot::Sender<Result<Ruling, Fate>>>) {
+async fn send(sent: Sent, batch: Batch, mut answers: Vec<oneshot::Sender<Result<Reply, Fate>>>) {
     let ways = Arc::clone(&sent.place.ways);
     match answer(sent, &batch, &mut answers).await {
         Ok(rulings) => {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::Value;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tollkeeper_core::Ruling;
+use tollkeeper_core::Reply;
 
 use super::address::Address;
 use super::batcher::Lane;
@@ -73,7 +73,7 @@ impl Cluster {
     }
 
     /// Has a toll decided whose keys are all in this slot.
-    pub(crate) async fn decide(&self, slot: u16, asked: wire::Asked) -> Result<Ruling, Fate> {
+    pub(crate) async fn decide(&self, slot: u16, asked: wire::EncodedToll) -> Result<Reply, Fate> {
         let mut lane = self.lane(slot).await?;
         for _ in 0..REDIRECTS {
             match lane.decide(slot, asked.clone()).await {

@@ -15,7 +15,7 @@ use super::script;
 use super::store::RedisStore;
 use super::wire::{self, Call, Malformed};
 use crate::config::LimitShape;
-use crate::store::remote::{Asked, Failure, FailureKind};
+use crate::store::remote::{Failure, FailureKind, RemoteResult};
 use crate::store::resilient::within_deadline;
 
 /// How often a node looks.
@@ -80,7 +80,7 @@ impl SharedPolicy {
     }
 
     /// What is there now.
-    pub async fn get(&self) -> Asked<SharedLimits> {
+    pub async fn get(&self) -> RemoteResult<SharedLimits> {
         self.parse(&self.ask(redis::cmd("GET").arg(&self.name)).await?)
     }
 
@@ -89,7 +89,7 @@ impl SharedPolicy {
         PolicyWatch { policy: self.clone(), seen: None, failing: false }
     }
 
-    async fn version(&self) -> Asked<u64> {
+    async fn version(&self) -> RemoteResult<u64> {
         let head = self.ask(redis::cmd("GETRANGE").arg(&self.name).arg(0).arg(HEAD - 1)).await?;
         Ok(self.parse(&head)?.version)
     }
@@ -107,7 +107,7 @@ impl SharedPolicy {
         if set { Ok(version) } else { Err(NotSet::Conflict { version }) }
     }
 
-    async fn ask(&self, command: &Cmd) -> Asked<Vec<u8>> {
+    async fn ask(&self, command: &Cmd) -> RemoteResult<Vec<u8>> {
         let text = |reply| match reply {
             Value::BulkString(bytes) => Ok(bytes),
             Value::Nil => Ok(Vec::new()),
@@ -117,7 +117,7 @@ impl SharedPolicy {
         within_deadline(PATIENCE, answer).await
     }
 
-    fn parse(&self, bytes: &[u8]) -> Asked<SharedLimits> {
+    fn parse(&self, bytes: &[u8]) -> RemoteResult<SharedLimits> {
         let limits = (|| {
             if bytes.is_empty() {
                 return Some(SharedLimits::default());
@@ -151,7 +151,7 @@ impl PolicyWatch {
             match self.look().await {
                 Ok(Some(shared)) => return shared,
                 Ok(None) => self.failing = false,
-                // Said once, and not twice a second.
+                // LimitReply once, and not twice a second.
                 Err(failure) if !std::mem::replace(&mut self.failing, true) => {
                     tracing::warn!("the limits that all nodes share cannot be read: {failure}");
                 }
@@ -161,7 +161,7 @@ impl PolicyWatch {
         }
     }
 
-    async fn look(&mut self) -> Asked<Option<SharedLimits>> {
+    async fn look(&mut self) -> RemoteResult<Option<SharedLimits>> {
         if self.seen == Some(self.policy.version().await?) {
             return Ok(None);
         }

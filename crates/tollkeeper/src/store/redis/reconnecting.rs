@@ -233,7 +233,7 @@ async fn keep(
                 }
             }
             Err(why) => {
-                // Said once for each reason, and not once for each attempt.
+                // LimitReply once for each reason, and not once for each attempt.
                 if known.as_ref() != Some(&why) {
                     tracing::warn!("cannot use {address}: {why}");
                     known = Some(why.clone());

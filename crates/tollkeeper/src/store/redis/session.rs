@@ -18,7 +18,7 @@ use super::sentinel::Switches;
 use super::topology::Topology;
 use super::wire::{self, Call, Malformed, Nonce};
 use crate::random;
-use crate::store::remote::{Asked, Failure, FailureKind};
+use crate::store::remote::{Failure, FailureKind, RemoteResult};
 
 /// How often a node looks whether its secret is still there, and asks sentinels for the primary.
 const LOOKS: Duration = Duration::from_millis(500);
@@ -118,7 +118,7 @@ impl Session {
         &self,
         call: &Call,
         read: fn(&Call, &wire::Value) -> Result<T, Malformed>,
-    ) -> Asked<T> {
+    ) -> RemoteResult<T> {
         Ok(self.topology.run(call, |answer| read(call, answer)).await?)
     }
 
@@ -128,12 +128,12 @@ impl Session {
         key: &str,
         command: &Cmd,
         read: fn(Value) -> Result<T, Malformed>,
-    ) -> Asked<T> {
+    ) -> RemoteResult<T> {
         Ok(self.topology.command(key, command, read).await?)
     }
 
     /// The secret of receipts, asked for if it is not known.
-    pub(crate) async fn secret(&self) -> Asked<Secret> {
+    pub(crate) async fn secret(&self) -> RemoteResult<Secret> {
         if let Some(secret) = self.shared.secret() {
             return Ok(secret);
         }
@@ -161,7 +161,7 @@ impl Shared {
 }
 
 /// Asks for the secret; if there is none, puts ours back, or a new one.
-async fn look_for_secret(shared: &Shared, topology: &Topology) -> Asked<Secret> {
+async fn look_for_secret(shared: &Shared, topology: &Topology) -> RemoteResult<Secret> {
     let name = shared.names.shared("secret");
     // A list, which no reply of a script is that could come in its place: a wrong secret would void receipts.
     let get = redis::cmd("MGET").arg(&name).to_owned();

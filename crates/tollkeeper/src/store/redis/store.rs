@@ -4,7 +4,7 @@ use std::sync::{Arc, RwLock};
 
 use redis::Value;
 use tollkeeper_core::charge::Item;
-use tollkeeper_core::{Charge, Due, Fix, Key, Ruling, Secret, Slot, Toll};
+use tollkeeper_core::{Charge, Due, Fix, Key, Reply, Secret, Slot, Toll};
 
 use super::address::{Address, RedisTls};
 use super::eviction::any_known;
@@ -15,9 +15,9 @@ use super::wire::{self, Batch, Handling, Malformed, Nonce};
 use crate::background;
 use crate::clock::Clock;
 use crate::process::PerProcess;
-use crate::store::remote::{Asked, Failure, Part, Remote, Server, Split};
+use crate::store::remote::{Failure, PartialToll, Remote, RemoteResult, Server, Split};
 use crate::store::url::{RedisUrl, Servers};
-use crate::store::{Answer, Correction};
+use crate::store::{Correction, StoreFuture};
 
 /// How a store on Redis is used.
 #[derive(Clone, Debug)]
@@ -90,7 +90,7 @@ impl RedisStore {
     }
 
     /// The connections for a call that is made here and now.
-    pub(super) fn session(&self) -> Asked<&Session> {
+    pub(super) fn session(&self) -> RemoteResult<&Session> {
         self.inner.session()
     }
 
@@ -108,7 +108,7 @@ impl RedisStore {
 
 impl Inner {
     /// The connections for a call that is made here and now.
-    fn session(&self) -> Asked<&Session> {
+    fn session(&self) -> RemoteResult<&Session> {
         if let (Some(home), Some(runtime)) = (&self.home, background::ambient())
             && home.runtime().id() == runtime.id()
             && home.process() == std::process::id()
@@ -126,23 +126,28 @@ impl Inner {
         home.into_iter().chain(self.background.get())
     }
 
-    fn decide<'a>(&'a self, session: &'a Session, toll: &Toll, id: u64) -> Answer<'a, Asked<Ruling>> {
+    fn decide<'a>(
+        &'a self,
+        session: &'a Session,
+        toll: &Toll,
+        id: u64,
+    ) -> StoreFuture<'a, RemoteResult<Reply>> {
         let asked = self.asked(toll, id);
         if asked.names().next().is_none() {
             // Limits that grant nothing have no state: what they say is known.
             let mut rulings =
                 Batch::new(vec![asked], Nonce::default()).rulings_without_store(self.clock.now());
-            return Answer::Ready(Ok(rulings.pop().expect("one toll, one ruling")));
+            return StoreFuture::Ready(Ok(rulings.pop().expect("one toll, one ruling")));
         }
-        Answer::Later(Box::pin(async move {
+        StoreFuture::Later(Box::pin(async move {
             session.secret().await?;
             Ok(session.topology().decide(asked).await?)
         }))
     }
 
     /// What travels of a toll, whose admission will carry this number.
-    fn asked(&self, toll: &Toll, id: u64) -> wire::Asked {
-        wire::Asked::new(toll, id, |due| self.shared.names.state(due.key))
+    fn asked(&self, toll: &Toll, id: u64) -> wire::EncodedToll {
+        wire::EncodedToll::new(toll, id, |due| self.shared.names.state(due.key))
     }
 
     /// The slot of a key; a server without slots has one.
@@ -151,7 +156,7 @@ impl Inner {
     }
 
     /// Releases or renews what is held, slot by slot of the cluster.
-    async fn handle(&self, session: &Session, slot: &Slot, handling: Handling) -> Asked<bool> {
+    async fn handle(&self, session: &Session, slot: &Slot, handling: Handling) -> RemoteResult<bool> {
         let named: Vec<(u16, String)> = slot
             .items()
             .iter()
@@ -175,21 +180,21 @@ impl Inner {
     fn open<'a, T: Send + 'a>(
         &'a self,
         open: impl FnOnce(&Secret) -> Option<T> + Send + 'a,
-    ) -> Answer<'a, Asked<Option<T>>> {
+    ) -> StoreFuture<'a, RemoteResult<Option<T>>> {
         match self.shared.secret() {
-            Some(secret) => Answer::Ready(Ok(open(&secret))),
+            Some(secret) => StoreFuture::Ready(Ok(open(&secret))),
             None => self.with_session(move |session| async move { Ok(open(&session.secret().await?)) }),
         }
     }
 
     /// Makes a call over the connections that are for it.
-    fn with_session<'a, T: Send, F: Future<Output = Asked<T>> + Send + 'a>(
+    fn with_session<'a, T: Send, F: Future<Output = RemoteResult<T>> + Send + 'a>(
         &'a self,
         call: impl FnOnce(&'a Session) -> F,
-    ) -> Answer<'a, Asked<T>> {
+    ) -> StoreFuture<'a, RemoteResult<T>> {
         match self.session() {
-            Ok(session) => Answer::Later(Box::pin(call(session))),
-            Err(failure) => Answer::Ready(Err(failure)),
+            Ok(session) => StoreFuture::Later(Box::pin(call(session))),
+            Err(failure) => StoreFuture::Ready(Err(failure)),
         }
     }
 }
@@ -211,10 +216,10 @@ fn slots<T>(all: &[(u16, T)]) -> Vec<u16> {
 }
 
 impl Remote for RedisStore {
-    fn decide(&self, toll: &Toll) -> Answer<'_, Asked<Ruling>> {
+    fn decide(&self, toll: &Toll) -> StoreFuture<'_, RemoteResult<Reply>> {
         match self.session() {
             Ok(session) => self.inner.decide(session, toll, session.number_of(toll)),
-            Err(failure) => Answer::Ready(Err(failure)),
+            Err(failure) => StoreFuture::Ready(Err(failure)),
         }
     }
 
@@ -240,7 +245,7 @@ impl Remote for RedisStore {
             return Split::Whole(session.topology().server(home));
         }
         let id = session.number_of(toll);
-        let part = |(slot, places): (u16, Vec<usize>)| Part {
+        let part = |(slot, places): (u16, Vec<usize>)| PartialToll {
             server: session.topology().server(slot),
             toll: toll.part(&places),
             places,
@@ -249,14 +254,14 @@ impl Remote for RedisStore {
         Split::Apart(parts.into_iter().map(part).collect())
     }
 
-    fn decide_part(&self, part: &Part) -> Answer<'_, Asked<Ruling>> {
+    fn decide_part(&self, part: &PartialToll) -> StoreFuture<'_, RemoteResult<Reply>> {
         match self.session() {
             Ok(session) => self.inner.decide(session, &part.toll, part.id),
-            Err(failure) => Answer::Ready(Err(failure)),
+            Err(failure) => StoreFuture::Ready(Err(failure)),
         }
     }
 
-    fn undo<'a>(&'a self, part: &'a Part, ruling: &'a Ruling) -> Answer<'a, Asked<()>> {
+    fn undo<'a>(&'a self, part: &'a PartialToll, ruling: &'a Reply) -> StoreFuture<'a, RemoteResult<()>> {
         let inner = &*self.inner;
         inner.with_session(move |session| async move {
             let asked = inner.asked(&part.toll, part.id);
@@ -280,7 +285,11 @@ impl Remote for RedisStore {
         servers.all(|server| server == first).then_some(first)
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Asked<Correction>> {
+    fn correct<'a>(
+        &'a self,
+        charge: &'a Charge,
+        fixes: &'a [Fix],
+    ) -> StoreFuture<'a, RemoteResult<Correction>> {
         let (inner, names) = (&*self.inner, &self.inner.shared.names);
         inner.with_session(move |session| async move {
             let (mut corrected, mut failed) = (None, None);
@@ -308,15 +317,15 @@ impl Remote for RedisStore {
         })
     }
 
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
+    fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {
         self.inner.with_session(|session| self.inner.handle(session, slot, Handling::Release))
     }
 
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
+    fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {
         self.inner.with_session(|session| self.inner.handle(session, slot, Handling::Renew))
     }
 
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Asked<bool>> {
+    fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, RemoteResult<bool>> {
         let name = self.inner.shared.names.state(key);
         self.inner.with_session(move |session| async move {
             session.command(&name, redis::cmd("UNLINK").arg(&name), unlinked).await
@@ -331,7 +340,7 @@ impl Remote for RedisStore {
         Some(charge.seal(&self.inner.shared.secret()?, keys::short))
     }
 
-    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Charge>>> {
+    fn open_charge<'a>(&'a self, text: &'a str) -> StoreFuture<'a, RemoteResult<Option<Charge>>> {
         self.inner.open(move |secret| Charge::open(text, secret))
     }
 
@@ -339,7 +348,7 @@ impl Remote for RedisStore {
         Some(slot.seal(&self.inner.shared.secret()?, keys::short))
     }
 
-    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Slot>>> {
+    fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, RemoteResult<Option<Slot>>> {
         self.inner.open(move |secret| Slot::open(text, secret))
     }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use redis::{Cmd, Value};
-use tollkeeper_core::Ruling;
+use tollkeeper_core::Reply;
 
 use super::batcher::Lane;
 use super::call_error::Fate;
 use super::cluster::Cluster;
 use super::slot;
-use super::wire::{self, Asked, Call, Malformed};
+use super::wire::{self, Call, EncodedToll, Malformed};
 use crate::store::remote::Server;
 
 /// Where states are.
@@ -23,7 +23,7 @@ pub(crate) enum Topology {
 
 impl Topology {
     /// Decides a toll whose keys share a slot.
-    pub(crate) async fn decide(&self, asked: Asked) -> Result<Ruling, Fate> {
+    pub(crate) async fn decide(&self, asked: EncodedToll) -> Result<Reply, Fate> {
         match self {
             Topology::One(lane) => lane.decide(0, asked).await,
             Topology::Many(cluster) => {

@@ -35,7 +35,7 @@ use std::fmt;
 
 use tollkeeper_core::algorithm::{self, Ask, Effect, Past, Report, Seen, State, Step, concurrency};
 use tollkeeper_core::charge::Item;
-use tollkeeper_core::{Algorithm, Change, Due, Fix, Quota, Ruling, Said, Time, Toll};
+use tollkeeper_core::{Algorithm, Change, Due, Fix, LimitReply, Quota, Reply, Time, Toll};
 
 use crate::store::Correction;
 
@@ -127,7 +127,7 @@ impl std::error::Error for Malformed {}
 
 /// A toll that is on its way to the store.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct EncodedToll {
     id: u64,
     charging: bool,
     dues: Vec<Asking>,
@@ -145,9 +145,9 @@ struct Asking {
     ask: Ask,
 }
 
-impl Asked {
+impl EncodedToll {
     /// What must be known of a toll when its answer comes. An admission will carry the number `id`.
-    pub fn new(toll: &Toll, id: u64, name: impl Fn(&Due<'_>) -> String) -> Asked {
+    pub fn new(toll: &Toll, id: u64, name: impl Fn(&Due<'_>) -> String) -> EncodedToll {
         let asking = |due: Due<'_>| Asking {
             name: (due.quota.count() > 0).then(|| name(&due)),
             quota: *due.quota,
@@ -156,7 +156,7 @@ impl Asked {
             ask: due.ask(Time::default()),
         };
         let charging = toll.verb().charges();
-        Asked { id: if charging { id } else { 0 }, charging, dues: toll.dues().map(asking).collect() }
+        EncodedToll { id: if charging { id } else { 0 }, charging, dues: toll.dues().map(asking).collect() }
     }
 
     /// The number that its admission will carry.
@@ -178,7 +178,7 @@ impl Asked {
 /// Tolls that are decided by one call, in this order.
 #[derive(Debug)]
 pub struct Batch {
-    asked: Vec<Asked>,
+    asked: Vec<EncodedToll>,
     /// Of each due that travels, toll by toll: its key.
     places: Vec<usize>,
     packed: usize,
@@ -189,7 +189,7 @@ pub struct Batch {
 #[derive(Debug)]
 pub struct Rulings {
     /// One for each toll, in order.
-    pub rulings: Vec<Ruling>,
+    pub rulings: Vec<Reply>,
     /// How many tolls Lua decided otherwise than Rust does, which is a mistake in one of them. The
     /// store's verdict counts: what it wrote is written.
     pub disagreements: usize,
@@ -200,7 +200,7 @@ pub const MOST_KEYS: usize = 1_000;
 
 impl Batch {
     /// Puts these tolls together.
-    pub fn new(asked: Vec<Asked>, nonce: Nonce) -> Batch {
+    pub fn new(asked: Vec<EncodedToll>, nonce: Nonce) -> Batch {
         let mut names: HashMap<&str, (usize, bool)> = HashMap::new();
         let (mut packed, mut wide) = (Vec::new(), Vec::new());
         let mut kinds = Kinds::default();
@@ -252,7 +252,7 @@ impl Batch {
     }
 
     /// What quotas of nothing and tolls without limits say, of a batch without keys.
-    pub fn rulings_without_store(&self, now: Time) -> Vec<Ruling> {
+    pub fn rulings_without_store(&self, now: Time) -> Vec<Reply> {
         assert!(self.call.keys.is_empty(), "there are keys to be asked for");
         let answer = Answer { now, refused: Vec::new(), states: Vec::new(), records: &[] };
         self.fold(answer).expect("nothing to be read").rulings
@@ -296,7 +296,7 @@ impl Batch {
                 rulings.disagreements += usize::from(overrule(&asked.dues, &mut steps, said));
             }
             let admitted = asked.dues.iter().zip(&steps).all(|(due, one)| one.step.allowed || !due.enforced);
-            let mut ruling = Ruling::new(answer.now, asked.id);
+            let mut ruling = Reply::new(answer.now, asked.id);
             for (due, decided) in asked.dues.iter().zip(steps) {
                 let Decided { place, ask, step, log } = decided;
                 let charged = asked.charging && admitted && step.allowed && due.cost > 0;
@@ -308,7 +308,7 @@ impl Batch {
                 }
                 ruling.push(match log {
                     Some(log) => log.said(&due.quota, &ask, step.allowed, charged),
-                    None => Said::Step { step, charged },
+                    None => LimitReply::Step { step, charged },
                 });
             }
             rulings.rulings.push(ruling);
@@ -411,7 +411,7 @@ struct LogRecord {
 }
 
 impl LogRecord {
-    fn said(self, quota: &Quota, ask: &Ask, allowed: bool, charged: bool) -> Said {
+    fn said(self, quota: &Quota, ask: &Ask, allowed: bool, charged: bool) -> LimitReply {
         let used = self.used + if charged { ask.cost } else { 0 };
         let report = Report {
             remaining: quota.count().saturating_sub(used),
@@ -420,7 +420,7 @@ impl LogRecord {
             fresh: Some(self.fresh),
             departs: ask.now.as_micros(),
         };
-        Said::Outcome { outcome: algorithm::tell(quota, ask, allowed, &report), mark: self.stamp }
+        LimitReply::Outcome { outcome: algorithm::tell(quota, ask, allowed, &report), mark: self.stamp }
     }
 }
 
@@ -432,7 +432,7 @@ struct Place {
     again: bool,
 }
 
-fn push_due(body: &mut Vec<u8>, asked: &Asked, due: &Asking, place: Place) {
+fn push_due(body: &mut Vec<u8>, asked: &EncodedToll, due: &Asking, place: Place) {
     let Place { key, quota, more, again } = place;
     let algorithm = due.quota.algorithm();
     let hold = due.ask.hold.filter(|_| algorithm == Algorithm::LeakyBucket);

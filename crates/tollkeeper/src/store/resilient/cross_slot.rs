@@ -15,20 +15,20 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use tokio::sync::oneshot;
-use tollkeeper_core::{Due, Outcome, Ruling, Said, Toll};
+use tollkeeper_core::{Due, LimitReply, Outcome, Reply, Toll};
 
 use super::Inner;
 use crate::background;
 use crate::limiter::observer::Op;
-use crate::store::remote::{Failure, Part, Remote, Server};
+use crate::store::remote::{Failure, PartialToll, Remote, Server};
 use crate::sync::{Mutex, lock};
 
 /// Decides such a toll. Whoever asks may leave: what was charged in vain is given back all the same.
 pub(super) async fn decide<R: Remote + 'static>(
     store: Arc<Inner<R>>,
     toll: Toll,
-    parts: Vec<Part>,
-) -> Ruling {
+    parts: Vec<PartialToll>,
+) -> Reply {
     let (answer, answered) = oneshot::channel();
     let spawned = background::spawn({
         let (store, toll) = (Arc::clone(&store), toll.clone());
@@ -47,20 +47,21 @@ pub(super) async fn decide<R: Remote + 'static>(
 /// What was said of a toll.
 struct Heard {
     /// By the servers that answered.
-    parts: Vec<(Part, Ruling)>,
+    parts: Vec<(PartialToll, Reply)>,
     /// In place of those that did not.
-    instead: Option<(Part, Ruling)>,
+    instead: Option<(PartialToll, Reply)>,
     /// Whether all of them let the request pass.
     passes: bool,
 }
 
-async fn hear<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<Part>) -> Heard {
+async fn hear<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<PartialToll>) -> Heard {
     if !toll.verb().charges() {
         return ask(store, toll, parts).await;
     }
     let hopeless = toll.dues().any(|due| due.enforced() && due.quota.count() == 0);
     if hopeless || store.refused.any(toll) {
-        let looks = parts.iter().map(|part| Part { toll: part.toll.clone().looking(), ..part.clone() });
+        let looks =
+            parts.iter().map(|part| PartialToll { toll: part.toll.clone().looking(), ..part.clone() });
         let looked = ask(store, &toll.clone().looking(), looks.collect()).await;
         if hopeless || !looked.passes {
             return looked;
@@ -75,7 +76,7 @@ async fn hear<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<Part>) -> Hea
 }
 
 /// Asks for all parts at once, and answers for those who do not.
-async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<Part>) -> Heard {
+async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<PartialToll>) -> Heard {
     let began = store.clock.now();
     // Several parts may be of one server, which is tried by all of them or by none.
     let mut asked: Vec<(&Server, bool)> = Vec::new();
@@ -105,40 +106,43 @@ async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<Part>) -> Hear
         let rest = toll.part(&missing);
         let rest = if admitted { rest } else { rest.looking() };
         let ruling = store.fallback.decide(&rest);
-        (Part { server: Server::default(), toll: rest, places: missing, id: ruling.id() }, ruling)
+        (PartialToll { server: Server::default(), toll: rest, places: missing, id: ruling.id() }, ruling)
     });
     let passes = admitted && instead.as_ref().is_none_or(allows);
     Heard { parts: heard, instead, passes }
 }
 
 /// Whether a part lets the request pass.
-fn allows((part, ruling): &(Part, Ruling)) -> bool {
+fn allows((part, ruling): &(PartialToll, Reply)) -> bool {
     part.toll.dues().zip(ruling.said()).all(|(due, said)| said.allowed() || !due.enforced())
 }
 
 impl Heard {
     /// What the parts say together. Each has a time of its own, so their numbers are computed now; what a part
     /// was charged in vain is told as it stands without.
-    fn together(&self, toll: &Toll) -> Ruling {
+    fn together(&self, toll: &Toll) -> Reply {
         let both = || self.instead.iter().chain(&self.parts);
         let now = both().map(|(_, ruling)| ruling.time()).max().unwrap_or_default();
-        let mut together = Ruling::new(now, both().next().map_or(0, |(part, _)| part.id));
+        let mut together = Reply::new(now, both().next().map_or(0, |(part, _)| part.id));
         let all = together.say(toll.len());
         for said in both() {
             let (part, ruling) = said;
             let in_vain = !self.passes && part.toll.verb().charges() && allows(said);
             for ((due, said), place) in part.toll.dues().zip(ruling.said()).zip(&part.places) {
                 all[*place] = match *said {
-                    Said::Degraded { .. } => *said,
-                    Said::Step { step, charged } => {
-                        let said = Said::Step { step, charged: charged && !in_vain };
-                        Said::Outcome { outcome: said.outcome_at(&due, ruling.time()), mark: said.mark() }
+                    LimitReply::Degraded { .. } => *said,
+                    LimitReply::Step { step, charged } => {
+                        let said = LimitReply::Step { step, charged: charged && !in_vain };
+                        LimitReply::Outcome {
+                            outcome: said.outcome_at(&due, ruling.time()),
+                            mark: said.mark(),
+                        }
                     }
                     _ => {
                         let outcome = said.outcome_at(&due, ruling.time());
                         let taken = if in_vain && said.allowed() { due.cost } else { 0 };
                         let remaining = (outcome.remaining + taken).min(outcome.limit);
-                        Said::Outcome { outcome: Outcome { remaining, ..outcome }, mark: said.mark() }
+                        LimitReply::Outcome { outcome: Outcome { remaining, ..outcome }, mark: said.mark() }
                     }
                 };
             }
@@ -194,7 +198,7 @@ impl Refused {
         !(young.is_empty() && old.is_empty()) && toll.dues().any(|due| known(self.hash(&due)))
     }
 
-    fn remember(&self, parts: &[(Part, Ruling)]) {
+    fn remember(&self, parts: &[(PartialToll, Reply)]) {
         let mut keys = lock(&self.keys);
         for (part, ruling) in parts {
             let refused = part.toll.dues().zip(ruling.said());

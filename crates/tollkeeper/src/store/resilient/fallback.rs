@@ -4,7 +4,7 @@
 //! process, on this node's share of each; `allow` passes. The store lives as long as the process, so that
 //! a breaker that opens and closes does not hand out a fresh share each time.
 
-use tollkeeper_core::{Due, OnStoreFailure, Outcome, Quota, Retry, Ruling, Said, Span, Toll};
+use tollkeeper_core::{Due, LimitReply, OnStoreFailure, Outcome, Quota, Reply, Retry, Span, Toll};
 
 use crate::store::memory::MemoryStore;
 
@@ -23,7 +23,7 @@ impl Fallback {
     }
 
     /// Decides a whole toll.
-    pub(crate) fn decide(&self, toll: &Toll) -> Ruling {
+    pub(crate) fn decide(&self, toll: &Toll) -> Reply {
         let policy = |due: &Due<'_>| due.rule.on_store_failure();
         let denied = toll.dues().any(|due| due.enforced() && policy(&due) == OnStoreFailure::Deny);
         let quotas: Vec<Quota> = toll.dues().map(|due| due.quota.share(self.nodes)).collect();
@@ -35,7 +35,7 @@ impl Fallback {
             .collect();
         let dues: Vec<Due<'_>> = local.iter().map(|(_, due)| *due).collect();
         let charging = toll.verb().charges() && !denied;
-        let mut ruling = Ruling::default();
+        let mut ruling = Reply::default();
         let (now, id, said) = self.local.decide_dues(&dues, charging);
         for (due, said_of) in toll.dues().zip(ruling.say(toll.len())) {
             let whole = due.quota.limit();
@@ -48,7 +48,7 @@ impl Fallback {
                 }
                 OnStoreFailure::Local => continue,
             };
-            *said_of = Said::Degraded { by: policy(&due), outcome };
+            *said_of = LimitReply::Degraded { by: policy(&due), outcome };
         }
         for ((index, share), said) in local.iter().zip(said) {
             let due = toll.get(*index);
@@ -57,7 +57,7 @@ impl Fallback {
             let beyond_share = outcome.retry == Some(Retry::Never) && due.cost <= due.quota.limit();
             let retry = if beyond_share { Some(Retry::After(self.pause)) } else { outcome.retry };
             ruling.say(toll.len())[*index] =
-                Said::Degraded { by: OnStoreFailure::Local, outcome: Outcome { retry, ..outcome } };
+                LimitReply::Degraded { by: OnStoreFailure::Local, outcome: Outcome { retry, ..outcome } };
         }
         ruling.set(now, id);
         ruling

@@ -14,16 +14,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tollkeeper_core::{Charge, Fix, Key, Ruling, Slot, Time, Toll};
+use tollkeeper_core::{Charge, Fix, Key, Reply, Slot, Time, Toll};
 
 use crate::background;
 use crate::clock::Clock;
 use crate::limiter::observer::{Observer, Op};
-use crate::log_throttle::Line;
+use crate::log_throttle::LogThrottle;
 use crate::random;
 use crate::store::memory::MemoryStore;
-use crate::store::remote::{Asked, Failure, FailureKind, Remote, Server, Split};
-use crate::store::{Answer, Correction, Store, Unavailable};
+use crate::store::remote::{Failure, FailureKind, Remote, RemoteResult, Server, Split};
+use crate::store::{Correction, Store, StoreFuture, Unavailable};
 use crate::sync::{Mutex, lock};
 
 pub use breaker::{BreakerSettings, BreakerState};
@@ -79,9 +79,9 @@ const SERVERS: usize = 256;
 #[derive(Debug, Default)]
 struct Failures {
     counts: [AtomicU64; FailureKind::ALL.len()],
-    failed: Line,
-    opened: Line,
-    closed: Line,
+    failed: LogThrottle,
+    opened: LogThrottle,
+    closed: LogThrottle,
 }
 
 impl<R: Remote> Resilient<R> {
@@ -141,8 +141,8 @@ impl<R: Remote> Inner<R> {
         &'a self,
         what: Op,
         server: Option<Server>,
-        call: impl FnOnce(&'a R) -> Answer<'a, Asked<T>>,
-    ) -> Option<impl Future<Output = Asked<T>> + Send + 'a> {
+        call: impl FnOnce(&'a R) -> StoreFuture<'a, RemoteResult<T>>,
+    ) -> Option<impl Future<Output = RemoteResult<T>> + Send + 'a> {
         let began = self.clock.now();
         if server.as_ref().is_some_and(|server| !self.may_ask(server, began)) {
             return None;
@@ -157,10 +157,10 @@ impl<R: Remote> Inner<R> {
         what: Op,
         server: Option<Server>,
         began: Time,
-        answer: Answer<'_, Asked<T>>,
-    ) -> Asked<T> {
+        answer: StoreFuture<'_, RemoteResult<T>>,
+    ) -> RemoteResult<T> {
         let asked = match answer {
-            Answer::Ready(asked) => asked,
+            StoreFuture::Ready(asked) => asked,
             later => within_deadline(self.deadline, later).await,
         };
         if let Some(observer) = self.observer.get() {
@@ -234,11 +234,11 @@ impl<R: Remote> Inner<R> {
         &'a self,
         what: Op,
         server: Option<Server>,
-        call: impl FnOnce(&'a R) -> Answer<'a, Asked<T>>,
-    ) -> Answer<'a, Result<T, Unavailable>> {
+        call: impl FnOnce(&'a R) -> StoreFuture<'a, RemoteResult<T>>,
+    ) -> StoreFuture<'a, Result<T, Unavailable>> {
         match self.ask(what, server, call) {
-            None => Answer::Ready(Err(Unavailable)),
-            Some(asked) => Answer::Later(Box::pin(async move { asked.await.map_err(|_| Unavailable) })),
+            None => StoreFuture::Ready(Err(Unavailable)),
+            Some(asked) => StoreFuture::Later(Box::pin(async move { asked.await.map_err(|_| Unavailable) })),
         }
     }
 
@@ -246,13 +246,13 @@ impl<R: Remote> Inner<R> {
     fn open<'a, T: Unpin + Send + 'a>(
         &'a self,
         sealed_here: Option<T>,
-        opened: impl FnOnce(&'a R) -> Answer<'a, Asked<Option<T>>>,
-    ) -> Answer<'a, Result<Option<T>, Unavailable>> {
+        opened: impl FnOnce(&'a R) -> StoreFuture<'a, RemoteResult<Option<T>>>,
+    ) -> StoreFuture<'a, Result<Option<T>, Unavailable>> {
         if sealed_here.is_some() {
-            return Answer::Ready(Ok(sealed_here));
+            return StoreFuture::Ready(Ok(sealed_here));
         }
         match opened(&self.remote) {
-            Answer::Ready(Ok(opened)) => Answer::Ready(Ok(opened)),
+            StoreFuture::Ready(Ok(opened)) => StoreFuture::Ready(Ok(opened)),
             later => self.ask_or_fail(Op::Open, self.remote.server_of(&[]), |_| later),
         }
     }
@@ -261,28 +261,28 @@ impl<R: Remote> Inner<R> {
 /// Waits for a remote store, in or outside of a tokio runtime.
 pub(crate) async fn within_deadline<T>(
     deadline: Duration,
-    answer: impl Future<Output = Asked<T>>,
-) -> Asked<T> {
+    answer: impl Future<Output = RemoteResult<T>>,
+) -> RemoteResult<T> {
     let late = |_| Err(Failure::new(FailureKind::Timeout, format!("no answer within {deadline:?}")));
     let timed = async { tokio::time::timeout(deadline, answer).await.unwrap_or_else(late) };
     background::within(timed).await.unwrap_or_else(|error| Err(Failure::no_thread(&error)))
 }
 
 impl<R: Remote + 'static> Store for Resilient<R> {
-    fn decide(&self, toll: &Toll) -> Answer<'_, Ruling> {
+    fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply> {
         let inner = &*self.0;
         if toll.is_empty() {
-            return Answer::Ready(Ruling::new(inner.clock.now(), 0));
+            return StoreFuture::Ready(Reply::new(inner.clock.now(), 0));
         }
         match inner.remote.split(toll) {
             Split::Apart(parts) => {
-                Answer::Later(Box::pin(cross_slot::decide(Arc::clone(&self.0), toll.clone(), parts)))
+                StoreFuture::Later(Box::pin(cross_slot::decide(Arc::clone(&self.0), toll.clone(), parts)))
             }
             Split::Whole(server) => match inner.ask(Op::Decide, Some(server), |remote| remote.decide(toll)) {
-                None => Answer::Ready(inner.fallback.decide(toll)),
+                None => StoreFuture::Ready(inner.fallback.decide(toll)),
                 Some(asked) => {
                     let toll = toll.clone();
-                    Answer::Later(Box::pin(async move {
+                    StoreFuture::Later(Box::pin(async move {
                         asked.await.unwrap_or_else(|_| inner.fallback.decide(&toll))
                     }))
                 }
@@ -290,30 +290,32 @@ impl<R: Remote + 'static> Store for Resilient<R> {
         }
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Correction> {
+    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> StoreFuture<'a, Correction> {
         let server = self.0.remote.server_of(charge.items());
         match self.0.ask(Op::Correct, server, |remote| remote.correct(charge, fixes)) {
-            None => Answer::Ready(Correction::Failed),
-            Some(asked) => Answer::Later(Box::pin(async move { asked.await.unwrap_or(Correction::Failed) })),
+            None => StoreFuture::Ready(Correction::Failed),
+            Some(asked) => {
+                StoreFuture::Later(Box::pin(async move { asked.await.unwrap_or(Correction::Failed) }))
+            }
         }
     }
 
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
+    fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
         // A slot may have been taken here, while the store was away.
         if self.0.local.release(slot) {
-            return Answer::Ready(Ok(true));
+            return StoreFuture::Ready(Ok(true));
         }
         self.0.ask_or_fail(Op::Release, self.0.remote.server_of(slot.items()), |remote| remote.release(slot))
     }
 
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Result<bool, Unavailable>> {
+    fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
         if self.0.local.renew(slot) {
-            return Answer::Ready(Ok(true));
+            return StoreFuture::Ready(Ok(true));
         }
         self.0.ask_or_fail(Op::Renew, self.0.remote.server_of(slot.items()), |remote| remote.renew(slot))
     }
 
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Result<bool, Unavailable>> {
+    fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, Result<bool, Unavailable>> {
         self.0.local.forget(key);
         self.0.ask_or_fail(Op::Forget, self.0.remote.server_of(&[]), |remote| remote.forget(key))
     }
@@ -323,7 +325,7 @@ impl<R: Remote + 'static> Store for Resilient<R> {
         self.0.remote.seal_charge(charge).unwrap_or_else(|| self.0.local.seal_charge(charge))
     }
 
-    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Charge>, Unavailable>> {
+    fn open_charge<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Charge>, Unavailable>> {
         self.0.open(self.0.local.open_charge(text), |remote| remote.open_charge(text))
     }
 
@@ -331,7 +333,7 @@ impl<R: Remote + 'static> Store for Resilient<R> {
         self.0.remote.seal_slot(slot).unwrap_or_else(|| self.0.local.seal_slot(slot))
     }
 
-    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Result<Option<Slot>, Unavailable>> {
+    fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Slot>, Unavailable>> {
         self.0.open(self.0.local.open_slot(text), |remote| remote.open_slot(text))
     }
 }

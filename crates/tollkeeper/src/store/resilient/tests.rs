@@ -30,38 +30,54 @@ enum Mood {
 }
 
 impl Moody {
-    fn open<'a, T: Send + 'a>(&'a self, open: impl FnOnce(&'a MemoryStore) -> T) -> Answer<'a, Asked<T>> {
-        if self.knows_secret.load(SeqCst) { Answer::Ready(Ok(open(&self.store))) } else { self.answer(open) }
+    fn open<'a, T: Send + 'a>(
+        &'a self,
+        open: impl FnOnce(&'a MemoryStore) -> T,
+    ) -> StoreFuture<'a, RemoteResult<T>> {
+        if self.knows_secret.load(SeqCst) {
+            StoreFuture::Ready(Ok(open(&self.store)))
+        } else {
+            self.answer(open)
+        }
     }
 
-    fn answer<'a, T: Send + 'a>(&'a self, answer: impl FnOnce(&'a MemoryStore) -> T) -> Answer<'a, Asked<T>> {
+    fn answer<'a, T: Send + 'a>(
+        &'a self,
+        answer: impl FnOnce(&'a MemoryStore) -> T,
+    ) -> StoreFuture<'a, RemoteResult<T>> {
         self.asked.fetch_add(1, SeqCst);
         match *lock(&self.mood) {
-            Mood::Well => Answer::Ready(Ok(answer(&self.store))),
-            Mood::Failing => Answer::Ready(Err(Failure::new(FailureKind::Connection, "connection refused"))),
-            Mood::Hanging => Answer::Later(Box::pin(std::future::pending())),
+            Mood::Well => StoreFuture::Ready(Ok(answer(&self.store))),
+            Mood::Failing => {
+                StoreFuture::Ready(Err(Failure::new(FailureKind::Connection, "connection refused")))
+            }
+            Mood::Hanging => StoreFuture::Later(Box::pin(std::future::pending())),
         }
     }
 }
 
 impl Remote for Moody {
-    fn decide(&self, toll: &Toll) -> Answer<'_, Asked<Ruling>> {
+    fn decide(&self, toll: &Toll) -> StoreFuture<'_, RemoteResult<Reply>> {
         self.answer(|store| store.decide(toll))
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> Answer<'a, Asked<Correction>> {
+    fn correct<'a>(
+        &'a self,
+        charge: &'a Charge,
+        fixes: &'a [Fix],
+    ) -> StoreFuture<'a, RemoteResult<Correction>> {
         self.answer(|store| store.correct(charge, fixes))
     }
 
-    fn release<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
+    fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {
         self.answer(|store| store.release(slot))
     }
 
-    fn renew<'a>(&'a self, slot: &'a Slot) -> Answer<'a, Asked<bool>> {
+    fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {
         self.answer(|store| store.renew(slot))
     }
 
-    fn forget<'a>(&'a self, key: Key<'a>) -> Answer<'a, Asked<bool>> {
+    fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, RemoteResult<bool>> {
         self.answer(move |store| store.forget(key))
     }
 
@@ -73,7 +89,7 @@ impl Remote for Moody {
         self.knows_secret.load(SeqCst).then(|| self.store.seal_charge(charge))
     }
 
-    fn open_charge<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Charge>>> {
+    fn open_charge<'a>(&'a self, text: &'a str) -> StoreFuture<'a, RemoteResult<Option<Charge>>> {
         self.open(move |store| store.open_charge(text))
     }
 
@@ -81,7 +97,7 @@ impl Remote for Moody {
         self.knows_secret.load(SeqCst).then(|| self.store.seal_slot(slot))
     }
 
-    fn open_slot<'a>(&'a self, text: &'a str) -> Answer<'a, Asked<Option<Slot>>> {
+    fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, RemoteResult<Option<Slot>>> {
         self.open(move |store| store.open_slot(text))
     }
 }

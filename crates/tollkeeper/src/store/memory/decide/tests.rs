@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tollkeeper_core::algorithm::State;
 use tollkeeper_core::charge::{Charge, Costs};
-use tollkeeper_core::decision::Answer;
+use tollkeeper_core::decision::LimitDecision;
 use tollkeeper_core::{
     Allowance, Decision, Facts, Limit, Mode, Policy, Quota, Rate, Secret, Slot, Span, Verb,
 };
@@ -213,12 +213,12 @@ impl Twins {
 }
 
 /// The general way alone.
-fn decide_generally(store: &MemoryStore, toll: &Toll) -> Ruling {
+fn decide_generally(store: &MemoryStore, toll: &Toll) -> Reply {
     let inner = &*store.inner;
     let (now, charging) = (inner.clock.now(), toll.verb().charges());
     let dues: Vec<Due<'_>> = toll.dues().collect();
     let prints: Vec<u128> = dues.iter().map(|due| inner.prints.key(due.key)).collect();
-    let mut ruling = Ruling::default();
+    let mut ruling = Reply::default();
     let id = match ruling.say(dues.len()) {
         [] => 0,
         [said] => inner.decide_any(&dues[0], prints[0], charging, now, said),
@@ -247,7 +247,7 @@ fn compare(passages: &[Passage], allowed: bool, general: &Decision) {
 
 /// What each limit says; single numbers that can be asked for are those of the whole.
 fn outcomes(decision: &Decision) -> Vec<Outcome> {
-    let outcome = |answer: Answer<'_>| {
+    let outcome = |answer: LimitDecision<'_>| {
         let outcome = answer.outcome();
         assert_eq!((answer.remaining(), answer.granted()), (outcome.remaining, outcome.limit), "{answer:?}");
         outcome

@@ -1,19 +1,19 @@
 //! How a toll is undone that was admitted in vain: another part of it was refused, in another slot of the cluster.
 
-use tollkeeper_core::{Algorithm, Change, Quota, Rate, Ruling, Span};
+use tollkeeper_core::{Algorithm, Change, Quota, Rate, Reply, Span};
 
-use super::{Asked, Call, Correcting, Handling, Nonce, push_correction};
+use super::{Call, Correcting, EncodedToll, Handling, Nonce, push_correction};
 use crate::store::redis::script;
 
 /// How long it may take until it is undone; what comes later is void, and its marker is needed no longer. A call
 /// is on its way for a second at most, and is sent on a few times.
 const UNDONE: Span = Span::from_secs(5);
 
-impl Asked {
+impl EncodedToll {
     /// The calls that give back what this toll was charged.
     pub(crate) fn undo(
         &self,
-        ruling: &Ruling,
+        ruling: &Reply,
         marker: impl Fn(&str) -> String,
         nonce: impl Fn() -> Nonce,
     ) -> Vec<Call> {

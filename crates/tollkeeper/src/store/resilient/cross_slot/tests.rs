@@ -9,9 +9,9 @@ use tollkeeper_core::{
 
 use super::*;
 use crate::store::memory::MemoryStore;
-use crate::store::remote::{Asked, Failure, FailureKind, Split};
+use crate::store::remote::{Failure, FailureKind, RemoteResult, Split};
 use crate::store::resilient::{BreakerSettings, Resilient, ResilientSettings};
-use crate::store::{Answer, Correction, Store as _};
+use crate::store::{Correction, Store as _, StoreFuture};
 
 /// Each limit has a server of its own, of the same name.
 #[derive(Debug)]
@@ -42,12 +42,12 @@ enum Mood {
 const NEVER: &str = "no server of these decides alone";
 
 impl Remote for Servers {
-    fn decide(&self, _: &Toll) -> Answer<'_, Asked<Ruling>> {
+    fn decide(&self, _: &Toll) -> StoreFuture<'_, RemoteResult<Reply>> {
         panic!("{NEVER}")
     }
 
     fn split(&self, toll: &Toll) -> Split {
-        let part = |(place, due): (usize, Due<'_>)| Part {
+        let part = |(place, due): (usize, Due<'_>)| PartialToll {
             server: Server::at(due.rule.name().into()),
             toll: toll.part(&[place]),
             places: vec![place],
@@ -56,12 +56,12 @@ impl Remote for Servers {
         Split::Apart(toll.dues().enumerate().map(part).collect())
     }
 
-    fn decide_part(&self, part: &Part) -> Answer<'_, Asked<Ruling>> {
+    fn decide_part(&self, part: &PartialToll) -> StoreFuture<'_, RemoteResult<Reply>> {
         let name = part.toll.get(0).rule.name().to_owned();
         lock(&self.asked).push((name.clone(), part.toll.verb()));
         let (one, toll) = (&self.servers[&name], part.toll.clone());
         let mood = *lock(&one.mood);
-        Answer::Later(Box::pin(async move {
+        StoreFuture::Later(Box::pin(async move {
             if mood == Mood::Dead {
                 return Err(Failure::new(FailureKind::Connection, "connection refused"));
             }
@@ -72,8 +72,8 @@ impl Remote for Servers {
         }))
     }
 
-    fn undo<'a>(&'a self, part: &'a Part, ruling: &'a Ruling) -> Answer<'a, Asked<()>> {
-        Answer::Later(Box::pin(async move {
+    fn undo<'a>(&'a self, part: &'a PartialToll, ruling: &'a Reply) -> StoreFuture<'a, RemoteResult<()>> {
+        StoreFuture::Later(Box::pin(async move {
             self.hands.acquire().await.unwrap().forget();
             let charge = Decision::new(part.toll.clone(), ruling.clone()).charge().expect("it was charged");
             let changes = charge.refund(Costs::All).unwrap();
@@ -85,19 +85,19 @@ impl Remote for Servers {
         }))
     }
 
-    fn correct<'a>(&'a self, _: &'a Charge, _: &'a [Fix]) -> Answer<'a, Asked<Correction>> {
+    fn correct<'a>(&'a self, _: &'a Charge, _: &'a [Fix]) -> StoreFuture<'a, RemoteResult<Correction>> {
         panic!("{NEVER}")
     }
 
-    fn release<'a>(&'a self, _: &'a Slot) -> Answer<'a, Asked<bool>> {
+    fn release<'a>(&'a self, _: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {
         panic!("{NEVER}")
     }
 
-    fn renew<'a>(&'a self, _: &'a Slot) -> Answer<'a, Asked<bool>> {
+    fn renew<'a>(&'a self, _: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {
         panic!("{NEVER}")
     }
 
-    fn forget<'a>(&'a self, _: Key<'a>) -> Answer<'a, Asked<bool>> {
+    fn forget<'a>(&'a self, _: Key<'a>) -> StoreFuture<'a, RemoteResult<bool>> {
         panic!("{NEVER}")
     }
 
@@ -105,7 +105,7 @@ impl Remote for Servers {
         panic!("{NEVER}")
     }
 
-    fn open_charge<'a>(&'a self, _: &'a str) -> Answer<'a, Asked<Option<Charge>>> {
+    fn open_charge<'a>(&'a self, _: &'a str) -> StoreFuture<'a, RemoteResult<Option<Charge>>> {
         panic!("{NEVER}")
     }
 
@@ -113,7 +113,7 @@ impl Remote for Servers {
         panic!("{NEVER}")
     }
 
-    fn open_slot<'a>(&'a self, _: &'a str) -> Answer<'a, Asked<Option<Slot>>> {
+    fn open_slot<'a>(&'a self, _: &'a str) -> StoreFuture<'a, RemoteResult<Option<Slot>>> {
         panic!("{NEVER}")
     }
 }
@@ -321,12 +321,13 @@ fn what_was_refused_is_remembered_for_so_many_keys() {
         bench.policy.toll(Verb::Check, &facts! { "user" => &user }, 1).unwrap()
     };
     let ruling = {
-        let mut ruling = Ruling::default();
-        ruling.push(Said::Nothing);
+        let mut ruling = Reply::default();
+        ruling.push(LimitReply::Nothing);
         ruling
     };
     for user in 0..5 * REMEMBERED {
-        let part = Part { server: Server::default(), toll: of(user).part(&[0]), places: vec![0], id: 0 };
+        let part =
+            PartialToll { server: Server::default(), toll: of(user).part(&[0]), places: vec![0], id: 0 };
         refused.remember(&[(part, ruling.clone())]);
         assert!(refused.any(&of(user)));
     }
