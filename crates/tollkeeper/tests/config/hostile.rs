@@ -112,7 +112,11 @@ fn many_mistakes_are_counted_and_a_hundred_shown() {
     let report = parse(Format::Yaml, text.as_bytes()).expect_err("no limit has a name");
     let said = report.to_string();
     assert_eq!(said.matches(": error: ").count(), 100);
-    assert_eq!(report.errors(), 15_001, "an unknown key, no name and no rate each, and all apply to one request");
+    assert_eq!(
+        report.errors(),
+        15_001,
+        "an unknown key, no name and no rate each, and all apply to one request"
+    );
     assert!(said.ends_with("\nand 14901 more"), "{}", &said[said.len() - 100..]);
 }
 
