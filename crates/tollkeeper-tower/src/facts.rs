@@ -81,6 +81,7 @@ enum Open {
     Twin,
     Alike,
     Words,
+    Blanks,
     Unclear,
     NotText,
     NotJson,
@@ -438,6 +439,10 @@ impl Open {
                 StatusCode::BAD_REQUEST,
                 "more than one word follows the scheme, and some servers read only the first of them",
             ),
+            Open::Blanks => (
+                StatusCode::BAD_REQUEST,
+                "it is not UTF-8, and has a byte that some servers take for a blank (0x85 or 0xA0)",
+            ),
             Open::Unclear => (
                 StatusCode::BAD_REQUEST,
                 "its name has another case, or its name or value has characters that RFC 6265 does not allow in a \
@@ -540,6 +545,11 @@ fn line<'a>(headers: &'a HeaderMap, name: &HeaderName, many: bool) -> Result<Opt
         }
         all.to_mut().extend_from_slice(b", ");
         all.to_mut().extend_from_slice(line);
+    }
+    // Python reads headers as Latin-1, and takes these for blanks when it trims or divides a value.
+    let is_blank = |byte: &u8| matches!(byte, 0x85 | 0xa0);
+    if all.iter().any(is_blank) && std::str::from_utf8(&all).is_err() {
+        return Err(Open::Blanks);
     }
     Ok(Some(all))
 }
