@@ -306,6 +306,16 @@ fn no_spelling_of_a_path_has_a_second_budget() {
         "/users/%2Fexport",
         "/projects%2F",
         "/users/..;x%2Fy/export",
+        // `x` is a host to parsers of URLs.
+        "//x/login",
+        "///x/login",
+        "/\\x/login",
+        "\\\\x/login",
+        "//x\\api/login",
+        "//x/y/../users/7/export",
+        "//x//login",
+        "//x",
+        "//x@y:80/login",
     ]
     .map(str::to_owned)
     .to_vec();
