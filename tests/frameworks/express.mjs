@@ -5,7 +5,9 @@ import { join } from "node:path";
 const load = createRequire(join(process.cwd(), "package.json"));
 const express = load("express");
 const app = express();
-app.use(load("cookie-parser")());
+// Express 4 reads queries with `qs` unless told otherwise, Express 5 if told so.
+app.set("query parser", process.env.QUERY_PARSER ?? "simple");
+app.use(load("cookie-parser")(), express.json(), express.urlencoded({ extended: true }));
 
 const say = (route) => (request, response) => {
   response.json({
@@ -15,10 +17,11 @@ const say = (route) => (request, response) => {
     authorization: request.get("authorization") ?? null,
     session: request.cookies.sid ?? null,
     user: request.query.user ?? null,
+    email: request.body?.email ?? null,
     host: request.hostname ?? null,
   });
 };
-app.get("/login", say("/login"));
+app.all("/login", say("/login"));
 app.get("/api/login", say("/api/login"));
 app.get("/users/:id", say("/users/{id}"));
 app.get("/users/:id/export", say("/users/{id}/export"));

@@ -13,9 +13,11 @@ const say = (route) => async (request) => ({
   authorization: request.headers.authorization ?? null,
   session: request.cookies.sid ?? null,
   user: request.query.user ?? null,
+  email: request.body?.email ?? null,
   host: request.hostname ?? null,
 });
 app.get("/login", say("/login"));
+app.post("/login", say("/login"));
 app.get("/api/login", say("/api/login"));
 app.get("/users/:id", say("/users/{id}"));
 app.get("/users/:id/export", say("/users/{id}/export"));

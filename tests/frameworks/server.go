@@ -2,22 +2,38 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"io"
 	"net/http"
 	"os"
 	"strings"
 )
 
+// The field of a JSON body or of a form, whatever the type of the body.
+func email(request *http.Request) string {
+	body, _ := io.ReadAll(request.Body)
+	var fields struct {
+		Email string `json:"email"`
+	}
+	if json.Unmarshal(body, &fields) == nil && fields.Email != "" {
+		return fields.Email
+	}
+	request.Body = io.NopCloser(bytes.NewReader(body))
+	return request.PostFormValue("email")
+}
+
 func say(route string) http.HandlerFunc {
 	return func(response http.ResponseWriter, request *http.Request) {
 		said := map[string]any{
 			"route": route, "path": request.URL.Path, "host": request.Host,
-			"key": nil, "authorization": nil, "session": nil, "user": nil,
+			"key": nil, "authorization": nil, "session": nil, "user": nil, "email": nil,
 		}
 		for name, value := range map[string]string{
 			"key":           request.Header.Get("X-Api-Key"),
 			"authorization": request.Header.Get("Authorization"),
 			"user":          request.URL.Query().Get("user"),
+			"email":         email(request),
 		} {
 			if value != "" {
 				said[name] = value

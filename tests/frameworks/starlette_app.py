@@ -5,6 +5,14 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 
+async def email(request):
+    """The field of a JSON body, whatever its type."""
+    try:
+        return (await request.json()).get("email")
+    except ValueError:
+        return None
+
+
 def say(route):
     async def endpoint(request):
         return JSONResponse(
@@ -15,6 +23,7 @@ def say(route):
                 "authorization": request.headers.get("authorization"),
                 "session": request.cookies.get("sid"),
                 "user": request.query_params.get("user"),
+                "email": await email(request),
                 "host": request.url.hostname,
             }
         )
@@ -24,7 +33,7 @@ def say(route):
 
 app = Starlette(
     routes=[
-        Route("/login", say("/login")),
+        Route("/login", say("/login"), methods=["GET", "POST"]),
         Route("/api/login", say("/api/login")),
         Route("/users/{id}", say("/users/{id}")),
         Route("/users/{id}/export", say("/users/{id}/export")),

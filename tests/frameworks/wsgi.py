@@ -17,6 +17,15 @@ ROUTES = [
 ]
 
 
+def email(environ):
+    """The field of a JSON body or of a form, whatever the type of the body."""
+    body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    try:
+        return json.loads(body).get("email")
+    except ValueError:
+        return parse_qs(body.decode("latin-1")).get("email", [None])[-1]
+
+
 def app(environ, start_response):
     path = environ["PATH_INFO"]
     route = next((name for name, pattern in ROUTES if re.fullmatch(pattern, path)), None)
@@ -32,6 +41,7 @@ def app(environ, start_response):
         "session": session and session.value,
         "user": parse_qs(environ["QUERY_STRING"]).get("user", [None])[-1],
         "host": environ.get("HTTP_HOST"),
+        "email": email(environ),
     }
     start_response("200 OK" if route else "404 Not Found", [("Content-Type", "application/json")])
     return [json.dumps(said).encode()]

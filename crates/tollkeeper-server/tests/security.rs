@@ -258,6 +258,17 @@ fn dns_rebinding_page_is_refused_on_loopback() {
 }
 
 #[test]
+fn mapped_loopback_address_is_a_loopback_listener() {
+    let folder = Folder::new();
+    let file = folder.write("tollkeeper.yaml", LIMITS);
+    let mut command = tollkeeper();
+    command.args(["serve", "--http", "[::ffff:127.0.0.1]:0", "--config"]).arg(file);
+    let server = Server::launch(&mut command);
+    let status = |host: &str| send(&server, "POST /v1/check HTTP/1.1", &[host], CHECK_ALICE).status;
+    assert_eq!((status("host: evil.example"), status("host: localhost")), (403, 200));
+}
+
+#[test]
 fn any_host_is_answered_with_a_token_or_beyond_loopback() {
     let folder = Folder::new();
     let host = "host: ratelimit.example";
@@ -298,6 +309,9 @@ fn web_page_cannot_send_commands_to_resp() {
         format!("GET /?{command} HTTP/1.1\r\n{command}\r\n"),
         format!("OPTIONS / HTTP/1.1\r\n{command}\r\n"),
         format!("Host: x\r\n{command}\r\n"),
+        // A page that has rebound its name to this address chooses the method: it would forget the key `/a`.
+        format!("DEL /a HTTP/1.1\r\n{command}\r\n"),
+        format!("TK.CHECK /a HTTP/1.1\r\nhost: x\r\n{command}\r\n"),
         format!("\r\nPOST /\r\n{command}\r\n"),
     ] {
         let said = say(&request);

@@ -17,6 +17,10 @@ pub enum Field<'a> {
     Twice,
     /// It is there, and no text, whole number or truth.
     NoText,
+    /// A field is there that some servers take for it: `Email`, `[email]` or `email[]` for `email`.
+    Alike,
+    /// It may be there: the body is a form in several parts, which is not read.
+    Unread,
 }
 
 /// Why no field can be read.
@@ -30,8 +34,8 @@ pub enum Form {
     Json,
     /// As `a=1&b=2`.
     Pairs,
-    /// In no way that is read here.
-    Other,
+    /// In several parts, which are not read here.
+    Parts,
 }
 
 impl Form {
@@ -43,12 +47,14 @@ impl Form {
         if essence == b"application/json" || essence.ends_with(b"+json") || begins_like_json(body) {
             return Form::Json;
         }
-        if essence.starts_with(b"multipart/") { Form::Other } else { Form::Pairs }
+        if essence.starts_with(b"multipart/") { Form::Parts } else { Form::Pairs }
     }
 }
 
+/// Python reads JSON in UTF-16 and UTF-32, too, and behind a byte order mark. Here that is no JSON, and so no form either.
 fn begins_like_json(body: &[u8]) -> bool {
-    body.trim_ascii_start().first() == Some(&b'{')
+    let body = body.trim_ascii_start();
+    body.starts_with(b"\xef\xbb\xbf") || matches!(body.first(), Some(b'{' | 0 | 0xfe | 0xff))
 }
 
 /// Reads a field of a body.
@@ -57,7 +63,7 @@ pub fn of_body<'a>(form: Form, body: &'a [u8], name: &str) -> Result<Field<'a>, 
         _ if body.trim_ascii().is_empty() => Ok(Field::Absent),
         Form::Json => of_json(body, name),
         Form::Pairs => Ok(of_pairs(body, name)),
-        Form::Other => Ok(Field::Absent),
+        Form::Parts => Ok(Field::Unread),
     }
 }
 
@@ -69,7 +75,11 @@ pub fn of_pairs<'a>(text: &'a [u8], name: &str) -> Field<'a> {
             Some(equals) => (&pair[..equals], &pair[equals + 1..]),
             None => (pair, &[][..]),
         };
-        if *decoded(key) != *name.as_bytes() {
+        let key = decoded(key);
+        if *key != *name.as_bytes() {
+            if is_alike(&key, name) {
+                return Field::Alike;
+            }
             continue;
         }
         found = match found {
@@ -78,6 +88,21 @@ pub fn of_pairs<'a>(text: &'a [u8], name: &str) -> Field<'a> {
         };
     }
     found
+}
+
+/// Whether some servers take another field for this one: nginx ignores case, and `qs`, by which Express reads forms,
+/// takes `[name]` for `name` and `name[]` for a list of that name.
+fn is_alike(key: &[u8], name: &str) -> bool {
+    let key = key.strip_prefix(b"[").unwrap_or(key);
+    key.split_at_checked(name.len()).is_some_and(|(start, rest)| {
+        start.eq_ignore_ascii_case(name.as_bytes()) && matches!(rest.first(), None | Some(b'[' | b']'))
+    })
+}
+
+/// Whether two names differ in case only. Go takes the one for the other, and folds more letters than those of ASCII.
+fn differ_in_case(one: &str, other: &str) -> bool {
+    let folded = |text: &str| text.to_uppercase().to_lowercase();
+    one != other && folded(one) == folded(other)
 }
 
 /// What a part of a query stands for: `+` is a blank, `%41` an `A`, and a `%` that encodes nothing itself.
@@ -107,13 +132,15 @@ pub fn of_json<'a>(text: &'a [u8], name: &str) -> Result<Field<'a>, NotJson> {
     let text = std::str::from_utf8(text).map_err(|_| NotJson)?;
     let mut reader = Json { rest: text };
     let mut found = Field::Absent;
-    let mut twice = false;
+    let (mut twice, mut alike) = (false, false);
     reader.blanks();
     if reader.rest.starts_with('{') {
         reader.object(0, &mut |key, value| {
             if key == name {
                 twice |= found != Field::Absent;
                 found = value;
+            } else if differ_in_case(key, name) {
+                alike = true;
             }
         })?;
     } else {
@@ -123,7 +150,11 @@ pub fn of_json<'a>(text: &'a [u8], name: &str) -> Result<Field<'a>, NotJson> {
     if !reader.rest.is_empty() {
         return Err(NotJson);
     }
-    Ok(if twice { Field::Twice } else { found })
+    Ok(match (twice, alike) {
+        (true, _) => Field::Twice,
+        (false, true) => Field::Alike,
+        (false, false) => found,
+    })
 }
 
 /// How deep arrays and objects may be nested.
@@ -307,7 +338,9 @@ mod tests {
             (r#"{"email":null}"#, once("")),
             (r#"{"email":""}"#, once("")),
             ("{}", Ok(Field::Absent)),
-            (r#"{"Email":"x"}"#, Ok(Field::Absent)),
+            (r#"{"Email":"x"}"#, Ok(Field::Alike)),
+            (r#"{"email":"a","EMAIL":"b"}"#, Ok(Field::Alike)),
+            (r#"{"x":{"Email":"b"},"emails":"c"}"#, Ok(Field::Absent)),
             (r#"["email"]"#, Ok(Field::Absent)),
             ("7", Ok(Field::Absent)),
             (r#"{"email":"a","email":"a"}"#, Ok(Field::Twice)),
@@ -355,7 +388,11 @@ mod tests {
             ("email", Field::Once(Cow::Borrowed(b""))),
             ("email=a&email=b", Field::Twice),
             ("email=a&em%61il=", Field::Twice),
-            ("Email=a&emails=b", Field::Absent),
+            ("emails=b&xemail=c&email.x=d&x[email]=e", Field::Absent),
+            ("email=a&EMAIL=b", Field::Alike),
+            ("[email]=a", Field::Alike),
+            ("%5Bemail%5D[0]=a", Field::Alike),
+            ("email[]=a&email=b", Field::Alike),
             ("", Field::Absent),
         ] {
             assert_eq!(of_body(Form::Pairs, text.as_bytes(), "email"), Ok(expected), "{text}");
@@ -373,11 +410,19 @@ mod tests {
             (Some("application/x-www-form-urlencoded"), "{\"a\":1}", Form::Json),
             (Some("application/x-www-form-urlencoded"), "a=1", Form::Pairs),
             (None, "a=1", Form::Pairs),
-            (Some("multipart/form-data; boundary=x"), "--x", Form::Other),
+            (Some("text/plain"), "\u{feff}{}", Form::Json),
+            (Some("text/plain"), "\0{\0}", Form::Json),
+            (Some("text/plain"), "\n\0{\0}\0", Form::Json),
+            (Some("multipart/form-data; boundary=x"), "--x", Form::Parts),
         ] {
             let form = Form::of(content_type.map(str::as_bytes), body.as_bytes());
             assert_eq!(form, expected, "{content_type:?} {body:?}");
         }
         assert_eq!(of_body(Form::Json, b" ", "email"), Ok(Field::Absent), "an empty body says nothing");
+        assert_eq!(of_body(Form::Parts, b"", "email"), Ok(Field::Absent));
+        assert_eq!(of_body(Form::Parts, b"--x", "email"), Ok(Field::Unread));
+        for (key, name) in [("E\u{17f}K", "esk"), ("e\u{17f}\u{212a}", "ESK")] {
+            assert!(differ_in_case(key, name), "{key}: Go folds the long s and the sign of the kelvin");
+        }
     }
 }

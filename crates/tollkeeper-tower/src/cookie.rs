@@ -1,7 +1,7 @@
 //! The value of a cookie, where all servers read the same one.
 //!
 //! Of two cookies with one name some servers take the first and some the last; some also divide the header at
-//! commas and blanks, undo escapes between quotes, or trim what others keep. So a value counts only if it occurs once
+//! commas and blanks, undo escapes between quotes, trim what others keep, or (nginx) ignore the case of names. So a value counts only if it occurs once
 //! and has no characters but those that RFC 6265 allows. What remains different is made equal: one pair of quotes is
 //! removed, and the value is percent-decoded, which Express and Fastify do.
 
@@ -29,7 +29,7 @@ pub fn of<'a>(
             Some(equals) => (cookie[..equals].trim_ascii_end(), &cookie[equals + 1..]),
             None => (cookie, &[][..]),
         };
-        if trimmed(written) == name {
+        if trimmed(written).eq_ignore_ascii_case(name) {
             if found.is_some() {
                 return Err(Unclear::Twice);
             }
@@ -37,7 +37,11 @@ pub fn of<'a>(
         }
         // A cookie of its own to servers that divide the header at commas or blanks.
         let mut words = cookie.split(|byte| matches!(byte, b',' | b' ' | b'\t')).skip(1);
-        if words.any(|word| word.strip_prefix(name).is_some_and(|rest| rest.starts_with(b"="))) {
+        let is_of_name = |word: &[u8]| {
+            word.split_at_checked(name.len())
+                .is_some_and(|(start, rest)| start.eq_ignore_ascii_case(name) && rest.starts_with(b"="))
+        };
+        if words.any(is_of_name) {
             return Err(Unclear::Twice);
         }
     }
@@ -105,13 +109,13 @@ mod tests {
             "sid=%61%2Db",
             "sid=%61%2db",
             "sid=\"a%2Db\"",
-            "SID=x; sid2=y; xsid=z; sid=a-b",
+            "sid2=y; xsid=z; sid=a-b",
         ] {
             check(&[line.as_bytes()], Ok(Some("a-b")));
         }
         check(&[b"x=1", b"sid=a-b", b"y=2"], Ok(Some("a-b")));
         check(&[], Ok(None));
-        check(&[b"x=1; SID=2"], Ok(None));
+        check(&[b"x=1; sid2=2"], Ok(None));
         check(&[b"sid"], Ok(Some("")));
         check(&[b"sid="], Ok(Some("")));
     }
@@ -140,7 +144,10 @@ mod tests {
             &[b"sid=; sid=a"],
             &[b"sid; sid=a"],
             &[b"sid=a", b"sid=b"],
+            &[b"SID=x; sid=a"],
+            &[b"sid=a", b"Sid=b"],
             &[b"x=1, sid=a"],
+            &[b"x=1, Sid=a"],
             &[b"x=1,sid=a; sid=b"],
             &[b"x=1 sid=a"],
             &[b"sid=a, sid=b"],
@@ -164,6 +171,7 @@ mod tests {
             b"sid=a\xa0",
             b"\xa0sid=a",
             b"sid\x85=a",
+            b"SID=a",
         ] {
             check(&[line], Err(Unclear::Characters));
         }

@@ -79,10 +79,15 @@ enum Open {
     NoPeer,
     Twice,
     Twin,
+    Alike,
+    Words,
+    Blanks,
     Unclear,
     NotText,
     NotJson,
     Encoded,
+    Types,
+    Parts,
     TooLarge,
     Broken,
     Elsewhere,
@@ -277,6 +282,9 @@ impl Reader {
             Source::Header(_) => {
                 let name = wanted.header.as_ref().expect("a header has a name");
                 match line(&parts.headers, name, fact.many)? {
+                    Some(line) if *name == header::AUTHORIZATION && !fact.many => {
+                        credential(line, fact.strip.as_deref())?
+                    }
                     Some(line) => line,
                     None => return Ok(None),
                 }
@@ -293,14 +301,15 @@ impl Reader {
             Source::Host => match host(parts) {
                 Field::Once(host) => host,
                 Field::Absent => return Ok(None),
-                Field::Twice | Field::NoText => return Err(Open::Twice),
+                _ => return Err(Open::Twice),
             },
             Source::Query(parameter) => {
                 let query = parts.uri.query().unwrap_or_default();
                 match body_fields::of_pairs(query.as_bytes(), parameter) {
                     Field::Once(value) => value,
                     Field::Absent => return Ok(None),
-                    Field::Twice | Field::NoText => return Err(Open::Twice),
+                    Field::Alike => return Err(Open::Alike),
+                    _ => return Err(Open::Twice),
                 }
             }
             Source::Body(_) => unreachable!("facts of the body are kept apart"),
@@ -328,7 +337,8 @@ impl Reader {
         client: Option<Client>,
         seen: &mut Seen<'a>,
     ) {
-        let content_type = headers.get(header::CONTENT_TYPE).map(|value| value.as_bytes());
+        let mut types = headers.get_all(header::CONTENT_TYPE).iter().map(|value| value.as_bytes());
+        let (content_type, second_type) = (types.next(), types.next());
         let plain = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
         let is_plain = headers.get_all(header::CONTENT_ENCODING).iter().all(plain);
         for wanted in &self.body {
@@ -342,6 +352,7 @@ impl Reader {
                 Look::Broken => Open::Broken,
                 Look::Elsewhere => Open::Elsewhere,
                 Look::All(_) if !is_plain => Open::Encoded,
+                Look::All(body) if second_type.is_some() && !body.is_empty() => Open::Types,
                 Look::All(body) => match body_fields::of_body(Form::of(content_type, body), body, field) {
                     Ok(Field::Absent) => continue,
                     Ok(Field::Once(found)) => {
@@ -352,6 +363,8 @@ impl Reader {
                     }
                     Ok(Field::Twice) => Open::Twice,
                     Ok(Field::NoText) => Open::NotText,
+                    Ok(Field::Alike) => Open::Alike,
+                    Ok(Field::Unread) => Open::Parts,
                     Err(body_fields::NotJson) => Open::NotJson,
                 },
             };
@@ -417,13 +430,32 @@ impl Open {
                 StatusCode::BAD_REQUEST,
                 "another header has the same name but for `-` and `_`, and some servers cannot tell them apart",
             ),
+            Open::Alike => (
+                StatusCode::BAD_REQUEST,
+                "another field has the same name but for its case or brackets (`Name`, `[name]`, `name[]`), and some \
+                 servers cannot tell them apart",
+            ),
+            Open::Words => (
+                StatusCode::BAD_REQUEST,
+                "more than one word follows the scheme, and some servers read only the first of them",
+            ),
+            Open::Blanks => (
+                StatusCode::BAD_REQUEST,
+                "it is not UTF-8, and has a byte that some servers take for a blank (0x85 or 0xA0)",
+            ),
             Open::Unclear => (
                 StatusCode::BAD_REQUEST,
-                "it has characters that servers read in different ways (RFC 6265 does not allow them in a cookie)",
+                "its name has another case, or its name or value has characters that RFC 6265 does not allow in a \
+                 cookie, and servers read them in different ways",
             ),
             Open::NotText => (StatusCode::BAD_REQUEST, "it is no text, whole number or truth"),
             Open::NotJson => (StatusCode::BAD_REQUEST, "the body is not JSON"),
             Open::Encoded => (StatusCode::BAD_REQUEST, "the body is compressed, so it cannot be read"),
+            Open::Types => (StatusCode::BAD_REQUEST, "the type of the body is there twice"),
+            Open::Parts => (
+                StatusCode::BAD_REQUEST,
+                "the body is a form in several parts (`multipart/form-data`), which is not read",
+            ),
             Open::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "the body has more than 65536 bytes"),
             Open::Broken => (StatusCode::BAD_REQUEST, "the body ends before its end"),
             Open::Elsewhere => (StatusCode::BAD_REQUEST, "the body does not come here"),
@@ -514,7 +546,37 @@ fn line<'a>(headers: &'a HeaderMap, name: &HeaderName, many: bool) -> Result<Opt
         all.to_mut().extend_from_slice(b", ");
         all.to_mut().extend_from_slice(line);
     }
+    // Python reads headers as Latin-1, and takes these for blanks when it trims or divides a value.
+    let is_blank = |byte: &u8| matches!(byte, 0x85 | 0xa0);
+    if all.iter().any(is_blank) && std::str::from_utf8(&all).is_err() {
+        return Err(Open::Blanks);
+    }
     Ok(Some(all))
+}
+
+/// Schemes that one word follows.
+const SCHEMES: [&str; 3] = ["Bearer", "Basic", "Token"];
+
+/// The value of `Authorization` in one of its spellings, `Bearer abc`. Servers ignore the case of the scheme and the
+/// number of blanks behind it, and many look at the second word only, whatever follows it. A scheme that is neither
+/// known nor stripped may have parameters, so it is left as it is.
+fn credential<'a>(line: Cow<'a, [u8]>, strip: Option<&str>) -> Result<Cow<'a, [u8]>, Open> {
+    let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
+    let (Some(written), Some(token), more) = (words.next(), words.next(), words.next()) else {
+        return Ok(line);
+    };
+    let mut schemes = SCHEMES.into_iter().chain(strip.map(str::trim_end));
+    let Some(scheme) = schemes.find(|scheme| scheme.as_bytes().eq_ignore_ascii_case(written)) else {
+        return Ok(line);
+    };
+    if more.is_some() {
+        return Err(Open::Words);
+    }
+    if written == scheme.as_bytes() && line.len() == written.len() + 1 + token.len() && !line.contains(&b'\t')
+    {
+        return Ok(line);
+    }
+    Ok(Cow::Owned([scheme.as_bytes(), b" ", token].concat()))
 }
 
 /// Whether two different names of headers are one to servers that hand them on as variables, as CGI, WSGI and PHP do:

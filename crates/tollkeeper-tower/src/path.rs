@@ -4,7 +4,8 @@
 //! slashes at the end and line feeds at the end of a segment are dropped. What must stay encoded (`%25`, `%3F`, every byte beyond ASCII) has
 //! digits in upper case. A spelling is ASCII and begins with `/`.
 //!
-//! Servers disagree about six things: `%2F`, `%5C`, `\`, `;parameters`, empty segments, and the segments `.` and `..`.
+//! Servers disagree about seven things: `%2F`, `%5C`, `\`, `;parameters`, empty segments, two slashes at the beginning, and
+//! the segments `.` and `..`.
 //! To Go `/files%2F..%2Flogin` is `/login`, to Starlette it is `/files/../login`, to Express a single segment. A limiter
 //! that reads such a path in one way only can be bypassed in front of all servers that read it in another. So there
 //! is a [`Reading`] for each kind of server, and [`spellings`] has the result of each.
@@ -28,6 +29,8 @@ struct Reading {
     drops_empty: bool,
     /// `.` is dropped, and `..` with the segment before it.
     resolves_dots: bool,
+    /// Behind two slashes at the beginning comes a host, which is dropped.
+    drops_host: bool,
 }
 
 impl Reading {
@@ -39,13 +42,15 @@ impl Reading {
         drops_parameters: false,
         drops_empty: false,
         resolves_dots: false,
+        drops_host: false,
     };
     /// Starlette, Django and whatever else is called by WSGI or ASGI.
     const PERCENT_DECODED: Reading = Reading { encoded_slash: true, ..Reading::AS_WRITTEN };
     /// nginx, and Go's `ServeMux`.
     const CLEANED: Reading = Reading { drops_empty: true, resolves_dots: true, ..Reading::PERCENT_DECODED };
     /// Parsers of URLs, such as `new URL(…)` in JavaScript.
-    const URL: Reading = Reading { backslash: true, resolves_dots: true, ..Reading::AS_WRITTEN };
+    const URL: Reading =
+        Reading { backslash: true, resolves_dots: true, drops_host: true, ..Reading::AS_WRITTEN };
     /// Servlets: Tomcat, Jetty, Spring.
     const KEPT: Reading =
         Reading { drops_parameters: true, drops_empty: true, resolves_dots: true, ..Reading::AS_WRITTEN };
@@ -82,7 +87,8 @@ impl Reading {
 
     fn spelled(self, path: &str) -> String {
         let mut spelling = String::with_capacity(path.len() + 1);
-        for written in self.segments(path.strip_prefix('/').unwrap_or(path)) {
+        let path = if self.drops_host { behind_host(path) } else { path.strip_prefix('/').unwrap_or(path) };
+        for written in self.segments(path) {
             let is_parameter = |char: char| self.drops_parameters && char == ';';
             let start = spelling.len();
             spelling.push('/');
@@ -104,6 +110,16 @@ impl Reading {
             spelling.push('/');
         }
         spelling
+    }
+}
+
+/// What comes behind the first slash, or behind the host: `new URL("//x/login", …)` has the path `/login`.
+fn behind_host(path: &str) -> &str {
+    let is_slash = |char: char| matches!(char, '/' | '\\');
+    let rest = path.trim_start_matches(is_slash);
+    match path.len() - rest.len() {
+        0 | 1 => rest,
+        _ => rest.split_once(is_slash).map_or("", |(_, path)| path),
     }
 }
 
@@ -298,6 +314,9 @@ mod tests {
             ("/a%20b/", &["/a%20b"]),
             ("/login//", &["/login"]),
             ("/users//export", &["/users/export", "/users//export"]),
+            ("//x/login", &["/x/login", "//x/login", "/login"]),
+            ("///x\\a/login", &["/x/a/login", "///x%5Ca/login", "/x%5Ca/login", "/a/login"]),
+            ("//x", &["/x", "//x", "/"]),
             ("/.well-known/x", &["/.well-known/x"]),
             ("/api%2Flogin", &["/api/login", "/api%2Flogin"]),
             ("/api/login%2f", &["/api/login", "/api/login%2F"]),

@@ -15,8 +15,8 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use axum::extract::MatchedPath;
-use axum::routing::get;
+use axum::extract::{FromRequest as _, MatchedPath};
+use axum::routing::any;
 use axum::{Json, Router};
 use http::HeaderValue;
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ const ROUTES: [&str; 6] =
     ["/login", "/api/login", "/users/{id}", "/users/{id}/export", "/projects/{id}", "/files/*"];
 
 /// What identifies a request: the name of a limit, and of what a server says that it has read.
-const IDENTITIES: [&str; 7] = ["key", "authorization", "session", "user", "host", "route", "path"];
+const IDENTITIES: [&str; 8] = ["key", "authorization", "session", "user", "email", "host", "route", "path"];
 
 #[test]
 fn no_spelling_of_a_header_has_a_second_budget() {
@@ -56,14 +56,26 @@ fn no_spelling_of_a_header_has_a_second_budget() {
     for scheme in ["Bearer", "bearer", "BEARER"] {
         for blank in [" ", "  ", "\t", " \t "] {
             cases.push(format!("Authorization: {scheme}{blank}REAL\r\n"));
+            // Many applications read the second word, whatever follows it.
+            cases.push(format!("Authorization: {scheme}{blank}REAL junk\r\n"));
         }
     }
     for second in ["Bearer junk", "Basic junk", "", "Bearer REAL"] {
         cases.push(format!("Authorization: Bearer REAL\r\nAuthorization: {second}\r\n"));
         cases.push(format!("Authorization: {second}\r\nAuthorization: Bearer REAL\r\n"));
     }
-    Compared::new()
-        .all(cases.iter().map(|lines| format!("GET /login HTTP/1.1\r\nHost: a.example\r\n{lines}")));
+    let mut cases: Vec<Vec<u8>> = cases
+        .iter()
+        .map(|lines| format!("GET /login HTTP/1.1\r\nHost: a.example\r\n{lines}").into_bytes())
+        .collect();
+    // Blanks in Latin-1, which Python strips.
+    for value in [&b"REAL\xa0"[..], b"\x85REAL", b"REAL \xa0\x85"] {
+        for header in ["X-Api-Key: ", "Authorization: Bearer "] {
+            let head = format!("GET /login HTTP/1.1\r\nHost: a.example\r\n{header}");
+            cases.push([head.as_bytes(), value, b"\r\n"].concat());
+        }
+    }
+    Compared::new().all(cases);
 }
 
 #[test]
@@ -100,13 +112,23 @@ fn no_spelling_of_a_cookie_has_a_second_budget() {
         b"$Version=1; sid=s:RE-AL; $Path=/",
         b"x=\"a; sid=s:RE-AL; y=b\"",
         b"SID=junk; sid=s:RE-AL",
+        b"SID=s:RE-AL",
+        b"x=1, Sid=s:RE-AL",
         b"sid=s%3ARE-AL%zz",
         b"sid=s:RE-AL%zz",
     ]
     .map(<[u8]>::to_vec)
     .to_vec();
-    let others =
-        [&b"sid=junk"[..], b"sid=", b"sid", b"x=1", b"x=\"; sid=junk\"", b"x=1, sid=junk", b"sid=\"junk"];
+    let others = [
+        &b"sid=junk"[..],
+        b"sid=",
+        b"sid",
+        b"SID=junk",
+        b"x=1",
+        b"x=\"; sid=junk\"",
+        b"x=1, sid=junk",
+        b"sid=\"junk",
+    ];
     let mut cases = Vec::new();
     let mut add = |lines: &[&[u8]]| {
         let mut request = b"GET /login HTTP/1.1\r\nHost: a.example\r\n".to_vec();
@@ -142,6 +164,12 @@ fn no_spelling_of_a_query_has_a_second_budget() {
         "user=&user=REAL",
         "user&user=REAL",
         "USER=junk&user=REAL",
+        "USER=REAL&user=junk",
+        "User=REAL",
+        "[user]=REAL",
+        "%5Buser%5D=REAL",
+        "user=junk&[user]=REAL",
+        "user=&[user]=REAL",
         "x=1;user=REAL",
         "user=REAL;user=junk",
         "user=junk;user=REAL",
@@ -151,6 +179,61 @@ fn no_spelling_of_a_query_has_a_second_budget() {
         "user=REAL&%75ser=junk",
     ];
     Compared::new().all(cases.map(|query| format!("GET /login?{query} HTTP/1.1\r\nHost: a.example\r\n")));
+}
+
+#[test]
+fn no_spelling_of_a_body_has_a_second_budget() {
+    let json = [
+        r#"{"email":"REAL"}"#,
+        r#" {"x":1, "\u0065mail" : "R\u0045AL"}"#,
+        r#"{"Email":"REAL"}"#,
+        r#"{"email":"junk","Email":"REAL"}"#,
+        r#"{"EMAIL":"REAL","email":"junk"}"#,
+        r#"{"email":"junk","email":"REAL"}"#,
+        r#"{"email":"REAL","email":"junk"}"#,
+        r#"{"email":["REAL"]}"#,
+        r#"{"email":"REAL",}"#,
+        "\u{feff}{\"email\":\"REAL\"}",
+    ];
+    let mut bodies: Vec<Vec<u8>> = json.iter().map(|text| text.as_bytes().to_vec()).collect();
+    for text in [r#"{"email":"REAL"}"#, "\u{feff}{\"email\":\"REAL\"}", "\n{\"email\":\"REAL\"}"] {
+        bodies.push(text.encode_utf16().flat_map(u16::to_be_bytes).collect());
+        bodies.push(text.encode_utf16().flat_map(u16::to_le_bytes).collect());
+        bodies.push(text.chars().flat_map(|char| u32::from(char).to_be_bytes()).collect());
+    }
+    let forms = [
+        "email=REAL",
+        "%65mail=RE%41L",
+        "x=1&email=REAL",
+        "email=junk&email=REAL",
+        "email=REAL&email=junk",
+        "Email=REAL",
+        "[email]=REAL",
+        "email[]=REAL",
+        "email=junk&[email]=REAL",
+        "--b\r\nContent-Disposition: form-data; name=\"email\"\r\n\r\nREAL\r\n--b--\r\n",
+    ];
+    bodies.extend(forms.map(|text| text.as_bytes().to_vec()));
+    let types = [
+        "",
+        "Content-Type: application/json\r\n",
+        "Content-Type: application/json; charset=utf-16\r\n",
+        "Content-Type: text/plain\r\n",
+        "Content-Type: application/x-www-form-urlencoded\r\n",
+        "Content-Type: multipart/form-data; boundary=b\r\n",
+        "Content-Type: text/plain\r\nContent-Type: multipart/form-data; boundary=b\r\n",
+    ];
+    let mut cases = Vec::new();
+    for body in &bodies {
+        for kind in types {
+            let head = format!(
+                "POST /login HTTP/1.1\r\nHost: a.example\r\n{kind}Content-Length: {}\r\nConnection: close\r\n\r\n",
+                body.len()
+            );
+            cases.push([head.as_bytes(), body].concat());
+        }
+    }
+    Compared::new().all(cases);
 }
 
 #[test]
@@ -223,6 +306,16 @@ fn no_spelling_of_a_path_has_a_second_budget() {
         "/users/%2Fexport",
         "/projects%2F",
         "/users/..;x%2Fy/export",
+        // `x` is a host to parsers of URLs.
+        "//x/login",
+        "///x/login",
+        "/\\x/login",
+        "\\\\x/login",
+        "//x\\api/login",
+        "//x/y/../users/7/export",
+        "//x//login",
+        "//x",
+        "//x@y:80/login",
     ]
     .map(str::to_owned)
     .to_vec();
@@ -259,19 +352,20 @@ impl Compared {
             &["express@5", "cookie-parser@1", "fastify@5", "@fastify/cookie@11"],
         );
         let program = |name: &str| root().join("tests/frameworks").join(name);
-        let script = |name: &'static str, file: &str| {
+        let script = |name: &'static str, file: &str, query_parser: &str| {
             let file = program(file);
             Framework::start(name, |port| {
                 let mut command = Command::new("node");
-                command.arg(&file).current_dir(&node).env("PORT", port);
+                command.arg(&file).current_dir(&node).env("PORT", port).env("QUERY_PARSER", query_parser);
                 command
             })
         };
         let python = languages::python();
         let servers = vec![
-            script("express", "express.mjs"),
-            script("fastify", "fastify.mjs"),
-            script("node", "url.mjs"),
+            script("express", "express.mjs", "simple"),
+            script("express with qs", "express.mjs", "extended"),
+            script("fastify", "fastify.mjs", ""),
+            script("node", "url.mjs", ""),
             Framework::start("starlette", |port| {
                 let mut command = Command::new(python.join("uvicorn"));
                 command.args(["starlette_app:app", "--port", port]).current_dir(program(""));
@@ -292,7 +386,7 @@ impl Compared {
         Compared { layer: Layered::start(), servers }
     }
 
-    /// Sends each request, which ends with its last header line, to all of them.
+    /// Sends each request, which is whole or ends with its last header line, to all of them.
     fn all<R: AsRef<[u8]>>(&self, requests: impl IntoIterator<Item = R>) {
         // For each server, kind of identity and value.
         let mut common = BTreeMap::<(&str, &str, String), Common>::new();
@@ -392,6 +486,7 @@ impl Layered {
                 authorization,
                 fact("session", "cookie.sid"),
                 fact("user", "query.user"),
+                fact("email", "body.email"),
             ],
             routes: ROUTES.map(str::to_owned).to_vec(),
             ..HttpSettings::default()
@@ -406,7 +501,7 @@ impl Layered {
         });
         let mut router = Router::new();
         for route in ROUTES {
-            router = router.route(&route.replace('*', "{*rest}"), get(said_by_axum));
+            router = router.route(&route.replace('*', "{*rest}"), any(said_by_axum));
         }
         let router = router.fallback(|| async { http::StatusCode::NOT_FOUND }).layer(layer);
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -434,15 +529,21 @@ impl Layered {
 }
 
 async fn said_by_axum(route: MatchedPath, request: axum::extract::Request) -> Json<Value> {
-    let header =
-        |name: &str| request.headers().get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
-    Json(json!({
-        "route": route.as_str().replace("{*rest}", "*"),
-        "path": request.uri().path(),
-        "key": header("x-api-key"),
-        "authorization": header("authorization"),
-        "host": header("host"),
-    }))
+    let mut said = {
+        let header =
+            |name: &str| request.headers().get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
+        json!({
+            "route": route.as_str().replace("{*rest}", "*"),
+            "path": request.uri().path(),
+            "key": header("x-api-key"),
+            "authorization": header("authorization"),
+            "host": header("host"),
+        })
+    };
+    if let Ok(Json(body)) = Json::<Value>::from_request(request, &()).await {
+        said["email"] = body["email"].clone();
+    }
+    Json(said)
 }
 
 /// A server of somebody else that says what it reads.
@@ -545,11 +646,14 @@ impl Answered {
     }
 }
 
-/// Sends a request, which ends with its last header line, on a connection of its own; `None` if it is not answered.
+/// Sends a request, which is whole or ends with its last header line, on a connection of its own; `None` if it is not
+/// answered.
 fn send(address: SocketAddr, request: &[u8]) -> Option<Answered> {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
-    stream.write_all(&[request, b"Connection: close\r\n\r\n"].concat()).expect("it reads");
+    let is_whole = request.windows(4).any(|four| four == b"\r\n\r\n");
+    let end: &[u8] = if is_whole { b"" } else { b"Connection: close\r\n\r\n" };
+    stream.write_all(&[request, end].concat()).expect("it reads");
     let mut bytes = Vec::new();
     // A server may reset a connection that it does not understand.
     stream.read_to_end(&mut bytes).ok()?;

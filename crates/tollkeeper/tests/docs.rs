@@ -45,6 +45,36 @@ fn every_bypass_names_its_test() {
     }
 }
 
+/// A gateway passes on what a client sends under a name that it does not set, and a `trusted` fact is believed because
+/// it comes from the gateway. So each documented gateway sets the headers of all such facts in the documentation and in
+/// the policies of `tollkeeper init`.
+#[test]
+fn documented_gateways_set_the_headers_of_trusted_facts() {
+    let policies = ["public-api", "b2b", "login", "llm", "internal"]
+        .map(|name| root().join(format!("crates/tollkeeper-server/src/ready/{name}.yaml")));
+    let mut headers = Vec::new();
+    for file in pages().into_iter().chain(policies) {
+        let text = fs::read_to_string(&file).unwrap();
+        let trusted = text.lines().filter(|line| line.contains("trusted: true"));
+        headers.extend(trusted.flat_map(|line| {
+            let names = line.split("from: header.").skip(1);
+            names.filter_map(|rest| rest.split_once(", trusted: true")).map(|(name, _)| name.to_owned())
+        }));
+    }
+    headers.sort_unstable();
+    headers.dedup();
+    assert!(headers.len() > 2, "{headers:?}");
+    let page = |name: &str| fs::read_to_string(root().join(name)).unwrap().to_ascii_lowercase();
+    let (nginx, others) = (page("docs/nginx.md"), page("docs/traefik-caddy.md"));
+    for header in headers {
+        assert!(nginx.contains(&format!("proxy_set_header {header} ")), "nginx: {header}");
+        assert!(nginx.contains(&format!("`{header}: \"\"`")), "ingress-nginx: {header}");
+        let removed = others.matches(&format!("header_up -{header}\n")).count();
+        assert_eq!(removed, 2, "each Caddyfile: {header}");
+        assert!(others.contains(&format!("{header}: \"\"")), "Traefik: {header}");
+    }
+}
+
 /// How many tests a page names, all of which exist: `path::name`, both in one pair of backticks.
 fn named_tests(page: &str) -> usize {
     let text = fs::read_to_string(root().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));

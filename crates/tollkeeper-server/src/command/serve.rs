@@ -125,10 +125,10 @@ async fn serve(
     let exporter = args.otlp.clone().map(|collector| Exporter::begin(collector, Arc::clone(&service)));
     let mut open = Vec::new();
     if let Some((listener, address)) = http {
+        let is_loopback = address.ip().to_canonical().is_loopback();
         if args.config.is_none() {
             let (token, digest) = access::draw();
-            let demo = address.ip().is_loopback();
-            service.doors.change(Tokens { admin: Some(digest), demo, ..Tokens::default() });
+            service.doors.change(Tokens { admin: Some(digest), demo: is_loopback, ..Tokens::default() });
             eprintln!(
                 "no --config: 5 requests in 10 seconds for each user. Try this six times:\n\n  \
                  curl -d '{{\"facts\":{{\"user\":\"alice\"}}}}' http://{address}/v1/check\n\n\
@@ -137,7 +137,7 @@ async fn serve(
                  'http://{address}/v1/state?limit=demo&user=alice'\n"
             );
         }
-        let protocol = Http::new(Arc::clone(&service), address.ip().is_loopback());
+        let protocol = Http::new(Arc::clone(&service), is_loopback);
         open.push(Connections::accept(listener, Arc::clone(&room), Arc::clone(&service), protocol));
         listening("http", address);
     }

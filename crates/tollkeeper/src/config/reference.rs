@@ -83,11 +83,11 @@ a customer has one count, and these look at the same key as the header `Authoriz
 
 ```sh checked-not-run
 curl 'http://127.0.0.1:8080/v1/usage?api_key=cust-1'
-curl 'http://127.0.0.1:8080/v1/usage?api_key=sha256:b9a4ae1b1a1f4b2c8e1f0a4c5d6e7f80'
-curl -d '{\"facts\":{\"api_key\":{\"sha256\":\"b9a4ae1b1a1f4b2c8e1f0a4c5d6e7f80\"}}}' http://127.0.0.1:8080/v1/check
+curl 'http://127.0.0.1:8080/v1/usage?api_key=sha256:21d120906fd394b11c7a5ea3e84254bb'
+curl -d '{\"facts\":{\"api_key\":{\"sha256\":\"21d120906fd394b11c7a5ea3e84254bb\"}}}' http://127.0.0.1:8080/v1/check
 ```
 
-(The commands are checked, not run: the digits stand for a real hash.) Answers show `sha256:` and twelve digits.
+(The commands are checked, not run.) Answers show `sha256:` and twelve digits.
 `/v1/usage` and `/v1/state` accept these twelve digits back from the node that showed them, unless they belong to several values.
 In headers, cookies, the client's query, RESP and Envoy's descriptors a text that looks like a hash is a raw value like any
 other: a client cannot name another client's key. `overrides` and `allow` are written with raw values.

@@ -164,7 +164,7 @@ fn warn_once_of_untrusted(gateway: IpAddr) {
 
 /// The path and query of a request, without the host that some clients write before it.
 fn path_of(value: &HeaderValue) -> Result<Uri, Problem> {
-    let uri = Uri::try_from(value.as_bytes()).ok();
+    let uri = parsed(value).ok();
     uri.and_then(|uri| uri.path_and_query().cloned()).map(Uri::from).ok_or_else(no_uri)
 }
 
@@ -176,7 +176,14 @@ fn url_of(value: &HeaderValue) -> Result<Uri, Problem> {
     if end != Some(&b'/') {
         return Err(no_uri());
     }
-    Uri::try_from(bytes).map_err(|_| no_uri())
+    parsed(value)
+}
+
+/// A URI without a fragment, which no request has. Here it would be dropped, but nginx passes it on, and to Go it is a
+/// part of the path.
+fn parsed(value: &HeaderValue) -> Result<Uri, Problem> {
+    let bytes = value.as_bytes();
+    if bytes.contains(&b'#') { Err(no_uri()) } else { Uri::try_from(bytes).map_err(|_| no_uri()) }
 }
 
 fn no_uri() -> Problem {
@@ -224,11 +231,14 @@ mod tests {
             (uri("//host/a"), Some("GET //host/a")),
             (uri("http://host/a"), Some("GET /a")),
             (uri("a b"), None),
+            (uri("/a#/../login"), None),
+            (uri("/a?user=junk#&user=real"), None),
             (uri(""), None),
             (url("https://host:8443/a?b=c"), Some("GET https://host:8443/a?b=c")),
             // What a client calls the host is not to become the path.
             (url("http://host?/login"), None),
             (url("http://host#/login"), None),
+            (url("http://host/a#/../login"), None),
             (url("/a"), None),
         ] {
             assert_eq!(read.as_deref().ok(), expected, "{read:?}");

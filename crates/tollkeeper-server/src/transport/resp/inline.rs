@@ -36,7 +36,9 @@ pub(super) fn split(
             }
         };
     }
-    if words.first().is_some_and(|first| is_http(&line[first.clone()])) {
+    let word = |index: usize| words.get(index).map_or(&[][..], |place| &line[place.clone()]);
+    let is_request = words.len() == 3 && word(1).starts_with(b"/") && word(2).starts_with(b"HTTP/");
+    if is_request || is_http(word(0)) {
         return Err(ProtocolError::Http);
     }
     Ok(Some(end + 1))
@@ -44,7 +46,8 @@ pub(super) fn split(
 
 /// Whether a line that begins with this word was written by a client of HTTP. Any page can make a browser POST to
 /// this port, and the lines of the body would be commands. Browsers send the line of the request first, and commands
-/// as arrays cannot come before it; a command `GET` as an array is only unknown.
+/// as arrays cannot come before it; a command `GET` as an array is only unknown. A page whose name has been given this
+/// address may even choose a command for the method: `DEL /key HTTP/1.1`.
 fn is_http(word: &[u8]) -> bool {
     const METHODS: [&str; 10] =
         ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE", "PRI"];
