@@ -196,8 +196,11 @@ impl Keeper {
             return Ok(());
         }
         let saved = match &*lock {
-            Some(_) => Ok(()),
-            None => PathLock::take(&self.snapshots.path).map(|taken| *lock = Some(taken)),
+            Some(lock) if lock.is_in_place() => Ok(()),
+            _ => {
+                *lock = None;
+                PathLock::take(&self.snapshots.path).map(|taken| *lock = Some(taken))
+            }
         };
         let saved = saved.and_then(|()| inner.save(&self.snapshots.path)).map(drop);
         self.report(saved.as_ref().map(|()| ()));
@@ -230,7 +233,8 @@ impl Turn {
 /// when the file is closed, at the end of the process at the latest, so a crash leaves none behind.
 #[derive(Debug)]
 struct PathLock {
-    _file: File,
+    file: File,
+    path: PathBuf,
 }
 
 impl PathLock {
@@ -259,7 +263,25 @@ impl PathLock {
         // For the message of a process that finds it locked.
         let pid = format!("{}\n", std::process::id());
         file.set_len(0).and_then(|()| file.write_all(pid.as_bytes())).map_err(failed)?;
-        Ok(PathLock { _file: file })
+        Ok(PathLock { file, path })
+    }
+
+    /// Whether other processes still find the locked file under its name. If it was removed, they would lock a new one.
+    #[cfg(unix)]
+    fn is_in_place(&self) -> bool {
+        use std::os::unix::fs::MetadataExt as _;
+        let locked = self.file.metadata().map(|file| (file.dev(), file.ino()));
+        match (locked, fs::metadata(&self.path)) {
+            (Ok(locked), Ok(found)) => locked == (found.dev(), found.ino()),
+            (_, Err(error)) => error.kind() != io::ErrorKind::NotFound,
+            (Err(_), _) => true,
+        }
+    }
+
+    /// A file that is open cannot be removed.
+    #[cfg(not(unix))]
+    fn is_in_place(&self) -> bool {
+        true
     }
 }
 
