@@ -135,7 +135,7 @@ impl MemoryStore {
         let mut keeper = Keeper { snapshots, lock: Mutex::default(), health, turn: Arc::default() };
         match lock {
             Ok(lock) => keeper.lock = Mutex::new(Some(lock)),
-            Err(error) => keeper.report(Err(&error)),
+            Err(error) => keeper.report(Some(&error)),
         }
         assert!(store.inner.keeper.set(keeper).is_ok(), "a new store has no keeper");
         store.inner.keeper.get().expect("set above").start(Arc::downgrade(&store.inner));
@@ -174,7 +174,7 @@ impl Keeper {
         };
         let thread = thread::Builder::new().name("tollkeeper-snapshots".to_owned()).spawn(save);
         if let Err(error) = thread {
-            self.report(Err(&SnapshotError::Io { path: self.snapshots.path.clone(), error }));
+            self.report(Some(&SnapshotError::Io { path: self.snapshots.path.clone(), error }));
         }
     }
 
@@ -203,16 +203,17 @@ impl Keeper {
             }
         };
         let saved = saved.and_then(|()| inner.save(&self.snapshots.path)).map(drop);
-        self.report(saved.as_ref().map(|()| ()));
+        self.report(saved.as_ref().err());
         saved
     }
 
-    fn report(&self, saved: Result<(), &SnapshotError>) {
+    /// Counts an attempt to save, which may have failed.
+    fn report(&self, failure: Option<&SnapshotError>) {
         let mut health = held(&self.health);
-        health.failing = saved.is_err();
-        match saved {
-            Ok(()) => health.newest = Newest { age: Duration::ZERO, seen: Instant::now() },
-            Err(error) => {
+        health.failing = failure.is_some();
+        match failure {
+            None => health.newest = Newest { age: Duration::ZERO, seen: Instant::now() },
+            Some(error) => {
                 health.failures += 1;
                 health.last_failure = Some(error.cause());
             }
