@@ -3,6 +3,7 @@
 mod support;
 
 use support::{Folder, Server};
+use tollkeeper::digest::{hex, sha256};
 
 /// The lines of a page that begin so, and are not zero.
 fn lines(server: &Server, start: &str) -> Vec<String> {
@@ -108,8 +109,13 @@ fn a_full_store_says_how_many_keys_share_and_what_it_holds() {
 #[test]
 fn a_key_that_shares_its_count_is_told_so() {
     let folder = Folder::new();
-    let file = folder
-        .write("tollkeeper.yaml", "memory: { max_keys: 1 }\nlimits: [{ name: each, by: user, rate: 2/day }]");
+    let file = folder.write(
+        "tollkeeper.yaml",
+        &format!(
+            "admin: {{ token_sha256: {} }}\nmemory: {{ max_keys: 1 }}\nlimits: [{{ name: each, by: user, rate: 2/day }}]",
+            hex(&sha256(b"boss"))
+        ),
+    );
     let server = Server::with(&["--resp", "127.0.0.1:0", "--config", file.to_str().expect("UTF-8")]);
     let check = |user: &str| server.post("/v1/check", &format!(r#"{{"facts":{{"user":"{user}"}}}}"#)).json();
     assert!(check("known")["limits"][0].get("overflow").is_none());
@@ -126,8 +132,9 @@ fn a_key_that_shares_its_count_is_told_so() {
     let reason = refused["reason"].as_str().expect("a refusal has a reason");
     let expected = "the store is full, so this key shares its count with others; raise memory.max_keys";
     assert!(reason.contains(expected), "{reason}");
-    let usage = server.get("/v1/usage?user=another");
-    assert!(usage.status == 403 || usage.text().contains("\"overflow\":true"), "{}", usage.text());
+    let usage =
+        server.client().request_with("GET", "/v1/usage?user=another", &["authorization: Bearer boss"], b"");
+    assert_eq!(usage.json()["limits"][0]["overflow"], true, "{}", usage.text());
     assert!(check("known")["limits"][0].get("overflow").is_none(), "a known key has its own");
 
     let mut resp = std::net::TcpStream::connect(server.resp()).expect("it listens");
@@ -151,14 +158,19 @@ fn refunds_that_find_no_room_are_counted_and_logged() {
         &folder,
         "memory: { max_keys: 1 }\nlimits: [{ name: each, by: user, rate: 9/day }]",
     );
-    let refund = || {
-        let charge = server.post("/v1/check", r#"{"facts":{"user":"alice"}}"#).json()["charge"].to_string();
-        server.post("/v1/refund", &format!(r#"{{"charge":{charge}}}"#))
-    };
-    assert_eq!(refund().text(), r#"{"done":true}"#);
+    let charge = || server.post("/v1/check", r#"{"facts":{"user":"alice"}}"#).json()["charge"].to_string();
+    let correct =
+        |path: &str, charge: &str, cost: &str| server.post(path, &format!(r#"{{"charge":{charge}{cost}}}"#));
+    assert_eq!(correct("/v1/refund", &charge(), "").text(), r#"{"done":true}"#);
     assert_eq!(server.metric("tollkeeper_refunds_refused_total"), 0.0);
-    assert_ne!(refund().text(), r#"{"done":true}"#);
-    assert_eq!(server.metric("tollkeeper_refunds_refused_total"), 1.0);
-    server.logs("the store has no room to remember more refunds: 1 were refused");
+    let charge = charge();
+    // Each time the same: a charge that was used up would be `{"done":false}`.
+    for (path, cost) in [("/v1/refund", ""), ("/v1/refund", ""), ("/v1/settle", r#","cost":2"#)] {
+        let refused = correct(path, &charge, cost);
+        assert_eq!(refused.status, 503, "{path}: {}", refused.text());
+        assert_eq!(refused.json()["error"]["code"], "store_unavailable", "{path}");
+    }
+    assert_eq!(server.metric("tollkeeper_refunds_refused_total"), 3.0);
+    server.logs("the store has no room to remember more refunds: ");
     assert!(lines(&server, "tollkeeper_snapshot").is_empty(), "there is none without a snapshot");
 }

@@ -234,6 +234,32 @@ fn a_second_server_on_one_snapshot_names_the_first() {
     assert_eq!(used(&place.start()), 1);
 }
 
+/// Someone cleans up the folder of the snapshot while a server runs.
+#[test]
+fn a_removed_lock_file_is_locked_again() {
+    let place = Place::new("100ms");
+    let lock = place.state().with_extension("lock");
+    let first = place.start();
+    fs::remove_file(&lock).unwrap();
+    eventually("the lock file is back", || lock.exists());
+    let second = run(&["serve", "--http", "127.0.0.1:0", "--config", &place.config]);
+    assert_eq!(second.status.code(), Some(2), "{}", text(&second.stderr));
+    assert_eq!(end(first).code, Some(0));
+}
+
+/// If another process is faster, it owns the snapshot.
+#[test]
+fn a_lost_lock_stops_saving_and_is_reported() {
+    let place = Place::new("1h");
+    let first = place.start();
+    fs::remove_file(place.state().with_extension("lock")).unwrap();
+    let second = place.start();
+    let ended = end(first);
+    assert_eq!(ended.code, Some(1), "{}", ended.log);
+    let expected = format!("process {} saves to it", second.pid());
+    assert!(ended.log.contains(&expected), "{}", ended.log);
+}
+
 #[test]
 fn commands_that_only_read_leave_a_snapshot_alone() {
     let place = Place::new("1h");

@@ -64,7 +64,8 @@ impl Health {
         let mut lines = Vec::new();
         if let Some(status) = &seen.snapshots {
             let path = status.path.display();
-            if self.snapshots.news(status.failures, now).is_some() {
+            if self.snapshots.is_due(status.failing || status.failures > self.snapshots.told, now) {
+                self.snapshots.told = status.failures;
                 let cause = status.last_failure.as_deref().unwrap_or("unknown cause");
                 lines.push(Line::Problem(format!(
                     "the snapshot {path} was not written: {cause} (a restart would lose the counts of the last {} s; \
@@ -106,12 +107,20 @@ impl Repeated {
     /// By how much the count has grown since it was told last, if it is to be told now.
     fn news(&mut self, count: u64, now: Instant) -> Option<u64> {
         let more = count - self.told;
+        self.is_due(more > 0, now).then(|| {
+            self.told = count;
+            more
+        })
+    }
+
+    /// Whether a problem is to be logged now.
+    fn is_due(&mut self, problem: bool, now: Instant) -> bool {
         let quiet = self.at.is_some_and(|at| now.duration_since(at) < PAUSE);
-        if more == 0 || quiet {
-            return None;
+        let due = problem && !quiet;
+        if due {
+            self.at = Some(now);
         }
-        *self = Repeated { told: count, at: Some(now) };
-        Some(more)
+        due
     }
 }
 
@@ -147,6 +156,11 @@ mod tests {
             matches!(&lines[3].1, Line::Problem(text) if text.contains("refunds: 1 were refused")),
             "{lines:?}"
         );
+        let rest = health.look(&seen(1_800, 1), begin + Duration::from_secs(181));
+        assert!(
+            matches!(&rest[..], [Line::Problem(text)] if text.contains("590 times a new key")),
+            "{rest:?}"
+        );
         assert!(health.look(&seen(1_800, 1), begin + Duration::from_secs(600)).is_empty(), "it is over");
     }
 
@@ -181,5 +195,8 @@ mod tests {
         assert_eq!(look(60, false, 200), []);
         // One that failed and worked again between two looks.
         assert_eq!(look(61, false, 201).len(), 2);
+        // One that is not tried again for an hour.
+        let hour = (300..3_900).filter(|second| !look(62, true, *second).is_empty()).count();
+        assert_eq!(hour, 60);
     }
 }

@@ -157,6 +157,21 @@ fn a_file_that_changes_in_between_is_waited_for_again() {
     assert_eq!(followed.look(false), "in force: a");
 }
 
+/// Two equal reads are not enough: the second may have come in the middle of the next write.
+#[test]
+fn a_removal_waits_250_ms_after_the_last_change() {
+    let mut followed = Followed::new(LIMITS);
+    followed.write(ONE);
+    assert_eq!(followed.look(false), "");
+    followed.wait(250);
+    followed.write(ONE);
+    assert_eq!(followed.look(false), "");
+    followed.wait(249);
+    assert_eq!(followed.look(false), "");
+    followed.wait(1);
+    assert_eq!(followed.look(false), "in force: a");
+}
+
 #[test]
 fn numbers_and_additions_take_effect_at_once() {
     for (before, after, at_once) in [

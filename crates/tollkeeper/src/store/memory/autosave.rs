@@ -135,7 +135,7 @@ impl MemoryStore {
         let mut keeper = Keeper { snapshots, lock: Mutex::default(), health, turn: Arc::default() };
         match lock {
             Ok(lock) => keeper.lock = Mutex::new(Some(lock)),
-            Err(error) => keeper.report(Err(&error)),
+            Err(error) => keeper.report(Some(&error)),
         }
         assert!(store.inner.keeper.set(keeper).is_ok(), "a new store has no keeper");
         store.inner.keeper.get().expect("set above").start(Arc::downgrade(&store.inner));
@@ -174,7 +174,7 @@ impl Keeper {
         };
         let thread = thread::Builder::new().name("tollkeeper-snapshots".to_owned()).spawn(save);
         if let Err(error) = thread {
-            self.report(Err(&SnapshotError::Io { path: self.snapshots.path.clone(), error }));
+            self.report(Some(&SnapshotError::Io { path: self.snapshots.path.clone(), error }));
         }
     }
 
@@ -196,20 +196,24 @@ impl Keeper {
             return Ok(());
         }
         let saved = match &*lock {
-            Some(_) => Ok(()),
-            None => PathLock::take(&self.snapshots.path).map(|taken| *lock = Some(taken)),
+            Some(lock) if lock.is_in_place() => Ok(()),
+            _ => {
+                *lock = None;
+                PathLock::take(&self.snapshots.path).map(|taken| *lock = Some(taken))
+            }
         };
         let saved = saved.and_then(|()| inner.save(&self.snapshots.path)).map(drop);
-        self.report(saved.as_ref().map(|()| ()));
+        self.report(saved.as_ref().err());
         saved
     }
 
-    fn report(&self, saved: Result<(), &SnapshotError>) {
+    /// Counts an attempt to save, which may have failed.
+    fn report(&self, failure: Option<&SnapshotError>) {
         let mut health = held(&self.health);
-        health.failing = saved.is_err();
-        match saved {
-            Ok(()) => health.newest = Newest { age: Duration::ZERO, seen: Instant::now() },
-            Err(error) => {
+        health.failing = failure.is_some();
+        match failure {
+            None => health.newest = Newest { age: Duration::ZERO, seen: Instant::now() },
+            Some(error) => {
                 health.failures += 1;
                 health.last_failure = Some(error.cause());
             }
@@ -230,7 +234,8 @@ impl Turn {
 /// when the file is closed, at the end of the process at the latest, so a crash leaves none behind.
 #[derive(Debug)]
 struct PathLock {
-    _file: File,
+    file: File,
+    path: PathBuf,
 }
 
 impl PathLock {
@@ -259,7 +264,25 @@ impl PathLock {
         // For the message of a process that finds it locked.
         let pid = format!("{}\n", std::process::id());
         file.set_len(0).and_then(|()| file.write_all(pid.as_bytes())).map_err(failed)?;
-        Ok(PathLock { _file: file })
+        Ok(PathLock { file, path })
+    }
+
+    /// Whether other processes still find the locked file under its name. If it was removed, they would lock a new one.
+    #[cfg(unix)]
+    fn is_in_place(&self) -> bool {
+        use std::os::unix::fs::MetadataExt as _;
+        let locked = self.file.metadata().map(|file| (file.dev(), file.ino()));
+        match (locked, fs::metadata(&self.path)) {
+            (Ok(locked), Ok(found)) => locked == (found.dev(), found.ino()),
+            (_, Err(error)) => error.kind() != io::ErrorKind::NotFound,
+            (Err(_), _) => true,
+        }
+    }
+
+    /// A file that is open cannot be removed.
+    #[cfg(not(unix))]
+    fn is_in_place(&self) -> bool {
+        true
     }
 }
 
