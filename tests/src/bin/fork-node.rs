@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use tollkeeper::{Capacity, Clock, Facts, Limit, Limiter, MemoryStore, Quota, Snapshots, facts};
-use tollkeeper_tests::redis::limiter;
+use tollkeeper_tests::redis::{PATIENCE, limiter};
 
 fn main() {
     let mut args = std::env::args().skip(1);
@@ -49,6 +49,11 @@ fn main() {
     assert_eq!(admitted(&limiter, &alice, before), before);
 
     let name = if parent_id() == 0 { "child" } else { "parent" };
+    // A process that waits for a thread it does not have would never end.
+    thread::spawn(|| {
+        thread::sleep(PATIENCE);
+        std::process::abort();
+    });
     let slot = limiter.acquire(&alice).wait().expect("valid facts").slot.expect("one for each").keep();
     let elsewhere = thread::scope(|scope| scope.spawn(|| admitted(&limiter, &alice, 50)).join());
     let count = admitted(&limiter, &alice, 50) + elsewhere.expect("it does not panic");
