@@ -207,7 +207,7 @@ impl Keeper {
             None => PathLock::take(&self.snapshots.path).map(|taken| *lock = Some(taken)),
         };
         let saved = saved.and_then(|()| inner.save(&self.snapshots.path)).map(drop);
-        self.report(saved.as_ref().map(|()| ()));
+        self.report(saved.as_ref().copied());
         saved
     }
 
