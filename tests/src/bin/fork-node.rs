@@ -8,6 +8,7 @@ use std::future::pending;
 use std::io::Write as _;
 use std::os::unix::process::parent_id;
 use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -50,9 +51,11 @@ fn main() {
 
     let name = if parent_id() == 0 { "child" } else { "parent" };
     // A process that waits for a thread it does not have would never end.
-    thread::spawn(|| {
-        thread::sleep(PATIENCE);
-        std::process::abort();
+    let (_running, ended) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            std::process::abort();
+        }
     });
     let slot = limiter.acquire(&alice).wait().expect("valid facts").slot.expect("one for each").keep();
     let elsewhere = thread::scope(|scope| scope.spawn(|| admitted(&limiter, &alice, 50)).join());
