@@ -11,8 +11,8 @@ use tokio::runtime::{Builder, Runtime};
 use tollkeeper::config::StoreUrl;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
-    Correction, Limit, Limiter, MemoryStore, OnStoreFailure, Policy, Quota, Resilient, ResilientSettings,
-    facts,
+    Correction, Costs, Limit, Limiter, MemoryStore, OnStoreFailure, Policy, Quota, Resilient,
+    ResilientSettings, facts,
 };
 use tollkeeper_tests::redis::{Server, limiter};
 
@@ -78,6 +78,21 @@ fn use_blocking(limiter: &Limiter, user: &str) {
     let text = limiter.seal_charge(&first.charge().expect("it was admitted"));
     let charge = limiter.open_charge(&text).wait().expect("the store answers").expect("its own text");
     assert_eq!(limiter.refund(&charge).wait(), Correction::Done);
+    for call in [limiter.peek(&facts), limiter.usage(&facts)] {
+        let decision = call.wait().expect("valid facts");
+        assert_eq!((decision.allowed(), decision.degraded()), (true, None), "{user}");
+    }
+    let reserved = limiter.reserve(&facts, Duration::from_secs(60)).cost(2).wait().expect("valid facts");
+    let charge = reserved.charge().expect("it was admitted");
+    assert_eq!(limiter.settle(&charge, Costs::Request(1)).wait(), Ok(Correction::Done));
+    let second = limiter.check(&facts).wait().expect("valid facts").charge().expect("it was admitted");
+    assert_eq!(limiter.refund_part(&second, Costs::Request(1)).wait(), Ok(Correction::Done));
+    assert_eq!(limiter.refund_of(&second, |name| name == "per-user").wait(), Correction::Repeated);
+    let slot = limiter.acquire(&facts).wait().expect("valid facts").slot.expect("one is free").keep();
+    let text = limiter.seal_slot(&slot);
+    let slot = limiter.open_slot(&text).wait().expect("the store answers").expect("its own text");
+    assert_eq!((limiter.renew(&slot).wait(), limiter.release(&slot).wait()), (Ok(true), Ok(true)));
+    assert_eq!(limiter.forget("per-user", &facts).wait(), Ok(true));
     let held = limiter.acquire(&facts).wait().expect("valid facts").slot.expect("one is free");
     assert_eq!(held.renew().wait(), Ok(true));
     drop(held);

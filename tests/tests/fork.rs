@@ -1,7 +1,8 @@
 //! A process that opens a limiter and then forks, as preloading servers do.
 
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use tollkeeper_tests::redis::{Server, folder};
 
@@ -40,5 +41,22 @@ fn forked_process_shares_the_count_with_its_parent() {
         assert_eq!(counts, 100 - 10 - 2, "{opened}: {said}{error}");
         assert_ne!(child[2], parent[2], "{opened}: two slots have the same number");
     }
+    let _ = std::fs::remove_dir_all(folder);
+}
+
+/// The snapshot belongs to the process that opened the store: a copy of it would undo what is charged there.
+#[test]
+fn forked_process_does_not_save_the_snapshot() {
+    let folder = folder();
+    let (shim, snapshot) = (shim(&folder), folder.join("state"));
+    let mut node = Command::new(env!("CARGO_BIN_EXE_fork-node"));
+    node.arg(&snapshot).arg("snapshot").env("LD_PRELOAD", &shim);
+    let mut node = node.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut lines = BufReader::new(node.stdout.take().expect("piped")).lines();
+    let mut next = || lines.next().expect("one line of each").expect("text");
+    assert_eq!(next(), "child false");
+    node.stdin.take().expect("piped").write_all(b"\n").expect("it waits for a line");
+    assert_eq!(next(), "parent true");
+    assert!(node.wait().expect("it ends").success());
     let _ = std::fs::remove_dir_all(folder);
 }

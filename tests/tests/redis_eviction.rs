@@ -28,7 +28,9 @@ async fn server_that_may_evict_is_noticed() {
         (&EVICTS[..], true),
         (&["maxmemory 64mb", "maxmemory-policy volatile-ttl"], true),
         (&["maxmemory 64mb", "maxmemory-policy noeviction"], false),
-        (&["maxmemory 0", "maxmemory-policy allkeys-lru"], false),
+        // `CONFIG SET maxmemory` would begin to evict, and no connection would notice.
+        (&["maxmemory 0", "maxmemory-policy allkeys-lru"], true),
+        (&["maxmemory 0", "maxmemory-policy noeviction"], false),
     ] {
         let server = Server::with(Program::Redis, settings);
         let (_limiter, store) = limiter_and_store(&server.url(), limits());

@@ -12,8 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
 use support::*;
+use tollkeeper::store::redis::wire::Value;
 use tollkeeper_server::control::rlimit;
 use tollkeeper_tests::cases::Random;
+use tollkeeper_tests::redis;
 
 const LIMITS: &str = "limits: [{ name: per-user, by: user, rate: 1000000/day }]\n";
 
@@ -221,6 +223,46 @@ fn idle_connections_leave_files_for_all_other_work() {
     saves_and_reloads(&mut kept);
     assert!(!server.log().contains("Too many open files"), "{}", server.log());
     server.logs("cannot accept a resp connection: all that may be open are in use");
+}
+
+/// A store that comes up when every listener is full finds files for all of its connections.
+#[test]
+fn full_listeners_leave_files_for_the_store() {
+    let (folder, mut redis) = (Folder::new(), redis::Server::start());
+    redis.kill();
+    let config = format!("{LIMITS}redis: {{ connections: 64, deadline: 5s }}\n");
+    let file = folder.write("tollkeeper.yaml", &config);
+    let mut command = Command::new("bash");
+    command.args(["-c", "ulimit -n 512 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_tollkeeper")]);
+    command.args(["serve", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--resp", "127.0.0.1:0"]);
+    let server = Server::launch(command.args(["--store", &redis.url(), "--config"]).arg(file));
+    let mut kept = server.client();
+    let decides = |kept: &mut Client| {
+        let answer = kept.request("POST", "/v1/check", r#"{"facts":{"user":"alice"}}"#);
+        answer.json()["degraded"].is_null()
+    };
+    assert!(!decides(&mut kept), "there is no store yet");
+    let refused = |kept: &mut Client, name: &str| {
+        let line = format!("tollkeeper_connections_refused_total{{transport=\"{name}\"}} 0");
+        !kept.request("GET", "/metrics", "").text().contains(&line)
+    };
+    let mut silent: Vec<TcpStream> = Vec::new();
+    for name in ["grpc", "resp", "http"] {
+        let address = server.listens(name);
+        eventually("the listener is full", || {
+            silent.extend((0..32).map(|_| TcpStream::connect(address).expect("the server listens")));
+            refused(&mut kept, name)
+        });
+    }
+    redis.restart();
+    eventually("the store decides", || decides(&mut kept));
+    let connected = || {
+        let clients = redis.connect().text("CLIENT LIST");
+        let Value::Bytes(clients) = clients else { panic!("{clients:?}") };
+        clients.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count()
+    };
+    eventually("all of its connections are there", || connected() > 64);
+    assert!(!server.log().contains("Too many open files"), "{}", server.log());
 }
 
 #[test]

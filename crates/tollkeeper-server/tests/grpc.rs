@@ -546,3 +546,39 @@ async fn calls_of_all_connections_share_one_memory_budget() {
     assert_eq!((status, remaining(&answer.unwrap())), (Grpc::Ok, vec![1]));
     assert_eq!(refused(), refused_before);
 }
+
+/// Streams of which no answer is read: requests pile up in their windows, 63 KiB in each of 3,200 streams.
+#[tokio::test(flavor = "multi_thread")]
+async fn unread_reflection_streams_share_the_budget() {
+    const CONNECTIONS: usize = 800;
+    tollkeeper_server::files::raise();
+    let folder = Folder::new();
+    let server = start(&folder, LIMITS, &[]);
+    let address = server.listens("grpc");
+    let channel = channel(&server).await;
+    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok);
+    let before = memory(&server);
+
+    let services = ServerReflectionRequest {
+        message_request: Some(MessageRequest::ListServices(String::new())),
+        ..Default::default()
+    };
+    let services = framed(&services.encode_to_vec());
+    let requests = Bytes::from(services.repeat((63 << 10) / services.len()));
+    let mut open = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let client = connect(address).await;
+        for _ in 0..4 {
+            let path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+            let mut call = call(&client, path).await;
+            call.body.send_data(requests.clone(), false).unwrap();
+            open.push(call);
+        }
+    }
+    let refused = || server.metric("tollkeeper_grpc_exhausted_total");
+    eventually("there is no room for all of them", || refused() > 0.0);
+    let after = memory(&server);
+    println!("{} streams: {before} MiB before, {after} MiB after", open.len());
+    assert!(after < before + 96, "{before} MiB before, {after} MiB after");
+    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "others are still answered");
+}

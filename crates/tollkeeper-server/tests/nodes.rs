@@ -125,6 +125,16 @@ fn without_its_store_nothing_is_replaced_and_the_answer_says_so() {
     assert!(server.check(r#"{"user":"alice"}"#), "and decisions go on");
 }
 
+/// Said once, although each connection asks.
+#[test]
+fn store_that_may_evict_keys_is_warned_of() {
+    let redis = redis::Server::with(redis::Program::Redis, &["maxmemory-policy allkeys-lru"]);
+    let server = Server::with(&["--store", &redis.url()]);
+    server.logs("may evict keys (maxmemory-policy allkeys-lru)");
+    assert_eq!(server.metric("tollkeeper_store_may_evict"), 1.0);
+    assert_eq!(server.log().matches("may evict keys").count(), 1, "{}", server.log());
+}
+
 /// One check over a connection of its own: the status, if there is an answer.
 fn ask(address: SocketAddr) -> Option<String> {
     let body = r#"{"facts":{"user":"alice"}}"#;

@@ -1,4 +1,5 @@
-//! Opens a limiter, forks, and uses it in both processes: `fork-node URL outside|current|multi`.
+//! Opens a limiter, forks, and uses it in both processes: `fork-node URL outside|current|multi`, or
+//! `fork-node FILE snapshot` for a memory store that is saved to a file.
 //!
 //! There is no safe way to fork in Rust. The test preloads a library in which `getppid` forks and returns what `fork`
 //! does: the process id of the child in the parent, 0 in the child.
@@ -6,15 +7,22 @@
 use std::future::pending;
 use std::io::Write as _;
 use std::os::unix::process::parent_id;
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
+use std::time::Duration;
 
-use tollkeeper::{Facts, Limit, Limiter, Quota, facts};
-use tollkeeper_tests::redis::limiter;
+use tollkeeper::{Capacity, Clock, Facts, Limit, Limiter, MemoryStore, Quota, Snapshots, facts};
+use tollkeeper_tests::redis::{PATIENCE, limiter};
 
 fn main() {
     let mut args = std::env::args().skip(1);
     let url = args.next().expect("a URL");
-    let runtime = match &*args.next().expect("where it is opened") {
+    let opened = args.next().expect("where it is opened");
+    if opened == "snapshot" {
+        return fork_with_snapshot(&url);
+    }
+    let runtime = match &*opened {
         "outside" => None,
         "current" => Some(tokio::runtime::Builder::new_current_thread().enable_all().build()),
         _ => Some(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()),
@@ -42,6 +50,13 @@ fn main() {
     assert_eq!(admitted(&limiter, &alice, before), before);
 
     let name = if parent_id() == 0 { "child" } else { "parent" };
+    // A process that waits for a thread it does not have would never end.
+    let (_running, ended) = mpsc::channel::<()>();
+    thread::spawn(move || {
+        if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            std::process::abort();
+        }
+    });
     let slot = limiter.acquire(&alice).wait().expect("valid facts").slot.expect("one for each").keep();
     let elsewhere = thread::scope(|scope| scope.spawn(|| admitted(&limiter, &alice, 50)).join());
     let count = admitted(&limiter, &alice, 50) + elsewhere.expect("it does not panic");
@@ -50,6 +65,26 @@ fn main() {
     drop(limiter);
     // The threads of a runtime do not exist in the child, so it cannot end there.
     std::mem::forget(runtime);
+}
+
+/// The child charges more, and closes its copy of the store before the parent does.
+fn fork_with_snapshot(file: &str) {
+    let snapshots = Snapshots { every: Duration::from_secs(3_600), ..Snapshots::to(file) };
+    let (store, _) = MemoryStore::open(Capacity::default(), Clock::system(), snapshots).expect("a free file");
+    let limit = Limit::new("per-user", Quota::per_hour(100).burst(100)).by("user");
+    let limiter = Limiter::builder().limit(limit).store(store.clone()).build().wait().expect("valid limits");
+    let alice = facts! { "user" => "alice" };
+    assert_eq!(admitted(&limiter, &alice, 10), 10);
+    if parent_id() == 0 {
+        assert_eq!(admitted(&limiter, &alice, 50), 50);
+        store.close().expect("it saves nothing");
+        println!("child {}", Path::new(file).exists());
+    } else {
+        // Ends when the test closes it, which is after the child has written its line.
+        std::io::stdin().read_line(&mut String::new()).expect("the test writes");
+        store.close().expect("it is saved");
+        println!("parent {}", Path::new(file).exists());
+    }
 }
 
 /// How many of so many checks pass, all of them decided by the store.

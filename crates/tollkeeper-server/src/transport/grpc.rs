@@ -222,9 +222,16 @@ impl Services {
                 Err(status) => refused(status),
             };
         }
-        // A stream of these lasts as long as the client likes.
+        // A stream of these lasts as long as the client likes. Reflection reads a request only when its last answer
+        // was taken, so a client that reads nothing fills the window of its stream.
+        let unread = match service {
+            Some(v1::ServerReflectionServer::<()>::NAME | v1alpha::ServerReflectionServer::<()>::NAME) => {
+                usize::try_from(STREAM_WINDOW).expect("64 KiB")
+            }
+            _ => MAX_SMALL_MESSAGE,
+        };
         let mut held = self.budget.call();
-        if held.set(CALL + MAX_SMALL_MESSAGE, Stage::Arriving).is_err() {
+        if held.set(CALL + unread, Stage::Arriving).is_err() {
             return refused(self.exhausted());
         }
         let Ok(response) = match service {

@@ -60,6 +60,8 @@ pub struct SnapshotStatus {
 #[derive(Debug)]
 pub(super) struct Keeper {
     snapshots: Snapshots,
+    /// The process that opened the store. A forked process has a copy, which is not saved.
+    process: u32,
     /// Held from the start, or from when it can be; `None` once saving has ended too.
     lock: Mutex<Option<PathLock>>,
     health: Mutex<Health>,
@@ -132,7 +134,8 @@ impl MemoryStore {
         let age = if let Restored::Keys(_) = restored { age } else { None };
         let newest = Newest { age: age.unwrap_or_default(), seen: Instant::now() };
         let health = Mutex::new(Health { failures: 0, failing: false, last_failure: None, newest });
-        let mut keeper = Keeper { snapshots, lock: Mutex::default(), health, turn: Arc::default() };
+        let process = std::process::id();
+        let mut keeper = Keeper { snapshots, process, lock: Mutex::default(), health, turn: Arc::default() };
         match lock {
             Ok(lock) => keeper.lock = Mutex::new(Some(lock)),
             Err(error) => keeper.report(Some(&error)),
@@ -156,7 +159,7 @@ impl MemoryStore {
     }
 
     /// Saves a last time, and gives the file free. What is charged after this is not saved. Does nothing for a
-    /// store that is not saved, or was closed before.
+    /// store that is not saved, or was closed before, and in a process that was forked after it was opened.
     pub fn close(&self) -> Result<(), SnapshotError> {
         self.inner.keeper.get().map_or(Ok(()), |keeper| keeper.stop(&self.inner))
     }
@@ -180,6 +183,10 @@ impl Keeper {
 
     /// One last time, then no more.
     pub(super) fn stop(&self, inner: &Inner) -> Result<(), SnapshotError> {
+        // A forked process has neither the thread that saves nor a right to the file.
+        if self.process != std::process::id() {
+            return Ok(());
+        }
         if std::mem::replace(&mut *held(&self.turn.stopped), true) {
             return Ok(());
         }

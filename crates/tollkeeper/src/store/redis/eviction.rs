@@ -13,16 +13,15 @@ impl Eviction {
     /// `CONFIG GET`, and managed services have it.
     pub(crate) async fn look(&self, server: &str, mut connection: MultiplexedConnection) {
         let info = redis::cmd("INFO").arg("memory").query_async::<String>(&mut connection).await;
-        let policy = info.as_deref().ok().and_then(Policy::of);
-        let may_evict = policy.as_ref().map(Policy::may_evict);
-        let before = std::mem::replace(&mut *lock(&self.0), may_evict);
-        if may_evict == Some(true)
-            && before != Some(true)
-            && let Some(Policy { name, max_memory }) = policy
+        let policy = info.as_deref().ok().and_then(policy);
+        let evicts = policy.filter(|policy| *policy != NO_EVICTION);
+        let before = std::mem::replace(&mut *lock(&self.0), policy.map(|_| evicts.is_some()));
+        if before != Some(true)
+            && let Some(policy) = evicts
         {
             tracing::warn!(
-                "{server} may evict keys (maxmemory {max_memory}, maxmemory-policy {name}): a limit whose key is \
-                 evicted starts anew and can be exceeded (set maxmemory-policy to noeviction)"
+                "{server} may evict keys (maxmemory-policy {policy}): a limit whose key is evicted starts anew and \
+                 can be exceeded (set maxmemory-policy to {NO_EVICTION})"
             );
         }
     }
@@ -42,22 +41,13 @@ pub(crate) fn any_known(all: impl Iterator<Item = Option<bool>>) -> Option<bool>
     all.reduce(both).flatten()
 }
 
-/// What a server does when its memory is full.
-struct Policy<'a> {
-    name: &'a str,
-    max_memory: u64,
-}
+/// The policy of a server that refuses writes when its memory is full.
+const NO_EVICTION: &str = "noeviction";
 
-impl Policy<'_> {
-    /// Reads `INFO memory`.
-    fn of(info: &str) -> Option<Policy<'_>> {
-        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        Some(Policy { name: field("maxmemory_policy")?, max_memory: field("maxmemory")?.parse().ok()? })
-    }
-
-    fn may_evict(&self) -> bool {
-        self.max_memory > 0 && self.name != "noeviction"
-    }
+/// The eviction policy in `INFO memory`. Whether there is a `maxmemory` does not matter: it can be set while the
+/// server runs, and no connection would notice.
+fn policy(info: &str) -> Option<&str> {
+    info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))
 }
 
 #[cfg(test)]
@@ -67,14 +57,12 @@ mod tests {
     #[test]
     fn policy_is_read_from_info() {
         for (info, expected) in [
-            ("# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:allkeys-lru\r\n", Some(false)),
-            ("# Memory\r\nmaxmemory:1048576\r\nmaxmemory_policy:allkeys-lru\r\n", Some(true)),
-            ("maxmemory:1048576\r\nmaxmemory_human:1M\r\nmaxmemory_policy:volatile-ttl\r\n", Some(true)),
-            ("maxmemory:1048576\r\nmaxmemory_policy:noeviction\r\n", Some(false)),
-            ("maxmemory:1048576\r\n", None),
+            ("# Memory\r\nmaxmemory:0\r\nmaxmemory_policy:allkeys-lru\r\n", Some("allkeys-lru")),
+            ("maxmemory:1048576\r\nmaxmemory_policy:noeviction\r\n", Some(NO_EVICTION)),
+            ("maxmemory:1048576\r\nmaxmemory_human:1M\r\n", None),
             ("", None),
         ] {
-            assert_eq!(Policy::of(info).as_ref().map(Policy::may_evict), expected, "{info:?}");
+            assert_eq!(policy(info), expected, "{info:?}");
         }
     }
 

@@ -552,3 +552,37 @@ pub fn handled(call: &Call, answer: &Value) -> Result<bool, Malformed> {
         _ => Err(Malformed),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Replies of all three forms, to the call itself, to another one, and to a plain command such as `UNLINK`.
+    #[test]
+    fn reply_to_another_call_is_malformed() {
+        let call = |nonce| handling(Nonce::new(nonce), 1, Handling::Release, Vec::new());
+        let (ours, theirs) = (call(7), call(8));
+        let number = |nonce: i64, said: i64| Value::Number(4 * nonce + said);
+        assert_eq!(
+            (handled(&ours, &number(7, 1)), corrected(&ours, &number(7, 2))),
+            (Ok(true), Ok(Correction::Done))
+        );
+        let list = Value::List(vec![Value::Number(7), Value::Number(1)]);
+        assert_eq!(ours.list(&list), Ok(&[Value::Number(1)][..]));
+        let bytes = Value::Bytes(b"\0\0\0\0\0\x07state".to_vec());
+        assert_eq!(ours.bytes(&bytes), Ok(&b"state"[..]));
+
+        for reply in [number(7, 0), number(7, 1), number(0, 1), Value::Nothing, list.clone(), bytes.clone()] {
+            assert_eq!(handled(&theirs, &reply), Err(Malformed), "{reply:?}");
+            assert_eq!(corrected(&theirs, &reply), Err(Malformed), "{reply:?}");
+            assert_eq!(undone(&theirs, &reply), Err(Malformed), "{reply:?}");
+        }
+        for reply in [list, number(7, 1), bytes, Value::List(Vec::new())] {
+            assert_eq!(
+                (theirs.list(&reply), theirs.bytes(&reply)),
+                (Err(Malformed), Err(Malformed)),
+                "{reply:?}"
+            );
+        }
+    }
+}
