@@ -6,6 +6,8 @@ use axum::Router;
 use axum::routing::{any, post};
 use http::StatusCode;
 use support::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tollkeeper::http::{ClientAddress, EncodedSlashes, HttpSettings, Normalization};
 use tollkeeper::{Algorithm, Limit, Missing, Quota, Span, StatusSet};
 use tollkeeper_tower::RateLimitLayer;
@@ -432,6 +434,41 @@ async fn a_body_above_64_kib_is_refused_instead_of_skipped() {
         200,
         "no limit needs it there"
     );
+}
+
+/// More than the buffers of both sides take: the client is still sending when the request is refused.
+#[tokio::test]
+async fn client_that_is_still_sending_reads_the_413() {
+    let limits = vec![Limit::new("login", Quota::per_hour(5)).by("body.user")];
+    let (server, _) = serve(limits, HttpSettings::default()).await;
+    let body = vec![b'x'; 3 << 20];
+    let head = |how: &str| format!("POST /login HTTP/1.1\r\nhost: localhost\r\n{how}\r\n\r\n").into_bytes();
+    let chunk = [format!("{:x}\r\n", body.len()).as_bytes(), &body, b"\r\n0\r\n\r\n"].concat();
+    for request in [
+        [head(&format!("content-length: {}", body.len())), body].concat(),
+        [head("transfer-encoding: chunked"), chunk].concat(),
+    ] {
+        let mut stream = TcpStream::connect(server.address).await.expect("it listens");
+        for piece in request.chunks(64 << 10) {
+            stream.write_all(piece).await.expect("the body is read to its end");
+        }
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.expect("it is answered");
+        assert_eq!(&answer, b"HTTP/1.1 413");
+    }
+}
+
+#[tokio::test]
+async fn client_that_waits_to_be_told_to_send_is_answered_413() {
+    let limits = vec![Limit::new("login", Quota::per_hour(5)).by("body.user")];
+    let (server, _) = serve(limits, HttpSettings::default()).await;
+    let mut stream = TcpStream::connect(server.address).await.expect("it listens");
+    let head =
+        "POST /login HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 70000\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.expect("it reads");
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).await.expect("it is answered");
+    assert_eq!(&answer, b"HTTP/1.1 413", "not 100");
 }
 
 #[tokio::test]
