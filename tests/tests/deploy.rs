@@ -283,11 +283,14 @@ fn each_alert_fires_when_it_should_and_only_then() {
     run(Command::new("promtool").arg("check").arg("rules").arg(rules.join("alerts.yaml")));
     run(Command::new("promtool").arg("test").arg("rules").arg(rules.join("alerts.test.yaml")));
     let (rules, tests) = (read("deploy/prometheus/alerts.yaml"), read("deploy/prometheus/alerts.test.yaml"));
+    let page = read("docs/monitoring.md");
     let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
-    assert_eq!(alerts.len(), 12);
+    let documented = page.lines().filter(|line| line.starts_with("| `Tollkeeper")).count();
+    assert_eq!(alerts.len(), documented, "as many as docs/monitoring.md explains");
     for alert in alerts {
         let fires = format!("alertname: {alert}\n        exp_alerts:\n          - exp_labels");
         assert!(tests.contains(&fires), "no series fires {alert}");
+        assert!(page.contains(&format!("| `{alert}` |")), "docs/monitoring.md does not explain {alert}");
     }
 }
 

@@ -244,6 +244,10 @@ fn check_speaks_https_and_says_how_to_trust_a_server() {
     fails(&mut check(&plain, Some(&authority)), &["--ca", "https"]);
     let other = Server::start();
     fails(&mut check(&format!("https://{}", other.address), None), &["does not speak TLS"]);
+    // What `openssl req -x509` makes without more options: `--ca` would not help.
+    let (own, folder) = (authority.certificate(), Folder::new());
+    let self_signed = secured(&folder, Some(&(own.clone(), own.with_extension("key"))));
+    fails(&mut check(&format!("https://{}", self_signed.address), Some(&authority)), &["CA:FALSE"]);
 }
 
 #[test]

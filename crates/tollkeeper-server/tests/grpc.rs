@@ -53,6 +53,22 @@ async fn ask(channel: &Channel, user: &str) -> RateLimitResponse {
     RateLimitServiceClient::new(channel.clone()).should_rate_limit(asked).await.unwrap().into_inner()
 }
 
+#[tokio::test]
+async fn refusals_over_grpc_are_logged() {
+    let folder = Folder::new();
+    let server = start(&folder, &format!("log: {{ refusals: 10/s }}\n{LIMITS}"), &[]);
+    let channel = channel(&server).await;
+    for code in [Code::Ok, Code::Ok, Code::OverLimit] {
+        assert_eq!(ask(&channel, "alice").await.overall_code(), code);
+    }
+    eventually("the refusal is logged", || server.log().contains("refused"));
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains("refused")).unwrap();
+    for field in [r#"limit="per-user""#, r#"key=["alice"]"#, "cost=1", "retry_after=", r#"transport="grpc""#] {
+        assert!(line.contains(field), "{field}: {line}");
+    }
+}
+
 /// One call of which we say every byte.
 struct Call {
     answer: h2::client::ResponseFuture,
@@ -551,7 +567,7 @@ async fn calls_of_all_connections_share_one_memory_budget() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unread_reflection_streams_share_the_budget() {
     const CONNECTIONS: usize = 800;
-    tollkeeper_server::files::raise();
+    tollkeeper_server::control::rlimit::raise();
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let address = server.listens("grpc");

@@ -4,13 +4,18 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
+use tokio::time::timeout;
 
 /// The most bytes of a body that are looked at.
 pub const MOST: usize = 64 << 10;
+/// How many bytes of a body that is too large are discarded, and for how long.
+const DRAIN_BYTES: usize = 4 << 20;
+const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 pin_project! {
     /// The body of a request: what was read of it to find facts, and the rest.
@@ -61,6 +66,27 @@ impl<B: Body<Data = Bytes> + Unpin> RequestBody<B> {
                 }
             }
         }
+    }
+
+    /// Reads and discards the rest of the body. A server closes a connection with an unread body, which resets it, and
+    /// a client that is still sending could not read the answer.
+    pub async fn drain(&mut self) {
+        self.read.clear();
+        let drained = async {
+            let mut left = DRAIN_BYTES;
+            while left > 0 {
+                match poll_fn(|context| Pin::new(&mut self.rest).poll_frame(context)).await {
+                    Some(Ok(frame)) => left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len)),
+                    None | Some(Err(_)) => return,
+                }
+            }
+        };
+        let _ = timeout(DRAIN_TIME, drained).await;
+    }
+
+    /// Whether nothing was read yet.
+    pub fn is_untouched(&self) -> bool {
+        self.read.is_empty()
     }
 }
 

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Request, Response, StatusCode};
+use http::{Request, Response, StatusCode, header};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tollkeeper::decision::LimitDecision;
@@ -158,7 +158,17 @@ impl<'a> Visit<'a> {
             // What the application says of a request counts whatever its body says.
             self.add_own(&mut seen);
         }
-        let facts = self.settled(&seen)?;
+        let facts = match self.settled(&seen) {
+            Ok(facts) => facts,
+            Err(refusal) => {
+                // A client that waits for `100 Continue` has not sent anything, and need not.
+                let waits = self.parts.headers.contains_key(header::EXPECT) && body.is_untouched();
+                if refusal.status() == StatusCode::PAYLOAD_TOO_LARGE && !waits {
+                    body.drain().await;
+                }
+                return Err(refusal);
+            }
+        };
         let acquired = self.acquire(facts).await;
         self.judged(acquired)
     }

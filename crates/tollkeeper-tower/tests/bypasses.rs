@@ -2,13 +2,24 @@
 
 mod support;
 
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::task::{Context, Poll};
+
 use axum::Router;
 use axum::routing::{any, post};
-use http::StatusCode;
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body::{Body, Frame};
 use support::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tollkeeper::http::{ClientAddress, EncodedSlashes, HttpSettings, Normalization};
 use tollkeeper::{Algorithm, Limit, Missing, Quota, Span, StatusSet};
 use tollkeeper_tower::RateLimitLayer;
+use tower::ServiceExt;
 
 /// Two an hour for each address.
 fn per_ip() -> Vec<Limit> {
@@ -434,6 +445,67 @@ async fn a_body_above_64_kib_is_refused_instead_of_skipped() {
         200,
         "no limit needs it there"
     );
+}
+
+/// A body without a length in pieces of 64 KiB, and how many of its bytes were read.
+struct Pieces {
+    left: usize,
+    stalls: bool,
+    read: Arc<AtomicUsize>,
+}
+
+impl Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.left {
+            0 if self.stalls => Poll::Pending,
+            0 => Poll::Ready(None),
+            _ => {
+                self.left -= 1;
+                self.read.fetch_add(64 << 10, Relaxed);
+                Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[b'x'; 64 << 10])))))
+            }
+        }
+    }
+}
+
+/// If some of the body were left, the server would reset the connection of a client that is still sending, and the
+/// client could not read the answer.
+#[tokio::test(start_paused = true)]
+async fn rest_of_a_body_is_discarded_before_a_413() {
+    let (limiter, _) = limiter(vec![Limit::new("login", Quota::per_hour(5)).by("body.user")]);
+    let app = Router::new().route("/", post(|| async {})).layer(RateLimitLayer::new(limiter));
+    for (left, stalls, expected) in [
+        (32, false, 32),
+        // Not without end: 4 MiB after the two pieces that showed that it is too large.
+        (1_000, false, 2 + 64),
+        // And not for ever: a client that stops sending is answered.
+        (32, true, 32),
+    ] {
+        let read = Arc::new(AtomicUsize::new(0));
+        let body = axum::body::Body::new(Pieces { left, stalls, read: Arc::clone(&read) });
+        let response = app.clone().oneshot(Request::post("/").body(body).expect("a request")).await;
+        assert_eq!(response.expect("it answers").status(), 413);
+        assert_eq!(read.load(Relaxed) >> 16, expected, "of {left} pieces");
+    }
+}
+
+#[tokio::test]
+async fn client_that_waits_to_be_told_to_send_is_answered_413() {
+    let limits = vec![Limit::new("login", Quota::per_hour(5)).by("body.user")];
+    let (server, _) = serve(limits, HttpSettings::default()).await;
+    let mut stream = TcpStream::connect(server.address).await.expect("it listens");
+    let head =
+        "POST /login HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 70000\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.expect("it reads");
+    let mut answer = [0; 12];
+    stream.read_exact(&mut answer).await.expect("it is answered");
+    assert_eq!(&answer, b"HTTP/1.1 413", "not 100");
 }
 
 #[tokio::test]

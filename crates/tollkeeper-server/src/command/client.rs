@@ -128,6 +128,13 @@ impl Client {
     fn tls_failure(&self, error: &io::Error) -> anyhow::Error {
         let shown = &self.shown;
         match error.get_ref().and_then(|error| error.downcast_ref()) {
+            // rustls has no variant for this one, only the text of the library below it.
+            Some(rustls::Error::InvalidCertificate(why)) if why.to_string().contains("CaUsedAsEndEntity") => {
+                anyhow!(
+                    "the certificate of {shown} is not trusted: it is an authority's, not a server's \
+                     (make a self-signed one with `-addext basicConstraints=critical,CA:FALSE`)"
+                )
+            }
             Some(rustls::Error::InvalidCertificate(why)) => anyhow!(
                 "the certificate of {shown} is not trusted: {why} \
                  (name the authority that issued it with `--ca FILE`)"

@@ -75,11 +75,15 @@ pub(super) fn of(file: &File, policy: &Policy, problems: &mut Problems) {
 fn cost(file: &File, limit: &WrittenLimit, problems: &mut Problems) {
     let (Some(fact), None) = (&limit.cost, &limit.cost_missing) else { return };
     let declared = file.http.facts.iter().any(|declared| declared.name == fact.value);
-    if declared || PARTS.iter().any(|part| fact.value.starts_with(part)) {
+    // With a condition on the fact, the limit does not apply to requests without it.
+    let required = limit.when.iter().any(|said| said.value.0 == fact.value);
+    if declared || required || PARTS.iter().any(|part| fact.value.starts_with(part)) {
         return;
     }
+    // A shadow limit never fails a request.
+    let happens = if limit.mode == Mode::Shadow { "does not count" } else { "rejects" };
     let message = format!(
-        "{}it charges the fact {}, which no entry of `http.facts` supplies: HTTP requests without it are rejected",
+        "{}it charges the fact {}, which no entry of `http.facts` supplies: it {happens} HTTP requests without it",
         limit.subject,
         quoted(&fact.value)
     );
