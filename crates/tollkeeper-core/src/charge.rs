@@ -38,7 +38,7 @@ pub struct Item {
     pub quota: Quota,
     /// The units charged.
     pub cost: u64,
-    /// How many microseconds before the epoch-aligned windows those of this key begin: 0 unless staggered.
+    /// How many microseconds earlier than epoch-aligned windows this key's windows begin: 0 unless staggered.
     pub shift: u64,
     /// Where the charge is recorded: tick, timestamp or window number.
     pub mark: u64,

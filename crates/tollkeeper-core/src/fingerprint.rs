@@ -1,7 +1,7 @@
 //! The 128-bit keyed fingerprint that replaces a key in memory.
 //!
-//! Keys of every length take the same memory, and an attacker who does not know the secret cannot find two
-//! keys that collide: each 32-byte block goes through sums of products with secret words (the NH
+//! Keys of every length take the same memory, and an attacker without the secret cannot find two keys that
+//! collide: each 32-byte block goes through sums of products with secret words (the NH
 //! construction), twice with independent words, so two different blocks agree in both lanes with a
 //! probability of about 2^-128, even if the attacker chooses them. It is not a message authentication code:
 //! fingerprints never leave the process except into the snapshot, which holds the secret as well. Why not

@@ -146,7 +146,7 @@ impl<'a> Key<'a> {
         self.texts().nth(usize::from(self.partition?))
     }
 
-    /// How many microseconds before the epoch-aligned windows those of this key begin: a hash of the key
+    /// How many microseconds earlier than epoch-aligned windows this key's windows begin: a hash of the key
     /// that is the same on every node and never changes.
     pub(crate) fn stagger(self) -> u64 {
         let mut bytes = Inline::<u8, 256>::default();

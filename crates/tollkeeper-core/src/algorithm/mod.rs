@@ -28,14 +28,14 @@ pub use state::{State, add, apply, give_back};
 
 use concurrency::Slot;
 
-/// One request, as one key sees it.
+/// A request to be decided against one key.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
     /// The current time on the store's clock.
     pub now: Time,
     /// The units to charge, at least 1. A concurrency limit takes one slot, whatever the cost.
     pub cost: u64,
-    /// How many microseconds before the epoch-aligned windows those of this key begin: 0 unless staggered.
+    /// How many microseconds earlier than epoch-aligned windows this key's windows begin: 0 unless staggered.
     pub shift: u64,
     /// The longest delay for which the caller can hold a queued request; `None` for no bound.
     pub hold: Option<Span>,

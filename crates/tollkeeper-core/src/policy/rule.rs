@@ -44,7 +44,7 @@ pub struct Rule {
     pub(super) compares_hashes: bool,
     /// The index of the grant of the default tier, or of a limit without tiers.
     pub(super) default: u32,
-    /// Every grant once; the first one refuses everything.
+    /// Every grant once; the first one of a configured limit refuses everything (`REFUSED`).
     pub(super) grants: Vec<Grant>,
 }
 
