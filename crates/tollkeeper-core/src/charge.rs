@@ -1,8 +1,8 @@
-//! Receipts: what an admitted request paid, and which slot it holds.
+//! Receipts of admitted requests: what each limit charged, and which slots are held.
 //!
-//! What may be given back depends on when it was taken, so a refund carries its receipt. In the
-//! process a receipt is plain data; it becomes text, authenticated by a secret of the store, only when
-//! it leaves.
+//! How much of a charge can be given back depends on when it was made, so a refund needs its receipt.
+//! Inside the process a receipt is plain data; it becomes text, authenticated with a secret of the store,
+//! when it leaves the process.
 
 use crate::algorithm::Past;
 use crate::facts::Facts;
@@ -13,11 +13,11 @@ use crate::siphash::{self, Secret};
 use crate::time::{Span, Time};
 use crate::toll::{Due, InvalidRequest, MAX_COST, number};
 
-/// The receipt of an admitted toll, good for one refund or one settlement.
+/// The receipt of an admitted toll, valid for one refund or one settlement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Charge(Receipt);
 
-/// The receipt of slots that are held.
+/// The receipt of held slots, valid until they are released or expire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot(Receipt);
 
@@ -29,24 +29,24 @@ struct Receipt {
     items: Vec<Item>,
 }
 
-/// What was paid at one limit.
+/// The part of a receipt that belongs to one limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// The key it was charged to.
+    /// The key that was charged.
     pub key: ItemKey,
     /// The quota it was charged under.
     pub quota: Quota,
-    /// What was charged.
+    /// The units charged.
     pub cost: u64,
-    /// How much earlier than the epoch's the windows of this key begin.
+    /// How many microseconds earlier than epoch-aligned windows this key's windows begin: 0 unless staggered.
     pub shift: u64,
-    /// Where it was entered: tick, stamp or window.
+    /// Where the charge is recorded: tick, timestamp or window number.
     pub mark: u64,
-    /// It was charged to a state shared by several keys.
+    /// Whether the charge was made to a state that several keys share, because the store was full.
     pub shared: bool,
-    /// Which of the key's values decides where its state is kept.
+    /// The index of the key's value that decides on which server its state is stored.
     partition: Option<u8>,
-    /// The fact that held the cost, if it was not the cost of the request.
+    /// The fact that held the cost; `None` if the limit charged the cost of the request.
     fact: Option<Box<str>>,
 }
 
@@ -55,20 +55,20 @@ pub struct Item {
 pub enum ItemKey {
     /// The bytes of the key.
     Whole(Box<[u8]>),
-    /// A key too long for a text: what it begins with, and what the store calls it.
+    /// A key that is too long to be part of a receipt: its family, and the name that the store uses for it.
     Short(Box<[u8]>, Short),
 }
 
-/// What a store calls a key that is too long to be written out.
+/// The name that a store uses for a key that is too long to be part of a receipt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Short {
-    /// Its number.
+    /// A hash of the key.
     pub name: u128,
-    /// What decides where it is kept, at most 128 bytes; nothing if its name does.
+    /// The tag that decides on which server the key is stored, at most 128 bytes; empty if the name decides.
     pub tag: Box<str>,
 }
 
-/// Of a store that keeps all keys in one place.
+/// For a store that does not partition its keys.
 impl From<u128> for Short {
     fn from(name: u128) -> Short {
         Short { name, tag: "".into() }
@@ -89,15 +89,15 @@ impl Item {
         }
     }
 
-    /// What an algorithm must know to give some of it back.
+    /// The charge as an algorithm needs it to give some of it back.
     pub fn past(&self) -> Past {
         Past { cost: self.cost, count: self.quota.count(), tick: self.mark, window: self.mark }
     }
 
-    /// The key it was charged to; without its values if it is too long for a text.
+    /// The key that was charged; without its values if the key is [`ItemKey::Short`].
     pub fn key(&self) -> Key<'_> {
         let (ItemKey::Whole(bytes) | ItemKey::Short(bytes, _)) = &self.key;
-        Key::from_bytes(bytes).expect("an item holds a key").parted(self.partition)
+        Key::from_bytes(bytes).expect("an item holds a valid key").parted(self.partition)
     }
 
     /// The name of the limit.
@@ -105,8 +105,8 @@ impl Item {
         self.key().limit()
     }
 
-    /// When nothing of it can be given back any more: a bucket has drained it, its window is no longer
-    /// looked at, its stamp has left the log.
+    /// When no unit of it can be given back any more: its bucket has drained it, its window no longer
+    /// counts, or its timestamps have left the log.
     fn void_at(&self) -> Time {
         let (period, tick) = (self.quota.period_ticks(), self.quota.tick().span().as_micros());
         let ticks = match self.quota.algorithm() {
@@ -124,36 +124,37 @@ impl Item {
     }
 }
 
-/// What is to be done to one item of a charge.
+/// The correction of one item of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Nothing.
+    /// Leave the item unchanged.
     Keep,
-    /// Give back so much.
+    /// Give back this many units.
     GiveBack(u64),
-    /// Charge so much more.
+    /// Charge this many more units.
     Add(u64),
 }
 
-/// How one item of a charge is corrected under the policy of today.
+/// The correction of one item of a charge, with the quota and the rates of the current policy.
 #[derive(Clone, Copy, Debug)]
 pub struct Fix {
-    /// The quota that the state is read with.
+    /// The quota with which the state is read.
     pub quota: Quota,
-    /// What must be known of the charge.
+    /// The earlier charge.
     pub past: Past,
-    /// What is to be done.
+    /// The correction.
     pub change: Change,
 }
 
-/// Which items of a charge a new cost is for.
+/// The items of a charge that a refund or a settlement corrects, and their new costs.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Costs<'a> {
-    /// All: the request did not happen.
+    /// All items in full: the request did not happen.
     All,
-    /// Those that charge the cost of the request.
+    /// The items that charged the cost of the request.
     Request(u64),
-    /// Those that charge one of these facts.
+    /// The items that charged one of these facts.
     Facts(&'a Facts<'a>),
 }
 
@@ -162,7 +163,7 @@ impl Charge {
         Charge(Receipt { id, at, ttl, items })
     }
 
-    /// Its number, unique in the store for as long as it can be refunded.
+    /// Its id, unique in the store for as long as it can be refunded.
     pub fn id(&self) -> u64 {
         self.0.id
     }
@@ -172,12 +173,13 @@ impl Charge {
         self.0.at
     }
 
-    /// What was paid at each limit.
+    /// What each limit charged.
     pub fn items(&self) -> &[Item] {
         &self.0.items
     }
 
-    /// When it is void: a reservation at the end of its time, a plain charge when nothing is left of it.
+    /// When it becomes void: a reservation at the end of its time to live, any other charge when no unit of
+    /// it can be given back any more.
     pub fn void_at(&self) -> Time {
         match self.0.ttl {
             Some(ttl) => self.0.at + ttl,
@@ -185,19 +187,19 @@ impl Charge {
         }
     }
 
-    /// What these changes, one for each item, come to under the policy of today.
+    /// Prepares these changes, one for each item, under the current policy.
     ///
-    /// Since the charge was made its limit may have changed, and which tier the caller is in is not
-    /// known here. So the state is drained by the slowest rate that may be in force, and what has
-    /// drained of the charge is taken to be as much as the fastest allows: never too much is given back.
+    /// The limit may have changed since the charge was made, and the tier of the caller is not known here.
+    /// So the state is drained by the slowest rate that may be active, and the charge is assumed to have
+    /// drained by the fastest: a refund never gives back too much.
     pub fn fixes(&self, policy: &Policy, changes: &[Change]) -> Vec<Fix> {
-        assert_eq!(changes.len(), self.0.items.len(), "there is a change for every item");
+        assert_eq!(changes.len(), self.0.items.len(), "one change for every item");
         let fix = |(item, change): (&Item, &Change)| {
             let family = item.key().family();
             let rule = policy.find(item.limit()).map(|(_, rule)| rule);
-            let today = rule.into_iter().flat_map(|rule| rule.quotas_of(family));
+            let current = rule.into_iter().flat_map(|rule| rule.quotas_of(family));
             let (mut slowest, mut fastest) = (item.quota, item.quota.count());
-            for quota in today {
+            for quota in current {
                 fastest = fastest.max(quota.count());
                 if quota.count() < slowest.count() {
                     slowest = *quota;
@@ -208,7 +210,7 @@ impl Charge {
         self.0.items.iter().zip(changes).map(fix).collect()
     }
 
-    /// What a refund of these costs means for each item. A refund of nothing, or of a cost that no item
+    /// The change of each item for a refund of these costs. A refund of 0 units, or of a cost that no item
     /// charged, is an error.
     pub fn refund(&self, costs: Costs<'_>) -> Result<Vec<Change>, InvalidRequest> {
         let changes = self.changes(costs, |charged, asked| {
@@ -225,7 +227,8 @@ impl Charge {
         Ok(changes)
     }
 
-    /// What these actual costs mean for each item. Costs that no item charged are an error.
+    /// The change of each item for a settlement to these actual costs. Costs that no item charged are an
+    /// error.
     pub fn settle(&self, costs: Costs<'_>) -> Result<Vec<Change>, InvalidRequest> {
         self.changes(costs, |charged, actual| {
             let actual = actual.unwrap_or(charged);
@@ -237,8 +240,7 @@ impl Charge {
         })
     }
 
-    /// What to do with each item to give back what the limits that are `chosen` by name took, and keep
-    /// the rest.
+    /// The change of each item for a refund of the limits whose names are `chosen`; other items are kept.
     pub fn refund_of(&self, chosen: impl Fn(&str) -> bool) -> Vec<Change> {
         let change = |item: &Item| match chosen(item.limit()) {
             true => Change::GiveBack(item.cost),
@@ -280,7 +282,7 @@ impl Charge {
         Ok(changes)
     }
 
-    /// The error for costs that concern no item, with what this charge can be corrected by.
+    /// The error for costs that match no item: names the costs that this charge can be corrected by.
     fn unmatched(&self, costs: Costs<'_>) -> InvalidRequest {
         let mut facts: Vec<String> =
             self.0.items.iter().filter_map(|item| item.fact.as_deref()).map(str::to_owned).collect();
@@ -289,13 +291,13 @@ impl Charge {
         InvalidRequest::NothingToCorrect { by_cost: !matches!(costs, Costs::Facts(_)), facts }
     }
 
-    /// The receipt as text that only this store can have written. Keys above 128 bytes go by `short`,
-    /// the name that the store has for them.
+    /// The receipt as text, authenticated with the store's secret. Keys longer than 128 bytes are replaced
+    /// by `short`, the name that the store uses for them.
     pub fn seal<S: Into<Short>>(&self, secret: &Secret, short: impl Fn(Key<'_>) -> S) -> String {
         self.0.seal(b'c', secret, short)
     }
 
-    /// Reads a text that this store wrote; nothing if it did not.
+    /// Reads a receipt that was sealed with this secret; `None` if the text is anything else.
     pub fn open(text: &str, secret: &Secret) -> Option<Charge> {
         Receipt::open(b'c', text, secret).map(Charge)
     }
@@ -306,17 +308,17 @@ impl Slot {
         Slot(Receipt { id, at, ttl: None, items })
     }
 
-    /// Its number: the same in all the limits it is held in.
+    /// Its id: the same in all limits in which it holds a slot.
     pub fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// Where it is held.
+    /// The limits in which it holds a slot.
     pub fn items(&self) -> &[Item] {
         &self.0.items
     }
 
-    /// How long it is held at most, from when it was taken or renewed.
+    /// Its time to live, from when it was taken or renewed: the shortest of its limits.
     pub fn ttl(&self) -> Span {
         self.0.items.iter().map(|item| item.quota.period()).min().unwrap_or(Span::ZERO)
     }
@@ -332,12 +334,12 @@ impl Slot {
     }
 }
 
-/// The longest key that is written out.
-const WHOLE_KEY: usize = 128;
+/// The longest key that is written into a receipt, in bytes.
+const MAX_WHOLE_KEY: usize = 128;
 
 impl Receipt {
     fn seal<S: Into<Short>>(&self, kind: u8, secret: &Secret, short: impl Fn(Key<'_>) -> S) -> String {
-        // More than most receipts need: a name, some numbers and a value for each item.
+        // Enough for most receipts: a name, some numbers and a value for each item.
         let mut bytes = Vec::with_capacity(48 + 80 * self.items.len());
         bytes.push(kind);
         for number in [self.id, self.at.as_micros(), self.ttl.map_or(0, Span::as_micros)] {
@@ -347,12 +349,12 @@ impl Receipt {
             for number in [item.quota.count(), item.quota.burst(), item.cost, item.shift, item.mark] {
                 push_number(&mut bytes, number);
             }
-            // A limit is keyed by fewer than 127 facts: see `partition` of `policy/compile.rs`.
-            let partition = item.partition.map_or(0, |place| place + 1);
+            // The index is below 126: see `partition` in `policy/compile.rs`.
+            let partition = item.partition.map_or(0, |index| index + 1);
             bytes.push(u8::from(item.shared) | partition << 1);
             push_bytes(&mut bytes, item.fact.as_deref().unwrap_or_default().as_bytes());
             let (key, name) = match &item.key {
-                ItemKey::Whole(key) if key.len() <= WHOLE_KEY => (&key[..], None),
+                ItemKey::Whole(key) if key.len() <= MAX_WHOLE_KEY => (&key[..], None),
                 ItemKey::Whole(_) => (item.key().family(), Some(short(item.key()).into())),
                 ItemKey::Short(family, short) => (&family[..], Some(short.clone())),
             };
@@ -371,7 +373,7 @@ impl Receipt {
     fn open(kind: u8, text: &str, secret: &Secret) -> Option<Receipt> {
         let bytes = from_text(text)?;
         let (signed, code) = bytes.split_last_chunk()?;
-        // Compared as one number, not byte by byte: how much of it agrees takes no time to tell.
+        // Compared as one number, so that the time taken does not reveal how many bytes agree.
         if siphash::hash(secret, signed) != u128::from_le_bytes(*code) {
             return None;
         }
@@ -398,18 +400,18 @@ fn take_item(rest: &mut &[u8]) -> Option<Item> {
     let (flags, after) = rest.split_first()?;
     *rest = after;
     let fact = core::str::from_utf8(take_bytes(rest)?).ok()?;
-    let whole = take_bytes(rest)?;
+    let key_bytes = take_bytes(rest)?;
     let name = take_bytes(rest)?;
-    let key = Key::from_bytes(whole)?;
+    let key = Key::from_bytes(key_bytes)?;
     let (algorithm, _) = key.algorithm();
     let burst = algorithm.has_burst().then_some(burst);
     let quota = Quota::new(algorithm, Rate { count, period: key.period(), burst }).ok()?;
     let key = match name {
-        [] => ItemKey::Whole(whole.into()),
+        [] => ItemKey::Whole(key_bytes.into()),
         name => {
             let (name, tag) = name.split_first_chunk()?;
             let tag = core::str::from_utf8(tag).ok()?.into();
-            ItemKey::Short(whole.into(), Short { name: u128::from_le_bytes(*name), tag })
+            ItemKey::Short(key_bytes.into(), Short { name: u128::from_le_bytes(*name), tag })
         }
     };
     let fact = (!fact.is_empty()).then(|| fact.into());
@@ -418,7 +420,7 @@ fn take_item(rest: &mut &[u8]) -> Option<Item> {
 }
 
 fn push_bytes(bytes: &mut Vec<u8>, part: &[u8]) {
-    bytes.push(u8::try_from(part.len()).expect("names have at most 64 bytes, keys that are written 128"));
+    bytes.push(u8::try_from(part.len()).expect("names have at most 64 bytes, keys in receipts 128"));
     bytes.extend_from_slice(part);
 }
 
@@ -429,7 +431,7 @@ fn take_bytes<'b>(rest: &mut &'b [u8]) -> Option<&'b [u8]> {
     Some(part)
 }
 
-/// Seven bits at a time, the lowest first.
+/// LEB128: seven bits in each byte, the lowest first.
 fn push_number(bytes: &mut Vec<u8>, mut number: u64) {
     while number > 0x7f {
         bytes.push(number.to_le_bytes()[0] | 0x80);
@@ -453,28 +455,28 @@ fn take_number(rest: &mut &[u8]) -> Option<u64> {
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// Base64 with the alphabet for addresses, without padding.
+/// Base64 with the URL-safe alphabet, without padding.
 fn to_text(bytes: &[u8]) -> String {
-    let (whole, rest) = bytes.as_chunks();
-    let mut text = Vec::with_capacity(whole.len() * 4 + 4);
-    for three in whole {
-        text.extend_from_slice(&four(*three));
+    let (triples, rest) = bytes.as_chunks();
+    let mut text = Vec::with_capacity(triples.len() * 4 + 4);
+    for triple in triples {
+        text.extend_from_slice(&encode_triple(*triple));
     }
     if !rest.is_empty() {
         let mut last = [0; 3];
         last[..rest.len()].copy_from_slice(rest);
-        text.extend_from_slice(&four(last)[..=rest.len()]);
+        text.extend_from_slice(&encode_triple(last)[..=rest.len()]);
     }
     String::from_utf8(text).expect("the alphabet is ASCII")
 }
 
 /// Three bytes as four letters.
-fn four([one, two, three]: [u8; 3]) -> [u8; 4] {
+fn encode_triple([one, two, three]: [u8; 3]) -> [u8; 4] {
     let word = u32::from_be_bytes([0, one, two, three]);
     [18, 12, 6, 0].map(|shift| ALPHABET[(word >> shift & 0x3f) as usize])
 }
 
-/// The bytes that [`to_text`] would write so: one receipt is one text, with no second spelling.
+/// Decodes exactly what [`to_text`] writes: every other spelling of the same bytes is rejected.
 fn from_text(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
     for chunk in text.as_bytes().chunks(4) {
@@ -484,12 +486,12 @@ fn from_text(text: &str) -> Option<Vec<u8>> {
             word = word << 6 | u32::try_from(digit).expect("one of 64");
         }
         word <<= 6 * (4 - chunk.len());
-        let [_, three @ ..] = word.to_be_bytes();
-        let (whole, rest) = three.split_at(chunk.len() - 1);
-        if whole.is_empty() || rest.iter().any(|byte| *byte != 0) {
+        let [_, triple @ ..] = word.to_be_bytes();
+        let (decoded, padding) = triple.split_at(chunk.len() - 1);
+        if decoded.is_empty() || padding.iter().any(|byte| *byte != 0) {
             return None;
         }
-        bytes.extend_from_slice(whole);
+        bytes.extend_from_slice(decoded);
     }
     Some(bytes)
 }

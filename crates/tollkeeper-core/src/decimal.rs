@@ -1,9 +1,10 @@
-//! Numbers as text. Every answer is full of them, and `core::fmt` took a tenth of the time that an answer
-//! takes.
+//! Formats numbers as decimal text, faster than `core::fmt`.
+//!
+//! Every response contains many numbers, and `core::fmt` took a tenth of the time of a response.
 
 use crate::Span;
 
-/// A number that has been written down.
+/// A formatted number, on the stack.
 #[derive(Clone, Copy, Debug)]
 pub struct Decimal {
     digits: [u8; LONGEST],
@@ -14,7 +15,7 @@ pub struct Decimal {
 const LONGEST: usize = 27;
 const SECOND: u64 = 1_000_000;
 
-/// `00` to `99`: two digits cost one division.
+/// `00` to `99`, so that two digits cost one division.
 const PAIRS: [[u8; 2]; 100] = {
     let mut pairs = [[b'0'; 2]; 100];
     let mut number = 0u8;
@@ -51,18 +52,18 @@ impl Decimal {
         decimal
     }
 
-    /// Its digits.
+    /// The text as bytes.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         &self.digits[self.first..]
     }
 
-    /// Its digits, as text.
+    /// The text.
     pub fn as_str(&self) -> &str {
         core::str::from_utf8(self.as_bytes()).expect("digits")
     }
 
-    /// Puts a number with at least so many digits before what is there.
+    /// Prepends a number, padded with zeros to at least `least` digits.
     #[inline]
     fn push(&mut self, mut number: u64, least: usize) {
         let end = self.first;
@@ -76,13 +77,12 @@ impl Decimal {
             self.first -= 1;
             self.digits[self.first] = b'0' + (number % 10).to_le_bytes()[0];
         }
-        // What lies before is zeros.
+        // The buffer is filled with zeros, which serve as padding.
         self.first = self.first.min(end - least);
     }
 }
 
-/// Writes a whole number behind what is there, in place: to copy digits that have only just been written makes the
-/// processor wait for them.
+/// Appends a whole number, writing its digits in place: copying digits that were just written stalls the processor.
 #[inline]
 pub fn append(out: &mut Vec<u8>, mut number: u64) {
     let digits = number.checked_ilog10().map_or(1, |log| log as usize + 1);
@@ -105,7 +105,7 @@ mod tests {
     use crate::time::Seconds;
 
     #[test]
-    fn numbers_and_seconds_are_written_as_fmt_writes_them() {
+    fn numbers_and_seconds_match_core_fmt() {
         let ends = (0..64).flat_map(|bit| [(1 << bit) - 1, 1 << bit, u64::MAX >> bit]);
         let tens = (0..20).flat_map(|power| {
             let ten = 10u64.pow(power);

@@ -1,6 +1,6 @@
-//! SHA-1, which names a script in Redis, and SHA-256, which replaces long keys and secrets.
+//! SHA-1, which identifies a script in Redis, and SHA-256, which replaces long keys and secrets.
 //!
-//! Written out, because the core has no dependencies and the vectors of the standard are easy to test against.
+//! Implemented here because the core has no dependencies, and tested against the vectors of the standard.
 
 /// SHA-1 of these bytes.
 pub fn sha1(bytes: &[u8]) -> [u8; 20] {
@@ -69,7 +69,7 @@ pub fn sha256(bytes: &[u8]) -> [u8; 32] {
     bytes_of(&state)
 }
 
-/// Digits, lowercase.
+/// The bytes as lowercase hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -115,9 +115,8 @@ const ROUNDS: [u32; 64] = [
 mod tests {
     use super::*;
 
-    /// The vectors of the standard.
     #[test]
-    fn digests_are_those_of_the_standard() {
+    fn digests_match_the_vectors_of_the_standard() {
         let two_blocks: &[u8] = b"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq";
         let million = vec![b'a'; 1_000_000];
         for (bytes, one, two) in [

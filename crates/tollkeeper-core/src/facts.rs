@@ -1,8 +1,8 @@
-//! Facts: what is known of a request, as names and values.
+//! Facts: what is known about a request, as names and values.
 //!
-//! Every transport translates into facts, and everything behind it looks only at them. Names and
-//! values are checked when they enter; what is wrong is remembered and makes the request bad input
-//! when it is decided, so that facts can be written down without a `?` on every line.
+//! Every transport translates its requests into facts, and limits see only those. Names and values are
+//! checked when they are added. The first problem is stored and returned when the request is decided, so
+//! that facts can be listed without a `?` on every line.
 
 mod declared;
 
@@ -19,12 +19,12 @@ pub const MAX_NAME: usize = 64;
 /// The longest value, in bytes.
 pub const MAX_VALUE: usize = 1024;
 
-/// The fact that holds the client's address: always an address, in its canonical form.
+/// The fact that holds the client's IP address, always in its canonical form.
 pub const IP: &str = "ip";
 
 const INLINE: usize = 6;
 
-/// Names to values, in the order they came; a name counts once.
+/// The facts of a request, in insertion order; each name occurs once.
 ///
 /// ```
 /// use tollkeeper_core::{facts, Facts};
@@ -35,11 +35,12 @@ const INLINE: usize = 6;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Facts<'a> {
-    // Requests have a handful of facts: those live here, and the heap is left alone.
+    /// Most requests have only a few facts, which need no allocation.
     inline: [Option<Fact<'a>>; INLINE],
     more: Vec<Fact<'a>>,
-    wrong: Option<Box<InvalidFact>>,
-    /// Whether only the hash of some value is known.
+    /// The first problem that [`Facts::put`] found.
+    problem: Option<Box<InvalidFact>>,
+    /// Whether some value is known only by its hash.
     has_known_hash: bool,
 }
 
@@ -66,9 +67,9 @@ impl<'a> Facts<'a> {
         Facts::default()
     }
 
-    /// Adds a fact, or replaces the value it had. An empty value counts as absent.
+    /// Adds a fact, or replaces its value. An empty value counts as absent.
     ///
-    /// A name or a value that may not be is remembered: deciding on these facts is then an error.
+    /// An invalid name or value is stored, and makes the decision about these facts an error.
     #[must_use]
     pub fn with(mut self, name: &'a str, value: impl Into<Value<'a>>) -> Facts<'a> {
         self.put(name, value);
@@ -79,42 +80,42 @@ impl<'a> Facts<'a> {
     #[inline]
     pub fn put(&mut self, name: &'a str, value: impl Into<Value<'a>>) {
         if let Err(error) = self.insert(name, value) {
-            self.wrong.get_or_insert_with(|| Box::new(error));
+            self.problem.get_or_insert_with(|| Box::new(error));
         }
     }
 
-    /// As [`Facts::with`], saying at once what is wrong.
+    /// As [`Facts::put`], but returns an invalid name or value as an error at once.
     #[inline]
     pub fn insert(&mut self, name: &'a str, value: impl Into<Value<'a>>) -> Result<(), InvalidFact> {
         check_name(name)?;
         let value = checked(name, value.into())?;
         self.has_known_hash |= matches!(&value, Value::Hashed(hashed) if hashed.plain.is_none());
-        for place in &mut self.inline {
-            match place {
+        for entry in &mut self.inline {
+            match entry {
                 Some(fact) if fact.name == name => fact.value = value,
                 Some(_) => continue,
-                None => *place = Some(Fact { name, value }),
+                None => *entry = Some(Fact { name, value }),
             }
             return Ok(());
         }
-        let room = INLINE + self.more.len() < MAX_FACTS;
+        let has_room = INLINE + self.more.len() < MAX_FACTS;
         match self.more.iter_mut().find(|fact| fact.name == name) {
             Some(fact) => fact.value = value,
-            None if room => self.more.push(Fact { name, value }),
-            None => return Err(InvalidFact { name: shown(name), problem: FactProblem::TooMany }),
+            None if has_room => self.more.push(Fact { name, value }),
+            None => return Err(InvalidFact { name: truncated(name), problem: FactProblem::TooMany }),
         }
         Ok(())
     }
 
-    /// As [`Facts::insert`] for bytes off a wire, which may not be UTF-8.
+    /// As [`Facts::insert`], for bytes that may not be UTF-8.
     pub fn insert_bytes(&mut self, name: &'a str, value: &'a [u8]) -> Result<(), InvalidFact> {
         match core::str::from_utf8(value) {
             Ok(text) => self.insert(name, text),
-            Err(_) => Err(InvalidFact { name: shown(name), problem: FactProblem::NotUtf8 }),
+            Err(_) => Err(InvalidFact { name: truncated(name), problem: FactProblem::NotUtf8 }),
         }
     }
 
-    /// The value of a fact; an empty one is absent.
+    /// The value of a fact; `None` if it is absent or empty.
     #[inline]
     pub fn get(&self, name: &str) -> Option<&Value<'a>> {
         self.all().find(|fact| fact.name == name).map(|fact| &fact.value).filter(|value| !value.is_empty())
@@ -125,9 +126,9 @@ impl<'a> Facts<'a> {
         self.all().map(|fact| (fact.name, &fact.value))
     }
 
-    /// What is wrong with these facts, if anything is.
+    /// The first problem that [`Facts::put`] found, if any.
     pub(crate) fn check(&self) -> Result<(), InvalidFact> {
-        self.wrong.as_deref().map_or(Ok(()), |error| Err(error.clone()))
+        self.problem.as_deref().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// Replaces the value of a fact that is present.
@@ -142,46 +143,47 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// The value of a fact. Whatever it was, it is compared and keyed as its text: `1` equals `"1"`.
+/// The value of a fact. Values of every type are compared and keyed as text: `1` equals `"1"`.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Value<'a> {
     /// Text.
     Text(Cow<'a, str>),
     /// A whole number.
     Number(i64),
-    /// An address; an IPv4 address in IPv6 clothes is the IPv4 address.
+    /// An IP address; an IPv4-mapped IPv6 address becomes the IPv4 address.
     Ip(IpAddr),
-    /// A secret, of which keys hold only a hash.
+    /// A value of which keys hold only a hash.
     Hashed(Box<Hashed<'a>>),
 }
 
-/// The value of a hashed fact: keys hold its hash.
+/// The value of a hashed fact: keys hold only its hash.
 #[derive(Clone)]
 pub struct Hashed<'a> {
-    /// The secret itself, for conditions and overrides; `None` if only its hash is known.
+    /// The value itself, for conditions and overrides; `None` if only its hash is known.
     pub plain: Option<Cow<'a, str>>,
     /// The first 32 hexadecimal digits of its SHA-256.
     pub hash: Box<str>,
 }
 
 impl Hashed<'_> {
-    /// How many digits people see: enough to tell one value from another.
+    /// How many digits are shown to people: enough to distinguish values.
     pub const SHOWN_DIGITS: usize = 12;
 
-    /// The hash as people see it: `sha256:` and twelve digits.
+    /// The hash as it is shown to people: `sha256:` and twelve digits.
     pub fn shown(&self) -> String {
         format!("sha256:{:.*}", Self::SHOWN_DIGITS, self.hash)
     }
 }
 
-/// Never shows the secret.
+/// Shows the hash, never the value.
 impl fmt::Debug for Hashed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.hash)
     }
 }
 
-/// The numbers of an IPv4 address as text, each with the dot behind it.
+/// The text of every octet of an IPv4 address, with a trailing dot.
 const OCTETS: [[u8; 4]; 256] = {
     let mut texts = [[b'.'; 4]; 256];
     let mut octet = 0u8;
@@ -199,7 +201,7 @@ const OCTETS: [[u8; 4]; 256] = {
     }
 };
 
-/// The longest text of a number or an address.
+/// A buffer for the text of a number or an address.
 pub type Scratch = [u8; 48];
 
 impl Value<'_> {
@@ -216,9 +218,9 @@ impl Value<'_> {
         match self {
             Value::Text(text) => text,
             Value::Hashed(hashed) => hashed.plain.as_deref().unwrap_or(&hashed.hash),
-            Value::Number(number) => written(scratch, format_args!("{number}")),
+            Value::Number(number) => format_into(scratch, format_args!("{number}")),
             Value::Ip(IpAddr::V4(ip)) => core::str::from_utf8(ipv4(*ip, scratch)).expect("digits and dots"),
-            Value::Ip(IpAddr::V6(ip)) => written(scratch, format_args!("{ip}")),
+            Value::Ip(IpAddr::V6(ip)) => format_into(scratch, format_args!("{ip}")),
         }
     }
 
@@ -231,7 +233,7 @@ impl Value<'_> {
     }
 }
 
-/// Writes an IPv4 address.
+/// Formats an IPv4 address into `scratch`.
 #[inline]
 pub(crate) fn ipv4(ip: Ipv4Addr, scratch: &mut Scratch) -> &[u8] {
     let mut len = 0;
@@ -243,10 +245,10 @@ pub(crate) fn ipv4(ip: Ipv4Addr, scratch: &mut Scratch) -> &[u8] {
 }
 
 /// Formats into `scratch`. Numbers and addresses always fit.
-pub(crate) fn written<'s>(scratch: &'s mut Scratch, arguments: fmt::Arguments<'_>) -> &'s str {
+pub(crate) fn format_into<'s>(scratch: &'s mut Scratch, arguments: fmt::Arguments<'_>) -> &'s str {
     use std::io::Write;
     let mut rest = &mut scratch[..];
-    rest.write_fmt(arguments).expect("48 bytes hold any number and any address");
+    rest.write_fmt(arguments).expect("48 bytes fit any number and any address");
     let len = size_of::<Scratch>() - rest.len();
     core::str::from_utf8(&scratch[..len]).expect("formatted text")
 }
@@ -259,7 +261,7 @@ impl PartialEq for Value<'_> {
 
 impl Eq for Value<'_> {}
 
-/// The text; of a hashed value only what [`Hashed::shown`] shows.
+/// The text; for a hashed value, [`Hashed::shown`].
 impl fmt::Display for Value<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -321,27 +323,28 @@ macro_rules! value_from_number {
 }
 value_from_number!(i32, i64, u16, u32, u64, usize);
 
-/// Why a fact may not be.
+/// A fact with an invalid name or value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidFact {
     /// The name of the fact, cut to 64 bytes.
     pub name: String,
-    /// What is wrong with it.
+    /// Why it is invalid.
     pub problem: FactProblem,
 }
 
-/// What is wrong with a fact.
+/// Why a fact is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FactProblem {
     /// The name is empty, too long, or has other characters than `A-Z a-z 0-9 . _ : / -`.
     Name,
-    /// The value is empty where one is needed.
+    /// The value is empty where a value is required.
     Empty,
-    /// The value has so many bytes, which is too long.
+    /// The value is too long: it has this many bytes.
     TooLong(usize),
     /// The value is not UTF-8.
     NotUtf8,
-    /// The value of `ip` is not an address.
+    /// The value of `ip` is not an IP address.
     NotAnAddress,
     /// There are more than 64 facts.
     TooMany,
@@ -375,11 +378,11 @@ impl core::error::Error for InvalidFact {}
 /// Whether `name` may be the name of a fact.
 #[inline]
 pub fn is_name(name: &str) -> bool {
-    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|byte| IN_NAMES[usize::from(byte)])
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|byte| NAME_BYTES[usize::from(byte)])
 }
 
-/// Which bytes may be in names: every request has some, and each byte of them is looked up here.
-const IN_NAMES: [bool; 256] = {
+/// The bytes that names may contain. A table, because every byte of every name of a request is checked.
+const NAME_BYTES: [bool; 256] = {
     let mut allowed = [false; 256];
     let mut byte = 0u8;
     while byte < 128 {
@@ -392,9 +395,14 @@ const IN_NAMES: [bool; 256] = {
 
 #[inline]
 fn check_name(name: &str) -> Result<(), InvalidFact> {
-    if is_name(name) { Ok(()) } else { Err(InvalidFact { name: shown(name), problem: FactProblem::Name }) }
+    if is_name(name) {
+        Ok(())
+    } else {
+        Err(InvalidFact { name: truncated(name), problem: FactProblem::Name })
+    }
 }
 
+/// The value in its canonical form, if the fact may have it.
 #[inline]
 fn checked<'a>(name: &str, value: Value<'a>) -> Result<Value<'a>, InvalidFact> {
     let problem = match &value {
@@ -407,15 +415,15 @@ fn checked<'a>(name: &str, value: Value<'a>) -> Result<Value<'a>, InvalidFact> {
             FactProblem::TooLong(hashed.plain.as_ref().map_or(0, |plain| plain.len()))
         }
         Value::Number(_) | Value::Hashed(_) if name == IP => FactProblem::NotAnAddress,
-        // However it was made: an IPv4 client must not get a second key by coming in IPv6 clothes.
+        // An IPv4 client must not get a second key by connecting with an IPv4-mapped IPv6 address.
         Value::Ip(ip) => return Ok(Value::from(*ip)),
         Value::Text(_) | Value::Number(_) | Value::Hashed(_) => return Ok(value),
     };
-    Err(InvalidFact { name: shown(name), problem })
+    Err(InvalidFact { name: truncated(name), problem })
 }
 
-/// A name as it may stand in a message.
-fn shown(name: &str) -> String {
+/// The first 64 bytes of a name, cut between characters, for error messages.
+fn truncated(name: &str) -> String {
     name.chars()
         .scan(0, |len, char| {
             *len += char.len_utf8();

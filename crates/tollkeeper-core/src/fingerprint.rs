@@ -1,31 +1,31 @@
-//! The 128-bit keyed fingerprint that stands for a key in memory.
+//! The 128-bit keyed fingerprint that replaces a key in memory.
 //!
-//! A key costs the same to keep whatever its length, and nobody who does not know the secret can find
-//! two keys that collide: each 32-byte block goes through sums of products with secret words (the NH
+//! Keys of every length take the same memory, and an attacker without the secret cannot find two keys that
+//! collide: each 32-byte block goes through sums of products with secret words (the NH
 //! construction), twice with independent words, so two different blocks agree in both lanes with a
-//! chance of about 2^-128 whoever chose them. It is not a message authentication code: fingerprints never
-//! leave the process except into the snapshot, which holds the secret as well. Why not SipHash: see
-//! `docs/adr/0002-fingerprint.md`.
+//! probability of about 2^-128, even if the attacker chooses them. It is not a message authentication code:
+//! fingerprints never leave the process except into the snapshot, which holds the secret as well. Why not
+//! SipHash: see `docs/adr/0002-fingerprint.md`.
 
 use core::fmt;
 
 use crate::key::Key;
 use crate::siphash::{self, Secret};
 
-/// Makes fingerprints under one secret.
+/// Computes fingerprints with one secret.
 #[derive(Clone)]
 pub struct Fingerprinter {
     words: [u64; 12],
 }
 
 impl fmt::Debug for Fingerprinter {
-    /// As of the secret it was made of: not in logs.
+    /// Hides the words, which are derived from the secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Fingerprinter(…)")
     }
 }
 
-/// What has been taken in so far.
+/// The state of the hash after some of the input.
 #[derive(Clone, Copy, Debug)]
 pub struct Midstate {
     one: u64,
@@ -33,7 +33,7 @@ pub struct Midstate {
 }
 
 impl Fingerprinter {
-    /// Spreads a secret into the words that blocks are multiplied with.
+    /// Derives the words that blocks are multiplied with from a secret.
     pub fn new(secret: &Secret) -> Fingerprinter {
         let mut words = [0; 12];
         for (index, pair) in words.chunks_exact_mut(2).enumerate() {
@@ -51,13 +51,13 @@ impl Fingerprinter {
         finish(key.values().fold(family, |midstate, value| self.value(midstate, value)))
     }
 
-    /// What all keys of one limit have in common, taken in.
+    /// The midstate after the family of a limit, which all its keys have in common.
     #[inline]
     pub fn family(&self, family: &[u8]) -> Midstate {
         self.value(Midstate { one: self.words[10], two: self.words[11] }, Some(family))
     }
 
-    /// Takes in the value of one fact; an absent value is different from an empty one.
+    /// Adds the value of one fact; an absent value is different from an empty one.
     #[inline]
     pub fn value(&self, from: Midstate, value: Option<&[u8]>) -> Midstate {
         let Some(bytes) = value else {
@@ -97,14 +97,14 @@ impl Fingerprinter {
     }
 }
 
-/// The fingerprint: never zero, which the tables use for an empty place.
+/// The fingerprint: never zero, which hash tables use to mark an empty entry.
 #[inline]
 pub fn finish(midstate: Midstate) -> u128 {
     let print = u128::from(midstate.one) << 64 | u128::from(midstate.two);
     print.max(1)
 }
 
-/// A value's length, taken in before the value: so a value and its padding differ.
+/// Adds a value's length before the value, so that a value differs from itself with padding.
 #[inline]
 fn salted(from: Midstate, len: u64) -> Midstate {
     Midstate { one: from.one.wrapping_add(len), two: from.two.wrapping_sub(len) }
@@ -119,7 +119,7 @@ fn folded(sum: u128, lane: u64, word: u64) -> u64 {
 }
 
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "halves are what is wanted")]
+#[expect(clippy::cast_possible_truncation, reason = "splits the number into its halves")]
 fn halves(wide: u128) -> [u64; 2] {
     [wide as u64, (wide >> 64) as u64]
 }
@@ -130,7 +130,7 @@ fn load(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(*bytes.first_chunk().expect("at least eight bytes"))
 }
 
-/// Up to seven bytes: different ones make different words, given their number.
+/// Up to seven bytes as a word: different bytes of the same length give different words.
 #[inline]
 fn short(bytes: &[u8]) -> u64 {
     let len = bytes.len();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_every_length_and_every_position_differ() {
+    fn every_length_and_byte_position_changes_the_print() {
         let mut seen = BTreeSet::new();
         let mut count = 0;
         for len in 0..=200 {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn where_one_value_ends_matters() {
+    fn the_boundary_between_values_matters() {
         let all = [
             of(&[Some(b"ab"), Some(b"c")]),
             of(&[Some(b"a"), Some(b"bc")]),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_have_the_same_fingerprint_exactly_when_they_are_the_same() {
+    fn fingerprints_are_equal_only_for_equal_keys() {
         let (prints, mut random) = (prints(), Random(5));
         for _ in 0..100_000 {
             let one = Parts::random(&mut random);
@@ -205,14 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn each_bit_of_a_value_reaches_about_half_of_the_fingerprint() {
+    fn each_input_bit_changes_about_half_of_the_print() {
         for len in [1, 7, 8, 16, 17, 32, 33, 64, 100] {
             let value = vec![0x5a; len];
             for bit in 0..8 * len {
                 let mut other = value.clone();
                 other[bit / 8] ^= 1 << (bit % 8);
                 let changed = (of(&[Some(&value)]) ^ of(&[Some(&other)])).count_ones();
-                // 128 coins: 64 heads, deviation 5.7.
+                // Binomial with 128 fair bits: mean 64, standard deviation 5.7.
                 assert!((30..=98).contains(&changed), "bit {bit} of {len} bytes changes {changed} of 128");
             }
         }
@@ -225,19 +225,19 @@ mod tests {
     }
 
     #[test]
-    fn the_secret_is_not_shown() {
+    fn debug_output_hides_the_secret() {
         assert_eq!(format!("{:?}", prints()), "Fingerprinter(…)");
     }
 
     #[test]
-    fn another_secret_makes_another_fingerprint() {
+    fn another_secret_gives_another_fingerprint() {
         let other = Fingerprinter::new(&Secret([8; 16]));
         assert_ne!(of(&[]), finish(other.family(b"limit")));
     }
 
-    /// A table places a key by the leading bits: sequential values must spread like random ones.
+    /// A hash table indexes by the leading bits: sequential values must spread like random ones.
     #[test]
-    fn leading_bits_are_even() {
+    fn leading_bits_are_evenly_distributed() {
         let prints = prints();
         let family = prints.family(b"per-user");
         let mut buckets = [0u32; 1024];
@@ -247,7 +247,7 @@ mod tests {
             buckets[usize::try_from(print >> 118).expect("ten bits")] += 1;
         }
         let squares: f64 = buckets.iter().map(|count| (f64::from(*count) - 100.0).powi(2) / 100.0).sum();
-        // Chi-squared with 1,023 degrees of freedom: mean 1,023, deviation 45.
+        // Chi-squared with 1,023 degrees of freedom: mean 1,023, standard deviation 45.
         assert!((800.0..1250.0).contains(&squares), "{squares}");
     }
 }

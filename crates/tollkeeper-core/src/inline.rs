@@ -1,7 +1,6 @@
-//! A short list that lives where it stands.
+//! A list that is stored inline while it is short, and on the heap once it is longer.
 //!
-//! A request meets a handful of limits. Keeping them in the toll itself, and going to the heap only
-//! for more, saves every check an allocation.
+//! Most requests match only a few limits. Storing these inside the toll saves an allocation per check.
 
 use core::ops::{Deref, DerefMut};
 
@@ -9,14 +8,16 @@ use core::ops::{Deref, DerefMut};
 #[derive(Clone, Debug)]
 pub struct Inline<T, const N: usize> {
     len: usize,
-    here: [T; N],
+    /// All elements while there are at most `N`.
+    inline: [T; N],
+    /// All elements once there are more than `N`.
     heap: Vec<T>,
 }
 
 impl<T: Copy + Default, const N: usize> Default for Inline<T, N> {
     #[inline]
     fn default() -> Self {
-        Inline { len: 0, here: [T::default(); N], heap: Vec::new() }
+        Inline { len: 0, inline: [T::default(); N], heap: Vec::new() }
     }
 }
 
@@ -24,9 +25,9 @@ impl<T: Copy + Default, const N: usize> Inline<T, N> {
     /// Appends one element.
     #[inline]
     pub fn push(&mut self, element: T) {
-        match self.here.get_mut(self.len) {
-            Some(place) => {
-                *place = element;
+        match self.inline.get_mut(self.len) {
+            Some(free) => {
+                *free = element;
                 self.len += 1;
             }
             None => self.extend_from_slice(&[element]),
@@ -38,22 +39,22 @@ impl<T: Copy + Default, const N: usize> Inline<T, N> {
     pub fn extend_from_slice(&mut self, elements: &[T]) {
         let len = self.len + elements.len();
         if len <= N {
-            self.here[self.len..len].copy_from_slice(elements);
+            self.inline[self.len..len].copy_from_slice(elements);
         } else {
             if self.heap.is_empty() {
-                self.heap.extend_from_slice(&self.here[..self.len]);
+                self.heap.extend_from_slice(&self.inline[..self.len]);
             }
             self.heap.extend_from_slice(elements);
         }
         self.len = len;
     }
 
-    /// Makes the list `len` long: what is more is cut off, what is missing is the default.
+    /// Sets the length: truncates the list, or extends it with default values.
     #[inline]
     pub fn resize(&mut self, len: usize) {
         if self.len <= len && len <= N {
-            // What lies behind the end is left over from what was cut off.
-            self.here[self.len..len].fill(T::default());
+            // The array may hold truncated elements behind the end.
+            self.inline[self.len..len].fill(T::default());
             self.len = len;
             return;
         }
@@ -67,7 +68,7 @@ impl<T: Copy + Default, const N: usize> Inline<T, N> {
     #[inline]
     pub fn truncate(&mut self, len: usize) {
         if self.len > N && len <= N {
-            self.here[..len].copy_from_slice(&self.heap[..len]);
+            self.inline[..len].copy_from_slice(&self.heap[..len]);
             self.heap.clear();
         } else {
             self.heap.truncate(len);
@@ -81,14 +82,14 @@ impl<T, const N: usize> Deref for Inline<T, N> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        if self.len <= N { &self.here[..self.len] } else { &self.heap }
+        if self.len <= N { &self.inline[..self.len] } else { &self.heap }
     }
 }
 
 impl<T, const N: usize> DerefMut for Inline<T, N> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
-        if self.len <= N { &mut self.here[..self.len] } else { &mut self.heap }
+        if self.len <= N { &mut self.inline[..self.len] } else { &mut self.heap }
     }
 }
 
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_the_list_that_was_pushed_whatever_its_length() {
+    fn pushed_elements_stay_in_order_at_every_length() {
         let mut list = Inline::<u32, 4>::default();
         for len in 0..20 {
             assert_eq!(*list, (0..len).collect::<Vec<_>>());
@@ -109,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_the_default() {
+    fn resize_extends_with_the_default() {
         let mut list = Inline::<u32, 4>::default();
         (1..=4).for_each(|element| list.push(element));
         list.truncate(1);
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_gone_and_the_rest_stays() {
+    fn truncate_keeps_the_first_elements() {
         for (len, rest) in [(0, 0), (3, 5), (3, 2), (4, 4), (9, 7), (9, 4), (9, 3), (9, 0)] {
             let mut list = Inline::<u32, 4>::default();
             (0..len).for_each(|element| list.push(element));

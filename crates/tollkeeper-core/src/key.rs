@@ -1,8 +1,9 @@
-//! Keys: which state a request meets.
+//! Keys: the identity of a stored state.
 //!
-//! A key is the injective bytes of the limit's name, its period, algorithm and stagger (together: the
-//! family) and the values of its facts. Not the tier: who changes plans keeps the count while the
-//! period is the same. Lengths go before contents, so `a_b`,`c` and `a`,`b_c` are two keys.
+//! A key is an injective encoding of the limit's name, period, algorithm and stagger (together: the
+//! *family*) and of the values of its facts. The tier is not part of it: a client that changes plans keeps
+//! its count as long as the period is the same. Every part is prefixed with its length, so `a_b`,`c` and
+//! `a`,`b_c` are two keys.
 
 use core::fmt;
 
@@ -11,19 +12,21 @@ use crate::quota::Algorithm;
 use crate::siphash::{self, Secret};
 use crate::time::Span;
 
-/// The bytes of a key, somewhere else.
+/// A key, borrowed from the bytes of its family and its values.
 #[derive(Clone, Copy, Debug)]
 pub struct Key<'a> {
     family: &'a [u8],
     values: Values<'a>,
-    /// Which of the values decides where its state is kept: no part of what the key is.
+    /// The index of the value that decides on which server the state is stored: not part of the identity.
     partition: Option<u8>,
 }
 
-/// The values of a key, which are text: as [`push_value`] wrote them, or the only one as it came.
+/// The values of a key, which are text.
 #[derive(Clone, Copy, Debug)]
 enum Values<'a> {
-    Written(&'a [u8]),
+    /// Any number of values, as [`push_value`] encodes them.
+    Encoded(&'a [u8]),
+    /// A single value, without its length.
     One(&'a [u8]),
 }
 
@@ -38,25 +41,25 @@ impl Eq for Key<'_> {}
 const ABSENT: u16 = u16::MAX;
 
 impl<'a> Key<'a> {
-    /// A key of its two parts, as written by [`family`] and [`push_value`].
+    /// A key from its two parts, as encoded by [`family`] and [`push_value`].
     #[inline]
     pub(crate) fn new(family: &'a [u8], values: &'a [u8]) -> Key<'a> {
-        Key { family, values: Values::Written(values), partition: None }
+        Key { family, values: Values::Encoded(values), partition: None }
     }
 
-    /// The key of a limit by one fact, whose value is there.
+    /// The key of a limit that is keyed by one fact, which is present.
     #[inline]
     pub fn of_one(family: &'a [u8], value: &'a str) -> Key<'a> {
         Key::of_keyed(family, value.as_bytes())
     }
 
-    /// The same, of a value as [`Policy::keyed`](crate::Policy::keyed) makes it.
+    /// As [`Key::of_one`], for a value as [`Policy::keyed`](crate::Policy::keyed) returns it.
     #[inline]
     pub fn of_keyed(family: &'a [u8], value: &'a [u8]) -> Key<'a> {
         Key { family, values: Values::One(value), partition: None }
     }
 
-    /// A key from the bytes of [`Key::to_bytes`].
+    /// Decodes the bytes of [`Key::to_bytes`]; `None` if they are not a key.
     pub fn from_bytes(bytes: &'a [u8]) -> Option<Key<'a>> {
         let name = usize::from(*bytes.first()?);
         let (family, values) = bytes.split_at_checked(name + 10)?;
@@ -71,10 +74,10 @@ impl<'a> Key<'a> {
         Some(Key::new(family, values))
     }
 
-    /// The key as injective bytes.
+    /// The key as bytes; different keys have different bytes.
     pub fn to_bytes(self) -> Vec<u8> {
         match self.values {
-            Values::Written(values) => [self.family, values].concat(),
+            Values::Encoded(values) => [self.family, values].concat(),
             Values::One(value) => {
                 let mut bytes = self.family.to_vec();
                 push_value(Some(value), |part| bytes.extend_from_slice(part));
@@ -83,7 +86,7 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// What all keys of this limit and period begin with.
+    /// The prefix of all keys of this limit and period.
     #[inline]
     pub fn family(self) -> &'a [u8] {
         self.family
@@ -109,15 +112,15 @@ impl<'a> Key<'a> {
     #[inline]
     pub fn values(self) -> impl Iterator<Item = Option<&'a [u8]>> {
         let (mut rest, one) = match self.values {
-            Values::Written(bytes) => (bytes, None),
+            Values::Encoded(bytes) => (bytes, None),
             Values::One(value) => (&[][..], Some(Some(value))),
         };
-        let written = core::iter::from_fn(move || {
+        let encoded = core::iter::from_fn(move || {
             let (value, after) = next_value(rest)?;
             rest = after;
             Some(value)
         });
-        one.into_iter().chain(written)
+        one.into_iter().chain(encoded)
     }
 
     /// The values as text.
@@ -125,25 +128,26 @@ impl<'a> Key<'a> {
         self.values().map(|value| value.map(text))
     }
 
-    /// The same key, kept where the value of that place says.
+    /// The same key, stored on the server that the value at this index decides.
     #[inline]
     #[must_use]
     pub fn parted(self, partition: Option<u8>) -> Key<'a> {
         Key { partition, ..self }
     }
 
-    /// Which of its values decides where its state is kept, if one does.
+    /// The index of the value that decides on which server the state is stored, if one does.
     pub fn partition(self) -> Option<u8> {
         self.partition
     }
 
-    /// The value that decides where its state is kept, if one does; it may be absent.
+    /// The value that decides on which server the state is stored, if one does; the inner `None` is an
+    /// absent value.
     pub fn partition_text(self) -> Option<Option<&'a str>> {
         self.texts().nth(usize::from(self.partition?))
     }
 
-    /// How much earlier than the epoch's the windows of this key begin: a fixed hash of the key, equal
-    /// on every node and for all time.
+    /// How many microseconds earlier than epoch-aligned windows this key's windows begin: a hash of the key
+    /// that is the same on every node and never changes.
     pub(crate) fn stagger(self) -> u64 {
         let mut bytes = Inline::<u8, 256>::default();
         bytes.extend_from_slice(self.family);
@@ -154,7 +158,7 @@ impl<'a> Key<'a> {
 
     fn write_values(self, mut write: impl FnMut(&[u8])) {
         match self.values {
-            Values::Written(bytes) => write(bytes),
+            Values::Encoded(bytes) => write(bytes),
             Values::One(value) => push_value(Some(value), write),
         }
     }
@@ -164,9 +168,9 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Written for people and for Redis: `per-user:token-bucket:1m:alice`. Injective as well: `%`, `:`,
-/// braces, blanks and the control characters of ASCII are escaped in values, each as two digits, and an
-/// absent value is `%-`.
+/// The readable form, also used in Redis: `per-user:token-bucket:1m:alice`. It is injective, too: `%`, `:`,
+/// braces, spaces and ASCII control characters in values are escaped as `%` and two hexadecimal digits, and
+/// an absent value is `%-`.
 impl fmt::Display for Key<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (algorithm, staggered) = self.algorithm();
@@ -191,17 +195,17 @@ impl fmt::Display for Key<'_> {
     }
 }
 
-/// The bytes that all keys of a limit with this period begin with.
+/// The prefix of all keys of a limit with this period.
 pub(crate) fn family(limit: &str, algorithm: Algorithm, stagger: bool, period: Span) -> Box<[u8]> {
     let mut bytes = Vec::with_capacity(LONGEST_FAMILY);
     push_family(limit, algorithm, stagger, period, |part| bytes.extend_from_slice(part));
     bytes.into()
 }
 
-/// The longest family: a length, a name, the algorithm and the period.
+/// The longest family in bytes: a length, a name, the algorithm and the period.
 pub const LONGEST_FAMILY: usize = 1 + 64 + 1 + 8;
 
-/// Writes what all keys of a limit with this period begin with, with `write`.
+/// Passes the prefix of all keys of a limit with this period to `write`, in parts.
 #[inline]
 pub fn push_family(
     limit: &str,
@@ -210,7 +214,7 @@ pub fn push_family(
     period: Span,
     mut write: impl FnMut(&[u8]),
 ) {
-    // A name that is too long has been reported, and its policy is never used.
+    // A name that is too long makes the policy invalid, so that these bytes are never used.
     let limit = &limit.as_bytes()[..limit.len().min(64)];
     let len = u8::try_from(limit.len()).expect("at most 64");
     let code = u8::try_from(Algorithm::ALL.iter().position(|other| *other == algorithm).expect("listed"))
@@ -221,7 +225,7 @@ pub fn push_family(
     write(&period.as_micros().to_be_bytes());
 }
 
-/// Writes the value of one fact with `write`: its length, then itself.
+/// Passes the encoded value of one fact to `write`: its length, then its bytes.
 #[inline]
 pub(crate) fn push_value(value: Option<&[u8]>, mut write: impl FnMut(&[u8])) {
     match value {
@@ -258,7 +262,7 @@ fn text(bytes: &[u8]) -> &str {
 pub(crate) mod tests {
     use super::*;
 
-    /// Numbers that look random and are the same in every run (xorshift).
+    /// A pseudo-random generator (xorshift) that gives the same numbers in every run.
     pub(crate) struct Random(pub(crate) u64);
 
     impl Random {
@@ -278,7 +282,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// What a key must tell apart.
+    /// The parts that a key must distinguish.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub(crate) struct Parts {
         limit: &'static str,
@@ -336,7 +340,7 @@ pub(crate) mod tests {
             }
         }
 
-        /// The same again, or what somebody would try who wants to be taken for another.
+        /// An equal key, or a variation that an attacker might try to share another client's key.
         pub(crate) fn similar(&self, random: &mut Random) -> Parts {
             let (mut parts, other) = (self.clone(), Parts::random(random));
             let values = &mut parts.values;
@@ -348,12 +352,12 @@ pub(crate) mod tests {
                 6 => parts.period = other.period,
                 7 => return other,
                 8 if !values.is_empty() => {
-                    let place = random.below(values.len());
-                    values[place] = value(random);
+                    let index = random.below(values.len());
+                    values[index] = value(random);
                 }
                 8 => values.push(value(random)),
                 _ => {
-                    // The same characters, cut elsewhere.
+                    // The same characters with another boundary between the values.
                     let text: String = values.iter().flatten().map(String::as_str).collect();
                     let cut = text.floor_char_boundary(random.below(text.len() + 1));
                     *values = vec![Some(text[..cut].to_owned()), Some(text[cut..].to_owned())];
@@ -379,7 +383,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn different_parts_never_share_a_key_and_equal_ones_always_do() {
+    fn keys_are_equal_only_for_equal_parts() {
         let mut random = Random(1);
         let mut equal = 0;
         for _ in 0..100_000 {
@@ -393,12 +397,12 @@ pub(crate) mod tests {
         }
         assert!(
             (30_000..60_000).contains(&equal),
-            "{equal} pairs were equal: too few or too many to learn from"
+            "{equal} of 100000 pairs were equal: the variations are too strong or too weak"
         );
     }
 
     #[test]
-    fn the_bytes_of_a_key_hold_all_its_parts() {
+    fn a_key_is_decoded_from_its_bytes() {
         let mut random = Random(2);
         for _ in 0..10_000 {
             let parts = Parts::random(&mut random);
@@ -416,33 +420,33 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_of_one_value_is_the_key_that_was_written() {
+    fn a_key_of_one_value_equals_its_encoded_form() {
         let family = family("daily", Algorithm::FixedWindow, true, Span::from_secs(60));
         for value in ["alice", "", "a:b%{}\0", &"x".repeat(1024)] {
-            let mut written = Vec::new();
-            push_value(Some(value.as_bytes()), |part| written.extend_from_slice(part));
-            let (one, written) = (Key::of_one(&family, value), Key::new(&family, &written));
-            assert_eq!(one, written);
-            assert_eq!(one.to_bytes(), written.to_bytes());
-            assert_eq!(one.to_string(), written.to_string());
-            assert_eq!(one.stagger(), written.stagger());
+            let mut encoded = Vec::new();
+            push_value(Some(value.as_bytes()), |part| encoded.extend_from_slice(part));
+            let (one, encoded) = (Key::of_one(&family, value), Key::new(&family, &encoded));
+            assert_eq!(one, encoded);
+            assert_eq!(one.to_bytes(), encoded.to_bytes());
+            assert_eq!(one.to_string(), encoded.to_string());
+            assert_eq!(one.stagger(), encoded.stagger());
             assert_ne!(one, Key::of_one(&family, "other"));
             assert_ne!(one, Key::new(&family, &[]));
         }
     }
 
     #[test]
-    fn any_bytes_are_a_key_or_none_and_never_a_panic() {
+    fn decoding_malformed_bytes_does_not_panic() {
         let mut random = Random(3);
         let mut keys = 0;
         for _ in 0..100_000 {
             let mut bytes = Parts::random(&mut random).bytes();
             for _ in 0..random.below(4) {
-                let place = random.below(bytes.len());
+                let index = random.below(bytes.len());
                 match random.below(3) {
-                    0 => bytes[place] = random.number().to_le_bytes()[0],
-                    1 => bytes.truncate(place.max(1)),
-                    _ => bytes.insert(place, random.number().to_le_bytes()[0]),
+                    0 => bytes[index] = random.number().to_le_bytes()[0],
+                    1 => bytes.truncate(index.max(1)),
+                    _ => bytes.insert(index, random.number().to_le_bytes()[0]),
                 }
             }
             if let Some(key) = Key::from_bytes(&bytes) {
@@ -452,12 +456,15 @@ pub(crate) mod tests {
                 keys += 1;
             }
         }
-        assert!((10_000..90_000).contains(&keys), "{keys} were keys: too few or too many to learn from");
+        assert!(
+            (10_000..90_000).contains(&keys),
+            "{keys} of 100000 were keys: the mutations are too strong or too weak"
+        );
     }
 
-    /// Every store and every receipt that lives on holds these bytes.
+    /// Stores and receipts of earlier releases hold these bytes.
     #[test]
-    fn the_bytes_of_a_key_do_not_change_with_a_release() {
+    fn the_encoding_of_a_key_is_stable() {
         let check = |algorithm, stagger, expected: &[u8]| {
             let period = Span::from_secs(60);
             let values = vec![Some("alice".to_owned()), None];
@@ -481,7 +488,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_readable_form_shows_every_part() {
+    fn display_shows_and_escapes_every_part() {
         for (values, expected) in [
             (&[Some("alice")][..], "per-user:token-bucket:1m:alice"),
             (&[], "per-user:token-bucket:1m"),
@@ -496,16 +503,16 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn bytes_that_were_cut_are_refused() {
+    fn truncated_bytes_are_not_a_key() {
         let good = key_bytes("per-user", &[Some("alice")]);
         for len in 0..good.len() {
-            // Cut right behind the family it is a key without values.
+            // Truncated right after the family, it is a key without values.
             assert_eq!(Key::from_bytes(&good[..len]).is_some(), len == "per-user".len() + 10, "{len} bytes");
         }
     }
 
     #[test]
-    fn keys_are_staggered_over_the_whole_period_and_always_alike() {
+    fn stagger_is_stable_and_covers_the_whole_period() {
         let family = family("daily", Algorithm::FixedWindow, true, Span::from_secs(60));
         let stagger = |user: &str| {
             let mut values = Vec::new();
@@ -523,7 +530,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_name_that_is_too_long_makes_no_family_that_panics() {
+    fn the_family_of_an_invalid_name_does_not_panic() {
         for name in ["", "x", &"x".repeat(64), &"x".repeat(65), &"ü".repeat(300)] {
             assert!(family(name, Algorithm::TokenBucket, false, Span::ZERO).len() <= 74, "{name}");
         }

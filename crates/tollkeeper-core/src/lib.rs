@@ -1,10 +1,11 @@
-//! The pure heart of Tollkeeper: limits, algorithms and decisions as functions on integers.
+//! The core of Tollkeeper: limits, algorithms and decisions as pure functions on integers.
 //!
-//! Nothing here reads a clock, touches the network or draws a random number; there are no
-//! dependencies. A [`Policy`] turns [`Facts`] into a [`Toll`]; whoever keeps the state steps each
-//! [`algorithm`] of the toll and makes a [`Decision`] of it.
+//! Nothing here reads a clock, uses the network or draws a random number; there are no dependencies. A
+//! [`Policy`] turns the [`Facts`] of a request into a [`Toll`]: every limit that applies, with its key and
+//! cost. A store runs the [`algorithm`] of each limit of the toll against its state, and its reply becomes a
+//! [`Decision`].
 //!
-//! Applications use the crate `tollkeeper`, which adds a store, a clock and the limiter.
+//! Applications use the crate `tollkeeper`, which adds stores, clocks and the limiter.
 
 #![forbid(unsafe_code)]
 

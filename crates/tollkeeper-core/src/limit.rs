@@ -1,7 +1,7 @@
-//! Limits as they are written: a name, what it grants, when it applies, and to whom.
+//! Limits as users define them: a name, the quota, when the limit applies, and what it is keyed by.
 //!
-//! Anything can be written here; whether it makes sense is said once, with all mistakes at once, when
-//! a [`Policy`](crate::Policy) is made of it.
+//! Nothing is checked here. Building a [`Policy`](crate::Policy) from limits checks them and reports all
+//! mistakes at once.
 
 use core::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::quota::{Algorithm, Allowance};
 use crate::status::StatusSet;
 use crate::time::Span;
 
-/// A limit: what config, API and metrics call by its name.
+/// The definition of a limit. Config, API and metrics refer to it by its name.
 ///
 /// ```
 /// use tollkeeper_core::{Algorithm, Limit, Quota};
@@ -48,34 +48,36 @@ pub struct Limit {
     pub(crate) refund_when: Option<StatusSet>,
 }
 
-/// What the grant of a request without an override depends on.
+/// What a request without an override is granted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Base {
-    /// On nothing: it is the same for all.
+    /// The same for all requests.
     Flat(Allowance),
-    /// On the tier that this fact names.
+    /// The allowance of the tier that this fact names.
     Tiered(String),
 }
 
-/// What a limit does with its verdict.
+/// Whether a limit is enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Mode {
-    /// Refuses what does not fit.
+    /// Requests that do not fit are refused.
     #[default]
     Enforce,
-    /// Counts what it would refuse, and lets it pass.
+    /// Requests that do not fit are counted, but not refused.
     Shadow,
-    /// Does not apply.
+    /// The limit does not apply.
     Off,
 }
 
-/// What happens when a fact that a limit is keyed by is absent.
+/// What a limit does with a request that lacks a fact the limit is keyed by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Missing {
-    /// The limit does not apply; this is counted.
+    /// The limit does not apply; the request is counted as skipped.
     #[default]
     Skip,
-    /// All such requests share one key: to be absent is a value like any other.
+    /// All such requests share one key: absence counts as a value.
     Share,
     /// The request is refused, and waiting does not help.
     Deny,
@@ -84,23 +86,23 @@ pub enum Missing {
 /// What a limit with [`Limit::cost`] does with a request that lacks the fact.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CostMissing {
-    /// Rejects the request as invalid.
+    /// The request is invalid.
     #[default]
     Error,
-    /// Does not apply; this is counted.
+    /// The limit does not apply; the request is counted as skipped.
     Skip,
-    /// Charges this much: at most [`MAX_COST`](crate::toll::MAX_COST), and 0 charges nothing.
+    /// The limit charges this cost: at most [`MAX_COST`](crate::toll::MAX_COST); 0 charges nothing.
     Charge(u64),
 }
 
-/// Who answers when the store does not.
+/// What a limit decides while the store does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnStoreFailure {
-    /// The request passes this limit.
+    /// The limit admits the request.
     Allow,
-    /// The request is refused.
+    /// The limit refuses the request.
     Deny,
-    /// This process decides, on its share of the limit.
+    /// This process decides with its own counts, on its share of the limit.
     #[default]
     Local,
 }
@@ -127,79 +129,91 @@ impl Mode {
     }
 }
 
+impl Missing {
+    /// The name in config and API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Missing::Skip => "skip",
+            Missing::Share => "share",
+            Missing::Deny => "deny",
+        }
+    }
+}
+
 impl Limit {
-    /// A limit that grants the same to every key; without [`Limit::by`] there is one key for all.
+    /// A limit that grants the same to every key; without [`Limit::by`] all requests share one key.
     pub fn new(name: impl Into<String>, allowance: impl Into<Allowance>) -> Limit {
         Limit::plain(name.into(), Base::Flat(allowance.into()))
     }
 
-    /// A limit whose grant depends on the fact `fact`: see [`Limit::tier`].
+    /// A limit whose grant depends on the tier that `fact` names: see [`Limit::tier`].
     pub fn tiered(name: impl Into<String>, fact: impl Into<String>) -> Limit {
         Limit::plain(name.into(), Base::Tiered(fact.into()))
     }
 
-    /// Keys the limit by the value of a fact. Called again, by the values of several facts together.
+    /// Keys the limit by the value of a fact. Further calls key it by the values of several facts together.
     #[must_use]
     pub fn by(mut self, fact: impl Into<String>) -> Limit {
         self.by.push(fact.into());
         self
     }
 
-    /// Uses this algorithm. Without it: `token-bucket` if a burst is given, else `sliding-window`.
+    /// Sets the algorithm. The default is `concurrency` for slots, `token-bucket` if a burst is given, and
+    /// `sliding-window` otherwise.
     #[must_use]
     pub fn algorithm(self, algorithm: Algorithm) -> Limit {
         Limit { algorithm: Some(algorithm), ..self }
     }
 
-    /// Applies only when the fact is there and matches a pattern, in which `*` stands for anything.
-    /// For several facts, all must match; for one fact said twice, one of its patterns must.
+    /// Applies the limit only if the fact is present and matches the pattern, in which `*` matches any run of
+    /// characters. Several facts must all match; of several patterns for one fact, one must match.
     #[must_use]
     pub fn when(mut self, fact: impl Into<String>, pattern: impl Into<String>) -> Limit {
         add(&mut self.when, fact.into(), pattern.into());
         self
     }
 
-    /// Does not apply when all facts said so match.
+    /// Does not apply the limit if all facts given here match their patterns.
     #[must_use]
     pub fn unless(mut self, fact: impl Into<String>, pattern: impl Into<String>) -> Limit {
         add(&mut self.unless, fact.into(), pattern.into());
         self
     }
 
-    /// Never applies to this value of the fact it is keyed by; for `ip` an address or a network.
+    /// Exempts one value of the fact the limit is keyed by; for `ip`, an address or a network.
     #[must_use]
     pub fn allow(mut self, value: impl Into<String>) -> Limit {
         self.allow.push(value.into());
         self
     }
 
-    /// What happens when a fact it is keyed by is absent.
+    /// Sets what happens if a fact the limit is keyed by is absent.
     #[must_use]
     pub fn missing(self, missing: Missing) -> Limit {
         Limit { missing, ..self }
     }
 
-    /// Grants this to requests whose tier is `name`.
+    /// Sets what requests of the tier `name` are granted.
     #[must_use]
     pub fn tier(mut self, name: impl Into<String>, allowance: impl Into<Allowance>) -> Limit {
         self.tiers.push((name.into(), allowance.into()));
         self
     }
 
-    /// The tier of requests that name none, or one that is not listed.
+    /// Sets the tier of requests that name no tier, or one that is not listed.
     #[must_use]
     pub fn default_tier(self, name: impl Into<String>) -> Limit {
         Limit { default_tier: Some(name.into()), ..self }
     }
 
-    /// Grants this to one value of the fact it is keyed by, whatever its tier.
+    /// Sets what one value of the fact the limit is keyed by is granted, whatever its tier.
     #[must_use]
     pub fn override_for(mut self, value: impl Into<String>, allowance: impl Into<Allowance>) -> Limit {
         self.overrides.push((value.into(), allowance.into()));
         self
     }
 
-    /// Whether the verdict counts.
+    /// Sets whether the limit is enforced.
     #[must_use]
     pub fn mode(self, mode: Mode) -> Limit {
         Limit { mode, ..self }
@@ -211,12 +225,12 @@ impl Limit {
         Limit { cost: Some(fact.into()), ..self }
     }
 
-    /// What happens to a request that lacks the fact of [`Limit::cost`]; without it, [`CostMissing::Error`].
+    /// Sets what happens to a request that lacks the fact of [`Limit::cost`]: [`CostMissing::Error`] by default.
     ///
     /// ```
     /// use tollkeeper_core::{CostMissing, Limit, Quota};
     ///
-    /// // A request that does not say how many tokens it needs pays for 500.
+    /// // A request without the fact `tokens` is charged 500.
     /// Limit::new("tokens", Quota::per_minute(100_000)).cost("tokens").cost_missing(CostMissing::Charge(500));
     /// ```
     #[must_use]
@@ -224,38 +238,39 @@ impl Limit {
         Limit { cost_missing: Some(cost_missing), ..self }
     }
 
-    /// Shifts the windows of each key by a fixed amount, so that not all begin at once.
+    /// Shifts the windows of each key by a fixed amount, so that not all begin at the same time.
     #[must_use]
     pub fn stagger(self) -> Limit {
         Limit { stagger: true, ..self }
     }
 
-    /// Keeps the counts of all keys with the same value of this fact, one of those it is keyed by, in one place:
-    /// limits with the same partition are decided together, in one step, by a store on many servers.
+    /// Stores all keys with the same value of this fact on the same server; the limit must be keyed by it. A
+    /// sharded store decides limits with the same partition in one atomic step.
     #[must_use]
     pub fn partition(self, fact: impl Into<String>) -> Limit {
         Limit { partition: Some(fact.into()), ..self }
     }
 
-    /// How long a slot of a concurrency limit is held at most: 60 s unless said otherwise.
+    /// Sets the time to live of a slot of a concurrency limit: 60 s by default.
     #[must_use]
     pub fn ttl(self, ttl: Duration) -> Limit {
         Limit { ttl: Span::from(ttl), ..self }
     }
 
-    /// Who answers when the store does not.
+    /// Sets what the limit decides while the store does not answer.
     #[must_use]
     pub fn on_store_failure(self, on_store_failure: OnStoreFailure) -> Limit {
         Limit { on_store_failure, ..self }
     }
 
-    /// Never shown in headers: what a victim has left is nothing that an attacker should learn.
+    /// Never shows the limit in headers, so that an attacker cannot learn how much a victim has left.
     #[must_use]
     pub fn hidden(self) -> Limit {
         Limit { hidden: true, ..self }
     }
 
-    /// Keeps the charge only if the response has one of these statuses; until then it is charged.
+    /// Keeps the charge only if the response has one of these statuses; it is charged first and given back
+    /// otherwise.
     #[must_use]
     pub fn deduct_when(self, statuses: StatusSet) -> Limit {
         Limit { deduct_when: Some(statuses), ..self }
@@ -324,21 +339,21 @@ mod tests {
     }
 
     #[test]
-    fn a_fact_said_twice_has_both_patterns_and_keeps_its_place() {
+    fn a_repeated_fact_collects_its_patterns() {
         let expected: &[(&str, &[&str])] = &[("route", &["/a", "/b"]), ("method", &["POST"])];
         check(&limit().when("route", "/a").when("method", "POST").when("route", "/b").when, expected);
         check(&limit().unless("route", "/a").unless("method", "POST").unless("route", "/b").unless, expected);
     }
 
     #[test]
-    fn when_and_unless_are_kept_apart() {
+    fn when_and_unless_are_independent() {
         let limit = limit().when("route", "/a").unless("route", "/b");
         check(&limit.when, &[("route", &["/a"])]);
         check(&limit.unless, &[("route", &["/b"])]);
     }
 
     #[test]
-    fn what_can_be_listed_adds_up_and_the_rest_replaces() {
+    fn list_setters_append_and_other_setters_replace() {
         let limit = limit()
             .by("user")
             .by("route")
@@ -358,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_as_the_documentation_says() {
+    fn defaults_are_as_documented() {
         let limit = limit();
         assert_eq!((limit.mode, limit.missing), (Mode::Enforce, Missing::Skip));
         assert_eq!(limit.on_store_failure, OnStoreFailure::Local);

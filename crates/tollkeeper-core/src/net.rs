@@ -1,10 +1,10 @@
-//! Networks and masks, for allow lists and for keying by address.
+//! IP networks and prefix masks, for allow lists and for keying by address.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
-/// All addresses that begin alike.
+/// An IP network: all addresses with the same prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
     address: IpAddr,
@@ -12,7 +12,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Whether the address belongs to the network. IPv4-mapped addresses are IPv4 addresses.
+    /// Whether the address belongs to the network. IPv4-mapped addresses count as IPv4 addresses.
     pub fn contains(&self, ip: IpAddr) -> bool {
         mask(ip.to_canonical(), self.prefix) == self.address
     }
@@ -21,12 +21,12 @@ impl Network {
 impl FromStr for Network {
     type Err = InvalidNetwork;
 
-    /// Reads `10.0.0.0/8`, `2001:db8::/32`, or a single address. An IPv4 network in IPv6 clothes is
-    /// the IPv4 network; one that is wider than all of IPv4 would trust everybody and is refused.
+    /// Parses `10.0.0.0/8`, `2001:db8::/32`, or a single address. An IPv4-mapped IPv6 network becomes the
+    /// IPv4 network; one with a prefix below 96 bits would trust every IPv4 client, and is rejected.
     fn from_str(text: &str) -> Result<Network, InvalidNetwork> {
         let (address, prefix) = match text.split_once('/') {
             Some((_, prefix)) if !prefix.bytes().all(|byte| byte.is_ascii_digit()) => {
-                return Err(InvalidNetwork); // what follows would take a sign
+                return Err(InvalidNetwork); // `parse` would accept a sign
             }
             Some((address, prefix)) => (address, Some(prefix.parse::<u8>().map_err(|_| InvalidNetwork)?)),
             None => (text, None),
@@ -47,7 +47,7 @@ impl FromStr for Network {
     }
 }
 
-/// The text is not a network.
+/// The text is neither an address nor a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidNetwork;
 
@@ -59,7 +59,7 @@ impl fmt::Display for InvalidNetwork {
 
 impl core::error::Error for InvalidNetwork {}
 
-/// The first address of the network of that prefix length around `ip`.
+/// The first address of the network with this prefix length that contains `ip`.
 pub fn mask(ip: IpAddr, prefix: u8) -> IpAddr {
     match ip {
         IpAddr::V4(ip) => {
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_contains_what_begins_alike() {
+    fn a_network_contains_addresses_with_its_prefix() {
         for (network, ip, expected) in [
             ("10.0.0.0/8", "10.255.0.1", true),
             ("10.0.0.0/8", "11.0.0.1", false),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_refused() {
+    fn invalid_network_is_rejected() {
         for text in [
             "",
             "/",
@@ -133,7 +133,7 @@ mod tests {
 
     /// CVE-2026-92395 (proxy-addr).
     #[test]
-    fn a_mapped_network_that_would_trust_the_internet_is_refused() {
+    fn mapped_network_wider_than_ipv4_is_rejected() {
         for prefix in 0..=95 {
             let text = format!("::ffff:10.0.0.0/{prefix}");
             assert_eq!(text.parse::<Network>(), Err(InvalidNetwork), "{text}");
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mask_keeps_the_first_bits() {
+    fn a_mask_keeps_only_the_prefix() {
         for (ip, prefix, expected) in [
             ("192.0.2.255", 0, "0.0.0.0"),
             ("192.0.2.255", 1, "128.0.0.0"),

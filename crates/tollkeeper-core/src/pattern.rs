@@ -1,13 +1,13 @@
-//! Patterns for `when` and `unless`: `*` matches any run of characters, everything else itself.
+//! Patterns for `when` and `unless`: `*` matches any run of characters, everything else matches itself.
 
 use crate::facts::{Facts, Scratch};
 
-/// Whether `pattern` covers the whole of `text`. Linear in the text for each `*`: nobody who sends
-/// a value can make it slow.
+/// Whether `pattern` matches the whole `text`. Linear in the text for each `*`, so a client cannot make it
+/// slow by sending a special value.
 pub fn matches(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut p, mut t) = (0, 0);
-    // Where to go on when the guess of the last `*` was too short.
+    // Where to continue if the last `*` must match more: the positions in the pattern and in the text.
     let mut star: Option<(usize, usize)> = None;
     while t < text.len() {
         match pattern.get(p) {
@@ -32,17 +32,17 @@ pub fn matches(pattern: &str, text: &str) -> bool {
     pattern[p..].iter().all(|byte| *byte == b'*')
 }
 
-/// What a request must say of one fact: it is there, and matches one of the patterns.
+/// A condition on one fact: it is present and matches one of the patterns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     /// The name of the fact.
     pub fact: String,
-    /// The patterns, of which one must match.
+    /// The patterns, one of which must match.
     pub patterns: Vec<String>,
 }
 
 impl Condition {
-    /// Whether the fact is there and matches.
+    /// Whether the fact is present and matches.
     pub(crate) fn holds(&self, facts: &Facts<'_>) -> bool {
         let mut scratch: Scratch = [0; 48];
         facts.get(&self.fact).is_some_and(|value| {
@@ -59,7 +59,7 @@ mod tests {
     use crate::key::tests::Random;
 
     #[test]
-    fn a_star_matches_any_run_and_the_rest_itself() {
+    fn a_star_matches_any_run_of_characters() {
         for (pattern, text, expected) in [
             ("/login", "/login", true),
             ("/login", "/Login", false),
@@ -82,28 +82,28 @@ mod tests {
         }
     }
 
-    /// What a pattern means, as slow as it is short.
-    fn means(pattern: &[u8], text: &[u8]) -> bool {
+    /// The definition of a match as a naive recursive function.
+    fn reference(pattern: &[u8], text: &[u8]) -> bool {
         match (pattern, text) {
             ([], _) => text.is_empty(),
-            ([b'*', rest @ ..], _) => (0..=text.len()).any(|run| means(rest, &text[run..])),
-            ([one, rest @ ..], [first, others @ ..]) => one == first && means(rest, others),
+            ([b'*', rest @ ..], _) => (0..=text.len()).any(|run| reference(rest, &text[run..])),
+            ([one, rest @ ..], [first, others @ ..]) => one == first && reference(rest, others),
             _ => false,
         }
     }
 
     #[test]
-    fn it_matches_what_the_pattern_means() {
+    fn matches_agrees_with_the_reference() {
         let mut random = Random(4);
         let mut matched = 0;
         for _ in 0..100_000 {
             let pattern: String = (0..random.below(7)).map(|_| random.pick(&['a', 'b', '*'])).collect();
             let text: String = (0..random.below(9)).map(|_| random.pick(&['a', 'b'])).collect();
-            let expected = means(pattern.as_bytes(), text.as_bytes());
+            let expected = reference(pattern.as_bytes(), text.as_bytes());
             assert_eq!(matches(&pattern, &text), expected, "{pattern:?} {text:?}");
             matched += usize::from(expected);
         }
-        assert!((10_000..90_000).contains(&matched), "{matched} matched: too few or too many to learn from");
+        assert!((10_000..90_000).contains(&matched), "{matched} of 100000 matched: too few or too many");
     }
 
     #[test]
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_holds_when_the_fact_is_there_and_one_pattern_matches() {
+    fn a_condition_needs_the_fact_and_one_matching_pattern() {
         let facts = facts! { "route" => "/a", "empty" => "", "n" => 17, "ip" => "::ffff:192.0.2.7" };
         for (fact, patterns, expected) in [
             ("route", &["/a"][..], true),

@@ -1,7 +1,7 @@
-//! The policy: all limits in force, checked, immutable, with a version.
+//! The policy: all active limits, validated, immutable and versioned.
 //!
-//! Making one reports every mistake at once. What comes out is the meaning of what was written: quotas
-//! that fit, tiers that resolve, addresses that parse. From then on nothing is checked again.
+//! Building a policy reports every mistake at once. A policy holds validated quotas, resolved tiers and
+//! parsed addresses, so nothing is checked again when a request is decided.
 
 mod compile;
 mod explain;
@@ -26,7 +26,7 @@ use rule::Allow;
 pub(crate) use rule::REFUSED;
 pub use rule::{Grant, Rule};
 
-/// The limits in force. Cheap to clone: clones share the limits.
+/// The active limits. Cheap to clone: clones share the limits.
 #[derive(Clone, Debug)]
 pub struct Policy {
     version: u64,
@@ -36,7 +36,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Checks limits and compiles them; on failure says everything that is wrong with them.
+    /// Validates and compiles limits; the error lists every mistake.
     pub fn new(limits: Vec<Limit>) -> Result<Policy, InvalidPolicy> {
         let mut problems = Vec::new();
         let mut rules: Vec<Rule> = Vec::with_capacity(limits.len());
@@ -51,7 +51,7 @@ impl Policy {
             rules.push(Rule::new(&limit, &mut report));
         }
         if problems.is_empty()
-            && let Some((index, rule)) = first_beyond_one_toll(&rules)
+            && let Some((index, rule)) = first_beyond_max_dues(&rules)
         {
             let (name, part, problem) = (rule.name.to_string(), Part::Name, Problem::TooManyApply);
             problems.push(InvalidLimit { index, name, part, problem });
@@ -68,8 +68,8 @@ impl Policy {
         }
     }
 
-    /// A policy of one limit that nobody wrote: its quota came along with a request, and one value is its
-    /// key. Its name need not be one that can be written.
+    /// A policy of one ad-hoc limit, whose quota came with a request instead of the config. It is keyed by
+    /// one value. Its name need not be valid in a config.
     pub fn of_one(name: &str, quota: Quota, on_store_failure: OnStoreFailure) -> Policy {
         let family = key::family(name, quota.algorithm(), false, quota.period());
         let rule = Rule {
@@ -100,25 +100,25 @@ impl Policy {
         Policy { version: 1, ipv6_prefix: 64, declared: DeclaredFacts::default(), rules: Arc::new([rule]) }
     }
 
-    /// The same policy under this version.
+    /// The same policy with this version.
     #[must_use]
     pub fn with_version(self, version: u64) -> Policy {
         Policy { version, ..self }
     }
 
-    /// The same policy, keying IPv6 addresses by their first `prefix` bits: 64 unless said otherwise.
+    /// The same policy, keying IPv6 addresses by their first `prefix` bits: 64 by default.
     #[must_use]
     pub fn with_ipv6_prefix(self, prefix: u8) -> Policy {
         Policy { ipv6_prefix: prefix.min(128), ..self }
     }
 
-    /// How many bits of an IPv6 address are a key.
+    /// How many bits of an IPv6 address are part of the key.
     pub fn ipv6_prefix(&self) -> u8 {
         self.ipv6_prefix
     }
 
-    /// The same policy, in which these facts are normalised or hashed wherever their raw values enter. Values in
-    /// `overrides` and `allow` are written raw, too. A policy that declares facts already keeps those.
+    /// The same policy, which normalises or hashes the raw values of these facts. The values in `overrides` and
+    /// `allow` are raw values, too. A policy that already declares facts is returned unchanged.
     pub fn declaring(self, facts: impl IntoIterator<Item = DeclaredFact>) -> Result<Policy, InvalidPolicy> {
         let declared = DeclaredFacts::new(facts);
         if declared.is_empty() || !self.declared.is_empty() {
@@ -148,19 +148,19 @@ impl Policy {
         self.version
     }
 
-    /// The limits, in the order they were written.
+    /// The limits, in the order of their definition.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// The limit of that name, and its place.
+    /// The limit with this name, and its index.
     pub fn find(&self, name: &str) -> Option<(usize, &Rule)> {
         self.rules.iter().enumerate().find(|(_, rule)| *rule.name == *name)
     }
 
-    /// Every key that a request with these facts can have at a limit: one for each period among its
-    /// tiers and overrides. A fact that the limit is keyed by must be there, unless those who lack it share
-    /// a key (`missing: share`).
+    /// Every key that a request with these facts can have at a limit: one for each period among its tiers
+    /// and overrides. All facts that the limit is keyed by must be present, unless requests without them
+    /// share a key (`missing: share`).
     pub fn keys(&self, limit: &str, facts: &Facts<'_>) -> Result<Vec<Box<[u8]>>, InvalidRequest> {
         let facts = &*self.identify(facts)?;
         let (_, rule) = self.find(limit).ok_or_else(|| InvalidRequest::UnknownLimit(limit.to_owned()))?;
@@ -182,7 +182,7 @@ impl Policy {
         Ok(keys)
     }
 
-    /// The facts that limits see: checked, and with declared facts normalised and hashed.
+    /// The facts that limits see: validated, with declared facts normalised and hashed.
     #[inline]
     pub(crate) fn identify<'f, 'a>(
         &self,
@@ -191,12 +191,13 @@ impl Policy {
         facts.check().and_then(|()| self.declared.identify(facts)).map_err(InvalidRequest::Fact)
     }
 
-    /// The value of a fact as keys hold it, which is text: an IPv6 address without the bits its owner can choose.
+    /// The text of a fact's value in a key. An IPv6 address is reduced to its prefix, because a client can choose
+    /// the other bits freely.
     #[inline]
     pub fn keyed<'s>(&self, name: &str, value: &'s Value<'_>, scratch: &'s mut Scratch) -> &'s [u8] {
         match value {
             Value::Ip(ip @ IpAddr::V6(_)) if name == facts::IP => {
-                facts::written(scratch, format_args!("{}", net::mask(*ip, self.ipv6_prefix))).as_bytes()
+                facts::format_into(scratch, format_args!("{}", net::mask(*ip, self.ipv6_prefix))).as_bytes()
             }
             Value::Hashed(hashed) => hashed.hash.as_bytes(),
             Value::Ip(IpAddr::V4(ip)) => facts::ipv4(*ip, scratch),
@@ -205,9 +206,10 @@ impl Policy {
     }
 }
 
-/// The first limit that makes a request pay more than [`MAX_DUES`], if the limits without conditions already do:
-/// those by no fact, and those by the same facts. Limits with `when` or `unless` are only known with the request.
-fn first_beyond_one_toll(rules: &[Rule]) -> Option<(usize, &Rule)> {
+/// The first limit with which some request would match more than [`MAX_DUES`] limits. Only counts unconditional
+/// limits, those keyed by no fact and those keyed by the same facts: whether a limit with `when` or `unless` applies
+/// depends on the request.
+fn first_beyond_max_dues(rules: &[Rule]) -> Option<(usize, &Rule)> {
     let (mut for_all, mut by_facts) = (0, BTreeMap::<&[Box<str>], usize>::new());
     let mut most_by_facts = 0;
     rules.iter().enumerate().find(|(_, rule)| {

@@ -1,26 +1,26 @@
-//! Quotas: count, period, burst and algorithm, as numbers that have been checked.
+//! Quotas: validated count, period, burst and algorithm.
 //!
-//! What is written down (a [`Rate`]) may be nonsense; what an algorithm is given (a [`Quota`]) may
-//! not. All bounds that the arithmetic relies on are enforced in [`Quota::new`] and nowhere else:
-//! every product below stays under 2^53, so the Lua twins, whose numbers are doubles, are exact.
+//! A [`Rate`] is what the user wrote and may be invalid; a [`Quota`] is what an algorithm uses and is always
+//! valid. All bounds that the arithmetic relies on are enforced in [`Quota::new`] and nowhere else: every
+//! product stays below 2^53, so the Lua twins, whose numbers are doubles, are exact.
 
 use core::fmt;
 use core::time::Duration;
 
 use crate::time::{Span, Tick};
 
-/// How a quota is spent and comes back. Each keeps a contract of its own: see `docs/algorithms.md`.
+/// How a quota is spent and refilled. `docs/algorithms.md` describes what each algorithm guarantees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Algorithm {
-    /// A bucket of `burst` that refills at the rate (also called GCRA).
+    /// A bucket of `burst` tokens that refills at the rate (also called GCRA).
     TokenBucket,
-    /// A queue of `burst` that drains at the rate: admitted requests are told when to leave.
+    /// A queue of `burst` requests that drains at the rate: an admitted request gets a delay.
     LeakyBucket,
-    /// `count` in each window, windows aligned to the epoch.
+    /// `count` in each window; windows are aligned to the epoch.
     FixedWindow,
-    /// The window before, weighted by what of it is still in sight, plus this one.
+    /// `count` in a sliding window, estimated from the current count and the weighted previous one.
     SlidingWindow,
-    /// `count` in any interval of one period, exactly; remembers every admission.
+    /// Exactly `count` in any interval of one period; stores a timestamp for every admitted unit.
     SlidingLog,
     /// `count` at the same time.
     Concurrency,
@@ -49,7 +49,7 @@ impl Algorithm {
         }
     }
 
-    /// The algorithm of that name; `gcra` is the token bucket.
+    /// The algorithm with this name; `gcra` is the token bucket.
     pub fn from_name(name: &str) -> Option<Algorithm> {
         match name {
             "gcra" => Some(Algorithm::TokenBucket),
@@ -57,7 +57,7 @@ impl Algorithm {
         }
     }
 
-    /// Whether a burst may be given.
+    /// Whether the algorithm takes a burst.
     pub const fn has_burst(self) -> bool {
         matches!(self, Algorithm::TokenBucket | Algorithm::LeakyBucket)
     }
@@ -69,26 +69,26 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// Count per period, with an optional burst: as written, not yet checked.
+/// Count per period, with an optional burst; not validated yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// How many in a period.
+    /// Units per period, such as 100.
     pub count: u64,
-    /// The period.
+    /// The period, such as one minute.
     pub period: Span,
-    /// How many at once; without it a bucket takes `count`.
+    /// Units that can be taken at once, such as 20; `None` means `count`.
     pub burst: Option<u64>,
 }
 
 impl Rate {
-    /// How many may come at once.
+    /// Sets how many units can be taken at once.
     #[must_use]
     pub const fn burst(self, burst: u64) -> Rate {
         Rate { burst: Some(burst), ..self }
     }
 }
 
-/// Written as in the config, with the burst in words: `100/1m with bursts of 20`.
+/// Shown as in the config, with the burst in words: `100/1m with bursts of 20`.
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.count, self.period)?;
@@ -96,16 +96,17 @@ impl fmt::Display for Rate {
     }
 }
 
-/// What a limit, a tier or an override grants: as written.
+/// What a limit, a tier or an override grants; not validated yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Allowance {
     /// The limit does not apply.
     Unlimited,
-    /// Everything is refused, for ever (`0/s` in the config).
+    /// Every request is refused, and waiting does not help (`0/s` in the config).
     Nothing,
-    /// So many in a period.
+    /// Units per period.
     Rate(Rate),
-    /// So many at the same time.
+    /// Slots held at the same time.
     Slots(u64),
 }
 
@@ -115,7 +116,7 @@ impl From<Rate> for Allowance {
     }
 }
 
-/// Checked numbers: what an algorithm works with.
+/// A validated quota, as an algorithm uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     algorithm: Algorithm,
@@ -124,11 +125,11 @@ pub struct Quota {
     period: Span,
     tick: Tick,
     period_ticks: u64,
-    /// 2^64 divided by the count, rounded up: a product with it is a division by the count.
+    /// 2^64 divided by the count, rounded up: multiplying with it replaces a division by the count.
     inverse: u64,
 }
 
-/// The largest product the arithmetic may form: where doubles stop counting.
+/// The bound of every product: doubles represent whole numbers exactly up to here.
 const EXACT: u128 = 1 << 53;
 const SHORTEST: Span = Span::from_millis(1);
 const LONGEST: Span = Span::from_secs(366 * 86_400);
@@ -158,7 +159,7 @@ impl Quota {
         Quota::every(count, Span::from_secs(86_400))
     }
 
-    /// `count` per `period`: `Quota::per(5, Duration::from_secs(900))` is five in a quarter of an hour.
+    /// `count` per `period`: `Quota::per(5, Duration::from_secs(900))` is five per 15 minutes.
     pub fn per(count: u64, period: Duration) -> Rate {
         Quota::every(count, Span::from(period))
     }
@@ -172,7 +173,7 @@ impl Quota {
         Rate { count, period, burst: None }
     }
 
-    /// Checks a rate against the bounds of an algorithm.
+    /// Validates a rate against the bounds of an algorithm.
     ///
     /// For [`Algorithm::Concurrency`] the period is the time to live of a slot.
     pub fn new(algorithm: Algorithm, rate: Rate) -> Result<Quota, InvalidQuota> {
@@ -218,7 +219,7 @@ impl Quota {
         }
         let fill = u128::from(burst) * u128::from(period.as_micros()) / u128::from(count);
         if algorithm.has_burst() && fill > u128::from(LONGEST_FILL.as_micros()) {
-            // The burst that takes 50 years to come back; at least 1, because a period is at most a year.
+            // The burst that takes 50 years to refill; at least 1, because a period is at most a year.
             let most =
                 u128::from(LONGEST_FILL.as_micros()) * u128::from(count) / u128::from(period.as_micros());
             return Err(InvalidQuota::Fill { burst, most: u64::try_from(most).unwrap_or(u64::MAX) });
@@ -226,18 +227,18 @@ impl Quota {
         Ok(Quota { algorithm, count, burst, period, tick, period_ticks, inverse: inverse(count) })
     }
 
-    /// A quota of nothing, which refuses every request and never keeps a state.
+    /// A quota of count 0, which refuses every request and keeps no state.
     pub(crate) fn nothing(algorithm: Algorithm, period: Span) -> Quota {
         Quota { algorithm, count: 0, burst: 0, period, tick: Tick::of(period), period_ticks: 0, inverse: 0 }
     }
 
-    /// What one of `nodes` may grant while they cannot ask each other: together no more than the whole,
-    /// as far as whole numbers go. A bucket drains as much slower as there are nodes; everything else has
-    /// as much less.
+    /// The share of one of `nodes` nodes while they cannot reach the common store. All shares together are
+    /// no more than the quota, except that every node keeps at least 1. A bucket drains `nodes` times slower;
+    /// other algorithms get a smaller count.
     #[must_use]
     pub fn share(&self, nodes: u32) -> Quota {
         let nodes = u64::from(nodes.max(1));
-        let part = |whole: u64| if whole == 0 { 0 } else { (whole / nodes).max(1) };
+        let part = |total: u64| if total == 0 { 0 } else { (total / nodes).max(1) };
         if self.algorithm.has_burst() {
             // At most 86,400,000 ticks times 2^32: a level stays below 2^63.
             let period = Span::from_micros(self.period.as_micros().saturating_mul(nodes));
@@ -257,22 +258,22 @@ impl Quota {
         self.algorithm
     }
 
-    /// How many in a period; the number of slots of a concurrency limit.
+    /// Units per period; for a concurrency limit, the number of slots.
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// The period; the time to live of a slot.
+    /// The period; for a concurrency limit, the time to live of a slot.
     pub const fn period(&self) -> Span {
         self.period
     }
 
-    /// The depth of a bucket; the count for everything else.
+    /// The size of a bucket; for other algorithms, the count.
     pub const fn burst(&self) -> u64 {
         self.burst
     }
 
-    /// What a fresh key can take at once.
+    /// Units that an unused key can take at once.
     #[inline]
     pub const fn limit(&self) -> u64 {
         self.burst
@@ -284,7 +285,7 @@ impl Quota {
         self.tick
     }
 
-    /// The period in ticks: what one request weighs in a meter.
+    /// The period in ticks, which is also how much one unit of cost raises the level of a meter.
     #[inline]
     pub const fn period_ticks(&self) -> u64 {
         self.period_ticks
@@ -302,14 +303,14 @@ impl Quota {
         self.capacity().div_ceil(self.count)
     }
 
-    /// Ticks in which `level` has certainly drained: as many as it takes, or one or two more. For who
-    /// may keep a state a little too long, and has no time to divide.
+    /// An upper bound of the ticks in which `level` drains, at most two ticks too high. It avoids a division,
+    /// for callers that may keep a state slightly too long.
     #[inline]
     pub fn drain_ticks(&self, level: u64) -> u64 {
-        u64::try_from((u128::from(level) * u128::from(self.inverse)) >> 64).expect("64 bits are left") + 1
+        u64::try_from((u128::from(level) * u128::from(self.inverse)) >> 64).expect("64 bits remain") + 1
     }
 
-    /// The period of a window or a log, the time in which a bucket fills: what headers call the window.
+    /// The window that headers show: the period of a window or a log, the fill time of a bucket.
     pub fn window(&self) -> Span {
         match self.algorithm {
             Algorithm::TokenBucket | Algorithm::LeakyBucket if self.count > 0 => {
@@ -323,7 +324,7 @@ impl Quota {
     }
 }
 
-/// 2^64 divided by the count, rounded up; of nothing, nothing.
+/// 2^64 divided by the count, rounded up; 0 for a count of 0.
 fn inverse(count: u64) -> u64 {
     if count == 0 {
         return 0;
@@ -331,14 +332,15 @@ fn inverse(count: u64) -> u64 {
     u64::try_from((1u128 << 64).div_ceil(u128::from(count))).unwrap_or(u64::MAX)
 }
 
-/// Why a rate is no quota.
+/// Why a rate is not a valid quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum InvalidQuota {
     /// The count is zero.
     ZeroCount,
     /// The burst is zero.
     ZeroBurst,
-    /// A burst was given to an algorithm that has none.
+    /// A burst was given for an algorithm that does not take one.
     BurstWithout(Algorithm),
     /// The period is shorter than a millisecond or longer than 366 days.
     Period(Span),
@@ -346,25 +348,25 @@ pub enum InvalidQuota {
     Ticks {
         /// The period.
         period: Span,
-        /// What it must be a multiple of.
+        /// The tick, of which it must be a multiple.
         tick: Span,
     },
-    /// The numbers are too large for exact arithmetic.
+    /// The count or the burst is too large for exact arithmetic.
     TooMany {
-        /// The algorithm whose bound it is.
+        /// The algorithm.
         algorithm: Algorithm,
         /// The larger of count and burst.
         count: u64,
         /// The period.
         period: Span,
-        /// The largest that fits.
+        /// The largest valid number.
         most: u64,
     },
-    /// The burst would take longer than 50 years to come back.
+    /// The burst would take longer than 50 years to refill.
     Fill {
         /// The burst.
         burst: u64,
-        /// The largest that fits.
+        /// The largest valid burst.
         most: u64,
     },
 }
@@ -393,7 +395,7 @@ impl fmt::Display for InvalidQuota {
                 write!(f, "{count} per {period} is too large for {algorithm} (at most {most})")
             }
             InvalidQuota::Fill { burst, most } => {
-                write!(f, "burst {burst} would take more than 50 years to come back (at most {most})")
+                write!(f, "burst {burst} would take more than 50 years to refill (at most {most})")
             }
         }
     }
@@ -405,6 +407,7 @@ impl core::error::Error for InvalidQuota {}
 mod tests {
     use super::*;
 
+    /// The largest valid count, found by bisection.
     fn largest(algorithm: Algorithm, period: Span) -> u64 {
         let (mut fits, mut not) = (1, u64::MAX);
         while not - fits > 1 {
@@ -418,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_counts_are_those_of_the_documentation() {
+    fn largest_counts_are_as_documented() {
         for (period, most) in [
             (Span::from_secs(60), 37_529_996),
             (Span::from_secs(3_600), 625_499_948),
@@ -435,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_fit_is_said_and_fits() {
+    fn an_error_names_the_largest_valid_count() {
         let rate = Quota::per_minute(40_000_000);
         let error = Quota::new(Algorithm::TokenBucket, rate).expect_err("too many");
         assert_eq!(error.to_string(), "40000000 per 1m is too large for token-bucket (at most 37529996)");
@@ -443,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_what_would_be_right() {
+    fn invalid_rates_are_rejected_with_a_fix() {
         let year = Duration::from_secs(366 * 86_400);
         for (algorithm, rate, message) in [
             (
@@ -471,7 +474,7 @@ mod tests {
             (
                 Algorithm::TokenBucket,
                 Quota::per(1, year).burst(60),
-                "burst 60 would take more than 50 years to come back (at most 50)",
+                "burst 60 would take more than 50 years to refill (at most 50)",
             ),
             (
                 Algorithm::TokenBucket,
@@ -485,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_has_drained_when_it_is_said_to_have() {
+    fn drain_ticks_is_a_tight_upper_bound() {
         for count in [1, 2, 3, 7, 60, 1000, 37_529_996, 1 << 40] {
             let rate = Rate { count, period: Span::from_millis(1), burst: None };
             let quota = Quota::new(Algorithm::TokenBucket, rate).expect("valid");
@@ -505,22 +508,22 @@ mod tests {
     }
 
     #[test]
-    fn the_shares_of_all_nodes_together_are_no_more_than_the_whole() {
+    fn shares_of_all_nodes_do_not_exceed_the_quota() {
         let share = |algorithm, rate, nodes| Quota::new(algorithm, rate).unwrap().share(nodes);
         let bucket = share(Algorithm::TokenBucket, Quota::per_minute(100).burst(20), 4);
         assert_eq!((bucket.count(), bucket.period(), bucket.burst()), (100, Span::from_secs(240), 5));
         assert_eq!(bucket.tick(), Tick::Micro, "a level keeps its unit");
         let window = share(Algorithm::SlidingWindow, Quota::per_minute(10), 4);
         assert_eq!((window.count(), window.period(), window.limit()), (2, Span::from_secs(60), 2));
-        assert_eq!(window.drain_ticks(7), 4, "a division by two, or a little more");
+        assert_eq!(window.drain_ticks(7), 4, "7 divided by 2, rounded up");
         let small = share(Algorithm::TokenBucket, Quota::per_minute(1).burst(1), 10);
         assert_eq!(
             (small.count(), small.burst()),
             (1, 1),
-            "a node can always admit something, ten times as slowly"
+            "every node can admit one unit, ten times as slowly"
         );
-        let whole = Quota::new(Algorithm::SlidingLog, Quota::per_minute(7)).unwrap();
-        assert_eq!(whole.share(1), whole);
+        let quota = Quota::new(Algorithm::SlidingLog, Quota::per_minute(7)).unwrap();
+        assert_eq!(quota.share(1), quota);
         assert_eq!(Quota::nothing(Algorithm::FixedWindow, Span::from_secs(60)).share(3).count(), 0);
     }
 }

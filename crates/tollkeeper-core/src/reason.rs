@@ -1,4 +1,4 @@
-//! Why a request was refused, in one sentence that can be pasted into a ticket.
+//! Explains a refusal in one sentence that can be pasted into a ticket.
 
 use core::fmt;
 
@@ -7,12 +7,12 @@ use crate::limit::{Missing, OnStoreFailure};
 use crate::quota::{Algorithm, Quota};
 use crate::time::Span;
 
-/// The sentence of a refusal: what the limit that binds allows, and what the request has to do.
+/// The sentence for a refusal: what the binding limit allows, and when a retry can pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Reason<'d>(LimitDecision<'d>);
 
 impl Decision {
-    /// Why the request was refused; nothing if it passes.
+    /// Why the request was refused; `None` if it was admitted.
     ///
     /// ```text
     /// `per-user` allows 100 per minute with bursts of 20; the next request of cost 1 fits in 0.6 s
@@ -65,7 +65,7 @@ impl fmt::Display for Reason<'_> {
 }
 
 impl Reason<'_> {
-    /// The fact that the limit may not do without and the request lacks.
+    /// The absent fact that made a limit with `missing: deny` refuse the request.
     fn absent(&self) -> Option<&str> {
         let rule = self.0.rule();
         let absent = self.0.key().values().position(|value| value.is_none())?;
@@ -102,9 +102,8 @@ impl fmt::Display for Allowed<'_> {
     }
 }
 
-/// The longest unit that a period is a whole number of: `minute`, `15 minutes`, `500 ms`; in several units where
-/// that would be a number to count the digits of: `1 d 3 h 46 min 40 s`. A period is a part of a contract, so it
-/// is never rounded.
+/// A period in the longest unit of which it is a multiple: `minute`, `15 minutes`, `500 ms`; in several units if
+/// that number would be hard to read: `1 d 3 h 46 min 40 s`. A period is part of a contract, so it is never rounded.
 struct Period(Span);
 
 impl fmt::Display for Period {
@@ -144,12 +143,12 @@ mod tests {
     use crate::toll::Verb;
     use crate::{Rate, facts};
 
-    /// The sentence for a request of this cost that is told to come again like this.
+    /// Checks the sentence for a request of this cost that got this outcome.
     fn check(limit: Limit, facts: &Facts<'_>, cost: u64, outcome: Outcome, expected: &str) {
         let toll = Arc::new(Policy::new(vec![limit]).unwrap()).toll(Verb::Acquire, facts, cost).unwrap();
-        let mut ruling = Reply::new(Time::from_micros(0), 1);
-        ruling.push(LimitReply::Outcome { outcome, mark: 0 });
-        let decision = Decision::new(toll, ruling);
+        let mut reply = Reply::new(Time::from_micros(0), 1);
+        reply.push(LimitReply::Outcome { outcome, mark: 0 });
+        let decision = Decision::new(toll, reply);
         assert_eq!(decision.reason().map(|reason| reason.to_string()).as_deref(), Some(expected));
     }
 
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_is_allowed_and_when_the_next_request_fits() {
+    fn a_reason_names_the_quota_and_the_retry_time() {
         let alice = facts! { "user" => "alice" };
         let by_user = |name: &str, allowance: Allowance| Limit::new(name, allowance).by("user");
         check(
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waiting_cannot_cure_says_so() {
+    fn a_reason_says_if_waiting_does_not_help() {
         let alice = facts! { "user" => "alice" };
         check(
             Limit::new("per-user", rate(100, 60).burst(20)).by("user"),
@@ -226,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_count_is_named() {
+    fn a_reason_mentions_a_shared_count() {
         check(
             Limit::new("per-user", rate(100, 60)).by("user"),
             &facts! { "user" => "alice" },
@@ -238,14 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn who_decides_in_place_of_the_store_says_so() {
+    fn a_reason_mentions_a_store_failure() {
         let refused = |by, outcome: Outcome| {
             let limit = Limit::new("per-user", rate(100, 60)).by("user");
             let policy = Arc::new(Policy::new(vec![limit]).unwrap());
             let toll = policy.toll(Verb::Check, &facts! { "user" => "alice" }, 1).unwrap();
-            let mut ruling = Reply::new(Time::from_micros(0), 1);
-            ruling.push(LimitReply::Degraded { by, outcome });
-            Decision::new(toll, ruling).reason().unwrap().to_string()
+            let mut reply = Reply::new(Time::from_micros(0), 1);
+            reply.push(LimitReply::Degraded { by, outcome });
+            Decision::new(toll, reply).reason().unwrap().to_string()
         };
         assert_eq!(
             refused(OnStoreFailure::Deny, wait(Span::from_secs(1))),
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn periods_are_words() {
+    fn periods_are_exact_in_readable_units() {
         for (micros, expected) in [
             (1_000_000, "second"),
             (60_000_000, "minute"),

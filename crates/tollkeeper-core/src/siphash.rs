@@ -1,7 +1,7 @@
-//! SipHash-2-4 with 128 bits: authenticates receipts, and spreads keys over time.
+//! SipHash-2-4 with 128 bits: authenticates receipts, and staggers the windows of keys.
 //!
-//! A small, well-studied keyed function of Aumasson and Bernstein; written out here because the core
-//! has no dependencies, and checked against the vectors its authors publish.
+//! A small, well-studied keyed hash function by Aumasson and Bernstein, implemented here because the core
+//! has no dependencies, and tested against the vectors published by its authors.
 
 use core::fmt;
 
@@ -10,7 +10,7 @@ use core::fmt;
 pub struct Secret(pub [u8; 16]);
 
 impl fmt::Debug for Secret {
-    /// Secrets do not belong in logs.
+    /// Hides the bytes, to keep them out of logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(…)")
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_agrees_with_the_published_vectors() {
+    fn siphash_matches_the_published_vectors() {
         let secret = Secret(core::array::from_fn(|index| u8::try_from(index).expect("16")));
         let message: Vec<u8> = (0..63).collect();
         for (len, expected) in [

@@ -1,4 +1,4 @@
-//! Sets of response statuses: which answers of a handler give a charge back.
+//! Sets of HTTP statuses, for `deduct_when` and `refund_when`.
 
 use core::fmt;
 
@@ -19,34 +19,35 @@ const LAST: u16 = 599;
 const WORDS: usize = 8; // 500 statuses
 
 impl StatusSet {
-    /// These statuses; others than 100 to 599 do not exist and are left out.
+    /// A set of these statuses; numbers outside 100 to 599 are ignored.
     pub fn of(statuses: impl IntoIterator<Item = u16>) -> StatusSet {
         statuses.into_iter().fold(StatusSet::default(), StatusSet::status)
     }
 
-    /// This status, too.
+    /// Adds a status.
     #[must_use]
     pub fn status(mut self, status: u16) -> StatusSet {
-        if let Some((word, bit)) = place(status) {
+        if let Some((word, bit)) = position(status) {
             self.0[word] |= bit;
         }
         self
     }
 
-    /// All statuses that begin with this digit, too: 5 is `5xx`.
+    /// Adds all statuses that begin with this digit: 5 adds `5xx`.
     #[must_use]
     pub fn class(self, digit: u8) -> StatusSet {
         let first = u16::from(digit) * 100;
         (first..first + 100).fold(self, StatusSet::status)
     }
 
-    /// Whether this status is one of them.
+    /// Whether the set contains this status.
     pub fn contains(&self, status: u16) -> bool {
-        place(status).is_some_and(|(word, bit)| self.0[word] & bit != 0)
+        position(status).is_some_and(|(word, bit)| self.0[word] & bit != 0)
     }
 }
 
-fn place(status: u16) -> Option<(usize, u64)> {
+/// The index of the word and the bit of a status.
+fn position(status: u16) -> Option<(usize, u64)> {
     let index = usize::from(status.checked_sub(FIRST)?);
     (status <= LAST).then(|| (index / 64, 1 << (index % 64)))
 }
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_holds_what_was_put_in_and_nothing_else() {
+    fn a_set_contains_only_what_was_added() {
         let set = StatusSet::of([100, 304, 401, 599, 600, 99, 0, u16::MAX]).class(5).class(9);
         for status in 0..=u16::MAX {
             let expected = matches!(status, 100 | 304 | 401 | 500..=599);

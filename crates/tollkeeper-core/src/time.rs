@@ -1,13 +1,13 @@
-//! Instants, lengths and ticks.
+//! Instants, durations and ticks in whole microseconds.
 //!
-//! The core reads no clock: every function that needs the time is given one. Everything is counted
-//! in whole microseconds, because the same arithmetic runs in Lua, where a number is a double.
+//! The core reads no clock: functions that need the time take it as an argument. Time is counted in whole
+//! microseconds, because the same arithmetic runs in Lua, where a number is a double.
 
 use core::fmt;
 use core::ops::Add;
 use core::time::Duration;
 
-/// An instant: microseconds since the Unix epoch, on the clock of whoever keeps the state.
+/// An instant: microseconds since the Unix epoch on the store's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
@@ -22,7 +22,7 @@ impl Time {
         self.0
     }
 
-    /// How long it is from `earlier` until here; zero if `earlier` is in fact later.
+    /// The time from `earlier` to `self`; zero if `earlier` is later.
     pub const fn since(self, earlier: Time) -> Span {
         Span(self.0.saturating_sub(earlier.0))
     }
@@ -36,12 +36,12 @@ impl Add<Span> for Time {
     }
 }
 
-/// A length of time in whole microseconds.
+/// A duration in whole microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(u64);
 
 impl Span {
-    /// No time at all.
+    /// The empty span.
     pub const ZERO: Span = Span(0);
 
     /// A span of `micros` microseconds.
@@ -64,24 +64,24 @@ impl Span {
         self.0
     }
 
-    /// The span in whole seconds, rounded up: what a client that obeys must wait.
+    /// The span in whole seconds, rounded up, for `Retry-After`: a client never retries too early.
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(1_000_000)
     }
 
-    /// The span as sentences show it: `0.6 s`, `2 min 30 s`, `1 d 12 h`.
+    /// The span as shown to people: `0.6 s`, `2 min 30 s`, `1 d 12 h`.
     pub const fn readable(self) -> Readable {
         Readable(self)
     }
 
-    /// The span in as many units as it takes to be exact: `1 d 3 h 46 min 40 s`.
+    /// The exact span in as many units as needed: `1 d 3 h 46 min 40 s`.
     pub(crate) const fn exact(self) -> Exact {
         Exact(self)
     }
 }
 
 impl From<Duration> for Span {
-    /// Rounds up to a whole microsecond, so that a wait is never cut short.
+    /// Rounds up to a whole microsecond, so that a wait is never too short.
     fn from(duration: Duration) -> Span {
         let micros = duration.as_nanos().div_ceil(1_000);
         Span(u64::try_from(micros).unwrap_or(u64::MAX))
@@ -94,7 +94,7 @@ impl From<Span> for Duration {
     }
 }
 
-/// Written in the largest unit that fits without a fraction: `1h`, `90s`, `1500ms`, `7us`.
+/// Shown in the largest unit that needs no fraction: `1h`, `90s`, `1500ms`, `7us`.
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(u64, &str); 5] =
@@ -106,8 +106,8 @@ impl fmt::Display for Span {
     }
 }
 
-/// A span for people: in exact seconds below two minutes, then in two units and rounded up, so that a wait
-/// is never understated.
+/// A span as shown to people: in exact seconds below two minutes, otherwise in two units and rounded up, so
+/// that a wait is never understated.
 ///
 /// ```
 /// use tollkeeper_core::Span;
@@ -129,7 +129,7 @@ impl fmt::Display for Readable {
             _ => 3,
         };
         let ((small, small_name), (large, large_name)) = (UNITS[large - 1], UNITS[large]);
-        let total = seconds.div_ceil(small) * small; // at most 2^64 microseconds, so there is room to round up
+        let total = seconds.div_ceil(small) * small; // a span is below 2^64 µs, so rounding up cannot overflow
         write!(f, "{} {large_name}", total / large)?;
         match total % large / small {
             0 => Ok(()),
@@ -138,7 +138,7 @@ impl fmt::Display for Readable {
     }
 }
 
-/// A span in as many units as it takes.
+/// A span in as many units as it needs to be exact.
 pub(crate) struct Exact(Span);
 
 impl fmt::Display for Exact {
@@ -179,7 +179,7 @@ impl fmt::Display for Seconds {
 
 /// The unit in which an algorithm counts time.
 ///
-/// A function of the period alone, which is part of the key: so a stored state never changes its unit.
+/// It depends only on the period, which is part of the key, so the unit of a stored state never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tick {
     /// One microsecond: periods up to a minute.
@@ -209,7 +209,7 @@ impl Tick {
         }
     }
 
-    /// The number of the tick that `time` lies in.
+    /// The number of the tick that contains `time`, counted from the epoch.
     #[inline]
     pub const fn number(self, time: Time) -> u64 {
         match self {
@@ -219,7 +219,7 @@ impl Tick {
         }
     }
 
-    /// How long it is from `now` until tick `number` begins; zero if it has begun.
+    /// The time from `now` until tick `number` begins; zero if it has begun.
     pub const fn until(self, number: u64, now: Time) -> Span {
         Span((number * self.span().0).saturating_sub(now.0))
     }
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_is_written_in_the_largest_whole_unit() {
+    fn a_span_is_shown_in_the_largest_whole_unit() {
         for (micros, text) in [
             (0, "0us"),
             (7, "7us"),

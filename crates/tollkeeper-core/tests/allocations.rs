@@ -1,8 +1,8 @@
-//! A request that meets a handful of limits is decided without the heap.
+//! Checks that a request that matches a few limits is decided without allocations.
 //!
-//! `--nocapture` shows the numbers.
+//! Run with `--nocapture` to see the numbers.
 
-#![expect(unsafe_code, reason = "a global allocator, which counts, is unsafe by its signature")]
+#![expect(unsafe_code, reason = "implementing a global allocator, here a counting one, is unsafe")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -16,7 +16,7 @@ use tollkeeper_core::{
     Verb, facts,
 };
 
-/// The allocator of the system, counting what each thread asks of it: tests run side by side.
+/// The system allocator with a counter per thread, because tests run in parallel.
 struct Counting;
 
 thread_local! {
@@ -24,15 +24,15 @@ thread_local! {
 }
 
 fn count() {
-    // A thread that ends may allocate when its counter is gone already.
+    // A thread that ends may allocate after its counter was destroyed.
     let _ = COUNT.try_with(|count| count.set(count.get() + 1));
 }
 
-// SAFETY: every call goes to the allocator of the system as it came; counting allocates nothing.
+// SAFETY: every call is forwarded unchanged to the system allocator; counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promises are those of the system's allocator.
+        // SAFETY: the caller upholds the contract, which is that of the system allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -59,35 +59,35 @@ fn limits(count: usize) -> impl Iterator<Item = Limit> {
     (0..count).map(|number| Limit::new(format!("limit-{number}"), Quota::per_minute(100)))
 }
 
-/// Decides the request as a store does that knows none of its keys, and counts allocations: of making
-/// the facts and the toll, and of what the store says.
-#[expect(clippy::disallowed_macros, reason = "the counts are for people to see")]
+/// Decides the request as an empty store would, and counts the allocations for the facts, the toll and the
+/// store's reply.
+#[expect(clippy::disallowed_macros, reason = "prints the counts for people to read")]
 fn check<'f>(
     case: &str,
     policy: &Arc<Policy>,
     facts: impl FnOnce() -> Facts<'f>,
-    met: usize,
+    matched: usize,
     expected: usize,
 ) {
     let now = Time::from_micros(1_760_000_000_000_000);
     let before = COUNT.get();
     let facts = black_box(facts());
     let toll = black_box(policy.toll(Verb::Check, &facts, 1).expect("a valid request"));
-    let mut ruling = Reply::new(now, 7);
+    let mut reply = Reply::new(now, 7);
     for due in toll.dues() {
         let step = due.step(Seen::Nothing, now);
-        ruling.push(LimitReply::Step { step, charged: step.allowed });
+        reply.push(LimitReply::Step { step, charged: step.allowed });
     }
     let allocations = COUNT.get() - before;
-    let decision = black_box(Decision::new(toll, ruling));
+    let decision = black_box(Decision::new(toll, reply));
     black_box((decision.verdict(), decision.binding()));
     assert_eq!(COUNT.get() - before - allocations, 1, "{case}: a decision is one box");
-    println!("{case}: {met} of {} limits met, {allocations} allocations", policy.rules().len());
-    assert_eq!((decision.toll().len(), allocations), (met, expected), "{case}");
+    println!("{case}: {matched} of {} limits matched, {allocations} allocations", policy.rules().len());
+    assert_eq!((decision.toll().len(), allocations), (matched, expected), "{case}");
 }
 
 #[test]
-fn allocations_are_counted() {
+fn the_allocator_counts_allocations() {
     let before = COUNT.get();
     black_box(vec![1, 2, 3]);
     assert_eq!(COUNT.get() - before, 1);
@@ -106,15 +106,16 @@ fn limits_that_do_not_match_allocate_nothing() {
     check("unlimited", &hundred(unlimited), alice, 0, 0);
 }
 
+/// The first 64 limits are marked inline; a longer policy needs one allocation.
 #[test]
-fn limits_that_were_skipped_allocate_nothing_but_one_list_beyond_the_first_64() {
-    let nobody = || facts! { "route" => "/a" };
-    check("64 skipped", &policy(limits(64).map(|limit| limit.by("user"))), nobody, 0, 0);
-    check("128 skipped", &policy(limits(128).map(|limit| limit.by("user"))), nobody, 0, 1);
+fn skipped_limits_allocate_once_beyond_64() {
+    let anonymous = || facts! { "route" => "/a" };
+    check("64 skipped", &policy(limits(64).map(|limit| limit.by("user"))), anonymous, 0, 0);
+    check("128 skipped", &policy(limits(128).map(|limit| limit.by("user"))), anonymous, 0, 1);
 }
 
 #[test]
-fn a_handful_of_limits_with_short_values_allocates_nothing() {
+fn a_few_limits_with_short_values_allocate_nothing() {
     let alice =
         || facts! { "user" => "alice", "ip" => "192.0.2.7", "route" => "/api/search", "plan" => "pro" };
     let usual = || {

@@ -423,7 +423,7 @@ fn explain_says_for_each_limit_whether_it_applies_and_why() {
         (&["user=alice", "route=/login"], "login", true, "5 per day"),
         (&["user=alice", "plan=pro"], "plan", true, "tier `pro` has 600 per day"),
         (&["user=alice", "plan=gold"], "plan", true, "`gold`, which is not listed"),
-        (&["user=alice"], "plan", true, "for want of `plan`"),
+        (&["user=alice"], "plan", true, "because `plan` is absent"),
         (&["user=alice", "plan=enterprise"], "plan", false, "tier `enterprise` is unlimited"),
         (&["user=acme", "plan=free"], "plan", true, "override for `acme` has 6000 per day"),
         (&["user="], "per-user", false, "`user`, which is absent"),

@@ -1,9 +1,9 @@
 -- Concurrency: the twin of concurrency.rs.
 --
--- Slots are a text of 22 bytes for each: who holds it (8 bytes, never a number), the microsecond it was
--- taken or renewed in, and the one it comes back in by itself (7 bytes each).
+-- Slots are a string of 22 bytes for each: the id of its holder (8 bytes, never a number), the microsecond at
+-- which it was taken or renewed, and the one at which it expires (7 bytes each).
 
--- The slot as it stands now; nothing if it is not held any more.
+-- The slot at `now`; nil if it has expired.
 local function concurrency_seen(now, taken, expires)
   if taken > now + (expires - taken) then
     taken, expires = now, now + (expires - taken)
@@ -13,8 +13,8 @@ local function concurrency_seen(now, taken, expires)
   end
 end
 
--- Decides whether one more may hold a slot at microsecond `now`: that, whether some slot proved that
--- the clock has stepped back, how many are held, and when the first comes back (0 if none is held).
+-- Decides whether one more slot can be taken at microsecond `now`. Returns that, whether some slot proved
+-- that the clock has stepped back, how many are held, and when the first expires (0 if none is held).
 local function concurrency_step(quota, now, slots)
   local moved, held, first = false, 0, 0
   for at = 1, #slots, 22 do
@@ -29,7 +29,7 @@ local function concurrency_step(quota, now, slots)
   return held < quota.count, moved, held, first
 end
 
--- Writes down who took a slot, or after a step of the clock (nobody) only that.
+-- Adds the slot of `taker`; nil only rewrites the slots, after the clock has stepped back.
 local function concurrency_write(quota, now, slots, taker)
   local kept = {}
   for at = 1, #slots, 22 do
@@ -45,7 +45,7 @@ local function concurrency_write(quota, now, slots, taker)
   return concat(kept)
 end
 
--- Releases a slot; false if it was not held any more.
+-- Releases a slot; false if it was no longer held.
 local function concurrency_release(now, slots, who)
   local kept, held = {}, false
   for at = 1, #slots, 22 do
@@ -59,7 +59,7 @@ local function concurrency_release(now, slots, who)
   return concat(kept), held
 end
 
--- Counts the life of a slot from now; false if it was not held any more.
+-- Restarts the time to live of a slot from now; false if it was no longer held.
 local function concurrency_renew(now, slots, who)
   for at = 1, #slots, 22 do
     local id, taken, expires = read('>c8I7I7', slots, at)
@@ -71,7 +71,7 @@ local function concurrency_renew(now, slots, who)
   return slots, false
 end
 
--- The microsecond in which the last slot comes back by itself; 0 if none is held.
+-- The microsecond at which the last slot expires; 0 if none is held.
 local function concurrency_fresh_at(slots)
   local fresh = 0
   for at = 1, #slots, 22 do

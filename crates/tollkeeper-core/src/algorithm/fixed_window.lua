@@ -1,6 +1,6 @@
--- Fixed window: the twin of fixed_window.rs. A state is `count, window`, and no count if there is none.
+-- Fixed window: the twin of fixed_window.rs. A state is `count, window`; `count` is nil if none is stored.
 
--- The state as it stands, and whether it had to be moved.
+-- The state at `now`, and whether it was moved because the clock has stepped back.
 local function fixed_window_current(quota, now, shift, count, window)
   local current = floor((now + shift) / quota.period)
   if not count or window < current then
@@ -12,7 +12,7 @@ local function fixed_window_current(quota, now, shift, count, window)
   return count, window, false
 end
 
--- Decides one request of `cost` at microsecond `now`; the windows begin `shift` early.
+-- Decides one request of `cost` at microsecond `now`; the windows begin `shift` microseconds early.
 local function fixed_window_step(quota, now, cost, shift, count, window)
   local moved
   count, window, moved = fixed_window_current(quota, now, shift, count, window)
@@ -22,7 +22,7 @@ local function fixed_window_step(quota, now, cost, shift, count, window)
   return false, count, moved, count, window
 end
 
--- Gives back `part` of an earlier charge, if its window still runs.
+-- Gives back `part` of an earlier charge, if its window has not ended.
 local function fixed_window_give_back(quota, now, shift, part, past, count, window)
   count, window = fixed_window_current(quota, now, shift, count, window)
   if past.mark ~= window then
@@ -31,7 +31,7 @@ local function fixed_window_give_back(quota, now, shift, part, past, count, wind
   return part < count and count - part or 0, window
 end
 
--- Charges `more` after the fact, above the limit if need be, but never beyond twice the quota.
+-- Charges `more` units after admission, above the limit if necessary, but never beyond twice the quota.
 local function fixed_window_add(quota, now, shift, more, count, window)
   count, window = fixed_window_current(quota, now, shift, count, window)
   local most = 2 * quota.count
@@ -40,7 +40,7 @@ local function fixed_window_add(quota, now, shift, more, count, window)
   return count < most and count or most, window
 end
 
--- The microsecond in which the state is as good as a fresh one.
+-- The microsecond at which the state no longer affects a decision.
 local function fixed_window_fresh_at(quota, shift, _, window)
   return (window + 1) * quota.period - shift
 end

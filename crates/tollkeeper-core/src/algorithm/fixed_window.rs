@@ -1,36 +1,36 @@
-//! Fixed window: a count that starts anew with each window.
+//! Fixed window: a count that restarts at 0 with each window.
 //!
-//! Windows are aligned to the epoch, so a day is a UTC day. Across a boundary up to twice the quota
-//! can pass; who minds takes another algorithm. A `shift` moves the windows of a key, so that not all
-//! keys start anew in the same instant.
+//! Windows are aligned to the epoch, so a day is a UTC day. Up to twice the quota can pass across a
+//! window boundary; the other algorithms avoid that. A `shift` moves the windows of a key, so that not
+//! all keys start a window at the same instant.
 
 use crate::quota::Quota;
 
 use super::{Past, Report};
 
-/// What a fixed window remembers of a key.
+/// The stored state of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// The number of the window.
+    /// The number of the window, counted from the epoch.
     pub window: u64,
-    /// What was charged in it: at most twice the quota, below 2^51.
+    /// The units charged in it: at most twice the quota, below 2^51.
     pub count: u64,
 }
 
-/// What the window says of one request.
+/// The verdict of the window on one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Whether the request fits.
     pub allowed: bool,
-    /// The state as it stands now.
+    /// The state at `now`, before the request.
     pub before: State,
-    /// The state with the request charged, if it fits.
+    /// The state with the request charged; the same as `before` if it does not fit.
     pub after: State,
-    /// The stored state proved that the clock has stepped back, and was moved to now.
+    /// Whether the stored state proved that the clock has stepped back, and was moved to now.
     pub moved: bool,
 }
 
-/// Decides one request of `cost` at microsecond `now`; the windows begin `shift` early.
+/// Decides one request of `cost` at microsecond `now`; the windows begin `shift` microseconds early.
 #[inline]
 pub fn step(quota: &Quota, state: Option<State>, now: u64, shift: u64, cost: u64) -> Step {
     let (before, moved) = current(quota, state, now, shift);
@@ -39,7 +39,7 @@ pub fn step(quota: &Quota, state: Option<State>, now: u64, shift: u64, cost: u64
     Step { allowed, before, after, moved }
 }
 
-/// The numbers behind a step, in microseconds, for a key that was charged or was not.
+/// The numbers behind a step, in microseconds, given whether the key was charged.
 pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, shift: u64, cost: u64) -> Report {
     let State { window, count } = if charged { step.after } else { step.before };
     let end = end(quota, window, shift);
@@ -52,28 +52,28 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, shift: u64, c
     }
 }
 
-/// What could still be taken at once.
+/// Units that could be taken at once now.
 #[inline]
 pub fn remaining(quota: &Quota, step: &Step, charged: bool) -> u64 {
     let State { count, .. } = if charged { step.after } else { step.before };
     quota.count().saturating_sub(count)
 }
 
-/// Gives back `part` of an earlier charge, if its window still runs.
+/// Gives back `part` of an earlier charge, if its window has not ended.
 pub fn give_back(quota: &Quota, state: State, now: u64, shift: u64, part: u64, past: &Past) -> State {
     let (before, _) = current(quota, Some(state), now, shift);
     let part = if past.window == before.window { part } else { 0 };
     State { count: before.count.saturating_sub(part), ..before }
 }
 
-/// Charges `more` after the fact, above the limit if need be, but never beyond twice the quota.
+/// Charges `more` units after admission, above the limit if necessary, but never beyond twice the quota.
 pub fn add(quota: &Quota, state: Option<State>, now: u64, shift: u64, more: u64) -> State {
     let (before, _) = current(quota, state, now, shift);
     let most = (2 * quota.count()).max(before.count);
     State { count: before.count.saturating_add(more).min(most), ..before }
 }
 
-/// The microsecond in which the state is as good as a fresh one.
+/// The microsecond at which the state no longer affects a decision.
 pub fn fresh_at(quota: &Quota, state: State, shift: u64) -> u64 {
     end(quota, state.window, shift)
 }
@@ -82,10 +82,10 @@ fn end(quota: &Quota, window: u64, shift: u64) -> u64 {
     (window + 1) * quota.period_ticks() - shift
 }
 
-/// The state as it stands, and whether it had to be moved.
+/// The state at `now`, and whether it was moved because the clock has stepped back.
 ///
-/// A window that begins next is used as it stands; one further ahead proves a step of the clock, and
-/// its count is taken into the current window.
+/// A stored window that is the next one is used unchanged; one further ahead proves that the clock has
+/// stepped back, and its count is moved to the current window.
 #[inline]
 fn current(quota: &Quota, state: Option<State>, now: u64, shift: u64) -> (State, bool) {
     let window = (now + shift) / quota.period_ticks();

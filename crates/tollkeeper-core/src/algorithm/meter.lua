@@ -1,10 +1,10 @@
--- The meter: the twin of meter.rs. What it computes and why stands there; here stand the doubles.
+-- The meter: the twin of meter.rs, which explains the algorithm. Comments here are about doubles.
 --
--- A state is `level, at`, and no level if there is none. Every number is whole and below 2^53, where a
+-- A state is `level, at`; `level` is nil if none is stored. Every number is whole and below 2^53, where a
 -- double is exact. A quotient of two such numbers may be rounded, but never across a whole number, so
 -- comparing it with one, `floor` and `ceil` are exact too.
 
--- The state as it stands in tick `now`, and whether it had to be moved there.
+-- The state at tick `now`, and whether it was moved because the clock has stepped back.
 local function meter_drained(quota, now, level, at)
   if not level then
     return 0, now, false
@@ -16,21 +16,21 @@ local function meter_drained(quota, now, level, at)
   if at >= now then
     return level, at, moved
   end
-  -- Where Rust saturates, the product could leave what doubles can count: the quotient cannot.
+  -- Rust saturates the product, which could exceed 2^53 and become inexact here: compare the quotient.
   if now - at >= level / quota.count then
     return 0, now, moved
   end
   return level - (now - at) * quota.count, now, moved
 end
 
--- The tick in which `level` has drained from `at` on, or the last before 2^53 µs.
+-- The tick at which `level` has drained, starting at `at`; at most the last tick before 2^53 µs.
 local function meter_drained_at(quota, at, level)
   local tick = at + ceil(level / quota.count)
   return tick < quota.last and tick or quota.last
 end
 
--- Decides one request of `cost` in tick `now`: whether it fits, the level with it charged, whether the
--- state was moved, and the state as it stands.
+-- Decides one request of `cost` at tick `now`. Returns whether it fits, the level with it charged, whether
+-- the state was moved, and the state before the request.
 local function meter_step(quota, now, cost, _, level, at)
   local moved
   level, at, moved = meter_drained(quota, now, level, at)
@@ -41,7 +41,7 @@ local function meter_step(quota, now, cost, _, level, at)
   return false, level, moved, level, at
 end
 
--- Gives back `part` of an earlier charge: only what cannot have drained since.
+-- Gives back `part` of an earlier charge, but only units that cannot have drained since.
 local function meter_give_back(quota, now, _, part, past, level, at)
   local age = (at > now and at or now) - past.mark
   level, at = meter_drained(quota, now, level, at)
@@ -56,22 +56,22 @@ local function meter_give_back(quota, now, _, part, past, level, at)
   return part < level and level - part or 0, at
 end
 
--- Charges `more` after the fact, above the limit if need be, but never beyond twice the capacity.
+-- Charges `more` units after admission, above the limit if necessary, but never beyond twice the capacity.
 local function meter_add(quota, now, _, more, level, at)
   level, at = meter_drained(quota, now, level, at)
   local most = 2 * quota.capacity
   most = most > level and most or level
-  -- A product that is no longer exact is above `most` by far.
+  -- A product too large to be exact is far above `most`, so its error does not matter.
   level = more * quota.period + level
   return level < most and level or most, at
 end
 
--- The tick in which the state is as good as a fresh one.
+-- The tick at which the state no longer affects a decision.
 local function meter_fresh_at(quota, _, level, at)
   return meter_drained_at(quota, at, level)
 end
 
--- The tick in which a request that queues now leaves: when all before it have.
+-- The tick at which a request that is queued now leaves the queue: when all before it have left.
 local function meter_departs(quota, now, level)
   return meter_drained_at(quota, now, level)
 end

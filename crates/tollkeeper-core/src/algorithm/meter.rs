@@ -1,38 +1,38 @@
-//! The meter: token bucket, GCRA and leaky bucket are one function.
+//! The meter: token bucket, GCRA and leaky bucket as one function.
 //!
-//! A level rises by `period` for each unit of cost and drains by `count` with each tick, so nothing
-//! is ever divided on the way to a verdict and no fraction is ever lost. A request passes while the
-//! level stays within the capacity. A level above the capacity is legal (a lowered burst, a settled
-//! shortfall) and is never cut when read: cutting would forget use when the burst goes down and up.
+//! A level rises by `period` for each unit of cost and drains by `count` with each tick, so a verdict
+//! needs no division and loses no fraction. A request is admitted while the level stays within the
+//! capacity. A level above the capacity is legal (after a lowered burst or a settled shortfall) and is
+//! not cut when read: cutting would forget usage when the burst is lowered and raised again.
 
 use crate::quota::{Algorithm, Quota};
 use crate::time::Tick;
 
 use super::{Past, Report};
 
-/// What the meter remembers of a key.
+/// The stored state of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
     /// The level when last written: below 2^52, twice the largest capacity.
     pub level: u64,
-    /// The tick it was written in.
+    /// The tick at which it was written.
     pub at: u64,
 }
 
-/// What the meter says of one request.
+/// The verdict of the meter on one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Whether the request fits.
     pub allowed: bool,
-    /// The state as it stands now.
+    /// The state at `now`, before the request.
     pub before: State,
-    /// The state with the request charged, if it fits.
+    /// The state with the request charged; the same as `before` if it does not fit.
     pub after: State,
-    /// The stored state proved that the clock has stepped back, and was moved to now.
+    /// Whether the stored state proved that the clock has stepped back, and was moved to now.
     pub moved: bool,
 }
 
-/// Decides one request of `cost` in tick `now`.
+/// Decides one request of `cost` at tick `now`.
 #[inline]
 pub fn step(quota: &Quota, state: Option<State>, now: u64, cost: u64) -> Step {
     let (before, moved) =
@@ -44,7 +44,7 @@ pub fn step(quota: &Quota, state: Option<State>, now: u64, cost: u64) -> Step {
     Step { allowed, before, after, moved }
 }
 
-/// The numbers behind a step, in ticks, for a key that was charged or was not.
+/// The numbers behind a step, in ticks, given whether the key was charged.
 pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) -> Report {
     let (capacity, period) = (quota.capacity(), quota.period_ticks());
     let State { level, at } = if charged { step.after } else { step.before };
@@ -53,7 +53,7 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) ->
     let remaining = remaining(quota, step, charged);
     Report {
         remaining,
-        // A step that is allowed need not be divided to know that.
+        // An allowed request passes now: this saves the division.
         passes: (cost <= quota.burst())
             .then(|| if step.allowed { at } else { passes(step.before.level, cost) }),
         next: if remaining == quota.burst() { now } else { passes(level, remaining + 1) },
@@ -65,28 +65,28 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) ->
     }
 }
 
-/// What could still be taken at once.
+/// Units that could be taken at once now.
 #[inline]
 pub fn remaining(quota: &Quota, step: &Step, charged: bool) -> u64 {
     let State { level, .. } = if charged { step.after } else { step.before };
     quota.capacity().saturating_sub(level) / quota.period_ticks()
 }
 
-/// Gives back `part` of an earlier charge: only what cannot have drained since.
+/// Gives back `part` of an earlier charge, but only units that cannot have drained since.
 ///
-/// Keeping more would let a caller spend the same refill twice.
+/// Giving back more would let a caller spend the same refill twice.
 pub fn give_back(quota: &Quota, state: State, now: u64, part: u64, past: &Past) -> State {
     let (before, _) = drained(quota, state, now);
     let lost = match state.at.max(now).checked_sub(past.tick) {
         Some(age) => age.saturating_mul(quota.count().max(past.count)),
-        None => u64::MAX, // the clock has stepped back since: what drained meanwhile is not known
+        None => u64::MAX, // the clock has stepped back since: how much has drained is unknown
     };
     let undrained = past.cost.saturating_mul(quota.period_ticks()).saturating_sub(lost);
     let part = part.saturating_mul(quota.period_ticks());
     State { level: before.level.saturating_sub(undrained.min(part)), ..before }
 }
 
-/// Charges `more` after the fact, above the limit if need be, but never beyond twice the capacity.
+/// Charges `more` units after admission, above the limit if necessary, but never beyond twice the capacity.
 pub fn add(quota: &Quota, state: Option<State>, now: u64, more: u64) -> State {
     let (before, _) = state.map_or((State { level: 0, at: now }, false), |state| drained(quota, state, now));
     let most = (2 * quota.capacity()).max(before.level);
@@ -96,19 +96,19 @@ pub fn add(quota: &Quota, state: Option<State>, now: u64, more: u64) -> State {
     }
 }
 
-/// The tick in which the state is as good as a fresh one.
+/// The tick at which the state no longer affects a decision.
 pub fn fresh_at(quota: &Quota, state: State) -> u64 {
     drained_at(quota, state.at, state.level)
 }
 
-/// The tick in which a request that queues now leaves: when all before it have.
+/// The tick at which a request that is queued now leaves the queue: when all before it have left.
 #[inline]
 pub(super) fn departs(quota: &Quota, step: &Step, now: u64) -> u64 {
     drained_at(quota, now, step.before.level)
 }
 
-/// The tick in which `level` has drained from `at` on, or the last before 2^53 µs, in the year 2255: a
-/// level charged under a count millions of times larger can take longer than numbers reach.
+/// The tick at which `level` has drained, starting at `at`; at most the last tick before 2^53 µs, in the
+/// year 2255: a level charged under a count millions of times larger would drain beyond that.
 #[inline]
 fn drained_at(quota: &Quota, at: u64, level: u64) -> u64 {
     let last = match quota.tick() {
@@ -119,10 +119,10 @@ fn drained_at(quota: &Quota, at: u64, level: u64) -> u64 {
     (at + level.div_ceil(quota.count())).min(last)
 }
 
-/// The state as it stands in tick `now`, and whether it had to be moved there.
+/// The state at tick `now`, and whether it was moved because the clock has stepped back.
 ///
-/// State ahead of the clock by up to one fill time is used as it stands and drains from `at` on;
-/// further ahead proves a step of the clock.
+/// A state ahead of the clock by up to one fill time is used unchanged and starts to drain at `at`;
+/// further ahead proves that the clock has stepped back.
 #[inline]
 fn drained(quota: &Quota, state: State, now: u64) -> (State, bool) {
     let moved = state.at > now && state.at - now > quota.fill_ticks();

@@ -1,13 +1,13 @@
-//! The algorithms: pure functions from a quota, a state, a time and a cost to a verdict.
+//! The rate limiting algorithms: pure functions from a quota, a state, a time and a cost to a verdict.
 //!
-//! Each file is one algorithm and knows only its own state. A *step* decides and says what the state
-//! would become; a *report* computes the numbers that people see. They are apart because several
-//! limits are decided together: what remains is known only when it is known whether all allow, and a
-//! caller that wants only the verdict should not pay for divisions.
+//! Each file is one algorithm and knows only its own state. A *step* decides one request and returns the
+//! state it would write; a *report* computes the numbers that clients see. They are separate functions
+//! because several limits are decided together: the remaining units are known only after every limit has
+//! been checked, and a caller that needs only the verdict should not pay for divisions.
 //!
-//! This module is the one place that knows all of them.
+//! Only this module knows all the algorithms: it dispatches on [`Quota::algorithm`].
 //!
-//! Each has a twin in Lua beside it, the same functions line for line, which Redis runs: see [`twins`].
+//! Redis runs the same functions in Lua, kept line for line beside each algorithm: see [`twins`].
 
 pub mod concurrency;
 pub mod fixed_window;
@@ -28,66 +28,66 @@ pub use state::{State, add, apply, give_back};
 
 use concurrency::Slot;
 
-/// What is asked of one key.
+/// A request to be decided against one key.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
-    /// The time on the clock of whoever keeps the state.
+    /// The current time on the store's clock.
     pub now: Time,
-    /// At least 1. A concurrency limit takes one slot, whatever the cost.
+    /// The units to charge, at least 1. A concurrency limit takes one slot, whatever the cost.
     pub cost: u64,
-    /// How much earlier than the epoch's the windows of this key begin, in microseconds.
+    /// How many microseconds earlier than epoch-aligned windows this key's windows begin: 0 unless staggered.
     pub shift: u64,
-    /// The longest delay that the caller can hold a queued request.
+    /// The longest delay for which the caller can hold a queued request; `None` for no bound.
     pub hold: Option<Span>,
 }
 
-/// The state of a key, as it was read.
+/// The stored state of a key, borrowed from the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen<'a> {
-    /// There is none.
+    /// The store has no state for the key.
     Nothing,
-    /// Of a token bucket or a leaky bucket.
+    /// The state of a token bucket or a leaky bucket.
     Meter(meter::State),
-    /// Of a fixed window.
+    /// The state of a fixed window.
     FixedWindow(fixed_window::State),
-    /// Of a sliding window.
+    /// The state of a sliding window.
     SlidingWindow(sliding_window::State),
-    /// The stamps of a sliding log.
+    /// The timestamps of a sliding log.
     SlidingLog(&'a [u8]),
     /// The slots of a concurrency limit.
     Concurrency(&'a [Slot]),
 }
 
-/// What an algorithm says of one request.
+/// The verdict of one algorithm on one request, and the state to write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Whether this limit lets the request pass.
+    /// Whether this limit admits the request.
     pub allowed: bool,
-    /// What would be written.
+    /// The change to the stored state.
     pub effect: Effect,
 }
 
-/// What a step would do to the state.
+/// The change that a step would make to the stored state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing: the quota is nothing.
+    /// No change: a quota of count 0 keeps no state.
     #[default]
     None,
-    /// To a token bucket or a leaky bucket.
+    /// The change to a token bucket or a leaky bucket.
     Meter(meter::Step),
-    /// To a fixed window.
+    /// The change to a fixed window.
     FixedWindow(fixed_window::Step),
-    /// To a sliding window.
+    /// The change to a sliding window.
     SlidingWindow(sliding_window::Step),
-    /// To a sliding log.
+    /// The change to a sliding log.
     SlidingLog(sliding_log::Step),
-    /// To the slots of a concurrency limit.
+    /// The change to the slots of a concurrency limit.
     Concurrency(concurrency::Step),
 }
 
 impl Effect {
-    /// The stored state lay further ahead than any admission puts it: the clock has stepped back, and
-    /// the state has to be written even if the request is refused.
+    /// Whether the stored state was further ahead of the clock than any admission can put it. Then the clock
+    /// has stepped back, and the state must be written even if the request is refused.
     pub fn moved(&self) -> bool {
         match self {
             Effect::None => false,
@@ -99,7 +99,7 @@ impl Effect {
         }
     }
 
-    /// Where an admission is entered: the tick of a bucket, the stamp of a log, the window's number.
+    /// Where the charge is recorded: the tick of a bucket, the timestamp of a log, the number of a window.
     pub fn mark(&self) -> u64 {
         match self {
             Effect::None | Effect::Concurrency(_) => 0,
@@ -111,35 +111,35 @@ impl Effect {
     }
 }
 
-/// When things will be so, in ticks of the quota.
+/// The numbers behind a step. Times are tick numbers of the quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What could still be taken at once.
+    /// Units that could be taken at once now.
     pub remaining: u64,
-    /// When the request passes; never, if it is larger than the limit.
+    /// When a request of the same cost can pass; `None` if it is larger than the limit.
     pub passes: Option<u64>,
-    /// When one more unit is free than remains now.
+    /// When `remaining` grows by one.
     pub next: u64,
-    /// When the key is as good as new; not known for slots.
+    /// When the key has its whole quota again, if no request is admitted until then; `None` for slots.
     pub fresh: Option<u64>,
-    /// When a queued request leaves.
+    /// When a queued request may leave the queue of a leaky bucket; the current tick for other algorithms.
     pub departs: u64,
 }
 
-/// What must be known of an earlier charge to give some of it back.
+/// An earlier charge, as needed to give some of it back.
 #[derive(Clone, Copy, Debug)]
 pub struct Past {
-    /// What it cost.
+    /// The units it charged.
     pub cost: u64,
     /// The count of the quota it was charged under.
     pub count: u64,
-    /// Where it was entered, for buckets and logs.
+    /// The tick or timestamp it was recorded at, for buckets and logs.
     pub tick: u64,
-    /// Where it was entered, for windows.
+    /// The window it was recorded in, for windows.
     pub window: u64,
 }
 
-/// Decides one request against one key. Writes nothing: the answer says what to write.
+/// Decides one request against one key. Writes nothing: [`Step::effect`] is what the store has to write.
 #[inline]
 pub fn step(quota: &Quota, seen: Seen<'_>, ask: &Ask) -> Step {
     if quota.count() == 0 {
@@ -178,9 +178,9 @@ pub fn step(quota: &Quota, seen: Seen<'_>, ask: &Ask) -> Step {
     }
 }
 
-/// What people are told of a step, once it is known whether the key was charged.
+/// The numbers that clients see of a step, given whether the key was charged.
 ///
-/// `seen` is the state the step was made from, before anything was written.
+/// `seen` is the state that the step was computed from, as it was before any write.
 pub fn outcome(quota: &Quota, seen: Seen<'_>, ask: &Ask, step: &Step, charged: bool) -> Outcome {
     let now = quota.tick().number(ask.now);
     let report = match &step.effect {
@@ -194,7 +194,7 @@ pub fn outcome(quota: &Quota, seen: Seen<'_>, ask: &Ask, step: &Step, charged: b
     tell(quota, ask, step.allowed, &report)
 }
 
-/// [`Outcome::remaining`] and nothing else: the rest of an outcome is mostly divisions.
+/// Only [`Outcome::remaining`]: most of the other fields of an outcome need divisions.
 #[inline]
 pub fn remaining(quota: &Quota, ask: &Ask, step: &Step, charged: bool) -> u64 {
     match &step.effect {
@@ -209,7 +209,7 @@ pub fn remaining(quota: &Quota, ask: &Ask, step: &Step, charged: bool) -> u64 {
     }
 }
 
-/// What people are told of a report, by a quota of more than nothing.
+/// Converts a report, in ticks, into an outcome, in time from now. The quota's count must be above 0.
 pub fn tell(quota: &Quota, ask: &Ask, allowed: bool, report: &Report) -> Outcome {
     let until = |tick| quota.tick().until(tick, ask.now);
     let delay = until(report.departs);
@@ -217,14 +217,15 @@ pub fn tell(quota: &Quota, ask: &Ask, allowed: bool, report: &Report) -> Outcome
         _ if allowed => None,
         None => Some(Retry::Never),
         Some(passes) => {
-            // What cannot be held so long may come when the queue will be empty within `hold`. That is not
-            // `delay - hold` from now: a queue ahead of the clock stands still for a while.
+            // A request whose delay is longer than `hold` can retry once the queue will be empty within `hold`.
+            // That is not `delay - hold` from now: a queue ahead of the clock does not drain until the clock
+            // has caught up.
             let empty = until(report.fresh.unwrap_or(passes)).as_micros();
-            let short = match ask.hold {
+            let until_short = match ask.hold {
                 Some(hold) if delay > hold => Span::from_micros(empty.saturating_sub(hold.as_micros())),
                 _ => Span::ZERO,
             };
-            Some(Retry::After(until(passes).max(short)))
+            Some(Retry::After(until(passes).max(until_short)))
         }
     };
     Outcome {
@@ -240,7 +241,7 @@ pub fn tell(quota: &Quota, ask: &Ask, allowed: bool, report: &Report) -> Outcome
 }
 
 impl<'a> Seen<'a> {
-    /// The state as one's own; nothing if there is none.
+    /// An owned copy of the state; `None` if the store has none.
     pub fn to_state(self) -> Option<State> {
         Some(match self {
             Seen::Nothing => return None,
@@ -252,7 +253,8 @@ impl<'a> Seen<'a> {
         })
     }
 
-    /// A state of another algorithm cannot be found under this key: the algorithm is part of it.
+    // The algorithm is part of the key, so a state of another algorithm is never found under it.
+
     #[inline]
     fn meter(self) -> Option<meter::State> {
         if let Seen::Meter(state) = self { Some(state) } else { None }

@@ -1,9 +1,9 @@
 -- Sliding log: the twin of sliding_log.rs.
 --
--- A log is a table: `len`, how many stamps it has, and `stamp(log, index)`, the one at `index`, counted
--- from 0. Deciding looks at a few stamps only, wherever they are; what rewrites a log works on its text.
+-- A log is a table: `len`, the number of stamps, and `stamp(log, index)`, the stamp at `index`, counted from 0.
+-- So a decision reads only the few stamps it needs; functions that rewrite a log take its whole string.
 
--- The first stamp less than a period old.
+-- The index of the first stamp less than a period old.
 local function sliding_log_first_live(log, period, now)
   local dead, live = 0, log.len
   while dead < live do
@@ -17,8 +17,8 @@ local function sliding_log_first_live(log, period, now)
   return live
 end
 
--- Decides one request of `cost` at microsecond `now`: whether it fits, whether the log proved that the
--- clock has stepped back, the first stamp that counts, how many count, and the stamp that it gets.
+-- Decides one request of `cost` at microsecond `now`. Returns whether it fits, whether the log proved that
+-- the clock has stepped back, the first stamp that counts, how many count, and the stamp of the request.
 local function sliding_log_step(quota, now, cost, log)
   local newest = log.len > 0 and log.stamp(log, log.len - 1) or 0
   local moved = newest > now + quota.period
@@ -28,8 +28,8 @@ local function sliding_log_step(quota, now, cost, log)
   return allowed, moved, first, used, (moved or newest < now) and now or newest
 end
 
--- The numbers behind a step: when the request passes (0: never), when one more unit is free, when the
--- key is as good as new.
+-- The numbers behind a step: when the request can pass (0: never), when one more unit is free, when the key
+-- has its whole quota again.
 local function sliding_log_report(quota, now, cost, charged, log, allowed, moved, first, used, stamp)
   local count, period = quota.count, quota.period
   local total = used + (charged and cost or 0)
@@ -51,17 +51,17 @@ local function sliding_log_report(quota, now, cost, charged, log, allowed, moved
   return passes, leaves(total + remaining + 1 - count - 1), leaves(total - 1)
 end
 
--- Whether an admission writes the log anew: after a step of the clock, or when half of it is dead.
+-- Whether an admission rewrites the log: after the clock has stepped back, or when half of it has expired.
 local function sliding_log_rewrites(log, moved, first)
   return moved or first > 0 and 2 * first >= log.len
 end
 
--- The stamps of an admission.
+-- The stamps of an admission: `cost` times the same.
 local function sliding_log_entry(stamp, cost)
   return rep(pack('>I7', stamp), cost)
 end
 
--- The text of a log as a table that a step can read.
+-- The string of a log as a table that a step can read.
 local function sliding_log_of(text)
   return {
     len = #text / 7,
@@ -71,20 +71,20 @@ local function sliding_log_of(text)
   }
 end
 
--- The text of a log with `cost` written into it, or after a step of the clock (cost 0) only that.
+-- The string of a log with `cost` appended; cost 0 only rewrites it, after the clock has stepped back.
 local function sliding_log_write(text, moved, first, stamp, now, cost)
   if sliding_log_rewrites({ len = #text / 7 }, moved, first) then
     text = sub(text, first * 7 + 1)
   end
   if moved then
-    -- Stamps ascend: those later than now are the last ones.
+    -- Stamps ascend, so those after `now` are the last ones.
     local later = sliding_log_first_live(sliding_log_of(text), 0, now)
     text = sub(text, 1, later * 7) .. sliding_log_entry(now, #text / 7 - later)
   end
   return text .. sliding_log_entry(stamp, cost)
 end
 
--- Gives back `part` of an earlier charge, if that is still inside the period: the oldest live units go.
+-- Gives back `part` of an earlier charge, if that is less than a period old. Removes the oldest live stamps.
 local function sliding_log_give_back(quota, now, part, past, text)
   local _, moved, first, _, stamp = sliding_log_step(quota, now, 0, sliding_log_of(text))
   text = sliding_log_write(text, moved, first, stamp, now, 0)
@@ -97,7 +97,7 @@ local function sliding_log_give_back(quota, now, part, past, text)
   return text
 end
 
--- Charges `more` after the fact, above the limit if need be, but never beyond twice the quota.
+-- Charges `more` units after admission, above the limit if necessary, but never beyond twice the quota.
 local function sliding_log_add(quota, now, more, text)
   local _, moved, first, used, stamp = sliding_log_step(quota, now, 0, sliding_log_of(text))
   local room = 2 * quota.count > used and 2 * quota.count - used or 0

@@ -1,28 +1,28 @@
-//! Sliding log: the time of every admission that still counts.
+//! Sliding log: one timestamp for each admitted unit of cost that still counts.
 //!
-//! The only window that is exact over any interval, at the price of seven bytes for each unit of
-//! cost: ascending big-endian microsecond stamps, no header, found by binary search. The bytes are the
-//! state, here and on Redis, where they are read with GETRANGE and grow by APPEND.
+//! The only window that is exact over any interval, at the price of seven bytes for each unit: ascending
+//! big-endian microsecond timestamps (*stamps*) without a header, searched by bisection. The bytes are the
+//! state, here and in Redis, where they are read with GETRANGE and extended with APPEND.
 
 use crate::quota::Quota;
 
 use super::{Past, Report};
 
-/// Bytes in a stamp: enough for 2^56 µs, the year 4253.
+/// Bytes of a stamp: enough for 2^56 µs, the year 4253.
 pub const STAMP: usize = 7;
 
-/// What the log says of one request. The log itself is too long to copy: this says what to do to it.
+/// The verdict of the log on one request. The log is too long to copy: this describes how to change it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Whether the request fits.
     pub allowed: bool,
-    /// The log proved that the clock has stepped back: no stamp counts as later than now.
+    /// Whether the log proved that the clock has stepped back: then stamps after `now` count as `now`.
     pub moved: bool,
     /// The index of the first stamp that still counts.
     pub first: usize,
-    /// How many still count.
+    /// How many stamps still count.
     pub used: u64,
-    /// The stamp that the request gets: never before the newest.
+    /// The stamp that the request gets: never before the newest one.
     pub stamp: u64,
 }
 
@@ -36,11 +36,11 @@ pub fn step(quota: &Quota, log: &[u8], now: u64, cost: u64) -> Step {
     Step { allowed, moved, first, used, stamp: if moved { now } else { newest.max(now) } }
 }
 
-/// The numbers behind a step, in microseconds, for a key that was charged or was not.
+/// The numbers behind a step, in microseconds, given whether the key was charged.
 pub fn report(quota: &Quota, log: &[u8], step: &Step, charged: bool, now: u64, cost: u64) -> Report {
     let (count, period) = (quota.count(), quota.period_ticks());
     let used = used(step, charged, cost);
-    // Counted from the first live stamp; behind the old ones come those of this request.
+    // `index` counts from the first live stamp; the stamps of this request follow those in the log.
     let leaves = |index: u64| {
         let stamp =
             if index < step.used { seen(log, step, now, step.first + index_of(index)) } else { step.stamp };
@@ -57,7 +57,7 @@ pub fn report(quota: &Quota, log: &[u8], step: &Step, charged: bool, now: u64, c
     }
 }
 
-/// What could still be taken at once.
+/// Units that could be taken at once now.
 #[inline]
 pub fn remaining(quota: &Quota, step: &Step, charged: bool, cost: u64) -> u64 {
     quota.count().saturating_sub(used(step, charged, cost))
@@ -67,9 +67,9 @@ fn used(step: &Step, charged: bool, cost: u64) -> u64 {
     step.used + if charged { cost } else { 0 }
 }
 
-/// Writes an admission of `cost` into the log, or after a step of the clock (cost 0) only that.
+/// Appends an admission of `cost` to the log; cost 0 only rewrites it, after the clock has stepped back.
 ///
-/// Dead stamps go when they are half of the log, so an admission is amortised constant work.
+/// Expired stamps are removed when they are half of the log, so an admission is amortised constant work.
 pub fn write(log: &mut Vec<u8>, step: &Step, now: u64, cost: u64) {
     if step.moved || (step.first > 0 && 2 * step.first >= len(log)) {
         log.drain(..step.first * STAMP);
@@ -80,7 +80,7 @@ pub fn write(log: &mut Vec<u8>, step: &Step, now: u64, cost: u64) {
             log[index * STAMP..][..STAMP].copy_from_slice(&encode(capped));
         }
     }
-    // By a quarter and not by doubling: a store that counts bytes should not hold twice what is used.
+    // Grow by a quarter instead of doubling: a store with a memory bound should not hold twice what it uses.
     let more = index_of(cost).saturating_mul(STAMP);
     if log.capacity() - log.len() < more {
         log.reserve_exact(more.max(log.len() / 4));
@@ -90,12 +90,12 @@ pub fn write(log: &mut Vec<u8>, step: &Step, now: u64, cost: u64) {
     }
 }
 
-/// Gives back `part` of an earlier charge, if that is still inside the period: the oldest live units
-/// go, which frees the least.
+/// Gives back `part` of an earlier charge, if that is less than a period old. Removes the oldest live
+/// stamps, which frees the least.
 pub fn give_back(quota: &Quota, log: &mut Vec<u8>, now: u64, part: u64, past: &Past) {
     let state = step(quota, log, now, 0);
     write(log, &state, now, 0);
-    // Further ahead than a period: the clock has stepped back since, and the stamp has moved.
+    // A stamp further ahead than a period: the clock has stepped back since, and the stamp was moved.
     let inside = past.tick + quota.period_ticks() > now && past.tick <= now + quota.period_ticks();
     if inside {
         let first = first_live(log, quota.period_ticks(), now);
@@ -104,16 +104,16 @@ pub fn give_back(quota: &Quota, log: &mut Vec<u8>, now: u64, part: u64, past: &P
     }
 }
 
-/// Charges `more` after the fact, above the limit if need be, but never beyond twice the quota.
+/// Charges `more` units after admission, above the limit if necessary, but never beyond twice the quota.
 pub fn add(quota: &Quota, log: &mut Vec<u8>, now: u64, more: u64) {
     let state = step(quota, log, now, 0);
     let room = (2 * quota.count()).saturating_sub(state.used);
     write(log, &state, now, more.min(room));
 }
 
-/// Two logs that from now on are one: the newest `most` stamps of both.
+/// Merges two logs into one: the newest `most` stamps of both.
 ///
-/// Older ones cannot change a verdict of a quota of up to `most`.
+/// Older stamps cannot change a verdict under a quota of up to `most`.
 pub fn merge(one: &[u8], other: &[u8], most: u64) -> Vec<u8> {
     let mut stamps: Vec<u64> = (0..len(one)).map(|index| stamp(one, index)).collect();
     stamps.extend((0..len(other)).map(|index| stamp(other, index)));
@@ -122,7 +122,7 @@ pub fn merge(one: &[u8], other: &[u8], most: u64) -> Vec<u8> {
     stamps.iter().skip(index_of(spare)).flat_map(|stamp| encode(*stamp)).collect()
 }
 
-/// The microsecond in which the newest stamp leaves; 0 for an empty log.
+/// The microsecond at which the newest stamp expires; 0 for an empty log.
 pub fn fresh_at(quota: &Quota, log: &[u8]) -> u64 {
     len(log).checked_sub(1).map_or(0, |last| stamp(log, last) + quota.period_ticks())
 }
@@ -144,14 +144,14 @@ fn encode(stamp: u64) -> [u8; STAMP] {
     bytes
 }
 
-/// A stamp as this step sees it.
+/// The stamp at `index`, moved to `now` if the clock has stepped back.
 fn seen(log: &[u8], step: &Step, now: u64, index: usize) -> u64 {
     let stamp = stamp(log, index);
     if step.moved { stamp.min(now) } else { stamp }
 }
 
-/// The first stamp less than a period old. A log moved by a step of the clock finds the same: moved
-/// stamps become `now`, and live they were already.
+/// The index of the first stamp less than a period old. It is the same for a log whose stamps have to be
+/// moved because the clock has stepped back: those become `now`, and were live before.
 fn first_live(log: &[u8], period: u64, now: u64) -> usize {
     let (mut dead, mut live) = (0, len(log));
     while dead < live {

@@ -1,7 +1,7 @@
--- Sliding window counter: the twin of sliding_window.rs. A state is `cur, window, prev`, and no cur if
--- there is none.
+-- Sliding window counter: the twin of sliding_window.rs. A state is `cur, window, prev`; `cur` is nil if none
+-- is stored.
 
--- The state as it stands, and whether it had to be moved.
+-- The state at `now`, and whether it was moved because the clock has stepped back.
 local function sliding_window_current(quota, now, cur, window, prev)
   local current = floor(now / quota.period)
   if not cur or window + 1 < current then
@@ -16,7 +16,7 @@ local function sliding_window_current(quota, now, cur, window, prev)
   return 0, current, cur, false
 end
 
--- Decides one request of `cost` in tick `now`.
+-- Decides one request of `cost` at tick `now`.
 local function sliding_window_step(quota, now, cost, _, cur, window, prev)
   local moved
   cur, window, prev, moved = sliding_window_current(quota, now, cur, window, prev)
@@ -25,7 +25,7 @@ local function sliding_window_step(quota, now, cost, _, cur, window, prev)
   if elapsed < 0 then
     elapsed = 0
   end
-  -- Room first, so that no difference is negative, then the weight of the past against it.
+  -- First whether this window has room, so that no difference is negative, then the weighted previous count.
   if cost <= quota.count and cur + cost <= quota.count
     and prev * (period - elapsed) <= (quota.count - cur - cost) * period then
     return true, cur + cost, moved, cur, window, prev
@@ -33,7 +33,7 @@ local function sliding_window_step(quota, now, cost, _, cur, window, prev)
   return false, cur, moved, cur, window, prev
 end
 
--- Gives back `part` of an earlier charge: from the window it was made in, while that still counts.
+-- Gives back `part` of an earlier charge: to the window it was made in, while that window still counts.
 local function sliding_window_give_back(quota, now, _, part, past, cur, window, prev)
   cur, window, prev = sliding_window_current(quota, now, cur, window, prev)
   if past.mark == window then
@@ -44,7 +44,7 @@ local function sliding_window_give_back(quota, now, _, part, past, cur, window, 
   return cur, window, prev
 end
 
--- Charges `more` after the fact, above the limit if need be, but never beyond twice the quota.
+-- Charges `more` units after admission, above the limit if necessary, but never beyond twice the quota.
 local function sliding_window_add(quota, now, _, more, cur, window, prev)
   cur, window, prev = sliding_window_current(quota, now, cur, window, prev)
   local most = 2 * quota.count
@@ -53,7 +53,7 @@ local function sliding_window_add(quota, now, _, more, cur, window, prev)
   return cur < most and cur or most, window, prev
 end
 
--- The tick in which the state is as good as a fresh one.
+-- The tick at which the state no longer affects a decision.
 local function sliding_window_fresh_at(quota, _, cur, window)
   return (window + (cur > 0 and 2 or 1)) * quota.period
 end

@@ -1,14 +1,15 @@
-//! Sliding window counter: two counts stand for a window that moves.
+//! Sliding window counter: approximates a sliding window by the counts of two fixed windows.
 //!
-//! What was charged in the window before counts with the part of it that is still in sight. The test
-//! is in whole numbers: room first, so that no difference is negative, then the weight of the past
-//! against it. Counts are never cut when read: after a lowered quota they still stand for real use.
+//! The count of the previous window is weighted by the fraction of it that the sliding window still
+//! covers. The check uses whole numbers: first whether this window has room, so that no difference is
+//! negative, then whether the weighted previous count fits into that room. Counts are not cut when read:
+//! after a lowered quota they still are real usage.
 
 use crate::quota::Quota;
 
 use super::{Past, Report};
 
-/// What a sliding window remembers of a key.
+/// The stored state of a key.
 ///
 /// `4 * quota * period < 2^53` by `Quota::new`, and neither count is above twice a quota: so
 /// `(prev + cur) * period` is below 2^53, whatever the quota was when they were written.
@@ -16,26 +17,26 @@ use super::{Past, Report};
 pub struct State {
     /// The number of the window that `cur` counts.
     pub window: u64,
-    /// What was charged in the window before.
+    /// The units charged in the previous window.
     pub prev: u64,
-    /// What was charged in this window.
+    /// The units charged in this window.
     pub cur: u64,
 }
 
-/// What the window says of one request.
+/// The verdict of the window on one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Whether the request fits.
     pub allowed: bool,
-    /// The state as it stands now.
+    /// The state at `now`, before the request.
     pub before: State,
-    /// The state with the request charged, if it fits.
+    /// The state with the request charged; the same as `before` if it does not fit.
     pub after: State,
-    /// The stored state proved that the clock has stepped back, and was moved to now.
+    /// Whether the stored state proved that the clock has stepped back, and was moved to now.
     pub moved: bool,
 }
 
-/// Decides one request of `cost` in tick `now`.
+/// Decides one request of `cost` at tick `now`.
 #[inline]
 pub fn step(quota: &Quota, state: Option<State>, now: u64, cost: u64) -> Step {
     let (before, moved) = current(quota, state, now);
@@ -44,7 +45,7 @@ pub fn step(quota: &Quota, state: Option<State>, now: u64, cost: u64) -> Step {
     Step { allowed, before, after, moved }
 }
 
-/// The numbers behind a step, in ticks, for a key that was charged or was not.
+/// The numbers behind a step, in ticks, given whether the key was charged.
 pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) -> Report {
     let (count, period) = (quota.count(), quota.period_ticks());
     let state = if charged { step.after } else { step.before };
@@ -63,7 +64,7 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) ->
     }
 }
 
-/// What could still be taken at once.
+/// Units that could be taken at once now.
 #[inline]
 pub fn remaining(quota: &Quota, step: &Step, charged: bool, now: u64) -> u64 {
     let (count, period) = (quota.count(), quota.period_ticks());
@@ -72,7 +73,7 @@ pub fn remaining(quota: &Quota, step: &Step, charged: bool, now: u64) -> u64 {
     (count * period).saturating_sub(used) / period
 }
 
-/// Gives back `part` of an earlier charge: from the window it was made in, while that still counts.
+/// Gives back `part` of an earlier charge: to the window it was made in, while that window still counts.
 pub fn give_back(quota: &Quota, state: State, now: u64, part: u64, past: &Past) -> State {
     let (before, _) = current(quota, Some(state), now);
     if past.window == before.window {
@@ -84,19 +85,19 @@ pub fn give_back(quota: &Quota, state: State, now: u64, part: u64, past: &Past) 
     }
 }
 
-/// Charges `more` after the fact, above the limit if need be, but never beyond twice the quota.
+/// Charges `more` units after admission, above the limit if necessary, but never beyond twice the quota.
 pub fn add(quota: &Quota, state: Option<State>, now: u64, more: u64) -> State {
     let (before, _) = current(quota, state, now);
     let most = (2 * quota.count()).max(before.cur);
     State { cur: before.cur.saturating_add(more).min(most), ..before }
 }
 
-/// The tick in which the state is as good as a fresh one.
+/// The tick at which the state no longer affects a decision.
 pub fn fresh_at(quota: &Quota, state: State) -> u64 {
     (state.window + if state.cur > 0 { 2 } else { 1 }) * quota.period_ticks()
 }
 
-/// `prev * (1 - f) + cur + cost <= quota`, in whole numbers.
+/// `prev * (1 - f) + cur + cost <= quota` in whole numbers, where `f` is the elapsed fraction of the window.
 #[inline]
 fn fits(quota: &Quota, state: State, elapsed: u64, cost: u64) -> bool {
     let period = quota.period_ticks();
@@ -104,13 +105,13 @@ fn fits(quota: &Quota, state: State, elapsed: u64, cost: u64) -> bool {
         && state.prev * (period - elapsed) <= (quota.count() - state.cur - cost) * period
 }
 
-/// The first tick in which `cost`, which does not fit now, does: later in this window, when enough
-/// of the past has left it, or in the next, when what is counted now has become the past.
+/// The first tick at which `cost`, which does not fit now, will fit: later in this window, when the weight
+/// of the previous count has fallen enough, or in the next, when the current count has become the previous.
 fn passes(quota: &Quota, state: State, cost: u64) -> u64 {
     let period = quota.period_ticks();
     let begin = state.window * period;
-    // Elapsed at which `past * (period - elapsed) <= room * period` for the first time.
-    let leaves = |past: u64, room: u64| period - (room * period / past).min(period);
+    // The smallest `elapsed` for which `count * (period - elapsed) <= room * period`.
+    let leaves = |count: u64, room: u64| period - (room * period / count).min(period);
     match quota.count().checked_sub(state.cur + cost) {
         Some(room) if state.prev > 0 => begin + leaves(state.prev, room),
         Some(_) => begin,
@@ -118,13 +119,13 @@ fn passes(quota: &Quota, state: State, cost: u64) -> u64 {
     }
 }
 
-/// Ticks since the state's window began: zero when it begins only next.
+/// Ticks since the state's window began; zero if it has not begun yet.
 #[inline]
 fn elapsed(quota: &Quota, state: State, now: u64) -> u64 {
     now.saturating_sub(state.window * quota.period_ticks())
 }
 
-/// The state as it stands, and whether it had to be moved.
+/// The state at `now`, and whether it was moved because the clock has stepped back.
 #[inline]
 fn current(quota: &Quota, state: Option<State>, now: u64) -> (State, bool) {
     let window = now / quota.period_ticks();

@@ -1,4 +1,4 @@
-//! A state of any algorithm, for whoever keeps states of all of them.
+//! The owned state of any algorithm, for stores that keep states of all algorithms in one map.
 
 use crate::quota::{Algorithm, Quota};
 use crate::time::{Span, Time};
@@ -6,23 +6,23 @@ use crate::time::{Span, Time};
 use super::concurrency::{self, Slot};
 use super::{Ask, Effect, Past, Seen, Step, fixed_window, meter, sliding_log, sliding_window};
 
-/// What is remembered of a key.
+/// The state that a store keeps for a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Of a token bucket or a leaky bucket.
+    /// The state of a token bucket or a leaky bucket.
     Meter(meter::State),
-    /// Of a fixed window.
+    /// The state of a fixed window.
     FixedWindow(fixed_window::State),
-    /// Of a sliding window.
+    /// The state of a sliding window.
     SlidingWindow(sliding_window::State),
-    /// The stamps of a sliding log.
+    /// The timestamps of a sliding log.
     SlidingLog(Vec<u8>),
     /// The slots of a concurrency limit.
     Concurrency(Vec<Slot>),
 }
 
 impl State {
-    /// The state, as a step reads it.
+    /// The borrowed state, as [`step`](super::step) takes it.
     #[inline]
     pub fn seen(&self) -> Seen<'_> {
         match self {
@@ -34,7 +34,7 @@ impl State {
         }
     }
 
-    /// When the state is as good as a fresh one.
+    /// When the state no longer affects a decision, so that it can be dropped.
     #[inline]
     pub fn fresh_at(&self, quota: &Quota, shift: u64) -> Time {
         let tick = match self {
@@ -48,8 +48,8 @@ impl State {
     }
 }
 
-/// The state after a step: with the request charged, or only moved because the clock has stepped back.
-/// `taker` is who takes a slot. Nothing for a quota of nothing.
+/// The state after a step: with the request charged, or only moved to now because the clock has stepped
+/// back. `taker` is the id under which a slot is held. `None` for a quota of count 0, which keeps no state.
 #[inline]
 pub fn apply(
     quota: &Quota,
@@ -80,11 +80,11 @@ pub fn apply(
     })
 }
 
-/// The state with `part` of an earlier charge given back, as far as that algorithm can.
+/// The state with `part` of an earlier charge given back, as far as the algorithm supports it.
 pub fn give_back(quota: &Quota, state: State, now: Time, shift: u64, part: u64, past: &Past) -> State {
     let tick = quota.tick().number(now);
     match state {
-        // What has queued has shaped what left after it: there is nothing to give back.
+        // A queued request has already delayed those behind it, so a leaky bucket gives nothing back.
         State::Meter(state) if quota.algorithm() == Algorithm::LeakyBucket => State::Meter(state),
         State::Meter(state) => State::Meter(meter::give_back(quota, state, tick, part, past)),
         State::FixedWindow(state) => {
@@ -101,7 +101,7 @@ pub fn give_back(quota: &Quota, state: State, now: Time, shift: u64, part: u64, 
     }
 }
 
-/// The state with `more` charged after the fact, even above the limit.
+/// The state with `more` units charged after the request was admitted, even above the limit.
 pub fn add(quota: &Quota, state: Option<State>, now: Time, shift: u64, more: u64) -> State {
     let tick = quota.tick().number(now);
     let seen = state.as_ref().map_or(Seen::Nothing, State::seen);

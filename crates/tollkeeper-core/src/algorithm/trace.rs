@@ -1,6 +1,6 @@
-//! The tables: every `.trace` beside an algorithm and every vector, run row by row.
+//! Runs the `.trace` tables beside the algorithms and the test vectors, row by row.
 //!
-//! A trace is what a person reads to know what an algorithm does, so its notation is for reading:
+//! A trace is the readable specification of an algorithm:
 //!
 //! ```text
 //! quota: token-bucket 5/1s burst 5
@@ -11,18 +11,19 @@
 //! change: token-bucket 5/1s burst 2
 //! ```
 //!
-//! `quota:` begins with a new key (`shift 20s` and `hold 150ms` may follow), `change:` goes on with the
-//! same. Times count from [`BASE`], where windows of every whole part of a week begin. The verbs:
+//! `quota:` starts a new key (`shift 20s` and `hold 150ms` may follow), `change:` changes the quota of the
+//! same key. Times count from [`BASE`], where windows of every length that divides a week begin. The verbs:
 //!
-//! - `check`, `peek` of a cost. The verdict of one that found the clock stepped back ends in `/moved`:
-//!   the state was moved to now, and of a `check` that is written even if it is refused. Every other
-//!   refusal, and every peek, must leave the state as it was.
-//! - `refund 3@200ms`: gives back 3 of what was charged at 200ms. `settle 3`: charges 3 more.
-//! - `release #2`, `renew #2`: the second slot that was taken, `held` or already `gone`.
+//! - `check` or `peek` of a cost. The verdict ends in `/moved` if the clock was found to have stepped back:
+//!   the state was moved to now, and a `check` writes that even if it is refused. Every other refusal, and
+//!   every peek, must leave the state unchanged.
+//! - `refund 3@200ms`: gives back 3 units of the charge made at 200ms. `settle 3`: charges 3 more.
+//! - `release #2`, `renew #2`: the second slot that was taken, which is `held` or already `gone`.
 //!
-//! After these last four the numbers are those of a peek of cost 1.
+//! After these last four verbs the numbers are those of a peek of cost 1.
 //!
-//! The vectors were computed by exact rational arithmetic elsewhere, and share nothing with this code.
+//! The vectors were computed with exact rational arithmetic by a separate program that shares no code with
+//! this crate.
 
 use crate::decision::{Outcome, Retry};
 use crate::quota::{Algorithm, Quota, Rate};
@@ -30,7 +31,7 @@ use crate::time::{Span, Time};
 
 use super::{Ask, Past, Seen, State, add, apply, concurrency, give_back, outcome, sliding_window, step};
 
-/// A Thursday in 2025, 00:00 UTC, like the epoch: so windows of a week begin here too.
+/// A Thursday in 2025, 00:00 UTC. The epoch was a Thursday, too, so windows of a week begin here.
 const BASE: u64 = 2_915 * 7 * 86_400_000_000;
 
 #[test]
@@ -58,9 +59,9 @@ fn concurrency_trace() {
     run("concurrency.trace", include_str!("concurrency.trace"));
 }
 
-/// A clock in whole microseconds cannot tell them apart; the count must.
+/// A clock in whole microseconds cannot distinguish the requests; they must all be counted.
 #[test]
-fn a_thousand_requests_in_one_microsecond_count_a_thousand() {
+fn requests_in_one_microsecond_are_all_counted() {
     for algorithm in Algorithm::ALL {
         let quota = Quota::new(algorithm, Quota::per_hour(1_000)).unwrap();
         let mut key = Key::new(quota);
@@ -73,7 +74,7 @@ fn a_thousand_requests_in_one_microsecond_count_a_thousand() {
     }
 }
 
-/// The files of one folder, each with its name.
+/// The contents of vector files, each with its name.
 macro_rules! vectors {
     ($($name:literal)*) => {
         [$(($name, include_str!(concat!("vectors/", $name, ".tsv")))),*]
@@ -81,7 +82,7 @@ macro_rules! vectors {
 }
 
 #[test]
-fn vectors_of_every_algorithm() {
+fn every_algorithm_matches_its_vectors() {
     let files = vectors! {
         "fixed-window-5-per-60000000us"
         "leaky-bucket-10-per-1000000us-burst-4"
@@ -114,9 +115,9 @@ fn vectors_of_every_algorithm() {
     assert_eq!(count, 440, "rows of all files");
 }
 
-/// The table that two other limiters share, in milliseconds.
+/// The table that throttled and redis-cell share, in milliseconds.
 #[test]
-fn vector_of_the_meter() {
+fn meter_matches_the_table_of_other_limiters() {
     let [(name, text)] = vectors! { "meter-1-per-1s-burst-5" };
     let quota = Quota::new(Algorithm::TokenBucket, Quota::per_second(1).burst(5)).unwrap();
     let mut key = Key::new(quota);
@@ -134,9 +135,9 @@ fn vector_of_the_meter() {
     assert_eq!(count, 16, "rows");
 }
 
-/// Verdicts for given counts, in milliseconds.
+/// Verdicts for given counts of the previous and the current window, in milliseconds.
 #[test]
-fn vector_of_the_sliding_window() {
+fn sliding_window_matches_its_vector() {
     let [(name, text)] = vectors! { "sliding-window" };
     let quota = Quota::new(Algorithm::SlidingWindow, Quota::per_minute(100)).unwrap();
     let mut count = 0;
@@ -151,13 +152,13 @@ fn vector_of_the_sliding_window() {
     assert_eq!(count, 10, "rows");
 }
 
-/// One key, kept as a store keeps it.
+/// One key with its state, as a store would hold it.
 struct Key {
     quota: Quota,
     shift: u64,
     hold: Option<Span>,
     state: Option<State>,
-    /// What was admitted, and when.
+    /// The admitted charges, each with its time.
     charges: Vec<(u64, Past)>,
 }
 
@@ -209,16 +210,16 @@ impl Key {
             (_, true) => "allow",
             (_, false) => "deny",
         };
-        let reset = outcome.reset_after.expect("no vector is of slots").as_micros();
+        let reset = outcome.reset_after.expect("no vector has slots").as_micros();
         let delay = if cost == 0 { 0 } else { outcome.delay.as_micros() };
         [verdict.to_owned(), outcome.remaining.to_string(), retry, reset.to_string(), delay.to_string()]
     }
 }
 
-/// Runs a trace, and shows every row that differs.
+/// Runs a trace and reports every row that differs.
 fn run(file: &str, text: &str) {
     let mut key: Option<Key> = None;
-    let mut wrong = String::new();
+    let mut differences = String::new();
     let mut count = 0;
     for (line, row) in rows(text) {
         match row[0] {
@@ -226,7 +227,11 @@ fn run(file: &str, text: &str) {
             "change:" => {
                 let key = key.as_mut().expect("a quota comes before its change");
                 let changed = new_key(&row[1..]);
-                assert_eq!(changed.quota.period(), key.quota.period(), "{file}:{line}: this is another key");
+                assert_eq!(
+                    changed.quota.period(),
+                    key.quota.period(),
+                    "{file}:{line}: the period is part of the key"
+                );
                 key.quota = changed.quota;
             }
             _ => {
@@ -234,25 +239,25 @@ fn run(file: &str, text: &str) {
                 let [time, verb, arg, expected @ ..] = &row[..] else { panic!("{file}:{line}: too short") };
                 let expected: Vec<String> = expected.iter().take(6).map(|cell| canonical(cell)).collect();
                 let before = key.state.clone();
-                let (actual, wrote) = row_of_trace(key, span(time), verb, arg);
-                assert!(wrote || key.state == before, "{file}:{line}: the state has changed");
+                let (actual, may_write) = row_of_trace(key, span(time), verb, arg);
+                assert!(may_write || key.state == before, "{file}:{line}: the state has changed");
                 if expected != actual {
                     let given = format!("{time} {verb} {arg}");
-                    wrong += &format!("{file}:{line}\n  expected  {given}  {}", expected.join("  "));
-                    wrong += &format!("\n  actual    {given}  {}\n", actual.join("  "));
+                    differences += &format!("{file}:{line}\n  expected  {given}  {}", expected.join("  "));
+                    differences += &format!("\n  actual    {given}  {}\n", actual.join("  "));
                 }
                 count += 1;
             }
         }
     }
-    assert!(wrong.is_empty(), "verdict, remaining, retry, reset, delay, next:\n{wrong}");
+    assert!(differences.is_empty(), "verdict, remaining, retry, reset, delay, next:\n{differences}");
     assert!(count > 0, "{file} has no rows");
 }
 
-/// What happens in one row, and whether it may change the state.
+/// Executes one row. Returns its cells, and whether the row may change the state.
 fn row_of_trace(key: &mut Key, time: u64, verb: &str, arg: &str) -> (Vec<String>, bool) {
     let now = BASE + time;
-    let (verdict, outcome, wrote) = match verb {
+    let (verdict, outcome, may_write) = match verb {
         "check" | "peek" => {
             let (outcome, moved) =
                 if verb == "check" { key.check(now, number(arg)) } else { key.peek(now, number(arg)) };
@@ -261,10 +266,10 @@ fn row_of_trace(key: &mut Key, time: u64, verb: &str, arg: &str) -> (Vec<String>
             (verdict, outcome, verb == "check" && (outcome.allowed || moved))
         }
         "refund" => {
-            let (part, when) = arg.split_once('@').expect("how much @ charged when");
+            let (part, when) = arg.split_once('@').expect("UNITS@TIME");
             let at = BASE + span(when);
             let (_, past) =
-                *key.charges.iter().rfind(|(time, _)| *time == at).expect("a charge of that time");
+                *key.charges.iter().rfind(|(time, _)| *time == at).expect("a charge at that time");
             let (state, time) = (key.state.take().expect("charged"), Time::from_micros(now));
             key.state = Some(give_back(&key.quota, state, time, key.shift, number(part), &past));
             ("-".to_owned(), key.peek(now, 1).0, true)
@@ -275,7 +280,7 @@ fn row_of_trace(key: &mut Key, time: u64, verb: &str, arg: &str) -> (Vec<String>
             ("-".to_owned(), key.peek(now, 1).0, true)
         }
         "release" | "renew" => {
-            let id = number(arg.strip_prefix('#').expect("# and the place of a slot"));
+            let id = number(arg.strip_prefix('#').expect("# and the number of a slot"));
             let Some(State::Concurrency(slots)) = &mut key.state else { panic!("no slot was taken") };
             let held = match verb {
                 "release" => concurrency::release(slots, now, id),
@@ -283,7 +288,7 @@ fn row_of_trace(key: &mut Key, time: u64, verb: &str, arg: &str) -> (Vec<String>
             };
             (if held { "held" } else { "gone" }.to_owned(), key.peek(now, 1).0, true)
         }
-        _ => panic!("no verb: {verb}"),
+        _ => panic!("unknown verb: {verb}"),
     };
     let or_none = |span: Option<Span>| span.map_or("-".to_owned(), show);
     let retry = match outcome.retry {
@@ -293,10 +298,10 @@ fn row_of_trace(key: &mut Key, time: u64, verb: &str, arg: &str) -> (Vec<String>
     };
     let (reset, next) = (or_none(outcome.reset_after), or_none(outcome.next_after));
     let cells = vec![verdict, outcome.remaining.to_string(), retry, reset, show(outcome.delay), next];
-    (cells, wrote)
+    (cells, may_write)
 }
 
-/// The rows of a table, split at white space, each with its line.
+/// The rows of a table, split at white space, each with its line number.
 fn rows(text: &str) -> impl Iterator<Item = (usize, Vec<&str>)> {
     let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line));
     lines
@@ -316,7 +321,7 @@ fn new_key(words: &[&str]) -> Key {
             ["burst", burst] => rate.burst = Some(number(burst)),
             ["shift", by] => shift = span(by),
             ["hold", longest] => hold = Some(Span::from_micros(span(longest))),
-            _ => panic!("no option: {option:?}"),
+            _ => panic!("unknown option: {option:?}"),
         }
     }
     Key { shift, hold, ..Key::new(Quota::new(algorithm, rate).expect("a quota")) }
@@ -361,7 +366,7 @@ fn term(text: &str) -> u64 {
     if text == "0" {
         return 0;
     }
-    let split = text.find(|c: char| c.is_ascii_lowercase()).unwrap_or_else(|| panic!("no unit: {text}"));
+    let split = text.find(|c: char| c.is_ascii_lowercase()).unwrap_or_else(|| panic!("missing unit: {text}"));
     let (number, unit) = text.split_at(split);
     let unit: u64 = match unit {
         "us" => 1,
@@ -370,9 +375,9 @@ fn term(text: &str) -> u64 {
         "m" => 60_000_000,
         "h" => 3_600_000_000,
         "d" => 86_400_000_000,
-        _ => panic!("no unit: {text}"),
+        _ => panic!("unknown unit: {text}"),
     };
-    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let (integer, fraction) = number.split_once('.').unwrap_or((number, ""));
     let parts = fraction.bytes().rev().fold(0, |parts, digit| (parts + u64::from(digit - b'0') * unit) / 10);
-    whole.parse::<u64>().unwrap_or_else(|_| panic!("no number: {text}")) * unit + parts
+    integer.parse::<u64>().unwrap_or_else(|_| panic!("not a number: {text}")) * unit + parts
 }

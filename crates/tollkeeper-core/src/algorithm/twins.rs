@@ -1,14 +1,14 @@
-//! The twins: the algorithms again, in Lua, for a store whose state lives in Redis.
+//! The Lua source of the algorithms (the *twins*), for stores that decide inside Redis.
 //!
-//! The functions are pure and use no globals. They are pieces of a script and not modules: whoever
-//! assembles one puts these names before them, as locals: `read` and `pack` (of `struct`), `floor` and
-//! `ceil` (of `math`), `sub` and `rep` (of `string`), `concat` (of `table`).
+//! The functions are pure and use no globals. They are fragments of a script, not modules: the script that
+//! includes them must first define these locals: `read` and `pack` (from `struct`), `floor` and `ceil` (from
+//! `math`), `sub` and `rep` (from `string`), `concat` (from `table`).
 //!
 //! A quota is a table: `count` and `period` (in ticks), and for a meter `burst`, `capacity`, `fill` (the
-//! ticks until a full one is empty) and `last` (the last tick before 2^53 µs). What is given back of an
-//! earlier charge depends on `past`: its `cost`, `count` and `mark`.
+//! ticks until a full meter is empty) and `last` (the last tick before 2^53 µs). Refunds take the earlier
+//! charge as a table `past` with `cost`, `count` and `mark`.
 //!
-//! That both languages say the same is tested on a real server: `tests/tests/twins.rs`.
+//! `tests/tests/twins.rs` checks on a real server that both languages compute the same results.
 
 /// The twin of [`meter`](super::meter).
 pub const METER: &str = include_str!("meter.lua");

@@ -10,7 +10,7 @@ use crate::toll::Verb;
 
 const SECRET: Secret = Secret([9; 16]);
 
-/// What a store might call a key that is too long.
+/// The name that a store might use for a long key.
 fn short(key: Key<'_>) -> u128 {
     siphash::hash(&Secret([1; 16]), &key.to_bytes())
 }
@@ -28,11 +28,11 @@ fn charge(limits: Vec<Limit>, facts: &Facts<'_>, cost: u64) -> Charge {
 }
 
 fn reopened(charge: &Charge) -> Charge {
-    Charge::open(&charge.seal(&SECRET, short), &SECRET).expect("the store's own text")
+    Charge::open(&charge.seal(&SECRET, short), &SECRET).expect("sealed with the same secret")
 }
 
 #[test]
-fn what_was_sealed_is_opened_whatever_the_algorithm() {
+fn sealed_receipts_of_every_algorithm_open() {
     let facts = facts! { "user" => "grün:\n\0", "tokens" => 17 };
     for algorithm in Algorithm::ALL {
         let limits = || {
@@ -53,7 +53,7 @@ fn what_was_sealed_is_opened_whatever_the_algorithm() {
 }
 
 #[test]
-fn the_largest_numbers_survive() {
+fn largest_numbers_survive_sealing() {
     let mut charge = charge(vec![limit(Algorithm::SlidingLog)], &facts! {}, 3);
     let item = &mut charge.0.items[0];
     (item.cost, item.shift, item.mark, item.shared) = (u64::MAX, u64::MAX, u64::MAX, true);
@@ -62,15 +62,16 @@ fn the_largest_numbers_survive() {
     assert_eq!(reopened(&charge), charge);
 }
 
+/// A key longer than 128 bytes is replaced by the name that the store uses for it.
 #[test]
-fn a_key_above_128_bytes_goes_by_the_name_that_the_store_has_for_it() {
-    // The family of a limit with a name of one byte has 11 bytes, and a value 2 more than itself.
+fn long_keys_are_sealed_by_their_short_name() {
+    // The family of a limit with a name of one byte has 11 bytes, and a value takes 2 bytes for its length.
     for (len, whole) in [(1, true), (115, true), (116, false), (1024, false)] {
         let user = "x".repeat(len);
         let limits = vec![Limit::new("x", Quota::per_minute(100)).by("user")];
         let charge = charge(limits, &facts! { "user" => &user }, 3);
         let opened = reopened(&charge);
-        let ItemKey::Whole(bytes) = &charge.items()[0].key else { panic!("in the process a key is whole") };
+        let ItemKey::Whole(bytes) = &charge.items()[0].key else { panic!("keys are shortened by sealing") };
         assert_eq!(bytes.len(), 13 + len);
         let key = Key::from_bytes(bytes).expect("a key");
         let expected = if whole {
@@ -79,18 +80,18 @@ fn a_key_above_128_bytes_goes_by_the_name_that_the_store_has_for_it() {
             ItemKey::Short(key.family().into(), short(key).into())
         };
         assert_eq!(opened.items()[0].key, expected);
-        // All but the key is as it was, and a second trip changes nothing.
+        // Everything but the key is unchanged, and sealing again changes nothing.
         assert_eq!(Item { key: expected, ..charge.items()[0].clone() }, opened.items()[0]);
         assert_eq!(reopened(&opened), opened);
         assert_eq!(
-            opened.seal(&SECRET, |_| -> u128 { panic!("its name is known") }),
+            opened.seal(&SECRET, |_| -> u128 { panic!("the name is in the receipt") }),
             charge.seal(&SECRET, short)
         );
     }
 }
 
 #[test]
-fn where_a_key_is_kept_is_known_from_its_receipt() {
+fn a_receipt_keeps_the_partition_of_its_key() {
     for (len, whole) in [(1, true), (500, false)] {
         let (user, tenant) = ("x".repeat(len), "acme");
         let limits =
@@ -99,9 +100,10 @@ fn where_a_key_is_kept_is_known_from_its_receipt() {
         assert_eq!(charge.items()[0].key().partition_text(), Some(Some(tenant)));
         let named = |key: Key<'_>| Short {
             name: short(key),
-            tag: key.partition_text().flatten().expect("it is there").into(),
+            tag: key.partition_text().flatten().expect("a tenant").into(),
         };
-        let opened = Charge::open(&charge.seal(&SECRET, named), &SECRET).expect("the store's own text");
+        let opened =
+            Charge::open(&charge.seal(&SECRET, named), &SECRET).expect("sealed with the same secret");
         match &opened.items()[0].key {
             ItemKey::Whole(_) if whole => assert_eq!(opened, charge),
             ItemKey::Short(_, short) if !whole => assert_eq!(&*short.tag, tenant),
@@ -111,8 +113,8 @@ fn where_a_key_is_kept_is_known_from_its_receipt() {
 }
 
 #[test]
-fn a_text_that_was_changed_is_void() {
-    // Texts of every length modulo four: the last digit of some has bits that mean nothing.
+fn a_modified_receipt_does_not_open() {
+    // Texts of every length modulo four: in some, the last digit has padding bits.
     for user in ["a", "ab", "abc", "abcd"] {
         let limits = vec![limit(Algorithm::TokenBucket).by("user"), limit(Algorithm::FixedWindow)];
         let charge = charge(limits, &facts! { "user" => user }, 3);
@@ -129,7 +131,7 @@ fn a_text_that_was_changed_is_void() {
         for bit in 0..8 * text.len() {
             let mut bytes = text.clone().into_bytes();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            // What is not UTF-8 any more cannot even be asked for.
+            // Bytes that are not UTF-8 cannot be passed to `open`.
             if let Ok(changed) = String::from_utf8(bytes) {
                 assert_eq!(Charge::open(&changed, &SECRET), None, "bit {bit}");
             }
@@ -138,7 +140,7 @@ fn a_text_that_was_changed_is_void() {
 }
 
 #[test]
-fn a_text_opens_only_under_its_secret_and_as_what_it_is() {
+fn a_receipt_opens_only_with_its_secret_and_type() {
     let limits = vec![limit(Algorithm::Concurrency), limit(Algorithm::TokenBucket)];
     let decision = first(limits, Verb::Acquire, &facts! {}, 1);
     let charge = decision.charge().expect("charged").seal(&SECRET, short);
@@ -154,15 +156,15 @@ fn a_text_opens_only_under_its_secret_and_as_what_it_is() {
 }
 
 #[test]
-fn a_slot_is_held_for_the_shortest_time_to_live_of_its_limits() {
+fn a_slot_has_the_shortest_ttl_of_its_limits() {
     let limits =
         vec![limit(Algorithm::Concurrency), Limit::new("x", Quota::slots(1)).ttl(Duration::from_secs(9))];
     let slot = first(limits, Verb::Acquire, &facts! {}, 1).slot().expect("a slot");
     assert_eq!((slot.ttl(), slot.id()), (Span::from_secs(9), 7));
 }
 
-/// A charge of 5 by request, of 20 by `tokens`, of 7 by `bytes`.
-fn three() -> Charge {
+/// A charge at three limits: 5 for the request, 20 for `tokens`, 7 for `bytes`.
+fn three_limits() -> Charge {
     let facts = facts! { "tokens" => 20, "bytes" => 7 };
     charge(
         vec![
@@ -178,7 +180,7 @@ fn three() -> Charge {
 use Change::{Add, GiveBack, Keep};
 
 #[test]
-fn a_refund_is_for_all_for_the_request_or_for_the_facts_it_names() {
+fn a_refund_changes_only_items_that_match_its_costs() {
     for (costs, expected) in [
         (Costs::All, [GiveBack(5), GiveBack(20), GiveBack(7)]),
         (Costs::Request(2), [GiveBack(2), Keep, Keep]),
@@ -188,14 +190,14 @@ fn a_refund_is_for_all_for_the_request_or_for_the_facts_it_names() {
         (Costs::Facts(&facts! { "tokens" => 0, "bytes" => 1 }), [Keep, GiveBack(0), GiveBack(1)]),
         (Costs::Facts(&facts! { "tokens" => 2, "user" => "alice" }), [Keep, GiveBack(2), Keep]),
     ] {
-        assert_eq!(three().refund(costs), Ok(expected.to_vec()), "{costs:?}");
-        assert_eq!(reopened(&three()).refund(costs), Ok(expected.to_vec()), "{costs:?}, opened");
+        assert_eq!(three_limits().refund(costs), Ok(expected.to_vec()), "{costs:?}");
+        assert_eq!(reopened(&three_limits()).refund(costs), Ok(expected.to_vec()), "{costs:?}, opened");
     }
 }
 
 #[test]
 fn a_refund_of_chosen_limits_keeps_the_rest() {
-    let charge = three();
+    let charge = three_limits();
     let names: Vec<String> = charge.items().iter().map(|item| item.limit().to_owned()).collect();
     for chosen in &names {
         let changes = charge.refund_of(|name| name == chosen);
@@ -219,12 +221,12 @@ fn a_settlement_gives_back_or_adds_the_difference() {
         (Costs::Facts(&facts! { "tokens" => 3 }), [Keep, GiveBack(17), Keep]),
         (Costs::Facts(&facts! { "tokens" => 1000, "bytes" => "0" }), [Keep, Add(980), GiveBack(7)]),
     ] {
-        assert_eq!(three().settle(costs), Ok(expected.to_vec()), "{costs:?}");
+        assert_eq!(three_limits().settle(costs), Ok(expected.to_vec()), "{costs:?}");
     }
 }
 
 #[test]
-fn what_cannot_be_given_back_or_charged_is_an_error_that_names_its_limit() {
+fn invalid_corrections_name_the_limit() {
     for (costs, refund, settle) in [
         (Costs::Request(6), Some("6 cannot be given back: 5 had been charged"), None),
         (
@@ -259,24 +261,24 @@ fn what_cannot_be_given_back_or_charged_is_an_error_that_names_its_limit() {
         ),
     ] {
         let message = |result: Result<_, InvalidRequest>| result.err().map(|error| error.to_string());
-        assert_eq!(message(three().refund(costs)).as_deref(), refund, "{costs:?}");
-        assert_eq!(message(three().settle(costs)).as_deref(), settle, "{costs:?}");
+        assert_eq!(message(three_limits().refund(costs)).as_deref(), refund, "{costs:?}");
+        assert_eq!(message(three_limits().settle(costs)).as_deref(), settle, "{costs:?}");
     }
 }
 
 #[test]
-fn refund_of_nothing_is_an_error() {
+fn refund_of_zero_units_is_an_error() {
     for costs in [
         Costs::Request(0),
         Costs::Facts(&facts! { "tokens" => 0 }),
         Costs::Facts(&facts! { "tokens" => 0, "bytes" => "0", "user" => "alice" }),
     ] {
-        assert_eq!(three().refund(costs), Err(InvalidRequest::ZeroRefund), "{costs:?}");
-        assert!(three().settle(costs).is_ok(), "{costs:?}: a request may have cost nothing");
+        assert_eq!(three_limits().refund(costs), Err(InvalidRequest::ZeroRefund), "{costs:?}");
+        assert!(three_limits().settle(costs).is_ok(), "{costs:?}: the actual cost of a request may be 0");
     }
 }
 
-/// Otherwise a typo would use up the receipt and give nothing back.
+/// Otherwise a typo would use up the receipt without a refund.
 #[test]
 fn costs_that_match_no_limit_are_an_error() {
     let requests = || charge(vec![Limit::new("requests", Quota::per_minute(100))], &facts! {}, 5);
@@ -286,12 +288,12 @@ fn costs_that_match_no_limit_are_an_error() {
     };
     for (charge, costs, expected) in [
         (
-            three(),
+            three_limits(),
             Costs::Facts(&facts! { "token" => 3 }),
             "no limit of this charge charges one of these facts (it charges `bytes`, `tokens`)",
         ),
         (
-            three(),
+            three_limits(),
             Costs::Facts(&facts! { "tokens" => "" }),
             "no limit of this charge charges one of these facts (it charges `bytes`, `tokens`)",
         ),
@@ -308,14 +310,14 @@ fn costs_that_match_no_limit_are_an_error() {
     ] {
         for charge in [reopened(&charge), charge] {
             let messages = [charge.refund(costs), charge.settle(costs)]
-                .map(|result| result.expect_err("it matches nothing").to_string());
+                .map(|result| result.expect_err("no item matches").to_string());
             assert_eq!(messages, [expected; 2], "{costs:?}");
         }
     }
 }
 
 #[test]
-fn a_limit_is_named_even_when_its_key_was_too_long_to_be_written() {
+fn errors_name_the_limit_of_a_shortened_key() {
     let user = "x".repeat(500);
     let limits = vec![Limit::new("llm", Quota::per_minute(100)).by("user").cost("tokens")];
     let charge = reopened(&charge(limits, &facts! { "user" => &user, "tokens" => 20 }, 1));
@@ -327,13 +329,13 @@ fn a_limit_is_named_even_when_its_key_was_too_long_to_be_written() {
     );
 }
 
-/// How long after it was made a charge is void.
-fn life(limit: Limit, cost: u64) -> Span {
+/// The time from a charge until it is void.
+fn lifetime(limit: Limit, cost: u64) -> Span {
     charge(vec![limit], &facts! {}, cost).void_at().since(NOW)
 }
 
 #[test]
-fn a_charge_is_void_when_nothing_of_it_counts_any_more() {
+fn a_charge_is_void_when_it_no_longer_counts() {
     // NOW is 53 min 20 s into an hour, 20 s into a minute, and 8 h 53 min 20 s into a day of UTC.
     let (minute, hour, day) = (Quota::per_minute(100), Quota::per_hour(100), Quota::per_day(100));
     for (algorithm, rate, cost, secs) in [
@@ -353,19 +355,20 @@ fn a_charge_is_void_when_nothing_of_it_counts_any_more() {
         (Algorithm::SlidingLog, minute, 5, 60),
         (Algorithm::SlidingLog, hour, 1, 3_600),
     ] {
-        let life = life(Limit::new("x", rate).algorithm(algorithm), cost);
-        assert_eq!(life, Span::from_secs(secs), "{algorithm} {rate} {cost}");
+        let lifetime = lifetime(Limit::new("x", rate).algorithm(algorithm), cost);
+        assert_eq!(lifetime, Span::from_secs(secs), "{algorithm} {rate} {cost}");
     }
     let staggered = Limit::new("x", minute).algorithm(Algorithm::FixedWindow).stagger();
     let charge = charge(vec![staggered.clone()], &facts! {}, 1);
     let shift = charge.items()[0].shift;
-    let into = (NOW.as_micros() + shift) % 60_000_000;
+    let elapsed = (NOW.as_micros() + shift) % 60_000_000;
     assert!(shift > 0);
-    assert_eq!(life(staggered, 1).as_micros(), 60_000_000 - into);
+    assert_eq!(lifetime(staggered, 1).as_micros(), 60_000_000 - elapsed);
 }
 
+/// A charge is valid as long as any of its items; a reservation until the end of its time to live.
 #[test]
-fn the_longest_part_of_a_charge_keeps_it_alive_and_a_reservation_has_its_own_time() {
+fn the_longest_item_or_the_ttl_decides_when_a_charge_is_void() {
     let limits = || {
         vec![
             limit(Algorithm::TokenBucket),
@@ -381,7 +384,7 @@ fn the_longest_part_of_a_charge_keeps_it_alive_and_a_reservation_has_its_own_tim
     }
 }
 
-/// What an algorithm gives back of a whole charge at this time, while the key is in use.
+/// The units an algorithm gives back for a refund of the whole charge at this time, if the key is in use.
 fn given_back(item: &Item, now: Time) -> u64 {
     let (quota, past, cost) = (&item.quota, item.past(), item.cost);
     let now = quota.tick().number(now);
@@ -411,8 +414,9 @@ fn given_back(item: &Item, now: Time) -> u64 {
     }
 }
 
+/// One tick before it is void, some of a charge can be given back; then nothing.
 #[test]
-fn until_it_is_void_some_of_a_charge_can_be_given_back_and_then_nothing() {
+fn a_charge_can_be_refunded_until_it_is_void() {
     for period in [1, 7, 60, 61, 900, 86_400, 30 * 86_400] {
         for (algorithm, cost) in
             [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
@@ -429,11 +433,11 @@ fn until_it_is_void_some_of_a_charge_can_be_given_back_and_then_nothing() {
     }
 }
 
-/// INTERFACE: about 60 bytes, and 50 plus 4/3 of the key, 128 bytes at most, per limit.
+/// The documented size: about 60 bytes, and for each limit 50 plus 4/3 of the key, of which at most 128 bytes count.
 #[test]
-#[expect(clippy::disallowed_macros, reason = "the sizes are for people to see")]
-fn a_charge_is_as_short_as_was_promised() {
-    let promised =
+#[expect(clippy::disallowed_macros, reason = "prints the sizes for people to read")]
+fn a_charge_is_not_longer_than_documented() {
+    let documented =
         |keys: &[usize]| 60 + keys.iter().map(|key| 50 + (4 * key.min(&128)).div_ceil(3)).sum::<usize>();
     let largest = Quota::per_day(1 << 50);
     let usual = |name: &str| Limit::new(name, Quota::per_minute(100).burst(20)).by("user");
@@ -462,46 +466,49 @@ fn a_charge_is_as_short_as_was_promised() {
         charge.0.id = u64::MAX;
         let key = |item: &Item| if let ItemKey::Whole(bytes) = &item.key { bytes.len() } else { 0 };
         let keys: Vec<usize> = charge.items().iter().map(key).collect();
-        let (text, promised) = (charge.seal(&SECRET, short), promised(&keys));
-        println!("{case}: keys of {keys:?} bytes, a charge of {} (promised: {promised})", text.len());
-        assert!(text.len() <= promised, "{case}: {} bytes, {promised} were promised", text.len());
+        let (text, documented) = (charge.seal(&SECRET, short), documented(&keys));
+        println!("{case}: keys of {keys:?} bytes, a charge of {} (documented: {documented})", text.len());
+        assert!(text.len() <= documented, "{case}: {} bytes, documented are {documented}", text.len());
         assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_')));
     }
 }
 
-/// Behind the authentication stands only what this store wrote; even so, nothing there panics.
+/// Only the store can write bytes that pass the authentication; even so, the reader must not panic on any.
 #[test]
-fn authentic_nonsense_is_read_or_refused() {
+fn malformed_bytes_with_a_valid_mac_do_not_panic() {
     let mut random = Random(6);
     let limits = vec![limit(Algorithm::TokenBucket).by("user"), limit(Algorithm::SlidingLog).cost("n")];
     let charge = charge(limits, &facts! { "user" => "alice", "n" => 2 }, 3);
-    let sealed = from_text(&charge.seal(&SECRET, short)).expect("its own text");
+    let sealed = from_text(&charge.seal(&SECRET, short)).expect("valid base64");
     let signed = &sealed[..sealed.len() - 16];
     let mut opened = 0;
     for _ in 0..50_000 {
         let mut bytes = signed.to_vec();
         for _ in 0..=random.below(3) {
-            let place = 1 + random.below(bytes.len() - 1);
+            let index = 1 + random.below(bytes.len() - 1);
             match random.below(3) {
-                0 => bytes[place] = random.number().to_le_bytes()[0],
-                1 => bytes.truncate(place + 1),
-                _ => bytes.insert(place, random.number().to_le_bytes()[0]),
+                0 => bytes[index] = random.number().to_le_bytes()[0],
+                1 => bytes.truncate(index + 1),
+                _ => bytes.insert(index, random.number().to_le_bytes()[0]),
             }
         }
         bytes.extend_from_slice(&siphash::hash(&SECRET, &bytes).to_le_bytes());
         if let Some(charge) = Charge::open(&to_text(&bytes), &SECRET) {
             assert_eq!(reopened(&charge), charge);
             charge.void_at();
-            charge.refund(Costs::All).expect("all of it");
+            charge.refund(Costs::All).expect("a full refund is always valid");
             let _ = charge.settle(Costs::Facts(&facts! { "n" => 1 }));
             opened += 1;
         }
     }
-    assert!((1_000..49_000).contains(&opened), "{opened} were opened: too few or too many to learn from");
+    assert!(
+        (1_000..49_000).contains(&opened),
+        "{opened} of 50000 opened: the mutations are too weak or too strong"
+    );
 }
 
 #[test]
-fn text_is_bytes_and_has_one_spelling() {
+fn base64_has_one_spelling() {
     let mut random = Random(7);
     for len in 0..200 {
         let bytes: Vec<u8> = (0..len).map(|_| random.number().to_le_bytes()[0]).collect();
@@ -527,7 +534,7 @@ fn text_is_bytes_and_has_one_spelling() {
 }
 
 #[test]
-fn numbers_are_written_in_as_few_bytes_as_they_need() {
+fn numbers_take_as_few_bytes_as_possible() {
     for (number, len) in
         [(0, 1), (127, 1), (128, 2), (16_383, 2), (16_384, 3), (u64::MAX - 1, 10), (u64::MAX, 10)]
     {

@@ -1,19 +1,19 @@
 //! Declared facts: facts whose raw values are normalised, or kept only as a hash.
 //!
-//! A client has one key, whichever way its value arrives (a header, JSON, a query, RESP, a gRPC descriptor, the
-//! library), because the same function turns every raw value into the value that limits see. It may be applied again
-//! to its own result without changing it.
+//! A client has one key, no matter how its value arrives (a header, JSON, a query, RESP, a gRPC descriptor, the
+//! library), because the same function turns every raw value into the value that limits see. The function is
+//! idempotent.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::{FactProblem, Facts, Hashed, InvalidFact, MAX_VALUE, Value, shown};
+use super::{FactProblem, Facts, Hashed, InvalidFact, MAX_VALUE, Value, truncated};
 use crate::digest::{hex, sha256};
 
 /// How many hexadecimal digits of SHA-256 replace a value.
 pub const HASH_DIGITS: usize = 32;
 
-/// Some values change again when their normal form is normalised once more; none of them does so this often.
+/// The most rounds of normalisation. Some values change again in a second round; none needs this many.
 const MAX_ROUNDS: usize = 8;
 
 /// A fact whose raw values are normalised, or kept only as a hash.
@@ -44,7 +44,7 @@ enum Step {
 pub struct DeclaredFacts(Option<Arc<[DeclaredFact]>>);
 
 impl DeclaredFact {
-    /// A fact that is used as it comes.
+    /// A fact whose raw value is used unchanged.
     pub fn new(name: &str) -> DeclaredFact {
         DeclaredFact { name: name.into(), steps: Vec::new(), hashed: false }
     }
@@ -61,7 +61,7 @@ impl DeclaredFact {
         self.step(Step::Trim)
     }
 
-    /// Normalises by this function, such as one for Unicode's NFKC.
+    /// Normalises values with this function, such as one for Unicode's NFKC.
     #[must_use]
     pub fn normalize_with(self, normalize: fn(&str) -> String) -> DeclaredFact {
         self.step(Step::With(normalize))
@@ -127,7 +127,7 @@ impl DeclaredFact {
 }
 
 impl Step {
-    /// What the step makes of a text; `None` if that is the same text.
+    /// The text after this step; `None` if it is unchanged.
     fn change(self, text: &str) -> Option<String> {
         match self {
             Step::Lowercase if text.bytes().all(|byte| byte.is_ascii() && !byte.is_ascii_uppercase()) => None,
@@ -139,7 +139,7 @@ impl Step {
 }
 
 impl DeclaredFacts {
-    /// These facts. A name that is declared twice counts as first declared.
+    /// These facts. For a name that is declared twice, the first declaration counts.
     pub fn new(facts: impl IntoIterator<Item = DeclaredFact>) -> DeclaredFacts {
         let facts: Arc<[DeclaredFact]> =
             facts.into_iter().filter(|fact| fact.hashed || !fact.steps.is_empty()).collect();
@@ -152,12 +152,12 @@ impl DeclaredFacts {
         self.0.is_none()
     }
 
-    /// Each of them.
+    /// All declared facts.
     pub fn iter(&self) -> impl Iterator<Item = &DeclaredFact> {
         self.0.iter().flat_map(|facts| facts.iter())
     }
 
-    /// The fact of this name.
+    /// The declared fact with this name.
     pub fn get(&self, name: &str) -> Option<&DeclaredFact> {
         self.iter().find(|fact| *fact.name == *name)
     }
@@ -204,20 +204,20 @@ impl DeclaredFacts {
         Ok(identified_facts)
     }
 
-    /// A value of which only the hash is known belongs to a fact that is hashed.
+    /// Rejects a value of which only the hash is known, unless its fact is hashed.
     fn check(&self, name: &str, value: &Value<'_>) -> Result<(), InvalidFact> {
         match value {
             Value::Hashed(hashed)
                 if hashed.plain.is_none() && !self.get(name).is_some_and(DeclaredFact::is_hashed) =>
             {
-                Err(InvalidFact { name: shown(name), problem: FactProblem::NotHashed })
+                Err(InvalidFact { name: truncated(name), problem: FactProblem::NotHashed })
             }
             _ => Ok(()),
         }
     }
 }
 
-/// What limits see instead of a raw value; `None` if that is the value itself.
+/// The value that limits see instead of a raw value; `None` if it is the raw value itself.
 fn identified<'v>(fact: &DeclaredFact, raw: &Value<'v>) -> Option<Value<'v>> {
     let text = match raw {
         Value::Hashed(_) => return None,
@@ -253,12 +253,13 @@ mod tests {
     use super::*;
     use crate::facts;
 
-    fn seen(fact: DeclaredFact, raw: &str) -> String {
+    /// The text that limits see for a raw value.
+    fn identified(fact: DeclaredFact, raw: &str) -> String {
         let declared = DeclaredFacts::new([fact]);
         let facts = facts! { "key" => raw };
-        let value = declared.identify(&facts).expect("valid").get("key").expect("not empty").clone();
+        let value = declared.identify(&facts).expect("valid").get("key").expect("present").clone();
         let again = declared.value("key", value.clone());
-        assert_eq!(format!("{value:?}"), format!("{again:?}"), "once is enough");
+        assert_eq!(format!("{value:?}"), format!("{again:?}"), "not idempotent");
         match value {
             Value::Hashed(hashed) => hashed.hash.into(),
             value => value.to_string(),
@@ -277,25 +278,25 @@ mod tests {
             (key().lowercase(), "ALICE", "alice"),
             (key().lowercase(), "ÄRGER", "ärger"),
             (key().trim().lowercase(), " Alice ", "alice"),
-            // The function makes an upper-case letter of it, which is lowered in the second round.
+            // The function returns an upper-case letter, which the second round converts.
             (key().lowercase().normalize_with(narrow), "\u{1d400}", "a"),
             (key().hashed(), "cust-1", &hash(b"cust-1")),
             (key().trim().lowercase().hashed(), " CUST-1", &hash(b"cust-1")),
             (key().hashed(), "7", &hash(b"7")),
         ] {
-            assert_eq!(seen(fact, raw), expected, "{raw}");
+            assert_eq!(identified(fact, raw), expected, "{raw}");
         }
     }
 
     #[test]
     fn a_hash_as_text_is_hashed_like_any_text() {
         let known = hash(b"cust-1");
-        let other = seen(DeclaredFact::new("key").hashed(), &known);
-        assert_ne!(other, known, "a client cannot name the hash of another");
+        let other = identified(DeclaredFact::new("key").hashed(), &known);
+        assert_ne!(other, known, "a client must not get another client's key by sending its hash");
     }
 
     #[test]
-    fn numbers_and_texts_are_one_value() {
+    fn a_number_and_its_text_have_the_same_hash() {
         let declared = DeclaredFacts::new([DeclaredFact::new("key").hashed()]);
         let number = declared.value("key", Value::from(7));
         let text = declared.value("key", Value::from("7"));
@@ -303,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_any_kind_and_length_have_a_value() {
+    fn invalid_utf8_and_long_text_are_hashed() {
         let long = "x".repeat(MAX_VALUE + 1);
         let declared = DeclaredFacts::new([DeclaredFact::new("secret").hashed()]);
         let read = |name, bytes: &[u8]| format!("{:?}", declared.read(name, Cow::Owned(bytes.to_vec())));

@@ -5,7 +5,7 @@ fn problem(name: &str, value: &str) -> Option<FactProblem> {
 }
 
 #[test]
-fn names_and_values_are_checked_when_they_enter() {
+fn invalid_names_and_values_are_rejected() {
     let long = "x".repeat(1025);
     for (name, value, expected) in [
         ("user", "alice", None),
@@ -35,14 +35,14 @@ fn more_than_64_facts_are_too_many() {
     for name in &names[..64] {
         facts.insert(name, "x").expect("64 facts");
     }
-    facts.insert(&names[3], "replaced").expect("a name that is there");
+    facts.insert(&names[3], "replaced").expect("replaces a fact");
     assert_eq!(facts.insert(&names[64], "x").expect_err("the 65th").problem, FactProblem::TooMany);
     assert_eq!(facts.iter().count(), 64);
-    assert_eq!(facts.get("fact3").expect("there").to_string(), "replaced");
+    assert_eq!(facts.get("fact3").expect("present").to_string(), "replaced");
 }
 
 #[test]
-fn numbers_and_addresses_are_their_text() {
+fn numbers_and_addresses_have_a_text() {
     let facts = facts! {
         "n" => 1, "min" => i64::MIN, "max" => u64::MAX, "yes" => true,
         "ip" => "::ffff:192.0.2.7", "peer" => IpAddr::from([10, 0, 255, 9]),
@@ -57,7 +57,7 @@ fn numbers_and_addresses_are_their_text() {
 }
 
 #[test]
-fn every_ipv4_octet_is_written_as_the_standard_library_does() {
+fn ipv4_text_matches_the_standard_library() {
     for octet in 0..=255 {
         let ip = core::net::Ipv4Addr::new(octet, 255 - octet, 0, 100);
         assert_eq!(Value::from(IpAddr::V4(ip)).to_string(), ip.to_string());
@@ -66,7 +66,7 @@ fn every_ipv4_octet_is_written_as_the_standard_library_does() {
 
 /// GHSA-5847-rm3g-23mw: an IPv4 client must not get a second budget by another spelling.
 #[test]
-fn an_address_is_canonical_however_it_came() {
+fn addresses_are_canonical_in_every_spelling() {
     let mapped: IpAddr = "::ffff:192.0.2.7".parse().expect("an address");
     for value in [
         Value::from("192.0.2.7"),
@@ -77,15 +77,15 @@ fn an_address_is_canonical_however_it_came() {
         Value::Ip(mapped),
     ] {
         let facts = facts! { "ip" => value.clone(), "peer" => Value::Ip(mapped) };
-        assert_eq!(facts.get("ip").expect("there").to_string(), "192.0.2.7", "{value:?}");
-        assert_eq!(facts.get("peer").expect("there").to_string(), "192.0.2.7", "{value:?}");
+        assert_eq!(facts.get("ip").expect("present").to_string(), "192.0.2.7", "{value:?}");
+        assert_eq!(facts.get("peer").expect("present").to_string(), "192.0.2.7", "{value:?}");
     }
     let facts = facts! { "ip" => "2001:DB8:0:0::1" };
-    assert_eq!(facts.get("ip").expect("there").to_string(), "2001:db8::1");
+    assert_eq!(facts.get("ip").expect("present").to_string(), "2001:db8::1");
 }
 
 #[test]
-fn values_are_equal_when_their_texts_are() {
+fn values_are_equal_if_their_texts_are() {
     assert_eq!(Value::from(1), Value::from("1"));
     assert_eq!(Value::from(true), Value::from("true"));
     assert_eq!(Value::from(IpAddr::from([192, 0, 2, 7])), Value::from("192.0.2.7".to_owned()));
@@ -94,7 +94,7 @@ fn values_are_equal_when_their_texts_are() {
 }
 
 #[test]
-fn a_name_counts_once_and_in_its_first_place() {
+fn a_repeated_name_replaces_the_value_in_place() {
     let facts = facts! { "a" => "1", "b" => "2", "a" => "3" };
     let found: Vec<_> = facts.iter().map(|(name, value)| (name, value.to_string())).collect();
     assert_eq!(found, [("a", "3".to_owned()), ("b", "2".to_owned())]);
@@ -103,14 +103,14 @@ fn a_name_counts_once_and_in_its_first_place() {
 }
 
 #[test]
-fn what_put_found_wrong_is_remembered() {
+fn put_stores_the_first_problem() {
     let facts = facts! { "user" => "alice", "a b" => "x", "" => "y" };
     let error = facts.check().expect_err("a space in a name");
     assert_eq!(error.to_string(), "fact `a b`: a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`");
 }
 
 #[test]
-fn every_problem_says_what_would_be_right() {
+fn every_error_says_what_would_be_valid() {
     let (long, wide) = ("x".repeat(1025), "ü".repeat(513));
     for (name, value, message) in [
         ("a\nb", "x".as_bytes(), r"fact `a\nb`: a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`"),
@@ -136,7 +136,7 @@ fn every_problem_says_what_would_be_right() {
 }
 
 #[test]
-fn a_long_name_is_cut_between_characters() {
+fn errors_cut_a_long_name_between_characters() {
     let error = Facts::new().insert(&"x".repeat(1000), "x").expect_err("too long");
     assert_eq!(error.name, "x".repeat(64));
     let name = "x".to_owned() + &"ü".repeat(100);
@@ -152,7 +152,7 @@ fn an_empty_value_is_absent() {
 }
 
 #[test]
-fn the_longest_number_and_the_longest_address_fit() {
+fn longest_number_and_address_fit_the_buffer() {
     let ip: IpAddr = "ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255".parse().expect("an address");
     assert_eq!(Value::from(ip).to_string(), "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff");
     let compatible: IpAddr = "::255.255.255.255".parse().expect("an address");

@@ -1,4 +1,4 @@
-//! From a limit as it was written to one that can be applied: everything is checked here, and never again.
+//! Compiles the definition of a limit into a [`Rule`] and reports every mistake in it.
 
 use core::net::IpAddr;
 use std::collections::BTreeMap;
@@ -12,13 +12,13 @@ use crate::quota::{Algorithm, Allowance, Quota, Rate};
 use crate::toll::MAX_COST;
 
 impl Rule {
-    /// Compiles what was written and reports what is wrong with it; what it returns then is never used.
+    /// Compiles a limit and reports its mistakes. If there are any, the returned rule must not be used.
     pub(super) fn new(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> Rule {
         if !is_limit_name(&limit.name) {
             report(Part::Name, Problem::Name);
         }
         check_facts(limit, report);
-        check_shape(limit, report);
+        check_combinations(limit, report);
         let algorithm = chosen_algorithm(limit);
         if limit.stagger && algorithm != Algorithm::FixedWindow {
             report(Part::Stagger, Problem::StaggerWithout(algorithm));
@@ -34,26 +34,27 @@ impl Rule {
             }
         }
         let mut grants = vec![nothing(limit, algorithm)];
-        // Overrides can be many, and mostly have few grants between them.
-        let mut places = BTreeMap::from([(grants[0].numbers(), 0)]);
-        let mut place = |part: &Part, allowance: Allowance, report: &mut dyn FnMut(Part, Problem)| -> u32 {
-            let grant = match compiled(limit, algorithm, allowance) {
-                Ok(grant) => grant,
-                Err(problem) => {
-                    report(part.clone(), problem);
-                    return REFUSED;
-                }
+        // There can be many overrides, but they mostly share a few grants: store each grant once.
+        let mut indexes = BTreeMap::from([(grants[0].numbers(), 0)]);
+        let mut grant_index =
+            |part: &Part, allowance: Allowance, report: &mut dyn FnMut(Part, Problem)| -> u32 {
+                let grant = match compiled(limit, algorithm, allowance) {
+                    Ok(grant) => grant,
+                    Err(problem) => {
+                        report(part.clone(), problem);
+                        return REFUSED;
+                    }
+                };
+                let index = *indexes.entry(grant.numbers()).or_insert_with(|| {
+                    grants.push(grant);
+                    grants.len() - 1
+                });
+                u32::try_from(index).expect("memory holds fewer than 2^32 tiers and overrides")
             };
-            let place = *places.entry(grant.numbers()).or_insert_with(|| {
-                grants.push(grant);
-                grants.len() - 1
-            });
-            u32::try_from(place).expect("fewer than 2^32 tiers and overrides fit in memory")
-        };
         let mut tiers = BTreeMap::new();
         for (name, allowance) in &limit.tiers {
             let part = Part::Tier(name.clone());
-            let grant = place(&part, *allowance, report);
+            let grant = grant_index(&part, *allowance, report);
             if tiers.insert(name.as_str().into(), grant).is_some() {
                 report(part, Problem::Twice(name.clone()));
             }
@@ -61,7 +62,7 @@ impl Rule {
         let mut overrides = BTreeMap::new();
         for (value, allowance) in &limit.overrides {
             let part = Part::Override(value.clone());
-            let grant = place(&part, *allowance, report);
+            let grant = grant_index(&part, *allowance, report);
             let Some(value) = compared(limit, value) else {
                 report(part, Problem::Address(value.clone()));
                 continue;
@@ -71,7 +72,7 @@ impl Rule {
             }
         }
         let (tier, default) = match &limit.base {
-            Base::Flat(allowance) => (None, place(&Part::Rate, *allowance, report)),
+            Base::Flat(allowance) => (None, grant_index(&Part::Rate, *allowance, report)),
             Base::Tiered(fact) => {
                 let default = limit.default_tier.as_deref().and_then(|name| tiers.get(name).copied());
                 (Some(fact.as_str().into()), default.unwrap_or(REFUSED))
@@ -113,7 +114,7 @@ impl Rule {
     }
 }
 
-/// What happens to requests that lack the cost: only where there is a fact that they can lack.
+/// The `cost_missing` of a limit, which is valid only together with `cost`.
 fn cost_missing(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> CostMissing {
     match limit.cost_missing {
         Some(_) if limit.cost.is_none() => report(Part::CostMissing, Problem::CostMissingWithoutCost),
@@ -125,22 +126,23 @@ fn cost_missing(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> CostMi
     limit.cost_missing.unwrap_or_default()
 }
 
-/// The place in `by` of the fact that decides where counts are kept.
+/// The index in `by` of the fact that decides on which server the state is stored. It is below 126, so that
+/// a receipt can store it, plus one, in seven bits.
 fn partition(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> Option<u8> {
     let fact = limit.partition.as_ref()?;
-    let place = limit
+    let index = limit
         .by
         .iter()
         .position(|by| by == fact)
-        .and_then(|place| u8::try_from(place).ok())
-        .filter(|place| *place < 126);
-    if place.is_none() {
+        .and_then(|index| u8::try_from(index).ok())
+        .filter(|index| *index < 126);
+    if index.is_none() {
         report(Part::Partition, Problem::PartitionNotInBy(fact.clone()));
     }
-    place
+    index
 }
 
-/// The algorithm belongs to the limit, never to a tier: as written, else by what is granted.
+/// The algorithm of the limit, the same for all tiers: the configured one, or one that fits what is granted.
 fn chosen_algorithm(limit: &Limit) -> Algorithm {
     let any = |test: fn(&Allowance) -> bool| {
         let flat = if let Base::Flat(allowance) = &limit.base { Some(allowance) } else { None };
@@ -171,7 +173,7 @@ fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result
     Ok(Grant::Limited { quota, family })
 }
 
-/// The grant that refuses all. It keeps no state, so that its keys name some period is of no matter.
+/// The grant that refuses every request. It keeps no state, so the period in its keys does not matter.
 fn nothing(limit: &Limit, algorithm: Algorithm) -> Grant {
     let family = key::family(&limit.name, algorithm, limit.stagger, limit.ttl);
     Grant::Limited { quota: Quota::nothing(algorithm, limit.ttl), family }
@@ -181,8 +183,8 @@ fn is_by_ip(limit: &Limit) -> bool {
     limit.by == [facts::IP]
 }
 
-/// The value of an override as the facts of a request will have it. The fact `ip` is canonical by then,
-/// so an address in another spelling would never be met, nor would anything that is not an address.
+/// The value of an override in the form that facts have. The fact `ip` is always canonical, so an address
+/// in another spelling would never match, nor would a value that is not an address (`None`).
 fn compared(limit: &Limit, value: &str) -> Option<String> {
     if !is_by_ip(limit) {
         return Some(value.to_owned());
@@ -190,7 +192,7 @@ fn compared(limit: &Limit, value: &str) -> Option<String> {
     value.parse::<IpAddr>().ok().map(|ip| ip.to_canonical().to_string())
 }
 
-/// Facts that are named must have names that facts can have.
+/// Checks the names of all facts that the limit refers to.
 fn check_facts(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
     let named = limit.by.iter().map(|fact| (Part::By, fact));
     let named = named.chain(limit.when.iter().map(|condition| (Part::When, &condition.fact)));
@@ -210,8 +212,8 @@ fn check_facts(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
     }
 }
 
-/// Parts that only make sense together.
-fn check_shape(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
+/// Checks the parts of the limit that depend on each other.
+fn check_combinations(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
     match (&limit.base, &limit.default_tier) {
         (Base::Flat(_), None) if limit.tiers.is_empty() => {}
         (Base::Flat(_), _) => report(Part::TierFact, Problem::TiersWithoutFact),

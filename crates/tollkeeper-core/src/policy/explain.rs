@@ -1,7 +1,7 @@
-//! Why a limit applies to a request, or does not: for people who wonder.
+//! Explains why a limit applies to a request or does not.
 //!
-//! Asks the same questions as [`Toll::add`](crate::Toll::add), in the same order, and remembers which one
-//! settled it. A test holds the two together over random policies.
+//! Checks the same conditions as [`Toll::add`](crate::Toll::add), in the same order, and returns the one that
+//! decided. A test compares the two for random policies.
 
 use core::fmt;
 
@@ -14,7 +14,7 @@ use crate::quota::Quota;
 use crate::reason::Allowed;
 use crate::toll::{CostProblem, InvalidRequest, charged, push_values};
 
-/// What one limit has to do with a request.
+/// Whether and why one limit applies to a request.
 #[derive(Clone, Debug)]
 pub struct Explanation<'p> {
     /// The limit.
@@ -25,6 +25,7 @@ pub struct Explanation<'p> {
 
 /// Whether a limit applies, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Standing<'p> {
     /// Its mode is `off`.
     Off,
@@ -32,42 +33,43 @@ pub enum Standing<'p> {
     When {
         /// The fact.
         fact: &'p str,
-        /// What it says, if it is there.
-        said: Option<String>,
+        /// Its value; `None` if it is absent.
+        value: Option<String>,
     },
     /// All facts of its `unless` match.
     Unless,
-    /// The value of this fact is on its list of those it never applies to.
+    /// The value of this fact is in its `allow` list.
     Allowed(&'p str),
-    /// It is keyed by this fact, which is absent: skipped.
+    /// It is keyed by this fact, which is absent: the limit is skipped.
     Skipped(&'p str),
-    /// What it grants here is unlimited.
+    /// The request is granted an unlimited quota.
     Unlimited(Through<'p>),
     /// It is keyed by this fact, which is absent: the request is refused.
     Denied(&'p str),
-    /// It charges the number in this fact, and there is none: skipped by its `cost_missing`, or because its mode is
-    /// `shadow`.
+    /// The fact that holds the cost is absent or not a valid cost: the limit is skipped, by its `cost_missing` or
+    /// because its mode is `shadow`.
     NoCost {
         /// The fact.
         fact: &'p str,
-        /// What is wrong with it.
+        /// Why it is not a cost.
         problem: CostProblem,
     },
     /// It applies.
     Applies {
-        /// The key, readable.
+        /// The key in its readable form, such as `per-user:token-bucket:1m:alice`.
         key: String,
-        /// What it grants to this key.
+        /// The quota of this key.
         quota: &'p Quota,
-        /// How that was found.
+        /// Where the quota comes from.
         through: Through<'p>,
-        /// What it charges.
+        /// Where the cost comes from.
         cost: CostSource<'p>,
     },
 }
 
-/// Where a limit finds out how much it charges a request.
+/// Where the cost that a limit charges comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CostSource<'p> {
     /// The cost of the request.
     Request,
@@ -77,38 +79,39 @@ pub enum CostSource<'p> {
     Missing {
         /// The fact.
         fact: &'p str,
-        /// What is charged instead.
+        /// The cost that is charged instead.
         cost: u64,
     },
-    /// Nowhere: this fact holds no number, and the request is rejected.
+    /// Nowhere: this fact does not hold a valid cost, and the request is invalid.
     Rejected {
         /// The fact.
         fact: &'p str,
-        /// What is wrong with it.
+        /// Why it is not a cost.
         problem: CostProblem,
     },
 }
 
-/// How it was found what a limit grants to a request.
+/// Where the quota that a limit grants to a request comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Through<'p> {
-    /// It grants the same to all.
+    /// The limit itself, which grants the same to all.
     Itself,
-    /// This value of the fact it is keyed by has terms of its own.
+    /// The override for this value of the fact it is keyed by.
     Override(String),
-    /// The fact that picks the tier says this.
+    /// The tier that the request names.
     Tier(String),
-    /// That fact is absent or says something that is not listed, so it is the default tier.
+    /// The default tier, because the request names no tier or one that is not listed.
     DefaultTier {
         /// The fact that picks the tier.
         fact: &'p str,
-        /// What it says, if it is there.
-        said: Option<String>,
+        /// Its value; `None` if it is absent.
+        value: Option<String>,
     },
 }
 
 impl Policy {
-    /// Which limits apply to a request with these facts, and why; decides nothing.
+    /// Which limits apply to a request with these facts, and why. Nothing is decided or charged.
     pub fn explain(&self, facts: &Facts<'_>) -> Result<Vec<Explanation<'_>>, InvalidRequest> {
         let facts = &*self.identify(facts)?;
         let explain = |rule| Explanation { rule, standing: self.standing(rule, facts) };
@@ -120,8 +123,8 @@ impl Policy {
             return Standing::Off;
         }
         if let Some(condition) = rule.when.iter().find(|condition| !condition.holds(facts)) {
-            let said = facts.get(&condition.fact).map(ToString::to_string);
-            return Standing::When { fact: &condition.fact, said };
+            let value = facts.get(&condition.fact).map(ToString::to_string);
+            return Standing::When { fact: &condition.fact, value };
         }
         if !rule.unless.is_empty() && rule.unless.iter().all(|condition| condition.holds(facts)) {
             return Standing::Unless;
@@ -152,7 +155,7 @@ impl Policy {
 }
 
 impl Rule {
-    /// What is charged; otherwise why the limit does not apply.
+    /// Where the cost comes from; the error is why the limit does not apply.
     fn cost_source(&self, facts: &Facts<'_>) -> Result<CostSource<'_>, Standing<'_>> {
         let Some(fact) = self.cost.as_deref() else { return Ok(CostSource::Request) };
         match charged(self, fact, facts) {
@@ -175,7 +178,7 @@ impl Rule {
         };
         match facts.get(fact).map(ToString::to_string) {
             Some(tier) if self.tiers.contains_key(&*tier) => Through::Tier(tier),
-            said => Through::DefaultTier { fact, said },
+            value => Through::DefaultTier { fact, value },
         }
     }
 }
@@ -192,17 +195,17 @@ impl fmt::Display for Standing<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Standing::Off => f.write_str("does not apply: its mode is `off`"),
-            Standing::When { fact, said: None } => {
-                write!(f, "does not apply: its `when` asks for `{fact}`, which is absent")
+            Standing::When { fact, value: None } => {
+                write!(f, "does not apply: its `when` needs `{fact}`, which is absent")
             }
-            Standing::When { fact, said: Some(said) } => {
+            Standing::When { fact, value: Some(value) } => {
                 write!(
                     f,
-                    "does not apply: `{fact}` is `{}`, not what its `when` asks for",
-                    said.escape_debug()
+                    "does not apply: `{fact}` is `{}`, which its `when` does not match",
+                    value.escape_debug()
                 )
             }
-            Standing::Unless => f.write_str("does not apply: all of its `unless` matches"),
+            Standing::Unless => f.write_str("does not apply: all conditions of its `unless` match"),
             Standing::Allowed(fact) => write!(f, "does not apply: this `{fact}` is on its `allow` list"),
             Standing::Skipped(fact) => {
                 write!(f, "does not apply: it counts by `{fact}`, which is absent (missing: skip)")
@@ -227,7 +230,7 @@ impl fmt::Display for Standing<'_> {
     }
 }
 
-/// What follows the words for the quota.
+/// The clause that follows the quota: empty for the cost of the request.
 impl fmt::Display for CostSource<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -249,12 +252,12 @@ impl fmt::Display for Through<'_> {
             Through::Itself => f.write_str("it"),
             Through::Override(value) => write!(f, "the override for `{}`", value.escape_debug()),
             Through::Tier(tier) => write!(f, "tier `{}`", tier.escape_debug()),
-            Through::DefaultTier { fact, said: None } => {
-                write!(f, "the default tier, for want of `{fact}`,")
+            Through::DefaultTier { fact, value: None } => {
+                write!(f, "the default tier, because `{fact}` is absent,")
             }
-            Through::DefaultTier { fact, said: Some(said) } => {
-                let said = said.escape_debug();
-                write!(f, "the default tier, as `{fact}` is `{said}`, which is not listed,")
+            Through::DefaultTier { fact, value: Some(value) } => {
+                let value = value.escape_debug();
+                write!(f, "the default tier, because `{fact}` is `{value}`, which is not listed,")
             }
         }
     }
@@ -281,21 +284,21 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_is_named() {
+    fn every_standing_has_a_message() {
         let alice = facts! { "user" => "alice", "plan" => "gold" };
         check(limit(), &alice, "applies: 10 per minute");
         check(limit().mode(Mode::Off), &alice, "does not apply: its mode is `off`");
         check(
             limit().when("user", "al*").when("route", "/a"),
             &alice,
-            "does not apply: its `when` asks for `route`, which is absent",
+            "does not apply: its `when` needs `route`, which is absent",
         );
         check(
             limit().when("user", "b*"),
             &alice,
-            "does not apply: `user` is `alice`, not what its `when` asks for",
+            "does not apply: `user` is `alice`, which its `when` does not match",
         );
-        check(limit().unless("user", "al*"), &alice, "does not apply: all of its `unless` matches");
+        check(limit().unless("user", "al*"), &alice, "does not apply: all conditions of its `unless` match");
         check(limit().allow("alice"), &alice, "does not apply: this `user` is on its `allow` list");
         check(limit(), &facts! {}, "does not apply: it counts by `user`, which is absent (missing: skip)");
         check(
@@ -349,20 +352,19 @@ mod tests {
         check(
             plan.clone(),
             &facts! { "user" => "a" },
-            "applies: the default tier, for want of `plan`, has 1 per minute",
+            "applies: the default tier, because `plan` is absent, has 1 per minute",
         );
         check(
             plan,
             &alice,
-            "applies: the default tier, as `plan` is `gold`, which is not listed, has 1 per minute",
+            "applies: the default tier, because `plan` is `gold`, which is not listed, has 1 per minute",
         );
     }
 
     #[test]
     fn the_explanation_and_the_toll_agree() {
         let mut random = Random(0x7011);
-        let mut applied = 0;
-        let mut not = 0;
+        let (mut applied, mut not_applied) = (0, 0);
         for _ in 0..5_000 {
             let mut limit = match random.below(3) {
                 0 => Limit::tiered("limit", "plan")
@@ -374,27 +376,27 @@ mod tests {
                 _ => Limit::new("limit", Quota::per_minute(3)),
             };
             limit = limit.by("user");
-            let mut some = |odds: usize| random.below(odds) == 0;
-            if some(6) {
+            let mut one_in = |odds: usize| random.below(odds) == 0;
+            if one_in(6) {
                 limit = limit.mode(Mode::Off);
             }
-            if some(4) {
+            if one_in(4) {
                 limit = limit.when("route", "/a*");
             }
-            if some(4) {
+            if one_in(4) {
                 limit = limit.unless("route", "*b").unless("plan", "pro");
             }
-            if some(4) {
+            if one_in(4) {
                 limit = limit.allow("alice");
             }
-            if some(4) {
+            if one_in(4) {
                 limit = limit.override_for("bob", Quota::per_day(9));
             }
-            if some(2) {
-                limit = limit.missing(if some(2) { Missing::Deny } else { Missing::Share });
+            if one_in(2) {
+                limit = limit.missing(if one_in(2) { Missing::Deny } else { Missing::Share });
             }
-            if some(3) {
-                let charged = if some(2) { CostMissing::Skip } else { CostMissing::Charge(2) };
+            if one_in(3) {
+                let charged = if one_in(2) { CostMissing::Skip } else { CostMissing::Charge(2) };
                 limit = limit.cost("tokens").cost_missing(charged);
             }
             let policy = Arc::new(Policy::new(vec![limit]).unwrap());
@@ -416,8 +418,8 @@ mod tests {
             }
             let skipped = matches!(standing, Standing::Skipped(_) | Standing::NoCost { .. });
             assert_eq!(skipped, toll.skipped().next().is_some(), "{standing} {facts:?}");
-            *(if standing.applies() { &mut applied } else { &mut not }) += 1;
+            *(if standing.applies() { &mut applied } else { &mut not_applied }) += 1;
         }
-        assert!(applied > 500 && not > 500, "{applied} applied, {not} did not");
+        assert!(applied > 500 && not_applied > 500, "{applied} applied, {not_applied} did not");
     }
 }

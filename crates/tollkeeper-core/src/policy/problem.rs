@@ -1,4 +1,4 @@
-//! What can be wrong with limits, in words that name the fix.
+//! The errors of an invalid policy, with messages that name the fix.
 
 use core::fmt;
 
@@ -7,26 +7,27 @@ use crate::net::InvalidNetwork;
 use crate::quota::{Algorithm, InvalidQuota};
 use crate::toll::{MAX_COST, MAX_DUES};
 
-/// Everything that is wrong with a list of limits.
+/// All mistakes in a list of limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidPolicy(pub Vec<InvalidLimit>);
 
-/// One thing that is wrong with a limit.
+/// One mistake in a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidLimit {
-    /// The place of the limit in the list, from 0.
+    /// The index of the limit in the list, from 0.
     pub index: usize,
-    /// Its name.
+    /// The name of the limit.
     pub name: String,
-    /// The part that is wrong.
+    /// The invalid part.
     pub part: Part,
-    /// What is wrong with it.
+    /// Why it is invalid.
     pub problem: Problem,
 }
 
-/// A part of a limit, so that a config reader can point at it.
+/// A part of a limit, so that a config reader can report its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named after the keys of the config file")]
+#[non_exhaustive]
 pub enum Part {
     Name,
     Rate,
@@ -46,28 +47,29 @@ pub enum Part {
     RefundWhen,
 }
 
-/// What can be wrong with a limit.
+/// Why a limit is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Problem {
-    /// The name has other characters than it may have, or too many.
+    /// The name is empty, too long, or has other characters than `a-z 0-9 . _ -`.
     Name,
     /// An earlier limit has the same name.
     DuplicateName,
-    /// A fact has a name that facts cannot have.
+    /// A fact has an invalid name.
     FactName(String),
-    /// A fact stands twice in `by`.
+    /// A fact is listed twice in `by`.
     DuplicateFact(String),
-    /// Tiers, but no fact that picks one.
+    /// The limit has tiers, but no fact that picks one.
     TiersWithoutFact,
-    /// A fact that picks a tier, but no tiers.
+    /// A fact picks the tier, but there are no tiers.
     NoTiers,
-    /// Tiers, but none for requests that name no tier or one that is not listed.
+    /// There is no default tier for requests that name no tier, or one that is not listed.
     NoDefaultTier,
     /// The default tier is not listed.
     UnknownTier(String),
     /// A tier or an override is listed twice.
     Twice(String),
-    /// `allow` and overrides compare one value, and the limit is keyed by several facts or none.
+    /// `allow` or an override on a limit that is not keyed by exactly one fact.
     NeedsOneFact,
     /// An entry of `allow` for `ip` is neither an address nor a network.
     Network(String),
@@ -79,17 +81,17 @@ pub enum Problem {
     CostMissingTooLarge(u64),
     /// Windows of this algorithm cannot be staggered.
     StaggerWithout(Algorithm),
-    /// The fact that decides where counts are kept is not one that the limit is keyed by.
+    /// The fact of `partition` is not one that the limit is keyed by.
     PartitionNotInBy(String),
-    /// What this key of the config promises, this algorithm cannot do.
+    /// This key of the config gives charges back, which this algorithm does not support.
     GivesNothingBack(&'static str, Algorithm),
     /// A concurrency limit with a rate.
     RateOfSlots,
-    /// Slots for an algorithm that has none.
+    /// Slots for an algorithm other than concurrency.
     SlotsOf(Algorithm),
-    /// The numbers do not fit.
+    /// The numbers are invalid.
     Quota(InvalidQuota),
-    /// With this limit, more limits apply to the same requests than one request can pay.
+    /// With this limit, more limits apply to the same request than one toll can hold.
     TooManyApply,
 }
 
@@ -107,7 +109,7 @@ impl fmt::Display for Problem {
                 )
             }
             Problem::DuplicateFact(fact) => {
-                write!(f, "`{}` stands twice in `by` (once is enough)", fact.escape_debug())
+                write!(f, "`{}` is listed twice in `by` (keep one)", fact.escape_debug())
             }
             Problem::TiersWithoutFact => {
                 f.write_str("it has tiers but no fact that picks one (name it with `tier`)")
@@ -129,7 +131,7 @@ impl fmt::Display for Problem {
             Problem::Address(text) => {
                 write!(
                     f,
-                    "`{}` is not an IP address (such as `192.0.2.7`: an override is for one)",
+                    "`{}` is not an IP address (such as `192.0.2.7`; an override is for one address)",
                     text.escape_debug()
                 )
             }
@@ -140,12 +142,12 @@ impl fmt::Display for Problem {
                 write!(f, "`cost_missing` is {cost}, but a cost is at most {MAX_COST}")
             }
             Problem::StaggerWithout(algorithm) => {
-                write!(f, "{algorithm} has nothing to stagger (only fixed-window has)")
+                write!(f, "{algorithm} cannot be staggered (only fixed-window can)")
             }
             Problem::PartitionNotInBy(fact) => {
                 write!(
                     f,
-                    "`partition` names `{}`, which is none of the facts in `by` (name one of them)",
+                    "`partition` is `{}`, which is not one of the facts in `by` (use one of them)",
                     fact.escape_debug()
                 )
             }

@@ -1,4 +1,4 @@
-//! A limit as it is applied: whom it concerns, and what it grants.
+//! A compiled limit: decides whether it applies to a request, and what it grants.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::quota::{Algorithm, Quota};
 use crate::status::StatusSet;
 use crate::time::Span;
 
-/// A limit as it is applied.
+/// A compiled limit.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub(crate) name: Box<str>,
@@ -23,7 +23,7 @@ pub struct Rule {
     pub(crate) cost: Option<Box<str>>,
     pub(crate) cost_missing: CostMissing,
     pub(crate) stagger: bool,
-    /// Which of `by` decides where counts are kept.
+    /// The index in `by` of the fact that decides on which server the state is stored.
     pub(crate) partition: Option<u8>,
     pub(super) on_store_failure: OnStoreFailure,
     pub(super) hidden: bool,
@@ -34,36 +34,40 @@ pub struct Rule {
     pub(super) unless: Vec<Condition>,
     pub(super) allow: Allow,
     pub(super) tier: Option<Box<str>>,
+    /// The index of each tier's grant.
     pub(super) tiers: BTreeMap<Box<str>, u32>,
+    /// The index of each override's grant.
     pub(super) overrides: BTreeMap<Box<str>, u32>,
     /// Whether a fact that it is keyed by is declared.
     pub(super) is_declared: bool,
     /// Whether `overrides` and `allow` hold hashes, because the only fact that it is keyed by is hashed.
     pub(super) compares_hashes: bool,
-    /// The grant of the default tier, or of the limit without tiers.
+    /// The index of the grant of the default tier, or of a limit without tiers.
     pub(super) default: u32,
+    /// Every grant once; the first one of a configured limit refuses everything (`REFUSED`).
     pub(super) grants: Vec<Grant>,
 }
 
-/// The grant of a request that lacks a fact it may not lack.
+/// The index of the grant that refuses everything, for requests without a fact under `missing: deny`.
 pub(crate) const REFUSED: u32 = 0;
 
-/// What a key is granted.
+/// What a limit grants to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Grant {
     /// The limit does not apply.
     Unlimited,
-    /// A quota, and what its keys begin with.
+    /// A quota, and the prefix of its keys.
     Limited {
         /// The quota.
         quota: Quota,
-        /// What keys under this quota's period begin with.
+        /// The prefix of all keys with this quota's period.
         family: Box<[u8]>,
     },
 }
 
 impl Grant {
-    /// What tells the grants of one limit apart.
+    /// The numbers that distinguish the grants of one limit.
     pub(super) fn numbers(&self) -> Option<(u64, u64, Span)> {
         match self {
             Grant::Unlimited => None,
@@ -72,14 +76,16 @@ impl Grant {
     }
 }
 
-/// Which grant a request gets, and how it was found.
+/// The grant of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Granted {
+    /// The index of the grant.
     pub(crate) grant: u32,
-    /// The request named a tier that is not listed, or none.
+    /// Whether the request named no tier, or one that is not listed.
     pub(crate) unknown_tier: bool,
 }
 
+/// The values that a limit never applies to.
 #[derive(Clone, Debug)]
 pub(super) enum Allow {
     Values(Vec<Box<str>>),
@@ -107,7 +113,7 @@ impl Rule {
         &self.by
     }
 
-    /// Whether its verdict counts.
+    /// Whether it is enforced.
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -117,7 +123,7 @@ impl Rule {
         self.algorithm
     }
 
-    /// The fact whose number is charged instead of the cost of the request.
+    /// The fact whose number is charged instead of the cost of the request, if there is one.
     pub fn cost_fact(&self) -> Option<&str> {
         self.cost.as_deref()
     }
@@ -127,7 +133,7 @@ impl Rule {
         self.cost_missing
     }
 
-    /// Who answers when the store does not.
+    /// What it decides while the store does not answer.
     pub fn on_store_failure(&self) -> OnStoreFailure {
         self.on_store_failure
     }
@@ -137,26 +143,26 @@ impl Rule {
         !self.hidden
     }
 
-    /// Whether a response decides that its charge is given back.
+    /// Whether the response decides if its charge is given back.
     pub fn awaits_response(&self) -> bool {
         self.deduct_when.is_some() || self.refund_when.is_some()
     }
 
-    /// Whether its charge is given back after a response of this status.
+    /// Whether its charge is given back after a response with this status.
     pub fn gives_back(&self, status: u16) -> bool {
         self.deduct_when.is_some_and(|kept| !kept.contains(status))
             || self.refund_when.is_some_and(|returned| returned.contains(status))
     }
 
-    /// The facts that it names: what it is keyed by, its conditions, its tier, its cost.
+    /// The facts that it uses: those it is keyed by, and those of its conditions, tier and cost.
     pub fn facts(&self) -> impl Iterator<Item = &str> {
         let conditions = self.when.iter().chain(&self.unless).map(|condition| condition.fact.as_str());
         let by = self.by.iter().chain(&self.tier).chain(&self.cost).map(|fact| &**fact);
         by.chain(conditions)
     }
 
-    /// Whether it needs a fact that is still `open`, as far as the other facts tell: it names one, and
-    /// nothing that is known keeps it from applying.
+    /// Whether it may need a fact that is still `open` (not known yet): it uses one, and the known facts do
+    /// not rule out that it applies.
     pub fn needs(&self, facts: &Facts<'_>, open: impl Fn(&str) -> bool) -> bool {
         let excluded = |condition: &Condition| !open(&condition.fact) && condition.holds(facts);
         self.mode != Mode::Off
@@ -172,12 +178,12 @@ impl Rule {
         of_fact.flat_map(|condition| &condition.patterns).map(String::as_str)
     }
 
-    /// Everything it can grant.
+    /// All its grants, each once.
     pub fn grants(&self) -> &[Grant] {
         &self.grants
     }
 
-    /// The grant of that place.
+    /// The quota and the key prefix of a grant, by its index; `None` if it is unlimited.
     #[inline]
     pub(crate) fn quota(&self, grant: u32) -> Option<(&Quota, &[u8])> {
         match &self.grants[grant as usize] {
@@ -186,25 +192,25 @@ impl Rule {
         }
     }
 
-    /// The same key, which knows where its count is kept.
+    /// The same key with the partition of this limit, which decides on which server its state is stored.
     #[inline]
     pub fn place<'k>(&self, key: Key<'k>) -> Key<'k> {
         key.parted(self.partition)
     }
 
-    /// What a request without a tier and without an override gets, and what its keys begin with; nothing
-    /// if that is unlimited.
+    /// The quota of a request without a tier and without an override, and the prefix of its keys; `None` if
+    /// it is unlimited.
     #[inline]
     pub fn plain_quota(&self) -> Option<(&Quota, &[u8])> {
         self.quota(self.default)
     }
 
-    /// The quotas whose keys begin like this, so that their states are the same.
+    /// The quotas whose keys have this prefix, so that they share states.
     pub(crate) fn quotas_of(&self, family: &[u8]) -> impl Iterator<Item = &Quota> {
         self.limited().filter(move |(_, other)| *other == family).map(|(quota, _)| quota)
     }
 
-    /// The quotas that keep states, with what their keys begin with.
+    /// The quotas that keep states, with the prefixes of their keys.
     pub(super) fn limited(&self) -> impl Iterator<Item = (&Quota, &[u8])> {
         self.grants.iter().filter_map(|grant| match grant {
             Grant::Limited { quota, family } if quota.count() > 0 => Some((quota, &**family)),
@@ -212,26 +218,27 @@ impl Rule {
         })
     }
 
-    /// Whether nothing but the text of one fact decides what a request meets here: what a prepared
-    /// handle needs. An address is more than its text, and the text of a declared fact is not its value.
+    /// Whether the text of one fact alone decides the key and the quota of a request, as a prepared handle
+    /// requires. An IP address is keyed by its prefix, and a declared fact by its normalised value or hash,
+    /// so their text alone is not enough.
     pub fn is_plain(&self) -> bool {
         self.only_fact().is_some_and(|fact| fact != facts::IP) && !self.is_declared
     }
 
-    /// The fact whose value alone decides what a request meets here, if it is so.
+    /// The fact whose value alone decides the key and the quota of a request, if there is one.
     pub fn only_fact(&self) -> Option<&str> {
         let [fact] = &*self.by else { return None };
-        let one_grant = self.tier.is_none() && self.overrides.is_empty() && self.cost.is_none();
-        let is_rate = self.algorithm != Algorithm::Concurrency;
-        (self.is_unconditional() && self.allow.is_empty() && one_grant && is_rate).then_some(fact)
+        let has_one_grant = self.tier.is_none() && self.overrides.is_empty() && self.cost.is_none();
+        let has_rate = self.algorithm != Algorithm::Concurrency;
+        (self.is_unconditional() && self.allow.is_empty() && has_one_grant && has_rate).then_some(fact)
     }
 
-    /// Whether it applies to every request that has its facts, but for the values in `allow`.
+    /// Whether it applies to every request that has its facts, except for the values in `allow`.
     pub(super) fn is_unconditional(&self) -> bool {
         self.mode != Mode::Off && self.when.is_empty() && self.unless.is_empty()
     }
 
-    /// Whether the limit has anything to say to a request with these facts.
+    /// Whether the limit applies to a request with these facts.
     #[inline]
     pub(crate) fn applies(&self, facts: &Facts<'_>) -> bool {
         self.mode != Mode::Off
@@ -240,6 +247,7 @@ impl Rule {
             && !self.allows(facts)
     }
 
+    /// Whether a request with these facts is exempt from the limit by `allow`.
     pub(super) fn allows(&self, facts: &Facts<'_>) -> bool {
         if self.allow.is_empty() {
             return false;
@@ -257,7 +265,7 @@ impl Rule {
         }
     }
 
-    /// The grant of the override for the key of these facts.
+    /// The index of the grant of the override for these facts, if there is one.
     #[inline]
     pub(super) fn overridden(&self, facts: &Facts<'_>) -> Option<u32> {
         if self.overrides.is_empty() {
@@ -267,7 +275,7 @@ impl Rule {
         self.overrides.get(self.compared(value, &mut [0; 48])).copied()
     }
 
-    /// What of a value `overrides` and `allow` are compared with.
+    /// The text of a value that is compared with `overrides` and `allow`.
     fn compared<'s>(&self, value: &'s Value<'_>, scratch: &'s mut Scratch) -> &'s str {
         match value {
             Value::Hashed(hashed) if self.compares_hashes => &hashed.hash,
@@ -275,7 +283,7 @@ impl Rule {
         }
     }
 
-    /// The same rule under these declared facts: values that were written raw become what limits see.
+    /// The same rule with these declared facts: raw values in the config become the values that limits see.
     pub(super) fn declaring(&self, facts: &DeclaredFacts, report: &mut dyn FnMut(Part, Problem)) -> Rule {
         let mut rule = self.clone();
         rule.is_declared = rule.by.iter().any(|fact| facts.get(fact).is_some());
@@ -284,19 +292,19 @@ impl Rule {
         };
         rule.compares_hashes = fact.is_hashed();
         let mut overrides = BTreeMap::new();
-        for (written, grant) in rule.overrides {
-            if overrides.insert(seen(fact, &written), grant).is_some() {
-                report(Part::Override(written.to_string()), Problem::Twice(written.to_string()));
+        for (raw, grant) in rule.overrides {
+            if overrides.insert(identified(fact, &raw), grant).is_some() {
+                report(Part::Override(raw.to_string()), Problem::Twice(raw.to_string()));
             }
         }
         rule.overrides = overrides;
         if let Allow::Values(values) = &mut rule.allow {
-            values.iter_mut().for_each(|value| *value = seen(fact, value));
+            values.iter_mut().for_each(|value| *value = identified(fact, value));
         }
         rule
     }
 
-    /// Override before tier before default.
+    /// The grant for these facts: that of an override, else of the tier, else the default.
     #[inline]
     pub(crate) fn granted(&self, facts: &Facts<'_>) -> Granted {
         let mut scratch: Scratch = [0; 48];
@@ -313,9 +321,9 @@ impl Rule {
     }
 }
 
-/// A value that was written raw, as a rule compares it.
-fn seen(fact: &DeclaredFact, written: &str) -> Box<str> {
-    match fact.read(Cow::Borrowed(written.as_bytes())) {
+/// The value that limits see for a raw value of the config: the hash if the fact is hashed.
+fn identified(fact: &DeclaredFact, raw: &str) -> Box<str> {
+    match fact.read(Cow::Borrowed(raw.as_bytes())) {
         Value::Hashed(hashed) => hashed.hash,
         value => value.to_string().into(),
     }

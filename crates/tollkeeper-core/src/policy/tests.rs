@@ -25,7 +25,7 @@ fn tiered() -> Limit {
     Limit::tiered("plan", "plan").by("user").tier("free", Quota::per_minute(60)).default_tier("free")
 }
 
-/// The quota that a request gets: `60/1m`, or why there is none.
+/// The quota of a request, such as `60/1m`, or `unlimited`.
 fn granted(policy: &Policy, facts: &Facts<'_>) -> String {
     let rule = &policy.rules()[0];
     let granted = rule.granted(facts);
@@ -37,7 +37,7 @@ fn granted(policy: &Policy, facts: &Facts<'_>) -> String {
 }
 
 #[test]
-fn every_problem_says_what_would_be_right() {
+fn every_error_says_what_would_be_valid() {
     let per_minute = Quota::per_minute(60);
     for (limit, message) in [
         (plain("Per User"), "limit `Per User`: a name is 1 to 64 of `a-z 0-9 . _ -`"),
@@ -61,7 +61,7 @@ fn every_problem_says_what_would_be_right() {
             Limit::tiered("x", "?").tier("free", per_minute).default_tier("free"),
             "limit `x`: `?` is not the name of a fact (1 to 64 of `A-Z a-z 0-9 . _ : / -`)",
         ),
-        (plain("x").by("user").by("user"), "limit `x`: `user` stands twice in `by` (once is enough)"),
+        (plain("x").by("user").by("user"), "limit `x`: `user` is listed twice in `by` (keep one)"),
         (
             plain("x").tier("free", per_minute),
             "limit `x`: it has tiers but no fact that picks one (name it with `tier`)",
@@ -102,12 +102,12 @@ fn every_problem_says_what_would_be_right() {
         ),
         (
             plain("x").by("ip").override_for("10.0.0.0/8", per_minute),
-            "limit `x`: override `10.0.0.0/8`: `10.0.0.0/8` is not an IP address (such as `192.0.2.7`: an override is for one)",
+            "limit `x`: override `10.0.0.0/8`: `10.0.0.0/8` is not an IP address (such as `192.0.2.7`; an override is for one address)",
         ),
-        (plain("x").stagger(), "limit `x`: sliding-window has nothing to stagger (only fixed-window has)"),
+        (plain("x").stagger(), "limit `x`: sliding-window cannot be staggered (only fixed-window can)"),
         (
             plain("x").by("user").partition("tenant"),
-            "limit `x`: `partition` names `tenant`, which is none of the facts in `by` (name one of them)",
+            "limit `x`: `partition` is `tenant`, which is not one of the facts in `by` (use one of them)",
         ),
         (
             plain("x").algorithm(Algorithm::Concurrency),
@@ -139,7 +139,7 @@ fn every_problem_says_what_would_be_right() {
 }
 
 #[test]
-fn names_are_unique() {
+fn duplicate_limit_names_are_rejected() {
     assert_eq!(
         messages(vec![plain("a"), plain("b"), plain("a"), plain("a")]),
         [
@@ -150,14 +150,14 @@ fn names_are_unique() {
 }
 
 #[test]
-fn all_mistakes_of_all_limits_are_reported_at_once() {
+fn all_mistakes_are_reported_at_once() {
     let error = Policy::new(vec![
         plain("good").by("user"),
         Limit::new("bad", Quota::per_minute(0)).by("a b").by("c d").allow("x").stagger(),
         plain("good"),
         tiered().tier("pro", Quota::slots(1)).tier("team", Quota::per_second(u64::MAX)),
     ])
-    .expect_err("most of it is wrong");
+    .expect_err("most limits are invalid");
     let found: Vec<(usize, &str, &Part)> =
         error.0.iter().map(|problem| (problem.index, problem.name.as_str(), &problem.part)).collect();
     assert_eq!(
@@ -169,7 +169,7 @@ fn all_mistakes_of_all_limits_are_reported_at_once() {
             (1, "bad", &Part::Stagger),
             (1, "bad", &Part::Rate),
             (2, "good", &Part::Name),
-            // Slots in one tier make it a concurrency limit, and a rate in the others a mistake.
+            // Slots in one tier make it a concurrency limit, so that rates in other tiers are mistakes.
             (3, "plan", &Part::Tier("free".to_owned())),
             (3, "plan", &Part::Tier("team".to_owned())),
         ]
@@ -179,7 +179,7 @@ fn all_mistakes_of_all_limits_are_reported_at_once() {
         "limit `bad`: `a b` is not the name of a fact (1 to 64 of `A-Z a-z 0-9 . _ : / -`); \
          limit `bad`: `c d` is not the name of a fact (1 to 64 of `A-Z a-z 0-9 . _ : / -`); \
          limit `bad`: `allow` and overrides compare one value: key the limit by exactly one fact; \
-         limit `bad`: sliding-window has nothing to stagger (only fixed-window has); \
+         limit `bad`: sliding-window cannot be staggered (only fixed-window can); \
          limit `bad`: count is 0 (at least 1; to refuse everything, grant nothing: `0/s`); \
          limit `good`: another limit has this name (names are unique); \
          limit `plan`: tier `free`: a concurrency limit has slots, not a rate (`limit: 5`); \
@@ -188,7 +188,7 @@ fn all_mistakes_of_all_limits_are_reported_at_once() {
 }
 
 #[test]
-fn a_name_may_be_anything_and_never_panics() {
+fn invalid_limit_names_are_rejected_without_panic() {
     for name in ["a", "0", "a.b_c-9", &"x".repeat(64)] {
         assert_eq!(messages(vec![plain(name)]), [""; 0], "{name}");
     }
@@ -208,7 +208,7 @@ fn a_name_may_be_anything_and_never_panics() {
 }
 
 #[test]
-fn the_algorithm_is_as_written_or_follows_from_what_is_granted() {
+fn the_default_algorithm_follows_from_the_grants() {
     let (rate, burst) = (Quota::per_minute(60), Quota::per_minute(60).burst(10));
     for (limit, expected) in [
         (plain("x"), Algorithm::SlidingWindow),
@@ -241,7 +241,7 @@ fn the_algorithm_is_as_written_or_follows_from_what_is_granted() {
 }
 
 #[test]
-fn a_bucket_without_a_burst_has_the_count_of_its_rate() {
+fn the_default_burst_is_the_count() {
     let policy = policy(tiered().tier("pro", Quota::per_minute(600).burst(100)));
     let bursts: Vec<u64> = policy.rules()[0]
         .grants()
@@ -252,7 +252,7 @@ fn a_bucket_without_a_burst_has_the_count_of_its_rate() {
 }
 
 #[test]
-fn an_override_wins_over_a_tier_and_a_tier_over_the_default() {
+fn overrides_precede_tiers_and_tiers_the_default() {
     let policy = policy(
         tiered()
             .tier("pro", Quota::per_minute(600))
@@ -288,7 +288,7 @@ fn an_override_wins_over_a_tier_and_a_tier_over_the_default() {
 }
 
 #[test]
-fn an_override_for_an_address_is_met_in_any_spelling() {
+fn an_address_override_matches_every_spelling() {
     let limit = plain("x")
         .by("ip")
         .override_for("2001:DB8:0:0::1", Quota::per_minute(1))
@@ -309,16 +309,16 @@ fn an_override_for_an_address_is_met_in_any_spelling() {
 }
 
 #[test]
-fn what_is_granted_alike_is_kept_once() {
+fn equal_grants_are_stored_once() {
     let limit = (0..1000).fold(plain("x").by("user"), |limit, user| {
         limit.override_for(user.to_string(), Quota::per_minute(1 + user % 3))
     });
-    // Nothing, the rate of the limit, and three rates of overrides.
+    // The grant that refuses everything, the rate of the limit, and three rates of overrides.
     assert_eq!(policy(limit).rules()[0].grants().len(), 5);
 }
 
 #[test]
-fn only_the_period_of_a_tier_makes_another_family_of_keys() {
+fn only_another_period_gives_a_tier_other_keys() {
     let policy = policy(tiered().tier("pro", Quota::per_minute(600)).tier("daily", Quota::per_day(1)));
     let families: Vec<&[u8]> = policy.rules()[0]
         .grants()
@@ -326,12 +326,12 @@ fn only_the_period_of_a_tier_makes_another_family_of_keys() {
         .filter_map(|grant| if let Grant::Limited { family, .. } = grant { Some(&family[..]) } else { None })
         .collect();
     let [_, free, pro, daily] = families[..] else { panic!("{families:?}") };
-    assert_eq!(free, pro, "who changes plans keeps the count");
+    assert_eq!(free, pro, "a client that changes plans keeps its count");
     assert_ne!(free, daily);
 }
 
 #[test]
-fn who_is_allowed_is_not_limited() {
+fn allowed_values_are_not_limited() {
     let by_ip = policy(plain("x").by("ip").allow("10.0.0.0/8").allow("192.0.2.7").allow("2001:db8::/32"));
     let by_user = policy(plain("x").by("user").allow("alice").allow("10.0.0.0/8").allow("17"));
     let by_peer = policy(plain("x").by("peer").allow("192.0.2.7"));
@@ -359,7 +359,7 @@ fn who_is_allowed_is_not_limited() {
 }
 
 #[test]
-fn a_limit_applies_when_all_of_when_and_not_all_of_unless_match() {
+fn all_of_when_and_not_all_of_unless_must_match() {
     let when = || plain("x").when("route", "/login").when("route", "/api/*").when("method", "POST");
     let unless = || plain("x").unless("route", "/health").unless("method", "GET").unless("method", "HEAD");
     for (limit, facts, expected) in [
@@ -384,7 +384,7 @@ fn a_limit_applies_when_all_of_when_and_not_all_of_unless_match() {
 }
 
 #[test]
-fn ipv6_is_keyed_by_its_network_and_only_in_the_fact_ip() {
+fn only_the_fact_ip_is_keyed_by_ipv6_prefix() {
     let ip: IpAddr = "2001:db8:1:2:3:4:5:6".parse().expect("an address");
     let keyed = |policy: Policy, fact: &str, value: Value<'_>| {
         String::from_utf8(policy.keyed(fact, &value, &mut [0; 48]).to_owned()).expect("text")
@@ -405,28 +405,28 @@ fn ipv6_is_keyed_by_its_network_and_only_in_the_fact_ip() {
 }
 
 #[test]
-fn limits_are_found_by_name_in_the_order_they_were_written() {
+fn rules_keep_their_order_and_are_found_by_name() {
     let policy = Policy::new(vec![plain("b"), plain("a").ttl(Duration::from_secs(1))]).expect("valid");
     assert_eq!(policy.rules().iter().map(Rule::name).collect::<Vec<_>>(), ["b", "a"]);
-    assert_eq!(policy.find("a").map(|(place, rule)| (place, rule.name())), Some((1, "a")));
+    assert_eq!(policy.find("a").map(|(index, rule)| (index, rule.name())), Some((1, "a")));
     assert!(policy.find("c").is_none());
     assert_eq!((policy.version(), policy.with_version(7).version()), (1, 7));
 }
 
 #[test]
-fn the_period_of_a_concurrency_limit_is_the_time_to_live_of_its_slots() {
+fn the_period_of_a_concurrency_limit_is_its_ttl() {
     let policy = policy(Limit::new("x", Quota::slots(5)).ttl(Duration::from_secs(30)));
     let (quota, _) = policy.rules()[0].plain_quota().expect("limited");
     assert_eq!((quota.count(), quota.period()), (5, Span::from_secs(30)));
 }
 
 #[test]
-fn no_limits_are_a_policy() {
+fn a_policy_may_have_no_limits() {
     assert_eq!(Policy::new(Vec::new()).expect("valid").rules().len(), 0);
 }
 
 #[test]
-fn a_limit_is_plain_when_only_the_value_of_its_fact_matters() {
+fn a_limit_is_plain_if_one_fact_decides_everything() {
     let plain = || plain("x").by("user");
     for (limit, expected) in [
         (plain(), true),
@@ -450,7 +450,7 @@ fn a_limit_is_plain_when_only_the_value_of_its_fact_matters() {
 }
 
 #[test]
-fn the_response_decides_what_is_given_back() {
+fn the_response_status_decides_what_is_given_back() {
     let failures = StatusSet::of([401, 403]);
     for (limit, kept, given_back) in [
         (plain("a"), &[200, 401, 500][..], &[][..]),
@@ -471,7 +471,7 @@ fn the_response_decides_what_is_given_back() {
 }
 
 #[test]
-fn what_cannot_be_given_back_is_not_promised() {
+fn refund_conditions_need_a_refundable_algorithm() {
     let leaky = plain("a").algorithm(Algorithm::LeakyBucket).deduct_when(StatusSet::of([401]));
     let slots = Limit::new("b", Quota::slots(5)).refund_when(StatusSet::of([401]));
     assert_eq!(
@@ -484,7 +484,7 @@ fn what_cannot_be_given_back_is_not_promised() {
 }
 
 #[test]
-fn a_limit_needs_an_open_fact_unless_what_is_known_keeps_it_from_applying() {
+fn a_limit_needs_an_open_fact_unless_it_cannot_apply() {
     let login = plain("a").by("email").when("route", "/login").unless("method", "GET").allow("root");
     for (limit, facts, expected) in [
         (login.clone(), facts! { "route" => "/login", "method" => "POST" }, true),
@@ -509,7 +509,7 @@ fn a_limit_needs_an_open_fact_unless_what_is_known_keeps_it_from_applying() {
 }
 
 #[test]
-fn a_hashed_value_is_compared_as_it_came_and_keyed_by_its_hash() {
+fn a_hashed_value_is_compared_raw_and_keyed_by_hash() {
     let secret = |plain: &'static str| {
         Value::Hashed(Box::new(facts::Hashed {
             plain: Some(plain.into()),

@@ -178,19 +178,11 @@ fn cost_missing<S: Serializer>(missing: &Option<CostMissing>, serializer: S) -> 
 }
 
 fn missing<S: Serializer>(missing: &Missing, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(match missing {
-        Missing::Skip => "skip",
-        Missing::Share => "share",
-        Missing::Deny => "deny",
-    })
+    serializer.serialize_str(missing.name())
 }
 
 fn mode<S: Serializer>(mode: &Mode, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(match mode {
-        Mode::Enforce => "enforce",
-        Mode::Shadow => "shadow",
-        Mode::Off => "off",
-    })
+    serializer.serialize_str(mode.name())
 }
 
 fn on_store_failure<S: Serializer>(policy: &OnStoreFailure, serializer: S) -> Result<S::Ok, S::Error> {

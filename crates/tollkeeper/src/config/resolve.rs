@@ -344,6 +344,8 @@ fn culprit(written: &WrittenLimit, part: &Part, problem: &Problem) -> (Place, Op
         (Part::Partition, _) => written.partition.as_ref().map(at),
         (Part::DeductWhen, _) => written.deduct_when.as_ref().map(at),
         (Part::RefundWhen, _) => written.refund_when.as_ref().map(at),
+        // A part that this reader does not know yet: report the position of the whole limit.
+        _ => None,
     };
     found.unwrap_or(whole)
 }
