@@ -141,7 +141,7 @@ impl<'c> Pair<'c> {
     }
 
     fn decide(&mut self) -> Option<String> {
-        let tolls: Vec<Toll> = (0..self.random.within(1, 12)).map(|_| self.toll()).collect();
+        let tolls: Vec<Toll<'static>> = (0..self.random.within(1, 12)).map(|_| self.toll()).collect();
         let mut asked = Vec::new();
         for toll in &tolls {
             self.ids += 1;
@@ -180,7 +180,7 @@ impl<'c> Pair<'c> {
         None
     }
 
-    fn toll(&mut self) -> Toll {
+    fn toll(&mut self) -> Toll<'static> {
         let random = &mut self.random;
         let user = ["alice", "bob", "{c}: %", "nobody"][place(random, 4)];
         let tenant = ["one", "two"][place(random, 2)];

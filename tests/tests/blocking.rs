@@ -151,7 +151,7 @@ fn limiter_works_wherever_it_is_opened_and_used() {
 fn builder_opens_redis_without_a_runtime() {
     let server = Server::start();
     let limit = Limit::new("per-user", Quota::per_minute(2)).by("user");
-    let limiter = Limiter::builder().limit(limit).store(server.url()).build().wait().expect("valid limits");
+    let limiter = Limiter::builder().limit(limit).store(server.url()).build().expect("valid limits");
     let decision = limiter.check(&facts! { "user" => "alice" }).wait().expect("valid facts");
     assert!(decision.allowed());
 }

@@ -1,50 +1,50 @@
-//! Decisions: what each limit says, and what follows for the request.
+//! Decisions: the outcome of each limit, and what follows for the request.
 
+use core::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::algorithm::{self, Ask, Seen, Step};
 use crate::charge::{Charge, Item, Slot};
 use crate::inline::Inline;
 use crate::key::Key;
-use crate::limit::OnStoreFailure;
-use crate::policy::Policy;
-use crate::policy::Rule;
+use crate::limit::{Mode, OnStoreFailure};
+use crate::policy::{Policy, Rule};
 use crate::quota::Quota;
 use crate::time::{Span, Time};
-use crate::toll::{Due, InvalidRequest, MatchedLimits, Toll, TollRequest, Verb};
+use crate::toll::{Due, MatchedLimits, Toll, Verb};
 
-/// What one limit says.
+/// The outcome of one limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// Whether this limit lets the request pass.
+    /// Whether this limit allows the request.
     pub allowed: bool,
-    /// What a fresh key can take at once, such as 20.
+    /// What a fresh key can take at once: 20 for a burst of 20.
     pub limit: u64,
-    /// What can be taken at once now, such as 19.
+    /// Units left after this decision: 18 of a burst of 20 after a cost of 2.
     pub remaining: u64,
-    /// When to come again; nothing if this limit allows.
+    /// When a retry can pass; `None` if allowed.
     pub retry: Option<Retry>,
-    /// Until the key is as good as new if nobody comes; not known for slots.
+    /// Time until the key is fresh again if no other request arrives; `None` for concurrency limits.
     pub reset_after: Option<Span>,
-    /// Until one more unit is free: zero for a fresh key, nothing if that will never be.
+    /// Time until one more unit is free: zero for a fresh key, `None` if that never happens.
     pub next_after: Option<Span>,
-    /// How long the request must be held before it goes on.
+    /// How long the request must be held before it proceeds.
     pub delay: Span,
-    /// The key shares its state with others, because the store is full.
+    /// Whether the key shares its state with others, because the store is full.
     pub overflow: bool,
 }
 
-/// When a refused request may come again.
+/// When a refused request can be retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Retry {
-    /// After so long, if nobody else comes.
+    /// After this time, if no other request arrives.
     After(Span),
     /// Waiting does not help.
     Never,
 }
 
 impl Outcome {
-    /// What a quota of nothing says.
+    /// The outcome of a quota of `0/s`.
     pub(crate) fn nothing() -> Outcome {
         Outcome { retry: Some(Retry::Never), reset_after: Some(Span::ZERO), ..Outcome::default() }
     }
@@ -53,33 +53,40 @@ impl Outcome {
 /// Whether the request passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It passes, after so long.
+    /// It passes.
     Allow {
         /// How long it must be held first: zero unless a leaky bucket queues it.
         delay: Span,
     },
-    /// It does not pass.
+    /// It is refused.
     Deny {
-        /// When it may come again.
+        /// When it can be retried.
         retry: Retry,
     },
 }
 
-/// What a store says of a toll.
+/// Whether a request passes, given the mode and the verdict of each of its limits: every enforced limit must
+/// allow it.
+#[inline]
+pub fn admitted(limits: impl IntoIterator<Item = (Mode, bool)>) -> bool {
+    limits.into_iter().all(|(mode, allowed)| allowed || mode != Mode::Enforce)
+}
+
+/// The reply of a store to a toll.
 #[derive(Clone, Debug, Default)]
 pub struct Reply {
-    said: Inline<LimitReply, 4>,
+    limits: Inline<LimitReply, 4>,
     now: Time,
     id: u64,
 }
 
-/// What a store says of one limit.
+/// The reply of a store for one limit.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum LimitReply {
-    /// Nothing yet.
+    /// None yet.
     #[default]
-    Nothing,
-    /// The step that was made: the numbers behind it are computed by whoever asks for them.
+    Pending,
+    /// The step of the algorithm; its numbers are computed on demand.
     Step {
         /// The step.
         step: Step,
@@ -93,30 +100,30 @@ pub enum LimitReply {
         /// Where the admission was entered: tick, stamp or window.
         mark: u64,
     },
-    /// The store did not answer, and this is what its limit's policy says instead.
+    /// The store did not answer, and the limit's failure policy answered instead.
     Degraded {
-        /// The policy that answered.
+        /// The failure policy.
         by: OnStoreFailure,
-        /// The numbers; only those of [`OnStoreFailure::Local`] were counted.
+        /// The numbers; only [`OnStoreFailure::Local`] counts.
         outcome: Outcome,
     },
 }
 
 impl LimitReply {
-    /// Whether this limit lets the request pass.
+    /// Whether this limit allows the request.
     #[inline]
     pub fn allowed(&self) -> bool {
         match self {
-            LimitReply::Nothing => false,
+            LimitReply::Pending => false,
             LimitReply::Step { step, .. } => step.allowed,
             LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.allowed,
         }
     }
 
-    /// The numbers, for what was asked under this quota.
+    /// The numbers, under this quota and for this input.
     pub fn outcome(&self, quota: &Quota, ask: &Ask) -> Outcome {
         match self {
-            LimitReply::Nothing => Outcome::nothing(),
+            LimitReply::Pending => Outcome::nothing(),
             LimitReply::Step { step, charged } => {
                 algorithm::outcome(quota, Seen::Nothing, ask, step, *charged)
             }
@@ -124,21 +131,21 @@ impl LimitReply {
         }
     }
 
-    /// The numbers, for what was due at that time.
+    /// The numbers for this due at this time.
     pub fn outcome_at(&self, due: &Due<'_>, now: Time) -> Outcome {
         match self {
             // The due knows what a cost of 0 changes.
             LimitReply::Step { step, charged } => due.outcome(Seen::Nothing, now, step, *charged),
-            said => said.outcome(due.quota, &due.ask(now)),
+            reply => reply.outcome(due.quota, &due.ask(now)),
         }
     }
 
-    /// Who answered in place of the store, if it did not.
+    /// The failure policy that answered instead of the store, if one did.
     pub fn degraded(&self) -> Option<OnStoreFailure> {
         if let LimitReply::Degraded { by, .. } = self { Some(*by) } else { None }
     }
 
-    /// Whether the key shares its state with others: a step is only kept for one that does not.
+    /// Whether the key shares its state with others. A `Step` is never of a shared state.
     fn overflow(&self) -> bool {
         matches!(self, LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } if outcome.overflow)
     }
@@ -146,7 +153,7 @@ impl LimitReply {
     /// Where the admission was entered: tick, stamp or window.
     pub fn mark(&self) -> u64 {
         match self {
-            LimitReply::Nothing | LimitReply::Degraded { .. } => 0,
+            LimitReply::Pending | LimitReply::Degraded { .. } => 0,
             LimitReply::Step { step, .. } => step.effect.mark(),
             LimitReply::Outcome { mark, .. } => *mark,
         }
@@ -154,23 +161,23 @@ impl LimitReply {
 }
 
 impl Reply {
-    /// Nothing said yet, at this time of the store; admissions will carry this number.
+    /// An empty reply at this time of the store. `id` identifies the admission in its charge.
     #[inline]
     pub fn new(now: Time, id: u64) -> Reply {
-        Reply { said: Inline::default(), now, id }
+        Reply { limits: Inline::default(), now, id }
     }
 
-    /// The time of the store, and the number that admissions will carry.
+    /// Sets the time of the store and the id of the admission.
     #[inline]
     pub fn set(&mut self, now: Time, id: u64) {
         (self.now, self.id) = (now, id);
     }
 
-    /// Where to write what each of so many limits says.
+    /// Makes room for the replies of this many limits and lends it for writing.
     #[inline]
-    pub fn say(&mut self, limits: usize) -> &mut [LimitReply] {
-        self.said.resize(limits);
-        &mut self.said
+    pub fn resize(&mut self, limits: usize) -> &mut [LimitReply] {
+        self.limits.resize(limits);
+        &mut self.limits
     }
 
     /// The time on the store's clock.
@@ -178,84 +185,141 @@ impl Reply {
         self.now
     }
 
-    /// The number that an admission carries.
+    /// The id of the admission.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// What each limit says, in the order of the toll.
-    pub fn said(&self) -> &[LimitReply] {
-        &self.said
+    /// The reply for each limit, in the order of the toll.
+    pub fn limits(&self) -> &[LimitReply] {
+        &self.limits
     }
 
-    /// What the next limit of the toll says.
+    /// Appends the reply for the next limit of the toll.
     #[inline]
-    pub fn push(&mut self, said: LimitReply) {
-        self.said.push(said);
+    pub fn push(&mut self, limit: LimitReply) {
+        self.limits.push(limit);
     }
 }
 
-/// What was decided for a request.
+/// A toll with the reply of the store, and what follows for the request.
+///
+/// It borrows the policy and lives on the stack of the caller that decides; [`DecidedToll::to_decision`] makes a
+/// [`Decision`] that can be kept.
 #[derive(Clone, Debug)]
-pub struct Decision(Box<Case>);
-
-/// On the heap, because it is large and a decision is handed from hand to hand: moving it twice would
-/// cost more than the one allocation.
-#[derive(Clone, Debug)]
-struct Case {
-    toll: Toll,
-    ruling: Reply,
+pub struct DecidedToll<'p> {
+    toll: Toll<'p>,
+    reply: Reply,
     allowed: bool,
 }
 
-impl Case {
+/// The decision for a request. It derefs to [`DecidedToll`], which has its methods.
+///
+/// It is boxed because it is large and is passed on by value: moving it twice costs more than one allocation.
+#[derive(Clone, Debug)]
+pub struct Decision(Box<DecidedToll<'static>>);
+
+impl Deref for Decision {
+    type Target = DecidedToll<'static>;
+
     #[inline]
-    fn conclude(&mut self) {
-        assert_eq!(self.toll.len(), self.ruling.said.len(), "a store answers for every limit");
-        let mut all = self.toll.enforced().zip(self.ruling.said.iter());
-        self.allowed = all.all(|(enforced, said)| said.allowed() || !enforced);
+    fn deref(&self) -> &DecidedToll<'static> {
+        &self.0
+    }
+}
+
+impl DerefMut for Decision {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut DecidedToll<'static> {
+        &mut self.0
     }
 }
 
 impl Decision {
-    /// Draws the conclusion from what each limit says: all that are enforced must allow.
+    /// As [`DecidedToll::undecided`], in the box that is returned.
     #[inline]
-    pub fn new(toll: Toll, ruling: Reply) -> Decision {
-        let mut case = Box::new(Case { toll, ruling, allowed: false });
-        case.conclude();
-        Decision(case)
+    pub fn undecided(policy: Arc<Policy>, verb: Verb) -> Decision {
+        // `Box::new` would build it on the stack and copy it.
+        Decision(Box::write(
+            Box::new_uninit(),
+            DecidedToll { toll: Toll::owned(policy, verb), reply: Reply::default(), allowed: false },
+        ))
     }
 
-    /// Makes a toll, has it decided at once, and draws the conclusion, all in one place.
+    /// The decision that follows from a reply.
+    pub fn new(toll: Toll<'_>, reply: Reply) -> Decision {
+        Decision(Box::new(DecidedToll::new(toll.into_owned(), reply)))
+    }
+}
+
+impl<'p> DecidedToll<'p> {
+    /// Draws the conclusion from a reply.
+    ///
+    /// # Panics
+    ///
+    /// If the reply does not have one entry for each limit of the toll.
     #[inline]
-    pub fn make(
-        policy: Arc<Policy>,
-        request: &TollRequest<'_>,
-        decide: impl FnOnce(&Toll, &mut Reply),
-    ) -> Result<Decision, InvalidRequest> {
-        // `Box::new` would make it on the stack and copy all of it.
-        let mut case = Box::write(
-            Box::new_uninit(),
-            Case { toll: Toll::new(policy, request.verb), ruling: Reply::default(), allowed: false },
-        );
-        case.toll.add_request(request)?;
-        decide(&case.toll, &mut case.ruling);
-        case.conclude();
-        Ok(Decision(case))
+    pub fn new(toll: Toll<'p>, reply: Reply) -> DecidedToll<'p> {
+        let mut decided = DecidedToll { toll, reply, allowed: false };
+        decided.conclude();
+        decided
+    }
+
+    /// A toll that is yet to be built and decided, in place: a toll and its reply are too large to be moved on the
+    /// hot path.
+    #[inline]
+    pub fn undecided(policy: &'p Arc<Policy>, verb: Verb) -> DecidedToll<'p> {
+        DecidedToll { toll: Toll::new(policy, verb), reply: Reply::default(), allowed: false }
+    }
+
+    /// The toll, to be built.
+    #[inline]
+    pub fn toll_mut(&mut self) -> &mut Toll<'p> {
+        &mut self.toll
+    }
+
+    /// The toll alone.
+    #[inline]
+    pub fn into_toll(self) -> Toll<'p> {
+        self.toll
+    }
+
+    /// Has a store write its reply in place, and draws the conclusion.
+    ///
+    /// # Panics
+    ///
+    /// If the reply does not have one entry for each limit of the toll.
+    #[inline]
+    pub fn decide(&mut self, decide: impl FnOnce(&Toll<'p>, &mut Reply)) {
+        decide(&self.toll, &mut self.reply);
+        self.conclude();
+    }
+
+    #[inline]
+    fn conclude(&mut self) {
+        assert_eq!(self.toll.len(), self.reply.limits.len(), "a store replies for every limit");
+        self.allowed = admitted(self.toll.modes().zip(self.reply.limits.iter().map(LimitReply::allowed)));
+    }
+
+    /// A decision that can be kept.
+    #[inline]
+    pub fn to_decision(&self) -> Decision {
+        let DecidedToll { toll, reply, allowed } = self.clone();
+        Decision(Box::new(DecidedToll { toll: toll.into_owned(), reply, allowed }))
     }
 
     /// Whether the request may pass.
     #[inline]
     pub fn allowed(&self) -> bool {
-        self.0.allowed
+        self.allowed
     }
 
-    /// Whether it may pass, with what follows.
+    /// Whether the request may pass, and what follows.
     pub fn verdict(&self) -> Verdict {
         self.conclusion().0
     }
 
-    /// How long to wait before coming again: nothing if the request passes or waiting does not help.
+    /// Time until a retry can pass; `None` if allowed, or if waiting does not help.
     pub fn retry_after(&self) -> Option<Span> {
         match self.verdict() {
             Verdict::Deny { retry: Retry::After(span) } => Some(span),
@@ -263,7 +327,7 @@ impl Decision {
         }
     }
 
-    /// How long an admitted request must be held before it goes on.
+    /// How long an admitted request must be held before it proceeds.
     pub fn delay(&self) -> Span {
         match self.verdict() {
             Verdict::Allow { delay } => delay,
@@ -271,167 +335,148 @@ impl Decision {
         }
     }
 
-    /// The limit that decides: of a refusal the one to wait longest for, of an admission the scarcest.
+    /// The binding limit: of a refusal the one with the longest retry, of an admission the one with the smallest
+    /// remaining share.
     pub fn binding(&self) -> Option<LimitDecision<'_>> {
         self.conclusion().1
     }
 
-    /// What each limit that applied says, in the order of the policy.
+    /// The decision of each limit that applied, in the order of the policy.
     #[inline]
     pub fn limits(&self) -> impl ExactSizeIterator<Item = LimitDecision<'_>> + Clone {
-        (0..self.0.toll.len()).map(|place| self.answer(place))
+        (0..self.toll.len()).map(|index| self.limit_decision(index))
     }
 
-    /// What the limit of that name says, if it applied.
+    /// The decision of the limit of that name, if it applied.
     pub fn limit(&self, name: &str) -> Option<LimitDecision<'_>> {
-        self.limits().find(|answer| answer.name() == name)
+        self.limits().find(|limit| limit.name() == name)
     }
 
     /// The time on the store's clock.
     pub fn time(&self) -> Time {
-        self.0.ruling.now
+        self.reply.now
     }
 
-    /// What was to be paid.
-    pub fn toll(&self) -> &Toll {
-        &self.0.toll
+    /// The toll.
+    pub fn toll(&self) -> &Toll<'p> {
+        &self.toll
     }
 
-    /// Who answered in place of the store, if it did not: of several the strictest.
+    /// The failure policy that answered instead of the store, if one did: of several the strictest.
     pub fn degraded(&self) -> Option<OnStoreFailure> {
-        self.0.ruling.said.iter().filter_map(LimitReply::degraded).max_by_key(|by| match by {
+        self.reply.limits.iter().filter_map(LimitReply::degraded).max_by_key(|by| match by {
             OnStoreFailure::Allow => 0,
             OnStoreFailure::Local => 1,
             OnStoreFailure::Deny => 2,
         })
     }
 
-    /// What follows for one of several sets of facts, if it were alone: its verdict, and the limit that decides it,
-    /// with what people are told of it.
-    pub fn of(&self, met: &MatchedLimits) -> (Verdict, Option<(LimitDecision<'_>, Outcome)>) {
-        conclude(met.places().map(|place| self.answer(place)))
+    /// The verdict for one of several sets of facts if it were alone, and its binding limit with the numbers to
+    /// report.
+    pub fn of(&self, matched: &MatchedLimits) -> (Verdict, Option<(LimitDecision<'_>, Outcome)>) {
+        conclude(matched.indices().map(|index| self.limit_decision(index)))
     }
 
-    /// A receipt as if all of this had been paid now, under a number of the caller's: it gives back what was paid
-    /// earlier without one, as far as the states still hold it. It is void in a moment.
+    /// A charge as if all of this had been paid now, under an id of the caller's. Refunding it gives back earlier
+    /// usage that has no charge, as far as the states still hold it. It is void after a second.
     pub fn as_if_paid(&self, id: u64) -> Option<Charge> {
-        let paid = |LimitDecision { due, .. }: &LimitDecision<'_>| {
-            due.cost > 0 && due.quota.count() > 0 && !due.is_slot()
+        let paid = |limit: &LimitDecision<'_>| {
+            limit.due.cost > 0 && limit.due.quota.count() > 0 && !limit.due.is_slot()
         };
-        let item = |LimitDecision { due, said, .. }: LimitDecision<'_>| {
-            Item::new(&due, said.mark(), said.overflow())
-        };
-        let items: Vec<Item> = self.limits().filter(paid).map(item).collect();
-        // Nobody sees it who could use it twice: that it was used need not be remembered for longer.
-        (!items.is_empty()).then(|| Charge::new(id, self.0.ruling.now, Some(Span::from_secs(1)), items))
+        let items: Vec<Item> = self.limits().filter(paid).map(|limit| limit.item()).collect();
+        // It never leaves the process, so it cannot be used twice and needs no long-lived marker.
+        (!items.is_empty()).then(|| Charge::new(id, self.reply.now, Some(Span::from_secs(1)), items))
     }
 
-    /// The receipt: there if the request passed and something was charged in the store.
+    /// The receipt; `None` unless the request was admitted and something was charged in the store.
     pub fn charge(&self) -> Option<Charge> {
-        let items: Vec<Item> = self.entered(false).collect();
-        let ttl = if let Verb::Reserve(ttl) = self.0.toll.verb() { Some(ttl) } else { None };
-        (!items.is_empty()).then(|| Charge::new(self.0.ruling.id, self.0.ruling.now, ttl, items))
+        let items: Vec<Item> = self.charged_items(false).collect();
+        let ttl = if let Verb::Reserve(ttl) = self.toll.verb() { Some(ttl) } else { None };
+        (!items.is_empty()).then(|| Charge::new(self.reply.id, self.reply.now, ttl, items))
     }
 
-    /// The slot: there if the request acquired one.
+    /// The slot; `None` unless the request acquired one.
     pub fn slot(&self) -> Option<Slot> {
-        let items: Vec<Item> = self.entered(true).collect();
-        (!items.is_empty()).then(|| Slot::new(self.0.ruling.id, self.0.ruling.now, items))
+        let items: Vec<Item> = self.charged_items(true).collect();
+        (!items.is_empty()).then(|| Slot::new(self.reply.id, self.reply.now, items))
     }
 
-    /// What was written for this request, of slots or of everything else. Of what was decided here in
-    /// place of the store only slots are held: they are given back like others.
-    fn entered(&self, slots: bool) -> impl Iterator<Item = Item> {
+    /// What was written for this request: its slots, or everything else. A degraded decision writes nothing that can
+    /// be corrected, except slots of [`OnStoreFailure::Local`], which are released like others.
+    fn charged_items(&self, slots: bool) -> impl Iterator<Item = Item> {
         let by = self.degraded();
-        let here =
-            move |said: &LimitReply| by.is_none() || slots && said.degraded() == Some(OnStoreFailure::Local);
-        let charged = self.0.allowed && self.0.toll.verb().charges();
-        let entered = move |LimitDecision { due, said, .. }: &LimitDecision<'_>| {
-            charged && here(said) && said.allowed() && due.cost > 0 && due.is_slot() == slots
+        let is_held = move |reply: &LimitReply| {
+            by.is_none() || slots && reply.degraded() == Some(OnStoreFailure::Local)
         };
-        let item = |LimitDecision { due, said, .. }: LimitDecision<'_>| {
-            Item::new(&due, said.mark(), said.overflow())
+        let charged = self.allowed && self.toll.verb().charges();
+        let is_charged = move |LimitDecision { due, reply, .. }: &LimitDecision<'_>| {
+            charged && is_held(reply) && reply.allowed() && due.cost > 0 && due.is_slot() == slots
         };
-        self.limits().filter(entered).map(item)
+        self.limits().filter(is_charged).map(|limit| limit.item())
     }
 
-    /// [`Decision::verdict`] and [`Decision::binding`], for who wants both: they are computed together.
+    /// [`DecidedToll::verdict`] and [`DecidedToll::binding`], computed together.
     pub fn conclusion(&self) -> (Verdict, Option<LimitDecision<'_>>) {
         let (verdict, binding) = conclude(self.limits());
         debug_assert_eq!(
-            self.0.allowed,
+            self.allowed,
             matches!(verdict, Verdict::Allow { .. }),
-            "who refuses says for how long"
+            "a refusing limit has a retry, an allowing one has none"
         );
-        (verdict, binding.map(|(answer, _)| answer))
+        (verdict, binding.map(|(limit, _)| limit))
     }
 
-    /// The limit that headers tell of: the one that decides, or where that one may not be shown or has not
-    /// counted, the one that would decide without it; and what people are told of it.
+    /// The limit that headers describe, with its numbers: the binding limit, or if that one may not be shown or
+    /// was not counted, the one that would bind without it.
     pub fn shown(&self) -> Option<(LimitDecision<'_>, Outcome)> {
-        shown(self.limits())
+        conclude(self.limits().filter(|limit| limit.due.rule.shown() && limit.counted())).1
     }
 
     #[inline]
-    fn answer(&self, place: usize) -> LimitDecision<'_> {
-        LimitDecision {
-            due: self.0.toll.get(place),
-            said: &self.0.ruling.said[place],
-            now: self.0.ruling.now,
-        }
+    fn limit_decision(&self, index: usize) -> LimitDecision<'_> {
+        LimitDecision { due: self.toll.get(index), reply: &self.reply.limits[index], now: self.reply.now }
     }
 }
 
-/// As [`Decision::shown`], of limits that were decided without one.
-#[inline]
-pub fn shown<'d>(answers: impl Iterator<Item = LimitDecision<'d>>) -> Option<(LimitDecision<'d>, Outcome)> {
-    conclude(answers.filter(|answer| answer.due.rule.shown() && answer.counted())).1
-}
-
-/// What follows from what each limit says, and which one decides it: those that are enforced must all allow.
-pub fn conclude<'d>(
-    answers: impl Iterator<Item = LimitDecision<'d>>,
+/// The verdict that follows from the decisions of all limits, and the limit that binds: every enforced limit must
+/// allow the request.
+fn conclude<'d>(
+    limits: impl Iterator<Item = LimitDecision<'d>>,
 ) -> (Verdict, Option<(LimitDecision<'d>, Outcome)>) {
     let mut verdict = Verdict::Allow { delay: Span::ZERO };
     let mut binding: Option<(LimitDecision<'_>, Outcome)> = None;
-    for answer in answers.filter(|answer| answer.due.enforced()) {
-        let outcome = answer.outcome();
+    for limit in limits.filter(|limit| limit.due.enforced()) {
+        let outcome = limit.outcome();
         verdict = match (verdict, outcome.retry) {
             (Verdict::Allow { delay }, None) => {
-                if binding.is_none_or(|(_, least)| scarcer(&outcome, &least)) {
-                    binding = Some((answer, outcome));
+                if binding.is_none_or(|(_, least)| is_scarcer(&outcome, &least)) {
+                    binding = Some((limit, outcome));
                 }
                 Verdict::Allow { delay: delay.max(outcome.delay) }
             }
             (Verdict::Allow { .. }, Some(retry)) => {
-                binding = Some((answer, outcome));
+                binding = Some((limit, outcome));
                 Verdict::Deny { retry }
             }
             (Verdict::Deny { retry: longest }, Some(retry)) if retry > longest => {
-                binding = Some((answer, outcome));
+                binding = Some((limit, outcome));
                 Verdict::Deny { retry }
             }
-            (denied, _) => denied,
+            (refused, _) => refused,
         };
     }
     (verdict, binding)
 }
 
-/// What one limit says in a decision.
+/// The decision of one limit.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitDecision<'d> {
     due: Due<'d>,
-    said: &'d LimitReply,
+    reply: &'d LimitReply,
     now: Time,
 }
 
 impl<'d> LimitDecision<'d> {
-    /// What was said of a due at that time.
-    #[inline]
-    pub fn new(due: Due<'d>, said: &'d LimitReply, now: Time) -> LimitDecision<'d> {
-        LimitDecision { due, said, now }
-    }
-
     /// The time on the store's clock.
     pub fn time(&self) -> Time {
         self.now
@@ -447,7 +492,7 @@ impl<'d> LimitDecision<'d> {
         self.due.rule
     }
 
-    /// What was due.
+    /// The due.
     pub fn due(&self) -> Due<'d> {
         self.due
     }
@@ -457,48 +502,61 @@ impl<'d> LimitDecision<'d> {
         self.due.key
     }
 
-    /// Whether this limit lets the request pass.
+    /// Whether this limit allows the request.
     pub fn allowed(&self) -> bool {
-        self.said.allowed()
+        self.reply.allowed()
     }
 
-    /// What it says: computed each time.
+    /// Whether the request passes this limit: allowed, or not enforced.
+    pub fn passes(&self) -> bool {
+        admitted([(self.due.mode(), self.allowed())])
+    }
+
+    /// The store's reply.
+    pub fn reply(&self) -> &'d LimitReply {
+        self.reply
+    }
+
+    /// The numbers; computed each time.
     pub fn outcome(&self) -> Outcome {
-        self.said.outcome_at(&self.due, self.now)
+        self.reply.outcome_at(&self.due, self.now)
     }
 
-    /// [`Outcome::remaining`] and nothing else, which is cheaper.
+    /// [`Outcome::remaining`] alone, which is cheaper.
     pub fn remaining(&self) -> u64 {
-        match self.said {
-            LimitReply::Nothing => 0,
+        match self.reply {
+            LimitReply::Pending => 0,
             LimitReply::Step { step, charged } => self.due.remaining(self.now, step, *charged),
             LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.remaining,
         }
     }
 
-    /// [`Outcome::limit`] and nothing else.
+    /// [`Outcome::limit`] alone.
     pub fn granted(&self) -> u64 {
-        match self.said {
-            LimitReply::Nothing => 0,
+        match self.reply {
+            LimitReply::Pending => 0,
             LimitReply::Step { .. } => self.due.quota.limit(),
             LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.limit,
         }
     }
 
-    /// Who answered in place of the store, if it did not.
+    /// The failure policy that answered instead of the store, if one did.
     pub fn degraded(&self) -> Option<OnStoreFailure> {
-        self.said.degraded()
+        self.reply.degraded()
     }
 
-    /// Whether what remains is known: who decides without counting knows neither that nor when all is
-    /// there again.
+    /// Whether `remaining` and `reset_after` are known: a failure policy of `allow` or `deny` does not count.
     pub fn counted(&self) -> bool {
         !matches!(self.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny))
     }
+
+    fn item(&self) -> Item {
+        Item::new(&self.due, self.reply.mark(), self.reply.overflow())
+    }
 }
 
-/// Whether less is left of one than of the other, as a share of what each grants.
-fn scarcer(one: &Outcome, other: &Outcome) -> bool {
+/// Whether `one` has a smaller remaining share of its limit than `other`.
+fn is_scarcer(one: &Outcome, other: &Outcome) -> bool {
     u128::from(one.remaining) * u128::from(other.limit) < u128::from(other.remaining) * u128::from(one.limit)
 }
 

@@ -196,7 +196,7 @@ impl fmt::Display for Key<'_> {
 }
 
 /// The prefix of all keys of a limit with this period.
-pub(crate) fn family(limit: &str, algorithm: Algorithm, stagger: bool, period: Span) -> Box<[u8]> {
+pub fn family(limit: &str, algorithm: Algorithm, stagger: bool, period: Span) -> Box<[u8]> {
     let mut bytes = Vec::with_capacity(LONGEST_FAMILY);
     push_family(limit, algorithm, stagger, period, |part| bytes.extend_from_slice(part));
     bytes.into()

@@ -36,6 +36,9 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// The version of every policy made by [`Policy::of_one`]. Other policies count from 1.
+    pub const AD_HOC: u64 = 0;
+
     /// Validates and compiles limits; the error lists every mistake.
     pub fn new(limits: Vec<Limit>) -> Result<Policy, InvalidPolicy> {
         let mut problems = Vec::new();
@@ -97,7 +100,12 @@ impl Policy {
             default: 0,
             grants: vec![Grant::Limited { quota, family }],
         };
-        Policy { version: 1, ipv6_prefix: 64, declared: DeclaredFacts::default(), rules: Arc::new([rule]) }
+        Policy {
+            version: Policy::AD_HOC,
+            ipv6_prefix: 64,
+            declared: DeclaredFacts::default(),
+            rules: Arc::new([rule]),
+        }
     }
 
     /// The same policy with this version.

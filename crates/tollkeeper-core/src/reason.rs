@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::decision::{Decision, LimitDecision, Retry};
+use crate::decision::{DecidedToll, LimitDecision, Retry};
 use crate::limit::{Missing, OnStoreFailure};
 use crate::quota::{Algorithm, Quota};
 use crate::time::Span;
@@ -11,7 +11,7 @@ use crate::time::Span;
 #[derive(Clone, Copy, Debug)]
 pub struct Reason<'d>(LimitDecision<'d>);
 
-impl Decision {
+impl DecidedToll<'_> {
     /// Why the request was refused; `None` if it was admitted.
     ///
     /// ```text
@@ -131,6 +131,7 @@ impl fmt::Display for Period {
 
 #[cfg(test)]
 mod tests {
+    use crate::decision::Decision;
     use std::sync::Arc;
 
     use super::*;

@@ -1,10 +1,11 @@
 //! The toll: what one request must pay.
 //!
-//! Pure data, made of facts and a policy, ready to travel to whoever keeps the state: each limit that
-//! applies, with key and cost, each key once. Limits that do not apply cost a comparison and leave no
-//! trace; those that were skipped for want of a fact are marked, because somebody wants to count them.
+//! A toll is plain data, built from facts and a policy and sent to the store: each limit that applies, with key
+//! and cost, each key once. A limit that does not apply costs one comparison. Limits that were skipped because a
+//! fact is absent are marked, so that metrics can count them.
 
 use core::fmt;
+use core::ops::Deref;
 use std::sync::Arc;
 
 use crate::algorithm::{self, Ask, Seen, State, Step};
@@ -20,21 +21,22 @@ use crate::time::{Span, Time};
 /// The largest cost.
 pub const MAX_COST: u64 = 1 << 31;
 
-/// The most dues of one toll: what one script call can decide without holding up the requests of others.
+/// The most dues in one toll. It bounds the work of one script call, so that one request cannot delay others.
 pub const MAX_DUES: usize = 256;
 
-/// What the request wants.
+/// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Verb {
-    /// To pass, and to be charged if it may.
+    /// Decide, and charge if admitted.
     Check,
-    /// To know what a check would say.
+    /// Decide as a check would, without charging.
     Peek,
-    /// To know how each limit stands: a peek of cost 1, whatever the limits charge.
+    /// The current state of each limit: a peek of cost 1, regardless of `cost:`.
     Usage,
-    /// To pass on an estimate that will be corrected within this time.
+    /// Charge an estimate that will be settled within this time.
     Reserve(Span),
-    /// To pass and to hold a slot of each concurrency limit.
+    /// Decide and charge, and take a slot of each concurrency limit.
     Acquire,
 }
 
@@ -44,25 +46,46 @@ impl Verb {
         !matches!(self, Verb::Peek | Verb::Usage)
     }
 
-    /// Whether concurrency limits take part. A slot that nobody will release is not taken.
-    fn meets(self, algorithm: Algorithm) -> bool {
+    /// Whether limits of this algorithm take part. Verbs whose caller cannot release a slot take none.
+    fn includes(self, algorithm: Algorithm) -> bool {
         algorithm != Algorithm::Concurrency || !matches!(self, Verb::Check | Verb::Reserve(_))
     }
 }
 
 /// What one request must pay.
+///
+/// It borrows the policy, so that a toll that is decided in this process touches no reference count;
+/// [`Toll::into_owned`] makes one that outlives the borrow.
 #[derive(Clone, Debug)]
-pub struct Toll {
-    policy: Arc<Policy>,
+pub struct Toll<'p> {
+    policy: PolicyRef<'p>,
     verb: Verb,
     hold: Option<Span>,
     entries: Inline<Entry, 4>,
     values: Inline<u8, 96>,
-    /// The places of the entries of all sets of facts but the last one, sorted by their keys. Empty while there is
-    /// only one set.
+    /// Indices of the entries of all sets of facts but the last, sorted by key. Empty while there is only one set.
     by_key: Vec<u32>,
     skipped: Marks,
     unknown_tiers: Marks,
+}
+
+/// The policy of a toll.
+#[derive(Clone, Debug)]
+enum PolicyRef<'p> {
+    Borrowed(&'p Arc<Policy>),
+    Owned(Arc<Policy>),
+}
+
+impl Deref for PolicyRef<'_> {
+    type Target = Arc<Policy>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<Policy> {
+        match self {
+            PolicyRef::Borrowed(policy) => policy,
+            PolicyRef::Owned(policy) => policy,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,7 +99,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Orders entries by their keys. Entries with equal keys are equal here, and no others.
+    /// Orders entries by key: equal exactly for equal keys.
     fn key_order<'t>(&self, policy: &'t Policy, values: &'t [u8]) -> (u32, &'t [u8], &'t [u8]) {
         let (_, family) =
             policy.rules()[self.rule as usize].quota(self.grant).expect("unlimited grants make no entry");
@@ -84,67 +107,77 @@ impl Entry {
     }
 }
 
-/// The limits that one of several sets of facts has met, by their places in the toll.
+/// The limits that apply to one of several sets of facts, as indices into the toll.
 #[derive(Clone, Debug, Default)]
 pub struct MatchedLimits(Inline<u32, 4>);
 
 impl MatchedLimits {
-    pub(crate) fn places(&self) -> impl Iterator<Item = usize> {
-        self.0.iter().map(|place| *place as usize)
+    pub(crate) fn indices(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().map(|index| *index as usize)
     }
 }
 
-/// What is due at one limit.
+/// One limit of a toll, with its key and cost.
 #[derive(Clone, Copy, Debug)]
 pub struct Due<'t> {
     /// The limit.
     pub rule: &'t Rule,
-    /// What it grants to this key.
+    /// The quota of this key: that of its override or tier, or the limit's own.
     pub quota: &'t Quota,
     /// The key.
     pub key: Key<'t>,
-    /// The cost; 0 passes, unless nothing is granted, and charges nothing.
+    /// The cost. 0 charges nothing, and is refused only by a quota of `0/s`.
     pub cost: u64,
-    /// How much earlier than the epoch's the windows of this key begin, in microseconds.
+    /// By how many microseconds the windows of this key start earlier than epoch-aligned ones (`stagger`).
     pub shift: u64,
     hold: Option<Span>,
 }
 
-/// What is asked of a policy.
+/// The input of a toll.
 #[derive(Clone, Copy, Debug)]
 pub struct TollRequest<'a> {
-    /// What the request wants.
+    /// What is asked for.
     pub verb: Verb,
-    /// What is known of it.
+    /// The facts of the request.
     pub facts: &'a Facts<'a>,
-    /// What it costs, where a limit does not charge the number in a fact.
+    /// The cost for limits without a `cost:` fact, such as 1.
     pub cost: u64,
-    /// The longest delay that the caller can hold it.
+    /// The longest delay for which the caller can hold the request; `None` for no bound.
     pub hold: Option<Span>,
-    /// Facts of other readings of the same request, where it is not known how its server reads it. The request
+    /// Facts of other readings of the same request, if the caller cannot know how the server reads it. The request
     /// pays the limits of every reading, each key once.
     pub also: &'a [Facts<'a>],
 }
 
 impl Policy {
     /// What a request with these facts must pay.
-    #[inline]
     pub fn toll(
         self: &Arc<Policy>,
         verb: Verb,
         facts: &Facts<'_>,
         cost: u64,
-    ) -> Result<Toll, InvalidRequest> {
-        let mut toll = Toll::new(Arc::clone(self), verb);
+    ) -> Result<Toll<'static>, InvalidRequest> {
+        let mut toll = Toll::new(self, verb);
         toll.add(facts, cost)?;
-        Ok(toll)
+        Ok(toll.into_owned())
     }
 }
 
-impl Toll {
-    /// Nothing to pay yet.
+impl<'p> Toll<'p> {
+    /// An empty toll.
     #[inline]
-    pub fn new(policy: Arc<Policy>, verb: Verb) -> Toll {
+    pub fn new(policy: &'p Arc<Policy>, verb: Verb) -> Toll<'p> {
+        Toll::empty(PolicyRef::Borrowed(policy), verb)
+    }
+
+    /// An empty toll that owns its policy.
+    #[inline]
+    pub fn owned(policy: Arc<Policy>, verb: Verb) -> Toll<'p> {
+        Toll::empty(PolicyRef::Owned(policy), verb)
+    }
+
+    #[inline]
+    fn empty(policy: PolicyRef<'p>, verb: Verb) -> Toll<'p> {
         Toll {
             policy,
             verb,
@@ -157,19 +190,38 @@ impl Toll {
         }
     }
 
-    /// What a request keyed by `value` must pay under a policy made by [`Policy::of_one`]. A cost of 0 passes
-    /// and charges nothing.
-    pub fn of_one(policy: Arc<Policy>, verb: Verb, value: &str, cost: u64) -> Toll {
-        let mut toll = Toll::new(policy, verb);
-        key::push_value(Some(value.as_bytes()), |part| toll.values.extend_from_slice(part));
-        let values_end = place(toll.values.len());
-        toll.entries.push(Entry { values_end, cost, ..Entry::default() });
-        toll
+    /// The same toll, without the borrow.
+    #[must_use]
+    pub fn into_owned(self) -> Toll<'static> {
+        Toll { policy: PolicyRef::Owned(Arc::clone(&self.policy)), ..self }
     }
 
-    /// The longest delay that the caller can hold a queued request; a longer one refuses it.
+    /// Adds the default quota of one limit, keyed by `value` alone. For callers that know that nothing else decides
+    /// ([`Rule::is_plain`](crate::policy::Rule::is_plain)), and for policies made by [`Policy::of_one`]. A cost of 0
+    /// passes and charges nothing.
+    ///
+    /// # Panics
+    ///
+    /// If the limit is unlimited by default.
+    #[inline]
+    pub fn add_value(&mut self, limit: usize, value: &str, cost: u64) {
+        let values_start = self.values.len();
+        key::push_value(Some(value.as_bytes()), |part| self.values.extend_from_slice(part));
+        let rule = &self.policy.rules()[limit];
+        let (quota, family) = rule.plain_quota().expect("the caller checked that the limit has a quota");
+        self.entries.push(Entry {
+            rule: index_u32(limit),
+            grant: rule.default_grant(),
+            values_start: index_u32(values_start),
+            values_end: index_u32(self.values.len()),
+            cost,
+            shift: shift(rule, quota, Key::new(family, &self.values[values_start..])),
+        });
+    }
+
+    /// The longest delay for which the caller can hold a queued request; a longer wait is a refusal.
     #[must_use]
-    pub fn hold(self, longest: Span) -> Toll {
+    pub fn hold(self, longest: Span) -> Toll<'p> {
         Toll { hold: Some(longest), ..self }
     }
 
@@ -181,18 +233,18 @@ impl Toll {
         request.also.iter().try_for_each(|facts| self.add(facts, request.cost))
     }
 
-    /// Adds what a request with these facts must pay. Called again, the same key is paid for once, at
-    /// the largest cost and under the smallest quota.
+    /// Adds what a request with these facts must pay. A key that several calls add is paid once, at the largest cost
+    /// and under the smallest quota.
     #[inline]
     pub fn add(&mut self, facts: &Facts<'_>, cost: u64) -> Result<(), InvalidRequest> {
         self.enter(facts, cost, |_| {})
     }
 
-    /// As [`Toll::add`], saying which limits these facts meet.
-    pub fn meet(&mut self, facts: &Facts<'_>, cost: u64) -> Result<MatchedLimits, InvalidRequest> {
-        let mut met = MatchedLimits::default();
-        self.enter(facts, cost, |index| met.0.push(place(index)))?;
-        Ok(met)
+    /// As [`Toll::add`], returning which limits apply to these facts.
+    pub fn add_matched(&mut self, facts: &Facts<'_>, cost: u64) -> Result<MatchedLimits, InvalidRequest> {
+        let mut matched = MatchedLimits::default();
+        self.enter(facts, cost, |index| matched.0.push(index_u32(index)))?;
+        Ok(matched)
     }
 
     #[inline]
@@ -200,7 +252,7 @@ impl Toll {
         &mut self,
         facts: &Facts<'_>,
         cost: u64,
-        mut entered: impl FnMut(usize),
+        mut on_entry: impl FnMut(usize),
     ) -> Result<(), InvalidRequest> {
         self.sort_earlier_sets();
         let policy = &*self.policy;
@@ -217,7 +269,7 @@ impl Toll {
             return Err(InvalidRequest::Ttl(ttl));
         }
         for (index, rule) in policy.rules().iter().enumerate() {
-            if !self.verb.meets(rule.algorithm()) || !rule.applies(facts) {
+            if !self.verb.includes(rule.algorithm()) || !rule.applies(facts) {
                 continue;
             }
             let values_start = self.values.len();
@@ -243,7 +295,7 @@ impl Toll {
                 None => Some(cost),
                 Some(fact) => match charged(rule, fact, facts) {
                     Ok(Some(cost)) => Some(cost),
-                    // What is refused for want of another fact is not let pass for want of this one.
+                    // A request that an absent key fact refuses stays refused if the cost fact is absent too.
                     Ok(None) if rule.missing == Missing::Deny && !complete => Some(cost),
                     Ok(None) => {
                         self.skipped.set(index);
@@ -262,30 +314,30 @@ impl Toll {
             };
             let key = Key::new(family, &self.values[values_start..]);
             let entry = Entry {
-                rule: place(index),
+                rule: index_u32(index),
                 grant,
-                values_start: place(values_start),
-                values_end: place(self.values.len()),
+                values_start: index_u32(values_start),
+                values_end: index_u32(self.values.len()),
                 cost,
                 shift: shift(rule, quota, key),
             };
-            // Within one set of facts each limit makes one key: only earlier sets can have the same key.
+            // Each limit makes one key per set of facts, so only earlier sets can have the same key.
             let wanted = (entry.rule, family, &self.values[values_start..]);
-            let same = self.by_key.binary_search_by(|place| {
-                self.entries[*place as usize].key_order(policy, &self.values).cmp(&wanted)
+            let same = self.by_key.binary_search_by(|index| {
+                self.entries[*index as usize].key_order(policy, &self.values).cmp(&wanted)
             });
             match same {
                 Err(_) => {
                     if self.entries.len() == MAX_DUES {
                         return Err(InvalidRequest::TooManyDues);
                     }
-                    entered(self.entries.len());
+                    on_entry(self.entries.len());
                     self.entries.push(entry);
                 }
                 Ok(found) => {
                     self.values.truncate(values_start);
                     let same = self.by_key[found] as usize;
-                    entered(same);
+                    on_entry(same);
                     let merged = &mut self.entries[same];
                     let other = due(policy, &self.values, None, merged).quota;
                     merged.cost = merged.cost.max(cost);
@@ -298,43 +350,43 @@ impl Toll {
         Ok(())
     }
 
-    /// Prepares the search for equal keys: sorts the entries of the sets of facts that are here already.
+    /// Sorts the entries of earlier sets of facts, so that equal keys are found by binary search.
     fn sort_earlier_sets(&mut self) {
         for index in self.by_key.len()..self.entries.len() {
             let wanted = self.entries[index].key_order(&self.policy, &self.values);
             let before =
                 |other: &u32| self.entries[*other as usize].key_order(&self.policy, &self.values) < wanted;
             let at = self.by_key.partition_point(before);
-            self.by_key.insert(at, place(index));
+            self.by_key.insert(at, index_u32(index));
         }
     }
 
-    /// What of it is due at the limits of these places.
+    /// The dues with these indices, as a toll of their own.
     #[must_use]
-    pub fn part(&self, places: &[usize]) -> Toll {
-        let mut part = Toll { hold: self.hold, ..Toll::new(Arc::clone(&self.policy), self.verb) };
+    pub fn part(&self, indices: &[usize]) -> Toll<'static> {
+        let mut part = Toll { hold: self.hold, ..Toll::new(&self.policy, self.verb) }.into_owned();
         part.values = self.values.clone();
-        places.iter().for_each(|place| part.entries.push(self.entries[*place]));
+        indices.iter().for_each(|index| part.entries.push(self.entries[*index]));
         part
     }
 
-    /// The same, to be looked at only: of one that was to check, without the limits that a check does not meet.
+    /// The same dues as a peek.
     #[must_use]
-    pub fn looking(self) -> Toll {
+    pub fn into_peek(self) -> Toll<'p> {
         Toll { verb: Verb::Peek, ..self }
     }
 
-    /// What the request wants.
+    /// What is asked for.
     pub fn verb(&self) -> Verb {
         self.verb
     }
 
-    /// The policy it was made under.
+    /// The policy of the toll.
     pub fn policy(&self) -> &Arc<Policy> {
         &self.policy
     }
 
-    /// How many limits apply.
+    /// The number of limits that apply.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -344,36 +396,36 @@ impl Toll {
         self.entries.is_empty()
     }
 
-    /// What is due at the limit of that place.
+    /// The due with this index.
     #[inline]
     pub fn get(&self, index: usize) -> Due<'_> {
         due(&self.policy, &self.values, self.hold, &self.entries[index])
     }
 
-    /// What is due at each limit, in the order of the policy, for one set of facts after the other.
+    /// Each due, in the order of the policy, one set of facts after the other.
     #[inline]
     pub fn dues(&self) -> impl ExactSizeIterator<Item = Due<'_>> {
         self.entries.iter().map(|entry| due(&self.policy, &self.values, self.hold, entry))
     }
 
-    /// The place of each of these limits in the policy, in the same order.
-    pub fn places(&self) -> impl ExactSizeIterator<Item = usize> {
+    /// The index in the policy of each due's limit, in the same order.
+    pub fn rule_indices(&self) -> impl ExactSizeIterator<Item = usize> {
         self.entries.iter().map(|entry| entry.rule as usize)
     }
 
-    /// Whether the verdict of each limit counts.
+    /// The mode of each due's limit.
     #[inline]
-    pub(crate) fn enforced(&self) -> impl Iterator<Item = bool> {
+    pub(crate) fn modes(&self) -> impl Iterator<Item = Mode> {
         let rules = self.policy.rules();
-        self.entries.iter().map(|entry| rules[entry.rule as usize].mode == Mode::Enforce)
+        self.entries.iter().map(|entry| rules[entry.rule as usize].mode)
     }
 
-    /// Limits that did not apply because a fact is absent, by their place in the policy.
+    /// Limits that did not apply because a fact is absent, as indices into the policy.
     pub fn skipped(&self) -> impl Iterator<Item = usize> {
         self.skipped.iter()
     }
 
-    /// Limits that found no tier for the request, by their place in the policy.
+    /// Limits that found no tier for the request, as indices into the policy.
     pub fn unknown_tiers(&self) -> impl Iterator<Item = usize> {
         self.unknown_tiers.iter()
     }
@@ -388,14 +440,14 @@ fn due<'t>(policy: &'t Policy, values: &'t [u8], hold: Option<Span>, entry: &Ent
     Due { rule, quota, key, cost: entry.cost, shift: entry.shift, hold }
 }
 
-/// How much earlier than the epoch's the windows of a key begin. A quota of nothing has no windows.
+/// By how much the windows of a key start earlier than epoch-aligned ones. A quota of `0/s` has no windows.
 #[inline]
 fn shift(rule: &Rule, quota: &Quota, key: Key<'_>) -> u64 {
     if rule.stagger && quota.count() > 0 { key.stagger() } else { 0 }
 }
 
 impl<'t> Due<'t> {
-    /// What is due outside of a policy, at a limit prepared for one key.
+    /// The due that [`Toll::add_value`] would make, without a toll.
     #[inline]
     pub fn prepared(rule: &'t Rule, quota: &'t Quota, key: Key<'t>, cost: u64) -> Due<'t> {
         Due { rule, quota, key: rule.place(key), cost, shift: shift(rule, quota, key), hold: None }
@@ -413,38 +465,44 @@ impl<'t> Due<'t> {
         Due { quota, ..self }
     }
 
-    /// Whether the verdict of this limit counts.
+    /// The mode of the limit.
     #[inline]
-    pub fn enforced(&self) -> bool {
-        self.rule.mode == Mode::Enforce
+    pub fn mode(&self) -> Mode {
+        self.rule.mode
     }
 
-    /// Whether a slot is taken, rather than a cost charged.
+    /// Whether the limit's verdict counts.
+    #[inline]
+    pub fn enforced(&self) -> bool {
+        self.mode() == Mode::Enforce
+    }
+
+    /// Whether the limit takes a slot instead of charging a cost.
     pub fn is_slot(&self) -> bool {
         self.quota.algorithm() == Algorithm::Concurrency
     }
 
-    /// Decides this limit alone. A cost of 0 always fits, but where nothing is granted nothing passes.
+    /// Decides this limit alone. A cost of 0 always fits, except under a quota of `0/s`.
     #[inline(always)]
     pub fn step(&self, seen: Seen<'_>, now: Time) -> Step {
         let step = algorithm::step(self.quota, seen, &self.ask(now));
         Step { allowed: step.allowed || (self.is_free() && self.quota.count() > 0), ..step }
     }
 
-    /// What people are told, once it is known whether the key was charged.
+    /// The numbers of the outcome, once it is known whether the key was charged.
     pub fn outcome(&self, seen: Seen<'_>, now: Time, step: &Step, charged: bool) -> Outcome {
         let outcome = algorithm::outcome(self.quota, seen, &self.ask(now), step, charged && !self.is_free());
-        // What charges nothing stands in no queue.
+        // A request that charges nothing does not queue.
         if self.is_free() { Outcome { delay: Span::ZERO, ..outcome } } else { outcome }
     }
 
-    /// [`Outcome::remaining`] and nothing else.
+    /// [`Outcome::remaining`] alone.
     #[inline]
     pub(crate) fn remaining(&self, now: Time, step: &Step, charged: bool) -> u64 {
         algorithm::remaining(self.quota, &self.ask(now), step, charged && !self.is_free())
     }
 
-    /// The state after a step, charged or only moved; `taker` is who takes a slot.
+    /// The state after a step, charged or only re-anchored; `taker` is the id under which a slot is held.
     #[inline]
     pub fn apply(
         &self,
@@ -461,14 +519,14 @@ impl<'t> Due<'t> {
         self.cost == 0
     }
 
-    /// What is asked of the algorithm. A cost of 0 looks as 1 does.
+    /// The input of the algorithm. A cost of 0 is evaluated like 1.
     #[inline]
     pub fn ask(&self, now: Time) -> Ask {
         Ask { now, cost: self.cost.max(1), shift: self.shift, hold: self.hold }
     }
 }
 
-/// A set of places in the policy: no heap for the first 64.
+/// A set of limits, as indices into the policy; the first 64 need no heap.
 #[derive(Clone, Debug, Default)]
 struct Marks {
     first: u64,
@@ -492,7 +550,7 @@ impl Marks {
     fn iter(&self) -> impl Iterator<Item = usize> {
         let words = std::iter::once(&self.first).chain(&self.more);
         words.enumerate().flat_map(|(place, word)| {
-            // From mark to mark, because hardly ever is there one.
+            // Clears one bit at a time: nearly always there is none.
             let without_lowest = |word: &u64| Some(word & (word - 1)).filter(|rest| *rest != 0);
             let rests = std::iter::successors(Some(*word).filter(|word| *word != 0), without_lowest);
             rests.map(move |rest| place * 64 + rest.trailing_zeros() as usize)
@@ -500,7 +558,7 @@ impl Marks {
     }
 }
 
-/// Writes the values of the facts that a limit is keyed by; false if one of them is absent.
+/// Appends the values of the facts that a limit is keyed by; false if one of them is absent.
 #[inline]
 pub(crate) fn push_values(
     values: &mut Inline<u8, 96>,
@@ -528,7 +586,7 @@ pub(crate) fn push_values(
     complete
 }
 
-/// What a limit charges that charges the number in `fact`; `None` if it does not apply without one.
+/// The cost for a limit that charges the number in `fact`; `None` if the limit does not apply without it.
 pub(crate) fn charged(rule: &Rule, fact: &str, facts: &Facts<'_>) -> Result<Option<u64>, CostProblem> {
     match (facts.get(fact), rule.cost_missing) {
         (None, CostMissing::Skip) => Ok(None),
@@ -551,20 +609,21 @@ pub(crate) fn number(value: Option<&Value<'_>>) -> Result<u64, CostProblem> {
     if number > MAX_COST { Err(CostProblem::TooLarge) } else { Ok(number) }
 }
 
-fn place(index: usize) -> u32 {
-    u32::try_from(index).expect("a policy has fewer than 2^32 limits, a toll fewer bytes of values")
+fn index_u32(index: usize) -> u32 {
+    u32::try_from(index).expect("a policy has fewer than 2^32 limits, a toll fewer than 2^32 bytes of values")
 }
 
-/// Why a request cannot be decided: its own fault, and nothing is charged.
+/// Why a request cannot be decided: invalid input of the caller. Nothing is charged.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum InvalidRequest {
-    /// A fact may not be.
+    /// A fact is invalid.
     Fact(InvalidFact),
     /// The cost is zero.
     ZeroCost,
-    /// The cost is larger than any limit could take.
+    /// The cost is above [`MAX_COST`].
     Cost(u64),
-    /// A limit charges the number in a fact, and that is none.
+    /// The cost fact of a limit is not a number.
     CostFact {
         /// The limit.
         limit: String,
@@ -575,25 +634,25 @@ pub enum InvalidRequest {
     },
     /// There is no limit of this name.
     UnknownLimit(String),
-    /// A reservation lives from a second to an hour.
+    /// The ttl of a reservation is below a second or above an hour.
     Ttl(Span),
-    /// More was to be given back than had been charged.
+    /// The refund is larger than the charge.
     MoreThanCharged {
-        /// What was to be given back.
+        /// The requested refund.
         asked: u64,
-        /// What had been charged.
+        /// The charge.
         charged: u64,
     },
-    /// A refund gives back at least 1.
+    /// The refund is zero.
     ZeroRefund,
     /// A refund or settlement names a cost or facts that no limit of the charge charged.
     NothingToCorrect {
-        /// It names the cost of the request, not facts.
+        /// Whether it names the request's cost, rather than facts.
         by_cost: bool,
-        /// The facts that limits of this charge do charge.
+        /// The facts that limits of this charge did charge.
         facts: Vec<String>,
     },
-    /// A key cannot be told from these facts: the limit is keyed by others, too.
+    /// The facts do not make a key of the limit: others are missing.
     KeyFacts {
         /// The limit.
         limit: String,
@@ -604,10 +663,11 @@ pub enum InvalidRequest {
     TooManyDues,
 }
 
-/// What is wrong with a fact that holds a cost.
+/// What is wrong with a cost fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CostProblem {
-    /// It is not there.
+    /// It is absent.
     Absent,
     /// It is not a whole number.
     NotANumber,

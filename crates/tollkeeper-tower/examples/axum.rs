@@ -13,7 +13,7 @@ use axum::response::Response;
 use axum::routing::get;
 use tokio::net::TcpListener;
 use tollkeeper::http::{ClientAddress, HttpSettings};
-use tollkeeper::{Backend, BuildError, Limit, Limiter, Quota};
+use tollkeeper::{BuildError, Limit, Limiter, Quota, StoreChoice};
 use tollkeeper_tower::RateLimitLayer;
 
 #[tokio::main]
@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-pub(crate) async fn app(store: impl Into<Backend>) -> Result<Router, BuildError> {
+pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildError> {
     // All limits that apply must allow, and a refused request is charged to none.
     let limiter = Limiter::builder()
         // Generous, since a whole office may share an address.
@@ -41,8 +41,7 @@ pub(crate) async fn app(store: impl Into<Backend>) -> Result<Router, BuildError>
         // Costs more than the rest, so it has a limit of its own: by the route, whatever the topic.
         .limit(Limit::new("search", Quota::per_minute(10)).by("ip").when("route", "/search/{topic}"))
         .store(store)
-        .build()
-        .await?;
+        .build()?;
 
     // Addresses are taken from a proxy on this machine, and from nobody else.
     let proxies = HttpSettings {

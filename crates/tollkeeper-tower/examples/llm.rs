@@ -12,7 +12,7 @@ use axum::{Extension, Json, Router};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tollkeeper::http::{HttpFact, HttpSettings, Source};
-use tollkeeper::{Backend, BuildError, Charge, Costs, Limit, Limiter, Quota, StatusSet, facts};
+use tollkeeper::{BuildError, Charge, Costs, Limit, Limiter, Quota, StatusSet, StoreChoice, facts};
 use tollkeeper_tower::RateLimitLayer;
 
 #[tokio::main]
@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-pub(crate) async fn app(store: impl Into<Backend>) -> Result<Router, BuildError> {
+pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildError> {
     let limiter = Limiter::builder()
         .limit(Limit::new("requests", Quota::per_minute(60)).by("header.x-api-key"))
         // Without a burst: a sliding window, which gives back in full what a request did not use.
@@ -33,8 +33,7 @@ pub(crate) async fn app(store: impl Into<Backend>) -> Result<Router, BuildError>
                 .refund_when(StatusSet::default().class(5)),
         )
         .store(store)
-        .build()
-        .await?;
+        .build()?;
 
     // The estimate is what the request allows the model, which is held to it below.
     let tokens = HttpFact::new("tokens", Source::Body("max_tokens".to_owned()));

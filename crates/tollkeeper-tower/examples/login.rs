@@ -13,7 +13,7 @@ use axum::{Json, Router};
 use serde::Deserialize;
 use tokio::net::TcpListener;
 use tollkeeper::http::{HttpFact, HttpSettings, Normalization, Source};
-use tollkeeper::{Algorithm, Backend, BuildError, Limit, Limiter, Quota, StatusSet};
+use tollkeeper::{Algorithm, BuildError, Limit, Limiter, Quota, StatusSet, StoreChoice};
 use tollkeeper_tower::RateLimitLayer;
 
 #[tokio::main]
@@ -23,7 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-pub(crate) async fn app(store: impl Into<Backend>) -> Result<Router, BuildError> {
+pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildError> {
     // Every attempt is charged before it is made, so that a hundred at once are no way around; what did
     // not fail is given back. A log admits 5 in any 15 minutes, not about 5.
     let failures = |name, quota| {
@@ -33,8 +33,7 @@ pub(crate) async fn app(store: impl Into<Backend>) -> Result<Router, BuildError>
         .limit(failures("per-email", Quota::per(5, Duration::from_secs(15 * 60))).by("email"))
         .limit(failures("per-ip", Quota::per_hour(100)).by("ip"))
         .store(store)
-        .build()
-        .await?;
+        .build()?;
 
     // ` Ann@example.com` is no other mailbox than `ann@example.com`. Only a hash of it is kept.
     let email = HttpFact {

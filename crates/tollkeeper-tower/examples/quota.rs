@@ -12,7 +12,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tollkeeper::{Algorithm, Allowance, Backend, BuildError, Limit, Limiter, Quota, facts};
+use tollkeeper::{Algorithm, Allowance, BuildError, Limit, Limiter, Quota, StoreChoice, facts};
 use tollkeeper_tower::RateLimitLayer;
 
 #[tokio::main]
@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-pub(crate) async fn app(store: impl Into<Backend>) -> Result<Router, BuildError> {
+pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildError> {
     let daily = Limit::tiered("daily", "plan")
         .by("account")
         .algorithm(Algorithm::FixedWindow)
@@ -32,7 +32,7 @@ pub(crate) async fn app(store: impl Into<Backend>) -> Result<Router, BuildError>
         .default_tier("free")
         // One customer has terms of its own, whatever its plan.
         .override_for("acme", Quota::per_day(25));
-    let limiter = Limiter::builder().limit(daily).store(store).build().await?;
+    let limiter = Limiter::builder().limit(daily).store(store).build()?;
 
     let limits = RateLimitLayer::new(limiter.clone())
         .fact("account", |request| account(&request.headers))

@@ -5,7 +5,7 @@
 //! with a `google.rpc.RetryInfo`, which says when to come again.
 
 use tokio::net::TcpListener;
-use tollkeeper::{Backend, Limit, Limiter, Quota};
+use tollkeeper::{Limit, Limiter, Quota, StoreChoice};
 use tollkeeper_tower::RateLimitLayer;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
@@ -17,7 +17,7 @@ async fn main() -> Outcome {
     serve("memory://", TcpListener::bind("127.0.0.1:50051").await?).await
 }
 
-pub(crate) async fn serve(store: impl Into<Backend>, listener: TcpListener) -> Outcome {
+pub(crate) async fn serve(store: impl Into<StoreChoice>, listener: TcpListener) -> Outcome {
     let limiter = Limiter::builder()
         .limit(Limit::new("per-ip", Quota::per_minute(60).burst(10)).by("ip"))
         // A method is the path of its request, and metadata are headers.
@@ -25,8 +25,7 @@ pub(crate) async fn serve(store: impl Into<Backend>, listener: TcpListener) -> O
         // A stream holds its slot until it ends, or until its client leaves.
         .limit(Limit::new("streams", Quota::slots(2)).by("ip").when("path", "*/Watch"))
         .store(store)
-        .build()
-        .await?;
+        .build()?;
     let (_, health) = tonic_health::server::health_reporter();
     Server::builder()
         .layer(RateLimitLayer::new(limiter))

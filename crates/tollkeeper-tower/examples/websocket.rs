@@ -10,7 +10,7 @@ use axum::response::Response;
 use axum::routing::any;
 use axum::{Extension, Router};
 use tokio::net::TcpListener;
-use tollkeeper::{Backend, BuildError, Limit, Limiter, Quota};
+use tollkeeper::{BuildError, Limit, Limiter, Quota, StoreChoice};
 use tollkeeper_tower::{HeldSlot, RateLimitLayer};
 
 #[tokio::main]
@@ -20,9 +20,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-pub(crate) async fn app(store: impl Into<Backend>) -> Result<Router, BuildError> {
+pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildError> {
     let chats = Limit::new("chats", Quota::slots(2)).by("ip");
-    let limiter = Limiter::builder().limit(chats).store(store).build().await?;
+    let limiter = Limiter::builder().limit(chats).store(store).build()?;
     Ok(Router::new().route("/chat", any(chat)).layer(RateLimitLayer::new(limiter)))
 }
 

@@ -49,8 +49,6 @@ struct Wanted {
     declared: DeclaredFact,
     /// The name of the header, ready to be looked up.
     header: Option<HeaderName>,
-    /// Whether it is the address of the client, as it is.
-    is_address: bool,
 }
 
 /// What was read of a request.
@@ -113,10 +111,8 @@ impl Reader {
                 Source::Header(name) => Some(name.parse().ok()?),
                 _ => None,
             };
-            let is_address =
-                fact.name == tollkeeper::facts::IP && matches!(fact.from, Source::Ip) && !fact.trusted;
             let declared = fact.declared();
-            Some(Wanted { fact, declared, header, is_address })
+            Some(Wanted { fact, declared, header })
         });
         let wanted: Vec<Wanted> = wanted.collect();
         let any = |test: fn(&HttpFact) -> bool| wanted.iter().any(|wanted| test(&wanted.fact));
@@ -224,25 +220,6 @@ impl Reader {
             true => path::spellings(parts.uri.path(), self.encoded_slashes),
             false => Spellings { shown: Cow::Borrowed(""), others: Vec::new() },
         }
-    }
-
-    /// The value of the only fact that any limit names, if the head of this request has one value for it.
-    #[inline]
-    pub(crate) fn only<'a>(
-        &'a self,
-        parts: &'a Parts,
-        client: Option<Client>,
-        matched: Option<&'a str>,
-    ) -> Option<Value<'a>> {
-        let ([wanted], []) = (&self.head[..], &self.body[..]) else { return None };
-        if wanted.is_address {
-            return client.map(|client| Value::Ip(client.ip));
-        }
-        let Spellings { shown, others } = self.spellings(parts);
-        if !others.is_empty() {
-            return None;
-        }
-        self.find(wanted, parts, client, matched, &shown).ok().flatten()
     }
 
     /// The value of one fact; nothing if there is none, and an error if it cannot be told.

@@ -6,7 +6,7 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use tollkeeper::{Decision, Span};
+use tollkeeper::{DecidedToll, Span};
 
 use crate::problem::Problem;
 
@@ -26,7 +26,7 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
 }
 
 /// The answer to a call that was refused.
-pub fn refusal(decision: &Decision) -> Response<Bytes> {
+pub fn refusal(decision: &DecidedToll<'_>) -> Response<Bytes> {
     let may_tell = decision.binding().is_some_and(|answer| answer.rule().shown());
     let reason = decision.reason().filter(|_| may_tell).map(|reason| reason.to_string());
     let message = reason.unwrap_or_else(|| "too many requests".to_owned());

@@ -1,19 +1,19 @@
-//! Rate-limit headers in every dialect, from one serialiser.
+//! Rate-limit headers in every dialect, from one serializer.
 //!
-//! Times are rounded here and nowhere else: up, because who comes too early is refused again. What is
-//! [`Written`] is read by each transport, which puts it where it belongs.
+//! Times are rounded here and nowhere else: up, because a client that retries too early is refused again. Each
+//! transport puts the [`Written`] headers where its protocol has them.
 
 mod prepared;
 
 use http::{HeaderMap, HeaderName, header};
-use tollkeeper::decision::{self, LimitDecision};
+use tollkeeper::decision::LimitDecision;
 use tollkeeper::http::HeaderDialect;
-use tollkeeper::{Decision, Outcome, Percent, Retry, Span};
+use tollkeeper::{DecidedToll, Outcome, Percent, Retry, Span};
 
 use self::prepared::Text;
 pub use self::prepared::Written;
 
-/// A header that tells of limits.
+/// A rate-limit header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "named after the headers")]
 pub enum Field {
@@ -29,7 +29,7 @@ pub enum Field {
 }
 
 impl Field {
-    /// Every header that tells of limits: what a proxy takes out of the answers of others.
+    /// Every rate-limit header: those that a proxy removes from the responses of its upstream.
     pub const ALL: [Field; 9] = [
         Field::RetryAfter,
         Field::RateLimitPolicy,
@@ -77,7 +77,7 @@ impl Field {
     }
 }
 
-/// By how much `Retry-After` is lengthened, so that not all come again at once.
+/// By how much `Retry-After` is lengthened, so that refused clients do not all retry at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Jitter {
     /// The longest, as a part of the wait.
@@ -88,7 +88,7 @@ pub struct Jitter {
 
 /// The longest that a wait is lengthened by.
 const LONGEST_JITTER: Span = Span::from_secs(30);
-/// Waits below this are short: a second or two more would be felt.
+/// Waits below this are short, and are lengthened less.
 const SHORT_WAIT: Span = Span::from_secs(10);
 /// The longest that a short wait is lengthened by.
 const SHORT_JITTER: Span = Span::from_secs(1);
@@ -111,43 +111,22 @@ impl Jitter {
     }
 }
 
-/// Every header of a decision, with its value: names of limits, digits and punctuation.
-pub fn write(decision: &Decision, dialects: &[HeaderDialect], jitter: &Jitter) -> Written {
-    let wait = if decision.allowed() { None } else { decision.retry_after() };
-    write_all(decision.limits(), wait.map(|wait| jitter.seconds(wait)), dialects)
-}
-
-/// Those of a request that passes, because the only limit that was asked says this.
-#[inline]
-pub(crate) fn write_one(answer: LimitDecision<'_>, dialects: &[HeaderDialect]) -> Written {
-    match dialects {
-        [] => Written::default(),
-        _ => write_all(std::iter::once(answer), None, dialects),
-    }
-}
-
-/// Puts every header of a decision into a map, in place of what was there.
-pub fn insert(headers: &mut HeaderMap, decision: &Decision, dialects: &[HeaderDialect], jitter: &Jitter) {
-    write(decision, dialects, jitter).insert(headers);
-}
-
-fn write_all<'d>(
-    answers: impl Iterator<Item = LimitDecision<'d>> + Clone,
-    wait: Option<u64>,
-    dialects: &[HeaderDialect],
-) -> Written {
+/// Every header of a decision, with its value.
+pub fn write(decided: &DecidedToll<'_>, dialects: &[HeaderDialect], jitter: &Jitter) -> Written {
+    let wait = if decided.allowed() { None } else { decided.retry_after() };
+    let wait = wait.map(|wait| jitter.seconds(wait));
     if dialects.is_empty() && wait.is_none() {
-        return Written::default(); // there is nothing to tell
+        return Written::default();
     }
     let mut text = Text::new();
     if let Some(wait) = wait {
         text.emit_number(Field::RetryAfter, wait);
     }
-    let shown = if dialects.is_empty() { None } else { decision::shown(answers.clone()) };
+    let shown = if dialects.is_empty() { None } else { decided.shown() };
     for dialect in dialects {
         match dialect {
             HeaderDialect::Ietf => {
-                text.list("", answers.clone(), Text::named_policy);
+                text.list("", decided.limits(), Text::named_policy);
                 text.emit(Field::RateLimitPolicy);
                 if let Some((answer, outcome)) = &shown {
                     text.state(answer, outcome);
@@ -157,13 +136,13 @@ fn write_all<'d>(
             HeaderDialect::Draft03 => {
                 if let Some((_, outcome)) = &shown {
                     text.number(outcome.limit);
-                    text.list(", ", answers.clone(), Text::policy);
+                    text.list(", ", decided.limits(), Text::policy);
                     text.emit(Field::RateLimitLimit);
                     text.rest_and_reset(outcome);
                 }
             }
             HeaderDialect::Draft06 => {
-                text.list("", answers.clone(), Text::policy);
+                text.list("", decided.limits(), Text::policy);
                 text.emit(Field::RateLimitPolicy);
                 if let Some((_, outcome)) = &shown {
                     text.emit_number(Field::RateLimitLimit, outcome.limit);
@@ -171,7 +150,7 @@ fn write_all<'d>(
                 }
             }
             HeaderDialect::Draft07 => {
-                text.list("", answers.clone(), Text::policy);
+                text.list("", decided.limits(), Text::policy);
                 text.emit(Field::RateLimitPolicy);
                 if let Some((_, outcome)) = &shown {
                     text.pair("limit=", outcome.limit);
@@ -197,8 +176,18 @@ fn write_all<'d>(
     text.finish()
 }
 
+/// Puts every header of a decision into a map, replacing what was there.
+pub fn insert(
+    headers: &mut HeaderMap,
+    decided: &DecidedToll<'_>,
+    dialects: &[HeaderDialect],
+    jitter: &Jitter,
+) {
+    write(decided, dialects, jitter).insert(headers);
+}
+
 impl Text {
-    /// No number of structured fields is larger.
+    /// The largest integer of a structured field has 15 digits.
     fn number(&mut self, number: u64) {
         self.push_number(number.min(LARGEST));
     }

@@ -27,8 +27,7 @@ use crate::settings::{InForce, Settings};
 /// let limiter = Limiter::builder()
 ///     .limit(Limit::new("per-ip", Quota::per_minute(1000)).by("ip"))
 ///     .limit(Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user"))
-///     .build()
-///     .await?;
+///     .build()?;
 /// let layer = RateLimitLayer::new(limiter)
 ///     .fact("user", |parts| Some(parts.headers.get("x-user")?.to_str().ok()?.to_owned()));
 /// # drop(layer);

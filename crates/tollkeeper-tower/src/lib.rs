@@ -9,8 +9,7 @@
 //! let limiter = Limiter::builder()
 //!     .limit(Limit::new("per-ip", Quota::per_minute(1000)).by("ip"))
 //!     .limit(Limit::new("search", Quota::per_second(10)).by("ip").when("route", "/search"))
-//!     .build()
-//!     .await?;
+//!     .build()?;
 //! let app: Router = Router::new()
 //!     .route("/search", get(|| async { "found" }))
 //!     .layer(RateLimitLayer::new(limiter));

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use tollkeeper::{Decision, Retry, Verdict};
+use tollkeeper::{DecidedToll, Retry, Verdict};
 
 /// The type of a refusal, as IANA lists it.
 pub const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
@@ -41,17 +41,17 @@ impl Problem {
 
 /// The answer to a request that was refused: without rate-limit headers, which
 /// [`headers::insert`](crate::headers::insert) adds.
-pub fn refusal(decision: &Decision) -> Response<Bytes> {
+pub fn refusal(decision: &DecidedToll<'_>) -> Response<Bytes> {
     refusal_as(StatusCode::TOO_MANY_REQUESTS, decision)
 }
 
 /// The same with another status, for gateways that know only some.
-pub fn refusal_as(status: StatusCode, decision: &Decision) -> Response<Bytes> {
+pub fn refusal_as(status: StatusCode, decision: &DecidedToll<'_>) -> Response<Bytes> {
     answer(status, refusal_body(status, decision))
 }
 
 /// What a refusal says. Where the limit that decides may not be shown, nothing is said of any.
-fn refusal_body(status: StatusCode, decision: &Decision) -> String {
+fn refusal_body(status: StatusCode, decision: &DecidedToll<'_>) -> String {
     let (verdict, binding) = decision.conclusion();
     let may_tell = binding.is_some_and(|answer| answer.rule().shown());
     let mut body = String::with_capacity(384);

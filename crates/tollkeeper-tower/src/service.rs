@@ -1,4 +1,5 @@
-//! The service: each request is read, decided, held if it must be, passed on, and its answer marked.
+//! The service: reads the facts of a request, decides it, delays it if needed, passes it on, and adds headers to its
+//! response.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,7 +12,9 @@ use http::{Request, Response, StatusCode, header};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tollkeeper::decision::LimitDecision;
-use tollkeeper::{Acquire, Acquired, Decision, InvalidRequest, Limiter};
+use tollkeeper::{
+    Acquire, Acquired, DecidedToll, Decision, InvalidRequest, Limiter, SlotGuard, Span, StoreFuture,
+};
 use tower_service::Service;
 
 use crate::address::Client;
@@ -55,35 +58,33 @@ where
     fn call(&mut self, request: Request<B>) -> ResponseFuture<S, B> {
         let (parts, body) = request.into_parts();
         let (shared, mut body) = (&self.shared, RequestBody::from(body));
-        let ask_lone = |prepared: &Arc<Prepared>| Visit { shared, prepared, parts: &parts }.ask_lone();
-        match shared.in_force.with(&shared.limiter, ask_lone) {
-            Some(Ok(written)) => {
+        let admission = shared
+            .in_force
+            .with(&shared.limiter, |prepared| Visit { shared, prepared, parts: &parts }.decide_now());
+        let state = match admission {
+            Some(Ok(Admission::Headers(headers))) => {
                 let future = self.inner.call(Request::from_parts(parts, body));
-                return ResponseFuture { state: State::Passed { future, written: Some(written) } };
+                State::Passed { future, headers: Some(headers) }
             }
-            Some(Err(answer)) => return ResponseFuture { state: State::Answered { answer: Some(answer) } },
-            None => {}
-        }
-        let prepared = shared.in_force.read(&shared.limiter);
-        let visit = Visit { shared, prepared: &prepared, parts: &parts };
-        let asked = visit.ask_now();
-        let state = match asked {
-            Some(Ok(acquired)) if !must_be_held(&acquired, &prepared) => {
+            Some(Ok(Admission::Kept(prepared, acquired))) if acquired.decision.delay() == Span::ZERO => {
                 let (request, passed) = pass(shared, prepared, acquired, parts, body);
                 State::Running { future: self.inner.call(request), passed: Some(passed) }
             }
-            Some(Err(answer)) => State::Answered { answer: Some(answer) },
-            asked => {
+            Some(Err(refusal)) => State::Answered { answer: Some(refusal) },
+            // To be delayed, or to be decided once the body or the store has been waited for.
+            held_or_undecided => {
                 // The service that is ready is the one to be called.
                 let ready = self.inner.clone();
                 let service = std::mem::replace(&mut self.inner, ready);
                 let shared = Arc::clone(shared);
                 let asking = Box::pin(async move {
-                    let acquired = match asked {
-                        Some(asked) => asked?,
-                        None => {
+                    let (prepared, acquired) = match held_or_undecided {
+                        Some(Ok(Admission::Kept(prepared, acquired))) => (prepared, acquired),
+                        _ => {
+                            let prepared = shared.in_force.read(&shared.limiter);
                             let visit = Visit { shared: &shared, prepared: &prepared, parts: &parts };
-                            visit.ask(&mut body).await?
+                            let acquired = visit.decide(&mut body).await?;
+                            (prepared, acquired)
                         }
                     };
                     shared.limiter.hold(&acquired.decision).await;
@@ -96,43 +97,27 @@ where
     }
 }
 
-/// The answer to a request that did not pass.
+/// The response to a request that did not pass.
 type Refusal = Box<Response<Bytes>>;
 
-/// A request on its way, under what was in force when it came.
+/// An admitted request, and what is needed when the handler has answered it.
+enum Admission {
+    /// Only the headers, which are written already.
+    Headers(Written),
+    /// The decision: for slots, refunds, delays, a hook, or a handler that takes the charge.
+    Kept(Arc<Prepared>, Acquired),
+}
+
+/// A request, under the settings and the policy that were in force when it arrived.
 struct Visit<'a> {
     shared: &'a Shared,
-    prepared: &'a Prepared,
+    prepared: &'a Arc<Prepared>,
     parts: &'a Parts,
 }
 
 impl<'a> Visit<'a> {
-    /// Asks the only limit, where there is no other and nobody needs more of an admission than headers tell of it.
-    #[inline]
-    fn ask_lone(&self) -> Option<Result<Written, Refusal>> {
-        let Shared { limiter, options, .. } = self.shared;
-        let lone = self.prepared.lone.as_ref().filter(|lone| lone.can_ask(limiter))?;
-        let refuses = self.prepared.reader.refuses(self.parts);
-        if options.on_response.is_some() || options.hands_over_charge || refuses {
-            return None;
-        }
-        let named = options.facts.iter().filter(|(name, _)| **name == *lone.fact());
-        let mut own = named.filter_map(|(_, read)| read(self.parts));
-        let value = match (own.next(), own.next()) {
-            (Some(value), None) => self.prepared.reader.identified(lone.fact(), value.into()),
-            (None, _) => self.prepared.reader.only(self.parts, self.client(), self.matched())?,
-            // What the first says may be wrong, and then it counts.
-            (Some(_), Some(_)) => return None,
-        };
-        let dialects = &self.prepared.settings.headers;
-        lone.check(limiter, &value, self.cost(), |told| match told {
-            Ok(answer) => Ok(headers::write_one(answer, dialects)),
-            Err(decision) => Err(self.refused(&decision)),
-        })
-    }
-
-    /// Asks the limiter, if neither the store nor the body has to be waited for.
-    fn ask_now(&self) -> Option<Result<Acquired, Refusal>> {
+    /// Decides, if neither the store nor the body has to be waited for.
+    fn decide_now(&self) -> Option<Result<Admission, Refusal>> {
         if !self.shared.limiter.is_embedded() {
             return None;
         }
@@ -141,11 +126,34 @@ impl<'a> Visit<'a> {
         if self.prepared.reader.needs_body(&self.prepared.policy, &seen) {
             return None;
         }
-        Some(self.settled(&seen).and_then(|facts| self.judged(self.acquire(facts).wait())))
+        let facts = match self.settled(&seen) {
+            Ok(facts) => facts,
+            Err(refusal) => return Some(Err(refusal)),
+        };
+        Some(match self.acquire(facts).decide_with(|decided| self.admission(decided)) {
+            Ok(StoreFuture::Ready(admission)) => admission,
+            Ok(_) => unreachable!("the memory store answers at once"),
+            Err(error) => Err(self.invalid(&error)),
+        })
     }
 
-    /// Asks the limiter, whatever has to be waited for.
-    async fn ask<B>(&self, body: &mut RequestBody<B>) -> Result<Acquired, Refusal>
+    fn admission(&self, decided: &DecidedToll<'_>) -> Result<Admission, Refusal> {
+        let Shared { limiter, options, .. } = self.shared;
+        let prepared = self.prepared;
+        if !decided.allowed() {
+            return Err(self.refused(decided));
+        }
+        if prepared.keeps_decision || options.on_response.is_some() || options.hands_over_charge {
+            let slot = SlotGuard::of(limiter, decided);
+            let acquired = Acquired { decision: decided.to_decision(), slot };
+            return Ok(Admission::Kept(Arc::clone(prepared), acquired));
+        }
+        // An admitted request has no Retry-After that could be lengthened.
+        Ok(Admission::Headers(headers::write(decided, &prepared.settings.headers, &Jitter::NONE)))
+    }
+
+    /// Decides once the body and the store have been waited for.
+    async fn decide<B>(&self, body: &mut RequestBody<B>) -> Result<Acquired, Refusal>
     where
         B: Body<Data = Bytes> + Unpin,
     {
@@ -155,7 +163,7 @@ impl<'a> Visit<'a> {
         if self.prepared.reader.needs_body(&self.prepared.policy, &seen) {
             look = body.look().await;
             self.prepared.reader.body(&self.parts.headers, &look, client, &mut seen);
-            // What the application says of a request counts whatever its body says.
+            // Facts of the application take precedence over those of the body.
             self.add_own(&mut seen);
         }
         let facts = match self.settled(&seen) {
@@ -169,11 +177,14 @@ impl<'a> Visit<'a> {
                 return Err(refusal);
             }
         };
-        let acquired = self.acquire(facts).await;
-        self.judged(acquired)
+        match self.acquire(facts).await {
+            Ok(acquired) if acquired.decision.allowed() => Ok(acquired),
+            Ok(acquired) => Err(self.refused(&acquired.decision)),
+            Err(error) => Err(self.invalid(&error)),
+        }
     }
 
-    /// Reads the head of the request; whose it is, if that matters.
+    /// Reads the head of the request; returns the client, if a limit needs its address.
     fn head(&self, seen: &mut Seen<'a>) -> Option<Client> {
         let client = self.client();
         self.prepared.reader.head(self.parts, client, self.matched(), seen);
@@ -183,7 +194,7 @@ impl<'a> Visit<'a> {
 
     #[inline]
     fn client(&self) -> Option<Client> {
-        let Prepared { settings, reader, .. } = self.prepared;
+        let Prepared { settings, reader, .. } = &**self.prepared;
         let peer = || peer::of(&self.parts.extensions).or(self.shared.options.assumed_peer);
         let peer = if reader.needs_client() { peer() } else { None };
         peer.map(|peer| Client::of(peer, &self.parts.headers, &settings.http))
@@ -221,30 +232,28 @@ impl<'a> Visit<'a> {
         if self.prepared.delays { acquire.hold(options.longest_delay) } else { acquire }
     }
 
-    /// What was acquired, if the request may pass.
-    fn judged(&self, acquired: Result<Acquired, InvalidRequest>) -> Result<Acquired, Refusal> {
-        match acquired {
-            Ok(acquired) if acquired.decision.allowed() => Ok(acquired),
-            Ok(acquired) => Err(self.refused(&acquired.decision)),
-            Err(error) => Err(self.cannot_be(&Problem::new(StatusCode::BAD_REQUEST, error.to_string()))),
-        }
+    #[cold]
+    fn invalid(&self, error: &InvalidRequest) -> Refusal {
+        self.cannot_be(&Problem::new(StatusCode::BAD_REQUEST, error.to_string()))
     }
 
-    /// The answer to a request that makes no sense. Nothing was decided about it, so there is nothing that
-    /// a hook could be told.
+    /// The response to an invalid request. Nothing was decided, so no hook is called.
     #[cold]
     fn cannot_be(&self, problem: &Problem) -> Refusal {
         Box::new(if self.is_grpc() { grpc::problem(problem) } else { problem.response() })
     }
 
-    fn refused(&self, decision: &Decision) -> Refusal {
-        let mut response = if self.is_grpc() { grpc::refusal(decision) } else { problem::refusal(decision) };
-        let settings = &self.prepared.settings;
-        let jitter = Jitter { share: settings.retry_after_jitter, draw: self.shared.options.draw };
-        headers::insert(response.headers_mut(), decision, &settings.headers, &jitter);
-        response = shown(self.shared, decision, response);
-        if let Some(on_refusal) = &self.shared.options.on_refusal {
-            response = on_refusal(decision, response);
+    fn refused(&self, decided: &DecidedToll<'_>) -> Refusal {
+        let mut response = if self.is_grpc() { grpc::refusal(decided) } else { problem::refusal(decided) };
+        let (settings, options) = (&self.prepared.settings, &self.shared.options);
+        let jitter = Jitter { share: settings.retry_after_jitter, draw: options.draw };
+        headers::insert(response.headers_mut(), decided, &settings.headers, &jitter);
+        if options.on_response.is_some() || options.on_refusal.is_some() {
+            let decision = decided.to_decision();
+            response = shown(self.shared, &decision, response);
+            if let Some(on_refusal) = &options.on_refusal {
+                response = on_refusal(&decision, response);
+            }
         }
         Box::new(response)
     }
@@ -254,11 +263,7 @@ impl<'a> Visit<'a> {
     }
 }
 
-fn must_be_held(acquired: &Acquired, prepared: &Prepared) -> bool {
-    prepared.delays && acquired.decision.delay() > tollkeeper::Span::ZERO
-}
-
-/// Lets a request pass.
+/// Passes a request on to the handler.
 #[inline]
 fn pass<B: Body>(
     shared: &Arc<Shared>,
@@ -283,23 +288,23 @@ fn pass<B: Body>(
     (Request::from_parts(parts, body), Passed { shared, prepared, decision: acquired.decision, held })
 }
 
-/// A request that has been let pass, and what is still to be done when it is answered.
+/// An admitted request whose decision is needed when the handler has answered.
 struct Passed {
-    /// There if an answer concerns others than its client: all threads count these.
+    /// Only if a refund or a hook needs it: all threads share its reference count.
     shared: Option<Arc<Shared>>,
     prepared: Arc<Prepared>,
     decision: Decision,
     held: Option<Holding>,
 }
 
-/// A slot, and what decides how long it is held.
+/// A slot, and whether the request asks for a tunnel that outlives its response.
 struct Holding {
     slot: HeldSlot,
     asks: Asks,
 }
 
 impl Passed {
-    /// Marks the answer of the handler, and gives back what it decides to give back.
+    /// Adds headers to the response, refunds what its status gives back, and attaches the slot.
     #[inline]
     fn answered<R>(self, mut response: Response<R>) -> Response<ResponseBody<R>> {
         let Passed { shared, prepared, decision, held } = self;
@@ -308,13 +313,12 @@ impl Passed {
         {
             give_back(&shared.limiter, &decision, response.status().as_u16());
         }
-        // A request that passes is told no time to come again, so there is nothing to lengthen.
         headers::insert(response.headers_mut(), &decision, &prepared.settings.headers, &Jitter::NONE);
         if let Some(shared) = &shared {
             response = shown(shared, &decision, response);
         }
         let held = match held {
-            // A tunnel has no body, so the slot is for whoever keeps the tunnel open.
+            // A tunnel has no body: the code that keeps it open holds the slot.
             Some(Holding { slot, asks }) if asks.opened_by(response.status()) => {
                 response.extensions_mut().insert(slot);
                 None
@@ -325,7 +329,7 @@ impl Passed {
     }
 }
 
-/// Gives back what the status of an answer decides to give back.
+/// Refunds the limits that give back on this status (`deduct_when`, `refund_when`).
 fn give_back(limiter: &Limiter, decision: &Decision, status: u16) {
     let gives_back = |answer: &LimitDecision<'_>| answer.rule().gives_back(status);
     let names: Vec<String> =
@@ -340,7 +344,7 @@ fn give_back(limiter: &Limiter, decision: &Decision, status: u16) {
     });
 }
 
-/// Runs to its end what nobody waits for: here, if there is nothing to wait for, else by a task of its own.
+/// Completes a future that is not awaited: at once if it is ready, otherwise in a task.
 fn in_background(future: impl Future<Output = ()> + Send + 'static) {
     let mut future = Box::pin(future);
     if future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
@@ -350,7 +354,7 @@ fn in_background(future: impl Future<Output = ()> + Send + 'static) {
     }
 }
 
-/// Shows an answer to the hook.
+/// Calls the response hook.
 fn shown<R>(shared: &Shared, decision: &Decision, response: Response<R>) -> Response<R> {
     let Some(hook) = &shared.options.on_response else { return response };
     let (mut parts, body) = response.into_parts();
@@ -379,11 +383,11 @@ pin_project! {
         S: Service<Request<RequestBody<B>>>,
         B: Body,
     {
-        /// It is being decided, or held.
+        /// It is being decided, or delayed.
         Asking { asking: Asking<B>, service: S },
-        /// It is the handler's, and all that is left to do is to put these headers into its answer.
-        Passed { #[pin] future: S::Future, written: Option<Written> },
-        /// It is the handler's.
+        /// The handler runs; its response only gets these headers.
+        Passed { #[pin] future: S::Future, headers: Option<Written> },
+        /// The handler runs; its response needs the decision.
         Running { #[pin] future: S::Future, passed: Option<Passed> },
         /// It did not pass.
         Answered { answer: Option<Refusal> },
@@ -412,10 +416,10 @@ where
                     let passed = passed.take().expect("polled after it was ready");
                     return Poll::Ready(Ok(passed.answered(response)));
                 }
-                StateProjected::Passed { future, written } => {
+                StateProjected::Passed { future, headers } => {
                     let mut response = ready!(future.poll(context))?;
-                    let written = written.take().expect("polled after it was ready");
-                    written.insert(response.headers_mut());
+                    let headers = headers.take().expect("polled after it was ready");
+                    headers.insert(response.headers_mut());
                     return Poll::Ready(Ok(response.map(|body| ResponseBody::theirs(body, None))));
                 }
                 StateProjected::Answered { answer } => {

@@ -1,13 +1,12 @@
-//! What is in force: settings, and the reader that was made of them for the policy of the moment.
+//! The settings in force, with a reader of facts that was built for the current policy.
 //!
-//! A request is read and decided under one policy: the reader belongs to it by its version, and both are
-//! replaced under one lock. So no request meets a limit whose facts nobody read.
+//! A request is read and decided under one policy: the reader belongs to the policy's version, and both are replaced
+//! under one lock. So no limit applies to a request whose facts were not read for it.
 
 use std::sync::Arc;
 use std::thread::LocalKey;
 
 use tollkeeper::http::{HeaderDialect, HttpFact, HttpSettings};
-use tollkeeper::single_limit::Lone;
 use tollkeeper::thread_cached::{Shareable, Shares, ThreadCached};
 use tollkeeper::{Algorithm, Limiter, Mode, Percent, Policy};
 
@@ -18,7 +17,7 @@ use crate::facts::Reader;
 pub struct Settings {
     /// How facts are read.
     pub http: HttpSettings,
-    /// The dialects of the headers of every answer.
+    /// The dialects of the headers of every response.
     pub headers: Vec<HeaderDialect>,
     /// By how much `Retry-After` is lengthened at most.
     pub retry_after_jitter: Percent,
@@ -34,21 +33,21 @@ impl Default for Settings {
     }
 }
 
-/// Settings, made ready for one version of the policy.
+/// Settings, prepared for one version of the policy.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     /// How requests are read and answered.
     pub settings: Settings,
     /// The policy.
     pub policy: Arc<Policy>,
-    /// Its only limit, if it has only one and an admission by it needs no more than that.
-    pub(crate) lone: Option<Lone>,
     /// Reads the facts that the policy needs.
     pub reader: Reader,
     /// Whether some limit may delay a request.
     pub delays: bool,
     /// Whether the response decides what some limit keeps.
     pub awaits_response: bool,
+    /// Whether an admission is needed after the request was passed on: for delays, refunds or slots.
+    pub(crate) keeps_decision: bool,
 }
 
 impl Prepared {
@@ -63,16 +62,15 @@ impl Prepared {
         };
         let delays = any(|rule| rule.algorithm() == Algorithm::LeakyBucket);
         let awaits_response = any(tollkeeper::Rule::awaits_response);
-        let lone = if delays || awaits_response { None } else { Lone::of(&policy) };
-        Prepared { settings, policy, lone, reader, delays, awaits_response }
+        let keeps_decision =
+            delays || awaits_response || any(|rule| rule.algorithm() == Algorithm::Concurrency);
+        Prepared { settings, policy, reader, delays, awaits_response, keeps_decision }
     }
 }
 
 impl Shareable for Prepared {
     fn share(&self) -> Prepared {
-        let policy = Arc::new(self.policy.share());
-        let lone = self.lone.as_ref().and_then(|_| Lone::of(&policy));
-        Prepared { policy, lone, ..self.clone() }
+        Prepared { policy: Arc::new(self.policy.share()), ..self.clone() }
     }
 
     #[inline]
@@ -82,8 +80,8 @@ impl Shareable for Prepared {
     }
 }
 
-/// What is in force, for all who read requests for one limiter: all clones of a layer, or all connections of a
-/// server that gateways ask.
+/// The prepared settings in force, shared by all readers of requests for one limiter: all clones of a layer, or all
+/// connections of a forward-auth server.
 #[derive(Debug)]
 pub struct InForce(ThreadCached<Prepared>);
 
@@ -104,7 +102,7 @@ impl InForce {
         self.with(limiter, Arc::clone)
     }
 
-    /// As [`InForce::read`], for who is done with it at once.
+    /// As [`InForce::read`], without touching the reference count.
     #[inline]
     pub fn with<R>(&self, limiter: &Limiter, read: impl FnOnce(&Arc<Prepared>) -> R) -> R {
         let mut read = Some(read);
@@ -146,40 +144,9 @@ impl InForce {
         Arc::clone(&self.0.replace(|_| Prepared::new(settings, &put())).policy)
     }
 
-    /// Prepares for a policy that somebody else has put in force.
+    /// Prepares for a policy that was replaced on the limiter itself.
     #[cold]
     fn catch_up(&self, limiter: &Limiter) {
         self.0.replace(|last| Prepared::new(last.settings.clone(), &limiter.policy()));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tollkeeper::{Capacity, Clock, Limit, MemoryStore, Quota, StatusSet};
-
-    use super::*;
-
-    #[test]
-    fn one_limit_by_one_fact_has_a_way_of_its_own() {
-        let limit = || Limit::new("lone", Quota::per_hour(2)).by("ip");
-        let other = || Limit::new("other", Quota::per_hour(2)).by("ip");
-        for (limits, is_lone) in [
-            (vec![limit()], true),
-            (vec![limit().mode(Mode::Shadow)], true),
-            (vec![limit(), other().mode(Mode::Off)], true),
-            (vec![limit(), other()], false),
-            (vec![limit().by("user")], false),
-            (vec![limit().when("user", "*")], false),
-            (vec![limit().allow("192.0.2.1")], false),
-            (vec![limit().algorithm(Algorithm::LeakyBucket)], false),
-            (vec![limit().refund_when(StatusSet::of([200]))], false),
-            (vec![Limit::new("slots", Quota::slots(2)).by("ip")], false),
-            (vec![], false),
-        ] {
-            let policy = Policy::new(limits).expect("valid limits");
-            let limiter = Limiter::embedded(policy, MemoryStore::new(Capacity::default(), Clock::system()));
-            let prepared = InForce::new(Settings::default(), &limiter).read(&limiter);
-            assert_eq!(prepared.lone.is_some(), is_lone, "{:?}", prepared.policy.rules());
-        }
     }
 }

@@ -88,7 +88,7 @@ impl Refusing {
         let tomorrow = Limit::new("tomorrow", Quota::per_day(1).burst(1)).when("path", "/tomorrow");
         let never = Limit::new("never", Allowance::Nothing).when("path", "/never");
         let builder = Limiter::builder().limit(soon).limit(tomorrow).limit(never);
-        let limiter = builder.build().await.expect("valid limits");
+        let limiter = builder.build().expect("valid limits");
         let layer = RateLimitLayer::new(limiter.clone()).retry_after_jitter(Percent::new(0));
         let (router, _) = everything(layer);
         let answers = Answers::default();

@@ -8,7 +8,7 @@ use tollkeeper::{Limit, Limiter, Quota, facts};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A holder that dies without a word keeps its slot for five minutes at most.
     let exports = Limit::new("exports", Quota::slots(2)).by("user").ttl(Duration::from_secs(300));
-    let limiter = Limiter::builder().limit(exports).build().await?;
+    let limiter = Limiter::builder().limit(exports).build()?;
     let alice = facts! { "user" => "alice" };
 
     let first = limiter.acquire(&alice).await?;

@@ -11,8 +11,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limiter = Limiter::builder()
         .limit(Limit::new("per-user", Quota::per_day(1_000).burst(1_000)).by("user"))
         .limit(Limit::new("per-route", Quota::per_day(1_000)).by("user").by("route"))
-        .build()
-        .await?;
+        .build()?;
 
     // Which limit, which facts, which quota: found once. A handle needs no async and no `facts!`.
     let per_user = limiter.handle("per-user")?;

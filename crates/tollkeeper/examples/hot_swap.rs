@@ -6,10 +6,8 @@ use tollkeeper::{Limit, Limiter, Quota, facts};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let per_user = |rate| vec![Limit::new("per-user", rate).by("user")];
     let alice = facts! { "user" => "alice" };
-    let limiter = Limiter::builder()
-        .limit(Limit::new("per-user", Quota::per_day(10).burst(10)).by("user"))
-        .build()
-        .await?;
+    let limiter =
+        Limiter::builder().limit(Limit::new("per-user", Quota::per_day(10).burst(10)).by("user")).build()?;
     let left = || -> Result<u64, Box<dyn std::error::Error>> {
         let decision = limiter.peek(&alice).wait()?;
         Ok(decision.limit("per-user").ok_or("it applies")?.outcome().remaining)

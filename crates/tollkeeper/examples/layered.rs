@@ -7,8 +7,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limiter = Limiter::builder()
         .limit(Limit::new("per-user", Quota::per_hour(3).burst(3)).by("user"))
         .limit(Limit::new("per-ip", Quota::per_hour(4).burst(4)).by("ip"))
-        .build()
-        .await?;
+        .build()?;
 
     // Alice and Bob share an address. Alice uses three of its four, so one is left for Bob.
     let alice = facts! { "user" => "alice", "ip" => "192.0.2.7" };

@@ -5,7 +5,7 @@ use tollkeeper::{Limit, Limiter, Quota, Span, facts};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let per_user = Limit::new("per-user", Quota::per_minute(5).burst(5)).by("user");
-    let limiter = Limiter::builder().limit(per_user).build().await?;
+    let limiter = Limiter::builder().limit(per_user).build()?;
 
     for request in 1..=6 {
         let decision = limiter.check(&facts! { "user" => "alice" }).await?;

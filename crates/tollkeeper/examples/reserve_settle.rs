@@ -14,8 +14,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limiter = Limiter::builder()
         .limit(tokens)
         .store(MemoryStore::new(Capacity::default(), Clock::manual(&hand)))
-        .build()
-        .await?;
+        .build()?;
 
     // Before the call nobody knows what it will cost: 30,000 is the most that was asked for.
     let estimate = facts! { "api_key" => "k1", "tokens" => 30_000 };

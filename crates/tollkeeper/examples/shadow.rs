@@ -7,8 +7,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limiter = Limiter::builder()
         .limit(Limit::new("per-user", Quota::per_hour(100).burst(100)).by("user"))
         .limit(Limit::new("search", Quota::per_hour(3).burst(3)).by("user").mode(Mode::Shadow))
-        .build()
-        .await?;
+        .build()?;
 
     let mut would_refuse = 0;
     for request in 1..=5 {

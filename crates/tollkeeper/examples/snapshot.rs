@@ -41,5 +41,5 @@ async fn runs(path: &Path) -> Result<()> {
 async fn start(path: &Path) -> Result<(Limiter, Restored)> {
     let (store, restored) = MemoryStore::open(Capacity::default(), Clock::system(), Snapshots::to(path))?;
     let per_user = Limit::new("per-user", Quota::per_day(10).burst(10)).by("user");
-    Ok((Limiter::builder().limit(per_user).store(store).build().await?, restored))
+    Ok((Limiter::builder().limit(per_user).store(store).build()?, restored))
 }

@@ -15,8 +15,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 .default_tier("free")
                 .override_for("acme", Quota::per_hour(50_000).burst(5_000)),
         )
-        .build()
-        .await?;
+        .build()?;
 
     for (api_key, plan, expected) in [
         ("k1", "free", Some(10)),

@@ -8,7 +8,7 @@ use tollkeeper::{Limit, Limiter, Quota, facts};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Twenty a second, one at a time: a request every 50 ms.
     let upstream = Limit::new("upstream", Quota::per_second(20).burst(1)).by("host");
-    let limiter = Limiter::builder().limit(upstream).build().await?;
+    let limiter = Limiter::builder().limit(upstream).build()?;
 
     let start = Instant::now();
     let client = |number: u32| {

@@ -10,8 +10,7 @@
 //! let limiter = Limiter::builder()
 //!     .limit(Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user"))
 //!     .limit(Limit::new("per-ip", Quota::per_minute(1000)).by("ip"))
-//!     .build()
-//!     .await?;
+//!     .build()?;
 //!
 //! let decision = limiter.check(&facts! { "user" => "alice", "ip" => "192.0.2.7" }).await?;
 //! if decision.allowed() {
@@ -79,7 +78,7 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # use tollkeeper::{Limit, Limiter, Quota, Retry, Span, Verdict, facts};
 //! # let limit = Limit::new("per-user", Quota::per_hour(10).burst(10)).by("user");
-//! # let limiter = Limiter::builder().limit(limit).build().await?;
+//! # let limiter = Limiter::builder().limit(limit).build()?;
 //! let alice = facts! { "user" => "alice" };
 //! let decision = limiter.check(&alice).cost(7).await?;
 //! let outcome = decision.limit("per-user").unwrap().outcome();
@@ -115,7 +114,7 @@
 //! # use tollkeeper::{Correction, Costs, Limit, Limiter, Quota, facts};
 //! // This limit charges the number in the fact `tokens`.
 //! let tokens = Limit::new("llm-tokens", Quota::per_minute(100_000)).by("api_key").cost("tokens");
-//! let limiter = Limiter::builder().limit(tokens).build().await?;
+//! let limiter = Limiter::builder().limit(tokens).build()?;
 //!
 //! let estimate = facts! { "api_key" => "k1", "tokens" => 30_000 };
 //! let reserved = limiter.reserve(&estimate, Duration::from_secs(60)).await?;
@@ -140,7 +139,7 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # use tollkeeper::{Limit, Limiter, Quota, facts};
 //! let limit = Limit::new("upstream", Quota::per_second(200).burst(1));
-//! let limiter = Limiter::builder().limit(limit).build().await?;
+//! let limiter = Limiter::builder().limit(limit).build()?;
 //! for _ in 0..3 {
 //!     assert!(limiter.until_allowed(&facts! {}).await?.allowed()); // one each 5 ms
 //! }
@@ -157,7 +156,7 @@
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # use tollkeeper::{Limit, Limiter, Quota};
 //! # let limit = Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user");
-//! # let limiter = Limiter::builder().limit(limit).build().await?;
+//! # let limiter = Limiter::builder().limit(limit).build()?;
 //! let per_user = limiter.handle("per-user")?;
 //! if per_user.check("alice")?.allowed {
 //!     // Serve the request.
@@ -243,14 +242,14 @@ pub mod thread_cached;
 
 pub use clock::{Clock, ManualClock, Sleep};
 pub use limiter::ad_hoc::AdHocLimits;
-pub use limiter::builder::{Backend, BuildError, Builder};
-pub use limiter::handle::{Handle, HandleError, Layers, Passage, Passages};
+pub use limiter::builder::{BuildError, Builder, StoreChoice};
+pub use limiter::handle::{Handle, HandleError, KeyDecision, KeyDecisions, Layers};
 pub use limiter::multi_request::MultiRequest;
 pub use limiter::observer::{Observer, Op};
 pub use limiter::operation::Operation;
-pub use limiter::single_limit;
+pub use limiter::request::{Acquire, Acquired, Acquiring, Deciding, Request, Waiting};
 pub use limiter::slot_guard::SlotGuard;
-pub use limiter::{Acquire, Acquired, Acquiring, Deciding, ForgetError, Limiter, Request, Waiting};
+pub use limiter::{ForgetError, Limiter};
 pub use percent::Percent;
 pub use store::memory::{Capacity, MemoryStore, Restored, SnapshotError, SnapshotStatus, Snapshots};
 #[cfg(feature = "redis")]

@@ -87,7 +87,7 @@ async fn who_leaves_holds_nobody_up_and_other_keys_do_not_wait() {
 async fn what_is_refunded_of_chosen_limits_is_given_back_and_the_rest_kept() {
     let login = Limit::new("login", Quota::per_hour(5)).by("user").deduct_when(StatusSet::of([401]));
     let all = Limit::new("all", Quota::per_hour(100)).by("user");
-    let limiter = Limiter::builder().limit(login).limit(all).build().await.unwrap();
+    let limiter = Limiter::builder().limit(login).limit(all).build().unwrap();
     let facts = facts! { "user" => "alice" };
     let decision = limiter.check(&facts).await.unwrap();
     let charge = decision.charge().unwrap();
@@ -99,7 +99,7 @@ async fn what_is_refunded_of_chosen_limits_is_given_back_and_the_rest_kept() {
 
 #[tokio::test]
 async fn a_request_may_be_decided_by_the_policy_that_its_facts_were_read_for() {
-    let limiter = Limiter::builder().limit(Limit::new("old", Quota::per_hour(1))).build().await.unwrap();
+    let limiter = Limiter::builder().limit(Limit::new("old", Quota::per_hour(1))).build().unwrap();
     let old = limiter.policy();
     limiter.replace(vec![Limit::new("new", Quota::per_hour(1)).by("user")]).unwrap();
     let decision = limiter.acquire(&facts! {}).under(&old).cost(1).await.unwrap().decision;

@@ -11,9 +11,9 @@ use support::*;
 use tollkeeper::facts::FactProblem;
 use tollkeeper::toll::CostProblem;
 use tollkeeper::{
-    Algorithm, Allowance, Backend, BuildError, Charge, Clock, Correction, Decision, Facts, Fix, HandleError,
+    Algorithm, Allowance, BuildError, Charge, Clock, Correction, DecidedToll, Facts, Fix, HandleError,
     InvalidFact, InvalidRequest, Key, Limit, Limiter, MemoryStore, Missing, Mode, Policy, Quota, Reply,
-    Retry, Slot, Span, Store, StoreFuture, Toll, Unavailable, Value, Verb, Verdict, facts,
+    Retry, Slot, Span, Store, StoreChoice, StoreFuture, Toll, Unavailable, Value, Verb, Verdict, facts,
 };
 
 /// How a limit of ten a minute stands once ten were charged at the beginning of a minute.
@@ -429,7 +429,7 @@ fn an_ipv6_client_has_one_key_for_its_network() {
     let check = |prefix: Option<u8>, one: &str, other: &str, same: bool| {
         let builder = Limiter::builder().limit(by_ip()).store(store(1_000, &clock()));
         let builder = prefix.into_iter().fold(builder, |builder, bits| builder.ipv6_prefix(bits));
-        let limiter = now(builder.build()).unwrap();
+        let limiter = builder.build().unwrap();
         assert!(charge(&limiter, &facts! { "ip" => one }, 1).allowed());
         assert!(!charge(&limiter, &facts! { "ip" => one }, 1).allowed());
         assert_eq!(
@@ -455,7 +455,7 @@ fn an_ipv6_client_has_one_key_for_its_network() {
 fn other_limits_keep_the_ipv6_prefix() {
     let limits = || vec![Limit::new("per-ip", Quota::per_minute(1)).by("ip")];
     let builder = Limiter::builder().limit(limits().remove(0)).store(store(1_000, &clock()));
-    let limiter = now(builder.ipv6_prefix(48).build()).unwrap();
+    let limiter = builder.ipv6_prefix(48).build().unwrap();
     assert!(charge(&limiter, &facts! { "ip" => "2001:db8::1" }, 1).allowed());
     limiter.replace(limits()).unwrap();
     assert!(
@@ -542,7 +542,7 @@ fn no_output_of_a_builder_shows_a_password() {
     ] {
         let builder = || Limiter::builder().store(url);
         let mut shown = format!("{:?}", builder());
-        if let Err(error) = now(builder().build()) {
+        if let Err(error) = builder().build() {
             shown += &format!("{error} {error:?}");
         }
         assert!(!shown.contains("hunter2"), "{url}: {shown}");
@@ -552,7 +552,7 @@ fn no_output_of_a_builder_shows_a_password() {
 #[test]
 fn what_cannot_be_built_says_what_would_be_right() {
     let check = |builder: tollkeeper::Builder, expected: &str| {
-        assert_eq!(now(builder.build()).expect_err("cannot be built").to_string(), expected);
+        assert_eq!(builder.build().expect_err("cannot be built").to_string(), expected);
     };
     let limit = |name: &str| Limiter::builder().limit(Limit::new(name, Quota::per_second(1)));
     check(limit("Per User"), "limit `Per User`: a name is 1 to 64 of `a-z 0-9 . _ -`");
@@ -570,7 +570,7 @@ fn what_cannot_be_built_says_what_would_be_right() {
         "limit `slots`: fixed-window has a rate, not slots (`rate: 5/s`)",
     );
     // Everything that is wrong, at once.
-    let errors = now(limit("A").limit(Limit::new("B", Quota::per_second(1)).by("a b")).build());
+    let errors = limit("A").limit(Limit::new("B", Quota::per_second(1)).by("a b")).build();
     let Err(BuildError::Policy(problems)) = &errors else { panic!("{errors:?}") };
     assert_eq!(problems.0.len(), 3);
     // The address of a store may hold a password.
@@ -583,10 +583,10 @@ fn what_cannot_be_built_says_what_would_be_right() {
         limit("limit").store("nonsense"),
         "the store is not a URL (such as `memory://` or `redis://127.0.0.1:6379`)",
     );
-    assert!(now(limit("limit").store("memory://").build()).is_ok());
-    assert!(now(limit("limit").store("memory://".to_owned()).build()).is_ok());
-    assert!(now(limit("limit").build()).is_ok());
-    assert!(now(Limiter::builder().build()).is_ok(), "no limits limit nothing");
+    assert!(limit("limit").store("memory://").build().is_ok());
+    assert!(limit("limit").store("memory://".to_owned()).build().is_ok());
+    assert!(limit("limit").build().is_ok());
+    assert!(Limiter::builder().build().is_ok(), "no limits limit nothing");
 }
 
 /// A store that has to wait for every answer once, as one behind a network does.
@@ -649,13 +649,12 @@ impl Store for Elsewhere {
 #[tokio::test]
 async fn a_store_that_has_to_be_waited_for_decides_as_well() {
     let hand = clock();
-    let backend = Backend::Other(Arc::new(Elsewhere(store(1_000, &hand))), Clock::manual(&hand));
+    let backend = StoreChoice::Other(Arc::new(Elsewhere(store(1_000, &hand))), Clock::manual(&hand));
     let limiter = Limiter::builder()
         .limit(ten(Algorithm::FixedWindow))
         .limit(Limit::new("slots", Quota::slots(1)).by("user").ttl(Duration::from_secs(5)))
         .store(backend)
         .build()
-        .await
         .unwrap();
     let alice = user("alice");
     let paid = limiter.check(&alice).cost(6).await.unwrap();
@@ -694,7 +693,7 @@ fn an_observer_is_told_of_every_decision() {
     #[derive(Debug, Default)]
     struct Seen(std::sync::Mutex<Vec<(bool, Verb)>>);
     impl tollkeeper::Observer for Seen {
-        fn record(&self, decision: &Decision) {
+        fn record(&self, decision: &DecidedToll<'_>) {
             self.0.lock().unwrap().push((decision.allowed(), decision.toll().verb()));
         }
     }

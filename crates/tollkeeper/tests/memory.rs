@@ -119,7 +119,7 @@ fn keys_without_a_place_share_one_state_and_admit_no_more_than_one_key_would() {
             .iter()
             .map(|name| charge(&limiter, &user(name), 1))
             .inspect(|decision| assert!(overflowed(decision)))
-            .filter(Decision::allowed)
+            .filter(|decision| decision.allowed())
             .count();
         assert_eq!(admitted, 10, "{algorithm}");
         assert_eq!((store.keys(), store.overflows()), (1, 50), "{algorithm}");
@@ -248,7 +248,7 @@ fn together(
     sets: &[Facts<'_>],
     cost: u64,
 ) -> Decision {
-    let mut toll = Toll::new(Arc::clone(policy), verb);
+    let mut toll = Toll::new(policy, verb);
     sets.iter().for_each(|facts| toll.add(facts, cost).expect("valid facts"));
     let ruling = store.decide(&toll);
     Decision::new(toll, ruling)

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use support::*;
 use tollkeeper::{
-    Algorithm, Allowance, Backend, Charge, Clock, Correction, Facts, Fix, InvalidRequest, Key, Limit,
-    Limiter, ManualClock, MemoryStore, Policy, Quota, Reply, Retry, Slot, Span, Store, StoreFuture, Toll,
+    Algorithm, Allowance, Charge, Clock, Correction, Facts, Fix, InvalidRequest, Key, Limit, Limiter,
+    ManualClock, MemoryStore, Policy, Quota, Reply, Retry, Slot, Span, Store, StoreChoice, StoreFuture, Toll,
     Unavailable, Verdict, Waiting, facts,
 };
 
@@ -408,8 +408,8 @@ impl Store for Counting {
 fn only_the_head_of_a_line_asks_the_store() {
     let hand = clock();
     let counting = Arc::new(Counting(store(100, &hand), AtomicUsize::new(0)));
-    let backend = Backend::Other(counting.clone(), Clock::manual(&hand));
-    let limiter = now(Limiter::builder().limit(one_a_second()).store(backend).build()).unwrap();
+    let backend = StoreChoice::Other(counting.clone(), Clock::manual(&hand));
+    let limiter = Limiter::builder().limit(one_a_second()).store(backend).build().unwrap();
     let alice = user("alice");
     let mut crowd = Crowd::default();
     crowd.come_all(50, || limiter.until_allowed(&alice));

@@ -72,7 +72,7 @@ fn fork_with_snapshot(file: &str) {
     let snapshots = Snapshots { every: Duration::from_secs(3_600), ..Snapshots::to(file) };
     let (store, _) = MemoryStore::open(Capacity::default(), Clock::system(), snapshots).expect("a free file");
     let limit = Limit::new("per-user", Quota::per_hour(100).burst(100)).by("user");
-    let limiter = Limiter::builder().limit(limit).store(store.clone()).build().wait().expect("valid limits");
+    let limiter = Limiter::builder().limit(limit).store(store.clone()).build().expect("valid limits");
     let alice = facts! { "user" => "alice" };
     assert_eq!(admitted(&limiter, &alice, 10), 10);
     if parent_id() == 0 {

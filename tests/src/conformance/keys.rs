@@ -105,7 +105,7 @@ pub(super) async fn merged(world: World) {
     let (one, other) =
         (facts! { "user" => "alice", "route" => "/a" }, facts! { "user" => "alice", "route" => "/b" });
     let together = async |costs: [u64; 2]| {
-        let mut toll = Toll::new(Arc::clone(&policy), Verb::Check);
+        let mut toll = Toll::new(&policy, Verb::Check);
         toll.add(&one, costs[0]).expect("valid");
         toll.add(&other, costs[1]).expect("valid");
         assert_eq!(toll.len(), 4, "each key once");

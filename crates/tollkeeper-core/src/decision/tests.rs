@@ -266,7 +266,7 @@ fn a_step_and_its_numbers_say_the_same() {
         assert_eq!((said.allowed(), said.mark()), (numbers.allowed(), numbers.mark()), "{algorithm}");
         assert_eq!(said.outcome(due.quota, &due.ask(NOW)), outcome, "{algorithm}");
     }
-    assert!(!LimitReply::Nothing.allowed());
+    assert!(!LimitReply::Pending.allowed());
 }
 
 #[test]

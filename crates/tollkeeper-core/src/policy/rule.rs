@@ -205,6 +205,12 @@ impl Rule {
         self.quota(self.default)
     }
 
+    /// The grant behind [`Rule::plain_quota`].
+    #[inline]
+    pub(crate) fn default_grant(&self) -> u32 {
+        self.default
+    }
+
     /// The quotas whose keys have this prefix, so that they share states.
     pub(crate) fn quotas_of(&self, family: &[u8]) -> impl Iterator<Item = &Quota> {
         self.limited().filter(move |(_, other)| *other == family).map(|(quota, _)| quota)

@@ -361,7 +361,8 @@ fn more_than_was_charged_is_said_with_both_numbers() {
 
 /// Several sets of facts and their costs in one toll.
 fn merged(limits: impl Into<Vec<Limit>>, sets: &[(Facts<'_>, u64)], expected: &[&str]) {
-    let mut toll = Toll::new(policy(limits), Verb::Check);
+    let policy = policy(limits);
+    let mut toll = Toll::new(&policy, Verb::Check);
     for (facts, cost) in sets {
         toll.add(facts, *cost).expect("valid");
     }
@@ -435,7 +436,8 @@ fn marks_reach_beyond_64_limits_and_count_once() {
         .enumerate()
         .map(|(index, limit)| if index % 3 == 0 { limit.by("user") } else { limit })
         .collect();
-    let mut toll = Toll::new(policy(limits), Verb::Check);
+    let policy = policy(limits);
+    let mut toll = Toll::new(&policy, Verb::Check);
     toll.add(&facts! {}, 1).expect("valid");
     toll.add(&facts! {}, 1).expect("valid");
     assert_eq!(toll.skipped().collect::<Vec<_>>(), (0..200).step_by(3).collect::<Vec<_>>());
@@ -514,14 +516,19 @@ fn only_staggered_windows_are_shifted_and_each_key_by_its_own_amount() {
 }
 
 #[test]
-fn a_due_prepared_outside_of_a_toll_is_the_same() {
-    let policy = policy([per_user().algorithm(Algorithm::FixedWindow).stagger()]);
-    let toll = policy.toll(Verb::Check, &facts! { "user" => "alice" }, 3).expect("valid");
-    let due = toll.get(0);
-    let prepared = Due::prepared(due.rule, due.quota, due.key, 3);
-    assert_eq!((prepared.key, prepared.cost, prepared.shift), (due.key, due.cost, due.shift));
-    assert!(prepared.enforced() && !prepared.is_slot());
-    assert_eq!((prepared.with_cost(9).cost, prepared.with_cost(9).key), (9, due.key));
+fn value_makes_the_due_that_facts_make() {
+    for limit in [per_user(), per_user().algorithm(Algorithm::FixedWindow).stagger()] {
+        let policy = policy([Limit::new("first", Quota::per_second(1)), limit]);
+        let by_facts = policy.toll(Verb::Check, &facts! { "user" => "alice" }, 3).expect("valid");
+        let mut by_value = Toll::new(&policy, Verb::Check);
+        by_value.add_value(1, "alice", 3);
+        let (expected, due) = (by_facts.get(1), by_value.get(0));
+        assert_eq!(
+            (due.rule.name(), due.key, due.cost, due.shift),
+            ("per-user", expected.key, 3, expected.shift)
+        );
+        assert_eq!(due.quota, expected.quota);
+    }
 }
 
 #[test]
@@ -550,7 +557,7 @@ fn toll_has_at_most_256_dues() {
 
     // 64 sets of facts over 125 limits: what one call of Envoy can ask for.
     let wide = policy(limits_by_user(125));
-    let mut toll = Toll::new(Arc::clone(&wide), Verb::Check);
+    let mut toll = Toll::new(&wide, Verb::Check);
     let results: Vec<_> = (0..64).map(|user| toll.add(&facts! { "user" => user }, 1)).collect();
     assert_eq!(results[..2], [Ok(()), Ok(())]);
     assert_eq!(results[2], Err(InvalidRequest::TooManyDues));
@@ -560,12 +567,13 @@ fn toll_has_at_most_256_dues() {
 #[test]
 fn equal_keys_do_not_count_towards_the_256_dues() {
     let wide = policy(limits_by_user(128));
-    let mut toll = Toll::new(wide, Verb::Check);
+    let mut toll = Toll::new(&wide, Verb::Check);
     for round in 0..64 {
         for user in ["alice", "bob"] {
-            let met = toll.meet(&facts! { "user" => user }, round + 1).expect("no more keys than before");
+            let met =
+                toll.add_matched(&facts! { "user" => user }, round + 1).expect("no more keys than before");
             let first = if user == "alice" { 0 } else { 128 };
-            assert_eq!(met.places().collect::<Vec<_>>(), (first..first + 128).collect::<Vec<_>>());
+            assert_eq!(met.indices().collect::<Vec<_>>(), (first..first + 128).collect::<Vec<_>>());
         }
     }
     assert_eq!(toll.len(), 256);

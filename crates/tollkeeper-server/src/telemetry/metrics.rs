@@ -17,7 +17,7 @@ use std::thread::LocalKey;
 
 use tollkeeper::fingerprint::Midstate;
 use tollkeeper::thread_cached::{Shareable, Shares, ThreadCached};
-use tollkeeper::{Decision, Facts, Mode, Observer, OnStoreFailure, Op, Policy, Span};
+use tollkeeper::{DecidedToll, Facts, Mode, Observer, OnStoreFailure, Op, Policy, Span};
 
 use crate::telemetry::top_keys::Busiest;
 use crate::transport::connection_budget::Transport;
@@ -32,6 +32,8 @@ use stripe::{STRIPES, Stripe};
 pub struct Metrics {
     /// The tallies of the policy that was seen last, by the place of the limit in it.
     current: ThreadCached<Seen>,
+    /// The tallies of ad-hoc limits, by namespace.
+    ad_hoc: ThreadCached<Seen>,
     /// Those of every limit there has been: a limit that comes back goes on counting.
     limits: Mutex<BTreeMap<Box<str>, Arc<LimitTally>>>,
     /// Requests over HTTP.
@@ -65,6 +67,7 @@ struct Seen {
 
 #[derive(Clone, Debug)]
 struct SeenLimit {
+    name: Box<str>,
     tally: Arc<LimitTally>,
     /// What the hashes of its keys begin with.
     family: Midstate,
@@ -149,6 +152,7 @@ impl Metrics {
     pub fn new(policy: &Policy) -> Metrics {
         let metrics = Metrics {
             current: ThreadCached::new(Seen::default()),
+            ad_hoc: ThreadCached::new(Seen::default()),
             limits: Mutex::default(),
             http: RequestTally::default(),
             resp: RequestTally::default(),
@@ -191,13 +195,17 @@ impl Metrics {
 
     fn seen(&self, policy: &Policy) -> Seen {
         self.know_routes(policy.rules().iter().flat_map(|rule| rule.patterns("route")));
+        let limits = policy.rules().iter().map(|rule| self.seen_limit(rule.name())).collect();
+        Seen { version: policy.version(), limits }
+    }
+
+    fn seen_limit(&self, name: &str) -> SeenLimit {
         let mut all = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let limit = |name: &str| SeenLimit {
+        SeenLimit {
+            name: name.into(),
             tally: Arc::clone(all.entry(name.into()).or_default()),
             family: self.busiest.family(name),
-        };
-        let limits = policy.rules().iter().map(|rule| rule.name()).map(limit).collect();
-        Seen { version: policy.version(), limits }
+        }
     }
 
     /// Requests that were allowed, refused, and decided in place of the store.
@@ -229,11 +237,11 @@ impl Metrics {
 
     /// Counts a decision under the policy it was made by.
     #[inline]
-    fn count(&self, seen: &Seen, decision: &Decision) {
+    fn count(&self, limits: &[SeenLimit], decision: &DecidedToll<'_>) {
         let (toll, stripe) = (decision.toll(), Stripe::mine());
         let mut note = self.busiest.note(decision.time(), stripe.index());
-        for (answer, place) in decision.limits().zip(toll.places()) {
-            let SeenLimit { tally, family } = &seen.limits[place];
+        for (answer, place) in decision.limits().zip(toll.rule_indices()) {
+            let SeenLimit { tally, family, .. } = &limits[place];
             note.add(*family, &answer);
             let counts = &tally.stripes[stripe.index()];
             let counter = match (answer.allowed(), answer.rule().mode()) {
@@ -252,9 +260,29 @@ impl Metrics {
             }
         }
         drop(note);
-        let mine = |place: usize| &seen.limits[place].tally.stripes[stripe.index()];
+        let mine = |place: usize| &limits[place].tally.stripes[stripe.index()];
         toll.skipped().for_each(|place| stripe.add(&mine(place).skipped, 1));
         toll.unknown_tiers().for_each(|place| stripe.add(&mine(place).unknown_tier, 1));
+    }
+
+    /// Counts the decision of an ad-hoc limit under its namespace.
+    #[inline]
+    fn count_ad_hoc(&self, decision: &DecidedToll<'_>) {
+        let name = decision.toll().get(0).rule.name();
+        let count = |seen: &Seen| {
+            let limit = seen.limits.iter().find(|limit| *limit.name == *name);
+            limit.map(|limit| self.count(std::slice::from_ref(limit), decision)).is_some()
+        };
+        if !self.ad_hoc.read(|seen, _| count(seen)) {
+            let add = |last: &Seen| match last.limits.iter().any(|limit| *limit.name == *name) {
+                true => last.clone(),
+                false => {
+                    let limits = last.limits.iter().cloned().chain([self.seen_limit(name)]).collect();
+                    Seen { version: Policy::AD_HOC, limits }
+                }
+            };
+            count(&self.ad_hoc.replace(add));
+        }
     }
 
     /// How long 99 of 100 decisions of a store elsewhere take at most, in milliseconds: the end of the bucket that
@@ -265,22 +293,25 @@ impl Metrics {
 }
 
 impl Observer for Metrics {
-    fn record(&self, decision: &Decision) {
+    fn record(&self, decision: &DecidedToll<'_>) {
         let toll = decision.toll();
         if !toll.verb().charges() {
             return;
         }
         let version = toll.policy().version();
+        if version == Policy::AD_HOC {
+            return self.count_ad_hoc(decision);
+        }
         let is_counted = self.current.read(|seen, _| {
             let same = seen.version == version;
             if same {
-                self.count(seen, decision);
+                self.count(&seen.limits, decision);
             }
             same
         });
         if !is_counted {
             // The first request after a reload; or one that began before it, and counts under its own policy.
-            self.count(&self.current.replace(|_| self.seen(toll.policy())), decision);
+            self.count(&self.current.replace(|_| self.seen(toll.policy())).limits, decision);
         }
     }
 

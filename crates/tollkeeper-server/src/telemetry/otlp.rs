@@ -137,7 +137,7 @@ impl Work {
         let sent = timeout(PATIENCE, post(&self.collector, path, body)).await;
         let sent = sent.unwrap_or_else(|_| bail_late());
         let Collector { host, port, .. } = &self.collector;
-        // LimitReply once for each reason, and not once for each attempt.
+        // Logged once for each reason, and not once for each attempt.
         let trouble = sent.err().map(|error| format!("{error:#}"));
         match &trouble {
             Some(why) if self.trouble.as_ref() != Some(why) => {

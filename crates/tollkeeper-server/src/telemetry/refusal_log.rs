@@ -14,7 +14,7 @@ use arc_swap::ArcSwapOption;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
 use tollkeeper::{
-    AdHocLimits, Capacity, Clock, Decision, Limiter, MemoryStore, OnStoreFailure, Passage, Policy, Quota,
+    AdHocLimits, Capacity, Clock, Decision, KeyDecision, Limiter, MemoryStore, OnStoreFailure, Policy, Quota,
     Retry, StoreFuture,
 };
 
@@ -78,7 +78,7 @@ impl Refusal {
     }
 
     /// The same of a limit that came with the call.
-    pub fn of_one(command: &str, key: &str, cost: u64, passage: &Passage) -> Refusal {
+    pub fn of_one(command: &str, key: &str, cost: u64, passage: &KeyDecision) -> Refusal {
         Refusal {
             limit: command.to_owned(),
             key: Key(vec![Some(key.to_owned())]),

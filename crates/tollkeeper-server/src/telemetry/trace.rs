@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::mpsc;
-use tollkeeper::{Decision, OnStoreFailure, Passage, Retry};
+use tollkeeper::{Decision, KeyDecision, OnStoreFailure, Retry};
 
 /// The span of the caller that a request belongs to: a `traceparent` of the W3C's Trace Context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +178,7 @@ impl Told {
     }
 
     /// What a limit said that came with the call, and has the name of its command.
-    pub fn of_one(name: &str, passage: &Passage) -> Told {
+    pub fn of_one(name: &str, passage: &KeyDecision) -> Told {
         let limits = vec![name.to_owned()];
         let retry = passage.outcome().retry;
         Told {

@@ -16,7 +16,7 @@ fn limiter(limits: Vec<Limit>) -> (Limiter, ManualClock) {
 }
 
 /// The headers of a decision, line by line.
-fn lines(decision: &Decision, dialects: &[HeaderDialect]) -> Vec<String> {
+fn lines(decision: &tollkeeper::Decision, dialects: &[HeaderDialect]) -> Vec<String> {
     let written = write(decision, dialects, &NO_JITTER);
     let line = |(field, value): (Field, &[u8])| {
         format!("{}: {}", field.name(), std::str::from_utf8(value).expect("ASCII"))

@@ -36,7 +36,7 @@ pub(crate) async fn play(algorithm: Algorithm, arrivals: &[u64], end: u64) -> Re
     };
     let hand = ManualClock::new(START);
     let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
-    let limiter = Limiter::builder().limit(limit.algorithm(algorithm)).store(store).build().await?;
+    let limiter = Limiter::builder().limit(limit.algorithm(algorithm)).store(store).build()?;
 
     let mut played = Played { requests: Vec::new(), levels: Vec::new(), end };
     let mut held: Vec<(u64, Option<SlotGuard>)> = Vec::new();

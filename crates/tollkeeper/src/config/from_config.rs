@@ -33,14 +33,14 @@ impl Limiter {
     ///   - { name: per-user, by: user, rate: 100/min, burst: 2 }
     ///   - { name: per-ip, by: ip, rate: 1000/min }
     /// ")?;
-    /// let limiter = Limiter::from_config(&path).await?;
+    /// let limiter = Limiter::from_config(&path)?;
     /// let alice = facts! { "user" => "alice", "ip" => "192.0.2.7" };
     /// assert!(limiter.check(&alice).cost(2).await?.allowed());
     /// assert!(!limiter.check(&alice).await?.allowed());
     /// # std::fs::remove_dir_all(&folder)?;
     /// # Ok(()) }
     /// ```
-    pub async fn from_config(path: impl AsRef<Path>) -> Result<Limiter, ReadError> {
+    pub fn from_config(path: impl AsRef<Path>) -> Result<Limiter, ReadError> {
         let (config, _) = Config::read(path.as_ref())?;
         config.limiter()
     }

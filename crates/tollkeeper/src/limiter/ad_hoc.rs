@@ -1,105 +1,99 @@
-//! Limits that travel with the request: whoever asks says what is granted, and no policy knows of it.
+//! Ad-hoc limits: each request brings its own quota, which no policy knows.
 //!
-//! Everything is a token bucket, keyed by name space, period and one value. In this process a check needs
-//! neither a policy nor an allocation; a store elsewhere takes a toll, and the policies that those are made
-//! of are kept for a while.
+//! Every ad-hoc limit is a token bucket, keyed by namespace, period and one value. Each quota becomes a policy of one
+//! limit; these policies are cached.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use tollkeeper_core::facts::MAX_VALUE;
-use tollkeeper_core::inline::Inline;
-use tollkeeper_core::key::{self, LONGEST_FAMILY};
+use tollkeeper_core::key;
 use tollkeeper_core::toll::MAX_COST;
-use tollkeeper_core::{
-    Algorithm, Due, InvalidRequest, Key, OnStoreFailure, Policy, Quota, Reply, Span, Toll, Verb,
-};
+use tollkeeper_core::{Algorithm, InvalidRequest, Key, OnStoreFailure, Policy, Quota, Span, Toll, Verb};
 
 use crate::limiter::Limiter;
-use crate::limiter::handle::{Passage, wrong};
+use crate::limiter::handle::{KeyDecision, invalid_input};
 use crate::store::{StoreFuture, Unavailable};
 use crate::sync::{Mutex, lock};
 
-/// Decides by quotas that come with the requests. Has a name space of its own in the store of its
-/// [`Limiter`], whose observer is not told.
+/// Decides by quotas that come with the requests, in a namespace of its own in the store of its [`Limiter`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use tollkeeper::{Algorithm, Limiter, OnStoreFailure, Quota};
 ///
-/// let limiter = Limiter::builder().build().await?;
-/// let meter = limiter.ad_hoc("THROTTLE", OnStoreFailure::Local);
+/// let limiter = Limiter::builder().build()?;
+/// let limits = limiter.ad_hoc("THROTTLE", OnStoreFailure::Local);
 /// let quota = Quota::new(Algorithm::TokenBucket, Quota::per_minute(30).burst(2))?;
-/// assert!(meter.check("alice", &quota, 2)?.await.allowed);
-/// assert!(!meter.check("alice", &quota, 1)?.await.allowed);
-/// assert!(meter.forget("alice").await?);
-/// assert!(meter.check("alice", &quota, 1)?.await.allowed);
+/// assert!(limits.check("alice", &quota, 2)?.await.allowed);
+/// assert!(!limits.check("alice", &quota, 1)?.await.allowed);
+/// assert!(limits.forget("alice").await?);
+/// assert!(limits.check("alice", &quota, 1)?.await.allowed);
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
 pub struct AdHocLimits {
     limiter: Limiter,
-    name: Box<str>,
+    namespace: Box<str>,
     on_store_failure: OnStoreFailure,
-    /// A policy whose one limit stands for every limit of this process's store: only its quota is not used.
-    any: Policy,
-    /// What tolls for a store elsewhere are made of, by what tells their quotas apart.
-    policies: Mutex<HashMap<(u64, u64, Span), Arc<Policy>>>,
+    /// The policy of each quota that was used lately.
+    policies: Mutex<HashMap<QuotaNumbers, Arc<Policy>>>,
     periods: Periods,
 }
 
-/// More shapes of limits than anybody writes by hand. Who makes up more makes their policies anew.
+/// Count, burst and period: what tells two quotas apart.
+type QuotaNumbers = (u64, u64, Span);
+
+/// How many policies are cached: more quotas than an application writes by hand.
 const MAX_POLICIES: usize = 1_024;
 
 impl AdHocLimits {
-    pub(crate) fn new(limiter: &Limiter, name: &str, on_store_failure: OnStoreFailure) -> AdHocLimits {
-        let of_name = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
+    pub(crate) fn new(limiter: &Limiter, namespace: &str, on_store_failure: OnStoreFailure) -> AdHocLimits {
+        let allowed = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
         assert!(
-            (1..=64).contains(&name.len()) && name.bytes().all(of_name),
-            "a name space has 1 to 64 of `A-Z 0-9 . _ -`, so that no limit of a policy shares it: {name}"
+            (1..=64).contains(&namespace.len()) && namespace.bytes().all(allowed),
+            "a namespace has 1 to 64 of `A-Z 0-9 . _ -`, so that no limit of a policy shares it: {namespace}"
         );
-        let quota = Quota::new(Algorithm::TokenBucket, Quota::per_second(1)).expect("a quota");
         AdHocLimits {
             limiter: limiter.clone(),
-            name: name.into(),
+            namespace: namespace.into(),
             on_store_failure,
-            any: Policy::of_one(name, quota, on_store_failure),
             policies: Mutex::default(),
             periods: Periods::default(),
         }
     }
 
-    /// Decides by this quota, and charges `cost`; 0 says how the key stands, and passes. A key keeps its
-    /// count while the period is the same. Poll what comes back once, and it is on its way.
+    /// Decides by this quota, and charges `cost` if admitted. A cost of 0 reports the state of the key and passes. A
+    /// key keeps its count while the period is the same. A remote store is asked when the result is first polled.
     #[inline]
     pub fn check(
         &self,
         key: &str,
         quota: &Quota,
         cost: u64,
-    ) -> Result<StoreFuture<'_, Passage>, InvalidRequest> {
+    ) -> Result<StoreFuture<'_, KeyDecision>, InvalidRequest> {
         debug_assert_eq!(quota.algorithm(), Algorithm::TokenBucket);
         if key.len() > MAX_VALUE || cost > MAX_COST {
-            return Err(wrong(key, cost.max(1)));
+            return Err(invalid_input(key, cost.max(1)));
         }
         self.periods.remember(quota.period());
-        let Some(memory) = &self.limiter.inner.memory else { return Ok(self.ask(key, quota, cost)) };
-        let family = self.family(quota.period());
-        let due = Due::prepared(&self.any.rules()[0], quota, Key::of_one(&family, key), cost);
-        let mut passage = Passage::of(&due);
-        passage.now = memory.decide_one(&due, memory.prints().key(due.key), cost > 0, &mut passage.said);
-        passage.allowed = passage.said.allowed();
-        Ok(StoreFuture::Ready(passage))
+        let policy = self.policy(quota);
+        let verb = if cost > 0 { Verb::Check } else { Verb::Peek };
+        let build = |toll: &mut Toll<'_>| {
+            toll.add_value(0, key, cost);
+            Ok(())
+        };
+        self.limiter.decide_toll(&policy, verb, build, |decided| KeyDecision::first_of(decided))
     }
 
-    /// Forgets a key, under every period that was asked for lately; false if there was nothing to forget.
+    /// Forgets a key under every period that was used lately; false if it had no state.
     pub async fn forget(&self, key: &str) -> Result<bool, Unavailable> {
         let (mut forgotten, mut answered) = (false, Ok(()));
         if key.len() <= MAX_VALUE {
             for period in self.periods.all() {
-                let family = self.family(period);
-                match self.limiter.inner.store.forget(Key::of_one(&family, key)).await {
+                let family = key::family(&self.namespace, Algorithm::TokenBucket, false, period);
+                match self.limiter.inner.backend.store().forget(Key::of_one(&family, key)).await {
                     Ok(was_known) => forgotten |= was_known,
                     Err(unavailable) => answered = Err(unavailable),
                 }
@@ -108,48 +102,23 @@ impl AdHocLimits {
         answered.map(|()| forgotten)
     }
 
-    /// Asks a store elsewhere.
-    fn ask(&self, key: &str, quota: &Quota, cost: u64) -> StoreFuture<'_, Passage> {
-        let verb = if cost > 0 { Verb::Check } else { Verb::Peek };
-        let toll = Toll::of_one(self.policy(quota), verb, key, cost);
-        let mut passage = Passage::of(&toll.get(0));
-        let mut concluded = move |ruling: Reply| {
-            (passage.said, passage.now) = (ruling.said()[0], ruling.time());
-            passage.allowed = passage.said.allowed();
-            passage
-        };
-        match self.limiter.inner.store.decide(&toll) {
-            StoreFuture::Ready(ruling) => StoreFuture::Ready(concluded(ruling)),
-            answer => StoreFuture::Later(Box::pin(async move { concluded(answer.await) })),
-        }
-    }
-
     fn policy(&self, quota: &Quota) -> Arc<Policy> {
         let mut policies = lock(&self.policies);
-        let shape = (quota.count(), quota.burst(), quota.period());
-        if let Some(policy) = policies.get(&shape) {
+        let numbers = (quota.count(), quota.burst(), quota.period());
+        if let Some(policy) = policies.get(&numbers) {
             return Arc::clone(policy);
         }
         if policies.len() == MAX_POLICIES {
             policies.clear();
         }
-        let policy = Arc::new(Policy::of_one(&self.name, *quota, self.on_store_failure));
-        policies.insert(shape, Arc::clone(&policy));
+        let policy = Arc::new(Policy::of_one(&self.namespace, *quota, self.on_store_failure));
+        policies.insert(numbers, Arc::clone(&policy));
         policy
-    }
-
-    #[inline]
-    fn family(&self, period: Span) -> Inline<u8, LONGEST_FAMILY> {
-        let mut family = Inline::default();
-        key::push_family(&self.name, Algorithm::TokenBucket, false, period, |part| {
-            family.extend_from_slice(part);
-        });
-        family
     }
 }
 
-/// The periods that keys may have, which only the keys themselves know: the commonest, and those that were
-/// asked for last.
+/// The periods that keys may have: a few common ones, and those that were used last. A period is part of the key, so
+/// forgetting a key needs it.
 #[derive(Debug)]
 struct Periods {
     micros: [AtomicU64; 64],
@@ -170,7 +139,7 @@ impl Periods {
         let micros = period.as_micros();
         let places = self.micros.iter().map(|place| place.load(Relaxed));
         if !places.take_while(|known| *known != 0).any(|known| known == micros) {
-            // Two threads may remember it twice, which costs a place.
+            // Two threads may remember a period twice, which wastes one entry.
             let next = self.next.fetch_add(1, Relaxed) % self.micros.len();
             self.micros[next].store(micros, Relaxed);
         }
@@ -186,8 +155,16 @@ impl Periods {
 mod tests {
     use super::*;
     use crate::clock::{Clock, ManualClock};
+    use crate::limiter::Backend;
     use crate::store::memory::{Capacity, MemoryStore};
     use tollkeeper_core::{Limit, Outcome, Retry, Time};
+
+    fn stored_keys(limiter: &Limiter) -> Option<usize> {
+        match &limiter.inner.backend {
+            Backend::Memory(store) => Some(store.keys()),
+            Backend::Remote(_) => None,
+        }
+    }
 
     fn world() -> (ManualClock, Limiter) {
         let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
@@ -235,10 +212,7 @@ mod tests {
     fn a_cost_of_nothing_looks_and_passes_even_when_nothing_is_left() {
         let (hand, limiter) = world();
         let (meter, quota) = (limiter.ad_hoc("THROTTLE", OnStoreFailure::Local), quota(1, 10, 2));
-        assert_eq!(
-            (now(&meter, "alice", &quota, 0).remaining, limiter.inner.memory.as_ref().map(MemoryStore::keys)),
-            (2, Some(0))
-        );
+        assert_eq!((now(&meter, "alice", &quota, 0).remaining, stored_keys(&limiter)), (2, Some(0)));
         now(&meter, "alice", &quota, 2);
         let looked = now(&meter, "alice", &quota, 0);
         assert_eq!((looked.allowed, looked.remaining, looked.retry), (true, 0, None));

@@ -1,4 +1,4 @@
-//! Making a limiter.
+//! Builds a limiter from limits, declared facts and a store.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,8 +6,7 @@ use std::sync::Arc;
 use tollkeeper_core::{DeclaredFact, InvalidPolicy, Limit, Policy};
 
 use crate::clock::Clock;
-use crate::limiter::Limiter;
-use crate::limiter::operation::Operation;
+use crate::limiter::{Backend, Limiter};
 use crate::store::Store;
 use crate::store::memory::{Capacity, MemoryStore};
 #[cfg(feature = "redis")]
@@ -16,41 +15,41 @@ use crate::store::redis::{RedisOptions, RedisStore};
 use crate::store::resilient::{Resilient, ResilientSettings};
 use crate::store::url::{InvalidStoreUrl, StoreUrl};
 
-/// Collects limits and says where their state is kept.
+/// Builds a [`Limiter`].
 #[derive(Debug, Default)]
 pub struct Builder {
     limits: Vec<Limit>,
     facts: Vec<DeclaredFact>,
-    store: Option<Backend>,
+    store: Option<StoreChoice>,
     ipv6_prefix: Option<u8>,
 }
 
-/// Where state is kept: a URL, or a store that exists.
+/// The store of a limiter: a URL, or a store that is already open.
 #[derive(Debug)]
-pub enum Backend {
-    /// To be opened: `memory://`, `redis://…`. The text is not kept, because it may hold a password.
+pub enum StoreChoice {
+    /// To be opened: `memory://`, `redis://…`. The text is not kept, because it may contain a password.
     Url(Result<StoreUrl, InvalidStoreUrl>),
-    /// In this process.
+    /// The memory store.
     Memory(MemoryStore),
-    /// Elsewhere; the clock is for those who wait.
+    /// Another store, and the clock for callers that wait.
     Other(Arc<dyn Store>, Clock),
 }
 
-impl From<&str> for Backend {
-    fn from(url: &str) -> Backend {
-        Backend::Url(url.parse())
+impl From<&str> for StoreChoice {
+    fn from(url: &str) -> StoreChoice {
+        StoreChoice::Url(url.parse())
     }
 }
 
-impl From<String> for Backend {
-    fn from(url: String) -> Backend {
+impl From<String> for StoreChoice {
+    fn from(url: String) -> StoreChoice {
         url.as_str().into()
     }
 }
 
-impl From<MemoryStore> for Backend {
-    fn from(store: MemoryStore) -> Backend {
-        Backend::Memory(store)
+impl From<MemoryStore> for StoreChoice {
+    fn from(store: MemoryStore) -> StoreChoice {
+        StoreChoice::Memory(store)
     }
 }
 
@@ -72,8 +71,7 @@ impl Builder {
     /// let limiter = Limiter::builder()
     ///     .fact(DeclaredFact::new("email").trim().lowercase())
     ///     .limit(Limit::new("login", Quota::per_minute(1)).by("email"))
-    ///     .build()
-    ///     .await?;
+    ///     .build()?;
     /// assert!(limiter.check(&facts! { "email" => "Alice@example.com" }).await?.allowed());
     /// assert!(!limiter.check(&facts! { "email" => " alice@EXAMPLE.com" }).await?.allowed());
     /// # Ok(()) }
@@ -84,31 +82,27 @@ impl Builder {
         self
     }
 
-    /// Where state is kept: `memory://` unless said otherwise, or a [`MemoryStore`] of your own.
+    /// The store: `memory://` by default.
     #[must_use]
-    pub fn store(self, store: impl Into<Backend>) -> Builder {
+    pub fn store(self, store: impl Into<StoreChoice>) -> Builder {
         Builder { store: Some(store.into()), ..self }
     }
 
-    /// Keys IPv6 addresses by their first bits: 64 unless said otherwise.
+    /// Keys IPv6 addresses by this many leading bits, 64 by default.
     #[must_use]
     pub fn ipv6_prefix(self, bits: u8) -> Builder {
         Builder { ipv6_prefix: Some(bits), ..self }
     }
 
-    /// Checks the limits and opens the store. A store elsewhere begins to connect, and is not waited for.
-    pub fn build(self) -> Operation<impl Future<Output = Result<Limiter, BuildError>>> {
-        Operation::new(async { self.open() })
-    }
-
-    fn open(self) -> Result<Limiter, BuildError> {
+    /// Validates the limits and opens the store. A remote store connects in the background.
+    pub fn build(self) -> Result<Limiter, BuildError> {
         let policy = Policy::new(self.limits).and_then(|policy| policy.declaring(self.facts));
         let policy = policy.map_err(BuildError::Policy)?;
         let policy = self.ipv6_prefix.into_iter().fold(policy, Policy::with_ipv6_prefix);
         match self.store {
             None => Ok(Limiter::embedded(policy, MemoryStore::default())),
-            Some(Backend::Url(Err(error))) => Err(BuildError::Store(error)),
-            Some(Backend::Url(Ok(url))) => match url {
+            Some(StoreChoice::Url(Err(error))) => Err(BuildError::Store(error)),
+            Some(StoreChoice::Url(Ok(url))) => match url {
                 StoreUrl::Memory => {
                     Ok(Limiter::embedded(policy, MemoryStore::new(Capacity::default(), Clock::system())))
                 }
@@ -116,23 +110,24 @@ impl Builder {
                 StoreUrl::Redis(redis) => {
                     let store = RedisStore::open(&redis, RedisOptions::default());
                     let store = Resilient::new(store, ResilientSettings::default(), MemoryStore::default());
-                    Ok(Limiter::new(policy, Arc::new(store), None, Clock::system()))
+                    Ok(Limiter::with_store(policy, Arc::new(store)))
                 }
                 #[cfg(not(feature = "redis"))]
                 StoreUrl::Redis(_) => Err(BuildError::Store(InvalidStoreUrl::NO_REDIS)),
             },
-            Some(Backend::Memory(store)) => Ok(Limiter::embedded(policy, store)),
-            Some(Backend::Other(store, clock)) => Ok(Limiter::new(policy, store, None, clock)),
+            Some(StoreChoice::Memory(store)) => Ok(Limiter::embedded(policy, store)),
+            Some(StoreChoice::Other(store, clock)) => Ok(Limiter::new(policy, Backend::Remote(store), clock)),
         }
     }
 }
 
-/// Why there is no limiter.
+/// Why a limiter cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum BuildError {
-    /// The limits do not make sense.
+    /// The limits are invalid.
     Policy(InvalidPolicy),
-    /// The URL is not that of a store, or of one that this build does not have.
+    /// The store URL is invalid, or needs a feature that is not enabled.
     Store(InvalidStoreUrl),
 }
 

@@ -1,7 +1,8 @@
-//! The limiter: a policy and a store.
+//! The limiter: a policy, a store and an observer.
 //!
-//! The order of things is here and only here: facts become a toll, the store decides the toll, the
-//! decision goes to the caller.
+//! [`Limiter::decide_with`] is the one way to decide: facts become a toll, the store decides the toll, the observer
+//! records the result, the caller reads it. Checks, handles, ad-hoc limits, requests with several sets of facts and
+//! the tower layer are thin users of it.
 
 pub(crate) mod ad_hoc;
 pub(crate) mod blocking;
@@ -11,20 +12,18 @@ pub(crate) mod handle;
 pub(crate) mod multi_request;
 pub(crate) mod observer;
 pub(crate) mod operation;
-pub mod single_limit;
+pub(crate) mod request;
 pub(crate) mod slot_guard;
 mod wait_queue;
 
 use std::fmt;
-use std::future::{Future, IntoFuture};
-use std::pin::Pin;
+use std::future::Future;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
 
-use tollkeeper_core::toll;
+use tollkeeper_core::toll::TollRequest;
 use tollkeeper_core::{
-    Change, Charge, Costs, Decision, Facts, InvalidPolicy, InvalidRequest, Key, Limit, OnStoreFailure,
-    Policy, Reply, Retry, Slot, Span, Toll, Verb, Verdict,
+    Change, Charge, Costs, DecidedToll, Decision, Facts, InvalidPolicy, InvalidRequest, Key, Limit,
+    OnStoreFailure, Policy, Reply, Retry, Slot, Span, Toll, Verb, Verdict,
 };
 
 use crate::clock::Clock;
@@ -35,7 +34,7 @@ use crate::limiter::handle::{Handle, HandleError, Layers};
 use crate::limiter::multi_request::MultiRequest;
 use crate::limiter::observer::Observer;
 use crate::limiter::operation::Operation;
-use crate::limiter::slot_guard::{SlotGuard, Taken};
+use crate::limiter::request::{Acquire, Request, Waiting};
 use crate::limiter::wait_queue::{Queues, Seat};
 use crate::store::memory::MemoryStore;
 use crate::store::{Correction, Store, StoreFuture, Unavailable};
@@ -51,8 +50,7 @@ use crate::thread_cached::ThreadCached;
 /// let limiter = Limiter::builder()
 ///     .limit(Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user"))
 ///     .limit(Limit::new("per-ip", Quota::per_minute(1000)).by("ip"))
-///     .build()
-///     .await?;
+///     .build()?;
 ///
 /// let facts = facts! { "user" => "alice", "ip" => "192.0.2.7" };
 /// let decision = limiter.check(&facts).cost(2).await?;
@@ -68,60 +66,72 @@ pub struct Limiter {
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) policy: ThreadCached<Policy>,
-    pub(crate) store: Arc<dyn Store>,
-    /// The store again, if it is in this process: handles decide there without asking.
-    pub(crate) memory: Option<MemoryStore>,
+    pub(crate) backend: Backend,
     clock: Clock,
     queues: Queues,
     holds: Holds,
     observer: OnceLock<Arc<dyn Observer>>,
 }
 
+/// Where decisions are made.
+#[derive(Debug)]
+pub(crate) enum Backend {
+    /// In this process: every call returns at once.
+    Memory(MemoryStore),
+    /// By a store that may have to be waited for.
+    Remote(Arc<dyn Store>),
+}
+
+impl Backend {
+    /// The store, for the calls that do not decide.
+    pub(crate) fn store(&self) -> &dyn Store {
+        match self {
+            Backend::Memory(store) => store,
+            Backend::Remote(store) => &**store,
+        }
+    }
+}
+
 impl Limiter {
-    /// Begins a limiter.
+    /// Starts building a limiter.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// A limiter on the embedded store, for code that cannot wait.
+    /// A limiter on the memory store.
     pub fn embedded(policy: Policy, store: MemoryStore) -> Limiter {
         let clock = store.clock().clone();
-        Limiter::new(policy, Arc::new(store.clone()), Some(store), clock)
+        Limiter::new(policy, Backend::Memory(store), clock)
     }
 
-    /// A limiter on a store elsewhere.
+    /// A limiter on another store.
     pub fn with_store(policy: Policy, store: Arc<dyn Store>) -> Limiter {
-        Limiter::new(policy, store, None, Clock::system())
+        Limiter::new(policy, Backend::Remote(store), Clock::system())
     }
 
-    pub(crate) fn new(
-        policy: Policy,
-        store: Arc<dyn Store>,
-        memory: Option<MemoryStore>,
-        clock: Clock,
-    ) -> Limiter {
+    pub(crate) fn new(policy: Policy, backend: Backend, clock: Clock) -> Limiter {
         let policy = ThreadCached::new(policy);
         let (queues, holds, observer) = (Queues::default(), Holds::default(), OnceLock::new());
-        Limiter { inner: Arc::new(Inner { policy, store, memory, clock, queues, holds, observer }) }
+        Limiter { inner: Arc::new(Inner { policy, backend, clock, queues, holds, observer }) }
     }
 
-    /// Decides and charges. Costs 1 unless said otherwise.
+    /// Decides, and charges if admitted. The cost is 1 unless set.
     pub fn check<'a>(&'a self, facts: &'a Facts<'a>) -> Request<'a> {
         self.request(Verb::Check, facts)
     }
 
-    /// Says what a check would, and charges nothing.
+    /// Decides as a check would, without charging.
     pub fn peek<'a>(&'a self, facts: &'a Facts<'a>) -> Request<'a> {
         self.request(Verb::Peek, facts)
     }
 
-    /// Says how each limit stands: a peek of cost 1, whatever the limits charge.
+    /// The current state of each limit that applies: a peek of cost 1, regardless of `cost:`.
     pub fn usage<'a>(&'a self, facts: &'a Facts<'a>) -> Request<'a> {
         self.request(Verb::Usage, facts)
     }
 
-    /// Charges an estimate, to be corrected with [`Limiter::settle`] within `ttl` (a second to an
-    /// hour); not settled in time, it stays charged.
+    /// Charges an estimate that [`Limiter::settle`] corrects within `ttl` (a second to an hour). An estimate that
+    /// is not settled in time stays charged.
     pub fn reserve<'a>(&'a self, facts: &'a Facts<'a>, ttl: impl Into<Span>) -> Request<'a> {
         self.request(Verb::Reserve(ttl.into()), facts)
     }
@@ -131,9 +141,8 @@ impl Limiter {
         Acquire(self.request(Verb::Acquire, facts))
     }
 
-    /// Holds an admitted request as long as its leaky buckets delay it. Who waits for the same bucket goes
-    /// on in the order of coming, and who goes away holds nobody up. Needs a tokio runtime with time
-    /// enabled.
+    /// Holds an admitted request for the delay of its leaky buckets. Requests held by the same bucket proceed in FIFO
+    /// order; dropping the future leaves the queue. Needs a tokio runtime with time enabled.
     pub async fn hold(&self, decision: &Decision) {
         let delay = decision.delay();
         if delay > Span::ZERO {
@@ -141,16 +150,16 @@ impl Limiter {
         }
     }
 
-    /// Begins one request of several sets of facts: see [`MultiRequest`].
+    /// Starts one request of several sets of facts: see [`MultiRequest`].
     pub fn multi_request(&self) -> MultiRequest<'_> {
         MultiRequest::new(self)
     }
 
-    /// Waits until the request may pass, behind everybody who already waits for one of its keys.
+    /// Waits until the request is admitted, behind all callers that already wait for one of its keys.
     ///
-    /// Nothing is charged before the request is admitted, and a caller that goes away leaves the line.
-    /// A refusal that waiting does not cure is returned at once. The delay of a leaky bucket is left to
-    /// the caller. Needs a tokio runtime with time enabled.
+    /// Nothing is charged before admission, and dropping the future leaves the queue. A refusal that waiting cannot
+    /// resolve is returned at once. The delay of a leaky bucket is left to the caller. Needs a tokio runtime with
+    /// time enabled.
     pub fn until_allowed<'a>(&'a self, facts: &'a Facts<'a>) -> Waiting<'a> {
         Waiting { limiter: self, facts, cost: 1 }
     }
@@ -172,7 +181,7 @@ impl Limiter {
         Operation::new(async move { Ok(self.correct(charge, &charge.refund(part)?).await) })
     }
 
-    /// Gives back what the limits that are `chosen` by name took, and keeps the rest.
+    /// Gives back the charges of the limits whose names are `chosen`, and keeps the others.
     pub fn refund_of(
         &self,
         charge: &Charge,
@@ -181,8 +190,8 @@ impl Limiter {
         Operation::new(async move { self.correct(charge, &charge.refund_of(chosen)).await })
     }
 
-    /// Corrects a charge to what the request did cost. A surplus is given back as far as the algorithm
-    /// can, a shortfall is charged even above the limit.
+    /// Corrects a charge to the actual cost. A surplus is given back as far as the algorithm can; a shortfall is
+    /// charged even above the limit.
     pub fn settle(
         &self,
         charge: &Charge,
@@ -192,26 +201,26 @@ impl Limiter {
     }
 
     async fn correct(&self, charge: &Charge, changes: &[Change]) -> Correction {
-        self.inner.store.correct(charge, &charge.fixes(&self.policy(), changes)).await
+        self.inner.backend.store().correct(charge, &charge.fixes(&self.policy(), changes)).await
     }
 
-    /// A receipt as text, to be handed out and back: only this store can have written it.
+    /// A charge as text, to be handed to a client. It is authenticated by the secret of the store.
     pub fn seal_charge(&self, charge: &Charge) -> String {
-        self.inner.store.seal_charge(charge)
+        self.inner.backend.store().seal_charge(charge)
     }
 
-    /// Reads a text of [`Limiter::seal_charge`]; `None` if this store did not write it. A node that has not yet
-    /// asked its remote store for the secret of receipts does so first.
+    /// Reads the text of [`Limiter::seal_charge`]; `None` if this store did not write it. A node that does not have
+    /// the secret of its remote store yet asks for it first.
     pub fn open_charge(
         &self,
         text: &str,
     ) -> Operation<impl Future<Output = Result<Option<Charge>, Unavailable>>> {
-        Operation::new(async move { self.inner.store.open_charge(text).await })
+        Operation::new(async move { self.inner.backend.store().open_charge(text).await })
     }
 
     /// As [`Limiter::seal_charge`], for a slot.
     pub fn seal_slot(&self, slot: &Slot) -> String {
-        self.inner.store.seal_slot(slot)
+        self.inner.backend.store().seal_slot(slot)
     }
 
     /// As [`Limiter::open_charge`], for a slot.
@@ -219,11 +228,10 @@ impl Limiter {
         &self,
         text: &str,
     ) -> Operation<impl Future<Output = Result<Option<Slot>, Unavailable>>> {
-        Operation::new(async move { self.inner.store.open_slot(text).await })
+        Operation::new(async move { self.inner.backend.store().open_slot(text).await })
     }
 
-    /// Forgets what a limit knows of the key that these facts make, under every period of its tiers;
-    /// false if there was nothing to forget.
+    /// Forgets the key that these facts make under a limit, for every period of its tiers; false if it had no state.
     pub fn forget(
         &self,
         limit: &str,
@@ -235,7 +243,7 @@ impl Limiter {
             for key in policy.keys(limit, facts)? {
                 let (_, rule) = policy.find(limit).expect("it has keys");
                 let key = rule.place(Key::from_bytes(&key).expect("a policy makes keys"));
-                match self.inner.store.forget(key).await {
+                match self.inner.backend.store().forget(key).await {
                     Ok(was_known) => forgotten |= was_known,
                     Err(unavailable) => answered = Err(unavailable),
                 }
@@ -245,48 +253,121 @@ impl Limiter {
         })
     }
 
-    /// Gives a slot back; false if it was not held any more.
+    /// Releases a slot; false if it was no longer held.
     pub fn release(&self, slot: &Slot) -> Operation<impl Future<Output = Result<bool, Unavailable>>> {
-        Operation::new(async move { self.inner.store.release(slot).await })
+        Operation::new(async move { self.inner.backend.store().release(slot).await })
     }
 
-    /// Counts the life of a slot from now; false if it was not held any more.
+    /// Restarts the ttl of a slot; false if it was no longer held.
     pub fn renew(&self, slot: &Slot) -> Operation<impl Future<Output = Result<bool, Unavailable>>> {
-        Operation::new(async move { self.inner.store.renew(slot).await })
+        Operation::new(async move { self.inner.backend.store().renew(slot).await })
     }
 
-    /// Begins to decide a request. What comes back borrows nothing of it, so that many can be on their way
-    /// at once: poll each of them once, then wait for one after the other.
-    pub fn begin(
-        &self,
-        request: &toll::TollRequest<'_>,
-    ) -> Result<StoreFuture<'_, Decision>, InvalidRequest> {
-        Ok(match self.decide(None, request)? {
-            Decided::Now(decision) => StoreFuture::Ready(self.decided(decision)),
-            Decided::Later(pending) => {
-                let Pending { toll, answer } = *pending;
-                StoreFuture::Later(Box::pin(async move { self.decided(Decision::new(toll, answer.await)) }))
+    /// Decides, and lends the result to `read`: see [`Request::decide_with`]. Without a `policy`, the current one
+    /// applies.
+    #[inline]
+    pub fn decide_with<'a, T, R>(
+        &'a self,
+        policy: Option<&Arc<Policy>>,
+        request: &TollRequest<'_>,
+        read: R,
+    ) -> Result<StoreFuture<'a, T>, InvalidRequest>
+    where
+        T: Send + 'a,
+        R: FnOnce(&DecidedToll<'_>) -> T + Send + 'a,
+    {
+        let decide = |policy: &Arc<Policy>| {
+            self.decide_toll(policy, request.verb, |toll| toll.add_request(request), read)
+        };
+        match policy {
+            Some(policy) => decide(policy),
+            None => self.inner.policy.read(|policy, _| decide(policy)),
+        }
+    }
+
+    /// Builds a toll, decides it, and lends the result to `read`.
+    #[inline]
+    pub(crate) fn decide_toll<'a, T, E, R>(
+        &'a self,
+        policy: &Arc<Policy>,
+        verb: Verb,
+        build: impl FnOnce(&mut Toll<'_>) -> Result<(), E>,
+        read: R,
+    ) -> Result<StoreFuture<'a, T>, E>
+    where
+        T: Send + 'a,
+        R: FnOnce(&DecidedToll<'_>) -> T + Send + 'a,
+    {
+        let mut decided = DecidedToll::undecided(policy, verb);
+        build(decided.toll_mut())?;
+        Ok(match self.ask_store(&mut decided) {
+            None => StoreFuture::Ready(read(self.record(&decided))),
+            Some(reply) => {
+                let toll = decided.into_toll().into_owned();
+                StoreFuture::Later(Box::pin(async move {
+                    read(self.record(&DecidedToll::new(toll, reply.await)))
+                }))
             }
         })
     }
 
-    /// Prepares limits that travel with requests: see [`AdHocLimits`].
+    /// As [`Limiter::decide_with`], for a result that is kept: it is built in the box that is returned.
+    #[inline]
+    pub fn decide<'a>(
+        &'a self,
+        policy: Option<&Arc<Policy>>,
+        request: &TollRequest<'_>,
+    ) -> Result<StoreFuture<'a, Decision>, InvalidRequest> {
+        let policy = policy.map_or_else(|| self.inner.policy.share(), Arc::clone);
+        let mut decision = Decision::undecided(policy, request.verb);
+        decision.toll_mut().add_request(request)?;
+        Ok(match self.ask_store(&mut decision) {
+            None => {
+                self.record(&decision);
+                StoreFuture::Ready(decision)
+            }
+            Some(reply) => StoreFuture::Later(Box::pin(async move {
+                let reply = reply.await;
+                decision.decide(|_, empty| *empty = reply);
+                self.record(&decision);
+                decision
+            })),
+        })
+    }
+
+    /// Has the store decide a toll, in place; the reply to wait for if the store is remote. Nothing else in the
+    /// library asks a store to decide.
+    #[inline]
+    fn ask_store<'a>(&'a self, decided: &mut DecidedToll<'_>) -> Option<StoreFuture<'a, Reply>> {
+        match &self.inner.backend {
+            Backend::Memory(store) => {
+                decided.decide(|toll, reply| store.decide_into(toll, reply));
+                None
+            }
+            Backend::Remote(store) => Some(store.decide(decided.toll())),
+        }
+    }
+
+    /// Records a decision with the observer. Nothing else in the library calls it.
+    #[inline]
+    fn record<'d, 'p>(&self, decided: &'d DecidedToll<'p>) -> &'d DecidedToll<'p> {
+        if let Some(observer) = self.inner.observer.get() {
+            observer.record(decided);
+        }
+        decided
+    }
+
+    /// Limits whose quotas come with the requests: see [`AdHocLimits`].
     pub fn ad_hoc(&self, name: &str, on_store_failure: OnStoreFailure) -> AdHocLimits {
         AdHocLimits::new(self, name, on_store_failure)
     }
 
-    /// Has every decision from now on told to `observer`; false if there is one already.
+    /// Records every decision from now on with `observer`; false if the limiter already has one.
     pub fn observe(&self, observer: Arc<dyn Observer>) -> bool {
         self.inner.observer.set(observer).is_ok()
     }
 
-    /// Whether somebody is told of every decision.
-    #[inline]
-    pub fn is_observed(&self) -> bool {
-        self.inner.observer.get().is_some()
-    }
-
-    /// Prepares one limit for the hottest paths: see [`Handle`].
+    /// Prepares one limit for the hot path: see [`Handle`].
     pub fn handle(&self, limit: &str) -> Result<Handle, HandleError> {
         Handle::new(self, limit)
     }
@@ -301,96 +382,73 @@ impl Limiter {
         self.inner.policy.get()
     }
 
-    /// Reads the policy in force as this thread has it: cheaper than [`Limiter::policy`], for who reads it
+    /// Reads this thread's copy of the policy in force: cheaper than [`Limiter::policy`], for callers that read it
     /// with every request.
     #[inline]
     pub fn with_policy<T>(&self, read: impl FnOnce(&Arc<Policy>) -> T) -> T {
         self.inner.policy.read(|policy, _| read(policy))
     }
 
-    /// The clock by which waits are measured: that of the store, if it is in this process.
+    /// The clock that measures waits: the store's, if the store is in this process.
     pub fn clock(&self) -> &Clock {
         &self.inner.clock
     }
 
-    /// Whether decisions are made in this process, so that nobody has to wait for them.
+    /// Whether decisions are made in this process and never have to be waited for.
     pub fn is_embedded(&self) -> bool {
-        self.inner.memory.is_some()
+        matches!(self.inner.backend, Backend::Memory(_))
     }
 
-    /// Puts other limits in force, for every request that starts later. Counters are kept wherever
-    /// name, period and algorithm of a limit are the same.
+    /// Puts other limits in force for every request that starts later. Counts are kept where name, period and
+    /// algorithm of a limit are the same.
     pub fn replace(&self, limits: Vec<Limit>) -> Result<Arc<Policy>, InvalidPolicy> {
         let last = self.policy();
         let policy = Policy::new(limits)?.declaring(last.declared().iter().cloned())?;
         Ok(self.replace_policy(policy.with_ipv6_prefix(last.ipv6_prefix())))
     }
 
-    /// As [`Limiter::replace`], for a policy that is already made. Its version becomes the next one.
+    /// As [`Limiter::replace`], for a policy that is already built. It gets the next version.
     pub fn replace_policy(&self, policy: Policy) -> Arc<Policy> {
         self.inner.policy.replace(|last| policy.with_version(last.version() + 1))
     }
 
-    /// As [`Limiter::replace_policy`], under a version that was given elsewhere, such as by all nodes of a
-    /// store.
+    /// As [`Limiter::replace_policy`], under a given version, such as one that all nodes of a store share.
     pub fn replace_policy_as(&self, policy: Policy, version: u64) -> Arc<Policy> {
         self.inner.policy.replace(|_| policy.with_version(version))
     }
 
     fn request<'a>(&'a self, verb: Verb, facts: &'a Facts<'a>) -> Request<'a> {
-        let asked = toll::TollRequest { verb, facts, cost: 1, hold: None, also: &[] };
-        Request { limiter: self, policy: None, asked }
-    }
-
-    /// Decides a request now, or says whom to wait for.
-    #[inline]
-    fn decide<'a>(
-        &'a self,
-        policy: Option<&Arc<Policy>>,
-        asked: &toll::TollRequest<'_>,
-    ) -> Result<Decided<'a>, InvalidRequest> {
-        let policy = policy.map_or_else(|| self.inner.policy.share(), Arc::clone);
-        if let Some(memory) = &self.inner.memory {
-            return Decision::make(policy, asked, |toll, ruling| memory.decide_into(toll, ruling))
-                .map(Decided::Now);
-        }
-        let mut toll = Toll::new(policy, asked.verb);
-        toll.add_request(asked)?;
-        let answer = self.inner.store.decide(&toll);
-        Ok(Decided::Later(Box::new(Pending { toll, answer })))
-    }
-
-    /// Tells whoever wants to know.
-    #[inline]
-    pub(crate) fn decided(&self, decision: Decision) -> Decision {
-        if let Some(observer) = self.inner.observer.get() {
-            observer.record(&decision);
-        }
-        decision
+        Request::new(self, TollRequest { verb, facts, cost: 1, hold: None, also: &[] })
     }
 
     async fn wait_for(&self, facts: &Facts<'_>, cost: u64) -> Result<Decision, InvalidRequest> {
-        let toll = || self.inner.policy.share().toll(Verb::Check, facts, cost);
-        let mut seat: Option<Seat<'_>> = {
-            let toll = toll()?;
-            // What can never pass has nobody to wait for.
+        let mut seat = self.inner.policy.read(|policy, _| {
+            let toll = policy.toll(Verb::Check, facts, cost)?;
+            // A request that can never pass does not wait.
             let never = toll.dues().any(|due| due.enforced() && due.cost.max(1) > due.quota.limit());
-            let line = if never { None } else { self.inner.queues.waited_for(&toll) };
-            line.map(|key| self.inner.queues.join(key))
-        };
+            let key = if never { None } else { self.inner.queues.waited_for(&toll) };
+            Ok(key.map(|key| self.inner.queues.join(key)))
+        })?;
         loop {
             if let Some(seat) = &seat {
                 seat.first().await;
             }
-            // Made anew each time: the policy may have been replaced meanwhile.
-            let toll = toll()?;
-            let ruling = self.inner.store.decide(&toll).await;
-            let decision = Decision::new(toll, ruling);
-            let Verdict::Deny { retry: Retry::After(retry) } = decision.verdict() else {
-                return Ok(self.decided(decision));
+            // Under the policy of the moment: it may have been replaced while this request waited.
+            let mut decision = self.inner.policy.read(|policy, _| {
+                let mut decision = Decision::undecided(Arc::clone(policy), Verb::Check);
+                decision.toll_mut().add(facts, cost).map(|()| decision)
+            })?;
+            if let Some(reply) = self.ask_store(&mut decision) {
+                let reply = reply.await;
+                decision.decide(|_, empty| *empty = reply);
+            }
+            // Only the decision that the caller gets is recorded.
+            let (Verdict::Deny { retry: Retry::After(retry) }, Some(binding)) = decision.conclusion() else {
+                self.record(&decision);
+                return Ok(decision);
             };
-            let key = decision.binding().expect("a refusal has a limit that refuses").key().to_bytes();
-            if seat.as_ref().is_none_or(|seat| *seat.key() != *key) {
+            let key = binding.key().to_bytes();
+            if seat.as_ref().is_none_or(|seat: &Seat<'_>| *seat.key() != *key) {
                 drop(seat.take());
                 seat = Some(self.inner.queues.join(key.into()));
             }
@@ -401,217 +459,11 @@ impl Limiter {
     }
 }
 
-/// What became of a request.
-enum Decided<'a> {
-    /// It is decided.
-    Now(Decision),
-    /// The store was asked.
-    Later(Box<Pending<'a>>),
-}
-
-/// A toll that a store has been asked about.
-#[derive(Debug)]
-struct Pending<'a> {
-    toll: Toll,
-    answer: StoreFuture<'a, Reply>,
-}
-
-/// A request that is about to be decided: `await` it, or [`wait`](Request::wait) for it.
-#[derive(Clone, Copy, Debug)]
-#[must_use = "nothing is decided before it is awaited"]
-pub struct Request<'a> {
-    limiter: &'a Limiter,
-    policy: Option<&'a Arc<Policy>>,
-    asked: toll::TollRequest<'a>,
-}
-
-impl<'a> Request<'a> {
-    /// What it costs: from 1 to 2^31.
-    pub fn cost(mut self, cost: u64) -> Request<'a> {
-        self.asked.cost = cost;
-        self
-    }
-
-    /// The longest delay that the caller can hold a request queued by a leaky bucket; what would have
-    /// to wait longer is refused.
-    pub fn hold(mut self, longest: impl Into<Span>) -> Request<'a> {
-        self.asked.hold = Some(longest.into());
-        self
-    }
-
-    /// Adds other readings of the same request, for a caller that cannot know how its server reads it, such as
-    /// a path that some servers decode and others do not. The request pays the limits of every reading, all or
-    /// nothing; a key that several readings share is charged once.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use tollkeeper::{Limit, Limiter, Quota, facts};
-    /// # let limiter = Limiter::builder()
-    /// #     .limit(Limit::new("login", Quota::per_minute(5)).when("route", "/login"))
-    /// #     .limit(Limit::new("projects", Quota::per_minute(100)).when("route", "/projects/{id}"))
-    /// #     .build().await?;
-    /// // `/projects/..%2Flogin`
-    /// let (decoded, as_written) = (facts! { "route" => "/login" }, facts! { "route" => "/projects/{id}" });
-    /// let decision = limiter.check(&decoded).also(&[as_written]).await?;
-    /// assert!(decision.limits().map(|limit| limit.name().to_owned()).eq(["login", "projects"]));
-    /// # Ok(()) }
-    /// ```
-    pub fn also(mut self, readings: &'a [Facts<'a>]) -> Request<'a> {
-        self.asked.also = readings;
-        self
-    }
-
-    /// Decides by this policy instead of the one in force: for who has read facts for this one, and must
-    /// not meet limits that need others.
-    pub fn under(mut self, policy: &'a Arc<Policy>) -> Request<'a> {
-        self.policy = Some(policy);
-        self
-    }
-
-    /// Decides on this thread, without an async runtime.
-    #[inline]
-    pub fn wait(self) -> Result<Decision, InvalidRequest> {
-        if self.limiter.is_embedded() {
-            // Without a waker, which costs an allocation.
-            let Decided::Now(decision) = self.limiter.decide(self.policy, &self.asked)? else {
-                unreachable!("a store in this process answers at once")
-            };
-            return Ok(self.limiter.decided(decision));
-        }
-        blocking::wait(self.into_future())
-    }
-}
-
-impl<'a> IntoFuture for Request<'a> {
-    type Output = Result<Decision, InvalidRequest>;
-    type IntoFuture = Deciding<'a>;
-
-    fn into_future(self) -> Deciding<'a> {
-        Deciding(Stage::Asked(self))
-    }
-}
-
-/// The future of a [`Request`].
-#[derive(Debug)]
-pub struct Deciding<'a>(Stage<'a>);
-
-#[derive(Debug)]
-enum Stage<'a> {
-    /// Nothing has happened yet.
-    Asked(Request<'a>),
-    /// The store was asked.
-    Waiting(&'a Limiter, Box<Pending<'a>>),
-    /// It was decided.
-    Done,
-}
-
-impl Future for Deciding<'_> {
-    type Output = Result<Decision, InvalidRequest>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let (limiter, mut pending) = match std::mem::replace(&mut self.0, Stage::Done) {
-            Stage::Asked(request) => match request.limiter.decide(request.policy, &request.asked)? {
-                Decided::Now(decision) => return Poll::Ready(Ok(request.limiter.decided(decision))),
-                Decided::Later(pending) => (request.limiter, pending),
-            },
-            Stage::Waiting(limiter, pending) => (limiter, pending),
-            Stage::Done => panic!("a decision is made once: the future was polled after it was ready"),
-        };
-        match Pin::new(&mut pending.answer).poll(context) {
-            Poll::Ready(ruling) => Poll::Ready(Ok(limiter.decided(Decision::new(pending.toll, ruling)))),
-            Poll::Pending => {
-                self.0 = Stage::Waiting(limiter, pending);
-                Poll::Pending
-            }
-        }
-    }
-}
-
-/// A request for slots, about to be decided: `await` it, or [`wait`](Acquire::wait) for it.
-#[derive(Clone, Copy, Debug)]
-#[must_use = "nothing is decided before it is awaited"]
-pub struct Acquire<'a>(Request<'a>);
-
-impl<'a> Acquire<'a> {
-    /// As [`Request::cost`]: a slot is one slot whatever the cost.
-    pub fn cost(self, cost: u64) -> Acquire<'a> {
-        Acquire(self.0.cost(cost))
-    }
-
-    /// As [`Request::hold`].
-    pub fn hold(self, longest: impl Into<Span>) -> Acquire<'a> {
-        Acquire(self.0.hold(longest))
-    }
-
-    /// As [`Request::also`].
-    pub fn also(self, readings: &'a [Facts<'a>]) -> Acquire<'a> {
-        Acquire(self.0.also(readings))
-    }
-
-    /// As [`Request::under`].
-    pub fn under(self, policy: &'a Arc<Policy>) -> Acquire<'a> {
-        Acquire(self.0.under(policy))
-    }
-
-    /// As [`Request::wait`].
-    #[inline]
-    pub fn wait(self) -> Result<Acquired, InvalidRequest> {
-        Ok(Acquired::new(self.0.limiter, self.0.wait()?, Taken::Blocking))
-    }
-}
-
-impl<'a> IntoFuture for Acquire<'a> {
-    type Output = Result<Acquired, InvalidRequest>;
-    type IntoFuture = Acquiring<'a>;
-
-    fn into_future(self) -> Acquiring<'a> {
-        Acquiring(self.0.limiter, self.0.into_future())
-    }
-}
-
-/// The future of an [`Acquire`].
-#[derive(Debug)]
-pub struct Acquiring<'a>(&'a Limiter, Deciding<'a>);
-
-impl Future for Acquiring<'_> {
-    type Output = Result<Acquired, InvalidRequest>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let limiter = self.0;
-        Pin::new(&mut self.1).poll(context).map_ok(|decision| Acquired::new(limiter, decision, Taken::Async))
-    }
-}
-
-/// A request that waits until it may pass.
-#[derive(Clone, Copy, Debug)]
-#[must_use = "nothing is decided before it is awaited"]
-pub struct Waiting<'a> {
-    limiter: &'a Limiter,
-    facts: &'a Facts<'a>,
-    cost: u64,
-}
-
-impl<'a> Waiting<'a> {
-    /// What it costs: from 1 to 2^31.
-    pub fn cost(self, cost: u64) -> Waiting<'a> {
-        Waiting { cost, ..self }
-    }
-}
-
-impl<'a> IntoFuture for Waiting<'a> {
-    type Output = Result<Decision, InvalidRequest>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.limiter.wait_for(self.facts, self.cost))
-    }
-}
-
 /// Why a key was not forgotten.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForgetError {
-    /// There is no such limit, or the facts are invalid.
+    /// There is no limit of that name, or the facts are invalid.
     Invalid(InvalidRequest),
     /// The store did not answer.
     Unavailable(Unavailable),
@@ -639,24 +491,3 @@ impl fmt::Display for ForgetError {
 }
 
 impl std::error::Error for ForgetError {}
-
-/// What came of an [`acquire`](Limiter::acquire).
-#[derive(Debug)]
-#[must_use = "dropping it gives the slot back"]
-pub struct Acquired {
-    /// Whether the request may pass.
-    pub decision: Decision,
-    /// The slot, given back when this is dropped; nothing if the request was refused or no
-    /// concurrency limit applied.
-    pub slot: Option<SlotGuard>,
-}
-
-impl Acquired {
-    #[inline]
-    fn new(limiter: &Limiter, decision: Decision, taken: Taken) -> Acquired {
-        // Most policies have no slots, and need not be asked twice.
-        let any = decision.toll().dues().any(|due| due.is_slot());
-        let slot = any.then(|| decision.slot()).flatten();
-        Acquired { slot: slot.map(|slot| SlotGuard::new(limiter.clone(), slot, taken)), decision }
-    }
-}

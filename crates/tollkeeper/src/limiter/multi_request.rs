@@ -1,5 +1,8 @@
 //! Several sets of facts decided as one request.
 
+use std::convert::Infallible;
+use std::sync::Arc;
+
 use tollkeeper_core::{Decision, Facts, InvalidRequest, MatchedLimits, Span, Toll, Verb};
 
 use crate::limiter::Limiter;
@@ -13,7 +16,7 @@ use crate::store::Correction;
 /// # use tollkeeper::{Limit, Limiter, Quota, facts};
 /// # let per_user = Limit::new("per-user", Quota::per_minute(100).burst(2)).by("user");
 /// # let per_path = Limit::new("per-path", Quota::per_minute(100).burst(1)).by("path");
-/// # let limiter = Limiter::builder().limit(per_user).limit(per_path).build().await?;
+/// # let limiter = Limiter::builder().limit(per_user).limit(per_path).build()?;
 /// let mut request = limiter.multi_request();
 /// let user = request.add(&facts! { "user" => "alice" }, 1)?;
 /// let path = request.add(&facts! { "path" => "/" }, 1)?;
@@ -24,46 +27,57 @@ use crate::store::Correction;
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
-#[must_use = "nothing is decided before it is decided"]
+#[must_use = "nothing is decided until `check` or `peek` is awaited"]
 pub struct MultiRequest<'a> {
     limiter: &'a Limiter,
-    toll: Toll,
+    toll: Toll<'static>,
 }
 
 impl<'a> MultiRequest<'a> {
     pub(crate) fn new(limiter: &'a Limiter) -> MultiRequest<'a> {
-        MultiRequest { limiter, toll: Toll::new(limiter.inner.policy.share(), Verb::Check) }
+        let toll = limiter.inner.policy.read(|policy, _| Toll::new(policy, Verb::Check).into_owned());
+        MultiRequest { limiter, toll }
     }
 
-    /// The longest delay that the caller can hold a request queued by a leaky bucket; what would have to wait
-    /// longer is refused.
+    /// The longest delay for which the caller can hold a request that a leaky bucket queues. A longer wait is a
+    /// refusal.
     pub fn hold(mut self, longest: impl Into<Span>) -> MultiRequest<'a> {
         self.toll = self.toll.hold(longest.into());
         self
     }
 
-    /// Adds a set of facts. What is returned finds its limits again in the decision.
+    /// Adds a set of facts. The returned value finds its limits in the decision ([`DecidedToll::of`](crate::DecidedToll::of)).
     pub fn add(&mut self, facts: &Facts<'_>, cost: u64) -> Result<MatchedLimits, InvalidRequest> {
-        self.toll.meet(facts, cost)
+        self.toll.add_matched(facts, cost)
     }
 
-    /// Decides and charges, all of it or nothing.
+    /// Decides, and charges everything or nothing.
     pub async fn check(self) -> Decision {
-        let ruling = self.limiter.inner.store.decide(&self.toll).await;
-        self.limiter.decided(Decision::new(self.toll, ruling))
+        self.decide().await
     }
 
-    /// Says what a check would, and charges nothing.
-    pub async fn look(self) -> Decision {
-        MultiRequest { toll: self.toll.looking(), ..self }.check().await
+    /// Decides as a check would, without charging.
+    pub async fn peek(self) -> Decision {
+        MultiRequest { toll: self.toll.into_peek(), ..self }.decide().await
     }
 
-    /// Gives back what these facts would cost, without a receipt: of each key at most what its bucket or its current
-    /// window holds. Whoever has a receipt should [`Limiter::refund`] it: that gives back once, and only what it
-    /// was for.
+    async fn decide(self) -> Decision {
+        let MultiRequest { limiter, toll } = self;
+        let policy = Arc::clone(toll.policy());
+        let build = |built: &mut Toll<'_>| {
+            *built = toll;
+            Ok::<(), Infallible>(())
+        };
+        let Ok(decision) = limiter.decide_toll(&policy, Verb::Check, build, |decided| decided.to_decision());
+        decision.await
+    }
+
+    /// Gives back what these facts would cost, without a charge: for each key at most what its bucket or current
+    /// window holds. A caller that has the charge should [`Limiter::refund`] it instead: that gives back exactly what
+    /// was charged, once.
     pub async fn give_back(self) -> Correction {
         let limiter = self.limiter;
-        let decision = self.look().await;
+        let decision = self.peek().await;
         if decision.degraded().is_some() {
             return Correction::Failed;
         }

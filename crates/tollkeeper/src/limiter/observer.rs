@@ -1,36 +1,36 @@
-//! Whoever wants to count what was decided: the only place where metrics happen.
+//! The hook that metrics, top keys and logs are recorded by: every decision passes it once.
 
 use std::fmt;
 
-use tollkeeper_core::{Decision, Span};
+use tollkeeper_core::{DecidedToll, Span};
 
-/// Is told of every decision that [`Limiter::check`](crate::Limiter::check) and its siblings make, and of
-/// every call to a store elsewhere.
+/// Records every decision of a [`Limiter`](crate::Limiter), whichever way it was asked for, and every call to a
+/// remote store.
 ///
-/// It runs on the path of the answer: it should count and return. A [`Handle`](crate::Handle) tells
-/// nobody; whoever takes one counts for itself.
+/// It runs on the critical path of the answer, so it should count and return. It must not decide with the same limiter.
 pub trait Observer: fmt::Debug + Send + Sync {
-    /// A request was decided. [`Decision::toll`] says what it wanted and which limits were skipped.
-    fn record(&self, decision: &Decision);
+    /// A request was decided. [`DecidedToll::toll`] has the verb, and the limits that were skipped.
+    fn record(&self, decided: &DecidedToll<'_>);
 
-    /// A store elsewhere was asked, and answered or failed to after so long.
+    /// A remote store was called, and answered or failed after this time.
     fn asked(&self, _what: Op, _took: Span) {}
 }
 
-/// What a store elsewhere can be asked.
+/// The calls of a remote store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Op {
-    /// To decide.
+    /// Decide a toll.
     Decide,
-    /// To refund or settle.
+    /// Refund or settle a charge.
     Correct,
-    /// To take a slot back.
+    /// Release a slot.
     Release,
-    /// To let a slot live on.
+    /// Renew a slot.
     Renew,
-    /// To forget a key.
+    /// Forget a key.
     Forget,
-    /// For the secret that opens receipts.
+    /// Read the secret that authenticates charges.
     Open,
 }
 

@@ -22,7 +22,7 @@ impl<F: Future> Operation<F> {
     /// use tollkeeper::{Correction, Limit, Limiter, Quota, facts};
     ///
     /// let limit = Limit::new("per-user", Quota::per_minute(100)).by("user");
-    /// let limiter = Limiter::builder().limit(limit).build().wait()?;
+    /// let limiter = Limiter::builder().limit(limit).build()?;
     /// let alice = facts! { "user" => "alice" };
     /// let decision = limiter.check(&alice).wait()?;
     /// let charge = decision.charge().expect("it was admitted");

@@ -98,7 +98,7 @@ impl<'a> Request<'a> {
     /// Decides on this thread, without an async runtime.
     #[inline]
     pub fn wait(self) -> Result<Decision, InvalidRequest> {
-        match self.limiter.decide_boxed(self.policy, &self.toll)? {
+        match self.limiter.decide(self.policy, &self.toll)? {
             StoreFuture::Ready(decision) => Ok(decision),
             later => Ok(blocking::wait(later)),
         }
@@ -133,7 +133,7 @@ impl Future for Deciding<'_> {
         loop {
             match &mut self.0 {
                 Stage::Requested(request) => {
-                    let sent = request.limiter.decide_boxed(request.policy, &request.toll)?;
+                    let sent = request.limiter.decide(request.policy, &request.toll)?;
                     self.0 = Stage::Sent(sent);
                 }
                 Stage::Sent(future) => return Pin::new(future).poll(context).map(Ok),

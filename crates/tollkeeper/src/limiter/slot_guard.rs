@@ -1,53 +1,62 @@
-//! A slot that is given back when it goes out of scope.
+//! A guard that releases a slot when it is dropped.
 
-use tollkeeper_core::{Slot, Span};
+use tollkeeper_core::{DecidedToll, Slot, Span};
 
 use crate::limiter::Limiter;
 use crate::limiter::operation::Operation;
 use crate::store::{StoreFuture, Unavailable};
 
-/// Holds a slot of each concurrency limit that applied; dropping it gives them back.
+/// Holds a slot of each concurrency limit that applied; dropping it releases them.
 #[derive(Debug)]
 pub struct SlotGuard {
     limiter: Limiter,
     slot: Option<Slot>,
     #[cfg_attr(
         not(feature = "redis"),
-        expect(dead_code, reason = "only a remote store is told in the background")
+        expect(dead_code, reason = "only a remote store is called in the background")
     )]
     taken: Taken,
 }
 
-/// How a slot was taken.
+/// How a slot was taken: decides where a remote store is called when the guard is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
-    /// By a task of an async runtime, which has time for other tasks when the guard is dropped.
+    /// By a task of an async runtime, which can run other tasks while the guard is dropped.
     Async,
-    /// By a thread that blocks. If it belongs to a runtime, that may have no other.
+    /// By a thread that blocks. It may be the only thread of its runtime.
     Blocking,
 }
 
 impl SlotGuard {
-    pub(crate) fn new(limiter: Limiter, slot: Slot, taken: Taken) -> SlotGuard {
-        SlotGuard { limiter, slot: Some(slot), taken }
+    /// The guard of a request that [`Limiter::acquire`] admitted; `None` if it took no slot.
+    #[inline]
+    pub fn of(limiter: &Limiter, decided: &DecidedToll<'_>) -> Option<SlotGuard> {
+        SlotGuard::taken(limiter, decided, Taken::Async)
     }
 
-    /// The slot, which names it to [`Limiter::release`] and [`Limiter::renew`].
+    #[inline]
+    pub(crate) fn taken(limiter: &Limiter, decided: &DecidedToll<'_>, taken: Taken) -> Option<SlotGuard> {
+        // Most policies have no concurrency limits.
+        let slot = if decided.toll().dues().any(|due| due.is_slot()) { decided.slot() } else { None };
+        slot.map(|slot| SlotGuard { limiter: limiter.clone(), slot: Some(slot), taken })
+    }
+
+    /// The slot, for [`Limiter::release`] and [`Limiter::renew`].
     pub fn slot(&self) -> &Slot {
         self.slot.as_ref().expect("held until it is dropped or kept")
     }
 
-    /// How long it is held at most: whoever needs it longer renews it, at half that time.
+    /// How long it is held without a renewal. Renew at half that time to keep it longer.
     pub fn ttl(&self) -> Span {
         self.slot().ttl()
     }
 
-    /// Counts its life from now; false if it was lost meanwhile.
+    /// Restarts its ttl; false if it was no longer held.
     pub fn renew(&self) -> Operation<impl Future<Output = Result<bool, Unavailable>>> {
         self.limiter.renew(self.slot())
     }
 
-    /// Keeps the slot beyond this guard: it comes back when released by name, or at its ttl.
+    /// Keeps the slot beyond this guard, until [`Limiter::release`] or its ttl.
     pub fn keep(mut self) -> Slot {
         self.slot.take().expect("held until it is dropped or kept")
     }
@@ -56,9 +65,9 @@ impl SlotGuard {
 impl Drop for SlotGuard {
     fn drop(&mut self) {
         let Some(slot) = self.slot.take() else { return };
-        // A remote store is told in the background. If that is not possible, the slot comes back at its ttl.
+        // A remote store is called in the background. If that is not possible, the slot is freed at its ttl.
         #[cfg(feature = "redis")]
-        if self.limiter.inner.memory.is_none() {
+        if !self.limiter.is_embedded() {
             let limiter = self.limiter.clone();
             let _blocked = (self.taken == Taken::Blocking).then(crate::background::block);
             let _ = crate::background::spawn(async move {
@@ -66,6 +75,6 @@ impl Drop for SlotGuard {
             });
             return;
         }
-        if let StoreFuture::Later(_) = self.limiter.inner.store.release(&slot) {}
+        if let StoreFuture::Later(_) = self.limiter.inner.backend.store().release(&slot) {}
     }
 }

@@ -91,7 +91,7 @@ pub struct PartialToll {
     /// Who decides it.
     pub server: Server,
     /// What is due.
-    pub toll: Toll,
+    pub toll: Toll<'static>,
     /// The places of its limits in the whole toll.
     pub places: Vec<usize>,
     /// The number that an admission of all parts carries.

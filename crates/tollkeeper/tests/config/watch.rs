@@ -168,18 +168,14 @@ fn a_limiter_from_a_file_goes_on_where_the_last_one_stopped() {
     );
     fs::write(&path, text).expect("written");
     let alice = facts! { "user" => "alice" };
-    let first = wait(Limiter::from_config(&path)).expect("right");
+    let first = Limiter::from_config(&path).expect("right");
     assert!(first.check(&alice).cost(5).wait().expect("valid").allowed());
     drop(first);
-    let second = wait(Limiter::from_config(&path)).expect("right");
+    let second = Limiter::from_config(&path).expect("right");
     assert!(!second.check(&alice).wait().expect("valid").allowed());
     drop(second);
     let (config, _) = Config::read(&path).expect("right");
     assert!(matches!(config.memory.open(Clock::system()), Ok((_, Restored::Keys(1)))));
     assert_eq!(config.memory.capacity().max_keys, 10);
     fs::remove_dir_all(&folder).expect("made above");
-}
-
-fn wait<F: Future>(future: F) -> F::Output {
-    tokio::runtime::Builder::new_current_thread().build().expect("a runtime").block_on(future)
 }

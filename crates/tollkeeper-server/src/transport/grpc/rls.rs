@@ -231,7 +231,7 @@ impl Joined<'_> {
     }
 
     async fn look(self) -> Decided {
-        let decision = if let Some(joint) = self.joint { Some(joint.look().await) } else { None };
+        let decision = if let Some(joint) = self.joint { Some(joint.peek().await) } else { None };
         Decided { decision, met: self.met }
     }
 }
@@ -254,7 +254,7 @@ struct Decided {
 
 impl Decided {
     fn allowed(&self) -> bool {
-        self.decision.as_ref().is_none_or(Decision::allowed)
+        self.decision.as_ref().is_none_or(|decision| decision.allowed())
     }
 
     fn degraded(&self) -> bool {

@@ -77,9 +77,12 @@ pub fn write_limits(out: &mut Writer, redactor: &Redactor, decision: &Decision) 
 pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, redactor: &Redactor) {
     let counts = |out: &mut Writer, counts: &[Count]| {
         out.list(counts, |out, count| {
-            // A limit that is gone meanwhile has no names for its facts: then no value is shown.
+            // A limit that was removed has no names for its facts, so no value is shown: one may be a secret. The
+            // namespaces of ad-hoc limits are upper case, and their keys are not facts of the policy.
             let by = policy.find(&count.limit).map_or(&[][..], |(_, rule)| rule.by());
-            let facts = by.iter().map(Some).chain(std::iter::repeat(None));
+            let is_ad_hoc = count.limit.bytes().any(|byte| byte.is_ascii_uppercase());
+            let unnamed = is_ad_hoc.then_some("key");
+            let facts = by.iter().map(|fact| Some(&**fact)).chain(std::iter::repeat(unnamed));
             out.raw("{\"limit\":");
             out.text(&count.limit);
             out.raw(",\"key\":");

@@ -188,6 +188,8 @@ impl From<InvalidRequest> for ApiError {
             InvalidRequest::KeyFacts { absent, .. } => (Code::MissingField, format!("facts.{}", absent[0])),
             InvalidRequest::TooManyDues => (Code::TooMany, "facts".to_owned()),
             InvalidRequest::Ttl(_) => (Code::InvalidTtl, "ttl".to_owned()),
+            // A problem that a newer library reports: its message says what is wrong.
+            _ => (Code::InvalidFact, "facts".to_owned()),
         };
         ApiError::new(code, invalid.to_string()).at(at)
     }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::{self, sleep, timeout};
 use tollkeeper::toll::TollRequest;
-use tollkeeper::{Decision, OnStoreFailure, Passage, StoreFuture, Verb};
+use tollkeeper::{Decision, KeyDecision, OnStoreFailure, StoreFuture, Verb};
 
 use super::commands::{self, Name};
 use super::parse::{Arguments, Parser, ProtocolError};
@@ -115,7 +115,7 @@ pub(super) async fn serve(mut stream: impl Stream, peer: SocketAddr, resp: Arc<R
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// The client said so.
-    LimitReply,
+    Quit,
     /// It cannot be understood.
     Nonsense,
     /// It is a request of HTTP.
@@ -152,7 +152,7 @@ struct Talk<'r> {
 /// A check that a store elsewhere has been asked for.
 enum Flight<'r> {
     Check(Verb, RouteLabel, StoreFuture<'r, Decision>),
-    Throttle(Call, StoreFuture<'r, Passage>),
+    Throttle(Call, StoreFuture<'r, KeyDecision>),
 }
 
 /// What is remembered of a limit that came with its call.
@@ -198,7 +198,7 @@ impl<'r> Talk<'r> {
                 }
             }
             if self.session.ending {
-                break Err(End::LimitReply);
+                break Err(End::Quit);
             }
             if self.replies.bytes.len() >= FULL || self.flights.len() == IN_FLIGHT {
                 self.settle().await;
@@ -264,7 +264,7 @@ impl<'r> Talk<'r> {
             let request = TollRequest { verb, facts: &facts, cost, hold: None, also: &[] };
             let Service { limiter, metrics, refusals, .. } = &*self.resp.service;
             let route = if refusals.is_on() { metrics.route(&facts) } else { RouteLabel::NONE };
-            Ok((route, limiter.begin(&request).map_err(ApiError::from)?))
+            Ok((route, limiter.decide(None, &request).map_err(ApiError::from)?))
         });
         match asked {
             Ok((route, StoreFuture::Ready(decision))) if self.flights.is_empty() => {
@@ -337,7 +337,7 @@ impl<'r> Talk<'r> {
     }
 
     #[inline]
-    fn throttled(&mut self, call: Call, passage: &Passage) {
+    fn throttled(&mut self, call: Call, passage: &KeyDecision) {
         let Call { dialect, quantity, key } = call;
         dialect.write(&mut self.replies, &passage.outcome());
         if let Some(traces) = self.resp.service.traces() {

@@ -72,7 +72,7 @@ impl Followed {
 
 /// The policies of `tollkeeper init`, with everything that controls access before or after it.
 fn files() -> Vec<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tollkeeper-server/src/ready");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tollkeeper-server/src/templates");
     let read = |name| fs::read_to_string(folder.join(format!("{name}.yaml"))).unwrap();
     let first = ["public-api", "login", "llm"].map(|name| format!("{ACCESS}{}", read(name)));
     let last = ["b2b", "internal"].map(|name| format!("{}{ACCESS}", read(name)));

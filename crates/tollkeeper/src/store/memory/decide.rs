@@ -1,9 +1,11 @@
-//! Deciding: all of a toll or nothing, in one step.
+//! Decides tolls: all or nothing, in one step under the locks of the shards involved.
 //!
-//! Everything is evaluated before anything is written. What each limit says is kept as the step it
-//! made; the numbers that people see are computed by whoever asks for them.
+//! All limits are evaluated before anything is written. The common cases have paths of their own, because every
+//! request pays for them: a known token bucket alone, and several limits whose keys are all known. A test requires
+//! that every path decides like the general one.
 
 use tollkeeper_core::algorithm::{Effect, Step, meter};
+use tollkeeper_core::decision::admitted;
 use tollkeeper_core::inline::Inline;
 use tollkeeper_core::{Algorithm, Due, LimitReply, Outcome, Reply, Time, Toll};
 
@@ -14,80 +16,79 @@ use super::table::Place;
 use super::{Inner, MemoryStore};
 
 impl MemoryStore {
-    /// Decides a toll: all of it or nothing, in one step.
-    pub fn decide(&self, toll: &Toll) -> Reply {
-        let mut ruling = Reply::default();
-        self.decide_into(toll, &mut ruling);
-        ruling
+    /// Decides a toll: all or nothing, in one step.
+    pub fn decide(&self, toll: &Toll<'_>) -> Reply {
+        let mut reply = Reply::default();
+        self.decide_into(toll, &mut reply);
+        reply
     }
 
     /// As [`MemoryStore::decide`], in place.
-    pub(crate) fn decide_into(&self, toll: &Toll, ruling: &mut Reply) {
+    pub(crate) fn decide_into(&self, toll: &Toll<'_>, reply: &mut Reply) {
         let inner = &*self.inner;
         let now = inner.clock.now();
         let charging = toll.verb().charges();
-        let said = ruling.say(toll.len());
-        let id = match said {
+        let id = match reply.resize(toll.len()) {
             [] => 0,
-            [said] => {
+            [limit] => {
                 let due = toll.get(0);
-                inner.decide_one(&due, inner.prints.key(due.key), charging, now, said)
+                inner.decide_one(&due, inner.prints.key(due.key), charging, now, limit)
             }
-            _ => {
+            limits => {
                 let dues: Vec<Due<'_>> = toll.dues().collect();
                 let mut prints = Inline::<u128, 4>::default();
                 dues.iter().for_each(|due| prints.push(inner.prints.key(due.key)));
-                inner.decide_many(&dues, &prints, charging, now, said)
+                inner.decide_many(&dues, &prints, charging, now, limits)
             }
         };
-        ruling.set(now, id);
+        reply.set(now, id);
     }
 
-    /// Decides what is due, all or nothing: when, the number of the admission, and what each limit says.
+    /// Decides dues, all or nothing: the time, the id of the admission, and the reply for each due.
     #[cfg(feature = "redis")]
     pub(crate) fn decide_dues(&self, dues: &[Due<'_>], charging: bool) -> (Time, u64, Vec<LimitReply>) {
         let inner = &*self.inner;
         let now = inner.clock.now();
-        let mut said = vec![LimitReply::Nothing; dues.len()];
+        let mut replies = vec![LimitReply::Pending; dues.len()];
         let prints: Vec<u128> = dues.iter().map(|due| inner.prints.key(due.key)).collect();
         let id = match dues {
             [] => 0,
-            [due] => inner.decide_one(due, prints[0], charging, now, &mut said[0]),
-            _ => inner.decide_many(dues, &prints, charging, now, &mut said),
+            [due] => inner.decide_one(due, prints[0], charging, now, &mut replies[0]),
+            _ => inner.decide_many(dues, &prints, charging, now, &mut replies),
         };
-        (now, id, said)
+        (now, id, replies)
     }
 
-    /// Decides one limit for one key, and says when.
+    /// Decides one due; returns the time.
     #[inline]
     pub(crate) fn decide_one(
         &self,
         due: &Due<'_>,
         print: u128,
         charging: bool,
-        said: &mut LimitReply,
+        reply: &mut LimitReply,
     ) -> Time {
         let now = self.inner.clock.now();
-        self.inner.decide_one(due, print, charging, now, said);
+        self.inner.decide_one(due, print, charging, now, reply);
         now
     }
 
-    /// Decides several limits, all or nothing, and says when.
+    /// Decides several dues, all or nothing; returns the time.
     #[inline]
     pub(crate) fn decide_many(
         &self,
         dues: &[Due<'_>],
         prints: &[u128],
         charging: bool,
-        said: &mut [LimitReply],
+        reply: &mut [LimitReply],
     ) -> Time {
         let now = self.inner.clock.now();
-        self.inner.decide_many(dues, prints, charging, now, said);
+        self.inner.decide_many(dues, prints, charging, now, reply);
         now
     }
 }
 
-/// A toll over several limits, with its shards locked.
+/// The dues of a toll, with their shards locked.
 struct Several<'a, 's> {
     dues: &'a [Due<'a>],
     prints: &'a [u128],
@@ -97,18 +98,18 @@ struct Several<'a, 's> {
     id: u64,
 }
 
-/// One limit of a toll over several, on its way to a verdict.
+/// One of several dues, on its way to a verdict.
 struct Part<'t> {
     due: Due<'t>,
     spot: Spot,
     step: Step,
-    /// The part that pays for it: another one, if both share a cell.
+    /// The index of the part that pays for it: another one, if both share a cell.
     payer: usize,
 }
 
 impl Inner {
-    /// Decides a toll over one limit; returns the number of the admission. What is said is written where
-    /// it will stay: to copy what has only just been written makes the processor wait.
+    /// Decides one due; returns the id of the admission. The reply is written in place: copying what was just
+    /// written stalls the processor.
     #[inline]
     fn decide_one(
         &self,
@@ -116,10 +117,9 @@ impl Inner {
         print: u128,
         charging: bool,
         now: Time,
-        said: &mut LimitReply,
+        reply: &mut LimitReply,
     ) -> u64 {
-        // A token bucket that is known is the commonest case, and has a way of its own to the same end.
-        // Not if nothing is granted any more: then there is no arithmetic to do.
+        // A known token bucket is the most common case. A quota of `0/s` has no arithmetic to do.
         if due.quota.algorithm() == Algorithm::TokenBucket && due.quota.count() > 0 && due.cost > 0 {
             let shard = &mut *self.shard(print);
             if let Some(packed) = shard.table.get_mut(print) {
@@ -129,14 +129,14 @@ impl Inner {
                 if charged || charging && step.moved {
                     *packed = Packed::meter(due.quota, step.after);
                 }
-                *said = LimitReply::Step {
+                *reply = LimitReply::Step {
                     step: Step { allowed: step.allowed, effect: Effect::Meter(step) },
                     charged,
                 };
                 return if charging { self.number(print, shard) } else { 0 };
             }
         }
-        self.decide_any(due, print, charging, now, said)
+        self.decide_any(due, print, charging, now, reply)
     }
 
     fn decide_any(
@@ -145,7 +145,7 @@ impl Inner {
         print: u128,
         charging: bool,
         now: Time,
-        said: &mut LimitReply,
+        reply: &mut LimitReply,
     ) -> u64 {
         let shard = &mut *self.shard(print);
         if charging {
@@ -154,7 +154,7 @@ impl Inner {
         let spot = self.look(shard, due, print, charging);
         let step = due.step(shard.seen(spot, Lens::of(due)), now);
         let charged = charging && step.allowed && due.cost > 0;
-        *said = says(shard, spot, due, now, step, charged);
+        *reply = limit_reply(shard, spot, due, now, step, charged);
         if !charging {
             return 0;
         }
@@ -168,7 +168,7 @@ impl Inner {
         id
     }
 
-    /// Decides several limits, all or nothing; returns the number of the admission.
+    /// Decides several dues, all or nothing; returns the id of the admission.
     #[inline]
     fn decide_many(
         &self,
@@ -176,21 +176,21 @@ impl Inner {
         prints: &[u128],
         charging: bool,
         now: Time,
-        said: &mut [LimitReply],
+        reply: &mut [LimitReply],
     ) -> u64 {
         let mut shards = self.lock(prints);
         let id = if charging { self.number(prints[0], shards.of(0)) } else { 0 };
         let mut toll = Several { dues, prints, shards: &mut shards, charging, now, id };
-        if !self.decide_known(&mut toll, said) {
-            self.decide_new(&mut toll, said);
+        if !self.decide_known(&mut toll, reply) {
+            self.decide_new(&mut toll, reply);
         }
         id
     }
 
-    /// Decides when all keys are known and their states fit into their entries: the commonest case, in
-    /// which nothing moves and nothing has to be allocated. False if it is not that case.
+    /// Decides if all keys are known and their states fit into their entries, so that nothing moves and nothing is
+    /// allocated; false if it is another case.
     #[inline]
-    fn decide_known(&self, toll: &mut Several<'_, '_>, said: &mut [LimitReply]) -> bool {
+    fn decide_known(&self, toll: &mut Several<'_, '_>, reply: &mut [LimitReply]) -> bool {
         let mut found = Inline::<usize, 4>::default();
         for (index, due) in toll.dues.iter().enumerate() {
             if due.quota.count() == 0 {
@@ -199,16 +199,16 @@ impl Inner {
             let shard = toll.shards.of(index);
             let Place::Found(place) = shard.table.find(toll.prints[index]) else { return false };
             let Some(seen) = shard.table.state(place).seen(due.quota, due.shift) else { return false };
-            said[index] = LimitReply::Step { step: due.step(seen, toll.now), charged: false };
+            reply[index] = LimitReply::Step { step: due.step(seen, toll.now), charged: false };
             found.push(place);
         }
-        let admitted = toll.dues.iter().zip(&*said).all(|(due, said)| said.allowed() || !due.enforced());
         if !toll.charging {
             return true;
         }
-        for (index, (due, said)) in toll.dues.iter().zip(said).enumerate() {
-            let LimitReply::Step { step, charged } = said else { unreachable!("said above") };
-            *charged = admitted && step.allowed && due.cost > 0;
+        let pass = admitted(toll.dues.iter().zip(&*reply).map(|(due, reply)| (due.mode(), reply.allowed())));
+        for (index, (due, reply)) in toll.dues.iter().zip(reply).enumerate() {
+            let LimitReply::Step { step, charged } = reply else { unreachable!("written above") };
+            *charged = pass && step.allowed && due.cost > 0;
             if *charged || step.effect.moved() {
                 let shard = toll.shards.of(index);
                 let spot = Spot::Own(toll.prints[index], found[index]);
@@ -219,8 +219,8 @@ impl Inner {
         true
     }
 
-    /// Decides whatever the case is.
-    fn decide_new(&self, toll: &mut Several<'_, '_>, said: &mut [LimitReply]) {
+    /// Decides in every case.
+    fn decide_new(&self, toll: &mut Several<'_, '_>, reply: &mut [LimitReply]) {
         let (now, charging) = (toll.now, toll.charging);
         if charging {
             for (index, due) in toll.dues.iter().enumerate() {
@@ -243,20 +243,19 @@ impl Inner {
                 _ => part.due.step(shards.of(index).seen(part.spot, Lens::of(&part.due)), now),
             };
         }
-        let admitted = parts.iter().all(|part| part.step.allowed || !part.due.enforced());
-        let charged = |part: &Part<'_>| charging && admitted && part.step.allowed && part.due.cost > 0;
-        for (index, (part, said)) in parts.iter().zip(said).enumerate() {
+        let pass = admitted(parts.iter().map(|part| (part.due.mode(), part.step.allowed)));
+        let charged = |part: &Part<'_>| charging && pass && part.step.allowed && part.due.cost > 0;
+        for (index, (part, reply)) in parts.iter().zip(reply).enumerate() {
             let due = &parts[part.payer].due;
-            *said = says(shards.of(index), part.spot, due, now, part.step, charged(part));
+            *reply = limit_reply(shards.of(index), part.spot, due, now, part.step, charged(part));
         }
         if !charging {
             return;
         }
-        // Known keys first: once they are written they are not as good as fresh any more, and making a
-        // place for a new one does not drop them.
+        // Known keys are written first: then they are no longer fresh, and making room for a new key cannot drop them.
         for new in [false, true] {
-            let of_this_turn = |(_, part): &(usize, &Part<'_>)| matches!(part.spot, Spot::New(..)) == new;
-            for (index, part) in parts.iter().enumerate().filter(of_this_turn) {
+            let of_this_pass = |(_, part): &(usize, &Part<'_>)| matches!(part.spot, Spot::New(..)) == new;
+            for (index, part) in parts.iter().enumerate().filter(of_this_pass) {
                 if part.payer == index && (charged(part) || part.step.effect.moved()) {
                     let shard = shards.of(index);
                     let dropped = shard.enter(part.spot, &part.due, &part.step, charged(part), now, toll.id);
@@ -269,12 +268,12 @@ impl Inner {
     }
 }
 
-/// Keys that share one cell are one entry there: the first of them pays for all.
+/// Keys that share one cell become one entry there: the first of them pays the sum of their costs.
 #[cold]
 fn join_shared(parts: &mut [Part<'_>], shards: &mut Locked<'_>) {
     for index in 0..parts.len() {
         let Spot::Shared(cell, _) = parts[index].spot else { continue };
-        // A log may have been moved into a cell that was looked at before.
+        // A log may have been moved into a cell that was read before.
         let state = shards.of(index).cells.get(cell);
         parts[index].spot = Spot::Shared(cell, state);
         let same = |part: &Part<'_>| matches!(part.spot, Spot::Shared(other, _) if other == cell);
@@ -287,10 +286,17 @@ fn join_shared(parts: &mut [Part<'_>], shards: &mut Locked<'_>) {
     }
 }
 
-/// What a limit says, before anything is written. Logs, slots and shared cells hold more than the step
-/// tells: their numbers are computed while they can be seen.
+/// The reply for one limit, before anything is written. The numbers of logs, slots and shared cells need the state,
+/// so they are computed here; those of other states are computed from the step on demand.
 #[inline]
-fn says(shard: &mut Shard, spot: Spot, due: &Due<'_>, now: Time, step: Step, charged: bool) -> LimitReply {
+fn limit_reply(
+    shard: &mut Shard,
+    spot: Spot,
+    due: &Due<'_>,
+    now: Time,
+    step: Step,
+    charged: bool,
+) -> LimitReply {
     let overflow = matches!(spot, Spot::Shared(..));
     if !overflow && !matches!(step.effect, Effect::SlidingLog(_) | Effect::Concurrency(_)) {
         return LimitReply::Step { step, charged };

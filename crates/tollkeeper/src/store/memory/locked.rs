@@ -1,4 +1,4 @@
-//! The shards that one decision needs, locked together.
+//! The shards of one toll, locked together.
 
 use tollkeeper_core::inline::Inline;
 
@@ -7,31 +7,30 @@ use crate::sync::{MutexGuard, lock};
 use super::Inner;
 use super::shard::Shard;
 
-/// Shards that are locked.
+/// The shards of a toll with several dues.
 pub(super) struct Locked<'s> {
     few: [Option<MutexGuard<'s, Shard>>; FEW],
     many: Vec<MutexGuard<'s, Shard>>,
-    /// Which of them each fingerprint belongs to.
+    /// Which of them holds each fingerprint.
     places: Inline<usize, FEW>,
 }
 
-/// How many need no heap.
+/// How many guards need no heap.
 const FEW: usize = 4;
 
-/// The number of a shard in the upper half, the index of a fingerprint in the lower: compared as one.
+/// The index of a shard in the upper half, the index of a fingerprint in the lower: compared as one number.
 type Wanted = u64;
 
 impl Inner {
-    /// Locks the shards that these fingerprints belong to, in the order of the shards so that nobody
-    /// waits in a circle, each once.
+    /// Locks the shards of these fingerprints, each once, in the order of the shards so that two tolls cannot
+    /// deadlock.
     #[inline]
     pub(super) fn lock(&self, prints: &[u128]) -> Locked<'_> {
         let mut wanted = Inline::<Wanted, FEW>::default();
         for (index, print) in prints.iter().enumerate() {
             wanted.push((self.shard_index(*print) as u64) << 32 | index as u64);
         }
-        // Each goes where its rank is: comparing and swapping random numbers is a branch that the processor
-        // guesses wrong half of the time.
+        // Sorts by rank: comparing and swapping random numbers is a branch that is mispredicted half of the time.
         let mut ordered = Inline::<Wanted, FEW>::default();
         ordered.resize(prints.len());
         for one in &*wanted {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use tokio::sync::oneshot;
+use tollkeeper_core::decision::admitted;
 use tollkeeper_core::{Due, LimitReply, Outcome, Reply, Toll};
 
 use super::Inner;
@@ -26,7 +27,7 @@ use crate::sync::{Mutex, lock};
 /// Decides such a toll. Whoever asks may leave: what was charged in vain is given back all the same.
 pub(super) async fn decide<R: Remote + 'static>(
     store: Arc<Inner<R>>,
-    toll: Toll,
+    toll: Toll<'static>,
     parts: Vec<PartialToll>,
 ) -> Reply {
     let (answer, answered) = oneshot::channel();
@@ -54,15 +55,15 @@ struct Heard {
     passes: bool,
 }
 
-async fn hear<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<PartialToll>) -> Heard {
+async fn hear<R: Remote>(store: &Inner<R>, toll: &Toll<'_>, parts: Vec<PartialToll>) -> Heard {
     if !toll.verb().charges() {
         return ask(store, toll, parts).await;
     }
     let hopeless = toll.dues().any(|due| due.enforced() && due.quota.count() == 0);
     if hopeless || store.refused.any(toll) {
         let looks =
-            parts.iter().map(|part| PartialToll { toll: part.toll.clone().looking(), ..part.clone() });
-        let looked = ask(store, &toll.clone().looking(), looks.collect()).await;
+            parts.iter().map(|part| PartialToll { toll: part.toll.clone().into_peek(), ..part.clone() });
+        let looked = ask(store, &toll.clone().into_peek(), looks.collect()).await;
         if hopeless || !looked.passes {
             return looked;
         }
@@ -76,7 +77,7 @@ async fn hear<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<PartialToll>)
 }
 
 /// Asks for all parts at once, and answers for those who do not.
-async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<PartialToll>) -> Heard {
+async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll<'_>, parts: Vec<PartialToll>) -> Heard {
     let began = store.clock.now();
     // Several parts may be of one server, which is tried by all of them or by none.
     let mut asked: Vec<(&Server, bool)> = Vec::new();
@@ -104,7 +105,7 @@ async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<PartialToll>) 
     let instead = (!missing.is_empty()).then(|| {
         missing.sort_unstable();
         let rest = toll.part(&missing);
-        let rest = if admitted { rest } else { rest.looking() };
+        let rest = if admitted { rest } else { rest.into_peek() };
         let ruling = store.fallback.decide(&rest);
         (PartialToll { server: Server::default(), toll: rest, places: missing, id: ruling.id() }, ruling)
     });
@@ -114,7 +115,7 @@ async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll, parts: Vec<PartialToll>) 
 
 /// Whether a part lets the request pass.
 fn allows((part, ruling): &(PartialToll, Reply)) -> bool {
-    part.toll.dues().zip(ruling.said()).all(|(due, said)| said.allowed() || !due.enforced())
+    admitted(part.toll.dues().zip(ruling.limits()).map(|(due, reply)| (due.mode(), reply.allowed())))
 }
 
 impl Heard {
@@ -124,11 +125,11 @@ impl Heard {
         let both = || self.instead.iter().chain(&self.parts);
         let now = both().map(|(_, ruling)| ruling.time()).max().unwrap_or_default();
         let mut together = Reply::new(now, both().next().map_or(0, |(part, _)| part.id));
-        let all = together.say(toll.len());
+        let all = together.resize(toll.len());
         for said in both() {
             let (part, ruling) = said;
             let in_vain = !self.passes && part.toll.verb().charges() && allows(said);
-            for ((due, said), place) in part.toll.dues().zip(ruling.said()).zip(&part.places) {
+            for ((due, said), place) in part.toll.dues().zip(ruling.limits()).zip(&part.places) {
                 all[*place] = match *said {
                     LimitReply::Degraded { .. } => *said,
                     LimitReply::Step { step, charged } => {
@@ -201,7 +202,7 @@ impl Refused {
     fn remember(&self, parts: &[(PartialToll, Reply)]) {
         let mut keys = lock(&self.keys);
         for (part, ruling) in parts {
-            let refused = part.toll.dues().zip(ruling.said());
+            let refused = part.toll.dues().zip(ruling.limits());
             for (due, _) in refused.filter(|(due, said)| due.enforced() && !said.allowed()) {
                 let [young, old] = &mut *keys;
                 if young.len() >= REMEMBERED {

@@ -35,9 +35,9 @@ impl Fallback {
             .collect();
         let dues: Vec<Due<'_>> = local.iter().map(|(_, due)| *due).collect();
         let charging = toll.verb().charges() && !denied;
-        let mut ruling = Reply::default();
-        let (now, id, said) = self.local.decide_dues(&dues, charging);
-        for (due, said_of) in toll.dues().zip(ruling.say(toll.len())) {
+        let mut reply = Reply::default();
+        let (now, id, local_replies) = self.local.decide_dues(&dues, charging);
+        for (due, limit_reply) in toll.dues().zip(reply.resize(toll.len())) {
             let whole = due.quota.limit();
             let outcome = match policy(&due) {
                 OnStoreFailure::Allow => {
@@ -48,18 +48,18 @@ impl Fallback {
                 }
                 OnStoreFailure::Local => continue,
             };
-            *said_of = LimitReply::Degraded { by: policy(&due), outcome };
+            *limit_reply = LimitReply::Degraded { by: policy(&due), outcome };
         }
-        for ((index, share), said) in local.iter().zip(said) {
+        for ((index, share), local_reply) in local.iter().zip(local_replies) {
             let due = toll.get(*index);
-            let outcome = said.outcome_at(share, now);
+            let outcome = local_reply.outcome_at(share, now);
             // What is more than the share but not more than the whole passes when the store is back.
             let beyond_share = outcome.retry == Some(Retry::Never) && due.cost <= due.quota.limit();
             let retry = if beyond_share { Some(Retry::After(self.pause)) } else { outcome.retry };
-            ruling.say(toll.len())[*index] =
+            reply.resize(toll.len())[*index] =
                 LimitReply::Degraded { by: OnStoreFailure::Local, outcome: Outcome { retry, ..outcome } };
         }
-        ruling.set(now, id);
-        ruling
+        reply.set(now, id);
+        reply
     }
 }

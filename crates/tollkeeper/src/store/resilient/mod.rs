@@ -275,13 +275,15 @@ impl<R: Remote + 'static> Store for Resilient<R> {
             return StoreFuture::Ready(Reply::new(inner.clock.now(), 0));
         }
         match inner.remote.split(toll) {
-            Split::Apart(parts) => {
-                StoreFuture::Later(Box::pin(cross_slot::decide(Arc::clone(&self.0), toll.clone(), parts)))
-            }
+            Split::Apart(parts) => StoreFuture::Later(Box::pin(cross_slot::decide(
+                Arc::clone(&self.0),
+                toll.clone().into_owned(),
+                parts,
+            ))),
             Split::Whole(server) => match inner.ask(Op::Decide, Some(server), |remote| remote.decide(toll)) {
                 None => StoreFuture::Ready(inner.fallback.decide(toll)),
                 Some(asked) => {
-                    let toll = toll.clone();
+                    let toll = toll.clone().into_owned();
                     StoreFuture::Later(Box::pin(async move {
                         asked.await.unwrap_or_else(|_| inner.fallback.decide(&toll))
                     }))

@@ -1,7 +1,5 @@
 //! What it costs to look for room, counted in entries that a call looks at: not in time.
 
-use std::sync::Arc;
-
 use tollkeeper_core::{Facts, Limit, Policy, Quota, Span, Toll, Verb};
 
 use super::super::shard::SLICE;
@@ -88,7 +86,7 @@ fn a_known_key_beside_a_new_one_pays_for_the_new_one_only() {
         assert!(!charge(&limiter, &format!("user{number}")));
     }
     assert!(charge(&limiter, "new"), "the store is full");
-    let mut toll = Toll::new(Arc::clone(&limiter.policy()), Verb::Check);
+    let mut toll = Toll::owned(limiter.policy(), Verb::Check);
     for user in ["user0", "another", "user1", "user2"] {
         toll.add(&Facts::new().with("user", user), 1).expect("valid facts");
     }

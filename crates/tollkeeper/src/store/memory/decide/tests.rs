@@ -14,7 +14,7 @@ use tollkeeper_core::{
 use super::*;
 use crate::clock::{Clock, ManualClock};
 use crate::limiter::Limiter;
-use crate::limiter::handle::{Handle, Layers, Passage};
+use crate::limiter::handle::{Handle, KeyDecision, Layers};
 use crate::store::memory::table::Entry;
 use crate::store::memory::{Capacity, Secrets};
 use crate::sync::atomic::Ordering::Relaxed;
@@ -132,7 +132,7 @@ impl Twins {
             4 => Verb::Reserve(Span::from_secs(2)),
             _ => Verb::Check,
         };
-        let mut toll = Toll::new(self.limiter.policy(), verb);
+        let mut toll = Toll::owned(self.limiter.policy(), verb);
         if self.random.below(8) == 0 {
             toll = toll.hold(Span::from_micros(self.random.below(1_000_000)));
         }
@@ -219,7 +219,7 @@ fn decide_generally(store: &MemoryStore, toll: &Toll) -> Reply {
     let dues: Vec<Due<'_>> = toll.dues().collect();
     let prints: Vec<u128> = dues.iter().map(|due| inner.prints.key(due.key)).collect();
     let mut ruling = Reply::default();
-    let id = match ruling.say(dues.len()) {
+    let id = match ruling.resize(dues.len()) {
         [] => 0,
         [said] => inner.decide_any(&dues[0], prints[0], charging, now, said),
         said => {
@@ -235,7 +235,7 @@ fn decide_generally(store: &MemoryStore, toll: &Toll) -> Reply {
 }
 
 /// What handles say is what the decision says.
-fn compare(passages: &[Passage], allowed: bool, general: &Decision) {
+fn compare(passages: &[KeyDecision], allowed: bool, general: &Decision) {
     let said: Vec<_> = passages.iter().map(|passage| (passage.allowed, passage.outcome())).collect();
     let expected: Vec<_> = general
         .limits()

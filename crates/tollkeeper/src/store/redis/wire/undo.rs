@@ -19,7 +19,7 @@ impl EncodedToll {
     ) -> Vec<Call> {
         let (mut corrected, mut released) = (Vec::new(), Vec::new());
         let mut argument = super::correction_until(ruling.time() + UNDONE);
-        for (due, said) in self.dues.iter().zip(ruling.said()) {
+        for (due, said) in self.dues.iter().zip(ruling.limits()) {
             let Some(name) = due.name.as_ref().filter(|_| said.allowed() && due.cost > 0) else { continue };
             if due.quota.algorithm() == Algorithm::Concurrency {
                 released.push(name.clone());

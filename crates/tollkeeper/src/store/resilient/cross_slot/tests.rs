@@ -322,7 +322,7 @@ fn what_was_refused_is_remembered_for_so_many_keys() {
     };
     let ruling = {
         let mut ruling = Reply::default();
-        ruling.push(LimitReply::Nothing);
+        ruling.push(LimitReply::Pending);
         ruling
     };
     for user in 0..5 * REMEMBERED {
