@@ -1,7 +1,7 @@
-//! A rate limiter with stated contracts, to be embedded in one process.
+//! A rate limiter with stated contracts, embedded in one process or shared by many through Redis.
 //!
-//! A [`Limiter`] holds limits and a store. It is told facts about a request, decides whether the request
-//! may pass, and charges it if so:
+//! A [`Limiter`] has limits and a store. It takes facts about a request, decides whether the request may pass,
+//! and charges it if so:
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,25 +16,24 @@
 //! if decision.allowed() {
 //!     // Serve the request.
 //! } else {
-//!     println!("come again in {:?}", decision.retry_after());
+//!     println!("retry in {:?}", decision.retry_after());
 //! }
 //! # assert!(decision.allowed());
 //! # Ok(()) }
 //! ```
 //!
-//! The error of a check is only ever the caller's input (a cost of zero, an `ip` that is no address). A
-//! refused request is not an error; it is a [`Decision`]. Without async, `.wait()` takes the place of
-//! `.await`.
+//! A check fails only on invalid input from the caller (a cost of zero, an `ip` that is not an address). A refused
+//! request is not an error; it is a [`Decision`]. Code without async calls `.wait()` instead of `.await`.
 //!
-//! All state is in this process, in a [`MemoryStore`]. Clones of a limiter are one limiter, for any number
-//! of threads.
+//! By default all state is in this process, in a [`MemoryStore`]. Clones of a limiter share it, across any number of
+//! threads.
 //!
 //! # Limits and facts
 //!
-//! *Facts* are names and values: whatever is known of a request. A [`Limit`] says how much ([`Quota`]), of
-//! what ([`by`](Limit::by): each value of that fact, or each combination of several, has a count of its
-//! own), and when it applies. What a quota means is up to its [`Algorithm`]; each keeps a contract, and
-//! `docs/algorithms.md` in the repository says which to take.
+//! *Facts* are names and values: what is known about a request. A [`Limit`] has a [`Quota`], the facts that key it
+//! ([`by`](Limit::by): each value, or each combination of values, has its own count), and conditions under which it
+//! applies. The [`Algorithm`] defines what a quota means; each has a contract, and `docs/algorithms.md` in the
+//! repository helps to choose one.
 //!
 //! ```
 //! use std::time::Duration;
@@ -43,12 +42,12 @@
 //! let policy = Policy::new(vec![
 //!     // A burst makes it a token bucket; without one it is a sliding window.
 //!     Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user").allow("health-check"),
-//!     // Exactly five in any quarter of an hour, only where people log in.
+//!     // Exactly five in any 15 minutes, only on the login route.
 //!     Limit::new("login", Quota::per(5, Duration::from_secs(900)))
 //!         .by("email")
 //!         .when("route", "/login")
 //!         .algorithm(Algorithm::SlidingLog),
-//!     // The fact `plan` picks what a key is granted; one customer has terms of its own.
+//!     // The fact `plan` picks the tier; one customer has an override.
 //!     Limit::tiered("plan", "plan")
 //!         .by("api_key")
 //!         .tier("free", Quota::per_day(1_000))
@@ -65,14 +64,14 @@
 //! assert!(mistakes.is_err());
 //! ```
 //!
-//! All limits that apply must allow. If one refuses, nothing is charged to any of them. A limit that is
-//! keyed by a fact the request does not have is skipped, unless [`Limit::missing`] says otherwise. The fact
-//! `ip` is always an address; IPv6 addresses count by their first 64 bits.
+//! All limits that apply must allow the request. If one refuses, nothing is charged to any of them. A limit that is
+//! keyed by an absent fact is skipped, unless [`Limit::missing`] is set. The fact `ip` is always an address; IPv6
+//! addresses are keyed by their first 64 bits.
 //!
-//! [`Limiter::replace`] puts other limits in force while the program runs. Counts are kept wherever name,
-//! period and algorithm stay.
+//! [`Limiter::replace`] puts other limits in force at run time. Counts are kept where name, period and algorithm
+//! stay the same.
 //!
-//! # What a decision tells
+//! # Reading a decision
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -84,29 +83,28 @@
 //! let outcome = decision.limit("per-user").unwrap().outcome();
 //! assert_eq!((outcome.limit, outcome.remaining), (10, 3));
 //!
-//! // Refused: the limit that binds, and how long to wait. That is exact: if nobody else comes, the
-//! // request passes then, and not a microsecond earlier.
+//! // Refused: the binding limit, and how long to wait. The wait is exact: if no other request arrives, the request
+//! // passes then, and not a microsecond earlier.
 //! let decision = limiter.check(&alice).cost(4).await?;
 //! assert_eq!(decision.binding().unwrap().name(), "per-user");
 //! assert!(decision.retry_after().unwrap() <= Span::from_secs(360));
 //!
-//! // Eleven never fit into ten.
+//! // A cost of 11 never fits into a burst of 10.
 //! let decision = limiter.check(&alice).cost(11).await?;
 //! assert_eq!(decision.verdict(), Verdict::Deny { retry: Retry::Never });
 //! # Ok(()) }
 //! ```
 //!
-//! [`Decision::limits`] lists what every limit that applied has to say, those in [`Mode::Shadow`] too, which
-//! count what they would refuse and refuse nothing. [`Limiter::peek`] says what a check would and charges
-//! nothing; [`Limiter::usage`] says how each limit stands. A [`LeakyBucket`](Algorithm::LeakyBucket) admits
-//! requests with a [`delay`](Decision::delay), and the caller holds them that long.
+//! [`limits`](DecidedToll::limits) lists every limit that applied, including those in [`Mode::Shadow`], which count what
+//! they would refuse and refuse nothing. [`Limiter::peek`] decides without charging; [`Limiter::usage`] reports the
+//! current state of each limit. A [`LeakyBucket`](Algorithm::LeakyBucket) admits requests with a
+//! [`delay`](DecidedToll::delay), for which the caller holds them.
 //!
 //! # Refunds and reservations
 //!
-//! An admitted request has a [`Charge`]: the receipt that [`refund`](Limiter::refund) gives back, or
-//! [`settle`](Limiter::settle) corrects, once. For work whose cost is known only afterwards, reserve an
-//! estimate. A window gives a surplus back in full while it still counts; a token bucket only what it has
-//! not refilled meanwhile.
+//! An admitted request has a [`Charge`], which can be given back ([`refund`](Limiter::refund)) or corrected
+//! ([`settle`](Limiter::settle)) once. For work whose cost is known only afterwards, reserve an estimate. A window
+//! gives a surplus back in full while it still counts; a token bucket only what it has not refilled in the meantime.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -118,22 +116,22 @@
 //!
 //! let estimate = facts! { "api_key" => "k1", "tokens" => 30_000 };
 //! let reserved = limiter.reserve(&estimate, Duration::from_secs(60)).await?;
-//! let charge = reserved.charge().expect("admitted, so there is a receipt");
-//! // … the call, which turns out to take 12,345 …
+//! let charge = reserved.charge().expect("admitted, so it has a charge");
+//! // … the call, which used 12,345 tokens …
 //! let actual = facts! { "tokens" => 12_345 };
 //! assert_eq!(limiter.settle(&charge, Costs::Facts(&actual)).await?, Correction::Done);
 //! assert_eq!(limiter.refund(&charge).await, Correction::Repeated);
 //! # Ok(()) }
 //! ```
 //!
-//! [`Limiter::acquire`] takes a slot of each concurrency limit and gives a [`SlotGuard`], which releases it
-//! when dropped.
+//! [`Limiter::acquire`] takes a slot of each concurrency limit and returns a [`SlotGuard`] that releases it when
+//! dropped.
 //!
 //! # Waiting
 //!
-//! [`Limiter::until_allowed`] waits its turn: callers that want the same key stand in line, only the first
-//! asks, and nothing is charged before a request is admitted. Dropping the future leaves the line. What no
-//! waiting can cure is returned at once.
+//! [`Limiter::until_allowed`] waits until the request is admitted. Callers of one key wait in a FIFO queue, only the
+//! first asks the store, and nothing is charged before admission. Dropping the future leaves the queue. A refusal that
+//! waiting cannot resolve is returned at once.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -148,9 +146,8 @@
 //!
 //! # The hot path
 //!
-//! A [`Handle`] is one limit, prepared: it takes the value of the fact instead of facts, and answers with
-//! a small value instead of a [`Decision`]. It shares its counts with the limiter and follows
-//! [`Limiter::replace`].
+//! A [`Handle`] is one limit, looked up once: it takes the value of the fact instead of facts, and returns a small
+//! value instead of a [`Decision`]. It shares its counts with the limiter and follows [`Limiter::replace`].
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -167,14 +164,14 @@
 //!
 //! # Clock and tests
 //!
-//! The store decides by its own clock: wall time when it was made, and since then time that nobody can set
-//! back. In tests, give it a [`ManualClock`] and turn that by hand, so that no test has to sleep:
+//! The store decides by its own clock: wall time at its start plus monotonic time since. In tests, give it a
+//! [`ManualClock`] and advance that, so that no test has to sleep:
 //!
 //! ```
 //! use tollkeeper::{Capacity, Clock, Limit, Limiter, ManualClock, MemoryStore, Policy, Quota, Span, Time, facts};
 //!
-//! let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
-//! let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+//! let manual = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+//! let store = MemoryStore::new(Capacity::default(), Clock::manual(&manual));
 //! let policy = Policy::new(vec![Limit::new("per-user", Quota::per_minute(60).burst(1)).by("user")]).unwrap();
 //! let limiter = Limiter::embedded(policy, store);
 //!
@@ -183,17 +180,17 @@
 //! let refused = limiter.check(&alice).wait().unwrap();
 //! assert_eq!(refused.retry_after(), Some(Span::from_secs(1)));
 //!
-//! hand.advance(Span::from_secs(1));
+//! manual.advance(Span::from_secs(1));
 //! assert!(limiter.check(&alice).wait().unwrap().allowed());
 //! ```
 //!
 //! # Snapshots
 //!
-//! A store made by [`MemoryStore::open`] goes on where the last one stopped. It is saved to its file every
-//! ten seconds, and when its last clone is dropped; a crash loses what came after the last save. A file
-//! that is not whole is moved aside, and the store starts empty and says why. A file that another process
-//! saves to is not opened. [`MemoryStore::snapshots`] tells how saving goes, and [`MemoryStore::close`] saves a last time
-//! and returns what went wrong, which dropping the store cannot.
+//! A store made by [`MemoryStore::open`] continues with the counts of the last run. It is saved to its file every ten
+//! seconds and when its last clone is dropped; a crash loses the counts since the last save. A damaged file is moved
+//! aside, and the store starts empty and reports why. A file that another process saves to is not opened.
+//! [`MemoryStore::snapshots`] reports the state of saving, and [`MemoryStore::close`] saves a last time and returns
+//! the error that dropping the store would hide.
 //!
 //! ```
 //! use tollkeeper::{Capacity, Clock, MemoryStore, Restored, Snapshots};
@@ -204,7 +201,7 @@
 //! let (store, restored) = MemoryStore::open(Capacity::default(), Clock::system(), Snapshots::to(&path))?;
 //! match restored {
 //!     Restored::Nothing => println!("the first run"),
-//!     Restored::Keys(keys) => println!("{keys} keys go on"),
+//!     Restored::Keys(keys) => println!("restored {keys} keys"),
 //!     Restored::Refused(error) => println!("starting empty: {error}"),
 //! }
 //! # assert_eq!(store.keys(), 0);
@@ -214,8 +211,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Capacity`] caps what a store holds. A state is dropped only when it is as good as a fresh one; when a
-//! full store has none such, new keys share states, so that no limit is ever exceeded.
+//! [`Capacity`] caps what a store holds. Only a state that equals a fresh one is dropped. When a full store has none,
+//! new keys share states, so that no limit is ever exceeded.
 //!
 //! # The config file
 //!
@@ -257,4 +254,13 @@ pub use store::remote::{Failure, FailureKind, PartialToll, Remote, RemoteResult,
 #[cfg(feature = "redis")]
 pub use store::resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
 pub use store::{Correction, Store, StoreFuture, Unavailable};
-pub use tollkeeper_core::*;
+pub use tollkeeper_core::{
+    Algorithm, Allowance, Change, Charge, CostMissing, Costs, DecidedToll, Decision, DeclaredFact, Due,
+    Facts, Fix, InvalidFact, InvalidPolicy, InvalidQuota, InvalidRequest, Key, Limit, LimitDecision,
+    LimitReply, MatchedLimits, Missing, Mode, OnStoreFailure, Outcome, Policy, Quota, Rate, Reason, Reply,
+    Retry, Rule, Secret, Slot, Span, StatusSet, Time, Toll, Value, Verb, Verdict,
+};
+pub use tollkeeper_core::{
+    algorithm, charge, decimal, decision, digest, facts, fingerprint, inline, key, limit, net, pattern,
+    policy, quota, siphash, status, time, toll,
+};

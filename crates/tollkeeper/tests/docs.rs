@@ -51,7 +51,7 @@ fn every_bypass_names_its_test() {
 #[test]
 fn documented_gateways_set_the_headers_of_trusted_facts() {
     let policies = ["public-api", "b2b", "login", "llm", "internal"]
-        .map(|name| root().join(format!("crates/tollkeeper-server/src/ready/{name}.yaml")));
+        .map(|name| root().join(format!("crates/tollkeeper-server/src/templates/{name}.yaml")));
     let mut headers = Vec::new();
     for file in pages().into_iter().chain(policies) {
         let text = fs::read_to_string(&file).unwrap();
