@@ -324,7 +324,7 @@ macro_rules! value_from_number {
 value_from_number!(i32, i64, u16, u32, u64, usize);
 
 /// A fact with an invalid name or value.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct InvalidFact {
     /// The name of the fact, cut to 64 bytes.
     pub name: String,
@@ -370,6 +370,13 @@ impl fmt::Display for InvalidFact {
             }
             FactProblem::TooMany => write!(f, "more than {MAX_FACTS} facts in one request"),
         }
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for InvalidFact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -333,7 +333,7 @@ fn inverse(count: u64) -> u64 {
 }
 
 /// Why a rate is not a valid quota.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InvalidQuota {
     /// The count is zero.
@@ -398,6 +398,13 @@ impl fmt::Display for InvalidQuota {
                 write!(f, "burst {burst} would take more than 50 years to refill (at most {most})")
             }
         }
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for InvalidQuota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -614,7 +614,7 @@ fn index_u32(index: usize) -> u32 {
 }
 
 /// Why a request cannot be decided: invalid input of the caller. Nothing is charged.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InvalidRequest {
     /// A fact is invalid.
@@ -721,6 +721,13 @@ impl fmt::Display for InvalidRequest {
                  limits with `when`)"
             ),
         }
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for InvalidRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

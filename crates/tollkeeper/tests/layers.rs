@@ -63,7 +63,7 @@ fn layers_follow_a_swap() {
 fn layers_say_what_is_wrong_and_charge_nothing() {
     let (limiter, _) = limiter(three());
     let twice = limiter.layers(["per-user", "per-user"]).expect_err("named twice");
-    assert_eq!(twice.to_string(), "limit `per-user` is named twice (once is enough)");
+    assert_eq!(twice.to_string(), "duplicate limit `per-user` (name each limit once)");
     assert!(limiter.layers(["per-user", "nobody"]).is_err());
 
     let layers = limiter.layers(["per-user", "per-tenant"]).expect("plain limits");

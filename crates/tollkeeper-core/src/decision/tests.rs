@@ -290,7 +290,7 @@ fn an_acquisition_has_a_slot_for_its_slots_and_a_charge_for_the_rest() {
 }
 
 #[test]
-#[should_panic(expected = "a store answers for every limit")]
+#[should_panic(expected = "a store replies for every limit")]
 fn a_store_that_leaves_a_limit_out_is_a_mistake() {
     let policy = Policy::new(vec![Limit::new("x", Quota::per_minute(10))]).expect("valid");
     let toll = Arc::new(policy).toll(Verb::Check, &facts! {}, 1).expect("valid");

@@ -8,7 +8,7 @@ use crate::quota::{Algorithm, InvalidQuota};
 use crate::toll::{MAX_COST, MAX_DUES};
 
 /// All mistakes in a list of limits.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct InvalidPolicy(pub Vec<InvalidLimit>);
 
 /// One mistake in a limit.
@@ -185,6 +185,13 @@ impl fmt::Display for InvalidPolicy {
             write!(f, "{separator}{problem}")?;
         }
         Ok(())
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for InvalidPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

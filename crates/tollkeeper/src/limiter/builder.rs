@@ -122,7 +122,7 @@ impl Builder {
 }
 
 /// Why a limiter cannot be built.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BuildError {
     /// The limits are invalid.
@@ -137,6 +137,13 @@ impl fmt::Display for BuildError {
             BuildError::Policy(error) => write!(f, "{error}"),
             BuildError::Store(error) => write!(f, "{error}"),
         }
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -300,7 +300,7 @@ pub(crate) fn invalid_input(value: &str, cost: u64) -> InvalidRequest {
 }
 
 /// Why a handle cannot decide.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HandleError {
     /// The input is invalid.
@@ -330,6 +330,13 @@ impl fmt::Display for HandleError {
                 f.write_str("a handle needs the memory store (use `check` with a remote store)")
             }
         }
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for HandleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

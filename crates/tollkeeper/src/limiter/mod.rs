@@ -460,7 +460,7 @@ impl Limiter {
 }
 
 /// Why a key was not forgotten.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForgetError {
     /// There is no limit of that name, or the facts are invalid.
@@ -487,6 +487,13 @@ impl fmt::Display for ForgetError {
             ForgetError::Invalid(invalid) => invalid.fmt(f),
             ForgetError::Unavailable(unavailable) => unavailable.fmt(f),
         }
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for ForgetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
