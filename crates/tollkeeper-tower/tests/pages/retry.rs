@@ -1,4 +1,4 @@
-//! The loop of `docs/http.md`.
+//! The loop of `docs/headers-and-addresses.md`.
 #![allow(unreachable_pub, reason = "it stands on the page as others would write it")]
 
 use std::time::Duration;
