@@ -259,3 +259,8 @@ pub use store::remote::{Failure, FailureKind, PartialToll, Remote, RemoteResult,
 pub use store::resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
 pub use store::{Correction, Store, StoreFuture, Unavailable};
 pub use tollkeeper_core::*;
+
+/// Runs the example of the README as a doctest.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
