@@ -156,7 +156,8 @@ async fn send(url: &str) -> Result<Response<Bytes>, hyper::Error> {
 #[tokio::test]
 async fn the_loop_in_python_comes_again_when_it_is_told_to() {
     let folder = folder("retry-python");
-    fs::write(folder.join("retry.py"), &page("docs/headers-and-addresses.md").0.file("retry.py").text).unwrap();
+    fs::write(folder.join("retry.py"), &page("docs/headers-and-addresses.md").0.file("retry.py").text)
+        .unwrap();
     let main = "import sys, urllib.error\nfrom retry import open_with_retry\n\
         try:\n    print(open_with_retry(sys.argv[1]).status)\n\
         except urllib.error.HTTPError as error:\n    print(error.code)\n";
@@ -173,7 +174,8 @@ async fn the_loop_in_typescript_comes_again_when_it_is_told_to() {
         run(&folder, &[&["npm"], &install.split(' ').collect::<Vec<_>>()[..]].concat()).await;
     }
     fs::write(folder.join("package.json"), r#"{"type":"module"}"#).unwrap();
-    fs::write(folder.join("retry.ts"), &page("docs/headers-and-addresses.md").0.file("retry.ts").text).unwrap();
+    fs::write(folder.join("retry.ts"), &page("docs/headers-and-addresses.md").0.file("retry.ts").text)
+        .unwrap();
     let main = "import { fetchWithRetry } from './retry.js';\n\
         console.log((await fetchWithRetry(process.argv[2])).status);\n";
     fs::write(folder.join("main.js"), main).unwrap();
