@@ -1,35 +1,40 @@
-# Every command of the project. Each target is one line of help and, where it is more than a
-# command or two, a script that can be read and run by itself.
+# Every command of the project. A target has one line of help and, if it needs more than a command or two, a script that can
+# also be run on its own.
 
 .DEFAULT_GOAL := help
-# `bench`, `fuzz` and `docs` are folders too: without this line make would call them up to date.
-.PHONY: help test lint bench fuzz soak deny docs dist
+# `bench`, `fuzz` and `docs` are also folders: without this line make would consider them up to date.
+.PHONY: help quick test lint bench fuzz soak deny docs dist
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# `config` and `redis` without what needs other programs: no test here starts a server, and the tests of the JSON schema, which
+# need a validator from PyPI, run in `make test`.
+quick: ## run the tests of the core and the library: about two minutes, installs nothing
+	cargo test --locked -p tollkeeper-core -p tollkeeper --features tollkeeper/config,tollkeeper/redis -- --skip schema::
+
 test: ## run every test; fail if one failed, was skipped or went missing
 	@tools/test
 
-lint: ## check formatting and clippy, warnings denied; BENCH=1 runs clippy on bench/ and fuzz/ too
+lint: ## check formatting and clippy, warnings are errors; BENCH=1 includes bench/ and fuzz/
 	cargo fmt --all --check
 	cargo fmt --all --check --manifest-path bench/Cargo.toml
 	cargo fmt --all --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
-# Each feature by itself: what one of them needs must not come from another.
+# Each feature on its own: it must not rely on dependencies of another feature.
 	for feature in "" config redis; do \
 		cargo check --quiet --locked -p tollkeeper --no-default-features --features "$$feature" || exit 1; done
 	for feature in "" axum tonic config redis nfkc; do \
 		cargo check --quiet --locked -p tollkeeper-tower --no-default-features --features "$$feature" || exit 1; done
-# Workspaces of their own have lock files of their own.
+# bench/ and fuzz/ have lock files of their own.
 	for own in bench fuzz; do cargo update --quiet --workspace --locked --manifest-path $$own/Cargo.toml || exit 1; done
-# Only on request, because it builds every peer that the benchmarks compare with.
+# Only on request, because it builds every peer of the benchmarks.
 ifeq ($(BENCH),1)
 	cargo clippy --manifest-path bench/Cargo.toml --all-targets --all-features --locked -- -D warnings
 	cargo clippy --manifest-path fuzz/Cargo.toml --all-targets --all-features --locked -- -D warnings
 endif
 
-bench: ## measure against the peers
+bench: ## measure, and compare with other limiters
 	@bench/run
 
 fuzz: ## run the fuzz targets
@@ -38,7 +43,7 @@ fuzz: ## run the fuzz targets
 soak: ## run the property tests with many more cases (CASES=200000), longer faults (SECONDS_EACH=20), more requests (EXAMPLES=500)
 	@tools/soak
 
-deny: ## check bans, licences and sources of all dependencies (deny.toml)
+deny: ## check licences, sources and banned crates of all dependencies (deny.toml)
 	@cargo deny --version >/dev/null 2>&1 || { \
 		echo "deny: cargo-deny is missing: installing it, which takes a few minutes"; \
 		cargo install --locked cargo-deny; }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// A page, and its blocks in order.
 pub struct Page {
-    /// As a reader finds it: `docs/where.md`.
+    /// As a reader finds it: `docs/choosing-limits.md`.
     pub name: String,
     /// The fenced blocks. Indented code is prose.
     pub blocks: Vec<Block>,

@@ -130,14 +130,14 @@ fn the_programs_of_the_page_do_what_it_says() {
         let program = node().join(file);
         fs::write(&program, &page.file(file).text).unwrap();
         command.arg(&program).env("TOLLKEEPER_RESP_URL", format!("redis://{}", server.resp));
-        assert_eq!(run(&mut command), "served\nserved\nserved\ncome again in 20 s\n", "{file}");
+        assert_eq!(run(&mut command), "served\nserved\nserved\nretry in 20 s\n", "{file}");
     }
     let server = on_memory();
     let program = include_str!("../src/bin/throttle-rs.rs");
     assert_eq!(page.file("throttle.rs").text, program, "the page shows what runs here");
     let mut command = Command::new(env!("CARGO_BIN_EXE_throttle-rs"));
     command.env("TOLLKEEPER_RESP_URL", format!("redis://{}", server.resp));
-    assert_eq!(run(&mut command), "served\nserved\nserved\ncome again in 20 s\n");
+    assert_eq!(run(&mut command), "served\nserved\nserved\nretry in 20 s\n");
 }
 
 #[test]

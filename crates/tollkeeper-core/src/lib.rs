@@ -41,3 +41,8 @@ pub use siphash::Secret;
 pub use status::StatusSet;
 pub use time::{Span, Time};
 pub use toll::{Due, InvalidRequest, MatchedLimits, Toll, Verb};
+
+/// Runs the example of the README as a doctest.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -63,3 +63,8 @@ pub use response::ResponseBody;
 pub use service::{RateLimit, ResponseFuture};
 pub use settings::{InForce, Prepared, Settings};
 pub use slot::HeldSlot;
+
+/// Runs the example of the README as a doctest.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

@@ -1,6 +1,6 @@
-//! What `docs/rust.md` and `docs/http.md` show is what the code does.
+//! What `docs/rust.md` and `docs/headers-and-addresses.md` show is what the code does.
 //!
-//! The programs of `docs/http.md` run as they are written there, against a layer over sockets. What they need is
+//! The programs of `docs/headers-and-addresses.md` run as they are written there, against a layer over sockets. What they need is
 //! installed once, into `target/languages`.
 
 #[path = "pages/retry.rs"]
@@ -49,7 +49,7 @@ fn what_the_page_shows_of_rust_is_part_of_an_example() {
 
 #[tokio::test]
 async fn the_headers_on_the_page_are_those_that_are_sent() {
-    let (_, text) = page("docs/http.md");
+    let (_, text) = page("docs/headers-and-addresses.md");
     for dialect in HeaderDialect::ALL {
         let (limiter, hand) = limiter(vec![
             Limit::new("per-user", Quota::per_minute(100).burst(20)),
@@ -129,7 +129,7 @@ async fn watch(
 
 #[tokio::test]
 async fn the_loop_in_rust_comes_again_when_it_is_told_to() {
-    let shown = page("docs/http.md").0.file("retry.rs").text.clone();
+    let shown = page("docs/headers-and-addresses.md").0.file("retry.rs").text.clone();
     assert!(
         include_str!("pages/retry.rs").ends_with(&shown),
         "tests/pages/retry.rs is not what the page shows"
@@ -156,7 +156,8 @@ async fn send(url: &str) -> Result<Response<Bytes>, hyper::Error> {
 #[tokio::test]
 async fn the_loop_in_python_comes_again_when_it_is_told_to() {
     let folder = folder("retry-python");
-    fs::write(folder.join("retry.py"), &page("docs/http.md").0.file("retry.py").text).unwrap();
+    fs::write(folder.join("retry.py"), &page("docs/headers-and-addresses.md").0.file("retry.py").text)
+        .unwrap();
     let main = "import sys, urllib.error\nfrom retry import open_with_retry\n\
         try:\n    print(open_with_retry(sys.argv[1]).status)\n\
         except urllib.error.HTTPError as error:\n    print(error.code)\n";
@@ -173,7 +174,8 @@ async fn the_loop_in_typescript_comes_again_when_it_is_told_to() {
         run(&folder, &[&["npm"], &install.split(' ').collect::<Vec<_>>()[..]].concat()).await;
     }
     fs::write(folder.join("package.json"), r#"{"type":"module"}"#).unwrap();
-    fs::write(folder.join("retry.ts"), &page("docs/http.md").0.file("retry.ts").text).unwrap();
+    fs::write(folder.join("retry.ts"), &page("docs/headers-and-addresses.md").0.file("retry.ts").text)
+        .unwrap();
     let main = "import { fetchWithRetry } from './retry.js';\n\
         console.log((await fetchWithRetry(process.argv[2])).status);\n";
     fs::write(folder.join("main.js"), main).unwrap();

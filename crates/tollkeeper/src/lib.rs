@@ -264,3 +264,8 @@ pub use tollkeeper_core::{
     algorithm, charge, decimal, decision, digest, facts, fingerprint, inline, key, limit, net, pattern,
     policy, quota, siphash, status, time, toll,
 };
+
+/// Runs the example of the README as a doctest.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;

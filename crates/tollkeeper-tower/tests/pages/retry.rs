@@ -1,4 +1,4 @@
-//! The loop of `docs/http.md`.
+//! The loop of `docs/headers-and-addresses.md`.
 #![allow(unreachable_pub, reason = "it stands on the page as others would write it")]
 
 use std::time::Duration;
@@ -9,7 +9,7 @@ use http::{Response, StatusCode};
 const ATTEMPTS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Sends until it is not refused, for as long as waiting makes sense.
+/// Sends the request, and retries it while it is refused and the wait is acceptable.
 pub async fn with_retry<B, E>(
     mut send: impl AsyncFnMut() -> Result<Response<B>, E>,
 ) -> Result<Response<B>, E> {

@@ -384,7 +384,7 @@ pub(super) static HTTP: Section = Section {
             choice(&["both", "decode", "keep", "refuse"]),
             "What `%2F`, `%5C` and a backslash mean in a path: they separate segments (`decode`), they do not \
              (`keep`), the request is refused (`refuse`), or limits of every route apply that a common server could \
-             match (`both`). See [HTTP](http.md#one-path-many-spellings).",
+             match (`both`). See [headers and addresses](headers-and-addresses.md#one-path-many-spellings).",
         )
         .default("both")
         .example("decode"),
