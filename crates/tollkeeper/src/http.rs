@@ -243,20 +243,20 @@ impl HeaderDialect {
 
 /// Checks a path pattern: `/login`, `/users/{id}`, `/api/*`.
 pub fn check_route(route: &str) -> Result<(), InvalidRoute> {
-    let wrong = |help: &str| Err(InvalidRoute { route: route.to_owned(), help: help.to_owned() });
+    let invalid = |help: &str| Err(InvalidRoute { route: route.to_owned(), help: help.to_owned() });
     if let Some((method, path)) = route.split_once(' ')
         && path.starts_with('/')
         && method.bytes().all(|byte| byte.is_ascii_uppercase())
     {
-        return wrong(&format!(
+        return invalid(&format!(
             "a pattern has no method: `{path}`, and `when: {{ method: {method} }}` in a limit"
         ));
     }
     if !route.starts_with('/') {
-        return wrong("it begins with `/`");
+        return invalid("it begins with `/`");
     }
     if route.contains(['?', '#']) || route.chars().any(|char| char.is_control() || char == ' ') {
-        return wrong("a path ends before `?` and has no blanks");
+        return invalid("a path ends before `?` and has no blanks");
     }
     if route == "/" {
         return Ok(());
@@ -266,19 +266,19 @@ pub fn check_route(route: &str) -> Result<(), InvalidRoute> {
         let last = index + 1 == segments.len();
         let inner = segment.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
         match *segment {
-            "" if last => return wrong("paths are compared without a slash at the end: leave it out"),
-            "" => return wrong("paths are compared with single slashes"),
-            "." | ".." => return wrong("paths are compared after `.` and `..` are resolved"),
+            "" if last => return invalid("paths are compared without a slash at the end: leave it out"),
+            "" => return invalid("paths are compared with single slashes"),
+            "." | ".." => return invalid("paths are compared after `.` and `..` are resolved"),
             "*" if last => {}
             _ if segment.contains('*') => {
-                return wrong("`*` stands alone behind the last `/`, for the rest of the path");
+                return invalid("`*` stands alone behind the last `/`, for the rest of the path");
             }
             _ if segment.contains(['{', '}']) => {
                 let is_name = |name: &str| {
                     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
                 };
                 if !inner.is_some_and(is_name) {
-                    return wrong(
+                    return invalid(
                         "`{name}` stands for one whole segment, its name is of letters, digits and `_`",
                     );
                 }

@@ -3,7 +3,7 @@
 //! Nothing is judged here. Keys that stand twice are kept twice, in their order, so that whoever knows
 //! what they mean can point at them. A tree is bounded in size and depth however it was written.
 
-use super::report::{Place, Problems};
+use super::report::{Position, Problems};
 
 /// The largest file, in bytes.
 pub(super) const MAX_BYTES: usize = 4 << 20;
@@ -17,7 +17,7 @@ pub(super) const MAX_DEPTH: usize = 32;
 /// A value and where it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Node {
-    pub(super) place: Place,
+    pub(super) position: Position,
     pub(super) value: Value,
 }
 
@@ -35,31 +35,31 @@ pub(super) enum Value {
 pub(super) struct Scalar {
     /// The text without quotes, escapes resolved.
     pub(super) text: String,
-    pub(super) kind: Kind,
+    pub(super) kind: ScalarKind,
     /// As it stands in the file, if variables of the environment were put in: what may be shown.
-    pub(super) before: Option<String>,
+    pub(super) unexpanded: Option<String>,
 }
 
 /// What the format says a scalar is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ScalarKind {
     Text,
     Number,
-    Truth,
-    Nothing,
+    Bool,
+    Null,
 }
 
 /// A key of a table with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) key: String,
-    pub(super) place: Place,
+    pub(super) position: Position,
     pub(super) node: Node,
 }
 
 impl Node {
-    pub(super) fn scalar(place: Place, text: impl Into<String>, kind: Kind) -> Node {
-        Node { place, value: Value::Scalar(Scalar { text: text.into(), kind, before: None }) }
+    pub(super) fn scalar(position: Position, text: impl Into<String>, kind: ScalarKind) -> Node {
+        Node { position, value: Value::Scalar(Scalar { text: text.into(), kind, unexpanded: None }) }
     }
 
     /// The entries of a table; none of anything else.
@@ -71,7 +71,7 @@ impl Node {
     pub(super) fn is_empty(&self) -> bool {
         match &self.value {
             Value::Table(entries) => entries.is_empty(),
-            Value::Scalar(scalar) => scalar.kind == Kind::Nothing,
+            Value::Scalar(scalar) => scalar.kind == ScalarKind::Null,
             Value::List(_) | Value::Unknown => false,
         }
     }
@@ -80,7 +80,7 @@ impl Node {
 impl Scalar {
     /// What may be shown of it: never what came from the environment.
     pub(super) fn shown(&self) -> &str {
-        self.before.as_deref().unwrap_or(&self.text)
+        self.unexpanded.as_deref().unwrap_or(&self.text)
     }
 }
 
@@ -118,10 +118,10 @@ impl TooLarge {
     pub(super) const DEPTH: TooLarge = TooLarge("is nested more than 32 deep");
 
     /// Says so, at the place where it became too much.
-    pub(super) fn report(self, place: Place, problems: &mut Problems) {
+    pub(super) fn report(self, position: Position, problems: &mut Problems) {
         let TooLarge(what) = self;
         problems.error(
-            place,
+            position,
             format!("the file {what}"),
             "no config needs that: look for repeated aliases or brackets",
         );

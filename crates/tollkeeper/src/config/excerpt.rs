@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use unicode_width::UnicodeWidthChar;
 
-use super::report::Place;
+use super::report::Position;
 
 /// The widest line that is shown, in columns.
 const WIDEST: usize = 100;
@@ -34,7 +34,7 @@ pub(super) fn position(text: &str, at: usize) -> (usize, usize) {
 
 /// The first line of a place with the place underlined; nothing if there is nothing to see. What stands in
 /// hidden places is starred out.
-pub(super) fn around(text: &str, span: &Range<usize>, hidden: &[Place]) -> Option<Excerpt> {
+pub(super) fn around(text: &str, span: &Range<usize>, hidden: &[Position]) -> Option<Excerpt> {
     // The file as a whole, of which there is no line to show.
     if span.end == 0 {
         return None;
@@ -55,8 +55,9 @@ pub(super) fn around(text: &str, span: &Range<usize>, hidden: &[Place]) -> Optio
         .take(WIDEST)
         .last()
         .map_or(at, |(index, char)| at + index + char.len_utf8());
-    let hidden =
-        hidden.iter().map(|place| place.start.saturating_sub(start)..place.end.saturating_sub(start));
+    let hidden = hidden
+        .iter()
+        .map(|position| position.start.saturating_sub(start)..position.end.saturating_sub(start));
     let stars: Vec<Range<usize>> = secrets(line).into_iter().chain(hidden).collect();
     let cells = line[window_start..window_end].char_indices().map(|(index, char)| {
         let index = window_start + index;
@@ -245,7 +246,7 @@ mod tests {
 
     #[test]
     fn what_is_hidden_is_not_shown() {
-        let excerpt = around("token: abcdef # x", &(0..5), &[Place::new(7, 13)]).expect("a line");
+        let excerpt = around("token: abcdef # x", &(0..5), &[Position::new(7, 13)]).expect("a line");
         assert_eq!(excerpt.line, "token: ****** # x");
     }
 

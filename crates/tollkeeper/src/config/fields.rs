@@ -9,28 +9,29 @@ use std::time::Duration;
 
 use tollkeeper_core::Span;
 
-use super::document::{Entry, Kind as Written, Node, Scalar, Value};
+use super::document::{Entry, Node, Scalar, ScalarKind, Value};
 use super::excerpt::quoted;
 use super::key_table::{self, Key, Kind, Section, Support};
-use super::report::{Place, Problems};
+use super::report::{Position, Problems};
 use super::suggest::nearest;
-use super::units::{self, Rate, Share, Wrong};
+use super::units::{self, InvalidValue, Rate, Share};
 use super::yaml;
 use crate::percent::Percent;
 
 /// A value and where it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Said<T> {
+pub(super) struct Located<T> {
     pub(super) value: T,
-    pub(super) place: Place,
+    pub(super) position: Position,
     /// How it stands in the file, if variables of the environment were put in: the value is not shown then.
-    pub(super) hidden: Option<String>,
+    pub(super) unexpanded: Option<String>,
 }
 
-impl<T> Said<T> {
-    fn at(node: &Node, value: T) -> Said<T> {
-        let hidden = if let Value::Scalar(scalar) = &node.value { scalar.before.clone() } else { None };
-        Said { value, place: node.place, hidden }
+impl<T> Located<T> {
+    fn at(node: &Node, value: T) -> Located<T> {
+        let unexpanded =
+            if let Value::Scalar(scalar) = &node.value { scalar.unexpanded.clone() } else { None };
+        Located { value, position: node.position, unexpanded }
     }
 }
 
@@ -41,7 +42,7 @@ pub(super) struct Fields<'d> {
     section: &'static Section,
     problems: &'d RefCell<Problems>,
     /// Where the table stands.
-    pub(super) place: Place,
+    pub(super) position: Position,
 }
 
 /// What messages begin with.
@@ -99,7 +100,7 @@ impl<'d> Fields<'d> {
         scope: Scope,
         problems: &'d RefCell<Problems>,
     ) -> Option<Fields<'d>> {
-        let mut fields = Fields { scope, found: Vec::new(), section, problems, place: node.place };
+        let mut fields = Fields { scope, found: Vec::new(), section, problems, position: node.position };
         let entries = match &node.value {
             Value::Table(entries) => entries,
             _ => {
@@ -124,7 +125,7 @@ impl<'d> Fields<'d> {
             }
             if key.support == Support::NotYet {
                 let message = format!("{} is not supported yet", fields.scope.name(key.name));
-                fields.error(entry.place, message, "leave it out");
+                fields.error(entry.position, message, "leave it out");
             }
             fields.found.push((key, entry));
         }
@@ -133,12 +134,12 @@ impl<'d> Fields<'d> {
 
     /// A table that is not in the file: every key has its default.
     pub(super) fn none(
-        place: Place,
+        position: Position,
         section: &'static Section,
         scope: Scope,
         problems: &'d RefCell<Problems>,
     ) -> Fields<'d> {
-        Fields { scope, found: Vec::new(), section, problems, place }
+        Fields { scope, found: Vec::new(), section, problems, position }
     }
 
     fn unknown(&self, entry: &Entry) {
@@ -157,25 +158,25 @@ impl<'d> Fields<'d> {
             None => format!("known are {}", list(known)),
         };
         let whole = if self.section.path.is_empty() { String::new() } else { self.scope.table() + ": " };
-        self.error(entry.place, format!("{whole}unknown key {}", quoted(&entry.key)), help);
+        self.error(entry.position, format!("{whole}unknown key {}", quoted(&entry.key)), help);
     }
 
     fn repeated(&self, entry: &Entry) {
         self.error(
-            entry.place,
+            entry.position,
             format!("{}the key {} stands here a second time", self.scope.subject, quoted(&entry.key)),
             "keep one",
         );
     }
 
     /// Where a key stands, if it does.
-    pub(super) fn key_place(&self, key: &str) -> Option<Place> {
-        self.entry(key).map(|entry| entry.place)
+    pub(super) fn key_position(&self, key: &str) -> Option<Position> {
+        self.entry(key).map(|entry| entry.position)
     }
 
     /// Where the value of a key stands, or the table that lacks it.
-    pub(super) fn value_place(&self, key: &str) -> Place {
-        self.entry(key).map_or(self.place, |entry| entry.node.place)
+    pub(super) fn value_position(&self, key: &str) -> Position {
+        self.entry(key).map_or(self.position, |entry| entry.node.position)
     }
 
     /// Whether the value of a key is a table.
@@ -200,7 +201,7 @@ impl<'d> Fields<'d> {
         let scope = self.scope.inside(key);
         let entry = self.entry(key);
         let read = entry.and_then(|entry| Fields::open(&entry.node, section, scope.clone(), self.problems));
-        read.unwrap_or_else(|| Fields::none(self.place, section, scope, self.problems))
+        read.unwrap_or_else(|| Fields::none(self.position, section, scope, self.problems))
     }
 
     /// The nodes of a list of tables.
@@ -235,22 +236,22 @@ impl<'d> Fields<'d> {
     }
 
     /// Facts with their patterns.
-    pub(super) fn condition(&self, key: &str) -> Vec<Said<(String, Vec<String>)>> {
+    pub(super) fn condition(&self, key: &str) -> Vec<Located<(String, Vec<String>)>> {
         let read = |entry: &&Entry| {
             let patterns = self.patterns(&entry.node, &format!("{key}.{}", entry.key));
-            Said { value: (entry.key.clone(), patterns), place: entry.place, hidden: None }
+            Located { value: (entry.key.clone(), patterns), position: entry.position, unexpanded: None }
         };
         self.map(key).iter().map(read).collect()
     }
 
-    pub(super) fn count(&self, key: &str) -> Option<Said<u64>> {
+    pub(super) fn count(&self, key: &str) -> Option<Located<u64>> {
         self.read(key, |item| self.read_count(item))
     }
 
-    pub(super) fn truth(&self, key: &str) -> Option<Said<bool>> {
+    pub(super) fn bool(&self, key: &str) -> Option<Located<bool>> {
         self.read(key, |item| {
             let scalar = self.scalar(item, "`true` or `false`")?;
-            let loose = scalar.kind == Written::Truth || scalar.before.is_some();
+            let loose = scalar.kind == ScalarKind::Bool || scalar.unexpanded.is_some();
             match scalar.text.to_ascii_lowercase().as_str() {
                 "true" if loose => Some(true),
                 "false" if loose => Some(false),
@@ -268,7 +269,7 @@ impl<'d> Fields<'d> {
         })
     }
 
-    pub(super) fn duration(&self, key: &str) -> Option<Said<Duration>> {
+    pub(super) fn duration(&self, key: &str) -> Option<Located<Duration>> {
         self.read(key, |item| {
             let span = self.parsed(item, "a duration", units::duration)?;
             let Kind::Duration { least, most } = *item.kind else { panic!("`{key}` is not a duration") };
@@ -279,87 +280,95 @@ impl<'d> Fields<'d> {
                     self.scope.name(key),
                     shown(item.node)
                 );
-                self.error(item.node.place, message, "");
+                self.error(item.node.position, message, "");
                 return None;
             }
             Some(Duration::from(span))
         })
     }
 
-    pub(super) fn percent(&self, key: &str) -> Option<Said<Percent>> {
+    pub(super) fn percent(&self, key: &str) -> Option<Located<Percent>> {
         self.read(key, |item| self.parsed(item, "a percentage", units::percent))
     }
 
-    pub(super) fn share(&self, key: &str) -> Option<Said<Share>> {
+    pub(super) fn share(&self, key: &str) -> Option<Located<Share>> {
         self.read(key, |item| self.parsed(item, "a share", units::share))
     }
 
-    pub(super) fn rate(&self, key: &str) -> Option<Said<RateSaid>> {
+    pub(super) fn rate(&self, key: &str) -> Option<Located<RawRate>> {
         self.read(key, |item| self.read_rate(item))
     }
 
     /// A rate that stands where a table could.
-    pub(super) fn rate_of(&self, node: &Node) -> Option<Said<RateSaid>> {
+    pub(super) fn rate_of(&self, node: &Node) -> Option<Located<RawRate>> {
         let value = self.read_rate(Item { node, kind: &Kind::Rate, key: "rate" })?;
-        Some(Said::at(node, value))
+        Some(Located::at(node, value))
     }
 
     /// One of the words of the shape.
-    pub(super) fn choice(&self, key: &str) -> Option<Said<&'static str>> {
+    pub(super) fn choice(&self, key: &str) -> Option<Located<&'static str>> {
         self.read(key, |item| self.read_choice(item))
     }
 
     /// A list of words of the shape, each once.
-    pub(super) fn choices(&self, key: &str) -> Vec<Said<&'static str>> {
+    pub(super) fn choices(&self, key: &str) -> Vec<Located<&'static str>> {
         self.list(key, |item| self.read_choice(item))
     }
 
     /// A text that means itself.
-    pub(super) fn text(&self, key: &str) -> Option<Said<String>> {
+    pub(super) fn text(&self, key: &str) -> Option<Located<String>> {
         self.read(key, |item| self.parsed(item, "a text", |text| Ok(text.to_owned())))
     }
 
     /// A text, or a number or truth value taken as its text.
-    pub(super) fn value(&self, key: &str) -> Option<Said<String>> {
+    pub(super) fn value(&self, key: &str) -> Option<Located<String>> {
         self.read(key, |item| Some(self.scalar(item, "a text")?.text.clone()))
     }
 
     /// A text that is read by `parse`.
-    pub(super) fn parse<T>(&self, key: &str, parse: impl Fn(&str) -> Result<T, Wrong>) -> Option<Said<T>> {
+    pub(super) fn parse<T>(
+        &self,
+        key: &str,
+        parse: impl Fn(&str) -> Result<T, InvalidValue>,
+    ) -> Option<Located<T>> {
         self.read(key, |item| self.parsed(item, wanted(item.kind), &parse))
     }
 
     /// A list of texts that are read by `parse`.
-    pub(super) fn parse_list<T>(&self, key: &str, parse: impl Fn(&str) -> Result<T, Wrong>) -> Vec<Said<T>> {
+    pub(super) fn parse_list<T>(
+        &self,
+        key: &str,
+        parse: impl Fn(&str) -> Result<T, InvalidValue>,
+    ) -> Vec<Located<T>> {
         self.list(key, |item| self.parsed(item, wanted(item.kind), &parse))
     }
 
     /// A list of values, each taken as its text.
-    pub(super) fn value_list(&self, key: &str) -> Vec<Said<String>> {
+    pub(super) fn value_list(&self, key: &str) -> Vec<Located<String>> {
         self.list(key, |item| Some(self.scalar(item, "a text")?.text.clone()))
     }
 
     /// The value of a key, or its default.
-    fn read<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Option<Said<T>> {
+    fn read<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Option<Located<T>> {
         let shape = self.key(key);
         fn item<'n>(node: &'n Node, shape: &'static Key, key: &'n str) -> Item<'n> {
             Item { node, kind: &shape.kind, key }
         }
-        let written = self
+        let read_value = self
             .entry(key)
-            .and_then(|entry| Some(Said::at(&entry.node, read(item(&entry.node, shape, key))?)));
-        written.or_else(|| {
+            .and_then(|entry| Some(Located::at(&entry.node, read(item(&entry.node, shape, key))?)));
+        read_value.or_else(|| {
             let default = default(shape)?;
-            Some(Said {
+            Some(Located {
                 value: read(item(&default, shape, key))?,
-                place: self.value_place(key),
-                hidden: None,
+                position: self.value_position(key),
+                unexpanded: None,
             })
         })
     }
 
     /// The values of a list, or of one value that may stand for it.
-    fn list<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Vec<Said<T>> {
+    fn list<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Vec<Located<T>> {
         let shape = self.key(key);
         let (inner, alone) = match shape.kind {
             Kind::List(inner) => (inner, false),
@@ -367,10 +376,10 @@ impl<'d> Fields<'d> {
             _ => panic!("`{key}` is not a list"),
         };
         let read_all = |node: &Node| {
-            let one = |node: &Node| Some(Said::at(node, read(Item { node, kind: inner, key })?));
+            let one = |node: &Node| Some(Located::at(node, read(Item { node, kind: inner, key })?));
             match &node.value {
                 Value::List(nodes) => nodes.iter().filter_map(one).collect(),
-                Value::Scalar(Scalar { kind: Written::Nothing, .. }) | Value::Table(_) | Value::Unknown => {
+                Value::Scalar(Scalar { kind: ScalarKind::Null, .. }) | Value::Table(_) | Value::Unknown => {
                     self.wrong_kind(node, &self.scope.name(key), "a list", "");
                     Vec::new()
                 }
@@ -395,7 +404,7 @@ impl<'d> Fields<'d> {
         match &node.value {
             Value::List(nodes) if nodes.is_empty() => {
                 self.error(
-                    node.place,
+                    node.position,
                     format!("{} has no patterns", self.scope.name(key)),
                     "list at least one",
                 );
@@ -413,7 +422,7 @@ impl<'d> Fields<'d> {
             (least, u64::MAX) => format!("at least {least}"),
             (least, most) => format!("from {least} to {most}"),
         };
-        let is_number = scalar.kind == Written::Number || scalar.before.is_some();
+        let is_number = scalar.kind == ScalarKind::Number || scalar.unexpanded.is_some();
         let digits = !scalar.text.is_empty() && scalar.text.bytes().all(|byte| byte.is_ascii_digit());
         if !is_number || !digits {
             let help = match () {
@@ -428,24 +437,24 @@ impl<'d> Fields<'d> {
             Ok(_) => {
                 let message =
                     format!("{} must be {bounds}, found {}", self.scope.name(item.key), shown(item.node));
-                self.error(item.node.place, message, "");
+                self.error(item.node.position, message, "");
                 None
             }
             Err(_) => {
                 let message = format!("{} is too large: {}", self.scope.name(item.key), shown(item.node));
-                self.error(item.node.place, message, "a number fits in 64 bits");
+                self.error(item.node.position, message, "a number fits in 64 bits");
                 None
             }
         }
     }
 
-    fn read_rate(&self, item: Item<'_>) -> Option<RateSaid> {
+    fn read_rate(&self, item: Item<'_>) -> Option<RawRate> {
         // A number alone is not a rate, but whoever wrote one wants to know what is missing.
         let scalar = self.scalar(item, "a rate, such as `100/min`")?;
         match units::rate(&scalar.text) {
-            Ok(rate) => Some(RateSaid { rate, text: scalar.text.clone() }),
-            Err(wrong) => {
-                self.wrong(item, scalar, wrong);
+            Ok(rate) => Some(RawRate { rate, text: scalar.text.clone() }),
+            Err(invalid) => {
+                self.report_invalid(item, scalar, invalid);
                 None
             }
         }
@@ -460,22 +469,27 @@ impl<'d> Fields<'d> {
                 None => list(words.iter().copied()),
             };
             let message = format!("{} cannot be {}", self.scope.name(item.key), shown(item.node));
-            self.error(item.node.place, message, help);
+            self.error(item.node.position, message, help);
             return None;
         };
         if not_yet.contains(&word) {
             let rest: Vec<&str> = words.iter().copied().filter(|word| !not_yet.contains(word)).collect();
             let message = format!("{}: `{word}` is not supported yet", self.scope.name(item.key));
-            self.error(item.node.place, message, format!("use {}", list(rest)));
+            self.error(item.node.position, message, format!("use {}", list(rest)));
             return None;
         }
         Some(word)
     }
 
     /// A text that `parse` can read.
-    fn parsed<T>(&self, item: Item<'_>, wanted: &str, parse: impl Fn(&str) -> Result<T, Wrong>) -> Option<T> {
+    fn parsed<T>(
+        &self,
+        item: Item<'_>,
+        wanted: &str,
+        parse: impl Fn(&str) -> Result<T, InvalidValue>,
+    ) -> Option<T> {
         let scalar = self.scalar(item, wanted)?;
-        if matches!(scalar.kind, Written::Truth) && scalar.before.is_none() {
+        if matches!(scalar.kind, ScalarKind::Bool) && scalar.unexpanded.is_none() {
             let help = if matches!(item.kind, Kind::Listener) {
                 "write `off` to turn it off"
             } else {
@@ -484,8 +498,8 @@ impl<'d> Fields<'d> {
             self.wrong_kind(item.node, &self.scope.name(item.key), wanted, help);
             return None;
         }
-        if scalar.kind == Written::Number
-            && scalar.before.is_none()
+        if scalar.kind == ScalarKind::Number
+            && scalar.unexpanded.is_none()
             && matches!(
                 item.kind,
                 Kind::Text | Kind::Path | Kind::LimitName | Kind::Fact | Kind::Prefix | Kind::Sha256
@@ -497,38 +511,38 @@ impl<'d> Fields<'d> {
         }
         match parse(&scalar.text) {
             Ok(value) => Some(value),
-            Err(wrong) => {
-                self.wrong(item, scalar, wrong);
+            Err(invalid) => {
+                self.report_invalid(item, scalar, invalid);
                 None
             }
         }
     }
 
-    fn wrong(&self, item: Item<'_>, scalar: &Scalar, wrong: Wrong) {
+    fn report_invalid(&self, item: Item<'_>, scalar: &Scalar, invalid: InvalidValue) {
         let before = self.scope.before(item.key);
-        match &scalar.before {
+        match &scalar.unexpanded {
             // What is wrong with it would show what it is.
-            Some(written) => {
+            Some(unexpanded) => {
                 let message =
-                    format!("{before}the value of {} is not {}", quoted(written), wanted(item.kind));
+                    format!("{before}the value of {} is not {}", quoted(unexpanded), wanted(item.kind));
                 self.error(
-                    item.node.place,
+                    item.node.position,
                     message,
                     "it is not shown, because it comes from the environment",
                 );
             }
-            None => self.error(item.node.place, format!("{before}{}", wrong.message), wrong.help),
+            None => self.error(item.node.position, format!("{before}{}", invalid.message), invalid.help),
         }
         if matches!(item.kind, Kind::Sha256) {
             // Somebody may have put the token there.
-            self.problems.borrow_mut().hide(item.node.place);
+            self.problems.borrow_mut().hide(item.node.position);
         }
     }
 
     /// The scalar of an item, which is neither nothing nor a list nor a table.
     fn scalar<'n>(&self, item: Item<'n>, wanted: &str) -> Option<&'n Scalar> {
         match &item.node.value {
-            Value::Scalar(scalar) if scalar.kind != Written::Nothing => Some(scalar),
+            Value::Scalar(scalar) if scalar.kind != ScalarKind::Null => Some(scalar),
             Value::Unknown => None,
             _ => {
                 self.wrong_kind(item.node, &self.scope.name(item.key), wanted, "");
@@ -541,21 +555,21 @@ impl<'d> Fields<'d> {
     fn wrong_kind(&self, node: &Node, name: &str, wanted: &str, help: &str) {
         match &node.value {
             Value::Unknown => {}
-            Value::Scalar(Scalar { kind: Written::Nothing, .. }) => {
-                self.error(node.place, format!("{name} has no value"), "write one, or leave the key out");
+            Value::Scalar(Scalar { kind: ScalarKind::Null, .. }) => {
+                self.error(node.position, format!("{name} has no value"), "write one, or leave the key out");
             }
-            _ => self.error(node.place, format!("{name} must be {wanted}, found {}", shown(node)), help),
+            _ => self.error(node.position, format!("{name} must be {wanted}, found {}", shown(node)), help),
         }
     }
 
     /// Reports an error about what the table is for.
-    pub(super) fn complain(&self, place: Place, message: &str, help: &str) {
-        self.error(place, format!("{}{message}", self.scope.subject), help);
+    pub(super) fn complain(&self, position: Position, message: &str, help: &str) {
+        self.error(position, format!("{}{message}", self.scope.subject), help);
     }
 
     /// Reports an error.
-    pub(super) fn error(&self, place: Place, message: impl Into<String>, help: impl Into<String>) {
-        self.problems.borrow_mut().error(place, message, help);
+    pub(super) fn error(&self, position: Position, message: impl Into<String>, help: impl Into<String>) {
+        self.problems.borrow_mut().error(position, message, help);
     }
 
     fn entry(&self, key: &str) -> Option<&'d Entry> {
@@ -569,7 +583,7 @@ impl<'d> Fields<'d> {
 
 /// A rate with the text it was written as.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RateSaid {
+pub(super) struct RawRate {
     pub(super) rate: Rate,
     pub(super) text: String,
 }

@@ -1,8 +1,8 @@
 //! JSON to a document: RFC 8259 and nothing more.
 
-use super::document::{Budget, Entry, Kind, MAX_DEPTH, Node, TooLarge, Value};
+use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Value};
 use super::excerpt::quoted;
-use super::report::{Place, Problems};
+use super::report::{Position, Problems};
 
 /// Reads a text; on a mistake in the syntax, reports it.
 pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
@@ -10,12 +10,12 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     let parsed = parser.document();
     match parsed {
         Ok(node) => Some(node),
-        Err(Stop::Syntax { place, message, help }) => {
-            problems.error(place, message, help);
+        Err(Stop::Syntax { position, message, help }) => {
+            problems.error(position, message, help);
             None
         }
-        Err(Stop::TooLarge(place, large)) => {
-            large.report(place, problems);
+        Err(Stop::TooLarge(position, large)) => {
+            large.report(position, problems);
             None
         }
     }
@@ -29,8 +29,8 @@ struct Parser<'t> {
 }
 
 enum Stop {
-    Syntax { place: Place, message: String, help: &'static str },
-    TooLarge(Place, TooLarge),
+    Syntax { position: Position, message: String, help: &'static str },
+    TooLarge(Position, TooLarge),
 }
 
 type Parsed<T> = Result<T, Stop>;
@@ -53,14 +53,16 @@ impl Parser<'_> {
             Some('[') => self.nested(Parser::list),
             Some('"') => {
                 let text = self.string()?;
-                self.node(start, text, Kind::Text)
+                self.node(start, text, ScalarKind::Text)
             }
             Some('-' | '0'..='9') => {
                 self.number()?;
-                self.node(start, self.text[start..self.at].to_owned(), Kind::Number)
+                self.node(start, self.text[start..self.at].to_owned(), ScalarKind::Number)
             }
             _ => {
-                for (word, kind) in [("true", Kind::Truth), ("false", Kind::Truth), ("null", Kind::Nothing)] {
+                for (word, kind) in
+                    [("true", ScalarKind::Bool), ("false", ScalarKind::Bool), ("null", ScalarKind::Null)]
+                {
                     let follows = self.text[self.at..].strip_prefix(word);
                     if follows.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric())) {
                         self.at += word.len();
@@ -72,25 +74,25 @@ impl Parser<'_> {
         }
     }
 
-    fn node(&mut self, start: usize, text: String, kind: Kind) -> Parsed<Node> {
-        let place = Place::new(start, self.at);
-        self.budget.take(text.len()).map_err(|large| Stop::TooLarge(place, large))?;
-        Ok(Node::scalar(place, text, kind))
+    fn node(&mut self, start: usize, text: String, kind: ScalarKind) -> Parsed<Node> {
+        let position = Position::new(start, self.at);
+        self.budget.take(text.len()).map_err(|large| Stop::TooLarge(position, large))?;
+        Ok(Node::scalar(position, text, kind))
     }
 
     /// A list or a table, which begins here.
     fn nested(&mut self, read: fn(&mut Self) -> Parsed<Value>) -> Parsed<Node> {
         let start = self.at;
-        let place = Place::new(start, start + 1);
-        self.budget.take(0).map_err(|large| Stop::TooLarge(place, large))?;
+        let position = Position::new(start, start + 1);
+        self.budget.take(0).map_err(|large| Stop::TooLarge(position, large))?;
         if self.depth == MAX_DEPTH {
-            return Err(Stop::TooLarge(place, TooLarge::DEPTH));
+            return Err(Stop::TooLarge(position, TooLarge::DEPTH));
         }
         self.at += 1;
         self.depth += 1;
         let value = read(self)?;
         self.depth -= 1;
-        Ok(Node { place: Place::new(start, self.at), value })
+        Ok(Node { position: Position::new(start, self.at), value })
     }
 
     fn list(&mut self) -> Parsed<Value> {
@@ -121,15 +123,15 @@ impl Parser<'_> {
                 return Err(self.unexpected("a key in double quotes", ""));
             }
             let key = self.string()?;
-            let place = Place::new(start, self.at);
-            self.budget.take(key.len()).map_err(|large| Stop::TooLarge(place, large))?;
+            let position = Position::new(start, self.at);
+            self.budget.take(key.len()).map_err(|large| Stop::TooLarge(position, large))?;
             self.skip_blanks();
             if !self.take(':') {
                 return Err(self.unexpected("`:`", ""));
             }
             self.skip_blanks();
             let node = self.value()?;
-            entries.push(Entry { key, place, node });
+            entries.push(Entry { key, position, node });
             self.skip_blanks();
             if self.take('}') {
                 return Ok(Value::Table(entries));
@@ -148,7 +150,7 @@ impl Parser<'_> {
         if self.peek() == Some(end) {
             let message = format!("a comma before `{end}`");
             return Err(Stop::Syntax {
-                place: Place::new(start, start + 1),
+                position: Position::new(start, start + 1),
                 message,
                 help: "JSON has none there: remove it",
             });
@@ -166,7 +168,7 @@ impl Parser<'_> {
                 let line_end =
                     self.text[start..].find('\n').map_or(self.text.len(), |newline| start + newline);
                 return Err(Stop::Syntax {
-                    place: Place::new(start, line_end),
+                    position: Position::new(start, line_end),
                     message: "this text has no end".to_owned(),
                     help: "close it with `\"`",
                 });
@@ -182,12 +184,12 @@ impl Parser<'_> {
                         ),
                         _ => ("a control character in a text", "write it as `\\u00XX`"),
                     };
-                    let place = if matches!(char, '\n' | '\r') {
-                        Place::new(start, from)
+                    let position = if matches!(char, '\n' | '\r') {
+                        Position::new(start, from)
                     } else {
-                        Place::new(from, self.at)
+                        Position::new(from, self.at)
                     };
-                    return Err(Stop::Syntax { place, message: message.to_owned(), help });
+                    return Err(Stop::Syntax { position, message: message.to_owned(), help });
                 }
                 _ => text.push(char),
             }
@@ -215,9 +217,13 @@ impl Parser<'_> {
     }
 
     fn bad_escape(&self, start: usize) -> Stop {
-        let place = Place::new(start, self.at);
+        let position = Position::new(start, self.at);
         let message = format!("{} is no escape", quoted(&self.text[start..self.at]));
-        Stop::Syntax { place, message, help: "JSON knows `\\\" \\\\ \\/ \\b \\f \\n \\r \\t` and `\\uXXXX`" }
+        Stop::Syntax {
+            position,
+            message,
+            help: "JSON knows `\\\" \\\\ \\/ \\b \\f \\n \\r \\t` and `\\uXXXX`",
+        }
     }
 
     /// The four digits behind `\u`, and those of the second half of a pair.
@@ -264,7 +270,11 @@ impl Parser<'_> {
             return Ok(());
         }
         let message = format!("{} is not a number", quoted(&self.text[start..end]));
-        Err(Stop::Syntax { place: Place::new(start, end), message, help: "texts stand in double quotes" })
+        Err(Stop::Syntax {
+            position: Position::new(start, end),
+            message,
+            help: "texts stand in double quotes",
+        })
     }
 
     fn digits(&mut self) -> usize {
@@ -281,7 +291,7 @@ impl Parser<'_> {
             let start = self.text[..end].char_indices().next_back().map_or(0, |(start, _)| start);
             let message = format!("the file ends where {wanted} should follow");
             return Stop::Syntax {
-                place: Place::new(start, end),
+                position: Position::new(start, end),
                 message,
                 help: "a bracket, brace or quote may be open",
             };
@@ -293,7 +303,7 @@ impl Parser<'_> {
         let message = format!("expected {wanted}, found {}", quoted(&rest[..length]));
         let comment = rest.starts_with("//") || rest.starts_with('#');
         let help = if comment { "JSON has no comments: YAML and TOML do" } else { help };
-        Stop::Syntax { place: Place::new(self.at, self.at + length), message, help }
+        Stop::Syntax { position: Position::new(self.at, self.at + length), message, help }
     }
 
     fn skip_blanks(&mut self) {

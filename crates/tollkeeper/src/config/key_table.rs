@@ -50,7 +50,7 @@ pub(super) enum Kind {
         least: u64,
         most: u64,
     },
-    Truth,
+    Bool,
     /// A duration within bounds, which are in milliseconds.
     Duration {
         least: u64,
@@ -446,17 +446,17 @@ pub(super) static HTTP_FACT: Section = Section {
             .example("[lowercase, trim]"),
         key(
             "hash",
-            Kind::Truth,
+            Kind::Bool,
             "Whether only a hash of the value is kept: for secrets. The raw value is hashed wherever it enters.",
         ).default("false").example("true"),
         key(
             "trusted",
-            Kind::Truth,
+            Kind::Bool,
             "Whether it is taken only from `trusted_proxies`.",
         ).default("false").example("true"),
         key(
             "many",
-            Kind::Truth,
+            Kind::Bool,
             "Whether a header may come in several lines, which are joined by `, `. Otherwise a request in which \
              the header occurs twice is refused where a limit needs it.",
         ).default("false").example("true"),
@@ -587,7 +587,7 @@ pub(super) static LIMIT: Section = Section {
             .example("shadow"),
         key(
             "stagger",
-            Kind::Truth,
+            Kind::Bool,
             "Shifts the windows of each key, so that not all begin at once: for `algorithm: \
              fixed-window`.",
         )
@@ -601,7 +601,7 @@ pub(super) static LIMIT: Section = Section {
             .example("deny"),
         key(
             "headers",
-            Kind::Truth,
+            Kind::Bool,
             "Whether rate-limit headers may show this limit.",
         ).default("true").example("false"),
         key(
@@ -691,7 +691,7 @@ pub(super) static PROXY: Section = Section {
         .example("64"),
         key(
             "accept_proxy_protocol",
-            Kind::Truth,
+            Kind::Bool,
             "Whether clients come through a load balancer that speaks the PROXY protocol.",
         )
         .default("false")
@@ -711,7 +711,7 @@ pub(super) static PROXY_CONCURRENCY: Section = Section {
     doc: "How many requests the upstream gets at once.",
     keys: &[
         key("max", Kind::Count { least: 1, most: 1_000_000 }, "The most.").default("512").example("256"),
-        key("adaptive", Kind::Truth, "Whether it follows how fast the upstream answers.")
+        key("adaptive", Kind::Bool, "Whether it follows how fast the upstream answers.")
             .default("false")
             .example("true"),
         key("min", Kind::Count { least: 1, most: 1_000_000 }, "The least, when adaptive.").example("8"),

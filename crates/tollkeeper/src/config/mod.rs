@@ -83,7 +83,7 @@ pub use watch::Watch;
 
 use document::{MAX_BYTES, Node};
 use origin::{NamedFile, Origin};
-use report::{Place, Problems};
+use report::{Position, Problems};
 
 /// What a config file means.
 #[derive(Clone, Debug)]
@@ -149,12 +149,12 @@ impl Config {
         environment: &dyn Fn(&str) -> Option<String>,
     ) -> Result<(Config, Report), Report> {
         let bytes = text;
-        reported(name, text, |text, problems| {
+        with_report(name, text, |text, problems| {
             let mut document = document(format, text, problems)?;
             expand::expand(&mut document, environment, problems.get_mut());
             let mut file = raw::read(&document, problems)?;
             let files = std::mem::take(&mut file.files);
-            let config = Config::of(file, problems)?;
+            let config = Config::resolve(file, problems)?;
             Some(Config { origin: Arc::new(Origin::new(bytes, &document, files)), ..config })
         })
     }
@@ -174,14 +174,14 @@ impl Config {
     /// ```
     pub fn with_limits(&self, name: &str, text: &[u8]) -> Result<(Config, Report), Report> {
         let config = self.clone();
-        reported(name, text, |text, problems| {
+        with_report(name, text, |text, problems| {
             let document = document(Format::Json, text, problems)?;
             for entry in document.entries().iter().filter(|entry| entry.key != "limits") {
                 let message = format!("only `limits` can be replaced, not {}", excerpt::quoted(&entry.key));
-                problems.get_mut().error(entry.place, message, "leave it out");
+                problems.get_mut().error(entry.position, message, "leave it out");
             }
             let file = raw::read(&document, problems)?;
-            let file = raw::File {
+            let file = raw::RawConfig {
                 share: config.share,
                 on_store_failure: config.on_store_failure,
                 listen: config.listen.clone(),
@@ -189,7 +189,7 @@ impl Config {
                 ignored: config.ignored.clone(),
                 ..file
             };
-            let Config { policy, limits, .. } = Config::of(file, problems)?;
+            let Config { policy, limits, .. } = Config::resolve(file, problems)?;
             Some(Config { policy, limits, ..config })
         })
     }
@@ -202,7 +202,7 @@ impl Config {
             return;
         }
         let read = |file: &&NamedFile| !file.key.starts_with("redis.") || self.store != StoreUrl::Memory;
-        for NamedFile { key, path, place } in self.origin.files.iter().filter(read) {
+        for NamedFile { key, path, position } in self.origin.files.iter().filter(read) {
             let problem = match std::fs::metadata(path) {
                 Ok(metadata) if metadata.is_dir() => "is a folder",
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => "does not exist",
@@ -211,7 +211,7 @@ impl Config {
             let path = excerpt::quoted(&path.display().to_string());
             let message = format!("`{key}`: the file {path} {problem}");
             let help = "paths are relative to the folder where `tollkeeper serve` is started".to_owned();
-            report.add(Warning::MissingFile, *place, message, help);
+            report.add(Warning::MissingFile, *position, message, help);
         }
     }
 
@@ -239,15 +239,15 @@ impl Config {
     }
 
     /// Step two: what was written, and what it means.
-    fn of(file: raw::File, problems: &RefCell<Problems>) -> Option<Config> {
+    fn resolve(file: raw::RawConfig, problems: &RefCell<Problems>) -> Option<Config> {
         if let Err(error) = file.store.value.supported() {
-            problems.borrow_mut().error(file.store.place, error.to_string(), "");
+            problems.borrow_mut().error(file.store.position, error.to_string(), "");
         }
-        let meaning = resolve::of(&file, problems)?;
-        warnings::of(&file, &meaning.policy, &mut problems.borrow_mut());
+        let resolved = resolve::resolve(&file, problems)?;
+        warnings::check(&file, &resolved.policy, &mut problems.borrow_mut());
         Some(Config {
-            policy: meaning.policy,
-            limits: meaning.limits,
+            policy: resolved.policy,
+            limits: resolved.limits,
             store: file.store.value,
             memory: file.memory,
             redis: file.redis,
@@ -269,7 +269,7 @@ impl Config {
 }
 
 /// Reads a text with `read`, and reports on it.
-fn reported(
+fn with_report(
     name: &str,
     bytes: &[u8],
     read: impl FnOnce(&str, &mut RefCell<Problems>) -> Option<Config>,
@@ -277,8 +277,8 @@ fn reported(
     let mut problems = RefCell::new(Problems::default());
     let (text, config) = match readable(bytes) {
         Ok(text) => (text, read(text, &mut problems)),
-        Err((place, text, message, help)) => {
-            problems.get_mut().error(place, message, help);
+        Err((position, text, message, help)) => {
+            problems.get_mut().error(position, message, help);
             (text, None)
         }
     };
@@ -302,7 +302,7 @@ fn document(format: Format, text: &str, problems: &mut RefCell<Problems>) -> Opt
     if document.is_none() && problems.no_errors() {
         // A file that is being written may be empty for a moment; to take it for a config without limits
         // would let everything pass.
-        problems.error(Place::default(), "the file says nothing", "a config has at least `limits:`");
+        problems.error(Position::default(), "the file says nothing", "a config has at least `limits:`");
     }
     document
 }
@@ -325,29 +325,29 @@ fn content(path: &Path) -> Result<(Vec<u8>, Option<SystemTime>), ReadError> {
 
 /// Reads a duration as it is written in the file, such as `10s` or `15m`; otherwise, what would be right.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    units::duration(text).map(Duration::from).map_err(|wrong| wrong.to_string())
+    units::duration(text).map(Duration::from).map_err(|invalid| invalid.to_string())
 }
 
 /// The text of a file, or the place, the text and the words of what keeps it from being read.
-fn readable(bytes: &[u8]) -> Result<&str, (Place, &str, String, &'static str)> {
+fn readable(bytes: &[u8]) -> Result<&str, (Position, &str, String, &'static str)> {
     if bytes.len() > MAX_BYTES {
         let message = "the file is larger than 4 MiB".to_owned();
-        return Err((Place::default(), "", message, "no config needs that: is it the right file?"));
+        return Err((Position::default(), "", message, "no config needs that: is it the right file?"));
     }
     let text = match std::str::from_utf8(bytes) {
         Ok(text) => text,
         Err(error) => {
             let valid = std::str::from_utf8(&bytes[..error.valid_up_to()]).expect("valid up to there");
             let message = format!("the file is not UTF-8: byte {:#04x} here", bytes[error.valid_up_to()]);
-            let place = Place::new(valid.len(), valid.len());
-            return Err((place, valid, message, "save it as UTF-8"));
+            let position = Position::new(valid.len(), valid.len());
+            return Err((position, valid, message, "save it as UTF-8"));
         }
     };
     // Nobody sees a mark of the byte order, and nobody means it.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if let Some(nul) = text.find('\0') {
-        let place = Place::new(nul, nul + 1);
-        return Err((place, text, "the file has a NUL byte here".to_owned(), "it is not a text file"));
+        let position = Position::new(nul, nul + 1);
+        return Err((position, text, "the file has a NUL byte here".to_owned(), "it is not a text file"));
     }
     Ok(text)
 }

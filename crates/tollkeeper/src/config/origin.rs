@@ -5,8 +5,8 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::PathBuf;
 
-use super::document::{Kind, Node, Scalar, Value};
-use super::report::Place;
+use super::document::{Node, Scalar, ScalarKind, Value};
+use super::report::Position;
 use super::units;
 
 /// The most names in a message.
@@ -32,7 +32,7 @@ pub(super) struct Origin {
 pub(super) struct NamedFile {
     pub(super) key: &'static str,
     pub(super) path: PathBuf,
-    pub(super) place: Place,
+    pub(super) position: Position,
 }
 
 impl Origin {
@@ -138,5 +138,7 @@ fn name_of(node: &Node) -> Option<&str> {
 
 /// A count, a rate or a duration. A share is none: cut off, it would be larger.
 fn is_number(scalar: &Scalar) -> bool {
-    scalar.kind == Kind::Number || units::rate(&scalar.text).is_ok() || units::duration(&scalar.text).is_ok()
+    scalar.kind == ScalarKind::Number
+        || units::rate(&scalar.text).is_ok()
+        || units::duration(&scalar.text).is_ok()
 }

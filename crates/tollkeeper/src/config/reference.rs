@@ -140,7 +140,7 @@ fn kind(kind: &Kind) -> String {
         Kind::Listener => "address with port, or `off`".to_owned(),
         Kind::Count { least, most: u64::MAX } => format!("whole number from {least}"),
         Kind::Count { least, most } => format!("whole number, {least} to {most}"),
-        Kind::Truth => "`true` or `false`".to_owned(),
+        Kind::Bool => "`true` or `false`".to_owned(),
         Kind::Duration { least, most } => {
             let shown = tollkeeper_core::Span::from_millis;
             format!("duration, {} to {}", shown(*least), shown(*most))

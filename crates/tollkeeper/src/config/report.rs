@@ -20,14 +20,14 @@ const LONGEST: usize = 500;
 
 /// A stretch of the text of a file, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct Position {
     pub(super) start: usize,
     pub(super) end: usize,
 }
 
-impl Place {
-    pub(super) fn new(start: usize, end: usize) -> Place {
-        Place { start, end: end.max(start) }
+impl Position {
+    pub(super) fn new(start: usize, end: usize) -> Position {
+        Position { start, end: end.max(start) }
     }
 }
 
@@ -69,7 +69,7 @@ pub struct Report {
     text: Arc<str>,
     problems: Vec<Problem>,
     more: usize,
-    hidden: Vec<Place>,
+    hidden: Vec<Position>,
 }
 
 impl Report {
@@ -99,11 +99,11 @@ impl Report {
     }
 
     /// Adds an error that has a code.
-    pub(super) fn add(&mut self, code: Warning, place: Place, message: String, help: String) {
-        let span = place.start..place.end;
+    pub(super) fn add(&mut self, code: Warning, position: Position, message: String, help: String) {
+        let span = position.start..position.end;
         let problem =
             Problem { code: Some(code), severity: Severity::Error, span, message, help: Some(help) };
-        let at = self.problems.partition_point(|other| other.span.start <= place.start);
+        let at = self.problems.partition_point(|other| other.span.start <= position.start);
         self.problems.insert(at, problem);
     }
 
@@ -182,27 +182,27 @@ pub(super) struct Problems {
     list: Vec<Problem>,
     errors: usize,
     more: usize,
-    hidden: Vec<Place>,
+    hidden: Vec<Position>,
     silenced: Vec<Warning>,
 }
 
 impl Problems {
     /// Adds an error; `help` says what would be right, unless it is empty.
-    pub(super) fn error(&mut self, place: Place, message: impl Into<String>, help: impl Into<String>) {
+    pub(super) fn error(&mut self, position: Position, message: impl Into<String>, help: impl Into<String>) {
         self.errors += 1;
-        self.add(None, place, message.into(), help.into());
+        self.add(None, position, message.into(), help.into());
     }
 
     /// Adds a warning, unless it is silenced.
     pub(super) fn warning(
         &mut self,
         code: Warning,
-        place: Place,
+        position: Position,
         message: impl Into<String>,
         help: impl Into<String>,
     ) {
         if !self.silenced.contains(&code) {
-            self.add(Some(code), place, message.into(), help.into());
+            self.add(Some(code), position, message.into(), help.into());
         }
     }
 
@@ -223,8 +223,8 @@ impl Problems {
     }
 
     /// Keeps a place of the file out of what is shown.
-    pub(super) fn hide(&mut self, place: Place) {
-        self.hidden.push(place);
+    pub(super) fn hide(&mut self, position: Position) {
+        self.hidden.push(position);
     }
 
     /// Whether the file can be used.
@@ -232,11 +232,11 @@ impl Problems {
         self.errors == 0
     }
 
-    fn add(&mut self, code: Option<Warning>, place: Place, message: String, help: String) {
+    fn add(&mut self, code: Option<Warning>, position: Position, message: String, help: String) {
         let problem = Problem {
             code,
             severity: if code.is_some() { Severity::Warning } else { Severity::Error },
-            span: place.start..place.end,
+            span: position.start..position.end,
             message,
             help: Some(help).filter(|help| !help.is_empty()),
         };

@@ -53,10 +53,10 @@ fn property(key: &'static Key) -> Value {
         Support::NotYet => format!("{} Not supported yet.", key.doc),
     };
     fields.insert("description".to_owned(), json!(doc));
-    if let Some(default) = written(key.default) {
+    if let Some(default) = yaml_as_json(key.default) {
         fields.insert("default".to_owned(), default);
     }
-    if let Some(example) = written(key.example).filter(|_| key.support == Support::Ready) {
+    if let Some(example) = yaml_as_json(key.example).filter(|_| key.support == Support::Ready) {
         fields.insert("examples".to_owned(), json!([example]));
     }
     property
@@ -101,7 +101,7 @@ fn value(kind: &'static Kind) -> Value {
         }
         Kind::Count { least, most: u64::MAX } => json!({ "type": "integer", "minimum": least }),
         Kind::Count { least, most } => json!({ "type": "integer", "minimum": least, "maximum": most }),
-        Kind::Truth => json!({ "type": "boolean" }),
+        Kind::Bool => json!({ "type": "boolean" }),
         Kind::Value => json!({ "type": ["string", "number", "boolean"] }),
         Kind::Text => json!({ "type": "string" }),
         Kind::Path => json!({ "type": "string", "minLength": 1 }),
@@ -138,19 +138,19 @@ fn value(kind: &'static Kind) -> Value {
 const FACT: &str = "^[A-Za-z0-9._:/-]{1,64}$";
 
 /// A default or an example, which the table has as YAML.
-fn written(text: &str) -> Option<Value> {
-    use super::document::{Kind, Node, Value as Written};
+fn yaml_as_json(text: &str) -> Option<Value> {
+    use super::document::{Node, ScalarKind, Value as YamlValue};
     fn json(node: &Node) -> Value {
         match &node.value {
-            Written::Table(entries) => {
+            YamlValue::Table(entries) => {
                 entries.iter().map(|entry| (entry.key.clone(), json(&entry.node))).collect()
             }
-            Written::List(nodes) => nodes.iter().map(json).collect(),
-            Written::Scalar(scalar) if matches!(scalar.kind, Kind::Number | Kind::Truth) => {
+            YamlValue::List(nodes) => nodes.iter().map(json).collect(),
+            YamlValue::Scalar(scalar) if matches!(scalar.kind, ScalarKind::Number | ScalarKind::Bool) => {
                 serde_json::from_str(&scalar.text).expect("the table has plain numbers and truth values")
             }
-            Written::Scalar(scalar) => json!(scalar.text),
-            Written::Unknown => Value::Null,
+            YamlValue::Scalar(scalar) => json!(scalar.text),
+            YamlValue::Unknown => Value::Null,
         }
     }
     super::yaml::read(text, &mut super::report::Problems::default()).map(|node| json(&node))

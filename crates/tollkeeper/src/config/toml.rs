@@ -3,8 +3,8 @@
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::document::{Budget, Entry, Kind, MAX_DEPTH, Node, TooLarge, Value};
-use super::report::{Place, Problems};
+use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Value};
+use super::report::{Position, Problems};
 
 /// Reads a text; on mistakes in the syntax, reports them.
 pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
@@ -19,20 +19,20 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     };
     let mut readable = true;
     for error in &errors {
-        let place = error.span().map_or(Place::default(), |span| Place::new(span.start, span.end));
+        let position = error.span().map_or(Position::default(), |span| Position::new(span.start, span.end));
         // What is there twice does not hide the rest; what cannot be read may.
         if error.message() == "duplicate key" {
-            let key = text.get(place.start..place.end).unwrap_or_default();
+            let key = text.get(position.start..position.end).unwrap_or_default();
             problems.error(
-                place,
+                position,
                 format!("the key `{}` stands here a second time", key.escape_debug()),
                 "keep one",
             );
             continue;
         }
         match error.message() {
-            message if message.contains("recurs") => TooLarge::DEPTH.report(place, problems),
-            message => problems.error(place, message, help(message)),
+            message if message.contains("recurs") => TooLarge::DEPTH.report(position, problems),
+            message => problems.error(position, message, help(message)),
         }
         readable = false;
         break;
@@ -42,10 +42,10 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     }
     let end = text.len();
     let mut budget = Budget::default();
-    match node(Place::new(0, end), DeValue::Table(table.into_inner()), 0, &mut budget) {
+    match node(Position::new(0, end), DeValue::Table(table.into_inner()), 0, &mut budget) {
         Ok(node) => Some(node),
-        Err((place, large)) => {
-            large.report(place, problems);
+        Err((position, large)) => {
+            large.report(position, problems);
             None
         }
     }
@@ -63,29 +63,29 @@ fn help(message: &str) -> &'static str {
 }
 
 fn node(
-    place: Place,
+    position: Position,
     value: DeValue<'_>,
     depth: usize,
     budget: &mut Budget,
-) -> Result<Node, (Place, TooLarge)> {
-    let at = |large| (place, large);
+) -> Result<Node, (Position, TooLarge)> {
+    let at = |large| (position, large);
     let inner = |spanned: Spanned<DeValue<'_>>, budget: &mut Budget| {
         let span = spanned.span();
-        node(Place::new(span.start, span.end), spanned.into_inner(), depth + 1, budget)
+        node(Position::new(span.start, span.end), spanned.into_inner(), depth + 1, budget)
     };
     let (text, kind) = match value {
-        DeValue::String(text) => (text.into_owned(), Kind::Text),
-        DeValue::Integer(number) => (number.to_string(), Kind::Number),
-        DeValue::Float(number) => (number.to_string(), Kind::Number),
-        DeValue::Boolean(truth) => (truth.to_string(), Kind::Truth),
-        DeValue::Datetime(time) => (time.to_string(), Kind::Text),
+        DeValue::String(text) => (text.into_owned(), ScalarKind::Text),
+        DeValue::Integer(number) => (number.to_string(), ScalarKind::Number),
+        DeValue::Float(number) => (number.to_string(), ScalarKind::Number),
+        DeValue::Boolean(flag) => (flag.to_string(), ScalarKind::Bool),
+        DeValue::Datetime(time) => (time.to_string(), ScalarKind::Text),
         DeValue::Array(values) => {
             budget.take(0).map_err(at)?;
             if depth >= MAX_DEPTH {
                 return Err(at(TooLarge::DEPTH));
             }
             let nodes = values.into_iter().map(|value| inner(value, budget)).collect::<Result<_, _>>()?;
-            return Ok(Node { place, value: Value::List(nodes) });
+            return Ok(Node { position, value: Value::List(nodes) });
         }
         DeValue::Table(table) => {
             budget.take(0).map_err(at)?;
@@ -95,16 +95,16 @@ fn node(
             let mut entries = Vec::new();
             for (key, value) in table {
                 let span = key.span();
-                let place = Place::new(span.start, span.end);
+                let position = Position::new(span.start, span.end);
                 let key = key.into_inner().into_owned();
-                budget.take(key.len()).map_err(|large| (place, large))?;
-                entries.push(Entry { key, place, node: inner(value, budget)? });
+                budget.take(key.len()).map_err(|large| (position, large))?;
+                entries.push(Entry { key, position, node: inner(value, budget)? });
             }
             // The parser sorts by name.
-            entries.sort_by_key(|entry| entry.place.start);
-            return Ok(Node { place, value: Value::Table(entries) });
+            entries.sort_by_key(|entry| entry.position.start);
+            return Ok(Node { position, value: Value::Table(entries) });
         }
     };
     budget.take(text.len()).map_err(at)?;
-    Ok(Node::scalar(place, text, kind))
+    Ok(Node::scalar(position, text, kind))
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::suggest::nearest;
-use super::units::Wrong;
+use super::units::InvalidValue;
 
 /// Something in a config file that is allowed and yet probably not meant. Shown by its code, such as `W001`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -139,7 +139,7 @@ impl Warning {
     }
 
     /// Reads a code.
-    pub(super) fn parse(text: &str) -> Result<Warning, Wrong> {
+    pub(super) fn parse(text: &str) -> Result<Warning, InvalidValue> {
         if let Some(warning) = Warning::ALL.into_iter().find(|warning| warning.code() == text) {
             return Ok(warning);
         }
@@ -148,7 +148,7 @@ impl Warning {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("a code is `W001` to `{}`", Warning::ALL[Warning::ALL.len() - 1]),
         };
-        Err(Wrong::new(format!("there is no warning {}", super::excerpt::quoted(text)), help))
+        Err(InvalidValue::new(format!("there is no warning {}", super::excerpt::quoted(text)), help))
     }
 }
 

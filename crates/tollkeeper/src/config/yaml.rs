@@ -7,9 +7,9 @@ use std::collections::HashMap;
 
 use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Span};
 
-use super::document::{Budget, Entry, Kind, MAX_DEPTH, Node, TooLarge, Value};
+use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Value};
 use super::excerpt::quoted;
-use super::report::{Place, Problems};
+use super::report::{Position, Problems};
 
 /// Reads a text; on a mistake in the syntax, reports it. Nothing is returned for an empty file, too.
 pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
@@ -30,20 +30,20 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     };
     for event in Parser::new_from_str_with_options(text, options) {
         let step = match event {
-            Ok((event, span)) => builder.take(event, place(&span, text)),
+            Ok((event, span)) => builder.take(event, position(&span, text)),
             Err(error) => {
-                let (place, message, help) = syntax(&error, text);
+                let (position, message, help) = syntax(&error, text);
                 match error.kind() {
-                    ErrorKind::RecursionLimitExceeded => Err((place, TooLarge::DEPTH)),
+                    ErrorKind::RecursionLimitExceeded => Err((position, TooLarge::DEPTH)),
                     _ => {
-                        builder.problems.error(place, message, help);
+                        builder.problems.error(position, message, help);
                         return None;
                     }
                 }
             }
         };
-        if let Err((place, large)) = step {
-            large.report(place, builder.problems);
+        if let Err((position, large)) = step {
+            large.report(position, builder.problems);
             return None;
         }
     }
@@ -77,11 +77,11 @@ enum Inside {
 
 /// A key whose value comes next.
 enum Key {
-    Named(String, Place),
+    Named(String, Position),
     /// `<<`.
     Merge,
     /// It has been reported.
-    Wrong,
+    Invalid,
 }
 
 /// What an alias stands for, and what a copy of it takes.
@@ -92,66 +92,66 @@ struct Anchored {
     height: usize,
 }
 
-type Step = Result<(), (Place, TooLarge)>;
+type Step = Result<(), (Position, TooLarge)>;
 
 impl Builder<'_, '_> {
-    fn take(&mut self, event: Event<'_>, place: Place) -> Step {
+    fn take(&mut self, event: Event<'_>, position: Position) -> Step {
         match event {
             Event::DocumentStart(..) => {
                 self.documents += 1;
                 if self.documents == 2 {
                     let help = "a config is one document: remove the `---`";
-                    self.problems.error(place, "a second document begins here", help);
+                    self.problems.error(position, "a second document begins here", help);
                 }
                 Ok(())
             }
             Event::Scalar(text, style, anchor, tag) => {
-                self.refuse_tag(tag.is_some(), place);
-                self.budget.take(text.len()).map_err(|large| (place, large))?;
-                let kind = if style == ScalarStyle::Plain { plain_kind(&text) } else { Kind::Text };
+                self.refuse_tag(tag.is_some(), position);
+                self.budget.take(text.len()).map_err(|large| (position, large))?;
+                let kind = if style == ScalarStyle::Plain { plain_kind(&text) } else { ScalarKind::Text };
                 let merge = style == ScalarStyle::Plain && text == "<<";
-                self.put(Node::scalar(place, text.into_owned(), kind), anchor, 0, merge)
+                self.put(Node::scalar(position, text.into_owned(), kind), anchor, 0, merge)
             }
             Event::SequenceStart(_, anchor, tag) => {
-                self.refuse_tag(tag.is_some(), place);
-                self.begin(place, anchor, Inside::List(Vec::new()))
+                self.refuse_tag(tag.is_some(), position);
+                self.begin(position, anchor, Inside::List(Vec::new()))
             }
             Event::MappingStart(_, anchor, tag) => {
-                self.refuse_tag(tag.is_some(), place);
+                self.refuse_tag(tag.is_some(), position);
                 self.begin(
-                    place,
+                    position,
                     anchor,
                     Inside::Table { entries: Vec::new(), key: None, merges: Vec::new() },
                 )
             }
-            Event::SequenceEnd | Event::MappingEnd => self.end(place),
-            Event::Alias(anchor) => self.repeat(anchor, place),
+            Event::SequenceEnd | Event::MappingEnd => self.end(position),
+            Event::Alias(anchor) => self.repeat(anchor, position),
             Event::UnresolvedAlias(name) => {
                 let message = format!("there is no anchor {} above this alias", quoted(&format!("&{name}")));
-                self.problems.error(place, message, "a value that begins with `*` must be in quotes");
-                self.put(Node { place, value: Value::Unknown }, 0, 0, false)
+                self.problems.error(position, message, "a value that begins with `*` must be in quotes");
+                self.put(Node { position, value: Value::Unknown }, 0, 0, false)
             }
             _ => Ok(()),
         }
     }
 
-    fn refuse_tag(&mut self, tagged: bool, place: Place) {
+    fn refuse_tag(&mut self, tagged: bool, position: Position) {
         if tagged {
             self.problems.error(
-                place,
+                position,
                 "this value has a tag",
                 "remove the word with `!`, or put it in quotes",
             );
         }
     }
 
-    fn begin(&mut self, place: Place, anchor: usize, inside: Inside) -> Step {
-        self.budget.take(0).map_err(|large| (place, large))?;
-        self.open.push(Open { start: place.start, anchor, height: 0, inside });
+    fn begin(&mut self, position: Position, anchor: usize, inside: Inside) -> Step {
+        self.budget.take(0).map_err(|large| (position, large))?;
+        self.open.push(Open { start: position.start, anchor, height: 0, inside });
         Ok(())
     }
 
-    fn end(&mut self, place: Place) -> Step {
+    fn end(&mut self, position: Position) -> Step {
         let Some(open) = self.open.pop() else { return Ok(()) };
         let value = match open.inside {
             Inside::List(nodes) => Value::List(nodes),
@@ -161,16 +161,21 @@ impl Builder<'_, '_> {
             }
         };
         // A block ends where the next line begins; nobody wants to see that underlined.
-        let written = self.text.get(open.start..place.end).unwrap_or_default();
-        let end = open.start + written.trim_end().len();
-        self.put(Node { place: Place::new(open.start, end), value }, open.anchor, open.height + 1, false)
+        let block = self.text.get(open.start..position.end).unwrap_or_default();
+        let end = open.start + block.trim_end().len();
+        self.put(
+            Node { position: Position::new(open.start, end), value },
+            open.anchor,
+            open.height + 1,
+            false,
+        )
     }
 
     /// A value is complete: it goes where the innermost open list or table wants it.
     fn put(&mut self, node: Node, anchor: usize, height: usize, merge: bool) -> Step {
         if anchor != 0 {
             let (nodes, text) = size(&node);
-            self.budget.take_all(nodes, text).map_err(|large| (node.place, large))?;
+            self.budget.take_all(nodes, text).map_err(|large| (node.position, large))?;
             self.anchors.insert(anchor, Anchored { node: node.clone(), nodes, text, height });
         }
         let Some(open) = self.open.last_mut() else {
@@ -185,35 +190,35 @@ impl Builder<'_, '_> {
                 None => {
                     *key = Some(match node.value {
                         Value::Scalar(_) if merge => Key::Merge,
-                        Value::Scalar(scalar) => Key::Named(scalar.text, node.place),
+                        Value::Scalar(scalar) => Key::Named(scalar.text, node.position),
                         _ => {
                             let help = "put it in quotes if it begins with a bracket";
-                            self.problems.error(node.place, "a key must be a text", help);
-                            Key::Wrong
+                            self.problems.error(node.position, "a key must be a text", help);
+                            Key::Invalid
                         }
                     });
                 }
-                Some(Key::Named(key, place)) => entries.push(Entry { key, place, node }),
+                Some(Key::Named(key, position)) => entries.push(Entry { key, position, node }),
                 Some(Key::Merge) => merges.push(node),
-                Some(Key::Wrong) => {}
+                Some(Key::Invalid) => {}
             },
         }
         Ok(())
     }
 
     /// A copy of what an anchor names.
-    fn repeat(&mut self, anchor: usize, place: Place) -> Step {
+    fn repeat(&mut self, anchor: usize, position: Position) -> Step {
         let Some(anchored) = self.anchors.get(&anchor) else {
             self.problems.error(
-                place,
+                position,
                 "this alias stands inside of what it names",
                 "an anchor ends before its aliases",
             );
-            return self.put(Node { place, value: Value::Unknown }, 0, 0, false);
+            return self.put(Node { position, value: Value::Unknown }, 0, 0, false);
         };
-        self.budget.take_all(anchored.nodes, anchored.text).map_err(|large| (place, large))?;
+        self.budget.take_all(anchored.nodes, anchored.text).map_err(|large| (position, large))?;
         if self.open.len() + anchored.height > MAX_DEPTH {
-            return Err((place, TooLarge::DEPTH));
+            return Err((position, TooLarge::DEPTH));
         }
         let (node, height) = (anchored.node.clone(), anchored.height);
         self.put(node, 0, height, false)
@@ -222,7 +227,7 @@ impl Builder<'_, '_> {
     /// Adds what `<<` brings in: of every key the first that says it, and what is written here before all.
     fn merge(&mut self, entries: &mut Vec<Entry>, merges: Vec<Node>) {
         for node in merges {
-            let place = node.place;
+            let position = node.position;
             let tables = match node.value {
                 Value::List(nodes) => nodes,
                 _ => vec![node],
@@ -230,7 +235,7 @@ impl Builder<'_, '_> {
             for table in tables {
                 let Value::Table(merged) = table.value else {
                     self.problems.error(
-                        place,
+                        position,
                         "`<<` merges tables, and this is none",
                         "write `<<: *name`, where `&name` stands before a table",
                     );
@@ -258,12 +263,12 @@ fn size(node: &Node) -> (usize, usize) {
 }
 
 /// What a scalar without quotes is: YAML 1.2's core schema, in which `yes`, `no`, `on` and `off` are texts.
-fn plain_kind(text: &str) -> Kind {
+fn plain_kind(text: &str) -> ScalarKind {
     match text {
-        "" | "~" | "null" | "Null" | "NULL" => Kind::Nothing,
-        "true" | "True" | "TRUE" | "false" | "False" | "FALSE" => Kind::Truth,
-        _ if is_number(text) => Kind::Number,
-        _ => Kind::Text,
+        "" | "~" | "null" | "Null" | "NULL" => ScalarKind::Null,
+        "true" | "True" | "TRUE" | "false" | "False" | "FALSE" => ScalarKind::Bool,
+        _ if is_number(text) => ScalarKind::Number,
+        _ => ScalarKind::Text,
     }
 }
 
@@ -283,16 +288,16 @@ fn is_number(text: &str) -> bool {
     begins && unsigned.parse::<f64>().is_ok()
 }
 
-fn place(span: &Span, text: &str) -> Place {
+fn position(span: &Span, text: &str) -> Position {
     let range = span.byte_range().unwrap_or(0..0);
-    Place::new(range.start.min(text.len()), range.end.min(text.len()))
+    Position::new(range.start.min(text.len()), range.end.min(text.len()))
 }
 
 /// A mistake in the syntax, in words for who wrote it.
-fn syntax(error: &ScanError, text: &str) -> (Place, String, &'static str) {
+fn syntax(error: &ScanError, text: &str) -> (Position, String, &'static str) {
     let at = text.floor_char_boundary(error.marker().byte_offset().unwrap_or(0).min(text.len()));
     let length = text[at..].chars().next().filter(|char| *char != '\n').map_or(0, char::len_utf8);
-    let place = Place::new(at, at + length);
+    let position = Position::new(at, at + length);
     let (message, help) = match error.kind() {
         ErrorKind::TabInBlockIndentation | ErrorKind::TabInIndentation | ErrorKind::TabNotAllowed => {
             ("a tab where only blanks may stand", "indent with blanks")
@@ -332,7 +337,7 @@ fn syntax(error: &ScanError, text: &str) -> (Place, String, &'static str) {
         }
         ErrorKind::UnexpectedCharacter { .. } => {
             return (
-                place,
+                position,
                 format!("{} may not begin a value", quoted(&text[at..at + length])),
                 "put the value in quotes",
             );
@@ -340,7 +345,7 @@ fn syntax(error: &ScanError, text: &str) -> (Place, String, &'static str) {
         ErrorKind::UnknownQuotedScalarEscape => {
             ("this is no escape", "write `\\\\` for a backslash, or use single quotes")
         }
-        kind => return (place, kind.to_string(), ""),
+        kind => return (position, kind.to_string(), ""),
     };
-    (place, message.to_owned(), help)
+    (position, message.to_owned(), help)
 }

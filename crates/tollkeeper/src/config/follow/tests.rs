@@ -263,13 +263,13 @@ fn a_config_that_cannot_be_applied_is_tried_again() {
 #[test]
 fn a_file_that_keeps_changing_is_reported_once() {
     let mut followed = Followed::new(LIMITS);
-    let mut said = Vec::new();
+    let mut reported = Vec::new();
     for round in 0..100 {
         followed.write(&format!("{ONE}# {round}\n"));
-        said.extend(Some(followed.look(false)).filter(|said| !said.is_empty()));
+        reported.extend(Some(followed.look(false)).filter(|reported| !reported.is_empty()));
         followed.wait(200);
     }
-    let [error] = &said[..] else { panic!("{said:?}") };
+    let [error] = &reported[..] else { panic!("{reported:?}") };
     assert!(error.contains("keeps changing, and `limits[b]` would be lost"), "{error}");
     followed.wait(250);
     assert_eq!(followed.look(false), "in force: a", "when it has settled, it holds");
