@@ -256,7 +256,7 @@ pub fn check_route(route: &str) -> Result<(), InvalidRoute> {
         return invalid("it begins with `/`");
     }
     if route.contains(['?', '#']) || route.chars().any(|char| char.is_control() || char == ' ') {
-        return invalid("a path ends before `?` and has no blanks");
+        return invalid("a path has no `?`, `#`, spaces or control characters");
     }
     if route == "/" {
         return Ok(());
@@ -271,7 +271,7 @@ pub fn check_route(route: &str) -> Result<(), InvalidRoute> {
             "." | ".." => return invalid("paths are compared after `.` and `..` are resolved"),
             "*" if last => {}
             _ if segment.contains('*') => {
-                return invalid("`*` stands alone behind the last `/`, for the rest of the path");
+                return invalid("`*` must be the whole last segment: it matches the rest of the path");
             }
             _ if segment.contains(['{', '}']) => {
                 let is_name = |name: &str| {
@@ -279,7 +279,7 @@ pub fn check_route(route: &str) -> Result<(), InvalidRoute> {
                 };
                 if !inner.is_some_and(is_name) {
                     return invalid(
-                        "`{name}` stands for one whole segment, its name is of letters, digits and `_`",
+                        "`{name}` must be a whole segment, with a name of letters, digits and `_`",
                     );
                 }
             }

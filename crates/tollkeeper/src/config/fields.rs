@@ -155,7 +155,7 @@ impl<'d> Fields<'d> {
                 "it belongs to the limit, not to a tier or an override".to_owned()
             }
             Some(near) => format!("did you mean `{near}`?"),
-            None => format!("known are {}", list(known)),
+            None => format!("known keys: {}", list(known)),
         };
         let whole = if self.section.path.is_empty() { String::new() } else { self.scope.table() + ": " };
         self.error(entry.position, format!("{whole}unknown key {}", quoted(&entry.key)), help);
@@ -164,7 +164,7 @@ impl<'d> Fields<'d> {
     fn repeated(&self, entry: &Entry) {
         self.error(
             entry.position,
-            format!("{}the key {} stands here a second time", self.scope.subject, quoted(&entry.key)),
+            format!("{}duplicate key {}", self.scope.subject, quoted(&entry.key)),
             "keep one",
         );
     }
@@ -213,7 +213,7 @@ impl<'d> Fields<'d> {
                     node,
                     &self.scope.name(key),
                     "a list",
-                    "each of it a table, such as `- name: per-ip`",
+                    "a list of tables, such as `- name: per-ip`",
                 );
                 &[]
             }
@@ -225,7 +225,7 @@ impl<'d> Fields<'d> {
     pub(super) fn map(&self, key: &str) -> Vec<&'d Entry> {
         let Some(entry) = self.entry(key) else { return Vec::new() };
         let Value::Table(entries) = &entry.node.value else {
-            self.wrong_kind(&entry.node, &self.scope.name(key), "a table", "names and what they stand for");
+            self.wrong_kind(&entry.node, &self.scope.name(key), "a table", "each name with its value");
             return Vec::new();
         };
         let mut names = HashSet::new();
@@ -317,12 +317,12 @@ impl<'d> Fields<'d> {
 
     /// A text that means itself.
     pub(super) fn text(&self, key: &str) -> Option<Located<String>> {
-        self.read(key, |item| self.parsed(item, "a text", |text| Ok(text.to_owned())))
+        self.read(key, |item| self.parsed(item, "a string", |text| Ok(text.to_owned())))
     }
 
     /// A text, or a number or truth value taken as its text.
     pub(super) fn value(&self, key: &str) -> Option<Located<String>> {
-        self.read(key, |item| Some(self.scalar(item, "a text")?.text.clone()))
+        self.read(key, |item| Some(self.scalar(item, "a string")?.text.clone()))
     }
 
     /// A text that is read by `parse`.
@@ -345,7 +345,7 @@ impl<'d> Fields<'d> {
 
     /// A list of values, each taken as its text.
     pub(super) fn value_list(&self, key: &str) -> Vec<Located<String>> {
-        self.list(key, |item| Some(self.scalar(item, "a text")?.text.clone()))
+        self.list(key, |item| Some(self.scalar(item, "a string")?.text.clone()))
     }
 
     /// The value of a key, or its default.
@@ -400,7 +400,7 @@ impl<'d> Fields<'d> {
     /// One pattern or several.
     fn patterns(&self, node: &Node, key: &str) -> Vec<String> {
         let one =
-            |node: &Node| Some(self.scalar(Item { node, kind: &Kind::Value, key }, "a text")?.text.clone());
+            |node: &Node| Some(self.scalar(Item { node, kind: &Kind::Value, key }, "a string")?.text.clone());
         match &node.value {
             Value::List(nodes) if nodes.is_empty() => {
                 self.error(
@@ -493,7 +493,7 @@ impl<'d> Fields<'d> {
             let help = if matches!(item.kind, Kind::Listener) {
                 "write `off` to turn it off"
             } else {
-                "put it in quotes if it is meant as a text"
+                "put it in quotes if it is meant as a string"
             };
             self.wrong_kind(item.node, &self.scope.name(item.key), wanted, help);
             return None;
@@ -619,7 +619,7 @@ fn wanted(kind: &Kind) -> &'static str {
         Kind::Percent => "a percentage",
         Kind::Share => "a share",
         Kind::Count { .. } => "a whole number",
-        _ => "a text",
+        _ => "a string",
     }
 }
 

@@ -12,7 +12,7 @@ const PARTS: [&str; 4] = ["header.", "cookie.", "query.", "body."];
 pub(super) fn client_address(text: &str) -> Result<ClientAddress, InvalidValue> {
     ClientAddress::of(text).ok_or_else(|| {
         InvalidValue::new(
-            format!("{} names no header", quoted(text)),
+            format!("{} does not name a header", quoted(text)),
             "`x-forwarded-for`, `forwarded`, or `header.NAME` such as `header.x-real-ip`",
         )
     })
@@ -31,7 +31,7 @@ pub(super) fn source(text: &str) -> Result<Source, InvalidValue> {
             }
             Some(_) => "`header.NAME`, `cookie.NAME`, `query.NAME` or `body.NAME`".to_owned(),
         };
-        InvalidValue::new(format!("{} is no part of a request", quoted(text)), help)
+        InvalidValue::new(format!("{} is not a part of a request", quoted(text)), help)
     })
 }
 

@@ -69,7 +69,7 @@ impl Parser<'_> {
                         return self.node(start, word.to_owned(), kind);
                     }
                 }
-                Err(self.unexpected("a value", "texts stand in double quotes"))
+                Err(self.unexpected("a value", "strings need double quotes"))
             }
         }
     }
@@ -148,11 +148,11 @@ impl Parser<'_> {
         }
         self.skip_blanks();
         if self.peek() == Some(end) {
-            let message = format!("a comma before `{end}`");
+            let message = format!("a trailing comma before `{end}`");
             return Err(Stop::Syntax {
                 position: Position::new(start, start + 1),
                 message,
-                help: "JSON has none there: remove it",
+                help: "JSON does not allow it: remove it",
             });
         }
         Ok(())
@@ -169,7 +169,7 @@ impl Parser<'_> {
                     self.text[start..].find('\n').map_or(self.text.len(), |newline| start + newline);
                 return Err(Stop::Syntax {
                     position: Position::new(start, line_end),
-                    message: "this text has no end".to_owned(),
+                    message: "this string is not closed".to_owned(),
                     help: "close it with `\"`",
                 });
             };
@@ -179,10 +179,10 @@ impl Parser<'_> {
                 '\0'..='\x1f' => {
                     let (message, help) = match char {
                         '\n' | '\r' => (
-                            "this text has no end in its line",
+                            "this string is not closed on its line",
                             "close it with `\"`, or write a line break as `\\n`",
                         ),
-                        _ => ("a control character in a text", "write it as `\\u00XX`"),
+                        _ => ("a control character in a string", "write it as `\\u00XX`"),
                     };
                     let position = if matches!(char, '\n' | '\r') {
                         Position::new(start, from)
@@ -218,11 +218,11 @@ impl Parser<'_> {
 
     fn bad_escape(&self, start: usize) -> Stop {
         let position = Position::new(start, self.at);
-        let message = format!("{} is no escape", quoted(&self.text[start..self.at]));
+        let message = format!("{} is not an escape sequence", quoted(&self.text[start..self.at]));
         Stop::Syntax {
             position,
             message,
-            help: "JSON knows `\\\" \\\\ \\/ \\b \\f \\n \\r \\t` and `\\uXXXX`",
+            help: "JSON allows `\\\" \\\\ \\/ \\b \\f \\n \\r \\t` and `\\uXXXX`",
         }
     }
 
@@ -270,11 +270,7 @@ impl Parser<'_> {
             return Ok(());
         }
         let message = format!("{} is not a number", quoted(&self.text[start..end]));
-        Err(Stop::Syntax {
-            position: Position::new(start, end),
-            message,
-            help: "texts stand in double quotes",
-        })
+        Err(Stop::Syntax { position: Position::new(start, end), message, help: "strings need double quotes" })
     }
 
     fn digits(&mut self) -> usize {

@@ -229,7 +229,7 @@ fn response(fields: &Fields<'_>, key: &str) -> Option<Located<ResponseCondition>
     let status: Vec<StatusPattern> =
         table.parse_list("status", read_status).into_iter().map(|located| located.value).collect();
     if !table.has("status") {
-        fields.complain(position, &format!("`{key}` says no `status`"), "such as `{ status: [401, 5xx] }`");
+        fields.complain(position, &format!("`{key}` has no `status`"), "such as `{ status: [401, 5xx] }`");
     }
     Some(Located { value: ResponseCondition { status }, position, unexpanded: None })
 }
@@ -240,7 +240,7 @@ fn read_status(text: &str) -> Result<StatusPattern, InvalidValue> {
         (Some(class @ 1..=5), _) => Ok(StatusPattern::Class(class)),
         (None, Ok(code @ 100..=599)) if text.len() == 3 => Ok(StatusPattern::Code(code)),
         _ => Err(InvalidValue::new(
-            format!("{} is not a status of HTTP", quoted(text)),
+            format!("{} is not an HTTP status", quoted(text)),
             "such as `401`, or `5xx` for a class",
         )),
     }

@@ -302,7 +302,7 @@ fn document(format: Format, text: &str, problems: &mut RefCell<Problems>) -> Opt
     if document.is_none() && problems.no_errors() {
         // A file that is being written may be empty for a moment; to take it for a config without limits
         // would let everything pass.
-        problems.error(Position::default(), "the file says nothing", "a config has at least `limits:`");
+        problems.error(Position::default(), "the file is empty", "a config has at least `limits:`");
     }
     document
 }
@@ -375,7 +375,7 @@ impl Format {
     }
 
     fn of_file(path: &Path) -> Result<Format, ReadError> {
-        let reason = "its ending is none of .yaml, .yml, .toml, .json".to_owned();
+        let reason = "its extension must be .yaml, .yml, .toml or .json".to_owned();
         Format::of(path).ok_or_else(|| ReadError::Unreadable { path: path.to_owned(), reason })
     }
 }

@@ -64,7 +64,7 @@ pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<RawC
         fields.error(
             Position::default(),
             "the file has no `limits`",
-            "write `limits: []` if there are none on purpose",
+            "write `limits: []` for a config without limits",
         );
     }
     let (http, fact_positions) = read_http(&fields.table("http"), problems);
@@ -131,7 +131,7 @@ fn named_file(
 
 fn path(fields: &Fields<'_>, key: &str) -> Option<PathBuf> {
     let parse = |text: &str| match text {
-        "" => Err(InvalidValue::new("the path is empty", "leave the key out if there is none")),
+        "" => Err(InvalidValue::new("the path is empty", "leave the key out instead")),
         _ if text.contains('\0') => Err(InvalidValue::new("a path has no NUL", "")),
         _ => Ok(PathBuf::from(text)),
     };
@@ -141,9 +141,11 @@ fn path(fields: &Fields<'_>, key: &str) -> Option<PathBuf> {
 fn read_log(fields: &Fields<'_>) -> LogSettings {
     let parse = |text: &str| match units::rate(text)? {
         units::Rate::Every { count: 0, .. } => {
-            Err(InvalidValue::new("a log of 0 refusals says nothing", "leave the key out"))
+            Err(InvalidValue::new("a rate of 0 logs no refusals", "leave the key out"))
         }
-        units::Rate::Unlimited => Err(InvalidValue::new("the log of refusals is bounded", "such as `10/s`")),
+        units::Rate::Unlimited => {
+            Err(InvalidValue::new("the refusal log needs a bounded rate", "such as `10/s`"))
+        }
         units::Rate::Every { count, period } => {
             let rate = Rate { count, period, burst: Some(count) };
             Quota::new(Algorithm::TokenBucket, rate).map_err(|error| without_help(error.to_string()))
@@ -226,18 +228,18 @@ fn read_headers(fields: &Fields<'_>) -> Vec<HeaderDialect> {
         let dialect = dialect.expect("the shape lists dialects");
         let is_draft = |dialect: HeaderDialect| dialect != HeaderDialect::XRateLimit;
         if dialects.contains(&dialect) {
-            fields.error(
-                located.position,
-                format!("`{}` stands in `headers` twice", dialect.name()),
-                "once is enough",
-            );
+            fields.error(located.position, format!("`headers` lists `{}` twice", dialect.name()), "keep one");
         } else if let Some(other) = dialects.iter().find(|other| is_draft(**other) && is_draft(dialect)) {
             let message = format!(
                 "`headers` has both `{}` and `{}`, which are the same headers",
                 other.name(),
                 dialect.name()
             );
-            fields.error(located.position, message, "keep one of them; `x-ratelimit` may stand beside it");
+            fields.error(
+                located.position,
+                message,
+                "keep one of them; only `x-ratelimit` can be combined with another",
+            );
         } else {
             dialects.push(dialect);
         }
@@ -310,7 +312,7 @@ fn read_fact(
     if !fields.has("from") {
         fields.error(
             node.position,
-            format!("{subject}it is not said where it is read"),
+            format!("{subject}`from` is missing"),
             "such as `from: header.x-user-id`",
         );
     }
@@ -342,7 +344,7 @@ fn read_limits(fields: &Fields<'_>, problems: &RefCell<Problems>) -> Vec<RawLimi
         fields.error(
             nodes[MAX_LIMITS].position,
             message,
-            format!("at most {MAX_LIMITS}: one limit with `tiers` or `overrides` stands for many"),
+            format!("at most {MAX_LIMITS}: one limit with `tiers` or `overrides` can replace many"),
         );
     }
     let limits = nodes.iter().take(MAX_LIMITS).enumerate();
@@ -363,7 +365,8 @@ fn read_auth(fields: &Fields<'_>) -> Vec<TokenDigest> {
     let auth = fields.table("auth");
     let tokens = auth.parse_list("token_sha256", sha256);
     if fields.is_table("auth") && auth.is_empty_list("token_sha256") {
-        let help = "list the SHA-256 of each token, or leave `auth` out: then everybody may ask";
+        let help =
+            "list the SHA-256 of each token, or leave `auth` out to let every client ask for decisions";
         fields.error(auth.value_position("token_sha256"), "`auth` lists no token", help);
     }
     tokens.into_iter().map(|located| located.value).collect()
@@ -435,7 +438,7 @@ fn sha256(text: &str) -> Result<TokenDigest, InvalidValue> {
         *byte = pair[0] << 4 | pair[1];
     }
     match digest == OF_EMPTY_TEXT {
-        true => invalid("this is the SHA-256 of nothing: the token was empty when it was made"),
+        true => invalid("this is the SHA-256 of the empty string: the token was empty when it was hashed"),
         false => Ok(TokenDigest(digest)),
     }
 }

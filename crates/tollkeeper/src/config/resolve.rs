@@ -70,7 +70,7 @@ fn check(raw: &RawLimit, problems: &mut Problems) {
     let granted = grant.rate.is_some() || grant.limit.is_some() || grant.broken;
     match tiers {
         None if tier.is_none() && !granted && grant.burst.is_none() => {
-            error(raw.position, "it does not say how much", "such as `rate: 100/min`");
+            error(raw.position, "neither `rate` nor `limit` is set", "such as `rate: 100/min`");
         }
         None => {
             if let Some(default) = default_tier.as_ref().filter(|_| tier.is_none()) {
@@ -138,7 +138,7 @@ fn check(raw: &RawLimit, problems: &mut Problems) {
             (None, None, _) if !grant.broken && !what.is_empty() => {
                 error(
                     grant.position,
-                    "it does not say how much",
+                    "neither `rate` nor `limit` is set",
                     "such as `{ rate: 600/min, burst: 100 }`, or `unlimited`",
                 );
             }
@@ -270,7 +270,7 @@ fn report(raw: &RawLimit, invalid: InvalidLimit, problems: &mut Problems) {
     let subject = &raw.subject;
     match unexpanded {
         Some(unexpanded) => {
-            let message = format!("{subject}{about}the value of {} cannot stand here", quoted(&unexpanded));
+            let message = format!("{subject}{about}the value of {} is not valid here", quoted(&unexpanded));
             problems.error(position, message, "it is not shown, because it comes from the environment");
         }
         None => problems.error(position, format!("{subject}{about}{problem}"), help(raw, &problem)),

@@ -23,11 +23,7 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
         // What is there twice does not hide the rest; what cannot be read may.
         if error.message() == "duplicate key" {
             let key = text.get(position.start..position.end).unwrap_or_default();
-            problems.error(
-                position,
-                format!("the key `{}` stands here a second time", key.escape_debug()),
-                "keep one",
-            );
+            problems.error(position, format!("duplicate key `{}`", key.escape_debug()), "keep one");
             continue;
         }
         match error.message() {

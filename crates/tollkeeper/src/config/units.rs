@@ -84,7 +84,7 @@ pub(super) fn rate(text: &str) -> Result<Rate, InvalidValue> {
     let Some((count, period)) = text.split_once('/') else {
         let help = match suggest_rate(text) {
             Some(suggestion) => format!("try `{suggestion}`"),
-            None if count(text).is_ok() => format!("say per what: `{text}/s`, `{text}/min`, `{text}/day`"),
+            None if count(text).is_ok() => format!("add a period: `{text}/s`, `{text}/min`, `{text}/day`"),
             None => "count and period, such as `100/min` or `5/15m`, or `unlimited`".to_owned(),
         };
         return Err(InvalidValue::new(format!("{} is not a rate", quoted(text)), help));
@@ -209,7 +209,9 @@ pub(super) fn share(text: &str) -> Result<Share, InvalidValue> {
     let parts = text.split_once('/').and_then(|(part, of)| Some((number(part)?, number(of)?)));
     match parts {
         None => Err(invalid("two whole numbers, such as `1/3`")),
-        Some((0, _) | (_, 0)) => Err(invalid("neither number may be 0; to refuse all, say `0/s` in a limit")),
+        Some((0, _) | (_, 0)) => {
+            Err(invalid("neither number may be 0; to refuse all requests, give a limit `rate: 0/s`"))
+        }
         Some((part, of)) if part > of => Err(invalid("at most `1/1`: a share is a part of the whole")),
         Some((part, of)) => Ok(Share { part, of }),
     }
@@ -278,10 +280,10 @@ fn suggest_period(text: &str) -> Option<String> {
 fn duration_help(text: &str, bare_unit: bool) -> String {
     let normalized = text.to_lowercase().replace([' ', '_'], "");
     if normalized.contains("month") || normalized.ends_with("mo") || normalized.ends_with("quarter") {
-        return "months are not a period: take `30d`".to_owned();
+        return "months vary in length: use `30d`".to_owned();
     }
     if UNITS.iter().any(|(name, _)| *name == normalized) && !bare_unit {
-        return format!("say how many: `1{normalized}`");
+        return format!("add a number: `1{normalized}`");
     }
     if let Some(suggestion) = suggest_period(&normalized)
         .filter(|suggestion| suggestion != text && length(suggestion, bare_unit).is_ok())
@@ -289,7 +291,7 @@ fn duration_help(text: &str, bare_unit: bool) -> String {
         return format!("try `{suggestion}`");
     }
     if !normalized.is_empty() && normalized.bytes().all(|byte| byte.is_ascii_digit()) {
-        return format!("say of what: `{normalized}s`, `{normalized}ms`");
+        return format!("add a unit: `{normalized}s`, `{normalized}ms`");
     }
     if let Some((millis, unit)) = fraction_in_millis(&normalized) {
         return format!(
@@ -350,7 +352,7 @@ mod tests {
     fn what_is_no_rate_is_answered_with_what_was_meant() {
         for (text, expected) in [
             ("", "`` is not a rate (count and period, such as `100/min` or `5/15m`, or `unlimited`)"),
-            ("100", "`100` is not a rate (say per what: `100/s`, `100/min`, `100/day`)"),
+            ("100", "`100` is not a rate (add a period: `100/s`, `100/min`, `100/day`)"),
             ("100 per minute", "`100 per minute` is not a rate (try `100/min`)"),
             ("Unlimited", "`Unlimited` is not a rate (try `unlimited`)"),
             ("none", "`none` is not a rate (try `unlimited`)"),
@@ -368,9 +370,9 @@ mod tests {
             ("5/second", "period `second` is not a duration (try `s`)"),
             ("5/2 hours", "period `2 hours` is not a duration (try `2hour`)"),
             ("5/Min", "period `Min` is not a duration (try `min`)"),
-            ("5/month", "period `month` is not a duration (months are not a period: take `30d`)"),
+            ("5/month", "period `month` is not a duration (months vary in length: use `30d`)"),
             ("5/year", "period `year` is not a duration (try `365d`)"),
-            ("5/60", "period `60` is not a duration (say of what: `60s`, `60ms`)"),
+            ("5/60", "period `60` is not a duration (add a unit: `60s`, `60ms`)"),
             ("5/0s", "period `0s` is zero (at least `1ms`)"),
             ("5/1.5h", "period `1.5h` is not a duration (no fractions: `1.5h` is `90m`)"),
             ("5/99999999999999999999w", "period `99999999999999999999w` is too long (at most `366d`)"),

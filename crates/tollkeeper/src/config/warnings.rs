@@ -63,10 +63,8 @@ pub(super) fn check(file: &RawConfig, policy: &Policy, problems: &mut Problems) 
     for (limit, _) in rules().filter(|(limit, algorithm)| {
         !releases && *algorithm == Algorithm::Concurrency && limit.mode != Mode::Off
     }) {
-        let message = format!(
-            "{}nothing that listens takes slots: gRPC and RESP skip concurrency limits",
-            limit.subject
-        );
+        let message =
+            format!("{}no listener takes slots: gRPC and RESP skip concurrency limits", limit.subject);
         problems.warning(
             Warning::NoSlots,
             limit.position,
@@ -120,7 +118,7 @@ fn conditions(file: &RawConfig, limit: &RawLimit, problems: &mut Problems) {
             {
                 let message =
                     format!("{}the route {} matches none of `http.routes`", limit.subject, quoted(pattern));
-                let help = "add it there, or write it as it is there";
+                let help = "add it there, or use a pattern that is listed there";
                 problems.warning(Warning::UnknownRoute, *position, message, help);
             }
         }
@@ -162,9 +160,9 @@ fn share(share: Share, limit: &RawLimit, grant: &RawGrant, what: &str, problems:
             let (granted, subject) = (share.of(number), &limit.subject);
             let of = if hidden { "this number".to_owned() } else { number.to_string() };
             let message = format!(
-                "{subject}{what}a share of {share} of {of} is rounded to {granted}, more than a tenth off"
+                "{subject}{what}a share of {share} of {of} is rounded to {granted}, an error of more than 10%"
             );
-            problems.warning(Warning::Rounded, position, message, "take a larger count over a longer period");
+            problems.warning(Warning::Rounded, position, message, "use a larger count over a longer period");
         }
     }
 }
@@ -178,13 +176,13 @@ fn leaky_buckets(limits: &[&RawLimit], problems: &mut Problems) {
         if let Some(other) = limits[..index].iter().find(|other| can_meet(limit, other)) {
             let (this, other) = (limit.subject.trim_end_matches(": "), other.subject.trim_end_matches(": "));
             let message = format!(
-                "{this} and {other} are leaky buckets that can meet on one request: each spaces requests without knowing of the other"
+                "{this} and {other} are leaky buckets that can apply to one request: each delays requests independently of the other"
             );
             problems.warning(
                 Warning::LeakyBuckets,
                 limit.position,
                 message,
-                "make one of them a token-bucket, or keep them apart with `when`",
+                "make one of them a token-bucket, or separate them with `when`",
             );
         }
     }
@@ -248,7 +246,7 @@ fn header_facts(file: &RawConfig, problems: &mut Problems) {
             let lower = header.to_ascii_lowercase();
             if lower != header {
                 let message = format!(
-                    "{}headers have names in lower case: the fact {} is never there",
+                    "{}header names are in lower case: the fact {} is always absent",
                     limit.subject,
                     quoted(fact)
                 );
@@ -271,7 +269,7 @@ fn header_facts(file: &RawConfig, problems: &mut Problems) {
     for (fact, position) in file.http.facts.iter().zip(&file.fact_positions) {
         if fact.trusted && file.http.trusted_proxies.is_empty() {
             let message = format!(
-                "fact {} is taken from `trusted_proxies` only, and there are none: it is never there",
+                "fact {} is `trusted`, but `http.trusted_proxies` is empty: the fact is always absent",
                 quoted(&fact.name)
             );
             problems.warning(
@@ -299,7 +297,7 @@ fn header_facts(file: &RawConfig, problems: &mut Problems) {
             quoted(&fact.name),
             quoted(header)
         );
-        problems.warning(Warning::ClientHeader, *position, message, "add `trusted: true`, so that only `trusted_proxies` can set it; or `hash: true`, if it is a secret that is checked elsewhere");
+        problems.warning(Warning::ClientHeader, *position, message, "add `trusted: true`, so that only `trusted_proxies` can set it; or `hash: true`, if it is a secret that your application verifies");
     }
 }
 

@@ -193,7 +193,7 @@ impl Builder<'_, '_> {
                         Value::Scalar(scalar) => Key::Named(scalar.text, node.position),
                         _ => {
                             let help = "put it in quotes if it begins with a bracket";
-                            self.problems.error(node.position, "a key must be a text", help);
+                            self.problems.error(node.position, "a key must be a string", help);
                             Key::Invalid
                         }
                     });
@@ -211,8 +211,8 @@ impl Builder<'_, '_> {
         let Some(anchored) = self.anchors.get(&anchor) else {
             self.problems.error(
                 position,
-                "this alias stands inside of what it names",
-                "an anchor ends before its aliases",
+                "this alias is inside the value that it refers to",
+                "an anchored value must end before its aliases",
             );
             return self.put(Node { position, value: Value::Unknown }, 0, 0, false);
         };
@@ -236,8 +236,8 @@ impl Builder<'_, '_> {
                 let Value::Table(merged) = table.value else {
                     self.problems.error(
                         position,
-                        "`<<` merges tables, and this is none",
-                        "write `<<: *name`, where `&name` stands before a table",
+                        "`<<` can merge only tables",
+                        "write `<<: *name`, where `&name` marks a table",
                     );
                     continue;
                 };
@@ -300,13 +300,13 @@ fn syntax(error: &ScanError, text: &str) -> (Position, String, &'static str) {
     let position = Position::new(at, at + length);
     let (message, help) = match error.kind() {
         ErrorKind::TabInBlockIndentation | ErrorKind::TabInIndentation | ErrorKind::TabNotAllowed => {
-            ("a tab where only blanks may stand", "indent with blanks")
+            ("a tab where only spaces are allowed", "indent with spaces")
         }
         ErrorKind::MappingValueNotAllowed | ErrorKind::MappingKeyNotAllowed => {
             ("a key is not expected here", "check the indentation; a value with `: ` in it must be in quotes")
         }
         ErrorKind::ExpectedBlockMappingKey | ErrorKind::SimpleKeyExpected | ErrorKind::InvalidSimpleKey => {
-            ("expected a key with a `:` behind it", "check the indentation, and write `key: value`")
+            ("expected a key followed by `:`", "check the indentation, and write `key: value`")
         }
         ErrorKind::InvalidIndentation
         | ErrorKind::InvalidFlowScalarIndent
@@ -316,7 +316,7 @@ fn syntax(error: &ScanError, text: &str) -> (Position, String, &'static str) {
             "the keys of one table begin in the same column",
         ),
         ErrorKind::InvalidQuotedScalarIndent => {
-            ("a text in quotes that began above goes on here", "close the quote")
+            ("a quoted string that began above continues here", "close the quote")
         }
         ErrorKind::InvalidColonPlacement => {
             ("a key is not expected here", "is a `[` or a `{` above still open?")
@@ -324,7 +324,7 @@ fn syntax(error: &ScanError, text: &str) -> (Position, String, &'static str) {
         ErrorKind::MissingAnchorOrAliasName => {
             ("`*` and `&` begin an alias or an anchor", "put a pattern in quotes: `\"*\"`")
         }
-        ErrorKind::UnclosedQuotedScalar => ("the text that begins here has no end", "close the quote"),
+        ErrorKind::UnclosedQuotedScalar => ("the string that begins here is not closed", "close the quote"),
         ErrorKind::UnclosedFlowCollection { open: '[' }
         | ErrorKind::ExpectedFlowSequenceSeparator
         | ErrorKind::UnexpectedEofFlowSequence => {
@@ -343,7 +343,7 @@ fn syntax(error: &ScanError, text: &str) -> (Position, String, &'static str) {
             );
         }
         ErrorKind::UnknownQuotedScalarEscape => {
-            ("this is no escape", "write `\\\\` for a backslash, or use single quotes")
+            ("this is not an escape sequence", "write `\\\\` for a backslash, or use single quotes")
         }
         kind => return (position, kind.to_string(), ""),
     };

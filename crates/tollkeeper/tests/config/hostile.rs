@@ -94,7 +94,10 @@ fn aliases_do_not_explode() {
     let text = format!("a: &a {long}\nb: [{}]\n", vec!["*a"; 1_000].join(", "));
     assert!(refused(Format::Yaml, text.as_bytes()).contains("more than 8 MiB of text"));
 
-    assert!(refused(Format::Yaml, b"limits: &a [*a]").contains("this alias stands inside of what it names"));
+    assert!(
+        refused(Format::Yaml, b"limits: &a [*a]")
+            .contains("this alias is inside the value that it refers to")
+    );
 }
 
 #[test]

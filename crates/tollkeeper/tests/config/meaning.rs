@@ -136,13 +136,13 @@ fn other_limits_keep_everything_else_of_the_file() {
         ),
         (
             r#"{"limits":[{"name":"a"}]}"#,
-            "body:1:12: error: limit `a`: it does not say how much (such as `rate: 100/min`)",
+            "body:1:12: error: limit `a`: neither `rate` nor `limit` is set (such as `rate: 100/min`)",
         ),
         (
             r#"{"limits":[{"name":"a","rate":"${MANY}/s"}]}"#,
             "body:1:31: error: limit `a`: count `${MANY}` is not a whole number (digits only, such as `1000`)",
         ),
-        ("", "body:1:1: error: the file says nothing (a config has at least `limits:`)"),
+        ("", "body:1:1: error: the file is empty (a config has at least `limits:`)"),
     ] {
         let report = base.with_limits("body", text.as_bytes()).expect_err(text);
         assert_eq!(report.to_string().lines().next(), Some(expected), "{text}");
@@ -331,7 +331,7 @@ fn a_file_is_read_by_its_ending() {
     for (path, reason) in [
         ("full.yaml/x.yaml", "Not a directory"),
         ("absent.yaml", "No such file"),
-        ("full", "its ending is none of .yaml, .yml, .toml, .json"),
+        ("full", "its extension must be .yaml, .yml, .toml or .json"),
     ] {
         let error = Config::read(&folder.join(path)).expect_err(path);
         assert!(matches!(error, ReadError::Unreadable { .. }), "{error}");
@@ -409,8 +409,8 @@ fn refusal_log_is_a_bounded_rate() {
     let (off, _) = yaml("limits: []\nlog: {}").expect("right");
     assert_eq!(off.log.refusals, None);
     for (value, expected) in [
-        ("unlimited", "`log.refusals`: the log of refusals is bounded"),
-        ("0/s", "`log.refusals`: a log of 0 refusals says nothing"),
+        ("unlimited", "`log.refusals`: the refusal log needs a bounded rate"),
+        ("0/s", "`log.refusals`: a rate of 0 logs no refusals"),
         ("yes", "`log.refusals`: `yes` is not a rate"),
     ] {
         let said = messages(&format!("limits: []\nlog: {{ refusals: {value} }}"));
