@@ -1,7 +1,6 @@
-//! `${VAR}` and `${VAR:-default}` in values, from an environment that is passed in.
+//! Expands `${VAR}` and `${VAR:-default}` in values, with variables from an environment that is passed in.
 //!
-//! What comes out of the environment may be a secret, so a value remembers how it was written, and only
-//! that is ever shown.
+//! A variable may hold a secret. So an expanded value keeps its unexpanded text, and messages show only that.
 
 use super::document::{MAX_TEXT, Node, Value};
 use super::excerpt::quoted;
@@ -10,7 +9,7 @@ use super::report::Problems;
 /// The environment: the value of a variable, if it is set.
 pub(super) type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
 
-/// Puts variables into every value of a tree.
+/// Expands the variables in every value of a tree.
 pub(super) fn expand(node: &mut Node, environment: Environment<'_>, problems: &mut Problems) {
     let mut remaining = MAX_TEXT;
     walk(node, environment, &mut remaining, problems);
@@ -31,7 +30,7 @@ fn walk(node: &mut Node, environment: Environment<'_>, remaining: &mut usize, pr
                 Err(error) => {
                     let (message, help) = error.message_and_help();
                     problems.error(node.position, message, help);
-                    // It has been reported; whoever reads on must not report what it would have been.
+                    // The value must not be reported a second time for what its expansion would have been.
                     node.value = Value::Unknown;
                 }
             }
@@ -83,7 +82,7 @@ fn expanded(text: &str, environment: Environment<'_>, remaining: &mut usize) -> 
         if name.is_empty() || !is_name || name.as_bytes()[0].is_ascii_digit() {
             return Err(ExpandError::Name(name.to_owned()));
         }
-        // As in a shell, `:-` stands in for what is empty, too.
+        // As in a shell, the default of `:-` also replaces an empty value.
         let value = environment(name).filter(|value| default.is_none() || !value.is_empty());
         let value = value.or_else(|| default.map(str::to_owned));
         let value = value.ok_or_else(|| ExpandError::Unset(name.to_owned()))?;

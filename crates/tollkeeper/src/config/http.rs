@@ -1,12 +1,12 @@
-//! How the file says where facts are read from an HTTP request, and what was meant when it does not.
+//! Parses the `http` settings of the config file: fact sources, path patterns and host names.
 
 use super::excerpt::quoted;
 use super::units::InvalidValue;
 use crate::http::{self, ClientAddress, Source};
 
-/// The facts that every request has, under names that are theirs.
+/// The facts that every request has: these names are reserved.
 pub(super) const ALWAYS: [&str; 5] = ["ip", "method", "host", "path", "route"];
-/// What the names of parts begin with.
+/// The prefixes of facts that are read from a request without being declared.
 const PARTS: [&str; 4] = ["header.", "cookie.", "query.", "body."];
 
 pub(super) fn client_address(text: &str) -> Result<ClientAddress, InvalidValue> {
@@ -22,7 +22,7 @@ pub(super) fn source(text: &str) -> Result<Source, InvalidValue> {
     Source::of(text).ok_or_else(|| {
         let help = match text.split_once('.') {
             None if matches!(text, "header" | "cookie" | "query" | "body") => {
-                format!("say which: `{text}.NAME`")
+                format!("add a name: `{text}.NAME`")
             }
             None => "`header.NAME`, `cookie.NAME`, `query.NAME`, `body.NAME`, `ip`, `method`, `host`, `path`, `route`"
                 .to_owned(),
@@ -35,7 +35,7 @@ pub(super) fn source(text: &str) -> Result<Source, InvalidValue> {
     })
 }
 
-/// Checks that a fact of this name does not hide what every request says of itself.
+/// Whether a declared fact may have this name: it must not hide a fact that requests have anyway.
 pub(super) fn is_free(name: &str) -> bool {
     !ALWAYS.contains(&name) && !PARTS.iter().any(|part| name.starts_with(part))
 }
@@ -48,7 +48,8 @@ pub(super) fn route(text: &str) -> Result<String, InvalidValue> {
     }
 }
 
-/// What a route matches: two with the same are one route written twice.
+/// The pattern in lower case and without the names in braces. Two patterns with the same canonical form match the
+/// same paths.
 pub(super) fn canonical_route(route: &str) -> String {
     let segments = route
         .split('/')
@@ -56,7 +57,7 @@ pub(super) fn canonical_route(route: &str) -> String {
     segments.collect::<Vec<_>>().join("/")
 }
 
-/// The name of a host in lower case, without the dot that may end it.
+/// Parses a host name: in lower case, without a trailing dot.
 pub(super) fn host_name(text: &str) -> Result<String, InvalidValue> {
     let name = text.strip_suffix('.').unwrap_or(text);
     let is_label = |label: &str| {
