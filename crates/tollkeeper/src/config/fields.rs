@@ -1,7 +1,7 @@
-//! Reads the keys of a table as the [`shape`](super::key_table) says they are.
+//! Reads typed values from the tables of a file, as the [key table](super::key_table) defines them.
 //!
-//! Whatever is wrong is reported on the spot and then treated as if it were not there, so that reading goes
-//! on and everything is reported at once.
+//! An invalid value is reported at once and then treated as absent, so that reading continues and one report
+//! holds all errors.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -18,12 +18,13 @@ use super::units::{self, InvalidValue, Rate, Share};
 use super::yaml;
 use crate::percent::Percent;
 
-/// A value and where it was written.
+/// A value with its position in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Located<T> {
     pub(super) value: T,
     pub(super) position: Position,
-    /// How it stands in the file, if variables of the environment were put in: the value is not shown then.
+    /// The text in the file, such as `${RATE}/s`, if environment variables were expanded. Messages show it instead
+    /// of the value, which may be a secret.
     pub(super) unexpanded: Option<String>,
 }
 
@@ -35,27 +36,27 @@ impl<T> Located<T> {
     }
 }
 
-/// A table of the file, its keys checked.
+/// A table of the file whose keys have been checked.
 pub(super) struct Fields<'d> {
     scope: Scope,
     found: Vec<(&'static Key, &'d Entry)>,
     section: &'static Section,
     problems: &'d RefCell<Problems>,
-    /// Where the table stands.
+    /// The position of the table.
     pub(super) position: Position,
 }
 
-/// What messages begin with.
+/// The prefix of messages about a table.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scope {
-    /// Whom the message is about: ``limit `login`: ``.
+    /// The subject of the message: ``limit `login`: ``.
     subject: String,
-    /// What stands before a key: `memory.`.
+    /// The prefix of a key: `memory.`.
     path: String,
 }
 
 impl Scope {
-    /// Of a limit, a tier and the like.
+    /// The scope of a limit, a tier, a fact and the like.
     pub(super) fn of(subject: impl Into<String>) -> Scope {
         Scope { subject: subject.into(), path: String::new() }
     }
@@ -64,7 +65,7 @@ impl Scope {
         Scope { subject: self.subject.clone(), path: format!("{}{key}.", self.path) }
     }
 
-    /// The table itself as messages name it.
+    /// The name of the table in messages.
     fn table(&self) -> String {
         match (self.subject.trim_end_matches(": "), self.path.trim_end_matches('.')) {
             ("", "") => "the file".to_owned(),
@@ -73,18 +74,18 @@ impl Scope {
         }
     }
 
-    /// A key as messages name it.
+    /// The name of a key in messages.
     fn name(&self, key: &str) -> String {
         format!("{}`{}{key}`", self.subject, self.path)
     }
 
-    /// What stands before a message on the value of a key, which is underlined anyway.
+    /// The prefix of a message about the value of a key. With a subject, the key is left out: it is underlined.
     fn before(&self, key: &str) -> String {
         if self.subject.is_empty() { format!("{}: ", self.name(key)) } else { self.subject.clone() }
     }
 }
 
-/// A value of the file that is being read, and how messages name it.
+/// A value that is being read, with its expected kind and the key that messages show.
 #[derive(Clone, Copy)]
 struct Item<'n> {
     node: &'n Node,
@@ -93,7 +94,7 @@ struct Item<'n> {
 }
 
 impl<'d> Fields<'d> {
-    /// Checks the keys of a table; nothing if it is not one.
+    /// Checks the keys of a table; `None` if the value is not a table.
     pub(super) fn open(
         node: &'d Node,
         section: &'static Section,
@@ -120,7 +121,7 @@ impl<'d> Fields<'d> {
                 continue;
             };
             if fields.found.iter().any(|(known, _)| known.name == key.name) {
-                fields.repeated(entry);
+                fields.duplicate(entry);
                 continue;
             }
             if key.support == Support::NotYet {
@@ -132,7 +133,7 @@ impl<'d> Fields<'d> {
         Some(fields)
     }
 
-    /// A table that is not in the file: every key has its default.
+    /// A table that is absent from the file: every key has its default.
     pub(super) fn none(
         position: Position,
         section: &'static Section,
@@ -144,7 +145,7 @@ impl<'d> Fields<'d> {
 
     fn unknown(&self, entry: &Entry) {
         if self.problems.borrow().is_full() {
-            // To look for what was meant would take long in a file that is nothing but mistakes.
+            // Looking for similar keys would take too long in a file with thousands of errors.
             return self.problems.borrow_mut().count();
         }
         let known = self.section.keys.iter().map(|key| key.name);
@@ -161,7 +162,7 @@ impl<'d> Fields<'d> {
         self.error(entry.position, format!("{whole}unknown key {}", quoted(&entry.key)), help);
     }
 
-    fn repeated(&self, entry: &Entry) {
+    fn duplicate(&self, entry: &Entry) {
         self.error(
             entry.position,
             format!("{}duplicate key {}", self.scope.subject, quoted(&entry.key)),
@@ -169,12 +170,12 @@ impl<'d> Fields<'d> {
         );
     }
 
-    /// Where a key stands, if it does.
+    /// The position of a key; `None` if it is absent.
     pub(super) fn key_position(&self, key: &str) -> Option<Position> {
         self.entry(key).map(|entry| entry.position)
     }
 
-    /// Where the value of a key stands, or the table that lacks it.
+    /// The position of the value of a key, or of the table if the key is absent.
     pub(super) fn value_position(&self, key: &str) -> Position {
         self.entry(key).map_or(self.position, |entry| entry.node.position)
     }
@@ -184,18 +185,18 @@ impl<'d> Fields<'d> {
         self.entry(key).is_some_and(|entry| matches!(entry.node.value, Value::Table(_)))
     }
 
-    /// Whether a key is there, whatever its value.
+    /// Whether a key is present, whatever its value.
     pub(super) fn has(&self, key: &str) -> bool {
         self.entry(key).is_some()
     }
 
-    /// Whether a key is not there, or is a list of nothing.
+    /// Whether a key is absent or an empty list.
     pub(super) fn is_empty_list(&self, key: &str) -> bool {
         self.entry(key)
             .is_none_or(|entry| matches!(&entry.node.value, Value::List(nodes) if nodes.is_empty()))
     }
 
-    /// The table under a key; with all its defaults if it is not there.
+    /// The table of a key; with its defaults if it is absent.
     pub(super) fn table(&self, key: &str) -> Fields<'d> {
         let Kind::Table(section) = self.key(key).kind else { panic!("`{key}` is not a table") };
         let scope = self.scope.inside(key);
@@ -221,7 +222,7 @@ impl<'d> Fields<'d> {
         }
     }
 
-    /// The names of a map and what they stand for, each name once.
+    /// The entries of a map. Duplicate names are reported and left out.
     pub(super) fn map(&self, key: &str) -> Vec<&'d Entry> {
         let Some(entry) = self.entry(key) else { return Vec::new() };
         let Value::Table(entries) = &entry.node.value else {
@@ -229,13 +230,13 @@ impl<'d> Fields<'d> {
             return Vec::new();
         };
         let mut names = HashSet::new();
-        let (once, again): (Vec<&Entry>, Vec<&Entry>) =
+        let (unique, duplicates): (Vec<&Entry>, Vec<&Entry>) =
             entries.iter().partition(|entry| names.insert(entry.key.as_str()));
-        again.into_iter().for_each(|entry| self.repeated(entry));
-        once
+        duplicates.into_iter().for_each(|entry| self.duplicate(entry));
+        unique
     }
 
-    /// Facts with their patterns.
+    /// The facts of a condition, each with its patterns.
     pub(super) fn condition(&self, key: &str) -> Vec<Located<(String, Vec<String>)>> {
         let read = |entry: &&Entry| {
             let patterns = self.patterns(&entry.node, &format!("{key}.{}", entry.key));
@@ -299,33 +300,33 @@ impl<'d> Fields<'d> {
         self.read(key, |item| self.read_rate(item))
     }
 
-    /// A rate that stands where a table could.
+    /// A rate in a position where a table is also allowed.
     pub(super) fn rate_of(&self, node: &Node) -> Option<Located<RawRate>> {
         let value = self.read_rate(Item { node, kind: &Kind::Rate, key: "rate" })?;
         Some(Located::at(node, value))
     }
 
-    /// One of the words of the shape.
+    /// One of the words that the key table lists.
     pub(super) fn choice(&self, key: &str) -> Option<Located<&'static str>> {
         self.read(key, |item| self.read_choice(item))
     }
 
-    /// A list of words of the shape, each once.
+    /// A list of words that the key table lists.
     pub(super) fn choices(&self, key: &str) -> Vec<Located<&'static str>> {
         self.list(key, |item| self.read_choice(item))
     }
 
-    /// A text that means itself.
+    /// A string, unchanged.
     pub(super) fn text(&self, key: &str) -> Option<Located<String>> {
         self.read(key, |item| self.parsed(item, "a string", |text| Ok(text.to_owned())))
     }
 
-    /// A text, or a number or truth value taken as its text.
+    /// A string, or the text of a number or a boolean.
     pub(super) fn value(&self, key: &str) -> Option<Located<String>> {
         self.read(key, |item| Some(self.scalar(item, "a string")?.text.clone()))
     }
 
-    /// A text that is read by `parse`.
+    /// A string, parsed by `parse`.
     pub(super) fn parse<T>(
         &self,
         key: &str,
@@ -334,7 +335,7 @@ impl<'d> Fields<'d> {
         self.read(key, |item| self.parsed(item, wanted(item.kind), &parse))
     }
 
-    /// A list of texts that are read by `parse`.
+    /// A list of strings, each parsed by `parse`.
     pub(super) fn parse_list<T>(
         &self,
         key: &str,
@@ -343,34 +344,34 @@ impl<'d> Fields<'d> {
         self.list(key, |item| self.parsed(item, wanted(item.kind), &parse))
     }
 
-    /// A list of values, each taken as its text.
+    /// A list of scalars, each as its text.
     pub(super) fn value_list(&self, key: &str) -> Vec<Located<String>> {
         self.list(key, |item| Some(self.scalar(item, "a string")?.text.clone()))
     }
 
     /// The value of a key, or its default.
     fn read<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Option<Located<T>> {
-        let shape = self.key(key);
-        fn item<'n>(node: &'n Node, shape: &'static Key, key: &'n str) -> Item<'n> {
-            Item { node, kind: &shape.kind, key }
+        let definition = self.key(key);
+        fn item<'n>(node: &'n Node, definition: &'static Key, key: &'n str) -> Item<'n> {
+            Item { node, kind: &definition.kind, key }
         }
         let read_value = self
             .entry(key)
-            .and_then(|entry| Some(Located::at(&entry.node, read(item(&entry.node, shape, key))?)));
+            .and_then(|entry| Some(Located::at(&entry.node, read(item(&entry.node, definition, key))?)));
         read_value.or_else(|| {
-            let default = default(shape)?;
+            let default = default(definition)?;
             Some(Located {
-                value: read(item(&default, shape, key))?,
+                value: read(item(&default, definition, key))?,
                 position: self.value_position(key),
                 unexpanded: None,
             })
         })
     }
 
-    /// The values of a list, or of one value that may stand for it.
+    /// The values of a list, or a single value if the key allows one instead of a list.
     fn list<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Vec<Located<T>> {
-        let shape = self.key(key);
-        let (inner, alone) = match shape.kind {
+        let definition = self.key(key);
+        let (inner, alone) = match definition.kind {
             Kind::List(inner) => (inner, false),
             Kind::OneOrList(inner) => (inner, true),
             _ => panic!("`{key}` is not a list"),
@@ -393,7 +394,7 @@ impl<'d> Fields<'d> {
         };
         match self.entry(key) {
             Some(entry) => read_all(&entry.node),
-            None => default(shape).map_or_else(Vec::new, |node| read_all(&node)),
+            None => default(definition).map_or_else(Vec::new, |node| read_all(&node)),
         }
     }
 
@@ -449,7 +450,7 @@ impl<'d> Fields<'d> {
     }
 
     fn read_rate(&self, item: Item<'_>) -> Option<RawRate> {
-        // A number alone is not a rate, but whoever wrote one wants to know what is missing.
+        // A bare number is accepted here, so that the message can say that the period is missing.
         let scalar = self.scalar(item, "a rate, such as `100/min`")?;
         match units::rate(&scalar.text) {
             Ok(rate) => Some(RawRate { rate, text: scalar.text.clone() }),
@@ -481,7 +482,7 @@ impl<'d> Fields<'d> {
         Some(word)
     }
 
-    /// A text that `parse` can read.
+    /// The text of a scalar, parsed by `parse`.
     fn parsed<T>(
         &self,
         item: Item<'_>,
@@ -521,7 +522,7 @@ impl<'d> Fields<'d> {
     fn report_invalid(&self, item: Item<'_>, scalar: &Scalar, invalid: InvalidValue) {
         let before = self.scope.before(item.key);
         match &scalar.unexpanded {
-            // What is wrong with it would show what it is.
+            // The message of the parser would show the value.
             Some(unexpanded) => {
                 let message =
                     format!("{before}the value of {} is not {}", quoted(unexpanded), wanted(item.kind));
@@ -534,12 +535,12 @@ impl<'d> Fields<'d> {
             None => self.error(item.node.position, format!("{before}{}", invalid.message), invalid.help),
         }
         if matches!(item.kind, Kind::Sha256) {
-            // Somebody may have put the token there.
+            // The value may be the token itself.
             self.problems.borrow_mut().hide(item.node.position);
         }
     }
 
-    /// The scalar of an item, which is neither nothing nor a list nor a table.
+    /// The scalar of an item; reports null, lists and tables.
     fn scalar<'n>(&self, item: Item<'n>, wanted: &str) -> Option<&'n Scalar> {
         match &item.node.value {
             Value::Scalar(scalar) if scalar.kind != ScalarKind::Null => Some(scalar),
@@ -551,7 +552,7 @@ impl<'d> Fields<'d> {
         }
     }
 
-    /// Reports a value of another kind than it should be.
+    /// Reports a value of the wrong kind.
     fn wrong_kind(&self, node: &Node, name: &str, wanted: &str, help: &str) {
         match &node.value {
             Value::Unknown => {}
@@ -562,7 +563,7 @@ impl<'d> Fields<'d> {
         }
     }
 
-    /// Reports an error about what the table is for.
+    /// Reports an error that begins with the subject of the table.
     pub(super) fn complain(&self, position: Position, message: &str, help: &str) {
         self.error(position, format!("{}{message}", self.scope.subject), help);
     }
@@ -577,18 +578,18 @@ impl<'d> Fields<'d> {
     }
 
     fn key(&self, key: &str) -> &'static Key {
-        self.section.find(key).unwrap_or_else(|| panic!("the shape has no `{}.{key}`", self.section.path))
+        self.section.find(key).unwrap_or_else(|| panic!("the key table has no `{}.{key}`", self.section.path))
     }
 }
 
-/// A rate with the text it was written as.
+/// A rate with its text in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RawRate {
     pub(super) rate: Rate,
     pub(super) text: String,
 }
 
-/// The default of a key as if it had been written.
+/// The default of a key, parsed as if the file contained it.
 fn default(key: &Key) -> Option<Node> {
     if key.default.is_empty() {
         return None;
@@ -596,7 +597,7 @@ fn default(key: &Key) -> Option<Node> {
     yaml::read(key.default, &mut Problems::default())
 }
 
-/// What a text must be.
+/// The expected value of a kind, for messages.
 fn wanted(kind: &Kind) -> &'static str {
     match kind {
         Kind::Store => "the URL of a store",
@@ -623,7 +624,7 @@ fn wanted(kind: &Kind) -> &'static str {
     }
 }
 
-/// A value as messages show it.
+/// The form of a value in messages.
 fn shown(node: &Node) -> String {
     match &node.value {
         Value::Scalar(scalar) => quoted(scalar.shown()),

@@ -1,4 +1,4 @@
-//! A limit as it is written in the file.
+//! Reads one limit of the file into typed values with their positions.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use super::key_table::{self, Section};
 use super::report::{Position, Problems};
 use super::units::{self, InvalidValue};
 
-/// A limit as it is written: typed, each part with its place, but not yet put together.
+/// A limit of the file: typed values with their positions, not yet checked against each other.
 #[derive(Debug)]
 pub(super) struct RawLimit {
     pub(super) position: Position,
-    /// What messages about it begin with.
+    /// The beginning of messages about it, such as ``limit `login`: ``.
     pub(super) subject: String,
     pub(super) name: Option<Located<String>>,
     pub(super) by: Vec<Located<String>>,
@@ -33,7 +33,7 @@ pub(super) struct RawLimit {
     pub(super) allow: Vec<Located<String>>,
     pub(super) missing: Missing,
     pub(super) cost: Option<Located<String>>,
-    /// As it is written: nothing if it is not.
+    /// `None` if the file does not set it.
     pub(super) cost_missing: Option<Located<CostMissing>>,
     pub(super) mode: Mode,
     pub(super) stagger: Option<Located<bool>>,
@@ -44,7 +44,7 @@ pub(super) struct RawLimit {
     pub(super) partition: Option<Located<String>>,
 }
 
-/// A choice that may have been made wrongly, which is not the same as not having been made.
+/// The value of a choice. An invalid value is not the same as an absent one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice<T> {
     Absent,
@@ -52,30 +52,30 @@ pub(super) enum Choice<T> {
     Made(T),
 }
 
-/// What a limit, a tier or an override grants, as written.
+/// The rate, burst or number of slots of a limit, a tier or an override, as in the file.
 #[derive(Debug)]
 pub(super) struct RawGrant {
     pub(super) position: Position,
     pub(super) rate: Option<Located<RawRate>>,
     pub(super) burst: Option<Located<u64>>,
     pub(super) limit: Option<Located<u64>>,
-    /// Whether something was there that could not be read: nothing is missing then.
+    /// Whether a value was invalid and has been reported: then no missing value is reported.
     pub(super) broken: bool,
 }
 
 /// Tiers or overrides.
 #[derive(Debug)]
 pub(super) struct Grants {
-    /// Where the key stands.
+    /// The position of the key `tiers` or `overrides`.
     pub(super) position: Position,
-    /// Each under its name.
+    /// The grants with their names.
     pub(super) list: Vec<(Located<String>, RawGrant)>,
-    /// Whether it is no table at all, which has been reported.
+    /// Whether the value is not a table, which has been reported.
     pub(super) broken: bool,
 }
 
 impl RawLimit {
-    /// Reads one element of `limits`, the `number`-th.
+    /// Reads one element of `limits`; `number` counts from 1.
     pub(super) fn read(node: &Node, number: usize, problems: &RefCell<Problems>) -> Option<RawLimit> {
         let subject = match name_in(node) {
             Some(name) => format!("limit {}: ", quoted(name)),
@@ -88,7 +88,7 @@ impl RawLimit {
         }
         let algorithm = match fields.choice("algorithm") {
             Some(located) => {
-                Choice::Made(Algorithm::from_name(located.value).expect("the shape lists algorithms"))
+                Choice::Made(Algorithm::from_name(located.value).expect("the key table lists the algorithms"))
             }
             None if fields.has("algorithm") => Choice::Invalid,
             None => Choice::Absent,
@@ -102,7 +102,7 @@ impl RawLimit {
                 "leave it out",
             );
         }
-        // Read for its mistakes: today there is one way only.
+        // Read only to report mistakes: `exact` is the only supported value.
         fields.choice("consistency");
         Some(RawLimit {
             position: node.position,
@@ -146,7 +146,7 @@ impl RawLimit {
     }
 }
 
-/// The words of `cost_missing`. How much may be charged is the core's to say.
+/// Parses `cost_missing`. The core checks the upper bound of a number.
 fn cost_missing(text: &str) -> Result<CostMissing, InvalidValue> {
     match text {
         "error" => Ok(CostMissing::Error),
@@ -158,7 +158,7 @@ fn cost_missing(text: &str) -> Result<CostMissing, InvalidValue> {
     }
 }
 
-/// The words of `on_store_failure`.
+/// Parses `on_store_failure`.
 pub(super) fn on_store_failure(word: &str) -> OnStoreFailure {
     match word {
         "allow" => OnStoreFailure::Allow,
@@ -167,13 +167,13 @@ pub(super) fn on_store_failure(word: &str) -> OnStoreFailure {
     }
 }
 
-/// Names are checked by the core, together with everything else about them.
-#[expect(clippy::unnecessary_wraps, reason = "has the form of what may fail")]
+/// Accepts any text: the core checks names.
+#[expect(clippy::unnecessary_wraps, reason = "passed where a fallible parser is expected")]
 pub(super) fn any_text(text: &str) -> Result<String, InvalidValue> {
     Ok(text.to_owned())
 }
 
-/// The name as it may be shown, before anything is checked.
+/// The name of a limit for messages, before it is checked.
 fn name_in(node: &Node) -> Option<&str> {
     let Value::Table(entries) = &node.value else { return None };
     let entry = entries.iter().find(|entry| entry.key == "name")?;
@@ -183,7 +183,7 @@ fn name_in(node: &Node) -> Option<&str> {
     }
 }
 
-/// `rate`, `burst` and `limit` of a table that may have them.
+/// Reads `rate`, `burst` and `limit` of a limit, a tier or an override.
 fn read_grant(fields: &Fields<'_>) -> RawGrant {
     let (rate, burst, limit) = (fields.rate("rate"), fields.count("burst"), fields.count("limit"));
     let broken = (rate.is_none() && fields.has("rate"))
@@ -209,7 +209,7 @@ fn grants(
     Some(Grants { position, list, broken: !fields.is_table(key) })
 }
 
-/// A grant that is a rate alone, or a table.
+/// Reads a grant that is a rate or a table.
 fn grant_of(node: &Node, section: &'static Section, scope: Scope, problems: &RefCell<Problems>) -> RawGrant {
     match &node.value {
         Value::Table(_) => match Fields::open(node, section, scope, problems) {

@@ -1,5 +1,6 @@
-//! Step one: the document as typed values with their places, defaults filled in. What they mean together
-//! is step two, `resolve.rs`.
+//! Step one of reading a config: typed values with their positions, defaults filled in.
+//!
+//! Step two, `resolve.rs`, combines them into limits.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -28,7 +29,7 @@ use crate::percent::Percent;
 /// The most limits in a file.
 const MAX_LIMITS: usize = 10_000;
 
-/// A config file as it is written.
+/// The typed values of a config file, before its limits are resolved.
 #[derive(Debug)]
 pub(super) struct RawConfig {
     pub(super) store: Located<StoreUrl>,
@@ -38,7 +39,7 @@ pub(super) struct RawConfig {
     pub(super) listen: Listen,
     pub(super) share: Share,
     pub(super) http: HttpSettings,
-    /// Where each of `http.facts` says what it is from.
+    /// The position of `from` in each of `http.facts`.
     pub(super) fact_positions: Vec<Position>,
     pub(super) grpc: GrpcSettings,
     pub(super) headers: Vec<HeaderDialect>,
@@ -48,16 +49,16 @@ pub(super) struct RawConfig {
     pub(super) auth: Vec<TokenDigest>,
     pub(super) tls: Option<TlsSettings>,
     pub(super) ignored: Vec<Warning>,
-    /// The files that the config names and `serve` reads.
+    /// The files that the config names and `tollkeeper serve` reads.
     pub(super) files: Vec<NamedFile>,
-    /// Where the proxy is to listen, although there is none.
+    /// The position of `listen.proxy`, if it is an address but there is no `proxy` section.
     pub(super) no_proxy: Option<Position>,
     pub(super) limits: Vec<RawLimit>,
-    /// Where `limits` stands, or the beginning of the file.
+    /// The position of the key `limits`, or of the file as a whole.
     pub(super) limits_position: Position,
 }
 
-/// Reads the whole of a document; nothing if it is not a table at all.
+/// Reads a document; `None` if it is not a table.
 pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<RawConfig> {
     let fields = Fields::open(document, &key_table::ROOT, Scope::default(), problems)?;
     if !fields.has("limits") {
@@ -102,22 +103,22 @@ pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<RawC
     })
 }
 
-/// A value whose key has a default.
+/// The value of a key that has a default.
 fn defaulted<T>(located: Option<Located<T>>) -> Located<T> {
-    located.expect("the shape gives a default that can be read")
+    located.expect("the key table has a valid default")
 }
 
-/// A message that already says what would be right.
+/// An error whose message already contains the suggestion.
 fn without_help(message: String) -> InvalidValue {
     InvalidValue::new(message, "")
 }
 
-/// A number that the shape bounds.
+/// A number within the bounds of the key table.
 fn number<T: TryFrom<u64>>(fields: &Fields<'_>, key: &str, most: T) -> T {
     T::try_from(defaulted(fields.count(key)).value).unwrap_or(most)
 }
 
-/// A file that `serve` reads.
+/// The path of a file that `tollkeeper serve` reads.
 fn named_file(
     fields: &Fields<'_>,
     key: &str,
@@ -225,7 +226,7 @@ fn read_headers(fields: &Fields<'_>) -> Vec<HeaderDialect> {
     let mut dialects: Vec<HeaderDialect> = Vec::new();
     for located in fields.choices("headers") {
         let dialect = HeaderDialect::ALL.into_iter().find(|dialect| dialect.name() == located.value);
-        let dialect = dialect.expect("the shape lists dialects");
+        let dialect = dialect.expect("the key table lists the dialects");
         let is_draft = |dialect: HeaderDialect| dialect != HeaderDialect::XRateLimit;
         if dialects.contains(&dialect) {
             fields.error(located.position, format!("`headers` lists `{}` twice", dialect.name()), "keep one");
@@ -305,8 +306,11 @@ fn read_fact(
     if !tollkeeper_core::facts::is_name(name) {
         fields.error(position, format!("{subject}a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`"), "");
     } else if !http::is_free(name) {
-        let help =
-            if name == "ip" { "`http.client_address` says where it is read" } else { "take another name" };
+        let help = if name == "ip" {
+            "set `http.client_address` to choose where it is read"
+        } else {
+            "use another name"
+        };
         fields.complain(position, "every request has a fact of this name already", help);
     }
     if !fields.has("from") {
@@ -360,7 +364,7 @@ fn read_admin(fields: &Fields<'_>) -> Option<TokenDigest> {
     admin.parse("token_sha256", sha256).map(|located| located.value)
 }
 
-/// A section that lists no token must not leave open what it was written to close.
+/// An `auth` section without tokens is an error: it must not admit every client.
 fn read_auth(fields: &Fields<'_>) -> Vec<TokenDigest> {
     let auth = fields.table("auth");
     let tokens = auth.parse_list("token_sha256", sha256);
@@ -391,8 +395,8 @@ fn read_tls(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> Option<TlsSettin
     })
 }
 
-/// Sections whose part does not exist yet are refused where they stand; what is in them is checked all the
-/// same, so that a file that is written today is right tomorrow.
+/// Sections of features that do not exist yet are rejected. Their values are checked nevertheless, so that a file
+/// written today will be valid later.
 fn check_not_yet(fields: &Fields<'_>, problems: &RefCell<Problems>) {
     let proxy = fields.table("proxy");
     proxy.duration("connect_timeout");
@@ -426,7 +430,7 @@ fn fact(text: &str) -> Result<(), InvalidValue> {
 }
 
 fn sha256(text: &str) -> Result<TokenDigest, InvalidValue> {
-    // What stands here may be the token itself: it is not shown.
+    // The value may be the token itself, so messages do not show it.
     let invalid = |what| Err(InvalidValue::new(what, "64 hex digits: `printf %s TOKEN | sha256sum`"));
     let digits: Option<Vec<u8>> =
         text.chars().map(|char| char.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
@@ -443,7 +447,7 @@ fn sha256(text: &str) -> Result<TokenDigest, InvalidValue> {
     }
 }
 
-/// What `sha256sum` says of an empty text.
+/// The SHA-256 of the empty string.
 const OF_EMPTY_TEXT: [u8; 32] = [
     0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24, 0x27,
     0xae, 0x41, 0xe4, 0x64, 0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,

@@ -1,7 +1,7 @@
-//! Step two: what was written becomes limits that can be applied.
+//! Step two of reading a config: resolves the raw limits into a [`Policy`].
 //!
-//! What a limit may be is the core's to say, in [`Policy::new`]. Here is only what the file knows and the
-//! core does not: which keys exclude each other, and where the part stands that the core complains about.
+//! [`Policy::new`] validates limits. This module adds only what the core cannot know: which keys of the file
+//! exclude each other, and the position of the value that the core rejects.
 
 use std::cell::RefCell;
 
@@ -19,13 +19,13 @@ use super::report::{Position, Problems};
 use super::suggest::nearest;
 use super::units::{self, Share};
 
-/// The limits of a file: as they are applied, and as they are shown.
+/// The limits of a file: as a policy, and as `GET /v1/limits` shows them.
 pub(super) struct Resolved {
     pub(super) policy: Policy,
     pub(super) limits: Vec<LimitShape>,
 }
 
-/// Makes a policy of the limits; nothing if one of them has a mistake.
+/// Builds the policy; `None` if a limit is invalid.
 pub(super) fn resolve(file: &RawConfig, problems: &RefCell<Problems>) -> Option<Resolved> {
     let limits: Vec<Limit> = file
         .limits
@@ -43,7 +43,7 @@ pub(super) fn resolve(file: &RawConfig, problems: &RefCell<Problems>) -> Option<
             for problem in invalid.0 {
                 let mut problems = problems.borrow_mut();
                 match problems.is_full() {
-                    // To look for its place would take as long as the file is wrong.
+                    // Finding the position of each of thousands of errors would take too long.
                     true => problems.count(),
                     false => report(&file.limits[problem.index], problem, &mut problems),
                 }
@@ -60,7 +60,7 @@ pub(super) fn resolve(file: &RawConfig, problems: &RefCell<Problems>) -> Option<
     Some(Resolved { policy, limits })
 }
 
-/// Mistakes that only the file can make: keys that exclude or need each other.
+/// Reports keys that exclude or require each other, which the core cannot see.
 fn check(raw: &RawLimit, problems: &mut Problems) {
     let subject = &raw.subject;
     let mut error = |position: Position, message: &str, help: &str| {
@@ -98,7 +98,7 @@ fn check(raw: &RawLimit, problems: &mut Problems) {
     }
     let concurrency = match algorithm {
         Choice::Made(algorithm) => *algorithm == Algorithm::Concurrency,
-        // Nothing is said against what cannot be known.
+        // With an invalid algorithm, it is unknown which keys are allowed.
         Choice::Invalid => return,
         Choice::Absent => false,
     };
@@ -147,7 +147,7 @@ fn check(raw: &RawLimit, problems: &mut Problems) {
     }
 }
 
-/// Every grant of a limit, with what messages call it.
+/// Every grant of a limit, with its prefix for messages, such as ``tier `free`: ``.
 pub(super) fn every_grant(raw: &RawLimit) -> impl Iterator<Item = (&RawGrant, String)> {
     fn all<'g>(grants: Option<&'g Grants>, what: &'g str) -> impl Iterator<Item = (&'g RawGrant, String)> {
         let list = grants.into_iter().flat_map(|grants| &grants.list);
@@ -157,8 +157,8 @@ pub(super) fn every_grant(raw: &RawLimit) -> impl Iterator<Item = (&RawGrant, St
     [(&raw.grant, String::new())].into_iter().chain(tiers).chain(all(raw.overrides.as_ref(), "override"))
 }
 
-/// The limit as the core takes it. Where something is missing, which has been reported, it gets what makes
-/// the core say nothing more about it.
+/// The limit for the core. A missing or invalid value, which has been reported, gets a replacement that the core
+/// accepts, so that it is not reported twice.
 fn limit(raw: &RawLimit, index: usize, share: Share, on_store_failure: OnStoreFailure) -> Limit {
     let name =
         raw.name.as_ref().map_or_else(|| format!("limit-without-a-name-{index}"), |name| name.value.clone());
@@ -227,14 +227,14 @@ fn limit(raw: &RawLimit, index: usize, share: Share, on_store_failure: OnStoreFa
         .on_store_failure(raw.on_store_failure.unwrap_or(on_store_failure))
 }
 
-/// The algorithm as it is said, or as the file says it beyond what the core can see.
+/// The algorithm that the file names or implies; `None` leaves the choice to the core.
 fn algorithm(raw: &RawLimit) -> Option<Algorithm> {
     let has_burst = || every_grant(raw).any(|(grant, _)| grant.burst.is_some());
     match raw.algorithm {
         Choice::Made(algorithm) => Some(algorithm),
-        // A burst beside `0/s` counts, too, and the core does not get to see it.
+        // A burst next to `0/s` counts as well, and the core does not see it.
         Choice::Absent => has_burst().then_some(Algorithm::TokenBucket),
-        // It has been reported: the one that is most likely to fit the rest.
+        // The invalid algorithm has been reported: use the one that most likely fits the other keys.
         Choice::Invalid if every_grant(raw).any(|(grant, _)| grant.limit.is_some()) => {
             Some(Algorithm::Concurrency)
         }
@@ -257,7 +257,7 @@ fn allowance(grant: &RawGrant, share: Share) -> Allowance {
     }
 }
 
-/// Reports what the core says about a limit at the place of the part it is about.
+/// Reports an error of the core at the position of the value that it is about.
 fn report(raw: &RawLimit, invalid: InvalidLimit, problems: &mut Problems) {
     let InvalidLimit { part, problem, .. } = invalid;
     let about = match &part {
@@ -277,7 +277,7 @@ fn report(raw: &RawLimit, invalid: InvalidLimit, problems: &mut Problems) {
     }
 }
 
-/// What would be right, where the file knows more than the core.
+/// A suggestion, where the file has more information than the core.
 fn help(raw: &RawLimit, problem: &Problem) -> String {
     let names = || raw.tiers.iter().flat_map(|tiers| &tiers.list).map(|(name, _)| name.value.as_str());
     match problem {
@@ -297,7 +297,7 @@ fn help(raw: &RawLimit, problem: &Problem) -> String {
     }
 }
 
-/// Where the value stands that the core complains about, and how it is written if it must not be shown.
+/// The position of the value that the core rejects, and its unexpanded text if the value must not be shown.
 fn locate(raw: &RawLimit, part: &Part, problem: &Problem) -> (Position, Option<String>) {
     fn at<T>(located: &Located<T>) -> (Position, Option<String>) {
         (located.position, located.unexpanded.clone())
@@ -345,7 +345,7 @@ fn locate(raw: &RawLimit, part: &Part, problem: &Problem) -> (Position, Option<S
     found.unwrap_or(whole_limit)
 }
 
-/// The number of a grant that a problem is about.
+/// The position of the number in a grant that a problem is about, and its unexpanded text.
 fn of_grant(grant: &RawGrant, problem: &Problem) -> Option<(Position, Option<String>)> {
     let unexpanded = |rate: &Option<Located<RawRate>>, burst: &Option<Located<u64>>| {
         rate.as_ref()
