@@ -72,7 +72,7 @@ impl Followed {
 
 /// The templates of `tollkeeper init`, with all settings that control access before or after them.
 fn files() -> Vec<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tollkeeper-server/src/ready");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tollkeeper-server/src/templates");
     let read = |name| fs::read_to_string(folder.join(format!("{name}.yaml"))).unwrap();
     let first = ["public-api", "login", "llm"].map(|name| format!("{ACCESS}{}", read(name)));
     let last = ["b2b", "internal"].map(|name| format!("{}{ACCESS}", read(name)));
