@@ -1,10 +1,10 @@
-//! JSON to a document: RFC 8259 and nothing more.
+//! Parses JSON (RFC 8259, without extensions) into a document.
 
 use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Value};
 use super::excerpt::quoted;
 use super::report::{Position, Problems};
 
-/// Reads a text; on a mistake in the syntax, reports it.
+/// Parses a text; reports a syntax error and returns `None`.
 pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     let mut parser = Parser { text, at: 0, depth: 0, budget: Budget::default() };
     let parsed = parser.document();
@@ -37,9 +37,9 @@ type Parsed<T> = Result<T, Stop>;
 
 impl Parser<'_> {
     fn document(&mut self) -> Parsed<Node> {
-        self.skip_blanks();
+        self.skip_whitespace();
         let node = self.value()?;
-        self.skip_blanks();
+        self.skip_whitespace();
         match self.peek() {
             None => Ok(node),
             Some(_) => Err(self.unexpected("the end of the file", "a config is one object")),
@@ -80,7 +80,7 @@ impl Parser<'_> {
         Ok(Node::scalar(position, text, kind))
     }
 
-    /// A list or a table, which begins here.
+    /// Parses a list or a table that begins here.
     fn nested(&mut self, read: fn(&mut Self) -> Parsed<Value>) -> Parsed<Node> {
         let start = self.at;
         let position = Position::new(start, start + 1);
@@ -97,13 +97,13 @@ impl Parser<'_> {
 
     fn list(&mut self) -> Parsed<Value> {
         let mut nodes = Vec::new();
-        self.skip_blanks();
+        self.skip_whitespace();
         if self.take(']') {
             return Ok(Value::List(nodes));
         }
         loop {
             nodes.push(self.value()?);
-            self.skip_blanks();
+            self.skip_whitespace();
             if self.take(']') {
                 return Ok(Value::List(nodes));
             }
@@ -113,7 +113,7 @@ impl Parser<'_> {
 
     fn table(&mut self) -> Parsed<Value> {
         let mut entries = Vec::new();
-        self.skip_blanks();
+        self.skip_whitespace();
         if self.take('}') {
             return Ok(Value::Table(entries));
         }
@@ -125,14 +125,14 @@ impl Parser<'_> {
             let key = self.string()?;
             let position = Position::new(start, self.at);
             self.budget.take(key.len()).map_err(|large| Stop::TooLarge(position, large))?;
-            self.skip_blanks();
+            self.skip_whitespace();
             if !self.take(':') {
                 return Err(self.unexpected("`:`", ""));
             }
-            self.skip_blanks();
+            self.skip_whitespace();
             let node = self.value()?;
             entries.push(Entry { key, position, node });
-            self.skip_blanks();
+            self.skip_whitespace();
             if self.take('}') {
                 return Ok(Value::Table(entries));
             }
@@ -140,13 +140,13 @@ impl Parser<'_> {
         }
     }
 
-    /// A comma, behind which something must follow.
+    /// Parses a comma between two elements; a trailing comma is an error.
     fn comma(&mut self, end: char) -> Parsed<()> {
         let start = self.at;
         if !self.take(',') {
             return Err(self.unexpected(&format!("`,` or `{end}`"), ""));
         }
-        self.skip_blanks();
+        self.skip_whitespace();
         if self.peek() == Some(end) {
             let message = format!("a trailing comma before `{end}`");
             return Err(Stop::Syntax {
@@ -196,7 +196,7 @@ impl Parser<'_> {
         }
     }
 
-    /// What follows a backslash.
+    /// Parses the rest of an escape sequence after the backslash.
     fn escape(&mut self, start: usize) -> Parsed<char> {
         let char = match self.next() {
             Some('"') => '"',
@@ -226,7 +226,7 @@ impl Parser<'_> {
         }
     }
 
-    /// The four digits behind `\u`, and those of the second half of a pair.
+    /// Parses the four digits after `\u`, and the second half of a surrogate pair.
     fn unicode(&mut self) -> Option<char> {
         let high = self.four_digits()?;
         if !(0xd800..0xdc00).contains(&high) {
@@ -282,7 +282,7 @@ impl Parser<'_> {
 
     fn unexpected(&self, wanted: &str, help: &'static str) -> Stop {
         let Some(char) = self.peek() else {
-            // Where the text really ends: what follows are blanks.
+            // Report the last character before trailing whitespace.
             let end = self.text.trim_end().len();
             let start = self.text[..end].char_indices().next_back().map_or(0, |(start, _)| start);
             let message = format!("the file ends where {wanted} should follow");
@@ -302,7 +302,7 @@ impl Parser<'_> {
         Stop::Syntax { position: Position::new(self.at, self.at + length), message, help }
     }
 
-    fn skip_blanks(&mut self) {
+    fn skip_whitespace(&mut self) {
         let rest = &self.text.as_bytes()[self.at..];
         self.at += rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count();
     }

@@ -1,8 +1,8 @@
 //! The JSON schema of the config file, for editors and for checks before a file is rolled out.
 //!
-//! It is printed from the [`shape`](super::key_table) and says what a schema can say: names, kinds, ranges and
-//! patterns. What spans several keys only [`Config::parse`](super::Config::parse) finds. What is not
-//! supported yet is refused here, too.
+//! It is generated from the [key table](super::key_table) and covers names, kinds, ranges and patterns. Rules that
+//! span several keys are checked only by [`Config::parse`](super::Config::parse). The schema also rejects keys that
+//! are not supported yet.
 
 use serde_json::{Map, Value, json};
 use tollkeeper_core::toll::MAX_COST;
@@ -10,16 +10,16 @@ use tollkeeper_core::toll::MAX_COST;
 use super::key_table::{self, Key, Kind, Names, Section, Support};
 use super::warning::Warning;
 
-/// The schema, as JSON of draft 2020-12.
+/// The schema as JSON text, in draft 2020-12.
 pub fn schema() -> String {
     let mut root = table(&key_table::ROOT);
     root.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
     root.insert("minProperties".to_owned(), json!(1));
     root.insert("title".to_owned(), json!("The config file of Tollkeeper"));
     let limit = table(&key_table::LIMIT);
-    // A value that an environment variable may complete can be anything before that.
+    // A value with an environment variable may be any text before it is expanded.
     let variable = json!({
-        "description": "Environment variables are put in: `${NAME}`, or `${NAME:-default}`.",
+        "description": "Environment variables are expanded: `${NAME}`, or `${NAME:-default}`.",
         "type": "string",
         "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}",
     });
@@ -62,7 +62,7 @@ fn property(key: &'static Key) -> Value {
     property
 }
 
-/// What values of a kind look like.
+/// The schema of a kind of value.
 fn value(kind: &'static Kind) -> Value {
     let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
     const UNIT: &str = "(ms|s|m|min|h|hour|d|day|w|week)";
@@ -137,7 +137,7 @@ fn value(kind: &'static Kind) -> Value {
 
 const FACT: &str = "^[A-Za-z0-9._:/-]{1,64}$";
 
-/// A default or an example, which the table has as YAML.
+/// A default or an example of the key table, converted from YAML to JSON.
 fn yaml_as_json(text: &str) -> Option<Value> {
     use super::document::{Node, ScalarKind, Value as YamlValue};
     fn json(node: &Node) -> Value {
@@ -147,7 +147,7 @@ fn yaml_as_json(text: &str) -> Option<Value> {
             }
             YamlValue::List(nodes) => nodes.iter().map(json).collect(),
             YamlValue::Scalar(scalar) if matches!(scalar.kind, ScalarKind::Number | ScalarKind::Bool) => {
-                serde_json::from_str(&scalar.text).expect("the table has plain numbers and truth values")
+                serde_json::from_str(&scalar.text).expect("the key table has plain numbers and booleans")
             }
             YamlValue::Scalar(scalar) => json!(scalar.text),
             YamlValue::Unknown => Value::Null,

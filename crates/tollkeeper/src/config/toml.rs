@@ -1,4 +1,4 @@
-//! TOML to a document.
+//! Parses TOML 1.0 into a document.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -6,9 +6,9 @@ use toml::de::{DeTable, DeValue};
 use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Value};
 use super::report::{Position, Problems};
 
-/// Reads a text; on mistakes in the syntax, reports them.
+/// Parses a text; reports syntax errors and returns `None`.
 pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
-    // The parser keeps every mistake, and a long file can be nothing but mistakes.
+    // In recoverable mode the parser stores every error, which may be too many for a long file.
     const LONG: usize = 256 << 10;
     let (table, errors) = match text.len() {
         0..LONG => DeTable::parse_recoverable(text),
@@ -20,7 +20,7 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     let mut readable = true;
     for error in &errors {
         let position = error.span().map_or(Position::default(), |span| Position::new(span.start, span.end));
-        // What is there twice does not hide the rest; what cannot be read may.
+        // Reading continues after a duplicate key. After another error, the rest may not be parsed correctly.
         if error.message() == "duplicate key" {
             let key = text.get(position.start..position.end).unwrap_or_default();
             problems.error(position, format!("duplicate key `{}`", key.escape_debug()), "keep one");
@@ -47,7 +47,7 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     }
 }
 
-/// What would be right, where the words of the parser do not say it.
+/// A suggestion, where the message of the parser has none.
 fn help(message: &str) -> &'static str {
     match message {
         _ if message.starts_with("string values must be quoted") => {
@@ -96,7 +96,7 @@ fn node(
                 budget.take(key.len()).map_err(|large| (position, large))?;
                 entries.push(Entry { key, position, node: inner(value, budget)? });
             }
-            // The parser sorts by name.
+            // The parser sorts entries by name; restore the file order.
             entries.sort_by_key(|entry| entry.position.start);
             return Ok(Node { position, value: Value::Table(entries) });
         }

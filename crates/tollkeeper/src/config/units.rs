@@ -1,4 +1,4 @@
-//! Rates, durations, percentages and shares: how they are written, and what was meant when they are not.
+//! Parses rates, durations, percentages and shares, and suggests corrections for invalid ones.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use tollkeeper_core::Span;
 use super::excerpt::quoted;
 use crate::percent::Percent;
 
-/// What a period can be written with, and how long one of it is in milliseconds.
+/// The units of periods, with their length in milliseconds.
 const UNITS: [(&str, u64); 10] = [
     ("ms", 1),
     ("s", 1_000),
@@ -21,7 +21,7 @@ const UNITS: [(&str, u64); 10] = [
     ("week", 604_800_000),
 ];
 
-/// Other spellings of units, for who meant one.
+/// Other spellings of units, with the supported spelling to suggest.
 const UNIT_ALIASES: [(&str, &str); 22] = [
     ("msec", "ms"),
     ("msecs", "ms"),
@@ -47,7 +47,7 @@ const UNIT_ALIASES: [(&str, &str); 22] = [
     ("y", "365d"),
 ];
 
-/// A text that is not what it should be: what is wrong, and what would be right.
+/// An invalid value: what is wrong, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct InvalidValue {
     pub(super) message: String,
@@ -69,14 +69,14 @@ impl fmt::Display for InvalidValue {
     }
 }
 
-/// A rate as it is written: `100/min`, `unlimited`.
+/// A rate of the file: `100/min`, `unlimited`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rate {
     Unlimited,
     Every { count: u64, period: Span },
 }
 
-/// Reads a rate: `count/period`, or `unlimited`.
+/// Parses a rate: `count/period`, or `unlimited`.
 pub(super) fn rate(text: &str) -> Result<Rate, InvalidValue> {
     if text == "unlimited" {
         return Ok(Rate::Unlimited);
@@ -102,12 +102,12 @@ pub(super) fn rate(text: &str) -> Result<Rate, InvalidValue> {
     Ok(Rate::Every { count, period: length(period, true)? })
 }
 
-/// Reads a duration, a whole number and a unit: `500ms`, `15m`, `1day`.
+/// Parses a duration, which is a whole number and a unit: `500ms`, `15m`, `1day`.
 pub(super) fn duration(text: &str) -> Result<Span, InvalidValue> {
     length(text, false)
 }
 
-/// A duration; in a rate the unit may stand alone, and `100/min` is `100/1min`.
+/// Parses a duration. With `bare_unit`, as in a rate, the number may be omitted: `100/min` is `100/1min`.
 fn length(text: &str, bare_unit: bool) -> Result<Span, InvalidValue> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -125,7 +125,7 @@ fn length(text: &str, bare_unit: bool) -> Result<Span, InvalidValue> {
     }
 }
 
-/// Reads a whole number, which may be zero.
+/// Parses a whole number, which may be zero.
 pub(super) fn count(text: &str) -> Result<u64, InvalidValue> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         let cleaned: String =
@@ -142,7 +142,7 @@ pub(super) fn count(text: &str) -> Result<u64, InvalidValue> {
     })
 }
 
-/// Reads a percentage with at most two decimals: `50%`, `12.5%`.
+/// Parses a percentage with at most two decimals: `50%`, `12.5%`.
 pub(super) fn percent(text: &str) -> Result<Percent, InvalidValue> {
     let invalid = |help: String| InvalidValue::new(format!("{} is not a percentage", quoted(text)), help);
     let Some(number) = text.strip_suffix('%') else {
@@ -180,13 +180,13 @@ impl Default for Share {
 }
 
 impl Share {
-    /// The part of a number, rounded down but at least 1; nothing of nothing.
+    /// This share of a number, rounded down but at least 1; 0 of 0.
     pub fn of(self, number: u64) -> u64 {
         let part = u128::from(number) * u128::from(self.part) / u128::from(self.of);
         u64::try_from(part).expect("a share is at most 1").max(u64::from(number > 0))
     }
 
-    /// Whether [`Share::of`] is more than a tenth off.
+    /// Whether rounding changes the result of [`Share::of`] by more than 10 %.
     pub(super) fn rounds_badly(self, number: u64) -> bool {
         let exact = u128::from(number) * u128::from(self.part);
         let rounded = u128::from(self.of(number)) * u128::from(self.of);
@@ -200,7 +200,7 @@ impl fmt::Display for Share {
     }
 }
 
-/// Reads a share: `a/b`, at most 1.
+/// Parses a share: `a/b`, at most 1.
 pub(super) fn share(text: &str) -> Result<Share, InvalidValue> {
     const MOST: u32 = 1_000_000;
     let invalid = |help: &str| InvalidValue::new(format!("{} is not a share", quoted(text)), help);
@@ -217,7 +217,7 @@ pub(super) fn share(text: &str) -> Result<Share, InvalidValue> {
     }
 }
 
-/// The rate that was probably meant.
+/// The valid rate that an invalid one probably means.
 fn suggest_rate(text: &str) -> Option<String> {
     let text = text.to_lowercase().replace(" per ", "/").replace([' ', '_', ','], "");
     let text =
@@ -234,7 +234,7 @@ fn suggest_rate(text: &str) -> Option<String> {
     rate(&suggestion).is_ok().then_some(suggestion)
 }
 
-/// `0.5` in a second is 1 in two seconds.
+/// A rate with a fractional count as one with a whole count: `0.5/s` is `1/2s`.
 fn suggest_whole_count(whole: &str, part: &str, period: &str) -> Option<String> {
     if whole.len() > 6 || part.len() > 3 || period.starts_with(|char: char| char.is_ascii_digit()) {
         return None;
@@ -261,7 +261,7 @@ fn suggest_count(text: &str) -> Option<String> {
         .then_some(suggestion)
 }
 
-/// A period in the spelling of [`UNITS`], with or without a number before it.
+/// The period with its unit in the spelling of [`UNITS`], with or without a number before it.
 fn suggest_period(text: &str) -> Option<String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -276,7 +276,7 @@ fn suggest_period(text: &str) -> Option<String> {
     }
 }
 
-/// What to say of a text that is not a duration.
+/// A suggestion for a text that is not a duration.
 fn duration_help(text: &str, bare_unit: bool) -> String {
     let normalized = text.to_lowercase().replace([' ', '_'], "");
     if normalized.contains("month") || normalized.ends_with("mo") || normalized.ends_with("quarter") {
@@ -302,7 +302,7 @@ fn duration_help(text: &str, bare_unit: bool) -> String {
     "a whole number of `ms s m min h hour d day w week`, such as `15m`".to_owned()
 }
 
-/// `1.5h` in milliseconds, if it is a whole number of them.
+/// A fractional duration such as `1.5h` in whole milliseconds, with its unit.
 fn fraction_in_millis(text: &str) -> Option<(u64, &str)> {
     let start = text.find(|char: char| char.is_ascii_alphabetic())?;
     let (number, unit) = text.split_at(start);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_count_and_period() {
+    fn rates_are_parsed() {
         const SECOND: u64 = 1_000_000;
         for (text, expected) in [
             ("10/s", every(10, SECOND)),
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rate_is_answered_with_what_was_meant() {
+    fn invalid_rates_get_a_suggestion() {
         for (text, expected) in [
             ("", "`` is not a rate (count and period, such as `100/min` or `5/15m`, or `unlimited`)"),
             ("100", "`100` is not a rate (add a period: `100/s`, `100/min`, `100/day`)"),
@@ -381,9 +381,8 @@ mod tests {
         }
     }
 
-    /// What is suggested can be typed.
     #[test]
-    fn every_suggestion_is_a_rate() {
+    fn every_suggestion_is_a_valid_rate() {
         let units = UNIT_ALIASES.iter().map(|(other, _)| *other).chain(UNITS.iter().map(|(unit, _)| *unit));
         for unit in units {
             for text in [
@@ -432,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_rounds_down_but_never_to_nothing() {
+    fn share_rounds_down_but_never_to_zero() {
         for (text, number, expected, badly) in [
             ("1/1", 7, 7, false),
             ("1/2", 7, 3, true),

@@ -1,4 +1,4 @@
-//! What is allowed and yet probably not meant.
+//! Finds parts of a valid config file that are probably mistakes.
 
 use tollkeeper_core::pattern::matches;
 use tollkeeper_core::{Algorithm, Missing, Mode, Policy, Span};
@@ -14,14 +14,14 @@ use super::units::{Rate, Share};
 use super::warning::Warning;
 use crate::http::Source;
 
-/// What the names of facts begin with that are read from a request without being declared.
+/// The prefixes of facts that are read from a request without being declared.
 const PARTS: [&str; 4] = ["header.", "cookie.", "query.", "body."];
 /// The facts that every HTTP request has.
 const EVERYWHERE: [&str; 4] = ["ip", "method", "path", "route"];
-/// Headers that hold a credential: whoever checks it refuses one that was made up.
+/// Headers with a credential. They are not reported, because the application rejects an invented credential.
 const CREDENTIALS: [&str; 2] = ["authorization", "cookie"];
 
-/// Warns of what is in a file without mistakes.
+/// Adds the warnings about a file without errors.
 pub(super) fn check(file: &RawConfig, policy: &Policy, problems: &mut Problems) {
     problems.silence(&file.ignored);
     for limit in &file.limits {
@@ -74,7 +74,7 @@ pub(super) fn check(file: &RawConfig, policy: &Policy, problems: &mut Problems) 
     }
 }
 
-/// A limit that charges a fact which nothing supplies: it rejects every HTTP request.
+/// Warns of a limit that charges a fact which no setting supplies: it rejects every HTTP request.
 fn cost(file: &RawConfig, limit: &RawLimit, problems: &mut Problems) {
     let (Some(fact), None) = (&limit.cost, &limit.cost_missing) else { return };
     let declared = file.http.facts.iter().any(|declared| declared.name == fact.value);
@@ -94,7 +94,7 @@ fn cost(file: &RawConfig, limit: &RawLimit, problems: &mut Problems) {
     problems.warning(Warning::CostNotSupplied, fact.position, message, help);
 }
 
-/// Conditions that no request can meet.
+/// Warns of conditions that no request can match.
 fn conditions(file: &RawConfig, limit: &RawLimit, problems: &mut Problems) {
     for Located { value: (fact, patterns), position, .. } in limit.when.iter().chain(&limit.unless) {
         for pattern in patterns {
@@ -125,7 +125,7 @@ fn conditions(file: &RawConfig, limit: &RawLimit, problems: &mut Problems) {
     }
 }
 
-/// Tiers between which a client loses its count.
+/// Warns of tiers with different periods: a client that changes its tier loses its count.
 fn tier_periods(limit: &RawLimit, problems: &mut Problems) {
     let Some(tiers) = &limit.tiers else { return };
     let mut periods: Vec<Span> = Vec::new();
@@ -144,7 +144,7 @@ fn tier_periods(limit: &RawLimit, problems: &mut Problems) {
     }
 }
 
-/// A share that cannot be had in whole numbers.
+/// Warns of numbers that `share` changes by more than 10 % because of rounding.
 fn share(share: Share, limit: &RawLimit, grant: &RawGrant, what: &str, problems: &mut Problems) {
     let count = grant.rate.as_ref().and_then(|located| match located.value.rate {
         Rate::Every { count, .. } => Some((count, located.position, located.unexpanded.is_some())),
@@ -167,13 +167,13 @@ fn share(share: Share, limit: &RawLimit, grant: &RawGrant, what: &str, problems:
     }
 }
 
-/// Each spaces its own departures; together they space neither.
+/// Warns of two leaky buckets on one request: each spaces only its own departures, so neither spacing holds.
 fn leaky_buckets(limits: &[&RawLimit], problems: &mut Problems) {
-    // Whoever has hundreds of them is told of the first few.
-    const LOOKED_AT: usize = 200;
-    let limits: Vec<_> = limits.iter().filter(|limit| limit.mode == Mode::Enforce).take(LOOKED_AT).collect();
+    // Comparing all pairs takes quadratic time, so only the first ones are compared.
+    const COMPARED: usize = 200;
+    let limits: Vec<_> = limits.iter().filter(|limit| limit.mode == Mode::Enforce).take(COMPARED).collect();
     for (index, limit) in limits.iter().enumerate() {
-        if let Some(other) = limits[..index].iter().find(|other| can_meet(limit, other)) {
+        if let Some(other) = limits[..index].iter().find(|other| can_apply_together(limit, other)) {
             let (this, other) = (limit.subject.trim_end_matches(": "), other.subject.trim_end_matches(": "));
             let message = format!(
                 "{this} and {other} are leaky buckets that can apply to one request: each delays requests independently of the other"
@@ -188,8 +188,8 @@ fn leaky_buckets(limits: &[&RawLimit], problems: &mut Problems) {
     }
 }
 
-/// Whether one request can meet both: unless a fact would need two values at once.
-fn can_meet(one: &RawLimit, other: &RawLimit) -> bool {
+/// Whether both limits can apply to one request: not if a fact would need two values at once.
+fn can_apply_together(one: &RawLimit, other: &RawLimit) -> bool {
     one.when.iter().all(|Located { value: (fact, patterns), .. }| {
         let others =
             other.when.iter().find(|located| located.value.0 == *fact).map(|located| &located.value.1);
@@ -197,7 +197,7 @@ fn can_meet(one: &RawLimit, other: &RawLimit) -> bool {
     })
 }
 
-/// Whether a value can match both patterns. Two with stars are taken to.
+/// Whether a value can match both patterns. Two patterns with `*` are assumed to overlap.
 fn overlap(a: &str, b: &str) -> bool {
     match (a.contains('*'), b.contains('*')) {
         (true, true) => true,
@@ -206,7 +206,7 @@ fn overlap(a: &str, b: &str) -> bool {
     }
 }
 
-/// Whether no HTTP request can come past a limit.
+/// Whether a limit applies to every HTTP request.
 fn covers_everything(limit: &RawLimit) -> bool {
     let always = |fact: &str| EVERYWHERE.contains(&fact);
     let keyed = limit.missing != Missing::Skip || limit.by.iter().all(|fact| always(&fact.value));
@@ -227,7 +227,7 @@ fn covers_everything(limit: &RawLimit) -> bool {
     limit.mode == Mode::Enforce && keyed && whenever && limit.unless.is_empty() && limited
 }
 
-/// Facts that decide what a request is granted, and that its sender can choose.
+/// Warns of facts that decide which grant a request gets, but that the client can choose.
 fn header_facts(file: &RawConfig, problems: &mut Problems) {
     for limit in file.limits.iter().filter(|limit| limit.mode != Mode::Off) {
         let named = limit
@@ -281,14 +281,14 @@ fn header_facts(file: &RawConfig, problems: &mut Problems) {
         }
         if fact.trusted && matches!(fact.from, Source::Cookie(_) | Source::Query(_) | Source::Body(_)) {
             let message = format!(
-                "fact {} is `trusted`, but is read from a part of the request that gateways pass on as the client sent it",
+                "fact {} is `trusted`, but is read from a part of the request that gateways forward as the client sent it",
                 quoted(&fact.name)
             );
             let help = "let the gateway set a header, and read it with `from: header.NAME`";
             problems.warning(Warning::TrustedNotHeader, *position, message, help);
         }
         let Source::Header(header) = &fact.from else { continue };
-        // What is hashed is a secret, which whoever checks it refuses when it was made up.
+        // A hashed fact is a secret, and the application that verifies it rejects an invented one.
         if fact.trusted || fact.hash || CREDENTIALS.contains(&header.as_str()) || !is_used(file, &fact.name) {
             continue;
         }

@@ -1,7 +1,7 @@
-//! YAML to a document: YAML 1.2, one document, with anchors, aliases and merge keys.
+//! Parses YAML 1.2 into a document: one document per file, with anchors, aliases and merge keys.
 //!
-//! An alias is a copy, taken from a budget: a file of a kilobyte cannot become a gigabyte. Tags are
-//! refused, because a value means what its key says and nothing else.
+//! Each alias makes a copy that counts against the [`Budget`], so that a file of a kilobyte cannot become a gigabyte.
+//! Tags are rejected, because the key alone determines the type of a value.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Valu
 use super::excerpt::quoted;
 use super::report::{Position, Problems};
 
-/// Reads a text; on a mistake in the syntax, reports it. Nothing is returned for an empty file, too.
+/// Parses a text; reports a syntax error and returns `None`. The result is also `None` for an empty file.
 pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     let options = granit_parser::options! {
         emit_comments: false,
@@ -53,7 +53,7 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
 struct Builder<'t, 'p> {
     text: &'t str,
     problems: &'p mut Problems,
-    /// The lists and tables that have begun and not ended.
+    /// The lists and tables that have begun but not ended.
     open: Vec<Open>,
     anchors: HashMap<usize, Anchored>,
     budget: Budget,
@@ -61,11 +61,11 @@ struct Builder<'t, 'p> {
     documents: usize,
 }
 
-/// A list or a table that is being read.
+/// A list or a table that is being parsed.
 struct Open {
     start: usize,
     anchor: usize,
-    /// How deep the deepest value inside is nested.
+    /// The nesting depth of its deepest value.
     height: usize,
     inside: Inside,
 }
@@ -80,11 +80,11 @@ enum Key {
     Named(String, Position),
     /// `<<`.
     Merge,
-    /// It has been reported.
+    /// Not a valid key, which has been reported.
     Invalid,
 }
 
-/// What an alias stands for, and what a copy of it takes.
+/// The value of an anchor, with the size of a copy of it.
 struct Anchored {
     node: Node,
     nodes: usize,
@@ -160,7 +160,7 @@ impl Builder<'_, '_> {
                 Value::Table(entries)
             }
         };
-        // A block ends where the next line begins; nobody wants to see that underlined.
+        // The parser ends a block at the next line; the underline must not extend that far.
         let block = self.text.get(open.start..position.end).unwrap_or_default();
         let end = open.start + block.trim_end().len();
         self.put(
@@ -171,7 +171,7 @@ impl Builder<'_, '_> {
         )
     }
 
-    /// A value is complete: it goes where the innermost open list or table wants it.
+    /// Adds a complete value to the innermost open list or table.
     fn put(&mut self, node: Node, anchor: usize, height: usize, merge: bool) -> Step {
         if anchor != 0 {
             let (nodes, text) = size(&node);
@@ -206,7 +206,7 @@ impl Builder<'_, '_> {
         Ok(())
     }
 
-    /// A copy of what an anchor names.
+    /// Adds a copy of the value of an anchor.
     fn repeat(&mut self, anchor: usize, position: Position) -> Step {
         let Some(anchored) = self.anchors.get(&anchor) else {
             self.problems.error(
@@ -224,7 +224,7 @@ impl Builder<'_, '_> {
         self.put(node, 0, height, false)
     }
 
-    /// Adds what `<<` brings in: of every key the first that says it, and what is written here before all.
+    /// Adds the entries of the tables that `<<` names. Keys of the table itself take precedence, then earlier merges.
     fn merge(&mut self, entries: &mut Vec<Entry>, merges: Vec<Node>) {
         for node in merges {
             let position = node.position;
@@ -249,7 +249,7 @@ impl Builder<'_, '_> {
     }
 }
 
-/// How many values a tree has, and how many bytes of text.
+/// The number of values of a tree, and its bytes of text.
 fn size(node: &Node) -> (usize, usize) {
     match &node.value {
         Value::Scalar(scalar) => (1, scalar.text.len()),
@@ -262,7 +262,8 @@ fn size(node: &Node) -> (usize, usize) {
     }
 }
 
-/// What a scalar without quotes is: YAML 1.2's core schema, in which `yes`, `no`, `on` and `off` are texts.
+/// The type of a scalar without quotes in the core schema of YAML 1.2, in which `yes`, `no`, `on` and `off` are
+/// strings.
 fn plain_kind(text: &str) -> ScalarKind {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => ScalarKind::Null,
@@ -293,7 +294,7 @@ fn position(span: &Span, text: &str) -> Position {
     Position::new(range.start.min(text.len()), range.end.min(text.len()))
 }
 
-/// A mistake in the syntax, in words for who wrote it.
+/// The position, message and help for a syntax error.
 fn syntax(error: &ScanError, text: &str) -> (Position, String, &'static str) {
     let at = text.floor_char_boundary(error.marker().byte_offset().unwrap_or(0).min(text.len()));
     let length = text[at..].chars().next().filter(|char| *char != '\n').map_or(0, char::len_utf8);
