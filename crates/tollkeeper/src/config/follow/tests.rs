@@ -100,7 +100,7 @@ fn limits_without_numbers(config: &Config) -> Value {
 /// The complete file is active and is being written again, with a SIGHUP after each byte: no prefix of it may remove a
 /// limit, a token or a setting.
 #[test]
-fn no_prefix_of_a_file_takes_anything_away() {
+fn no_prefix_of_a_file_removes_anything() {
     thread::scope(|scope| {
         for file in files() {
             scope.spawn(move || {
