@@ -64,10 +64,10 @@ pub struct LimitShape {
     pub on_store_failure: OnStoreFailure,
     /// Whether rate-limit headers may show this limit.
     pub headers: bool,
-    /// The charge is given back unless the response matches.
+    /// The charge is refunded unless the response matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deduct_when: Option<ResponseCondition>,
-    /// The charge is given back if the response matches.
+    /// The charge is refunded if the response matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refund_when: Option<ResponseCondition>,
     /// How exact the count is across processes; always `exact` today.
@@ -76,7 +76,7 @@ pub struct LimitShape {
     pub wait_replicas: u32,
 }
 
-/// What a limit, a tier or an override grants.
+/// The rate, burst or number of slots of a limit, a tier or an override.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GrantShape {
     /// Count per period, or `unlimited`.

@@ -106,7 +106,7 @@ impl<'d> Fields<'d> {
             Value::Table(entries) => entries,
             _ => {
                 let example = if section.path.is_empty() { "limits" } else { section.keys[0].name };
-                fields.wrong_kind(
+                fields.report_wrong_kind(
                     node,
                     &fields.scope.table(),
                     "a table",
@@ -210,7 +210,7 @@ impl<'d> Fields<'d> {
         match self.entry(key).map(|entry| &entry.node) {
             Some(Node { value: Value::List(nodes), .. }) => nodes,
             Some(node) => {
-                self.wrong_kind(
+                self.report_wrong_kind(
                     node,
                     &self.scope.name(key),
                     "a list",
@@ -226,7 +226,7 @@ impl<'d> Fields<'d> {
     pub(super) fn map(&self, key: &str) -> Vec<&'d Entry> {
         let Some(entry) = self.entry(key) else { return Vec::new() };
         let Value::Table(entries) = &entry.node.value else {
-            self.wrong_kind(&entry.node, &self.scope.name(key), "a table", "each name with its value");
+            self.report_wrong_kind(&entry.node, &self.scope.name(key), "a table", "each name with its value");
             return Vec::new();
         };
         let mut names = HashSet::new();
@@ -252,10 +252,10 @@ impl<'d> Fields<'d> {
     pub(super) fn bool(&self, key: &str) -> Option<Located<bool>> {
         self.read(key, |item| {
             let scalar = self.scalar(item, "`true` or `false`")?;
-            let loose = scalar.kind == ScalarKind::Bool || scalar.unexpanded.is_some();
+            let is_bool = scalar.kind == ScalarKind::Bool || scalar.unexpanded.is_some();
             match scalar.text.to_ascii_lowercase().as_str() {
-                "true" if loose => Some(true),
-                "false" if loose => Some(false),
+                "true" if is_bool => Some(true),
+                "false" if is_bool => Some(false),
                 _ => {
                     let help = match scalar.text.to_ascii_lowercase().as_str() {
                         "yes" | "on" | "y" | "1" => "write `true`",
@@ -263,7 +263,7 @@ impl<'d> Fields<'d> {
                         "true" | "false" => "without quotes",
                         _ => "",
                     };
-                    self.wrong_kind(item.node, &self.scope.name(key), "`true` or `false`", help);
+                    self.report_wrong_kind(item.node, &self.scope.name(key), "`true` or `false`", help);
                     None
                 }
             }
@@ -371,7 +371,7 @@ impl<'d> Fields<'d> {
     /// The values of a list, or a single value if the key allows one instead of a list.
     fn list<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Vec<Located<T>> {
         let definition = self.key(key);
-        let (inner, alone) = match definition.kind {
+        let (inner, single_allowed) = match definition.kind {
             Kind::List(inner) => (inner, false),
             Kind::OneOrList(inner) => (inner, true),
             _ => panic!("`{key}` is not a list"),
@@ -381,13 +381,13 @@ impl<'d> Fields<'d> {
             match &node.value {
                 Value::List(nodes) => nodes.iter().filter_map(one).collect(),
                 Value::Scalar(Scalar { kind: ScalarKind::Null, .. }) | Value::Table(_) | Value::Unknown => {
-                    self.wrong_kind(node, &self.scope.name(key), "a list", "");
+                    self.report_wrong_kind(node, &self.scope.name(key), "a list", "");
                     Vec::new()
                 }
-                Value::Scalar(_) if alone => one(node).into_iter().collect(),
+                Value::Scalar(_) if single_allowed => one(node).into_iter().collect(),
                 Value::Scalar(scalar) => {
                     let help = format!("write `[{}]`", scalar.shown().escape_debug());
-                    self.wrong_kind(node, &self.scope.name(key), "a list", &help);
+                    self.report_wrong_kind(node, &self.scope.name(key), "a list", &help);
                     Vec::new()
                 }
             }
@@ -430,7 +430,7 @@ impl<'d> Fields<'d> {
                 () if digits => "without quotes".to_owned(),
                 () => bounds,
             };
-            self.wrong_kind(item.node, &self.scope.name(item.key), "a whole number", &help);
+            self.report_wrong_kind(item.node, &self.scope.name(item.key), "a whole number", &help);
             return None;
         }
         match scalar.text.parse::<u64>() {
@@ -496,7 +496,7 @@ impl<'d> Fields<'d> {
             } else {
                 "put it in quotes if it is meant as a string"
             };
-            self.wrong_kind(item.node, &self.scope.name(item.key), wanted, help);
+            self.report_wrong_kind(item.node, &self.scope.name(item.key), wanted, help);
             return None;
         }
         if scalar.kind == ScalarKind::Number
@@ -507,7 +507,7 @@ impl<'d> Fields<'d> {
             )
         {
             let help = format!("put it in quotes: `\"{}\"`", scalar.text);
-            self.wrong_kind(item.node, &self.scope.name(item.key), wanted, &help);
+            self.report_wrong_kind(item.node, &self.scope.name(item.key), wanted, &help);
             return None;
         }
         match parse(&scalar.text) {
@@ -546,14 +546,14 @@ impl<'d> Fields<'d> {
             Value::Scalar(scalar) if scalar.kind != ScalarKind::Null => Some(scalar),
             Value::Unknown => None,
             _ => {
-                self.wrong_kind(item.node, &self.scope.name(item.key), wanted, "");
+                self.report_wrong_kind(item.node, &self.scope.name(item.key), wanted, "");
                 None
             }
         }
     }
 
     /// Reports a value of the wrong kind.
-    fn wrong_kind(&self, node: &Node, name: &str, wanted: &str, help: &str) {
+    fn report_wrong_kind(&self, node: &Node, name: &str, wanted: &str, help: &str) {
         match &node.value {
             Value::Unknown => {}
             Value::Scalar(Scalar { kind: ScalarKind::Null, .. }) => {
@@ -564,7 +564,7 @@ impl<'d> Fields<'d> {
     }
 
     /// Reports an error that begins with the subject of the table.
-    pub(super) fn complain(&self, position: Position, message: &str, help: &str) {
+    pub(super) fn subject_error(&self, position: Position, message: &str, help: &str) {
         self.error(position, format!("{}{message}", self.scope.subject), help);
     }
 

@@ -229,7 +229,11 @@ fn response(fields: &Fields<'_>, key: &str) -> Option<Located<ResponseCondition>
     let status: Vec<StatusPattern> =
         table.parse_list("status", read_status).into_iter().map(|located| located.value).collect();
     if !table.has("status") {
-        fields.complain(position, &format!("`{key}` has no `status`"), "such as `{ status: [401, 5xx] }`");
+        fields.subject_error(
+            position,
+            &format!("`{key}` has no `status`"),
+            "such as `{ status: [401, 5xx] }`",
+        );
     }
     Some(Located { value: ResponseCondition { status }, position, unexpanded: None })
 }

@@ -311,7 +311,7 @@ fn read_fact(
         } else {
             "use another name"
         };
-        fields.complain(position, "every request has a fact of this name already", help);
+        fields.subject_error(position, "every request has a fact of this name already", help);
     }
     if !fields.has("from") {
         fields.error(
@@ -332,7 +332,11 @@ fn read_fact(
     let many = defaulted(fields.bool("many"));
     let from = from?;
     if many.value && !matches!(from.value, Source::Header(_)) {
-        fields.complain(many.position, "`many` joins the lines of a header", "read it from `header.NAME`");
+        fields.subject_error(
+            many.position,
+            "`many` joins the lines of a header",
+            "read it from `header.NAME`",
+        );
     }
     let (position, many) = (from.position, many.value);
     Some((

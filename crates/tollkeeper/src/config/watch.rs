@@ -119,7 +119,7 @@ pub(super) fn watcher(path: &Path, wake: SyncSender<()>) -> Option<RecommendedWa
     Some(watcher)
 }
 
-/// A hash of what is in the file; `None` if it cannot be read.
+/// A hash of the content of the file; `None` if it cannot be read.
 fn content(path: &Path) -> Option<u64> {
     super::content(path).ok().map(|(bytes, _)| digest(&bytes))
 }
