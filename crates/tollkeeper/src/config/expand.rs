@@ -30,7 +30,7 @@ fn walk(node: &mut Node, environment: Environment<'_>, remaining: &mut usize, pr
                 Err(error) => {
                     let (message, help) = error.message_and_help();
                     problems.error(node.position, message, help);
-                    // The value must not be reported a second time for what its expansion would have been.
+                    // Later checks skip `Unknown`, so that the value is not reported twice.
                     node.value = Value::Unknown;
                 }
             }
