@@ -123,7 +123,9 @@ fn limits_that_make_no_sense_change_nothing_and_every_mistake_is_named() {
     let answer = put(&server, &[], wrong);
     assert_eq!(answer.error(), (400, "invalid_limits".to_owned(), Some("limits".to_owned())));
     let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
-    for part in ["limits:1:", "is not a duration (try `1m`)", "limit `two`: it does not say how much"] {
+    for part in
+        ["limits:1:", "is not a duration (try `1m`)", "limit `two`: neither `rate` nor `limit` is set"]
+    {
         assert!(message.contains(part), "{part}: {message}");
     }
     for body in [

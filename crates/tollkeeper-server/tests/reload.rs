@@ -167,7 +167,7 @@ fn a_broken_file_changes_nothing_and_is_reported_until_it_is_mended() {
         ("limits:\n  - { name: few, rate: 1/soon }\n", "tollkeeper.yaml:2:"),
         ("limits:\n  - { name: few, rate: 1/day, burst: 9 }\n  - { nam: x }\n", "tollkeeper.yaml:3:"),
         ("limits: [", "tollkeeper.yaml:"),
-        ("", "says nothing"),
+        ("", "the file is empty"),
         ("limits:\n  - { name: few, rate: 1/day, burst: 9 }\nstore: nonsense://\n", "tollkeeper.yaml:3:"),
         ("\u{0}\u{1}", "NUL"),
     ]) {

@@ -199,6 +199,6 @@ mod tests {
     #[test]
     fn what_is_no_pattern_is_named() {
         let error = Routes::new(&["/a".to_owned(), "login".to_owned()]).expect_err("no slash");
-        assert_eq!(error.to_string(), "`login` is not a path pattern (it begins with `/`)");
+        assert_eq!(error.to_string(), "`login` is not a path pattern (it must begin with `/`)");
     }
 }

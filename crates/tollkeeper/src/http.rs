@@ -1,7 +1,6 @@
-//! How HTTP is read and answered, as plain data: what a config file says of it, and what an application
-//! writes down itself.
+//! Settings for HTTP requests and responses, from a config file or set by an application.
 //!
-//! Whoever reads requests acts on these: the tower layer, forward-auth, the proxy.
+//! The tower layer, forward-auth and the proxy read requests according to these settings.
 
 use std::fmt;
 
@@ -11,17 +10,17 @@ use tollkeeper_core::net::Network;
 /// How facts are read from an HTTP request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpSettings {
-    /// Forwarded addresses and trusted facts are believed only from these.
+    /// Forwarded addresses and trusted facts are accepted only from these networks.
     pub trusted_proxies: Vec<Network>,
-    /// The one header that addresses are taken from.
+    /// The header that the client address is read from.
     pub client_address: ClientAddress,
-    /// How many bits of an IPv6 address make a key.
+    /// How many leading bits of an IPv6 address form the key, such as 64.
     pub ipv6_prefix: u8,
-    /// Facts beyond those that every request has.
+    /// Facts in addition to those that every request has.
     pub facts: Vec<HttpFact>,
-    /// Path patterns as they are written, of which the most specific one becomes the fact `route`.
+    /// Path patterns. The most specific one that matches becomes the fact `route`.
     pub routes: Vec<String>,
-    /// Names of the server, in lower case: `Host` may carry them on a loopback listener where no token is needed.
+    /// Host names of the server, in lower case: `Host` may contain them on a loopback listener that needs no token.
     pub hosts: Vec<String>,
     /// What `%2F` and `%5C` in a path mean.
     pub encoded_slashes: EncodedSlashes,
@@ -31,19 +30,19 @@ pub struct HttpSettings {
 /// others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EncodedSlashes {
-    /// The path is read as every common server would read it, and the request pays the limits of all routes that
-    /// it matches so.
+    /// The path is read in each way that a common server would read it, and the limits of all routes that match
+    /// apply.
     #[default]
     Both,
-    /// They separate segments.
+    /// Encoded slashes separate segments.
     Decode,
-    /// They are part of a segment.
+    /// Encoded slashes are part of a segment.
     Keep,
-    /// Such a request is refused.
+    /// Requests with encoded slashes are refused.
     Refuse,
 }
 
-/// The header that the address of a client is taken from.
+/// The header that the client address is read from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientAddress {
     /// `X-Forwarded-For`.
@@ -57,33 +56,33 @@ pub enum ClientAddress {
 /// A fact that is read from a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpFact {
-    /// Its name.
+    /// The name of the fact, such as `user`.
     pub name: String,
-    /// Where it stands.
+    /// The part of the request that it is read from.
     pub from: Source,
-    /// What is taken off the beginning of the value.
+    /// A prefix that is removed from the value, such as `Bearer `.
     pub strip: Option<String>,
-    /// What is done to the value, in this order.
+    /// How the value is normalised, in this order.
     pub normalize: Vec<Normalization>,
-    /// Whether only a hash of the value is kept.
+    /// Whether only a hash of the value is kept, for secrets.
     pub hash: bool,
-    /// Whether it is taken only from trusted proxies.
+    /// Whether the fact is accepted only from trusted proxies.
     pub trusted: bool,
-    /// Whether a header may come in several lines, which are joined by `, `. Otherwise a second line makes the
-    /// request one that cannot be judged: servers differ in which line they read.
+    /// Whether a header may have several lines, which are joined by `, `. Otherwise a request with a second line is
+    /// refused if a limit needs the fact, because servers differ in which line they read.
     pub many: bool,
 }
 
 /// A part of an HTTP request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The client's address.
+    /// The client address.
     Ip,
     /// The method.
     Method,
     /// The host, without port.
     Host,
-    /// The path, normalised.
+    /// The normalised path.
     Path,
     /// The pattern that the path matches.
     Route,
@@ -91,25 +90,25 @@ pub enum Source {
     Header(String),
     /// A cookie.
     Cookie(String),
-    /// A parameter of the query.
+    /// A query parameter.
     Query(String),
-    /// A top-level field of the body.
+    /// A top-level field of a JSON or form body.
     Body(String),
 }
 
-/// What is done to a value before it is compared.
+/// A step of normalising a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Normalization {
-    /// Lower case.
+    /// Convert to lower case.
     Lowercase,
-    /// Without blanks at both ends.
+    /// Remove whitespace at both ends.
     Trim,
-    /// Unicode's NFKC.
+    /// Apply Unicode normalisation form NFKC.
     Nfkc,
 }
 
 impl Default for HttpSettings {
-    /// Nobody is trusted, and every request has the facts that all have.
+    /// No trusted proxies, and no facts besides those that every request has.
     fn default() -> HttpSettings {
         HttpSettings {
             trusted_proxies: Vec::new(),
@@ -124,7 +123,7 @@ impl Default for HttpSettings {
 }
 
 impl ClientAddress {
-    /// The header that `x-forwarded-for`, `forwarded` or `header.NAME` names, if it names one.
+    /// Parses `x-forwarded-for`, `forwarded` or `header.NAME`.
     pub fn of(text: &str) -> Option<ClientAddress> {
         match text {
             "x-forwarded-for" => Some(ClientAddress::XForwardedFor),
@@ -135,7 +134,7 @@ impl ClientAddress {
 }
 
 impl HttpFact {
-    /// A fact that is read there, as it stands.
+    /// A fact that is read from this part of a request, unchanged.
     pub fn new(name: impl Into<String>, from: Source) -> HttpFact {
         let (strip, normalize) = (None, Vec::new());
         HttpFact { name: name.into(), from, strip, normalize, hash: false, trusted: false, many: false }
@@ -143,11 +142,11 @@ impl HttpFact {
 }
 
 impl HttpFact {
-    /// How raw values of the fact become the values that limits see.
+    /// How raw values of the fact are normalised and hashed before limits use them.
     ///
     /// # Panics
     ///
-    /// If it is normalised by NFKC, and this was built without the feature `nfkc`.
+    /// If the fact uses [`Normalization::Nfkc`] and the feature `nfkc` is off.
     pub fn declared(&self) -> DeclaredFact {
         let normalized = self.normalize.iter().fold(DeclaredFact::new(&self.name), |fact, step| match step {
             Normalization::Lowercase => fact.lowercase(),
@@ -170,12 +169,12 @@ fn nfkc(fact: DeclaredFact) -> DeclaredFact {
 }
 
 impl Source {
-    /// Whether it depends on the path.
+    /// Whether the value depends on the path.
     pub fn is_of_path(&self) -> bool {
         matches!(self, Source::Path | Source::Route)
     }
 
-    /// The part of a request that `ip`, `header.NAME` and the like name, if they name one.
+    /// Parses the name of a part, such as `ip` or `header.NAME`.
     pub fn of(text: &str) -> Option<Source> {
         let Some((part, name)) = text.split_once('.') else {
             return match text {
@@ -198,16 +197,16 @@ impl Source {
     }
 }
 
-/// The name of a header in lower case, if it can be one.
+/// The header name in lower case; `None` if it is not a valid header name.
 fn header(name: &str) -> Option<String> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     (!name.is_empty() && name.bytes().all(allowed)).then(|| name.to_ascii_lowercase())
 }
 
-/// A family of rate-limit headers.
+/// A format of rate-limit headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderDialect {
-    /// `RateLimit-Policy` and `RateLimit` as structured fields: the draft of today.
+    /// `RateLimit-Policy` and `RateLimit` as structured fields, as in the current IETF draft.
     Ietf,
     /// `RateLimit-Limit` with a list of quotas.
     Draft03,
@@ -220,7 +219,7 @@ pub enum HeaderDialect {
 }
 
 impl HeaderDialect {
-    /// Every dialect.
+    /// All dialects.
     pub const ALL: [HeaderDialect; 5] = [
         HeaderDialect::Ietf,
         HeaderDialect::Draft03,
@@ -243,20 +242,20 @@ impl HeaderDialect {
 
 /// Checks a path pattern: `/login`, `/users/{id}`, `/api/*`.
 pub fn check_route(route: &str) -> Result<(), InvalidRoute> {
-    let wrong = |help: &str| Err(InvalidRoute { route: route.to_owned(), help: help.to_owned() });
+    let invalid = |help: &str| Err(InvalidRoute { route: route.to_owned(), help: help.to_owned() });
     if let Some((method, path)) = route.split_once(' ')
         && path.starts_with('/')
         && method.bytes().all(|byte| byte.is_ascii_uppercase())
     {
-        return wrong(&format!(
+        return invalid(&format!(
             "a pattern has no method: `{path}`, and `when: {{ method: {method} }}` in a limit"
         ));
     }
     if !route.starts_with('/') {
-        return wrong("it begins with `/`");
+        return invalid("it must begin with `/`");
     }
     if route.contains(['?', '#']) || route.chars().any(|char| char.is_control() || char == ' ') {
-        return wrong("a path ends before `?` and has no blanks");
+        return invalid("a path has no `?`, `#`, spaces or control characters");
     }
     if route == "/" {
         return Ok(());
@@ -266,20 +265,20 @@ pub fn check_route(route: &str) -> Result<(), InvalidRoute> {
         let last = index + 1 == segments.len();
         let inner = segment.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
         match *segment {
-            "" if last => return wrong("paths are compared without a slash at the end: leave it out"),
-            "" => return wrong("paths are compared with single slashes"),
-            "." | ".." => return wrong("paths are compared after `.` and `..` are resolved"),
+            "" if last => return invalid("paths are compared without a slash at the end: leave it out"),
+            "" => return invalid("paths are compared with single slashes"),
+            "." | ".." => return invalid("paths are compared after `.` and `..` are resolved"),
             "*" if last => {}
             _ if segment.contains('*') => {
-                return wrong("`*` stands alone behind the last `/`, for the rest of the path");
+                return invalid("`*` must be the whole last segment: it matches the rest of the path");
             }
             _ if segment.contains(['{', '}']) => {
                 let is_name = |name: &str| {
                     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
                 };
                 if !inner.is_some_and(is_name) {
-                    return wrong(
-                        "`{name}` stands for one whole segment, its name is of letters, digits and `_`",
+                    return invalid(
+                        "`{name}` must be a whole segment, with a name of letters, digits and `_`",
                     );
                 }
             }
@@ -289,12 +288,12 @@ pub fn check_route(route: &str) -> Result<(), InvalidRoute> {
     Ok(())
 }
 
-/// A text that is no path pattern.
+/// A text that is not a path pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidRoute {
-    /// The text.
+    /// The invalid text.
     pub route: String,
-    /// What would be right.
+    /// How to fix it.
     pub help: String,
 }
 

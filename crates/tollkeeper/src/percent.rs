@@ -1,32 +1,32 @@
-//! A part of a hundred.
+//! A percentage from 0 % to 100 %.
 
 use std::fmt;
 
-/// A part of a hundred, in hundredths of a percent.
+/// A percentage from 0 % to 100 %, stored in hundredths of a percent (basis points).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Percent(u32);
 
 impl Percent {
-    /// All of it.
+    /// 100 %.
     pub const ALL: Percent = Percent(10_000);
 
-    /// So many percent, 100 at most.
+    /// A whole percentage; more than 100 becomes 100.
     pub const fn new(percent: u32) -> Percent {
         Percent(if percent > 100 { 10_000 } else { percent * 100 })
     }
 
-    /// So many hundredths of a percent, if that is no more than all of it.
+    /// A percentage in hundredths of a percent; `None` above 10,000.
     pub const fn from_basis_points(points: u32) -> Option<Percent> {
         if points > 10_000 { None } else { Some(Percent(points)) }
     }
 
-    /// The part in hundredths of a percent: 10 % is 1,000.
+    /// The percentage in hundredths of a percent: 10 % is 1,000.
     pub const fn basis_points(self) -> u32 {
         self.0
     }
 }
 
-/// As it is written in the config: `12.5%`.
+/// Prints as in the config file: `12.5%`.
 impl fmt::Display for Percent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (whole, part) = (self.0 / 100, self.0 % 100);

@@ -1,12 +1,12 @@
-//! A limit in the config's own shape, with every default filled in: what `GET /v1/limits` prints.
+//! A limit as the config file writes it, with every default filled in: the JSON of `GET /v1/limits`.
 //!
-//! Written out as JSON it is a limit of a config file again, and means the same.
+//! Its JSON is again a valid limit of a config file, with the same meaning.
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use tollkeeper_core::{Algorithm, CostMissing, Missing, Mode, OnStoreFailure, Span, StatusSet};
 
-/// A limit as it stands in the config, defaults included. Rates are the written ones: before `share`.
+/// A limit as in the config file, with defaults filled in. Rates are as in the file, before `share` is applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LimitShape {
     /// The name.
@@ -19,28 +19,28 @@ pub struct LimitShape {
     /// The facts and patterns of `unless`.
     #[serde(skip_serializing_if = "Named::is_empty")]
     pub unless: Named<Vec<String>>,
-    /// What it grants without tiers and overrides.
+    /// The rate, burst or number of slots for requests without a tier or an override.
     #[serde(flatten)]
     pub grant: GrantShape,
-    /// The algorithm, chosen or not.
+    /// The algorithm, whether the file names it or not.
     #[serde(serialize_with = "algorithm")]
     pub algorithm: Algorithm,
-    /// How long a slot is held at most, if it is a concurrency limit.
+    /// The longest time that a slot is held, for a concurrency limit.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "ttl")]
     pub ttl: Option<Span>,
     /// The fact that picks the tier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tier: Option<String>,
-    /// What each tier is granted.
+    /// The grant of each tier.
     #[serde(skip_serializing_if = "Named::is_empty")]
     pub tiers: Named<GrantShape>,
-    /// The tier of requests without a known one.
+    /// The tier of requests without a known tier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_tier: Option<String>,
-    /// What single values are granted.
+    /// The grants of single values of the fact in `by`.
     #[serde(skip_serializing_if = "Named::is_empty")]
     pub overrides: Named<GrantShape>,
-    /// Values that it never applies to.
+    /// Values of the fact in `by` that the limit never applies to.
     pub allow: Vec<String>,
     /// What happens when a fact it is keyed by is absent.
     #[serde(serialize_with = "missing")]
@@ -48,59 +48,59 @@ pub struct LimitShape {
     /// The fact whose number is charged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<String>,
-    /// What happens when that fact is absent, if there is one.
+    /// What happens when the fact in `cost` is absent; `None` without `cost`.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "cost_missing")]
     pub cost_missing: Option<CostMissing>,
-    /// Whether its verdict counts.
+    /// Whether the limit is enforced, only observed, or off.
     #[serde(serialize_with = "mode")]
     pub mode: Mode,
-    /// Whether the windows of keys are shifted.
+    /// Whether the windows of different keys begin at different times.
     pub stagger: bool,
-    /// The fact that decides where counts are kept.
+    /// The fact whose value decides which node of a cluster keeps the count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partition: Option<String>,
-    /// Who answers when the store does not.
+    /// What happens when the store does not answer.
     #[serde(serialize_with = "on_store_failure")]
     pub on_store_failure: OnStoreFailure,
-    /// Whether headers may show it.
+    /// Whether rate-limit headers may show this limit.
     pub headers: bool,
-    /// The charge is given back unless the response matches.
+    /// The charge is refunded unless the response matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deduct_when: Option<ResponseCondition>,
-    /// The charge is given back if the response matches.
+    /// The charge is refunded if the response matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refund_when: Option<ResponseCondition>,
-    /// How exact it is across processes.
+    /// How exact the count is across processes; always `exact` today.
     pub consistency: &'static str,
-    /// How many replicas must have a charge.
+    /// How many replicas must confirm a charge; always 0 today.
     pub wait_replicas: u32,
 }
 
-/// What a limit, a tier or an override grants.
+/// The rate, burst or number of slots of a limit, a tier or an override.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GrantShape {
     /// Count per period, or `unlimited`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<String>,
-    /// How many a bucket takes at once.
+    /// The burst of a bucket, such as 20.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst: Option<u64>,
-    /// How many at the same time.
+    /// The number of slots of a concurrency limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
 }
 
-/// Names and what they stand for, in the order of the file.
+/// A map from names to values, in the order of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named<T>(pub Vec<(String, T)>);
 
 impl<T> Named<T> {
-    /// Whether there are none.
+    /// Whether the map is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What a name stands for.
+    /// The value of a name.
     pub fn get(&self, name: &str) -> Option<&T> {
         self.0.iter().find(|(known, _)| known == name).map(|(_, value)| value)
     }
@@ -125,7 +125,7 @@ impl<T: Serialize> Serialize for Named<T> {
 /// A condition on the response to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ResponseCondition {
-    /// The statuses of which one must be met.
+    /// The response matches if its status matches one of these.
     pub status: Vec<StatusPattern>,
 }
 
@@ -139,12 +139,12 @@ impl ResponseCondition {
     }
 }
 
-/// A status of HTTP, or all of a class.
+/// An HTTP status, or a class of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusPattern {
     /// One status, such as 401.
     Code(u16),
-    /// All that begin with this digit: 5 is `5xx`.
+    /// All statuses that begin with this digit: 5 is `5xx`.
     Class(u8),
 }
 

@@ -1,23 +1,24 @@
-//! Lines of a file as they may be shown: cut to what fits, nothing in them that a terminal would obey,
-//! no passwords, and an underline that is right under tabs and wide characters.
+//! Renders lines of a config file for messages: shortened, without control characters or passwords, underlined.
+//!
+//! The underline has the right width for tabs and wide characters.
 
 use std::ops::Range;
 
 use unicode_width::UnicodeWidthChar;
 
-use super::report::Place;
+use super::report::Position;
 
 /// The widest line that is shown, in columns.
 const WIDEST: usize = 100;
-/// How much of a line is shown before the place in question, when it must be cut.
+/// How many columns before the underlined position are shown when a line is shortened.
 const BEFORE: usize = 40;
 const TAB: &str = "    ";
 
-/// A line with something underlined.
+/// A line with an underlined part.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Excerpt {
     pub(super) line: String,
-    /// The blanks before the underline.
+    /// The spaces before the underline.
     pub(super) indent: String,
     pub(super) underline: String,
 }
@@ -32,10 +33,10 @@ pub(super) fn position(text: &str, at: usize) -> (usize, usize) {
     (line, 1 + before[start..].iter().filter(is_first).count())
 }
 
-/// The first line of a place with the place underlined; nothing if there is nothing to see. What stands in
-/// hidden places is starred out.
-pub(super) fn around(text: &str, span: &Range<usize>, hidden: &[Place]) -> Option<Excerpt> {
-    // The file as a whole, of which there is no line to show.
+/// The first line of `span`, underlined; `None` if the line is blank or `span` is the file as a whole. Text at
+/// `hidden` positions is replaced by stars.
+pub(super) fn around(text: &str, span: &Range<usize>, hidden: &[Position]) -> Option<Excerpt> {
+    // The position of the file as a whole, which has no line to show.
     if span.end == 0 {
         return None;
     }
@@ -46,7 +47,7 @@ pub(super) fn around(text: &str, span: &Range<usize>, hidden: &[Place]) -> Optio
     if line.trim().is_empty() {
         return None;
     }
-    // One character may be many columns, so a line of a megabyte is cut before anything else looks at it.
+    // A line may be a megabyte long, so it is shortened before its characters are examined.
     let (at, end) = (at - start, floor(text, span.end.max(at)).saturating_sub(start).min(line.len()));
     let at = at.min(line.len());
     let window_start = line[..at].char_indices().rev().take(WIDEST).last().map_or(at, |(index, _)| index);
@@ -55,8 +56,9 @@ pub(super) fn around(text: &str, span: &Range<usize>, hidden: &[Place]) -> Optio
         .take(WIDEST)
         .last()
         .map_or(at, |(index, char)| at + index + char.len_utf8());
-    let hidden =
-        hidden.iter().map(|place| place.start.saturating_sub(start)..place.end.saturating_sub(start));
+    let hidden = hidden
+        .iter()
+        .map(|position| position.start.saturating_sub(start)..position.end.saturating_sub(start));
     let stars: Vec<Range<usize>> = secrets(line).into_iter().chain(hidden).collect();
     let cells = line[window_start..window_end].char_indices().map(|(index, char)| {
         let index = window_start + index;
@@ -103,14 +105,14 @@ pub(super) fn around(text: &str, span: &Range<usize>, hidden: &[Place]) -> Optio
     Some(drawn)
 }
 
-/// One character of a line as it is drawn.
+/// One character of a line as it is shown.
 struct Cell {
     index: usize,
     shown: String,
     width: usize,
 }
 
-/// A text of others inside a message, cut and harmless.
+/// A foreign text for use in a message: shortened, without control characters.
 pub(super) fn printable(text: &str, longest: usize) -> String {
     let mut shown: String = text.chars().take(longest).map(harmless).collect();
     if text.chars().nth(longest).is_some() {
@@ -119,7 +121,7 @@ pub(super) fn printable(text: &str, longest: usize) -> String {
     shown
 }
 
-/// A text of the file as it is quoted in a message.
+/// A text of the file in backticks for use in a message: shortened and escaped.
 pub(super) fn quoted(text: &str) -> String {
     const LONGEST: usize = 60;
     let cut: String = text.chars().take(LONGEST).collect();
@@ -136,7 +138,7 @@ fn cell(char: char) -> String {
     }
 }
 
-/// Itself, unless a terminal would obey it or a reader be misled by it.
+/// Replaces control characters, which a terminal would interpret, and invisible ones, which mislead readers.
 fn harmless(char: char) -> char {
     let invisible = matches!(
         char,
@@ -145,8 +147,8 @@ fn harmless(char: char) -> char {
     if char.is_control() || invisible { '\u{fffd}' } else { char }
 }
 
-/// What stands in a line between the scheme of a URL and its last `@`: who and which password. Any word
-/// that begins like the URL of a store counts, because a mistyped URL still holds the password.
+/// The credentials in a line: everything between the scheme of a URL and the last `@`. A word that begins with
+/// `redis` counts as a URL even if it is mistyped, because it may still hold the password.
 fn secrets(line: &str) -> Vec<Range<usize>> {
     let Some(last) = line.rfind('@') else { return bare_passwords(line).collect() };
     let urls = line.match_indices("://").map(|(index, found)| index + found.len());
@@ -160,7 +162,7 @@ fn secrets(line: &str) -> Vec<Range<usize>> {
     urls.chain(stores).filter(|start| *start < last).map(|start| start..last).collect()
 }
 
-/// What stands in the place of a port and is none: a password whose `@` and host are missing.
+/// Text after `host:` that is not a port number: a password whose `@` and host are missing.
 fn bare_passwords(line: &str) -> impl Iterator<Item = Range<usize>> {
     line.match_indices("://").filter_map(|(index, found)| {
         let mut start = index + found.len();
@@ -179,7 +181,7 @@ fn bare_passwords(line: &str) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// The end of the last character that ends at or before this byte.
+/// The last character boundary at or before this byte.
 fn floor(text: &str, at: usize) -> usize {
     text.floor_char_boundary(at.min(text.len()))
 }
@@ -188,7 +190,7 @@ fn floor(text: &str, at: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// `text` holds the place between two bars.
+    /// Renders `text`, with the part between two bars underlined.
     fn drawn(text: &str) -> (String, String) {
         let (before, rest) = text.split_once('|').expect("a bar");
         let (inside, after) = rest.split_once('|').expect("two bars");
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_underline_is_below_what_it_means() {
+    fn underline_matches_the_span() {
         for (text, line, underline) in [
             ("a: |b|\n", "a: b", "   ^"),
             ("x\r\na: |bc| d\r\ny", "a: bc d", "   ^^"),
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lines_are_cut_around_the_place() {
+    fn long_lines_are_shortened_around_the_span() {
         for (before, after) in
             [(0, 0), (0, 1_000), (60, 1_000), (1_000, 0), (1_000, 1_000), (100_000, 100_000)]
         {
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn credentials_are_starred_out() {
+    fn credentials_are_replaced_by_stars() {
         for (line, shown) in [
             ("store: |redis://u:p@h/0|", "store: redis://***@h/0"),
             ("store: |redis://:p@h| # redis://:q@h", "store: redis://*****************@h"),
@@ -244,8 +246,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_hidden_is_not_shown() {
-        let excerpt = around("token: abcdef # x", &(0..5), &[Place::new(7, 13)]).expect("a line");
+    fn hidden_positions_are_not_shown() {
+        let excerpt = around("token: abcdef # x", &(0..5), &[Position::new(7, 13)]).expect("a line");
         assert_eq!(excerpt.line, "token: ****** # x");
     }
 

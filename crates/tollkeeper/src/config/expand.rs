@@ -1,7 +1,6 @@
-//! `${VAR}` and `${VAR:-default}` in values, from an environment that is passed in.
+//! Expands `${VAR}` and `${VAR:-default}` in values, with variables from an environment that is passed in.
 //!
-//! What comes out of the environment may be a secret, so a value remembers how it was written, and only
-//! that is ever shown.
+//! A variable may hold a secret. So an expanded value keeps its unexpanded text, and messages show only that.
 
 use super::document::{MAX_TEXT, Node, Value};
 use super::excerpt::quoted;
@@ -10,28 +9,28 @@ use super::report::Problems;
 /// The environment: the value of a variable, if it is set.
 pub(super) type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
 
-/// Puts variables into every value of a tree.
+/// Expands the variables in every value of a tree.
 pub(super) fn expand(node: &mut Node, environment: Environment<'_>, problems: &mut Problems) {
-    let mut room = MAX_TEXT;
-    walk(node, environment, &mut room, problems);
+    let mut remaining = MAX_TEXT;
+    walk(node, environment, &mut remaining, problems);
 }
 
-fn walk(node: &mut Node, environment: Environment<'_>, room: &mut usize, problems: &mut Problems) {
+fn walk(node: &mut Node, environment: Environment<'_>, remaining: &mut usize, problems: &mut Problems) {
     match &mut node.value {
-        Value::List(nodes) => nodes.iter_mut().for_each(|node| walk(node, environment, room, problems)),
+        Value::List(nodes) => nodes.iter_mut().for_each(|node| walk(node, environment, remaining, problems)),
         Value::Table(entries) => {
-            entries.iter_mut().for_each(|entry| walk(&mut entry.node, environment, room, problems));
+            entries.iter_mut().for_each(|entry| walk(&mut entry.node, environment, remaining, problems));
         }
         Value::Scalar(scalar) => {
             if !scalar.text.contains("${") {
                 return;
             }
-            match expanded(&scalar.text, environment, room) {
-                Ok(text) => scalar.before = Some(std::mem::replace(&mut scalar.text, text)),
-                Err(wrong) => {
-                    let (message, help) = wrong.said();
-                    problems.error(node.place, message, help);
-                    // It has been reported; whoever reads on must not report what it would have been.
+            match expanded(&scalar.text, environment, remaining) {
+                Ok(text) => scalar.unexpanded = Some(std::mem::replace(&mut scalar.text, text)),
+                Err(error) => {
+                    let (message, help) = error.message_and_help();
+                    problems.error(node.position, message, help);
+                    // Later checks skip `Unknown`, so that the value is not reported twice.
                     node.value = Value::Unknown;
                 }
             }
@@ -40,40 +39,40 @@ fn walk(node: &mut Node, environment: Environment<'_>, room: &mut usize, problem
     }
 }
 
-enum Wrong {
+enum ExpandError {
     Open(String),
     Name(String),
     Unset(String),
     TooLong,
 }
 
-impl Wrong {
-    fn said(self) -> (String, String) {
+impl ExpandError {
+    fn message_and_help(self) -> (String, String) {
         match self {
-            Wrong::Open(text) => {
+            ExpandError::Open(text) => {
                 (format!("{} has no `}}`", quoted(&text)), "write `${NAME}` or `${NAME:-default}`".to_owned())
             }
-            Wrong::Name(name) => (
+            ExpandError::Name(name) => (
                 format!("{} is not the name of a variable", quoted(&name)),
                 "letters, digits and `_`, as in `${NAME}` or `${NAME:-default}`".to_owned(),
             ),
-            Wrong::Unset(name) => (
+            ExpandError::Unset(name) => (
                 format!("the environment variable `{name}` is not set"),
                 format!("set it, or give a default: `${{{name}:-default}}`"),
             ),
-            Wrong::TooLong => {
+            ExpandError::TooLong => {
                 ("the environment variables of this file hold more than 8 MiB".to_owned(), String::new())
             }
         }
     }
 }
 
-fn expanded(text: &str, environment: Environment<'_>, room: &mut usize) -> Result<String, Wrong> {
+fn expanded(text: &str, environment: Environment<'_>, remaining: &mut usize) -> Result<String, ExpandError> {
     let mut done = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("${") {
         let Some((inside, behind)) = after.split_once('}') else {
-            return Err(Wrong::Open(format!("${{{after}")));
+            return Err(ExpandError::Open(format!("${{{after}")));
         };
         let (name, default) = match inside.split_once(":-") {
             Some((name, default)) => (name, Some(default)),
@@ -81,13 +80,13 @@ fn expanded(text: &str, environment: Environment<'_>, room: &mut usize) -> Resul
         };
         let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         if name.is_empty() || !is_name || name.as_bytes()[0].is_ascii_digit() {
-            return Err(Wrong::Name(name.to_owned()));
+            return Err(ExpandError::Name(name.to_owned()));
         }
-        // As in a shell, `:-` stands in for what is empty, too.
+        // As in a shell, the default of `:-` also replaces an empty value.
         let value = environment(name).filter(|value| default.is_none() || !value.is_empty());
         let value = value.or_else(|| default.map(str::to_owned));
-        let value = value.ok_or_else(|| Wrong::Unset(name.to_owned()))?;
-        *room = room.checked_sub(before.len() + value.len()).ok_or(Wrong::TooLong)?;
+        let value = value.ok_or_else(|| ExpandError::Unset(name.to_owned()))?;
+        *remaining = remaining.checked_sub(before.len() + value.len()).ok_or(ExpandError::TooLong)?;
         done.push_str(before);
         done.push_str(&value);
         rest = behind;

@@ -1,7 +1,7 @@
-//! Reads the keys of a table as the [`shape`](super::key_table) says they are.
+//! Reads typed values from the tables of a file, as the [key table](super::key_table) defines them.
 //!
-//! Whatever is wrong is reported on the spot and then treated as if it were not there, so that reading goes
-//! on and everything is reported at once.
+//! An invalid value is reported at once and then treated as absent, so that reading continues and one report
+//! holds all errors.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -9,52 +9,54 @@ use std::time::Duration;
 
 use tollkeeper_core::Span;
 
-use super::document::{Entry, Kind as Written, Node, Scalar, Value};
+use super::document::{Entry, Node, Scalar, ScalarKind, Value};
 use super::excerpt::quoted;
 use super::key_table::{self, Key, Kind, Section, Support};
-use super::report::{Place, Problems};
+use super::report::{Position, Problems};
 use super::suggest::nearest;
-use super::units::{self, Rate, Share, Wrong};
+use super::units::{self, InvalidValue, Rate, Share};
 use super::yaml;
 use crate::percent::Percent;
 
-/// A value and where it was written.
+/// A value with its position in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Said<T> {
+pub(super) struct Located<T> {
     pub(super) value: T,
-    pub(super) place: Place,
-    /// How it stands in the file, if variables of the environment were put in: the value is not shown then.
-    pub(super) hidden: Option<String>,
+    pub(super) position: Position,
+    /// The text in the file, such as `${RATE}/s`, if environment variables were expanded. Messages show it instead
+    /// of the value, which may be a secret.
+    pub(super) unexpanded: Option<String>,
 }
 
-impl<T> Said<T> {
-    fn at(node: &Node, value: T) -> Said<T> {
-        let hidden = if let Value::Scalar(scalar) = &node.value { scalar.before.clone() } else { None };
-        Said { value, place: node.place, hidden }
+impl<T> Located<T> {
+    fn at(node: &Node, value: T) -> Located<T> {
+        let unexpanded =
+            if let Value::Scalar(scalar) = &node.value { scalar.unexpanded.clone() } else { None };
+        Located { value, position: node.position, unexpanded }
     }
 }
 
-/// A table of the file, its keys checked.
+/// A table of the file whose keys have been checked.
 pub(super) struct Fields<'d> {
     scope: Scope,
     found: Vec<(&'static Key, &'d Entry)>,
     section: &'static Section,
     problems: &'d RefCell<Problems>,
-    /// Where the table stands.
-    pub(super) place: Place,
+    /// The position of the table.
+    pub(super) position: Position,
 }
 
-/// What messages begin with.
+/// The prefix of messages about a table.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Scope {
-    /// Whom the message is about: ``limit `login`: ``.
+    /// The subject of the message: ``limit `login`: ``.
     subject: String,
-    /// What stands before a key: `memory.`.
+    /// The prefix of a key: `memory.`.
     path: String,
 }
 
 impl Scope {
-    /// Of a limit, a tier and the like.
+    /// The scope of a limit, a tier, a fact and the like.
     pub(super) fn of(subject: impl Into<String>) -> Scope {
         Scope { subject: subject.into(), path: String::new() }
     }
@@ -63,7 +65,7 @@ impl Scope {
         Scope { subject: self.subject.clone(), path: format!("{}{key}.", self.path) }
     }
 
-    /// The table itself as messages name it.
+    /// The name of the table in messages.
     fn table(&self) -> String {
         match (self.subject.trim_end_matches(": "), self.path.trim_end_matches('.')) {
             ("", "") => "the file".to_owned(),
@@ -72,18 +74,18 @@ impl Scope {
         }
     }
 
-    /// A key as messages name it.
+    /// The name of a key in messages.
     fn name(&self, key: &str) -> String {
         format!("{}`{}{key}`", self.subject, self.path)
     }
 
-    /// What stands before a message on the value of a key, which is underlined anyway.
+    /// The prefix of a message about the value of a key. With a subject, the key is left out: it is underlined.
     fn before(&self, key: &str) -> String {
         if self.subject.is_empty() { format!("{}: ", self.name(key)) } else { self.subject.clone() }
     }
 }
 
-/// A value of the file that is being read, and how messages name it.
+/// A value that is being read, with its expected kind and the key that messages show.
 #[derive(Clone, Copy)]
 struct Item<'n> {
     node: &'n Node,
@@ -92,19 +94,19 @@ struct Item<'n> {
 }
 
 impl<'d> Fields<'d> {
-    /// Checks the keys of a table; nothing if it is not one.
+    /// Checks the keys of a table; `None` if the value is not a table.
     pub(super) fn open(
         node: &'d Node,
         section: &'static Section,
         scope: Scope,
         problems: &'d RefCell<Problems>,
     ) -> Option<Fields<'d>> {
-        let mut fields = Fields { scope, found: Vec::new(), section, problems, place: node.place };
+        let mut fields = Fields { scope, found: Vec::new(), section, problems, position: node.position };
         let entries = match &node.value {
             Value::Table(entries) => entries,
             _ => {
                 let example = if section.path.is_empty() { "limits" } else { section.keys[0].name };
-                fields.wrong_kind(
+                fields.report_wrong_kind(
                     node,
                     &fields.scope.table(),
                     "a table",
@@ -119,31 +121,31 @@ impl<'d> Fields<'d> {
                 continue;
             };
             if fields.found.iter().any(|(known, _)| known.name == key.name) {
-                fields.repeated(entry);
+                fields.duplicate(entry);
                 continue;
             }
             if key.support == Support::NotYet {
                 let message = format!("{} is not supported yet", fields.scope.name(key.name));
-                fields.error(entry.place, message, "leave it out");
+                fields.error(entry.position, message, "leave it out");
             }
             fields.found.push((key, entry));
         }
         Some(fields)
     }
 
-    /// A table that is not in the file: every key has its default.
+    /// A table that is absent from the file: every key has its default.
     pub(super) fn none(
-        place: Place,
+        position: Position,
         section: &'static Section,
         scope: Scope,
         problems: &'d RefCell<Problems>,
     ) -> Fields<'d> {
-        Fields { scope, found: Vec::new(), section, problems, place }
+        Fields { scope, found: Vec::new(), section, problems, position }
     }
 
     fn unknown(&self, entry: &Entry) {
         if self.problems.borrow().is_full() {
-            // To look for what was meant would take long in a file that is nothing but mistakes.
+            // Looking for similar keys would take too long in a file with thousands of errors.
             return self.problems.borrow_mut().count();
         }
         let known = self.section.keys.iter().map(|key| key.name);
@@ -154,28 +156,28 @@ impl<'d> Fields<'d> {
                 "it belongs to the limit, not to a tier or an override".to_owned()
             }
             Some(near) => format!("did you mean `{near}`?"),
-            None => format!("known are {}", list(known)),
+            None => format!("known keys: {}", list(known)),
         };
         let whole = if self.section.path.is_empty() { String::new() } else { self.scope.table() + ": " };
-        self.error(entry.place, format!("{whole}unknown key {}", quoted(&entry.key)), help);
+        self.error(entry.position, format!("{whole}unknown key {}", quoted(&entry.key)), help);
     }
 
-    fn repeated(&self, entry: &Entry) {
+    fn duplicate(&self, entry: &Entry) {
         self.error(
-            entry.place,
-            format!("{}the key {} stands here a second time", self.scope.subject, quoted(&entry.key)),
+            entry.position,
+            format!("{}duplicate key {}", self.scope.subject, quoted(&entry.key)),
             "keep one",
         );
     }
 
-    /// Where a key stands, if it does.
-    pub(super) fn key_place(&self, key: &str) -> Option<Place> {
-        self.entry(key).map(|entry| entry.place)
+    /// The position of a key; `None` if it is absent.
+    pub(super) fn key_position(&self, key: &str) -> Option<Position> {
+        self.entry(key).map(|entry| entry.position)
     }
 
-    /// Where the value of a key stands, or the table that lacks it.
-    pub(super) fn value_place(&self, key: &str) -> Place {
-        self.entry(key).map_or(self.place, |entry| entry.node.place)
+    /// The position of the value of a key, or of the table if the key is absent.
+    pub(super) fn value_position(&self, key: &str) -> Position {
+        self.entry(key).map_or(self.position, |entry| entry.node.position)
     }
 
     /// Whether the value of a key is a table.
@@ -183,24 +185,24 @@ impl<'d> Fields<'d> {
         self.entry(key).is_some_and(|entry| matches!(entry.node.value, Value::Table(_)))
     }
 
-    /// Whether a key is there, whatever its value.
+    /// Whether a key is present, whatever its value.
     pub(super) fn has(&self, key: &str) -> bool {
         self.entry(key).is_some()
     }
 
-    /// Whether a key is not there, or is a list of nothing.
+    /// Whether a key is absent or an empty list.
     pub(super) fn is_empty_list(&self, key: &str) -> bool {
         self.entry(key)
             .is_none_or(|entry| matches!(&entry.node.value, Value::List(nodes) if nodes.is_empty()))
     }
 
-    /// The table under a key; with all its defaults if it is not there.
+    /// The table of a key; with its defaults if it is absent.
     pub(super) fn table(&self, key: &str) -> Fields<'d> {
         let Kind::Table(section) = self.key(key).kind else { panic!("`{key}` is not a table") };
         let scope = self.scope.inside(key);
         let entry = self.entry(key);
         let read = entry.and_then(|entry| Fields::open(&entry.node, section, scope.clone(), self.problems));
-        read.unwrap_or_else(|| Fields::none(self.place, section, scope, self.problems))
+        read.unwrap_or_else(|| Fields::none(self.position, section, scope, self.problems))
     }
 
     /// The nodes of a list of tables.
@@ -208,11 +210,11 @@ impl<'d> Fields<'d> {
         match self.entry(key).map(|entry| &entry.node) {
             Some(Node { value: Value::List(nodes), .. }) => nodes,
             Some(node) => {
-                self.wrong_kind(
+                self.report_wrong_kind(
                     node,
                     &self.scope.name(key),
                     "a list",
-                    "each of it a table, such as `- name: per-ip`",
+                    "a list of tables, such as `- name: per-ip`",
                 );
                 &[]
             }
@@ -220,40 +222,40 @@ impl<'d> Fields<'d> {
         }
     }
 
-    /// The names of a map and what they stand for, each name once.
+    /// The entries of a map. Duplicate names are reported and left out.
     pub(super) fn map(&self, key: &str) -> Vec<&'d Entry> {
         let Some(entry) = self.entry(key) else { return Vec::new() };
         let Value::Table(entries) = &entry.node.value else {
-            self.wrong_kind(&entry.node, &self.scope.name(key), "a table", "names and what they stand for");
+            self.report_wrong_kind(&entry.node, &self.scope.name(key), "a table", "each name with its value");
             return Vec::new();
         };
         let mut names = HashSet::new();
-        let (once, again): (Vec<&Entry>, Vec<&Entry>) =
+        let (unique, duplicates): (Vec<&Entry>, Vec<&Entry>) =
             entries.iter().partition(|entry| names.insert(entry.key.as_str()));
-        again.into_iter().for_each(|entry| self.repeated(entry));
-        once
+        duplicates.into_iter().for_each(|entry| self.duplicate(entry));
+        unique
     }
 
-    /// Facts with their patterns.
-    pub(super) fn condition(&self, key: &str) -> Vec<Said<(String, Vec<String>)>> {
+    /// The facts of a condition, each with its patterns.
+    pub(super) fn condition(&self, key: &str) -> Vec<Located<(String, Vec<String>)>> {
         let read = |entry: &&Entry| {
             let patterns = self.patterns(&entry.node, &format!("{key}.{}", entry.key));
-            Said { value: (entry.key.clone(), patterns), place: entry.place, hidden: None }
+            Located { value: (entry.key.clone(), patterns), position: entry.position, unexpanded: None }
         };
         self.map(key).iter().map(read).collect()
     }
 
-    pub(super) fn count(&self, key: &str) -> Option<Said<u64>> {
+    pub(super) fn count(&self, key: &str) -> Option<Located<u64>> {
         self.read(key, |item| self.read_count(item))
     }
 
-    pub(super) fn truth(&self, key: &str) -> Option<Said<bool>> {
+    pub(super) fn bool(&self, key: &str) -> Option<Located<bool>> {
         self.read(key, |item| {
             let scalar = self.scalar(item, "`true` or `false`")?;
-            let loose = scalar.kind == Written::Truth || scalar.before.is_some();
+            let is_bool = scalar.kind == ScalarKind::Bool || scalar.unexpanded.is_some();
             match scalar.text.to_ascii_lowercase().as_str() {
-                "true" if loose => Some(true),
-                "false" if loose => Some(false),
+                "true" if is_bool => Some(true),
+                "false" if is_bool => Some(false),
                 _ => {
                     let help = match scalar.text.to_ascii_lowercase().as_str() {
                         "yes" | "on" | "y" | "1" => "write `true`",
@@ -261,14 +263,14 @@ impl<'d> Fields<'d> {
                         "true" | "false" => "without quotes",
                         _ => "",
                     };
-                    self.wrong_kind(item.node, &self.scope.name(key), "`true` or `false`", help);
+                    self.report_wrong_kind(item.node, &self.scope.name(key), "`true` or `false`", help);
                     None
                 }
             }
         })
     }
 
-    pub(super) fn duration(&self, key: &str) -> Option<Said<Duration>> {
+    pub(super) fn duration(&self, key: &str) -> Option<Located<Duration>> {
         self.read(key, |item| {
             let span = self.parsed(item, "a duration", units::duration)?;
             let Kind::Duration { least, most } = *item.kind else { panic!("`{key}` is not a duration") };
@@ -279,123 +281,131 @@ impl<'d> Fields<'d> {
                     self.scope.name(key),
                     shown(item.node)
                 );
-                self.error(item.node.place, message, "");
+                self.error(item.node.position, message, "");
                 return None;
             }
             Some(Duration::from(span))
         })
     }
 
-    pub(super) fn percent(&self, key: &str) -> Option<Said<Percent>> {
+    pub(super) fn percent(&self, key: &str) -> Option<Located<Percent>> {
         self.read(key, |item| self.parsed(item, "a percentage", units::percent))
     }
 
-    pub(super) fn share(&self, key: &str) -> Option<Said<Share>> {
+    pub(super) fn share(&self, key: &str) -> Option<Located<Share>> {
         self.read(key, |item| self.parsed(item, "a share", units::share))
     }
 
-    pub(super) fn rate(&self, key: &str) -> Option<Said<RateSaid>> {
+    pub(super) fn rate(&self, key: &str) -> Option<Located<RawRate>> {
         self.read(key, |item| self.read_rate(item))
     }
 
-    /// A rate that stands where a table could.
-    pub(super) fn rate_of(&self, node: &Node) -> Option<Said<RateSaid>> {
+    /// A rate in a position where a table is also allowed.
+    pub(super) fn rate_of(&self, node: &Node) -> Option<Located<RawRate>> {
         let value = self.read_rate(Item { node, kind: &Kind::Rate, key: "rate" })?;
-        Some(Said::at(node, value))
+        Some(Located::at(node, value))
     }
 
-    /// One of the words of the shape.
-    pub(super) fn choice(&self, key: &str) -> Option<Said<&'static str>> {
+    /// One of the words that the key table lists.
+    pub(super) fn choice(&self, key: &str) -> Option<Located<&'static str>> {
         self.read(key, |item| self.read_choice(item))
     }
 
-    /// A list of words of the shape, each once.
-    pub(super) fn choices(&self, key: &str) -> Vec<Said<&'static str>> {
+    /// A list of words that the key table lists.
+    pub(super) fn choices(&self, key: &str) -> Vec<Located<&'static str>> {
         self.list(key, |item| self.read_choice(item))
     }
 
-    /// A text that means itself.
-    pub(super) fn text(&self, key: &str) -> Option<Said<String>> {
-        self.read(key, |item| self.parsed(item, "a text", |text| Ok(text.to_owned())))
+    /// A string, unchanged.
+    pub(super) fn text(&self, key: &str) -> Option<Located<String>> {
+        self.read(key, |item| self.parsed(item, "a string", |text| Ok(text.to_owned())))
     }
 
-    /// A text, or a number or truth value taken as its text.
-    pub(super) fn value(&self, key: &str) -> Option<Said<String>> {
-        self.read(key, |item| Some(self.scalar(item, "a text")?.text.clone()))
+    /// A string, or the text of a number or a boolean.
+    pub(super) fn value(&self, key: &str) -> Option<Located<String>> {
+        self.read(key, |item| Some(self.scalar(item, "a string")?.text.clone()))
     }
 
-    /// A text that is read by `parse`.
-    pub(super) fn parse<T>(&self, key: &str, parse: impl Fn(&str) -> Result<T, Wrong>) -> Option<Said<T>> {
+    /// A string, parsed by `parse`.
+    pub(super) fn parse<T>(
+        &self,
+        key: &str,
+        parse: impl Fn(&str) -> Result<T, InvalidValue>,
+    ) -> Option<Located<T>> {
         self.read(key, |item| self.parsed(item, wanted(item.kind), &parse))
     }
 
-    /// A list of texts that are read by `parse`.
-    pub(super) fn parse_list<T>(&self, key: &str, parse: impl Fn(&str) -> Result<T, Wrong>) -> Vec<Said<T>> {
+    /// A list of strings, each parsed by `parse`.
+    pub(super) fn parse_list<T>(
+        &self,
+        key: &str,
+        parse: impl Fn(&str) -> Result<T, InvalidValue>,
+    ) -> Vec<Located<T>> {
         self.list(key, |item| self.parsed(item, wanted(item.kind), &parse))
     }
 
-    /// A list of values, each taken as its text.
-    pub(super) fn value_list(&self, key: &str) -> Vec<Said<String>> {
-        self.list(key, |item| Some(self.scalar(item, "a text")?.text.clone()))
+    /// A list of scalars, each as its text.
+    pub(super) fn value_list(&self, key: &str) -> Vec<Located<String>> {
+        self.list(key, |item| Some(self.scalar(item, "a string")?.text.clone()))
     }
 
     /// The value of a key, or its default.
-    fn read<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Option<Said<T>> {
-        let shape = self.key(key);
-        fn item<'n>(node: &'n Node, shape: &'static Key, key: &'n str) -> Item<'n> {
-            Item { node, kind: &shape.kind, key }
+    fn read<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Option<Located<T>> {
+        let definition = self.key(key);
+        fn item<'n>(node: &'n Node, definition: &'static Key, key: &'n str) -> Item<'n> {
+            Item { node, kind: &definition.kind, key }
         }
-        let written = self
+        let read_value = self
             .entry(key)
-            .and_then(|entry| Some(Said::at(&entry.node, read(item(&entry.node, shape, key))?)));
-        written.or_else(|| {
-            let default = default(shape)?;
-            Some(Said {
-                value: read(item(&default, shape, key))?,
-                place: self.value_place(key),
-                hidden: None,
+            .and_then(|entry| Some(Located::at(&entry.node, read(item(&entry.node, definition, key))?)));
+        read_value.or_else(|| {
+            let default = default(definition)?;
+            Some(Located {
+                value: read(item(&default, definition, key))?,
+                position: self.value_position(key),
+                unexpanded: None,
             })
         })
     }
 
-    /// The values of a list, or of one value that may stand for it.
-    fn list<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Vec<Said<T>> {
-        let shape = self.key(key);
-        let (inner, alone) = match shape.kind {
+    /// The values of a list, or a single value if the key allows one instead of a list.
+    fn list<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Vec<Located<T>> {
+        let definition = self.key(key);
+        let (inner, single_allowed) = match definition.kind {
             Kind::List(inner) => (inner, false),
             Kind::OneOrList(inner) => (inner, true),
             _ => panic!("`{key}` is not a list"),
         };
         let read_all = |node: &Node| {
-            let one = |node: &Node| Some(Said::at(node, read(Item { node, kind: inner, key })?));
+            let one = |node: &Node| Some(Located::at(node, read(Item { node, kind: inner, key })?));
             match &node.value {
                 Value::List(nodes) => nodes.iter().filter_map(one).collect(),
-                Value::Scalar(Scalar { kind: Written::Nothing, .. }) | Value::Table(_) | Value::Unknown => {
-                    self.wrong_kind(node, &self.scope.name(key), "a list", "");
+                Value::Scalar(Scalar { kind: ScalarKind::Null, .. }) | Value::Table(_) | Value::Unknown => {
+                    self.report_wrong_kind(node, &self.scope.name(key), "a list", "");
                     Vec::new()
                 }
-                Value::Scalar(_) if alone => one(node).into_iter().collect(),
+                Value::Scalar(_) if single_allowed => one(node).into_iter().collect(),
                 Value::Scalar(scalar) => {
                     let help = format!("write `[{}]`", scalar.shown().escape_debug());
-                    self.wrong_kind(node, &self.scope.name(key), "a list", &help);
+                    self.report_wrong_kind(node, &self.scope.name(key), "a list", &help);
                     Vec::new()
                 }
             }
         };
         match self.entry(key) {
             Some(entry) => read_all(&entry.node),
-            None => default(shape).map_or_else(Vec::new, |node| read_all(&node)),
+            None => default(definition).map_or_else(Vec::new, |node| read_all(&node)),
         }
     }
 
     /// One pattern or several.
     fn patterns(&self, node: &Node, key: &str) -> Vec<String> {
         let one =
-            |node: &Node| Some(self.scalar(Item { node, kind: &Kind::Value, key }, "a text")?.text.clone());
+            |node: &Node| Some(self.scalar(Item { node, kind: &Kind::Value, key }, "a string")?.text.clone());
         match &node.value {
             Value::List(nodes) if nodes.is_empty() => {
                 self.error(
-                    node.place,
+                    node.position,
                     format!("{} has no patterns", self.scope.name(key)),
                     "list at least one",
                 );
@@ -413,14 +423,14 @@ impl<'d> Fields<'d> {
             (least, u64::MAX) => format!("at least {least}"),
             (least, most) => format!("from {least} to {most}"),
         };
-        let is_number = scalar.kind == Written::Number || scalar.before.is_some();
+        let is_number = scalar.kind == ScalarKind::Number || scalar.unexpanded.is_some();
         let digits = !scalar.text.is_empty() && scalar.text.bytes().all(|byte| byte.is_ascii_digit());
         if !is_number || !digits {
             let help = match () {
                 () if digits => "without quotes".to_owned(),
                 () => bounds,
             };
-            self.wrong_kind(item.node, &self.scope.name(item.key), "a whole number", &help);
+            self.report_wrong_kind(item.node, &self.scope.name(item.key), "a whole number", &help);
             return None;
         }
         match scalar.text.parse::<u64>() {
@@ -428,24 +438,24 @@ impl<'d> Fields<'d> {
             Ok(_) => {
                 let message =
                     format!("{} must be {bounds}, found {}", self.scope.name(item.key), shown(item.node));
-                self.error(item.node.place, message, "");
+                self.error(item.node.position, message, "");
                 None
             }
             Err(_) => {
                 let message = format!("{} is too large: {}", self.scope.name(item.key), shown(item.node));
-                self.error(item.node.place, message, "a number fits in 64 bits");
+                self.error(item.node.position, message, "a number fits in 64 bits");
                 None
             }
         }
     }
 
-    fn read_rate(&self, item: Item<'_>) -> Option<RateSaid> {
-        // A number alone is not a rate, but whoever wrote one wants to know what is missing.
+    fn read_rate(&self, item: Item<'_>) -> Option<RawRate> {
+        // A bare number is accepted here, so that the message can say that the period is missing.
         let scalar = self.scalar(item, "a rate, such as `100/min`")?;
         match units::rate(&scalar.text) {
-            Ok(rate) => Some(RateSaid { rate, text: scalar.text.clone() }),
-            Err(wrong) => {
-                self.wrong(item, scalar, wrong);
+            Ok(rate) => Some(RawRate { rate, text: scalar.text.clone() }),
+            Err(invalid) => {
+                self.report_invalid(item, scalar, invalid);
                 None
             }
         }
@@ -460,102 +470,107 @@ impl<'d> Fields<'d> {
                 None => list(words.iter().copied()),
             };
             let message = format!("{} cannot be {}", self.scope.name(item.key), shown(item.node));
-            self.error(item.node.place, message, help);
+            self.error(item.node.position, message, help);
             return None;
         };
         if not_yet.contains(&word) {
             let rest: Vec<&str> = words.iter().copied().filter(|word| !not_yet.contains(word)).collect();
             let message = format!("{}: `{word}` is not supported yet", self.scope.name(item.key));
-            self.error(item.node.place, message, format!("use {}", list(rest)));
+            self.error(item.node.position, message, format!("use {}", list(rest)));
             return None;
         }
         Some(word)
     }
 
-    /// A text that `parse` can read.
-    fn parsed<T>(&self, item: Item<'_>, wanted: &str, parse: impl Fn(&str) -> Result<T, Wrong>) -> Option<T> {
+    /// The text of a scalar, parsed by `parse`.
+    fn parsed<T>(
+        &self,
+        item: Item<'_>,
+        wanted: &str,
+        parse: impl Fn(&str) -> Result<T, InvalidValue>,
+    ) -> Option<T> {
         let scalar = self.scalar(item, wanted)?;
-        if matches!(scalar.kind, Written::Truth) && scalar.before.is_none() {
+        if matches!(scalar.kind, ScalarKind::Bool) && scalar.unexpanded.is_none() {
             let help = if matches!(item.kind, Kind::Listener) {
                 "write `off` to turn it off"
             } else {
-                "put it in quotes if it is meant as a text"
+                "put it in quotes if it is meant as a string"
             };
-            self.wrong_kind(item.node, &self.scope.name(item.key), wanted, help);
+            self.report_wrong_kind(item.node, &self.scope.name(item.key), wanted, help);
             return None;
         }
-        if scalar.kind == Written::Number
-            && scalar.before.is_none()
+        if scalar.kind == ScalarKind::Number
+            && scalar.unexpanded.is_none()
             && matches!(
                 item.kind,
                 Kind::Text | Kind::Path | Kind::LimitName | Kind::Fact | Kind::Prefix | Kind::Sha256
             )
         {
             let help = format!("put it in quotes: `\"{}\"`", scalar.text);
-            self.wrong_kind(item.node, &self.scope.name(item.key), wanted, &help);
+            self.report_wrong_kind(item.node, &self.scope.name(item.key), wanted, &help);
             return None;
         }
         match parse(&scalar.text) {
             Ok(value) => Some(value),
-            Err(wrong) => {
-                self.wrong(item, scalar, wrong);
+            Err(invalid) => {
+                self.report_invalid(item, scalar, invalid);
                 None
             }
         }
     }
 
-    fn wrong(&self, item: Item<'_>, scalar: &Scalar, wrong: Wrong) {
+    fn report_invalid(&self, item: Item<'_>, scalar: &Scalar, invalid: InvalidValue) {
         let before = self.scope.before(item.key);
-        match &scalar.before {
-            // What is wrong with it would show what it is.
-            Some(written) => {
+        match &scalar.unexpanded {
+            // The message of the parser would show the value.
+            Some(unexpanded) => {
                 let message =
-                    format!("{before}the value of {} is not {}", quoted(written), wanted(item.kind));
+                    format!("{before}the value of {} is not {}", quoted(unexpanded), wanted(item.kind));
                 self.error(
-                    item.node.place,
+                    item.node.position,
                     message,
                     "it is not shown, because it comes from the environment",
                 );
             }
-            None => self.error(item.node.place, format!("{before}{}", wrong.message), wrong.help),
+            None => self.error(item.node.position, format!("{before}{}", invalid.message), invalid.help),
         }
         if matches!(item.kind, Kind::Sha256) {
-            // Somebody may have put the token there.
-            self.problems.borrow_mut().hide(item.node.place);
+            // The value may be the token itself.
+            self.problems.borrow_mut().hide(item.node.position);
         }
     }
 
-    /// The scalar of an item, which is neither nothing nor a list nor a table.
+    /// The scalar of an item; reports null, lists and tables.
     fn scalar<'n>(&self, item: Item<'n>, wanted: &str) -> Option<&'n Scalar> {
         match &item.node.value {
-            Value::Scalar(scalar) if scalar.kind != Written::Nothing => Some(scalar),
+            Value::Scalar(scalar) if scalar.kind != ScalarKind::Null => Some(scalar),
             Value::Unknown => None,
             _ => {
-                self.wrong_kind(item.node, &self.scope.name(item.key), wanted, "");
+                self.report_wrong_kind(item.node, &self.scope.name(item.key), wanted, "");
                 None
             }
         }
     }
 
-    /// Reports a value of another kind than it should be.
-    fn wrong_kind(&self, node: &Node, name: &str, wanted: &str, help: &str) {
+    /// Reports a value of the wrong kind.
+    fn report_wrong_kind(&self, node: &Node, name: &str, wanted: &str, help: &str) {
         match &node.value {
             Value::Unknown => {}
-            Value::Scalar(Scalar { kind: Written::Nothing, .. }) => {
-                self.error(node.place, format!("{name} has no value"), "write one, or leave the key out");
+            Value::Scalar(Scalar { kind: ScalarKind::Null, .. }) => {
+                self.error(node.position, format!("{name} has no value"), "write one, or leave the key out");
             }
-            _ => self.error(node.place, format!("{name} must be {wanted}, found {}", shown(node)), help),
+            _ => self.error(node.position, format!("{name} must be {wanted}, found {}", shown(node)), help),
         }
     }
 
-    /// Reports an error about what the table is for.
-    pub(super) fn complain(&self, place: Place, message: &str, help: &str) {
-        self.error(place, format!("{}{message}", self.scope.subject), help);
+    /// Reports an error that begins with the subject of the table.
+    pub(super) fn subject_error(&self, position: Position, message: &str, help: &str) {
+        self.error(position, format!("{}{message}", self.scope.subject), help);
     }
 
     /// Reports an error.
-    pub(super) fn error(&self, place: Place, message: impl Into<String>, help: impl Into<String>) {
-        self.problems.borrow_mut().error(place, message, help);
+    pub(super) fn error(&self, position: Position, message: impl Into<String>, help: impl Into<String>) {
+        self.problems.borrow_mut().error(position, message, help);
     }
 
     fn entry(&self, key: &str) -> Option<&'d Entry> {
@@ -563,18 +578,18 @@ impl<'d> Fields<'d> {
     }
 
     fn key(&self, key: &str) -> &'static Key {
-        self.section.find(key).unwrap_or_else(|| panic!("the shape has no `{}.{key}`", self.section.path))
+        self.section.find(key).unwrap_or_else(|| panic!("the key table has no `{}.{key}`", self.section.path))
     }
 }
 
-/// A rate with the text it was written as.
+/// A rate with its text in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RateSaid {
+pub(super) struct RawRate {
     pub(super) rate: Rate,
     pub(super) text: String,
 }
 
-/// The default of a key as if it had been written.
+/// The default of a key, parsed as if the file contained it.
 fn default(key: &Key) -> Option<Node> {
     if key.default.is_empty() {
         return None;
@@ -582,7 +597,7 @@ fn default(key: &Key) -> Option<Node> {
     yaml::read(key.default, &mut Problems::default())
 }
 
-/// What a text must be.
+/// The expected value of a kind, for messages.
 fn wanted(kind: &Kind) -> &'static str {
     match kind {
         Kind::Store => "the URL of a store",
@@ -605,11 +620,11 @@ fn wanted(kind: &Kind) -> &'static str {
         Kind::Percent => "a percentage",
         Kind::Share => "a share",
         Kind::Count { .. } => "a whole number",
-        _ => "a text",
+        _ => "a string",
     }
 }
 
-/// A value as messages show it.
+/// The form of a value in messages.
 fn shown(node: &Node) -> String {
     match &node.value {
         Value::Scalar(scalar) => quoted(scalar.shown()),

@@ -1,12 +1,12 @@
-//! Follows a config file, and decides when a change of it takes effect.
+//! Follows a config file and decides when a change of it takes effect.
 //!
-//! A file may be read at any moment while it is being written. What is there by then may be a valid config that lacks
-//! the rest: the tokens, some of the limits, the facts that limits are keyed by. So a change that only adds to the file
-//! or changes numbers takes effect at once; a change that takes away anything else waits until two reads at least
-//! [`SETTLED`] apart have found the same content and the same time of the last change.
+//! The file may be read while it is being written, and its first part may be a valid config that lacks the rest: the
+//! tokens, some limits, the facts that limits are keyed by. So a change that only adds to the file or changes numbers
+//! takes effect at once. A change that removes anything else waits until two reads at least [`SETTLED`] apart have
+//! found the same content and the same modification time.
 //!
-//! What is in force is compared with the file, not with an earlier read of it: a change that was missed, postponed or
-//! could not be applied is tried again until the two are the same.
+//! The file is compared with the active config, not with the previous read. So a change that was missed, postponed or
+//! could not be applied is tried again until the active config matches the file.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use super::origin::{Origin, digest};
 use super::watch::{POLL, until_quiet, watcher};
 use super::{Config, ReadError, Report, content};
 
-/// How long a file must have been the same before a change that takes something away takes effect.
+/// How long the file must stay the same before a change that removes something takes effect.
 const SETTLED: Duration = Duration::from_millis(250);
-/// After so long, a file that keeps changing is reported. It is waited for all the same.
+/// After this long, a file that keeps changing is reported. The change still waits for the file to settle.
 const UNSETTLED: Duration = Duration::from_secs(5);
-/// The longest pause between two attempts to put a config in force.
+/// The longest pause between two attempts to apply a config.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Follows a config file until it is dropped.
 ///
-/// A changed file takes effect within a second, whether it was written, renamed over the old one, or swapped by a
-/// symbolic link as Kubernetes does it. A file that is being written does not take anything away: a change that only
-/// adds to the file or changes numbers takes effect at once, any other change when the file has been the same for
-/// 250 ms. A broken file is reported once and changes nothing.
+/// A changed file takes effect within a second, whether it was written in place, renamed over the old one, or swapped
+/// by a symbolic link as in Kubernetes. A partly written file removes nothing: a change that only adds to the file or
+/// changes numbers takes effect at once, any other change when the file has stayed the same for 250 ms. An invalid
+/// file is reported once and changes nothing.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -51,7 +51,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 ///             true
 ///         }
 ///         Err(error) => {
-///             eprintln!("{error}"); // and nothing changes
+///             eprintln!("{error}"); // the limits stay as they are
 ///             false
 ///         }
 ///     }
@@ -67,14 +67,14 @@ pub struct Follow {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A changed file, to be put in force.
+/// A changed config to apply.
 #[derive(Debug)]
 pub struct Reload {
-    /// What the file says.
+    /// The new config.
     pub config: Config,
-    /// Its warnings.
+    /// The warnings about the file.
     pub report: Report,
-    /// 1, or more if this content could not be put in force before.
+    /// 1, or more if earlier attempts to apply this content failed.
     pub attempt: u32,
 }
 
@@ -85,23 +85,23 @@ struct Signals {
 }
 
 impl Follow {
-    /// Calls `apply` from a thread of its own whenever the file is no longer what is in force, at first `in_force`.
-    /// `apply` returns whether the config is in force now. If not, it is called again later with the same config. An
-    /// error given to `apply` is a file that cannot be used: what it returns then does not matter. An error of this
-    /// function means that no thread can be started.
+    /// Calls `apply` from a thread of its own whenever the file differs from the active config, which is initially
+    /// `active`. `apply` returns whether it has applied the config. If not, it is called again later with the same
+    /// config. `apply` receives an error if the file cannot be used; its return value is then ignored. Fails if the
+    /// thread cannot be started.
     pub fn new(
         path: &Path,
-        in_force: &Config,
+        active: &Config,
         mut apply: impl FnMut(Result<Reload, ReadError>) -> bool + Send + 'static,
     ) -> std::io::Result<Follow> {
         let (wake, woken) = sync_channel(1);
         let watcher = watcher(path, wake.clone());
         let signals = Arc::new(Signals::default());
-        let progress = Progress::new(path, Arc::clone(&in_force.origin));
+        let progress = Progress::new(path, Arc::clone(&active.origin));
         let follow = {
             let signals = Arc::clone(&signals);
             move || {
-                // Events come as long as this lives.
+                // Dropping the watcher would end the events.
                 let _watcher = watcher;
                 progress.follow(&woken, &signals, &mut apply);
             }
@@ -110,56 +110,56 @@ impl Follow {
         Ok(Follow { signals, wake, thread: Some(thread) })
     }
 
-    /// Reads the file now, also if it has not changed: a file that it names may have. What would take something away
-    /// waits all the same.
+    /// Reads the file now and applies it even if it has not changed, because a file that it names may have. A change
+    /// that removes something still waits for the file to settle.
     pub fn reload(&self) {
         self.signals.requested.store(true, Relaxed);
-        // If there is no room, the thread has been woken already.
+        // If the channel is full, the thread has already been woken.
         let _ = self.wake.try_send(());
     }
 }
 
 impl Drop for Follow {
-    /// Waits for a call of `apply` that has begun; none begins afterwards.
+    /// Waits for a running call of `apply`; no further call begins.
     fn drop(&mut self) {
         self.signals.stopped.store(true, Relaxed);
         let _ = self.wake.try_send(());
         if let Some(thread) =
             self.thread.take().filter(|thread| thread.thread().id() != thread::current().id())
         {
-            // A panic of `apply` has been printed by itself.
+            // A panic of `apply` has already been printed.
             let _ = thread.join();
         }
     }
 }
 
-/// What is known of the file and of what is in force.
+/// The state of following: the active config, and the pending or failed change of the file.
 #[derive(Debug)]
 struct Progress {
     path: PathBuf,
-    in_force: Arc<Origin>,
-    /// Whether something was reported since the last config was put in force: to be taken back when the file is again
-    /// what is in force.
+    active: Arc<Origin>,
+    /// Whether an error was reported since the last config was applied. If the file then matches the active config
+    /// again, it is applied once more, to clear the error.
     reported: bool,
-    /// The content that cannot be used, and has been reported.
+    /// The digest of invalid content that has been reported.
     rejected: Option<u64>,
-    held: Option<Held>,
+    pending: Option<Pending>,
     retry: Option<Retry>,
 }
 
-/// A change that waits for the file to settle.
+/// A change that waits until the file has settled.
 #[derive(Debug)]
-struct Held {
+struct Pending {
     content: u64,
     modified: Option<SystemTime>,
-    /// When this content was read first.
+    /// When this content was first read.
     since: Instant,
-    /// When the first of several changes was read.
+    /// When the first change of a series was read.
     began: Instant,
     reported: bool,
 }
 
-/// A config that could not be put in force.
+/// A config that could not be applied.
 #[derive(Debug)]
 struct Retry {
     content: u64,
@@ -167,15 +167,15 @@ struct Retry {
     at: Instant,
 }
 
-/// The file at some moment.
-struct Seen {
+/// The content of the file, with the time before and after the read.
+struct FileRead {
     bytes: Vec<u8>,
     modified: Option<SystemTime>,
     began: Instant,
     ended: Instant,
 }
 
-/// What to do about the file.
+/// The action after a read of the file.
 #[derive(Debug)]
 enum Step {
     Nothing,
@@ -184,9 +184,9 @@ enum Step {
 }
 
 impl Progress {
-    fn new(path: &Path, in_force: Arc<Origin>) -> Progress {
+    fn new(path: &Path, active: Arc<Origin>) -> Progress {
         let path = path.to_owned();
-        Progress { path, in_force, reported: false, rejected: None, held: None, retry: None }
+        Progress { path, active, reported: false, rejected: None, pending: None, retry: None }
     }
 
     fn follow(
@@ -208,53 +208,54 @@ impl Progress {
             }
             let requested = signals.requested.swap(false, Relaxed);
             let began = Instant::now();
-            let seen = content(&self.path).map(|(bytes, modified)| Seen {
+            let file_read = content(&self.path).map(|(bytes, modified)| FileRead {
                 bytes,
                 modified,
                 began,
                 ended: Instant::now(),
             });
-            match self.step(seen, requested) {
+            match self.step(file_read, requested) {
                 Step::Nothing => {}
                 Step::Report(error) => drop(apply(Err(error))),
                 Step::Apply(reload) => {
                     let (origin, attempt) = (Arc::clone(&reload.config.origin), reload.attempt);
                     let applied = apply(Ok(*reload));
-                    self.ended(applied, origin, attempt, Instant::now());
+                    self.record_attempt(applied, origin, attempt, Instant::now());
                 }
             }
         }
     }
 
-    /// How long to wait for an event before the file is read without one.
+    /// How long to wait for an event before the file is read anyway.
     fn pause(&self, now: Instant) -> Duration {
-        let settled = self.held.as_ref().map(|held| (held.since + SETTLED).saturating_duration_since(now));
+        let settled =
+            self.pending.as_ref().map(|pending| (pending.since + SETTLED).saturating_duration_since(now));
         settled.map_or(POLL, |settled| settled.min(POLL))
     }
 
-    /// What to do about the file as it was read. `requested` is whether somebody asked for a reload.
-    fn step(&mut self, seen: Result<Seen, ReadError>, requested: bool) -> Step {
-        let seen = match seen {
-            Ok(seen) => seen,
-            // A file that is missing is about to be replaced.
+    /// The action for the result of a read. `requested` is true after a call of [`Follow::reload`].
+    fn step(&mut self, file_read: Result<FileRead, ReadError>, requested: bool) -> Step {
+        let file_read = match file_read {
+            Ok(file_read) => file_read,
+            // A missing file is about to be replaced.
             Err(_) if !requested => return Step::Nothing,
             Err(error) => return self.report(error),
         };
-        let content = digest(&seen.bytes);
-        let in_force = content == self.in_force.digest;
-        if in_force {
-            self.held = None;
+        let content = digest(&file_read.bytes);
+        let is_active = content == self.active.digest;
+        if is_active {
+            self.pending = None;
         }
         let too_early =
-            self.retry.as_ref().is_some_and(|retry| retry.content == content && seen.began < retry.at);
-        let known = (in_force && !self.reported) || self.rejected == Some(content);
+            self.retry.as_ref().is_some_and(|retry| retry.content == content && file_read.began < retry.at);
+        let known = (is_active && !self.reported) || self.rejected == Some(content);
         if !requested && (known || too_early) {
             return Step::Nothing;
         }
-        let settled = self.is_settled(content, &seen);
-        let lost = match Config::parse_file(&self.path, &seen.bytes) {
+        let settled = self.is_settled(content, &file_read);
+        let lost = match Config::parse_file(&self.path, &file_read.bytes) {
             Ok((config, report)) => {
-                let lost = self.in_force.lost_in(&config.origin);
+                let lost = self.active.lost_in(&config.origin);
                 if settled || lost.is_empty() {
                     let attempt = match &self.retry {
                         Some(retry) if retry.content == content && !requested => retry.attempt + 1,
@@ -266,36 +267,39 @@ impl Progress {
             }
             Err(error) if settled || requested => {
                 self.rejected = Some(content);
-                self.held = None;
+                self.pending = None;
                 return self.report(error);
             }
             Err(_) => String::new(),
         };
-        self.hold(content, &seen);
-        match &mut self.held {
-            Some(held) if !held.reported && seen.ended.duration_since(held.began) >= UNSETTLED => {
-                held.reported = true;
+        self.postpone(content, &file_read);
+        match &mut self.pending {
+            Some(pending)
+                if !pending.reported && file_read.ended.duration_since(pending.began) >= UNSETTLED =>
+            {
+                pending.reported = true;
                 self.report(ReadError::Unsettled { path: self.path.clone(), lost })
             }
             _ => Step::Nothing,
         }
     }
 
-    /// Whether an earlier read, long enough ago, found the file as it is now.
-    fn is_settled(&self, content: u64, seen: &Seen) -> bool {
-        self.held.as_ref().is_some_and(|held| {
-            (held.content, held.modified) == (content, seen.modified)
-                && seen.began.saturating_duration_since(held.since) >= SETTLED
+    /// Whether a read at least [`SETTLED`] ago found the same content and modification time.
+    fn is_settled(&self, content: u64, file_read: &FileRead) -> bool {
+        self.pending.as_ref().is_some_and(|pending| {
+            (pending.content, pending.modified) == (content, file_read.modified)
+                && file_read.began.saturating_duration_since(pending.since) >= SETTLED
         })
     }
 
-    fn hold(&mut self, content: u64, seen: &Seen) {
-        let (began, reported) = match &self.held {
-            Some(held) if (held.content, held.modified) == (content, seen.modified) => return,
-            Some(held) => (held.began, held.reported),
-            None => (seen.ended, false),
+    fn postpone(&mut self, content: u64, file_read: &FileRead) {
+        let (began, reported) = match &self.pending {
+            Some(pending) if (pending.content, pending.modified) == (content, file_read.modified) => return,
+            Some(pending) => (pending.began, pending.reported),
+            None => (file_read.ended, false),
         };
-        self.held = Some(Held { content, modified: seen.modified, since: seen.ended, began, reported });
+        self.pending =
+            Some(Pending { content, modified: file_read.modified, since: file_read.ended, began, reported });
     }
 
     fn report(&mut self, error: ReadError) -> Step {
@@ -303,12 +307,12 @@ impl Progress {
         Step::Report(error)
     }
 
-    /// What became of a config that was to be put in force.
-    fn ended(&mut self, applied: bool, origin: Arc<Origin>, attempt: u32, now: Instant) {
-        self.held = None;
+    /// Records whether a config was applied, and schedules a retry if not.
+    fn record_attempt(&mut self, applied: bool, origin: Arc<Origin>, attempt: u32, now: Instant) {
+        self.pending = None;
         if applied {
             (self.reported, self.rejected, self.retry) = (false, None, None);
-            self.in_force = origin;
+            self.active = origin;
             return;
         }
         self.reported = true;

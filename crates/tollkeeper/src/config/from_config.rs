@@ -1,4 +1,4 @@
-//! A limiter made from a config file.
+//! Builds a limiter from a config file.
 
 use std::path::Path;
 #[cfg(feature = "redis")]
@@ -16,10 +16,10 @@ use super::settings::MemorySettings;
 use super::{Config, ReadError};
 
 impl Limiter {
-    /// Reads a config file and opens the store that it names. What was saved there goes on.
+    /// Reads a config file and opens its store. Counts that were saved there are restored.
     ///
-    /// Warnings about the file are in the report of [`Config::read`], and what became of a snapshot is said
-    /// by [`MemorySettings::open`]: take these two steps yourself to see either.
+    /// Warnings about the file and the result of restoring a snapshot are dropped. To see them, call
+    /// [`Config::read`] and [`MemorySettings::open`] instead.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,9 +47,9 @@ impl Limiter {
 }
 
 impl Config {
-    /// A limiter with these limits, on the store that is named; what was saved there goes on. An error is a
-    /// file beside the config, such as a certificate, that cannot be read, or a snapshot that another process
-    /// saves to.
+    /// A limiter with the limits and the store of this config. Counts that were saved there are restored. Fails if
+    /// a file that the config names, such as a certificate, cannot be read, or if another process saves to the same
+    /// snapshot.
     pub fn limiter(&self) -> Result<Limiter, ReadError> {
         let policy = self.policy.clone();
         #[cfg(feature = "redis")]
@@ -69,8 +69,7 @@ impl Config {
 }
 
 impl MemorySettings {
-    /// The store of these settings, with what was saved by the last one; an error if another process saves to
-    /// that file.
+    /// Opens the embedded store and restores its snapshot. Fails if another process saves to the same snapshot.
     pub fn open(&self, clock: Clock) -> Result<(MemoryStore, Restored), SnapshotError> {
         match self.snapshots() {
             Some(snapshots) => MemoryStore::open(self.capacity(), clock, snapshots),

@@ -1,28 +1,28 @@
-//! How the file says where facts are read from an HTTP request, and what was meant when it does not.
+//! Parses the `http` settings of the config file: fact sources, path patterns and host names.
 
 use super::excerpt::quoted;
-use super::units::Wrong;
+use super::units::InvalidValue;
 use crate::http::{self, ClientAddress, Source};
 
-/// The facts that every request has, under names that are theirs.
+/// The facts that every request has: these names are reserved.
 pub(super) const ALWAYS: [&str; 5] = ["ip", "method", "host", "path", "route"];
-/// What the names of parts begin with.
+/// The prefixes of facts that are read from a request without being declared.
 const PARTS: [&str; 4] = ["header.", "cookie.", "query.", "body."];
 
-pub(super) fn client_address(text: &str) -> Result<ClientAddress, Wrong> {
+pub(super) fn client_address(text: &str) -> Result<ClientAddress, InvalidValue> {
     ClientAddress::of(text).ok_or_else(|| {
-        Wrong::new(
-            format!("{} names no header", quoted(text)),
+        InvalidValue::new(
+            format!("{} does not name a header", quoted(text)),
             "`x-forwarded-for`, `forwarded`, or `header.NAME` such as `header.x-real-ip`",
         )
     })
 }
 
-pub(super) fn source(text: &str) -> Result<Source, Wrong> {
+pub(super) fn source(text: &str) -> Result<Source, InvalidValue> {
     Source::of(text).ok_or_else(|| {
         let help = match text.split_once('.') {
             None if matches!(text, "header" | "cookie" | "query" | "body") => {
-                format!("say which: `{text}.NAME`")
+                format!("add a name: `{text}.NAME`")
             }
             None => "`header.NAME`, `cookie.NAME`, `query.NAME`, `body.NAME`, `ip`, `method`, `host`, `path`, `route`"
                 .to_owned(),
@@ -31,33 +31,34 @@ pub(super) fn source(text: &str) -> Result<Source, Wrong> {
             }
             Some(_) => "`header.NAME`, `cookie.NAME`, `query.NAME` or `body.NAME`".to_owned(),
         };
-        Wrong::new(format!("{} is no part of a request", quoted(text)), help)
+        InvalidValue::new(format!("{} is not a part of a request", quoted(text)), help)
     })
 }
 
-/// Checks that a fact of this name does not hide what every request says of itself.
+/// Whether a declared fact may have this name: it must not hide a fact that requests have anyway.
 pub(super) fn is_free(name: &str) -> bool {
     !ALWAYS.contains(&name) && !PARTS.iter().any(|part| name.starts_with(part))
 }
 
 /// Checks a path pattern.
-pub(super) fn route(text: &str) -> Result<String, Wrong> {
+pub(super) fn route(text: &str) -> Result<String, InvalidValue> {
     match http::check_route(text) {
         Ok(()) => Ok(text.to_owned()),
-        Err(error) => Err(Wrong::new(format!("{} is not a path pattern", quoted(text)), error.help)),
+        Err(error) => Err(InvalidValue::new(format!("{} is not a path pattern", quoted(text)), error.help)),
     }
 }
 
-/// What a route matches: two with the same are one route written twice.
-pub(super) fn route_meaning(route: &str) -> String {
+/// The pattern in lower case and without the names in braces. Two patterns with the same canonical form match the
+/// same paths.
+pub(super) fn canonical_route(route: &str) -> String {
     let segments = route
         .split('/')
         .map(|segment| if segment.starts_with('{') { "{}".to_owned() } else { segment.to_lowercase() });
     segments.collect::<Vec<_>>().join("/")
 }
 
-/// The name of a host in lower case, without the dot that may end it.
-pub(super) fn host_name(text: &str) -> Result<String, Wrong> {
+/// Parses a host name: in lower case, without a trailing dot.
+pub(super) fn host_name(text: &str) -> Result<String, InvalidValue> {
     let name = text.strip_suffix('.').unwrap_or(text);
     let is_label = |label: &str| {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
@@ -73,5 +74,5 @@ pub(super) fn host_name(text: &str) -> Result<String, Wrong> {
     } else {
         "such as `api.example.test`, without patterns".to_owned()
     };
-    Err(Wrong::new(format!("{} is not the name of a host", quoted(text)), help))
+    Err(InvalidValue::new(format!("{} is not the name of a host", quoted(text)), help))
 }

@@ -1,21 +1,21 @@
-//! JSON to a document: RFC 8259 and nothing more.
+//! Parses JSON (RFC 8259, without extensions) into a document.
 
-use super::document::{Budget, Entry, Kind, MAX_DEPTH, Node, TooLarge, Value};
+use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Value};
 use super::excerpt::quoted;
-use super::report::{Place, Problems};
+use super::report::{Position, Problems};
 
-/// Reads a text; on a mistake in the syntax, reports it.
+/// Parses a text; reports a syntax error and returns `None`.
 pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     let mut parser = Parser { text, at: 0, depth: 0, budget: Budget::default() };
     let parsed = parser.document();
     match parsed {
         Ok(node) => Some(node),
-        Err(Stop::Syntax { place, message, help }) => {
-            problems.error(place, message, help);
+        Err(Stop::Syntax { position, message, help }) => {
+            problems.error(position, message, help);
             None
         }
-        Err(Stop::TooLarge(place, large)) => {
-            large.report(place, problems);
+        Err(Stop::TooLarge(position, large)) => {
+            large.report(position, problems);
             None
         }
     }
@@ -29,17 +29,17 @@ struct Parser<'t> {
 }
 
 enum Stop {
-    Syntax { place: Place, message: String, help: &'static str },
-    TooLarge(Place, TooLarge),
+    Syntax { position: Position, message: String, help: &'static str },
+    TooLarge(Position, TooLarge),
 }
 
 type Parsed<T> = Result<T, Stop>;
 
 impl Parser<'_> {
     fn document(&mut self) -> Parsed<Node> {
-        self.skip_blanks();
+        self.skip_whitespace();
         let node = self.value()?;
-        self.skip_blanks();
+        self.skip_whitespace();
         match self.peek() {
             None => Ok(node),
             Some(_) => Err(self.unexpected("the end of the file", "a config is one object")),
@@ -53,55 +53,57 @@ impl Parser<'_> {
             Some('[') => self.nested(Parser::list),
             Some('"') => {
                 let text = self.string()?;
-                self.node(start, text, Kind::Text)
+                self.node(start, text, ScalarKind::Text)
             }
             Some('-' | '0'..='9') => {
                 self.number()?;
-                self.node(start, self.text[start..self.at].to_owned(), Kind::Number)
+                self.node(start, self.text[start..self.at].to_owned(), ScalarKind::Number)
             }
             _ => {
-                for (word, kind) in [("true", Kind::Truth), ("false", Kind::Truth), ("null", Kind::Nothing)] {
+                for (word, kind) in
+                    [("true", ScalarKind::Bool), ("false", ScalarKind::Bool), ("null", ScalarKind::Null)]
+                {
                     let follows = self.text[self.at..].strip_prefix(word);
                     if follows.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric())) {
                         self.at += word.len();
                         return self.node(start, word.to_owned(), kind);
                     }
                 }
-                Err(self.unexpected("a value", "texts stand in double quotes"))
+                Err(self.unexpected("a value", "strings need double quotes"))
             }
         }
     }
 
-    fn node(&mut self, start: usize, text: String, kind: Kind) -> Parsed<Node> {
-        let place = Place::new(start, self.at);
-        self.budget.take(text.len()).map_err(|large| Stop::TooLarge(place, large))?;
-        Ok(Node::scalar(place, text, kind))
+    fn node(&mut self, start: usize, text: String, kind: ScalarKind) -> Parsed<Node> {
+        let position = Position::new(start, self.at);
+        self.budget.take(text.len()).map_err(|large| Stop::TooLarge(position, large))?;
+        Ok(Node::scalar(position, text, kind))
     }
 
-    /// A list or a table, which begins here.
+    /// Parses a list or a table that begins here.
     fn nested(&mut self, read: fn(&mut Self) -> Parsed<Value>) -> Parsed<Node> {
         let start = self.at;
-        let place = Place::new(start, start + 1);
-        self.budget.take(0).map_err(|large| Stop::TooLarge(place, large))?;
+        let position = Position::new(start, start + 1);
+        self.budget.take(0).map_err(|large| Stop::TooLarge(position, large))?;
         if self.depth == MAX_DEPTH {
-            return Err(Stop::TooLarge(place, TooLarge::DEPTH));
+            return Err(Stop::TooLarge(position, TooLarge::DEPTH));
         }
         self.at += 1;
         self.depth += 1;
         let value = read(self)?;
         self.depth -= 1;
-        Ok(Node { place: Place::new(start, self.at), value })
+        Ok(Node { position: Position::new(start, self.at), value })
     }
 
     fn list(&mut self) -> Parsed<Value> {
         let mut nodes = Vec::new();
-        self.skip_blanks();
+        self.skip_whitespace();
         if self.take(']') {
             return Ok(Value::List(nodes));
         }
         loop {
             nodes.push(self.value()?);
-            self.skip_blanks();
+            self.skip_whitespace();
             if self.take(']') {
                 return Ok(Value::List(nodes));
             }
@@ -111,7 +113,7 @@ impl Parser<'_> {
 
     fn table(&mut self) -> Parsed<Value> {
         let mut entries = Vec::new();
-        self.skip_blanks();
+        self.skip_whitespace();
         if self.take('}') {
             return Ok(Value::Table(entries));
         }
@@ -121,16 +123,16 @@ impl Parser<'_> {
                 return Err(self.unexpected("a key in double quotes", ""));
             }
             let key = self.string()?;
-            let place = Place::new(start, self.at);
-            self.budget.take(key.len()).map_err(|large| Stop::TooLarge(place, large))?;
-            self.skip_blanks();
+            let position = Position::new(start, self.at);
+            self.budget.take(key.len()).map_err(|large| Stop::TooLarge(position, large))?;
+            self.skip_whitespace();
             if !self.take(':') {
                 return Err(self.unexpected("`:`", ""));
             }
-            self.skip_blanks();
+            self.skip_whitespace();
             let node = self.value()?;
-            entries.push(Entry { key, place, node });
-            self.skip_blanks();
+            entries.push(Entry { key, position, node });
+            self.skip_whitespace();
             if self.take('}') {
                 return Ok(Value::Table(entries));
             }
@@ -138,19 +140,19 @@ impl Parser<'_> {
         }
     }
 
-    /// A comma, behind which something must follow.
+    /// Parses a comma between two elements; a trailing comma is an error.
     fn comma(&mut self, end: char) -> Parsed<()> {
         let start = self.at;
         if !self.take(',') {
             return Err(self.unexpected(&format!("`,` or `{end}`"), ""));
         }
-        self.skip_blanks();
+        self.skip_whitespace();
         if self.peek() == Some(end) {
-            let message = format!("a comma before `{end}`");
+            let message = format!("a trailing comma before `{end}`");
             return Err(Stop::Syntax {
-                place: Place::new(start, start + 1),
+                position: Position::new(start, start + 1),
                 message,
-                help: "JSON has none there: remove it",
+                help: "JSON does not allow it: remove it",
             });
         }
         Ok(())
@@ -166,8 +168,8 @@ impl Parser<'_> {
                 let line_end =
                     self.text[start..].find('\n').map_or(self.text.len(), |newline| start + newline);
                 return Err(Stop::Syntax {
-                    place: Place::new(start, line_end),
-                    message: "this text has no end".to_owned(),
+                    position: Position::new(start, line_end),
+                    message: "this string is not closed".to_owned(),
                     help: "close it with `\"`",
                 });
             };
@@ -177,24 +179,24 @@ impl Parser<'_> {
                 '\0'..='\x1f' => {
                     let (message, help) = match char {
                         '\n' | '\r' => (
-                            "this text has no end in its line",
+                            "this string is not closed on its line",
                             "close it with `\"`, or write a line break as `\\n`",
                         ),
-                        _ => ("a control character in a text", "write it as `\\u00XX`"),
+                        _ => ("a control character in a string", "write it as `\\u00XX`"),
                     };
-                    let place = if matches!(char, '\n' | '\r') {
-                        Place::new(start, from)
+                    let position = if matches!(char, '\n' | '\r') {
+                        Position::new(start, from)
                     } else {
-                        Place::new(from, self.at)
+                        Position::new(from, self.at)
                     };
-                    return Err(Stop::Syntax { place, message: message.to_owned(), help });
+                    return Err(Stop::Syntax { position, message: message.to_owned(), help });
                 }
                 _ => text.push(char),
             }
         }
     }
 
-    /// What follows a backslash.
+    /// Parses the rest of an escape sequence after the backslash.
     fn escape(&mut self, start: usize) -> Parsed<char> {
         let char = match self.next() {
             Some('"') => '"',
@@ -215,12 +217,16 @@ impl Parser<'_> {
     }
 
     fn bad_escape(&self, start: usize) -> Stop {
-        let place = Place::new(start, self.at);
-        let message = format!("{} is no escape", quoted(&self.text[start..self.at]));
-        Stop::Syntax { place, message, help: "JSON knows `\\\" \\\\ \\/ \\b \\f \\n \\r \\t` and `\\uXXXX`" }
+        let position = Position::new(start, self.at);
+        let message = format!("{} is not an escape sequence", quoted(&self.text[start..self.at]));
+        Stop::Syntax {
+            position,
+            message,
+            help: "JSON allows `\\\" \\\\ \\/ \\b \\f \\n \\r \\t` and `\\uXXXX`",
+        }
     }
 
-    /// The four digits behind `\u`, and those of the second half of a pair.
+    /// Parses the four digits after `\u`, and the second half of a surrogate pair.
     fn unicode(&mut self) -> Option<char> {
         let high = self.four_digits()?;
         if !(0xd800..0xdc00).contains(&high) {
@@ -264,7 +270,7 @@ impl Parser<'_> {
             return Ok(());
         }
         let message = format!("{} is not a number", quoted(&self.text[start..end]));
-        Err(Stop::Syntax { place: Place::new(start, end), message, help: "texts stand in double quotes" })
+        Err(Stop::Syntax { position: Position::new(start, end), message, help: "strings need double quotes" })
     }
 
     fn digits(&mut self) -> usize {
@@ -276,12 +282,12 @@ impl Parser<'_> {
 
     fn unexpected(&self, wanted: &str, help: &'static str) -> Stop {
         let Some(char) = self.peek() else {
-            // Where the text really ends: what follows are blanks.
+            // Report the last character before trailing whitespace.
             let end = self.text.trim_end().len();
             let start = self.text[..end].char_indices().next_back().map_or(0, |(start, _)| start);
             let message = format!("the file ends where {wanted} should follow");
             return Stop::Syntax {
-                place: Place::new(start, end),
+                position: Position::new(start, end),
                 message,
                 help: "a bracket, brace or quote may be open",
             };
@@ -293,10 +299,10 @@ impl Parser<'_> {
         let message = format!("expected {wanted}, found {}", quoted(&rest[..length]));
         let comment = rest.starts_with("//") || rest.starts_with('#');
         let help = if comment { "JSON has no comments: YAML and TOML do" } else { help };
-        Stop::Syntax { place: Place::new(self.at, self.at + length), message, help }
+        Stop::Syntax { position: Position::new(self.at, self.at + length), message, help }
     }
 
-    fn skip_blanks(&mut self) {
+    fn skip_whitespace(&mut self) {
         let rest = &self.text.as_bytes()[self.at..];
         self.at += rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count();
     }

@@ -1,13 +1,12 @@
-//! Every key of the config file, in one table.
+//! Defines every key of the config file in one table: kind, default, example and documentation.
 //!
-//! The reader takes names, ranges, choices and defaults from here, the JSON schema and the reference
-//! (`docs/config.md`) are printed from it: so a key is documented, checked and completed by an editor, or
-//! it does not exist.
+//! The reader takes names, ranges, choices and defaults from this table, and the JSON schema and the reference
+//! (`docs/config.md`) are generated from it. So every key that exists is documented, checked, and known to editors.
 
 /// A table of the file and the keys it may have.
 #[derive(Debug)]
 pub(super) struct Section {
-    /// What stands before its keys in messages and headings.
+    /// The prefix of its keys in messages and headings, such as `redis.breaker`.
     pub(super) path: &'static str,
     pub(super) doc: &'static str,
     pub(super) keys: &'static [Key],
@@ -19,38 +18,38 @@ pub(super) struct Key {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
     pub(super) doc: &'static str,
-    /// What it is when it is not there, as it would be written in YAML; empty if it is nothing.
+    /// The value when the key is absent, as YAML; empty if there is no default.
     pub(super) default: &'static str,
-    /// A value, as it would be written in YAML.
+    /// An example value, as YAML.
     pub(super) example: &'static str,
     pub(super) support: Support,
-    /// Whether a table of this kind is nothing without it.
+    /// Whether the table is invalid without this key.
     pub(super) required: bool,
 }
 
-/// Whether there is something behind a key.
+/// Whether the feature of a key exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Support {
     Ready,
-    /// The key is checked and then refused: its part of the product does not exist yet.
+    /// The key is checked and then rejected: its feature does not exist yet.
     NotYet,
 }
 
-/// What a value must be.
+/// The kind of a value.
 #[derive(Debug)]
 pub(super) enum Kind {
     /// The URL of a store.
     Store,
-    /// A path of a file.
+    /// The path of a file.
     Path,
-    /// An address with port, or `off`.
+    /// An address with a port, or `off`.
     Listener,
     /// A whole number within bounds.
     Count {
         least: u64,
         most: u64,
     },
-    Truth,
+    Bool,
     /// A duration within bounds, which are in milliseconds.
     Duration {
         least: u64,
@@ -59,7 +58,7 @@ pub(super) enum Kind {
     Percent,
     Share,
     Rate,
-    /// One of these words. Those that are refused with "not yet" are listed apart.
+    /// One of `words`. Those in `not_yet` are rejected as not supported yet.
     Choice {
         words: &'static [&'static str],
         not_yet: &'static [&'static str],
@@ -68,27 +67,27 @@ pub(super) enum Kind {
     LimitName,
     /// The name of a fact.
     Fact,
-    /// A text, or a number or truth value that is taken as its text.
+    /// A string, or a number or boolean that is read as its text.
     Value,
-    /// Any text.
+    /// Any string.
     Text,
-    /// What Redis keys begin with.
+    /// The prefix of Redis keys.
     Prefix,
     /// An address or a network.
     Network,
-    /// A path pattern of HTTP.
+    /// A path pattern, such as `/users/{id}`.
     Route,
     /// The name of a host, without a port.
     HostName,
-    /// Where the address of a client is read from.
+    /// The header that holds the address of the client.
     ClientAddress,
-    /// Where a fact is read from.
+    /// The part of a request that a fact is read from.
     Source,
-    /// A status of HTTP, or a class of them.
+    /// An HTTP status, or a class of them.
     Status,
     /// 64 hex digits.
     Sha256,
-    /// What is charged when there is no cost.
+    /// `error`, `skip` or the number to charge when the cost is missing.
     CostMissing,
     /// The code of a warning.
     Warning,
@@ -96,16 +95,16 @@ pub(super) enum Kind {
     /// One value, or a list of them.
     OneOrList(&'static Kind),
     Table(&'static Section),
-    /// Names that the file chooses, each with such a value.
+    /// A table with names that the file chooses, each with a value of this kind.
     Map {
         names: Names,
         value: &'static Kind,
     },
-    /// What a tier or an override grants: a rate, or a table.
+    /// The grant of a tier or an override: a rate, or a table.
     Grant(&'static Section),
 }
 
-/// What the keys of a map are.
+/// The kind of the names in a map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Names {
     Fact,
@@ -136,13 +135,13 @@ impl Key {
 }
 
 impl Section {
-    /// The key of that name.
+    /// The key with this name.
     pub(super) fn find(&self, name: &str) -> Option<&'static Key> {
         self.keys.iter().find(|key| key.name == name)
     }
 }
 
-/// Every section of the file, the file first.
+/// Every section of the file, beginning with the file itself.
 #[cfg(test)]
 pub(super) fn sections() -> Vec<&'static Section> {
     fn inside(kind: &'static Kind, found: &mut Vec<&'static Section>) {
@@ -179,89 +178,89 @@ const CONDITION: Kind = Kind::Map { names: Names::Fact, value: &Kind::OneOrList(
 /// The file.
 pub(super) static ROOT: Section = Section {
     path: "",
-    doc: "A config file is one table with these keys. YAML, TOML and JSON have the same shape; the ending of the \
-          file's name says which it is.",
+    doc: "A config file is one table with these keys. YAML, TOML and JSON files have the same keys; the file \
+          extension selects the format.",
     keys: &[
         key(
             "store",
             Kind::Store,
-            "Where counts are kept.",
+            "The store that holds the counts: `memory://`, or the URL of a Redis server.",
         ).default("memory://").example("memory://"),
-        key("memory", Kind::Table(&MEMORY), "The embedded store."),
-        key("redis", Kind::Table(&REDIS), "How a Redis store is used."),
+        key("memory", Kind::Table(&MEMORY), "Settings of the embedded store."),
+        key("redis", Kind::Table(&REDIS), "Settings of a Redis store."),
         key(
             "on_store_failure",
             ON_STORE_FAILURE,
-            "Who answers when the store does not: `allow` lets pass, `deny` refuses, `local` decides in this \
-             process. A limit may say otherwise.",
+            "What happens when the store does not answer: `allow` admits requests, `deny` refuses them, `local` \
+             decides in this process. A limit can override it.",
         )
         .default("local")
         .example("local"),
         key(
             "listen",
             Kind::Table(&LISTEN),
-            "Where the service listens. Flags and the environment win over this.",
+            "The addresses that the server listens on. Flags and environment variables override them.",
         ),
         key(
             "share",
             Kind::Share,
-            "Every count, burst and number of slots times this, rounded down but at least 1: the part of a region.",
+            "Multiplies every count, burst and number of slots, rounded down but at least 1: the share of one region.",
         )
         .default("1/1")
         .example("1/3"),
         key("http", Kind::Table(&HTTP), "How facts are read from an HTTP request."),
-        key("grpc", Kind::Table(&GRPC), "How the rate limit service for Envoy answers."),
+        key("grpc", Kind::Table(&GRPC), "Settings of the rate limit service for Envoy."),
         key(
             "headers",
             HEADERS,
-            "Rate-limit headers of HTTP answers: at most one of `ietf`, `draft-03`, `draft-06`, `draft-07`, with or \
-             without `x-ratelimit`. With none, only `Retry-After` is sent.",
+            "Rate-limit headers of HTTP responses: at most one of `ietf`, `draft-03`, `draft-06`, `draft-07`, with or \
+             without `x-ratelimit`. With `[]`, only `Retry-After` is sent.",
         )
         .default("[ietf, x-ratelimit]")
         .example("[draft-07]"),
         key(
             "retry_after_jitter",
             Kind::Percent,
-            "Lengthens the `Retry-After` header by a random part of up to this much, never by more than 30 s (1 s \
-             for a wait below 10 s), so that clients that were refused together do not retry together.",
+            "Lengthens the `Retry-After` header by a random amount of up to this percentage, at most 30 s (1 s for \
+             a wait below 10 s), so that clients that were refused together do not retry together.",
         )
         .default("10%")
         .example("25%"),
         key(
             "limits",
             Kind::List(&Kind::Table(&LIMIT)),
-            "The limits, in the order in which answers list them. A file that has none on purpose says `[]`: one without \
-             this key may be a file that is being written, and is rejected.",
+            "The limits, in the order in which responses list them. Write `[]` for a config without limits: a file \
+             without this key may be only partly written, and is rejected.",
         )
         .required(),
         key("proxy", Kind::Table(&PROXY), "The reverse proxy.").not_yet(),
-        key("log", Kind::Table(&LOG), "What the service logs beside what goes wrong."),
-        key("admin", Kind::Table(&ADMIN), "Who may change limits and see keys."),
-        key("auth", Kind::Table(&AUTH), "Who may ask for decisions."),
+        key("log", Kind::Table(&LOG), "What the server logs besides warnings and errors."),
+        key("admin", Kind::Table(&ADMIN), "The token that is needed to change limits and to see keys."),
+        key("auth", Kind::Table(&AUTH), "The tokens that clients need to ask for decisions."),
         key("tls", Kind::Table(&TLS), "TLS for all listeners."),
-        key("validate", Kind::Table(&VALIDATE), "What is not warned of."),
+        key("validate", Kind::Table(&VALIDATE), "Which warnings are silenced."),
     ],
 };
 
 pub(super) static MEMORY: Section = Section {
     path: "memory",
-    doc: "The embedded store: all counts are in the memory of this process.",
+    doc: "The embedded store keeps all counts in the memory of this process.",
     keys: &[
         key(
             "max_keys",
             Kind::Count { least: 1, most: 1_000_000_000 },
-            "The most keys that have a count of their own.",
+            "The most keys that are counted separately.",
         )
         .default("1000000")
         .example("200000"),
         key(
             "max_log_bytes",
             Kind::Count { least: 1, most: 1 << 40 },
-            "The most bytes in logs of `sliding-log` limits.",
+            "The most bytes in the logs of `sliding-log` limits.",
         )
         .default("268435456")
         .example("67108864"),
-        key("snapshot", Kind::Path, "The file that counts are saved to, and that a restart goes on from.")
+        key("snapshot", Kind::Path, "The file that counts are saved to and restored from after a restart.")
             .example("/var/lib/tollkeeper/state"),
         key("snapshot_every", Kind::Duration { least: 100, most: DAY }, "The time between two snapshots.")
             .default("10s")
@@ -271,21 +270,21 @@ pub(super) static MEMORY: Section = Section {
 
 pub(super) static REDIS: Section = Section {
     path: "redis",
-    doc: "How a Redis or Valkey store is used.",
+    doc: "Settings of a Redis or Valkey store.",
     keys: &[
         key(
             "prefix",
             Kind::Prefix,
-            "What all keys begin with.",
+            "The prefix of all keys.",
         ).default("tk").example("tk-staging"),
         key(
             "deadline",
             Kind::Duration { least: 1, most: 60 * SECOND },
-            "How long a decision may take before `on_store_failure` answers.",
+            "How long a decision may take before `on_store_failure` applies.",
         )
             .default("10ms")
             .example("25ms"),
-        key("breaker", Kind::Table(&BREAKER), "When the store is left alone for a while."),
+        key("breaker", Kind::Table(&BREAKER), "When calls to the store are suspended."),
         key(
             "connections",
             Kind::Count { least: 1, most: 64 },
@@ -294,41 +293,49 @@ pub(super) static REDIS: Section = Section {
         key(
             "nodes",
             Kind::Count { least: 1, most: 100_000 },
-            "How many processes share the store: each decides on this part of a limit while the store is away.",
+            "How many processes share the store: while it does not answer, each process grants 1/`nodes` of a limit.",
         )
         .default("1")
         .example("4"),
         key(
             "key_format",
             choice(&["readable", "compact"]),
-            "`readable` keys hold the values of facts, `compact` ones a hash of them.",
+            "`readable` keys contain the values of facts, `compact` keys a hash of them.",
         )
         .default("readable")
         .example("compact"),
         key(
             "ca",
             Kind::Path,
-            "The certificates that the server's must descend from.",
+            "The CA certificates that the server's certificate is verified against.",
         ).example("ca.pem"),
-        key("cert", Kind::Path, "The certificate to present to the server.").example("client.pem"),
+        key("cert", Kind::Path, "The client certificate to present to the server.").example("client.pem"),
         key("key", Kind::Path, "The private key of `cert`.").example("client.key"),
     ],
 };
 
 pub(super) static BREAKER: Section = Section {
     path: "redis.breaker",
-    doc: "When the store is left alone for a while, because asking it only costs time.",
+    doc: "The breaker suspends calls to a store that fails or is slow, because waiting for it only costs time.",
     keys: &[
-        key("failures", Kind::Count { least: 1, most: 1_000 }, "So many failures in a row open it.")
-            .default("5")
-            .example("10"),
-        key("late", Kind::Percent, "So many late answers of the last 100 (at least 20) open it.")
-            .default("50%")
-            .example("30%"),
+        key(
+            "failures",
+            Kind::Count { least: 1, most: 1_000 },
+            "The number of consecutive failures that opens the breaker.",
+        )
+        .default("5")
+        .example("10"),
+        key(
+            "late",
+            Kind::Percent,
+            "The percentage of late replies among the last 100 (at least 20) that opens the breaker.",
+        )
+        .default("50%")
+        .example("30%"),
         key(
             "cooldown",
             Kind::Duration { least: 1, most: 3_600 * SECOND },
-            "How long it stays open before the store is tried again.",
+            "How long the breaker stays open before the store is tried again.",
         )
         .default("1s")
         .example("5s"),
@@ -337,21 +344,19 @@ pub(super) static BREAKER: Section = Section {
 
 pub(super) static LOG: Section = Section {
     path: "log",
-    doc: "What the service logs beside what goes wrong. A change takes effect without a restart.",
-    keys: &[
-        key(
-            "refusals",
-            Kind::Rate,
-            "Logs refused requests, at most as many as this rate: limit, key, cost, retry, transport and route. How \
-             many more there were is logged once a second. Without it, refusals are not logged.",
-        )
-        .example("10/s"),
-    ],
+    doc: "What the server logs besides warnings and errors. A change takes effect without a restart.",
+    keys: &[key(
+        "refusals",
+        Kind::Rate,
+        "Logs refused requests, at most at this rate, with limit, key, cost, retry, transport and route. The \
+             number of further refusals is logged once a second. Without it, refusals are not logged.",
+    )
+    .example("10/s")],
 };
 
 pub(super) static LISTEN: Section = Section {
     path: "listen",
-    doc: "An IP address with a port, or `off`. Port 0 picks a free one.",
+    doc: "An IP address with a port, or `off`. Port 0 picks a free port.",
     keys: &[
         key("http", Kind::Listener, "The HTTP API.").example("127.0.0.1:8080"),
         key("grpc", Kind::Listener, "The rate limit service for Envoy.").example("off"),
@@ -367,15 +372,15 @@ pub(super) static HTTP: Section = Section {
         key(
             "trusted_proxies",
             Kind::List(&Kind::Network),
-            "Forwarded addresses, and facts that are `trusted`, are believed only from these.",
+            "Forwarded addresses and `trusted` facts are accepted only from these networks.",
         )
         .default("[]")
         .example("[10.0.0.0/8]"),
         key(
             "client_address",
             Kind::ClientAddress,
-            "The one header that addresses are taken from, by the middleware and by forward-auth: \
-             `x-forwarded-for`, `forwarded`, or `header.NAME` with a single address.",
+            "The header that the middleware and forward-auth read the client address from: `x-forwarded-for`, \
+             `forwarded`, or `header.NAME` with a single address.",
         )
         .default("x-forwarded-for")
         .example("forwarded"),
@@ -383,37 +388,37 @@ pub(super) static HTTP: Section = Section {
             "encoded_slashes",
             choice(&["both", "decode", "keep", "refuse"]),
             "What `%2F`, `%5C` and a backslash mean in a path: they separate segments (`decode`), they do not \
-             (`keep`), the request is refused (`refuse`), or limits of every route apply that a common server could \
-             match (`both`). See [headers and addresses](headers-and-addresses.md#one-path-many-spellings).",
+             (`keep`), the request is refused (`refuse`), or the limits of every route apply that a common server \
+             could match (`both`). See [headers and addresses](headers-and-addresses.md#one-path-many-spellings).",
         )
         .default("both")
         .example("decode"),
         key(
             "ipv6_prefix",
             Kind::Count { least: 1, most: 128 },
-            "How many bits of an IPv6 address make a key.",
+            "How many leading bits of an IPv6 address form the key.",
         )
             .default("64")
             .example("56"),
         key(
             "facts",
             Kind::Map { names: Names::Fact, value: &Kind::Table(&HTTP_FACT) },
-            "Facts beyond those that every request has.",
+            "Facts in addition to those that every request has.",
         )
         .example("{ user: { from: header.x-user-id, trusted: true } }"),
         key(
             "routes",
             Kind::List(&Kind::Route),
-            "Path patterns, of which the most specific one becomes the fact `route`. `{name}` stands for one \
-             segment, `*` at the end for the rest.",
+            "Path patterns. The most specific one that matches becomes the fact `route`. `{name}` matches one \
+             segment, `*` at the end matches the rest.",
         )
         .default("[]")
         .example("[\"/login\", \"/users/{id}\", \"/api/*\"]"),
         key(
             "hosts",
             Kind::List(&Kind::HostName),
-            "Names of this server, besides addresses and `localhost`, that `Host` may carry on a loopback listener \
-             in calls that need no token: against web pages that give their own name this address.",
+            "Host names of this server that `Host` may contain on a loopback listener in calls that need no token, \
+             besides addresses and `localhost`. This protects against DNS rebinding by web pages.",
         )
         .default("[]")
         .example("[api.example.test]"),
@@ -435,45 +440,45 @@ pub(super) static HTTP_FACT: Section = Section {
         key(
             "strip",
             Kind::Text,
-            "What is taken off the beginning of the value.",
+            "A prefix that is removed from the value.",
         ).example("\"Bearer \""),
         key(
             "normalize",
             Kind::List(&choice(&["lowercase", "trim", "nfkc"])),
-            "How the value is normalised, in this order, wherever it enters: HTTP, JSON, RESP, gRPC, the library.",
+            "How the value is normalised, in this order, from every source: HTTP, JSON, RESP, gRPC and the library.",
         )
             .default("[]")
             .example("[lowercase, trim]"),
         key(
             "hash",
-            Kind::Truth,
-            "Whether only a hash of the value is kept: for secrets. The raw value is hashed wherever it enters.",
+            Kind::Bool,
+            "Whether only a hash of the value is kept, for secrets. Raw values from every source are hashed.",
         ).default("false").example("true"),
         key(
             "trusted",
-            Kind::Truth,
-            "Whether it is taken only from `trusted_proxies`.",
+            Kind::Bool,
+            "Whether the fact is accepted only from `trusted_proxies`.",
         ).default("false").example("true"),
         key(
             "many",
-            Kind::Truth,
-            "Whether a header may come in several lines, which are joined by `, `. Otherwise a request in which \
-             the header occurs twice is refused where a limit needs it.",
+            Kind::Bool,
+            "Whether a header may have several lines, which are joined by `, `. Otherwise a request with two lines \
+             of the header is refused if a limit needs it.",
         ).default("false").example("true"),
     ],
 };
 
 pub(super) static GRPC: Section = Section {
     path: "grpc",
-    doc: "How the rate limit service for Envoy answers.",
-    keys: &[key("headers", HEADERS, "The headers that Envoy is told to add.")
+    doc: "Settings of the rate limit service for Envoy.",
+    keys: &[key("headers", HEADERS, "The rate-limit headers that responses ask Envoy to add.")
         .default("[ietf]")
         .example("[]")],
 };
 
 pub(super) static LIMIT: Section = Section {
     path: "limits",
-    doc: "A limit. All limits that apply to a request must allow it; if one refuses, none is charged.",
+    doc: "A limit. All limits that apply to a request must allow it. If one refuses, no limit is charged.",
     keys: &[
         key(
             "name",
@@ -483,51 +488,50 @@ pub(super) static LIMIT: Section = Section {
         key(
             "by",
             Kind::OneOrList(&Kind::Fact),
-            "The fact, or facts, of which each value has a count of its own. Without it there is one \
-             for all.",
+            "The fact or facts that form the key: each value has its own count. Without it, all requests share one \
+             count.",
         )
             .default("[]")
             .example("[user, route]"),
         key(
             "when",
             CONDITION,
-            "The limit applies only when each of these facts matches one of its patterns, in which \
-             `*` stands for anything.",
+            "The limit applies only if each of these facts matches one of its patterns; `*` matches any text.",
         )
             .example("{ route: /login, method: [POST, PUT] }"),
         key(
             "unless",
             CONDITION,
-            "The limit does not apply when all of these facts match.",
+            "The limit does not apply if all of these facts match.",
         ).example("{ user: \"bot-*\" }"),
         key(
             "rate",
             Kind::Rate,
-            "Count per period: `10/s`, `5/15m`, `unlimited`, or `0/s` to refuse all. Periods are `ms \
-             s m min h hour d day w week`.",
+            "Count per period: `10/s`, `5/15m`, `unlimited`, or `0/s` to refuse all requests. The units of periods \
+             are `ms s m min h hour d day w week`.",
         )
             .example("100/min"),
         key(
             "burst",
             Kind::Count { least: 1, most: ANY },
-            "How many a bucket takes at once. Without it, the count of the rate.",
+            "How many units a full bucket holds. Without it, the count of the rate.",
         ).example("20"),
         key(
             "algorithm",
             choice(&["token-bucket", "gcra", "leaky-bucket", "fixed-window", "sliding-window", "sliding-log", "concurrency"]),
-            "How the rate is kept; `gcra` is another name of `token-bucket`. Without it: `token-bucket` if there is \
-             a `burst`, here, in a tier or in an override, else `sliding-window`.",
+            "How requests are counted; `gcra` is another name of `token-bucket`. Without it: `token-bucket` if the \
+             limit, a tier or an override has a `burst`, else `sliding-window`.",
         )
         .example("sliding-log"),
         key(
             "limit",
             Kind::Count { least: 1, most: ANY },
-            "How many at the same time: for `algorithm: concurrency`.",
+            "The number of slots, for `algorithm: concurrency`.",
         ).example("5"),
         key(
             "ttl",
             Kind::Duration { least: 1, most: 366 * DAY },
-            "How long a slot is held at most: for `algorithm: concurrency`.",
+            "The longest time that a slot is held, for `algorithm: concurrency`.",
         )
             .default("60s")
             .example("5m"),
@@ -535,18 +539,18 @@ pub(super) static LIMIT: Section = Section {
         key(
             "tiers",
             Kind::Map { names: Names::Tier, value: &Kind::Grant(&GRANT) },
-            "What each tier is granted, in the place of `rate`, `burst` and `limit`.",
+            "The grant of each tier, instead of `rate`, `burst` and `limit`.",
         )
             .example("{ free: 60/min, pro: { rate: 600/min, burst: 100 }, enterprise: unlimited }"),
         key(
             "default_tier",
             Kind::Value,
-            "The tier of requests that name none, or one that is not listed. Required with `tiers`.",
+            "The tier of requests without a tier or with an unknown one. Required with `tiers`.",
         ).example("free"),
         key(
             "overrides",
             Kind::Map { names: Names::Value, value: &Kind::Grant(&GRANT) },
-            "What single values of the fact in `by` are granted, whatever their tier.",
+            "The grants of single values of the fact in `by`, whatever their tier.",
         )
             .example("{ acme-corp: { rate: 50000/min, burst: 5000 } }"),
         key(
@@ -568,27 +572,27 @@ pub(super) static LIMIT: Section = Section {
         key(
             "cost",
             Kind::Fact,
-            "The fact whose number is charged, instead of the cost of the request.",
+            "The fact whose number is charged instead of the cost of the request.",
         ).example("tokens"),
         key(
             "cost_missing",
             Kind::CostMissing,
-            "What happens when the fact in `cost` is absent: `error` rejects the request (400 `invalid_cost`), with `skip` \
-             the limit does not apply, and a number is charged instead; 0 charges nothing. Without `cost` it is an error.",
+            "What happens when the fact in `cost` is absent: `error` rejects the request (400 `invalid_cost`), with \
+             `skip` the limit does not apply, and a number is charged instead; 0 charges nothing. Requires `cost`.",
         )
         .default("error")
         .example("500"),
         key(
             "mode",
             choice(&["enforce", "shadow", "off"]),
-            "`shadow` counts what it would refuse and refuses nothing; `off` does not apply.",
+            "`shadow` counts the requests that it would refuse, but admits them; `off` disables the limit.",
         )
             .default("enforce")
             .example("shadow"),
         key(
             "stagger",
-            Kind::Truth,
-            "Shifts the windows of each key, so that not all begin at once: for `algorithm: \
+            Kind::Bool,
+            "Shifts the windows of each key, so that they do not all begin at the same time, for `algorithm: \
              fixed-window`.",
         )
             .default("false")
@@ -596,65 +600,66 @@ pub(super) static LIMIT: Section = Section {
         key(
             "on_store_failure",
             ON_STORE_FAILURE,
-            "Who answers when the store does not. Without it, as the file says at the top.",
+            "What happens when the store does not answer. Without it, the top-level `on_store_failure` applies.",
         )
             .example("deny"),
         key(
             "headers",
-            Kind::Truth,
+            Kind::Bool,
             "Whether rate-limit headers may show this limit.",
         ).default("true").example("false"),
         key(
             "deduct_when",
             Kind::Table(&RESPONSE),
-            "The charge is given back unless the response matches (middleware and proxy).",
+            "The charge is refunded unless the response matches (middleware and proxy).",
         )
             .example("{ status: [401, 403] }"),
         key(
             "refund_when",
             Kind::Table(&RESPONSE),
-            "The charge is given back if the response matches (middleware and proxy).",
+            "The charge is refunded if the response matches (middleware and proxy).",
         )
             .example("{ status: [304, 5xx] }"),
         key(
             "partition",
             Kind::Fact,
-            "The fact in `by` whose value decides where a cluster keeps the count: limits with the same value there are decided in one step.",
+            "The fact in `by` whose value decides which node of a cluster keeps the count: limits with the same \
+             value are decided in one step.",
         ).example("user"),
         key(
             "consistency",
             Kind::Choice { words: &["exact", "leased"], not_yet: &["leased"] },
-            "`exact` asks the store each time; `leased` asks it for many at once.",
+            "`exact` asks the store for every request; `leased` asks it for many units at once.",
         )
         .default("exact")
         .example("exact"),
         key(
             "wait_replicas",
             Kind::Count { least: 0, most: 16 },
-            "How many replicas must have a charge before it counts. More than 0 is refused: not yet.",
+            "How many replicas must confirm a charge. More than 0 is not supported yet.",
         )
             .default("0")
             .example("0"),
     ],
 };
 
-/// What a tier or an override may say.
+/// The grant of a tier or an override.
 pub(super) static GRANT: Section = Section {
     path: "tiers",
-    doc: "What a tier or an override grants: a rate (`60/min`, `unlimited`), or a table. It replaces `rate`, `burst` \
+    doc: "The grant of a tier or an override: a rate (`60/min`, `unlimited`), or a table. It replaces `rate`, `burst` \
           and `limit` together.",
     keys: &[
         key("rate", Kind::Rate, "Count per period.").example("600/min"),
         key(
             "burst",
             Kind::Count { least: 1, most: ANY },
-            "How many a bucket takes at once. Without it, the count of the rate.",
+            "How many units a full bucket holds. Without it, the count of the rate.",
         )
         .example("100"),
         key(
             "limit",
             Kind::Count { least: 1, most: ANY },
-            "How many at the same time: for `algorithm: concurrency`.",
+            "The number of slots, for `algorithm: concurrency`.",
         )
         .example("10"),
     ],
@@ -662,7 +667,8 @@ pub(super) static GRANT: Section = Section {
 
 pub(super) static RESPONSE: Section = Section {
     path: "deduct_when",
-    doc: "A condition on the response. `deduct_when` and `refund_when` are not for `leaky-bucket` and `concurrency`.",
+    doc: "A condition on the response. `leaky-bucket` and `concurrency` limits do not support `deduct_when` and \
+          `refund_when`.",
     keys: &[key("status", Kind::OneOrList(&Kind::Status), "Statuses (`401`) and classes of them (`5xx`).")
         .example("[401, 5xx]")
         .required()],
@@ -670,7 +676,7 @@ pub(super) static RESPONSE: Section = Section {
 
 pub(super) static PROXY: Section = Section {
     path: "proxy",
-    doc: "The reverse proxy. Not yet: the section is checked and refused.",
+    doc: "The reverse proxy. Not supported yet: the section is checked and rejected.",
     keys: &[
         key(
             "connect_timeout",
@@ -691,16 +697,20 @@ pub(super) static PROXY: Section = Section {
         .example("64"),
         key(
             "accept_proxy_protocol",
-            Kind::Truth,
-            "Whether clients come through a load balancer that speaks the PROXY protocol.",
+            Kind::Bool,
+            "Whether clients connect through a load balancer that uses the PROXY protocol.",
         )
         .default("false")
         .example("true"),
-        key("concurrency", Kind::Table(&PROXY_CONCURRENCY), "How many requests the upstream gets at once."),
+        key(
+            "concurrency",
+            Kind::Table(&PROXY_CONCURRENCY),
+            "How many requests the upstream receives at the same time.",
+        ),
         key(
             "single_flight",
             Kind::List(&Kind::Table(&SINGLE_FLIGHT)),
-            "Requests that are alike wait for one answer.",
+            "Identical requests share one response.",
         )
         .example("[{ when: { route: /api/search }, by: [host, path, query] }]"),
     ],
@@ -708,31 +718,39 @@ pub(super) static PROXY: Section = Section {
 
 pub(super) static PROXY_CONCURRENCY: Section = Section {
     path: "proxy.concurrency",
-    doc: "How many requests the upstream gets at once.",
+    doc: "How many requests the upstream receives at the same time.",
     keys: &[
-        key("max", Kind::Count { least: 1, most: 1_000_000 }, "The most.").default("512").example("256"),
-        key("adaptive", Kind::Truth, "Whether it follows how fast the upstream answers.")
+        key("max", Kind::Count { least: 1, most: 1_000_000 }, "The most concurrent requests.")
+            .default("512")
+            .example("256"),
+        key("adaptive", Kind::Bool, "Whether the number adapts to the response time of the upstream.")
             .default("false")
             .example("true"),
-        key("min", Kind::Count { least: 1, most: 1_000_000 }, "The least, when adaptive.").example("8"),
-        key("priority", Kind::Fact, "The fact whose number says who goes first.").example("priority"),
+        key(
+            "min",
+            Kind::Count { least: 1, most: 1_000_000 },
+            "The fewest concurrent requests when `adaptive`.",
+        )
+        .example("8"),
+        key("priority", Kind::Fact, "The fact whose number sets the priority of a request.")
+            .example("priority"),
     ],
 };
 
 pub(super) static SINGLE_FLIGHT: Section = Section {
     path: "proxy.single_flight",
-    doc: "Requests that are alike wait for one answer.",
+    doc: "Identical requests share one response.",
     keys: &[
-        key("when", CONDITION, "Which requests.").example("{ route: /api/search }"),
-        key("by", Kind::OneOrList(&Kind::Fact), "The facts in which they are alike.")
+        key("when", CONDITION, "The requests that are combined.").example("{ route: /api/search }"),
+        key("by", Kind::OneOrList(&Kind::Fact), "The facts that must be equal.")
             .example("[host, path, query]"),
     ],
 };
 
 pub(super) static ADMIN: Section = Section {
     path: "admin",
-    doc: "Who may change limits and see keys: whoever sends `Authorization: Bearer TOKEN`. Without it, nobody may \
-          change anything. A token is best 32 random bytes: `openssl rand -hex 32`.",
+    doc: "Changing limits and seeing keys requires `Authorization: Bearer TOKEN`. Without this section, all changes are \
+          refused. Use 32 random bytes as a token: `openssl rand -hex 32`.",
     keys: &[key(
         "token_sha256",
         Kind::Sha256,
@@ -744,12 +762,12 @@ pub(super) static ADMIN: Section = Section {
 
 pub(super) static AUTH: Section = Section {
     path: "auth",
-    doc: "Who may ask for decisions: whoever has one of these tokens, or the admin token. Without it, everybody \
-          who can connect.",
+    doc: "Asking for decisions requires one of these tokens, or the admin token. Without this section, every client \
+          that can connect may ask.",
     keys: &[key(
         "token_sha256",
         Kind::List(&Kind::Sha256),
-        "The SHA-256 of each token, as 64 hex digits. Several, so that one can replace another without a pause.",
+        "The SHA-256 of each token, as 64 hex digits. List the old and the new token while clients change over.",
     )
     .example("[9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08]")
     .required()],
@@ -757,15 +775,15 @@ pub(super) static AUTH: Section = Section {
 
 pub(super) static TLS: Section = Section {
     path: "tls",
-    doc: "TLS for all listeners. Certificates are read again when the config is or when their files change; to turn \
-          TLS on or off takes a restart.",
+    doc: "TLS for all listeners. Certificates are reloaded when the config is reloaded or when their files change. \
+          Turning TLS on or off requires a restart.",
     keys: &[
         key("cert", Kind::Path, "The certificate chain, in PEM.").example("server.pem").required(),
         key("key", Kind::Path, "The private key of `cert`, in PEM.").example("server.key").required(),
         key(
             "client_ca",
             Kind::Path,
-            "The certificates that a client's must descend from. Without it, clients need none.",
+            "The CA certificates that client certificates are verified against. Without it, clients need none.",
         )
         .example("clients.pem"),
     ],
@@ -773,14 +791,10 @@ pub(super) static TLS: Section = Section {
 
 pub(super) static VALIDATE: Section = Section {
     path: "validate",
-    doc: "What is not warned of, by `validate` and in the log.",
-    keys: &[key(
-        "ignore",
-        Kind::List(&Kind::Warning),
-        "Codes of [warnings](#warnings) that are known and accepted.",
-    )
-    .default("[]")
-    .example("[W001]")],
+    doc: "Warnings that `validate` and the log of the server do not show.",
+    keys: &[key("ignore", Kind::List(&Kind::Warning), "The codes of the [warnings](#warnings) to silence.")
+        .default("[]")
+        .example("[W001]")],
 };
 
 #[cfg(test)]
@@ -789,7 +803,7 @@ mod tests {
     use crate::config::{Config, Format};
 
     #[test]
-    fn every_key_is_documented_and_has_an_example_or_keys_of_its_own() {
+    fn every_key_has_documentation_and_an_example() {
         for section in sections() {
             assert!(!section.doc.is_empty(), "{}", section.path);
             for key in section.keys {
@@ -803,9 +817,9 @@ mod tests {
         }
     }
 
-    /// Of the sections that are plain tables of the file, as it would be written.
+    /// Checks the sections that are plain tables of the file.
     #[test]
-    fn every_example_and_every_default_can_be_written_in_a_file() {
+    fn every_example_and_default_is_valid() {
         for section in [&ROOT, &MEMORY, &REDIS, &LISTEN, &HTTP, &GRPC, &ADMIN, &AUTH, &VALIDATE] {
             for key in section.keys.iter().filter(|key| key.support == Support::Ready) {
                 for value in [key.example, key.default].into_iter().filter(|value| !value.is_empty()) {
@@ -821,7 +835,7 @@ mod tests {
                     }
                     let text = text.replacen('{', "{ limits: [],", 1);
                     let parsed = Config::parse("example", Format::Yaml, text.as_bytes(), &|_| None);
-                    assert!(parsed.is_ok(), "{text}\n{}", parsed.expect_err("not right"));
+                    assert!(parsed.is_ok(), "{text}\n{}", parsed.expect_err("invalid"));
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! A limit as it is written in the file.
+//! Reads one limit of the file into typed values with their positions.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -8,75 +8,75 @@ use tollkeeper_core::{Algorithm, CostMissing, Missing, Mode, OnStoreFailure};
 use super::document::{Entry, Node, Value};
 use super::effective_limit::{ResponseCondition, StatusPattern};
 use super::excerpt::quoted;
-use super::fields::{Fields, RateSaid, Said, Scope};
+use super::fields::{Fields, Located, RawRate, Scope};
 use super::key_table::{self, Section};
-use super::report::{Place, Problems};
-use super::units::{self, Wrong};
+use super::report::{Position, Problems};
+use super::units::{self, InvalidValue};
 
-/// A limit as it is written: typed, each part with its place, but not yet put together.
+/// A limit of the file: typed values with their positions, not yet checked against each other.
 #[derive(Debug)]
-pub(super) struct WrittenLimit {
-    pub(super) place: Place,
-    /// What messages about it begin with.
+pub(super) struct RawLimit {
+    pub(super) position: Position,
+    /// The beginning of messages about it, such as ``limit `login`: ``.
     pub(super) subject: String,
-    pub(super) name: Option<Said<String>>,
-    pub(super) by: Vec<Said<String>>,
-    pub(super) when: Vec<Said<(String, Vec<String>)>>,
-    pub(super) unless: Vec<Said<(String, Vec<String>)>>,
-    pub(super) grant: WrittenGrant,
+    pub(super) name: Option<Located<String>>,
+    pub(super) by: Vec<Located<String>>,
+    pub(super) when: Vec<Located<(String, Vec<String>)>>,
+    pub(super) unless: Vec<Located<(String, Vec<String>)>>,
+    pub(super) grant: RawGrant,
     pub(super) algorithm: Choice<Algorithm>,
-    pub(super) ttl: Option<Said<Duration>>,
-    pub(super) tier: Option<Said<String>>,
+    pub(super) ttl: Option<Located<Duration>>,
+    pub(super) tier: Option<Located<String>>,
     pub(super) tiers: Option<Grants>,
-    pub(super) default_tier: Option<Said<String>>,
+    pub(super) default_tier: Option<Located<String>>,
     pub(super) overrides: Option<Grants>,
-    pub(super) allow: Vec<Said<String>>,
+    pub(super) allow: Vec<Located<String>>,
     pub(super) missing: Missing,
-    pub(super) cost: Option<Said<String>>,
-    /// As it is written: nothing if it is not.
-    pub(super) cost_missing: Option<Said<CostMissing>>,
+    pub(super) cost: Option<Located<String>>,
+    /// `None` if the file does not set it.
+    pub(super) cost_missing: Option<Located<CostMissing>>,
     pub(super) mode: Mode,
-    pub(super) stagger: Option<Said<bool>>,
+    pub(super) stagger: Option<Located<bool>>,
     pub(super) on_store_failure: Option<OnStoreFailure>,
     pub(super) headers: bool,
-    pub(super) deduct_when: Option<Said<ResponseCondition>>,
-    pub(super) refund_when: Option<Said<ResponseCondition>>,
-    pub(super) partition: Option<Said<String>>,
+    pub(super) deduct_when: Option<Located<ResponseCondition>>,
+    pub(super) refund_when: Option<Located<ResponseCondition>>,
+    pub(super) partition: Option<Located<String>>,
 }
 
-/// A choice that may have been made wrongly, which is not the same as not having been made.
+/// The value of a choice. An invalid value is not the same as an absent one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice<T> {
     Absent,
-    Wrong,
+    Invalid,
     Made(T),
 }
 
-/// What a limit, a tier or an override grants, as written.
+/// The rate, burst or number of slots of a limit, a tier or an override, as in the file.
 #[derive(Debug)]
-pub(super) struct WrittenGrant {
-    pub(super) place: Place,
-    pub(super) rate: Option<Said<RateSaid>>,
-    pub(super) burst: Option<Said<u64>>,
-    pub(super) limit: Option<Said<u64>>,
-    /// Whether something was there that could not be read: nothing is missing then.
+pub(super) struct RawGrant {
+    pub(super) position: Position,
+    pub(super) rate: Option<Located<RawRate>>,
+    pub(super) burst: Option<Located<u64>>,
+    pub(super) limit: Option<Located<u64>>,
+    /// Whether a value was invalid and has been reported: then no missing value is reported.
     pub(super) broken: bool,
 }
 
 /// Tiers or overrides.
 #[derive(Debug)]
 pub(super) struct Grants {
-    /// Where the key stands.
-    pub(super) place: Place,
-    /// Each under its name.
-    pub(super) list: Vec<(Said<String>, WrittenGrant)>,
-    /// Whether it is no table at all, which has been reported.
+    /// The position of the key `tiers` or `overrides`.
+    pub(super) position: Position,
+    /// The grants with their names.
+    pub(super) list: Vec<(Located<String>, RawGrant)>,
+    /// Whether the value is not a table, which has been reported.
     pub(super) broken: bool,
 }
 
-impl WrittenLimit {
-    /// Reads one element of `limits`, the `number`-th.
-    pub(super) fn read(node: &Node, number: usize, problems: &RefCell<Problems>) -> Option<WrittenLimit> {
+impl RawLimit {
+    /// Reads one element of `limits`; `number` counts from 1.
+    pub(super) fn read(node: &Node, number: usize, problems: &RefCell<Problems>) -> Option<RawLimit> {
         let subject = match name_in(node) {
             Some(name) => format!("limit {}: ", quoted(name)),
             None => format!("limit {number}: "),
@@ -84,26 +84,28 @@ impl WrittenLimit {
         let fields = Fields::open(node, &key_table::LIMIT, Scope::of(&subject), problems)?;
         let name = fields.text("name");
         if !fields.has("name") {
-            fields.error(node.place, format!("limit {number} has no name"), "such as `name: per-user`");
+            fields.error(node.position, format!("limit {number} has no name"), "such as `name: per-user`");
         }
         let algorithm = match fields.choice("algorithm") {
-            Some(said) => Choice::Made(Algorithm::from_name(said.value).expect("the shape lists algorithms")),
-            None if fields.has("algorithm") => Choice::Wrong,
+            Some(located) => {
+                Choice::Made(Algorithm::from_name(located.value).expect("the key table lists the algorithms"))
+            }
+            None if fields.has("algorithm") => Choice::Invalid,
             None => Choice::Absent,
         };
         if let Some(replicas) = fields.count("wait_replicas")
             && replicas.value > 0
         {
             fields.error(
-                replicas.place,
+                replicas.position,
                 format!("{subject}`wait_replicas` is not supported yet"),
                 "leave it out",
             );
         }
-        // Read for its mistakes: today there is one way only.
+        // Read only to report mistakes: `exact` is the only supported value.
         fields.choice("consistency");
-        Some(WrittenLimit {
-            place: node.place,
+        Some(RawLimit {
+            position: node.position,
             name,
             by: fields.parse_list("by", any_text),
             when: fields.condition("when"),
@@ -116,7 +118,7 @@ impl WrittenLimit {
             default_tier: fields.value("default_tier"),
             overrides: grants(&fields, "overrides", "override", &subject, problems),
             allow: fields.value_list("allow"),
-            missing: match fields.choice("missing").map(|said| said.value) {
+            missing: match fields.choice("missing").map(|located| located.value) {
                 Some("share") => Missing::Share,
                 Some("deny") => Missing::Deny,
                 _ => Missing::Skip,
@@ -126,14 +128,16 @@ impl WrittenLimit {
                 .has("cost_missing")
                 .then(|| fields.parse("cost_missing", cost_missing))
                 .flatten(),
-            mode: match fields.choice("mode").map(|said| said.value) {
+            mode: match fields.choice("mode").map(|located| located.value) {
                 Some("shadow") => Mode::Shadow,
                 Some("off") => Mode::Off,
                 _ => Mode::Enforce,
             },
-            stagger: fields.truth("stagger").filter(|said| said.value),
-            on_store_failure: fields.choice("on_store_failure").map(|said| on_store_failure(said.value)),
-            headers: fields.truth("headers").is_none_or(|said| said.value),
+            stagger: fields.bool("stagger").filter(|located| located.value),
+            on_store_failure: fields
+                .choice("on_store_failure")
+                .map(|located| on_store_failure(located.value)),
+            headers: fields.bool("headers").is_none_or(|located| located.value),
             deduct_when: response(&fields, "deduct_when"),
             refund_when: response(&fields, "refund_when"),
             partition: fields.parse("partition", any_text),
@@ -142,19 +146,19 @@ impl WrittenLimit {
     }
 }
 
-/// The words of `cost_missing`. How much may be charged is the core's to say.
-fn cost_missing(text: &str) -> Result<CostMissing, Wrong> {
+/// Parses `cost_missing`. The core checks the upper bound of a number.
+fn cost_missing(text: &str) -> Result<CostMissing, InvalidValue> {
     match text {
         "error" => Ok(CostMissing::Error),
         "skip" => Ok(CostMissing::Skip),
         number => units::count(number).map(CostMissing::Charge).map_err(|_| {
             let message = format!("`cost_missing` cannot be {}", quoted(number));
-            Wrong::new(message, "`error`, `skip`, or the number to charge")
+            InvalidValue::new(message, "`error`, `skip`, or the number to charge")
         }),
     }
 }
 
-/// The words of `on_store_failure`.
+/// Parses `on_store_failure`.
 pub(super) fn on_store_failure(word: &str) -> OnStoreFailure {
     match word {
         "allow" => OnStoreFailure::Allow,
@@ -163,13 +167,13 @@ pub(super) fn on_store_failure(word: &str) -> OnStoreFailure {
     }
 }
 
-/// Names are checked by the core, together with everything else about them.
-#[expect(clippy::unnecessary_wraps, reason = "has the form of what may fail")]
-pub(super) fn any_text(text: &str) -> Result<String, Wrong> {
+/// Accepts any text: the core checks names.
+#[expect(clippy::unnecessary_wraps, reason = "passed where a fallible parser is expected")]
+pub(super) fn any_text(text: &str) -> Result<String, InvalidValue> {
     Ok(text.to_owned())
 }
 
-/// The name as it may be shown, before anything is checked.
+/// The name of a limit for messages, before it is checked.
 fn name_in(node: &Node) -> Option<&str> {
     let Value::Table(entries) = &node.value else { return None };
     let entry = entries.iter().find(|entry| entry.key == "name")?;
@@ -179,13 +183,13 @@ fn name_in(node: &Node) -> Option<&str> {
     }
 }
 
-/// `rate`, `burst` and `limit` of a table that may have them.
-fn read_grant(fields: &Fields<'_>) -> WrittenGrant {
+/// Reads `rate`, `burst` and `limit` of a limit, a tier or an override.
+fn read_grant(fields: &Fields<'_>) -> RawGrant {
     let (rate, burst, limit) = (fields.rate("rate"), fields.count("burst"), fields.count("limit"));
     let broken = (rate.is_none() && fields.has("rate"))
         || (burst.is_none() && fields.has("burst"))
         || (limit.is_none() && fields.has("limit"));
-    WrittenGrant { place: fields.place, rate, burst, limit, broken }
+    RawGrant { position: fields.position, rate, burst, limit, broken }
 }
 
 fn grants(
@@ -195,53 +199,52 @@ fn grants(
     subject: &str,
     problems: &RefCell<Problems>,
 ) -> Option<Grants> {
-    let place = fields.key_place(key)?;
+    let position = fields.key_position(key)?;
     let grant = |entry: &Entry| {
         let scope = Scope::of(format!("{subject}{what} {}: ", quoted(&entry.key)));
-        let name = Said { value: entry.key.clone(), place: entry.place, hidden: None };
+        let name = Located { value: entry.key.clone(), position: entry.position, unexpanded: None };
         (name, grant_of(&entry.node, &key_table::GRANT, scope, problems))
     };
     let list = fields.map(key).into_iter().map(grant).collect();
-    Some(Grants { place, list, broken: !fields.is_table(key) })
+    Some(Grants { position, list, broken: !fields.is_table(key) })
 }
 
-/// A grant that is a rate alone, or a table.
-fn grant_of(
-    node: &Node,
-    section: &'static Section,
-    scope: Scope,
-    problems: &RefCell<Problems>,
-) -> WrittenGrant {
+/// Reads a grant that is a rate or a table.
+fn grant_of(node: &Node, section: &'static Section, scope: Scope, problems: &RefCell<Problems>) -> RawGrant {
     match &node.value {
         Value::Table(_) => match Fields::open(node, section, scope, problems) {
             Some(fields) => read_grant(&fields),
             None => unreachable!("a table can be opened"),
         },
         _ => {
-            let rate = Fields::none(node.place, section, scope, problems).rate_of(node);
-            WrittenGrant { place: node.place, broken: rate.is_none(), rate, burst: None, limit: None }
+            let rate = Fields::none(node.position, section, scope, problems).rate_of(node);
+            RawGrant { position: node.position, broken: rate.is_none(), rate, burst: None, limit: None }
         }
     }
 }
 
-fn response(fields: &Fields<'_>, key: &str) -> Option<Said<ResponseCondition>> {
-    let place = fields.key_place(key)?;
+fn response(fields: &Fields<'_>, key: &str) -> Option<Located<ResponseCondition>> {
+    let position = fields.key_position(key)?;
     let table = fields.table(key);
     let status: Vec<StatusPattern> =
-        table.parse_list("status", read_status).into_iter().map(|said| said.value).collect();
+        table.parse_list("status", read_status).into_iter().map(|located| located.value).collect();
     if !table.has("status") {
-        fields.complain(place, &format!("`{key}` says no `status`"), "such as `{ status: [401, 5xx] }`");
+        fields.subject_error(
+            position,
+            &format!("`{key}` has no `status`"),
+            "such as `{ status: [401, 5xx] }`",
+        );
     }
-    Some(Said { value: ResponseCondition { status }, place, hidden: None })
+    Some(Located { value: ResponseCondition { status }, position, unexpanded: None })
 }
 
-fn read_status(text: &str) -> Result<StatusPattern, Wrong> {
+fn read_status(text: &str) -> Result<StatusPattern, InvalidValue> {
     let class = text.strip_suffix("xx").and_then(|class| class.parse::<u8>().ok());
     match (class, text.parse::<u16>()) {
         (Some(class @ 1..=5), _) => Ok(StatusPattern::Class(class)),
         (None, Ok(code @ 100..=599)) if text.len() == 3 => Ok(StatusPattern::Code(code)),
-        _ => Err(Wrong::new(
-            format!("{} is not a status of HTTP", quoted(text)),
+        _ => Err(InvalidValue::new(
+            format!("{} is not an HTTP status", quoted(text)),
             "such as `401`, or `5xx` for a class",
         )),
     }

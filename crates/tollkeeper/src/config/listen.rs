@@ -1,4 +1,4 @@
-//! Where the service listens.
+//! The addresses that the server listens on, and how the config file writes them.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use super::excerpt::quoted;
 
-/// Where each transport listens; nothing where the file does not say.
+/// The listener of each transport; `None` where the file has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listen {
     /// The HTTP API.
@@ -19,7 +19,7 @@ pub struct Listen {
     pub proxy: Option<Listener>,
 }
 
-/// Where one transport listens.
+/// The listener of one transport.
 ///
 /// ```
 /// use tollkeeper::config::Listener;
@@ -31,9 +31,9 @@ pub struct Listen {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listener {
-    /// Nowhere.
+    /// The transport is turned off.
     Off,
-    /// At this address; port 0 picks a free one.
+    /// An address to listen on; port 0 picks a free port.
     At(SocketAddr),
 }
 
@@ -57,7 +57,7 @@ impl fmt::Display for Listener {
     }
 }
 
-/// A text that says not where to listen.
+/// A text that is neither an address with a port nor `off`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidListener(String);
 

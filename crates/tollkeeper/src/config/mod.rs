@@ -1,9 +1,9 @@
-//! The config file: YAML, TOML or JSON, of one shape.
+//! Reads the config file (YAML, TOML or JSON with the same keys) into a [`Policy`] and settings.
 //!
-//! Reading is two steps. What was *written* is collected with its places in the text, whatever the format;
-//! what it *means* is a [`Policy`] and settings with all defaults filled in. Every mistake is found in one
-//! go, and a [`Report`] shows each with its place and with what would be right. `docs/config.md` in the
-//! repository lists every key.
+//! Reading has two steps. The first collects the raw values of any format with their positions in the file. The
+//! second resolves them into a [`Policy`] and settings with all defaults filled in. One pass finds every mistake,
+//! and a [`Report`] shows each with its position and a suggestion. `docs/config.md` in the repository lists every
+//! key.
 //!
 //! ```
 //! use tollkeeper::config::{Config, Format};
@@ -83,65 +83,65 @@ pub use watch::Watch;
 
 use document::{MAX_BYTES, Node};
 use origin::{NamedFile, Origin};
-use report::{Place, Problems};
+use report::{Position, Problems};
 
-/// What a config file means.
+/// A config file, resolved: its limits and settings with all defaults filled in.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The limits, to be put in force.
+    /// The limits, ready for a limiter.
     pub policy: Policy,
-    /// The same limits in the shape of the file, in the same order.
+    /// The same limits as the file writes them, with defaults, in the same order.
     pub limits: Vec<LimitShape>,
-    /// Where counts are kept.
+    /// The store that holds the counts: `memory://`, or the URL of a Redis server.
     pub store: StoreUrl,
-    /// The embedded store.
+    /// Settings of the embedded store.
     pub memory: MemorySettings,
-    /// How a Redis store is used.
+    /// Settings of a Redis store.
     pub redis: RedisSettings,
-    /// Who answers when the store does not, for limits that do not say.
+    /// What happens when the store does not answer, for limits without a setting of their own.
     pub on_store_failure: OnStoreFailure,
-    /// Where the service listens.
+    /// The addresses that the server listens on.
     pub listen: Listen,
-    /// The part of every limit that is granted; the policy is made with it.
+    /// The part of every limit that is granted, such as 1/3; already applied to `policy`.
     pub share: Share,
     /// How facts are read from an HTTP request.
     pub http: HttpSettings,
-    /// How the rate limit service for Envoy answers.
+    /// Settings of the rate limit service for Envoy.
     pub grpc: GrpcSettings,
-    /// Rate-limit headers of HTTP answers.
+    /// The rate-limit headers of HTTP responses.
     pub headers: Vec<HeaderDialect>,
-    /// By how much `Retry-After` is lengthened at most.
+    /// The most by which `Retry-After` is lengthened at random.
     pub retry_after_jitter: Percent,
-    /// What the service logs beside what goes wrong.
+    /// What the server logs besides warnings and errors.
     pub log: LogSettings,
-    /// The token that opens admin calls.
+    /// The token for admin calls; without it, they are refused.
     pub admin: Option<TokenDigest>,
-    /// The tokens that open the data plane; without any, it is open.
+    /// The tokens that clients need to ask for decisions; if empty, no token is needed.
     pub auth: Vec<TokenDigest>,
     /// TLS for all listeners.
     pub tls: Option<TlsSettings>,
-    /// Warnings that are not shown.
+    /// Warnings that the config silences.
     pub ignored: Vec<Warning>,
     origin: Arc<Origin>,
 }
 
 impl Config {
-    /// Reads a file, with the environment of this process. The report that comes with a config holds
-    /// warnings only.
+    /// Reads a file, with variables from the environment of this process. The report returned with a config
+    /// holds warnings only.
     pub fn read(path: &Path) -> Result<(Config, Report), ReadError> {
         Format::of_file(path)?;
         let (text, _) = content(path)?;
         Config::parse_file(path, &text)
     }
 
-    /// Reads the content of a file, with the environment of this process.
+    /// Parses the content of a file, with variables from the environment of this process.
     fn parse_file(path: &Path, text: &[u8]) -> Result<(Config, Report), ReadError> {
         let format = Format::of_file(path)?;
         let environment = |name: &str| std::env::var(name).ok();
         Config::parse(&path.display().to_string(), format, text, &environment).map_err(ReadError::Invalid)
     }
 
-    /// Reads a text. `name` is what messages call it; `environment` gives the values of variables.
+    /// Parses `text`. Messages call it `name`; `environment` returns the values of variables.
     pub fn parse(
         name: &str,
         format: Format,
@@ -149,18 +149,19 @@ impl Config {
         environment: &dyn Fn(&str) -> Option<String>,
     ) -> Result<(Config, Report), Report> {
         let bytes = text;
-        reported(name, text, |text, problems| {
+        with_report(name, text, |text, problems| {
             let mut document = document(format, text, problems)?;
             expand::expand(&mut document, environment, problems.get_mut());
             let mut file = raw::read(&document, problems)?;
             let files = std::mem::take(&mut file.files);
-            let config = Config::of(file, problems)?;
+            let config = Config::resolve(file, problems)?;
             Some(Config { origin: Arc::new(Origin::new(bytes, &document, files)), ..config })
         })
     }
 
-    /// The same config with other limits, which are read from JSON: `{"limits": [...]}`, each in the shape
-    /// of a file, as [`LimitShape`] prints it. Everything else stays, and variables are not put in.
+    /// The same config with its limits replaced by those in `text`, which is JSON: `{"limits": [...]}`, with each
+    /// limit written as in a file and as [`LimitShape`] serializes it. Other settings stay, and `${VAR}` is not
+    /// expanded.
     ///
     /// ```
     /// use tollkeeper::config::{Config, Format};
@@ -174,14 +175,14 @@ impl Config {
     /// ```
     pub fn with_limits(&self, name: &str, text: &[u8]) -> Result<(Config, Report), Report> {
         let config = self.clone();
-        reported(name, text, |text, problems| {
+        with_report(name, text, |text, problems| {
             let document = document(Format::Json, text, problems)?;
             for entry in document.entries().iter().filter(|entry| entry.key != "limits") {
                 let message = format!("only `limits` can be replaced, not {}", excerpt::quoted(&entry.key));
-                problems.get_mut().error(entry.place, message, "leave it out");
+                problems.get_mut().error(entry.position, message, "leave it out");
             }
             let file = raw::read(&document, problems)?;
-            let file = raw::File {
+            let file = raw::RawConfig {
                 share: config.share,
                 on_store_failure: config.on_store_failure,
                 listen: config.listen.clone(),
@@ -189,20 +190,20 @@ impl Config {
                 ignored: config.ignored.clone(),
                 ..file
             };
-            let Config { policy, limits, .. } = Config::of(file, problems)?;
+            let Config { policy, limits, .. } = Config::resolve(file, problems)?;
             Some(Config { policy, limits, ..config })
         })
     }
 
-    /// Adds an error to the report of this config for each file that `tls` names, or `redis` if the store is on Redis,
-    /// and that does not exist: `tollkeeper serve` would not start. Reading a config does not look, because a program that only needs the limits
-    /// does not need the files.
+    /// Adds an error to `report` for each missing file that `tls` names, or `redis` if the store is on Redis:
+    /// `tollkeeper serve` would not start. Reading a config does not check this, because a program that needs only
+    /// the limits does not need the files.
     pub fn check_files(&self, report: &mut Report) {
         if self.ignored.contains(&Warning::MissingFile) {
             return;
         }
         let read = |file: &&NamedFile| !file.key.starts_with("redis.") || self.store != StoreUrl::Memory;
-        for NamedFile { key, path, place } in self.origin.files.iter().filter(read) {
+        for NamedFile { key, path, position } in self.origin.files.iter().filter(read) {
             let problem = match std::fs::metadata(path) {
                 Ok(metadata) if metadata.is_dir() => "is a folder",
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => "does not exist",
@@ -211,13 +212,13 @@ impl Config {
             let path = excerpt::quoted(&path.display().to_string());
             let message = format!("`{key}`: the file {path} {problem}");
             let help = "paths are relative to the folder where `tollkeeper serve` is started".to_owned();
-            report.add(Warning::MissingFile, *place, message, help);
+            report.add(Warning::MissingFile, *position, message, help);
         }
     }
 
-    /// The headers that only the gateway may set, each with the facts that are read from it: those of `trusted` facts,
-    /// and the one that holds the address of the client if it is a single address. A gateway that passes on what a
-    /// client sends under such a name lets the client choose its own identity or plan.
+    /// The headers that only the gateway may set, each with the facts read from it: the headers of `trusted` facts,
+    /// and the header with the client's address if `client_address` is `header.NAME`. A gateway that forwards such a
+    /// header from a client lets the client choose its own identity or plan.
     pub fn gateway_headers(&self) -> Vec<(&str, Vec<&str>)> {
         let mut headers: Vec<(&str, Vec<&str>)> = Vec::new();
         let address = match &self.http.client_address {
@@ -238,16 +239,16 @@ impl Config {
         headers
     }
 
-    /// Step two: what was written, and what it means.
-    fn of(file: raw::File, problems: &RefCell<Problems>) -> Option<Config> {
+    /// Step two: resolves the raw values into a config.
+    fn resolve(file: raw::RawConfig, problems: &RefCell<Problems>) -> Option<Config> {
         if let Err(error) = file.store.value.supported() {
-            problems.borrow_mut().error(file.store.place, error.to_string(), "");
+            problems.borrow_mut().error(file.store.position, error.to_string(), "");
         }
-        let meaning = resolve::of(&file, problems)?;
-        warnings::of(&file, &meaning.policy, &mut problems.borrow_mut());
+        let resolved = resolve::resolve(&file, problems)?;
+        warnings::check(&file, &resolved.policy, &mut problems.borrow_mut());
         Some(Config {
-            policy: meaning.policy,
-            limits: meaning.limits,
+            policy: resolved.policy,
+            limits: resolved.limits,
             store: file.store.value,
             memory: file.memory,
             redis: file.redis,
@@ -268,8 +269,8 @@ impl Config {
     }
 }
 
-/// Reads a text with `read`, and reports on it.
-fn reported(
+/// Reads a text with `read`, and returns the config with a report on it.
+fn with_report(
     name: &str,
     bytes: &[u8],
     read: impl FnOnce(&str, &mut RefCell<Problems>) -> Option<Config>,
@@ -277,8 +278,8 @@ fn reported(
     let mut problems = RefCell::new(Problems::default());
     let (text, config) = match readable(bytes) {
         Ok(text) => (text, read(text, &mut problems)),
-        Err((place, text, message, help)) => {
-            problems.get_mut().error(place, message, help);
+        Err((position, text, message, help)) => {
+            problems.get_mut().error(position, message, help);
             (text, None)
         }
     };
@@ -289,7 +290,7 @@ fn reported(
     }
 }
 
-/// Step one begins: what was written, whatever the format.
+/// The first half of step one: parses the text into a tree of values.
 fn document(format: Format, text: &str, problems: &mut RefCell<Problems>) -> Option<Node> {
     let problems = problems.get_mut();
     let document = match format {
@@ -300,21 +301,21 @@ fn document(format: Format, text: &str, problems: &mut RefCell<Problems>) -> Opt
     };
     let document = document.filter(|document| !document.is_empty());
     if document.is_none() && problems.no_errors() {
-        // A file that is being written may be empty for a moment; to take it for a config without limits
-        // would let everything pass.
-        problems.error(Place::default(), "the file says nothing", "a config has at least `limits:`");
+        // A file may be empty for a moment while it is being written. Reading it as a config without limits would
+        // admit every request.
+        problems.error(Position::default(), "the file is empty", "a config has at least `limits:`");
     }
     document
 }
 
-/// What is in a file, as far as a config may go, and when that was last changed.
+/// The bytes of a file, up to just above the size limit of a config, and its modification time.
 fn content(path: &Path) -> Result<(Vec<u8>, Option<SystemTime>), ReadError> {
     let read = || {
         let mut file = File::open(path)?;
         let mut bytes = Vec::new();
-        // One byte more than may be, so that a file that is too large can be told from one that just fits.
-        let most = u64::try_from(MAX_BYTES).expect("a few megabytes") + 1;
-        file.by_ref().take(most).read_to_end(&mut bytes)?;
+        // One byte more than allowed, to tell a file that is too large from one that just fits.
+        let max = u64::try_from(MAX_BYTES).expect("a few megabytes") + 1;
+        file.by_ref().take(max).read_to_end(&mut bytes)?;
         let modified = file.metadata().and_then(|metadata| metadata.modified()).ok();
         Ok((bytes, modified))
     };
@@ -323,31 +324,32 @@ fn content(path: &Path) -> Result<(Vec<u8>, Option<SystemTime>), ReadError> {
     read().map_err(unreadable)
 }
 
-/// Reads a duration as it is written in the file, such as `10s` or `15m`; otherwise, what would be right.
+/// Parses a duration in the syntax of the config file, such as `10s` or `15m`. The error says what is wrong and
+/// suggests a fix.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    units::duration(text).map(Duration::from).map_err(|wrong| wrong.to_string())
+    units::duration(text).map(Duration::from).map_err(|invalid| invalid.to_string())
 }
 
-/// The text of a file, or the place, the text and the words of what keeps it from being read.
-fn readable(bytes: &[u8]) -> Result<&str, (Place, &str, String, &'static str)> {
+/// The text of a file. An error holds its position, the text before it, the message and the help.
+fn readable(bytes: &[u8]) -> Result<&str, (Position, &str, String, &'static str)> {
     if bytes.len() > MAX_BYTES {
         let message = "the file is larger than 4 MiB".to_owned();
-        return Err((Place::default(), "", message, "no config needs that: is it the right file?"));
+        return Err((Position::default(), "", message, "no config needs that: is it the right file?"));
     }
     let text = match std::str::from_utf8(bytes) {
         Ok(text) => text,
         Err(error) => {
             let valid = std::str::from_utf8(&bytes[..error.valid_up_to()]).expect("valid up to there");
             let message = format!("the file is not UTF-8: byte {:#04x} here", bytes[error.valid_up_to()]);
-            let place = Place::new(valid.len(), valid.len());
-            return Err((place, valid, message, "save it as UTF-8"));
+            let position = Position::new(valid.len(), valid.len());
+            return Err((position, valid, message, "save it as UTF-8"));
         }
     };
-    // Nobody sees a mark of the byte order, and nobody means it.
+    // Editors add a byte order mark without showing it.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if let Some(nul) = text.find('\0') {
-        let place = Place::new(nul, nul + 1);
-        return Err((place, text, "the file has a NUL byte here".to_owned(), "it is not a text file"));
+        let position = Position::new(nul, nul + 1);
+        return Err((position, text, "the file has a NUL byte here".to_owned(), "it is not a text file"));
     }
     Ok(text)
 }
@@ -364,7 +366,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format that the ending of a path names.
+    /// The format for the extension of a path: `yaml`, `yml`, `toml` or `json`.
     pub fn of(path: &Path) -> Option<Format> {
         match path.extension()?.to_str()? {
             "yaml" | "yml" => Some(Format::Yaml),
@@ -375,28 +377,29 @@ impl Format {
     }
 
     fn of_file(path: &Path) -> Result<Format, ReadError> {
-        let reason = "its ending is none of .yaml, .yml, .toml, .json".to_owned();
+        let reason = "its extension must be .yaml, .yml, .toml or .json".to_owned();
         Format::of(path).ok_or_else(|| ReadError::Unreadable { path: path.to_owned(), reason })
     }
 }
 
-/// Why a file gives no config.
+/// Why no config could be read from a file.
 #[derive(Debug)]
 pub enum ReadError {
-    /// It cannot be read at all.
+    /// The file, or a file that the config needs, cannot be read.
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason, such as `No such file or directory`.
         reason: String,
     },
-    /// It has mistakes.
+    /// The config has errors.
     Invalid(Report),
-    /// It keeps changing, so that it cannot be told whether what it lacks is still to be written.
+    /// The file keeps changing, so it is unknown whether the parts it lacks are still to be written.
     Unsettled {
         /// The file.
         path: PathBuf,
-        /// What it had before and lacks now, as part of a sentence; empty if it could not be used at all.
+        /// The parts that it had before and lacks now, such as `` `auth`, `limits[login]` ``; empty if the file is not
+        /// valid.
         lost: String,
     },
 }

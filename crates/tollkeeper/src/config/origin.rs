@@ -1,29 +1,29 @@
-//! Which file a config was read from: what it takes to see that another version of it has less in it.
+//! A fingerprint of a config file, which detects that another version of the file lacks parts of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::PathBuf;
 
-use super::document::{Kind, Node, Scalar, Value};
-use super::report::Place;
+use super::document::{Node, Scalar, ScalarKind, Value};
+use super::report::Position;
 use super::units;
 
-/// The most names in a message.
+/// The most paths that a message lists.
 const NAMED: usize = 5;
 
 /// A version of a config file.
 ///
-/// Its outline is everything that is written in it except for numbers: each key by its path, and each text by its path
-/// and a hash of its value (a value may be a secret). A file that is cut off anywhere has a smaller outline than the
-/// whole of it; the numbers of the two differ in the last one at most, which is then smaller.
+/// Its outline holds everything in the file except numbers: the path of each key, and for each string its path and a
+/// hash of its value (a value may be a secret). A truncated file has a smaller outline than the complete one. At most
+/// its last number differs, and is then smaller.
 #[derive(Default)]
 pub(super) struct Origin {
-    /// A hash of the bytes.
+    /// A hash of the bytes of the file.
     pub(super) digest: u64,
-    /// Paths with the values that stand there, if they are texts.
+    /// The paths of all keys, each with the hashes of its string values.
     outline: BTreeMap<String, BTreeSet<u64>>,
-    /// The files that it names and `serve` reads.
+    /// The files that the config names and `tollkeeper serve` reads.
     pub(super) files: Vec<NamedFile>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Origin {
 pub(super) struct NamedFile {
     pub(super) key: &'static str,
     pub(super) path: PathBuf,
-    pub(super) place: Place,
+    pub(super) position: Position,
 }
 
 impl Origin {
@@ -42,14 +42,14 @@ impl Origin {
         origin
     }
 
-    /// The paths that this version has and another lacks, or where another has a different text.
+    /// The paths that this version has and `other` lacks, or where `other` has a different string.
     pub(super) fn lost_in(&self, other: &Origin) -> Lost {
         let lost = |(path, values): &(&String, &BTreeSet<u64>)| {
             other.outline.get(*path).is_none_or(|others| !values.is_subset(others))
         };
         let mut paths: Vec<String> = Vec::new();
         for (path, _) in self.outline.iter().filter(lost) {
-            // What is inside of something that is gone is gone with it.
+            // If a path is lost, do not list the paths inside it.
             let inside = |outer: &String| path.strip_prefix(outer.as_str()).is_some_and(is_inner);
             if !paths.last().is_some_and(inside) {
                 paths.push(path.clone());
@@ -72,7 +72,7 @@ impl Origin {
             Value::List(nodes) => {
                 for (index, node) in nodes.iter().enumerate() {
                     match (&node.value, name_of(node)) {
-                        // Of a list of values it matters which there are, not in which order.
+                        // The order of the values in a list does not matter.
                         (Value::Scalar(scalar), _) => {
                             let values = self.outline.entry(path.clone()).or_default();
                             values.insert(digest(scalar.text.as_bytes()));
@@ -87,14 +87,14 @@ impl Origin {
     }
 }
 
-/// Without the outline, which is long.
+/// Omits the outline, which is long.
 impl fmt::Debug for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Origin")
     }
 }
 
-/// What one version of a file has and another lacks.
+/// The paths that one version of a file has and another lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lost(Vec<String>);
 
@@ -104,7 +104,7 @@ impl Lost {
     }
 }
 
-/// As part of a sentence: `` `auth`, `limits[login]` and 3 more ``.
+/// Prints a part of a sentence: `` `auth`, `limits[login]` and 3 more ``.
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, path) in self.0.iter().take(NAMED).enumerate() {
@@ -118,25 +118,27 @@ impl fmt::Display for Lost {
     }
 }
 
-/// A hash of bytes, the same in every process.
+/// A hash of bytes that is the same in every process.
 pub(super) fn digest(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Whether the rest of a path leads further inside.
+/// Whether the rest of a path continues with a nested key or element.
 fn is_inner(rest: &str) -> bool {
     rest.starts_with(['.', '['])
 }
 
-/// What the limits of a list are called.
+/// The `name` of an element of `limits`.
 fn name_of(node: &Node) -> Option<&str> {
     let entry = node.entries().iter().find(|entry| entry.key == "name")?;
     if let Value::Scalar(scalar) = &entry.node.value { Some(&scalar.text) } else { None }
 }
 
-/// A count, a rate or a duration. A share is none: cut off, it would be larger.
+/// Whether a scalar is a count, a rate or a duration. A share is not: truncated, `1/30` would become larger.
 fn is_number(scalar: &Scalar) -> bool {
-    scalar.kind == Kind::Number || units::rate(&scalar.text).is_ok() || units::duration(&scalar.text).is_ok()
+    scalar.kind == ScalarKind::Number
+        || units::rate(&scalar.text).is_ok()
+        || units::duration(&scalar.text).is_ok()
 }

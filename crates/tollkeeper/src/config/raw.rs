@@ -1,5 +1,6 @@
-//! Step one: the document as typed values with their places, defaults filled in. What they mean together
-//! is step two, `resolve.rs`.
+//! Step one of reading a config: typed values with their positions, defaults filled in.
+//!
+//! Step two, `resolve.rs`, combines them into limits.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -9,18 +10,18 @@ use tollkeeper_core::{Algorithm, OnStoreFailure, Quota, Rate};
 use super::StoreUrl;
 use super::document::Node;
 use super::excerpt::quoted;
-use super::fields::{Fields, Said, Scope};
+use super::fields::{Fields, Located, Scope};
 use super::http;
 use super::key_table;
-use super::limit::{self, WrittenLimit};
+use super::limit::{self, RawLimit};
 use super::listen::{Listen, Listener};
 use super::origin::NamedFile;
-use super::report::{Place, Problems};
+use super::report::{Position, Problems};
 use super::settings::{
     BreakerSettings, GrpcSettings, KeyFormat, LogSettings, MemorySettings, RedisSettings, TlsSettings,
     TokenDigest,
 };
-use super::units::{self, Share, Wrong};
+use super::units::{self, InvalidValue, Share};
 use super::warning::Warning;
 use crate::http::{EncodedSlashes, HeaderDialect, HttpFact, HttpSettings, Normalization, Source};
 use crate::percent::Percent;
@@ -28,18 +29,18 @@ use crate::percent::Percent;
 /// The most limits in a file.
 const MAX_LIMITS: usize = 10_000;
 
-/// A config file as it is written.
+/// The typed values of a config file, before its limits are resolved.
 #[derive(Debug)]
-pub(super) struct File {
-    pub(super) store: Said<StoreUrl>,
+pub(super) struct RawConfig {
+    pub(super) store: Located<StoreUrl>,
     pub(super) memory: MemorySettings,
     pub(super) redis: RedisSettings,
     pub(super) on_store_failure: OnStoreFailure,
     pub(super) listen: Listen,
     pub(super) share: Share,
     pub(super) http: HttpSettings,
-    /// Where each of `http.facts` says what it is from.
-    pub(super) fact_places: Vec<Place>,
+    /// The position of `from` in each of `http.facts`.
+    pub(super) fact_positions: Vec<Position>,
     pub(super) grpc: GrpcSettings,
     pub(super) headers: Vec<HeaderDialect>,
     pub(super) retry_after_jitter: Percent,
@@ -48,76 +49,76 @@ pub(super) struct File {
     pub(super) auth: Vec<TokenDigest>,
     pub(super) tls: Option<TlsSettings>,
     pub(super) ignored: Vec<Warning>,
-    /// The files that the config names and `serve` reads.
+    /// The files that the config names and `tollkeeper serve` reads.
     pub(super) files: Vec<NamedFile>,
-    /// Where the proxy is to listen, although there is none.
-    pub(super) no_proxy: Option<Place>,
-    pub(super) limits: Vec<WrittenLimit>,
-    /// Where `limits` stands, or the beginning of the file.
-    pub(super) limits_place: Place,
+    /// The position of `listen.proxy`, if it is an address but there is no `proxy` section.
+    pub(super) no_proxy: Option<Position>,
+    pub(super) limits: Vec<RawLimit>,
+    /// The position of the key `limits`, or of the file as a whole.
+    pub(super) limits_position: Position,
 }
 
-/// Reads the whole of a document; nothing if it is not a table at all.
-pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<File> {
+/// Reads a document; `None` if it is not a table.
+pub(super) fn read(document: &Node, problems: &RefCell<Problems>) -> Option<RawConfig> {
     let fields = Fields::open(document, &key_table::ROOT, Scope::default(), problems)?;
     if !fields.has("limits") {
         fields.error(
-            Place::default(),
+            Position::default(),
             "the file has no `limits`",
-            "write `limits: []` if there are none on purpose",
+            "write `limits: []` for a config without limits",
         );
     }
-    let (http, fact_places) = read_http(&fields.table("http"), problems);
+    let (http, fact_positions) = read_http(&fields.table("http"), problems);
     check_not_yet(&fields, problems);
     let mut files = Vec::new();
     let listen_fields = fields.table("listen");
     let listen = read_listen(&listen_fields);
     let no_proxy = listen_fields
-        .key_place("proxy")
+        .key_position("proxy")
         .filter(|_| matches!(listen.proxy, Some(Listener::At(_))) && !fields.has("proxy"));
     let ignored = fields.table("validate").parse_list("ignore", Warning::parse);
-    Some(File {
-        store: must(
-            fields.parse("store", |text| text.parse::<StoreUrl>().map_err(|error| whole(error.to_string()))),
-        ),
+    Some(RawConfig {
+        store: defaulted(fields.parse("store", |text| {
+            text.parse::<StoreUrl>().map_err(|error| without_help(error.to_string()))
+        })),
         memory: read_memory(&fields.table("memory")),
         redis: read_redis(&fields.table("redis"), &mut files),
-        on_store_failure: limit::on_store_failure(must(fields.choice("on_store_failure")).value),
+        on_store_failure: limit::on_store_failure(defaulted(fields.choice("on_store_failure")).value),
         listen,
         no_proxy,
-        share: must(fields.share("share")).value,
+        share: defaulted(fields.share("share")).value,
         http,
-        fact_places,
+        fact_positions,
         grpc: GrpcSettings { headers: read_headers(&fields.table("grpc")) },
         headers: read_headers(&fields),
-        retry_after_jitter: must(fields.percent("retry_after_jitter")).value,
+        retry_after_jitter: defaulted(fields.percent("retry_after_jitter")).value,
         log: read_log(&fields.table("log")),
         admin: read_admin(&fields),
         auth: read_auth(&fields),
         tls: read_tls(&fields, &mut files),
-        ignored: ignored.into_iter().map(|said| said.value).collect(),
+        ignored: ignored.into_iter().map(|located| located.value).collect(),
         files,
         limits: read_limits(&fields, problems),
-        limits_place: fields.key_place("limits").unwrap_or_default(),
+        limits_position: fields.key_position("limits").unwrap_or_default(),
     })
 }
 
-/// A value whose key has a default.
-fn must<T>(said: Option<Said<T>>) -> Said<T> {
-    said.expect("the shape gives a default that can be read")
+/// The value of a key that has a default.
+fn defaulted<T>(located: Option<Located<T>>) -> Located<T> {
+    located.expect("the key table has a valid default")
 }
 
-/// A message that already says what would be right.
-fn whole(message: String) -> Wrong {
-    Wrong::new(message, "")
+/// An error whose message already contains the suggestion.
+fn without_help(message: String) -> InvalidValue {
+    InvalidValue::new(message, "")
 }
 
-/// A number that the shape bounds.
+/// A number within the bounds of the key table.
 fn number<T: TryFrom<u64>>(fields: &Fields<'_>, key: &str, most: T) -> T {
-    T::try_from(must(fields.count(key)).value).unwrap_or(most)
+    T::try_from(defaulted(fields.count(key)).value).unwrap_or(most)
 }
 
-/// A file that `serve` reads.
+/// The path of a file that `tollkeeper serve` reads.
 fn named_file(
     fields: &Fields<'_>,
     key: &str,
@@ -125,31 +126,33 @@ fn named_file(
     files: &mut Vec<NamedFile>,
 ) -> Option<PathBuf> {
     let path = path(fields, key)?;
-    files.push(NamedFile { key: name, path: path.clone(), place: fields.value_place(key) });
+    files.push(NamedFile { key: name, path: path.clone(), position: fields.value_position(key) });
     Some(path)
 }
 
 fn path(fields: &Fields<'_>, key: &str) -> Option<PathBuf> {
     let parse = |text: &str| match text {
-        "" => Err(Wrong::new("the path is empty", "leave the key out if there is none")),
-        _ if text.contains('\0') => Err(Wrong::new("a path has no NUL", "")),
+        "" => Err(InvalidValue::new("the path is empty", "leave the key out instead")),
+        _ if text.contains('\0') => Err(InvalidValue::new("a path has no NUL", "")),
         _ => Ok(PathBuf::from(text)),
     };
-    fields.parse(key, parse).map(|said| said.value)
+    fields.parse(key, parse).map(|located| located.value)
 }
 
 fn read_log(fields: &Fields<'_>) -> LogSettings {
     let parse = |text: &str| match units::rate(text)? {
         units::Rate::Every { count: 0, .. } => {
-            Err(Wrong::new("a log of 0 refusals says nothing", "leave the key out"))
+            Err(InvalidValue::new("a rate of 0 logs no refusals", "leave the key out"))
         }
-        units::Rate::Unlimited => Err(Wrong::new("the log of refusals is bounded", "such as `10/s`")),
+        units::Rate::Unlimited => {
+            Err(InvalidValue::new("the refusal log needs a bounded rate", "such as `10/s`"))
+        }
         units::Rate::Every { count, period } => {
             let rate = Rate { count, period, burst: Some(count) };
-            Quota::new(Algorithm::TokenBucket, rate).map_err(|error| whole(error.to_string()))
+            Quota::new(Algorithm::TokenBucket, rate).map_err(|error| without_help(error.to_string()))
         }
     };
-    LogSettings { refusals: fields.parse("refusals", parse).map(|said| said.value) }
+    LogSettings { refusals: fields.parse("refusals", parse).map(|located| located.value) }
 }
 
 fn read_memory(fields: &Fields<'_>) -> MemorySettings {
@@ -157,7 +160,7 @@ fn read_memory(fields: &Fields<'_>) -> MemorySettings {
         max_keys: number(fields, "max_keys", usize::MAX),
         max_log_bytes: number(fields, "max_log_bytes", usize::MAX),
         snapshot: path(fields, "snapshot"),
-        snapshot_every: must(fields.duration("snapshot_every")).value,
+        snapshot_every: defaulted(fields.duration("snapshot_every")).value,
     }
 }
 
@@ -167,7 +170,10 @@ fn read_redis(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> RedisSettings 
         if (1..=64).contains(&text.len()) && text.bytes().all(allowed) {
             return Ok(text.to_owned());
         }
-        Err(Wrong::new(format!("{} is not a prefix", quoted(text)), "1 to 64 of `A-Z a-z 0-9 . _ : -`"))
+        Err(InvalidValue::new(
+            format!("{} is not a prefix", quoted(text)),
+            "1 to 64 of `A-Z a-z 0-9 . _ : -`",
+        ))
     };
     let breaker = fields.table("breaker");
     let ca = named_file(fields, "ca", "redis.ca", files);
@@ -177,23 +183,23 @@ fn read_redis(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> RedisSettings 
         if fields.has(one) && !fields.has(other) {
             let message = format!("`redis.{one}` without `redis.{other}`");
             fields.error(
-                fields.value_place(one),
+                fields.value_position(one),
                 message,
                 "a certificate needs its private key: give both, or neither",
             );
         }
     }
     RedisSettings {
-        prefix: must(fields.parse("prefix", prefix)).value,
-        deadline: must(fields.duration("deadline")).value,
+        prefix: defaulted(fields.parse("prefix", prefix)).value,
+        deadline: defaulted(fields.duration("deadline")).value,
         breaker: BreakerSettings {
             failures: number(&breaker, "failures", u32::MAX),
-            late: must(breaker.percent("late")).value,
-            cooldown: must(breaker.duration("cooldown")).value,
+            late: defaulted(breaker.percent("late")).value,
+            cooldown: defaulted(breaker.duration("cooldown")).value,
         },
         connections: number(fields, "connections", usize::MAX),
         nodes: number(fields, "nodes", usize::MAX),
-        key_format: match must(fields.choice("key_format")).value {
+        key_format: match defaulted(fields.choice("key_format")).value {
             "compact" => KeyFormat::Compact,
             _ => KeyFormat::Readable,
         },
@@ -205,8 +211,8 @@ fn read_redis(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> RedisSettings 
 
 fn read_listen(fields: &Fields<'_>) -> Listen {
     let listener = |key| {
-        let parse = |text: &str| text.parse::<Listener>().map_err(|error| whole(error.to_string()));
-        fields.parse(key, parse).map(|said| said.value)
+        let parse = |text: &str| text.parse::<Listener>().map_err(|error| without_help(error.to_string()));
+        fields.parse(key, parse).map(|located| located.value)
     };
     Listen {
         http: listener("http"),
@@ -218,23 +224,23 @@ fn read_listen(fields: &Fields<'_>) -> Listen {
 
 fn read_headers(fields: &Fields<'_>) -> Vec<HeaderDialect> {
     let mut dialects: Vec<HeaderDialect> = Vec::new();
-    for said in fields.choices("headers") {
-        let dialect = HeaderDialect::ALL.into_iter().find(|dialect| dialect.name() == said.value);
-        let dialect = dialect.expect("the shape lists dialects");
+    for located in fields.choices("headers") {
+        let dialect = HeaderDialect::ALL.into_iter().find(|dialect| dialect.name() == located.value);
+        let dialect = dialect.expect("the key table lists the dialects");
         let is_draft = |dialect: HeaderDialect| dialect != HeaderDialect::XRateLimit;
         if dialects.contains(&dialect) {
-            fields.error(
-                said.place,
-                format!("`{}` stands in `headers` twice", dialect.name()),
-                "once is enough",
-            );
+            fields.error(located.position, format!("`headers` lists `{}` twice", dialect.name()), "keep one");
         } else if let Some(other) = dialects.iter().find(|other| is_draft(**other) && is_draft(dialect)) {
             let message = format!(
                 "`headers` has both `{}` and `{}`, which are the same headers",
                 other.name(),
                 dialect.name()
             );
-            fields.error(said.place, message, "keep one of them; `x-ratelimit` may stand beside it");
+            fields.error(
+                located.position,
+                message,
+                "keep one of them; only `x-ratelimit` can be combined with another",
+            );
         } else {
             dialects.push(dialect);
         }
@@ -242,27 +248,32 @@ fn read_headers(fields: &Fields<'_>) -> Vec<HeaderDialect> {
     dialects
 }
 
-fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings, Vec<Place>) {
-    let mut routes: Vec<Said<String>> = Vec::new();
-    let mut meanings = std::collections::HashSet::new();
+fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings, Vec<Position>) {
+    let mut routes: Vec<Located<String>> = Vec::new();
+    let mut seen = std::collections::HashSet::new();
     for route in fields.parse_list("routes", http::route) {
-        if meanings.insert(http::route_meaning(&route.value)) {
+        if seen.insert(http::canonical_route(&route.value)) {
             routes.push(route);
         } else {
             let message = format!(
                 "`http.routes` has two patterns that match the same paths as {}",
                 quoted(&route.value)
             );
-            fields.error(route.place, message, "keep one: case and the names in braces make no difference");
+            fields.error(
+                route.position,
+                message,
+                "keep one: case and the names in braces make no difference",
+            );
         }
     }
-    let network = |text: &str| text.parse().map_err(|error| whole(format!("{} is {error}", quoted(text))));
-    let (facts, places) = fields
+    let network =
+        |text: &str| text.parse().map_err(|error| without_help(format!("{} is {error}", quoted(text))));
+    let (facts, positions) = fields
         .map("facts")
         .into_iter()
-        .filter_map(|entry| read_fact(&entry.key, entry.place, &entry.node, problems))
+        .filter_map(|entry| read_fact(&entry.key, entry.position, &entry.node, problems))
         .unzip();
-    let encoded_slashes = match must(fields.choice("encoded_slashes")).value {
+    let encoded_slashes = match defaulted(fields.choice("encoded_slashes")).value {
         "decode" => EncodedSlashes::Decode,
         "keep" => EncodedSlashes::Keep,
         "refuse" => EncodedSlashes::Refuse,
@@ -272,90 +283,101 @@ fn read_http(fields: &Fields<'_>, problems: &RefCell<Problems>) -> (HttpSettings
         trusted_proxies: fields
             .parse_list("trusted_proxies", network)
             .into_iter()
-            .map(|said| said.value)
+            .map(|located| located.value)
             .collect(),
-        client_address: must(fields.parse("client_address", http::client_address)).value,
+        client_address: defaulted(fields.parse("client_address", http::client_address)).value,
         ipv6_prefix: number(fields, "ipv6_prefix", 128),
         facts,
-        routes: routes.into_iter().map(|said| said.value).collect(),
-        hosts: fields.parse_list("hosts", http::host_name).into_iter().map(|said| said.value).collect(),
+        routes: routes.into_iter().map(|located| located.value).collect(),
+        hosts: fields.parse_list("hosts", http::host_name).into_iter().map(|located| located.value).collect(),
         encoded_slashes,
     };
-    (settings, places)
+    (settings, positions)
 }
 
 fn read_fact(
     name: &str,
-    place: Place,
+    position: Position,
     node: &Node,
     problems: &RefCell<Problems>,
-) -> Option<(HttpFact, Place)> {
+) -> Option<(HttpFact, Position)> {
     let subject = format!("fact {}: ", quoted(name));
     let fields = Fields::open(node, &key_table::HTTP_FACT, Scope::of(&subject), problems)?;
     if !tollkeeper_core::facts::is_name(name) {
-        fields.error(place, format!("{subject}a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`"), "");
+        fields.error(position, format!("{subject}a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`"), "");
     } else if !http::is_free(name) {
-        let help =
-            if name == "ip" { "`http.client_address` says where it is read" } else { "take another name" };
-        fields.complain(place, "every request has a fact of this name already", help);
+        let help = if name == "ip" {
+            "set `http.client_address` to choose where it is read"
+        } else {
+            "use another name"
+        };
+        fields.subject_error(position, "every request has a fact of this name already", help);
     }
     if !fields.has("from") {
         fields.error(
-            node.place,
-            format!("{subject}it is not said where it is read"),
+            node.position,
+            format!("{subject}`from` is missing"),
             "such as `from: header.x-user-id`",
         );
     }
-    let strip = fields.text("strip").map(|said| said.value).filter(|text| !text.is_empty());
-    let normalize = fields.choices("normalize").into_iter().map(|said| match said.value {
+    let strip = fields.text("strip").map(|located| located.value).filter(|text| !text.is_empty());
+    let normalize = fields.choices("normalize").into_iter().map(|located| match located.value {
         "lowercase" => Normalization::Lowercase,
         "trim" => Normalization::Trim,
         _ => Normalization::Nfkc,
     });
     let from = fields.parse("from", http::source);
     let (normalize, hash, trusted) =
-        (normalize.collect(), must(fields.truth("hash")).value, must(fields.truth("trusted")).value);
-    let many = must(fields.truth("many"));
+        (normalize.collect(), defaulted(fields.bool("hash")).value, defaulted(fields.bool("trusted")).value);
+    let many = defaulted(fields.bool("many"));
     let from = from?;
     if many.value && !matches!(from.value, Source::Header(_)) {
-        fields.complain(many.place, "`many` joins the lines of a header", "read it from `header.NAME`");
+        fields.subject_error(
+            many.position,
+            "`many` joins the lines of a header",
+            "read it from `header.NAME`",
+        );
     }
-    let (place, many) = (from.place, many.value);
-    Some((HttpFact { name: name.to_owned(), from: from.value, strip, normalize, hash, trusted, many }, place))
+    let (position, many) = (from.position, many.value);
+    Some((
+        HttpFact { name: name.to_owned(), from: from.value, strip, normalize, hash, trusted, many },
+        position,
+    ))
 }
 
-fn read_limits(fields: &Fields<'_>, problems: &RefCell<Problems>) -> Vec<WrittenLimit> {
+fn read_limits(fields: &Fields<'_>, problems: &RefCell<Problems>) -> Vec<RawLimit> {
     let nodes = fields.nodes("limits");
     if nodes.len() > MAX_LIMITS {
         let message = format!("there are {} limits", nodes.len());
         fields.error(
-            nodes[MAX_LIMITS].place,
+            nodes[MAX_LIMITS].position,
             message,
-            format!("at most {MAX_LIMITS}: one limit with `tiers` or `overrides` stands for many"),
+            format!("at most {MAX_LIMITS}: one limit with `tiers` or `overrides` can replace many"),
         );
     }
     let limits = nodes.iter().take(MAX_LIMITS).enumerate();
-    limits.filter_map(|(index, node)| WrittenLimit::read(node, index + 1, problems)).collect()
+    limits.filter_map(|(index, node)| RawLimit::read(node, index + 1, problems)).collect()
 }
 
 fn read_admin(fields: &Fields<'_>) -> Option<TokenDigest> {
     let admin = fields.table("admin");
     if fields.is_table("admin") && !admin.has("token_sha256") {
         let message = "`admin` has no `token_sha256`";
-        fields.error(fields.value_place("admin"), message, "64 hex digits: `printf %s TOKEN | sha256sum`");
+        fields.error(fields.value_position("admin"), message, "64 hex digits: `printf %s TOKEN | sha256sum`");
     }
-    admin.parse("token_sha256", sha256).map(|said| said.value)
+    admin.parse("token_sha256", sha256).map(|located| located.value)
 }
 
-/// A section that lists no token must not leave open what it was written to close.
+/// An `auth` section without tokens is an error: it must not admit every client.
 fn read_auth(fields: &Fields<'_>) -> Vec<TokenDigest> {
     let auth = fields.table("auth");
     let tokens = auth.parse_list("token_sha256", sha256);
     if fields.is_table("auth") && auth.is_empty_list("token_sha256") {
-        let help = "list the SHA-256 of each token, or leave `auth` out: then everybody may ask";
-        fields.error(auth.value_place("token_sha256"), "`auth` lists no token", help);
+        let help =
+            "list the SHA-256 of each token, or leave `auth` out to let every client ask for decisions";
+        fields.error(auth.value_position("token_sha256"), "`auth` lists no token", help);
     }
-    tokens.into_iter().map(|said| said.value).collect()
+    tokens.into_iter().map(|located| located.value).collect()
 }
 
 fn read_tls(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> Option<TlsSettings> {
@@ -363,7 +385,11 @@ fn read_tls(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> Option<TlsSettin
     for key in ["cert", "key"] {
         if fields.is_table("tls") && !tls.has(key) {
             let message = format!("`tls` has no `{key}`");
-            fields.error(fields.value_place("tls"), message, "TLS needs a certificate and its private key");
+            fields.error(
+                fields.value_position("tls"),
+                message,
+                "TLS needs a certificate and its private key",
+            );
         }
     }
     Some(TlsSettings {
@@ -373,17 +399,17 @@ fn read_tls(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> Option<TlsSettin
     })
 }
 
-/// Sections whose part does not exist yet are refused where they stand; what is in them is checked all the
-/// same, so that a file that is written today is right tomorrow.
+/// Sections of features that do not exist yet are rejected. Their values are checked nevertheless, so that a file
+/// written today will be valid later.
 fn check_not_yet(fields: &Fields<'_>, problems: &RefCell<Problems>) {
     let proxy = fields.table("proxy");
     proxy.duration("connect_timeout");
     proxy.duration("timeout");
     proxy.count("max_connections");
-    proxy.truth("accept_proxy_protocol");
+    proxy.bool("accept_proxy_protocol");
     let concurrency = proxy.table("concurrency");
     concurrency.count("max");
-    concurrency.truth("adaptive");
+    concurrency.bool("adaptive");
     concurrency.count("min");
     concurrency.parse("priority", fact);
     for node in proxy.nodes("single_flight") {
@@ -397,36 +423,36 @@ fn check_not_yet(fields: &Fields<'_>, problems: &RefCell<Problems>) {
     }
 }
 
-fn fact(text: &str) -> Result<(), Wrong> {
+fn fact(text: &str) -> Result<(), InvalidValue> {
     match tollkeeper_core::facts::is_name(text) {
         true => Ok(()),
-        false => Err(Wrong::new(
+        false => Err(InvalidValue::new(
             format!("{} is not the name of a fact", quoted(text)),
             "1 to 64 of `A-Z a-z 0-9 . _ : / -`",
         )),
     }
 }
 
-fn sha256(text: &str) -> Result<TokenDigest, Wrong> {
-    // What stands here may be the token itself: it is not shown.
-    let wrong = |what| Err(Wrong::new(what, "64 hex digits: `printf %s TOKEN | sha256sum`"));
+fn sha256(text: &str) -> Result<TokenDigest, InvalidValue> {
+    // The value may be the token itself, so messages do not show it.
+    let invalid = |what| Err(InvalidValue::new(what, "64 hex digits: `printf %s TOKEN | sha256sum`"));
     let digits: Option<Vec<u8>> =
         text.chars().map(|char| char.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
     let Some(digits) = digits.filter(|digits| digits.len() == 64) else {
-        return wrong("this is not a SHA-256");
+        return invalid("this is not a SHA-256");
     };
     let mut digest = [0; 32];
     for (byte, pair) in digest.iter_mut().zip(digits.chunks_exact(2)) {
         *byte = pair[0] << 4 | pair[1];
     }
-    match digest == OF_NOTHING {
-        true => wrong("this is the SHA-256 of nothing: the token was empty when it was made"),
+    match digest == OF_EMPTY_TEXT {
+        true => invalid("this is the SHA-256 of the empty string: the token was empty when it was hashed"),
         false => Ok(TokenDigest(digest)),
     }
 }
 
-/// What `sha256sum` says of an empty text.
-const OF_NOTHING: [u8; 32] = [
+/// The SHA-256 of the empty string.
+const OF_EMPTY_TEXT: [u8; 32] = [
     0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24, 0x27,
     0xae, 0x41, 0xe4, 0x64, 0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,
 ];

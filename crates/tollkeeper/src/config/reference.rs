@@ -1,5 +1,6 @@
-//! `docs/config.md`, printed from the [`shape`](super::key_table): every key with its kind, its default and an
-//! example. Made by the test below, which fails when the page is old.
+//! Generates `docs/config.md` from the [key table](super::key_table): every key with its kind, default and example.
+//!
+//! The test below generates the page, and fails if the committed page is stale.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -8,7 +9,7 @@ use super::key_table::{self, Key, Kind, Names, Support};
 use super::warning::Warning;
 
 #[test]
-fn the_reference_is_what_the_table_says() {
+fn config_reference_is_up_to_date() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/config.md");
     let printed = page_of_all_keys();
     if std::env::var_os("UPDATE").is_some() {
@@ -16,7 +17,7 @@ fn the_reference_is_what_the_table_says() {
     }
     let kept = std::fs::read_to_string(&page).unwrap_or_default();
     let how = "UPDATE=1 cargo test -p tollkeeper --features config --lib reference";
-    assert!(kept == printed, "docs/config.md is old: `{how}` prints it anew");
+    assert!(kept == printed, "docs/config.md is stale: regenerate it with `{how}`");
 }
 
 fn page_of_all_keys() -> String {
@@ -44,16 +45,16 @@ fn page_of_all_keys() -> String {
     page
 }
 
-/// A file that the tests read.
+/// A complete file, which the tests read too.
 const WHOLE: &str = include_str!("../../tests/config/good/full.yaml");
 
 const INTRODUCTION: &str = "\
 # The config file
 
-<!-- Printed from crates/tollkeeper/src/config/key_table.rs; the test that finds it old says how to print it anew. -->
+<!-- Generated from crates/tollkeeper/src/config/key_table.rs; the test that finds it stale says how to regenerate it. -->
 
-Every key, with its default. `Limiter::from_config` reads the file; a mistake is reported with its place and with what
-would be right, all mistakes at once. Unknown keys are mistakes, and so are keys that stand twice.
+Every key, with its default. `Limiter::from_config` reads the file. All errors are reported at once, each with its
+position and a suggestion. Unknown and duplicate keys are errors.
 
 ```yaml
 limits:
@@ -67,19 +68,20 @@ limits:
 ```
 
 A duration is a whole number with a unit, one of `ms s m min h hour d day w week`: `500ms`, `15m`. A rate is a count per
-duration: `10/s`, `5/15m`; or `unlimited`; or `0/s`, which refuses everything. Months are not a unit: they differ.
+duration: `10/s`, `5/15m`; or `unlimited`; or `0/s`, which refuses every request. Months are not a unit, because they vary
+in length.
 
-`${VAR}` and `${VAR:-default}` in values come from the environment; what came from there is never shown in a message.
-YAML may have anchors, aliases and merge keys (`<<: *base`); it may not have tags or a second document. A file has at most
-4 MiB.
+`${VAR}` and `${VAR:-default}` in values are replaced by environment variables, whose values are never shown in a message.
+YAML files may use anchors, aliases and merge keys (`<<: *base`), but no tags and no second document. A file may have at
+most 4 MiB.
 ";
 
 const HASHED_FACTS: &str = "
 ## Hashed facts
 
-`hash: true` replaces a value by the first 32 hexadecimal digits of its SHA-256, after `normalize`. It happens wherever the
-raw value enters: in a header, in JSON, in a query, over RESP and gRPC, and in the facts of a limiter made from the file. So
-a customer has one count, and these look at the same key as the header `Authorization: Bearer cust-1` does:
+`hash: true` replaces a value by the first 32 hexadecimal digits of its SHA-256, after `normalize`. Raw values from every
+source are hashed: headers, JSON, the query, RESP, gRPC, and the facts of a limiter built from the file. So a customer has
+one count, and these commands use the same key as the header `Authorization: Bearer cust-1`:
 
 ```sh checked-not-run
 curl 'http://127.0.0.1:8080/v1/usage?api_key=cust-1'
@@ -87,37 +89,36 @@ curl 'http://127.0.0.1:8080/v1/usage?api_key=sha256:21d120906fd394b11c7a5ea3e842
 curl -d '{\"facts\":{\"api_key\":{\"sha256\":\"21d120906fd394b11c7a5ea3e84254bb\"}}}' http://127.0.0.1:8080/v1/check
 ```
 
-(The commands are checked, not run.) Answers show `sha256:` and twelve digits.
-`/v1/usage` and `/v1/state` accept these twelve digits back from the node that showed them, unless they belong to several values.
-In headers, cookies, the client's query, RESP and Envoy's descriptors a text that looks like a hash is a raw value like any
-other: a client cannot name another client's key. `overrides` and `allow` are written with raw values.
+(The commands are checked, not run.) Responses show `sha256:` and twelve digits.
+`/v1/usage` and `/v1/state` accept these twelve digits on the node that showed them, unless they match several values.
+In headers, cookies, the client's query, RESP and Envoy's descriptors, a value that looks like a hash is treated as a raw
+value: a client cannot use another client's key. `overrides` and `allow` list raw values.
 ";
 
 const WARNINGS: &str = "
 ## Warnings
 
-A file without mistakes may still say something that is probably not meant. `validate` shows it with its place, the server
-writes it to the log when it loads the file, and each warning has a code: `warning[W001]`. A warning that is known and
-accepted is silenced with `validate: { ignore: [W001] }`.
+A valid file may still contain a probable mistake. `validate` shows it with its position, and the server logs it when it
+loads the file. Each warning has a code: `warning[W001]`. Silence an accepted warning with `validate: { ignore: [W001] }`.
 
 `validate` also lists the headers that the gateway must set or remove on every request, because `trusted` facts are read
-from them: a gateway that passes on what a client sends under such a name lets the client choose its own plan.
+from them: a gateway that forwards such a header from a client lets the client choose its own plan.
 
-| Code | What it is about |
+| Code | Meaning |
 |---|---|
 ";
 
 const CHANGES: &str = "
 ## Changing a file that is in use
 
-The server and `config::Follow` look for changes of the file; a SIGHUP makes the server look at once. All counts are kept,
-and a broken file changes nothing.
+The server and `config::Follow` watch the file for changes; a SIGHUP makes the server read it at once. All counts are kept,
+and an invalid file changes nothing.
 
 A file may be read while it is being written. So a change that only adds to the file, or only changes numbers, takes effect
-at once; a change that takes anything else away (a token, a limit, a key of a limit, a route) takes effect when two reads
-250 ms apart have found the same file, with the same time of its last change. A file without `limits` is rejected: an empty
-policy is written as `limits: []`. A file that keeps changing for longer than 5 s is reported, and what was in force stays so.
-A new file that is renamed over the old one is never read in part.
+at once. A change that removes anything else (a token, a limit, a key of a limit, a route) takes effect when two reads
+250 ms apart have found the same content and the same modification time. A file without `limits` is rejected: write an empty
+policy as `limits: []`. A file that keeps changing for longer than 5 s is reported, and the active config stays. To be sure
+that a file is never read partly written, write a new file and rename it over the old one.
 ";
 
 fn row(key: &Key) -> String {
@@ -132,15 +133,15 @@ fn row(key: &Key) -> String {
     format!("| `{}` | {} | {default} | {example} | {doc}{not_yet} |\n", key.name, kind(&key.kind))
 }
 
-/// What a value is, in words.
+/// The kind of a value, in words.
 fn kind(kind: &Kind) -> String {
     match kind {
         Kind::Store => "URL".to_owned(),
         Kind::Path => "path".to_owned(),
-        Kind::Listener => "address with port, or `off`".to_owned(),
+        Kind::Listener => "address with a port, or `off`".to_owned(),
         Kind::Count { least, most: u64::MAX } => format!("whole number from {least}"),
         Kind::Count { least, most } => format!("whole number, {least} to {most}"),
-        Kind::Truth => "`true` or `false`".to_owned(),
+        Kind::Bool => "`true` or `false`".to_owned(),
         Kind::Duration { least, most } => {
             let shown = tollkeeper_core::Span::from_millis;
             format!("duration, {} to {}", shown(*least), shown(*most))
@@ -156,8 +157,8 @@ fn kind(kind: &Kind) -> String {
         }
         Kind::LimitName => "name".to_owned(),
         Kind::Fact => "fact".to_owned(),
-        Kind::Value | Kind::Text => "text".to_owned(),
-        Kind::Prefix => "text".to_owned(),
+        Kind::Value | Kind::Text => "string".to_owned(),
+        Kind::Prefix => "string".to_owned(),
         Kind::Network => "address or network".to_owned(),
         Kind::Route => "path pattern".to_owned(),
         Kind::HostName => "host name".to_owned(),

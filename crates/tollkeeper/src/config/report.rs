@@ -1,8 +1,7 @@
-//! What is wrong with a file, and how it is said: where, what, and what would be right.
+//! Collects and prints the errors and warnings about a config file: position, message, suggestion.
 //!
-//! All problems of a file are collected and shown together, in the order of the file. A report may end up
-//! in a terminal or a log, so nothing in it is printed raw: control characters are replaced, and whatever
-//! may be a password in a URL is starred out of the excerpts.
+//! A report shows all problems of a file at once, in file order. It may end up in a terminal or a log, so
+//! control characters are replaced, and what may be a password in a URL is replaced by stars.
 
 use std::fmt::{self, Write as _};
 use std::ops::Range;
@@ -11,52 +10,52 @@ use std::sync::Arc;
 use super::excerpt;
 use super::warning::Warning;
 
-/// The most problems that are shown.
+/// The most problems that are printed.
 const SHOWN: usize = 100;
-/// The most problems that are kept; the rest is counted.
+/// The most problems that are stored; further ones are only counted.
 const KEPT: usize = 1_000;
 /// The longest message, in characters.
 const LONGEST: usize = 500;
 
-/// A stretch of the text of a file, in bytes.
+/// A range of bytes in a file. The default, `0..0`, is the file as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct Position {
     pub(super) start: usize,
     pub(super) end: usize,
 }
 
-impl Place {
-    pub(super) fn new(start: usize, end: usize) -> Place {
-        Place { start, end: end.max(start) }
+impl Position {
+    pub(super) fn new(start: usize, end: usize) -> Position {
+        Position { start, end: end.max(start) }
     }
 }
 
-/// Whether a file can be used in spite of a problem.
+/// Whether a file with a problem can still be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// It cannot.
+    /// The file is rejected.
     Error,
-    /// It can, but somebody should look at it.
+    /// The file is used, but the problem is probably a mistake.
     Warning,
 }
 
-/// One thing that is wrong with a file.
+/// An error or a warning about a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Problem {
-    /// The code by which it can be looked up and silenced; only warnings have one.
+    /// The code to look it up and to silence it; only warnings and missing files have one.
     pub code: Option<Warning>,
-    /// Whether the file can be used all the same.
+    /// Whether the file can be used despite the problem.
     pub severity: Severity,
-    /// Where in the text it is, in bytes.
+    /// Its position in the file, in bytes.
     pub span: Range<usize>,
-    /// What is wrong.
+    /// What is wrong, such as ``limit `login`: period `1 mn` is not a duration``.
     pub message: String,
-    /// What would be right.
+    /// How to fix it, such as ``try `1m` ``.
     pub help: Option<String>,
 }
 
-/// Everything that is wrong with a file. Written out, it is one paragraph for each problem:
+/// All errors and warnings about a file. It prints as one paragraph per problem:
 ///
 /// ```text
 /// tollkeeper.yaml:12:11: error: limit `login`: period `1 mn` is not a duration (try `1m`)
@@ -69,45 +68,45 @@ pub struct Report {
     text: Arc<str>,
     problems: Vec<Problem>,
     more: usize,
-    hidden: Vec<Place>,
+    hidden: Vec<Position>,
 }
 
 impl Report {
-    /// The problems, in the order of the file.
+    /// The problems, in file order.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
 
-    /// Whether there is nothing to report.
+    /// Whether there are no problems.
     pub fn is_empty(&self) -> bool {
         self.problems.is_empty()
     }
 
-    /// How many problems are errors, those included that are too many to be kept.
+    /// The number of errors, including those that are counted but not stored.
     pub fn errors(&self) -> usize {
         self.problems.iter().filter(|problem| problem.severity == Severity::Error).count() + self.more
     }
 
-    /// How many problems are warnings.
+    /// The number of warnings.
     pub fn warnings(&self) -> usize {
         self.problems.iter().filter(|problem| problem.severity == Severity::Warning).count()
     }
 
-    /// The line and the column of a problem, both from 1; the column counts characters.
+    /// The line and column of a problem, both counted from 1; the column counts characters.
     pub fn position(&self, problem: &Problem) -> (usize, usize) {
         excerpt::position(&self.text, problem.span.start)
     }
 
     /// Adds an error that has a code.
-    pub(super) fn add(&mut self, code: Warning, place: Place, message: String, help: String) {
-        let span = place.start..place.end;
+    pub(super) fn add(&mut self, code: Warning, position: Position, message: String, help: String) {
+        let span = position.start..position.end;
         let problem =
             Problem { code: Some(code), severity: Severity::Error, span, message, help: Some(help) };
-        let at = self.problems.partition_point(|other| other.span.start <= place.start);
+        let at = self.problems.partition_point(|other| other.span.start <= position.start);
         self.problems.insert(at, problem);
     }
 
-    /// As `to_string`, with the colours of a terminal.
+    /// As `to_string`, with terminal colours.
     pub fn coloured(&self) -> String {
         let mut text = String::new();
         self.write(&mut text, &COLOURS).expect("a string takes everything");
@@ -149,7 +148,7 @@ impl Report {
     }
 }
 
-/// What switches the colours of a terminal.
+/// The escape sequences of terminal colours.
 struct Colours {
     error: &'static str,
     warning: &'static str,
@@ -167,7 +166,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Without the text, which may hold secrets.
+/// Omits the text of the file, which may hold secrets.
 impl fmt::Debug for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Report").field("name", &self.name).field("problems", &self.problems).finish()
@@ -182,66 +181,66 @@ pub(super) struct Problems {
     list: Vec<Problem>,
     errors: usize,
     more: usize,
-    hidden: Vec<Place>,
+    hidden: Vec<Position>,
     silenced: Vec<Warning>,
 }
 
 impl Problems {
-    /// Adds an error; `help` says what would be right, unless it is empty.
-    pub(super) fn error(&mut self, place: Place, message: impl Into<String>, help: impl Into<String>) {
+    /// Adds an error. `help` says how to fix it, and may be empty.
+    pub(super) fn error(&mut self, position: Position, message: impl Into<String>, help: impl Into<String>) {
         self.errors += 1;
-        self.add(None, place, message.into(), help.into());
+        self.add(None, position, message.into(), help.into());
     }
 
-    /// Adds a warning, unless it is silenced.
+    /// Adds a warning, unless its code is silenced.
     pub(super) fn warning(
         &mut self,
         code: Warning,
-        place: Place,
+        position: Position,
         message: impl Into<String>,
         help: impl Into<String>,
     ) {
         if !self.silenced.contains(&code) {
-            self.add(Some(code), place, message.into(), help.into());
+            self.add(Some(code), position, message.into(), help.into());
         }
     }
 
-    /// Leaves these warnings out.
+    /// Drops later warnings with these codes.
     pub(super) fn silence(&mut self, codes: &[Warning]) {
         self.silenced.extend_from_slice(codes);
     }
 
-    /// Whether further problems are only counted.
+    /// Whether further problems are counted but not stored.
     pub(super) fn is_full(&self) -> bool {
         self.list.len() >= KEPT
     }
 
-    /// Adds an error that is only counted.
+    /// Counts an error without storing it.
     pub(super) fn count(&mut self) {
         self.errors += 1;
         self.more += 1;
     }
 
-    /// Keeps a place of the file out of what is shown.
-    pub(super) fn hide(&mut self, place: Place) {
-        self.hidden.push(place);
+    /// Replaces the text at this position by stars wherever the report shows it.
+    pub(super) fn hide(&mut self, position: Position) {
+        self.hidden.push(position);
     }
 
-    /// Whether the file can be used.
+    /// Whether no errors have been added.
     pub(super) fn no_errors(&self) -> bool {
         self.errors == 0
     }
 
-    fn add(&mut self, code: Option<Warning>, place: Place, message: String, help: String) {
+    fn add(&mut self, code: Option<Warning>, position: Position, message: String, help: String) {
         let problem = Problem {
             code,
             severity: if code.is_some() { Severity::Warning } else { Severity::Error },
-            span: place.start..place.end,
+            span: position.start..position.end,
             message,
             help: Some(help).filter(|help| !help.is_empty()),
         };
         if !self.is_full() {
-            // What stands in one place of the file may be met several times, through YAML's aliases.
+            // Through YAML aliases, the same position may be read several times.
             if !self.list.contains(&problem) {
                 self.list.push(problem);
             }
@@ -250,7 +249,7 @@ impl Problems {
         }
     }
 
-    /// The report on a file of that name and text.
+    /// The report on the file with this name and text.
     pub(super) fn report(mut self, name: &str, text: &str) -> Report {
         self.list.sort_by_key(|problem| (problem.span.start, problem.severity == Severity::Warning));
         let Problems { list, more, hidden, .. } = self;

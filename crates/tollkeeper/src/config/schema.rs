@@ -1,8 +1,8 @@
 //! The JSON schema of the config file, for editors and for checks before a file is rolled out.
 //!
-//! It is printed from the [`shape`](super::key_table) and says what a schema can say: names, kinds, ranges and
-//! patterns. What spans several keys only [`Config::parse`](super::Config::parse) finds. What is not
-//! supported yet is refused here, too.
+//! It is generated from the [key table](super::key_table) and covers names, kinds, ranges and patterns. Rules that
+//! span several keys are checked only by [`Config::parse`](super::Config::parse). The schema also rejects keys that
+//! are not supported yet.
 
 use serde_json::{Map, Value, json};
 use tollkeeper_core::toll::MAX_COST;
@@ -10,16 +10,16 @@ use tollkeeper_core::toll::MAX_COST;
 use super::key_table::{self, Key, Kind, Names, Section, Support};
 use super::warning::Warning;
 
-/// The schema, as JSON of draft 2020-12.
+/// The schema as JSON text, in draft 2020-12.
 pub fn schema() -> String {
     let mut root = table(&key_table::ROOT);
     root.insert("$schema".to_owned(), json!("https://json-schema.org/draft/2020-12/schema"));
     root.insert("minProperties".to_owned(), json!(1));
     root.insert("title".to_owned(), json!("The config file of Tollkeeper"));
     let limit = table(&key_table::LIMIT);
-    // A value that an environment variable may complete can be anything before that.
+    // A value with an environment variable may be any text before it is expanded.
     let variable = json!({
-        "description": "Environment variables are put in: `${NAME}`, or `${NAME:-default}`.",
+        "description": "Environment variables are expanded: `${NAME}`, or `${NAME:-default}`.",
         "type": "string",
         "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}",
     });
@@ -53,16 +53,16 @@ fn property(key: &'static Key) -> Value {
         Support::NotYet => format!("{} Not supported yet.", key.doc),
     };
     fields.insert("description".to_owned(), json!(doc));
-    if let Some(default) = written(key.default) {
+    if let Some(default) = yaml_as_json(key.default) {
         fields.insert("default".to_owned(), default);
     }
-    if let Some(example) = written(key.example).filter(|_| key.support == Support::Ready) {
+    if let Some(example) = yaml_as_json(key.example).filter(|_| key.support == Support::Ready) {
         fields.insert("examples".to_owned(), json!([example]));
     }
     property
 }
 
-/// What values of a kind look like.
+/// The schema of a kind of value.
 fn value(kind: &'static Kind) -> Value {
     let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
     const UNIT: &str = "(ms|s|m|min|h|hour|d|day|w|week)";
@@ -101,7 +101,7 @@ fn value(kind: &'static Kind) -> Value {
         }
         Kind::Count { least, most: u64::MAX } => json!({ "type": "integer", "minimum": least }),
         Kind::Count { least, most } => json!({ "type": "integer", "minimum": least, "maximum": most }),
-        Kind::Truth => json!({ "type": "boolean" }),
+        Kind::Bool => json!({ "type": "boolean" }),
         Kind::Value => json!({ "type": ["string", "number", "boolean"] }),
         Kind::Text => json!({ "type": "string" }),
         Kind::Path => json!({ "type": "string", "minLength": 1 }),
@@ -137,20 +137,20 @@ fn value(kind: &'static Kind) -> Value {
 
 const FACT: &str = "^[A-Za-z0-9._:/-]{1,64}$";
 
-/// A default or an example, which the table has as YAML.
-fn written(text: &str) -> Option<Value> {
-    use super::document::{Kind, Node, Value as Written};
+/// A default or an example of the key table, converted from YAML to JSON.
+fn yaml_as_json(text: &str) -> Option<Value> {
+    use super::document::{Node, ScalarKind, Value as YamlValue};
     fn json(node: &Node) -> Value {
         match &node.value {
-            Written::Table(entries) => {
+            YamlValue::Table(entries) => {
                 entries.iter().map(|entry| (entry.key.clone(), json(&entry.node))).collect()
             }
-            Written::List(nodes) => nodes.iter().map(json).collect(),
-            Written::Scalar(scalar) if matches!(scalar.kind, Kind::Number | Kind::Truth) => {
-                serde_json::from_str(&scalar.text).expect("the table has plain numbers and truth values")
+            YamlValue::List(nodes) => nodes.iter().map(json).collect(),
+            YamlValue::Scalar(scalar) if matches!(scalar.kind, ScalarKind::Number | ScalarKind::Bool) => {
+                serde_json::from_str(&scalar.text).expect("the key table has plain numbers and booleans")
             }
-            Written::Scalar(scalar) => json!(scalar.text),
-            Written::Unknown => Value::Null,
+            YamlValue::Scalar(scalar) => json!(scalar.text),
+            YamlValue::Unknown => Value::Null,
         }
     }
     super::yaml::read(text, &mut super::report::Problems::default()).map(|node| json(&node))

@@ -1,4 +1,4 @@
-//! The settings of a config file beside its limits, with every default filled in.
+//! The settings of a config file other than its limits, with every default filled in.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,76 +9,76 @@ use crate::http::HeaderDialect;
 use crate::percent::Percent;
 use crate::store::memory::{Capacity, Snapshots};
 
-/// The embedded store.
+/// Settings of the embedded store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemorySettings {
-    /// The most keys that have a count of their own.
+    /// The most keys that are counted separately.
     pub max_keys: usize,
-    /// The most bytes in sliding logs.
+    /// The most bytes in the logs of `sliding-log` limits.
     pub max_log_bytes: usize,
-    /// The file that counts are saved to.
+    /// The snapshot file that counts are saved to; `None` to save nothing.
     pub snapshot: Option<PathBuf>,
     /// The time between two snapshots.
     pub snapshot_every: Duration,
 }
 
 impl MemorySettings {
-    /// What the store may hold.
+    /// The capacity of the store.
     pub fn capacity(&self) -> Capacity {
         Capacity { max_keys: self.max_keys, max_log_bytes: self.max_log_bytes }
     }
 
-    /// Where the store is saved, if it is.
+    /// Where and how often the store is saved; `None` if it is not.
     pub fn snapshots(&self) -> Option<Snapshots> {
         let path = self.snapshot.clone()?;
         Some(Snapshots { path, every: self.snapshot_every })
     }
 }
 
-/// How a Redis store is used.
+/// Settings of a Redis store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisSettings {
-    /// What all keys begin with.
+    /// The prefix of all keys, such as `tk`.
     pub prefix: String,
-    /// How long a decision may take.
+    /// How long a decision may take before `on_store_failure` applies.
     pub deadline: Duration,
-    /// When the store is left alone for a while.
+    /// When calls to the store are suspended.
     pub breaker: BreakerSettings,
     /// Connections to each server.
     pub connections: usize,
-    /// How many processes share the store.
+    /// How many processes share the store: each grants 1/`nodes` of a limit while the store does not answer.
     pub nodes: usize,
-    /// What keys look like.
+    /// Whether keys show the values of facts.
     pub key_format: KeyFormat,
-    /// The certificates that the server's must descend from.
+    /// The CA certificates that the server's certificate is verified against.
     pub ca: Option<PathBuf>,
-    /// The certificate to present to the server.
+    /// The client certificate to present to the server.
     pub cert: Option<PathBuf>,
-    /// Its private key.
+    /// The private key of `cert`.
     pub key: Option<PathBuf>,
 }
 
-/// When a store is left alone for a while.
+/// When the breaker opens, which suspends calls to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BreakerSettings {
-    /// After so many failures in a row.
+    /// The number of consecutive failures that opens the breaker.
     pub failures: u32,
-    /// When so many of the last 100 answers were late.
+    /// The percentage of late replies among the last 100 that opens the breaker.
     pub late: Percent,
-    /// For so long.
+    /// How long the breaker stays open before the store is tried again.
     pub cooldown: Duration,
 }
 
-/// What the keys of a Redis store look like.
+/// The format of the keys in a Redis store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyFormat {
-    /// They hold the values of facts.
+    /// Keys contain the values of facts.
     Readable,
-    /// They hold a hash of them.
+    /// Keys contain a hash of the values.
     Compact,
 }
 
-/// The SHA-256 of a token: whoever reads the config cannot use it.
+/// The SHA-256 of a token, so that reading the config does not reveal the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenDigest(pub [u8; 32]);
 
@@ -87,22 +87,22 @@ pub struct TokenDigest(pub [u8; 32]);
 pub struct TlsSettings {
     /// The certificate chain.
     pub cert: PathBuf,
-    /// Its private key.
+    /// The private key of `cert`.
     pub key: PathBuf,
-    /// The certificates that a client's must descend from.
+    /// The CA certificates that client certificates are verified against; without it, clients need none.
     pub client_ca: Option<PathBuf>,
 }
 
-/// What the service logs beside what goes wrong.
+/// What the server logs besides warnings and errors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogSettings {
-    /// How many refusals are logged at most, as a token bucket; none without it.
+    /// The most refusals that are logged, as a token bucket; `None` logs none.
     pub refusals: Option<Quota>,
 }
 
-/// How the rate limit service for Envoy answers.
+/// Settings of the rate limit service for Envoy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrpcSettings {
-    /// The headers that Envoy is told to add.
+    /// The rate-limit headers that responses ask Envoy to add.
     pub headers: Vec<HeaderDialect>,
 }

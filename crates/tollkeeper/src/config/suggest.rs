@@ -1,8 +1,8 @@
-//! What was probably meant by a word that nobody knows.
+//! Finds the known word that a misspelled word probably means.
 
-/// The known word that is nearest, if it is near enough to be worth saying.
+/// The known word with the smallest edit distance, if it is small enough to be a misspelling.
 pub(super) fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
-    // A word that is long can hardly be meant by one that is short, and nobody should wait for it.
+    // All known words are short, and the distance to a very long word takes quadratic time.
     const LONGEST: usize = 64;
     if word.is_empty() || word.len() > LONGEST {
         return None;
@@ -20,7 +20,7 @@ pub(super) fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) 
     if distance <= near && distance < nearby.chars().count() {
         return Some(nearby);
     }
-    // `allowlist` is not near `allow`, but begins with it.
+    // `allowlist` is not close to `allow`, but begins with it.
     let begins = |known: &&str| {
         known.len() >= 4
             && word.len() >= 4
@@ -29,7 +29,7 @@ pub(super) fn nearest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) 
     known.into_iter().find(begins)
 }
 
-/// How many characters must be changed, added, left out or swapped with their neighbour.
+/// The edit distance: characters changed, inserted, deleted or swapped with their neighbour.
 fn distance(from: &str, to: &str) -> usize {
     let (from, to): (Vec<char>, Vec<char>) = (from.chars().collect(), to.chars().collect());
     let mut rows = vec![vec![0; to.len() + 1]; from.len() + 1];
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_finds_the_word_and_nonsense_finds_none() {
+    fn misspelled_word_finds_the_known_word() {
         let known = ["name", "by", "rate", "burst", "algorithm", "default_tier", "on_store_failure"];
         for (word, expected) in [
             ("brust", Some("burst")),

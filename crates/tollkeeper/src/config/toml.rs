@@ -1,14 +1,14 @@
-//! TOML to a document.
+//! Parses TOML 1.0 into a document.
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::document::{Budget, Entry, Kind, MAX_DEPTH, Node, TooLarge, Value};
-use super::report::{Place, Problems};
+use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Value};
+use super::report::{Position, Problems};
 
-/// Reads a text; on mistakes in the syntax, reports them.
+/// Parses a text; reports syntax errors and returns `None`.
 pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
-    // The parser keeps every mistake, and a long file can be nothing but mistakes.
+    // In recoverable mode the parser stores every error, which may be too many for a long file.
     const LONG: usize = 256 << 10;
     let (table, errors) = match text.len() {
         0..LONG => DeTable::parse_recoverable(text),
@@ -19,20 +19,16 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     };
     let mut readable = true;
     for error in &errors {
-        let place = error.span().map_or(Place::default(), |span| Place::new(span.start, span.end));
-        // What is there twice does not hide the rest; what cannot be read may.
+        let position = error.span().map_or(Position::default(), |span| Position::new(span.start, span.end));
+        // Reading continues after a duplicate key. After another error, the rest may not be parsed correctly.
         if error.message() == "duplicate key" {
-            let key = text.get(place.start..place.end).unwrap_or_default();
-            problems.error(
-                place,
-                format!("the key `{}` stands here a second time", key.escape_debug()),
-                "keep one",
-            );
+            let key = text.get(position.start..position.end).unwrap_or_default();
+            problems.error(position, format!("duplicate key `{}`", key.escape_debug()), "keep one");
             continue;
         }
         match error.message() {
-            message if message.contains("recurs") => TooLarge::DEPTH.report(place, problems),
-            message => problems.error(place, message, help(message)),
+            message if message.contains("recurs") => TooLarge::DEPTH.report(position, problems),
+            message => problems.error(position, message, help(message)),
         }
         readable = false;
         break;
@@ -42,16 +38,16 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     }
     let end = text.len();
     let mut budget = Budget::default();
-    match node(Place::new(0, end), DeValue::Table(table.into_inner()), 0, &mut budget) {
+    match node(Position::new(0, end), DeValue::Table(table.into_inner()), 0, &mut budget) {
         Ok(node) => Some(node),
-        Err((place, large)) => {
-            large.report(place, problems);
+        Err((position, large)) => {
+            large.report(position, problems);
             None
         }
     }
 }
 
-/// What would be right, where the words of the parser do not say it.
+/// A suggestion, where the message of the parser has none.
 fn help(message: &str) -> &'static str {
     match message {
         _ if message.starts_with("string values must be quoted") => {
@@ -63,29 +59,29 @@ fn help(message: &str) -> &'static str {
 }
 
 fn node(
-    place: Place,
+    position: Position,
     value: DeValue<'_>,
     depth: usize,
     budget: &mut Budget,
-) -> Result<Node, (Place, TooLarge)> {
-    let at = |large| (place, large);
+) -> Result<Node, (Position, TooLarge)> {
+    let at = |large| (position, large);
     let inner = |spanned: Spanned<DeValue<'_>>, budget: &mut Budget| {
         let span = spanned.span();
-        node(Place::new(span.start, span.end), spanned.into_inner(), depth + 1, budget)
+        node(Position::new(span.start, span.end), spanned.into_inner(), depth + 1, budget)
     };
     let (text, kind) = match value {
-        DeValue::String(text) => (text.into_owned(), Kind::Text),
-        DeValue::Integer(number) => (number.to_string(), Kind::Number),
-        DeValue::Float(number) => (number.to_string(), Kind::Number),
-        DeValue::Boolean(truth) => (truth.to_string(), Kind::Truth),
-        DeValue::Datetime(time) => (time.to_string(), Kind::Text),
+        DeValue::String(text) => (text.into_owned(), ScalarKind::Text),
+        DeValue::Integer(number) => (number.to_string(), ScalarKind::Number),
+        DeValue::Float(number) => (number.to_string(), ScalarKind::Number),
+        DeValue::Boolean(flag) => (flag.to_string(), ScalarKind::Bool),
+        DeValue::Datetime(time) => (time.to_string(), ScalarKind::Text),
         DeValue::Array(values) => {
             budget.take(0).map_err(at)?;
             if depth >= MAX_DEPTH {
                 return Err(at(TooLarge::DEPTH));
             }
             let nodes = values.into_iter().map(|value| inner(value, budget)).collect::<Result<_, _>>()?;
-            return Ok(Node { place, value: Value::List(nodes) });
+            return Ok(Node { position, value: Value::List(nodes) });
         }
         DeValue::Table(table) => {
             budget.take(0).map_err(at)?;
@@ -95,16 +91,16 @@ fn node(
             let mut entries = Vec::new();
             for (key, value) in table {
                 let span = key.span();
-                let place = Place::new(span.start, span.end);
+                let position = Position::new(span.start, span.end);
                 let key = key.into_inner().into_owned();
-                budget.take(key.len()).map_err(|large| (place, large))?;
-                entries.push(Entry { key, place, node: inner(value, budget)? });
+                budget.take(key.len()).map_err(|large| (position, large))?;
+                entries.push(Entry { key, position, node: inner(value, budget)? });
             }
-            // The parser sorts by name.
-            entries.sort_by_key(|entry| entry.place.start);
-            return Ok(Node { place, value: Value::Table(entries) });
+            // The parser sorts entries by name; restore the file order.
+            entries.sort_by_key(|entry| entry.position.start);
+            return Ok(Node { position, value: Value::Table(entries) });
         }
     };
     budget.take(text.len()).map_err(at)?;
-    Ok(Node::scalar(place, text, kind))
+    Ok(Node::scalar(position, text, kind))
 }

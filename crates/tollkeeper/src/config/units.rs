@@ -1,4 +1,4 @@
-//! Rates, durations, percentages and shares: how they are written, and what was meant when they are not.
+//! Parses rates, durations, percentages and shares, and suggests corrections for invalid ones.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use tollkeeper_core::Span;
 use super::excerpt::quoted;
 use crate::percent::Percent;
 
-/// What a period can be written with, and how long one of it is in milliseconds.
+/// The units of periods, with their length in milliseconds.
 const UNITS: [(&str, u64); 10] = [
     ("ms", 1),
     ("s", 1_000),
@@ -21,8 +21,8 @@ const UNITS: [(&str, u64); 10] = [
     ("week", 604_800_000),
 ];
 
-/// Other spellings of units, for who meant one.
-const MEANT: [(&str, &str); 22] = [
+/// Other spellings of units, with the supported spelling to suggest.
+const UNIT_ALIASES: [(&str, &str); 22] = [
     ("msec", "ms"),
     ("msecs", "ms"),
     ("millis", "ms"),
@@ -47,20 +47,20 @@ const MEANT: [(&str, &str); 22] = [
     ("y", "365d"),
 ];
 
-/// A text that is not what it should be: what is wrong, and what would be right.
+/// An invalid value: what is wrong, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
+pub(super) struct InvalidValue {
     pub(super) message: String,
     pub(super) help: String,
 }
 
-impl Wrong {
-    pub(super) fn new(message: impl Into<String>, help: impl Into<String>) -> Wrong {
-        Wrong { message: message.into(), help: help.into() }
+impl InvalidValue {
+    pub(super) fn new(message: impl Into<String>, help: impl Into<String>) -> InvalidValue {
+        InvalidValue { message: message.into(), help: help.into() }
     }
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for InvalidValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.help.as_str() {
             "" => f.write_str(&self.message),
@@ -69,81 +69,82 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// A rate as it is written: `100/min`, `unlimited`.
+/// A rate of the file: `100/min`, `unlimited`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rate {
     Unlimited,
     Every { count: u64, period: Span },
 }
 
-/// Reads a rate: `count/period`, or `unlimited`.
-pub(super) fn rate(text: &str) -> Result<Rate, Wrong> {
+/// Parses a rate: `count/period`, or `unlimited`.
+pub(super) fn rate(text: &str) -> Result<Rate, InvalidValue> {
     if text == "unlimited" {
         return Ok(Rate::Unlimited);
     }
     let Some((count, period)) = text.split_once('/') else {
-        let help = match meant_rate(text) {
-            Some(meant) => format!("try `{meant}`"),
-            None if count(text).is_ok() => format!("say per what: `{text}/s`, `{text}/min`, `{text}/day`"),
+        let help = match suggest_rate(text) {
+            Some(suggestion) => format!("try `{suggestion}`"),
+            None if count(text).is_ok() => format!("add a period: `{text}/s`, `{text}/min`, `{text}/day`"),
             None => "count and period, such as `100/min` or `5/15m`, or `unlimited`".to_owned(),
         };
-        return Err(Wrong::new(format!("{} is not a rate", quoted(text)), help));
+        return Err(InvalidValue::new(format!("{} is not a rate", quoted(text)), help));
     };
     if count.is_empty() {
-        return Err(Wrong::new(format!("{} has no count", quoted(text)), "such as `100/min`"));
+        return Err(InvalidValue::new(format!("{} has no count", quoted(text)), "such as `100/min`"));
     }
-    let count = self::count(count).map_err(|wrong| match meant_rate(text) {
-        Some(meant) => Wrong { help: format!("try `{meant}`"), ..wrong },
-        None => wrong,
+    let count = self::count(count).map_err(|invalid| match suggest_rate(text) {
+        Some(suggestion) => InvalidValue { help: format!("try `{suggestion}`"), ..invalid },
+        None => invalid,
     })?;
     if period.is_empty() {
-        return Err(Wrong::new(format!("{} has no period", quoted(text)), "such as `100/min`"));
+        return Err(InvalidValue::new(format!("{} has no period", quoted(text)), "such as `100/min`"));
     }
     Ok(Rate::Every { count, period: length(period, true)? })
 }
 
-/// Reads a duration, a whole number and a unit: `500ms`, `15m`, `1day`.
-pub(super) fn duration(text: &str) -> Result<Span, Wrong> {
+/// Parses a duration, which is a whole number and a unit: `500ms`, `15m`, `1day`.
+pub(super) fn duration(text: &str) -> Result<Span, InvalidValue> {
     length(text, false)
 }
 
-/// A duration; in a rate the unit may stand alone, and `100/min` is `100/1min`.
-fn length(text: &str, alone: bool) -> Result<Span, Wrong> {
+/// Parses a duration. With `bare_unit`, as in a rate, the number may be omitted: `100/min` is `100/1min`.
+fn length(text: &str, bare_unit: bool) -> Result<Span, InvalidValue> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let found = UNITS.iter().find(|(name, _)| *name == unit);
-    let Some((_, millis)) = found.filter(|_| digits > 0 || alone) else {
+    let Some((_, millis)) = found.filter(|_| digits > 0 || bare_unit) else {
         let message = format!("period {} is not a duration", quoted(text));
-        return Err(Wrong::new(message, meant_duration(text, alone)));
+        return Err(InvalidValue::new(message, duration_help(text, bare_unit)));
     };
     let number = if number.is_empty() { "1" } else { number };
     let total = number.parse::<u64>().ok().and_then(|number| number.checked_mul(*millis));
     match total.and_then(|millis| millis.checked_mul(1_000)) {
-        None => Err(Wrong::new(format!("period {} is too long", quoted(text)), "at most `366d`")),
-        Some(0) => Err(Wrong::new(format!("period {} is zero", quoted(text)), "at least `1ms`")),
+        None => Err(InvalidValue::new(format!("period {} is too long", quoted(text)), "at most `366d`")),
+        Some(0) => Err(InvalidValue::new(format!("period {} is zero", quoted(text)), "at least `1ms`")),
         Some(micros) => Ok(Span::from_micros(micros)),
     }
 }
 
-/// Reads a whole number, which may be zero.
-pub(super) fn count(text: &str) -> Result<u64, Wrong> {
+/// Parses a whole number, which may be zero.
+pub(super) fn count(text: &str) -> Result<u64, InvalidValue> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
-        let meant: String =
+        let cleaned: String =
             text.chars().filter(|char| !matches!(char, '_' | ',' | '\'' | ' ' | '+')).collect();
-        let is_number = !meant.is_empty() && meant.bytes().all(|byte| byte.is_ascii_digit());
-        let help = match meant_count(&meant) {
-            Some(meant) if is_number || !text.is_empty() => format!("try `{meant}`"),
+        let is_number = !cleaned.is_empty() && cleaned.bytes().all(|byte| byte.is_ascii_digit());
+        let help = match suggest_count(&cleaned) {
+            Some(suggestion) if is_number || !text.is_empty() => format!("try `{suggestion}`"),
             _ => "digits only, such as `1000`".to_owned(),
         };
-        return Err(Wrong::new(format!("count {} is not a whole number", quoted(text)), help));
+        return Err(InvalidValue::new(format!("count {} is not a whole number", quoted(text)), help));
     }
-    text.parse()
-        .map_err(|_| Wrong::new(format!("count {} is too large", quoted(text)), "a count fits in 64 bits"))
+    text.parse().map_err(|_| {
+        InvalidValue::new(format!("count {} is too large", quoted(text)), "a count fits in 64 bits")
+    })
 }
 
-/// Reads a percentage with at most two decimals: `50%`, `12.5%`.
-pub(super) fn percent(text: &str) -> Result<Percent, Wrong> {
-    let wrong = |help: String| Wrong::new(format!("{} is not a percentage", quoted(text)), help);
+/// Parses a percentage with at most two decimals: `50%`, `12.5%`.
+pub(super) fn percent(text: &str) -> Result<Percent, InvalidValue> {
+    let invalid = |help: String| InvalidValue::new(format!("{} is not a percentage", quoted(text)), help);
     let Some(number) = text.strip_suffix('%') else {
         let help = match text.trim() {
             number if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => {
@@ -151,18 +152,18 @@ pub(super) fn percent(text: &str) -> Result<Percent, Wrong> {
             }
             _ => "such as `10%`".to_owned(),
         };
-        return Err(wrong(help));
+        return Err(invalid(help));
     };
     let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
     let is_digits = |text: &str, most: usize| {
         (1..=most).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
     };
     if !is_digits(whole, 3) || !is_digits(part, 2) {
-        return Err(wrong("such as `10%` or `12.5%`".to_owned()));
+        return Err(invalid("such as `10%` or `12.5%`".to_owned()));
     }
     let number = |text: &str| text.parse::<u32>().expect("at most three digits");
     let total = number(whole) * 100 + number(part) * if part.len() == 1 { 10 } else { 1 };
-    Percent::from_basis_points(total).ok_or_else(|| wrong("at most `100%`".to_owned()))
+    Percent::from_basis_points(total).ok_or_else(|| invalid("at most `100%`".to_owned()))
 }
 
 /// The part of every limit that this file grants: `1/3`.
@@ -179,13 +180,13 @@ impl Default for Share {
 }
 
 impl Share {
-    /// The part of a number, rounded down but at least 1; nothing of nothing.
+    /// This share of a number, rounded down but at least 1; 0 of 0.
     pub fn of(self, number: u64) -> u64 {
         let part = u128::from(number) * u128::from(self.part) / u128::from(self.of);
         u64::try_from(part).expect("a share is at most 1").max(u64::from(number > 0))
     }
 
-    /// Whether [`Share::of`] is more than a tenth off.
+    /// Whether rounding changes the result of [`Share::of`] by more than 10 %.
     pub(super) fn rounds_badly(self, number: u64) -> bool {
         let exact = u128::from(number) * u128::from(self.part);
         let rounded = u128::from(self.of(number)) * u128::from(self.of);
@@ -199,23 +200,25 @@ impl fmt::Display for Share {
     }
 }
 
-/// Reads a share: `a/b`, at most 1.
-pub(super) fn share(text: &str) -> Result<Share, Wrong> {
+/// Parses a share: `a/b`, at most 1.
+pub(super) fn share(text: &str) -> Result<Share, InvalidValue> {
     const MOST: u32 = 1_000_000;
-    let wrong = |help: &str| Wrong::new(format!("{} is not a share", quoted(text)), help);
+    let invalid = |help: &str| InvalidValue::new(format!("{} is not a share", quoted(text)), help);
     let number =
         |text: &str| count(text).ok().and_then(|number| u32::try_from(number).ok()).filter(|n| *n <= MOST);
     let parts = text.split_once('/').and_then(|(part, of)| Some((number(part)?, number(of)?)));
     match parts {
-        None => Err(wrong("two whole numbers, such as `1/3`")),
-        Some((0, _) | (_, 0)) => Err(wrong("neither number may be 0; to refuse all, say `0/s` in a limit")),
-        Some((part, of)) if part > of => Err(wrong("at most `1/1`: a share is a part of the whole")),
+        None => Err(invalid("two whole numbers, such as `1/3`")),
+        Some((0, _) | (_, 0)) => {
+            Err(invalid("neither number may be 0; to refuse all requests, give a limit `rate: 0/s`"))
+        }
+        Some((part, of)) if part > of => Err(invalid("at most `1/1`: a share is a part of the whole")),
         Some((part, of)) => Ok(Share { part, of }),
     }
 }
 
-/// The rate that was probably meant.
-fn meant_rate(text: &str) -> Option<String> {
+/// The valid rate that an invalid one probably means.
+fn suggest_rate(text: &str) -> Option<String> {
     let text = text.to_lowercase().replace(" per ", "/").replace([' ', '_', ','], "");
     let text =
         if text == "infinite" || text == "none" || text == "inf" { "unlimited".to_owned() } else { text };
@@ -223,16 +226,16 @@ fn meant_rate(text: &str) -> Option<String> {
         return Some(text);
     }
     let (count, period) = text.split_once('/')?;
-    let period = meant_period(period)?;
-    let meant = match count.split_once('.') {
-        Some((whole, part)) => meant_whole(whole, part, &period)?,
-        None => format!("{}/{period}", meant_count(count)?),
+    let period = suggest_period(period)?;
+    let suggestion = match count.split_once('.') {
+        Some((whole, part)) => suggest_whole_count(whole, part, &period)?,
+        None => format!("{}/{period}", suggest_count(count)?),
     };
-    rate(&meant).is_ok().then_some(meant)
+    rate(&suggestion).is_ok().then_some(suggestion)
 }
 
-/// `0.5` in a second is 1 in two seconds.
-fn meant_whole(whole: &str, part: &str, period: &str) -> Option<String> {
+/// A rate with a fractional count as one with a whole count: `0.5/s` is `1/2s`.
+fn suggest_whole_count(whole: &str, part: &str, period: &str) -> Option<String> {
     if whole.len() > 6 || part.len() > 3 || period.starts_with(|char: char| char.is_ascii_digit()) {
         return None;
     }
@@ -245,7 +248,7 @@ fn meant_whole(whole: &str, part: &str, period: &str) -> Option<String> {
     Some(format!("{}/{}{period}", count / divisor, periods / divisor))
 }
 
-fn meant_count(text: &str) -> Option<String> {
+fn suggest_count(text: &str) -> Option<String> {
     let (digits, zeros) = match text.strip_suffix(['k', 'K']) {
         Some(digits) => (digits, "000"),
         None => match text.strip_suffix(['m', 'M']) {
@@ -253,19 +256,19 @@ fn meant_count(text: &str) -> Option<String> {
             None => (text, ""),
         },
     };
-    let meant = format!("{digits}{zeros}");
-    (!digits.is_empty() && meant.len() < 19 && meant.bytes().all(|byte| byte.is_ascii_digit()))
-        .then_some(meant)
+    let suggestion = format!("{digits}{zeros}");
+    (!digits.is_empty() && suggestion.len() < 19 && suggestion.bytes().all(|byte| byte.is_ascii_digit()))
+        .then_some(suggestion)
 }
 
-/// A period in the spelling of [`UNITS`], with or without a number before it.
-fn meant_period(text: &str) -> Option<String> {
+/// The period with its unit in the spelling of [`UNITS`], with or without a number before it.
+fn suggest_period(text: &str) -> Option<String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     if UNITS.iter().any(|(name, _)| *name == unit) {
         return Some(text.to_owned());
     }
-    let (_, unit) = MEANT.iter().find(|(other, _)| *other == unit)?;
+    let (_, unit) = UNIT_ALIASES.iter().find(|(other, _)| *other == unit)?;
     match (number, unit.starts_with(|char: char| char.is_ascii_digit())) {
         ("" | "1", true) => Some((*unit).to_owned()),
         (_, true) => None,
@@ -273,32 +276,34 @@ fn meant_period(text: &str) -> Option<String> {
     }
 }
 
-/// What to say of a text that is not a duration.
-fn meant_duration(text: &str, alone: bool) -> String {
-    let meant = text.to_lowercase().replace([' ', '_'], "");
-    if meant.contains("month") || meant.ends_with("mo") || meant.ends_with("quarter") {
-        return "months are not a period: take `30d`".to_owned();
+/// A suggestion for a text that is not a duration.
+fn duration_help(text: &str, bare_unit: bool) -> String {
+    let normalized = text.to_lowercase().replace([' ', '_'], "");
+    if normalized.contains("month") || normalized.ends_with("mo") || normalized.ends_with("quarter") {
+        return "months vary in length: use `30d`".to_owned();
     }
-    if UNITS.iter().any(|(name, _)| *name == meant) && !alone {
-        return format!("say how many: `1{meant}`");
+    if UNITS.iter().any(|(name, _)| *name == normalized) && !bare_unit {
+        return format!("add a number: `1{normalized}`");
     }
-    if let Some(meant) = meant_period(&meant).filter(|meant| meant != text && length(meant, alone).is_ok()) {
-        return format!("try `{meant}`");
+    if let Some(suggestion) = suggest_period(&normalized)
+        .filter(|suggestion| suggestion != text && length(suggestion, bare_unit).is_ok())
+    {
+        return format!("try `{suggestion}`");
     }
-    if !meant.is_empty() && meant.bytes().all(|byte| byte.is_ascii_digit()) {
-        return format!("say of what: `{meant}s`, `{meant}ms`");
+    if !normalized.is_empty() && normalized.bytes().all(|byte| byte.is_ascii_digit()) {
+        return format!("add a unit: `{normalized}s`, `{normalized}ms`");
     }
-    if let Some((millis, unit)) = meant_fraction(&meant) {
+    if let Some((millis, unit)) = fraction_in_millis(&normalized) {
         return format!(
-            "no fractions: `{meant}` is `{}`",
+            "no fractions: `{normalized}` is `{}`",
             if unit == "ms" { format!("{millis}ms") } else { Span::from_millis(millis).to_string() }
         );
     }
     "a whole number of `ms s m min h hour d day w week`, such as `15m`".to_owned()
 }
 
-/// `1.5h` in milliseconds, if it is a whole number of them.
-fn meant_fraction(text: &str) -> Option<(u64, &str)> {
+/// A fractional duration such as `1.5h` in whole milliseconds, with its unit.
+fn fraction_in_millis(text: &str) -> Option<(u64, &str)> {
     let start = text.find(|char: char| char.is_ascii_alphabetic())?;
     let (number, unit) = text.split_at(start);
     let (_, millis) = UNITS.iter().find(|(name, _)| *name == unit)?;
@@ -321,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_count_and_period() {
+    fn rates_are_parsed() {
         const SECOND: u64 = 1_000_000;
         for (text, expected) in [
             ("10/s", every(10, SECOND)),
@@ -344,10 +349,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_rate_is_answered_with_what_was_meant() {
+    fn invalid_rates_get_a_suggestion() {
         for (text, expected) in [
             ("", "`` is not a rate (count and period, such as `100/min` or `5/15m`, or `unlimited`)"),
-            ("100", "`100` is not a rate (say per what: `100/s`, `100/min`, `100/day`)"),
+            ("100", "`100` is not a rate (add a period: `100/s`, `100/min`, `100/day`)"),
             ("100 per minute", "`100 per minute` is not a rate (try `100/min`)"),
             ("Unlimited", "`Unlimited` is not a rate (try `unlimited`)"),
             ("none", "`none` is not a rate (try `unlimited`)"),
@@ -365,21 +370,20 @@ mod tests {
             ("5/second", "period `second` is not a duration (try `s`)"),
             ("5/2 hours", "period `2 hours` is not a duration (try `2hour`)"),
             ("5/Min", "period `Min` is not a duration (try `min`)"),
-            ("5/month", "period `month` is not a duration (months are not a period: take `30d`)"),
+            ("5/month", "period `month` is not a duration (months vary in length: use `30d`)"),
             ("5/year", "period `year` is not a duration (try `365d`)"),
-            ("5/60", "period `60` is not a duration (say of what: `60s`, `60ms`)"),
+            ("5/60", "period `60` is not a duration (add a unit: `60s`, `60ms`)"),
             ("5/0s", "period `0s` is zero (at least `1ms`)"),
             ("5/1.5h", "period `1.5h` is not a duration (no fractions: `1.5h` is `90m`)"),
             ("5/99999999999999999999w", "period `99999999999999999999w` is too long (at most `366d`)"),
         ] {
-            assert_eq!(rate(text).map_err(|wrong| wrong.to_string()), Err(expected.to_owned()), "{text}");
+            assert_eq!(rate(text).map_err(|invalid| invalid.to_string()), Err(expected.to_owned()), "{text}");
         }
     }
 
-    /// What is suggested can be typed.
     #[test]
-    fn every_suggestion_is_a_rate() {
-        let units = MEANT.iter().map(|(other, _)| *other).chain(UNITS.iter().map(|(unit, _)| *unit));
+    fn every_suggestion_is_a_valid_rate() {
+        let units = UNIT_ALIASES.iter().map(|(other, _)| *other).chain(UNITS.iter().map(|(unit, _)| *unit));
         for unit in units {
             for text in [
                 format!("5/{unit}"),
@@ -389,11 +393,16 @@ mod tests {
                 format!("2k/{unit}"),
                 format!("0.25/{unit}"),
             ] {
-                let Err(wrong) = rate(&text) else { continue };
-                if let Some(meant) = wrong.help.strip_prefix("try `").and_then(|help| help.strip_suffix('`'))
+                let Err(invalid) = rate(&text) else { continue };
+                if let Some(suggestion) =
+                    invalid.help.strip_prefix("try `").and_then(|help| help.strip_suffix('`'))
                 {
-                    let meant = if meant.contains('/') { meant.to_owned() } else { format!("5/{meant}") };
-                    assert!(rate(&meant).is_ok(), "{text}: {wrong}");
+                    let suggestion = if suggestion.contains('/') {
+                        suggestion.to_owned()
+                    } else {
+                        format!("5/{suggestion}")
+                    };
+                    assert!(rate(&suggestion).is_ok(), "{text}: {invalid}");
                 }
             }
         }
@@ -422,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_rounds_down_but_never_to_nothing() {
+    fn share_rounds_down_but_never_to_zero() {
         for (text, number, expected, badly) in [
             ("1/1", 7, 7, false),
             ("1/2", 7, 3, true),

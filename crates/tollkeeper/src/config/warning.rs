@@ -1,11 +1,11 @@
-//! The codes of all warnings, so that each can be looked up and silenced.
+//! The warnings about a config file, each with a code to look it up and to silence it.
 
 use std::fmt;
 
 use super::suggest::nearest;
-use super::units::Wrong;
+use super::units::InvalidValue;
 
-/// Something in a config file that is allowed and yet probably not meant. Shown by its code, such as `W001`.
+/// A part of a config file that is valid but probably a mistake. It prints as its code, such as `W001`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Warning {
@@ -13,13 +13,13 @@ pub enum Warning {
     NotCovered,
     /// A limit uses a header that any client can send.
     ClientHeader,
-    /// A fact is named after a header with capitals.
+    /// A limit names a header fact with upper-case letters.
     HeaderCase,
     /// A fact is trusted, but there are no trusted proxies.
     NoProxies,
     /// A trusted fact is not read from a header.
     TrustedNotHeader,
-    /// A share is rounded by more than a tenth.
+    /// `share` rounds a number by more than 10 %.
     Rounded,
     /// Two leaky buckets can apply to one request.
     LeakyBuckets,
@@ -33,14 +33,14 @@ pub enum Warning {
     UnknownRoute,
     /// The tiers of a limit have different periods.
     TierPeriods,
-    /// An address for the proxy, but no proxy.
+    /// `listen.proxy` is an address, but there is no `proxy` section.
     NoProxy,
     /// A file that the config names does not exist.
     MissingFile,
 }
 
 impl Warning {
-    /// All of them, in the order of their codes.
+    /// All warnings, in the order of their codes.
     pub const ALL: [Warning; 14] = [
         Warning::NotCovered,
         Warning::ClientHeader,
@@ -58,7 +58,7 @@ impl Warning {
         Warning::MissingFile,
     ];
 
-    /// The code. It never gets another meaning.
+    /// The code. The meaning of a code never changes.
     pub const fn code(self) -> &'static str {
         match self {
             Warning::NotCovered => "W001",
@@ -78,7 +78,7 @@ impl Warning {
         }
     }
 
-    /// What it is about and what to do, in sentences.
+    /// What the warning means and how to fix it, in sentences.
     pub const fn explanation(self) -> &'static str {
         match self {
             Warning::NotCovered => {
@@ -88,33 +88,33 @@ impl Warning {
             Warning::ClientHeader => {
                 "A limit uses a fact from a header that any client can send with any value. Make the fact `trusted`, so \
                  that only `trusted_proxies` can set it. The headers `authorization` and `cookie` and facts with \
-                 `hash: true` are exempt: whoever checks a secret refuses one that was made up."
+                 `hash: true` are exempt: the application that verifies a secret rejects an invented one."
             }
             Warning::HeaderCase => {
-                "A limit names a fact such as `header.X-User`, which does not exist: names of headers are in lower case."
+                "A limit names a fact such as `header.X-User`, which does not exist: header names are in lower case."
             }
             Warning::NoProxies => {
                 "A fact is `trusted`, but `http.trusted_proxies` is empty, so the fact is always absent."
             }
             Warning::TrustedNotHeader => {
-                "A fact is `trusted`, but is read from a cookie, the query or the body. Gateways pass these on as the \
+                "A fact is `trusted`, but is read from a cookie, the query or the body. Gateways forward these as the \
                  client sent them. Let the gateway set a header instead."
             }
             Warning::Rounded => {
-                "`share` rounds a count, a burst or a number of slots by more than a tenth. Take a larger count over a \
-                 longer period."
+                "`share` rounds a count, a burst or a number of slots by more than 10 %. Use a larger count over a longer \
+                 period."
             }
             Warning::LeakyBuckets => {
-                "Two leaky buckets can apply to one request, and each spaces requests without knowing of the other. Make \
+                "Two leaky buckets can apply to one request, and each delays requests independently of the other. Make \
                  one of them a token bucket."
             }
             Warning::NoSlots => {
-                "A concurrency limit, while neither HTTP nor the proxy listens: gRPC and RESP never take slots."
+                "There is a concurrency limit, but neither HTTP nor the proxy listens: gRPC and RESP never take slots."
             }
             Warning::CostNotSupplied => {
                 "A limit charges the number in a fact (`cost`), no entry of `http.facts` has this name, and \
-                 `cost_missing` is not set: every HTTP request in front of the middleware, the proxy or a gateway is \
-                 rejected. Add the fact, or set `cost_missing`. If all callers send the fact themselves, say \
+                 `cost_missing` is not set: every HTTP request through the middleware, the proxy or a gateway is \
+                 rejected. Add the fact, or set `cost_missing`. If all callers send the fact themselves, set \
                  `cost_missing: error`."
             }
             Warning::NeverMatches => {
@@ -122,7 +122,7 @@ impl Warning {
             }
             Warning::UnknownRoute => {
                 "A pattern of `when` or `unless` for `route` matches none of `http.routes`. The fact `route` is always \
-                 one of them as it is written there, or `unmatched`."
+                 one of these patterns exactly as listed there, or `unmatched`."
             }
             Warning::TierPeriods => {
                 "The tiers of a limit have different periods. Counts are kept by period, so a client that changes its \
@@ -133,13 +133,14 @@ impl Warning {
             }
             Warning::MissingFile => {
                 "A file that `tls` names, or `redis` while the store is on Redis, does not exist, so `serve` would not \
-                 start. Only `validate` looks, and there it is an error. Silence it to check a file of another machine."
+                 start. Only `validate` checks this, and reports it as an error. Silence it to validate the file of another \
+                 machine."
             }
         }
     }
 
-    /// Reads a code.
-    pub(super) fn parse(text: &str) -> Result<Warning, Wrong> {
+    /// Parses a code.
+    pub(super) fn parse(text: &str) -> Result<Warning, InvalidValue> {
         if let Some(warning) = Warning::ALL.into_iter().find(|warning| warning.code() == text) {
             return Ok(warning);
         }
@@ -148,7 +149,7 @@ impl Warning {
             Some(near) => format!("did you mean `{near}`?"),
             None => format!("a code is `W001` to `{}`", Warning::ALL[Warning::ALL.len() - 1]),
         };
-        Err(Wrong::new(format!("there is no warning {}", super::excerpt::quoted(text)), help))
+        Err(InvalidValue::new(format!("there is no warning {}", super::excerpt::quoted(text)), help))
     }
 }
 
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_code_is_answered_with_the_nearest() {
+    fn unknown_code_gets_a_suggestion() {
         assert_eq!(
             Warning::parse("W01").expect_err("unknown").to_string(),
             "there is no warning `W01` (did you mean `W001`?)"

@@ -1,17 +1,17 @@
-//! YAML to a document: YAML 1.2, one document, with anchors, aliases and merge keys.
+//! Parses YAML 1.2 into a document: one document per file, with anchors, aliases and merge keys.
 //!
-//! An alias is a copy, taken from a budget: a file of a kilobyte cannot become a gigabyte. Tags are
-//! refused, because a value means what its key says and nothing else.
+//! Each alias makes a copy that counts against the [`Budget`], so that a file of a kilobyte cannot become a gigabyte.
+//! Tags are rejected, because the key alone determines the type of a value.
 
 use std::collections::HashMap;
 
 use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Span};
 
-use super::document::{Budget, Entry, Kind, MAX_DEPTH, Node, TooLarge, Value};
+use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Value};
 use super::excerpt::quoted;
-use super::report::{Place, Problems};
+use super::report::{Position, Problems};
 
-/// Reads a text; on a mistake in the syntax, reports it. Nothing is returned for an empty file, too.
+/// Parses a text; reports a syntax error and returns `None`. The result is also `None` for an empty file.
 pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     let options = granit_parser::options! {
         emit_comments: false,
@@ -30,20 +30,20 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     };
     for event in Parser::new_from_str_with_options(text, options) {
         let step = match event {
-            Ok((event, span)) => builder.take(event, place(&span, text)),
+            Ok((event, span)) => builder.take(event, position(&span, text)),
             Err(error) => {
-                let (place, message, help) = syntax(&error, text);
+                let (position, message, help) = syntax(&error, text);
                 match error.kind() {
-                    ErrorKind::RecursionLimitExceeded => Err((place, TooLarge::DEPTH)),
+                    ErrorKind::RecursionLimitExceeded => Err((position, TooLarge::DEPTH)),
                     _ => {
-                        builder.problems.error(place, message, help);
+                        builder.problems.error(position, message, help);
                         return None;
                     }
                 }
             }
         };
-        if let Err((place, large)) = step {
-            large.report(place, builder.problems);
+        if let Err((position, large)) = step {
+            large.report(position, builder.problems);
             return None;
         }
     }
@@ -53,7 +53,7 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
 struct Builder<'t, 'p> {
     text: &'t str,
     problems: &'p mut Problems,
-    /// The lists and tables that have begun and not ended.
+    /// The lists and tables that have begun but not ended.
     open: Vec<Open>,
     anchors: HashMap<usize, Anchored>,
     budget: Budget,
@@ -61,11 +61,11 @@ struct Builder<'t, 'p> {
     documents: usize,
 }
 
-/// A list or a table that is being read.
+/// A list or a table that is being parsed.
 struct Open {
     start: usize,
     anchor: usize,
-    /// How deep the deepest value inside is nested.
+    /// The nesting depth of its deepest value.
     height: usize,
     inside: Inside,
 }
@@ -77,14 +77,14 @@ enum Inside {
 
 /// A key whose value comes next.
 enum Key {
-    Named(String, Place),
+    Named(String, Position),
     /// `<<`.
     Merge,
-    /// It has been reported.
-    Wrong,
+    /// Not a valid key, which has been reported.
+    Invalid,
 }
 
-/// What an alias stands for, and what a copy of it takes.
+/// The value of an anchor, with the size of a copy of it.
 struct Anchored {
     node: Node,
     nodes: usize,
@@ -92,66 +92,66 @@ struct Anchored {
     height: usize,
 }
 
-type Step = Result<(), (Place, TooLarge)>;
+type Step = Result<(), (Position, TooLarge)>;
 
 impl Builder<'_, '_> {
-    fn take(&mut self, event: Event<'_>, place: Place) -> Step {
+    fn take(&mut self, event: Event<'_>, position: Position) -> Step {
         match event {
             Event::DocumentStart(..) => {
                 self.documents += 1;
                 if self.documents == 2 {
                     let help = "a config is one document: remove the `---`";
-                    self.problems.error(place, "a second document begins here", help);
+                    self.problems.error(position, "a second document begins here", help);
                 }
                 Ok(())
             }
             Event::Scalar(text, style, anchor, tag) => {
-                self.refuse_tag(tag.is_some(), place);
-                self.budget.take(text.len()).map_err(|large| (place, large))?;
-                let kind = if style == ScalarStyle::Plain { plain_kind(&text) } else { Kind::Text };
+                self.refuse_tag(tag.is_some(), position);
+                self.budget.take(text.len()).map_err(|large| (position, large))?;
+                let kind = if style == ScalarStyle::Plain { plain_kind(&text) } else { ScalarKind::Text };
                 let merge = style == ScalarStyle::Plain && text == "<<";
-                self.put(Node::scalar(place, text.into_owned(), kind), anchor, 0, merge)
+                self.put(Node::scalar(position, text.into_owned(), kind), anchor, 0, merge)
             }
             Event::SequenceStart(_, anchor, tag) => {
-                self.refuse_tag(tag.is_some(), place);
-                self.begin(place, anchor, Inside::List(Vec::new()))
+                self.refuse_tag(tag.is_some(), position);
+                self.begin(position, anchor, Inside::List(Vec::new()))
             }
             Event::MappingStart(_, anchor, tag) => {
-                self.refuse_tag(tag.is_some(), place);
+                self.refuse_tag(tag.is_some(), position);
                 self.begin(
-                    place,
+                    position,
                     anchor,
                     Inside::Table { entries: Vec::new(), key: None, merges: Vec::new() },
                 )
             }
-            Event::SequenceEnd | Event::MappingEnd => self.end(place),
-            Event::Alias(anchor) => self.repeat(anchor, place),
+            Event::SequenceEnd | Event::MappingEnd => self.end(position),
+            Event::Alias(anchor) => self.repeat(anchor, position),
             Event::UnresolvedAlias(name) => {
                 let message = format!("there is no anchor {} above this alias", quoted(&format!("&{name}")));
-                self.problems.error(place, message, "a value that begins with `*` must be in quotes");
-                self.put(Node { place, value: Value::Unknown }, 0, 0, false)
+                self.problems.error(position, message, "a value that begins with `*` must be in quotes");
+                self.put(Node { position, value: Value::Unknown }, 0, 0, false)
             }
             _ => Ok(()),
         }
     }
 
-    fn refuse_tag(&mut self, tagged: bool, place: Place) {
+    fn refuse_tag(&mut self, tagged: bool, position: Position) {
         if tagged {
             self.problems.error(
-                place,
+                position,
                 "this value has a tag",
                 "remove the word with `!`, or put it in quotes",
             );
         }
     }
 
-    fn begin(&mut self, place: Place, anchor: usize, inside: Inside) -> Step {
-        self.budget.take(0).map_err(|large| (place, large))?;
-        self.open.push(Open { start: place.start, anchor, height: 0, inside });
+    fn begin(&mut self, position: Position, anchor: usize, inside: Inside) -> Step {
+        self.budget.take(0).map_err(|large| (position, large))?;
+        self.open.push(Open { start: position.start, anchor, height: 0, inside });
         Ok(())
     }
 
-    fn end(&mut self, place: Place) -> Step {
+    fn end(&mut self, position: Position) -> Step {
         let Some(open) = self.open.pop() else { return Ok(()) };
         let value = match open.inside {
             Inside::List(nodes) => Value::List(nodes),
@@ -160,17 +160,22 @@ impl Builder<'_, '_> {
                 Value::Table(entries)
             }
         };
-        // A block ends where the next line begins; nobody wants to see that underlined.
-        let written = self.text.get(open.start..place.end).unwrap_or_default();
-        let end = open.start + written.trim_end().len();
-        self.put(Node { place: Place::new(open.start, end), value }, open.anchor, open.height + 1, false)
+        // The parser ends a block at the next line; the underline must not extend that far.
+        let block = self.text.get(open.start..position.end).unwrap_or_default();
+        let end = open.start + block.trim_end().len();
+        self.put(
+            Node { position: Position::new(open.start, end), value },
+            open.anchor,
+            open.height + 1,
+            false,
+        )
     }
 
-    /// A value is complete: it goes where the innermost open list or table wants it.
+    /// Adds a complete value to the innermost open list or table.
     fn put(&mut self, node: Node, anchor: usize, height: usize, merge: bool) -> Step {
         if anchor != 0 {
             let (nodes, text) = size(&node);
-            self.budget.take_all(nodes, text).map_err(|large| (node.place, large))?;
+            self.budget.take_all(nodes, text).map_err(|large| (node.position, large))?;
             self.anchors.insert(anchor, Anchored { node: node.clone(), nodes, text, height });
         }
         let Some(open) = self.open.last_mut() else {
@@ -185,44 +190,44 @@ impl Builder<'_, '_> {
                 None => {
                     *key = Some(match node.value {
                         Value::Scalar(_) if merge => Key::Merge,
-                        Value::Scalar(scalar) => Key::Named(scalar.text, node.place),
+                        Value::Scalar(scalar) => Key::Named(scalar.text, node.position),
                         _ => {
                             let help = "put it in quotes if it begins with a bracket";
-                            self.problems.error(node.place, "a key must be a text", help);
-                            Key::Wrong
+                            self.problems.error(node.position, "a key must be a string", help);
+                            Key::Invalid
                         }
                     });
                 }
-                Some(Key::Named(key, place)) => entries.push(Entry { key, place, node }),
+                Some(Key::Named(key, position)) => entries.push(Entry { key, position, node }),
                 Some(Key::Merge) => merges.push(node),
-                Some(Key::Wrong) => {}
+                Some(Key::Invalid) => {}
             },
         }
         Ok(())
     }
 
-    /// A copy of what an anchor names.
-    fn repeat(&mut self, anchor: usize, place: Place) -> Step {
+    /// Adds a copy of the value of an anchor.
+    fn repeat(&mut self, anchor: usize, position: Position) -> Step {
         let Some(anchored) = self.anchors.get(&anchor) else {
             self.problems.error(
-                place,
-                "this alias stands inside of what it names",
-                "an anchor ends before its aliases",
+                position,
+                "this alias is inside the value that it refers to",
+                "an anchored value must end before its aliases",
             );
-            return self.put(Node { place, value: Value::Unknown }, 0, 0, false);
+            return self.put(Node { position, value: Value::Unknown }, 0, 0, false);
         };
-        self.budget.take_all(anchored.nodes, anchored.text).map_err(|large| (place, large))?;
+        self.budget.take_all(anchored.nodes, anchored.text).map_err(|large| (position, large))?;
         if self.open.len() + anchored.height > MAX_DEPTH {
-            return Err((place, TooLarge::DEPTH));
+            return Err((position, TooLarge::DEPTH));
         }
         let (node, height) = (anchored.node.clone(), anchored.height);
         self.put(node, 0, height, false)
     }
 
-    /// Adds what `<<` brings in: of every key the first that says it, and what is written here before all.
+    /// Adds the entries of the tables that `<<` names. Keys of the table itself take precedence, then earlier merges.
     fn merge(&mut self, entries: &mut Vec<Entry>, merges: Vec<Node>) {
         for node in merges {
-            let place = node.place;
+            let position = node.position;
             let tables = match node.value {
                 Value::List(nodes) => nodes,
                 _ => vec![node],
@@ -230,9 +235,9 @@ impl Builder<'_, '_> {
             for table in tables {
                 let Value::Table(merged) = table.value else {
                     self.problems.error(
-                        place,
-                        "`<<` merges tables, and this is none",
-                        "write `<<: *name`, where `&name` stands before a table",
+                        position,
+                        "`<<` can merge only tables",
+                        "write `<<: *name`, where `&name` marks a table",
                     );
                     continue;
                 };
@@ -244,7 +249,7 @@ impl Builder<'_, '_> {
     }
 }
 
-/// How many values a tree has, and how many bytes of text.
+/// The number of values of a tree, and its bytes of text.
 fn size(node: &Node) -> (usize, usize) {
     match &node.value {
         Value::Scalar(scalar) => (1, scalar.text.len()),
@@ -257,13 +262,14 @@ fn size(node: &Node) -> (usize, usize) {
     }
 }
 
-/// What a scalar without quotes is: YAML 1.2's core schema, in which `yes`, `no`, `on` and `off` are texts.
-fn plain_kind(text: &str) -> Kind {
+/// The type of a scalar without quotes in the core schema of YAML 1.2, in which `yes`, `no`, `on` and `off` are
+/// strings.
+fn plain_kind(text: &str) -> ScalarKind {
     match text {
-        "" | "~" | "null" | "Null" | "NULL" => Kind::Nothing,
-        "true" | "True" | "TRUE" | "false" | "False" | "FALSE" => Kind::Truth,
-        _ if is_number(text) => Kind::Number,
-        _ => Kind::Text,
+        "" | "~" | "null" | "Null" | "NULL" => ScalarKind::Null,
+        "true" | "True" | "TRUE" | "false" | "False" | "FALSE" => ScalarKind::Bool,
+        _ if is_number(text) => ScalarKind::Number,
+        _ => ScalarKind::Text,
     }
 }
 
@@ -283,25 +289,25 @@ fn is_number(text: &str) -> bool {
     begins && unsigned.parse::<f64>().is_ok()
 }
 
-fn place(span: &Span, text: &str) -> Place {
+fn position(span: &Span, text: &str) -> Position {
     let range = span.byte_range().unwrap_or(0..0);
-    Place::new(range.start.min(text.len()), range.end.min(text.len()))
+    Position::new(range.start.min(text.len()), range.end.min(text.len()))
 }
 
-/// A mistake in the syntax, in words for who wrote it.
-fn syntax(error: &ScanError, text: &str) -> (Place, String, &'static str) {
+/// The position, message and help for a syntax error.
+fn syntax(error: &ScanError, text: &str) -> (Position, String, &'static str) {
     let at = text.floor_char_boundary(error.marker().byte_offset().unwrap_or(0).min(text.len()));
     let length = text[at..].chars().next().filter(|char| *char != '\n').map_or(0, char::len_utf8);
-    let place = Place::new(at, at + length);
+    let position = Position::new(at, at + length);
     let (message, help) = match error.kind() {
         ErrorKind::TabInBlockIndentation | ErrorKind::TabInIndentation | ErrorKind::TabNotAllowed => {
-            ("a tab where only blanks may stand", "indent with blanks")
+            ("a tab where only spaces are allowed", "indent with spaces")
         }
         ErrorKind::MappingValueNotAllowed | ErrorKind::MappingKeyNotAllowed => {
             ("a key is not expected here", "check the indentation; a value with `: ` in it must be in quotes")
         }
         ErrorKind::ExpectedBlockMappingKey | ErrorKind::SimpleKeyExpected | ErrorKind::InvalidSimpleKey => {
-            ("expected a key with a `:` behind it", "check the indentation, and write `key: value`")
+            ("expected a key followed by `:`", "check the indentation, and write `key: value`")
         }
         ErrorKind::InvalidIndentation
         | ErrorKind::InvalidFlowScalarIndent
@@ -311,7 +317,7 @@ fn syntax(error: &ScanError, text: &str) -> (Place, String, &'static str) {
             "the keys of one table begin in the same column",
         ),
         ErrorKind::InvalidQuotedScalarIndent => {
-            ("a text in quotes that began above goes on here", "close the quote")
+            ("a quoted string that began above continues here", "close the quote")
         }
         ErrorKind::InvalidColonPlacement => {
             ("a key is not expected here", "is a `[` or a `{` above still open?")
@@ -319,7 +325,7 @@ fn syntax(error: &ScanError, text: &str) -> (Place, String, &'static str) {
         ErrorKind::MissingAnchorOrAliasName => {
             ("`*` and `&` begin an alias or an anchor", "put a pattern in quotes: `\"*\"`")
         }
-        ErrorKind::UnclosedQuotedScalar => ("the text that begins here has no end", "close the quote"),
+        ErrorKind::UnclosedQuotedScalar => ("the string that begins here is not closed", "close the quote"),
         ErrorKind::UnclosedFlowCollection { open: '[' }
         | ErrorKind::ExpectedFlowSequenceSeparator
         | ErrorKind::UnexpectedEofFlowSequence => {
@@ -332,15 +338,15 @@ fn syntax(error: &ScanError, text: &str) -> (Place, String, &'static str) {
         }
         ErrorKind::UnexpectedCharacter { .. } => {
             return (
-                place,
+                position,
                 format!("{} may not begin a value", quoted(&text[at..at + length])),
                 "put the value in quotes",
             );
         }
         ErrorKind::UnknownQuotedScalarEscape => {
-            ("this is no escape", "write `\\\\` for a backslash, or use single quotes")
+            ("this is not an escape sequence", "write `\\\\` for a backslash, or use single quotes")
         }
-        kind => return (place, kind.to_string(), ""),
+        kind => return (position, kind.to_string(), ""),
     };
-    (place, message.to_owned(), help)
+    (position, message.to_owned(), help)
 }

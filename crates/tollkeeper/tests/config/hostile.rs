@@ -1,12 +1,12 @@
-//! Files that were never meant to be a config: each gives a report, soon, and takes little memory.
+//! Hostile input: every file is rejected with a short report, quickly and with little memory.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use tollkeeper::config::{Config, Format, Report};
 
-/// Generous for a machine that builds something else meanwhile; what it guards against takes hours.
-const SOON: Duration = Duration::from_secs(20);
+/// Generous for a busy machine: without the bounds of the reader, these inputs would take hours.
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 const FORMATS: [Format; 3] = [Format::Yaml, Format::Toml, Format::Json];
 
@@ -16,33 +16,33 @@ fn parse(format: Format, text: &[u8]) -> Result<(Config, Report), Report> {
     let report = match &parsed {
         Ok((_, report)) | Err(report) => report,
     };
-    let said = report.to_string();
-    assert!(said.len() < 100_000, "{format:?}: a report of {} bytes", said.len());
+    let message = report.to_string();
+    assert!(message.len() < 100_000, "{format:?}: a report of {} bytes", message.len());
     assert!(!report.coloured().contains('\0'), "{format:?}");
-    assert!(start.elapsed() < SOON, "{format:?}: {:?}", start.elapsed());
+    assert!(start.elapsed() < TIME_LIMIT, "{format:?}: {:?}", start.elapsed());
     parsed
 }
 
-/// The first line of what is said of a text that cannot be read.
-fn refused(format: Format, text: &[u8]) -> String {
-    let report = parse(format, text).expect_err("it is no config");
+/// The first line of the report on an invalid text.
+fn rejected(format: Format, text: &[u8]) -> String {
+    let report = parse(format, text).expect_err("the text is not a valid config");
     assert!(report.errors() > 0, "{format:?}");
-    report.to_string().lines().next().expect("it says something").to_owned()
+    report.to_string().lines().next().expect("the report is not empty").to_owned()
 }
 
 #[test]
-fn ten_megabytes_are_refused() {
+fn file_of_ten_megabytes_is_rejected() {
     for format in FORMATS {
-        let said = refused(format, &b"a".repeat(10 << 20));
+        let message = rejected(format, &b"a".repeat(10 << 20));
         assert_eq!(
-            said,
+            message,
             "file:1:1: error: the file is larger than 4 MiB (no config needs that: is it the right file?)"
         );
     }
 }
 
 #[test]
-fn a_long_file_of_anything_is_answered() {
+fn long_repetitive_files_are_parsed_quickly() {
     for pattern in [
         "a", "[", "{", "- ", "a: ", "\"", "=", "=\n", "a.", "[a]\n", "a=1\n", "${A}", "!x ", "&a ", "*a ",
         "? ", "é", "\t", "#", "{a: ", "[1,", "a:\n", "- a\n", "\n", "'", "|\n", "%", "{\"a\":", "[[a]]\n",
@@ -70,8 +70,8 @@ fn nesting_is_bounded() {
         (Format::Toml, "a.".repeat(100_000) + "a = 1"),
         (Format::Toml, "[".to_owned() + &"a.".repeat(100_000) + "a]"),
     ] {
-        let said = refused(format, text.as_bytes());
-        assert!(said.contains("is nested more than 32 deep"), "{format:?}: {said}");
+        let message = rejected(format, text.as_bytes());
+        assert!(message.contains("is nested more than 32 deep"), "{format:?}: {message}");
     }
 }
 
@@ -82,19 +82,22 @@ fn aliases_do_not_explode() {
         let aliases = vec![format!("*a{}", level - 1); 10].join(", ");
         let _ = writeln!(text, "a{level}: &a{level} [{aliases}]");
     }
-    assert!(refused(Format::Yaml, text.as_bytes()).contains("the file has more than 500000 values"));
+    assert!(rejected(Format::Yaml, text.as_bytes()).contains("the file has more than 500000 values"));
 
     let mut text = "a0: &a0 [x]\n".to_owned();
     for level in 1..=1_000 {
         let _ = writeln!(text, "a{level}: &a{level} [*a{}]", level - 1);
     }
-    assert!(refused(Format::Yaml, text.as_bytes()).contains("is nested more than 32 deep"));
+    assert!(rejected(Format::Yaml, text.as_bytes()).contains("is nested more than 32 deep"));
 
     let long = "x".repeat(1 << 20);
     let text = format!("a: &a {long}\nb: [{}]\n", vec!["*a"; 1_000].join(", "));
-    assert!(refused(Format::Yaml, text.as_bytes()).contains("more than 8 MiB of text"));
+    assert!(rejected(Format::Yaml, text.as_bytes()).contains("more than 8 MiB of text"));
 
-    assert!(refused(Format::Yaml, b"limits: &a [*a]").contains("this alias stands inside of what it names"));
+    assert!(
+        rejected(Format::Yaml, b"limits: &a [*a]")
+            .contains("this alias is inside the value that it refers to")
+    );
 }
 
 #[test]
@@ -103,56 +106,56 @@ fn merged_keys_do_not_explode() {
     for level in 1..2_000 {
         let _ = writeln!(text, "  - &m{level} {{ <<: [*m{}, *m{}], x{level}: 1 }}", level - 1, level - 1);
     }
-    refused(Format::Yaml, text.as_bytes());
+    rejected(Format::Yaml, text.as_bytes());
 }
 
 #[test]
-fn many_mistakes_are_counted_and_a_hundred_shown() {
+fn at_most_a_hundred_errors_are_printed() {
     let text = format!("limits:\n{}", "  - { nmae: a }\n".repeat(5_000));
     let report = parse(Format::Yaml, text.as_bytes()).expect_err("no limit has a name");
-    let said = report.to_string();
-    assert_eq!(said.matches(": error: ").count(), 100);
+    let message = report.to_string();
+    assert_eq!(message.matches(": error: ").count(), 100);
     assert_eq!(
         report.errors(),
         15_001,
-        "an unknown key, no name and no rate each, and all apply to one request"
+        "5,000 limits with an unknown key, no name and no rate each, and one error because all apply to one request"
     );
-    assert!(said.ends_with("\nand 14901 more"), "{}", &said[said.len() - 100..]);
+    assert!(message.ends_with("\nand 14901 more"), "{}", &message[message.len() - 100..]);
 }
 
 #[test]
-fn large_policies_are_read_and_too_many_limits_are_refused() {
+fn large_policies_are_read_up_to_10000_limits() {
     let overrides: Vec<String> = (0..50_000).map(|n| format!("\"k{n}\": \"{}/min\"", n + 1)).collect();
     let text = format!(
         "{{\"limits\": [{{\"name\": \"a\", \"by\": \"ip2\", \"rate\": \"1/s\", \"overrides\": {{{}}}}}]}}",
         overrides.join(",")
     );
-    let (config, _) = parse(Format::Json, text.as_bytes()).expect("every override is right");
+    let (config, _) = parse(Format::Json, text.as_bytes()).expect("every override is valid");
     assert_eq!(config.limits[0].overrides.0.len(), 50_000);
 
     let limits: Vec<String> =
         (0..20_000).map(|n| format!("{{\"name\": \"l{n}\", \"by\": \"f{n}\", \"rate\": \"1/s\"}}")).collect();
-    let said = refused(Format::Json, format!("{{\"limits\": [{}]}}", limits.join(",")).as_bytes());
-    assert!(said.contains("there are 20000 limits (at most 10000"), "{said}");
+    let message = rejected(Format::Json, format!("{{\"limits\": [{}]}}", limits.join(",")).as_bytes());
+    assert!(message.contains("there are 20000 limits (at most 10000"), "{message}");
 }
 
 #[test]
-fn junk_is_refused_in_every_format() {
+fn random_bytes_are_rejected_in_every_format() {
     let mut random = Random(7);
     for round in 0..300 {
         let length = random.below(2_000);
         let text: Vec<u8> = (0..length).map(|_| random.byte()).collect();
         for format in FORMATS {
             if let Ok((config, _)) = parse(format, &text) {
-                panic!("round {round}: {format:?} takes junk for {config:?}");
+                panic!("round {round}: {format:?} reads random bytes as {config:?}");
             }
         }
     }
 }
 
-/// Good files with a few characters changed: nearly a config is where a reader trips.
+/// Valid files with a few characters changed, because almost valid input is the most likely to cause a panic.
 #[test]
-fn files_with_any_character_changed_never_panic() {
+fn mutated_files_never_panic() {
     let mut random = Random(11);
     let tokens = [
         "", "\n", " ", "[", "]", "{", "}", ":", "\"", "'", "-", "*", "&", "!", "|", ">", "%", "${", "}",
@@ -177,7 +180,7 @@ fn files_with_any_character_changed_never_panic() {
 }
 
 #[test]
-fn line_ends_and_byte_order_marks_make_no_difference() {
+fn line_endings_and_byte_order_marks_are_ignored() {
     for (format, name) in
         [(Format::Yaml, "full.yaml"), (Format::Toml, "full.toml"), (Format::Json, "full.json")]
     {
@@ -193,7 +196,7 @@ fn line_ends_and_byte_order_marks_make_no_difference() {
 }
 
 #[test]
-fn variables_cannot_fill_the_memory() {
+fn expanded_variables_are_bounded() {
     let text = format!("limits: [{}]", "\"${BIG}\", ".repeat(50_000));
     let big = "x".repeat(1 << 20);
     let report =
@@ -201,7 +204,7 @@ fn variables_cannot_fill_the_memory() {
     assert!(report.to_string().contains("the environment variables of this file hold more than 8 MiB"));
 }
 
-/// A small generator, so that every run is the same.
+/// A small random generator with a fixed seed, so that every run is the same.
 struct Random(u64);
 
 impl Random {

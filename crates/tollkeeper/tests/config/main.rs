@@ -1,5 +1,4 @@
-//! The config file, as its users meet it: files that are right, files that are not and what is said of
-//! them, and files that were never meant to be a config.
+//! Tests of the config reader with valid files, invalid files with their expected reports, and hostile input.
 
 mod hostile;
 mod meaning;
@@ -12,7 +11,7 @@ use std::path::{Path, PathBuf};
 use tollkeeper::config::{Config, Format, Report};
 
 #[test]
-fn yaml_toml_and_json_of_one_shape_are_one_config() {
+fn yaml_toml_and_json_give_the_same_config() {
     let yaml = good("full.yaml");
     for other in ["full.toml", "full.json"] {
         assert_eq!(format!("{:#?}", good(other)), format!("{yaml:#?}"), "{other}");
@@ -20,43 +19,43 @@ fn yaml_toml_and_json_of_one_shape_are_one_config() {
 }
 
 #[test]
-fn good_files_are_read_without_a_warning() {
+fn good_files_have_no_warnings() {
     for path in files("good") {
         good(file_name(&path));
     }
 }
 
-/// Beside each file that is broken, or that deserves a warning, stands what is said of it.
+/// Each file in `broken` with errors or warnings has its expected report next to it, in a `.txt` file.
 #[test]
-fn what_is_said_of_a_broken_file_stands_beside_it() {
+fn broken_files_give_the_expected_reports() {
     let mut wrong = Vec::new();
     let mut count = 0;
     for path in files("broken").into_iter().filter(|path| Format::of(path).is_some()) {
         count += 1;
         let name = file_name(&path);
-        let said = match parse(&path) {
+        let actual = match parse(&path) {
             Ok((_, report)) => report.to_string() + "\n",
             Err(report) => report.to_string() + "\n",
         };
-        let beside = path.with_extension("txt");
+        let expectation = path.with_extension("txt");
         if std::env::var_os("UPDATE").is_some() {
-            fs::write(&beside, &said).expect(name);
+            fs::write(&expectation, &actual).expect(name);
         }
-        let expected = fs::read_to_string(&beside).unwrap_or_default();
-        if said != expected {
-            wrong.push(format!("{name}: expected\n{expected}\nsaid\n{said}"));
+        let expected = fs::read_to_string(&expectation).unwrap_or_default();
+        if actual != expected {
+            wrong.push(format!("{name}: expected\n{expected}\nactual\n{actual}"));
         }
     }
-    let how = "UPDATE=1 cargo test -p tollkeeper --features config --test config writes them anew: read each";
+    let how = "UPDATE=1 cargo test -p tollkeeper --features config --test config rewrites them: review each";
     assert!(wrong.is_empty(), "{}\n{how}", wrong.join("\n\n"));
     assert!(count >= 60, "only {count} broken files");
 }
 
 #[test]
-fn no_expectation_is_left_without_its_file() {
+fn every_expectation_has_its_file() {
     for path in files("broken").into_iter().filter(|path| Format::of(path).is_none()) {
         let exists = ["yaml", "toml", "json"].iter().any(|ending| path.with_extension(ending).exists());
-        assert!(exists, "{} belongs to no file", path.display());
+        assert!(exists, "{} has no config file", path.display());
     }
 }
 
@@ -67,7 +66,7 @@ fn good(name: &str) -> Config {
     config
 }
 
-/// What tests find in the environment.
+/// The environment variables of the tests.
 fn environment(name: &str) -> Option<String> {
     match name {
         "PASSWORD" => Some("hunter2".to_owned()),
@@ -84,10 +83,10 @@ fn parse(path: &Path) -> Result<(Config, Report), Report> {
 }
 
 fn file_name(path: &Path) -> &str {
-    path.file_name().and_then(|name| name.to_str()).expect("files of ours have names")
+    path.file_name().and_then(|name| name.to_str()).expect("test files have UTF-8 names")
 }
 
-/// The files of a folder, in order.
+/// The files of a folder, sorted.
 fn files(name: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder(name)).expect(name);
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("readable").path()).collect();
@@ -99,12 +98,12 @@ fn yaml(text: &str) -> Result<(Config, Report), Report> {
     Config::parse("tollkeeper.yaml", Format::Yaml, text.as_bytes(), &environment)
 }
 
-/// The config of a text without mistakes, whatever the warnings.
+/// The config of a text without errors; warnings are ignored.
 fn config(text: &str) -> Config {
     yaml(text).unwrap_or_else(|report| panic!("{text}\n{report}")).0
 }
 
-/// The messages of a text with mistakes or warnings, without their places.
+/// The messages of all errors and warnings about a text, without positions.
 fn messages(text: &str) -> Vec<String> {
     let report = match yaml(text) {
         Ok((_, report)) | Err(report) => report,

@@ -1,5 +1,4 @@
-//! What a file means: limits as the core has them, defaults, shares, variables, and limits shown as they
-//! are written.
+//! Tests of the resolved config: limits of the core, defaults, shares, variables, and limits as JSON.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use tollkeeper::{Algorithm, OnStoreFailure, Policy, Span, facts};
 use super::{config, environment, files, messages, parse, yaml};
 
 #[test]
-fn what_is_not_said_has_the_defaults_of_the_documentation() {
+fn absent_keys_have_the_documented_defaults() {
     let config = config("limits: [{ name: a, by: ip, rate: 10/s }]");
     assert_eq!(config.store, StoreUrl::Memory);
     assert_eq!((config.memory.max_keys, config.memory.max_log_bytes), (1_000_000, 268_435_456));
@@ -50,7 +49,7 @@ fn what_is_not_said_has_the_defaults_of_the_documentation() {
 }
 
 #[test]
-fn the_algorithm_follows_from_the_burst_wherever_it_stands() {
+fn burst_anywhere_selects_token_bucket() {
     for (limit, expected) in [
         ("rate: 5/s", Algorithm::SlidingWindow),
         ("rate: 5/s, burst: 5", Algorithm::TokenBucket),
@@ -67,7 +66,7 @@ fn the_algorithm_follows_from_the_burst_wherever_it_stands() {
 }
 
 #[test]
-fn a_share_scales_every_count_burst_and_number_of_slots() {
+fn share_scales_counts_bursts_and_slots() {
     let text = |share: &str, count: u64, burst: u64, slots: u64| {
         format!(
             "share: {share}
@@ -79,13 +78,17 @@ limits:
         )
     };
     let scaled = config(&text("1/3", 100, 20, 2));
-    let written = config(&text("1/1", 33, 6, 1));
-    assert_eq!(debug(&scaled.policy), debug(&written.policy));
-    assert_eq!(scaled.limits[0].grant.rate.as_deref(), Some("100/min"), "shown as it is written");
+    let expected = config(&text("1/1", 33, 6, 1));
+    assert_eq!(debug(&scaled.policy), debug(&expected.policy));
+    assert_eq!(
+        scaled.limits[0].grant.rate.as_deref(),
+        Some("100/min"),
+        "shown as in the file, before the share"
+    );
 }
 
 #[test]
-fn a_limit_says_itself_who_answers_for_the_store() {
+fn limit_overrides_on_store_failure() {
     let config = config(
         "on_store_failure: deny\nlimits: [{ name: a, rate: 1/s }, { name: b, rate: 1/s, on_store_failure: allow }]",
     );
@@ -95,16 +98,16 @@ fn a_limit_says_itself_who_answers_for_the_store() {
 }
 
 #[test]
-fn the_prefix_of_addresses_reaches_the_policy() {
+fn ipv6_prefix_reaches_the_policy() {
     assert_eq!(
         config("http: { ipv6_prefix: 48 }\nlimits: [{ name: a, rate: 1/s }]").policy.ipv6_prefix(),
         48
     );
 }
 
-/// What `GET /v1/limits` prints, `PUT /v1/limits` takes.
+/// `PUT /v1/limits` accepts the output of `GET /v1/limits`.
 #[test]
-fn a_limit_printed_as_json_means_the_same() {
+fn limit_as_json_gives_the_same_policy() {
     for path in files("good") {
         let name = path.display();
         let (config, _) = parse(&path).unwrap_or_else(|report| panic!("{name}: {report}"));
@@ -118,12 +121,12 @@ fn a_limit_printed_as_json_means_the_same() {
 }
 
 #[test]
-fn other_limits_keep_everything_else_of_the_file() {
+fn replacing_limits_keeps_other_settings() {
     let base = config(
         "share: 1/2\non_store_failure: deny\nhttp: { ipv6_prefix: 48 }\nlimits: [{ name: a, by: ip, rate: 10/s }]",
     );
     let (other, report) =
-        base.with_limits("body", br#"{"limits":[{"name":"b","by":"ip","rate":"20/s"}]}"#).expect("right");
+        base.with_limits("body", br#"{"limits":[{"name":"b","by":"ip","rate":"20/s"}]}"#).expect("valid");
     assert!(report.is_empty(), "{report}");
     let same = config(
         "share: 1/2\non_store_failure: deny\nhttp: { ipv6_prefix: 48 }\nlimits: [{ name: b, by: ip, rate: 20/s }]",
@@ -136,13 +139,13 @@ fn other_limits_keep_everything_else_of_the_file() {
         ),
         (
             r#"{"limits":[{"name":"a"}]}"#,
-            "body:1:12: error: limit `a`: it does not say how much (such as `rate: 100/min`)",
+            "body:1:12: error: limit `a`: neither `rate` nor `limit` is set (such as `rate: 100/min`)",
         ),
         (
             r#"{"limits":[{"name":"a","rate":"${MANY}/s"}]}"#,
             "body:1:31: error: limit `a`: count `${MANY}` is not a whole number (digits only, such as `1000`)",
         ),
-        ("", "body:1:1: error: the file says nothing (a config has at least `limits:`)"),
+        ("", "body:1:1: error: the file is empty (a config has at least `limits:`)"),
     ] {
         let report = base.with_limits("body", text.as_bytes()).expect_err(text);
         assert_eq!(report.to_string().lines().next(), Some(expected), "{text}");
@@ -150,13 +153,13 @@ fn other_limits_keep_everything_else_of_the_file() {
 }
 
 #[test]
-fn conditions_on_responses_are_typed() {
+fn response_conditions_are_parsed() {
     let config = config(
         "limits: [{ name: a, rate: 1/s, deduct_when: { status: 401 }, refund_when: { status: [304, 5xx] } }]",
     );
     let limit = &config.limits[0];
     assert_eq!(limit.deduct_when, Some(ResponseCondition { status: vec![StatusPattern::Code(401)] }));
-    let refund = limit.refund_when.as_ref().expect("said");
+    let refund = limit.refund_when.as_ref().expect("set above");
     let matched: Vec<u16> = [200, 304, 400, 499, 500, 503, 599]
         .into_iter()
         .filter(|status| refund.statuses().contains(*status))
@@ -167,7 +170,7 @@ fn conditions_on_responses_are_typed() {
 }
 
 #[test]
-fn variables_are_put_into_values_of_every_kind() {
+fn variables_are_expanded_in_every_kind_of_value() {
     for (text, expected) in [
         ("limits: [{ name: a, rate: '${RATE:-7/s}' }]", "7/s"),
         ("limits: [{ name: a, rate: '${MANY}/day' }]", "500000/day"),
@@ -177,20 +180,20 @@ fn variables_are_put_into_values_of_every_kind() {
         assert_eq!(config(text).limits[0].grant.rate.as_deref(), Some(expected), "{text}");
     }
     let json = br#"{ "memory": { "max_keys": "${MANY}" }, "limits": [{ "name": "a", "rate": "1/s", "headers": "${NONE:-false}" }] }"#;
-    let (config, _) = Config::parse("x.json", Format::Json, json, &environment).expect("right");
+    let (config, _) = Config::parse("x.json", Format::Json, json, &environment).expect("valid");
     assert_eq!(config.memory.max_keys, 500_000);
     assert!(!config.limits[0].headers);
     let cost = "limits: [{ name: a, rate: 1/s, by: '$x' }]";
     assert_eq!(
         messages(cost)[0],
         "limit `a`: `$x` is not the name of a fact (1 to 64 of `A-Z a-z 0-9 . _ : / -`)",
-        "a `$` alone is itself"
+        "a `$` without a brace is not expanded"
     );
 }
 
-/// The one variable that is set is a password; every place that takes a value is given it.
+/// The only variable is a password, and every kind of value uses it.
 #[test]
-fn what_comes_from_the_environment_is_never_shown() {
+fn environment_values_are_never_shown() {
     let mut text =
         "store: ${PASSWORD}\nshare: ${PASSWORD}\nretry_after_jitter: ${PASSWORD}\nheaders: ['${PASSWORD}']\n"
             .to_owned();
@@ -199,7 +202,7 @@ fn what_comes_from_the_environment_is_never_shown() {
     text += "http: { trusted_proxies: ['${PASSWORD}'], client_address: '${PASSWORD}', routes: ['${PASSWORD}'], facts: { a: { from: '${PASSWORD}', hash: '${PASSWORD}' } } }\n";
     text += "limits:\n  - { name: 'A${PASSWORD}', by: ['${PASSWORD} ', '${PASSWORD} '], rate: '${PASSWORD}', cost: '${PASSWORD} ', tier: '${PASSWORD} ', default_tier: '${PASSWORD}', tiers: { a: '${PASSWORD}' }, deduct_when: { status: '${PASSWORD}' } }\n";
     text += "  - { name: b, by: ip, allow: ['${PASSWORD}'], rate: '9${MANY}00000/s' }\n  - '${PASSWORD}'\n";
-    let report = yaml(&text).expect_err("nothing of it is right");
+    let report = yaml(&text).expect_err("every value is invalid");
     assert!(report.errors() > 20, "{report}");
     for text in [report.to_string(), report.coloured(), format!("{report:?}")] {
         assert!(!text.contains("hunter2") && !text.contains("950000000000"), "{text}");
@@ -207,7 +210,7 @@ fn what_comes_from_the_environment_is_never_shown() {
 }
 
 #[test]
-fn the_password_of_a_store_is_never_shown() {
+fn store_password_is_never_shown() {
     for store in [
         "redis://app:hunter2@127.0.0.1:99999",
         "redis://:hunter2@",
@@ -251,7 +254,7 @@ fn the_password_of_a_store_is_never_shown() {
 }
 
 #[test]
-fn stores_are_read() {
+fn store_urls_are_parsed() {
     for (text, shown) in [
         ("memory://", "memory://"),
         ("redis://h", "redis://h:6379/0"),
@@ -263,7 +266,7 @@ fn stores_are_read() {
     ] {
         assert_eq!(text.parse::<StoreUrl>().map(|url| url.to_string()), Ok(shown.to_owned()));
     }
-    let StoreUrl::Redis(url) = "redis://u:p%40ss@h".parse().expect("right") else { panic!("redis") };
+    let StoreUrl::Redis(url) = "redis://u:p%40ss@h".parse().expect("valid") else { panic!("redis") };
     let credentials = url.credentials.expect("given");
     assert_eq!((credentials.user.as_deref(), credentials.password.as_str()), (Some("u"), "p@ss"));
     for text in [
@@ -288,7 +291,7 @@ fn stores_are_read() {
 }
 
 #[test]
-fn listeners_are_read() {
+fn listeners_are_parsed() {
     assert_eq!("[::1]:0".parse::<Listener>().map(|listener| listener.to_string()), Ok("[::1]:0".to_owned()));
     for (text, help) in [
         (":8080", "try `127.0.0.1:8080`"),
@@ -304,7 +307,7 @@ fn listeners_are_read() {
 }
 
 #[test]
-fn merged_and_repeated_yaml_is_as_if_written_out() {
+fn yaml_aliases_and_merges_equal_the_expanded_file() {
     let short = config(
         "limits:
   - &base { name: a, by: user, rate: 5/s, missing: deny }
@@ -323,7 +326,7 @@ fn merged_and_repeated_yaml_is_as_if_written_out() {
 }
 
 #[test]
-fn a_file_is_read_by_its_ending() {
+fn file_extension_selects_the_format() {
     let folder = super::folder("good");
     for name in ["full.yaml", "full.toml", "full.json"] {
         assert_eq!(Config::read(&folder.join(name)).expect(name).0.limits.len(), 8);
@@ -331,7 +334,7 @@ fn a_file_is_read_by_its_ending() {
     for (path, reason) in [
         ("full.yaml/x.yaml", "Not a directory"),
         ("absent.yaml", "No such file"),
-        ("full", "its ending is none of .yaml, .yml, .toml, .json"),
+        ("full", "its extension must be .yaml, .yml, .toml or .json"),
     ] {
         let error = Config::read(&folder.join(path)).expect_err(path);
         assert!(matches!(error, ReadError::Unreadable { .. }), "{error}");
@@ -344,10 +347,10 @@ fn a_file_is_read_by_its_ending() {
 }
 
 #[test]
-fn no_message_names_a_type_of_rust() {
+fn messages_contain_no_rust_types() {
     for path in files("broken").iter().filter(|path| path.extension().is_some_and(|ending| ending == "txt")) {
-        let said = std::fs::read_to_string(path).expect("readable");
-        for line in said.lines().filter(|line| !line.starts_with("  | ")) {
+        let report = std::fs::read_to_string(path).expect("readable");
+        for line in report.lines().filter(|line| !line.starts_with("  | ")) {
             for word in
                 ["u64", "usize", "i64", "f64", "String", "Vec", "Option", "struct", "enum", "variant", "::"]
             {
@@ -363,7 +366,7 @@ fn no_message_names_a_type_of_rust() {
 }
 
 #[test]
-fn warnings_leave_a_file_usable_and_none_is_given_without_reason() {
+fn good_limits_give_no_warnings() {
     for text in [
         "limits: [{ name: a, by: ip, rate: 1/s }]",
         "limits: [{ name: a, rate: 1/s }]",
@@ -379,7 +382,7 @@ fn debug(policy: &Policy) -> String {
     format!("{policy:#?}")
 }
 
-/// As a header would be read, so a raw value is in every call of the library.
+/// Calls of the library normalise and hash raw values in the same way as values from a header.
 #[test]
 fn declared_facts_are_hashed_in_every_call() {
     let text = "http: { facts: { api_key: { from: header.x-key, normalize: [lowercase], hash: true } } }
@@ -391,7 +394,7 @@ limits: [{ name: a, by: api_key, rate: 2/day, allow: [Internal] }]";
     let cust_1 = facts! { "api_key" => "cust-1" };
     assert_eq!(limiter.forget("a", &cust_1).wait(), Ok(true));
     assert!(allowed("Cust-1"));
-    assert!(limiter.handle("a").is_err(), "its text is not its key");
+    assert!(limiter.handle("a").is_err(), "the text of a hashed fact is not its key");
 
     let twice = text.replace("allow: [Internal]", "overrides: { Acme: 3/day, acme: 4/day }");
     let messages = messages(&twice);
@@ -403,17 +406,17 @@ limits: [{ name: a, by: api_key, rate: 2/day, allow: [Internal] }]";
 
 #[test]
 fn refusal_log_is_a_bounded_rate() {
-    let (config, _) = yaml("limits: []\nlog: { refusals: 10/s }").expect("right");
+    let (config, _) = yaml("limits: []\nlog: { refusals: 10/s }").expect("valid");
     let quota = config.log.refusals.expect("it is on");
     assert_eq!((quota.count(), quota.burst(), quota.period()), (10, 10, Span::from_secs(1)));
-    let (off, _) = yaml("limits: []\nlog: {}").expect("right");
+    let (off, _) = yaml("limits: []\nlog: {}").expect("valid");
     assert_eq!(off.log.refusals, None);
     for (value, expected) in [
-        ("unlimited", "`log.refusals`: the log of refusals is bounded"),
-        ("0/s", "`log.refusals`: a log of 0 refusals says nothing"),
+        ("unlimited", "`log.refusals`: the refusal log needs a bounded rate"),
+        ("0/s", "`log.refusals`: a rate of 0 logs no refusals"),
         ("yes", "`log.refusals`: `yes` is not a rate"),
     ] {
-        let said = messages(&format!("limits: []\nlog: {{ refusals: {value} }}"));
-        assert!(said[0].starts_with(expected), "{said:?}");
+        let messages = messages(&format!("limits: []\nlog: {{ refusals: {value} }}"));
+        assert!(messages[0].starts_with(expected), "{messages:?}");
     }
 }

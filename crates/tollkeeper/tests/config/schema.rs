@@ -1,5 +1,5 @@
-//! The schema judged by a tool that knows nothing of us: it accepts what we accept and, as far as a schema
-//! can, refuses what we refuse.
+//! Tests of the JSON schema with `check-jsonschema`: it accepts every valid file and, as far as a schema can,
+//! rejects every invalid one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,34 +11,34 @@ use tollkeeper::config::{Format, schema};
 
 use super::{file_name, files, parse};
 
-/// The first line of a file whose mistakes no schema can see.
+/// The first line of a file whose errors no schema can detect.
 const MARK: &str = "# beyond the schema\n";
-/// Files that have no comments, and mistakes that no schema can see.
+/// Files whose errors no schema can detect, in a format without comments.
 const BEYOND: [&str; 1] = ["json-duplicate-keys.json"];
 
 #[test]
-fn the_schema_accepts_every_good_file() {
-    let refused = refused(&files("good"), "good");
-    assert_eq!(refused, BTreeSet::new());
+fn schema_accepts_every_good_file() {
+    let rejected = rejected(&files("good"), "good");
+    assert_eq!(rejected, BTreeSet::new());
 }
 
 #[test]
-fn the_schema_refuses_every_broken_file_that_a_schema_can() {
+fn schema_rejects_broken_files() {
     let broken: Vec<PathBuf> =
         files("broken").into_iter().filter(|path| Format::of(path).is_some()).collect();
-    let refused = refused(&broken, "broken");
+    let rejected = rejected(&broken, "broken");
     let mut wrong = Vec::new();
     for path in &broken {
         let name = file_name(path);
         let text = fs::read(path).expect(name);
         let beyond = text.starts_with(MARK.as_bytes()) || BEYOND.contains(&name);
-        match (beyond, refused.contains(name)) {
+        match (beyond, rejected.contains(name)) {
             (false, false) => {
-                wrong.push(format!("{name}: the schema accepts it; if no schema can refuse it, mark it"))
+                wrong.push(format!("{name}: the schema accepts it; if no schema can reject it, mark it"))
             }
-            (true, true) => wrong.push(format!("{name}: the schema refuses it, and it is marked")),
+            (true, true) => wrong.push(format!("{name}: the schema rejects it, although it is marked")),
             (false, true) if parse(path).is_ok() => {
-                wrong.push(format!("{name}: the schema refuses it, and we do not"))
+                wrong.push(format!("{name}: the schema rejects it, but the reader accepts it"))
             }
             _ => {}
         }
@@ -46,10 +46,10 @@ fn the_schema_refuses_every_broken_file_that_a_schema_can() {
     assert!(wrong.is_empty(), "{}\nthe mark is a first line `{}`", wrong.join("\n"), MARK.trim());
 }
 
-/// Every example of the schema is a value that it accepts.
+/// The schema accepts its own examples.
 #[test]
-fn the_schema_is_one_and_its_examples_are_right() {
-    let path = written("metaschema");
+fn schema_and_its_examples_are_valid() {
+    let path = write_schema("metaschema");
     let check = Command::new(tool()).args(["--check-metaschema"]).arg(&path).output().expect("installed");
     assert!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
 
@@ -66,10 +66,10 @@ fn the_schema_is_one_and_its_examples_are_right() {
         path
     };
     let paths: Vec<PathBuf> = examples.iter().enumerate().map(write).collect();
-    assert_eq!(refused(&paths, "examples"), BTreeSet::new(), "in {}", folder.display());
+    assert_eq!(rejected(&paths, "examples"), BTreeSet::new(), "in {}", folder.display());
 }
 
-/// A file for each example below `properties`, the path of keys being `path`.
+/// Adds a file for each example in `properties`, which are nested under the keys in `path`.
 fn collect(properties: &Value, path: &mut Vec<String>, files: &mut Vec<Value>) {
     for (name, property) in properties.as_object().into_iter().flatten() {
         path.push(name.clone());
@@ -98,24 +98,24 @@ fn collect(properties: &Value, path: &mut Vec<String>, files: &mut Vec<Value>) {
     }
 }
 
-/// The names of the files that the schema refuses, or that cannot be read at all.
-fn refused(paths: &[PathBuf], purpose: &str) -> BTreeSet<String> {
+/// The names of the files that the schema rejects or that cannot be parsed.
+fn rejected(paths: &[PathBuf], purpose: &str) -> BTreeSet<String> {
     let check = Command::new(tool())
         .args(["--output-format", "json", "--schemafile"])
-        .arg(written(purpose))
+        .arg(write_schema(purpose))
         .args(paths)
         .output()
         .expect("installed");
-    let said: Value = serde_json::from_slice(&check.stdout)
+    let output: Value = serde_json::from_slice(&check.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&check.stderr)));
-    let lists = [&said["errors"], &said["parse_errors"]];
+    let lists = [&output["errors"], &output["parse_errors"]];
     let named = lists.into_iter().filter_map(Value::as_array).flatten();
     let names = named.map(|error| Path::new(error["filename"].as_str().expect("a name")));
     names.map(|path| file_name(path).to_owned()).collect()
 }
 
-/// The schema in a file of its own for each test.
-fn written(purpose: &str) -> PathBuf {
+/// Writes the schema to a separate file for each test.
+fn write_schema(purpose: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("schema-{purpose}.json"));
     fs::write(&path, schema()).expect("a folder for temporary files");
     path

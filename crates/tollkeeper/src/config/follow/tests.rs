@@ -20,7 +20,7 @@ const LIMITS: &str =
 const ONE: &str = "limits:\n  - { name: a, by: user, rate: 10/min, burst: 5 }\n";
 const BROKEN: &str = "limits:\n  - { name: a, rate: 10/soon }\n";
 
-/// A file that is followed, and a clock that the test moves.
+/// A followed file, and a clock that the test advances.
 struct Followed {
     progress: Progress,
     now: Instant,
@@ -52,25 +52,25 @@ impl Followed {
     fn step(&mut self, requested: bool) -> Step {
         let (began, ended) = (self.now, self.now);
         let bytes = self.content.clone().into_bytes();
-        self.progress.step(Ok(Seen { bytes, modified: Some(self.modified), began, ended }), requested)
+        self.progress.step(Ok(FileRead { bytes, modified: Some(self.modified), began, ended }), requested)
     }
 
-    /// Reads the file: which limits were put in force, or what was reported.
-    fn look(&mut self, requested: bool) -> String {
+    /// Reads the file, and returns the names of the applied limits or the reported error.
+    fn read(&mut self, requested: bool) -> String {
         match self.step(requested) {
             Step::Nothing => String::new(),
             Step::Report(error) => format!("error: {error}"),
             Step::Apply(reload) => {
                 let names: Vec<_> = reload.config.limits.iter().map(|limit| limit.name.clone()).collect();
                 let attempt = reload.attempt;
-                self.progress.ended(true, reload.config.origin, attempt, self.now);
-                format!("in force: {}", names.join(" "))
+                self.progress.record_attempt(true, reload.config.origin, attempt, self.now);
+                format!("active: {}", names.join(" "))
             }
         }
     }
 }
 
-/// The policies of `tollkeeper init`, with everything that controls access before or after it.
+/// The templates of `tollkeeper init`, with all settings that control access before or after them.
 fn files() -> Vec<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tollkeeper-server/src/templates");
     let read = |name| fs::read_to_string(folder.join(format!("{name}.yaml"))).unwrap();
@@ -79,7 +79,7 @@ fn files() -> Vec<String> {
     first.into_iter().chain(last).collect()
 }
 
-/// Everything but the numbers of the limits.
+/// The limits without their numbers.
 fn limits_without_numbers(config: &Config) -> Value {
     fn strip(value: &mut Value) {
         match value {
@@ -97,25 +97,25 @@ fn limits_without_numbers(config: &Config) -> Value {
     limits
 }
 
-/// A file that is being written, read by a SIGHUP after each of its bytes: with the same file in force, and with one in
-/// force that has less.
+/// The complete file is active and is being written again, with a SIGHUP after each byte: no prefix of it may remove a
+/// limit, a token or a setting.
 #[test]
-fn no_prefix_of_a_file_takes_anything_away() {
+fn no_prefix_of_a_file_removes_anything() {
     thread::scope(|scope| {
         for file in files() {
             scope.spawn(move || {
                 let path = Path::new("tollkeeper.yaml");
                 let (whole, _) = Config::parse_file(path, file.as_bytes()).unwrap();
                 let limits = limits_without_numbers(&whole);
-                let mut held = 0;
+                let mut pending = 0;
                 for end in 0..file.len() {
                     let Some(prefix) = file.get(..end) else { continue };
                     let mut followed = Followed::new(LIMITS);
-                    followed.progress.in_force = Arc::clone(&whole.origin);
+                    followed.progress.active = Arc::clone(&whole.origin);
                     followed.write(prefix);
                     match followed.step(true) {
                         Step::Report(_) => {}
-                        Step::Nothing => held += 1,
+                        Step::Nothing => pending += 1,
                         Step::Apply(reload) => {
                             let config = reload.config;
                             assert_eq!(limits_without_numbers(&config), limits, "{prefix}");
@@ -124,52 +124,52 @@ fn no_prefix_of_a_file_takes_anything_away() {
                         }
                     }
                 }
-                assert!(held > 5, "some prefixes are valid: {held}");
+                assert!(pending > 5, "some prefixes are valid: {pending}");
             });
         }
     });
 }
 
 #[test]
-fn a_removal_needs_two_equal_reads_250_ms_apart() {
+fn removal_needs_two_equal_reads_250_ms_apart() {
     let mut followed = Followed::new(LIMITS);
     followed.write(ONE);
-    assert_eq!(followed.look(false), "");
+    assert_eq!(followed.read(false), "");
     followed.wait(249);
-    assert_eq!(followed.look(true), "", "asking for it does not make it faster");
+    assert_eq!(followed.read(true), "", "a requested reload does not shorten the wait");
     followed.wait(1);
-    assert_eq!(followed.look(false), "in force: a");
-    assert_eq!(followed.look(false), "", "it is in force");
+    assert_eq!(followed.read(false), "active: a");
+    assert_eq!(followed.read(false), "", "the change is already active");
 }
 
 #[test]
-fn a_file_that_changes_in_between_is_waited_for_again() {
+fn rewriting_the_file_restarts_the_wait() {
     let mut followed = Followed::new(LIMITS);
     followed.write(ONE);
-    assert_eq!(followed.look(false), "");
+    assert_eq!(followed.read(false), "");
     followed.wait(200);
     // The same content, written once more.
     followed.write(ONE);
-    assert_eq!(followed.look(false), "");
+    assert_eq!(followed.read(false), "");
     followed.wait(200);
-    assert_eq!(followed.look(false), "");
+    assert_eq!(followed.read(false), "");
     followed.wait(50);
-    assert_eq!(followed.look(false), "in force: a");
+    assert_eq!(followed.read(false), "active: a");
 }
 
-/// Two equal reads are not enough: the second may have come in the middle of the next write.
+/// Two equal reads are not enough: the second may happen in the middle of the next write.
 #[test]
-fn a_removal_waits_250_ms_after_the_last_change() {
+fn removal_waits_250_ms_after_the_last_change() {
     let mut followed = Followed::new(LIMITS);
     followed.write(ONE);
-    assert_eq!(followed.look(false), "");
+    assert_eq!(followed.read(false), "");
     followed.wait(250);
     followed.write(ONE);
-    assert_eq!(followed.look(false), "");
+    assert_eq!(followed.read(false), "");
     followed.wait(249);
-    assert_eq!(followed.look(false), "");
+    assert_eq!(followed.read(false), "");
     followed.wait(1);
-    assert_eq!(followed.look(false), "in force: a");
+    assert_eq!(followed.read(false), "active: a");
 }
 
 #[test]
@@ -198,79 +198,79 @@ fn numbers_and_additions_take_effect_at_once() {
     ] {
         let mut followed = Followed::new(before);
         followed.write(after);
-        assert_eq!(!followed.look(false).is_empty(), at_once, "{before}\nbecomes\n{after}");
+        assert_eq!(!followed.read(false).is_empty(), at_once, "{before}\nbecomes\n{after}");
         followed.wait(250);
-        assert_eq!(followed.look(false).is_empty(), at_once, "{before}\nbecomes\n{after}");
+        assert_eq!(followed.read(false).is_empty(), at_once, "{before}\nbecomes\n{after}");
     }
 }
 
 #[test]
-fn a_broken_file_is_reported_once_when_it_is_written() {
+fn invalid_file_is_reported_once() {
     let mut followed = Followed::new(LIMITS);
     followed.write(BROKEN);
-    assert_eq!(followed.look(false), "", "it may be a part of a file");
+    assert_eq!(followed.read(false), "", "the file may be partly written");
     followed.wait(250);
-    assert!(followed.look(false).contains("10/soon"));
+    assert!(followed.read(false).contains("10/soon"));
     followed.wait(1_000);
-    assert_eq!(followed.look(false), "", "it has been reported");
-    assert!(followed.look(true).contains("10/soon"), "but whoever asks is answered");
+    assert_eq!(followed.read(false), "", "the error has been reported");
+    assert!(followed.read(true).contains("10/soon"), "a requested reload reports it again");
     followed.write(LIMITS);
-    assert_eq!(followed.look(false), "in force: a b", "the error is taken back");
+    assert_eq!(followed.read(false), "active: a b", "the error is cleared");
 }
 
 #[test]
-fn what_is_in_force_is_compared_with_the_file() {
+fn file_is_compared_with_the_active_config() {
     let mut followed = Followed::new(LIMITS);
-    // A signal in the middle of writing the same file again.
+    // A reload is requested while the same file is being written again.
     followed.write("limits:\n  - { name: a, by: user");
-    assert!(followed.look(true).contains("error"));
+    assert!(followed.read(true).contains("error"));
     followed.write(LIMITS);
-    assert_eq!(followed.look(false), "in force: a b");
-    // A removal that comes and goes while it waits.
+    assert_eq!(followed.read(false), "active: a b");
+    // A removal that is undone while it waits.
     followed.write(ONE);
-    assert_eq!(followed.look(true), "");
+    assert_eq!(followed.read(true), "");
     followed.write(LIMITS);
-    assert_eq!(followed.look(false), "");
+    assert_eq!(followed.read(false), "");
     followed.wait(1_000);
     followed.write(ONE);
-    assert_eq!(followed.look(false), "", "it waits from the beginning");
+    assert_eq!(followed.read(false), "", "the wait starts again");
 }
 
 #[test]
-fn a_config_that_cannot_be_applied_is_tried_again() {
+fn failed_apply_is_retried_with_growing_pauses() {
     let mut followed = Followed::new(ONE);
     followed.write(LIMITS);
-    let mut paused = Vec::new();
+    let mut pauses = Vec::new();
     for attempt in 1..=10 {
         let Step::Apply(reload) = followed.step(false) else { panic!("attempt {attempt}") };
         assert_eq!(reload.attempt, attempt);
-        followed.progress.ended(false, reload.config.origin, attempt, followed.now);
+        followed.progress.record_attempt(false, reload.config.origin, attempt, followed.now);
         let began = followed.now;
         while matches!(followed.progress.retry, Some(Retry { at, .. }) if at > followed.now) {
-            assert_eq!(followed.look(false), "", "too early");
+            assert_eq!(followed.read(false), "", "too early");
             followed.wait(500);
         }
-        paused.push(followed.now.duration_since(began).as_millis());
+        pauses.push(followed.now.duration_since(began).as_millis());
     }
-    assert_eq!(paused, [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000, 30_000, 30_000, 30_000]);
-    let Step::Apply(reload) = followed.step(true) else { panic!("it was asked for") };
+    assert_eq!(pauses, [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000, 30_000, 30_000, 30_000]);
+    let Step::Apply(reload) = followed.step(true) else { panic!("a requested reload is applied at once") };
     assert_eq!(reload.attempt, 1);
-    followed.progress.ended(false, reload.config.origin, 1, followed.now);
+    followed.progress.record_attempt(false, reload.config.origin, 1, followed.now);
     followed.write(ONE);
-    assert_eq!(followed.look(false), "in force: a", "the error is taken back");
+    assert_eq!(followed.read(false), "active: a", "the error is cleared");
 }
 
 #[test]
-fn a_file_that_keeps_changing_is_reported_once() {
+fn file_that_keeps_changing_is_reported_once() {
     let mut followed = Followed::new(LIMITS);
-    let mut said = Vec::new();
+    let mut reported = Vec::new();
     for round in 0..100 {
         followed.write(&format!("{ONE}# {round}\n"));
-        said.extend(Some(followed.look(false)).filter(|said| !said.is_empty()));
+        reported.extend(Some(followed.read(false)).filter(|reported| !reported.is_empty()));
         followed.wait(200);
     }
-    let [error] = &said[..] else { panic!("{said:?}") };
+    let [error] = &reported[..] else { panic!("{reported:?}") };
     assert!(error.contains("keeps changing, and `limits[b]` would be lost"), "{error}");
     followed.wait(250);
-    assert_eq!(followed.look(false), "in force: a", "when it has settled, it holds");
+    assert_eq!(followed.read(false), "active: a", "a settled file takes effect");
 }
