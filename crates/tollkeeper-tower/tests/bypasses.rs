@@ -27,7 +27,7 @@ fn per_ip() -> Vec<Limit> {
 }
 
 #[tokio::test]
-async fn the_leftmost_x_forwarded_for_is_not_believed() {
+async fn leftmost_x_forwarded_for_is_ignored() {
     let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
     let mut passed = 0;
     for forged in 0..10 {
@@ -38,7 +38,7 @@ async fn the_leftmost_x_forwarded_for_is_not_believed() {
 }
 
 #[tokio::test]
-async fn forwarded_addresses_of_peers_that_are_not_trusted_are_not_believed() {
+async fn forwarding_headers_of_untrusted_peers_are_ignored() {
     let (server, _) = serve(per_ip(), HttpSettings::default()).await;
     let mut passed = 0;
     for forged in 0..10 {
@@ -51,7 +51,7 @@ async fn forwarded_addresses_of_peers_that_are_not_trusted_are_not_believed() {
 }
 
 #[tokio::test]
-async fn a_client_cannot_choose_the_header_that_its_address_is_read_from() {
+async fn client_cannot_choose_its_address_header() {
     let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
     let mut passed = 0;
     for forged in 0..10 {
@@ -63,7 +63,7 @@ async fn a_client_cannot_choose_the_header_that_its_address_is_read_from() {
 }
 
 #[tokio::test]
-async fn a_trusted_network_in_mapped_form_does_not_trust_the_internet() {
+async fn mapped_trusted_network_does_not_trust_the_internet() {
     assert!("::ffff:10.0.0.0/8".parse::<tollkeeper::net::Network>().is_err());
     // Written rightly, it is the IPv4 network and no more.
     let mut settings = behind_proxies(ClientAddress::XForwardedFor);
@@ -75,7 +75,7 @@ async fn a_trusted_network_in_mapped_form_does_not_trust_the_internet() {
 }
 
 #[tokio::test]
-async fn ipv4_clients_in_ipv6_clothes_do_not_share_one_count() {
+async fn ipv4_mapped_clients_have_separate_counts() {
     let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
     for client in 1..=5 {
         let address = format!("::ffff:203.0.113.{client}");
@@ -84,7 +84,7 @@ async fn ipv4_clients_in_ipv6_clothes_do_not_share_one_count() {
 }
 
 #[tokio::test]
-async fn an_ipv4_address_and_its_mapped_form_are_one_client() {
+async fn ipv4_address_and_its_mapped_form_share_a_count() {
     let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
     let spellings = ["203.0.113.9", "::ffff:203.0.113.9", "::ffff:cb00:7109", "[::ffff:203.0.113.9]:80"];
     let mut passed = 0;
@@ -116,7 +116,7 @@ async fn addresses_of_one_ipv6_network_share_a_count() {
 }
 
 #[tokio::test]
-async fn forwarded_is_read_with_ports_quotes_brackets_and_hidden_names() {
+async fn forwarded_ports_quotes_and_obfuscated_names_are_parsed() {
     let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::Forwarded)).await;
     let spellings = [
         r#"for="[2001:db8::1]:4711""#,
@@ -135,7 +135,7 @@ async fn forwarded_is_read_with_ports_quotes_brackets_and_hidden_names() {
 }
 
 #[tokio::test]
-async fn no_other_spelling_of_a_path_is_another_route() {
+async fn spellings_of_a_path_share_a_route() {
     let limits = vec![Limit::new("login", Quota::per_hour(2)).by("route").when("route", "/login")];
     let routes = vec!["/login".to_owned(), "/api/*".to_owned()];
     let (server, _) = serve(limits, HttpSettings { routes, ..HttpSettings::default() }).await;
@@ -165,7 +165,7 @@ async fn no_other_spelling_of_a_path_is_another_route() {
 }
 
 #[tokio::test]
-async fn no_other_spelling_of_a_path_is_another_path() {
+async fn spellings_of_a_path_share_a_count() {
     let (server, _) =
         serve(vec![Limit::new("per-path", Quota::per_hour(2)).by("path")], HttpSettings::default()).await;
     let mut passed = 0;
@@ -177,7 +177,7 @@ async fn no_other_spelling_of_a_path_is_another_path() {
 }
 
 #[tokio::test]
-async fn a_missing_or_empty_key_skips_only_limits_that_say_so() {
+async fn missing_key_skips_only_limits_that_allow_it() {
     let limits = vec![
         Limit::new("skip", Quota::per_hour(1)).by("header.a"),
         Limit::new("share", Quota::per_hour(1)).by("header.b").missing(Missing::Share).when("path", "/share"),
@@ -195,7 +195,7 @@ async fn a_missing_or_empty_key_skips_only_limits_that_say_so() {
 }
 
 #[tokio::test]
-async fn a_field_that_is_there_twice_is_refused_instead_of_skipped() {
+async fn duplicate_field_is_refused() {
     let limits = vec![
         Limit::new("query", Quota::per_hour(1)).by("query.user").when("path", "/query"),
         Limit::new("body", Quota::per_hour(1)).by("body.user").when("path", "/body"),
@@ -298,7 +298,7 @@ async fn lines_of_a_header_declared_as_many_are_joined() {
 }
 
 #[tokio::test]
-async fn percent_encoded_slash_pays_the_limits_of_every_reading() {
+async fn encoded_slash_is_charged_to_limits_of_every_reading() {
     let limits = || vec![Limit::new("per-route", Quota::per_hour(2)).by("route")];
     let routes: Vec<String> =
         ["/login", "/api/login", "/projects/{id}", "/files/*"].iter().map(ToString::to_string).collect();
@@ -343,7 +343,7 @@ async fn percent_encoded_slash_pays_the_limits_of_every_reading() {
 
 /// The path as it is shown is decoded; as it was written it is charged, too.
 #[tokio::test]
-async fn percent_encoded_slash_is_no_second_path() {
+async fn encoded_slash_has_no_second_count() {
     let limits = || {
         vec![Limit::new("per-path", Quota::per_hour(2)).by("path"), Limit::new("all", Quota::per_hour(99))]
     };
@@ -432,7 +432,7 @@ async fn slots_of_every_reading_are_taken_and_released() {
 }
 
 #[tokio::test]
-async fn a_body_above_64_kib_is_refused_instead_of_skipped() {
+async fn body_above_64_kib_is_refused() {
     let limits = vec![Limit::new("login", Quota::per_hour(5)).by("body.user").when("path", "/login")];
     let (server, _) = serve(limits, HttpSettings::default()).await;
     let body = |size: usize| format!("{{\"user\":\"a\",\"x\":\"{}\"}}", "x".repeat(size - 19));
@@ -496,7 +496,7 @@ async fn rest_of_a_body_is_discarded_before_a_413() {
 }
 
 #[tokio::test]
-async fn client_that_waits_to_be_told_to_send_is_answered_413() {
+async fn expect_100_continue_is_answered_with_413() {
     let limits = vec![Limit::new("login", Quota::per_hour(5)).by("body.user")];
     let (server, _) = serve(limits, HttpSettings::default()).await;
     let mut stream = TcpStream::connect(server.address).await.expect("it listens");
@@ -509,7 +509,7 @@ async fn client_that_waits_to_be_told_to_send_is_answered_413() {
 }
 
 #[tokio::test]
-async fn who_waits_as_long_as_retry_after_says_is_admitted() {
+async fn client_that_waits_retry_after_is_admitted() {
     for (count, secs) in [(1, 1), (3, 1), (7, 60), (1, 86_400)] {
         let quota = Quota::per(count, std::time::Duration::from_secs(secs));
         for algorithm in [Algorithm::TokenBucket, Algorithm::SlidingWindow, Algorithm::SlidingLog] {
@@ -540,7 +540,7 @@ async fn connections_share_one_count() {
 }
 
 #[tokio::test]
-async fn case_blanks_and_look_alikes_of_an_address_are_one_identity() {
+async fn case_and_look_alikes_of_an_email_share_a_count() {
     let mut email = fact("email", "query.email");
     email.normalize = vec![Normalization::Nfkc, Normalization::Lowercase, Normalization::Trim];
     let settings = HttpSettings { facts: vec![email], ..HttpSettings::default() };
@@ -553,7 +553,7 @@ async fn case_blanks_and_look_alikes_of_an_address_are_one_identity() {
 }
 
 #[tokio::test]
-async fn a_limit_that_may_not_be_shown_tells_nothing_about_its_victim() {
+async fn hidden_limit_reveals_nothing_about_its_victim() {
     let limits = vec![
         Limit::new("victim", Quota::per_hour(1)).by("query.email").hidden(),
         Limit::new("own", Quota::per_hour(100)).by("ip"),
@@ -604,7 +604,7 @@ async fn identity_and_plan_headers_count_only_from_trusted_proxies() {
 }
 
 #[tokio::test]
-async fn the_scheme_of_a_credential_does_not_make_another_key() {
+async fn spellings_of_a_bearer_token_share_a_count() {
     let mut key = fact("api_key", "header.authorization");
     key.strip = Some("Bearer ".to_owned());
     key.hash = true;
@@ -625,7 +625,7 @@ async fn the_scheme_of_a_credential_does_not_make_another_key() {
 }
 
 #[tokio::test]
-async fn long_and_binary_values_are_keys_of_their_own_and_never_absent() {
+async fn long_and_binary_values_are_distinct_keys() {
     let (server, _) =
         serve(vec![Limit::new("key", Quota::per_hour(1)).by("header.key")], HttpSettings::default()).await;
     let long = |last: char| format!("{}{last}", "x".repeat(3_000));
@@ -639,7 +639,7 @@ async fn long_and_binary_values_are_keys_of_their_own_and_never_absent() {
 }
 
 #[tokio::test]
-async fn a_host_in_another_spelling_is_the_same_host() {
+async fn spellings_of_a_host_share_a_count() {
     let (server, _) =
         serve(vec![Limit::new("host", Quota::per_hour(2)).by("host")], HttpSettings::default()).await;
     let mut passed = 0;
@@ -655,7 +655,7 @@ async fn a_host_in_another_spelling_is_the_same_host() {
 }
 
 #[tokio::test]
-async fn an_unknown_peer_is_an_error_of_the_server_and_no_way_around_a_limit() {
+async fn unknown_peer_is_a_server_error() {
     let server = |layer: RateLimitLayer| {
         Server::of(move |listener| async move {
             let (router, _) = everything(layer);
@@ -676,7 +676,7 @@ async fn an_unknown_peer_is_an_error_of_the_server_and_no_way_around_a_limit() {
 }
 
 #[tokio::test]
-async fn a_refused_request_is_charged_nowhere() {
+async fn refused_request_charges_nothing() {
     let limits =
         vec![Limit::new("mine", Quota::per_hour(1)).by("query.user"), Limit::new("all", Quota::per_hour(3))];
     let (server, _) = serve(limits, HttpSettings::default()).await;
@@ -687,7 +687,7 @@ async fn a_refused_request_is_charged_nowhere() {
 }
 
 #[tokio::test]
-async fn what_the_application_answers_decides_what_counts() {
+async fn response_status_decides_what_is_charged() {
     let login = Limit::new("login", Quota::per_hour(3)).by("ip").deduct_when(StatusSet::of([401]));
     let cached =
         Limit::new("cached", Quota::per_hour(50)).by("ip").refund_when(StatusSet::of([304]).class(5));
@@ -715,7 +715,7 @@ async fn what_the_application_answers_decides_what_counts() {
 }
 
 #[tokio::test]
-async fn requests_go_on_with_their_bodies_whole() {
+async fn request_bodies_reach_the_handler_unchanged() {
     let echo = any(|body: String| async move { body });
     let (limiter, _) = limiter(vec![Limit::new("login", Quota::per_hour(100)).by("body.user")]);
     let server = Server::axum(Router::new().fallback(echo).layer(RateLimitLayer::new(limiter))).await;
@@ -728,7 +728,7 @@ async fn requests_go_on_with_their_bodies_whole() {
 }
 
 #[tokio::test]
-async fn a_reset_forgets_one_key_and_knows_no_patterns() {
+async fn reset_forgets_exactly_one_key() {
     let (limiter, _) = limiter(vec![Limit::new("key", Quota::per_hour(1)).by("query.key")]);
     let (router, _) = everything(RateLimitLayer::new(limiter.clone()));
     let server = Server::axum(router).await;
@@ -742,7 +742,7 @@ async fn a_reset_forgets_one_key_and_knows_no_patterns() {
 }
 
 #[tokio::test]
-async fn a_limit_over_a_year_is_counted_like_any_other() {
+async fn limit_over_a_year_works_like_any_other() {
     let year = std::time::Duration::from_secs(366 * 86_400);
     for algorithm in
         [Algorithm::TokenBucket, Algorithm::SlidingLog, Algorithm::FixedWindow, Algorithm::SlidingWindow]

@@ -43,7 +43,7 @@ async fn post(server: &Server, path: &str, headers: &[(&str, &str)], body: &str)
 }
 
 #[tokio::test]
-async fn the_example_of_axum_limits_by_user_and_plan_by_address_and_by_route() {
+async fn axum_example_limits_by_user_address_and_route() {
     let (store, hand) = store();
     let server = Server::axum(axum_example::app(store).await.unwrap()).await;
     let (ann, bob) = (("authorization", "Bearer key-of-ann"), ("authorization", "Bearer key-of-bob"));
@@ -66,7 +66,7 @@ async fn the_example_of_axum_limits_by_user_and_plan_by_address_and_by_route() {
 }
 
 #[tokio::test]
-async fn the_example_of_tonic_limits_by_method_and_holds_a_slot_for_each_stream() {
+async fn tonic_example_limits_methods_and_streams() {
     let (store, hand) = store();
     let serving = |listener| async move { tonic_example::serve(store, listener).await.expect("it serves") };
     let server = Server::of(serving).await;
@@ -105,7 +105,7 @@ async fn the_example_of_tonic_limits_by_method_and_holds_a_slot_for_each_stream(
 }
 
 #[tokio::test]
-async fn the_example_of_a_login_counts_failures_only() {
+async fn login_example_counts_only_failures() {
     let (store, hand) = store();
     let server = Server::axum(login_example::app(store).await.unwrap()).await;
     let login = async |email: &str, password: &str| {
@@ -136,7 +136,7 @@ async fn the_example_of_a_login_counts_failures_only() {
 }
 
 #[tokio::test]
-async fn the_example_of_a_language_model_charges_the_tokens_that_were_counted() {
+async fn llm_example_charges_the_tokens_used() {
     let (store, _) = store();
     let server = Server::axum(llm_example::app(store).await.unwrap()).await;
     let complete = async |key: &str, prompt: &str, most: u64| {
@@ -164,7 +164,7 @@ async fn the_example_of_a_language_model_charges_the_tokens_that_were_counted() 
 }
 
 #[tokio::test]
-async fn the_example_of_a_quota_grants_each_plan_its_own_until_midnight() {
+async fn quota_example_resets_each_plan_at_midnight() {
     let (store, hand) = store();
     let server = Server::axum(quota_example::app(store).await.unwrap()).await;
     for (account, reports) in [("hooli", 10), ("acme", 25), ("globex", 40), ("initech", 40)] {
@@ -183,7 +183,7 @@ async fn the_example_of_a_quota_grants_each_plan_its_own_until_midnight() {
 }
 
 #[tokio::test]
-async fn example_of_websockets_bounds_open_tunnels() {
+async fn websocket_example_bounds_open_tunnels() {
     let (store, _) = store();
     let server = Server::axum(websocket_example::app(store).await.unwrap()).await;
     let (mut first, _second) =
@@ -195,7 +195,7 @@ async fn example_of_websockets_bounds_open_tunnels() {
 }
 
 #[test]
-fn no_example_is_left_out() {
+fn every_example_is_tested() {
     let folder = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
     let names: BTreeSet<String> =
         folder.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();

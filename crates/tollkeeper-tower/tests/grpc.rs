@@ -96,7 +96,7 @@ async fn say(channel: &Channel) -> Result<tonic::Response<()>, Status> {
 }
 
 #[tokio::test]
-async fn a_refused_call_is_resource_exhausted_with_the_time_to_come_again() {
+async fn refused_call_is_resource_exhausted_with_retry_info() {
     let limits = vec![
         Limit::new("per-ip", Quota::per_minute(2)).by("ip").when("path", "/test.Echo/Say"),
         Limit::new("twice", Quota::per_minute(100)).by("query.x"),

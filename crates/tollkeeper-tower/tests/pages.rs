@@ -34,7 +34,7 @@ fn page(name: &str) -> (Page, String) {
 }
 
 #[test]
-fn what_the_page_shows_of_rust_is_part_of_an_example() {
+fn rust_blocks_of_the_page_are_part_of_an_example() {
     let (page, _) = page("docs/rust.md");
     let examples = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
     let examples: Vec<String> =
@@ -48,7 +48,7 @@ fn what_the_page_shows_of_rust_is_part_of_an_example() {
 }
 
 #[tokio::test]
-async fn the_headers_on_the_page_are_those_that_are_sent() {
+async fn headers_on_the_page_are_those_sent() {
     let (_, text) = page("docs/http.md");
     for dialect in HeaderDialect::ALL {
         let (limiter, hand) = limiter(vec![
@@ -128,7 +128,7 @@ async fn watch(
 }
 
 #[tokio::test]
-async fn the_loop_in_rust_comes_again_when_it_is_told_to() {
+async fn rust_retry_loop_waits_for_retry_after() {
     let shown = page("docs/http.md").0.file("retry.rs").text.clone();
     assert!(
         include_str!("pages/retry.rs").ends_with(&shown),
@@ -154,7 +154,7 @@ async fn send(url: &str) -> Result<Response<Bytes>, hyper::Error> {
 }
 
 #[tokio::test]
-async fn the_loop_in_python_comes_again_when_it_is_told_to() {
+async fn python_retry_loop_waits_for_retry_after() {
     let folder = folder("retry-python");
     fs::write(folder.join("retry.py"), &page("docs/http.md").0.file("retry.py").text).unwrap();
     let main = "import sys, urllib.error\nfrom retry import open_with_retry\n\
@@ -166,7 +166,7 @@ async fn the_loop_in_python_comes_again_when_it_is_told_to() {
 }
 
 #[tokio::test]
-async fn the_loop_in_typescript_comes_again_when_it_is_told_to() {
+async fn typescript_retry_loop_waits_for_retry_after() {
     let folder = folder("retry-node");
     if !folder.join("node_modules/typescript").exists() {
         let install = "install --no-save --no-audit --no-fund --ignore-scripts typescript@5.9";

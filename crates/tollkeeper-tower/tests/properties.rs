@@ -24,7 +24,7 @@ fn text(random: &mut Random, atoms: &[&str]) -> String {
 }
 
 #[test]
-fn every_path_has_one_spelling_whatever_it_is_made_of() {
+fn every_path_has_one_normal_spelling() {
     for seed in corpus("paths") {
         claims::path(&String::from_utf8_lossy(&seed));
     }
@@ -41,7 +41,7 @@ fn every_path_has_one_spelling_whatever_it_is_made_of() {
 }
 
 #[test]
-fn nobody_chooses_who_he_is_whatever_he_sends() {
+fn clients_cannot_spoof_their_identity() {
     for seed in corpus("addresses") {
         claims::forwarded(&seed);
         claims::one_address(&seed);

@@ -23,7 +23,7 @@ async fn until_used(limiter: &Limiter, limit: &str, expected: u64) {
 }
 
 #[tokio::test]
-async fn what_the_answer_gives_back_is_given_back_in_the_store_and_the_rest_kept() {
+async fn response_status_decides_refunds_in_redis() {
     let store = redis::Server::start();
     let limits = vec![
         Limit::new("login", Quota::per_hour(3)).by("ip").deduct_when(StatusSet::of([401])),
@@ -49,7 +49,7 @@ async fn what_the_answer_gives_back_is_given_back_in_the_store_and_the_rest_kept
 }
 
 #[tokio::test]
-async fn slots_in_a_store_elsewhere_are_given_back_when_the_response_has_ended() {
+async fn slots_in_redis_are_released_after_the_response() {
     let store = redis::Server::start();
     let limiter = redis::limiter(&store.url(), vec![Limit::new("exports", Quota::slots(1)).by("ip")]);
     let (router, reached) = everything(RateLimitLayer::new(limiter.clone()));
@@ -62,7 +62,7 @@ async fn slots_in_a_store_elsewhere_are_given_back_when_the_response_has_ended()
 }
 
 #[tokio::test]
-async fn without_its_store_each_limit_answers_by_its_policy_and_headers_tell_only_what_was_counted() {
+async fn failure_policy_decides_while_the_store_is_down() {
     let mut store = redis::Server::start();
     let limits = vec![
         Limit::new("open", Quota::per_hour(1))

@@ -45,7 +45,7 @@ limits: [{ name: per-user, by: who, rate: 3/hour, headers: true }]
 ";
 
 #[tokio::test]
-async fn limits_and_settings_of_a_changed_file_come_into_force_together_and_a_broken_one_changes_nothing() {
+async fn reload_is_atomic_and_ignores_invalid_files() {
     let folder = Folder::new("reload");
     let path = folder.write(BY_USER);
     let (told, mut reloads) = tokio::sync::mpsc::unbounded_channel();

@@ -86,7 +86,7 @@ fn count(statuses: &[u16], status: u16) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_500_connections_at_once_exactly_100_reach_the_handler() {
+async fn of_500_parallel_connections_exactly_100_are_admitted() {
     for http2 in [false, true] {
         let (limiter, _) = limiter(vec![Limit::new("per-ip", Quota::per_minute(100)).by("ip")]);
         let (router, reached) = everything(RateLimitLayer::new(limiter));
@@ -98,7 +98,7 @@ async fn of_500_connections_at_once_exactly_100_reach_the_handler() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_100_wrong_logins_at_once_exactly_5_reach_the_handler() {
+async fn of_100_parallel_wrong_logins_exactly_5_are_admitted() {
     let login = Limit::new("login", Quota::per(5, Duration::from_secs(900)))
         .by("ip")
         .algorithm(Algorithm::SlidingLog)
@@ -123,7 +123,7 @@ async fn of_100_wrong_logins_at_once_exactly_5_reach_the_handler() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn streams_of_one_http2_connection_are_counted_like_connections() {
+async fn http2_streams_are_counted_like_connections() {
     let (limiter, _) = limiter(vec![Limit::new("all", Quota::per_minute(5))]);
     let (router, reached) = everything(RateLimitLayer::new(limiter));
     let server = Server::axum(router).await;
@@ -199,7 +199,7 @@ impl http_body::Body for Stream {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_200_requests_never_more_than_10_are_in_the_handler_also_when_clients_leave() {
+async fn at_most_10_of_200_requests_hold_a_slot_at_once() {
     let (limiter, _) = limiter(vec![Limit::new("exports", Quota::slots(10))]);
     let (inside, rounds) = (Inside::default(), Arc::new(AtomicUsize::new(0)));
     let handler = {
@@ -286,7 +286,7 @@ async fn hyper_server(listener: TcpListener, layer: RateLimitLayer) {
 }
 
 #[tokio::test]
-async fn a_service_of_hyper_is_limited_by_the_address_it_puts_in() {
+async fn hyper_service_is_limited_by_peer_address() {
     let (limiter, _) = limiter(vec![Limit::new("per-ip", Quota::per_minute(3)).by("ip")]);
     let server = Server::of(move |listener| hyper_server(listener, RateLimitLayer::new(limiter))).await;
     assert_eq!(server.passing(10, "/", &[]).await, 3);
@@ -296,7 +296,7 @@ async fn a_service_of_hyper_is_limited_by_the_address_it_puts_in() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_a_problem_that_names_the_limits_and_when_to_come_again() {
+async fn refusal_names_the_limits_and_when_to_retry() {
     let limits = vec![
         Limit::new("per-ip", Quota::per_minute(60).burst(1)).by("ip"),
         Limit::new("shadow", Quota::per_minute(1)).mode(tollkeeper::Mode::Shadow),
@@ -327,7 +327,7 @@ async fn a_refusal_is_a_problem_that_names_the_limits_and_when_to_come_again() {
 }
 
 #[tokio::test]
-async fn hooks_see_every_answer_and_may_write_another_refusal() {
+async fn hooks_see_every_response_and_can_replace_refusals() {
     let (limiter, _) = limiter(vec![Limit::new("all", Quota::per_minute(1))]);
     let layer = RateLimitLayer::new(limiter)
         .headers([])
@@ -345,7 +345,7 @@ async fn hooks_see_every_answer_and_may_write_another_refusal() {
 }
 
 #[tokio::test]
-async fn facts_and_costs_of_the_application_count() {
+async fn facts_and_costs_of_the_application_are_used() {
     let (limiter, _) = limiter(vec![Limit::new("per-user", Quota::per_minute(10)).by("user")]);
     let layer = RateLimitLayer::new(limiter)
         .fact("user", |parts| Some(parts.headers.get("authorization")?.to_str().ok()?.to_uppercase()))
@@ -359,7 +359,7 @@ async fn facts_and_costs_of_the_application_count() {
 }
 
 #[tokio::test]
-async fn the_route_is_axums_matched_path_where_no_routes_are_listed() {
+async fn route_defaults_to_the_matched_path_of_axum() {
     let (limiter, _) = limiter(vec![Limit::new("per-route", Quota::per_minute(2)).by("route")]);
     let ok = || any(|| async { "ok" });
     let inner = Router::new().route("/{id}/files", ok());
@@ -376,7 +376,7 @@ async fn the_route_is_axums_matched_path_where_no_routes_are_listed() {
 }
 
 #[tokio::test]
-async fn limits_that_are_replaced_are_met_with_the_facts_that_they_need() {
+async fn replaced_limits_get_the_facts_they_need() {
     let (limiter, _) = limiter(vec![Limit::new("per-ip", Quota::per_minute(100)).by("ip")]);
     let settings = HttpSettings { facts: vec![fact("user", "header.x-user")], ..HttpSettings::default() };
     let (router, _) = everything(RateLimitLayer::new(limiter.clone()).http(settings));
@@ -387,7 +387,7 @@ async fn limits_that_are_replaced_are_met_with_the_facts_that_they_need() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_leaky_bucket_delays_is_held_in_order_and_given_up_when_the_client_leaves() {
+async fn delayed_requests_are_admitted_in_fifo_order() {
     let queue = Limit::new("queue", Quota::per_second(10).burst(5)).algorithm(Algorithm::LeakyBucket);
     let (limiter, hand) = limiter(vec![queue]);
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -421,7 +421,7 @@ async fn what_a_leaky_bucket_delays_is_held_in_order_and_given_up_when_the_clien
 }
 
 #[tokio::test]
-async fn what_would_be_held_too_long_is_refused() {
+async fn request_above_the_longest_delay_is_refused() {
     let queue = Limit::new("queue", Quota::per_minute(1).burst(5)).algorithm(Algorithm::LeakyBucket);
     let (limiter, _) = limiter(vec![queue]);
     let (router, reached) = everything(RateLimitLayer::new(limiter).longest_delay(Duration::from_secs(30)));
@@ -432,7 +432,7 @@ async fn what_would_be_held_too_long_is_refused() {
 }
 
 #[tokio::test]
-async fn a_slot_is_renewed_at_half_its_time_to_live_for_as_long_as_the_response_streams() {
+async fn slot_is_renewed_while_the_response_streams() {
     let (limiter, hand) = limiter(vec![Limit::new("exports", Quota::slots(1)).ttl(Duration::from_secs(60))]);
     let rounds = Arc::new(AtomicUsize::new(0));
     let handler = {

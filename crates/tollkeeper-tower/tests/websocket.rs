@@ -90,7 +90,7 @@ async fn slot_of_an_open_tunnel_is_renewed() {
 
 /// It cannot be held by the layer alone: the head of the response is all that it sees of a tunnel.
 #[tokio::test]
-async fn slot_that_no_one_keeps_is_freed_after_the_head() {
+async fn unclaimed_slot_is_released_after_the_response_head() {
     let (limiter, _) = limiter(vec![Limit::new("tunnels", Quota::slots(1))]);
     let server = server(&limiter).await;
     let _socket = WebSocket::open(&server, "/forgets").await;
