@@ -29,37 +29,37 @@ fn per_ip() -> Vec<Limit> {
 #[tokio::test]
 async fn leftmost_x_forwarded_for_is_ignored() {
     let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
-    let mut passed = 0;
+    let mut admitted = 0;
     for forged in 0..10 {
         let hops = format!("198.51.100.{forged}, 203.0.113.9, 10.0.0.2");
-        passed += usize::from(server.get("/", &[("x-forwarded-for", &hops)]).await.status == 200);
+        admitted += usize::from(server.get("/", &[("x-forwarded-for", &hops)]).await.status == 200);
     }
-    assert_eq!(passed, 2, "all of them are 203.0.113.9");
+    assert_eq!(admitted, 2, "all of them are 203.0.113.9");
 }
 
 #[tokio::test]
 async fn forwarding_headers_of_untrusted_peers_are_ignored() {
     let (server, _) = serve(per_ip(), HttpSettings::default()).await;
-    let mut passed = 0;
+    let mut admitted = 0;
     for forged in 0..10 {
         let address = format!("198.51.100.{forged}");
         let forwarded = format!("for={address}");
         let headers = [("x-forwarded-for", &*address), ("forwarded", &*forwarded), ("x-real-ip", &*address)];
-        passed += usize::from(server.get("/", &headers).await.status == 200);
+        admitted += usize::from(server.get("/", &headers).await.status == 200);
     }
-    assert_eq!(passed, 2);
+    assert_eq!(admitted, 2);
 }
 
 #[tokio::test]
 async fn client_cannot_choose_its_address_header() {
     let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
-    let mut passed = 0;
+    let mut admitted = 0;
     for forged in 0..10 {
         let forwarded = format!("for=198.51.100.{forged}");
         let headers = [("x-forwarded-for", "203.0.113.9"), ("forwarded", &*forwarded)];
-        passed += usize::from(server.get("/", &headers).await.status == 200);
+        admitted += usize::from(server.get("/", &headers).await.status == 200);
     }
-    assert_eq!(passed, 2);
+    assert_eq!(admitted, 2);
 }
 
 #[tokio::test]
@@ -69,9 +69,9 @@ async fn mapped_trusted_network_does_not_trust_the_internet() {
     let mut settings = behind_proxies(ClientAddress::XForwardedFor);
     settings.trusted_proxies = vec!["127.0.0.1".parse().unwrap(), "::ffff:10.0.0.0/104".parse().unwrap()];
     let (server, _) = serve(per_ip(), settings).await;
-    assert_eq!(server.passing(5, "/", &[("x-forwarded-for", "1.1.1.1, 11.0.0.1")]).await, 2);
-    assert_eq!(server.passing(5, "/", &[("x-forwarded-for", "2.2.2.2, 11.0.0.1")]).await, 0);
-    assert_eq!(server.passing(5, "/", &[("x-forwarded-for", "11.0.0.1, 10.9.9.9")]).await, 0);
+    assert_eq!(server.admitted(5, "/", &[("x-forwarded-for", "1.1.1.1, 11.0.0.1")]).await, 2);
+    assert_eq!(server.admitted(5, "/", &[("x-forwarded-for", "2.2.2.2, 11.0.0.1")]).await, 0);
+    assert_eq!(server.admitted(5, "/", &[("x-forwarded-for", "11.0.0.1, 10.9.9.9")]).await, 0);
 }
 
 #[tokio::test]
@@ -79,7 +79,7 @@ async fn ipv4_mapped_clients_have_separate_counts() {
     let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
     for client in 1..=5 {
         let address = format!("::ffff:203.0.113.{client}");
-        assert_eq!(server.passing(3, "/", &[("x-forwarded-for", &address)]).await, 2, "{address}");
+        assert_eq!(server.admitted(3, "/", &[("x-forwarded-for", &address)]).await, 2, "{address}");
     }
 }
 
@@ -87,32 +87,32 @@ async fn ipv4_mapped_clients_have_separate_counts() {
 async fn ipv4_address_and_its_mapped_form_share_a_count() {
     let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
     let spellings = ["203.0.113.9", "::ffff:203.0.113.9", "::ffff:cb00:7109", "[::ffff:203.0.113.9]:80"];
-    let mut passed = 0;
+    let mut admitted = 0;
     for spelling in spellings {
-        passed += server.passing(2, "/", &[("x-forwarded-for", spelling)]).await;
+        admitted += server.admitted(2, "/", &[("x-forwarded-for", spelling)]).await;
     }
-    assert_eq!(passed, 2);
+    assert_eq!(admitted, 2);
 }
 
 #[tokio::test]
 async fn addresses_of_one_ipv6_network_share_a_count() {
     let (server, _) = serve(per_ip(), behind_proxies(ClientAddress::XForwardedFor)).await;
-    let mut passed = 0;
+    let mut admitted = 0;
     for host in 0..10 {
         let address = format!("2001:db8:1:2:{host}::{host}");
-        passed += server.passing(1, "/", &[("x-forwarded-for", &address)]).await;
+        admitted += server.admitted(1, "/", &[("x-forwarded-for", &address)]).await;
     }
-    assert_eq!(passed, 2);
+    assert_eq!(admitted, 2);
     assert_eq!(
-        server.passing(3, "/", &[("x-forwarded-for", "2001:db8:1:3::1")]).await,
+        server.admitted(3, "/", &[("x-forwarded-for", "2001:db8:1:3::1")]).await,
         2,
         "the next network"
     );
     let mut settings = behind_proxies(ClientAddress::XForwardedFor);
     settings.ipv6_prefix = 48;
     let (server, _) = serve(per_ip(), settings).await;
-    assert_eq!(server.passing(3, "/", &[("x-forwarded-for", "2001:db8:1:2::1")]).await, 2);
-    assert_eq!(server.passing(3, "/", &[("x-forwarded-for", "2001:db8:1:3::1")]).await, 0);
+    assert_eq!(server.admitted(3, "/", &[("x-forwarded-for", "2001:db8:1:2::1")]).await, 2);
+    assert_eq!(server.admitted(3, "/", &[("x-forwarded-for", "2001:db8:1:3::1")]).await, 0);
 }
 
 #[tokio::test]
@@ -124,14 +124,14 @@ async fn forwarded_ports_quotes_and_obfuscated_names_are_parsed() {
         r#"for=unknown, for="[2001:db8::2]""#,
         r#"for="evil, for="[2001:db8::1]:_hidden", for=10.0.0.7"#,
     ];
-    let mut passed = 0;
+    let mut admitted = 0;
     for spelling in spellings {
-        passed += server.passing(1, "/", &[("forwarded", spelling)]).await;
+        admitted += server.admitted(1, "/", &[("forwarded", spelling)]).await;
     }
-    assert_eq!(passed, 2, "all of them are of 2001:db8::/64");
+    assert_eq!(admitted, 2, "all of them are of 2001:db8::/64");
     // Who hides behind a name counts as the proxy that wrote it.
-    assert_eq!(server.passing(3, "/", &[("forwarded", "for=unknown")]).await, 2);
-    assert_eq!(server.passing(3, "/", &[("forwarded", "for=_hidden")]).await, 0);
+    assert_eq!(server.admitted(3, "/", &[("forwarded", "for=unknown")]).await, 2);
+    assert_eq!(server.admitted(3, "/", &[("forwarded", "for=_hidden")]).await, 0);
 }
 
 #[tokio::test]
@@ -156,24 +156,24 @@ async fn spellings_of_a_path_share_a_route() {
         "/login?x=1",
         "/login//?",
     ];
-    let mut passed = 0;
+    let mut admitted = 0;
     for spelling in spellings {
-        passed += server.passing(1, spelling, &[]).await;
+        admitted += server.admitted(1, spelling, &[]).await;
     }
-    assert_eq!(passed, 2);
-    assert_eq!(server.passing(3, "/other", &[]).await, 3, "only /login is limited");
+    assert_eq!(admitted, 2);
+    assert_eq!(server.admitted(3, "/other", &[]).await, 3, "only /login is limited");
 }
 
 #[tokio::test]
 async fn spellings_of_a_path_share_a_count() {
     let (server, _) =
         serve(vec![Limit::new("per-path", Quota::per_hour(2)).by("path")], HttpSettings::default()).await;
-    let mut passed = 0;
+    let mut admitted = 0;
     for spelling in ["/a/b", "//a/b", "/a/./b/", "/a/%62", "/a;x/b;y", "/c/../a/b", "/%61/b"] {
-        passed += server.passing(1, spelling, &[]).await;
+        admitted += server.admitted(1, spelling, &[]).await;
     }
-    assert_eq!(passed, 2);
-    assert_eq!(server.passing(3, "/A/b", &[]).await, 2, "case is the application's to say");
+    assert_eq!(admitted, 2);
+    assert_eq!(server.admitted(3, "/A/b", &[]).await, 2, "case is the application's to say");
 }
 
 #[tokio::test]
@@ -184,13 +184,13 @@ async fn missing_key_skips_only_limits_that_allow_it() {
         Limit::new("deny", Quota::per_hour(1)).by("header.c").missing(Missing::Deny).when("path", "/deny"),
     ];
     let (server, _) = serve(limits, HttpSettings::default()).await;
-    assert_eq!(server.passing(3, "/", &[]).await, 3);
-    assert_eq!(server.passing(3, "/", &[("a", "")]).await, 3, "empty is absent");
-    assert_eq!(server.passing(3, "/", &[("a", "x")]).await, 1);
-    assert_eq!(server.passing(3, "/share", &[]).await, 1);
-    assert_eq!(server.passing(3, "/share", &[("b", "")]).await, 0);
-    let answer = server.get("/deny", &[]).await;
-    assert_eq!((answer.status, answer.header("retry-after")), (429, None), "waiting does not help");
+    assert_eq!(server.admitted(3, "/", &[]).await, 3);
+    assert_eq!(server.admitted(3, "/", &[("a", "")]).await, 3, "empty is absent");
+    assert_eq!(server.admitted(3, "/", &[("a", "x")]).await, 1);
+    assert_eq!(server.admitted(3, "/share", &[]).await, 1);
+    assert_eq!(server.admitted(3, "/share", &[("b", "")]).await, 0);
+    let response = server.get("/deny", &[]).await;
+    assert_eq!((response.status, response.header("retry-after")), (429, None), "waiting does not help");
     assert_eq!(server.get("/deny", &[("c", "x")]).await.status, 200);
 }
 
@@ -205,7 +205,7 @@ async fn duplicate_field_is_refused() {
         assert_eq!(server.get(&format!("/query?{query}"), &[]).await.status, 400, "{query}");
         assert_eq!(server.get(&format!("/other?{query}"), &[]).await.status, 200, "no limit needs it there");
     }
-    assert_eq!(server.passing(3, "/query?user=a", &[]).await, 1);
+    assert_eq!(server.admitted(3, "/query?user=a", &[]).await, 1);
     let json = [("content-type", "application/json")];
     for (headers, body) in [
         (&json[..], r#"{"user":"a","user":"b"}"#),
@@ -245,8 +245,8 @@ async fn duplicate_identity_header_or_cookie_is_refused() {
     for (path, headers) in &refused {
         let mut headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));
         for _ in 0..2 {
-            let answer = server.get(path, &headers).await;
-            assert_eq!(answer.status, 400, "{path} {headers:?}");
+            let response = server.get(path, &headers).await;
+            assert_eq!(response.status, 400, "{path} {headers:?}");
             assert_eq!(server.get("/other", &headers).await.status, 200, "no limit needs it there");
             headers.reverse();
         }
@@ -258,7 +258,7 @@ async fn duplicate_identity_header_or_cookie_is_refused() {
         ("/token", ("authorization", "bearer\tREAL")),
         ("/session", ("cookie", "sid=REAL")),
     ] {
-        assert_eq!(server.passing(5, path, &[header]).await, 3, "nothing was charged before");
+        assert_eq!(server.admitted(5, path, &[header]).await, 3, "nothing was charged before");
     }
 }
 
@@ -266,7 +266,7 @@ async fn duplicate_identity_header_or_cookie_is_refused() {
 async fn spellings_of_one_cookie_share_a_count() {
     let limits = vec![Limit::new("session", Quota::per_hour(2)).by("cookie.sid")];
     let (server, _) = serve(limits, HttpSettings::default()).await;
-    let mut passed = 0;
+    let mut admitted = 0;
     for cookie in [
         "sid=s:a-b",
         "sid=\"s:a-b\"",
@@ -277,11 +277,11 @@ async fn spellings_of_one_cookie_share_a_count() {
     ] {
         let status = server.get("/", &[("cookie", cookie)]).await.status;
         assert!(matches!(status, 200 | 429), "{cookie}: {status}");
-        passed += usize::from(status == 200);
+        admitted += usize::from(status == 200);
     }
     // HTTP/2 may send each cookie in a line of its own.
-    passed += server.passing(1, "/", &[("cookie", "x=1"), ("cookie", "sid=s:a-b")]).await;
-    assert_eq!(passed, 2);
+    admitted += server.admitted(1, "/", &[("cookie", "x=1"), ("cookie", "sid=s:a-b")]).await;
+    assert_eq!(admitted, 2);
     assert_eq!(server.get("/", &[("cookie", "sid=a,b")]).await.status, 400, "two cookies to some servers");
 }
 
@@ -291,9 +291,9 @@ async fn lines_of_a_header_declared_as_many_are_joined() {
     groups.many = true;
     let settings = HttpSettings { facts: vec![groups], ..HttpSettings::default() };
     let (server, _) = serve(vec![Limit::new("groups", Quota::per_hour(2)).by("groups")], settings).await;
-    assert_eq!(server.passing(2, "/", &[("x-groups", "a"), ("x-groups", "b")]).await, 2);
-    assert_eq!(server.passing(2, "/", &[("x-groups", "a, b")]).await, 0, "one list in one line");
-    assert_eq!(server.passing(2, "/", &[("x-groups", "b"), ("x-groups", "a")]).await, 2);
+    assert_eq!(server.admitted(2, "/", &[("x-groups", "a"), ("x-groups", "b")]).await, 2);
+    assert_eq!(server.admitted(2, "/", &[("x-groups", "a, b")]).await, 0, "one list in one line");
+    assert_eq!(server.admitted(2, "/", &[("x-groups", "b"), ("x-groups", "a")]).await, 2);
     assert_eq!(server.get("/", &[("x-groups", "a"), ("x_groups", "b")]).await.status, 400);
 }
 
@@ -320,25 +320,25 @@ async fn encoded_slash_is_charged_to_limits_of_every_reading() {
         ("/files/..;/x", "/files/1"),
     ] {
         let (server, _) = serve(limits(), settings(EncodedSlashes::Both)).await;
-        assert_eq!(server.passing(2, spelling, &[]).await, 2, "{spelling}");
-        assert_eq!(server.passing(2, route, &[]).await, 0, "{spelling} is {route} to some servers");
+        assert_eq!(server.admitted(2, spelling, &[]).await, 2, "{spelling}");
+        assert_eq!(server.admitted(2, route, &[]).await, 0, "{spelling} is {route} to some servers");
         let (server, _) = serve(limits(), settings(EncodedSlashes::Both)).await;
-        assert_eq!(server.passing(2, route, &[]).await, 2, "{route}");
-        assert_eq!(server.passing(2, spelling, &[]).await, 0, "{spelling} is {route} to some servers");
+        assert_eq!(server.admitted(2, route, &[]).await, 2, "{route}");
+        assert_eq!(server.admitted(2, spelling, &[]).await, 0, "{spelling} is {route} to some servers");
     }
     let (server, _) = serve(limits(), settings(EncodedSlashes::Decode)).await;
-    assert_eq!(server.passing(3, "/projects/..%2Flogin", &[]).await, 2);
-    assert_eq!(server.passing(3, "/login", &[]).await, 0, "it is decoded, then resolved");
-    assert_eq!(server.passing(3, "/projects/1", &[]).await, 2, "and nothing else");
+    assert_eq!(server.admitted(3, "/projects/..%2Flogin", &[]).await, 2);
+    assert_eq!(server.admitted(3, "/login", &[]).await, 0, "it is decoded, then resolved");
+    assert_eq!(server.admitted(3, "/projects/1", &[]).await, 2, "and nothing else");
     let (server, _) = serve(limits(), settings(EncodedSlashes::Keep)).await;
-    assert_eq!(server.passing(3, "/projects/..%2Flogin", &[]).await, 2);
-    assert_eq!(server.passing(3, "/projects/1", &[]).await, 0, "it is one segment");
-    assert_eq!(server.passing(3, "/login", &[]).await, 2, "and nothing else");
+    assert_eq!(server.admitted(3, "/projects/..%2Flogin", &[]).await, 2);
+    assert_eq!(server.admitted(3, "/projects/1", &[]).await, 0, "it is one segment");
+    assert_eq!(server.admitted(3, "/login", &[]).await, 2, "and nothing else");
     let (server, _) = serve(limits(), settings(EncodedSlashes::Refuse)).await;
     for path in ["/x%2Fy", "/x%2fy", "/x%5Cy", "/x%5cy", "/x\\y"] {
         assert_eq!(server.get(path, &[]).await.status, 400, "{path}");
     }
-    assert_eq!(server.passing(3, "/login", &[]).await, 2);
+    assert_eq!(server.admitted(3, "/login", &[]).await, 2);
 }
 
 /// The path as it is shown is decoded; as it was written it is charged, too.
@@ -349,12 +349,12 @@ async fn encoded_slash_has_no_second_count() {
     };
     for limits in [limits(), limits().into_iter().take(1).collect()] {
         let (server, _) = serve(limits, HttpSettings::default()).await;
-        assert_eq!(server.passing(2, "/a%2Fb", &[]).await, 2);
+        assert_eq!(server.admitted(2, "/a%2Fb", &[]).await, 2);
         for path in ["/a/b", "/a%2fb", "/a%5Cb", "/x/../a%2Fb", "/n%2Fy/../../a/b"] {
-            assert_eq!(server.passing(2, path, &[]).await, 0, "{path}");
+            assert_eq!(server.admitted(2, path, &[]).await, 0, "{path}");
         }
-        assert_eq!(server.passing(2, "/n%2Fy/../b", &[]).await, 2, "`/b` to a parser of URLs");
-        assert_eq!(server.passing(2, "/b", &[]).await, 0);
+        assert_eq!(server.admitted(2, "/n%2Fy/../b", &[]).await, 2, "`/b` to a parser of URLs");
+        assert_eq!(server.admitted(2, "/b", &[]).await, 0);
     }
 }
 
@@ -372,8 +372,8 @@ async fn readings_of_a_path_are_one_request() {
     let (limiter, _) = limiter(limits);
     let (router, _) = everything(RateLimitLayer::new(limiter.clone()).http(settings()));
     let server = Server::axum(router).await;
-    assert_eq!(server.passing(4, both, &[]).await, 1, "`login` refuses");
-    assert_eq!(server.passing(9, "/projects/1", &[]).await, 2, "and a refusal charges nothing");
+    assert_eq!(server.admitted(4, both, &[]).await, 1, "`login` refuses");
+    assert_eq!(server.admitted(9, "/projects/1", &[]).await, 2, "and a refusal charges nothing");
     let left = |name: &str| {
         let facts = tollkeeper::facts! { "route" => "/login" };
         limiter.usage(&facts).wait().unwrap().limit(name).unwrap().outcome().remaining
@@ -423,10 +423,10 @@ async fn slots_of_every_reading_are_taken_and_released() {
     assert_eq!(server.get("/login", &[]).await.status, 429);
     assert_eq!(server.get("/projects/1", &[]).await.status, 429);
     leave.notify_one();
-    assert_eq!(first.await.expect("it is answered"), 200);
+    assert_eq!(first.await.expect("the server responds"), 200);
     let free = |route: &str| {
         let facts = tollkeeper::facts! { "route" => route };
-        limiter.usage(&facts).wait().unwrap().limits().all(|answer| answer.outcome().remaining == 1)
+        limiter.usage(&facts).wait().unwrap().limits().all(|limit| limit.outcome().remaining == 1)
     };
     until(async || free("/login") && free("/projects/{id}")).await;
 }
@@ -475,7 +475,7 @@ impl Body for Pieces {
 }
 
 /// If some of the body were left, the server would reset the connection of a client that is still sending, and the
-/// client could not read the answer.
+/// client could not read the response.
 #[tokio::test(start_paused = true)]
 async fn rest_of_a_body_is_discarded_before_a_413() {
     let (limiter, _) = limiter(vec![Limit::new("login", Quota::per_hour(5)).by("body.user")]);
@@ -490,7 +490,7 @@ async fn rest_of_a_body_is_discarded_before_a_413() {
         let read = Arc::new(AtomicUsize::new(0));
         let body = axum::body::Body::new(Pieces { left, stalls, read: Arc::clone(&read) });
         let response = app.clone().oneshot(Request::post("/").body(body).expect("a request")).await;
-        assert_eq!(response.expect("it answers").status(), 413);
+        assert_eq!(response.expect("the server responds").status(), 413);
         assert_eq!(read.load(Relaxed) >> 16, expected, "of {left} pieces");
     }
 }
@@ -499,13 +499,13 @@ async fn rest_of_a_body_is_discarded_before_a_413() {
 async fn expect_100_continue_is_answered_with_413() {
     let limits = vec![Limit::new("login", Quota::per_hour(5)).by("body.user")];
     let (server, _) = serve(limits, HttpSettings::default()).await;
-    let mut stream = TcpStream::connect(server.address).await.expect("it listens");
+    let mut stream = TcpStream::connect(server.address).await.expect("the server listens");
     let head =
         "POST /login HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 70000\r\n\r\n";
-    stream.write_all(head.as_bytes()).await.expect("it reads");
-    let mut answer = [0; 12];
-    stream.read_exact(&mut answer).await.expect("it is answered");
-    assert_eq!(&answer, b"HTTP/1.1 413", "not 100");
+    stream.write_all(head.as_bytes()).await.expect("the server reads");
+    let mut response = [0; 12];
+    stream.read_exact(&mut response).await.expect("the server responds");
+    assert_eq!(&response, b"HTTP/1.1 413", "not 100");
 }
 
 #[tokio::test]
@@ -513,17 +513,17 @@ async fn client_that_waits_retry_after_is_admitted() {
     for (count, secs) in [(1, 1), (3, 1), (7, 60), (1, 86_400)] {
         let quota = Quota::per(count, std::time::Duration::from_secs(secs));
         for algorithm in [Algorithm::TokenBucket, Algorithm::SlidingWindow, Algorithm::SlidingLog] {
-            let (server, hand) =
+            let (server, clock) =
                 serve(vec![Limit::new("all", quota).algorithm(algorithm)], HttpSettings::default()).await;
             for _ in 0..20 {
-                let answer = server.get("/", &[]).await;
-                hand.advance(Span::from_micros(1));
-                if answer.status == 200 {
+                let response = server.get("/", &[]).await;
+                clock.advance(Span::from_micros(1));
+                if response.status == 200 {
                     continue;
                 }
-                let wait: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+                let wait: u64 = response.header("retry-after").unwrap().parse().unwrap();
                 assert!(wait >= 1);
-                hand.advance(Span::from_secs(wait));
+                clock.advance(Span::from_secs(wait));
                 assert_eq!(server.get("/", &[]).await.status, 200, "{count} per {secs} s, {algorithm}");
             }
         }
@@ -535,7 +535,7 @@ async fn connections_share_one_count() {
     let (limiter, _) = limiter(vec![Limit::new("all", Quota::per_hour(5))]);
     let (router, reached) = everything(RateLimitLayer::new(limiter));
     let server = Server::axum(router).await;
-    assert_eq!(server.passing(50, "/", &[]).await, 5, "each request comes over a connection of its own");
+    assert_eq!(server.admitted(50, "/", &[]).await, 5, "each request comes over a connection of its own");
     assert_eq!(reached.count(), 5);
 }
 
@@ -545,11 +545,11 @@ async fn case_and_look_alikes_of_an_email_share_a_count() {
     email.normalize = vec![Normalization::Nfkc, Normalization::Lowercase, Normalization::Trim];
     let settings = HttpSettings { facts: vec![email], ..HttpSettings::default() };
     let (server, _) = serve(vec![Limit::new("login", Quota::per_hour(2)).by("email")], settings).await;
-    let mut passed = 0;
+    let mut admitted = 0;
     for spelling in ["ann@example.com", "ANN@Example.COM", "+ann@example.com+", "%EF%BD%81nn@example.com"] {
-        passed += server.passing(1, &format!("/?email={spelling}"), &[]).await;
+        admitted += server.admitted(1, &format!("/?email={spelling}"), &[]).await;
     }
-    assert_eq!(passed, 2);
+    assert_eq!(admitted, 2);
 }
 
 #[tokio::test]
@@ -560,15 +560,15 @@ async fn hidden_limit_reveals_nothing_about_its_victim() {
     ];
     let (server, _) = serve(limits, HttpSettings::default()).await;
     for expected in [200, 429] {
-        let answer = server.get("/?email=victim@example.com", &[]).await;
-        assert_eq!(answer.status, expected);
-        assert_eq!(answer.header("ratelimit-policy"), Some("\"own\";q=100;w=3600"));
-        assert!(answer.header("ratelimit").unwrap().starts_with("\"own\";r="), "{answer:?}");
-        assert_eq!(answer.header("x-ratelimit-limit"), Some("100"));
-        assert!(!format!("{answer:?}").contains("\"victim"), "{answer:?}");
-        assert!(!answer.body.contains("detail"), "{answer:?}");
+        let response = server.get("/?email=victim@example.com", &[]).await;
+        assert_eq!(response.status, expected);
+        assert_eq!(response.header("ratelimit-policy"), Some("\"own\";q=100;w=3600"));
+        assert!(response.header("ratelimit").unwrap().starts_with("\"own\";r="), "{response:?}");
+        assert_eq!(response.header("x-ratelimit-limit"), Some("100"));
+        assert!(!format!("{response:?}").contains("\"victim"), "{response:?}");
+        assert!(!response.body.contains("detail"), "{response:?}");
         if expected == 429 {
-            assert!(answer.body.contains("\"violated-policies\":[]"), "{answer:?}");
+            assert!(response.body.contains("\"violated-policies\":[]"), "{response:?}");
         }
     }
 }
@@ -595,12 +595,12 @@ async fn identity_and_plan_headers_count_only_from_trusted_proxies() {
     let headers = [("x-user", "mallory"), ("x-plan", "pro")];
     let settings = HttpSettings { facts: facts().to_vec(), ..HttpSettings::default() };
     let (server, _) = serve(limits(), settings).await;
-    assert_eq!(server.passing(5, "/", &headers).await, 1, "it is nobody, without a plan");
-    assert_eq!(server.passing(5, "/", &[("x-user", "eve")]).await, 0);
+    assert_eq!(server.admitted(5, "/", &headers).await, 1, "it is nobody, without a plan");
+    assert_eq!(server.admitted(5, "/", &[("x-user", "eve")]).await, 0);
     let settings = HttpSettings { facts: facts().to_vec(), ..behind_proxies(ClientAddress::XForwardedFor) };
     let (server, _) = serve(limits(), settings).await;
-    assert_eq!(server.passing(5, "/", &headers).await, 3);
-    assert_eq!(server.passing(5, "/", &[("x-user", "eve")]).await, 1);
+    assert_eq!(server.admitted(5, "/", &headers).await, 3);
+    assert_eq!(server.admitted(5, "/", &[("x-user", "eve")]).await, 1);
 }
 
 #[tokio::test]
@@ -614,14 +614,14 @@ async fn spellings_of_a_bearer_token_share_a_count() {
         .allow("root")
         .override_for("big", Quota::per_hour(4));
     let (server, _) = serve(vec![limit], settings).await;
-    let mut passed = 0;
+    let mut admitted = 0;
     for spelling in ["Bearer k1", "bearer k1", "BEARER  k1", "Bearer k1"] {
-        passed += server.passing(1, "/", &[("authorization", spelling)]).await;
+        admitted += server.admitted(1, "/", &[("authorization", spelling)]).await;
     }
-    assert_eq!(passed, 2);
+    assert_eq!(admitted, 2);
     // Compared as they came, though keys hold only a hash.
-    assert_eq!(server.passing(9, "/", &[("authorization", "Bearer root")]).await, 9);
-    assert_eq!(server.passing(9, "/", &[("authorization", "Bearer big")]).await, 4);
+    assert_eq!(server.admitted(9, "/", &[("authorization", "Bearer root")]).await, 9);
+    assert_eq!(server.admitted(9, "/", &[("authorization", "Bearer big")]).await, 4);
 }
 
 #[tokio::test]
@@ -630,25 +630,25 @@ async fn long_and_binary_values_are_distinct_keys() {
         serve(vec![Limit::new("key", Quota::per_hour(1)).by("header.key")], HttpSettings::default()).await;
     let long = |last: char| format!("{}{last}", "x".repeat(3_000));
     for value in [long('a'), long('b'), "\u{fffd}".to_owned()] {
-        assert_eq!(server.passing(3, "/", &[("key", &value)]).await, 1, "{value:.20}");
+        assert_eq!(server.admitted(3, "/", &[("key", &value)]).await, 1, "{value:.20}");
     }
     let query = vec![Limit::new("key", Quota::per_hour(1)).by("query.key")];
     let (server, _) = serve(query, HttpSettings::default()).await;
-    assert_eq!(server.passing(3, "/?key=%ff%fe", &[]).await, 1);
-    assert_eq!(server.passing(3, "/?key=%ff%fd", &[]).await, 1);
+    assert_eq!(server.admitted(3, "/?key=%ff%fe", &[]).await, 1);
+    assert_eq!(server.admitted(3, "/?key=%ff%fd", &[]).await, 1);
 }
 
 #[tokio::test]
 async fn spellings_of_a_host_share_a_count() {
     let (server, _) =
         serve(vec![Limit::new("host", Quota::per_hour(2)).by("host")], HttpSettings::default()).await;
-    let mut passed = 0;
+    let mut admitted = 0;
     for spelling in ["example.com", "EXAMPLE.com", "example.com:8080", "example.com."] {
-        passed += server.passing(1, "/", &[("host", spelling)]).await;
+        admitted += server.admitted(1, "/", &[("host", spelling)]).await;
     }
-    assert_eq!(passed, 2);
-    let answer = server.get("/", &[("host", "example.com"), ("host", "other.com")]).await;
-    assert_eq!(answer.status, 400, "two hosts are none");
+    assert_eq!(admitted, 2);
+    let response = server.get("/", &[("host", "example.com"), ("host", "other.com")]).await;
+    assert_eq!(response.status, 400, "two hosts are none");
     let absolute = "GET http://other.com/";
     assert_eq!(server.send(absolute, &[("host", "example.com")], "").await.status, 400, "nor are these");
     assert_eq!(server.send(absolute, &[("host", "OTHER.com:80")], "").await.status, 200);
@@ -660,19 +660,19 @@ async fn unknown_peer_is_a_server_error() {
         Server::of(move |listener| async move {
             let (router, _) = everything(layer);
             // Without `into_make_service_with_connect_info`.
-            axum::serve(listener, router).await.expect("it serves");
+            axum::serve(listener, router).await.expect("the server runs");
         })
     };
     let (of_ip, _) = limiter(per_ip());
     let forgetful = server(RateLimitLayer::new(of_ip.clone())).await;
-    let answer = forgetful.get("/", &[]).await;
-    assert_eq!(answer.status, 500);
-    assert!(answer.body.contains("the peer address is unknown"), "{answer:?}");
+    let response = forgetful.get("/", &[]).await;
+    assert_eq!(response.status, 500);
+    assert!(response.body.contains("the peer address is unknown"), "{response:?}");
     let assuming = server(RateLimitLayer::new(of_ip).assume_peer([192, 0, 2, 7].into())).await;
-    assert_eq!(assuming.passing(5, "/", &[]).await, 2);
+    assert_eq!(assuming.admitted(5, "/", &[]).await, 2);
     let (of_all, _) = limiter(vec![Limit::new("all", Quota::per_hour(2))]);
     let content = server(RateLimitLayer::new(of_all)).await;
-    assert_eq!(content.passing(5, "/", &[]).await, 2, "no limit needs the address");
+    assert_eq!(content.admitted(5, "/", &[]).await, 2, "no limit needs the address");
 }
 
 #[tokio::test]
@@ -680,10 +680,10 @@ async fn refused_request_charges_nothing() {
     let limits =
         vec![Limit::new("mine", Quota::per_hour(1)).by("query.user"), Limit::new("all", Quota::per_hour(3))];
     let (server, _) = serve(limits, HttpSettings::default()).await;
-    assert_eq!(server.passing(10, "/?user=greedy", &[]).await, 1);
-    assert_eq!(server.passing(1, "/?user=a", &[]).await, 1);
-    assert_eq!(server.passing(1, "/?user=b", &[]).await, 1);
-    assert_eq!(server.passing(1, "/?user=c", &[]).await, 0);
+    assert_eq!(server.admitted(10, "/?user=greedy", &[]).await, 1);
+    assert_eq!(server.admitted(1, "/?user=a", &[]).await, 1);
+    assert_eq!(server.admitted(1, "/?user=b", &[]).await, 1);
+    assert_eq!(server.admitted(1, "/?user=c", &[]).await, 0);
 }
 
 #[tokio::test]
@@ -721,9 +721,9 @@ async fn request_bodies_reach_the_handler_unchanged() {
     let server = Server::axum(Router::new().fallback(echo).layer(RateLimitLayer::new(limiter))).await;
     let large = format!("user=a&x={}", "y".repeat(60_000));
     for body in [r#"{"user":"a"}"#, "user=a&x=%20", "not a form", &large] {
-        let answer = server.send("POST /", &[], body).await;
-        assert_eq!((answer.status, answer.body.as_str()), (200, body));
-        assert!(answer.header("ratelimit-policy").is_some() == body.contains("user"), "{answer:?}");
+        let response = server.send("POST /", &[], body).await;
+        assert_eq!((response.status, response.body.as_str()), (200, body));
+        assert!(response.header("ratelimit-policy").is_some() == body.contains("user"), "{response:?}");
     }
 }
 
@@ -733,12 +733,12 @@ async fn reset_forgets_exactly_one_key() {
     let (router, _) = everything(RateLimitLayer::new(limiter.clone()));
     let server = Server::axum(router).await;
     for key in ["a", "b", "*"] {
-        assert_eq!(server.passing(2, &format!("/?key={key}"), &[]).await, 1);
+        assert_eq!(server.admitted(2, &format!("/?key={key}"), &[]).await, 1);
     }
     let forgotten = limiter.forget("key", &tollkeeper::facts! { "query.key" => "*" }).await;
     assert_eq!(forgotten, Ok(true));
-    assert_eq!(server.passing(2, "/?key=a", &[]).await + server.passing(2, "/?key=b", &[]).await, 0);
-    assert_eq!(server.passing(2, "/?key=*", &[]).await, 1);
+    assert_eq!(server.admitted(2, "/?key=a", &[]).await + server.admitted(2, "/?key=b", &[]).await, 0);
+    assert_eq!(server.admitted(2, "/?key=*", &[]).await, 1);
 }
 
 #[tokio::test]
@@ -748,12 +748,12 @@ async fn limit_over_a_year_works_like_any_other() {
         [Algorithm::TokenBucket, Algorithm::SlidingLog, Algorithm::FixedWindow, Algorithm::SlidingWindow]
     {
         let limit = Limit::new("year", Quota::per(2, year)).algorithm(algorithm);
-        let (server, hand) = serve(vec![limit], HttpSettings::default()).await;
-        assert_eq!(server.passing(5, "/", &[]).await, 2, "{algorithm}");
-        let answer = server.get("/", &[]).await;
-        let wait: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+        let (server, clock) = serve(vec![limit], HttpSettings::default()).await;
+        assert_eq!(server.admitted(5, "/", &[]).await, 2, "{algorithm}");
+        let response = server.get("/", &[]).await;
+        let wait: u64 = response.header("retry-after").unwrap().parse().unwrap();
         assert!((86_400..=2 * 366 * 86_400 + 30).contains(&wait), "{algorithm}: {wait}");
-        hand.advance(Span::from_secs(wait));
+        clock.advance(Span::from_secs(wait));
         assert_eq!(server.get("/", &[]).await.status, 200, "{algorithm}");
     }
 }

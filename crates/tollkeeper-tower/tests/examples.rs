@@ -5,7 +5,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use support::{Answer, Server, WebSocket, until};
+use support::{Server, TextResponse, WebSocket, until};
 use tollkeeper::{Capacity, Clock, ManualClock, MemoryStore, Span, Time};
 use tonic::Code;
 use tonic::transport::Channel;
@@ -33,42 +33,43 @@ mod websocket_example;
 
 /// A store whose clock stands, an hour before midnight UTC, until it is turned.
 fn store() -> (MemoryStore, ManualClock) {
-    let hand = ManualClock::new(Time::from_micros((20_000 * 24 + 23) * 3_600 * 1_000_000));
-    (MemoryStore::new(Capacity::default(), Clock::manual(&hand)), hand)
+    let clock = ManualClock::new(Time::from_micros((20_000 * 24 + 23) * 3_600 * 1_000_000));
+    (MemoryStore::new(Capacity::default(), Clock::manual(&clock)), clock)
 }
 
-async fn post(server: &Server, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+async fn post(server: &Server, path: &str, headers: &[(&str, &str)], body: &str) -> TextResponse {
     let headers = [&[("content-type", "application/json")], headers].concat();
     server.send(&format!("POST {path}"), &headers, body).await
 }
 
 #[tokio::test]
 async fn axum_example_limits_by_user_address_and_route() {
-    let (store, hand) = store();
+    let (store, clock) = store();
     let server = Server::axum(axum_example::app(store).await.unwrap()).await;
     let (ann, bob) = (("authorization", "Bearer key-of-ann"), ("authorization", "Bearer key-of-bob"));
     // By the route: whoever asks, about whatever.
-    assert_eq!(server.passing(6, "/search/rust", &[ann]).await, 6);
-    assert_eq!(server.passing(6, "/search/lua", &[bob]).await, 4);
+    assert_eq!(server.admitted(6, "/search/rust", &[ann]).await, 6);
+    assert_eq!(server.admitted(6, "/search/lua", &[bob]).await, 4);
     // By the user, at the rate of the plan. What `search` refused was charged to nobody.
-    assert_eq!(server.passing(40, "/", &[ann]).await, 30 - 6);
-    assert_eq!(server.passing(10, "/", &[bob]).await, 10);
+    assert_eq!(server.admitted(40, "/", &[ann]).await, 30 - 6);
+    assert_eq!(server.admitted(10, "/", &[bob]).await, 10);
     // By the address: 44 of 50 have passed; strangers have no other limit.
-    assert_eq!(server.passing(10, "/", &[]).await, 6);
+    assert_eq!(server.admitted(10, "/", &[]).await, 6);
     let refused = server.get("/", &[("authorization", "Bearer key-of-nobody")]).await;
     assert_eq!(refused.status, 429);
     assert!(refused.body.contains(r#""violated-policies":["per-ip"]"#), "{}", refused.body);
     let elsewhere = ("x-forwarded-for", "198.51.100.7, 192.0.2.9");
-    assert_eq!(server.passing(51, "/", &[elsewhere]).await, 50, "another address behind the same proxy");
+    assert_eq!(server.admitted(51, "/", &[elsewhere]).await, 50, "another address behind the same proxy");
     // The bucket of the address gets ten a second.
-    hand.advance(Span::from_secs(1));
-    assert_eq!(server.passing(15, "/", &[]).await, 10);
+    clock.advance(Span::from_secs(1));
+    assert_eq!(server.admitted(15, "/", &[]).await, 10);
 }
 
 #[tokio::test]
 async fn tonic_example_limits_methods_and_streams() {
-    let (store, hand) = store();
-    let serving = |listener| async move { tonic_example::serve(store, listener).await.expect("it serves") };
+    let (store, clock) = store();
+    let serving =
+        |listener| async move { tonic_example::serve(store, listener).await.expect("the server runs") };
     let server = Server::of(serving).await;
     let address = format!("http://{}", server.address);
     let channel = Channel::from_shared(address).unwrap().connect().await.unwrap();
@@ -98,7 +99,7 @@ async fn tonic_example_limits_methods_and_streams() {
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
         // The bucket of the address is filled again, so that only the slot can be missing.
-        hand.advance(Span::from_secs(1));
+        clock.advance(Span::from_secs(1));
         third = client.watch(question("k1")).await;
     }
     third.expect("the slot is free again");
@@ -106,7 +107,7 @@ async fn tonic_example_limits_methods_and_streams() {
 
 #[tokio::test]
 async fn login_example_counts_only_failures() {
-    let (store, hand) = store();
+    let (store, clock) = store();
     let server = Server::axum(login_example::app(store).await.unwrap()).await;
     let login = async |email: &str, password: &str| {
         let body = serde_json::json!({ "email": email, "password": password }).to_string();
@@ -131,7 +132,7 @@ async fn login_example_counts_only_failures() {
         failed += usize::from(login(&format!("user{guess}@example.com"), "guess").await.status == 401);
     }
     assert_eq!(failed, 95);
-    hand.advance(Span::from_secs(3_600));
+    clock.advance(Span::from_secs(3_600));
     assert_eq!(login("ann@example.com", right).await.status, 204);
 }
 
@@ -145,9 +146,9 @@ async fn llm_example_charges_the_tokens_used() {
     };
     // Each may use up to 9,000 of 10,000 and uses three, so they all fit, until 1,000 tokens are used.
     for _ in 0..50 {
-        let answer = complete("k1", "three short words", 9_000).await;
+        let response = complete("k1", "three short words", 9_000).await;
         assert_eq!(
-            (answer.status, answer.body.as_str()),
+            (response.status, response.body.as_str()),
             (200, r#"{"text":"three short words","tokens":3}"#)
         );
     }
@@ -165,19 +166,19 @@ async fn llm_example_charges_the_tokens_used() {
 
 #[tokio::test]
 async fn quota_example_resets_each_plan_at_midnight() {
-    let (store, hand) = store();
+    let (store, clock) = store();
     let server = Server::axum(quota_example::app(store).await.unwrap()).await;
     for (account, reports) in [("hooli", 10), ("acme", 25), ("globex", 40), ("initech", 40)] {
-        assert_eq!(server.passing(40, "/reports", &[("x-account", account)]).await, reports, "{account}");
+        assert_eq!(server.admitted(40, "/reports", &[("x-account", account)]).await, reports, "{account}");
     }
     let usage = async |account: &str| server.get("/usage", &[("x-account", account)]).await.body;
     assert_eq!(usage("globex").await, r#"{"limit":1000,"plan":"pro","remaining":960}"#);
     assert_eq!(usage("initech").await, r#"{"limit":null,"plan":"enterprise"}"#);
     assert_eq!(usage("hooli").await, r#"{"limit":10,"plan":"free","remaining":0}"#);
-    hand.advance(Span::from_micros(3_600 * 1_000_000 - 1));
+    clock.advance(Span::from_micros(3_600 * 1_000_000 - 1));
     let refused = server.get("/reports", &[("x-account", "hooli")]).await;
     assert_eq!((refused.status, refused.header("link")), (429, Some(r#"</plans>; rel="payment""#)));
-    hand.advance(Span::from_micros(1));
+    clock.advance(Span::from_micros(1));
     assert_eq!(server.get("/reports", &[("x-account", "hooli")]).await.status, 200, "at midnight");
     assert_eq!(usage("hooli").await, r#"{"limit":10,"plan":"free","remaining":9}"#);
 }

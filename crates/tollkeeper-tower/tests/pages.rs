@@ -51,11 +51,11 @@ fn rust_blocks_of_the_page_are_part_of_an_example() {
 async fn headers_on_the_page_are_those_sent() {
     let (_, text) = page("docs/http.md");
     for dialect in HeaderDialect::ALL {
-        let (limiter, hand) = limiter(vec![
+        let (limiter, clock) = limiter(vec![
             Limit::new("per-user", Quota::per_minute(100).burst(20)),
             Limit::new("daily", Quota::per_day(1000)).algorithm(Algorithm::FixedWindow),
         ]);
-        hand.set(tollkeeper::Time::from_micros(1_760_054_400_500_000));
+        clock.set(tollkeeper::Time::from_micros(1_760_054_400_500_000));
         let server = Server::axum(everything(RateLimitLayer::new(limiter).headers([dialect])).0).await;
         let answer = server.get("/", &[]).await;
         let row = format!("| `{}` ", dialect.name());
@@ -138,14 +138,15 @@ async fn rust_retry_loop_waits_for_retry_after() {
     refusing
         .meets(async |url| {
             let sent = retry::with_retry(async || send(&url).await).await;
-            sent.expect("it answers").status().as_u16()
+            sent.expect("the server responds").status().as_u16()
         })
         .await;
 }
 
 async fn send(url: &str) -> Result<Response<Bytes>, hyper::Error> {
     let uri: http::Uri = url.parse().expect("a URL");
-    let stream = TcpStream::connect(uri.authority().expect("an address").as_str()).await.expect("it listens");
+    let stream =
+        TcpStream::connect(uri.authority().expect("an address").as_str()).await.expect("the server listens");
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
     let request = Request::get(uri.path()).header("host", "test").body(Empty::<Bytes>::new()).expect("valid");

@@ -33,17 +33,18 @@ enum Connection {
 
 impl Connection {
     async fn open(address: SocketAddr, http2: bool) -> Connection {
-        let stream = TokioIo::new(TcpStream::connect(address).await.expect("it listens"));
+        let stream = TokioIo::new(TcpStream::connect(address).await.expect("the server listens"));
         if http2 {
             let handshake = http2::handshake(TokioExecutor::new(), stream).await;
-            let (mut sender, connection) = handshake.expect("it speaks HTTP/2");
+            let (mut sender, connection) = handshake.expect("the server speaks HTTP/2");
             tokio::spawn(connection);
-            sender.ready().await.expect("it is open");
+            sender.ready().await.expect("the connection is open");
             Connection::Http2(sender)
         } else {
-            let (mut sender, connection) = http1::handshake(stream).await.expect("it speaks HTTP/1.1");
+            let (mut sender, connection) =
+                http1::handshake(stream).await.expect("the server speaks HTTP/1.1");
             tokio::spawn(connection);
-            sender.ready().await.expect("it is open");
+            sender.ready().await.expect("the connection is open");
             Connection::Http1(sender)
         }
     }
@@ -53,7 +54,7 @@ impl Connection {
             Connection::Http1(mut sender) => sender.send_request(plain()).await,
             Connection::Http2(mut sender) => sender.send_request(plain()).await,
         };
-        response.expect("it answers").status().as_u16()
+        response.expect("the server responds").status().as_u16()
     }
 }
 
@@ -72,7 +73,7 @@ async fn all_at_once(server: &Server, connections: usize, http2: bool) -> Vec<u1
         .collect();
     let mut statuses = Vec::new();
     for task in tasks {
-        statuses.push(task.await.expect("it does not panic"));
+        statuses.push(task.await.expect("the task does not panic"));
     }
     statuses
 }
@@ -110,7 +111,7 @@ async fn of_100_parallel_wrong_logins_exactly_5_are_admitted() {
     let handler = {
         let reached = reached.clone();
         move || async move {
-            reached.one_more();
+            reached.increment();
             tokio::time::sleep(Duration::from_millis(100)).await;
             StatusCode::UNAUTHORIZED
         }
@@ -131,8 +132,8 @@ async fn http2_streams_are_counted_like_connections() {
     let (sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
     tokio::spawn(connection);
     let ask = |mut sender: http2::SendRequest<Empty<Bytes>>| async move {
-        sender.ready().await.expect("it is open");
-        sender.send_request(plain()).await.expect("it answers").status().as_u16()
+        sender.ready().await.expect("the connection is open");
+        sender.send_request(plain()).await.expect("the server responds").status().as_u16()
     };
     let tasks: Vec<_> = (0..100).map(|_| tokio::spawn(ask(sender.clone()))).collect();
     let mut statuses = Vec::new();
@@ -226,12 +227,13 @@ async fn at_most_10_of_200_requests_hold_a_slot_at_once() {
     for round in 0..4 {
         let together = Arc::new(Barrier::new(50));
         let ask = |address, together: Arc<Barrier>| async move {
-            let stream = TokioIo::new(TcpStream::connect(address).await.expect("it listens"));
-            let (mut sender, connection) = http1::handshake(stream).await.expect("it speaks HTTP/1.1");
+            let stream = TokioIo::new(TcpStream::connect(address).await.expect("the server listens"));
+            let (mut sender, connection) =
+                http1::handshake(stream).await.expect("the server speaks HTTP/1.1");
             let connection = tokio::spawn(connection);
-            sender.ready().await.expect("it is open");
+            sender.ready().await.expect("the connection is open");
             together.wait().await;
-            let mut response = sender.send_request(plain()).await.expect("it answers");
+            let mut response = sender.send_request(plain()).await.expect("the server responds");
             if response.status() == StatusCode::OK {
                 // Some of the stream, so that the client leaves in the middle of it.
                 response.frame().await.expect("a frame").expect("it streams");
@@ -242,7 +244,7 @@ async fn at_most_10_of_200_requests_hold_a_slot_at_once() {
             (0..50).map(|_| tokio::spawn(ask(server.address, Arc::clone(&together)))).collect();
         let mut streaming = Vec::new();
         for task in tasks {
-            let (response, connection) = task.await.expect("it does not panic");
+            let (response, connection) = task.await.expect("the task does not panic");
             match response.status().as_u16() {
                 200 => streaming.push((response, connection)),
                 status => assert_eq!(status, 429),
@@ -270,11 +272,11 @@ async fn at_most_10_of_200_requests_hold_a_slot_at_once() {
 async fn hyper_server(listener: TcpListener, layer: RateLimitLayer) {
     use tower_layer::Layer;
     loop {
-        let (stream, peer) = listener.accept().await.expect("it listens");
-        let answer = |_: Request<tollkeeper_tower::RequestBody<Incoming>>| async {
+        let (stream, peer) = listener.accept().await.expect("the server listens");
+        let handler = |_: Request<tollkeeper_tower::RequestBody<Incoming>>| async {
             Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"ok"))))
         };
-        let limited = layer.layer(tower::service_fn(answer));
+        let limited = layer.layer(tower::service_fn(handler));
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(PeerAddress(peer));
             limited.clone().oneshot(request)
@@ -289,10 +291,10 @@ async fn hyper_server(listener: TcpListener, layer: RateLimitLayer) {
 async fn hyper_service_is_limited_by_peer_address() {
     let (limiter, _) = limiter(vec![Limit::new("per-ip", Quota::per_minute(3)).by("ip")]);
     let server = Server::of(move |listener| hyper_server(listener, RateLimitLayer::new(limiter))).await;
-    assert_eq!(server.passing(10, "/", &[]).await, 3);
-    let answer = server.get("/", &[]).await;
-    assert_eq!(answer.header("content-type"), Some("application/problem+json"));
-    assert_eq!(answer.header("cache-control"), Some("no-store"));
+    assert_eq!(server.admitted(10, "/", &[]).await, 3);
+    let response = server.get("/", &[]).await;
+    assert_eq!(response.header("content-type"), Some("application/problem+json"));
+    assert_eq!(response.header("cache-control"), Some("no-store"));
 }
 
 #[tokio::test]
@@ -302,17 +304,17 @@ async fn refusal_names_the_limits_and_when_to_retry() {
         Limit::new("shadow", Quota::per_minute(1)).mode(tollkeeper::Mode::Shadow),
         Limit::new("all", Quota::per_minute(1).burst(1)),
     ];
-    let (limiter, hand) = limiter(limits);
+    let (limiter, clock) = limiter(limits);
     let (router, _) = everything(RateLimitLayer::new(limiter).draw(|| 0));
     let server = Server::axum(router).await;
-    let answer = server.get("/", &[]).await;
-    assert_eq!((answer.status, answer.body.as_str()), (200, "ok"));
-    assert_eq!(answer.header("ratelimit-policy"), Some(r#""per-ip";q=1;w=1, "all";q=1;w=60"#));
-    hand.advance(Span::from_micros(500_001));
-    let answer = server.get("/", &[]).await;
-    assert_eq!(answer.status, 429);
-    assert_eq!(answer.header("retry-after"), Some("60"));
-    let body: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
+    let response = server.get("/", &[]).await;
+    assert_eq!((response.status, response.body.as_str()), (200, "ok"));
+    assert_eq!(response.header("ratelimit-policy"), Some(r#""per-ip";q=1;w=1, "all";q=1;w=60"#));
+    clock.advance(Span::from_micros(500_001));
+    let response = server.get("/", &[]).await;
+    assert_eq!(response.status, 429);
+    assert_eq!(response.header("retry-after"), Some("60"));
+    let body: serde_json::Value = serde_json::from_str(&response.body).unwrap();
     assert_eq!(
         body,
         serde_json::json!({
@@ -332,7 +334,7 @@ async fn hooks_see_every_response_and_can_replace_refusals() {
     let layer = RateLimitLayer::new(limiter)
         .headers([])
         .on_response(|decision, parts| {
-            let remaining = decision.binding().map_or(0, |answer| answer.outcome().remaining);
+            let remaining = decision.binding().map_or(0, |limit| limit.outcome().remaining);
             parts.headers.insert("x-left", remaining.into());
         })
         .on_refusal(|_, response| response.map(|_| Bytes::from_static(b"slow down")));
@@ -352,10 +354,10 @@ async fn facts_and_costs_of_the_application_are_used() {
         .cost(|parts| if parts.uri.path() == "/export" { 5 } else { 1 });
     let (router, _) = everything(layer);
     let server = Server::axum(router).await;
-    assert_eq!(server.passing(5, "/export", &[("authorization", "ann")]).await, 2);
-    assert_eq!(server.passing(5, "/", &[("authorization", "ANN")]).await, 0);
-    assert_eq!(server.passing(12, "/", &[("authorization", "bob")]).await, 10);
-    assert_eq!(server.passing(20, "/", &[]).await, 20, "nobody is not limited");
+    assert_eq!(server.admitted(5, "/export", &[("authorization", "ann")]).await, 2);
+    assert_eq!(server.admitted(5, "/", &[("authorization", "ANN")]).await, 0);
+    assert_eq!(server.admitted(12, "/", &[("authorization", "bob")]).await, 10);
+    assert_eq!(server.admitted(20, "/", &[]).await, 20, "nobody is not limited");
 }
 
 #[tokio::test]
@@ -365,9 +367,9 @@ async fn route_defaults_to_the_matched_path_of_axum() {
     let inner = Router::new().route("/{id}/files", ok());
     let router = Router::new().route("/users/{id}", ok()).nest("/users", inner).fallback(ok());
     let server = Server::axum(router.layer(RateLimitLayer::new(limiter.clone()))).await;
-    assert_eq!(server.passing(1, "/users/1", &[]).await + server.passing(3, "/users/2", &[]).await, 2);
-    assert_eq!(server.passing(3, "/users/1/files", &[]).await, 2);
-    assert_eq!(server.passing(1, "/a", &[]).await + server.passing(3, "/b", &[]).await, 2);
+    assert_eq!(server.admitted(1, "/users/1", &[]).await + server.admitted(3, "/users/2", &[]).await, 2);
+    assert_eq!(server.admitted(3, "/users/1/files", &[]).await, 2);
+    assert_eq!(server.admitted(1, "/a", &[]).await + server.admitted(3, "/b", &[]).await, 2);
     let usage = |route: &str| {
         let facts = facts! { "route" => route };
         limiter.usage(&facts).wait().unwrap().limits().next().unwrap().outcome().remaining
@@ -381,15 +383,15 @@ async fn replaced_limits_get_the_facts_they_need() {
     let settings = HttpSettings { facts: vec![fact("user", "header.x-user")], ..HttpSettings::default() };
     let (router, _) = everything(RateLimitLayer::new(limiter.clone()).http(settings));
     let server = Server::axum(router).await;
-    assert_eq!(server.passing(5, "/", &[("x-user", "ann")]).await, 5);
+    assert_eq!(server.admitted(5, "/", &[("x-user", "ann")]).await, 5);
     limiter.replace(vec![Limit::new("per-user", Quota::per_minute(2)).by("user")]).unwrap();
-    assert_eq!(server.passing(5, "/", &[("x-user", "ann")]).await, 2);
+    assert_eq!(server.admitted(5, "/", &[("x-user", "ann")]).await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn delayed_requests_are_admitted_in_fifo_order() {
     let queue = Limit::new("queue", Quota::per_second(10).burst(5)).algorithm(Algorithm::LeakyBucket);
-    let (limiter, hand) = limiter(vec![queue]);
+    let (limiter, clock) = limiter(vec![queue]);
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let handler = {
         let order = Arc::clone(&order);
@@ -411,8 +413,8 @@ async fn delayed_requests_are_admitted_in_fifo_order() {
     assert_eq!(server.get("/full", &[]).await.status, 429);
     // The third leaves; nobody waits for it.
     tasks.remove(2).abort();
-    until(async || hand.next_wake().is_some()).await;
-    hand.advance(Span::from_secs(1));
+    until(async || clock.next_wake().is_some()).await;
+    clock.advance(Span::from_secs(1));
     for task in tasks {
         assert_eq!(task.await.unwrap(), 200);
     }
@@ -433,7 +435,7 @@ async fn request_above_the_longest_delay_is_refused() {
 
 #[tokio::test]
 async fn slot_is_renewed_while_the_response_streams() {
-    let (limiter, hand) = limiter(vec![Limit::new("exports", Quota::slots(1)).ttl(Duration::from_secs(60))]);
+    let (limiter, clock) = limiter(vec![Limit::new("exports", Quota::slots(1)).ttl(Duration::from_secs(60))]);
     let rounds = Arc::new(AtomicUsize::new(0));
     let handler = {
         let rounds = Arc::clone(&rounds);
@@ -448,9 +450,9 @@ async fn slot_is_renewed_while_the_response_streams() {
     let free = || limiter.usage(&facts! {}).wait().unwrap().limits().next().unwrap().outcome().remaining;
     for _ in 0..10 {
         // Its renewal sleeps, for half a minute each time: five times its time to live in all.
-        let half = hand.now() + Span::from_secs(30);
-        until(async || hand.next_wake() == Some(half)).await;
-        hand.set(half);
+        let half = clock.now() + Span::from_secs(30);
+        until(async || clock.next_wake() == Some(half)).await;
+        clock.set(half);
         assert_eq!(free(), 0);
     }
     rounds.fetch_add(1, Ordering::SeqCst);
