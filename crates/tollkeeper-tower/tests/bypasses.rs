@@ -1,4 +1,4 @@
-//! Ways around rate limiters that others have been taken by: each a test, over a real socket.
+//! Known bypasses of other rate limiters, one test each, over real sockets. `docs/security.md` lists them.
 
 mod support;
 
@@ -21,7 +21,7 @@ use tollkeeper::{Algorithm, Limit, Missing, Quota, Span, StatusSet};
 use tollkeeper_tower::RateLimitLayer;
 use tower::ServiceExt;
 
-/// Two an hour for each address.
+/// Two requests an hour per address.
 fn per_ip() -> Vec<Limit> {
     vec![Limit::new("per-ip", Quota::per_hour(2)).by("ip")]
 }
@@ -65,7 +65,7 @@ async fn client_cannot_choose_its_address_header() {
 #[tokio::test]
 async fn mapped_trusted_network_does_not_trust_the_internet() {
     assert!("::ffff:10.0.0.0/8".parse::<tollkeeper::net::Network>().is_err());
-    // Written rightly, it is the IPv4 network and no more.
+    // With a correct prefix length it is exactly the IPv4 network.
     let mut settings = behind_proxies(ClientAddress::XForwardedFor);
     settings.trusted_proxies = vec!["127.0.0.1".parse().unwrap(), "::ffff:10.0.0.0/104".parse().unwrap()];
     let (server, _) = serve(per_ip(), settings).await;
@@ -129,7 +129,7 @@ async fn forwarded_ports_quotes_and_obfuscated_names_are_parsed() {
         admitted += server.admitted(1, "/", &[("forwarded", spelling)]).await;
     }
     assert_eq!(admitted, 2, "all of them are of 2001:db8::/64");
-    // Who hides behind a name counts as the proxy that wrote it.
+    // A client with an obfuscated name counts as the proxy that sent the header.
     assert_eq!(server.admitted(3, "/", &[("forwarded", "for=unknown")]).await, 2);
     assert_eq!(server.admitted(3, "/", &[("forwarded", "for=_hidden")]).await, 0);
 }
@@ -173,7 +173,7 @@ async fn spellings_of_a_path_share_a_count() {
         admitted += server.admitted(1, spelling, &[]).await;
     }
     assert_eq!(admitted, 2);
-    assert_eq!(server.admitted(3, "/A/b", &[]).await, 2, "case is the application's to say");
+    assert_eq!(server.admitted(3, "/A/b", &[]).await, 2, "paths are case-sensitive");
 }
 
 #[tokio::test]
@@ -194,6 +194,7 @@ async fn missing_key_skips_only_limits_that_allow_it() {
     assert_eq!(server.get("/deny", &[("c", "x")]).await.status, 200);
 }
 
+/// It is refused, not skipped, where a limit needs the field.
 #[tokio::test]
 async fn duplicate_field_is_refused() {
     let limits = vec![
@@ -222,7 +223,7 @@ async fn duplicate_field_is_refused() {
     }
 }
 
-/// Servers take the first line, the last one or all of them; the limiter cannot know which.
+/// Servers use the first line, the last one or all of them; the limiter cannot know which.
 #[tokio::test]
 async fn duplicate_identity_header_or_cookie_is_refused() {
     let limits = vec![
@@ -251,7 +252,7 @@ async fn duplicate_identity_header_or_cookie_is_refused() {
             headers.reverse();
         }
     }
-    // An underscore alone would be the header to some servers, and nothing to others.
+    // Some servers treat `X_Api_Key` as the header, others ignore it.
     assert_eq!(server.get("/key", &[("X_Api_Key", "REAL")]).await.status, 400);
     for (path, header) in [
         ("/key", ("x-api-key", "REAL")),
@@ -279,7 +280,7 @@ async fn spellings_of_one_cookie_share_a_count() {
         assert!(matches!(status, 200 | 429), "{cookie}: {status}");
         admitted += usize::from(status == 200);
     }
-    // HTTP/2 may send each cookie in a line of its own.
+    // HTTP/2 may send each cookie in a separate header line.
     admitted += server.admitted(1, "/", &[("cookie", "x=1"), ("cookie", "sid=s:a-b")]).await;
     assert_eq!(admitted, 2);
     assert_eq!(server.get("/", &[("cookie", "sid=a,b")]).await.status, 400, "two cookies to some servers");
@@ -304,7 +305,7 @@ async fn encoded_slash_is_charged_to_limits_of_every_reading() {
         ["/login", "/api/login", "/projects/{id}", "/files/*"].iter().map(ToString::to_string).collect();
     let settings =
         |encoded_slashes| HttpSettings { routes: routes.clone(), encoded_slashes, ..HttpSettings::default() };
-    // Of each pair, the second is what some server reads of the first.
+    // In each pair, some server reads the first path as the second.
     for (spelling, route) in [
         ("/api%2Flogin", "/api/login"),
         ("/api%5clogin", "/api/login"),
@@ -328,12 +329,12 @@ async fn encoded_slash_is_charged_to_limits_of_every_reading() {
     }
     let (server, _) = serve(limits(), settings(EncodedSlashes::Decode)).await;
     assert_eq!(server.admitted(3, "/projects/..%2Flogin", &[]).await, 2);
-    assert_eq!(server.admitted(3, "/login", &[]).await, 0, "it is decoded, then resolved");
-    assert_eq!(server.admitted(3, "/projects/1", &[]).await, 2, "and nothing else");
+    assert_eq!(server.admitted(3, "/login", &[]).await, 0, "the path is decoded, then resolved");
+    assert_eq!(server.admitted(3, "/projects/1", &[]).await, 2, "no other route is charged");
     let (server, _) = serve(limits(), settings(EncodedSlashes::Keep)).await;
     assert_eq!(server.admitted(3, "/projects/..%2Flogin", &[]).await, 2);
-    assert_eq!(server.admitted(3, "/projects/1", &[]).await, 0, "it is one segment");
-    assert_eq!(server.admitted(3, "/login", &[]).await, 2, "and nothing else");
+    assert_eq!(server.admitted(3, "/projects/1", &[]).await, 0, "the path has one segment after `/projects`");
+    assert_eq!(server.admitted(3, "/login", &[]).await, 2, "no other route is charged");
     let (server, _) = serve(limits(), settings(EncodedSlashes::Refuse)).await;
     for path in ["/x%2Fy", "/x%2fy", "/x%5Cy", "/x%5cy", "/x\\y"] {
         assert_eq!(server.get(path, &[]).await.status, 400, "{path}");
@@ -341,7 +342,7 @@ async fn encoded_slash_is_charged_to_limits_of_every_reading() {
     assert_eq!(server.admitted(3, "/login", &[]).await, 2);
 }
 
-/// The path as it is shown is decoded; as it was written it is charged, too.
+/// Both the decoded path and the path as sent are charged.
 #[tokio::test]
 async fn encoded_slash_has_no_second_count() {
     let limits = || {
@@ -353,12 +354,12 @@ async fn encoded_slash_has_no_second_count() {
         for path in ["/a/b", "/a%2fb", "/a%5Cb", "/x/../a%2Fb", "/n%2Fy/../../a/b"] {
             assert_eq!(server.admitted(2, path, &[]).await, 0, "{path}");
         }
-        assert_eq!(server.admitted(2, "/n%2Fy/../b", &[]).await, 2, "`/b` to a parser of URLs");
+        assert_eq!(server.admitted(2, "/n%2Fy/../b", &[]).await, 2, "a URL parser reads `/b`");
         assert_eq!(server.admitted(2, "/b", &[]).await, 0);
     }
 }
 
-/// The whole request is refused, given back or held, whatever limits of whatever reading it meets.
+/// A request is refused, refunded or held as one, whichever of its readings the limits apply to.
 #[tokio::test]
 async fn readings_of_a_path_are_one_request() {
     let routes = vec!["/login".to_owned(), "/projects/{id}".to_owned()];
@@ -374,16 +375,16 @@ async fn readings_of_a_path_are_one_request() {
     let server = Server::axum(router).await;
     assert_eq!(server.admitted(4, both, &[]).await, 1, "`login` refuses");
     assert_eq!(server.admitted(9, "/projects/1", &[]).await, 2, "and a refusal charges nothing");
-    let left = |name: &str| {
+    let remaining = |name: &str| {
         let facts = tollkeeper::facts! { "route" => "/login" };
         limiter.usage(&facts).wait().unwrap().limit(name).unwrap().outcome().remaining
     };
     assert_eq!(
-        (left("login"), left("all")),
+        (remaining("login"), remaining("all")),
         (0, 9),
-        "a limit of both readings is charged once, and refunded"
+        "a limit that applies to both readings is charged once, and refunded"
     );
-    // A field that only one reading needs is needed.
+    // A field must be readable even if only one reading needs it.
     for (route, other) in [("/login", "/projects/1"), ("/projects/{id}", "/login")] {
         let limits = vec![
             Limit::new("query", Quota::per_hour(1)).by("query.user").when("route", route),
@@ -431,6 +432,7 @@ async fn slots_of_every_reading_are_taken_and_released() {
     until(async || free("/login") && free("/projects/{id}")).await;
 }
 
+/// It is refused, not skipped, where a limit needs a field of the body.
 #[tokio::test]
 async fn body_above_64_kib_is_refused() {
     let limits = vec![Limit::new("login", Quota::per_hour(5)).by("body.user").when("path", "/login")];
@@ -447,14 +449,16 @@ async fn body_above_64_kib_is_refused() {
     );
 }
 
-/// A body without a length in pieces of 64 KiB, and how many of its bytes were read.
-struct Pieces {
+/// A body without a length that is sent in chunks of 64 KiB, and counts the bytes that were read.
+struct ChunkedBody {
+    /// Chunks that have not been read yet.
     left: usize,
+    /// Whether the client stops sending after the last chunk, without ending the body.
     stalls: bool,
     read: Arc<AtomicUsize>,
 }
 
-impl Body for Pieces {
+impl Body for ChunkedBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -474,27 +478,28 @@ impl Body for Pieces {
     }
 }
 
-/// If some of the body were left, the server would reset the connection of a client that is still sending, and the
-/// client could not read the response.
+/// With unread data the server would reset the connection of a client that is still sending, and the client could not
+/// read the response.
 #[tokio::test(start_paused = true)]
 async fn rest_of_a_body_is_discarded_before_a_413() {
     let (limiter, _) = limiter(vec![Limit::new("login", Quota::per_hour(5)).by("body.user")]);
     let app = Router::new().route("/", post(|| async {})).layer(RateLimitLayer::new(limiter));
     for (left, stalls, expected) in [
         (32, false, 32),
-        // Not without end: 4 MiB after the two pieces that showed that it is too large.
+        // At most 4 MiB after the two chunks that showed that the body is too large.
         (1_000, false, 2 + 64),
-        // And not for ever: a client that stops sending is answered.
+        // For a limited time: a client that stops sending gets its response.
         (32, true, 32),
     ] {
         let read = Arc::new(AtomicUsize::new(0));
-        let body = axum::body::Body::new(Pieces { left, stalls, read: Arc::clone(&read) });
+        let body = axum::body::Body::new(ChunkedBody { left, stalls, read: Arc::clone(&read) });
         let response = app.clone().oneshot(Request::post("/").body(body).expect("a request")).await;
         assert_eq!(response.expect("the server responds").status(), 413);
-        assert_eq!(read.load(Relaxed) >> 16, expected, "of {left} pieces");
+        assert_eq!(read.load(Relaxed) >> 16, expected, "of {left} chunks");
     }
 }
 
+/// A client that sends `Expect: 100-continue` learns that its body is too large before it sends the body.
 #[tokio::test]
 async fn expect_100_continue_is_answered_with_413() {
     let limits = vec![Limit::new("login", Quota::per_hour(5)).by("body.user")];
@@ -505,7 +510,7 @@ async fn expect_100_continue_is_answered_with_413() {
     stream.write_all(head.as_bytes()).await.expect("the server reads");
     let mut response = [0; 12];
     stream.read_exact(&mut response).await.expect("the server responds");
-    assert_eq!(&response, b"HTTP/1.1 413", "not 100");
+    assert_eq!(&response, b"HTTP/1.1 413", "no `100 Continue`");
 }
 
 #[tokio::test]
@@ -535,7 +540,7 @@ async fn connections_share_one_count() {
     let (limiter, _) = limiter(vec![Limit::new("all", Quota::per_hour(5))]);
     let (router, reached) = everything(RateLimitLayer::new(limiter));
     let server = Server::axum(router).await;
-    assert_eq!(server.admitted(50, "/", &[]).await, 5, "each request comes over a connection of its own");
+    assert_eq!(server.admitted(50, "/", &[]).await, 5, "each request has its own connection");
     assert_eq!(reached.count(), 5);
 }
 
@@ -595,7 +600,7 @@ async fn identity_and_plan_headers_count_only_from_trusted_proxies() {
     let headers = [("x-user", "mallory"), ("x-plan", "pro")];
     let settings = HttpSettings { facts: facts().to_vec(), ..HttpSettings::default() };
     let (server, _) = serve(limits(), settings).await;
-    assert_eq!(server.admitted(5, "/", &headers).await, 1, "it is nobody, without a plan");
+    assert_eq!(server.admitted(5, "/", &headers).await, 1, "no user and no plan");
     assert_eq!(server.admitted(5, "/", &[("x-user", "eve")]).await, 0);
     let settings = HttpSettings { facts: facts().to_vec(), ..behind_proxies(ClientAddress::XForwardedFor) };
     let (server, _) = serve(limits(), settings).await;
@@ -619,7 +624,7 @@ async fn spellings_of_a_bearer_token_share_a_count() {
         admitted += server.admitted(1, "/", &[("authorization", spelling)]).await;
     }
     assert_eq!(admitted, 2);
-    // Compared as they came, though keys hold only a hash.
+    // `allow` and overrides compare raw values, although keys hold only a hash.
     assert_eq!(server.admitted(9, "/", &[("authorization", "Bearer root")]).await, 9);
     assert_eq!(server.admitted(9, "/", &[("authorization", "Bearer big")]).await, 4);
 }
@@ -648,12 +653,17 @@ async fn spellings_of_a_host_share_a_count() {
     }
     assert_eq!(admitted, 2);
     let response = server.get("/", &[("host", "example.com"), ("host", "other.com")]).await;
-    assert_eq!(response.status, 400, "two hosts are none");
+    assert_eq!(response.status, 400, "the host is ambiguous");
     let absolute = "GET http://other.com/";
-    assert_eq!(server.send(absolute, &[("host", "example.com")], "").await.status, 400, "nor are these");
+    assert_eq!(
+        server.send(absolute, &[("host", "example.com")], "").await.status,
+        400,
+        "the host is ambiguous"
+    );
     assert_eq!(server.send(absolute, &[("host", "OTHER.com:80")], "").await.status, 200);
 }
 
+/// A server that does not provide the peer address must not disable a limit by `ip`.
 #[tokio::test]
 async fn unknown_peer_is_a_server_error() {
     let server = |layer: RateLimitLayer| {
@@ -663,16 +673,16 @@ async fn unknown_peer_is_a_server_error() {
             axum::serve(listener, router).await.expect("the server runs");
         })
     };
-    let (of_ip, _) = limiter(per_ip());
-    let forgetful = server(RateLimitLayer::new(of_ip.clone())).await;
-    let response = forgetful.get("/", &[]).await;
+    let (by_ip, _) = limiter(per_ip());
+    let without_peer = server(RateLimitLayer::new(by_ip.clone())).await;
+    let response = without_peer.get("/", &[]).await;
     assert_eq!(response.status, 500);
     assert!(response.body.contains("the peer address is unknown"), "{response:?}");
-    let assuming = server(RateLimitLayer::new(of_ip).assume_peer([192, 0, 2, 7].into())).await;
-    assert_eq!(assuming.admitted(5, "/", &[]).await, 2);
-    let (of_all, _) = limiter(vec![Limit::new("all", Quota::per_hour(2))]);
-    let content = server(RateLimitLayer::new(of_all)).await;
-    assert_eq!(content.admitted(5, "/", &[]).await, 2, "no limit needs the address");
+    let with_assumed_peer = server(RateLimitLayer::new(by_ip).assume_peer([192, 0, 2, 7].into())).await;
+    assert_eq!(with_assumed_peer.admitted(5, "/", &[]).await, 2);
+    let (global, _) = limiter(vec![Limit::new("all", Quota::per_hour(2))]);
+    let with_global_limit = server(RateLimitLayer::new(global)).await;
+    assert_eq!(with_global_limit.admitted(5, "/", &[]).await, 2, "no limit needs the address");
 }
 
 #[tokio::test]
@@ -727,6 +737,7 @@ async fn request_bodies_reach_the_handler_unchanged() {
     }
 }
 
+/// A key is never a pattern: forgetting `*` forgets only the key `*`.
 #[tokio::test]
 async fn reset_forgets_exactly_one_key() {
     let (limiter, _) = limiter(vec![Limit::new("key", Quota::per_hour(1)).by("query.key")]);
@@ -758,7 +769,7 @@ async fn limit_over_a_year_works_like_any_other() {
     }
 }
 
-/// What a closure of the application finds is raw, too, and so is what the application forgets.
+/// Facts from a closure, from `check` and from `forget` are raw values, too, and hashed like those from headers.
 #[tokio::test]
 async fn facts_of_the_application_are_hashed_like_headers() {
     let mut key = fact("api_key", "header.x-api-key");

@@ -1,4 +1,4 @@
-//! Many at once, over real sockets: a limit is exact whoever comes through however many connections.
+//! The layer over real sockets: limits stay exact with many parallel connections, streams and clients that disconnect.
 
 mod support;
 
@@ -49,25 +49,26 @@ impl Connection {
         }
     }
 
-    async fn ask(self) -> u16 {
+    /// Sends one request and returns the status of its response.
+    async fn request(self) -> u16 {
         let response = match self {
-            Connection::Http1(mut sender) => sender.send_request(plain()).await,
-            Connection::Http2(mut sender) => sender.send_request(plain()).await,
+            Connection::Http1(mut sender) => sender.send_request(get_request()).await,
+            Connection::Http2(mut sender) => sender.send_request(get_request()).await,
         };
         response.expect("the server responds").status().as_u16()
     }
 }
 
-/// Opens so many connections at once and, when the last of them is open, sends one request over each.
+/// Opens this many connections and, when all of them are open, sends one request over each.
 async fn all_at_once(server: &Server, connections: usize, http2: bool) -> Vec<u16> {
-    let together = Arc::new(Barrier::new(connections));
+    let all_open = Arc::new(Barrier::new(connections));
     let tasks: Vec<_> = (0..connections)
         .map(|_| {
-            let (address, together) = (server.address, Arc::clone(&together));
+            let (address, all_open) = (server.address, Arc::clone(&all_open));
             tokio::spawn(async move {
                 let connection = Connection::open(address, http2).await;
-                together.wait().await;
-                connection.ask().await
+                all_open.wait().await;
+                connection.request().await
             })
         })
         .collect();
@@ -78,7 +79,7 @@ async fn all_at_once(server: &Server, connections: usize, http2: bool) -> Vec<u1
     statuses
 }
 
-fn plain() -> Request<Empty<Bytes>> {
+fn get_request() -> Request<Empty<Bytes>> {
     Request::builder().uri("http://test/").header("host", "test").body(Empty::new()).expect("valid")
 }
 
@@ -106,8 +107,8 @@ async fn of_100_parallel_wrong_logins_exactly_5_are_admitted() {
         .deduct_when(StatusSet::of([401]));
     let (limiter, _) = limiter(vec![login]);
     let reached = Reached::default();
-    // Nobody is answered before everybody has come: a limiter that looked first and charged later would
-    // let them all pass.
+    // No request is answered before all have arrived: a limiter that checks first and charges after the response would
+    // admit them all.
     let handler = {
         let reached = reached.clone();
         move || async move {
@@ -131,11 +132,11 @@ async fn http2_streams_are_counted_like_connections() {
     let stream = TokioIo::new(TcpStream::connect(server.address).await.unwrap());
     let (sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
     tokio::spawn(connection);
-    let ask = |mut sender: http2::SendRequest<Empty<Bytes>>| async move {
+    let send = |mut sender: http2::SendRequest<Empty<Bytes>>| async move {
         sender.ready().await.expect("the connection is open");
-        sender.send_request(plain()).await.expect("the server responds").status().as_u16()
+        sender.send_request(get_request()).await.expect("the server responds").status().as_u16()
     };
-    let tasks: Vec<_> = (0..100).map(|_| tokio::spawn(ask(sender.clone()))).collect();
+    let tasks: Vec<_> = (0..100).map(|_| tokio::spawn(send(sender.clone()))).collect();
     let mut statuses = Vec::new();
     for task in tasks {
         statuses.push(task.await.unwrap());
@@ -143,44 +144,46 @@ async fn http2_streams_are_counted_like_connections() {
     assert_eq!((reached.count(), count(&statuses, 200), count(&statuses, 429)), (5, 5, 95));
 }
 
-/// Counts who is in the handler, from its start until its response is sent or given up.
+/// Counts the requests in the handler, from its start until its response is sent or dropped.
 #[derive(Clone, Default)]
-struct Inside {
-    now: Arc<AtomicUsize>,
-    most: Arc<AtomicUsize>,
-    all: Arc<AtomicUsize>,
+struct Gauge {
+    current: Arc<AtomicUsize>,
+    peak: Arc<AtomicUsize>,
+    total: Arc<AtomicUsize>,
 }
 
-struct Leaves(Arc<AtomicUsize>);
+/// Decrements the gauge on drop.
+struct GaugeGuard(Arc<AtomicUsize>);
 
-impl Inside {
-    fn enter(&self) -> Leaves {
-        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
-        self.most.fetch_max(now, Ordering::SeqCst);
-        self.all.fetch_add(1, Ordering::SeqCst);
-        Leaves(Arc::clone(&self.now))
+impl Gauge {
+    fn enter(&self) -> GaugeGuard {
+        let current = self.current.fetch_add(1, Ordering::SeqCst) + 1;
+        self.peak.fetch_max(current, Ordering::SeqCst);
+        self.total.fetch_add(1, Ordering::SeqCst);
+        GaugeGuard(Arc::clone(&self.current))
     }
 }
 
-impl Drop for Leaves {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// A body that goes on for as long as its round, or until its client leaves.
+/// A body that streams until `rounds` is incremented, or until the client disconnects.
 struct Stream {
     ticks: tokio::time::Interval,
     rounds: Arc<AtomicUsize>,
+    /// The value of `rounds` when the stream began.
     round: usize,
-    _leaves: Leaves,
+    _guard: GaugeGuard,
 }
 
 impl Stream {
-    fn response(rounds: &Arc<AtomicUsize>, leaves: Leaves) -> Response<Body> {
+    fn response(rounds: &Arc<AtomicUsize>, guard: GaugeGuard) -> Response<Body> {
         let ticks = tokio::time::interval(Duration::from_millis(1));
         let (rounds, round) = (Arc::clone(rounds), rounds.load(Ordering::SeqCst));
-        Response::new(Body::new(Stream { ticks, rounds, round, _leaves: leaves }))
+        Response::new(Body::new(Stream { ticks, rounds, round, _guard: guard }))
     }
 }
 
@@ -199,16 +202,17 @@ impl http_body::Body for Stream {
     }
 }
 
+/// Four rounds of 50 requests each; in each round half of the admitted clients disconnect while their response streams.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn at_most_10_of_200_requests_hold_a_slot_at_once() {
     let (limiter, _) = limiter(vec![Limit::new("exports", Quota::slots(10))]);
-    let (inside, rounds) = (Inside::default(), Arc::new(AtomicUsize::new(0)));
+    let (gauge, rounds) = (Gauge::default(), Arc::new(AtomicUsize::new(0)));
     let handler = {
-        let (inside, rounds) = (inside.clone(), Arc::clone(&rounds));
+        let (gauge, rounds) = (gauge.clone(), Arc::clone(&rounds));
         move || async move {
-            let leaves = inside.enter();
+            let guard = gauge.enter();
             tokio::task::yield_now().await;
-            Stream::response(&rounds, leaves)
+            Stream::response(&rounds, guard)
         }
     };
     let router = Router::new().route("/", get(handler)).layer(RateLimitLayer::new(limiter.clone()));
@@ -225,23 +229,23 @@ async fn at_most_10_of_200_requests_hold_a_slot_at_once() {
             .remaining
     };
     for round in 0..4 {
-        let together = Arc::new(Barrier::new(50));
-        let ask = |address, together: Arc<Barrier>| async move {
+        let all_open = Arc::new(Barrier::new(50));
+        let send = |address, all_open: Arc<Barrier>| async move {
             let stream = TokioIo::new(TcpStream::connect(address).await.expect("the server listens"));
             let (mut sender, connection) =
                 http1::handshake(stream).await.expect("the server speaks HTTP/1.1");
             let connection = tokio::spawn(connection);
             sender.ready().await.expect("the connection is open");
-            together.wait().await;
-            let mut response = sender.send_request(plain()).await.expect("the server responds");
+            all_open.wait().await;
+            let mut response = sender.send_request(get_request()).await.expect("the server responds");
             if response.status() == StatusCode::OK {
-                // Some of the stream, so that the client leaves in the middle of it.
-                response.frame().await.expect("a frame").expect("it streams");
+                // Read one frame, so that the client disconnects in the middle of the stream.
+                response.frame().await.expect("a frame").expect("the stream is open");
             }
             (response, connection)
         };
         let tasks: Vec<_> =
-            (0..50).map(|_| tokio::spawn(ask(server.address, Arc::clone(&together)))).collect();
+            (0..50).map(|_| tokio::spawn(send(server.address, Arc::clone(&all_open)))).collect();
         let mut streaming = Vec::new();
         for task in tasks {
             let (response, connection) = task.await.expect("the task does not panic");
@@ -250,25 +254,25 @@ async fn at_most_10_of_200_requests_hold_a_slot_at_once() {
                 status => assert_eq!(status, 429),
             }
         }
-        assert_eq!((streaming.len(), used()), (10, 10), "round {round}: all slots are taken, and no more");
+        assert_eq!((streaming.len(), used()), (10, 10), "round {round}: exactly all slots are taken");
         let staying = streaming.split_off(5);
         for (response, connection) in streaming {
-            connection.abort(); // the client is gone, in the middle of its stream
+            connection.abort(); // the client disconnects in the middle of its stream
             drop(response);
         }
         until(async || used() == 5).await;
         rounds.fetch_add(1, Ordering::SeqCst);
         for (response, _) in staying {
-            response.into_body().collect().await.expect("it ends as it should");
+            response.into_body().collect().await.expect("the stream ends without an error");
         }
         until(async || used() == 0).await;
     }
-    until(async || inside.now.load(Ordering::SeqCst) == 0).await;
-    assert_eq!(inside.most.load(Ordering::SeqCst), 10);
-    assert_eq!(inside.all.load(Ordering::SeqCst), 40);
+    until(async || gauge.current.load(Ordering::SeqCst) == 0).await;
+    assert_eq!(gauge.peak.load(Ordering::SeqCst), 10);
+    assert_eq!(gauge.total.load(Ordering::SeqCst), 40);
 }
 
-/// Runs a service of hyper behind the layer, on a listener.
+/// Serves a hyper service behind the layer, which inserts [`PeerAddress`] into every request.
 async fn hyper_server(listener: TcpListener, layer: RateLimitLayer) {
     use tower_layer::Layer;
     loop {
@@ -357,7 +361,7 @@ async fn facts_and_costs_of_the_application_are_used() {
     assert_eq!(server.admitted(5, "/export", &[("authorization", "ann")]).await, 2);
     assert_eq!(server.admitted(5, "/", &[("authorization", "ANN")]).await, 0);
     assert_eq!(server.admitted(12, "/", &[("authorization", "bob")]).await, 10);
-    assert_eq!(server.admitted(20, "/", &[]).await, 20, "nobody is not limited");
+    assert_eq!(server.admitted(20, "/", &[]).await, 20, "without a user the limit does not apply");
 }
 
 #[tokio::test]
@@ -388,6 +392,7 @@ async fn replaced_limits_get_the_facts_they_need() {
     assert_eq!(server.admitted(5, "/", &[("x-user", "ann")]).await, 2);
 }
 
+/// A leaky bucket holds requests in order; if one client disconnects, the others are still admitted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn delayed_requests_are_admitted_in_fifo_order() {
     let queue = Limit::new("queue", Quota::per_second(10).burst(5)).algorithm(Algorithm::LeakyBucket);
@@ -411,7 +416,7 @@ async fn delayed_requests_are_admitted_in_fifo_order() {
         until(async || waiting(&limiter) == number + 1).await;
     }
     assert_eq!(server.get("/full", &[]).await.status, 429);
-    // The third leaves; nobody waits for it.
+    // The third client disconnects.
     tasks.remove(2).abort();
     until(async || clock.next_wake().is_some()).await;
     clock.advance(Span::from_secs(1));
@@ -429,17 +434,18 @@ async fn request_above_the_longest_delay_is_refused() {
     let (router, reached) = everything(RateLimitLayer::new(limiter).longest_delay(Duration::from_secs(30)));
     let server = Server::axum(router).await;
     assert_eq!(server.get("/", &[]).await.status, 200);
-    assert_eq!(server.get("/", &[]).await.status, 429, "it would have to be held for a minute");
+    assert_eq!(server.get("/", &[]).await.status, 429, "it would have to wait for a minute");
     assert_eq!(reached.count(), 1);
 }
 
+/// The slot is renewed at half its time to live.
 #[tokio::test]
 async fn slot_is_renewed_while_the_response_streams() {
     let (limiter, clock) = limiter(vec![Limit::new("exports", Quota::slots(1)).ttl(Duration::from_secs(60))]);
     let rounds = Arc::new(AtomicUsize::new(0));
     let handler = {
         let rounds = Arc::clone(&rounds);
-        move || async move { Stream::response(&rounds, Inside::default().enter()) }
+        move || async move { Stream::response(&rounds, Gauge::default().enter()) }
     };
     let router = Router::new().route("/", get(handler)).layer(RateLimitLayer::new(limiter.clone()));
     let server = Arc::new(Server::axum(router).await);
@@ -449,7 +455,7 @@ async fn slot_is_renewed_while_the_response_streams() {
     });
     let free = || limiter.usage(&facts! {}).wait().unwrap().limits().next().unwrap().outcome().remaining;
     for _ in 0..10 {
-        // Its renewal sleeps, for half a minute each time: five times its time to live in all.
+        // The renewal task sleeps for 30 s each time; ten times are five times the time to live.
         let half = clock.now() + Span::from_secs(30);
         until(async || clock.next_wake() == Some(half)).await;
         clock.set(half);
