@@ -16,7 +16,7 @@ pub enum Unclear {
     Characters,
 }
 
-/// The value of the cookie with this name; `None` if there is none. HTTP/2 may split the header into several `lines`.
+/// The value of the cookie with this name; `None` if it is absent. HTTP/2 may split the header into several `lines`.
 pub fn of<'a>(
     lines: impl IntoIterator<Item = &'a [u8]>,
     name: &str,

@@ -61,7 +61,7 @@ impl Reading {
     const OTHERS: [Reading; 5] =
         [Reading::AS_WRITTEN, Reading::PERCENT_DECODED, Reading::CLEANED, Reading::URL, Reading::KEPT];
 
-    /// The length in bytes of the separator at the start of `text`; 0 if there is none.
+    /// The length in bytes of the separator at the start of `text`; 0 without a separator.
     fn separator(self, text: &[u8]) -> usize {
         match text {
             [b'/', ..] => 1,
