@@ -263,8 +263,16 @@ fn what_a_limit_needs_and_nobody_can_tell_is_forbidden() {
     let server = Server::with_config(&folder, limits);
     for gateway in [FORWARDED, NGINX] {
         for (request, status, said) in [
-            ("GET /search?q=a&q=b", 403, "`query.q` is needed: it is there twice"),
-            ("POST /login", 403, "`body.email` is needed: the body does not come here"),
+            (
+                "GET /search?q=a&q=b",
+                403,
+                "`query.q` is required but cannot be read: it occurs more than once",
+            ),
+            (
+                "POST /login",
+                403,
+                "`body.email` is required but cannot be read: the gateway does not forward the body",
+            ),
             ("GET /llm", 403, "tokens"),
             ("GET /other?q=a&q=b", 200, ""),
         ] {

@@ -19,14 +19,14 @@ use tollkeeper_tower::RateLimitLayer;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let app = app("memory://").await?;
-    // With the address of the peer, or a limit by `ip` has nothing to go by and every answer is a 500.
+    // Provides the peer address. Without it, every request to which a limit by `ip` applies is answered with 500.
     let service = app.into_make_service_with_connect_info::<SocketAddr>();
     axum::serve(TcpListener::bind("127.0.0.1:3000").await?, service).await?;
     Ok(())
 }
 
 pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildError> {
-    // All limits that apply must allow, and a refused request is charged to none.
+    // A request is admitted if all limits that apply allow it, and a refused request charges none of them.
     let limiter = Limiter::builder()
         // Generous, since a whole office may share an address.
         .limit(Limit::new("per-ip", Quota::per_minute(600).burst(50)).by("ip"))
@@ -43,7 +43,7 @@ pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildEr
         .store(store)
         .build()?;
 
-    // Addresses are taken from a proxy on this machine, and from nobody else.
+    // Only a proxy on this machine is trusted to forward client addresses.
     let proxies = HttpSettings {
         trusted_proxies: vec!["127.0.0.0/8".parse().expect("a network")],
         client_address: ClientAddress::XForwardedFor,
@@ -54,7 +54,7 @@ pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildEr
         .fact("user", |request| Some(request.extensions.get::<Account>()?.user.to_owned()))
         .fact("plan", |request| Some(request.extensions.get::<Account>()?.plan.to_owned()));
 
-    // The layer that is added last comes first: who it is must be known before it is counted.
+    // The layer that is added last runs first: the user must be known before the request is counted.
     Ok(Router::new()
         .route("/", get(|| async { "hello" }))
         .route(
@@ -71,8 +71,8 @@ struct Account {
     plan: &'static str,
 }
 
-/// Leaves the account of a valid key with the request. A limit goes by what was verified, never by what a
-/// client says of itself: else everybody is somebody new with every request.
+/// Inserts the account of a valid key into the extensions of the request. Key limits by a verified identity, never by
+/// one that the client claims: otherwise a client could claim a new identity with every request.
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let key = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let account = match key.and_then(|value| value.strip_prefix("Bearer ")) {

@@ -1,5 +1,5 @@
-//! A language model with a budget of tokens: the most that a request asks for is charged before the model
-//! runs, and what it did not use is given back.
+//! A language model with a token budget: the maximum that a request asks for is charged before the model runs, and
+//! unused tokens are refunded.
 //!
 //! `cargo run -p tollkeeper-tower --features axum --example llm`, then
 //! `curl -i localhost:3000/complete -H 'x-api-key: k1' --json '{"prompt":"hello","max_tokens":2000}'`
@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildError> {
     let limiter = Limiter::builder()
         .limit(Limit::new("requests", Quota::per_minute(60)).by("header.x-api-key"))
-        // Without a burst: a sliding window, which gives back in full what a request did not use.
+        // Without a burst this is a sliding window, which refunds unused tokens in full.
         .limit(
             Limit::new("tokens", Quota::per_minute(10_000))
                 .by("header.x-api-key")
@@ -35,7 +35,7 @@ pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildEr
         .store(store)
         .build()?;
 
-    // The estimate is what the request allows the model, which is held to it below.
+    // The estimate is the maximum that the request allows, and the model stops there.
     let tokens = HttpFact::new("tokens", Source::Body("max_tokens".to_owned()));
     let limits = RateLimitLayer::new(limiter.clone())
         .http(HttpSettings { facts: vec![tokens], ..HttpSettings::default() })
@@ -62,7 +62,7 @@ async fn complete(
     Json(question): Json<Question>,
 ) -> Json<Completion> {
     let completion = generate(&question);
-    // There is no charge when the store did not answer and the limits' failure policy let this pass.
+    // There is no charge if the store did not answer and the limits' failure policy admitted the request.
     if let Some(Extension(charge)) = charge {
         let counted = facts! { "tokens" => completion.tokens.max(1) };
         if let Err(error) = limiter.settle(&charge, Costs::Facts(&counted)).await {
@@ -72,7 +72,7 @@ async fn complete(
     Json(completion)
 }
 
-/// A model that repeats what it is told, and whose tokens are words.
+/// A model that repeats its prompt, and whose tokens are words.
 fn generate(question: &Question) -> Completion {
     let words: Vec<&str> = question.prompt.split_whitespace().take(question.max_tokens).collect();
     Completion { text: words.join(" "), tokens: words.len() }

@@ -1,5 +1,5 @@
-//! A login that cannot be guessed: 5 failures per 15 minutes and email, 100 per hour and address. Who knows
-//! the password is not counted.
+//! Protects a login from password guessing: 5 failures per 15 minutes and email, 100 per hour and address. Successful
+//! logins are not counted.
 //!
 //! `cargo run -p tollkeeper-tower --features axum --example login`, then
 //! `curl -i localhost:3000/login --json '{"email":"ann@example.com","password":"guess"}'`
@@ -24,8 +24,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildError> {
-    // Every attempt is charged before it is made, so that a hundred at once are no way around; what did
-    // not fail is given back. A log admits 5 in any 15 minutes, not about 5.
+    // Every attempt is charged before the password is checked, so that parallel attempts cannot exceed the limit; a
+    // success is refunded. A sliding log admits exactly 5 in any 15 minutes, where a sliding window approximates.
     let failures = |name, quota| {
         Limit::new(name, quota).algorithm(Algorithm::SlidingLog).deduct_when(StatusSet::of([401]))
     };
@@ -35,7 +35,7 @@ pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildEr
         .store(store)
         .build()?;
 
-    // ` Ann@example.com` is no other mailbox than `ann@example.com`. Only a hash of it is kept.
+    // ` Ann@example.com` and `ann@example.com` are the same mailbox. The store keeps only a hash of it.
     let email = HttpFact {
         normalize: vec![Normalization::Trim, Normalization::Lowercase],
         hash: true,
@@ -43,7 +43,7 @@ pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildEr
     };
     let limits = RateLimitLayer::new(limiter)
         .http(HttpSettings { facts: vec![email], ..HttpSettings::default() })
-        // No headers but `Retry-After`: nobody needs to know how many guesses are left.
+        // No headers but `Retry-After`: an attacker must not learn how many attempts are left.
         .headers([]);
 
     Ok(Router::new().route("/login", post(login)).layer(limits))

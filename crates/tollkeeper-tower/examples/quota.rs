@@ -1,4 +1,4 @@
-//! A daily quota by plan, from midnight to midnight UTC, and a page that shows what is left of it.
+//! A daily quota by plan, from midnight to midnight UTC, and a page that shows the remaining quota.
 //!
 //! `cargo run -p tollkeeper-tower --features axum --example quota`, then
 //! `curl -i -H 'x-account: acme' localhost:3000/reports` and `curl -H 'x-account: acme' localhost:3000/usage`
@@ -30,7 +30,7 @@ pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildEr
         .tier("pro", Quota::per_day(1_000))
         .tier("enterprise", Allowance::Unlimited)
         .default_tier("free")
-        // One customer has terms of its own, whatever its plan.
+        // One customer has its own quota, whatever its plan.
         .override_for("acme", Quota::per_day(25));
     let limiter = Limiter::builder().limit(daily).store(store).build()?;
 
@@ -43,7 +43,7 @@ pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildEr
             }
         });
 
-    // To look at what is left costs nothing: this route is added behind the layer.
+    // Reading the usage is not limited: this route is added after the layer.
     let reports = Router::new().route("/reports", get(|| async { "a report" })).layer(limits);
     Ok(reports.route("/usage", get(usage)).with_state(limiter))
 }
@@ -53,19 +53,19 @@ async fn usage(State(limiter): State<Limiter>, headers: HeaderMap) -> Result<Jso
     let plan = plan_of(&account);
     let facts = facts! { "account" => account.as_str(), "plan" => plan };
     let usage = limiter.usage(&facts).await.map_err(|_| StatusCode::BAD_REQUEST)?;
-    // A limit that grants everything does not apply, so it is not there.
+    // An unlimited tier does not apply as a limit, so its usage is `None`.
     Ok(Json(match usage.limit("daily").map(|limit| limit.outcome()) {
         Some(daily) => json!({ "plan": plan, "limit": daily.limit, "remaining": daily.remaining }),
         None => json!({ "plan": plan, "limit": null }),
     }))
 }
 
-/// In an application of yours: who the session belongs to.
+/// In a real application: the account of the session.
 fn account(headers: &HeaderMap) -> Option<String> {
     Some(headers.get("x-account")?.to_str().ok()?.to_owned())
 }
 
-/// In an application of yours: what billing knows.
+/// In a real application: the plan in the billing database.
 fn plan_of(account: &str) -> &'static str {
     match account {
         "initech" => "enterprise",

@@ -1,8 +1,8 @@
-//! A gRPC service with limits by address and by method: here the health service, which has a quick call
-//! and one that streams.
+//! A gRPC service with limits by address and by method: here the health service, which has a unary call and a
+//! streaming one.
 //!
-//! `cargo run -p tollkeeper-tower --features tonic --example tonic`. Who is refused gets RESOURCE_EXHAUSTED
-//! with a `google.rpc.RetryInfo`, which says when to come again.
+//! `cargo run -p tollkeeper-tower --features tonic --example tonic`. A refused call gets RESOURCE_EXHAUSTED with a
+//! `google.rpc.RetryInfo`, which contains the delay before a retry.
 
 use tokio::net::TcpListener;
 use tollkeeper::{Limit, Limiter, Quota, StoreChoice};
@@ -20,9 +20,9 @@ async fn main() -> Outcome {
 pub(crate) async fn serve(store: impl Into<StoreChoice>, listener: TcpListener) -> Outcome {
     let limiter = Limiter::builder()
         .limit(Limit::new("per-ip", Quota::per_minute(60).burst(10)).by("ip"))
-        // A method is the path of its request, and metadata are headers.
+        // The path of a gRPC request is its method, and its metadata are headers.
         .limit(Limit::new("per-key", Quota::per_minute(5)).by("header.x-api-key").when("path", "*/Check"))
-        // A stream holds its slot until it ends, or until its client leaves.
+        // A stream holds its slot until it ends or the client disconnects.
         .limit(Limit::new("streams", Quota::slots(2)).by("ip").when("path", "*/Watch"))
         .store(store)
         .build()?;

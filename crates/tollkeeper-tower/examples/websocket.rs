@@ -1,4 +1,4 @@
-//! A chat over WebSockets: each address has two of them open at a time.
+//! A chat over WebSockets: each address may have two open at a time.
 //!
 //! `cargo run -p tollkeeper-tower --features axum --example websocket`, then open `ws://localhost:3000/chat` with
 //! any WebSocket client: the third one at the same time is answered with 429.
@@ -33,7 +33,7 @@ async fn chat(upgrade: WebSocketUpgrade, slot: Option<Extension<HeldSlot>>) -> R
                 break;
             }
         }
-        // The tunnel has ended: from here on its place is free.
+        // The tunnel has ended: release its slot.
         drop(slot);
     })
 }

@@ -1,8 +1,8 @@
-//! Whose request it is: the address of the client, behind proxies that are trusted and proxies that are not.
+//! Determines the client's address from the peer and the forwarding headers, behind trusted and untrusted proxies.
 //!
-//! Anybody can send a header that names an address. It is believed only from a trusted proxy, and each
-//! trusted proxy vouches for one hop: the one it was called by. So the hops are walked from the right,
-//! where the nearest proxy wrote, and the first address that is not trusted is the client.
+//! Every client can send a header with a forged address. The header counts only if the peer is a trusted proxy, and each
+//! trusted proxy vouches for one hop: the peer that it was called by. So the hops are read from the right, where the
+//! nearest proxy appended its peer, and the first address that is not trusted is the client.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -10,17 +10,17 @@ use http::HeaderMap;
 use tollkeeper::http::{ClientAddress, HttpSettings};
 use tollkeeper::net::Network;
 
-/// Who sent a request.
+/// The client that sent a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Client {
-    /// The address of the client, canonical: never an IPv4 address in IPv6 clothes.
+    /// The canonical address of the client: `203.0.113.9`, never the IPv4-mapped `::ffff:203.0.113.9`.
     pub ip: IpAddr,
-    /// Whether the peer is a trusted proxy, so that its word counts.
+    /// Whether the peer is a trusted proxy, so that facts declared `trusted` are read from its headers.
     pub trusted: bool,
 }
 
 impl Client {
-    /// The client of a request that came from this peer with these headers.
+    /// The client of a request from this peer with these headers.
     #[inline]
     pub fn of(peer: IpAddr, headers: &HeaderMap, settings: &HttpSettings) -> Client {
         let peer = peer.to_canonical();
@@ -30,7 +30,7 @@ impl Client {
         }
     }
 
-    /// The client of a request that came from this trusted proxy.
+    /// The client of a request from this trusted proxy.
     fn behind(peer: IpAddr, headers: &HeaderMap, settings: &HttpSettings) -> Client {
         let lines = |name: &str| headers.get_all(name).into_iter().map(|line| line.as_bytes());
         let trusted = &settings.trusted_proxies;
@@ -49,8 +49,8 @@ pub fn is_trusted(ip: IpAddr, trusted: &[Network]) -> bool {
     trusted.iter().any(|network| network.contains(ip))
 }
 
-/// Walks from hop to hop, the nearest first, as long as they are trusted. A hop that is no address ends the
-/// walk: who stands before it is the last that is known.
+/// Walks the hops, nearest first, until one is not trusted, and returns that one. A hop that is not an address (`None`)
+/// ends the walk at the hop before it, the last known address.
 pub fn walk(peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>, trusted: &[Network]) -> IpAddr {
     let mut client = peer;
     for hop in hops {
@@ -63,7 +63,7 @@ pub fn walk(peer: IpAddr, hops: impl Iterator<Item = Option<IpAddr>>, trusted: &
     client
 }
 
-/// The hops of `X-Forwarded-For`, the nearest first; nothing where there is no address.
+/// The hops of `X-Forwarded-For`, nearest first; `None` for a hop that is not an address.
 pub fn forwarded_for<'a>(
     lines: impl DoubleEndedIterator<Item = &'a [u8]>,
 ) -> impl Iterator<Item = Option<IpAddr>> {
@@ -71,22 +71,23 @@ pub fn forwarded_for<'a>(
     hops.map(<[u8]>::trim_ascii).filter(|hop| !hop.is_empty()).map(address)
 }
 
-/// The hops of `Forwarded` (RFC 7239), the nearest first; nothing where there is no address.
+/// The hops of `Forwarded` (RFC 7239), nearest first; `None` for a hop that is not an address.
 pub fn forwarded<'a>(
     lines: impl DoubleEndedIterator<Item = &'a [u8]>,
 ) -> impl Iterator<Item = Option<IpAddr>> {
-    let hops = lines.rev().flat_map(elements_from_the_right);
-    hops.map(<[u8]>::trim_ascii).filter(|hop| !hop.is_empty()).map(node)
+    let hops = lines.rev().flat_map(elements_rev);
+    hops.map(<[u8]>::trim_ascii).filter(|hop| !hop.is_empty()).map(for_address)
 }
 
-/// The address in a header that holds a single one.
+/// The address in a header that holds a single one, such as `X-Real-IP`.
 pub fn single<'a>(mut lines: impl Iterator<Item = &'a [u8]>) -> Option<IpAddr> {
     let line = lines.next()?;
-    // Two lines are two opinions.
+    // A duplicate header is ambiguous.
     if lines.next().is_some() { None } else { address(line.trim_ascii()) }
 }
 
-/// Reads `192.0.2.7`, `192.0.2.7:4711`, `2001:db8::1`, `[2001:db8::1]` and `[2001:db8::1]:4711`.
+/// Parses an address with or without a port: `192.0.2.7`, `192.0.2.7:4711`, `2001:db8::1`, `[2001:db8::1]` and
+/// `[2001:db8::1]:4711`.
 pub fn address(text: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(text).ok()?;
     if let Some(rest) = text.strip_prefix('[') {
@@ -96,7 +97,7 @@ pub fn address(text: &[u8]) -> Option<IpAddr> {
         return port.is_none_or(is_port).then(|| IpAddr::V6(address).to_canonical());
     }
     let address = match text.split_once(':') {
-        // Brackets keep the port of an IPv6 address apart; without them every colon is the address's own.
+        // An IPv6 address with a port has brackets; without brackets, all colons belong to the address.
         Some((address, port)) if !port.contains(':') => {
             return is_port(port).then(|| address.parse().ok().map(IpAddr::V4))?;
         }
@@ -105,17 +106,18 @@ pub fn address(text: &[u8]) -> Option<IpAddr> {
     address.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }
 
-/// A number, or a name behind `_` that hides one.
+/// Whether a text is a port number or an obfuscated port of RFC 7239, such as `_hidden`.
 fn is_port(text: &str) -> bool {
-    let hidden = text.strip_prefix('_').is_some_and(|name| !name.is_empty());
-    hidden
+    let is_obfuscated = text.strip_prefix('_').is_some_and(|name| !name.is_empty());
+    is_obfuscated
         || (text.len() <= 5 && text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok())
 }
 
-/// The elements of a list, the last one first. Commas between quotes divide nothing.
+/// The elements of a comma-separated list, last one first. Commas inside quotes do not separate.
 ///
-/// Read from the left, a quote that a client left open would swallow what the proxy wrote behind it.
-fn elements_from_the_right(line: &[u8]) -> impl Iterator<Item = &[u8]> {
+/// It is parsed from the right, because otherwise a client could hide the element that the proxy appended behind a quote
+/// that it never closes.
+fn elements_rev(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(line);
     std::iter::from_fn(move || {
         let line = rest.take()?;
@@ -134,13 +136,13 @@ fn elements_from_the_right(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Whether a character is escaped by what stands before it.
+/// Whether the character after `before` is escaped by a backslash.
 fn is_escaped(before: &[u8]) -> bool {
     before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
 }
 
-/// The address behind `for=` in an element such as `for="[2001:db8::1]:4711";proto=https`.
-fn node(element: &[u8]) -> Option<IpAddr> {
+/// The address in the `for` parameter of an element such as `for="[2001:db8::1]:4711";proto=https`.
+fn for_address(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
     let mut rest = element;
     while !rest.is_empty() {
@@ -154,7 +156,7 @@ fn node(element: &[u8]) -> Option<IpAddr> {
             }
         };
         if name.eq_ignore_ascii_case(b"for") && found.replace(value).is_some() {
-            return None; // said twice
+            return None; // duplicate parameter
         }
         rest = match after.trim_ascii() {
             [] => &[],
@@ -165,7 +167,7 @@ fn node(element: &[u8]) -> Option<IpAddr> {
     address(&found?)
 }
 
-/// What stands between quotes, the first of which has been read, and what comes behind the second.
+/// The unescaped content of a quoted string whose opening quote has been read, and the rest after its closing quote.
 fn unquoted(text: &[u8]) -> Option<(Vec<u8>, &[u8])> {
     let mut value = Vec::new();
     let mut bytes = text.iter().enumerate();
@@ -186,7 +188,7 @@ mod tests {
 
     const PEER: &str = "10.0.0.1";
 
-    /// The client of a request from 10.0.0.1, where 10.0.0.0/8 and 2001:db8:ffff::/48 are trusted.
+    /// The client of a request from 10.0.0.1, with 10.0.0.0/8 and 2001:db8:ffff::/48 as trusted proxies.
     fn client(address: ClientAddress, lines: &[&str]) -> String {
         let name = match &address {
             ClientAddress::XForwardedFor => "x-forwarded-for",
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn hops_are_walked_from_the_right_as_long_as_they_are_trusted() {
+    fn client_is_the_rightmost_untrusted_hop() {
         for (lines, expected) in [
             (&[][..], PEER),
             (&["203.0.113.9"], "203.0.113.9"),
@@ -225,7 +227,7 @@ mod tests {
             (&["[2001:db8::1]:4711"], "2001:db8::1"),
             (&["203.0.113.9, , 10.0.0.2,"], "203.0.113.9"),
             (&["203.0.113.9,\t10.0.0.2 "], "203.0.113.9"),
-            // What is no address ends the walk at the last hop that is known.
+            // A hop that is not an address ends the walk at the last known hop.
             (&["203.0.113.9, unknown"], PEER),
             (&["203.0.113.9, unknown, 10.0.0.2"], "10.0.0.2"),
             (&["203.0.113.9, 10.0.0.256, 10.0.0.2"], "10.0.0.2"),
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn rfc_7239_is_read_with_ports_quotes_brackets_and_names_that_hide() {
+    fn forwarded_ports_quotes_and_obfuscated_names_are_parsed() {
         for (lines, expected) in [
             (&[][..], PEER),
             (&["for=203.0.113.9"], "203.0.113.9"),
@@ -259,7 +261,7 @@ mod tests {
             (&["for=203.0.113.9, for=10.0.0.2;for=10.0.0.3"], PEER),
             (&[r#"for=203.0.113.9, for="10.0.0.2"x"#], PEER),
             (&["203.0.113.9"], PEER),
-            // A quote that the client left open does not swallow what the proxy wrote.
+            // A quote that the client never closes does not hide what the proxy appended.
             (&[r#"for="1.1.1.1, for=203.0.113.9"#], "203.0.113.9"),
             (&[r#"for="1.1.1.1\, for=203.0.113.9, for="10.0.0.2""#], "203.0.113.9"),
         ] {
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_of_one_address_holds_one_address() {
+    fn custom_header_must_hold_exactly_one_address() {
         for (lines, expected) in [
             (&[][..], PEER),
             (&["203.0.113.9"], "203.0.113.9"),
@@ -285,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_header_that_was_chosen_is_read_and_only_from_trusted_peers() {
+    fn only_the_configured_header_of_trusted_peers_is_read() {
         let mut headers = HeaderMap::new();
         headers.insert("x-forwarded-for", HeaderValue::from_static("1.1.1.1"));
         headers.insert("forwarded", HeaderValue::from_static("for=2.2.2.2"));

@@ -1,4 +1,4 @@
-//! Looking into the body of a request before it goes on, and passing it on as it came.
+//! Buffers the start of a request body, so that facts can be read from it, and replays it to the handler unchanged.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -11,37 +11,37 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::time::timeout;
 
-/// The most bytes of a body that are looked at.
+/// The largest body, in bytes, that facts are read from.
 pub const MOST: usize = 64 << 10;
-/// How many bytes of a body that is too large are discarded, and for how long.
+/// How many bytes of a too large body [`RequestBody::drain`] discards at most, and for how long.
 const DRAIN_BYTES: usize = 4 << 20;
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 pin_project! {
-    /// The body of a request: what was read of it to find facts, and the rest.
+    /// A request body: the frames that were buffered to read facts, then the rest of the stream.
     #[derive(Debug)]
     pub struct RequestBody<B: Body> {
-        read: VecDeque<Result<Frame<B::Data>, B::Error>>,
+        buffered: VecDeque<Result<Frame<B::Data>, B::Error>>,
         #[pin]
         rest: B,
     }
 }
 
-/// What a look into a body has shown.
+/// The result of buffering a request body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// All of it.
+    /// The complete body.
     All(Vec<u8>),
-    /// That it has more than [`MOST`] bytes.
+    /// The body has more than [`MOST`] bytes.
     TooLarge,
-    /// That it cannot be read to its end.
+    /// The body stream failed before its end.
     Broken,
-    /// That it went elsewhere: who is asked about a request need not see its body.
+    /// The body was not sent to this process: a gateway that asks for a decision forwards only the head.
     Elsewhere,
 }
 
 impl<B: Body<Data = Bytes> + Unpin> RequestBody<B> {
-    /// Reads all of the body, unless it is too large; what was read is passed on by whoever reads it next.
+    /// Reads the complete body, unless it is too large, and buffers it for the next reader.
     pub async fn look(&mut self) -> Look {
         let most = u64::try_from(MOST).expect("64 KiB");
         if self.rest.size_hint().lower() > most {
@@ -55,23 +55,23 @@ impl<B: Body<Data = Bytes> + Unpin> RequestBody<B> {
                     let data = frame.data_ref().map_or(&[][..], |data| data);
                     let fits = all.len() + data.len() <= MOST;
                     all.extend_from_slice(if fits { data } else { &[] });
-                    self.read.push_back(Ok(frame));
+                    self.buffered.push_back(Ok(frame));
                     if !fits {
                         return Look::TooLarge;
                     }
                 }
                 Some(Err(error)) => {
-                    self.read.push_back(Err(error));
+                    self.buffered.push_back(Err(error));
                     return Look::Broken;
                 }
             }
         }
     }
 
-    /// Reads and discards the rest of the body. A server closes a connection with an unread body, which resets it, and
-    /// a client that is still sending could not read the answer.
+    /// Reads and discards the rest of the body, at most 4 MiB and for at most 2 s. Otherwise the server would close the
+    /// connection with unread data, which resets it, and a client that is still sending could not read the response.
     pub async fn drain(&mut self) {
-        self.read.clear();
+        self.buffered.clear();
         let drained = async {
             let mut left = DRAIN_BYTES;
             while left > 0 {
@@ -84,16 +84,16 @@ impl<B: Body<Data = Bytes> + Unpin> RequestBody<B> {
         let _ = timeout(DRAIN_TIME, drained).await;
     }
 
-    /// Whether nothing was read yet.
+    /// Whether no frame has been read yet.
     pub fn is_untouched(&self) -> bool {
-        self.read.is_empty()
+        self.buffered.is_empty()
     }
 }
 
 impl<B: Body> From<B> for RequestBody<B> {
-    /// A body that nobody has looked at.
+    /// Wraps a body without reading from it.
     fn from(body: B) -> RequestBody<B> {
-        RequestBody { read: VecDeque::new(), rest: body }
+        RequestBody { buffered: VecDeque::new(), rest: body }
     }
 }
 
@@ -106,24 +106,24 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let body = self.project();
-        match body.read.pop_front() {
+        match body.buffered.pop_front() {
             Some(frame) => Poll::Ready(Some(frame)),
             None => body.rest.poll_frame(context),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.read.is_empty() && self.rest.is_end_stream()
+        self.buffered.is_empty() && self.rest.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let read = self.read.iter().filter_map(|frame| frame.as_ref().ok()?.data_ref());
-        let read: u64 = read.map(|data| u64::try_from(data.len()).unwrap_or(u64::MAX)).sum();
+        let buffered = self.buffered.iter().filter_map(|frame| frame.as_ref().ok()?.data_ref());
+        let buffered: u64 = buffered.map(|data| u64::try_from(data.len()).unwrap_or(u64::MAX)).sum();
         let rest = self.rest.size_hint();
         let mut hint = SizeHint::new();
-        hint.set_lower(rest.lower().saturating_add(read));
+        hint.set_lower(rest.lower().saturating_add(buffered));
         if let Some(upper) = rest.upper() {
-            hint.set_upper(upper.saturating_add(read));
+            hint.set_upper(upper.saturating_add(buffered));
         }
         hint
     }

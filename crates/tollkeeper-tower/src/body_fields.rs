@@ -1,46 +1,45 @@
-//! Top-level fields of a JSON or form body, and parameters of a query.
+//! Reads top-level fields of JSON and form bodies, and parameters of a query.
 //!
-//! Strict where an application might be: a text that two readers could understand differently (a field that
-//! is there twice, broken JSON, a number with a fraction) is an error rather than an absent field, so that
-//! nobody is counted under another name than the one he is served under.
+//! Input that two parsers could read differently (a duplicate field, invalid JSON, a number with a fraction) is an error,
+//! not an absent field. Otherwise the limiter could charge one identity while the application serves another.
 
 use std::borrow::Cow;
 
-/// What a body or a query says about a field.
+/// The result of looking up a field in a body or a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Field<'a> {
-    /// It is not there.
+    /// The field does not occur.
     Absent,
-    /// It is there once.
+    /// The field occurs once, with this value.
     Once(Cow<'a, [u8]>),
-    /// It is there twice.
+    /// The field occurs more than once.
     Twice,
-    /// It is there, and no text, whole number or truth.
+    /// The field is not a string, an integer, a boolean or null.
     NoText,
-    /// A field is there that some servers take for it: `Email`, `[email]` or `email[]` for `email`.
+    /// Another field has a name that some servers treat as the same: `Email`, `[email]` or `email[]` for `email`.
     Alike,
-    /// It may be there: the body is a form in several parts, which is not read.
+    /// The field may occur: the body is `multipart/form-data`, which is not parsed.
     Unread,
 }
 
-/// Why no field can be read.
+/// A body is not valid JSON, so none of its fields can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotJson;
 
-/// How the fields of a body are written.
+/// The format of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// As JSON.
+    /// JSON.
     Json,
-    /// As `a=1&b=2`.
+    /// A form or a query: `a=1&b=2`.
     Pairs,
-    /// In several parts, which are not read here.
+    /// `multipart/form-data`, which is not parsed.
     Parts,
 }
 
 impl Form {
-    /// What a body is, by its type and by how it begins. Whoever calls JSON something else is read as JSON
-    /// all the same: many applications do not look at the type either.
+    /// The format of a body, by its content type and its first bytes. A body that looks like JSON is parsed as JSON
+    /// whatever its content type, because many applications ignore the content type, too.
     pub fn of(content_type: Option<&[u8]>, body: &[u8]) -> Form {
         let essence = content_type.unwrap_or_default().split(|byte| *byte == b';').next();
         let essence = essence.unwrap_or_default().trim_ascii().to_ascii_lowercase();
@@ -51,13 +50,14 @@ impl Form {
     }
 }
 
-/// Python reads JSON in UTF-16 and UTF-32, too, and behind a byte order mark. Here that is no JSON, and so no form either.
+/// Whether a body may be JSON to some parser. Python also accepts JSON in UTF-16, in UTF-32, and after a byte order mark.
+/// Such a body counts as JSON here, too, so that it is rejected as invalid JSON and not parsed as a form.
 fn begins_like_json(body: &[u8]) -> bool {
     let body = body.trim_ascii_start();
     body.starts_with(b"\xef\xbb\xbf") || matches!(body.first(), Some(b'{' | 0 | 0xfe | 0xff))
 }
 
-/// Reads a field of a body.
+/// Reads a top-level field of a body.
 pub fn of_body<'a>(form: Form, body: &'a [u8], name: &str) -> Result<Field<'a>, NotJson> {
     match form {
         _ if body.trim_ascii().is_empty() => Ok(Field::Absent),
@@ -67,7 +67,7 @@ pub fn of_body<'a>(form: Form, body: &'a [u8], name: &str) -> Result<Field<'a>, 
     }
 }
 
-/// Reads a field of `a=1&b=2`.
+/// Reads a field of a form or query such as `a=1&b=2`.
 pub fn of_pairs<'a>(text: &'a [u8], name: &str) -> Field<'a> {
     let mut found = Field::Absent;
     for pair in text.split(|byte| *byte == b'&') {
@@ -77,7 +77,7 @@ pub fn of_pairs<'a>(text: &'a [u8], name: &str) -> Field<'a> {
         };
         let key = decoded(key);
         if *key != *name.as_bytes() {
-            if is_alike(&key, name) {
+            if is_similar(&key, name) {
                 return Field::Alike;
             }
             continue;
@@ -90,22 +90,22 @@ pub fn of_pairs<'a>(text: &'a [u8], name: &str) -> Field<'a> {
     found
 }
 
-/// Whether some servers take another field for this one: nginx ignores case, and `qs`, by which Express reads forms,
-/// takes `[name]` for `name` and `name[]` for a list of that name.
-fn is_alike(key: &[u8], name: &str) -> bool {
+/// Whether some servers treat another key as this field: nginx ignores case, and `qs`, with which Express parses forms,
+/// reads `[name]` as `name` and `name[]` as a list of that name.
+fn is_similar(key: &[u8], name: &str) -> bool {
     let key = key.strip_prefix(b"[").unwrap_or(key);
     key.split_at_checked(name.len()).is_some_and(|(start, rest)| {
         start.eq_ignore_ascii_case(name.as_bytes()) && matches!(rest.first(), None | Some(b'[' | b']'))
     })
 }
 
-/// Whether two names differ in case only. Go takes the one for the other, and folds more letters than those of ASCII.
+/// Whether two names differ only in case. Go treats such JSON keys as the same, and folds the case of all of Unicode.
 fn differ_in_case(one: &str, other: &str) -> bool {
     let folded = |text: &str| text.to_uppercase().to_lowercase();
     one != other && folded(one) == folded(other)
 }
 
-/// What a part of a query stands for: `+` is a blank, `%41` an `A`, and a `%` that encodes nothing itself.
+/// Decodes a key or value of a form: `+` is a space, `%41` an `A`, and a stray `%` stays as it is.
 fn decoded(text: &[u8]) -> Cow<'_, [u8]> {
     if !text.iter().any(|byte| matches!(byte, b'+' | b'%')) {
         return Cow::Borrowed(text);
@@ -127,30 +127,30 @@ fn decoded(text: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(bytes)
 }
 
-/// Reads a top-level field of JSON, all of which must be right.
+/// Reads a top-level field of a JSON text. All of the text must be valid JSON.
 pub fn of_json<'a>(text: &'a [u8], name: &str) -> Result<Field<'a>, NotJson> {
     let text = std::str::from_utf8(text).map_err(|_| NotJson)?;
-    let mut reader = Json { rest: text };
+    let mut parser = JsonParser { rest: text };
     let mut found = Field::Absent;
-    let (mut twice, mut alike) = (false, false);
-    reader.blanks();
-    if reader.rest.starts_with('{') {
-        reader.object(0, &mut |key, value| {
+    let (mut is_duplicate, mut has_similar) = (false, false);
+    parser.skip_whitespace();
+    if parser.rest.starts_with('{') {
+        parser.object(0, &mut |key, value| {
             if key == name {
-                twice |= found != Field::Absent;
+                is_duplicate |= found != Field::Absent;
                 found = value;
             } else if differ_in_case(key, name) {
-                alike = true;
+                has_similar = true;
             }
         })?;
     } else {
-        reader.value(0)?;
+        parser.value(0)?;
     }
-    reader.blanks();
-    if !reader.rest.is_empty() {
+    parser.skip_whitespace();
+    if !parser.rest.is_empty() {
         return Err(NotJson);
     }
-    Ok(match (twice, alike) {
+    Ok(match (is_duplicate, has_similar) {
         (true, _) => Field::Twice,
         (false, true) => Field::Alike,
         (false, false) => found,
@@ -158,36 +158,37 @@ pub fn of_json<'a>(text: &'a [u8], name: &str) -> Result<Field<'a>, NotJson> {
 }
 
 /// How deep arrays and objects may be nested.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 
-struct Json<'a> {
+struct JsonParser<'a> {
     rest: &'a str,
 }
 
-impl<'a> Json<'a> {
-    fn blanks(&mut self) {
+impl<'a> JsonParser<'a> {
+    fn skip_whitespace(&mut self) {
         self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
     }
 
-    fn take(&mut self, word: &str) -> Result<(), NotJson> {
-        self.rest = self.rest.strip_prefix(word).ok_or(NotJson)?;
+    /// Consumes a token that must come next.
+    fn take(&mut self, token: &str) -> Result<(), NotJson> {
+        self.rest = self.rest.strip_prefix(token).ok_or(NotJson)?;
         Ok(())
     }
 
-    /// Reads an object and hands out each of its fields.
+    /// Parses an object and passes each of its fields to `field`.
     fn object(&mut self, depth: usize, field: &mut dyn FnMut(&str, Field<'a>)) -> Result<(), NotJson> {
         self.take("{")?;
-        self.blanks();
+        self.skip_whitespace();
         if self.take("}").is_ok() {
             return Ok(());
         }
         loop {
-            self.blanks();
+            self.skip_whitespace();
             let key = self.string()?;
-            self.blanks();
+            self.skip_whitespace();
             self.take(":")?;
             field(&key, self.value(depth + 1)?);
-            self.blanks();
+            self.skip_whitespace();
             if self.take("}").is_ok() {
                 return Ok(());
             }
@@ -197,13 +198,13 @@ impl<'a> Json<'a> {
 
     fn array(&mut self, depth: usize) -> Result<(), NotJson> {
         self.take("[")?;
-        self.blanks();
+        self.skip_whitespace();
         if self.take("]").is_ok() {
             return Ok(());
         }
         loop {
             self.value(depth + 1)?;
-            self.blanks();
+            self.skip_whitespace();
             if self.take("]").is_ok() {
                 return Ok(());
             }
@@ -212,10 +213,10 @@ impl<'a> Json<'a> {
     }
 
     fn value(&mut self, depth: usize) -> Result<Field<'a>, NotJson> {
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return Err(NotJson);
         }
-        self.blanks();
+        self.skip_whitespace();
         match self.rest.as_bytes().first() {
             Some(b'"') => Ok(match self.string()? {
                 Cow::Borrowed(text) => Field::Once(Cow::Borrowed(text.as_bytes())),
@@ -223,19 +224,20 @@ impl<'a> Json<'a> {
             }),
             Some(b'{') => self.object(depth, &mut |_, _| ()).map(|()| Field::NoText),
             Some(b'[') => self.array(depth).map(|()| Field::NoText),
-            Some(b't') => self.word("true"),
-            Some(b'f') => self.word("false"),
-            // Nothing is what an empty text is, and both are absent as facts.
+            Some(b't') => self.boolean("true"),
+            Some(b'f') => self.boolean("false"),
+            // `null` is read as an empty string, and an empty fact is absent.
             Some(b'n') => self.take("null").map(|()| Field::Once(Cow::Borrowed(b""))),
             _ => self.number(),
         }
     }
 
-    fn word(&mut self, word: &'static str) -> Result<Field<'a>, NotJson> {
-        self.take(word).map(|()| Field::Once(Cow::Borrowed(word.as_bytes())))
+    fn boolean(&mut self, literal: &'static str) -> Result<Field<'a>, NotJson> {
+        self.take(literal).map(|()| Field::Once(Cow::Borrowed(literal.as_bytes())))
     }
 
-    /// A whole number is its text; one with a fraction or an exponent has many, and is none.
+    /// An integer is read as its text. A number with a fraction or an exponent is [`Field::NoText`], because it can be
+    /// written in many ways (`1.0`, `1.00`, `1e0`).
     fn number(&mut self) -> Result<Field<'a>, NotJson> {
         let text = self.rest;
         let digits = |text: &'a str| {
@@ -244,7 +246,7 @@ impl<'a> Json<'a> {
         };
         let unsigned = text.strip_prefix('-').unwrap_or(text);
         let mut rest = digits(unsigned)?;
-        let whole = text.len() - rest.len();
+        let integer_len = text.len() - rest.len();
         if unsigned.starts_with('0') && unsigned.len() - rest.len() > 1 {
             return Err(NotJson);
         }
@@ -255,17 +257,21 @@ impl<'a> Json<'a> {
             rest = digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent))?;
         }
         self.rest = rest;
-        let is_whole = text.len() - rest.len() == whole;
-        Ok(if is_whole { Field::Once(Cow::Borrowed(&text.as_bytes()[..whole])) } else { Field::NoText })
+        let is_integer = text.len() - rest.len() == integer_len;
+        Ok(if is_integer {
+            Field::Once(Cow::Borrowed(&text.as_bytes()[..integer_len]))
+        } else {
+            Field::NoText
+        })
     }
 
     fn string(&mut self) -> Result<Cow<'a, str>, NotJson> {
         self.take("\"")?;
         let mut text = Cow::Borrowed("");
         loop {
-            let plain =
+            let plain_len =
                 self.rest.find(|char: char| char == '"' || char == '\\' || char < ' ').ok_or(NotJson)?;
-            let (before, rest) = self.rest.split_at(plain);
+            let (before, rest) = self.rest.split_at(plain_len);
             match &mut text {
                 Cow::Borrowed("") => text = Cow::Borrowed(before),
                 text => text.to_mut().push_str(before),
@@ -310,7 +316,7 @@ impl<'a> Json<'a> {
     fn four_digits(&mut self) -> Result<u32, NotJson> {
         let (digits, rest) = self.rest.split_at_checked(4).ok_or(NotJson)?;
         if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(NotJson); // what follows would take a sign
+            return Err(NotJson); // `from_str_radix` would accept a sign
         }
         self.rest = rest;
         u32::from_str_radix(digits, 16).map_err(|_| NotJson)
@@ -326,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_of_json_is_read_as_every_reader_would() {
+    fn ambiguous_json_is_rejected() {
         for (json, expected) in [
             (r#"{"email":"a@b.c"}"#, once("a@b.c")),
             (r#" { "x" : [ 1 , {"email":"no"} ] , "email" : "yes" } "#, once("yes")),
@@ -349,7 +355,7 @@ mod tests {
             (r#"{"email":1e3}"#, Ok(Field::NoText)),
             (r#"{"email":["a"]}"#, Ok(Field::NoText)),
             (r#"{"email":{}}"#, Ok(Field::NoText)),
-            // Others read these, or some of these.
+            // Some parsers accept some of these.
             (r#"{"email":"a",}"#, Err(NotJson)),
             (r#"{"email":'a'}"#, Err(NotJson)),
             (r#"{email:"a"}"#, Err(NotJson)),
@@ -378,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_of_a_form_is_decoded_once() {
+    fn form_field_is_decoded_once() {
         for (text, expected) in [
             ("email=a", Field::Once(Cow::Borrowed(&b"a"[..]))),
             ("x=1&email=a%40b.c+d&y", Field::Once(Cow::Borrowed(b"a@b.c d"))),
@@ -400,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_body_is_does_not_depend_on_its_type_alone() {
+    fn format_depends_on_content_type_and_first_bytes() {
         for (content_type, body, expected) in [
             (Some("application/json"), "[]", Form::Json),
             (Some("Application/JSON; charset=utf-8"), "", Form::Json),
@@ -418,11 +424,11 @@ mod tests {
             let form = Form::of(content_type.map(str::as_bytes), body.as_bytes());
             assert_eq!(form, expected, "{content_type:?} {body:?}");
         }
-        assert_eq!(of_body(Form::Json, b" ", "email"), Ok(Field::Absent), "an empty body says nothing");
+        assert_eq!(of_body(Form::Json, b" ", "email"), Ok(Field::Absent), "an empty body has no fields");
         assert_eq!(of_body(Form::Parts, b"", "email"), Ok(Field::Absent));
         assert_eq!(of_body(Form::Parts, b"--x", "email"), Ok(Field::Unread));
         for (key, name) in [("E\u{17f}K", "esk"), ("e\u{17f}\u{212a}", "ESK")] {
-            assert!(differ_in_case(key, name), "{key}: Go folds the long s and the sign of the kelvin");
+            assert!(differ_in_case(key, name), "{key}: Go folds the long s and the kelvin sign");
         }
     }
 }

@@ -1,22 +1,22 @@
-//! The value of a cookie, where all servers read the same one.
+//! Reads the value of a cookie, and only if all servers read the same one.
 //!
-//! Of two cookies with one name some servers take the first and some the last; some also divide the header at
-//! commas and blanks, undo escapes between quotes, trim what others keep, or (nginx) ignore the case of names. So a value counts only if it occurs once
-//! and has no characters but those that RFC 6265 allows. What remains different is made equal: one pair of quotes is
-//! removed, and the value is percent-decoded, which Express and Fastify do.
+//! Of two cookies with the same name some servers take the first and some the last. Some also split the header at commas
+//! and blanks, undo escapes between quotes, trim characters that others keep, or (nginx) ignore the case of names. So a
+//! value counts only if it occurs once and has only characters that RFC 6265 allows. The remaining differences are
+//! normalised: one pair of quotes is removed, and the value is percent-decoded, as Express and Fastify do.
 
 use std::borrow::Cow;
 
-/// Why no value of a cookie counts.
+/// Why the value of a cookie is ambiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unclear {
-    /// It occurs twice.
+    /// The cookie occurs more than once, at least to some servers.
     Twice,
-    /// Its name or its value has characters that servers read in different ways.
+    /// Its name or its value has characters that servers read differently.
     Characters,
 }
 
-/// The value of the cookie with this name, from all lines of the header: HTTP/2 may divide it.
+/// The value of the cookie with this name; `None` if it is absent. HTTP/2 may split the header into several `lines`.
 pub fn of<'a>(
     lines: impl IntoIterator<Item = &'a [u8]>,
     name: &str,
@@ -25,50 +25,50 @@ pub fn of<'a>(
     let mut found = None;
     for cookie in lines.into_iter().flat_map(|line| line.split(|byte| *byte == b';')) {
         let cookie = cookie.trim_ascii();
-        let (written, value) = match cookie.iter().position(|byte| *byte == b'=') {
+        let (key, value) = match cookie.iter().position(|byte| *byte == b'=') {
             Some(equals) => (cookie[..equals].trim_ascii_end(), &cookie[equals + 1..]),
             None => (cookie, &[][..]),
         };
-        if trimmed(written).eq_ignore_ascii_case(name) {
+        if trim_non_graphic(key).eq_ignore_ascii_case(name) {
             if found.is_some() {
                 return Err(Unclear::Twice);
             }
-            found = Some(if written == name { read(value) } else { Err(Unclear::Characters) });
+            found = Some(if key == name { parse_value(value) } else { Err(Unclear::Characters) });
         }
-        // A cookie of its own to servers that divide the header at commas or blanks.
+        // Servers that split the header at commas or blanks find another cookie inside this one.
         let mut words = cookie.split(|byte| matches!(byte, b',' | b' ' | b'\t')).skip(1);
-        let is_of_name = |word: &[u8]| {
+        let has_name = |word: &[u8]| {
             word.split_at_checked(name.len())
                 .is_some_and(|(start, rest)| start.eq_ignore_ascii_case(name) && rest.starts_with(b"="))
         };
-        if words.any(is_of_name) {
+        if words.any(has_name) {
             return Err(Unclear::Twice);
         }
     }
     found.transpose()
 }
 
-/// Without the characters at both ends that some servers trim: the blanks of Unicode are among them.
-fn trimmed(name: &[u8]) -> &[u8] {
+/// Trims everything but printable ASCII from both ends. Some servers trim part of it, such as Unicode whitespace.
+fn trim_non_graphic(name: &[u8]) -> &[u8] {
     let is_plain = |byte: &u8| byte.is_ascii_graphic();
     let start = name.iter().position(is_plain).unwrap_or(name.len());
     let end = name.iter().rposition(is_plain).map_or(start, |last| last + 1);
     &name[start..end]
 }
 
-fn read(value: &[u8]) -> Result<Cow<'_, [u8]>, Unclear> {
+fn parse_value(value: &[u8]) -> Result<Cow<'_, [u8]>, Unclear> {
     let value = value.trim_ascii();
     let value = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value);
     let is_allowed = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b',' | b';' | b'\\');
     if !value.iter().all(is_allowed) {
         return Err(Unclear::Characters);
     }
-    Ok(decoded(value).map_or(Cow::Borrowed(value), Cow::Owned))
+    Ok(percent_decoded(value).map_or(Cow::Borrowed(value), Cow::Owned))
 }
 
-/// The percent-decoded value; `None` if it stands for itself. As in JavaScript, a value with a `%` that encodes
-/// nothing, or that is not UTF-8, is not decoded at all.
-fn decoded(value: &[u8]) -> Option<Vec<u8>> {
+/// The percent-decoded value; `None` if the value must be used undecoded. As in JavaScript, a value with a stray `%`,
+/// or one that decodes to invalid UTF-8, is not decoded at all.
+fn percent_decoded(value: &[u8]) -> Option<Vec<u8>> {
     if !value.contains(&b'%') {
         return None;
     }
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn one_value_in_every_spelling() {
+    fn spellings_of_one_cookie_have_one_value() {
         for line in [
             "sid=a-b",
             " sid=a-b ",
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn value_is_decoded_once_and_only_as_a_whole() {
+    fn value_is_decoded_once_and_completely_or_not_at_all() {
         for (line, expected) in [
             ("sid=s%3Aa%2Fb%20c", "s:a/b c"),
             ("sid=s:a/b", "s:a/b"),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn two_cookies_of_one_name_are_unclear() {
+    fn duplicate_cookie_is_ambiguous() {
         for lines in [
             &[&b"sid=a; sid=b"[..]][..],
             &[b"sid=a; sid=a"],
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn characters_that_servers_read_differently_are_unclear() {
+    fn characters_that_servers_read_differently_are_ambiguous() {
         for line in [
             &b"sid=a,x=1"[..],
             b"sid=a b",

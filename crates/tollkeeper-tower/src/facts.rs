@@ -1,8 +1,8 @@
-//! Facts of an HTTP request: those that the limits in force name, and no others.
+//! Reads the facts of an HTTP request that the active limits name, and no others.
 //!
-//! A [`Reader`] is made once for each policy and knows what to look for. What it cannot tell for certain (a
-//! parameter that is there twice, a body that is too large) stays *open*; whether that matters is asked of
-//! the limits: only one that applies to this request and needs the fact makes it an error.
+//! A [`Reader`] is built once for each policy and knows which facts to look for. A fact whose value is ambiguous
+//! or unavailable (a duplicate parameter, a body that is too large) stays *unresolved*. That is an error only if
+//! an enforced limit applies to the request and needs the fact.
 
 use std::borrow::Cow;
 
@@ -20,17 +20,17 @@ use crate::path::{self, Spellings};
 use crate::problem::Problem;
 use crate::routes::Routes;
 
-/// The route of a request that matches no pattern.
+/// The value of the fact `route` for a request that matches no pattern.
 pub const UNMATCHED: &str = "unmatched";
 
 /// Reads the facts that a policy needs.
 #[derive(Clone, Debug)]
 pub struct Reader {
-    /// Facts of the head of a request.
-    head: Vec<Wanted>,
-    /// Facts of the body.
-    body: Vec<Wanted>,
-    /// Every fact that some limit names, in order.
+    /// Facts that are read from the head of a request.
+    head: Vec<NeededFact>,
+    /// Facts that are read from its body.
+    body: Vec<NeededFact>,
+    /// The name of every fact that some limit names, sorted.
     names: Vec<Box<str>>,
     declared: DeclaredFacts,
     routes: Routes,
@@ -41,87 +41,97 @@ pub struct Reader {
     needs_path: bool,
 }
 
-/// A fact that some limit names, and where it stands.
+/// A fact that some limit names, and how it is read.
 #[derive(Clone, Debug)]
-struct Wanted {
+struct NeededFact {
     fact: HttpFact,
-    /// How raw values become the values that limits see.
+    /// Turns raw values into the values that limits see.
     declared: DeclaredFact,
-    /// The name of the header, ready to be looked up.
+    /// The parsed name of the header, if the fact is read from one.
     header: Option<HeaderName>,
 }
 
-/// What was read of a request.
+/// The facts that have been read from a request so far.
 #[derive(Debug, Default)]
 pub struct Seen<'a> {
     facts: Facts<'a>,
     /// The facts of other spellings of the path, where servers may disagree about it.
     also: Vec<Facts<'a>>,
-    open: Vec<(&'a str, Open)>,
-    /// The path has an encoded slash, and these are refused.
+    unresolved: Vec<(&'a str, Unresolved)>,
+    /// The path has an encoded slash, and the settings refuse such paths.
     is_refused: bool,
 }
 
-/// Facts of which none is open that a limit needs.
+/// Facts that are complete: no limit needs an unresolved one.
 #[derive(Clone, Copy, Debug)]
 pub struct Settled<'s, 'a> {
-    /// What is shown of the request.
+    /// The facts of the first spelling of the path, which logs and decisions show.
     pub facts: &'s Facts<'a>,
-    /// Other readings of it, for [`Request::also`](tollkeeper::Request::also).
+    /// The facts of its other spellings, for [`Request::also`](tollkeeper::Request::also).
     pub also: &'s [Facts<'a>],
 }
 
-/// Why a fact cannot be told.
+/// Why the value of a fact is unavailable or ambiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Open {
+enum Unresolved {
+    /// The server did not provide the peer's address.
     NoPeer,
-    Twice,
-    Twin,
-    Alike,
-    Words,
-    Blanks,
-    Unclear,
-    NotText,
+    /// The header, cookie, parameter or field occurs more than once.
+    Duplicate,
+    /// Another header differs only in `-` and `_`.
+    TwinHeader,
+    /// Another parameter or field differs only in case or brackets.
+    SimilarName,
+    /// More than one word follows the scheme in `Authorization`.
+    ExtraWords,
+    /// The header has a byte that Latin-1 servers trim.
+    Latin1Blank,
+    /// The cookie has characters that servers read differently.
+    CookieSyntax,
+    /// The body field is an array, an object or a fractional number.
+    NotScalar,
     NotJson,
-    Encoded,
-    Types,
-    Parts,
+    /// The body has a `Content-Encoding`.
+    Compressed,
+    DuplicateContentType,
+    Multipart,
     TooLarge,
-    Broken,
-    Elsewhere,
+    Truncated,
+    /// The gateway forwarded only the head of the request.
+    NoBody,
 }
 
 impl Reader {
-    /// What a policy needs, read as the settings say; an error is a route that is no pattern.
+    /// A reader of the facts that a policy needs. Fails if one of the routes in `settings` is not a path pattern.
     ///
     /// # Panics
     ///
-    /// If a fact is to be normalised by NFKC, and this was built without the feature `nfkc`.
+    /// If the settings normalise a fact by NFKC, and this was built without the feature `nfkc`.
     pub fn new(settings: &HttpSettings, policy: &Policy) -> Result<Reader, InvalidRoute> {
-        let in_force = policy.rules().iter().filter(|rule| rule.mode() != Mode::Off);
-        let mut names: Vec<&str> = in_force.flat_map(|rule| rule.facts()).collect();
+        let active = policy.rules().iter().filter(|rule| rule.mode() != Mode::Off);
+        let mut names: Vec<&str> = active.flat_map(|rule| rule.facts()).collect();
         names.sort_unstable();
         names.dedup();
-        let wanted = names.iter().filter_map(|name| {
+        let needed = names.iter().filter_map(|name| {
             let name = *name;
-            let written = settings.facts.iter().find(|fact| fact.name == name).cloned();
-            // A fact that nobody reads here may come from a closure, or never.
-            let fact = written.or_else(|| Some(HttpFact::new(name, Source::of(name)?)))?;
+            let configured = settings.facts.iter().find(|fact| fact.name == name).cloned();
+            // A fact without a source may come from a closure of the application, or stay absent.
+            let fact = configured.or_else(|| Some(HttpFact::new(name, Source::of(name)?)))?;
             let header = match &fact.from {
                 Source::Header(name) => Some(name.parse().ok()?),
                 _ => None,
             };
             let declared = fact.declared();
-            Some(Wanted { fact, declared, header })
+            Some(NeededFact { fact, declared, header })
         });
-        let wanted: Vec<Wanted> = wanted.collect();
-        let any = |test: fn(&HttpFact) -> bool| wanted.iter().any(|wanted| test(&wanted.fact));
+        let needed: Vec<NeededFact> = needed.collect();
+        let any = |test: fn(&HttpFact) -> bool| needed.iter().any(|needed| test(&needed.fact));
         let needs_client = any(|fact| fact.trusted || matches!(fact.from, Source::Ip));
         let routes = Routes::new(&settings.routes)?;
         let names_route = any(|fact| matches!(fact.from, Source::Route));
         let needs_matched = routes.is_empty() && names_route;
         let needs_path = any(|fact| matches!(fact.from, Source::Path)) || (names_route && !needs_matched);
-        let (body, head) = wanted.into_iter().partition(|wanted| matches!(wanted.fact.from, Source::Body(_)));
+        let (body, head) = needed.into_iter().partition(|needed| matches!(needed.fact.from, Source::Body(_)));
         let names = names.iter().map(|name| (*name).into()).collect();
         let HttpSettings { ipv6_prefix, encoded_slashes, .. } = *settings;
         let declared = DeclaredFacts::new(settings.facts.iter().map(HttpFact::declared));
@@ -139,12 +149,12 @@ impl Reader {
         })
     }
 
-    /// Whether it matters who sent a request.
+    /// Whether some fact depends on the client's address.
     pub fn needs_client(&self) -> bool {
         self.needs_client
     }
 
-    /// Whether it matters which route a router has found.
+    /// Whether some fact depends on the route that the router matched.
     pub fn needs_matched(&self) -> bool {
         self.needs_matched
     }
@@ -154,8 +164,8 @@ impl Reader {
         self.names.binary_search_by(|name| (**name).cmp(fact)).is_ok()
     }
 
-    /// Reads the head of a request. Without a client, what depends on its address stays open; `matched` is
-    /// the route that a router has found, for settings that list none.
+    /// Reads the facts in the head of a request. Without a `client`, facts that depend on its address stay unresolved.
+    /// `matched` is the route that the router matched; it is used if the settings list no routes.
     pub fn head<'a>(
         &'a self,
         parts: &'a Parts,
@@ -168,12 +178,12 @@ impl Reader {
             return;
         }
         let Spellings { shown, others } = self.spellings(parts);
-        for wanted in &self.head {
-            let name = wanted.fact.name.as_str();
-            match self.find(wanted, parts, client, matched, &shown) {
+        for needed in &self.head {
+            let name = needed.fact.name.as_str();
+            match self.find(needed, parts, client, matched, &shown) {
                 Ok(Some(value)) => seen.facts.put(name, value),
                 Ok(None) => {}
-                Err(open) => seen.open.push((name, open)),
+                Err(reason) => seen.unresolved.push((name, reason)),
             }
         }
         for other in others {
@@ -181,7 +191,7 @@ impl Reader {
         }
     }
 
-    /// Adds the facts of another spelling of the path, unless it makes no difference.
+    /// Adds the facts of another spelling of the path, unless they equal those of an earlier spelling.
     #[cold]
     fn also<'a>(
         &'a self,
@@ -193,22 +203,22 @@ impl Reader {
     ) {
         let path = Cow::Owned(path);
         let mut facts = seen.facts.clone();
-        let of_path = self.head.iter().filter(|wanted| wanted.fact.from.is_of_path());
-        for wanted in of_path.clone() {
-            // What depends on a path is never open, and there for all of its spellings or for none.
-            if let Ok(Some(value)) = self.find(wanted, parts, client, matched, &path) {
-                facts.put(&wanted.fact.name, value);
+        let of_path = self.head.iter().filter(|needed| needed.fact.from.is_of_path());
+        for needed in of_path.clone() {
+            // Facts of the path are never unresolved, and present for all spellings or for none.
+            if let Ok(Some(value)) = self.find(needed, parts, client, matched, &path) {
+                facts.put(&needed.fact.name, value);
             }
         }
         let same = |other: &Facts<'_>| {
-            of_path.clone().all(|wanted| other.get(&wanted.fact.name) == facts.get(&wanted.fact.name))
+            of_path.clone().all(|needed| other.get(&needed.fact.name) == facts.get(&needed.fact.name))
         };
         if !same(&seen.facts) && !seen.also.iter().any(same) {
             seen.also.push(facts);
         }
     }
 
-    /// Whether a request is refused for its path.
+    /// Whether the settings refuse a request because of its path.
     #[inline]
     pub(crate) fn refuses(&self, parts: &Parts) -> bool {
         self.encoded_slashes == EncodedSlashes::Refuse && path::has_encoded_slash(parts.uri.path())
@@ -222,27 +232,27 @@ impl Reader {
         }
     }
 
-    /// The value of one fact; nothing if there is none, and an error if it cannot be told.
+    /// The value of one fact; `None` if it is absent, an error if it is unresolved.
     #[inline]
     fn find<'a>(
         &'a self,
-        wanted: &'a Wanted,
+        needed: &'a NeededFact,
         parts: &'a Parts,
         client: Option<Client>,
         matched: Option<&'a str>,
         path: &Cow<'a, str>,
-    ) -> Result<Option<Value<'a>>, Open> {
-        let fact = &wanted.fact;
+    ) -> Result<Option<Value<'a>>, Unresolved> {
+        let fact = &needed.fact;
         if fact.trusted && !client.is_some_and(|client| client.trusted) {
             return Ok(None);
         }
         let bytes: Cow<'a, [u8]> = match &fact.from {
             Source::Ip => {
-                let ip = client.ok_or(Open::NoPeer)?.ip;
+                let ip = client.ok_or(Unresolved::NoPeer)?.ip;
                 if fact.name == tollkeeper::facts::IP {
                     return Ok(Some(ip.into()));
                 }
-                // Under another name nobody else would mask it.
+                // The limiter masks only the fact `ip`, so a fact with another name is masked here.
                 Cow::Owned(net::mask(ip, self.ipv6_prefix).to_string().into_bytes())
             }
             Source::Method => match parts.method.as_str() {
@@ -251,18 +261,18 @@ impl Reader {
                 }
                 method => Cow::Borrowed(method.as_bytes()),
             },
-            Source::Path => text(path.clone()),
+            Source::Path => into_bytes(path.clone()),
             Source::Route => {
                 let found = if self.routes.is_empty() { matched } else { self.routes.find(path) };
                 Cow::Borrowed(found.unwrap_or(UNMATCHED).as_bytes())
             }
             Source::Header(_) => {
-                let name = wanted.header.as_ref().expect("a header has a name");
-                match line(&parts.headers, name, fact.many)? {
-                    Some(line) if *name == header::AUTHORIZATION && !fact.many => {
-                        credential(line, fact.strip.as_deref())?
+                let name = needed.header.as_ref().expect("a header has a name");
+                match header_value(&parts.headers, name, fact.many)? {
+                    Some(value) if *name == header::AUTHORIZATION && !fact.many => {
+                        credential(value, fact.strip.as_deref())?
                     }
-                    Some(line) => line,
+                    Some(value) => value,
                     None => return Ok(None),
                 }
             }
@@ -271,42 +281,42 @@ impl Reader {
                 match cookie::of(lines, name) {
                     Ok(Some(value)) => value,
                     Ok(None) => return Ok(None),
-                    Err(Unclear::Twice) => return Err(Open::Twice),
-                    Err(Unclear::Characters) => return Err(Open::Unclear),
+                    Err(Unclear::Twice) => return Err(Unresolved::Duplicate),
+                    Err(Unclear::Characters) => return Err(Unresolved::CookieSyntax),
                 }
             }
             Source::Host => match host(parts) {
                 Field::Once(host) => host,
                 Field::Absent => return Ok(None),
-                _ => return Err(Open::Twice),
+                _ => return Err(Unresolved::Duplicate),
             },
             Source::Query(parameter) => {
                 let query = parts.uri.query().unwrap_or_default();
                 match body_fields::of_pairs(query.as_bytes(), parameter) {
                     Field::Once(value) => value,
                     Field::Absent => return Ok(None),
-                    Field::Alike => return Err(Open::Alike),
-                    _ => return Err(Open::Twice),
+                    Field::Alike => return Err(Unresolved::SimilarName),
+                    _ => return Err(Unresolved::Duplicate),
                 }
             }
-            Source::Body(_) => unreachable!("facts of the body are kept apart"),
+            Source::Body(_) => unreachable!("facts of the body are in `self.body`"),
         };
-        Ok(value(wanted, bytes))
+        Ok(value(needed, bytes))
     }
 
-    /// The value that limits see for a raw value that the application supplies.
+    /// The value that limits see for a raw value from the application: normalised and hashed as declared.
     pub fn identified<'v>(&self, fact: &str, raw: Value<'v>) -> Value<'v> {
         self.declared.value(fact, raw)
     }
 
-    /// Whether some limit needs a fact of the body, as far as the head tells.
+    /// Whether some limit may apply, judging by the head, and needs a fact of the body.
     pub fn needs_body(&self, policy: &Policy, seen: &Seen<'_>) -> bool {
-        let open = |name: &str| self.body.iter().any(|wanted| wanted.fact.name == name);
-        let needs = |rule: &tollkeeper::Rule| seen.readings().any(|facts| rule.needs(facts, open));
+        let in_body = |name: &str| self.body.iter().any(|needed| needed.fact.name == name);
+        let needs = |rule: &tollkeeper::Rule| seen.readings().any(|facts| rule.needs(facts, in_body));
         !self.body.is_empty() && !seen.is_refused && policy.rules().iter().any(needs)
     }
 
-    /// Reads the body of a request.
+    /// Reads the facts in the body of a request.
     pub fn body<'a>(
         &'a self,
         headers: &HeaderMap,
@@ -316,49 +326,54 @@ impl Reader {
     ) {
         let mut types = headers.get_all(header::CONTENT_TYPE).iter().map(|value| value.as_bytes());
         let (content_type, second_type) = (types.next(), types.next());
-        let plain = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
-        let is_plain = headers.get_all(header::CONTENT_ENCODING).iter().all(plain);
-        for wanted in &self.body {
-            let fact = &wanted.fact;
-            let Source::Body(field) = &fact.from else { unreachable!("kept apart from the head's") };
+        let is_identity = |value: &http::HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"identity");
+        let is_compressed = !headers.get_all(header::CONTENT_ENCODING).iter().all(is_identity);
+        for needed in &self.body {
+            let fact = &needed.fact;
+            let Source::Body(field) = &fact.from else {
+                unreachable!("facts of the head are in `self.head`")
+            };
             if fact.trusted && !client.is_some_and(|client| client.trusted) {
                 continue;
             }
-            let open = match look {
-                Look::TooLarge => Open::TooLarge,
-                Look::Broken => Open::Broken,
-                Look::Elsewhere => Open::Elsewhere,
-                Look::All(_) if !is_plain => Open::Encoded,
-                Look::All(body) if second_type.is_some() && !body.is_empty() => Open::Types,
+            let reason = match look {
+                Look::TooLarge => Unresolved::TooLarge,
+                Look::Broken => Unresolved::Truncated,
+                Look::Elsewhere => Unresolved::NoBody,
+                Look::All(_) if is_compressed => Unresolved::Compressed,
+                Look::All(body) if second_type.is_some() && !body.is_empty() => {
+                    Unresolved::DuplicateContentType
+                }
                 Look::All(body) => match body_fields::of_body(Form::of(content_type, body), body, field) {
                     Ok(Field::Absent) => continue,
                     Ok(Field::Once(found)) => {
-                        if let Some(value) = value(wanted, found) {
+                        if let Some(value) = value(needed, found) {
                             seen.put_everywhere(&fact.name, value);
                         }
                         continue;
                     }
-                    Ok(Field::Twice) => Open::Twice,
-                    Ok(Field::NoText) => Open::NotText,
-                    Ok(Field::Alike) => Open::Alike,
-                    Ok(Field::Unread) => Open::Parts,
-                    Err(body_fields::NotJson) => Open::NotJson,
+                    Ok(Field::Twice) => Unresolved::Duplicate,
+                    Ok(Field::NoText) => Unresolved::NotScalar,
+                    Ok(Field::Alike) => Unresolved::SimilarName,
+                    Ok(Field::Unread) => Unresolved::Multipart,
+                    Err(body_fields::NotJson) => Unresolved::NotJson,
                 },
             };
-            seen.open.push((&fact.name, open));
+            seen.unresolved.push((&fact.name, reason));
         }
     }
 }
 
 impl<'a> Seen<'a> {
-    /// Puts in a fact that comes from elsewhere, and settles whatever was open about it.
+    /// Sets a fact that the application supplies. It replaces a value from the request, and resolves an unresolved one.
     pub fn put(&mut self, name: &'a str, value: Value<'a>) {
-        if !self.open.is_empty() {
-            self.open.retain(|(open, _)| *open != name);
+        if !self.unresolved.is_empty() {
+            self.unresolved.retain(|(unresolved, _)| *unresolved != name);
         }
         self.put_everywhere(name, value);
     }
 
+    /// Sets a fact in the facts of every spelling of the path.
     fn put_everywhere(&mut self, name: &'a str, value: Value<'a>) {
         for facts in &mut self.also {
             facts.put(name, value.clone());
@@ -366,99 +381,105 @@ impl<'a> Seen<'a> {
         self.facts.put(name, value);
     }
 
+    /// The facts of every spelling of the path.
     fn readings(&self) -> impl Iterator<Item = &Facts<'a>> {
         std::iter::once(&self.facts).chain(&self.also)
     }
 
-    /// The facts, unless an enforced limit that may apply needs one that cannot be told.
+    /// The facts. Fails if an enforced limit that may apply needs an unresolved one, or if the path is refused.
     pub fn settled(&self, policy: &Policy) -> Result<Settled<'_, 'a>, Problem> {
         if self.is_refused {
-            let detail =
-                "the path has an encoded slash or a backslash (`%2F`, `%5C`, `\\`), which is not accepted";
+            let detail = "the path contains an encoded slash or a backslash (`%2F`, `%5C`, `\\`), which is not accepted";
             return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
         }
         let settled = Settled { facts: &self.facts, also: &self.also };
-        if self.open.is_empty() {
+        if self.unresolved.is_empty() {
             return Ok(settled);
         }
-        let is_open = |name: &str| self.open.iter().any(|(open, _)| *open == name);
+        let is_unresolved = |name: &str| self.unresolved.iter().any(|(unresolved, _)| *unresolved == name);
         let needs = |rule: &&tollkeeper::Rule| {
-            rule.mode() == Mode::Enforce && self.readings().any(|facts| rule.needs(facts, is_open))
+            rule.mode() == Mode::Enforce && self.readings().any(|facts| rule.needs(facts, is_unresolved))
         };
         let Some(rule) = policy.rules().iter().find(needs) else { return Ok(settled) };
-        let (name, open) = self
-            .open
+        let (name, reason) = self
+            .unresolved
             .iter()
-            .find(|(open, _)| rule.facts().any(|fact| fact == *open))
+            .find(|(unresolved, _)| rule.facts().any(|fact| fact == *unresolved))
             .expect("the rule needs one of them");
-        Err(open.problem(name))
+        Err(reason.problem(name))
     }
 }
 
-impl Open {
+impl Unresolved {
     fn problem(self, fact: &str) -> Problem {
-        let (status, what) = match self {
-            Open::NoPeer => (
+        let (status, reason) = match self {
+            Unresolved::NoPeer => (
                 StatusCode::INTERNAL_SERVER_ERROR,
-                "the address of the peer is unknown: the server must put it into the request",
+                "the peer address is unknown, the server must add it to the request",
             ),
-            Open::Twice => (StatusCode::BAD_REQUEST, "it is there twice, and only one can be meant"),
-            Open::Twin => (
+            Unresolved::Duplicate => (StatusCode::BAD_REQUEST, "it occurs more than once, send it once"),
+            Unresolved::TwinHeader => (
                 StatusCode::BAD_REQUEST,
-                "another header has the same name but for `-` and `_`, and some servers cannot tell them apart",
+                "another header has the same name except for `-` and `_`, and some servers do not distinguish them",
             ),
-            Open::Alike => (
+            Unresolved::SimilarName => (
                 StatusCode::BAD_REQUEST,
-                "another field has the same name but for its case or brackets (`Name`, `[name]`, `name[]`), and some \
-                 servers cannot tell them apart",
+                "another field has the same name except for case or brackets (`Name`, `[name]`, `name[]`), and some \
+                 servers do not distinguish them",
             ),
-            Open::Words => (
+            Unresolved::ExtraWords => (
                 StatusCode::BAD_REQUEST,
                 "more than one word follows the scheme, and some servers read only the first of them",
             ),
-            Open::Blanks => (
+            Unresolved::Latin1Blank => (
                 StatusCode::BAD_REQUEST,
-                "it is not UTF-8, and has a byte that some servers take for a blank (0x85 or 0xA0)",
+                "it is not UTF-8 and contains a byte that some servers treat as whitespace (0x85 or 0xA0)",
             ),
-            Open::Unclear => (
+            Unresolved::CookieSyntax => (
                 StatusCode::BAD_REQUEST,
-                "its name has another case, or its name or value has characters that RFC 6265 does not allow in a \
-                 cookie, and servers read them in different ways",
+                "the cookie's name differs in case, or its name or value contains characters that RFC 6265 does not \
+                 allow and that servers read differently",
             ),
-            Open::NotText => (StatusCode::BAD_REQUEST, "it is no text, whole number or truth"),
-            Open::NotJson => (StatusCode::BAD_REQUEST, "the body is not JSON"),
-            Open::Encoded => (StatusCode::BAD_REQUEST, "the body is compressed, so it cannot be read"),
-            Open::Types => (StatusCode::BAD_REQUEST, "the type of the body is there twice"),
-            Open::Parts => (
+            Unresolved::NotScalar => {
+                (StatusCode::BAD_REQUEST, "it must be a string, an integer, a boolean or null")
+            }
+            Unresolved::NotJson => (StatusCode::BAD_REQUEST, "the body is not valid JSON"),
+            Unresolved::Compressed => {
+                (StatusCode::BAD_REQUEST, "the body is compressed, send it without `Content-Encoding`")
+            }
+            Unresolved::DuplicateContentType => {
+                (StatusCode::BAD_REQUEST, "`Content-Type` occurs more than once, send it once")
+            }
+            Unresolved::Multipart => (
                 StatusCode::BAD_REQUEST,
-                "the body is a form in several parts (`multipart/form-data`), which is not read",
+                "`multipart/form-data` bodies are not read, send JSON or `application/x-www-form-urlencoded`",
             ),
-            Open::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "the body has more than 65536 bytes"),
-            Open::Broken => (StatusCode::BAD_REQUEST, "the body ends before its end"),
-            Open::Elsewhere => (StatusCode::BAD_REQUEST, "the body does not come here"),
+            Unresolved::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "the body has more than 65536 bytes"),
+            Unresolved::Truncated => (StatusCode::BAD_REQUEST, "the body is incomplete"),
+            Unresolved::NoBody => (StatusCode::BAD_REQUEST, "the gateway does not forward the body"),
         };
-        Problem::new(status, format!("fact `{fact}` is needed: {what}"))
+        Problem::new(status, format!("fact `{fact}` is required but cannot be read: {reason}"))
     }
 }
 
-/// The value that limits see for the raw bytes of a request; `None` if it is empty.
-fn value<'a>(wanted: &Wanted, found: Cow<'a, [u8]>) -> Option<Value<'a>> {
-    let raw = match &wanted.fact.strip {
+/// The value that limits see for raw bytes of a request: stripped, normalised and hashed; `None` if it is empty.
+fn value<'a>(needed: &NeededFact, found: Cow<'a, [u8]>) -> Option<Value<'a>> {
+    let raw = match &needed.fact.strip {
         Some(strip) => stripped(found, strip.as_bytes()),
         None => found,
     };
-    Some(wanted.declared.read(raw)).filter(|value| !matches!(value, Value::Text(text) if text.is_empty()))
+    Some(needed.declared.read(raw)).filter(|value| !matches!(value, Value::Text(text) if text.is_empty()))
 }
 
-fn text(text: Cow<'_, str>) -> Cow<'_, [u8]> {
+fn into_bytes(text: Cow<'_, str>) -> Cow<'_, [u8]> {
     match text {
         Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
         Cow::Owned(text) => Cow::Owned(text.into_bytes()),
     }
 }
 
-/// Removes a prefix, in upper or lower case (`bearer` is the same scheme as `Bearer`). A space at its end stands for
-/// any number of spaces and tabs.
+/// Removes a prefix, ignoring case (`bearer` is the same scheme as `Bearer`). A space at the end of the prefix matches
+/// one or more spaces and tabs.
 fn stripped<'a>(text: Cow<'a, [u8]>, strip: &[u8]) -> Cow<'a, [u8]> {
     let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t');
     let word = strip.strip_suffix(b" ").unwrap_or(strip);
@@ -477,8 +498,8 @@ fn stripped<'a>(text: Cow<'a, [u8]>, strip: &[u8]) -> Cow<'a, [u8]> {
     }
 }
 
-/// The host, in lower case and without port and final dot. A request line may name it too: then both are the same, or
-/// it is not known which of them the server reads.
+/// The host, in lower case and without port and final dot. If the request target names a host, too, and it differs from
+/// the `Host` header, the result is [`Field::Twice`]: servers may read either of them.
 fn host(parts: &Parts) -> Field<'_> {
     let mut lines = parts.headers.get_all(header::HOST).iter().map(|line| hostname(line.as_bytes()));
     let (line, second) = (lines.next(), lines.next());
@@ -496,7 +517,7 @@ fn hostname(authority: &[u8]) -> Cow<'_, [u8]> {
         Some(at) => &authority[at + 1..],
         None => authority,
     };
-    let after_brackets = host.iter().rposition(|byte| *byte == b']').map_or(0, |place| place + 1);
+    let after_brackets = host.iter().rposition(|byte| *byte == b']').map_or(0, |index| index + 1);
     let host = match host[after_brackets..].iter().position(|byte| *byte == b':') {
         Some(colon) => &host[..after_brackets + colon],
         None => host,
@@ -509,35 +530,39 @@ fn hostname(authority: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// The only line of a header, or all of them joined by `, ` if there may be `many`.
-fn line<'a>(headers: &'a HeaderMap, name: &HeaderName, many: bool) -> Result<Option<Cow<'a, [u8]>>, Open> {
+/// The value of a header that may occur only once, or all values joined by `, ` if there may be `many`.
+fn header_value<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+    many: bool,
+) -> Result<Option<Cow<'a, [u8]>>, Unresolved> {
     if headers.keys().any(|other| are_twins(name.as_str(), other.as_str())) {
-        return Err(Open::Twin);
+        return Err(Unresolved::TwinHeader);
     }
     let mut lines = headers.get_all(name).iter().map(|line| line.as_bytes());
     let Some(mut all) = lines.next().map(Cow::Borrowed) else { return Ok(None) };
     for line in lines {
         if !many {
-            return Err(Open::Twice);
+            return Err(Unresolved::Duplicate);
         }
         all.to_mut().extend_from_slice(b", ");
         all.to_mut().extend_from_slice(line);
     }
-    // Python reads headers as Latin-1, and takes these for blanks when it trims or divides a value.
+    // Python reads headers as Latin-1, where these bytes are whitespace: it removes them when it trims or splits a value.
     let is_blank = |byte: &u8| matches!(byte, 0x85 | 0xa0);
     if all.iter().any(is_blank) && std::str::from_utf8(&all).is_err() {
-        return Err(Open::Blanks);
+        return Err(Unresolved::Latin1Blank);
     }
     Ok(Some(all))
 }
 
-/// Schemes that one word follows.
+/// Schemes of `Authorization` that are followed by exactly one word.
 const SCHEMES: [&str; 3] = ["Bearer", "Basic", "Token"];
 
-/// The value of `Authorization` in one of its spellings, `Bearer abc`. Servers ignore the case of the scheme and the
-/// number of blanks behind it, and many look at the second word only, whatever follows it. A scheme that is neither
-/// known nor stripped may have parameters, so it is left as it is.
-fn credential<'a>(line: Cow<'a, [u8]>, strip: Option<&str>) -> Result<Cow<'a, [u8]>, Open> {
+/// The value of `Authorization` in its canonical form, `Bearer abc`. Servers ignore the case of the scheme and the
+/// number of blanks after it, and many read only the second word and ignore the rest. A scheme that is neither known nor
+/// stripped may have parameters, so its value is left unchanged.
+fn credential<'a>(line: Cow<'a, [u8]>, strip: Option<&str>) -> Result<Cow<'a, [u8]>, Unresolved> {
     let mut words = line.split(|byte| matches!(byte, b' ' | b'\t')).filter(|word| !word.is_empty());
     let (Some(written), Some(token), more) = (words.next(), words.next(), words.next()) else {
         return Ok(line);
@@ -547,7 +572,7 @@ fn credential<'a>(line: Cow<'a, [u8]>, strip: Option<&str>) -> Result<Cow<'a, [u
         return Ok(line);
     };
     if more.is_some() {
-        return Err(Open::Words);
+        return Err(Unresolved::ExtraWords);
     }
     if written == scheme.as_bytes() && line.len() == written.len() + 1 + token.len() && !line.contains(&b'\t')
     {
@@ -556,8 +581,8 @@ fn credential<'a>(line: Cow<'a, [u8]>, strip: Option<&str>) -> Result<Cow<'a, [u
     Ok(Cow::Owned([scheme.as_bytes(), b" ", token].concat()))
 }
 
-/// Whether two different names of headers are one to servers that hand them on as variables, as CGI, WSGI and PHP do:
-/// `X-Api-Key` and `X_Api_Key` are both `HTTP_X_API_KEY`.
+/// Whether two different header names are the same to servers that pass headers as variables, like CGI, WSGI and PHP:
+/// `X-Api-Key` and `X_Api_Key` both become `HTTP_X_API_KEY`.
 fn are_twins(name: &str, other: &str) -> bool {
     let alike = |(one, other): (u8, u8)| {
         one == other || !(one.is_ascii_alphanumeric() || other.is_ascii_alphanumeric())

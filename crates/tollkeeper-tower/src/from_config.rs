@@ -1,4 +1,4 @@
-//! A layer made from a config file, which it follows.
+//! Builds a layer from a config file and reloads the file when it changes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,22 +9,21 @@ use crate::layer::RateLimitLayer;
 use crate::settings::Settings;
 
 impl RateLimitLayer {
-    /// Reads limits and settings from a config file, and follows it: a change takes effect within a second,
-    /// for every request that starts later, and keeps all counts; one that takes anything but numbers out of the file
-    /// waits until the file is written ([`Follow`]). A broken file changes nothing, and what is wrong with it is written
-    /// to standard error; [`RateLimitLayer::from_config_telling`] passes it to a function instead.
+    /// Reads limits and settings from a config file, and reloads the file when it changes. A change takes effect within
+    /// a second, for every request that starts later, and keeps all counts; a change that removes anything but numbers
+    /// waits until the file has been written completely ([`Follow`]). An invalid file changes nothing, and its error is
+    /// written to standard error; [`RateLimitLayer::from_config_telling`] passes the error to a function instead.
     ///
-    /// The file is followed as long as the layer or a service of it lives. A store elsewhere needs a tokio
-    /// runtime.
+    /// The file is watched as long as the layer or one of its services lives. A remote store needs a tokio runtime.
     pub fn from_config(path: impl AsRef<Path>) -> Result<RateLimitLayer, ReadError> {
         RateLimitLayer::from_config_telling(path, |reload| {
             if let Err(error) = reload {
-                eprintln!("tollkeeper: what was in force stays so: {error}");
+                eprintln!("tollkeeper: config not reloaded, the previous one stays active: {error}");
             }
         })
     }
 
-    /// As [`RateLimitLayer::from_config`]; `tell` is called after every change of the file.
+    /// Like [`RateLimitLayer::from_config`], but calls `tell` with the result of every reload.
     pub fn from_config_telling(
         path: impl AsRef<Path>,
         tell: impl Fn(Result<(), ReadError>) + Send + 'static,
@@ -46,7 +45,7 @@ impl RateLimitLayer {
         });
         let follow = follow.map_err(|error| ReadError::Unreadable {
             path: path.to_owned(),
-            reason: format!("it cannot be followed: {error}"),
+            reason: format!("cannot watch the file for changes: {error}"),
         })?;
         shared.keep(follow);
         Ok(layer)
@@ -54,7 +53,7 @@ impl RateLimitLayer {
 }
 
 impl Settings {
-    /// What a config says of them.
+    /// The settings in a config.
     pub fn of(config: &Config) -> Settings {
         let Config { http, headers, retry_after_jitter, .. } = config;
         Settings { http: http.clone(), headers: headers.clone(), retry_after_jitter: *retry_after_jitter }

@@ -1,8 +1,8 @@
-//! What gRPC clients are told: a status in the headers of an answer without a body, which gRPC calls
+//! Responses to refused gRPC calls: a status in the headers of a response without a body, which gRPC calls
 //! trailers-only.
 //!
-//! A refusal is RESOURCE_EXHAUSTED with a `google.rpc.RetryInfo`, after which client libraries know how to
-//! come again. The few bytes of protobuf are written here by hand.
+//! A refusal is RESOURCE_EXHAUSTED with a `google.rpc.RetryInfo`, from which client libraries take the delay
+//! before a retry. The message is a few bytes of protobuf, so it is encoded here without a protobuf library.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
@@ -16,19 +16,19 @@ const RESOURCE_EXHAUSTED: u8 = 8;
 const INTERNAL: u8 = 13;
 const RETRY_INFO: &[u8] = b"type.googleapis.com/google.rpc.RetryInfo";
 
-/// Whether a request is a call by gRPC.
+/// Whether a request is a gRPC call: its content type is `application/grpc`, with `+proto` or parameters or without.
 pub fn is_grpc(headers: &HeaderMap) -> bool {
     let content_type = headers.get(header::CONTENT_TYPE).map(|value| value.as_bytes());
     content_type.and_then(|value| value.strip_prefix(b"application/grpc")).is_some_and(|rest| {
-        // Not `application/grpc-web`, which wants its status in the body.
+        // Not `application/grpc-web`, which expects its status in the body.
         matches!(rest.first(), None | Some(b'+' | b';'))
     })
 }
 
-/// The answer to a call that was refused.
+/// The response to a call that a limit refused.
 pub fn refusal(decision: &DecidedToll<'_>) -> Response<Bytes> {
-    let may_tell = decision.binding().is_some_and(|answer| answer.rule().shown());
-    let reason = decision.reason().filter(|_| may_tell).map(|reason| reason.to_string());
+    let is_shown = decision.binding().is_some_and(|limit| limit.rule().shown());
+    let reason = decision.reason().filter(|_| is_shown).map(|reason| reason.to_string());
     let message = reason.unwrap_or_else(|| "too many requests".to_owned());
     let mut response = status(RESOURCE_EXHAUSTED, &message);
     if let Some(retry) = decision.retry_after() {
@@ -39,7 +39,7 @@ pub fn refusal(decision: &DecidedToll<'_>) -> Response<Bytes> {
     response
 }
 
-/// The answer to a call that makes no sense.
+/// The response to a call that is invalid or cannot be read.
 pub fn problem(problem: &Problem) -> Response<Bytes> {
     let code = if problem.status.is_server_error() { INTERNAL } else { INVALID_ARGUMENT };
     status(code, &problem.detail)
@@ -65,7 +65,7 @@ fn with_retry_info(code: u8, message: &str, retry: Span) -> Vec<u8> {
     [number(1, code.into()), bytes(2, message.as_bytes()), bytes(3, &any)].concat()
 }
 
-/// A field of protobuf that is a number; one that is 0 is left out.
+/// Encodes a protobuf varint field; a field whose value is 0 is omitted.
 fn number(field: u8, number: u64) -> Vec<u8> {
     let mut out = Vec::new();
     if number > 0 {
@@ -75,7 +75,7 @@ fn number(field: u8, number: u64) -> Vec<u8> {
     out
 }
 
-/// A field of protobuf that has a length.
+/// Encodes a length-delimited protobuf field.
 fn bytes(field: u8, content: &[u8]) -> Vec<u8> {
     let mut out = vec![field << 3 | 2];
     push_varint(&mut out, u64::try_from(content.len()).expect("short"));
@@ -91,7 +91,7 @@ fn push_varint(out: &mut Vec<u8>, mut number: u64) {
     out.push(number.to_le_bytes()[0]);
 }
 
-/// Everything but printable ASCII, and `%`.
+/// Percent-encodes `%` and everything but printable ASCII.
 fn percent_encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -104,7 +104,7 @@ fn percent_encoded(text: &str) -> String {
     out
 }
 
-/// Standard base64, without padding, as gRPC sends binary headers.
+/// Standard base64 without padding, the encoding of gRPC's binary headers.
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);

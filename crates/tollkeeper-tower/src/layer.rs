@@ -1,4 +1,4 @@
-//! The layer: a limiter, and how it is put in front of a service.
+//! `RateLimitLayer`: configures rate limiting and wraps services with it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,10 +14,10 @@ use crate::random;
 use crate::service::RateLimit;
 use crate::settings::{InForce, Settings};
 
-/// Puts a [`Limiter`] in front of services.
+/// A tower layer that asks a [`Limiter`] about each request before it reaches the wrapped service.
 ///
-/// Facts are read from each request, the limiter decides, and what may not pass is answered with 429. Clones
-/// are one layer, and all connections share its state: that is the limiter's.
+/// It reads facts from the request, the limiter decides, and a refused request is answered with 429. All clones and all
+/// connections share the state of the limiter.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -38,12 +38,13 @@ pub struct RateLimitLayer {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What all services of a layer share.
+/// The state that all services of a layer share.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
     pub(crate) limiter: Limiter,
     pub(crate) in_force: Arc<InForce>,
     pub(crate) options: Options,
+    /// Watches the config file until it is dropped.
     #[cfg(feature = "config")]
     follow: Option<Arc<tollkeeper::config::Follow>>,
 }
@@ -53,7 +54,7 @@ type Cost = Arc<dyn Fn(&request::Parts) -> u64 + Send + Sync>;
 type OnResponse = Arc<dyn Fn(&Decision, &mut response::Parts) + Send + Sync>;
 type OnRefusal = Arc<dyn Fn(&Decision, Response<Bytes>) -> Response<Bytes> + Send + Sync>;
 
-/// What an application adds in code.
+/// Settings and hooks that the application sets in code, not in a config file.
 #[derive(Clone)]
 pub(crate) struct Options {
     pub(crate) facts: Vec<(Box<str>, Fact)>,
@@ -67,8 +68,8 @@ pub(crate) struct Options {
 }
 
 impl RateLimitLayer {
-    /// A layer that reads requests as [`HttpSettings::default`] says, and answers with the headers of the
-    /// IETF's draft and `X-RateLimit-…`.
+    /// A layer that reads requests by [`HttpSettings::default`], and adds the headers of the IETF draft and
+    /// `X-RateLimit-…` to responses.
     pub fn new(limiter: Limiter) -> RateLimitLayer {
         RateLimitLayer::with(limiter, Settings::default())
     }
@@ -95,21 +96,21 @@ impl RateLimitLayer {
         RateLimitLayer { shared: Arc::new(shared) }
     }
 
-    /// How facts are read from requests. An IPv6 prefix other than the limiter's becomes the limiter's.
+    /// Sets how facts are read from requests. Its IPv6 prefix replaces the limiter's.
     ///
     /// # Panics
     ///
-    /// If a route is no path pattern, or a fact is to be normalised by NFKC without the feature `nfkc`.
+    /// If a route is not a path pattern, or if a fact is normalised by NFKC without the feature `nfkc`.
     #[must_use]
     pub fn http(self, http: HttpSettings) -> RateLimitLayer {
         self.set(|settings| settings.http = http)
     }
 
-    /// The dialects of the headers of every answer; with none there is only `Retry-After`.
+    /// Sets the dialects of the rate-limit headers of every response; with none there is only `Retry-After`.
     ///
     /// # Panics
     ///
-    /// If two of them are drafts of the IETF: their headers have the same names.
+    /// If two of them are IETF drafts: their headers have the same names.
     #[must_use]
     pub fn headers(self, dialects: impl IntoIterator<Item = HeaderDialect>) -> RateLimitLayer {
         let dialects: Vec<HeaderDialect> = dialects.into_iter().collect();
@@ -121,15 +122,15 @@ impl RateLimitLayer {
         self.set(|settings| settings.headers = dialects)
     }
 
-    /// By how much `Retry-After` is lengthened at most, so that not all come again at once: 10 % unless said
-    /// otherwise, and never more than 30 s, or 1 s for a wait below 10 s.
+    /// Sets the largest share by which `Retry-After` is randomly lengthened, so that clients do not all retry at once.
+    /// The default is 10 %. The jitter is never longer than 30 s, or 1 s for a wait below 10 s.
     #[must_use]
     pub fn retry_after_jitter(self, share: Percent) -> RateLimitLayer {
         self.set(|settings| settings.retry_after_jitter = share)
     }
 
-    /// Adds a fact that only the application knows; it wins over one of the same name that is read from the
-    /// request. Called only when a limit in force names it.
+    /// Adds a fact that only the application knows. It replaces a fact of the same name that is read from the request.
+    /// `read` is called only if an active limit names the fact.
     #[must_use]
     pub fn fact(
         self,
@@ -140,13 +141,14 @@ impl RateLimitLayer {
         self.with_options(|options| options.facts.push((name, Arc::new(read))))
     }
 
-    /// What a request costs, from 1 to 2^31: 1 unless said otherwise.
+    /// Sets the cost of a request, from 1 to 2^31. The default is 1.
     #[must_use]
     pub fn cost(self, cost: impl Fn(&request::Parts) -> u64 + Send + Sync + 'static) -> RateLimitLayer {
         self.with_options(|options| options.cost = Some(Arc::new(cost)))
     }
 
-    /// Is shown every answer that was decided on, refusals too, once its headers are written.
+    /// Sets a hook that is called with every decision and the head of its response, after the rate-limit headers have
+    /// been inserted. It is called for refusals, too.
     #[must_use]
     pub fn on_response(
         self,
@@ -155,48 +157,49 @@ impl RateLimitLayer {
         self.with_options(|options| options.on_response = Some(Arc::new(hook)))
     }
 
-    /// Makes another answer of a refusal, which is given as it would be sent.
+    /// Sets a hook that may replace the response to a refused request. It is called with the response that would
+    /// otherwise be sent.
     #[must_use]
     pub fn on_refusal(
         self,
-        answer: impl Fn(&Decision, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,
+        hook: impl Fn(&Decision, Response<Bytes>) -> Response<Bytes> + Send + Sync + 'static,
     ) -> RateLimitLayer {
-        self.with_options(|options| options.on_refusal = Some(Arc::new(answer)))
+        self.with_options(|options| options.on_refusal = Some(Arc::new(hook)))
     }
 
-    /// The longest that a request is held for a leaky bucket: a minute unless said otherwise. What would
-    /// have to wait longer is refused.
+    /// Sets the longest time that a leaky bucket may delay a request. The default is a minute. A request that would have
+    /// to wait longer is refused.
     #[must_use]
     pub fn longest_delay(self, longest: impl Into<Span>) -> RateLimitLayer {
         let longest = longest.into();
         self.with_options(|options| options.longest_delay = longest)
     }
 
-    /// The address of peers that have none, as on a Unix socket.
+    /// Sets the address of peers that have none, as on a Unix socket.
     ///
-    /// Without it, a request whose peer is unknown is answered with 500 if a limit needs its address: it is
-    /// a server that forgot to say it (`into_make_service_with_connect_info` in axum,
-    /// [`PeerAddress`](crate::PeerAddress) elsewhere), and no limit is skipped for that.
+    /// Without it, a request whose peer is unknown is answered with 500 if a limit needs its address. Usually the server
+    /// forgot to provide it (`into_make_service_with_connect_info` in axum, [`PeerAddress`](crate::PeerAddress) in other
+    /// servers), and that must not disable a limit.
     #[must_use]
     pub fn assume_peer(self, peer: IpAddr) -> RateLimitLayer {
         self.with_options(|options| options.assumed_peer = Some(peer))
     }
 
-    /// Leaves the [`Charge`](tollkeeper::Charge) of every request that passes in its extensions, for a
-    /// handler that knows only later what it costs: [`Limiter::settle`] or [`Limiter::refund`] take it. There
-    /// is none when no limit applied, or when none was charged because the store did not answer.
+    /// Inserts the [`Charge`](tollkeeper::Charge) of every admitted request into its extensions, for a handler that knows
+    /// the final cost only later: pass it to [`Limiter::settle`] or [`Limiter::refund`]. There is no charge if no limit
+    /// applied, or if none was charged because the store did not answer.
     #[must_use]
     pub fn hand_over_charge(self) -> RateLimitLayer {
         self.with_options(|options| options.hands_over_charge = true)
     }
 
-    /// Draws the numbers that lengthen `Retry-After`: for tests.
+    /// Sets the source of the random numbers for the jitter of `Retry-After`: for tests.
     #[must_use]
     pub fn draw(self, draw: fn() -> u64) -> RateLimitLayer {
         self.with_options(|options| options.draw = draw)
     }
 
-    /// The limiter.
+    /// The limiter that decides.
     pub fn limiter(&self) -> &Limiter {
         &self.shared.limiter
     }

@@ -1,4 +1,4 @@
-//! Tollkeeper in front of a handler: a layer for axum, hyper, tonic and whatever else is a tower service.
+//! A tower layer that rate-limits HTTP and gRPC services: axum, hyper, tonic and every other tower service.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -13,27 +13,27 @@
 //! let app: Router = Router::new()
 //!     .route("/search", get(|| async { "found" }))
 //!     .layer(RateLimitLayer::new(limiter));
-//! // Serve it with `app.into_make_service_with_connect_info::<SocketAddr>()`: limits by address need one.
+//! // Serve it with `app.into_make_service_with_connect_info::<SocketAddr>()`: limits by `ip` need the peer address.
 //! # drop(app);
 //! # Ok(()) }
 //! ```
 //!
-//! Of each request the facts are read that the limits in force name: `ip`, `method`, `host`, `path`, `route`,
+//! The layer reads only the facts that the active limits name: `ip`, `method`, `host`, `path`, `route`,
 //! `header.NAME`, `cookie.NAME`, `query.NAME`, `body.NAME`, those of
-//! [`HttpSettings::facts`](tollkeeper::http::HttpSettings), and those that [`RateLimitLayer::fact`] adds. What
-//! passes goes on with its body as it came, what does not is answered with 429 and a problem of RFC 9457, a call
-//! by gRPC with RESOURCE_EXHAUSTED. Every answer has rate-limit headers.
+//! [`HttpSettings::facts`](tollkeeper::http::HttpSettings), and those that [`RateLimitLayer::fact`] adds. An
+//! admitted request reaches the handler with its body unchanged. A refused request gets a 429 with an RFC 9457
+//! problem body, a refused gRPC call gets RESOURCE_EXHAUSTED. Every response carries rate-limit headers.
 //!
-//! A limit with `deduct_when` or `refund_when` is charged before the request goes on, and given back when the
-//! status of the answer says so: off the path of the answer, if the store is elsewhere. If no answer comes,
-//! because the client leaves or the handler fails, the charge stays. Calls by gRPC are answered with HTTP's
-//! status 200 whatever their own.
+//! A limit with `deduct_when` or `refund_when` is charged before the handler runs and refunded if the response
+//! status asks for it; with a remote store the refund runs in the background and does not delay the response.
+//! If there is no response, because the client disconnects or the handler fails, the charge stays. gRPC calls
+//! always have the HTTP status 200, whatever their gRPC status.
 //!
-//! A slot of a concurrency limit is held until the response has been streamed, its client has left, or the
-//! handler has failed; for a WebSocket or another tunnel, until the handler drops its [`HeldSlot`]. What a leaky bucket delays is held, in order, for [`RateLimitLayer::longest_delay`] at
-//! most.
+//! A slot of a concurrency limit is held until the response has been streamed, the client has disconnected, or
+//! the handler has failed; for a WebSocket or another tunnel, until the handler drops its [`HeldSlot`]. Requests
+//! that a leaky bucket delays wait in FIFO order, for at most [`RateLimitLayer::longest_delay`].
 //!
-//! The parts are useful without the layer, too: [`address`] (whose request it is), [`path`], [`routes`],
+//! The parts can be used without the layer, too: [`address`] (the client's address), [`path`], [`routes`],
 //! [`facts`], [`headers`], [`problem`], [`grpc`].
 
 pub mod address;

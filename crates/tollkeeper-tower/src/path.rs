@@ -1,14 +1,13 @@
-//! Spellings of a path: one for each way in which servers read it.
+//! Normalises a request path into its canonical spellings: one for each way in which servers may read it.
 //!
-//! Most paths have one spelling, whatever they are made of: percent-encoded printable characters are decoded, once,
-//! slashes at the end and line feeds at the end of a segment are dropped. What must stay encoded (`%25`, `%3F`, every byte beyond ASCII) has
-//! digits in upper case. A spelling is ASCII and begins with `/`.
+//! Most paths have a single spelling: percent-encoded printable characters are decoded, once, and slashes at the end and
+//! line feeds at the end of a segment are dropped. Bytes that must stay encoded (`%25`, `%3F`, everything beyond ASCII)
+//! have upper-case digits. A spelling is ASCII and begins with `/`.
 //!
-//! Servers disagree about seven things: `%2F`, `%5C`, `\`, `;parameters`, empty segments, two slashes at the beginning, and
-//! the segments `.` and `..`.
-//! To Go `/files%2F..%2Flogin` is `/login`, to Starlette it is `/files/../login`, to Express a single segment. A limiter
-//! that reads such a path in one way only can be bypassed in front of all servers that read it in another. So there
-//! is a [`Reading`] for each kind of server, and [`spellings`] has the result of each.
+//! Servers disagree about seven things: `%2F`, `%5C`, `\`, `;parameters`, empty segments, two slashes at the beginning,
+//! and the segments `.` and `..`. Go reads `/files%2F..%2Flogin` as `/login`, Starlette as `/files/../login`, and Express
+//! as a single segment. A limiter with a single reading can be bypassed in front of every server that has another. So
+//! there is a [`Reading`] for each kind of server, and [`spellings`] returns the result of each.
 
 use std::borrow::Cow;
 
@@ -23,13 +22,13 @@ struct Reading {
     encoded_backslash: bool,
     /// `\` separates segments.
     backslash: bool,
-    /// What comes behind a `;` in a segment is dropped.
+    /// `;` and the rest of its segment are dropped.
     drops_parameters: bool,
     /// Empty segments are dropped.
     drops_empty: bool,
-    /// `.` is dropped, and `..` with the segment before it.
+    /// `.` is dropped, and `..` together with the segment before it.
     resolves_dots: bool,
-    /// Behind two slashes at the beginning comes a host, which is dropped.
+    /// Two slashes at the beginning are followed by a host, which is dropped.
     drops_host: bool,
 }
 
@@ -44,17 +43,17 @@ impl Reading {
         resolves_dots: false,
         drops_host: false,
     };
-    /// Starlette, Django and whatever else is called by WSGI or ASGI.
+    /// Starlette, Django and other WSGI or ASGI applications.
     const PERCENT_DECODED: Reading = Reading { encoded_slash: true, ..Reading::AS_WRITTEN };
     /// nginx, and Go's `ServeMux`.
     const CLEANED: Reading = Reading { drops_empty: true, resolves_dots: true, ..Reading::PERCENT_DECODED };
-    /// Parsers of URLs, such as `new URL(…)` in JavaScript.
+    /// URL parsers, such as `new URL(…)` in JavaScript.
     const URL: Reading =
         Reading { backslash: true, resolves_dots: true, drops_host: true, ..Reading::AS_WRITTEN };
     /// Servlets: Tomcat, Jetty, Spring.
     const KEPT: Reading =
         Reading { drops_parameters: true, drops_empty: true, resolves_dots: true, ..Reading::AS_WRITTEN };
-    /// Servers that decode everything and take a backslash for a slash, as on Windows.
+    /// Servers that decode everything and treat a backslash as a slash, as on Windows.
     const DECODED: Reading =
         Reading { encoded_slash: true, encoded_backslash: true, backslash: true, ..Reading::KEPT };
 
@@ -62,7 +61,7 @@ impl Reading {
     const OTHERS: [Reading; 5] =
         [Reading::AS_WRITTEN, Reading::PERCENT_DECODED, Reading::CLEANED, Reading::URL, Reading::KEPT];
 
-    /// How many bytes the separator has that this begins with; 0 if it begins with none.
+    /// The length in bytes of the separator at the start of `text`; 0 without a separator.
     fn separator(self, text: &[u8]) -> usize {
         match text {
             [b'/', ..] => 1,
@@ -73,27 +72,29 @@ impl Reading {
         }
     }
 
-    /// The segments of a path, the first of which comes before the first slash.
+    /// The segments of a path; the first one ends at the first separator.
     fn segments(self, path: &str) -> impl Iterator<Item = &str> {
         let mut rest = Some(path);
         std::iter::from_fn(move || {
             let path = rest.take()?;
-            let mut places = (0..path.len()).map(|start| (start, self.separator(&path.as_bytes()[start..])));
-            let Some((start, length)) = places.find(|(_, length)| *length > 0) else { return Some(path) };
+            let mut separators =
+                (0..path.len()).map(|start| (start, self.separator(&path.as_bytes()[start..])));
+            let Some((start, length)) = separators.find(|(_, length)| *length > 0) else { return Some(path) };
             rest = Some(&path[start + length..]);
             Some(&path[..start])
         })
     }
 
-    fn spelled(self, path: &str) -> String {
+    /// The spelling of a path that this kind of server reads.
+    fn normalize(self, path: &str) -> String {
         let mut spelling = String::with_capacity(path.len() + 1);
-        let path = if self.drops_host { behind_host(path) } else { path.strip_prefix('/').unwrap_or(path) };
-        for written in self.segments(path) {
+        let path = if self.drops_host { without_host(path) } else { path.strip_prefix('/').unwrap_or(path) };
+        for segment in self.segments(path) {
             let is_parameter = |char: char| self.drops_parameters && char == ';';
             let start = spelling.len();
             spelling.push('/');
-            push_segment(&mut spelling, written.split(is_parameter).next().unwrap_or_default());
-            // The `$` of Python's regular expressions, by which Starlette matches routes, looks past a line feed.
+            push_segment(&mut spelling, segment.split(is_parameter).next().unwrap_or_default());
+            // Starlette matches routes by regular expressions, and Python's `$` also matches before a final line feed.
             spelling.truncate(spelling.trim_end_matches("%0A").len());
             match &spelling[start..] {
                 "/" if self.drops_empty => spelling.truncate(start),
@@ -113,8 +114,8 @@ impl Reading {
     }
 }
 
-/// What comes behind the first slash, or behind the host: `new URL("//x/login", …)` has the path `/login`.
-fn behind_host(path: &str) -> &str {
+/// The path after the first slash, or after the host: `new URL("//x/login", …)` has the path `/login`.
+fn without_host(path: &str) -> &str {
     let is_slash = |char: char| matches!(char, '/' | '\\');
     let rest = path.trim_start_matches(is_slash);
     match path.len() - rest.len() {
@@ -126,13 +127,13 @@ fn behind_host(path: &str) -> &str {
 /// All spellings of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spellings<'p> {
-    /// The one that is shown.
+    /// The spelling that logs and decisions show, such as `/api/login` for `/api%2Flogin`.
     pub shown: Cow<'p, str>,
-    /// Further ones, all different.
+    /// The other spellings, all different.
     pub others: Vec<String>,
 }
 
-/// Every spelling of a path that a server could mean.
+/// Every spelling that some server could read from a path.
 ///
 /// ```
 /// use tollkeeper::http::EncodedSlashes;
@@ -150,11 +151,11 @@ pub fn spellings(path: &str, slashes: EncodedSlashes) -> Spellings<'_> {
         EncodedSlashes::Keep => Reading::KEPT,
         EncodedSlashes::Both | EncodedSlashes::Decode | EncodedSlashes::Refuse => Reading::DECODED,
     };
-    let shown = shown.spelled(path);
+    let shown = shown.normalize(path);
     let mut others = Vec::new();
     if matches!(slashes, EncodedSlashes::Both | EncodedSlashes::Refuse) && is_ambiguous(path) {
         for reading in Reading::OTHERS {
-            let other = reading.spelled(path);
+            let other = reading.normalize(path);
             if other != shown && !others.contains(&other) {
                 others.push(other);
             }
@@ -163,7 +164,7 @@ pub fn spellings(path: &str, slashes: EncodedSlashes) -> Spellings<'_> {
     Spellings { shown: Cow::Owned(shown), others }
 }
 
-/// The spelling of a path in which encoded slashes are part of a segment.
+/// The canonical spelling of a path, in which encoded slashes are part of a segment.
 ///
 /// ```
 /// use tollkeeper_tower::path::normalized;
@@ -177,12 +178,12 @@ pub fn normalized(path: &str) -> Cow<'_, str> {
 
 /// Whether a path has an encoded slash, an encoded backslash or a backslash.
 pub fn has_encoded_slash(path: &str) -> bool {
-    let every = Reading::DECODED;
+    let reading = Reading::DECODED; // knows every separator
     (0..path.len())
-        .any(|start| path.as_bytes()[start] != b'/' && every.separator(&path.as_bytes()[start..]) > 0)
+        .any(|start| path.as_bytes()[start] != b'/' && reading.separator(&path.as_bytes()[start..]) > 0)
 }
 
-/// Whether servers may disagree about a path.
+/// Whether servers may read a path differently.
 fn is_ambiguous(path: &str) -> bool {
     let is_dots = |segment: &str| {
         if !segment.starts_with(['.', '%']) {
@@ -195,26 +196,26 @@ fn is_ambiguous(path: &str) -> bool {
     path.contains(';') || path.contains("//") || has_encoded_slash(path) || path.split('/').any(is_dots)
 }
 
-/// Writes a segment in one of all its spellings: printable characters as they are, whether they came encoded or not,
-/// and all others encoded, with those that would mean something else in a path.
+/// Appends a segment in its canonical encoding: printable characters are decoded, except for those that have a meaning
+/// in a path, and all other bytes are encoded.
 pub(crate) fn push_segment(out: &mut String, segment: &str) {
     let mut rest = segment.as_bytes().iter();
     while let Some(byte) = rest.next().copied() {
-        let encoded = if byte == b'%' { escaped(rest.as_slice()) } else { None };
-        if encoded.is_some() {
+        let decoded = if byte == b'%' { decode_hex(rest.as_slice()) } else { None };
+        if decoded.is_some() {
             rest.nth(1);
         }
-        match encoded.unwrap_or(byte) {
-            // A `%` that encodes nothing is one: left alone it could come to encode what is decoded behind it.
-            plain @ (b'/' | b'\\' | b'%' | b';' | b'?' | b'#') => push_encoded(out, plain),
+        match decoded.unwrap_or(byte) {
+            // A stray `%` is encoded, too: otherwise it could form a new escape with characters decoded after it.
+            reserved @ (b'/' | b'\\' | b'%' | b';' | b'?' | b'#') => push_encoded(out, reserved),
             plain if plain.is_ascii_graphic() => out.push(char::from(plain)),
             other => push_encoded(out, other),
         }
     }
 }
 
-/// The byte that two digits behind a `%` stand for.
-fn escaped(digits: &[u8]) -> Option<u8> {
+/// The byte that is encoded by the two hexadecimal digits after a `%`.
+fn decode_hex(digits: &[u8]) -> Option<u8> {
     let digit = |index: usize| char::from(*digits.get(index)?).to_digit(16);
     u8::try_from(digit(0)? * 16 + digit(1)?).ok()
 }
@@ -226,15 +227,15 @@ fn push_encoded(out: &mut String, byte: u8) {
     }
 }
 
-/// Whether nothing has to be done, as for nearly every path.
+/// Whether a path already is its only spelling, which is true of nearly every path. Spares the copy.
 fn is_normal(path: &str) -> bool {
     let bytes = path.as_bytes();
     let plain = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'%' | b';' | b'\\' | b'?' | b'#');
-    let doubtful = |pair: &[u8]| pair[0] == b'/' && matches!(pair[1], b'/' | b'.');
+    let is_empty_or_dots = |pair: &[u8]| pair[0] == b'/' && matches!(pair[1], b'/' | b'.');
     bytes.first() == Some(&b'/')
         && (bytes.len() == 1 || bytes.last() != Some(&b'/'))
         && bytes.iter().all(plain)
-        && !bytes.windows(2).any(doubtful)
+        && !bytes.windows(2).any(is_empty_or_dots)
 }
 
 #[cfg(test)]
@@ -242,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_path_has_one_spelling() {
+    fn path_has_one_normal_spelling() {
         for (path, expected) in [
             ("/login", "/login"),
             ("/Login", "/Login"),
@@ -300,12 +301,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_normal_is_not_copied() {
+    fn normal_path_is_not_copied() {
         for path in ["/", "/login", "/users/7/files/a.txt", "/a:b@c"] {
             assert!(matches!(normalized(path), Cow::Borrowed(_)), "{path}");
         }
     }
-    /// The shown spelling, then the others.
+
+    /// Each row has a path and its spellings: the shown one first, then the others.
     #[test]
     fn ambiguous_path_has_a_spelling_for_each_kind_of_server() {
         for (path, expected) in [

@@ -1,15 +1,15 @@
-//! Who is at the other end of the connection. Servers leave it in the extensions of a request.
+//! Reads what servers and routers leave in the extensions of a request: the peer's address and the matched route.
 
 use std::net::{IpAddr, SocketAddr};
 
 use http::Extensions;
 
-/// The address of the peer, for servers that are not axum's or tonic's: put it into the extensions of every
-/// request.
+/// The peer's address: the other end of the TCP connection. A server other than axum's or tonic's must insert it into
+/// the extensions of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerAddress(pub SocketAddr);
 
-/// The address that a server has left.
+/// The peer's address, if the server has inserted it.
 #[inline]
 pub(crate) fn of(extensions: &Extensions) -> Option<IpAddr> {
     let peer = extensions.get::<PeerAddress>().map(|PeerAddress(peer)| peer.ip());
@@ -18,7 +18,7 @@ pub(crate) fn of(extensions: &Extensions) -> Option<IpAddr> {
         use axum::extract::ConnectInfo;
         use axum::extract::connect_info::MockConnectInfo;
         let real = extensions.get::<ConnectInfo<SocketAddr>>().map(|ConnectInfo(peer)| peer.ip());
-        // For tests without a server, as axum's own extractor does it.
+        // For tests without a server; axum's own extractor also prefers the real address.
         let mock = || extensions.get::<MockConnectInfo<SocketAddr>>().map(|MockConnectInfo(peer)| peer.ip());
         real.or_else(mock)
     });
@@ -30,7 +30,7 @@ pub(crate) fn of(extensions: &Extensions) -> Option<IpAddr> {
     peer
 }
 
-/// The route that a router has matched.
+/// The route pattern that axum's router has matched, such as `/users/{id}`.
 pub(crate) fn matched(extensions: &Extensions) -> Option<&str> {
     #[cfg(feature = "axum")]
     return extensions.get::<axum::extract::MatchedPath>().map(|path| path.as_str());

@@ -1,31 +1,31 @@
-//! Answers that are problems (RFC 9457): what a client is told when a request does not pass.
+//! RFC 9457 problem responses, for requests that are refused, invalid or cannot be read.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use tollkeeper::{DecidedToll, Retry, Verdict};
 
-/// The type of a refusal, as IANA lists it.
+/// The problem type of a refusal, from IANA's registry.
 pub const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// A request that makes no sense, or cannot be read.
+/// Why a request is invalid or cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The status of the answer.
+    /// The status of the response, such as 400.
     pub status: StatusCode,
-    /// What is wrong.
+    /// What is wrong with the request.
     pub detail: String,
 }
 
 impl Problem {
-    /// A problem of this status.
+    /// A problem with this status and detail.
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Problem {
         Problem { status, detail: detail.into() }
     }
 
-    /// The answer.
+    /// The response with a problem body.
     pub fn response(&self) -> Response<Bytes> {
         let mut body = String::with_capacity(128 + self.detail.len());
         body.push_str("{\"title\":");
@@ -35,25 +35,25 @@ impl Problem {
         body.push_str(",\"detail\":");
         push_text(&mut body, &self.detail);
         body.push('}');
-        answer(self.status, body)
+        problem_response(self.status, body)
     }
 }
 
-/// The answer to a request that was refused: without rate-limit headers, which
+/// The response to a refused request, without rate-limit headers, which
 /// [`headers::insert`](crate::headers::insert) adds.
 pub fn refusal(decision: &DecidedToll<'_>) -> Response<Bytes> {
     refusal_as(StatusCode::TOO_MANY_REQUESTS, decision)
 }
 
-/// The same with another status, for gateways that know only some.
+/// Like [`refusal`], with another status, for gateways that support only some.
 pub fn refusal_as(status: StatusCode, decision: &DecidedToll<'_>) -> Response<Bytes> {
-    answer(status, refusal_body(status, decision))
+    problem_response(status, refusal_body(status, decision))
 }
 
-/// What a refusal says. Where the limit that decides may not be shown, nothing is said of any.
+/// The JSON body of a refusal. It describes no limit at all if the binding limit is hidden.
 fn refusal_body(status: StatusCode, decision: &DecidedToll<'_>) -> String {
     let (verdict, binding) = decision.conclusion();
-    let may_tell = binding.is_some_and(|answer| answer.rule().shown());
+    let is_shown = binding.is_some_and(|limit| limit.rule().shown());
     let mut body = String::with_capacity(384);
     body.push_str("{\"type\":\"");
     body.push_str(QUOTA_EXCEEDED);
@@ -61,19 +61,19 @@ fn refusal_body(status: StatusCode, decision: &DecidedToll<'_>) -> String {
         "\",\"title\":\"Request cannot be satisfied as assigned quota has been exceeded\",\"status\":",
     );
     body.push_str(status.as_str());
-    if let Some(reason) = decision.reason().filter(|_| may_tell) {
+    if let Some(reason) = decision.reason().filter(|_| is_shown) {
         body.push_str(",\"detail\":");
         push_text(&mut body, &reason.to_string());
     }
     body.push_str(",\"violated-policies\":[");
-    let violated = |answer: &tollkeeper::decision::LimitDecision<'_>| {
-        may_tell && answer.due().enforced() && answer.rule().shown() && !answer.allowed()
+    let violated = |limit: &tollkeeper::decision::LimitDecision<'_>| {
+        is_shown && limit.due().enforced() && limit.rule().shown() && !limit.allowed()
     };
-    for (index, answer) in decision.limits().filter(violated).enumerate() {
+    for (index, limit) in decision.limits().filter(violated).enumerate() {
         if index > 0 {
             body.push(',');
         }
-        push_text(&mut body, answer.name());
+        push_text(&mut body, limit.name());
     }
     body.push(']');
     if let Verdict::Deny { retry: Retry::After(span) } = verdict {
@@ -84,7 +84,7 @@ fn refusal_body(status: StatusCode, decision: &DecidedToll<'_>) -> String {
     body
 }
 
-fn answer(status: StatusCode, body: String) -> Response<Bytes> {
+fn problem_response(status: StatusCode, body: String) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(body));
     *response.status_mut() = status;
     let headers: &mut HeaderMap = response.headers_mut();
@@ -93,7 +93,7 @@ fn answer(status: StatusCode, body: String) -> Response<Bytes> {
     response
 }
 
-/// Writes a text as JSON.
+/// Appends a text as a JSON string.
 fn push_text(out: &mut String, text: &str) {
     out.push('"');
     for char in text.chars() {

@@ -1,4 +1,4 @@
-//! Numbers that nobody needs to guess: they only spread clients out.
+//! Random numbers for jitter. They are not secret and not cryptographically secure.
 
 use std::cell::Cell;
 use std::collections::hash_map::RandomState;
@@ -8,7 +8,7 @@ thread_local! {
     static STATE: Cell<u64> = Cell::new(RandomState::new().build_hasher().finish());
 }
 
-/// Draws a number of 64 bits (SplitMix64, begun differently in each thread).
+/// Draws a random 64-bit number (SplitMix64, seeded per thread).
 pub fn draw() -> u64 {
     STATE.with(|state| {
         let next = state.get().wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,4 +1,4 @@
-//! The body of an answer: the handler's, or one of our own.
+//! The body of a response: the handler's, or the one of a refusal. Releases the request's slots at its end.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,33 +10,35 @@ use pin_project_lite::pin_project;
 use crate::slot::HeldSlot;
 
 pin_project! {
-    /// The body of an answer.
+    /// The body of a response: the handler's, or the one of a refusal.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
-        body: Whose<B>,
-        // Given back when the last of the body is read, or when it is dropped.
+        body: Inner<B>,
+        // Released when the end of the body has been read, or when the body is dropped.
         held: Option<HeldSlot>,
     }
 }
 
 pin_project! {
-    #[project = WhoseProjected]
+    #[project = InnerProjected]
     #[derive(Debug)]
-    enum Whose<B> {
-        Theirs { #[pin] body: B },
-        Ours { body: Option<Bytes> },
+    enum Inner<B> {
+        Handler { #[pin] body: B },
+        Refusal { body: Option<Bytes> },
     }
 }
 
 impl<B> ResponseBody<B> {
+    /// The body of a handler's response, and the slots that its request holds.
     pub(crate) fn theirs(body: B, held: Option<HeldSlot>) -> ResponseBody<B> {
-        ResponseBody { body: Whose::Theirs { body }, held }
+        ResponseBody { body: Inner::Handler { body }, held }
     }
 
+    /// The body of a refusal.
     pub(crate) fn ours(body: Bytes) -> ResponseBody<B> {
         let body = Some(body).filter(|body| !body.is_empty());
-        ResponseBody { body: Whose::Ours { body }, held: None }
+        ResponseBody { body: Inner::Refusal { body }, held: None }
     }
 }
 
@@ -50,8 +52,8 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = self.project();
         let frame = match this.body.project() {
-            WhoseProjected::Theirs { body } => body.poll_frame(context),
-            WhoseProjected::Ours { body } => Poll::Ready(body.take().map(|body| Ok(Frame::data(body)))),
+            InnerProjected::Handler { body } => body.poll_frame(context),
+            InnerProjected::Refusal { body } => Poll::Ready(body.take().map(|body| Ok(Frame::data(body)))),
         };
         if let Poll::Ready(None | Some(Err(_))) = frame {
             this.held.take();
@@ -61,17 +63,17 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
 
     fn is_end_stream(&self) -> bool {
         match &self.body {
-            Whose::Theirs { body } => body.is_end_stream(),
-            Whose::Ours { body } => body.is_none(),
+            Inner::Handler { body } => body.is_end_stream(),
+            Inner::Refusal { body } => body.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.body {
-            Whose::Theirs { body } => body.size_hint(),
-            Whose::Ours { body } => {
+            Inner::Handler { body } => body.size_hint(),
+            Inner::Refusal { body } => {
                 let len = body.as_ref().map_or(0, Bytes::len);
-                SizeHint::with_exact(u64::try_from(len).expect("fits"))
+                SizeHint::with_exact(u64::try_from(len).expect("usize fits into u64"))
             }
         }
     }

@@ -1,11 +1,12 @@
-//! Path patterns: `/login`, `/users/{id}`, `/api/*`. The most specific one that matches is the route.
+//! Matches paths against patterns such as `/login`, `/users/{id}` and `/api/*`; the most specific match is the route.
 //!
-//! Segment by segment, a word is more specific than `{name}`, and that more than `*`. `/api/*` also matches
-//! `/api`, because a slash at the end makes no other path, and so does `/api/{name}` if nothing else does. Words are compared without regard to case: an
-//! application that is stricter loses nothing, one that is not would otherwise be called past its limits.
+//! Segment by segment, a literal is more specific than `{name}`, and `{name}` more than `*`. `/api/*` also matches `/api`,
+//! because a trailing slash does not make another path; so does `/api/{name}` if no other pattern matches. Literals are
+//! compared ignoring case: an application that distinguishes case loses nothing, but one that ignores it could otherwise
+//! be called past its limits.
 //!
-//! The tree is written out here rather than taken from `matchit`, which knows neither of these two rules and
-//! refuses patterns that overlap.
+//! The tree is implemented here instead of using `matchit`, which supports neither of these two rules and rejects
+//! overlapping patterns.
 
 use std::cmp::Ordering;
 
@@ -13,7 +14,7 @@ use tollkeeper::http::{InvalidRoute, check_route};
 
 use crate::path;
 
-/// The patterns of an application.
+/// The path patterns of an application.
 #[derive(Clone, Debug, Default)]
 pub struct Routes {
     patterns: Vec<String>,
@@ -22,15 +23,18 @@ pub struct Routes {
 
 #[derive(Clone, Debug, Default)]
 struct Node {
-    /// Words and what follows them, in the order of the words.
-    words: Vec<(Box<str>, Node)>,
+    /// Literal segments in lower case and the nodes that follow them, sorted.
+    literals: Vec<(Box<str>, Node)>,
+    /// The node after `{name}`.
     any: Option<Box<Node>>,
+    /// The index of the pattern that has `*` here.
     rest: Option<usize>,
+    /// The index of the pattern that ends here.
     end: Option<usize>,
 }
 
 impl Routes {
-    /// Compiles patterns; the first that is none is the error.
+    /// Compiles patterns; fails at the first that is invalid.
     pub fn new(patterns: &[String]) -> Result<Routes, InvalidRoute> {
         let mut root = Node::default();
         for (index, pattern) in patterns.iter().enumerate() {
@@ -40,18 +44,18 @@ impl Routes {
         Ok(Routes { patterns: patterns.to_vec(), root })
     }
 
-    /// Whether there are none.
+    /// Whether there are no patterns.
     pub fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }
 
-    /// The pattern, as it was written, that a normalised path matches.
+    /// The pattern that a normalised path matches, as it is spelled in the settings.
     pub fn find(&self, path: &str) -> Option<&str> {
         self.root.find(segments(path)).map(|index| self.patterns[index].as_str())
     }
 }
 
-/// What comes behind the first slash, if anything does.
+/// The path without its first slash; `None` if it has no segments.
 fn segments(path: &str) -> Option<&str> {
     path.strip_prefix('/').filter(|rest| !rest.is_empty())
 }
@@ -76,41 +80,41 @@ impl Node {
                 self.rest.get_or_insert(pattern);
             }
             _ if first.starts_with('{') => self.any.get_or_insert_default().add(rest, pattern),
-            word => {
+            literal => {
                 let mut normal = String::new();
-                path::push_segment(&mut normal, word);
-                let place = match self.search(&normal) {
-                    Ok(place) => place,
-                    Err(place) => {
-                        self.words.insert(place, (normal.to_ascii_lowercase().into(), Node::default()));
-                        place
+                path::push_segment(&mut normal, literal);
+                let index = match self.search(&normal) {
+                    Ok(index) => index,
+                    Err(index) => {
+                        self.literals.insert(index, (normal.to_ascii_lowercase().into(), Node::default()));
+                        index
                     }
                 };
-                self.words[place].1.add(rest, pattern);
+                self.literals[index].1.add(rest, pattern);
             }
         }
     }
 
-    /// Looks at each node once at most: a path can take no detour.
+    /// Finds the most specific pattern. Visits each node at most once, whatever the path, so that no path is expensive.
     fn find(&self, segments: Option<&str>) -> Option<usize> {
         let Some(segments) = segments else {
-            // Fastify takes `/users/` for `/users/{id}` with an empty id.
+            // Fastify matches `/users/` with `/users/{id}` and an empty id.
             let empty = || self.any.as_ref().and_then(|any| any.end);
             return self.end.or(self.rest).or_else(empty);
         };
         let (first, rest) = split(segments);
-        let word = self.search(first).ok().and_then(|place| self.words[place].1.find(rest));
-        word.or_else(|| self.any.as_ref().and_then(|any| any.find(rest))).or(self.rest)
+        let literal = self.search(first).ok().and_then(|index| self.literals[index].1.find(rest));
+        literal.or_else(|| self.any.as_ref().and_then(|any| any.find(rest))).or(self.rest)
     }
 
-    fn search(&self, word: &str) -> Result<usize, usize> {
-        self.words.binary_search_by(|(known, _)| compared(known, word))
+    fn search(&self, segment: &str) -> Result<usize, usize> {
+        self.literals.binary_search_by(|(literal, _)| cmp_ignoring_case(literal, segment))
     }
 }
 
-/// Compares a word in lower case with one in any.
-fn compared(known: &str, word: &str) -> Ordering {
-    known.bytes().cmp(word.bytes().map(|byte| byte.to_ascii_lowercase()))
+/// Compares a lower-case literal with a segment in any case.
+fn cmp_ignoring_case(literal: &str, segment: &str) -> Ordering {
+    literal.bytes().cmp(segment.bytes().map(|byte| byte.to_ascii_lowercase()))
 }
 
 #[cfg(test)]
@@ -120,7 +124,7 @@ mod tests {
     fn check(patterns: &[&str], cases: &[(&str, Option<&str>)]) {
         let mut patterns: Vec<String> = patterns.iter().map(ToString::to_string).collect();
         for _ in 0..patterns.len() {
-            // Whatever their order.
+            // The order of the patterns must not matter.
             patterns.rotate_left(1);
             let routes = Routes::new(&patterns).expect("valid");
             for (path, expected) in cases {
@@ -130,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_specific_pattern_wins() {
+    fn most_specific_pattern_wins() {
         check(
             &[
                 "/",
@@ -169,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn last_name_of_a_pattern_may_be_empty() {
+    fn last_parameter_may_be_empty() {
         check(
             &["/users/{id}"],
             &[("/users/", Some("/users/{id}")), ("/users", Some("/users/{id}")), ("/", None)],
@@ -179,12 +183,12 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_for_the_rest_of_everything_matches_everything() {
+    fn wildcard_at_the_root_matches_every_path() {
         check(&["/*", "/{a}/b"], &[("/", Some("/*")), ("/x", Some("/*")), ("/x/b", Some("/{a}/b"))]);
     }
 
     #[test]
-    fn patterns_are_spelled_as_paths_are() {
+    fn patterns_are_normalized_like_paths() {
         check(
             &["/käse", "/a~b", "/%7euser"],
             &[
@@ -197,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pattern_is_named() {
+    fn error_names_the_invalid_pattern() {
         let error = Routes::new(&["/a".to_owned(), "login".to_owned()]).expect_err("no slash");
         assert_eq!(error.to_string(), "`login` is not a path pattern (it must begin with `/`)");
     }

@@ -1,4 +1,4 @@
-//! A slot that a request holds: until its response has been streamed, or until its tunnel ends.
+//! Holds and renews the concurrency slots of a request until its response has been streamed or its tunnel ends.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tollkeeper::{Limiter, SlotGuard, Span};
 
-/// The slots that a request holds at concurrency limits. Clones hold the same slots, which are given back
-/// when the last of them is dropped; until then they are renewed at half their time to live.
+/// The slots of concurrency limits that a request holds. All clones share them: they are renewed at half their
+/// time to live, and released when the last clone is dropped.
 ///
-/// The layer holds one for as long as a response streams. A response that upgrades the connection, such as
-/// 101 for a WebSocket, has no body, and the tunnel outlives it. So a request that asks for a tunnel carries a
-/// clone in its extensions, for the handler to keep until the tunnel ends:
+/// The layer keeps a clone while the response streams. A response that upgrades the connection, such as 101 for
+/// a WebSocket, has no body, and the tunnel outlives it. So a request that asks for a tunnel carries a clone in
+/// its extensions, for the handler to keep until the tunnel ends:
 ///
 /// ```
 /// # #[cfg(feature = "axum")] mod example {
@@ -33,20 +33,20 @@ use tollkeeper::{Limiter, SlotGuard, Span};
 /// # }
 /// ```
 ///
-/// The response that opens a tunnel carries another clone, for a layer around this one that forwards the
-/// tunnel itself. If neither is kept, the slot is given back when the head of the response has been sent.
+/// The response that opens a tunnel carries another clone, for an outer layer that forwards the tunnel itself.
+/// If neither clone is kept, the slot is released when the head of the response has been sent.
 #[derive(Clone, Debug)]
 pub struct HeldSlot(#[expect(dead_code, reason = "held, not read")] Arc<Held>);
 
 #[derive(Debug)]
 struct Held {
     _guard: SlotGuard,
-    /// A task of its own, because nobody may be reading the response for that long.
+    /// Renews in a separate task, because the response body may not be polled for longer than the time to live.
     renewal: Option<AbortHandle>,
 }
 
 impl HeldSlot {
-    /// Without a tokio runtime nothing is renewed, and the slot is lost at its time to live.
+    /// Without a tokio runtime the slot is not renewed, and expires after its time to live.
     pub(crate) fn new(limiter: &Limiter, guard: SlotGuard) -> HeldSlot {
         let (limiter, slot) = (limiter.clone(), guard.slot().clone());
         let half = Span::from_micros(guard.ttl().as_micros() / 2);
@@ -54,7 +54,7 @@ impl HeldSlot {
             loop {
                 limiter.clock().sleep(half).await;
                 if limiter.renew(&slot).await == Ok(false) {
-                    return; // lost: another request may hold it by now
+                    return; // expired: another request may hold the slot by now
                 }
             }
         };
@@ -71,14 +71,14 @@ impl Drop for Held {
     }
 }
 
-/// Whether a request asks for a tunnel: an upgrade of HTTP/1.1, or CONNECT.
+/// Whether a request asks for a tunnel: by an HTTP/1.1 upgrade, or by CONNECT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asks {
-    /// It does not.
+    /// No tunnel.
     Nothing,
-    /// By `Upgrade`: 101 opens it.
+    /// `Upgrade`: status 101 opens the tunnel.
     Upgrade,
-    /// By CONNECT, as HTTP/2 does also for WebSockets: any success opens it.
+    /// CONNECT, which HTTP/2 also uses for WebSockets: every 2xx status opens the tunnel.
     Connect,
 }
 
@@ -93,7 +93,7 @@ impl Asks {
         }
     }
 
-    /// Whether a response of this status opens the tunnel.
+    /// Whether a response with this status opens the tunnel.
     pub(crate) fn opened_by(self, status: StatusCode) -> bool {
         match self {
             Asks::Connect => status.is_success(),

@@ -1,4 +1,4 @@
-//! A service of tonic behind the layer, asked by a client of tonic.
+//! A tonic service behind the layer, called by a tonic client.
 
 mod support;
 
@@ -19,7 +19,7 @@ use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
-/// `test.Echo/Say`, which says nothing.
+/// The method `test.Echo/Say`, whose request and response are empty.
 #[derive(Clone)]
 struct Echo(Reached);
 
@@ -32,7 +32,7 @@ impl UnaryService<()> for Echo {
     type Future = std::future::Ready<Result<tonic::Response<()>, Status>>;
 
     fn call(&mut self, _: tonic::Request<()>) -> Self::Future {
-        self.0.one_more();
+        self.0.increment();
         std::future::ready(Ok(tonic::Response::new(())))
     }
 }
@@ -55,7 +55,7 @@ impl Service<http::Request<Body>> for Echo {
     }
 }
 
-/// `google.rpc.Status` and what is in it.
+/// `google.rpc.Status` and the messages in it, decoded by prost to check the hand-written encoder.
 #[derive(Clone, PartialEq, Message)]
 struct RpcStatus {
     #[prost(int32, tag = "1")]
@@ -96,24 +96,24 @@ async fn say(channel: &Channel) -> Result<tonic::Response<()>, Status> {
 }
 
 #[tokio::test]
-async fn a_refused_call_is_resource_exhausted_with_the_time_to_come_again() {
+async fn refused_call_is_resource_exhausted_with_retry_info() {
     let limits = vec![
         Limit::new("per-ip", Quota::per_minute(2)).by("ip").when("path", "/test.Echo/Say"),
         Limit::new("twice", Quota::per_minute(100)).by("query.x"),
     ];
-    let (limiter, hand) = limiter(limits);
+    let (limiter, clock) = limiter(limits);
     let reached = Reached::default();
     let (layer, echo) = (RateLimitLayer::new(limiter), Echo(reached.clone()));
     let server = Server::of(move |listener| async move {
         let router = tonic::transport::Server::builder().layer(layer).add_service(echo);
-        router.serve_with_incoming(TcpIncoming::from(listener)).await.expect("it serves");
+        router.serve_with_incoming(TcpIncoming::from(listener)).await.expect("the server runs");
     });
     let server = server.await;
     let channel =
         Channel::from_shared(format!("http://{}", server.address)).unwrap().connect().await.unwrap();
-    hand.advance(tollkeeper::Span::from_micros(500_000));
+    clock.advance(tollkeeper::Span::from_micros(500_000));
     for remaining in ["1", "0"] {
-        let response = say(&channel).await.expect("it passes");
+        let response = say(&channel).await.expect("admitted");
         assert_eq!(response.metadata().get("x-ratelimit-remaining").unwrap(), remaining);
     }
     let status = say(&channel).await.expect_err("two a minute");
@@ -127,8 +127,8 @@ async fn a_refused_call_is_resource_exhausted_with_the_time_to_come_again() {
     let RetryInfo { retry_delay } = RetryInfo::decode(&value[..]).unwrap();
     let Duration { seconds, nanos } = retry_delay.unwrap();
     let wait = u64::try_from(seconds).unwrap() * 1_000_000 + u64::try_from(nanos).unwrap() / 1_000;
-    hand.advance(tollkeeper::Span::from_micros(wait - 1));
+    clock.advance(tollkeeper::Span::from_micros(wait - 1));
     assert_eq!(say(&channel).await.expect_err("a microsecond early").code(), Code::ResourceExhausted);
-    hand.advance(tollkeeper::Span::from_micros(1));
-    say(&channel).await.expect("it has waited as long as it was told");
+    clock.advance(tollkeeper::Span::from_micros(1));
+    say(&channel).await.expect("admitted after the retry delay");
 }

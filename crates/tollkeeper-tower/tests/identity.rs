@@ -1,8 +1,8 @@
-//! What Tollkeeper keys on, compared with what real servers read of the same bytes.
+//! Compares the keys that Tollkeeper charges with the values that real servers read from the same bytes.
 //!
-//! One request is written in many ways and sent to a layer over axum and to seven other servers, each of which answers with what it has
-//! read. Whatever a server takes for one identity or one route must have one budget here: every spelling that
-//! it accepts is refused, or pays under a key that all of them have in common.
+//! A request is spelled in many ways and sent to a layer over axum and to seven other servers, each of which responds with
+//! the values that it has read. All spellings that a server reads as one identity or one route must share one budget:
+//! the layer either refuses a spelling, or charges it under a key that all these spellings have in common.
 
 mod support;
 
@@ -34,7 +34,7 @@ use tollkeeper_tower::RateLimitLayer;
 const ROUTES: [&str; 6] =
     ["/login", "/api/login", "/users/{id}", "/users/{id}/export", "/projects/{id}", "/files/*"];
 
-/// What identifies a request: the name of a limit, and of what a server says that it has read.
+/// The kinds of identity. Each is the name of a limit, and of a value in the servers' responses.
 const IDENTITIES: [&str; 8] = ["key", "authorization", "session", "user", "email", "host", "route", "path"];
 
 #[test]
@@ -56,7 +56,7 @@ fn no_spelling_of_a_header_has_a_second_budget() {
     for scheme in ["Bearer", "bearer", "BEARER"] {
         for blank in [" ", "  ", "\t", " \t "] {
             cases.push(format!("Authorization: {scheme}{blank}REAL\r\n"));
-            // Many applications read the second word, whatever follows it.
+            // Many applications read the second word and ignore the rest.
             cases.push(format!("Authorization: {scheme}{blank}REAL junk\r\n"));
         }
     }
@@ -68,14 +68,14 @@ fn no_spelling_of_a_header_has_a_second_budget() {
         .iter()
         .map(|lines| format!("GET /login HTTP/1.1\r\nHost: a.example\r\n{lines}").into_bytes())
         .collect();
-    // Blanks in Latin-1, which Python strips.
+    // Whitespace in Latin-1, which Python strips.
     for value in [&b"REAL\xa0"[..], b"\x85REAL", b"REAL \xa0\x85"] {
         for header in ["X-Api-Key: ", "Authorization: Bearer "] {
             let head = format!("GET /login HTTP/1.1\r\nHost: a.example\r\n{header}");
             cases.push([head.as_bytes(), value, b"\r\n"].concat());
         }
     }
-    Compared::new().all(cases);
+    Comparison::new().check(cases);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn no_spelling_of_a_host_has_a_second_budget() {
         cases.push(format!("GET http://{host}/login HTTP/1.1\r\nHost: a.example\r\n"));
         cases.push(format!("GET /login HTTP/1.1\r\nHost: a.example\r\nHost: {host}\r\n"));
     }
-    Compared::new().all(cases);
+    Comparison::new().check(cases);
 }
 
 #[test]
@@ -146,7 +146,7 @@ fn no_spelling_of_a_cookie_has_a_second_budget() {
             add(&[&[other, &b"; "[..], real].concat()]);
         }
     }
-    Compared::new().all(cases);
+    Comparison::new().check(cases);
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn no_spelling_of_a_query_has_a_second_budget() {
         "?user=REAL",
         "user=REAL&%75ser=junk",
     ];
-    Compared::new().all(cases.map(|query| format!("GET /login?{query} HTTP/1.1\r\nHost: a.example\r\n")));
+    Comparison::new().check(cases.map(|query| format!("GET /login?{query} HTTP/1.1\r\nHost: a.example\r\n")));
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn no_spelling_of_a_body_has_a_second_budget() {
             cases.push([head.as_bytes(), body].concat());
         }
     }
-    Compared::new().all(cases);
+    Comparison::new().check(cases);
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn no_spelling_of_a_path_has_a_second_budget() {
         "/users/%2Fexport",
         "/projects%2F",
         "/users/..;x%2Fy/export",
-        // `x` is a host to parsers of URLs.
+        // URL parsers read `x` as a host.
         "//x/login",
         "///x/login",
         "/\\x/login",
@@ -336,17 +336,17 @@ fn no_spelling_of_a_path_has_a_second_budget() {
         }
         paths.push(path);
     }
-    Compared::new().all(paths.iter().map(|path| format!("GET {path} HTTP/1.1\r\nHost: a.example\r\n")));
+    Comparison::new().check(paths.iter().map(|path| format!("GET {path} HTTP/1.1\r\nHost: a.example\r\n")));
 }
 
 /// The layer, and the servers that it is compared with.
-struct Compared {
-    layer: Layered,
+struct Comparison {
+    layer: LayeredServer,
     servers: Vec<Framework>,
 }
 
-impl Compared {
-    fn new() -> Compared {
+impl Comparison {
+    fn new() -> Comparison {
         let node = languages::node(
             "frameworks",
             &["express@5", "cookie-parser@1", "fastify@5", "@fastify/cookie@11"],
@@ -383,29 +383,31 @@ impl Compared {
             }),
             Framework::nginx(&program("nginx.conf")),
         ];
-        Compared { layer: Layered::start(), servers }
+        Comparison { layer: LayeredServer::start(), servers }
     }
 
-    /// Sends each request, which is whole or ends with its last header line, to all of them.
-    fn all<R: AsRef<[u8]>>(&self, requests: impl IntoIterator<Item = R>) {
-        // For each server, kind of identity and value.
+    /// Sends each request to all servers and compares keys with values. A request is complete, or ends with its last
+    /// header line.
+    fn check<R: AsRef<[u8]>>(&self, requests: impl IntoIterator<Item = R>) {
+        // By server, kind of identity and value.
         let mut common = BTreeMap::<(&str, &str, String), Common>::new();
         let (mut wrong, mut accepted) = (Vec::new(), BTreeMap::<&str, usize>::new());
         for request in requests {
             let request = request.as_ref();
             let shown = request.escape_ascii().to_string();
-            let (read, axum) = self.layer.ask(request);
-            let Some(keys) = read else { continue };
-            let mut said: Vec<(&str, Value)> = axum.map(|said| ("axum", said)).into_iter().collect();
-            said.extend(self.servers.iter().filter_map(|server| Some((server.name, server.ask(request)?))));
-            for (server, said) in said {
+            let (keys, axum) = self.layer.send(request);
+            let Some(keys) = keys else { continue };
+            let mut readings: Vec<(&str, Value)> = axum.map(|values| ("axum", values)).into_iter().collect();
+            readings
+                .extend(self.servers.iter().filter_map(|server| Some((server.name, server.send(request)?))));
+            for (server, values) in readings {
                 *accepted.entry(server).or_default() += 1;
                 for kind in IDENTITIES {
-                    let Some(value) = identity(kind, &said[kind]) else { continue };
+                    let Some(value) = identity(kind, &values[kind]) else { continue };
                     let own = keys.get(kind).cloned().unwrap_or_default();
                     if kind == "route" && !own.contains(&value) {
                         wrong.push(format!(
-                            "{server} matches {value}, and these limits pay: {own:?}: {shown}"
+                            "{server} matches {value}, but these limits are charged: {own:?}: {shown}"
                         ));
                         continue;
                     }
@@ -416,14 +418,14 @@ impl Compared {
                     let keys: BTreeSet<String> = common.keys.intersection(&own).cloned().collect();
                     match keys.is_empty() {
                         true => wrong
-                            .push(format!("{name} from {shown}, keyed by {own:?}, and before by {common:?}")),
+                            .push(format!("{name} from {shown}, charged as {own:?}, earlier as {common:?}")),
                         false => common.keys = keys,
                     }
                 }
             }
         }
         assert!(wrong.is_empty(), "{} second budgets:\n{}", wrong.len(), wrong.join("\n"));
-        // Otherwise nothing was compared.
+        // A server that accepts no request would not be compared at all.
         for server in self.servers.iter().map(|server| server.name).chain(["axum"]) {
             assert!(
                 accepted.get(server).is_some_and(|count| *count > 0),
@@ -433,7 +435,7 @@ impl Compared {
     }
 }
 
-/// What all spellings of one identity have in common.
+/// The keys that all spellings of one identity have in common.
 #[derive(Debug)]
 #[expect(dead_code, reason = "the first spelling is shown on failure")]
 struct Common {
@@ -441,9 +443,9 @@ struct Common {
     first: String,
 }
 
-/// What an application makes of a value that its server has read; `None` if there is nothing.
-fn identity(kind: &str, said: &Value) -> Option<String> {
-    let text = match said {
+/// The identity that an application derives from a value that its server has read; `None` if the value is absent.
+fn identity(kind: &str, value: &Value) -> Option<String> {
+    let text = match value {
         Value::Null => return None,
         Value::String(text) => text.clone(),
         other => other.to_string(),
@@ -464,18 +466,18 @@ fn identity(kind: &str, said: &Value) -> Option<String> {
     }
 }
 
-/// An application of axum behind a layer that limits by every kind of identity.
-struct Layered {
+/// An axum application behind a layer that limits by every kind of identity.
+struct LayeredServer {
     address: SocketAddr,
     _server: Server,
     _runtime: tokio::runtime::Runtime,
 }
 
-/// The values of the keys that a request pays under, by limit.
+/// The values of the keys under which a request is charged, by limit.
 type Keys = BTreeMap<String, BTreeSet<String>>;
 
-impl Layered {
-    fn start() -> Layered {
+impl LayeredServer {
+    fn start() -> LayeredServer {
         let limit = |kind: &&str| Limit::new(*kind, Quota::per_hour(1_000_000)).by(*kind);
         let (limiter, _) = limiter(IDENTITIES.iter().map(limit).collect());
         let mut authorization = fact("authorization", "header.authorization");
@@ -492,44 +494,45 @@ impl Layered {
             ..HttpSettings::default()
         };
         let layer = RateLimitLayer::new(limiter).http(settings).on_response(|decision, response| {
-            let keys = decision.limits().map(|answer| {
-                let values: Vec<Option<&str>> = answer.key().texts().collect();
-                (answer.name(), values[0])
+            let keys = decision.limits().map(|limit| {
+                let values: Vec<Option<&str>> = limit.key().texts().collect();
+                (limit.name(), values[0])
             });
             let text = hex(json!(keys.collect::<Vec<_>>()).to_string().as_bytes());
             response.headers.insert("x-keys", HeaderValue::try_from(text).expect("digits"));
         });
         let mut router = Router::new();
         for route in ROUTES {
-            router = router.route(&route.replace('*', "{*rest}"), any(said_by_axum));
+            router = router.route(&route.replace('*', "{*rest}"), any(values_read_by_axum));
         }
         let router = router.fallback(|| async { http::StatusCode::NOT_FOUND }).layer(layer);
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let server = runtime.block_on(Server::axum(router));
-        Layered { address: server.address, _server: server, _runtime: runtime }
+        LayeredServer { address: server.address, _server: server, _runtime: runtime }
     }
 
-    /// The keys that a request pays under, unless it is refused, and what axum reads of it, if it has a route.
-    fn ask(&self, request: &[u8]) -> (Option<Keys>, Option<Value>) {
-        let Some(answer) = send(self.address, request) else { return (None, None) };
-        let Some(said) = answer.header("x-keys") else {
-            assert_eq!(answer.status, 400, "{}", request.escape_ascii());
+    /// Sends a request. Returns the keys under which it is charged, unless it is refused, and the values that axum reads
+    /// from it, if a route matches.
+    fn send(&self, request: &[u8]) -> (Option<Keys>, Option<Value>) {
+        let Some(response) = send(self.address, request) else { return (None, None) };
+        let Some(encoded) = response.header("x-keys") else {
+            assert_eq!(response.status, 400, "{}", request.escape_ascii());
             return (None, None);
         };
-        let digits = said.as_bytes().chunks(2).map(|two| str::from_utf8(two).expect("digits"));
+        let digits = encoded.as_bytes().chunks(2).map(|two| str::from_utf8(two).expect("digits"));
         let text: Vec<u8> = digits.map(|two| u8::from_str_radix(two, 16).expect("digits")).collect();
         let pairs: Vec<(String, Option<String>)> = serde_json::from_slice(&text).expect("JSON");
         let mut keys = Keys::new();
         for (limit, value) in pairs {
             keys.entry(limit).or_default().extend(value);
         }
-        let read = (answer.status == 200).then(|| serde_json::from_slice(&answer.body).expect("JSON"));
-        (Some(keys), read)
+        let values = (response.status == 200).then(|| serde_json::from_slice(&response.body).expect("JSON"));
+        (Some(keys), values)
     }
 }
 
-async fn said_by_axum(route: MatchedPath, request: axum::extract::Request) -> Json<Value> {
-    let mut said = {
+async fn values_read_by_axum(route: MatchedPath, request: axum::extract::Request) -> Json<Value> {
+    let mut values = {
         let header =
             |name: &str| request.headers().get(name).map(|value| String::from_utf8_lossy(value.as_bytes()));
         json!({
@@ -541,12 +544,12 @@ async fn said_by_axum(route: MatchedPath, request: axum::extract::Request) -> Js
         })
     };
     if let Ok(Json(body)) = Json::<Value>::from_request(request, &()).await {
-        said["email"] = body["email"].clone();
+        values["email"] = body["email"].clone();
     }
-    Json(said)
+    Json(values)
 }
 
-/// A server of somebody else that says what it reads.
+/// A server of another framework, which responds with the values that it reads.
 struct Framework {
     name: &'static str,
     address: SocketAddr,
@@ -562,11 +565,11 @@ impl Framework {
     fn start_in(folder: Folder, name: &'static str, command: impl Fn(&str) -> Command) -> Framework {
         let log = folder.path().join("log");
         let began = Instant::now();
-        // Another process may take the port first: then the server ends, and the next port is tried.
+        // If another process takes the port first, the server exits, and the next port is tried.
         while began.elapsed() < PATIENCE {
             let port = free_port();
             let mut command = command(&port.to_string());
-            let file = fs::File::create(&log).expect("a folder of one's own");
+            let file = fs::File::create(&log).expect("the folder is writable");
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
             let mut process = Killed::start(&mut command);
             let address = SocketAddr::from(([127, 0, 0, 1], port));
@@ -581,7 +584,7 @@ impl Framework {
     }
 
     fn nginx(config: &PathBuf) -> Framework {
-        let config = fs::read_to_string(config).expect("it is there");
+        let config = fs::read_to_string(config).expect("the config exists");
         let folder = Folder::new();
         let path = folder.path().to_owned();
         Framework::start_in(folder, "nginx", |port| {
@@ -594,31 +597,31 @@ impl Framework {
                 "daemon off;\nmaster_process off;\npid {own}/pid;\nerror_log stderr;\nevents {{}}\n\
                  http {{\naccess_log off;\n{temporary}\n{server}}}\n"
             );
-            fs::write(path.join("nginx.conf"), text).expect("a folder of one's own");
+            fs::write(path.join("nginx.conf"), text).expect("the folder is writable");
             let mut command = Command::new("nginx");
             command.arg("-p").arg(&path).arg("-c").arg(path.join("nginx.conf"));
             command
         })
     }
 
-    /// What it reads of a request, if it has a route for it.
-    fn ask(&self, request: &[u8]) -> Option<Value> {
-        let answer = send(self.address, request)?;
-        if answer.status != 200 {
+    /// The values that the server reads from a request; `None` if no route matches or it rejects the request.
+    fn send(&self, request: &[u8]) -> Option<Value> {
+        let response = send(self.address, request)?;
+        if response.status != 200 {
             return None;
         }
-        let body = String::from_utf8_lossy(&answer.body);
+        let body = String::from_utf8_lossy(&response.body);
         if self.name != "nginx" {
             return Some(
                 serde_json::from_str(&body).unwrap_or_else(|error| panic!("{}: {error}: {body}", self.name)),
             );
         }
-        let said = body.lines().filter_map(|line| line.split_once('='));
-        Some(Value::Object(said.map(|(name, value)| (name.to_owned(), json!(value))).collect()))
+        let values = body.lines().filter_map(|line| line.split_once('='));
+        Some(Value::Object(values.map(|(name, value)| (name.to_owned(), json!(value))).collect()))
     }
 }
 
-/// Builds the program of Go, once for all tests.
+/// Builds the Go server, once for all tests.
 fn go_server() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
@@ -633,29 +636,29 @@ fn go_server() -> PathBuf {
     BUILT.get_or_init(build).clone()
 }
 
-struct Answered {
+struct RawResponse {
     status: u16,
     head: String,
     body: Vec<u8>,
 }
 
-impl Answered {
+impl RawResponse {
     fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.head.lines().filter_map(|line| line.split_once(": "));
         headers.find_map(|(other, value)| other.eq_ignore_ascii_case(name).then_some(value))
     }
 }
 
-/// Sends a request, which is whole or ends with its last header line, on a connection of its own; `None` if it is not
-/// answered.
-fn send(address: SocketAddr, request: &[u8]) -> Option<Answered> {
-    let mut stream = TcpStream::connect(address).expect("it listens");
+/// Sends a request on a new connection; `None` if the server does not respond. The request is complete, or ends with its
+/// last header line.
+fn send(address: SocketAddr, request: &[u8]) -> Option<RawResponse> {
+    let mut stream = TcpStream::connect(address).expect("the server listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
-    let is_whole = request.windows(4).any(|four| four == b"\r\n\r\n");
-    let end: &[u8] = if is_whole { b"" } else { b"Connection: close\r\n\r\n" };
-    stream.write_all(&[request, end].concat()).expect("it reads");
+    let is_complete = request.windows(4).any(|four| four == b"\r\n\r\n");
+    let end: &[u8] = if is_complete { b"" } else { b"Connection: close\r\n\r\n" };
+    stream.write_all(&[request, end].concat()).expect("the server reads");
     let mut bytes = Vec::new();
-    // A server may reset a connection that it does not understand.
+    // A server may reset the connection after a request that it cannot parse.
     stream.read_to_end(&mut bytes).ok()?;
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
     let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
@@ -664,7 +667,7 @@ fn send(address: SocketAddr, request: &[u8]) -> Option<Answered> {
     if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
         body = unchunked(&body)?;
     }
-    Some(Answered { status, head, body })
+    Some(RawResponse { status, head, body })
 }
 
 fn unchunked(mut rest: &[u8]) -> Option<Vec<u8>> {
@@ -681,10 +684,7 @@ fn unchunked(mut rest: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "other processes are asked again and again, but not without pause"
-)]
+#[expect(clippy::disallowed_methods, reason = "polls a process that gives no signal when it listens")]
 fn pause() {
     std::thread::sleep(Duration::from_millis(20));
 }

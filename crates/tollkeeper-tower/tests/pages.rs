@@ -34,7 +34,7 @@ fn page(name: &str) -> (Page, String) {
 }
 
 #[test]
-fn what_the_page_shows_of_rust_is_part_of_an_example() {
+fn rust_blocks_of_the_page_are_part_of_an_example() {
     let (page, _) = page("docs/rust.md");
     let examples = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/examples")).unwrap();
     let examples: Vec<String> =
@@ -48,14 +48,14 @@ fn what_the_page_shows_of_rust_is_part_of_an_example() {
 }
 
 #[tokio::test]
-async fn the_headers_on_the_page_are_those_that_are_sent() {
+async fn headers_on_the_page_are_those_sent() {
     let (_, text) = page("docs/headers-and-addresses.md");
     for dialect in HeaderDialect::ALL {
-        let (limiter, hand) = limiter(vec![
+        let (limiter, clock) = limiter(vec![
             Limit::new("per-user", Quota::per_minute(100).burst(20)),
             Limit::new("daily", Quota::per_day(1000)).algorithm(Algorithm::FixedWindow),
         ]);
-        hand.set(tollkeeper::Time::from_micros(1_760_054_400_500_000));
+        clock.set(tollkeeper::Time::from_micros(1_760_054_400_500_000));
         let server = Server::axum(everything(RateLimitLayer::new(limiter).headers([dialect])).0).await;
         let answer = server.get("/", &[]).await;
         let row = format!("| `{}` ", dialect.name());
@@ -73,17 +73,18 @@ async fn the_headers_on_the_page_are_those_that_are_sent() {
     }
 }
 
-/// A server for clients that come again, and what they were answered.
-struct Refusing {
+/// A server that refuses the first request for each path, and the statuses of its responses.
+struct RefusingServer {
     server: Server,
-    answers: Answers,
+    statuses: Statuses,
 }
 
-type Answers = Arc<Mutex<HashMap<String, Vec<u16>>>>;
+/// The statuses of all responses, by path.
+type Statuses = Arc<Mutex<HashMap<String, Vec<u16>>>>;
 
-impl Refusing {
-    /// Under `/soon` one passes every two seconds, under `/tomorrow` one a day, and under `/never` none.
-    async fn start() -> Refusing {
+impl RefusingServer {
+    /// `/soon` admits one request every two seconds, `/tomorrow` one a day, and `/never` none.
+    async fn start() -> RefusingServer {
         let soon = Limit::new("soon", Quota::per(1, Duration::from_secs(2)).burst(1)).when("path", "/soon");
         let tomorrow = Limit::new("tomorrow", Quota::per_day(1).burst(1)).when("path", "/tomorrow");
         let never = Limit::new("never", Allowance::Nothing).when("path", "/never");
@@ -91,61 +92,59 @@ impl Refusing {
         let limiter = builder.build().expect("valid limits");
         let layer = RateLimitLayer::new(limiter.clone()).retry_after_jitter(Percent::new(0));
         let (router, _) = everything(layer);
-        let answers = Answers::default();
-        let watched = router.layer(from_fn_with_state((limiter, Arc::clone(&answers)), watch));
-        Refusing { server: Server::axum(watched).await, answers }
+        let statuses = Statuses::default();
+        let recorded = router.layer(from_fn_with_state((limiter, Arc::clone(&statuses)), record));
+        RefusingServer { server: Server::axum(recorded).await, statuses }
     }
 
     fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.server.address)
     }
 
-    /// A client comes again when it was told to, once, and never in vain.
-    async fn meets(&self, client: impl AsyncFn(String) -> u16) {
+    /// Checks that a client retries once after `Retry-After`, and not at all if the wait is too long or endless.
+    async fn check(&self, client: impl AsyncFn(String) -> u16) {
         for (path, last, all) in
             [("/soon", 200, vec![429, 200]), ("/tomorrow", 429, vec![429]), ("/never", 429, vec![429])]
         {
             assert_eq!(client(self.url(path)).await, last, "{path}");
-            assert_eq!(self.answers.lock().expect("nobody panics").remove(path), Some(all), "{path}");
+            assert_eq!(self.statuses.lock().expect("not poisoned").remove(path), Some(all), "{path}");
         }
     }
 }
 
-/// Notes what is answered. Just before the first request of a path somebody else takes what there is, so that it is
-/// refused however long its client took to start.
-async fn watch(
-    State((limiter, answers)): State<(Limiter, Answers)>,
+/// Records the statuses of responses. Before the first request for a path it uses up the quota, so that the request is
+/// refused however long the client took to start.
+async fn record(
+    State((limiter, statuses)): State<(Limiter, Statuses)>,
     request: axum::extract::Request,
     next: Next,
 ) -> axum::response::Response {
     let path = request.uri().path().to_owned();
-    if !answers.lock().expect("nobody panics").contains_key(&path) {
+    if !statuses.lock().expect("not poisoned").contains_key(&path) {
         limiter.check(&facts! { "path" => path.as_str() }).await.expect("valid");
     }
     let response = next.run(request).await;
-    answers.lock().expect("nobody panics").entry(path).or_default().push(response.status().as_u16());
+    statuses.lock().expect("not poisoned").entry(path).or_default().push(response.status().as_u16());
     response
 }
 
 #[tokio::test]
-async fn the_loop_in_rust_comes_again_when_it_is_told_to() {
+async fn rust_retry_loop_waits_for_retry_after() {
     let shown = page("docs/headers-and-addresses.md").0.file("retry.rs").text.clone();
-    assert!(
-        include_str!("pages/retry.rs").ends_with(&shown),
-        "tests/pages/retry.rs is not what the page shows"
-    );
-    let refusing = Refusing::start().await;
-    refusing
-        .meets(async |url| {
+    assert!(include_str!("pages/retry.rs").ends_with(&shown), "tests/pages/retry.rs differs from the page");
+    let server = RefusingServer::start().await;
+    server
+        .check(async |url| {
             let sent = retry::with_retry(async || send(&url).await).await;
-            sent.expect("it answers").status().as_u16()
+            sent.expect("the server responds").status().as_u16()
         })
         .await;
 }
 
 async fn send(url: &str) -> Result<Response<Bytes>, hyper::Error> {
     let uri: http::Uri = url.parse().expect("a URL");
-    let stream = TcpStream::connect(uri.authority().expect("an address").as_str()).await.expect("it listens");
+    let stream =
+        TcpStream::connect(uri.authority().expect("an address").as_str()).await.expect("the server listens");
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
     let request = Request::get(uri.path()).header("host", "test").body(Empty::<Bytes>::new()).expect("valid");
@@ -154,7 +153,7 @@ async fn send(url: &str) -> Result<Response<Bytes>, hyper::Error> {
 }
 
 #[tokio::test]
-async fn the_loop_in_python_comes_again_when_it_is_told_to() {
+async fn python_retry_loop_waits_for_retry_after() {
     let folder = folder("retry-python");
     fs::write(folder.join("retry.py"), &page("docs/headers-and-addresses.md").0.file("retry.py").text)
         .unwrap();
@@ -162,12 +161,12 @@ async fn the_loop_in_python_comes_again_when_it_is_told_to() {
         try:\n    print(open_with_retry(sys.argv[1]).status)\n\
         except urllib.error.HTTPError as error:\n    print(error.code)\n";
     fs::write(folder.join("main.py"), main).unwrap();
-    let refusing = Refusing::start().await;
-    refusing.meets(async |url| status(&folder, &["python3", "main.py", &url]).await).await;
+    let server = RefusingServer::start().await;
+    server.check(async |url| status(&folder, &["python3", "main.py", &url]).await).await;
 }
 
 #[tokio::test]
-async fn the_loop_in_typescript_comes_again_when_it_is_told_to() {
+async fn typescript_retry_loop_waits_for_retry_after() {
     let folder = folder("retry-node");
     if !folder.join("node_modules/typescript").exists() {
         let install = "install --no-save --no-audit --no-fund --ignore-scripts typescript@5.9";
@@ -181,8 +180,8 @@ async fn the_loop_in_typescript_comes_again_when_it_is_told_to() {
     fs::write(folder.join("main.js"), main).unwrap();
     let compile = "node node_modules/typescript/bin/tsc --strict --target es2022 --module es2022 --lib es2022,dom retry.ts";
     run(&folder, &compile.split(' ').collect::<Vec<_>>()).await;
-    let refusing = Refusing::start().await;
-    refusing.meets(async |url| status(&folder, &["node", "main.js", &url]).await).await;
+    let server = RefusingServer::start().await;
+    server.check(async |url| status(&folder, &["node", "main.js", &url]).await).await;
 }
 
 async fn status(folder: &Path, command: &[&str]) -> u16 {
@@ -193,10 +192,9 @@ async fn run(folder: &Path, command: &[&str]) -> String {
     let mut process = Command::new(command[0]);
     process.args(&command[1..]).current_dir(folder).env("no_proxy", "*").kill_on_drop(true);
     let output = process.output().await.unwrap_or_else(|error| panic!("{}: {error}", command[0]));
-    let (said, complained) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{command:?}: {said}{complained}");
-    said.into_owned()
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {stdout}{stderr}");
+    stdout.into_owned()
 }
 
 fn folder(name: &str) -> PathBuf {

@@ -1,4 +1,4 @@
-//! Whose address a request is counted by, where there is no server.
+//! Which peer address counts when a test calls the application without a server.
 
 mod support;
 
@@ -13,7 +13,7 @@ use tollkeeper::{Limit, Quota};
 use tollkeeper_tower::RateLimitLayer;
 use tower::ServiceExt;
 
-/// In axum, the layer that is added last is outside, and sees a request first.
+/// In axum, the layer that is added last is the outermost, so `MockConnectInfo` is added after the rate limit layer.
 #[tokio::test]
 async fn mock_connect_info_is_the_peer() {
     let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
@@ -23,7 +23,7 @@ async fn mock_connect_info_is_the_peer() {
     };
     let status = async |app: Router| {
         let request = Request::new(axum::body::Body::empty());
-        app.oneshot(request).await.expect("it answers").status().as_u16()
+        app.oneshot(request).await.expect("the server responds").status().as_u16()
     };
     let mocked = app();
     let from = |text: &str| mocked.clone().layer(MockConnectInfo(address(text)));
@@ -32,7 +32,7 @@ async fn mock_connect_info_is_the_peer() {
     assert_eq!(status(from("192.0.2.2:1")).await, 200, "another one");
     assert_eq!(status(app()).await, 500, "without it, the peer is unknown");
 
-    // A real peer is believed first.
+    // A real peer address takes precedence.
     let server = Server::axum(app().layer(MockConnectInfo(address("192.0.2.9:1")))).await;
-    assert_eq!(server.passing(2, "/", &[]).await, 1);
+    assert_eq!(server.admitted(2, "/", &[]).await, 1);
 }

@@ -1,4 +1,4 @@
-//! What must hold of any path and any forwarded address, over a corpus and over random texts.
+//! Checks properties of paths and forwarding headers with a corpus and with random texts.
 
 #[path = "support/claims.rs"]
 mod claims;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use tollkeeper_tests::cases::Random;
 
-/// Every file of a folder beside this one.
+/// The contents of every file in a folder of `tests/corpus`.
 fn corpus(folder: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").join(folder);
     let files = fs::read_dir(folder).expect("a folder");
@@ -18,13 +18,13 @@ fn corpus(folder: &str) -> Vec<Vec<u8>> {
     files
 }
 
-/// A text made of what matters, in any order.
+/// A random sequence of up to 11 atoms.
 fn text(random: &mut Random, atoms: &[&str]) -> String {
     (0..random.below(12)).map(|_| atoms[random.below(atoms.len())]).collect()
 }
 
 #[test]
-fn every_path_has_one_spelling_whatever_it_is_made_of() {
+fn every_path_has_one_normal_spelling() {
     for seed in corpus("paths") {
         claims::path(&String::from_utf8_lossy(&seed));
     }
@@ -41,7 +41,7 @@ fn every_path_has_one_spelling_whatever_it_is_made_of() {
 }
 
 #[test]
-fn nobody_chooses_who_he_is_whatever_he_sends() {
+fn clients_cannot_spoof_their_identity() {
     for seed in corpus("addresses") {
         claims::forwarded(&seed);
         claims::one_address(&seed);

@@ -1,11 +1,11 @@
-//! The layer in front of a handler, its counts in a real Redis.
+//! The layer with its counts in a real Redis.
 
 mod support;
 
 use axum::Router;
 use axum::routing::any;
 use http::StatusCode;
-use support::{Answer, Server, everything, until};
+use support::{Server, TextResponse, everything, until};
 use tollkeeper::{Limit, Limiter, OnStoreFailure, Quota, StatusSet, facts};
 use tollkeeper_tests::redis;
 use tollkeeper_tower::RateLimitLayer;
@@ -17,13 +17,14 @@ async fn used(limiter: &Limiter, limit: &str) -> u64 {
     outcome.limit - outcome.remaining
 }
 
-/// Waits for what is done in the background.
+/// Waits for a refund or a release, which runs in the background.
 async fn until_used(limiter: &Limiter, limit: &str, expected: u64) {
     until(async || used(limiter, limit).await == expected).await;
 }
 
+/// A limit with `deduct_when` is refunded if the status does not match; other limits keep their charge.
 #[tokio::test]
-async fn what_the_answer_gives_back_is_given_back_in_the_store_and_the_rest_kept() {
+async fn response_status_decides_refunds_in_redis() {
     let store = redis::Server::start();
     let limits = vec![
         Limit::new("login", Quota::per_hour(3)).by("ip").deduct_when(StatusSet::of([401])),
@@ -49,20 +50,21 @@ async fn what_the_answer_gives_back_is_given_back_in_the_store_and_the_rest_kept
 }
 
 #[tokio::test]
-async fn slots_in_a_store_elsewhere_are_given_back_when_the_response_has_ended() {
+async fn slots_in_redis_are_released_after_the_response() {
     let store = redis::Server::start();
     let limiter = redis::limiter(&store.url(), vec![Limit::new("exports", Quota::slots(1)).by("ip")]);
     let (router, reached) = everything(RateLimitLayer::new(limiter.clone()));
     let server = Server::axum(router).await;
-    for turn in 1..=5 {
+    for requests in 1..=5 {
         assert_eq!(server.get("/", &[]).await.status, 200);
-        assert_eq!(reached.count(), turn);
+        assert_eq!(reached.count(), requests);
         until_used(&limiter, "exports", 0).await;
     }
 }
 
+/// Each limit follows its own `on_store_failure`, and rate-limit headers describe only limits that were counted.
 #[tokio::test]
-async fn without_its_store_each_limit_answers_by_its_policy_and_headers_tell_only_what_was_counted() {
+async fn failure_policy_decides_while_the_store_is_down() {
     let mut store = redis::Server::start();
     let limits = vec![
         Limit::new("open", Quota::per_hour(1))
@@ -73,29 +75,29 @@ async fn without_its_store_each_limit_answers_by_its_policy_and_headers_tell_onl
             .by("ip")
             .on_store_failure(OnStoreFailure::Deny)
             .when("path", "/closed"),
-        Limit::new("here", Quota::per_hour(4))
+        Limit::new("local", Quota::per_hour(4))
             .by("ip")
             .on_store_failure(OnStoreFailure::Local)
-            .when("path", "/here"),
+            .when("path", "/local"),
     ];
     let limiter = redis::limiter(&store.url(), limits);
     let (router, _) = everything(RateLimitLayer::new(limiter));
     let server = Server::axum(router).await;
     assert_eq!(server.get("/closed", &[]).await.status, 200);
     store.kill();
-    let shown = |answer: &Answer| {
-        let told = answer.header("ratelimit").is_some();
-        (answer.status, answer.header("retry-after").is_some(), told)
+    let summary = |response: &TextResponse| {
+        let has_headers = response.header("ratelimit").is_some();
+        (response.status, response.header("retry-after").is_some(), has_headers)
     };
     for _ in 0..8 {
-        assert_eq!(shown(&server.get("/open", &[]).await), (200, false, false));
+        assert_eq!(summary(&server.get("/open", &[]).await), (200, false, false));
         let closed = server.get("/closed", &[]).await;
-        assert_eq!(shown(&closed), (429, true, false));
+        assert_eq!(summary(&closed), (429, true, false));
         assert!(closed.body.contains("`closed` refuses while the store does not answer"), "{closed:?}");
     }
-    let mut here = Vec::new();
+    let mut local = Vec::new();
     for _ in 0..6 {
-        here.push(shown(&server.get("/here", &[]).await));
+        local.push(summary(&server.get("/local", &[]).await));
     }
-    assert_eq!(here, [[(200, false, true); 4].to_vec(), [(429, true, true); 2].to_vec()].concat());
+    assert_eq!(local, [[(200, false, true); 4].to_vec(), [(429, true, true); 2].to_vec()].concat());
 }

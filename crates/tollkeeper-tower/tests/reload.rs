@@ -1,4 +1,4 @@
-//! A layer made from a config file follows it, and never mixes old and new.
+//! A layer that was built from a config file reloads it, and never mixes old and new settings.
 
 mod support;
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 use support::{Server, everything};
 use tollkeeper_tower::RateLimitLayer;
 
-/// A folder that goes when it is dropped.
+/// A temporary folder that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -44,13 +44,14 @@ headers: [x-ratelimit]
 limits: [{ name: per-user, by: who, rate: 3/hour, headers: true }]
 ";
 
+/// Limits and settings of a changed file become active together; an invalid file changes nothing.
 #[tokio::test]
-async fn limits_and_settings_of_a_changed_file_come_into_force_together_and_a_broken_one_changes_nothing() {
+async fn reload_is_atomic_and_ignores_invalid_files() {
     let folder = Folder::new("reload");
     let path = folder.write(BY_USER);
-    let (told, mut reloads) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut reloads) = tokio::sync::mpsc::unbounded_channel();
     let layer = RateLimitLayer::from_config_telling(&path, move |reload| {
-        told.send(reload.map_err(|error| error.to_string())).expect("the test waits");
+        sender.send(reload.map_err(|error| error.to_string())).expect("the test waits");
     });
     let (router, _) = everything(layer.unwrap());
     let server = Server::axum(router).await;
@@ -58,23 +59,23 @@ async fn limits_and_settings_of_a_changed_file_come_into_force_together_and_a_br
         tokio::time::timeout(Duration::from_secs(30), reloads.recv()).await.expect("within a second").unwrap()
     };
 
-    let answer = server.get("/", &[("x-user", "ann")]).await;
-    assert_eq!(answer.header("ratelimit-policy"), Some("2;w=3600"));
-    assert_eq!(answer.header("x-ratelimit-limit"), None);
-    assert_eq!(server.passing(3, "/", &[("x-user", "ann")]).await, 1);
+    let response = server.get("/", &[("x-user", "ann")]).await;
+    assert_eq!(response.header("ratelimit-policy"), Some("2;w=3600"));
+    assert_eq!(response.header("x-ratelimit-limit"), None);
+    assert_eq!(server.admitted(3, "/", &[("x-user", "ann")]).await, 1);
 
     folder.write(BY_KEY);
     assert_eq!(next().await, Ok(()));
-    let answer = server.get("/", &[("x-user", "ann")]).await;
+    let response = server.get("/", &[("x-user", "ann")]).await;
     assert_eq!(
-        (answer.status, answer.header("ratelimit-policy")),
+        (response.status, response.header("ratelimit-policy")),
         (200, None),
-        "nobody is `x-user` any more"
+        "the fact is no longer read from `x-user`"
     );
-    assert_eq!(server.passing(5, "/", &[("x-key", "k")]).await, 3);
+    assert_eq!(server.admitted(5, "/", &[("x-key", "k")]).await, 3);
 
     folder.write("limits: [{ name: per-user, rate: 5/mn }]");
-    let error = next().await.expect_err("it is broken");
+    let error = next().await.expect_err("the file is invalid");
     assert!(error.contains("tollkeeper.yaml:1:"), "{error}");
-    assert_eq!(server.passing(3, "/", &[("x-key", "k")]).await, 0, "what was in force stays so");
+    assert_eq!(server.admitted(3, "/", &[("x-key", "k")]).await, 0, "the previous limits stay active");
 }

@@ -1,4 +1,4 @@
-//! Every header, whatever the limits and their state, is what an independent parser of RFC 9651 reads.
+//! Every rate-limit header, for random limits and states, is valid to an independent parser of RFC 9651.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -12,7 +12,7 @@ use tollkeeper::{
 };
 use tollkeeper_tower::headers::{self, Field, Jitter};
 
-/// Reads `kind<TAB>value` lines, and answers each with what it says when written again.
+/// A Python program that parses `kind<TAB>value` lines and prints each value as it serialises it.
 const PARSER: &str = r#"
 import sys, http_sfv
 kinds = {"list": http_sfv.List, "dictionary": http_sfv.Dictionary, "item": http_sfv.Item}
@@ -58,7 +58,7 @@ impl Random {
     }
 }
 
-/// What a header is by its specification.
+/// The structured type of a header in its specification.
 fn kind(dialect: HeaderDialect, field: Field) -> &'static str {
     match (dialect, field) {
         (HeaderDialect::Draft07, Field::RateLimit) => "dictionary",
@@ -83,14 +83,14 @@ fn every_header_is_read_by_an_independent_parser() {
     let jitter = Jitter { share: Percent::new(10), draw: tollkeeper_tower::random::draw };
     let mut read = [0; 9];
     for _ in 0..300 {
-        let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000 + random.below(1 << 40)));
-        let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+        let clock = ManualClock::new(Time::from_micros(1_760_000_000_000_000 + random.below(1 << 40)));
+        let store = MemoryStore::new(Capacity::default(), Clock::manual(&clock));
         let limits = (0..=random.index(4)).map(|name| random.limit(name)).collect();
-        // Some have bursts that take more than 50 years to fill.
+        // Some random limits are invalid: their burst would take more than 50 years to refill.
         let Ok(policy) = Policy::new(limits) else { continue };
         let limiter = Limiter::embedded(policy, store);
         for _ in 0..6 {
-            hand.advance(Span::from_micros(random.below(5_000_000)));
+            clock.advance(Span::from_micros(random.below(5_000_000)));
             let facts = facts! {};
             let most = if random.below(4) == 0 { 1 << 30 } else { 8 };
             let cost = 1 + random.below(most);
@@ -99,8 +99,8 @@ fn every_header_is_read_by_an_independent_parser() {
                 for (field, value) in headers::write(&acquired.decision, &[dialect], &jitter).iter() {
                     let value = str::from_utf8(value).unwrap();
                     writeln!(input, "{}\t{value}", kind(dialect, field)).unwrap();
-                    let again = output.next().expect("it answers").unwrap();
-                    assert_eq!(again, value, "{} of {}", field.name(), dialect.name());
+                    let parsed = output.next().expect("the parser responds").unwrap();
+                    assert_eq!(parsed, value, "{} of {}", field.name(), dialect.name());
                     read[Field::ALL.iter().position(|other| *other == field).unwrap()] += 1;
                 }
             }

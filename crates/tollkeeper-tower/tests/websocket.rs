@@ -1,4 +1,4 @@
-//! Tunnels: a slot is held for as long as the connection is upgraded.
+//! WebSockets and other tunnels hold their slot until the tunnel ends.
 
 mod support;
 
@@ -17,13 +17,13 @@ use tollkeeper::{Limit, Limiter, Quota, Span, facts};
 use tollkeeper_tower::{HeldSlot, RateLimitLayer};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
-/// Slots that are free.
+/// The number of free slots.
 fn free(limiter: &Limiter) -> u64 {
     let usage = limiter.usage(&facts! {}).wait().expect("valid facts");
     usage.limit("tunnels").expect("it applies").outcome().remaining
 }
 
-async fn keeps_it(upgrade: WebSocketUpgrade, slot: Option<Extension<HeldSlot>>) -> Response {
+async fn keeps_slot(upgrade: WebSocketUpgrade, slot: Option<Extension<HeldSlot>>) -> Response {
     assert!(slot.is_some(), "a request that asks for an upgrade carries its slot");
     upgrade.on_upgrade(async |mut socket| {
         while let Some(Ok(message)) = socket.recv().await {
@@ -33,12 +33,12 @@ async fn keeps_it(upgrade: WebSocketUpgrade, slot: Option<Extension<HeldSlot>>) 
     })
 }
 
-async fn forgets_it(upgrade: WebSocketUpgrade) -> Response {
+async fn drops_slot(upgrade: WebSocketUpgrade) -> Response {
     upgrade.on_upgrade(async |mut socket| while let Some(Ok(_)) = socket.recv().await {})
 }
 
 async fn server(limiter: &Limiter) -> Server {
-    let app = Router::new().route("/", any(keeps_it)).route("/forgets", any(forgets_it));
+    let app = Router::new().route("/", any(keeps_slot)).route("/forgets", any(drops_slot));
     Server::axum(app.layer(RateLimitLayer::new(limiter.clone()))).await
 }
 
@@ -72,15 +72,15 @@ async fn slot_is_freed_when_the_client_disappears() {
 
 #[tokio::test]
 async fn slot_of_an_open_tunnel_is_renewed() {
-    let (limiter, hand) = limiter(vec![Limit::new("tunnels", Quota::slots(1)).ttl(Duration::from_secs(60))]);
+    let (limiter, clock) = limiter(vec![Limit::new("tunnels", Quota::slots(1)).ttl(Duration::from_secs(60))]);
     let server = server(&limiter).await;
     let mut socket = WebSocket::open(&server, "/").await;
     socket.echo("hello").await;
-    // Five times its time to live, by steps of which each renews it.
+    // Five times its time to live, in steps of half of it, each of which renews the slot.
     for _ in 0..10 {
-        let half = hand.now() + Span::from_secs(30);
-        until(async || hand.next_wake() == Some(half)).await;
-        hand.set(half);
+        let half = clock.now() + Span::from_secs(30);
+        until(async || clock.next_wake() == Some(half)).await;
+        clock.set(half);
         assert_eq!(free(&limiter), 0);
     }
     socket.echo("still here").await;
@@ -88,16 +88,16 @@ async fn slot_of_an_open_tunnel_is_renewed() {
     until(async || free(&limiter) == 1).await;
 }
 
-/// It cannot be held by the layer alone: the head of the response is all that it sees of a tunnel.
+/// The layer alone cannot hold the slot: it sees only the head of the response, not the tunnel.
 #[tokio::test]
-async fn slot_that_no_one_keeps_is_freed_after_the_head() {
+async fn unclaimed_slot_is_released_after_the_response_head() {
     let (limiter, _) = limiter(vec![Limit::new("tunnels", Quota::slots(1))]);
     let server = server(&limiter).await;
     let _socket = WebSocket::open(&server, "/forgets").await;
     until(async || free(&limiter) == 1).await;
 }
 
-/// What a layer or a proxy around this one goes by.
+/// An outer layer or proxy that forwards the tunnel takes the slot from the response.
 #[tokio::test]
 async fn response_that_opens_a_tunnel_carries_its_slot() {
     let (limiter, _) = limiter(vec![Limit::new("tunnels", Quota::slots(1))]);
@@ -121,7 +121,7 @@ async fn response_that_opens_a_tunnel_carries_its_slot() {
         if upgrade {
             request.headers_mut().insert(header::UPGRADE, header::HeaderValue::from_static("websocket"));
         }
-        let mut response = service.oneshot(request).await.expect("it answers");
+        let mut response = service.oneshot(request).await.expect("the server responds");
         let slot = response.extensions_mut().remove::<HeldSlot>();
         assert_eq!(slot.is_some(), opens, "{method} {status}");
         assert_eq!(free(&limiter), 0, "{method} {status}");

@@ -1,17 +1,17 @@
-//! Headers that have been written, for an answer that may still have to come.
+//! Serialised rate-limit headers in one buffer, which can wait for the handler's response.
 
 use http::{HeaderMap, HeaderValue};
 use tollkeeper::decimal;
 
 use super::Field;
 
-/// Headers one behind the other: of each the field, the length and the value. So it is small, and nothing at all
-/// where there are none.
+/// Serialised headers in one buffer: for each header its field, the length of its value and the value. So it is small,
+/// and without headers it allocates nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written(Vec<u8>);
 
-/// A byte for the field and two for the length.
-const BEFORE_VALUE: usize = 3;
+/// The length of the prefix of a value: one byte for the field and two for the length.
+const PREFIX_LEN: usize = 3;
 
 impl Written {
     /// Each header with its value.
@@ -25,21 +25,21 @@ impl Written {
         })
     }
 
-    /// Puts them into a map, in place of what was there.
+    /// Inserts the headers into a map, replacing headers of the same name.
     #[inline]
     pub fn insert(&self, headers: &mut HeaderMap) {
         for (field, value) in self.iter() {
-            let value = match small(value) {
+            let value = match small_number(value) {
                 Some(number) => HeaderValue::from_static(number),
-                None => HeaderValue::from_bytes(value).expect("digits, names of limits and punctuation"),
+                None => HeaderValue::from_bytes(value).expect("digits, limit names and punctuation"),
             };
             headers.insert(field.header_name(), value);
         }
     }
 }
 
-/// A number of up to three digits, which need not be written anew.
-fn small(value: &[u8]) -> Option<&'static str> {
+/// The static text of a number of up to three digits, which spares an allocation; `None` for any other value.
+fn small_number(value: &[u8]) -> Option<&'static str> {
     if value.len() > 3 || !value.iter().all(u8::is_ascii_digit) {
         return None;
     }
@@ -47,36 +47,36 @@ fn small(value: &[u8]) -> Option<&'static str> {
     std::str::from_utf8(&NUMBERS[3 * number..3 * number + 3][3 - value.len()..]).ok()
 }
 
-/// `000` to `999`.
+/// The texts `000` to `999`, one after the other.
 static NUMBERS: [u8; 3_000] = {
     let mut numbers = [b'0'; 3_000];
-    let mut place = 3;
-    while place < numbers.len() {
-        // One more than the number before.
-        let [hundreds, tens, ones] = [numbers[place - 3], numbers[place - 2], numbers[place - 1]];
+    let mut start = 3;
+    while start < numbers.len() {
+        // Increment the number before.
+        let [hundreds, tens, ones] = [numbers[start - 3], numbers[start - 2], numbers[start - 1]];
         let next = match (tens, ones) {
             (b'9', b'9') => [hundreds + 1, b'0', b'0'],
             (_, b'9') => [hundreds, tens + 1, b'0'],
             _ => [hundreds, tens, ones + 1],
         };
-        [numbers[place], numbers[place + 1], numbers[place + 2]] = next;
-        place += 3;
+        [numbers[start], numbers[start + 1], numbers[start + 2]] = next;
+        start += 3;
     }
     numbers
 };
 
-/// Headers that are being written: those that are finished, and a value.
+/// Builds [`Written`]: the finished headers, and the value of the next one.
 pub(super) struct Text {
     bytes: Vec<u8>,
-    /// Where the value begins; what stands before it is filled in when its end is known.
-    value: usize,
+    /// Where the value of the next header begins; the prefix before it is filled in when its length is known.
+    value_start: usize,
 }
 
 impl Text {
     pub(super) fn new() -> Text {
         let mut bytes = Vec::with_capacity(192);
-        bytes.extend_from_slice(&[0; BEFORE_VALUE]);
-        Text { bytes, value: BEFORE_VALUE }
+        bytes.extend_from_slice(&[0; PREFIX_LEN]);
+        Text { bytes, value_start: PREFIX_LEN }
     }
 
     #[inline]
@@ -89,33 +89,34 @@ impl Text {
         decimal::append(&mut self.bytes, number);
     }
 
-    /// How long the value is so far.
+    /// The length of the value so far.
     pub(super) fn len(&self) -> usize {
-        self.bytes.len() - self.value
+        self.bytes.len() - self.value_start
     }
 
-    /// Cuts the value off there.
+    /// Truncates the value to this length.
     pub(super) fn truncate(&mut self, len: usize) {
-        self.bytes.truncate(self.value + len);
+        self.bytes.truncate(self.value_start + len);
     }
 
-    /// Ends the value of this header, if there is any, and begins the next. One that is longer than 64 KiB is left
-    /// out: nobody would take it.
+    /// Finishes the value as that of `field`, and begins the next. A header without a value is omitted, and so is one of
+    /// 64 KiB or more, which no client would accept.
     pub(super) fn emit(&mut self, field: Field) {
         match u16::try_from(self.len()) {
             Ok(0) => {}
             Err(_) => self.truncate(0),
             Ok(len) => {
                 let [low, high] = len.to_le_bytes();
-                self.bytes[self.value - BEFORE_VALUE..self.value].copy_from_slice(&[field as u8, low, high]);
-                self.bytes.extend_from_slice(&[0; BEFORE_VALUE]);
-                self.value = self.bytes.len();
+                let prefix = self.value_start - PREFIX_LEN..self.value_start;
+                self.bytes[prefix].copy_from_slice(&[field as u8, low, high]);
+                self.bytes.extend_from_slice(&[0; PREFIX_LEN]);
+                self.value_start = self.bytes.len();
             }
         }
     }
 
     pub(super) fn finish(mut self) -> Written {
-        self.bytes.truncate(self.value - BEFORE_VALUE);
+        self.bytes.truncate(self.value_start - PREFIX_LEN);
         Written(self.bytes)
     }
 }
@@ -125,13 +126,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_again() {
+    fn written_headers_are_read_back() {
         let mut text = Text::new();
         for (number, field) in (0..).zip(Field::ALL) {
             text.push("x".repeat(number).as_str());
             text.emit(field);
         }
-        text.push("without a name");
+        text.push("unfinished");
         let written = text.finish();
         let expected: Vec<_> = (1..9).map(|number| (Field::ALL[number], vec![b'x'; number])).collect();
         assert_eq!(
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_nobody_would_take_is_left_out() {
+    fn value_of_64_kib_is_omitted() {
         let mut text = Text::new();
         text.push("x".repeat(1 << 16).as_str());
         text.emit(Field::RateLimit);
@@ -152,13 +153,13 @@ mod tests {
     }
 
     #[test]
-    fn small_numbers_are_there_already() {
+    fn numbers_below_1000_are_static() {
         for number in 0..1_000 {
             let text = number.to_string();
-            assert_eq!(small(text.as_bytes()), Some(text.as_str()));
+            assert_eq!(small_number(text.as_bytes()), Some(text.as_str()));
         }
         for other in ["1000", "12;", "-1", "1.5"] {
-            assert_eq!(small(other.as_bytes()), None, "{other}");
+            assert_eq!(small_number(other.as_bytes()), None, "{other}");
         }
     }
 }

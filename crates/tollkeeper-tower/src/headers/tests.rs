@@ -6,16 +6,16 @@ use tollkeeper::{
     Time, facts,
 };
 
-const NO_JITTER: Jitter = Jitter { share: Percent::new(0), draw: || unreachable!("nothing to draw") };
+const NO_JITTER: Jitter = Jitter { share: Percent::new(0), draw: || unreachable!("no jitter to draw") };
 
 fn limiter(limits: Vec<Limit>) -> (Limiter, ManualClock) {
     // Half a second into a minute, an hour and a day.
-    let hand = ManualClock::new(Time::from_micros(1_760_054_400_500_000));
-    let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
-    (Limiter::embedded(Policy::new(limits).expect("valid"), store), hand)
+    let clock = ManualClock::new(Time::from_micros(1_760_054_400_500_000));
+    let store = MemoryStore::new(Capacity::default(), Clock::manual(&clock));
+    (Limiter::embedded(Policy::new(limits).expect("valid"), store), clock)
 }
 
-/// The headers of a decision, line by line.
+/// The headers of a decision as `name: value` lines.
 fn lines(decision: &tollkeeper::Decision, dialects: &[HeaderDialect]) -> Vec<String> {
     let written = write(decision, dialects, &NO_JITTER);
     let line = |(field, value): (Field, &[u8])| {
@@ -32,6 +32,7 @@ fn lines(decision: &tollkeeper::Decision, dialects: &[HeaderDialect]) -> Vec<Str
     lines
 }
 
+/// Checks the headers of two requests of this cost, one after the other.
 fn check(limits: Vec<Limit>, cost: u64, dialect: HeaderDialect, expected: [&[&str]; 2]) {
     let (limiter, _) = limiter(limits);
     for expected in expected {
@@ -41,8 +42,8 @@ fn check(limits: Vec<Limit>, cost: u64, dialect: HeaderDialect, expected: [&[&st
     }
 }
 
-/// A bucket of 20 that fills in 12 s, and 1000 a day. Each costs 15: the first passes, and the second waits
-/// for the secret: until nothing of the first counts in its sliding window.
+/// A bucket of 20 that refills in 12 s, and 1000 a day. Of two requests that cost 15 the first is admitted. The second is
+/// refused until the hidden limit `secret` allows it: when its sliding window no longer counts any of the first.
 fn bucket_and_day() -> Vec<Limit> {
     vec![
         Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user"),
@@ -189,7 +190,7 @@ fn slots_have_a_unit_and_no_window() {
 }
 
 #[test]
-fn what_never_fits_has_no_time_to_come_again() {
+fn cost_above_the_quota_has_no_retry_after() {
     let limits = || vec![Limit::new("all", Quota::per_minute(5))];
     let expected: &[&str] = &[r#"ratelimit-policy: "all";q=5;w=60"#, r#"ratelimit: "all";r=5"#];
     check(limits(), 6, HeaderDialect::Ietf, [expected, expected]);
@@ -199,7 +200,7 @@ fn what_never_fits_has_no_time_to_come_again() {
 }
 
 #[test]
-fn without_a_limit_there_is_nothing_to_tell() {
+fn without_a_visible_limit_there_are_no_headers() {
     for dialect in HeaderDialect::ALL {
         check(vec![Limit::new("all", Quota::per_minute(5)).by("absent")], 1, dialect, [&[], &[]]);
         check(vec![Limit::new("all", Quota::per_minute(5)).hidden()], 1, dialect, [&[], &[]]);
@@ -207,11 +208,11 @@ fn without_a_limit_there_is_nothing_to_tell() {
     let (limiter, _) = limiter(vec![Limit::new("all", Quota::per_minute(1))]);
     let decide = || limiter.check(&facts! {}).wait().expect("valid");
     assert_eq!(lines(&decide(), &[]), [""; 0]);
-    assert_eq!(lines(&decide(), &[]), ["retry-after: 120"], "without a dialect, when to come again");
+    assert_eq!(lines(&decide(), &[]), ["retry-after: 120"], "without a dialect, only when to retry");
 }
 
 #[test]
-fn dialects_add_up() {
+fn dialects_can_be_combined() {
     let (limiter, _) = limiter(vec![Limit::new("all", Quota::per_minute(5))]);
     let decision = limiter.check(&facts! {}).wait().expect("valid");
     assert_eq!(
@@ -227,7 +228,7 @@ fn dialects_add_up() {
 }
 
 #[test]
-fn numbers_fit_into_fifteen_digits_and_windows_have_a_second_at_least() {
+fn numbers_have_at_most_15_digits_and_windows_at_least_1_s() {
     let (limiter, _) = limiter(vec![
         Limit::new("large", Quota::per(1 << 49, Duration::from_secs(1))).algorithm(Algorithm::FixedWindow),
         Limit::new("short", Quota::per(1000, Duration::from_millis(10))),
@@ -243,7 +244,7 @@ fn numbers_fit_into_fifteen_digits_and_windows_have_a_second_at_least() {
 }
 
 #[test]
-fn jitter_only_ever_lengthens_and_by_30_seconds_at_most() {
+fn jitter_lengthens_the_wait_by_at_most_30_s() {
     let seconds = |share, draw: fn() -> u64, wait| Jitter { share: Percent::new(share), draw }.seconds(wait);
     let (least, most) = (|| 0, || u64::MAX);
     for (share, wait, shortest, longest) in [

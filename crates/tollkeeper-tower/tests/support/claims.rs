@@ -1,4 +1,4 @@
-//! What must hold of any path and any forwarded address: for the properties, the corpus and the fuzzer.
+//! Properties of every path and every forwarding header, for `properties.rs`, its corpus and the fuzzer.
 
 use std::net::IpAddr;
 
@@ -7,10 +7,10 @@ use tollkeeper::http::{ClientAddress, EncodedSlashes, HttpSettings};
 use tollkeeper_tower::address::{Client, address, is_trusted};
 use tollkeeper_tower::path::{Spellings, normalized, spellings};
 
-/// The one spelling of a path is one.
+/// A path has one normal spelling: normalising is idempotent, and other spellings of the same path have the same one.
 pub(crate) fn path(text: &str) {
     let normal = normalized(text);
-    assert_eq!(normalized(&normal), normal, "its own spelling: {text:?}");
+    assert_eq!(normalized(&normal), normal, "not idempotent: {text:?}");
     assert!(normal.starts_with('/') && normal.is_ascii(), "{text:?}: {normal:?}");
     assert!(!normal.contains(';'), "{text:?}: {normal:?}");
     for segment in normal[1..].split('/') {
@@ -33,11 +33,10 @@ pub(crate) fn path(text: &str) {
         let is_plain = |char: char| char.is_ascii_graphic() && !matches!(char, ';' | '?' | '#' | '\\');
         assert!(spelling.starts_with('/') && spelling.chars().all(is_plain), "{text:?}: {spelling:?}");
     }
-    // Other spellings of the same.
-    // Digits behind a `%` are no characters of their own.
-    let needless = |char: char| char.is_ascii_alphanumeric() && !normal.contains('%');
+    // Other spellings of the same path. Digits after a `%` must not be encoded themselves.
+    let can_encode = |char: char| char.is_ascii_alphanumeric() && !normal.contains('%');
     let encode =
-        |char: char| if needless(char) { format!("%{:02x}", u32::from(char)) } else { char.to_string() };
+        |char: char| if can_encode(char) { format!("%{:02x}", u32::from(char)) } else { char.to_string() };
     let encoded: String = normal.chars().map(encode).collect();
     for other in [
         format!("{normal}/"),
@@ -53,13 +52,13 @@ pub(crate) fn path(text: &str) {
     }
 }
 
-/// Whatever a client sends, it cannot choose who it is: what the trusted proxy wrote behind it counts.
+/// Clients cannot spoof their address: whatever a client sends, the address that the trusted proxy appends counts.
 pub(crate) fn forwarded(sent: &[u8]) {
     let trusted_proxies = vec!["10.0.0.0/8".parse().expect("a network")];
     let mut settings = HttpSettings { trusted_proxies, ..HttpSettings::default() };
     let (proxy, stranger) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([192, 0, 2, 1]));
     let client = IpAddr::from([203, 0, 113, 9]);
-    for (client_address, name, written) in [
+    for (client_address, name, appended) in [
         (ClientAddress::XForwardedFor, "x-forwarded-for", &b"203.0.113.9"[..]),
         (ClientAddress::XForwardedFor, "x-forwarded-for", b"203.0.113.9:80, 10.0.0.2"),
         (ClientAddress::Forwarded, "forwarded", b"for=203.0.113.9"),
@@ -69,21 +68,21 @@ pub(crate) fn forwarded(sent: &[u8]) {
         let Ok(sent_value) = HeaderValue::from_bytes(sent) else { return };
         let mut headers = HeaderMap::new();
         headers.append(name, sent_value);
-        // From a peer that is not trusted nothing is believed, from one that is, some address or its own.
+        // The headers of an untrusted peer are ignored. Those of a trusted one yield some address, in canonical form.
         assert_eq!(Client::of(stranger, &headers, &settings), Client { ip: stranger, trusted: false });
         let alone = Client::of(proxy, &headers, &settings);
         assert_eq!(alone.ip, alone.ip.to_canonical());
-        // On a line of its own, and behind what the client sent.
-        headers.append(name, HeaderValue::from_bytes(written).expect("a value"));
+        // The proxy appends a header line, or extends the line that the client sent.
+        headers.append(name, HeaderValue::from_bytes(appended).expect("a value"));
         assert_eq!(Client::of(proxy, &headers, &settings).ip, client, "{sent:?}");
-        let joined = [sent, b", ", written].concat();
+        let joined = [sent, b", ", appended].concat();
         let mut headers = HeaderMap::new();
         headers.append(name, HeaderValue::from_bytes(&joined).expect("a value"));
         assert_eq!(Client::of(proxy, &headers, &settings).ip, client, "{joined:?}");
     }
 }
 
-/// What is read as an address is one, and in one form.
+/// A text that parses as an address has one canonical form, which parses to the same address.
 pub(crate) fn one_address(text: &[u8]) {
     if let Some(ip) = address(text) {
         assert_eq!(ip, ip.to_canonical());
