@@ -226,7 +226,7 @@ fn bytes_that_are_not_utf8_are_refused_with_their_place() {
             let answer = client.request_with("POST", "/v1/check", &[], &[before, wrong, after].concat());
             assert_eq!(answer.error(), (400, "invalid_json".to_owned(), None), "{what}");
             let said = answer.json()["error"]["message"].as_str().unwrap().to_owned();
-            assert!(said.contains(&format!("at byte {}: it is not UTF-8", before.len())), "{what}: {said}");
+            assert!(said.contains(&format!("at byte {}: invalid UTF-8", before.len())), "{what}: {said}");
         }
         untouched(&server, what);
     }
