@@ -68,7 +68,7 @@ const CONNECTION_WINDOW: u32 = 256 << 10;
 const SEND_BUFFER: usize = 16 << 10;
 /// The largest message about health and reflection.
 const MAX_SMALL_MESSAGE: usize = 8 << 10;
-/// How long a connection may take until its first request.
+/// How long a connection may take until its first request. HTTP/2 pings do not cover the time before it.
 const FIRST: Duration = Duration::from_secs(75);
 /// Interval of HTTP/2 pings on a connection without traffic.
 const PING_EVERY: Duration = Duration::from_secs(60);
