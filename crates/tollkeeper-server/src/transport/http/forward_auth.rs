@@ -80,7 +80,7 @@ async fn decide(
     family.put_in_place(&mut head).inspect_err(|problem| {
         static SAID: Once = Once::new();
         SAID.call_once(|| {
-            tracing::warn!("refusing forward-auth requests of a misconfigured gateway: {}", problem.detail)
+            tracing::warn!("refusing forward-auth requests of a misconfigured gateway: {}", problem.detail);
         });
     })?;
     let client = Client::of(asked.peer, &head.headers, &prepared.settings.http);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn uri_is_read_from_one_header_and_as_sent() {
+    fn a_uri_is_read_as_the_gateway_wrote_it_and_only_once() {
         let uri = |value| read(Family::Original, &[("x-original-method", "GET"), ("x-original-uri", value)]);
         let url = |value| read(Family::Original, &[("x-original-method", "GET"), ("x-original-url", value)]);
         for (read, expected) in [

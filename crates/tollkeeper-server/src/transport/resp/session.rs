@@ -19,7 +19,7 @@ pub(super) struct Session {
 /// The Redis version that is reported to clients, so that they do not use commands of later versions.
 const REDIS: &str = "7.0.0";
 
-/// Settings that tools read. Nothing is persisted the way Redis does it, so `save` is empty.
+/// Settings that tools read. `save` is empty, because there is nothing to save.
 const SETTINGS: [(&str, &str); 4] =
     [("save", ""), ("appendonly", "no"), ("databases", "1"), ("maxmemory", "0")];
 
