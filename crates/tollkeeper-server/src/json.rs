@@ -1,26 +1,25 @@
-//! JSON off the wire, read in place, and JSON for the wire.
+//! A JSON reader that works in place, and a JSON writer.
 //!
-//! A request is a small object of known fields, and must be refused when a field is unknown or comes
-//! twice: so it is read field by field instead of into a tree. The bytes are ours and are not needed
-//! again: strings are unescaped where they lie, and no value is copied.
+//! A request is a small object of known fields, and must be refused if a field is unknown or given twice. So it is read
+//! field by field instead of into a tree. The reader owns the buffer: it unescapes strings in place and copies no value.
 
 use std::fmt::{self, Write as _};
 
 use tollkeeper::Span;
 use tollkeeper::decimal::Decimal;
 
-/// How deep values may be nested.
+/// The deepest nesting of a value.
 const DEPTH: usize = 32;
 
 /// Reads one JSON text from front to back.
 #[derive(Debug)]
 pub struct Reader<'a> {
     rest: &'a mut [u8],
-    /// How much lies before the rest: for messages.
+    /// Position of `rest` in the whole text, for error messages.
     offset: usize,
 }
 
-/// A value, as far as it can be told without reading into lists and objects.
+/// A value that is neither a list nor an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
     /// A string.
@@ -47,7 +46,7 @@ pub enum Kind {
 /// The text is not JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Malformed {
-    /// How many bytes of it were.
+    /// Position of the first byte that is wrong.
     pub at: usize,
     /// What is wrong there.
     pub what: &'static str,
@@ -60,15 +59,15 @@ impl fmt::Display for Malformed {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads these bytes, which are used up by it.
+    /// Reads these bytes, and overwrites some of them.
     pub fn new(text: &'a mut [u8]) -> Result<Reader<'a>, Malformed> {
         if let Err(error) = std::str::from_utf8(text) {
-            return Err(Malformed { at: error.valid_up_to(), what: "it is not UTF-8" });
+            return Err(Malformed { at: error.valid_up_to(), what: "invalid UTF-8" });
         }
         Ok(Reader { rest: text, offset: 0 })
     }
 
-    /// What comes next.
+    /// The kind of the next value, which is not consumed.
     pub fn kind(&mut self) -> Result<Kind, Malformed> {
         match self.peek()? {
             b'{' => Ok(Kind::Object),
@@ -77,7 +76,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an object: `field` is called with each name and must read the value.
+    /// Reads an object. `field` is called with each name and must read the value.
     pub fn object<E: From<Malformed>>(
         &mut self,
         mut field: impl FnMut(&mut Reader<'a>, &'a str) -> Result<(), E>,
@@ -89,21 +88,21 @@ impl<'a> Reader<'a> {
         }
         loop {
             self.peek()?;
-            let name = self.string("a name in double quotes, or `}`, must come here")?;
-            self.expect(b':', "`:` must come between a name and its value")?;
+            let name = self.string("expected a name in double quotes or `}`")?;
+            self.expect(b':', "expected `:` between a name and its value")?;
             self.peek()?;
             field(self, name)?;
             match self.peek()? {
                 b',' => self.skip(1),
                 b'}' => break,
-                _ => return Err(self.malformed("`,` or `}` must come here").into()),
+                _ => return Err(self.malformed("expected `,` or `}`").into()),
             }
         }
         self.skip(1);
         Ok(())
     }
 
-    /// Reads a list: `element` is called for each and must read it.
+    /// Reads a list. `element` is called with the index of each element and must read it.
     pub fn list<E: From<Malformed>>(
         &mut self,
         mut element: impl FnMut(&mut Reader<'a>, usize) -> Result<(), E>,
@@ -119,7 +118,7 @@ impl<'a> Reader<'a> {
             match self.peek()? {
                 b',' => self.skip(1),
                 b']' => break,
-                _ => return Err(self.malformed("`,` or `]` must come here").into()),
+                _ => return Err(self.malformed("expected `,` or `]`").into()),
             }
         }
         self.skip(1);
@@ -137,11 +136,11 @@ impl<'a> Reader<'a> {
                 let len = number(self.rest).map_err(|what| self.malformed(what))?;
                 Ok(Value::Number(text(self.take(len))))
             }
-            _ => Err(self.malformed("a value must come here (strings in double quotes)")),
+            _ => Err(self.malformed("expected a value (strings in double quotes)")),
         }
     }
 
-    /// Cuts out the next value, whatever it is, once it is known to be well-formed: to be read on its own.
+    /// Checks that the next value is well-formed, and returns a reader for it alone.
     pub fn value(&mut self) -> Result<Reader<'a>, Malformed> {
         self.peek()?;
         let len = extent(self.rest).map_err(|(at, what)| Malformed { at: self.offset + at, what })?;
@@ -149,10 +148,10 @@ impl<'a> Reader<'a> {
         Ok(Reader { rest: self.take(len), offset })
     }
 
-    /// Makes sure that nothing follows.
+    /// Checks that only whitespace follows.
     pub fn end(mut self) -> Result<(), Malformed> {
-        self.blanks();
-        if self.rest.is_empty() { Ok(()) } else { Err(self.malformed("something follows the end")) }
+        self.skip_whitespace();
+        if self.rest.is_empty() { Ok(()) } else { Err(self.malformed("unexpected data after the end")) }
     }
 
     fn string(&mut self, otherwise: &'static str) -> Result<&'a str, Malformed> {
@@ -168,7 +167,7 @@ impl<'a> Reader<'a> {
 
     fn word(&mut self, word: &'static str, value: Value<'a>) -> Result<Value<'a>, Malformed> {
         if !self.rest.starts_with(word.as_bytes()) {
-            return Err(self.malformed("a value must come here (`true`, `false` and `null` are lower case)"));
+            return Err(self.malformed("expected a value (`true`, `false` and `null` are lower case)"));
         }
         self.skip(word.len());
         Ok(value)
@@ -182,13 +181,13 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The next byte that is not blank; it stays.
+    /// Skips whitespace, and returns the next byte without consuming it.
     fn peek(&mut self) -> Result<u8, Malformed> {
-        self.blanks();
-        self.rest.first().copied().ok_or_else(|| self.malformed("it ends too early"))
+        self.skip_whitespace();
+        self.rest.first().copied().ok_or_else(|| self.malformed("the text ends too early"))
     }
 
-    fn blanks(&mut self) {
+    fn skip_whitespace(&mut self) {
         let len = self.rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count();
         self.skip(len);
     }
@@ -209,14 +208,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Slices at ASCII characters of a text that is UTF-8.
+/// The text of a slice that was cut at ASCII characters of valid UTF-8.
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("UTF-8, cut at quotes or digits")
 }
 
 type At = (usize, &'static str);
 
-/// The length of the string that `text` begins with, quotes included, and whether there are escapes.
+/// The length of the string that `text` begins with, including its quotes, and whether it has escapes.
 fn string(text: &[u8]) -> Result<(usize, bool), At> {
     let mut escaped = false;
     let mut at = 1;
@@ -228,33 +227,33 @@ fn string(text: &[u8]) -> Result<(usize, bool), At> {
                 at += match text.get(at + 1) {
                     Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => 2,
                     Some(b'u') => unicode(&text[at..]).map_err(|what| (at, what))?.1,
-                    _ => return Err((at, "there is no such escape")),
+                    _ => return Err((at, "unknown escape")),
                 };
             }
             Some(0..=0x1f) => return Err((at, "control characters in a string must be escaped")),
             Some(_) => at += 1,
-            None => return Err((at, "a string does not end")),
+            None => return Err((at, "unterminated string")),
         }
     }
 }
 
-/// The character of `\uXXXX`, or of two of them, and the length of what was written.
+/// The character of `\uXXXX`, or of a surrogate pair of two, and the length of the escape: 6 or 12.
 fn unicode(text: &[u8]) -> Result<(char, usize), &'static str> {
     let unit = |at: usize| -> Option<u32> {
         let digits = text.get(at..at + 6)?.strip_prefix(b"\\u")?;
         digits.iter().try_fold(0, |sum, digit| Some(sum * 16 + char::from(*digit).to_digit(16)?))
     };
-    let first = unit(0).ok_or("`\\u` needs four hexadecimal digits")?;
+    let first = unit(0).ok_or("`\\u` must be followed by four hexadecimal digits")?;
     if let Some(char) = char::from_u32(first) {
         return Ok((char, 6));
     }
     let second = unit(6).filter(|second| (0xdc00..0xe000).contains(second) && first < 0xdc00);
-    let second = second.ok_or("half of a surrogate pair stands alone")?;
+    let second = second.ok_or("unpaired surrogate")?;
     let char = char::from_u32(0x1_0000 + ((first - 0xd800) << 10) + (second - 0xdc00));
     Ok((char.expect("a pair of surrogates is a character"), 12))
 }
 
-/// Replaces escapes by what they stand for, which is never longer; what [`string`] found to be right.
+/// Decodes escapes in place: a character is never longer than its escape. [`string`] has validated them.
 fn unescape(inner: &mut [u8]) -> &mut [u8] {
     let (mut from, mut to) = (0, 0);
     while from < inner.len() {
@@ -289,13 +288,13 @@ fn number(text: &[u8]) -> Result<usize, &'static str> {
     let sign = usize::from(text.first() == Some(&b'-'));
     let whole = digits(sign);
     if whole == 0 || (whole > 1 && text[sign] == b'0') {
-        return Err("a number begins with a digit, and with 0 only if it is all");
+        return Err("a number begins with a digit, and has no leading zeros");
     }
     let mut len = sign + whole;
     if text.get(len) == Some(&b'.') {
         let fraction = digits(len + 1);
         if fraction == 0 {
-            return Err("digits must follow the point");
+            return Err("expected digits after the decimal point");
         }
         len += 1 + fraction;
     }
@@ -303,17 +302,17 @@ fn number(text: &[u8]) -> Result<usize, &'static str> {
         let signed = usize::from(matches!(text.get(len + 1), Some(b'+' | b'-')));
         let exponent = digits(len + 1 + signed);
         if exponent == 0 {
-            return Err("an exponent needs digits");
+            return Err("expected digits in the exponent");
         }
         len += 1 + signed + exponent;
     }
     Ok(len)
 }
 
-/// The length of the value that `text` begins with, if it is well-formed. A loop and not a recursion,
-/// since whoever sends it decides how deep it is.
+/// The length of the value that `text` begins with, if it is well-formed. A loop instead of recursion, because the client
+/// decides how deep the value is nested.
 fn extent(text: &[u8]) -> Result<usize, At> {
-    /// What may come at a place.
+    /// What may come next.
     #[derive(Clone, Copy, PartialEq)]
     enum Next {
         Value,
@@ -328,7 +327,7 @@ fn extent(text: &[u8]) -> Result<usize, At> {
     let mut open: Vec<u8> = Vec::new();
     let (mut at, mut next) = (0, Next::Value);
     loop {
-        let byte = *text.get(at).ok_or((at, "it ends too early"))?;
+        let byte = *text.get(at).ok_or((at, "the text ends too early"))?;
         let closes = |open: &[u8]| open.last() == Some(&byte);
         match (next, byte) {
             (_, b' ' | b'\t' | b'\n' | b'\r') => at += 1,
@@ -338,7 +337,7 @@ fn extent(text: &[u8]) -> Result<usize, At> {
             }
             (Next::Value | Next::ValueOrEnd, b'{' | b'[') => {
                 if open.len() == DEPTH {
-                    return Err((at, "it is nested too deep (at most 32 levels)"));
+                    return Err((at, "nested too deeply (at most 32 levels)"));
                 }
                 (at, next) = (at + 1, if byte == b'{' { Next::NameOrEnd } else { Next::ValueOrEnd });
                 open.push(if byte == b'{' { b'}' } else { b']' });
@@ -354,7 +353,7 @@ fn extent(text: &[u8]) -> Result<usize, At> {
             (Next::Value | Next::ValueOrEnd, _) => {
                 let word =
                     ["true", "false", "null"].iter().find(|word| text[at..].starts_with(word.as_bytes()));
-                at += word.ok_or((at, "a value must come here (strings in double quotes)"))?.len();
+                at += word.ok_or((at, "expected a value (strings in double quotes)"))?.len();
                 next = Next::CommaOrEnd;
             }
             (Next::Name | Next::NameOrEnd, b'"') => {
@@ -367,10 +366,10 @@ fn extent(text: &[u8]) -> Result<usize, At> {
                 (at, next) = (at + 1, if object { Next::Name } else { Next::Value });
             }
             (Next::Name | Next::NameOrEnd, _) => {
-                return Err((at, "a name in double quotes, or `}`, must come here"));
+                return Err((at, "expected a name in double quotes or `}`"));
             }
-            (Next::Colon, _) => return Err((at, "`:` must come between a name and its value")),
-            (Next::CommaOrEnd, _) => return Err((at, "`,` or the end must come here")),
+            (Next::Colon, _) => return Err((at, "expected `:` between a name and its value")),
+            (Next::CommaOrEnd, _) => return Err((at, "expected `,` or the end of the list or object")),
         }
         if open.is_empty() && next == Next::CommaOrEnd {
             return Ok(at);
@@ -378,22 +377,22 @@ fn extent(text: &[u8]) -> Result<usize, At> {
     }
 }
 
-/// Writes JSON, piece by piece: what is written most needs no `core::fmt`.
+/// Writes JSON piece by piece, mostly without `core::fmt`, which is slower.
 #[derive(Clone, Debug, Default)]
 pub struct Writer(String);
 
 impl Writer {
-    /// Nothing written yet; this much needs no more room.
+    /// An empty text, with room for so many bytes.
     pub fn with_capacity(bytes: usize) -> Writer {
         Writer(String::with_capacity(bytes))
     }
 
-    /// Something that is JSON, or a part of it, already.
+    /// Appends a piece of JSON as it is.
     pub fn raw(&mut self, json: &str) {
         self.0.push_str(json);
     }
 
-    /// A text, in quotes.
+    /// Appends a string in quotes, escaped.
     pub fn text(&mut self, text: &str) {
         self.0.push('"');
         let mut plain = 0;
@@ -407,7 +406,7 @@ impl Writer {
             };
             self.0.push_str(&text[plain..at]);
             match escape {
-                "" => write!(self.0, "\\u{byte:04x}").expect("a string takes everything"),
+                "" => write!(self.0, "\\u{byte:04x}").expect("writing to a string cannot fail"),
                 escape => self.0.push_str(escape),
             }
             plain = at + 1;
@@ -416,22 +415,22 @@ impl Writer {
         self.0.push('"');
     }
 
-    /// A whole number.
+    /// Appends a whole number.
     pub fn number(&mut self, number: u64) {
         self.raw(Decimal::whole(number).as_str());
     }
 
-    /// Decimal seconds, exact and without trailing zeros: `0`, `0.6`, `12.0`.
+    /// Appends decimal seconds, exact and with at least one decimal unless zero: `0`, `0.6`, `12.0`.
     pub fn seconds(&mut self, span: Span) {
         self.raw(Decimal::seconds(span).as_str());
     }
 
-    /// True or false.
+    /// Appends `true` or `false`.
     pub fn bool(&mut self, truth: bool) {
         self.raw(if truth { "true" } else { "false" });
     }
 
-    /// What `write` writes of the value; null if there is none.
+    /// Appends the value with `write`, or `null` if it is `None`.
     pub fn or_null<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Writer, T)) {
         match value {
             Some(value) => write(self, value),
@@ -439,7 +438,7 @@ impl Writer {
         }
     }
 
-    /// A list, with what `write` writes of each element.
+    /// Appends a list, each element with `write`.
     pub fn list<T>(&mut self, elements: impl IntoIterator<Item = T>, mut write: impl FnMut(&mut Writer, T)) {
         self.0.push('[');
         for (index, element) in elements.into_iter().enumerate() {
@@ -451,7 +450,7 @@ impl Writer {
         self.0.push(']');
     }
 
-    /// What was written.
+    /// The JSON text.
     pub fn finish(self) -> String {
         self.0
     }
@@ -471,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn scalars_are_read_as_the_standard_says() {
+    fn scalars_are_read_as_rfc_8259_defines() {
         for (text, expected) in [
             (r#""alice""#, r#"Text("alice")"#),
             (r#" "" "#, r#"Text("")"#),
@@ -490,44 +489,44 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_refused_with_its_place() {
+    fn invalid_json_is_refused_with_its_position() {
         for (text, expected) in [
-            ("", "at byte 0: it ends too early"),
-            ("NaN", "at byte 0: a value must come here"),
-            ("Infinity", "at byte 0: a value must come here"),
-            ("'a'", "at byte 0: a value must come here"),
-            ("True", "at byte 0: a value must come here"),
-            ("nul", "at byte 0: a value must come here"),
+            ("", "at byte 0: the text ends too early"),
+            ("NaN", "at byte 0: expected a value"),
+            ("Infinity", "at byte 0: expected a value"),
+            ("'a'", "at byte 0: expected a value"),
+            ("True", "at byte 0: expected a value"),
+            ("nul", "at byte 0: expected a value"),
             ("01", "at byte 0: a number begins with a digit"),
             ("-", "at byte 0: a number begins with a digit"),
-            ("+1", "at byte 0: a value must come here"),
-            ("1.", "at byte 0: digits must follow the point"),
-            ("1e", "at byte 0: an exponent needs digits"),
-            ("1 2", "at byte 2: something follows the end"),
-            ("\"a", "at byte 2: a string does not end"),
+            ("+1", "at byte 0: expected a value"),
+            ("1.", "at byte 0: expected digits after"),
+            ("1e", "at byte 0: expected digits in the exponent"),
+            ("1 2", "at byte 2: unexpected data after the end"),
+            ("\"a", "at byte 2: unterminated string"),
             ("\"a\nb\"", "at byte 2: control characters"),
-            (r#""\x""#, "at byte 1: there is no such escape"),
-            (r#""\u12""#, "at byte 1: `\\u` needs four"),
-            (r#""\ud800""#, "at byte 1: half of a surrogate"),
-            (r#""\ud800\ud800""#, "at byte 1: half of a surrogate"),
-            (r#""\udc00\udc00""#, "at byte 1: half of a surrogate"),
+            (r#""\x""#, "at byte 1: unknown escape"),
+            (r#""\u12""#, "at byte 1: `\\u` must be followed by four"),
+            (r#""\ud800""#, "at byte 1: unpaired surrogate"),
+            (r#""\ud800\ud800""#, "at byte 1: unpaired surrogate"),
+            (r#""\udc00\udc00""#, "at byte 1: unpaired surrogate"),
         ] {
             let error = scalar(text).expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");
         }
         let mut bytes = b"\"a\xff\"".to_vec();
-        assert_eq!(Reader::new(&mut bytes).unwrap_err(), Malformed { at: 2, what: "it is not UTF-8" });
+        assert_eq!(Reader::new(&mut bytes).unwrap_err(), Malformed { at: 2, what: "invalid UTF-8" });
     }
 
-    /// Writes a text again, through every way of reading it.
-    fn copied(reader: &mut Reader<'_>, out: &mut Writer) -> Result<(), Malformed> {
+    /// Reads a value with `object`, `list` and `scalar`, and writes it again.
+    fn copy(reader: &mut Reader<'_>, out: &mut Writer) -> Result<(), Malformed> {
         match reader.kind()? {
             Kind::Object => {
                 out.raw("{");
                 reader.object(|reader, name| {
                     out.text(name);
                     out.raw(":");
-                    copied(reader, out)?;
+                    copy(reader, out)?;
                     out.raw(",");
                     Ok::<(), Malformed>(())
                 })?;
@@ -536,7 +535,7 @@ mod tests {
             Kind::List => {
                 out.raw("[");
                 reader.list(|reader, _| {
-                    copied(reader, out)?;
+                    copy(reader, out)?;
                     out.raw(",");
                     Ok::<(), Malformed>(())
                 })?;
@@ -553,13 +552,13 @@ mod tests {
     }
 
     #[test]
-    fn objects_and_lists_are_read_and_cut_out() {
+    fn objects_and_lists_are_read() {
         let text = r#" {"a" : [1, {"b":null} , [] ],"c":{}, "\u0064":"\n" } "#;
         let expected = r#"{"a":[1,{"b":null,},[],],"c":{},"d":"\n",}"#;
         let mut bytes = text.as_bytes().to_vec();
         let mut reader = Reader::new(&mut bytes).unwrap();
         let mut out = Writer::default();
-        copied(&mut reader, &mut out).unwrap();
+        copy(&mut reader, &mut out).unwrap();
         reader.end().unwrap();
         assert_eq!(out.finish(), expected);
 
@@ -568,12 +567,12 @@ mod tests {
         let mut value = reader.value().unwrap();
         reader.end().unwrap();
         let mut out = Writer::default();
-        copied(&mut value, &mut out).unwrap();
+        copy(&mut value, &mut out).unwrap();
         assert_eq!(out.finish(), expected);
     }
 
     #[test]
-    fn broken_objects_and_lists_are_refused_by_both_ways_of_reading() {
+    fn both_readers_refuse_malformed_json() {
         let deep = "[".repeat(100_000);
         for text in [
             "{",
@@ -600,7 +599,7 @@ mod tests {
             if text.len() < 100 {
                 let mut bytes = text.as_bytes().to_vec();
                 let mut reader = Reader::new(&mut bytes).unwrap();
-                copied(&mut reader, &mut Writer::default()).expect_err(text);
+                copy(&mut reader, &mut Writer::default()).expect_err(text);
             }
         }
     }
@@ -610,11 +609,11 @@ mod tests {
         let nested = |depth: usize| [vec![b'['; depth], vec![b']'; depth]].concat();
         Reader::new(&mut nested(32)).unwrap().value().unwrap();
         let error = Reader::new(&mut nested(33)).unwrap().value().unwrap_err();
-        assert_eq!(error.to_string(), "not JSON at byte 32: it is nested too deep (at most 32 levels)");
+        assert_eq!(error.to_string(), "not JSON at byte 32: nested too deeply (at most 32 levels)");
     }
 
     #[test]
-    fn a_text_that_was_written_reads_back() {
+    fn written_string_reads_back() {
         let all: String = (0..0x250).filter_map(char::from_u32).collect();
         let mut bytes = written(|out| out.text(&all)).into_bytes();
         assert_eq!(Reader::new(&mut bytes).unwrap().scalar(), Ok(Value::Text(&all)));

@@ -63,22 +63,22 @@ fn what_is_wrong_with_a_check_is_said_by_code_message_and_place() {
         ("", "invalid_json", None, "ends too early"),
         (" \n", "invalid_json", None, "ends too early"),
         ("user=alice", "invalid_json", None, "{\"facts\":{\"user\":\"alice\"}"),
-        ("null", "invalid_json", None, "a check is an object"),
-        ("\"alice\"", "invalid_json", None, "a check is an object"),
-        ("[]", "invalid_json", None, "a check is an object"),
+        ("null", "invalid_json", None, "a check must be an object"),
+        ("\"alice\"", "invalid_json", None, "a check must be an object"),
+        ("[]", "invalid_json", None, "a check must be an object"),
         ("{", "invalid_json", None, "at byte 1"),
         (r#"{"facts""#, "invalid_json", None, "ends too early"),
         (r#"{"facts":{"user":"alice"}"#, "invalid_json", None, "ends too early"),
-        (r#"{"facts":{"user":"alice}}"#, "invalid_json", None, "a string does not end"),
-        (r#"{"facts":{"user":"alice"}}}"#, "invalid_json", None, "something follows the end"),
-        (r#"{"facts":{"user":"alice"}} {"facts":{}}"#, "invalid_json", None, "something follows the end"),
+        (r#"{"facts":{"user":"alice}}"#, "invalid_json", None, "unterminated string"),
+        (r#"{"facts":{"user":"alice"}}}"#, "invalid_json", None, "unexpected data after the end"),
+        (r#"{"facts":{"user":"alice"}} {"facts":{}}"#, "invalid_json", None, "unexpected data after the end"),
         (r#"{"facts":{"user":"alice",}}"#, "invalid_json", None, "a name in double quotes"),
         (r#"{"facts":{user:"alice"}}"#, "invalid_json", None, "a name in double quotes"),
         (r#"{"facts":{'user':'alice'}}"#, "invalid_json", None, "a name in double quotes"),
         (r#"{"facts":{"user":'alice'}}"#, "invalid_json", None, "strings in double quotes"),
         (r#"{"facts":{"user":"alice"} /* all */}"#, "invalid_json", None, "`,` or `}`"),
-        (r#"{"facts":{"user":NaN}}"#, "invalid_json", None, "a value must come here"),
-        (r#"{"facts":{"user":Infinity}}"#, "invalid_json", None, "a value must come here"),
+        (r#"{"facts":{"user":NaN}}"#, "invalid_json", None, "expected a value"),
+        (r#"{"facts":{"user":Infinity}}"#, "invalid_json", None, "expected a value"),
         (r#"{"facts":{"user":-Infinity}}"#, "invalid_json", None, "a number begins with a digit"),
         (r#"{"facts":{"user":01}}"#, "invalid_json", None, "a number begins with a digit"),
         (r#"{"facts":{"user":0x1f}}"#, "invalid_json", None, "`,` or `}`"),
@@ -86,8 +86,8 @@ fn what_is_wrong_with_a_check_is_said_by_code_message_and_place() {
         (r#"{"facts":{"user":"\u00"}}"#, "invalid_json", None, "four hexadecimal digits"),
         ("{\"facts\":{\"user\":\"a\nb\"}}", "invalid_json", None, "control characters"),
         ("{\"facts\":{\"user\":\"a\0b\"}}", "invalid_json", None, "control characters"),
-        ("\u{feff}{\"facts\":{}}", "invalid_json", None, "a check is an object"),
-        (r#"{"facts":{},"cost":NaN}"#, "invalid_json", None, "a value must come here"),
+        ("\u{feff}{\"facts\":{}}", "invalid_json", None, "a check must be an object"),
+        (r#"{"facts":{},"cost":NaN}"#, "invalid_json", None, "expected a value"),
         // Fields.
         ("{}", "missing_field", Some("facts"), "`facts` is missing"),
         (r#"{"cost":1}"#, "missing_field", Some("facts"), "`facts` is missing"),
@@ -111,7 +111,7 @@ fn what_is_wrong_with_a_check_is_said_by_code_message_and_place() {
         (r#"{"facts":"user"}"#, "invalid_fact", Some("facts"), "an object of names and values"),
         (r#"{"facts":[["user","alice"]]}"#, "invalid_fact", Some("facts"), "an object of names and values"),
         (&deep, "invalid_fact", Some("facts"), "an object of names and values"),
-        (&deeper, "invalid_fact", Some("facts.a"), "an object is a hash of 32 hexadecimal digits"),
+        (&deeper, "invalid_fact", Some("facts.a"), "an object must be a hash of 32 hexadecimal digits"),
         (r#"{"facts":{"user":null}}"#, "invalid_fact", Some("facts.user"), "leave the fact out"),
         (r#"{"facts":{"user":["alice"]}}"#, "invalid_fact", Some("facts.user"), "not a list or an object"),
         (r#"{"facts":{"user":{"id":7}}}"#, "invalid_fact", Some("facts.user"), "not a list or an object"),
@@ -226,7 +226,7 @@ fn bytes_that_are_not_utf8_are_refused_with_their_place() {
             let answer = client.request_with("POST", "/v1/check", &[], &[before, wrong, after].concat());
             assert_eq!(answer.error(), (400, "invalid_json".to_owned(), None), "{what}");
             let said = answer.json()["error"]["message"].as_str().unwrap().to_owned();
-            assert!(said.contains(&format!("at byte {}: it is not UTF-8", before.len())), "{what}: {said}");
+            assert!(said.contains(&format!("at byte {}: invalid UTF-8", before.len())), "{what}: {said}");
         }
         untouched(&server, what);
     }

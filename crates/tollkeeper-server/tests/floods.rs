@@ -222,7 +222,7 @@ fn idle_connections_leave_files_for_all_other_work() {
     let _silent = asks.map(|(full, _)| fill(&mut kept, full));
     saves_and_reloads(&mut kept);
     assert!(!server.log().contains("Too many open files"), "{}", server.log());
-    server.logs("cannot accept a resp connection: all that may be open are in use");
+    server.logs("cannot accept a resp connection: all allowed connections are in use");
 }
 
 /// A store that comes up when every listener is full finds files for all of its connections.

@@ -6,7 +6,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::*;
-use tollkeeper_server::transport::http::endpoint::{Call, ROUTES};
+use tollkeeper_server::transport::http::endpoint::{Endpoint, ROUTES};
 
 const ALICE: &str = r#"{"facts":{"user":"alice"}}"#;
 
@@ -1032,7 +1032,7 @@ fn another_method_is_405_and_says_which_is_right() {
 fn head_is_get_without_a_body() {
     let server = Server::start();
     let auth = ["x-forwarded-method: GET", "x-forwarded-uri: /"];
-    for route in ROUTES.iter().filter(|route| route.method == "GET" && route.call != Call::Events) {
+    for route in ROUTES.iter().filter(|route| route.method == "GET" && route.endpoint != Endpoint::Events) {
         let get = server.client().request_with("GET", route.path, &auth, b"");
         let mut client = server.client();
         // A check first: it is answered without hyper, which takes over with the HEAD.
@@ -1047,7 +1047,7 @@ fn head_is_get_without_a_body() {
             assert_eq!(head.header(name), get.header(name), "{} {name}", route.path);
         }
         // Metrics grow with every request; all other pages are the same twice.
-        if route.call == Call::Metrics {
+        if route.endpoint == Endpoint::Metrics {
             assert!(head.header("content-length").is_some());
         } else {
             assert_eq!(head.header("content-length"), get.header("content-length"), "{}", route.path);

@@ -6,7 +6,7 @@ use envoy_types::pb::envoy::config::core::v3 as theirs_core;
 use envoy_types::pb::google::protobuf::{Duration, UInt64Value};
 use prost::Message as _;
 use tollkeeper_server::transport::grpc::decoder::{
-    Descriptor, MAX_DESCRIPTORS, MAX_ENTRIES, NoQuestion, Question,
+    DecodeError, Descriptor, MAX_DESCRIPTORS, MAX_ENTRIES, Question,
 };
 use tollkeeper_server::transport::grpc::proto::envoy::config::core::v3 as ours_core;
 use tollkeeper_server::transport::grpc::proto::envoy::extensions::common::ratelimit::v3 as ours_common;
@@ -173,13 +173,13 @@ fn what_is_cut_off_or_too_much_is_refused() {
     let many = |count| vec![theirs::descriptor([("user", "alice")]); count];
     let read = |question: theirs::RateLimitRequest| Question::read(&question.encode_to_vec()).map(drop);
     assert_eq!(read(theirs::question(many(MAX_DESCRIPTORS))), Ok(()));
-    assert_eq!(read(theirs::question(many(MAX_DESCRIPTORS + 1))), Err(NoQuestion::Descriptors));
+    assert_eq!(read(theirs::question(many(MAX_DESCRIPTORS + 1))), Err(DecodeError::Descriptors));
     let entries = |count| {
         let entry = theirs::Entry { key: "user".to_owned(), value: "alice".to_owned() };
         theirs::RateLimitDescriptor { entries: vec![entry; count], ..Default::default() }
     };
     assert_eq!(read(theirs::question([entries(MAX_ENTRIES)])), Ok(()));
-    assert_eq!(read(theirs::question([entries(MAX_ENTRIES + 1)])), Err(NoQuestion::Entries));
+    assert_eq!(read(theirs::question([entries(MAX_ENTRIES + 1)])), Err(DecodeError::Entries));
     // A domain that is not text, a number longer than 64 bits, a field without a number, a group.
     for broken in
         [&b"\x0a\x01\xff"[..], b"\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", b"\x00\x01", b"\x0b\x0c"]

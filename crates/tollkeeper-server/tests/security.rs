@@ -316,7 +316,7 @@ fn web_page_cannot_send_commands_to_resp() {
     ] {
         let said = say(&request);
         assert_eq!(
-            said, "-ERR Protocol error: this is not HTTP but RESP, the protocol of Redis\r\n",
+            said, "-ERR Protocol error: this port speaks RESP, the protocol of Redis, not HTTP\r\n",
             "{request}"
         );
     }

@@ -1,8 +1,8 @@
-//! One budget of connections for all listeners, because every connection is an open file of this process.
+//! Limits the open connections of all listeners together, because each is an open file of this process.
 //!
-//! Each listener is guaranteed a share, so that connections of one protocol cannot shut out the others. A listener
-//! without room closes the connection that has been idle for the longest time, as clients with pools expect; if none
-//! is idle, the new connection is closed.
+//! Each listener has a guaranteed share, so that connections of one protocol cannot shut out the others. A listener at
+//! its limit closes the connection that has been idle for the longest time, as clients with connection pools expect. If
+//! none is idle, it closes the new connection.
 
 use std::collections::HashMap;
 use std::future::pending;
@@ -13,24 +13,24 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
-/// A connection without a request for so long may be closed to make room for another.
+/// A connection without a request for this long may be closed to make room for another.
 const IDLE: Duration = Duration::from_secs(1);
 /// How long a new connection waits for the one that is closed for it.
 const CLOSING: Duration = Duration::from_millis(100);
 
-/// What speaks through a listener, as metrics name it.
+/// The protocol of a listener, as metrics name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// The HTTP API.
     Http,
     /// Envoy's rate limit service.
     Grpc,
-    /// The protocol of Redis.
+    /// RESP, the protocol of Redis.
     Resp,
 }
 
 impl Transport {
-    /// All of them.
+    /// All transports.
     pub const ALL: [Transport; 3] = [Transport::Http, Transport::Grpc, Transport::Resp];
 
     /// Its name in metrics and logs.
@@ -43,26 +43,26 @@ impl Transport {
     }
 }
 
-/// The connections of all listeners.
+/// The budget: the open connections of all listeners.
 #[derive(Debug)]
 pub struct Room {
     most: usize,
-    /// What each listener can always have: together half of all.
+    /// Connections guaranteed to each listener. The guarantees add up to half of `most`.
     guaranteed: usize,
     began: Instant,
     open: Mutex<Listeners>,
-    /// Told whenever a connection has ended.
+    /// Notified whenever a connection has ended.
     freed: Notify,
 }
 
 /// The open connections of each listener.
 type Listeners = Vec<(Transport, HashMap<u64, Arc<Usage>>)>;
 
-/// A connection has no room, and none could be made.
+/// The budget is used up, and no idle connection could be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom;
 
-/// What became of a connection that came.
+/// A connection that was admitted.
 #[derive(Debug)]
 pub struct Entered {
     /// Its seat.
@@ -72,7 +72,7 @@ pub struct Entered {
 }
 
 impl Room {
-    /// Room for so many connections of these listeners.
+    /// A budget of `most` connections for these listeners.
     pub fn new(most: usize, listeners: &[Transport]) -> Arc<Room> {
         let open = listeners.iter().map(|transport| (*transport, HashMap::new())).collect();
         Arc::new(Room {
@@ -84,13 +84,13 @@ impl Room {
         })
     }
 
-    /// How many connections a listener has.
+    /// The number of open connections of a listener.
     pub fn open(&self, transport: Transport) -> usize {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.iter().filter(|(of, _)| *of == transport).map(|(_, connections)| connections.len()).sum()
     }
 
-    /// Takes a seat, if need be that of a connection that is idle.
+    /// Takes a seat, if necessary by closing an idle connection.
     pub async fn enter(
         self: &Arc<Room>,
         transport: Transport,
@@ -100,7 +100,7 @@ impl Room {
             return Ok(Entered { seat, evicted: false });
         }
         let longest_idle = self.longest_idle(transport).ok_or(NoRoom)?;
-        let made = async {
+        let freed_seat = async {
             loop {
                 let freed = self.freed.notified();
                 if let Some(seat) = self.take(transport, stopped) {
@@ -110,11 +110,11 @@ impl Room {
                 freed.await;
             }
         };
-        let seat = timeout(CLOSING, made).await.map_err(|_| NoRoom)?;
+        let seat = timeout(CLOSING, freed_seat).await.map_err(|_| NoRoom)?;
         Ok(Entered { seat, evicted: true })
     }
 
-    /// Takes a seat that is free: one that is guaranteed to this listener, or one that is guaranteed to none.
+    /// Takes a free seat: one that is guaranteed to this listener, or one that is guaranteed to no listener.
     fn take(self: &Arc<Room>, transport: Transport, stopped: &watch::Receiver<()>) -> Option<Seat> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let claimed: usize = open.iter().map(|(_, connections)| connections.len().max(self.guaranteed)).sum();
@@ -130,7 +130,7 @@ impl Room {
         Some(Seat { user, transport, id, stopped: stopped.clone(), ended: false })
     }
 
-    /// The connection of this listener without a request for the longest time, if that is long enough.
+    /// The connection of this listener that has been idle for the longest time, if that is at least [`IDLE`].
     fn longest_idle(&self, transport: Transport) -> Option<Arc<Usage>> {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, connections) = open.iter().find(|(of, _)| *of == transport)?;
@@ -157,14 +157,14 @@ impl Room {
     }
 }
 
-/// What the room knows of one connection.
+/// How one connection is used.
 #[derive(Debug, Default)]
 struct Usage {
-    /// When a request last began or ended, in milliseconds since the room began.
+    /// When a request last began or ended, in milliseconds since `Room::began`.
     used: AtomicU64,
-    /// Requests that are being answered.
+    /// Requests in flight.
     calls: AtomicU32,
-    /// Whether it was told to make room.
+    /// Whether it was asked to close, to make room for another.
     leaving: AtomicBool,
     leave: Notify,
 }
@@ -177,7 +177,7 @@ impl Usage {
     }
 }
 
-/// The seat of one connection. Dropping it makes room.
+/// A connection's share of the budget, returned on drop.
 #[derive(Debug)]
 pub struct Seat {
     user: User,
@@ -190,30 +190,30 @@ pub struct Seat {
 /// Why a connection has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The server stops: after the last answer.
+    /// The server stops: close after the last response.
     Stop,
-    /// Another connection needs the seat: at once, or after the answer to a request that has just arrived.
+    /// A new connection needs the seat: close now, or after the response to a request that has just arrived.
     MakeRoom,
 }
 
 impl Seat {
-    /// A seat in a room of its own.
+    /// The only seat of a budget of one connection.
     #[cfg(test)]
     pub(crate) fn alone(stopped: watch::Receiver<()>) -> Seat {
-        Room::new(1, &[Transport::Http]).take(Transport::Http, &stopped).expect("it is empty")
+        Room::new(1, &[Transport::Http]).take(Transport::Http, &stopped).expect("the budget is unused")
     }
 
-    /// Notes what the connection is used for.
+    /// A handle that records how the connection is used.
     pub fn user(&self) -> User {
         self.user.clone()
     }
 
-    /// Waits until another connection needs the seat.
+    /// Waits until a new connection needs the seat.
     pub async fn needed(&self) {
         self.user.usage.leave.notified().await;
     }
 
-    /// Waits until the connection has to end, which it is told once.
+    /// Waits until the connection has to end. Returns once; later calls never complete.
     pub async fn end(&mut self) -> End {
         if self.ended {
             pending::<()>().await;
@@ -233,7 +233,7 @@ impl Drop for Seat {
     }
 }
 
-/// Notes when a connection is used.
+/// Records when a connection is used.
 #[derive(Clone, Debug)]
 pub struct User {
     usage: Arc<Usage>,
@@ -241,24 +241,24 @@ pub struct User {
 }
 
 impl User {
-    /// Notes a request.
+    /// Records a request.
     pub fn used(&self, at: Instant) {
         self.usage.used.store(self.room.millis(at), Relaxed);
     }
 
-    /// Notes a request that is being answered until this is dropped.
+    /// Records a request that is in flight until the guard is dropped.
     pub fn busy(&self) -> Busy {
         self.usage.calls.fetch_add(1, Relaxed);
         Busy(self.clone())
     }
 
-    /// Whether a request is being answered.
+    /// Whether a request is in flight.
     pub fn is_busy(&self) -> bool {
         self.usage.calls.load(Relaxed) > 0
     }
 }
 
-/// A request that is being answered: its connection is not idle.
+/// A request in flight: its connection is not idle.
 #[derive(Debug)]
 pub struct Busy(User);
 
@@ -278,11 +278,11 @@ mod tests {
     }
 
     #[test]
-    fn every_listener_keeps_its_share_when_another_is_full() {
+    fn full_listener_leaves_the_share_of_the_others() {
         let (_stop, stopped) = watch::channel(());
         let room = Room::new(60, &Transport::ALL);
         let resp = fill(&room, Transport::Resp, &stopped);
-        assert_eq!(resp.len(), 40, "10 are kept for each of the others");
+        assert_eq!(resp.len(), 40, "10 are guaranteed to each of the others");
         let http = fill(&room, Transport::Http, &stopped);
         let grpc = fill(&room, Transport::Grpc, &stopped);
         assert_eq!((http.len(), grpc.len()), (10, 10));
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn one_listener_alone_has_all_of_the_room() {
+    fn only_listener_can_use_the_whole_budget() {
         let (_stop, stopped) = watch::channel(());
         let room = Room::new(7, &[Transport::Http]);
         assert_eq!(fill(&room, Transport::Http, &stopped).len(), 7);
@@ -302,9 +302,9 @@ mod tests {
     fn connection_idle_for_longest_is_closed_first() {
         let (_stop, stopped) = watch::channel(());
         let mut room = Room::new(3, &[Transport::Http]);
-        Arc::get_mut(&mut room).expect("no one else has it").began -= Duration::from_secs(10);
+        Arc::get_mut(&mut room).expect("not shared yet").began -= Duration::from_secs(10);
         let seats = fill(&room, Transport::Http, &stopped);
-        assert!(room.longest_idle(Transport::Http).is_none(), "they have just come");
+        assert!(room.longest_idle(Transport::Http).is_none(), "all were just opened");
         for (seat, used) in seats.iter().zip([5_000, 3_000, 4_000]) {
             seat.user.usage.used.store(used, Relaxed);
         }
@@ -316,8 +316,8 @@ mod tests {
         seats[1].user.usage.used.store(3_000, Relaxed);
         assert_eq!(next(), Some(2), "a connection with a request is not idle");
         drop(busy);
-        assert_eq!(next(), Some(2), "a request has just ended there");
+        assert_eq!(next(), Some(2), "its request has just ended");
         seats[2].user.usage.leave();
-        assert_eq!(next(), Some(0), "one is told once");
+        assert_eq!(next(), Some(0), "a connection that is already closing is skipped");
     }
 }

@@ -1,7 +1,7 @@
 //! gRPC: Envoy's rate limit service, health and reflection.
 //!
-//! Connections are hyper's, as those of HTTP are. Envoy's questions are answered here ([`unary`]), the rest is tonic's.
-//! Which service is asked for, the path says, so there is no router.
+//! hyper serves the connections, as for HTTP. Envoy's calls are handled here ([`unary`]), all others by tonic. The path
+//! names the service, so there is no router.
 
 pub mod budget;
 pub mod decoder;
@@ -42,7 +42,7 @@ use self::budget::{Budget, CALL, Held, Stage};
 use self::inline_executor::{Calls, Inbox};
 use self::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use self::rls::Rls;
-use self::unary::Unread;
+use self::unary::ReadError;
 use crate::control::access::{self, Door};
 use crate::service::Service;
 use crate::telemetry::logging::OnceAMinute;
@@ -50,31 +50,32 @@ use crate::telemetry::trace::Parent;
 use crate::transport::connection_budget::{Busy, End, Seat, Transport};
 use crate::transport::listener::{Protocol, Stream};
 
-/// The service, and the one call that it has.
+/// Envoy's service, and its only method.
 const RATE_LIMITS: &str = "envoy.service.ratelimit.v3.RateLimitService";
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-/// Under these names its health is asked for: the server's, its own, and that of another server of this protocol.
+/// Service names in health checks: the whole server, the service itself, and the name that another implementation of
+/// this protocol uses.
 const NAMES: [&str; 3] = ["", RATE_LIMITS, "ratelimit"];
 
-/// As large as all headers of a request may be.
+/// The largest size of all headers of a request.
 const MAX_HEADERS: u32 = 16 << 10;
-/// How many requests of one connection are in flight at the same time.
+/// The most requests in flight on one connection.
 const MAX_STREAMS: u32 = 1_024;
-/// What a client may send before the call has read it: of one call, and of all calls of a connection.
+/// HTTP/2 flow control windows: what a client may send before it is read, in one call and in all calls of a connection.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
-/// What is written of one answer before the client has taken it.
+/// The most bytes of one response that are buffered for a client that does not read.
 const SEND_BUFFER: usize = 16 << 10;
 /// The largest message about health and reflection.
 const MAX_SMALL_MESSAGE: usize = 8 << 10;
-/// How long a connection may take to its first request. HTTP/2 has no word for being there before that.
+/// How long a connection may take until its first request. HTTP/2 pings do not cover the time before it.
 const FIRST: Duration = Duration::from_secs(75);
-/// A connection without traffic is asked whether it is still there.
+/// Interval of HTTP/2 pings on a connection without traffic.
 const PING_EVERY: Duration = Duration::from_secs(60);
-/// How long it may take to say so.
-const PING_PATIENCE: Duration = Duration::from_secs(20);
+/// How long a client may take to answer a ping.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Everything that can be asked over gRPC.
+/// All gRPC services of the server.
 #[derive(Clone)]
 pub struct Grpc(Arc<Services>);
 
@@ -85,15 +86,15 @@ struct Services {
     full: OnceAMinute,
     health: HealthServer<HealthService>,
     reporter: HealthReporter,
-    /// The types of these two have no names.
-    reflection: Answers,
-    old_reflection: Answers,
+    /// Boxed, because the types of these two services cannot be named.
+    reflection: BoxedService,
+    reflection_v1alpha: BoxedService,
 }
 
-type Answers = Box<dyn Fn(Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> + Send + Sync>;
+type BoxedService = Box<dyn Fn(Request<Incoming>) -> BoxFuture<Response<Body>, Infallible> + Send + Sync>;
 
 impl Grpc {
-    /// What this service answers.
+    /// The gRPC services, with the limits of this service.
     pub async fn new(service: Arc<Service>) -> Grpc {
         let reporter = HealthReporter::new();
         for name in NAMES {
@@ -101,15 +102,15 @@ impl Grpc {
         }
         let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()))
             .max_decoding_message_size(MAX_SMALL_MESSAGE);
-        let described = || {
+        let reflection_builder = || {
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };
-        let reflection = described().build_v1().expect("the descriptors are our own");
+        let reflection = reflection_builder().build_v1().expect("the descriptors are our own");
         let reflection = reflection.max_decoding_message_size(MAX_SMALL_MESSAGE);
-        let old_reflection = described().build_v1alpha().expect("the descriptors are our own");
-        let old_reflection = old_reflection.max_decoding_message_size(MAX_SMALL_MESSAGE);
+        let reflection_v1alpha = reflection_builder().build_v1alpha().expect("the descriptors are our own");
+        let reflection_v1alpha = reflection_v1alpha.max_decoding_message_size(MAX_SMALL_MESSAGE);
         Grpc(Arc::new(Services {
             rls: Rls::new(Arc::clone(&service)),
             budget: Arc::default(),
@@ -118,7 +119,7 @@ impl Grpc {
             health,
             reporter,
             reflection: Box::new(move |request| reflection.clone().call(request)),
-            old_reflection: Box::new(move |request| old_reflection.clone().call(request)),
+            reflection_v1alpha: Box::new(move |request| reflection_v1alpha.clone().call(request)),
         }))
     }
 
@@ -130,7 +131,7 @@ impl Grpc {
         }
     }
 
-    /// Ends the answers to those who watch its health: they would never end by themselves, and nobody waits for them.
+    /// Ends the streams of health watchers, which would otherwise stay open and hold up the stop.
     pub async fn close(&self) {
         let mut reporter = self.0.reporter.clone();
         for name in NAMES {
@@ -155,17 +156,17 @@ impl Protocol for Grpc {
             .max_send_buf_size(SEND_BUFFER)
             .max_header_list_size(MAX_HEADERS)
             .keep_alive_interval(PING_EVERY)
-            .keep_alive_timeout(PING_PATIENCE);
-        let asked = AtomicBool::new(false);
-        let answer = service_fn(|request| {
-            asked.store(true, Relaxed);
+            .keep_alive_timeout(PING_TIMEOUT);
+        let had_request = AtomicBool::new(false);
+        let handler = service_fn(|request| {
+            had_request.store(true, Relaxed);
             let (services, busy) = (Arc::clone(&self.0), user.busy());
             async move {
-                let answer = services.answer(request).await;
-                Ok::<_, Infallible>(answer.map(|answer| Answer { _busy: Some(busy), ..answer }))
+                let response = services.handle(request).await;
+                Ok::<_, Infallible>(response.map(|body| ResponseBody { _busy: Some(busy), ..body }))
             }
         });
-        let connection = pin!(protocol.serve_connection(TokioIo::new(stream), answer));
+        let connection = pin!(protocol.serve_connection(TokioIo::new(stream), handler));
         let mut calls = Calls::new(connection, inbox);
         let mut first = pin!(sleep(FIRST));
         loop {
@@ -173,19 +174,19 @@ impl Protocol for Grpc {
                 biased;
                 ended = poll_fn(|context| calls.poll(context)) => {
                     if let Err(error) = ended {
-                        tracing::debug!("a gRPC connection ended: {error}");
+                        tracing::debug!("a gRPC connection failed: {error}");
                     }
                     return;
                 }
                 end = seat.end() => {
-                    if !asked.load(Relaxed) || (end == End::MakeRoom && !user.is_busy()) {
+                    if !had_request.load(Relaxed) || (end == End::MakeRoom && !user.is_busy()) {
                         return;
                     }
                     calls.connection.as_mut().graceful_shutdown();
                 }
                 () = first.as_mut(), if !first.is_elapsed() => {
-                    if !asked.load(Relaxed) {
-                        return tracing::debug!("a gRPC connection ended: nothing was asked in {FIRST:?}");
+                    if !had_request.load(Relaxed) {
+                        return tracing::debug!("closing a gRPC connection: no request within {FIRST:?}");
                     }
                 }
             }
@@ -200,10 +201,11 @@ impl fmt::Debug for Grpc {
 }
 
 impl Services {
-    async fn answer(&self, request: Request<Incoming>) -> Response<Answer> {
-        let refused = |status: Status| status.into_http().map(|body| Answer::of(Either::Right(body), None));
+    async fn handle(&self, request: Request<Incoming>) -> Response<ResponseBody> {
+        let failed =
+            |status: Status| status.into_http().map(|body| ResponseBody::new(Either::Right(body), None));
         if !is_grpc(request.headers()) {
-            let mut response = Response::new(Answer::of(Either::Right(Body::empty()), None));
+            let mut response = Response::new(ResponseBody::new(Either::Right(Body::empty()), None));
             *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
             return response;
         }
@@ -211,19 +213,19 @@ impl Services {
         if service != Some(HealthServer::<HealthService>::NAME)
             && let Err(status) = self.admit(request.headers())
         {
-            return refused(status);
+            return failed(status);
         }
         if request.uri().path() == SHOULD_RATE_LIMIT {
             let parent = self.service.parent(request.headers());
             return match self.should_rate_limit(request.into_body(), parent).await {
                 Ok((message, held)) => {
-                    unary::answer(&message).map(|body| Answer::of(Either::Left(body), Some(held)))
+                    unary::respond(&message).map(|body| ResponseBody::new(Either::Left(body), Some(held)))
                 }
-                Err(status) => refused(status),
+                Err(status) => failed(status),
             };
         }
-        // A stream of these lasts as long as the client likes. Reflection reads a request only when its last answer
-        // was taken, so a client that reads nothing fills the window of its stream.
+        // The client decides how long a stream of these lasts. Reflection reads a request only after the client has read
+        // the previous response, so a client that never reads can fill the window of its stream.
         let unread = match service {
             Some(v1::ServerReflectionServer::<()>::NAME | v1alpha::ServerReflectionServer::<()>::NAME) => {
                 usize::try_from(STREAM_WINDOW).expect("64 KiB")
@@ -232,15 +234,18 @@ impl Services {
         };
         let mut held = self.budget.call();
         if held.set(CALL + unread, Stage::Arriving).is_err() {
-            return refused(self.exhausted());
+            return failed(self.exhausted());
         }
         let Ok(response) = match service {
             Some(HealthServer::<HealthService>::NAME) => self.health.clone().call(request).await,
             Some(v1::ServerReflectionServer::<()>::NAME) => (self.reflection)(request).await,
-            Some(v1alpha::ServerReflectionServer::<()>::NAME) => (self.old_reflection)(request).await,
-            _ => Ok(Status::unimplemented(format!("there is only {SHOULD_RATE_LIMIT} here")).into_http()),
+            Some(v1alpha::ServerReflectionServer::<()>::NAME) => (self.reflection_v1alpha)(request).await,
+            _ => Ok(Status::unimplemented(format!(
+                "unknown method: this server implements {SHOULD_RATE_LIMIT}"
+            ))
+            .into_http()),
         };
-        response.map(|body| Answer::of(Either::Right(body), Some(held)))
+        response.map(|body| ResponseBody::new(Either::Right(body), Some(held)))
     }
 
     async fn should_rate_limit(
@@ -248,56 +253,59 @@ impl Services {
         body: Incoming,
         parent: Option<Parent>,
     ) -> Result<(RateLimitResponse, Held), Status> {
-        let (message, held) = unary::read(body, &self.budget).await.map_err(|unread| match unread {
-            Unread::Full => self.exhausted(),
-            Unread::Wrong(status) => status,
+        let (message, held) = unary::read(body, &self.budget).await.map_err(|error| match error {
+            ReadError::Full => self.exhausted(),
+            ReadError::Invalid(status) => status,
         })?;
         Ok((self.rls.answer(&message, parent).await?, held))
     }
 
-    /// Counts a call that found no room.
+    /// Counts and logs a call that exceeds the memory budget.
     fn exhausted(&self) -> Status {
         self.service.metrics.grpc_exhausted.fetch_add(1, Relaxed);
         self.full.write(|before| {
             tracing::warn!(
-                "a gRPC call was refused with RESOURCE_EXHAUSTED: calls in flight hold all memory that they may \
+                "a gRPC call was refused with RESOURCE_EXHAUSTED: calls in flight use their whole memory budget \
                  ({before} more since the last such line)"
             );
         });
-        Status::resource_exhausted("calls in flight hold all memory that they may: try again later")
+        Status::resource_exhausted("calls in flight use their whole memory budget: retry later")
     }
 
-    /// Whether a caller with these headers may ask. Health is for everybody.
+    /// Checks the token of a caller. Health checks need none, and do not come here.
     fn admit(&self, headers: &HeaderMap) -> Result<(), Status> {
         let doors = &self.service.doors;
         if !doors.data_is_closed() {
             return Ok(());
         }
         doors.admit(Door::Data, access::presented(Door::Data, headers)).map_err(|_| {
-            Status::unauthenticated("this takes a token (`authorization: Bearer …` in the metadata)")
+            Status::unauthenticated(
+                "this call needs a token (send `authorization: Bearer …` in the metadata)",
+            )
         })
     }
 }
 
-/// Whether a client of gRPC asks. A web page cannot send this type to another site without being allowed to.
+/// Whether a gRPC client sent the request. A web page cannot send this content type to another site without permission
+/// (CORS).
 fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// The body of an answer, and what its call holds until it is sent.
-struct Answer {
-    body: Either<unary::Answer, Body>,
+/// The body of a response, and what its call holds until it is sent.
+struct ResponseBody {
+    body: Either<unary::MessageBody, Body>,
     _held: Option<Held>,
     _busy: Option<Busy>,
 }
 
-impl Answer {
-    fn of(body: Either<unary::Answer, Body>, held: Option<Held>) -> Answer {
-        Answer { body, _held: held, _busy: None }
+impl ResponseBody {
+    fn new(body: Either<unary::MessageBody, Body>, held: Option<Held>) -> ResponseBody {
+        ResponseBody { body, _held: held, _busy: None }
     }
 }
 
-impl hyper::body::Body for Answer {
+impl hyper::body::Body for ResponseBody {
     type Data = Bytes;
     type Error = Box<dyn std::error::Error + Send + Sync>;
 
@@ -332,35 +340,35 @@ mod tests {
     use super::*;
     use crate::transport::http::connection::tests::{PEER, service};
 
-    /// What a connection sends until the server ends it.
-    async fn said(stream: &mut tokio::io::DuplexStream) -> Vec<u8> {
-        let mut said = Vec::new();
-        stream.read_to_end(&mut said).await.unwrap();
-        said
+    /// Reads until the server closes the connection.
+    async fn read_to_end(stream: &mut tokio::io::DuplexStream) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).await.unwrap();
+        bytes
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_asks_nothing_is_closed() {
+    async fn connection_without_a_request_is_closed() {
         let began = Instant::now();
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         let (_stop, stopped) = watch::channel(());
         tokio::spawn(Grpc::new(service()).await.serve(theirs, PEER, Seat::alone(stopped)));
-        said(&mut ours).await;
+        read_to_end(&mut ours).await;
         assert!((FIRST..FIRST * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_that_has_asked_nothing_does_not_hold_up_the_end() {
+    async fn unused_connection_does_not_delay_the_stop() {
         let began = Instant::now();
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         let (stop, stopped) = watch::channel(());
         tokio::spawn(Grpc::new(service()).await.serve(theirs, PEER, Seat::alone(stopped)));
         stop.send(()).unwrap();
-        said(&mut ours).await;
+        read_to_end(&mut ours).await;
         assert!(began.elapsed() < FIRST, "{:?}", began.elapsed());
     }
 
-    /// A stream that counts how often it is written to.
+    /// A stream that counts its writes.
     struct Counted(DuplexStream, Arc<AtomicUsize>);
 
     impl AsyncRead for Counted {
@@ -393,7 +401,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn calls_that_came_together_are_answered_together() {
+    async fn calls_that_arrive_together_share_one_write() {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let (_stop, stopped) = watch::channel(());
         let writes = Arc::new(AtomicUsize::new(0));
@@ -402,32 +410,32 @@ mod tests {
         let (client, connection) = h2::client::handshake(ours).await.unwrap();
         tokio::spawn(connection);
 
-        // Domain `d` with a descriptor of `user` and `u`.
-        let question = b"\0\0\0\0\x10\x0a\x01d\x12\x0b\x0a\x09\x0a\x04user\x12\x01u";
-        let mut asked = 0;
-        let mut ask = async |count: usize| {
-            let mut answers = Vec::new();
+        // Domain `d` with the descriptor `user=u`.
+        let message = b"\0\0\0\0\x10\x0a\x01d\x12\x0b\x0a\x09\x0a\x04user\x12\x01u";
+        let mut calls = 0;
+        let mut call = async |count: usize| {
+            let mut responses = Vec::new();
             for _ in 0..count {
                 let request = Request::post(format!("http://localhost{SHOULD_RATE_LIMIT}"));
                 let request = request.header(CONTENT_TYPE, "application/grpc").body(()).unwrap();
                 let mut client = client.clone().ready().await.unwrap();
-                let (answer, mut body) = client.send_request(request, false).unwrap();
-                body.send_data(Bytes::from_static(question), true).unwrap();
-                answers.push(answer);
+                let (response, mut body) = client.send_request(request, false).unwrap();
+                body.send_data(Bytes::from_static(message), true).unwrap();
+                responses.push(response);
             }
-            for answer in answers {
-                let mut body = answer.await.unwrap().into_body();
+            for response in responses {
+                let mut body = response.await.unwrap().into_body();
                 let message = body.data().await.unwrap().unwrap();
-                // Five per minute are granted.
-                asked += 1;
-                let code = if asked <= 5 { 1 } else { 2 };
-                assert_eq!(message[5..7], [0x08, code], "call {asked}");
+                // The limit is five per minute.
+                calls += 1;
+                let code = if calls <= 5 { 1 } else { 2 };
+                assert_eq!(message[5..7], [0x08, code], "call {calls}");
             }
         };
-        ask(1).await; // greetings are over then
-        let greeted = writes.load(Relaxed);
-        ask(8).await;
-        let writes = writes.load(Relaxed) - greeted;
-        assert!(writes <= 2, "{writes} writes for eight answers");
+        call(1).await; // completes the HTTP/2 handshake
+        let before = writes.load(Relaxed);
+        call(8).await;
+        let writes = writes.load(Relaxed) - before;
+        assert!(writes <= 2, "{writes} writes for eight responses");
     }
 }

@@ -1,4 +1,5 @@
-//! HTTP: which call it is, its body, its answer. Translates, and decides nothing.
+//! The HTTP API: matches a request to its endpoint, reads the body, and writes the response. Decisions are made by the
+//! limiter.
 
 pub mod connection;
 pub mod decision_json;
@@ -21,7 +22,7 @@ use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri};
 use tollkeeper::{Acquired, Correction, Costs, Decision, Facts, Unavailable};
 
-use self::endpoint::{Call, NoRoute, Route};
+use self::endpoint::{Endpoint, NoRoute, Route};
 use self::error::{ApiError, Code};
 use self::forward_auth::Family;
 use self::request::{Ask, Correct, Reserve};
@@ -37,10 +38,10 @@ use crate::telemetry::trace::Parent;
 const MAX_BODY: usize = 64 << 10;
 const MAX_BATCH_BODY: usize = 1 << 20;
 pub(crate) const MAX_LIMITS_BODY: usize = 4 << 20;
-/// What a decision about one or two limits has room in.
-const USUAL_ANSWER: usize = 1 << 10;
+/// Initial capacity of a response body: fits a decision about one or two limits.
+const TYPICAL_RESPONSE: usize = 1 << 10;
 
-/// How many keys `GET /v1/top` lists of each kind.
+/// How many keys `GET /v1/top` lists: the 50 busiest and the 50 most refused.
 const TOP: usize = 50;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -50,28 +51,28 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// How a request came in.
+/// The connection that a request arrived on.
 #[derive(Clone, Copy, Debug)]
 pub struct Via {
-    /// The other end of the connection.
+    /// The remote address.
     pub peer: SocketAddr,
     /// Whether the listener is bound to a loopback address.
     pub loopback: bool,
 }
 
-/// When a request began, who sent it, and whose span it is a part of, if it is to be traced.
+/// What endpoints need to know of a request besides its head and body.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked {
-    /// The other end of the connection.
+pub struct RequestContext {
+    /// The remote address of the connection.
     pub peer: IpAddr,
-    /// When all of it was here.
+    /// When the head had arrived (on the fast path: head and body).
     pub began: Instant,
-    /// Whose span it is a part of.
+    /// The parent span, if the request is to be traced.
     pub parent: Option<Parent>,
 }
 
-/// Answers one request.
-pub async fn answer(service: &Service, via: Via, request: Request<Incoming>) -> Response<Reply> {
+/// Handles one request.
+pub async fn handle(service: &Service, via: Via, request: Request<Incoming>) -> Response<Reply> {
     let began = Instant::now();
     let (head, body) = request.into_parts();
     let parent = service.parent(&head.headers);
@@ -79,10 +80,10 @@ pub async fn answer(service: &Service, via: Via, request: Request<Incoming>) -> 
         Ok(route) => route,
         Err(no_route) => return refuse_route(no_route, head.uri.path()),
     };
-    let guarded = route.method != Method::GET || route.call == Call::Events;
-    if guarded && is_foreign(&head.headers, &head.uri) {
-        let message = "the Origin of this request is not this server: pages of other sites may not call it";
-        return refuse(&ApiError::new(Code::Forbidden, message));
+    let guarded = route.method != Method::GET || route.endpoint == Endpoint::Events;
+    if guarded && is_cross_origin(&head.headers, &head.uri) {
+        let message = "the `Origin` of this request is another site: only pages of this server may call it";
+        return error_response(&ApiError::new(Code::Forbidden, message));
     }
     if (route.door != Door::Data || service.doors.data_is_closed())
         && let Err(shut) = service.doors.admit(route.door, presented(route.door, &head.headers))
@@ -93,35 +94,35 @@ pub async fn answer(service: &Service, via: Via, request: Request<Incoming>) -> 
         && service.doors.needs_host(route.door)
         && !has_known_host(service, &head.headers, &head.uri)
     {
-        let message = "the Host of this request is not an address, `localhost` or a name in `http.hosts`: if it is \
-                       a name of this server, add it there";
-        return refuse(&ApiError::new(Code::Forbidden, message));
+        let message = "the `Host` of this request is not an IP address, `localhost` or a name in `http.hosts`: if it \
+                       is a name of this server, add it there";
+        return error_response(&ApiError::new(Code::Forbidden, message));
     }
-    let asked = Asked { peer: via.peer.ip(), began, parent };
+    let context = RequestContext { peer: via.peer.ip(), began, parent };
     let is_head = head.method == Method::HEAD;
-    let mut response = finish(service, began, decide(service, asked, route.call, head, body).await);
+    let mut response = finish(service, began, dispatch(service, context, route.endpoint, head, body).await);
     if is_head && matches!(response.body(), Reply::Whole(body) if body.is_empty()) {
-        // hyper writes it for GET, and for HEAD only where it is not 0.
+        // hyper writes `content-length: 0` for GET, but not for HEAD.
         response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
     }
     response
 }
 
-/// Answers a check whose body is here.
-pub async fn answer_check(service: &Service, asked: Asked, body: &mut [u8]) -> Response<Reply> {
-    finish(service, asked.began, check(service, asked, body).await)
+/// Handles a check whose body has arrived.
+pub async fn handle_check(service: &Service, context: RequestContext, body: &mut [u8]) -> Response<Reply> {
+    finish(service, context.began, check(service, context, body).await)
 }
 
-/// Answers a check that did not come whole.
-pub fn answer_wrong(service: &Service, began: Instant, wrong: ApiError) -> Response<Reply> {
-    finish(service, began, Err(wrong))
+/// The response to a check whose body did not arrive completely.
+pub fn handle_incomplete_check(service: &Service, began: Instant, error: ApiError) -> Response<Reply> {
+    finish(service, began, Err(error))
 }
 
-/// Counts what was asked, and turns what is wrong with it into an answer.
-fn finish(service: &Service, began: Instant, answered: Answered) -> Response<Reply> {
-    let (counted, response) = match answered {
+/// Records the request in the metrics, and turns an error into a response.
+fn finish(service: &Service, began: Instant, handled: Handled) -> Response<Reply> {
+    let (counted, response) = match handled {
         Ok((counted, response)) => (counted, response),
-        Err(error) => (Some((RouteLabel::NONE, Ended::Error)), refuse(&error)),
+        Err(error) => (Some((RouteLabel::NONE, Ended::Error)), error_response(&error)),
     };
     if let Some((route, ended)) = counted {
         service.metrics.http.record_on(route, ended, began.elapsed());
@@ -129,71 +130,81 @@ fn finish(service: &Service, began: Instant, answered: Answered) -> Response<Rep
     response
 }
 
-/// An answer, and how to count it if it is a decision.
-type Answered = Result<(Option<(RouteLabel, Ended)>, Response<Reply>), ApiError>;
+/// A response, with the metric labels of its decision. `None` if it decides nothing, or was already recorded.
+type Handled = Result<(Option<(RouteLabel, Ended)>, Response<Reply>), ApiError>;
 
-async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: Incoming) -> Answered {
+async fn dispatch(
+    service: &Service,
+    context: RequestContext,
+    endpoint: Endpoint,
+    head: Parts,
+    body: Incoming,
+) -> Handled {
     let limiter = &service.limiter;
-    match call {
-        Call::Check => {
+    match endpoint {
+        Endpoint::Check => {
             let mut body = request_body::read(body, MAX_BODY).await?;
-            check(service, asked, &mut body).await
+            check(service, context, &mut body).await
         }
-        Call::Peek => {
+        Endpoint::Peek => {
             let mut body = request_body::read(body, MAX_BODY).await?;
             let ask = Ask::read(Reader::new(&mut body)?)?;
             let decision = limiter.peek(&ask.facts).cost(ask.cost).await?;
-            service.trace(asked.parent, "peek", asked.began, &decision);
-            let mut out = Writer::with_capacity(USUAL_ANSWER);
+            service.trace(context.parent, "peek", context.began, &decision);
+            let mut out = Writer::with_capacity(TYPICAL_RESPONSE);
             decision_json::write_decision(&mut out, limiter, &service.redactor, &decision);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
-        Call::Batch => {
+        Endpoint::Batch => {
             let mut body = request_body::read(body, MAX_BATCH_BODY).await?;
-            let text = batch(service, asked.parent, &mut body).await?;
+            let text = batch(service, context.parent, &mut body).await?;
             Ok((None, respond(StatusCode::OK, JSON, text)))
         }
-        Call::Reserve => {
+        Endpoint::Reserve => {
             let mut body = request_body::read(body, MAX_BODY).await?;
             let Reserve { ask, ttl } = Reserve::read(Reader::new(&mut body)?)?;
             let decision = limiter.reserve(&ask.facts, ttl).cost(ask.cost).await?;
-            service.trace(asked.parent, "reserve", asked.began, &decision);
-            Ok((Some(counted(service, &ask.facts, &decision)), decided(service, &decision)))
+            service.trace(context.parent, "reserve", context.began, &decision);
+            Ok((Some(counted(service, &ask.facts, &decision)), decision_response(service, &decision)))
         }
-        Call::Settle => {
+        Endpoint::Settle => {
             let mut body = request_body::read(body, MAX_BODY).await?;
             let settle = Correct::read(Reader::new(&mut body)?)?;
             let charge = limiter.open_charge(settle.charge).await?.ok_or_else(unknown_charge)?;
-            corrected(limiter.settle(&charge, settle.actual()?).await?)
+            correction_response(limiter.settle(&charge, settle.actual()?).await?)
         }
-        Call::Refund => {
+        Endpoint::Refund => {
             let mut body = request_body::read(body, MAX_BODY).await?;
             let refund = Correct::read(Reader::new(&mut body)?)?;
             let charge = limiter.open_charge(refund.charge).await?.ok_or_else(unknown_charge)?;
-            corrected(limiter.refund_part(&charge, refund.costs().unwrap_or(Costs::All)).await?)
+            correction_response(limiter.refund_part(&charge, refund.costs().unwrap_or(Costs::All)).await?)
         }
-        Call::Acquire => {
+        Endpoint::Acquire => {
             let mut body = request_body::read(body, MAX_BODY).await?;
             let ask = Ask::read(Reader::new(&mut body)?)?;
             let Acquired { decision, slot } = limiter.acquire(&ask.facts).cost(ask.cost).await?;
-            service.trace(asked.parent, "acquire", asked.began, &decision);
-            // From here on it belongs to the caller: whoever goes away before that holds nothing.
+            service.trace(context.parent, "acquire", context.began, &decision);
+            // From here on the slot belongs to the client. A client that disconnects earlier drops this future, and with
+            // it the slot.
             let slot = slot.map(|slot| limiter.seal_slot(&slot.keep()));
-            let mut out = Writer::with_capacity(USUAL_ANSWER);
+            let mut out = Writer::with_capacity(TYPICAL_RESPONSE);
             decision_json::write_acquired(&mut out, limiter, &service.redactor, &decision, slot.as_deref());
-            Ok((Some(counted(service, &ask.facts, &decision)), verdict(service, &decision, out)))
+            Ok((
+                Some(counted(service, &ask.facts, &decision)),
+                decision_response_with(service, &decision, out),
+            ))
         }
-        Call::Release | Call::Renew => {
+        Endpoint::Release | Endpoint::Renew => {
             let mut body = request_body::read(body, MAX_BODY).await?;
             let text = request::read_slot(Reader::new(&mut body)?)?;
             let slot = limiter.open_slot(text).await?.ok_or_else(unknown_slot)?;
-            let held = match call {
-                Call::Release => limiter.release(&slot).await?,
+            let held = match endpoint {
+                Endpoint::Release => limiter.release(&slot).await?,
                 _ => limiter.renew(&slot).await?,
             };
             if held { done(true) } else { Err(unknown_slot()) }
         }
-        Call::Usage => {
+        Endpoint::Usage => {
             let pairs = query::pairs(&head.uri)?;
             let decision = limiter.usage(&query::facts(&pairs, service)?).await?;
             let mut out = Writer::default();
@@ -202,30 +213,31 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
             out.raw("}");
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
-        Call::Forget => {
+        Endpoint::Forget => {
             let mut pairs = query::pairs(&head.uri)?;
             let name = pairs.iter().position(|(name, _)| name == "limit").ok_or_else(|| {
-                let message = "`limit` is missing: DELETE /v1/state?limit=NAME&fact=value";
+                let message = "`limit` is missing (try DELETE /v1/state?limit=NAME&fact=value)";
                 ApiError::new(Code::MissingField, message).at("limit")
             })?;
             let (_, name) = pairs.remove(name);
             done(limiter.forget(&name, &query::facts(&pairs, service)?).await?)
         }
-        Call::Limits => Ok((None, limits(&service.in_force()))),
-        Call::PutLimits => {
+        Endpoint::Limits => Ok((None, limits(&service.in_force()))),
+        Endpoint::PutLimits => {
             let body = request_body::read(body, MAX_LIMITS_BODY).await?;
             replace_limits(service, &head.headers, Some(body)).await
         }
-        Call::DeleteLimits => replace_limits(service, &head.headers, None).await,
-        Call::Top => {
+        Endpoint::DeleteLimits => replace_limits(service, &head.headers, None).await,
+        Endpoint::Top => {
             let mut out = Writer::default();
             let top = service.metrics.busiest.top(TOP);
             decision_json::write_top(&mut out, &top, &limiter.policy(), &service.redactor);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
-        Call::Events => {
+        Endpoint::Events => {
             let listening = service.events.listen().ok_or_else(|| {
-                let message = format!("{} are listening already: ask again when one has left", events::MOST);
+                let message =
+                    format!("all {} event streams are in use: retry when one has ended", events::MOST);
                 ApiError::new(Code::TooMany, message)
             })?;
             let mut response = Response::new(Reply::Events(listening));
@@ -233,15 +245,17 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
             response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
             Ok((None, response))
         }
-        Call::Auth => Ok((None, forward_auth::answer(service, asked, Family::Forwarded, head).await)),
-        Call::AuthNginx => Ok((None, forward_auth::answer(service, asked, Family::Original, head).await)),
-        Call::OpenApi => Ok((None, respond(StatusCode::OK, JSON, openapi::TEXT.as_str()))),
-        Call::Index => Ok((None, respond(StatusCode::OK, HTML, include_str!("http/index.html")))),
-        Call::Health => Ok((None, respond(StatusCode::OK, TEXT, "ok\n"))),
-        Call::Ready if service.is_draining() => {
+        Endpoint::Auth => Ok((None, forward_auth::answer(service, context, Family::Forwarded, head).await)),
+        Endpoint::AuthNginx => {
+            Ok((None, forward_auth::answer(service, context, Family::Original, head).await))
+        }
+        Endpoint::OpenApi => Ok((None, respond(StatusCode::OK, JSON, openapi::TEXT.as_str()))),
+        Endpoint::Index => Ok((None, respond(StatusCode::OK, HTML, include_str!("http/index.html")))),
+        Endpoint::Health => Ok((None, respond(StatusCode::OK, TEXT, "ok\n"))),
+        Endpoint::Ready if service.is_draining() => {
             Ok((None, respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, "draining\n")))
         }
-        Call::Ready => {
+        Endpoint::Ready => {
             let failure = service.store.memory().snapshots().filter(|status| status.failing);
             let failure = failure.and_then(|status| status.last_failure);
             let text = match failure {
@@ -250,34 +264,35 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
             };
             Ok((None, respond(StatusCode::OK, TEXT, text)))
         }
-        Call::Metrics => {
+        Endpoint::Metrics => {
             let families = service.metrics.families(limiter, &service.store);
             Ok((None, respond(StatusCode::OK, OPEN_METRICS, text::write(&families))))
         }
     }
 }
 
-async fn check(service: &Service, asked: Asked, body: &mut [u8]) -> Answered {
+async fn check(service: &Service, context: RequestContext, body: &mut [u8]) -> Handled {
     let ask = Ask::read(Reader::new(body)?)?;
     let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
-    service.trace(asked.parent, "check", asked.began, &decision);
-    Ok((Some(counted(service, &ask.facts, &decision)), decided(service, &decision)))
+    service.trace(context.parent, "check", context.began, &decision);
+    Ok((Some(counted(service, &ask.facts, &decision)), decision_response(service, &decision)))
 }
 
 fn limits(in_force: &InForce) -> Response<Reply> {
-    let text = serde_json::to_string(in_force).expect("limits are plain data");
+    let text = serde_json::to_string(in_force).expect("limits have only string keys");
     let mut response = respond(StatusCode::OK, JSON, text);
     let etag = HeaderValue::from_str(&format!("\"{}\"", in_force.version)).expect("digits");
     response.headers_mut().insert(header::ETAG, etag);
     response
 }
 
-async fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<Vec<u8>>) -> Answered {
-    match service.replace_limits(limits, &seen(headers)).await {
+async fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<Vec<u8>>) -> Handled {
+    match service.replace_limits(limits, &if_match(headers)).await {
         Ok(in_force) => Ok((None, self::limits(&in_force))),
         Err(CannotReplace::Version(version)) => {
-            let message =
-                format!("version {version} is in force: look at it, and send `If-Match: \"{version}\"`");
+            let message = format!(
+                "the active limits are version {version}: read them, then send `If-Match: \"{version}\"`"
+            );
             Err(ApiError::new(Code::VersionMismatch, message).at("If-Match"))
         }
         Err(CannotReplace::Invalid(report)) => {
@@ -285,16 +300,16 @@ async fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<V
         }
         Err(CannotReplace::Failed(failure)) => {
             let message = format!(
-                "the store did not answer ({failure}): the limits may have been changed or not, GET /v1/limits shows \
-                 what is in force"
+                "the store did not answer ({failure}): the limits may or may not have changed, GET /v1/limits shows the \
+                 active ones"
             );
             Err(ApiError::new(Code::StoreUnavailable, message))
         }
     }
 }
 
-/// The versions in `If-Match`.
-fn seen(headers: &HeaderMap) -> Versions {
+/// The versions that `If-Match` accepts; any if the header is absent or `*`.
+fn if_match(headers: &HeaderMap) -> Versions {
     let lines = headers.get_all(header::IF_MATCH).iter();
     let tags: Vec<&str> =
         lines.flat_map(|line| line.to_str().unwrap_or_default().split(',')).map(str::trim).collect();
@@ -305,7 +320,7 @@ fn seen(headers: &HeaderMap) -> Versions {
     Versions::OneOf(tags.iter().filter_map(version).collect())
 }
 
-/// Each check on its own, in order; one that makes no sense is answered in its place.
+/// Decides the checks of a batch one by one, in order. An invalid check gets an error at its position in the list.
 async fn batch(service: &Service, parent: Option<Parent>, body: &mut [u8]) -> Result<String, ApiError> {
     let mut out = Writer::default();
     out.raw("{\"decisions\":[");
@@ -339,7 +354,7 @@ async fn batch(service: &Service, parent: Option<Parent>, body: &mut [u8]) -> Re
     Ok(out.finish())
 }
 
-/// How a decision about these facts is counted. If it refuses, it is logged, too.
+/// The metric labels of a decision about these facts. Logs the decision if it is a refusal.
 fn counted(service: &Service, facts: &Facts<'_>, decision: &Decision) -> (RouteLabel, Ended) {
     let route = service.metrics.route(facts);
     service.log_refusal("http", route, decision);
@@ -354,34 +369,34 @@ fn ended(decision: &Decision) -> Ended {
     }
 }
 
-/// 200 or 429, with what clients are told.
-fn decided(service: &Service, decision: &Decision) -> Response<Reply> {
-    let mut out = Writer::with_capacity(USUAL_ANSWER);
+/// The response to a check or reservation: 200 or 429, with the rate limit headers.
+fn decision_response(service: &Service, decision: &Decision) -> Response<Reply> {
+    let mut out = Writer::with_capacity(TYPICAL_RESPONSE);
     decision_json::write_decision(&mut out, &service.limiter, &service.redactor, decision);
-    verdict(service, decision, out)
+    decision_response_with(service, decision, out)
 }
 
-/// The same, of what is already written.
-fn verdict(service: &Service, decision: &Decision, out: Writer) -> Response<Reply> {
+/// The same with a body that is already written.
+fn decision_response_with(service: &Service, decision: &Decision, out: Writer) -> Response<Reply> {
     let status = if decision.allowed() { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
     let mut response = respond(status, JSON, out.finish());
     service.headers.load().insert(response.headers_mut(), decision);
     response
 }
 
-fn done(done: bool) -> Answered {
+fn done(done: bool) -> Handled {
     let text = if done { "{\"done\":true}" } else { "{\"done\":false}" };
     Ok((None, respond(StatusCode::OK, JSON, text)))
 }
 
-fn corrected(correction: Correction) -> Answered {
+fn correction_response(correction: Correction) -> Handled {
     match correction {
         Correction::Done => done(true),
         Correction::Repeated => done(false),
         Correction::Failed => Err(Unavailable.into()),
         Correction::Full => {
-            let message = "the store has no room to remember this correction: the charge stays usable, so try again later, \
-                           or raise `memory.max_keys`";
+            let message = "the store is full and cannot record this correction: the charge stays valid, so retry later, or \
+                           raise `memory.max_keys`";
             Err(ApiError::new(Code::StoreUnavailable, message))
         }
         Correction::Unknown => Err(unknown_charge()),
@@ -389,13 +404,12 @@ fn corrected(correction: Correction) -> Answered {
 }
 
 fn unknown_charge() -> ApiError {
-    let message =
-        "there is no such charge: this store did not write it, its time is up, or nothing of it is left";
+    let message = "unknown charge: not issued by this store, expired, or already corrected completely";
     ApiError::new(Code::UnknownCharge, message).at("charge")
 }
 
 fn unknown_slot() -> ApiError {
-    let message = "there is no such slot: this store did not write it, or it was released or reached its ttl";
+    let message = "unknown slot: not issued by this store, released, or expired";
     ApiError::new(Code::UnknownSlot, message).at("slot")
 }
 
@@ -406,19 +420,19 @@ fn respond(status: StatusCode, kind: HeaderValue, body: impl Into<Bytes>) -> Res
     response
 }
 
-fn refuse(error: &ApiError) -> Response<Reply> {
+fn error_response(error: &ApiError) -> Response<Reply> {
     let mut out = Writer::default();
     error.write(&mut out);
     let mut response = respond(error.code.status(), JSON, out.finish());
     if error.code == Code::TooLarge {
-        // The rest of the body is not read, so nothing can follow it.
+        // The rest of the body stays unread, so no further request can be read from this connection.
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
 }
 
 fn refuse_route(no_route: NoRoute, path: &str) -> Response<Reply> {
-    let mut response = refuse(&no_route.error(path));
+    let mut response = error_response(&no_route.error(path));
     if no_route == NoRoute::Method {
         let allow = HeaderValue::from_str(&endpoint::methods(path)).expect("methods are words");
         response.headers_mut().insert(header::ALLOW, allow);
@@ -446,23 +460,24 @@ fn refuse_entry(shut: Shut, door: Door) -> Response<Reply> {
             "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `Authorization: Bearer TOKEN`",
         ),
     };
-    let mut response = refuse(&ApiError::new(code, message));
+    let mut response = error_response(&ApiError::new(code, message));
     if code == Code::Unauthorized {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
 }
 
-/// Whether a page of another site sent it: browsers name the site, and everybody else names none.
-fn is_foreign(headers: &HeaderMap, uri: &Uri) -> bool {
+/// Whether a page of another site sent the request. Only browsers send `Origin`, which names the site of the page.
+fn is_cross_origin(headers: &HeaderMap, uri: &Uri) -> bool {
     let Some(origin) = headers.get(header::ORIGIN) else { return false };
     let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let host = uri.authority().map(|authority| authority.as_str()).or_else(|| text(header::HOST));
-    let own = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, site)| site);
-    own.is_none() || own != host
+    let site = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, site)| site);
+    site.is_none() || site != host
 }
 
-/// Whether the request names this server. Browsers always send a Host, so a request without one is not a page's.
+/// Whether `Host` names this server, against DNS rebinding. Browsers always send it, so a request without one does not
+/// come from a web page.
 fn has_known_host(service: &Service, headers: &HeaderMap, uri: &Uri) -> bool {
     if let Some(authority) = uri.authority() {
         return service.doors.knows_host(authority.as_str().as_bytes());
@@ -480,7 +495,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_pages_of_this_server_are_not_foreign() {
+    fn only_own_pages_are_same_origin() {
         for (origin, host, expected) in [
             (None, "127.0.0.1:8080", false),
             (Some("http://127.0.0.1:8080"), "127.0.0.1:8080", false),
@@ -493,7 +508,7 @@ mod tests {
             if let Some(origin) = origin {
                 headers.insert(header::ORIGIN, HeaderValue::from_static(origin));
             }
-            assert_eq!(is_foreign(&headers, &Uri::from_static("/v1/check")), expected, "{origin:?}");
+            assert_eq!(is_cross_origin(&headers, &Uri::from_static("/v1/check")), expected, "{origin:?}");
         }
     }
 }

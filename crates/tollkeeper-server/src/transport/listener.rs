@@ -1,4 +1,4 @@
-//! Accepts the connections of a listener, and closes them when their last request is answered.
+//! Accepts the connections of a listener, negotiates TLS, and closes them gracefully when the server stops.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use crate::service::Service;
 use crate::telemetry::logging::OnceAMinute;
 use crate::transport::connection_budget::{Entered, Room, Seat, Transport};
 
-/// Pause after a connection that could not be accepted, so that open connections keep being served.
+/// Pause after a failed accept, so that open connections keep being served.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// What is spoken over a connection.
+/// A protocol that a listener serves.
 pub trait Protocol: Clone + Send + Sync + 'static {
-    /// Its name in TLS, where its clients insist on one.
+    /// Its ALPN name, if its clients require one: `h2` for gRPC.
     const NAME: Option<&'static [u8]> = None;
     /// Its name in metrics.
     const TRANSPORT: Transport;
 
-    /// Serves one connection until either side ends it, or soon after its seat says so.
+    /// Serves one connection until either side closes it, or [`Seat::end`] asks to close it.
     fn serve(self, stream: impl Stream, peer: SocketAddr, seat: Seat) -> impl Future<Output = ()> + Send;
 }
 
-/// A connection, through TLS or not.
+/// A connection with or without TLS.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
@@ -38,13 +38,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
 /// All connections of one listener.
 #[derive(Debug)]
 pub struct Connections {
-    /// Says when to stop. The accepting task and every connection hold a receiver.
+    /// Signals the stop. The accepting task and every connection hold a receiver, so their number can be awaited.
     stop: watch::Sender<()>,
     accepting: JoinHandle<()>,
 }
 
 impl Connections {
-    /// Begins to accept as many as have room, with the certificates of this service.
+    /// Starts to accept connections within the budget, with the TLS certificates of the service.
     pub fn accept(
         listener: TcpListener,
         room: Arc<Room>,
@@ -56,11 +56,11 @@ impl Connections {
         Connections { stop, accepting }
     }
 
-    /// Accepts no more, and lets requests in flight finish for so long; says how many could not.
-    pub async fn close(self, patience: Duration) -> usize {
+    /// Stops accepting, and waits up to `grace` for requests in flight. Returns how many connections are still open.
+    pub async fn close(self, grace: Duration) -> usize {
         let _ = self.stop.send(());
         let _ = self.accepting.await;
-        let _ = tokio::time::timeout(patience, self.stop.closed()).await;
+        let _ = tokio::time::timeout(grace, self.stop.closed()).await;
         self.stop.receiver_count()
     }
 }
@@ -80,40 +80,40 @@ async fn accept<P: Protocol>(
             accepted = listener.accept() => accepted,
             _ = stopped.changed() => return,
         };
-        let trouble = match accepted {
+        let cause = match accepted {
             Ok((stream, peer)) => match room.enter(P::TRANSPORT, &stopped).await {
                 Ok(Entered { seat, evicted: made_room }) => {
                     if made_room {
                         counts.evicted.fetch_add(1, Relaxed);
                         evicted.write(|before| {
                             tracing::warn!(
-                                "all {name} connections that may be open are: idle ones are closed for new ones \
+                                "the limit of open {name} connections is reached: closing idle ones for new ones \
                                  ({before} more since the last such line)"
                             );
                         });
                     }
-                    // Answers are small and written at once: waiting to fill a packet would only delay them.
+                    // Responses are small and written at once: Nagle's algorithm would only delay them.
                     let _ = stream.set_nodelay(true);
                     counts.open.fetch_add(1, Relaxed);
-                    tokio::spawn(greet(stream, peer, Arc::clone(&service), protocol.clone(), seat));
+                    tokio::spawn(handshake(stream, peer, Arc::clone(&service), protocol.clone(), seat));
                     continue;
                 }
-                Err(_) => "all that may be open are in use (raise `ulimit -n`, or add nodes)".to_owned(),
+                Err(_) => "all allowed connections are in use (raise `ulimit -n`, or add nodes)".to_owned(),
             },
             Err(error) => error.to_string(),
         };
         counts.refused.fetch_add(1, Relaxed);
         refused.write(|before| {
             tracing::warn!(
-                "cannot accept a {name} connection: {trouble} ({before} more since the last such line)"
+                "cannot accept a {name} connection: {cause} ({before} more since the last such line)"
             );
         });
         sleep(PAUSE).await;
     }
 }
 
-/// Agrees on how to speak, then serves.
-async fn greet<P: Protocol>(
+/// Negotiates TLS, if it is configured, then serves the connection.
+async fn handshake<P: Protocol>(
     stream: TcpStream,
     peer: SocketAddr,
     service: Arc<Service>,
@@ -127,10 +127,10 @@ async fn greet<P: Protocol>(
     };
     match accepted {
         Some(Ok(tls::Stream::Plain(stream))) => protocol.serve(stream, peer, seat).await,
-        // A box, so that a connection without TLS takes no room for one with it.
+        // Boxed, so that the task of a connection without TLS does not reserve memory for it.
         Some(Ok(tls::Stream::Tls(stream))) => Box::pin(protocol.serve(stream, peer, seat)).await,
-        Some(Err(error)) => tracing::debug!("a connection ended before TLS began: {error}"),
-        None => tracing::debug!("a connection ended before TLS began: another connection needed its seat"),
+        Some(Err(error)) => tracing::debug!("a TLS handshake failed: {error}"),
+        None => tracing::debug!("a TLS handshake was aborted: a new connection needed its seat"),
     }
     service.metrics.connections(P::TRANSPORT).open.fetch_sub(1, Relaxed);
 }
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
     use crate::transport::http::connection::Http;
-    use crate::transport::http::connection::tests::{ask, ended, service};
+    use crate::transport::http::connection::tests::{closed, get_healthz, service};
 
     async fn listen(most: usize) -> (Connections, SocketAddr, Arc<Service>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -158,15 +158,15 @@ mod tests {
         let mut inside =
             [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
         for stream in &mut inside {
-            ask(stream).await;
+            get_healthz(stream).await;
         }
-        // Both have just been used.
-        let outside = ended(TcpStream::connect(address).await.unwrap());
-        tokio::time::timeout(Duration::from_secs(30), outside).await.expect("it is closed");
+        // Neither of them is idle.
+        let outside = closed(TcpStream::connect(address).await.unwrap());
+        tokio::time::timeout(Duration::from_secs(30), outside).await.expect("the third connection is closed");
         let counts = service.metrics.connections(Transport::Http);
         assert_eq!((counts.open.load(Relaxed), counts.refused.load(Relaxed)), (2, 1));
         let [one, mut other] = inside;
-        ask(&mut other).await;
+        get_healthz(&mut other).await;
         drop(one);
         loop {
             let mut next = TcpStream::connect(address).await.unwrap();
@@ -182,19 +182,19 @@ mod tests {
         let (_connections, address, service) = listen(2).await;
         let mut busy = TcpStream::connect(address).await.unwrap();
         let mut idle = TcpStream::connect(address).await.unwrap();
-        ask(&mut busy).await;
-        ask(&mut idle).await;
+        get_healthz(&mut busy).await;
+        get_healthz(&mut idle).await;
         let mut new = loop {
-            ask(&mut busy).await;
+            get_healthz(&mut busy).await;
             let mut new = TcpStream::connect(address).await.unwrap();
             new.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
             if new.read(&mut [0; 1 << 10]).await.is_ok_and(|count| count > 0) {
                 break new;
             }
         };
-        ended(idle).await;
-        ask(&mut busy).await;
-        ask(&mut new).await;
+        closed(idle).await;
+        get_healthz(&mut busy).await;
+        get_healthz(&mut new).await;
         assert_eq!(service.metrics.connections(Transport::Http).evicted.load(Relaxed), 1);
     }
 
@@ -202,8 +202,8 @@ mod tests {
     async fn closing_waits_for_every_connection() {
         let (connections, address, _) = listen(2).await;
         let mut stream = TcpStream::connect(address).await.unwrap();
-        ask(&mut stream).await;
+        get_healthz(&mut stream).await;
         assert_eq!(connections.close(Duration::from_secs(60)).await, 0);
-        ended(stream).await;
+        closed(stream).await;
     }
 }

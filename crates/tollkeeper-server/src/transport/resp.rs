@@ -1,4 +1,4 @@
-//! RESP, the protocol of Redis: any of its clients is a client of this. Translates, and decides nothing.
+//! RESP, the protocol of Redis, so that every Redis client can be used. Decisions are made by the limiter.
 
 pub mod check;
 pub mod commands;
@@ -23,29 +23,30 @@ use crate::service::Service;
 use crate::telemetry::logging::OnceAMinute;
 use throttle::Dialect;
 
-/// What all connections share.
+/// State shared by all RESP connections.
 #[derive(Debug)]
 pub struct Resp {
     service: Arc<Service>,
     cell: AdHocLimits,
     crab: AdHocLimits,
     began: Instant,
-    /// Connections there have been, and those that have ended.
+    /// Connections opened since the start, and those of them that have ended.
     came: AtomicU64,
     gone: AtomicU64,
     http: OnceAMinute,
 }
 
 impl Resp {
-    /// Asks this service. Limits that travel with calls have no failure policy of their own.
+    /// Serves this service. `on_store_failure` applies to `CL.THROTTLE` and `THROTTLE`, whose limits come with each call
+    /// and have no failure policy of their own.
     pub fn new(service: Arc<Service>, on_store_failure: OnStoreFailure) -> Resp {
-        let meter = |dialect: Dialect| service.limiter.ad_hoc(dialect.name_space(), on_store_failure);
-        let (cell, crab) = (meter(Dialect::Cell), meter(Dialect::Crab));
+        let ad_hoc = |dialect: Dialect| service.limiter.ad_hoc(dialect.name_space(), on_store_failure);
+        let (cell, crab) = (ad_hoc(Dialect::Cell), ad_hoc(Dialect::Crab));
         let (came, gone) = (AtomicU64::new(0), AtomicU64::new(0));
         Resp { service, cell, crab, began: Instant::now(), came, gone, http: OnceAMinute::default() }
     }
 
-    /// Whether a client has to show a token before it may ask anything.
+    /// Whether a client must authenticate before its first command.
     fn needs_token(&self) -> bool {
         self.service.doors.data_is_closed()
     }
@@ -61,7 +62,7 @@ impl Resp {
         }
     }
 
-    /// Logs a connection that was closed because it speaks HTTP.
+    /// Logs a connection that is closed because it sent HTTP.
     fn refuse_http(&self, peer: SocketAddr) {
         self.http.write(|before| {
             tracing::warn!(
@@ -71,7 +72,7 @@ impl Resp {
         });
     }
 
-    /// A number for the next connection.
+    /// The id of a new connection, starting at 1.
     fn number(&self) -> u64 {
         self.came.fetch_add(1, Relaxed) + 1
     }

@@ -1,4 +1,4 @@
-//! What clients are told of their limits in headers.
+//! The rate limit headers of responses, for HTTP and for Envoy.
 
 use hyper::header::HeaderMap;
 use tollkeeper::Decision;
@@ -7,7 +7,7 @@ use tollkeeper::http::HeaderDialect;
 use tollkeeper_tower::headers::{self, Jitter, Written};
 use tollkeeper_tower::random::draw;
 
-/// Which headers there are, and how far apart clients are told to come again.
+/// Which headers are sent, and how `Retry-After` is spread among clients.
 #[derive(Debug)]
 pub struct Headers {
     http: Vec<HeaderDialect>,
@@ -16,18 +16,18 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// As the config has it.
+    /// The headers that the config asks for.
     pub fn of(config: &Config) -> Headers {
         let jitter = Jitter { share: config.retry_after_jitter, draw };
         Headers { http: config.headers.clone(), grpc: config.grpc.headers.clone(), jitter }
     }
 
-    /// Puts those of an answer over HTTP into its map.
+    /// Inserts the headers of an HTTP response.
     pub fn insert(&self, map: &mut HeaderMap, decision: &Decision) {
         headers::insert(map, decision, &self.http, &self.jitter);
     }
 
-    /// Those that Envoy is told to add.
+    /// The headers that Envoy should add to its response.
     pub fn for_envoy(&self, decision: &Decision) -> Written {
         headers::write(decision, &self.grpc, &self.jitter)
     }

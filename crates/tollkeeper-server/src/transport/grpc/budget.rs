@@ -1,36 +1,36 @@
-//! One budget of memory for the calls of all gRPC connections.
+//! Limits the memory of the calls in flight on all gRPC connections.
 //!
-//! HTTP/2 bounds what one connection has in flight; this bounds all of them together. A call that finds no room is
-//! refused with RESOURCE_EXHAUSTED instead of waiting, because calls that wait for each other would hold what they
-//! have until their deadline.
+//! HTTP/2 limits what one connection has in flight, this budget limits all connections together. A call that does not fit
+//! is refused with RESOURCE_EXHAUSTED instead of waiting, because calls that wait for each other would keep their memory
+//! until their deadline.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// What all calls may hold together.
+/// The most bytes of all calls together.
 const ALL: usize = 64 << 20;
-/// What calls may hold whose message has not arrived in full. The rest is kept for calls that can be answered at once.
+/// A call whose message is still arriving is refused above this total. The rest is for calls that can be answered now.
 const ARRIVING: usize = 48 << 20;
-/// What calls may hold together with such a message above [`SMALL`].
+/// The same for a call of more than [`SMALL`] bytes.
 const ARRIVING_LARGE: usize = 32 << 20;
-/// What nearly every call of Envoy is below.
+/// Nearly all calls of Envoy are smaller.
 const SMALL: usize = 32 << 10;
 
-/// What a call takes besides its message: its stream, its task and its answer.
+/// Memory of a call besides its message: its stream, its future and its response.
 pub const CALL: usize = 8 << 10;
 
-/// What the calls of all connections hold.
+/// The memory in use by the calls of all connections.
 #[derive(Debug, Default)]
 pub struct Budget {
     used: AtomicUsize,
 }
 
-/// How far a call is.
+/// The progress of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// The client has to send more.
+    /// The client has to send more of its message.
     Arriving,
-    /// Its message is here, and the answer depends on this server only.
+    /// Its message has arrived: the response depends on this server only.
     Arrived,
 }
 
@@ -39,13 +39,13 @@ pub enum Stage {
 pub struct Full;
 
 impl Budget {
-    /// Nothing, yet, for a call that begins.
+    /// A reservation of zero bytes, for a call that begins.
     pub fn call(self: &Arc<Budget>) -> Held {
         Held { budget: Arc::clone(self), bytes: 0 }
     }
 }
 
-/// What a call holds, until it is dropped.
+/// The memory reserved for a call, returned on drop.
 #[derive(Debug)]
 pub struct Held {
     budget: Arc<Budget>,
@@ -53,7 +53,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Holds so many bytes from now on, or as many as before if there is no room for more.
+    /// Changes the reservation to `bytes`. It stays unchanged if they do not fit.
     pub fn set(&mut self, bytes: usize, stage: Stage) -> Result<(), Full> {
         let most = match stage {
             Stage::Arrived => ALL,
@@ -82,7 +82,7 @@ impl Drop for Held {
 mod tests {
     use super::*;
 
-    /// Calls of this size until there is no room.
+    /// Reserves calls of this size until the budget is full.
     fn fill(budget: &Arc<Budget>, bytes: usize, stage: Stage) -> Vec<Held> {
         let mut calls = Vec::new();
         loop {
@@ -95,22 +95,26 @@ mod tests {
     }
 
     #[test]
-    fn large_messages_leave_room_for_small_and_whole_ones() {
+    fn large_calls_leave_memory_for_small_and_arrived_ones() {
         let budget = Arc::new(Budget::default());
         let large = fill(&budget, 4 << 20, Stage::Arriving);
         assert_eq!(large.len(), 8);
         let small = fill(&budget, CALL, Stage::Arriving);
         assert_eq!(small.len() * CALL, 16 << 20);
-        let whole = fill(&budget, CALL, Stage::Arrived);
-        assert_eq!(whole.len() * CALL, 16 << 20);
+        let arrived = fill(&budget, CALL, Stage::Arrived);
+        assert_eq!(arrived.len() * CALL, 16 << 20);
         drop(small);
-        assert_eq!(fill(&budget, CALL, Stage::Arriving).len() * CALL, 0, "the rest is not for them");
-        drop((large, whole));
+        assert_eq!(
+            fill(&budget, CALL, Stage::Arriving).len() * CALL,
+            0,
+            "the rest is for calls that have arrived"
+        );
+        drop((large, arrived));
         assert_eq!(budget.used.load(Relaxed), 0);
     }
 
     #[test]
-    fn call_that_does_not_fit_keeps_what_it_has() {
+    fn call_that_does_not_fit_keeps_its_reservation() {
         let budget = Arc::new(Budget::default());
         let mut call = budget.call();
         assert_eq!(call.set(CALL, Stage::Arriving), Ok(()));

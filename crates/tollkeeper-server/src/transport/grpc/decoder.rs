@@ -1,79 +1,79 @@
-//! What Envoy asks, read where it lies.
+//! Decodes Envoy's `RateLimitRequest` without copying.
 //!
-//! Not by prost, which refuses text that is not UTF-8 and copies the rest. The values are parts of somebody's request and
-//! may be any bytes, and Envoy lets a request pass if the call about it fails: no bytes may be a way around a limit.
+//! Not with prost, which refuses strings that are not UTF-8 and copies all others. The values come from a client's request
+//! and may be any bytes, and Envoy admits a request if the call about it fails. So no bytes may be a way around a limit.
 
 use std::borrow::Cow;
 use std::{fmt, str};
 
 /// The most descriptors of one request.
 pub const MAX_DESCRIPTORS: usize = 64;
-/// The most entries of one descriptor: one less than there may be facts, because the domain is one.
+/// The most entries of one descriptor: one less than the most facts, because the domain is a fact, too.
 pub const MAX_ENTRIES: usize = 63;
 
 /// An `envoy.service.ratelimit.v3.RateLimitRequest`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Question<'a> {
-    /// Whose limits they are.
+    /// The domain, which becomes the fact `domain`.
     pub domain: &'a str,
-    /// What is known of the request.
+    /// What Envoy knows of the request.
     pub descriptors: Vec<Descriptor<'a>>,
-    /// What it costs; 0 means 1.
+    /// Units to charge; 0 means 1.
     pub hits_addend: u32,
 }
 
 /// An `envoy.extensions.common.ratelimit.v3.RateLimitDescriptor`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Descriptor<'a> {
-    /// Keys and values. Of a repeated key the second is called `key.2`.
+    /// Keys and values. The second entry of a repeated key is named `key.2`.
     pub entries: Vec<(Cow<'a, str>, &'a [u8])>,
-    /// What it costs, instead of what the request does.
+    /// Units to charge, instead of those of the request.
     pub hits_addend: Option<u64>,
-    /// Whether that is given back instead.
+    /// Whether the units are refunded instead of charged.
     pub is_negative_hits: bool,
 }
 
-/// Why a question cannot be understood.
+/// Why a message was not decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoQuestion {
-    /// It is not in the format of protocol buffers.
+pub enum DecodeError {
+    /// It is not a valid protobuf message of this type.
     Malformed,
-    /// The domain or the key of an entry is not text.
+    /// The domain or the key of an entry is not UTF-8.
     NotText,
-    /// More descriptors than are read.
+    /// More than [`MAX_DESCRIPTORS`] descriptors.
     Descriptors,
-    /// More entries than are read.
+    /// More than [`MAX_ENTRIES`] entries in a descriptor.
     Entries,
 }
 
-impl fmt::Display for NoQuestion {
+impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NoQuestion::Malformed => f.write_str("the message is not a RateLimitRequest"),
-            NoQuestion::NotText => f.write_str("the domain and the keys of entries must be UTF-8"),
-            NoQuestion::Descriptors => write!(f, "there are more than {MAX_DESCRIPTORS} descriptors"),
-            NoQuestion::Entries => write!(f, "a descriptor has more than {MAX_ENTRIES} entries"),
+            DecodeError::Malformed => f.write_str("the message is not a RateLimitRequest"),
+            DecodeError::NotText => f.write_str("the domain and the keys of entries must be UTF-8"),
+            DecodeError::Descriptors => write!(f, "there are more than {MAX_DESCRIPTORS} descriptors"),
+            DecodeError::Entries => write!(f, "a descriptor has more than {MAX_ENTRIES} entries"),
         }
     }
 }
 
 impl<'a> Question<'a> {
-    /// Reads a message.
-    pub fn read(message: &'a [u8]) -> Result<Question<'a>, NoQuestion> {
+    /// Decodes a message.
+    pub fn read(message: &'a [u8]) -> Result<Question<'a>, DecodeError> {
         let mut question = Question::default();
         for field in Fields(message) {
             match field? {
                 (1, Field::Bytes(domain)) => question.domain = text(domain)?,
                 (2, Field::Bytes(_)) if question.descriptors.len() == MAX_DESCRIPTORS => {
-                    return Err(NoQuestion::Descriptors);
+                    return Err(DecodeError::Descriptors);
                 }
                 (2, Field::Bytes(descriptor)) => question.descriptors.push(Descriptor::read(descriptor)?),
                 #[expect(
                     clippy::cast_possible_truncation,
-                    reason = "as the format has it for numbers of 32 bits"
+                    reason = "protobuf truncates varints of 32-bit fields"
                 )]
                 (3, Field::Number(hits)) => question.hits_addend = hits as u32,
-                (1..=3, _) => return Err(NoQuestion::Malformed),
+                (1..=3, _) => return Err(DecodeError::Malformed),
                 _ => {}
             }
         }
@@ -82,7 +82,7 @@ impl<'a> Question<'a> {
 }
 
 impl<'a> Descriptor<'a> {
-    fn read(message: &'a [u8]) -> Result<Descriptor<'a>, NoQuestion> {
+    fn read(message: &'a [u8]) -> Result<Descriptor<'a>, DecodeError> {
         let mut descriptor = Descriptor::default();
         for field in Fields(message) {
             match field? {
@@ -92,23 +92,23 @@ impl<'a> Descriptor<'a> {
                     descriptor.hits_addend = Some(wrapped(hits, earlier)?);
                 }
                 (4, Field::Number(negative)) => descriptor.is_negative_hits = negative != 0,
-                (1 | 3 | 4, _) => return Err(NoQuestion::Malformed),
+                (1 | 3 | 4, _) => return Err(DecodeError::Malformed),
                 _ => {}
             }
         }
         Ok(descriptor)
     }
 
-    fn push(&mut self, entry: &'a [u8]) -> Result<(), NoQuestion> {
+    fn push(&mut self, entry: &'a [u8]) -> Result<(), DecodeError> {
         if self.entries.len() == MAX_ENTRIES {
-            return Err(NoQuestion::Entries);
+            return Err(DecodeError::Entries);
         }
         let (mut key, mut value) = ("", &[][..]);
         for field in Fields(entry) {
             match field? {
                 (1, Field::Bytes(bytes)) => key = text(bytes)?,
                 (2, Field::Bytes(bytes)) => value = bytes,
-                (1 | 2, _) => return Err(NoQuestion::Malformed),
+                (1 | 2, _) => return Err(DecodeError::Malformed),
                 _ => {}
             }
         }
@@ -118,7 +118,7 @@ impl<'a> Descriptor<'a> {
         Ok(())
     }
 
-    /// The number of an entry among those of its key.
+    /// The number of the next entry with this key: 1 for the first.
     fn repeated(&self, key: &str) -> usize {
         let same = |(other, _): &&(Cow<'_, str>, _)| match other {
             Cow::Borrowed(other) => *other == key,
@@ -129,34 +129,34 @@ impl<'a> Descriptor<'a> {
 }
 
 /// The number in a `google.protobuf.UInt64Value`.
-fn wrapped(message: &[u8], earlier: u64) -> Result<u64, NoQuestion> {
+fn wrapped(message: &[u8], earlier: u64) -> Result<u64, DecodeError> {
     let mut value = earlier;
     for field in Fields(message) {
         match field? {
             (1, Field::Number(number)) => value = number,
-            (1, _) => return Err(NoQuestion::Malformed),
+            (1, _) => return Err(DecodeError::Malformed),
             _ => {}
         }
     }
     Ok(value)
 }
 
-fn text(bytes: &[u8]) -> Result<&str, NoQuestion> {
-    str::from_utf8(bytes).map_err(|_| NoQuestion::NotText)
+fn text(bytes: &[u8]) -> Result<&str, DecodeError> {
+    str::from_utf8(bytes).map_err(|_| DecodeError::NotText)
 }
 
-/// The fields of a message, in the order they came.
+/// The fields of a message, in wire order.
 struct Fields<'a>(&'a [u8]);
 
 enum Field<'a> {
     Number(u64),
     Bytes(&'a [u8]),
-    /// Of a length that no field we know has.
+    /// A fixed-size value, which no known field has.
     Fixed,
 }
 
 impl<'a> Iterator for Fields<'a> {
-    type Item = Result<(u64, Field<'a>), NoQuestion>;
+    type Item = Result<(u64, Field<'a>), DecodeError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
@@ -164,7 +164,7 @@ impl<'a> Iterator for Fields<'a> {
         }
         Some(self.field().ok_or_else(|| {
             self.0 = &[];
-            NoQuestion::Malformed
+            DecodeError::Malformed
         }))
     }
 }
@@ -184,13 +184,13 @@ impl<'a> Fields<'a> {
                 Field::Bytes(self.take(length)?)
             }
             5 => self.take(4).map(|_| Field::Fixed)?,
-            // Groups, which nobody has used for many years.
+            // Groups, which are deprecated.
             _ => return None,
         };
         Some((number, field))
     }
 
-    /// Seven bits in each byte, the least first; the last byte is below 128.
+    /// Reads a varint: seven bits in each byte, the least significant first, until a byte below 128.
     fn number(&mut self) -> Option<u64> {
         let mut number = 0;
         for (place, byte) in self.0.iter().take(10).enumerate() {

@@ -1,8 +1,8 @@
-//! The calls of a connection, answered where they came in.
+//! Runs the calls of a connection inside the connection's own task.
 //!
-//! As tasks of their own they would wake their connection with every answer, and each answer would be written by
-//! itself. Here all that came together are answered before the connection goes on, and their answers leave together:
-//! with eight calls on their way, one write instead of eight.
+//! As separate tasks they would wake the connection with every response, and each response would be a write of its own.
+//! Here all calls that arrived together run before the connection is polled again, and their responses share a write:
+//! with eight calls in flight, one write instead of eight.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use hyper::rt::Executor;
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Calls that came in and have not begun.
+/// Calls that hyper has received and that have not started.
 #[derive(Clone, Default)]
 pub struct Inbox(Arc<Mutex<Vec<Call>>>);
 
@@ -28,34 +28,34 @@ where
     }
 }
 
-/// A connection and its calls.
+/// A connection and its calls in flight.
 pub struct Calls<'c, C> {
-    /// The connection, which leaves its calls in the inbox.
+    /// The connection, which puts new calls into the inbox.
     pub connection: Pin<&'c mut C>,
     inbox: Inbox,
-    /// Begun, and waiting for a store or a message.
+    /// Calls that wait for the store or for the rest of their message.
     waiting: FuturesUnordered<Call>,
 }
 
 impl<'c, C: Future> Calls<'c, C> {
-    /// Of this connection.
+    /// The calls of this connection.
     pub fn new(connection: Pin<&'c mut C>, inbox: Inbox) -> Calls<'c, C> {
         Calls { connection, inbox, waiting: FuturesUnordered::new() }
     }
 
-    /// Goes on until the connection has ended.
+    /// Runs the connection and its calls, until the connection has ended.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<C::Output> {
         loop {
             while let Poll::Ready(Some(())) = self.waiting.poll_next_unpin(context) {}
             if let Poll::Ready(ended) = self.connection.as_mut().poll(context) {
                 return Poll::Ready(ended);
             }
-            let came = std::mem::take(&mut *self.inbox.0.lock().unwrap_or_else(PoisonError::into_inner));
-            if came.is_empty() {
+            let arrived = std::mem::take(&mut *self.inbox.0.lock().unwrap_or_else(PoisonError::into_inner));
+            if arrived.is_empty() {
                 return Poll::Pending;
             }
-            for mut call in came {
-                // Most are answered at once. Nobody has to be woken for the others: they are looked at again above.
+            for mut call in arrived {
+                // Most complete at once. The others need no waker here: `waiting` polls them above, with a real one.
                 if call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
                     self.waiting.push(call);
                 }

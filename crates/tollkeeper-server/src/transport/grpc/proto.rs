@@ -1,8 +1,8 @@
-//! Envoy's messages, made of `proto/` by `tests/tests/protos.rs`.
+//! Envoy's protobuf messages, generated from `proto/` by `tests/tests/protos.rs`.
 
 #![allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
 
-/// All messages and services described, for reflection.
+/// The descriptors of all messages and services, for reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!("proto/descriptors.bin");
 
 pub mod envoy {

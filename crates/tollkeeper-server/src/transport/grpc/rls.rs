@@ -1,5 +1,5 @@
-//! Envoy's question: each descriptor becomes a set of facts, all of them are one request, and each gets the status of the
-//! limit that binds in it.
+//! Envoy's rate limit service: turns each descriptor into facts, decides all of them as one request, and reports for each
+//! the status of its binding limit.
 
 use std::borrow::Cow;
 use std::str;
@@ -26,19 +26,19 @@ use crate::telemetry::metrics::{Ended, RouteLabel};
 use crate::telemetry::trace::{Parent, Told};
 use crate::transport::response_headers::Headers;
 
-/// Answers Envoy.
+/// The rate limit service.
 #[derive(Debug)]
 pub struct Rls {
     service: Arc<Service>,
 }
 
 impl Rls {
-    /// By the limits of this service.
+    /// Decides by the limits of this service.
     pub fn new(service: Arc<Service>) -> Rls {
         Rls { service }
     }
 
-    /// Answers a `RateLimitRequest`, and traces it if it is a part of a span.
+    /// Decides an encoded `RateLimitRequest`, and traces it if it has a parent span.
     pub async fn answer(&self, message: &[u8], parent: Option<Parent>) -> Result<RateLimitResponse, Status> {
         let began = Instant::now();
         let answered = self.decide_all(message, parent, began).await;
@@ -61,14 +61,14 @@ impl Rls {
             let charged = self.join(&asked, Hits::charge)?.check().await;
             Decisions { charged, ..Decisions::default() }
         } else {
-            // In a box: what few want would make the future of every call larger, and that is moved about.
+            // Boxed, because this rare case would make the future of every call larger, and futures are moved.
             Box::pin(self.decide_mixed(&asked)).await?
         };
         let allowed = looked.allowed() && charged.allowed();
 
         let mut statuses = vec![DescriptorStatus::default(); asked.len()];
         given.tell(&mut statuses);
-        // Whoever gives back is not refused, whatever is left.
+        // A refund is never refused, even if its limit is exhausted.
         statuses.iter_mut().for_each(|status| status.code = Code::Ok.into());
         looked.tell(&mut statuses);
         charged.tell(&mut statuses);
@@ -97,9 +97,9 @@ impl Rls {
         Ok((ended, response))
     }
 
-    /// Decides for descriptors of which some only look or give back.
+    /// Decides descriptors of which some only look or refund.
     async fn decide_mixed(&self, asked: &[Asked<'_>]) -> Result<Decisions, Status> {
-        // All are understood before the first is decided: what makes no sense charges nothing.
+        // Validate all descriptors before the first is decided: an invalid call charges nothing.
         let looks = self.join(asked, |hits| matches!(hits, Hits::Look).then_some(1))?;
         let charges = self.join(asked, Hits::charge)?;
         let gives = self.join(asked, Hits::give_back)?;
@@ -110,7 +110,7 @@ impl Rls {
         let charged = if looked.allowed() { charges.check().await } else { charges.look().await };
         if let (true, Some(gives)) = (looked.allowed() && charged.allowed(), gives.joint) {
             let only_gives = looked.decision.is_none() && charged.decision.is_none();
-            // What was decided stands, whether the rest was given back or not.
+            // The decisions are final, even if the refund failed.
             if gives.give_back().await == Correction::Failed && only_gives {
                 return Err(Status::unavailable(format!("store_unavailable: {Unavailable}")));
             }
@@ -118,12 +118,12 @@ impl Rls {
         Ok(Decisions { looked, charged, given: given.look().await })
     }
 
-    /// Those of the descriptors that `cost` is something for, as one request.
+    /// Joins the descriptors for which `cost` is `Some` into one request.
     fn join(&self, asked: &[Asked<'_>], cost: impl Fn(Hits) -> Option<u64>) -> Result<Joined<'_>, Status> {
         let mut joined = Joined::default();
         for (index, asked) in asked.iter().enumerate() {
             let Some(cost) = cost(asked.hits) else { continue };
-            // Nobody can hold a request until it has left a leaky bucket.
+            // No delays: Envoy cannot hold a request until it has left a leaky bucket.
             let joint =
                 joined.joint.get_or_insert_with(|| self.service.limiter.multi_request().hold(Span::ZERO));
             joined.met.push((index, joint.add(&asked.facts, cost).map_err(invalid)?));
@@ -132,20 +132,20 @@ impl Rls {
     }
 }
 
-/// A descriptor, understood.
+/// A validated descriptor.
 struct Asked<'a> {
     facts: Facts<'a>,
     hits: Hits,
 }
 
-/// What a descriptor wants.
+/// What a descriptor asks for.
 #[derive(Clone, Copy)]
 enum Hits {
-    /// To be charged so much.
+    /// Charge so many units.
     Charge(u64),
-    /// To know whether it would be.
+    /// Only report whether one unit would be admitted.
     Look,
-    /// To give back so much.
+    /// Refund so many units.
     GiveBack(u64),
 }
 
@@ -186,10 +186,10 @@ fn hits(descriptor: &Descriptor<'_>, usual: u64) -> Hits {
     }
 }
 
-/// The entries of a descriptor, and the domain.
+/// The entries of a descriptor and the domain, as facts.
 ///
-/// Envoy lets a request pass if the call about it fails, and a value may be the client's: one that is too long or not
-/// text is replaced by its hash.
+/// A value may come from the client, and Envoy admits a request if the call about it fails. So a value that is too long or
+/// not UTF-8 is replaced by its hash instead of failing the call.
 fn facts<'a>(
     domain: &'a str,
     descriptor: &'a Descriptor<'a>,
@@ -199,7 +199,7 @@ fn facts<'a>(
     let mut put = |name: &'a str, raw: &'a [u8]| {
         facts.insert(name, declared.read(name, Cow::Borrowed(raw))).map_err(InvalidRequest::Fact)
     };
-    // The first of a name counts, so the last is put first.
+    // The first entry of a name wins, so they are inserted in reverse order.
     for (key, value) in descriptor.entries.iter().rev() {
         put(key, value)?;
     }
@@ -218,9 +218,9 @@ fn invalid(error: InvalidRequest) -> Status {
 /// Some of the descriptors, to be decided together.
 #[derive(Default)]
 struct Joined<'a> {
-    /// Nothing if there are none.
+    /// `None` if there are no such descriptors.
     joint: Option<MultiRequest<'a>>,
-    /// The limits of each, and its place among all.
+    /// The index of each descriptor in the call, and its limits.
     met: Vec<(usize, MatchedLimits)>,
 }
 
@@ -236,16 +236,16 @@ impl Joined<'_> {
     }
 }
 
-/// What was decided for each kind of descriptor.
+/// The decisions for each kind of descriptor.
 #[derive(Default)]
 struct Decisions {
     looked: Decided,
     charged: Decided,
-    /// How those stand that were given back to.
+    /// The state of refunded limits, after the refund.
     given: Decided,
 }
 
-/// What was decided for some of them.
+/// The decision for the descriptors of one kind.
 #[derive(Default)]
 struct Decided {
     decision: Option<Decision>,
@@ -261,7 +261,7 @@ impl Decided {
         self.decision.as_ref().is_some_and(|decision| decision.degraded().is_some())
     }
 
-    /// Writes the status of each in its place.
+    /// Writes the status of each descriptor at its index.
     fn tell(&self, statuses: &mut [DescriptorStatus]) {
         let Some(decision) = &self.decision else { return };
         for (index, met) in &self.met {
@@ -273,14 +273,14 @@ impl Decided {
     }
 }
 
-/// What a span tells of them: first of those that tell most.
+/// The attributes of the span, from the most informative decision first.
 fn told(telling: [&Decided; 2], given: &Decided) -> Told {
     let decided = telling.into_iter().filter_map(|decided| decided.decision.as_ref()).map(Told::of);
     let all = decided.chain(given.decision.as_ref().map(Told::of_given)).reduce(Told::and);
-    all.expect("there is a descriptor, and it is one of them")
+    all.expect("a call has at least one descriptor")
 }
 
-/// How the limit that binds stands, in Envoy's words.
+/// The status of the binding limit, as an Envoy message.
 fn standing(answer: &LimitDecision<'_>, outcome: &Outcome) -> DescriptorStatus {
     let until = match outcome.retry {
         Some(Retry::After(retry)) => Some(retry),
@@ -290,7 +290,7 @@ fn standing(answer: &LimitDecision<'_>, outcome: &Outcome) -> DescriptorStatus {
     let seconds = |span: Span| i64::try_from(span.as_secs_ceil()).unwrap_or(i64::MAX);
     let duration_until_reset = until.map(|span| Duration { seconds: seconds(span), nanos: 0 });
     match answer.degraded() {
-        // Nobody counted, so there is nothing else to tell.
+        // The failure policy decided without counting, so the rest is unknown.
         Some(OnStoreFailure::Allow) => DescriptorStatus::default(),
         Some(OnStoreFailure::Deny) => {
             DescriptorStatus { duration_until_reset, ..DescriptorStatus::default() }
@@ -304,7 +304,7 @@ fn standing(answer: &LimitDecision<'_>, outcome: &Outcome) -> DescriptorStatus {
     }
 }
 
-/// The rate, if its period is one that Envoy has a name for, and clients may know of it: Envoy can make headers of it.
+/// The rate, if Envoy has a unit for its period. Hidden limits have none, because Envoy can put the rate into headers.
 fn current_limit(answer: &LimitDecision<'_>) -> Option<RateLimit> {
     if !answer.rule().shown() {
         return None;
@@ -315,7 +315,7 @@ fn current_limit(answer: &LimitDecision<'_>) -> Option<RateLimit> {
     Some(RateLimit { requests_per_unit, unit: unit.into(), name: answer.name().to_owned() })
 }
 
-/// As long as Envoy takes them to be.
+/// Envoy's units and their lengths.
 const UNITS: [(Span, Unit); 7] = [
     (Span::from_secs(1), Unit::Second),
     (Span::from_secs(60), Unit::Minute),
@@ -326,7 +326,7 @@ const UNITS: [(Span, Unit); 7] = [
     (Span::from_secs(365 * 86_400), Unit::Year),
 ];
 
-/// What Envoy is told to add to the response of a request.
+/// The headers that Envoy should add to its response.
 fn tell(headers: &Headers, decision: &Decision) -> Vec<HeaderValue> {
     let text = |value: &[u8]| String::from_utf8(value.to_vec()).expect("ASCII");
     let header =

@@ -1,7 +1,7 @@
-//! One message in, one message out.
+//! Unary gRPC calls: reads one message and writes one message.
 //!
-//! Written here because a call about a rate limit is small and there are many of them: what serves streams of messages
-//! keeps larger buffers for each call than all of its message, and boxes what could be a value.
+//! Hand-written, because calls about rate limits are small and frequent. tonic's streaming codec allocates buffers for
+//! each call that are larger than its whole message, and boxes the body.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -21,12 +21,12 @@ use tonic::Status;
 
 use super::budget::{Budget, CALL, Full, Held, Stage};
 
-/// The largest message that is read. Headers of the request that Envoy asks about are in it, some of them several
-/// times; by default it takes up to 60 KiB of them, and what is not read here is let pass there.
+/// The largest message. It contains headers of the request that Envoy asks about, some of them several times. Envoy
+/// accepts up to 60 KiB of headers by default, and admits a request if the call about it fails.
 pub const MAX_MESSAGE: usize = 4 << 20;
-/// How long it may take to send a message.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Whether the message is compressed, and its length.
+/// How long a message may take to arrive.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes before a message: one flag for compression, four for its length.
 const PREFIX: usize = 5;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -35,52 +35,52 @@ const OK: HeaderValue = HeaderValue::from_static("0");
 
 /// Why a message was not read.
 #[derive(Debug)]
-pub enum Unread {
-    /// There is no room for it.
+pub enum ReadError {
+    /// The memory budget is used up.
     Full,
-    /// It is not what it should be.
-    Wrong(Status),
+    /// The call fails with this status.
+    Invalid(Status),
 }
 
-impl From<Full> for Unread {
-    fn from(_: Full) -> Unread {
-        Unread::Full
+impl From<Full> for ReadError {
+    fn from(_: Full) -> ReadError {
+        ReadError::Full
     }
 }
 
-impl From<Status> for Unread {
-    fn from(status: Status) -> Unread {
-        Unread::Wrong(status)
+impl From<Status> for ReadError {
+    fn from(status: Status) -> ReadError {
+        ReadError::Invalid(status)
     }
 }
 
-/// Reads the only message of a call, and holds room for both.
-pub async fn read(body: Incoming, budget: &Arc<Budget>) -> Result<(Bytes, Held), Unread> {
-    let late = |_| Status::deadline_exceeded(format!("the message was not complete after {PATIENCE:?}"));
-    timeout(PATIENCE, read_all(body, budget.call())).await.map_err(late)?
+/// Reads the only message of a call. `Held` reserves memory for the call and its message.
+pub async fn read(body: Incoming, budget: &Arc<Budget>) -> Result<(Bytes, Held), ReadError> {
+    let timed_out = |_| Status::deadline_exceeded(format!("the message was not complete after {TIMEOUT:?}"));
+    timeout(TIMEOUT, read_all(body, budget.call())).await.map_err(timed_out)?
 }
 
-async fn read_all(mut body: Incoming, mut held: Held) -> Result<(Bytes, Held), Unread> {
+async fn read_all(mut body: Incoming, mut held: Held) -> Result<(Bytes, Held), ReadError> {
     let mut received = Bytes::new();
     let mut more = BytesMut::new();
     loop {
         let frame = match body.frame().now_or_never() {
             Some(frame) => frame,
             None => {
-                // A piece of a message would keep all of the buffer that it was read into.
+                // Copy the first part: it would keep the whole buffer alive that it was read into.
                 more.extend_from_slice(&std::mem::take(&mut received));
                 held.set(CALL + more.capacity(), Stage::Arriving)?;
                 body.frame().await
             }
         };
         let Some(frame) = frame else { break };
-        let frame = frame.map_err(|error| Status::cancelled(format!("the call was given up: {error}")))?;
+        let frame = frame.map_err(|error| Status::cancelled(format!("the call was cancelled: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         if received.len() + more.len() + data.len() > PREFIX + MAX_MESSAGE {
-            let message = format!("a message has at most {MAX_MESSAGE} bytes");
+            let message = format!("the message has more than {MAX_MESSAGE} bytes");
             return Err(Status::resource_exhausted(message).into());
         }
-        // Nearly always it comes in one piece, and stays where it is.
+        // Nearly always a message arrives in one frame, and is not copied.
         if received.is_empty() && more.is_empty() {
             received = data;
         } else {
@@ -91,44 +91,44 @@ async fn read_all(mut body: Incoming, mut held: Held) -> Result<(Bytes, Held), U
     let mut received = if more.is_empty() { received } else { more.freeze() };
     held.set(CALL + received.len(), Stage::Arrived)?;
     if received.len() < PREFIX {
-        return Err(Status::invalid_argument("there is no message").into());
+        return Err(Status::invalid_argument("the message is missing").into());
     }
     let compressed = received.get_u8();
     let length = received.get_u32();
     if compressed != 0 {
-        let message = "messages are not compressed here (leave out `grpc-encoding`)";
+        let message = "compressed messages are not supported (leave out `grpc-encoding`)";
         return Err(Status::unimplemented(message).into());
     }
     if usize::try_from(length) != Ok(received.len()) {
-        return Err(Status::invalid_argument("a call has one message, as long as it says").into());
+        return Err(Status::invalid_argument("a call must have one message of the announced length").into());
     }
     Ok((received, held))
 }
 
-/// An answer that is this message.
-pub fn answer(message: &impl Message) -> Response<Answer> {
+/// A successful response with this message.
+pub fn respond(message: &impl Message) -> Response<MessageBody> {
     let length = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(PREFIX + length);
     bytes.put_u8(0);
-    bytes.put_u32(u32::try_from(length).expect("an answer is small"));
-    message.encode(&mut bytes).expect("there is room for it");
-    let mut response = Response::new(Answer::Message(bytes.freeze()));
+    bytes.put_u32(u32::try_from(length).expect("a response is below 4 GiB"));
+    message.encode(&mut bytes).expect("the buffer has the encoded length");
+    let mut response = Response::new(MessageBody::Message(bytes.freeze()));
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
     response
 }
 
-/// The body of an answer: a message, and behind it that all is well.
+/// The body of a response: a message, then the trailer `grpc-status: 0`.
 #[derive(Debug)]
-pub enum Answer {
-    /// Both are still to be sent.
+pub enum MessageBody {
+    /// Next comes the message.
     Message(Bytes),
-    /// The message was sent.
-    Status,
-    /// All was sent.
-    Nothing,
+    /// Next comes the trailer.
+    Trailer,
+    /// Everything was sent.
+    End,
 }
 
-impl Body for Answer {
+impl Body for MessageBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -136,21 +136,21 @@ impl Body for Answer {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let (frame, next) = match std::mem::replace(&mut *self, Answer::Nothing) {
-            Answer::Message(bytes) => (Frame::data(bytes), Answer::Status),
-            Answer::Status => {
+        let (frame, next) = match std::mem::replace(&mut *self, MessageBody::End) {
+            MessageBody::Message(bytes) => (Frame::data(bytes), MessageBody::Trailer),
+            MessageBody::Trailer => {
                 let mut trailers = HeaderMap::with_capacity(1);
                 trailers.insert(GRPC_STATUS, OK);
-                (Frame::trailers(trailers), Answer::Nothing)
+                (Frame::trailers(trailers), MessageBody::End)
             }
-            Answer::Nothing => return Poll::Ready(None),
+            MessageBody::End => return Poll::Ready(None),
         };
         *self = next;
         Poll::Ready(Some(Ok(frame)))
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Answer::Nothing)
+        matches!(self, MessageBody::End)
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -1,7 +1,7 @@
-//! One connection: its requests answered in order, until either side ends it.
+//! Serves one HTTP connection: its requests in order, until either side closes it.
 //!
-//! As long as only plain checks come ([`http::plain`]), they are answered here, all that have come at once with
-//! one write; with the first request of another form the connection is hyper's for the rest of its life.
+//! As long as a client sends only plain checks ([`fast_path`]), they are served here, and all that arrived together are
+//! answered with one write. The first request of another form hands the connection to hyper for the rest of its life.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -23,23 +23,23 @@ use tokio::time::{self, Sleep, sleep, timeout, timeout_at};
 
 use crate::service::Service;
 use crate::transport::connection_budget::{self, Seat, Transport, User};
-use crate::transport::http::fast_path::{self, Begins};
+use crate::transport::http::fast_path::{self, Parsed};
 use crate::transport::http::response_body::Reply;
-use crate::transport::http::{self, Asked, Via, request_body};
+use crate::transport::http::{self, RequestContext, Via, request_body};
 use crate::transport::listener::{Protocol, Stream};
 
-/// How long a connection may be without a request: idle, or still sending the head of one.
-const QUIET: Duration = Duration::from_secs(75);
-/// As much of a head as is read before it is complete.
+/// How long a connection may be without a complete request head: idle, or still sending one.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+/// The largest request head.
 const BUFFER: usize = 16 << 10;
-/// How long, and for how many bytes, a client is heard that may still be sending a body that was refused: as many as
-/// the largest body may have.
+/// After a refused body, what the client is still sending is read and discarded for this long, and up to the size of the
+/// largest accepted body.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = http::MAX_LIMITS_BODY;
-/// What a plain check has room in.
-const USUAL_REQUEST: usize = 2 << 10;
+/// Read buffer of the fast path: fits a typical check.
+const TYPICAL_REQUEST: usize = 2 << 10;
 
-/// HTTP over a connection.
+/// The HTTP protocol of a listener.
 #[derive(Clone, Debug)]
 pub struct Http {
     service: Arc<Service>,
@@ -48,7 +48,7 @@ pub struct Http {
 }
 
 impl Http {
-    /// What this service answers through a listener.
+    /// Serves the HTTP API of this service.
     pub fn new(service: Arc<Service>, loopback: bool) -> Http {
         Http { service, loopback }
     }
@@ -62,46 +62,46 @@ impl Protocol for Http {
     }
 }
 
-/// Answers the requests of one connection until either side ends it.
+/// Serves one connection until either side closes it.
 async fn serve(mut stream: impl Stream, via: Via, service: Arc<Service>, seat: Seat) {
-    let pace = Pace::of(seat.user());
-    let mut watch = Watch { fires: pin!(sleep(QUIET)), seat, stopping: false };
+    let activity = Activity::new(seat.user());
+    let mut watch = Watch { timer: pin!(sleep(IDLE_TIMEOUT)), seat, stopping: false };
     let mut buffer = Vec::new();
 
-    let left = {
-        let mut plain = pin!(answer_plain(&mut stream, via, &mut buffer, &service, &pace));
+    let handover = {
+        let mut checks = pin!(serve_checks(&mut stream, via, &mut buffer, &service, &activity));
         loop {
             tokio::select! {
                 biased;
-                left = plain.as_mut() => break left,
-                end = watch.end(&pace.asked) => match end {
-                    End::Quiet => return,
-                    End::MakeRoom if pace.reading.load(Relaxed) => return,
-                    // Nothing is lost when a read is given up.
-                    End::Stop if pace.reading.load(Relaxed) => break Ok(Left::Request),
-                    End::Stop | End::MakeRoom => pace.stop.store(true, Relaxed),
+                handover = checks.as_mut() => break handover,
+                end = watch.end(&activity.active) => match end {
+                    End::Idle => return,
+                    End::MakeRoom if activity.reading.load(Relaxed) => return,
+                    // `read_buf` is cancel safe: no bytes are lost.
+                    End::Stop if activity.reading.load(Relaxed) => break Ok(FastPathEnd::OtherRequest),
+                    End::Stop | End::MakeRoom => activity.stop.store(true, Relaxed),
                 },
             }
         }
     };
-    match left {
-        Ok(Left::Request) if watch.stopping && buffer.is_empty() => return,
-        Ok(Left::Request) => {}
-        Ok(Left::Body) => return linger(&mut stream).await,
-        Ok(Left::Nothing) => return,
-        Err(error) => return tracing::debug!("a connection ended: {error}"),
+    match handover {
+        Ok(FastPathEnd::OtherRequest) if watch.stopping && buffer.is_empty() => return,
+        Ok(FastPathEnd::OtherRequest) => {}
+        Ok(FastPathEnd::RefusedBody) => return linger(&mut stream).await,
+        Ok(FastPathEnd::Closed) => return,
+        Err(error) => return tracing::debug!("an HTTP connection failed: {error}"),
     }
 
-    let answer = service_fn(|request: Request<Incoming>| {
-        pace.asked.store(true, Relaxed);
-        let busy = pace.user.busy();
+    let handler = service_fn(|request: Request<Incoming>| {
+        activity.active.store(true, Relaxed);
+        let busy = activity.user.busy();
         let has_body = !request.body().is_end_stream();
-        let (service, pace) = (&service, &pace);
+        let (service, activity) = (&service, &activity);
         async move {
-            let mut response = http::answer(service, via, request).await;
-            pace.refused_body.store(has_body && response.status().is_client_error(), Relaxed);
+            let mut response = http::handle(service, via, request).await;
+            activity.refused_body.store(has_body && response.status().is_client_error(), Relaxed);
             match response.body_mut() {
-                Reply::Events(listening) => listening.note(&pace.asked, busy),
+                Reply::Events(listening) => listening.note(&activity.active, busy),
                 Reply::Whole(_) => drop(busy),
             }
             Ok::<_, Infallible>(response)
@@ -110,10 +110,11 @@ async fn serve(mut stream: impl Stream, via: Via, service: Arc<Service>, seat: S
     {
         let mut protocol = http1::Builder::new();
         protocol.max_buf_size(BUFFER);
-        let stream = TokioIo::new(Rewound { before: buffer, taken: 0, stream: &mut stream });
-        let mut connection = pin!(protocol.serve_connection(stream, answer));
+        let stream = TokioIo::new(Rewind { prefix: buffer, consumed: 0, stream: &mut stream });
+        let mut connection = pin!(protocol.serve_connection(stream, handler));
         if watch.stopping {
-            // It has to see that a request has begun, or it would take the connection for one that was never used.
+            // hyper must have read the beginning of the request first. Otherwise it takes the connection for unused and closes
+            // it at once.
             if poll_fn(|context| Poll::Ready(connection.as_mut().poll(context))).await.is_ready() {
                 return;
             }
@@ -124,30 +125,30 @@ async fn serve(mut stream: impl Stream, via: Via, service: Arc<Service>, seat: S
                 biased;
                 ended = connection.as_mut() => match ended {
                     Ok(()) => break,
-                    Err(error) => return tracing::debug!("a connection ended: {error}"),
+                    Err(error) => return tracing::debug!("an HTTP connection failed: {error}"),
                 },
-                end = watch.end(&pace.asked) => match end {
-                    End::Quiet => return,
-                    End::MakeRoom if !pace.user.is_busy() => return,
+                end = watch.end(&activity.active) => match end {
+                    End::Idle => return,
+                    End::MakeRoom if !activity.user.is_busy() => return,
                     End::Stop | End::MakeRoom => connection.as_mut().graceful_shutdown(),
                 },
             }
         }
     }
-    if pace.refused_body.load(Relaxed) {
+    if activity.refused_body.load(Relaxed) {
         linger(&mut stream).await;
     }
 }
 
-/// Reads on after the last answer, for a client that sends all of its body before it reads. If the connection were
-/// closed while bytes of it are unread, it would be reset, and the client could not read the answer.
+/// Reads and discards input after the last response, for clients that send their whole body before they read. Closing a
+/// socket with unread input resets the connection, and the client could not read the response.
 async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let drained = async {
         let _ = stream.shutdown().await;
-        let (mut scrap, mut left) = (vec![0; BUFFER], LINGER_BYTES);
-        while left > 0 {
-            match stream.read(&mut scrap).await {
-                Ok(count @ 1..) => left = left.saturating_sub(count),
+        let (mut discarded, mut remaining) = (vec![0; BUFFER], LINGER_BYTES);
+        while remaining > 0 {
+            match stream.read(&mut discarded).await {
+                Ok(count @ 1..) => remaining = remaining.saturating_sub(count),
                 Ok(0) | Err(_) => return,
             }
         }
@@ -155,105 +156,108 @@ async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     let _ = timeout(LINGER, drained).await;
 }
 
-/// What is left when no more plain checks can be answered.
-enum Left {
-    /// A request in the buffer that is not plain, or the beginning of one.
-    Request,
-    /// The rest of a body that was refused.
-    Body,
-    /// Nothing: the connection is over.
-    Nothing,
+/// Why the fast path ended.
+enum FastPathEnd {
+    /// The buffer holds a request of another form, or the beginning of one, for hyper.
+    OtherRequest,
+    /// A body was refused, and the client may still be sending it.
+    RefusedBody,
+    /// The client closed the connection.
+    Closed,
 }
 
-/// Answers plain checks for as long as nothing else comes.
-async fn answer_plain(
+/// Serves plain checks until a request of another form arrives.
+async fn serve_checks(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     via: Via,
     buffer: &mut Vec<u8>,
     service: &Service,
-    pace: &Pace,
-) -> io::Result<Left> {
-    let mut answers = Vec::new();
-    let mut body_late = None;
+    activity: &Activity,
+) -> io::Result<FastPathEnd> {
+    let mut responses = Vec::new();
+    let mut body_deadline = None;
     let host_is_known = |host: &[u8]| !via.loopback || service.doors.knows_host(host);
     loop {
-        // Who has to show a token is asked for it elsewhere.
+        // The fast path reads no tokens.
         if service.doors.data_is_closed() {
-            return Ok(Left::Request);
+            return Ok(FastPathEnd::OtherRequest);
         }
-        let mut taken = 0;
+        let mut consumed = 0;
         let next = loop {
-            match fast_path::begins(&buffer[taken..], service.traces().is_some(), host_is_known) {
-                Begins::Plain { head, body, parent } if buffer.len() - taken >= head + body => {
-                    pace.asked.store(true, Relaxed);
+            match fast_path::parse(&buffer[consumed..], service.traces().is_some(), host_is_known) {
+                Parsed::Check { head, body, parent } if buffer.len() - consumed >= head + body => {
+                    activity.active.store(true, Relaxed);
                     let began = Instant::now();
-                    pace.user.used(began);
-                    let asked = Asked { peer: via.peer.ip(), began, parent };
-                    let body_here = &mut buffer[taken + head..][..body];
-                    let answer = http::answer_check(service, asked, body_here).await;
-                    fast_path::write(&mut answers, &answer, began);
-                    taken += head + body;
-                    body_late = None;
+                    activity.user.used(began);
+                    let context = RequestContext { peer: via.peer.ip(), began, parent };
+                    let body_bytes = &mut buffer[consumed + head..][..body];
+                    let response = http::handle_check(service, context, body_bytes).await;
+                    fast_path::write(&mut responses, &response, began);
+                    consumed += head + body;
+                    body_deadline = None;
                 }
                 next => break next,
             }
         };
-        if taken > 0 {
-            buffer.drain(..taken);
-            send(stream, &answers).await?;
-            answers.clear();
+        if consumed > 0 {
+            buffer.drain(..consumed);
+            send(stream, &responses).await?;
+            responses.clear();
         }
         match next {
-            Begins::Other => return Ok(Left::Request),
-            Begins::Unfinished if buffer.len() > BUFFER => return Ok(Left::Request),
-            Begins::Plain { .. } | Begins::Unfinished if pace.stop.load(Relaxed) => return Ok(Left::Request),
-            Begins::Unfinished => {
-                buffer.reserve(USUAL_REQUEST);
-                if pace.reading(stream.read_buf(buffer)).await? == 0 {
-                    return Ok(Left::Nothing);
+            Parsed::Other => return Ok(FastPathEnd::OtherRequest),
+            Parsed::Partial if buffer.len() > BUFFER => return Ok(FastPathEnd::OtherRequest),
+            Parsed::Check { .. } | Parsed::Partial if activity.stop.load(Relaxed) => {
+                return Ok(FastPathEnd::OtherRequest);
+            }
+            Parsed::Partial => {
+                buffer.reserve(TYPICAL_REQUEST);
+                if activity.reading(stream.read_buf(buffer)).await? == 0 {
+                    return Ok(FastPathEnd::Closed);
                 }
             }
-            Begins::Plain { head, body, .. } => {
+            Parsed::Check { head, body, .. } => {
                 buffer.reserve(head + body - buffer.len());
-                let late = *body_late.get_or_insert_with(|| time::Instant::now() + request_body::PATIENCE);
-                let wrong = match timeout_at(late, pace.reading(stream.read_buf(buffer))).await {
+                let deadline =
+                    *body_deadline.get_or_insert_with(|| time::Instant::now() + request_body::TIMEOUT);
+                let error = match timeout_at(deadline, activity.reading(stream.read_buf(buffer))).await {
                     Ok(Ok(1..)) => continue,
-                    Ok(Ok(0)) => request_body::cut_off("the connection was closed"),
-                    Ok(Err(error)) => request_body::cut_off(error),
-                    Err(_) => request_body::late(),
+                    Ok(Ok(0)) => request_body::incomplete("the connection was closed"),
+                    Ok(Err(error)) => request_body::incomplete(error),
+                    Err(_) => request_body::timed_out(),
                 };
                 let now = Instant::now();
-                fast_path::write(&mut answers, &http::answer_wrong(service, now, wrong), now);
-                send(stream, &answers).await?;
-                return Ok(Left::Body);
+                fast_path::write(&mut responses, &http::handle_incomplete_check(service, now, error), now);
+                send(stream, &responses).await?;
+                return Ok(FastPathEnd::RefusedBody);
             }
         }
     }
 }
 
-/// Writes all of it, and leaves nothing behind in TLS.
+/// Writes and flushes all bytes: TLS buffers what is not flushed.
 async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
     stream.write_all(bytes).await?;
     stream.flush().await
 }
 
-/// What a connection and whoever watches over it tell each other.
-struct Pace {
+/// State that a connection shares with its [`Watch`].
+struct Activity {
     user: User,
-    /// A request began since this was last looked at.
-    asked: Arc<AtomicBool>,
-    /// It waits for more to read, and for nothing else.
+    /// Whether a request began since the last tick of the idle timer.
+    active: Arc<AtomicBool>,
+    /// Whether the connection is waiting for input, and for nothing else.
     reading: AtomicBool,
-    /// It should not read any more.
+    /// Whether the connection must stop reading.
     stop: AtomicBool,
-    /// The last request had a body and was refused: the client may still be sending it.
+    /// Whether the last request had a body and was refused: the client may still be sending it.
     refused_body: AtomicBool,
 }
 
-impl Pace {
-    fn of(user: User) -> Pace {
+impl Activity {
+    fn new(user: User) -> Activity {
         let [reading, stop, refused_body] = [const { AtomicBool::new(false) }; 3];
-        Pace { user, asked: Arc::default(), reading, stop, refused_body }
+        Activity { user, active: Arc::default(), reading, stop, refused_body }
     }
 
     async fn reading<T>(&self, read: impl Future<Output = T>) -> T {
@@ -264,37 +268,36 @@ impl Pace {
     }
 }
 
-/// Watches over a connection.
+/// Tells a connection when it has to end.
 ///
-/// hyper would watch over heads by a timer for each of them, which cost 4 % of all processor time. One
-/// for the connection, looked at when it fires, closes the same connections a little later: after one to
-/// two times [`QUIET`].
+/// hyper's own timeout starts a timer for every request head, which cost 4 % of all CPU time. One timer for the whole
+/// connection closes the same connections a little later: after one to two times [`IDLE_TIMEOUT`].
 struct Watch<'a> {
-    fires: Pin<&'a mut Sleep>,
+    timer: Pin<&'a mut Sleep>,
     seat: Seat,
     stopping: bool,
 }
 
 /// Why a connection has to end.
 enum End {
-    /// Nobody asked anything for a while: now.
-    Quiet,
-    /// The server stops: after its last answer.
+    /// It is idle: close it now.
+    Idle,
+    /// The server stops: close it after the last response.
     Stop,
-    /// Another connection needs the seat: now, unless a request is being answered.
+    /// A new connection needs its seat: close it now, or after the request that is being served.
     MakeRoom,
 }
 
 impl Watch<'_> {
-    async fn end(&mut self, asked: &AtomicBool) -> End {
+    async fn end(&mut self, active: &AtomicBool) -> End {
         loop {
             tokio::select! {
-                () = self.fires.as_mut() => {
-                    if !asked.swap(false, Relaxed) {
-                        tracing::debug!("a connection was quiet for {QUIET:?} and is closed");
-                        return End::Quiet;
+                () = self.timer.as_mut() => {
+                    if !active.swap(false, Relaxed) {
+                        tracing::debug!("closing an HTTP connection: idle for {IDLE_TIMEOUT:?}");
+                        return End::Idle;
                     }
-                    self.fires.as_mut().reset(time::Instant::now() + QUIET);
+                    self.timer.as_mut().reset(time::Instant::now() + IDLE_TIMEOUT);
                 }
                 end = self.seat.end() => {
                     self.stopping = true;
@@ -308,10 +311,10 @@ impl Watch<'_> {
     }
 }
 
-/// A stream of which some was read already.
-struct Rewound<S> {
-    before: Vec<u8>,
-    taken: usize,
+/// A stream whose first bytes were already read: reads them again, then the rest.
+struct Rewind<S> {
+    prefix: Vec<u8>,
+    consumed: usize,
     stream: S,
 }
 
@@ -322,14 +325,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Rewound<S> {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        if this.before.is_empty() {
+        if this.prefix.is_empty() {
             return Pin::new(&mut this.stream).poll_read(context, into);
         }
-        let some = (this.before.len() - this.taken).min(into.remaining());
-        into.put_slice(&this.before[this.taken..][..some]);
-        this.taken += some;
-        if this.taken == this.before.len() {
-            this.before = Vec::new();
+        let count = (this.prefix.len() - this.consumed).min(into.remaining());
+        into.put_slice(&this.prefix[this.consumed..][..count]);
+        this.consumed += count;
+        if this.consumed == this.prefix.len() {
+            this.prefix = Vec::new();
         }
         Poll::Ready(Ok(()))
     }
@@ -383,15 +386,15 @@ pub(crate) mod tests {
 
     pub(crate) const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4711);
 
-    /// Over a loopback listener.
+    /// A loopback listener.
     const VIA: Via = Via { peer: PEER, loopback: true };
 
     pub(crate) fn service() -> Arc<Service> {
         let store = Store::Memory(MemoryStore::default());
-        Arc::new(Service::new(builtin(), Source::Builtin, store).expect("nothing to be read"))
+        Arc::new(Service::new(builtin(), Source::Builtin, store).expect("the built-in config reads no files"))
     }
 
-    /// A connection in memory: it is served in the time of the test, which stands still while anybody is busy.
+    /// An in-memory connection. The clock is paused: it advances only while all tasks are idle.
     fn connect() -> (watch::Sender<()>, DuplexStream) {
         let (stop, stopped) = watch::channel(());
         let (ours, theirs) = tokio::io::duplex(1 << 10);
@@ -399,76 +402,78 @@ pub(crate) mod tests {
         (stop, ours)
     }
 
-    pub(crate) async fn ask(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+    /// Sends `GET /healthz` and expects a 200.
+    pub(crate) async fn get_healthz(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
         stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
         let mut answer = [0; 1 << 10];
         let len = stream.read(&mut answer).await.unwrap();
         assert!(answer[..len].starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&answer));
     }
 
-    /// Waits until the server ends it; it must not send anything more.
-    pub(crate) async fn ended(mut stream: impl AsyncRead + Unpin) {
+    /// Waits until the server closes the connection, without sending anything more.
+    pub(crate) async fn closed(mut stream: impl AsyncRead + Unpin) {
         assert_eq!(stream.read(&mut [0]).await.unwrap(), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_without_a_request_is_closed() {
+    async fn connection_without_a_request_is_closed() {
         let (began, (_stop, stream)) = (Instant::now(), connect());
-        ended(stream).await;
-        assert!((QUIET..QUIET * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
+        closed(stream).await;
+        assert!((IDLE_TIMEOUT..IDLE_TIMEOUT * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_head_that_trickles_is_cut_off() {
+    async fn connection_with_a_trickling_head_is_closed() {
         let (began, (_stop, mut stream)) = (Instant::now(), connect());
         stream.write_all(b"GET /healthz HTTP/1.1\r\nx-slow: ").await.unwrap();
         while stream.write_all(b"x").await.is_ok() {
             sleep(Duration::from_secs(1)).await;
         }
-        assert!((QUIET..QUIET * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!((IDLE_TIMEOUT..IDLE_TIMEOUT * 2).contains(&began.elapsed()), "{:?}", began.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_in_use_stays_open_until_it_falls_quiet() {
+    async fn connection_in_use_stays_open_until_idle() {
         let (_stop, mut stream) = connect();
         for _ in 0..10 {
-            sleep(QUIET - Duration::from_secs(1)).await;
-            ask(&mut stream).await;
+            sleep(IDLE_TIMEOUT - Duration::from_secs(1)).await;
+            get_healthz(&mut stream).await;
         }
         let last = Instant::now();
-        ended(stream).await;
-        assert!((QUIET..QUIET * 2).contains(&last.elapsed()), "{:?}", last.elapsed());
+        closed(stream).await;
+        assert!((IDLE_TIMEOUT..IDLE_TIMEOUT * 2).contains(&last.elapsed()), "{:?}", last.elapsed());
     }
 
+    /// An event stream has no requests, but it is not idle while its client reads.
     #[tokio::test(start_paused = true)]
-    async fn a_listener_stays_for_as_long_as_it_listens_and_not_much_longer() {
+    async fn event_stream_stays_open_while_the_client_reads() {
         let (service, (_stop, stopped)) = (service(), watch::channel(()));
         tokio::spawn(events::tell(Arc::clone(&service)));
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         tokio::spawn(serve(theirs, VIA, service, Seat::alone(stopped)));
         ours.write_all(b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
         let began = Instant::now();
-        let mut heard = 0;
-        while began.elapsed() < QUIET * 10 {
+        let mut received = 0;
+        while began.elapsed() < IDLE_TIMEOUT * 10 {
             let count = ours.read(&mut [0; 1 << 10]).await.unwrap();
-            assert!(count > 0, "it was closed after {:?}", began.elapsed());
-            heard += count;
+            assert!(count > 0, "closed after {:?}", began.elapsed());
+            received += count;
         }
-        assert!(heard > 50_000, "{heard}");
-        // Now nobody reads: the server notices once its buffer is full, and lets go of it.
-        sleep(QUIET * 10).await;
-        let mut rest = Vec::new();
-        ours.read_to_end(&mut rest).await.unwrap();
-        assert!(rest.len() < 2 * BUFFER, "{}", rest.len());
+        assert!(received > 50_000, "{received}");
+        // The client stops reading. The server notices once its buffer is full, and closes the connection.
+        sleep(IDLE_TIMEOUT * 10).await;
+        let mut buffered = Vec::new();
+        ours.read_to_end(&mut buffered).await.unwrap();
+        assert!(buffered.len() < 2 * BUFFER, "{}", buffered.len());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn told_to_stop_an_idle_connection_ends_and_a_request_is_answered_first() {
+    async fn stop_closes_idle_connections_and_finishes_requests() {
         let (stop, mut idle) = connect();
-        ask(&mut idle).await;
+        get_healthz(&mut idle).await;
         stop.send(()).unwrap();
         let began = Instant::now();
-        ended(idle).await;
+        closed(idle).await;
         assert_eq!(began.elapsed(), Duration::ZERO);
 
         let (stop, mut busy) = connect();
@@ -493,8 +498,8 @@ pub(crate) mod tests {
         "",
     ];
 
-    /// Sends a few pieces, one after the other, and reads to the end.
-    async fn answers(pieces: &[&[u8]]) -> String {
+    /// Sends the pieces one after the other, and returns all responses without their dates.
+    async fn responses(pieces: &[&[u8]]) -> String {
         let (_stop, mut stream) = connect();
         for piece in pieces {
             stream.write_all(piece).await.unwrap();
@@ -504,9 +509,9 @@ pub(crate) mod tests {
             .write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             .await
             .unwrap();
-        let mut answers = String::new();
-        stream.read_to_string(&mut answers).await.unwrap();
-        let lines = answers.split("\r\n").filter(|line| !line.starts_with("date: "));
+        let mut responses = String::new();
+        stream.read_to_string(&mut responses).await.unwrap();
+        let lines = responses.split("\r\n").filter(|line| !line.starts_with("date: "));
         lines.collect::<Vec<_>>().join("\n")
     }
 
@@ -521,29 +526,30 @@ pub(crate) mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_plain_check_is_answered_as_hyper_answers_it() {
+    async fn fast_path_answers_as_hyper_does() {
+        // `te` is a header that the fast path leaves to hyper.
         let (plain, other) = (requests(""), requests("te: trailers\r\n"));
-        let answered = answers(&[plain.as_bytes()]).await;
+        let answered = responses(&[plain.as_bytes()]).await;
         assert_eq!(answered.matches("HTTP/1.1 200 OK").count(), 3, "{answered}");
         assert_eq!(answered.matches("HTTP/1.1 400 Bad Request").count(), 4, "{answered}");
-        assert_eq!(answered, answers(&[other.as_bytes()]).await);
-        // One after the other, on one connection.
+        assert_eq!(answered, responses(&[other.as_bytes()]).await);
+        // Both forms on one connection.
         let (checks, _) = answered.rsplit_once("HTTP/1.1").unwrap();
-        assert_eq!(answers(&[plain.as_bytes(), other.as_bytes()]).await, format!("{checks}{answered}"));
+        assert_eq!(responses(&[plain.as_bytes(), other.as_bytes()]).await, format!("{checks}{answered}"));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn wherever_a_stream_is_cut_the_answers_are_the_same() {
+    async fn responses_do_not_depend_on_segmentation() {
         let requests = requests("");
-        let whole = answers(&[requests.as_bytes()]).await;
+        let expected = responses(&[requests.as_bytes()]).await;
         for at in 1..requests.len() {
             let (first, second) = requests.as_bytes().split_at(at);
-            assert_eq!(answers(&[first, second]).await, whole, "cut at {at}");
+            assert_eq!(responses(&[first, second]).await, expected, "cut at {at}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn told_to_stop_a_plain_check_that_has_begun_is_answered_and_the_last() {
+    async fn stop_finishes_a_check_that_has_begun() {
         let request =
             "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n{\"facts\":{}}";
         for at in 1..request.len() {
@@ -563,8 +569,9 @@ pub(crate) mod tests {
         }
     }
 
+    /// A stream may buffer writes, as TLS does.
     #[tokio::test(start_paused = true)]
-    async fn an_answer_does_not_wait_in_a_stream_that_keeps_what_is_written() {
+    async fn responses_are_flushed() {
         let (_stop, stopped) = watch::channel(());
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         tokio::spawn(serve(tokio::io::BufStream::new(theirs), VIA, service(), Seat::alone(stopped)));

@@ -1,4 +1,4 @@
-//! What is answered: a decision as JSON. Fields are only ever added.
+//! Writes decisions as JSON. The format is API: fields are only ever added.
 
 use tollkeeper::decision::LimitDecision;
 use tollkeeper::{Decision, Limiter, OnStoreFailure, Policy, Retry, Span, Verdict};
@@ -7,13 +7,13 @@ use crate::json::Writer;
 use crate::redact::Redactor;
 use crate::telemetry::top_keys::{Count, Top};
 
-/// Writes a decision; the limiter is the one that made it, and seals its receipt.
+/// Writes a decision. `limiter` must be the one that made it, because it seals the charge.
 pub fn write_decision(out: &mut Writer, limiter: &Limiter, redactor: &Redactor, decision: &Decision) {
     write_fields(out, limiter, redactor, decision);
     out.raw("}");
 }
 
-/// The same with the slot that was taken, sealed.
+/// Writes a decision with the sealed slot that was acquired, if any.
 pub fn write_acquired(
     out: &mut Writer,
     limiter: &Limiter,
@@ -52,7 +52,7 @@ fn write_fields(out: &mut Writer, limiter: &Limiter, redactor: &Redactor, decisi
     }
     out.raw(",\"charge\":");
     out.or_null(decision.charge(), |out, charge| {
-        // Letters and digits: there is nothing to escape.
+        // Letters and digits only, so no escaping.
         out.raw("\"");
         out.raw(&limiter.seal_charge(&charge));
         out.raw("\"");
@@ -61,7 +61,7 @@ fn write_fields(out: &mut Writer, limiter: &Limiter, redactor: &Redactor, decisi
     write_limits(out, redactor, decision);
 }
 
-/// Writes what each limit that applied says, as a list.
+/// Writes the list of the limits that applied, each with its outcome.
 pub fn write_limits(out: &mut Writer, redactor: &Redactor, decision: &Decision) {
     let declared = decision.toll().policy().declared();
     out.list(decision.limits(), |out, answer| {
@@ -125,7 +125,7 @@ fn write_limit(out: &mut Writer, answer: &LimitDecision<'_>, key: impl FnOnce(&m
     out.number(answer.due().cost);
     out.raw(",\"limit\":");
     out.number(outcome.limit);
-    // Who decides without counting knows neither what remains nor when all is there again.
+    // If the failure policy decided without counting, `remaining` and `reset_after` are unknown.
     let counted = !matches!(answer.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny));
     out.raw(",\"remaining\":");
     out.or_null(counted.then_some(outcome.remaining), Writer::number);
@@ -144,7 +144,7 @@ fn write_limit(out: &mut Writer, answer: &LimitDecision<'_>, key: impl FnOnce(&m
     out.raw("}");
 }
 
-/// When to come again, where waiting cures.
+/// Time until a retry can pass; `None` if allowed, or if no retry can ever pass.
 fn wait(retry: Option<Retry>) -> Option<Span> {
     match retry {
         Some(Retry::After(span)) => Some(span),
@@ -163,14 +163,14 @@ mod tests {
 
     use super::*;
 
-    /// What a decision looks like, written down once more and as plainly as can be.
-    fn plain(decision: &Decision, charge: Option<&str>) -> String {
+    /// The expected JSON of a decision: an independent, straightforward implementation with `format!`.
+    fn expected(decision: &Decision, charge: Option<&str>) -> String {
         let (verdict, never) = match decision.verdict() {
             Verdict::Allow { delay } => (format!("null,\"delay\":{}", seconds(delay)), ""),
             Verdict::Deny { retry: Retry::After(span) } => (format!("{},\"delay\":0", seconds(span)), ""),
             Verdict::Deny { retry: Retry::Never } => ("null,\"delay\":0".to_owned(), ",\"never\":true"),
         };
-        let limits: Vec<String> = decision.limits().map(|answer| plain_limit(&answer)).collect();
+        let limits: Vec<String> = decision.limits().map(|answer| expected_limit(&answer)).collect();
         let reason = decision.reason().map(|reason| format!(",\"reason\":{:?}", reason.to_string()));
         format!(
             "{{\"allowed\":{},\"binding\":{},\"retry_after\":{verdict},\"degraded\":null{never}{},\
@@ -183,7 +183,7 @@ mod tests {
         )
     }
 
-    fn plain_limit(answer: &LimitDecision<'_>) -> String {
+    fn expected_limit(answer: &LimitDecision<'_>) -> String {
         let outcome = answer.outcome();
         let key: Vec<String> =
             answer.key().texts().map(|text| or_null(text.map(|text| format!("{text:?}")))).collect();
@@ -214,9 +214,9 @@ mod tests {
     }
 
     #[test]
-    fn decisions_of_every_kind_are_written_as_fmt_writes_them() {
-        let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
-        let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+    fn every_kind_of_decision_is_written_as_expected() {
+        let clock = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+        let store = MemoryStore::new(Capacity::default(), Clock::manual(&clock));
         let policy = Policy::new(vec![
             Limit::new("bucket", Quota::per_minute(100).burst(20)).by("user"),
             Limit::new("queue", Quota::per_second(7))
@@ -228,12 +228,12 @@ mod tests {
         ]);
         let limiter = Limiter::embedded(policy.unwrap(), store);
         let (mut allowed, mut refused, mut never) = (0, 0, 0);
-        for turn in 0..2_000u64 {
+        for round in 0..2_000u64 {
             // Steps of every length, a tenth of a second on average.
-            hand.advance(Span::from_micros(turn * 7_919 % 200_003));
-            let user = format!("user \"{}\"", turn % 3);
+            clock.advance(Span::from_micros(round * 7_919 % 200_003));
+            let user = format!("user \"{}\"", round % 3);
             let facts: Facts<'_> = facts! { "user" => &user, "route" => "/a" };
-            let cost = if turn % 50 == 0 { 1_000 } else { 1 + turn % 4 };
+            let cost = if round % 50 == 0 { 1_000 } else { 1 + round % 4 };
             let decision = limiter.check(&facts).cost(cost).wait().unwrap();
             match decision.verdict() {
                 Verdict::Allow { .. } => allowed += 1,
@@ -243,7 +243,7 @@ mod tests {
             let charge = decision.charge().map(|charge| limiter.seal_charge(&charge));
             let mut out = Writer::default();
             write_decision(&mut out, &limiter, &Redactor::default(), &decision);
-            assert_eq!(out.finish(), plain(&decision, charge.as_deref()), "turn {turn}");
+            assert_eq!(out.finish(), expected(&decision, charge.as_deref()), "round {round}");
         }
         assert!(allowed > 100 && refused > 100 && never > 10, "{allowed} {refused} {never}");
     }

@@ -1,14 +1,14 @@
-//! What can be called: each path and method, once.
+//! The routing table: method, path, endpoint and required access of every call of the HTTP API.
 
 use hyper::Method;
 
 use super::error::{ApiError, Code};
 use crate::control::access::Door;
 
-/// A call.
+/// What a route leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "by their paths, below")]
-pub enum Call {
+#[expect(missing_docs, reason = "named after the paths in `ROUTES`")]
+pub enum Endpoint {
     Check,
     Batch,
     Peek,
@@ -34,52 +34,52 @@ pub enum Call {
     Index,
 }
 
-/// How a call is made, and who may.
+/// One row of the routing table.
 #[derive(Debug)]
 pub struct Route {
-    /// Its path.
+    /// Its path, such as `/v1/check`.
     pub path: &'static str,
     /// Its method.
     pub method: Method,
-    /// What it is.
-    pub call: Call,
-    /// Who may.
+    /// The endpoint it leads to.
+    pub endpoint: Endpoint,
+    /// The access that a caller needs.
     pub door: Door,
 }
 
-const fn route(method: Method, path: &'static str, call: Call, door: Door) -> Route {
-    Route { path, method, call, door }
+const fn route(method: Method, path: &'static str, endpoint: Endpoint, door: Door) -> Route {
+    Route { path, method, endpoint, door }
 }
 
-/// Every call there is: the most frequent one first, because they are looked at in this order.
+/// Every route. They are searched in this order, so the most frequent one comes first.
 pub static ROUTES: [Route; 23] = [
-    route(Method::POST, "/v1/check", Call::Check, Door::Data),
-    route(Method::GET, "/v1/auth", Call::Auth, Door::Gateway),
-    route(Method::GET, "/v1/auth/nginx", Call::AuthNginx, Door::Gateway),
-    route(Method::POST, "/v1/check/batch", Call::Batch, Door::Data),
-    route(Method::POST, "/v1/peek", Call::Peek, Door::Data),
-    route(Method::POST, "/v1/reserve", Call::Reserve, Door::Data),
-    route(Method::POST, "/v1/settle", Call::Settle, Door::Data),
-    route(Method::POST, "/v1/refund", Call::Refund, Door::Data),
-    route(Method::POST, "/v1/acquire", Call::Acquire, Door::Data),
-    route(Method::POST, "/v1/release", Call::Release, Door::Data),
-    route(Method::POST, "/v1/renew", Call::Renew, Door::Data),
-    route(Method::GET, "/v1/usage", Call::Usage, Door::Usage),
-    route(Method::GET, "/v1/limits", Call::Limits, Door::Data),
-    route(Method::PUT, "/v1/limits", Call::PutLimits, Door::Admin),
-    route(Method::DELETE, "/v1/limits", Call::DeleteLimits, Door::Admin),
-    route(Method::DELETE, "/v1/state", Call::Forget, Door::Admin),
-    route(Method::GET, "/v1/top", Call::Top, Door::Eyes),
-    route(Method::GET, "/v1/events", Call::Events, Door::Eyes),
-    route(Method::GET, "/healthz", Call::Health, Door::Open),
-    route(Method::GET, "/readyz", Call::Ready, Door::Open),
-    route(Method::GET, "/metrics", Call::Metrics, Door::Data),
-    route(Method::GET, "/openapi.json", Call::OpenApi, Door::Open),
-    route(Method::GET, "/", Call::Index, Door::Eyes),
+    route(Method::POST, "/v1/check", Endpoint::Check, Door::Data),
+    route(Method::GET, "/v1/auth", Endpoint::Auth, Door::Gateway),
+    route(Method::GET, "/v1/auth/nginx", Endpoint::AuthNginx, Door::Gateway),
+    route(Method::POST, "/v1/check/batch", Endpoint::Batch, Door::Data),
+    route(Method::POST, "/v1/peek", Endpoint::Peek, Door::Data),
+    route(Method::POST, "/v1/reserve", Endpoint::Reserve, Door::Data),
+    route(Method::POST, "/v1/settle", Endpoint::Settle, Door::Data),
+    route(Method::POST, "/v1/refund", Endpoint::Refund, Door::Data),
+    route(Method::POST, "/v1/acquire", Endpoint::Acquire, Door::Data),
+    route(Method::POST, "/v1/release", Endpoint::Release, Door::Data),
+    route(Method::POST, "/v1/renew", Endpoint::Renew, Door::Data),
+    route(Method::GET, "/v1/usage", Endpoint::Usage, Door::Usage),
+    route(Method::GET, "/v1/limits", Endpoint::Limits, Door::Data),
+    route(Method::PUT, "/v1/limits", Endpoint::PutLimits, Door::Admin),
+    route(Method::DELETE, "/v1/limits", Endpoint::DeleteLimits, Door::Admin),
+    route(Method::DELETE, "/v1/state", Endpoint::Forget, Door::Admin),
+    route(Method::GET, "/v1/top", Endpoint::Top, Door::Eyes),
+    route(Method::GET, "/v1/events", Endpoint::Events, Door::Eyes),
+    route(Method::GET, "/healthz", Endpoint::Health, Door::Open),
+    route(Method::GET, "/readyz", Endpoint::Ready, Door::Open),
+    route(Method::GET, "/metrics", Endpoint::Metrics, Door::Data),
+    route(Method::GET, "/openapi.json", Endpoint::OpenApi, Door::Open),
+    route(Method::GET, "/", Endpoint::Index, Door::Eyes),
 ];
 
 impl Route {
-    /// The route of this path and method. HEAD is GET without the body of the answer.
+    /// The route of this path and method. HEAD is routed as GET.
     pub fn of(path: &str, method: &Method) -> Result<&'static Route, NoRoute> {
         let method = if *method == Method::HEAD { &Method::GET } else { method };
         let mut at_path = ROUTES.iter().filter(|route| route.path == path).peekable();
@@ -90,31 +90,31 @@ impl Route {
     }
 }
 
-/// Why there is no such call.
+/// Why a request matches no route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoRoute {
-    /// There is no such path.
+    /// The path is unknown.
     Path,
-    /// The path takes other methods.
+    /// The path exists, but not with this method.
     Method,
 }
 
 impl NoRoute {
-    /// What is said to who called it.
+    /// The error for the client.
     pub fn error(self, path: &str) -> ApiError {
         match self {
             NoRoute::Path => {
-                let message = "there is no such path (try POST /v1/check, GET /v1/limits or GET /healthz)";
+                let message = "unknown path (try POST /v1/check, GET /v1/limits or GET /healthz)";
                 ApiError::new(Code::NotFound, message)
             }
             NoRoute::Method => {
-                ApiError::new(Code::MethodNotAllowed, format!("{path} takes {}", methods(path)))
+                ApiError::new(Code::MethodNotAllowed, format!("{path} accepts only {}", methods(path)))
             }
         }
     }
 }
 
-/// The methods that a path takes.
+/// The methods of a path, as in `Allow`: `GET, HEAD, PUT, DELETE`.
 pub fn methods(path: &str) -> String {
     let routes = ROUTES.iter().filter(|route| route.path == path);
     let names = |route: &Route| match route.method {

@@ -1,4 +1,4 @@
-//! What is said to a client that asked for something that cannot be done: code, message and where.
+//! API errors: code, message and the field they are about, and how other errors map to them.
 
 use hyper::StatusCode;
 use tollkeeper::facts::FactProblem;
@@ -6,57 +6,57 @@ use tollkeeper::{ForgetError, InvalidRequest, Unavailable};
 
 use crate::json::{Malformed, Writer};
 
-/// An error that a client made.
+/// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
-    /// What kind of error.
+    /// The kind of error, which also decides the status.
     pub code: Code,
     /// What is wrong, and what would be right.
     pub message: String,
-    /// The field, if it is about one.
+    /// The field that it is about, such as `facts.user`.
     pub at: Option<String>,
 }
 
-/// The kinds of errors: programs depend on their names.
+/// The kinds of errors. Their names are API: clients depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// The body is not JSON, or did not arrive.
+    /// The body is not valid JSON, or did not arrive completely.
     InvalidJson,
-    /// A field that must be there is not.
+    /// A required field is missing.
     MissingField,
-    /// There is no such field.
+    /// A field is unknown.
     UnknownField,
-    /// A field came twice.
+    /// A field is given twice.
     DuplicateField,
-    /// A fact may not be.
+    /// A fact has an invalid name or value.
     InvalidFact,
-    /// A cost may not be.
+    /// A cost is not a number, or out of range.
     InvalidCost,
-    /// There are too many of something.
+    /// Too many facts, checks or event streams.
     TooMany,
-    /// Limits make no sense.
+    /// The new limits are invalid.
     InvalidLimits,
-    /// There is no limit of that name.
+    /// No limit has this name.
     UnknownLimit,
-    /// This store wrote no such charge, or nothing is left of it.
+    /// The charge was not issued by this store, or has expired or is fully corrected.
     UnknownCharge,
-    /// This store wrote no such slot, or it is not held any more.
+    /// The slot was not issued by this store, or is no longer held.
     UnknownSlot,
-    /// A token is needed.
+    /// A token is missing or wrong.
     Unauthorized,
-    /// The request comes from another site, or the call is switched off.
+    /// The request comes from another site, or the endpoint is disabled.
     Forbidden,
-    /// There is no such path.
+    /// The path is unknown.
     NotFound,
-    /// The path does not know this method.
+    /// The path does not support this method.
     MethodNotAllowed,
     /// The body is too large.
     TooLarge,
-    /// Somebody else was first.
+    /// `If-Match` names another version than the active one.
     VersionMismatch,
-    /// The ttl of a reservation is not a duration, or too short or too long.
+    /// The ttl of a reservation is not a duration, or out of range.
     InvalidTtl,
-    /// The store did not answer, and no failure policy can answer for it.
+    /// The store did not answer, and no failure policy applies.
     StoreUnavailable,
 }
 
@@ -84,7 +84,7 @@ impl Code {
         Code::StoreUnavailable,
     ];
 
-    /// Its name, and the status it goes with.
+    /// Its name and its status.
     fn table(self) -> (&'static str, StatusCode) {
         match self {
             Code::InvalidJson => ("invalid_json", StatusCode::BAD_REQUEST),
@@ -109,12 +109,12 @@ impl Code {
         }
     }
 
-    /// Its name.
+    /// Its name, such as `invalid_fact`.
     pub fn name(self) -> &'static str {
         self.table().0
     }
 
-    /// The status it goes with.
+    /// The status of the response.
     pub fn status(self) -> StatusCode {
         self.table().1
     }
@@ -126,13 +126,13 @@ impl ApiError {
         ApiError { code, message: message.into(), at: None }
     }
 
-    /// The same, about this field.
+    /// Names the field that the error is about.
     #[must_use]
     pub fn at(self, field: impl Into<String>) -> ApiError {
         ApiError { at: Some(field.into()), ..self }
     }
 
-    /// `{"error":{…}}`.
+    /// Writes `{"error":{"code":…,"message":…,"where":…}}`.
     pub fn write(&self, out: &mut Writer) {
         out.raw("{\"error\":{\"code\":");
         out.text(self.code.name());

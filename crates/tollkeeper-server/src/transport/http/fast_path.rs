@@ -1,8 +1,8 @@
-//! The plain form of a check, which nearly every check has: `POST /v1/check` with its body behind it.
+//! Fast path for plain checks, the form of nearly every check: `POST /v1/check` with a `Content-Length` body.
 //!
-//! Such a request is taken out of the buffer and its answer put into another, and nothing is made on the way:
-//! no map of headers, no stream for a body that is already here. Whatever is not plain in every respect is left
-//! in the buffer untouched, for hyper, which knows the rest of HTTP.
+//! Such a request is parsed in the read buffer, and its response is written into another buffer, without a header map
+//! and without a stream for a body that has already arrived. Every other request stays in the buffer untouched, for
+//! hyper, which implements the rest of HTTP.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -14,44 +14,44 @@ use super::MAX_BODY;
 use super::response_body::Reply;
 use crate::telemetry::trace::Parent;
 
-/// What every plain request begins with.
+/// The request line of every plain check.
 const LINE: &[u8] = b"POST /v1/check HTTP/1.1\r\n";
-/// More headers than any client of ours sends.
+/// More headers than usual clients send. A request with more is left to hyper.
 const MAX_HEADERS: usize = 32;
 
-/// What a buffer begins with.
+/// What the read buffer begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begins {
-    /// A plain check: a head of so many bytes, and a body of so many, which may not all be there yet.
-    Plain {
-        /// The line and the headers, with the blank line.
+pub enum Parsed {
+    /// A plain check. Its head is complete, its body may still be arriving.
+    Check {
+        /// Bytes of the request line and the headers, with the blank line.
         head: usize,
-        /// What is behind them.
+        /// Bytes of the body.
         body: usize,
-        /// Whose span it is a part of, if that was to be found.
+        /// The parent span, if the request is to be traced and names one.
         parent: Option<Parent>,
     },
-    /// What may become one when more has come.
-    Unfinished,
-    /// Anything else.
+    /// The beginning of a head that may become a plain check.
+    Partial,
+    /// Any other request.
     Other,
 }
 
-/// Looks at what has come so far, and if it is to be traced, whose it is. A request with a Host that is not known is
-/// not plain.
-pub fn begins(buffer: &[u8], traced: bool, host_is_known: impl Fn(&[u8]) -> bool) -> Begins {
+/// Parses the head that `buffer` begins with, and `traceparent` only if `traced`. A request with an unknown `Host` is not
+/// plain.
+pub fn parse(buffer: &[u8], traced: bool, host_is_known: impl Fn(&[u8]) -> bool) -> Parsed {
     let seen = buffer.len().min(LINE.len());
     if buffer[..seen] != LINE[..seen] {
-        return Begins::Other;
+        return Parsed::Other;
     }
     if seen < LINE.len() {
-        return Begins::Unfinished;
+        return Parsed::Partial;
     }
     let mut headers = [EMPTY_HEADER; MAX_HEADERS];
     let (head, headers) = match httparse::parse_headers(&buffer[LINE.len()..], &mut headers) {
         Ok(Status::Complete((len, headers))) => (LINE.len() + len, headers),
-        Ok(Status::Partial) => return Begins::Unfinished,
-        Err(_) => return Begins::Other,
+        Ok(Status::Partial) => return Parsed::Partial,
+        Err(_) => return Parsed::Other,
     };
     let (mut body, mut parent, mut host) = (None, None, false);
     for header in headers {
@@ -60,47 +60,48 @@ pub fn begins(buffer: &[u8], traced: bool, host_is_known: impl Fn(&[u8]) -> bool
             Header::Connection if header.value.eq_ignore_ascii_case(b"keep-alive") => {}
             Header::Parent if traced => parent = Parent::read(header.value),
             Header::Host if !host && host_is_known(header.value) => host = true,
-            Header::Parent | Header::Harmless => {}
-            Header::Length | Header::Connection | Header::Host | Header::Telling => return Begins::Other,
+            Header::Parent | Header::Ignored => {}
+            Header::Length | Header::Connection | Header::Host | Header::Special => return Parsed::Other,
         }
     }
     match body {
-        Some(Some(body)) if body <= MAX_BODY => Begins::Plain { head, body, parent },
-        _ => Begins::Other,
+        Some(Some(body)) if body <= MAX_BODY => Parsed::Check { head, body, parent },
+        _ => Parsed::Other,
     }
 }
 
-/// What a header means for how a request is read.
+/// What a header means for parsing the request.
 enum Header {
     Length,
     Connection,
     Host,
-    /// It changes how the body or the connection goes on, or names a page that asks.
-    Telling,
-    /// It says whose span the request is a part of.
+    /// Changes how the body or the connection is read, or says that a web page sent the request.
+    Special,
+    /// Names the parent span.
     Parent,
-    Harmless,
+    /// Irrelevant here.
+    Ignored,
 }
 
 impl Header {
     fn of(name: &str) -> Header {
-        // By length first: a name is compared with at most two others.
+        // By length first, so that a name is compared with at most two others.
         let is = |other: &str| name.eq_ignore_ascii_case(other);
         match name.len() {
-            2 if is("te") => Header::Telling,
+            2 if is("te") => Header::Special,
             4 if is("host") => Header::Host,
-            6 if is("expect") || is("origin") => Header::Telling,
-            7 if is("upgrade") || is("trailer") => Header::Telling,
+            6 if is("expect") || is("origin") => Header::Special,
+            7 if is("upgrade") || is("trailer") => Header::Special,
             10 if is("connection") => Header::Connection,
             11 if is("traceparent") => Header::Parent,
             14 if is("content-length") => Header::Length,
-            17 if is("transfer-encoding") => Header::Telling,
-            _ => Header::Harmless,
+            17 if is("transfer-encoding") => Header::Special,
+            _ => Header::Ignored,
         }
     }
 }
 
-/// A content-length as it should be written: up to seven digits and nothing else.
+/// A strict `Content-Length`: one to seven digits and nothing else.
 fn length(value: &[u8]) -> Option<usize> {
     if value.is_empty() || value.len() > 7 {
         return None;
@@ -110,7 +111,7 @@ fn length(value: &[u8]) -> Option<usize> {
         .try_fold(0, |length, byte| byte.is_ascii_digit().then(|| length * 10 + usize::from(byte - b'0')))
 }
 
-/// Puts an answer behind those that are waiting to be sent, as hyper would write it.
+/// Appends a response, byte for byte as hyper would write it.
 pub fn write(out: &mut Vec<u8>, response: &Response<Reply>, now: Instant) {
     let body = response.body().bytes();
     out.extend_from_slice(b"HTTP/1.1 ");
@@ -136,7 +137,7 @@ thread_local! {
     static DATE: RefCell<Date> = const { RefCell::new(Date { text: [0; 29], until: None }) };
 }
 
-/// The date as headers have it, written once a second.
+/// The value of the `Date` header, formatted once a second.
 struct Date {
     text: [u8; 29],
     until: Option<Instant>,
@@ -158,7 +159,7 @@ impl Date {
 mod tests {
     use super::*;
 
-    fn local(host: &[u8]) -> bool {
+    fn is_localhost(host: &[u8]) -> bool {
         host == b"localhost"
     }
 
@@ -167,24 +168,24 @@ mod tests {
     }
 
     #[test]
-    fn a_check_with_its_length_is_plain() {
+    fn check_with_a_content_length_is_plain() {
         for headers in [
             "content-length: 12\r\n",
             "Content-Length: 12\r\nConnection: Keep-Alive\r\n",
             "content-type: text/plain\r\naccept: */*\r\nuser-agent: x\r\ncontent-length: 0012\r\n",
         ] {
             let request = request(headers);
-            let plain = Begins::Plain { head: request.len(), body: 12, parent: None };
-            assert_eq!(begins(request.as_bytes(), true, local), plain, "{headers}");
+            let plain = Parsed::Check { head: request.len(), body: 12, parent: None };
+            assert_eq!(parse(request.as_bytes(), true, is_localhost), plain, "{headers}");
             assert_eq!(
-                begins(format!("{request}{{\"facts\":{{}}}}POST").as_bytes(), true, local),
+                parse(format!("{request}{{\"facts\":{{}}}}POST").as_bytes(), true, is_localhost),
                 plain,
                 "{headers}"
             );
             for end in 0..request.len() {
                 assert_eq!(
-                    begins(&request.as_bytes()[..end], true, local),
-                    Begins::Unfinished,
+                    parse(&request.as_bytes()[..end], true, is_localhost),
+                    Parsed::Partial,
                     "{:?}",
                     &request[..end]
                 );
@@ -193,19 +194,19 @@ mod tests {
     }
 
     #[test]
-    fn the_parent_of_a_span_is_looked_for_only_if_somebody_traces() {
+    fn traceparent_is_parsed_only_when_tracing() {
         let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let request = request(&format!("TraceParent: {parent}\r\ncontent-length: 12\r\n"));
         let parent = Parent::read(parent.as_bytes());
         assert!(parent.is_some());
         for (traced, parent) in [(true, parent), (false, None)] {
-            let plain = Begins::Plain { head: request.len(), body: 12, parent };
-            assert_eq!(begins(request.as_bytes(), traced, local), plain);
+            let plain = Parsed::Check { head: request.len(), body: 12, parent };
+            assert_eq!(parse(request.as_bytes(), traced, is_localhost), plain);
         }
     }
 
     #[test]
-    fn whatever_tells_more_is_left_to_hyper() {
+    fn other_requests_are_left_to_hyper() {
         let many: String = (0..MAX_HEADERS).map(|n| format!("x-{n}: 1\r\n")).collect();
         for headers in [
             "",
@@ -232,20 +233,20 @@ mod tests {
             "content-length: 1\r\nx: \0\r\n",
             &format!("{many}content-length: 1\r\n"),
         ] {
-            assert_eq!(begins(request(headers).as_bytes(), true, local), Begins::Other, "{headers:?}");
+            assert_eq!(parse(request(headers).as_bytes(), true, is_localhost), Parsed::Other, "{headers:?}");
         }
         for line in
             ["GET /v1/check HTTP/1.1", "POST /v1/peek HTTP/1.1", "POST /v1/check HTTP/1.0", "post", "\r\n"]
         {
             let request = format!("{line}\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n");
-            assert_eq!(begins(request.as_bytes(), true, local), Begins::Other, "{line}");
+            assert_eq!(parse(request.as_bytes(), true, is_localhost), Parsed::Other, "{line}");
         }
         let rebound = "POST /v1/check HTTP/1.1\r\nhost: evil.example\r\ncontent-length: 1\r\n\r\n";
-        assert_eq!(begins(rebound.as_bytes(), true, local), Begins::Other);
+        assert_eq!(parse(rebound.as_bytes(), true, is_localhost), Parsed::Other);
     }
 
     #[test]
-    fn the_date_is_that_of_the_second() {
+    fn date_is_formatted_once_a_second() {
         let mut date = Date { text: [0; 29], until: None };
         let now = Instant::now();
         let text = std::str::from_utf8(date.at(now)).unwrap().to_owned();

@@ -1,8 +1,8 @@
-//! Forward-auth: a gateway asks whether a request may pass, before it forwards it.
+//! Forward auth: a gateway sends each request here first, and forwards it only if it is admitted.
 //!
-//! Method and URI are the gateway's word, and each endpoint takes them from one family of headers: a gateway
-//! that writes one family lets its clients send the other. All further headers are the client's own. What
-//! cannot be told for certain is refused with 403, a status that every gateway passes on.
+//! The gateway sends the method and URI of the original request in headers. Each endpoint reads one family of them only,
+//! because a gateway that sets one family passes the other on from its clients, who could spoof it. All other headers
+//! are the client's own. A request that is ambiguous is refused with 403, a status that every gateway passes on.
 
 use std::net::IpAddr;
 use std::sync::Once;
@@ -18,15 +18,15 @@ use tollkeeper_tower::headers::{self, Jitter};
 use tollkeeper_tower::problem::{self, Problem};
 use tollkeeper_tower::{Prepared, random};
 
-use super::Asked;
+use super::RequestContext as Asked;
 use super::response_body::Reply;
 use crate::service::Service;
 use crate::telemetry::metrics::{Ended, RouteLabel};
 
-/// The longest that a request is held for a leaky bucket: shorter than gateways wait for an answer.
+/// The longest time that a leaky bucket delays a request here: shorter than the timeouts of gateways.
 const LONGEST_DELAY: Span = Span::from_secs(30);
 
-/// The headers that a gateway writes.
+/// The family of headers in which a gateway describes the original request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `X-Forwarded-…`: Traefik and Caddy.
@@ -35,7 +35,7 @@ pub enum Family {
     Original,
 }
 
-/// Answers a gateway: 200, or what it is to answer its client.
+/// Responds to a gateway: 200 to admit the request, or the response that it should pass on to its client.
 pub async fn answer(service: &Service, asked: Asked, family: Family, head: Parts) -> Response<Reply> {
     let prepared = service.reading.read(&service.limiter);
     let answered = decide(service, asked, family, head, &prepared).await;
@@ -64,7 +64,7 @@ pub async fn answer(service: &Service, asked: Asked, family: Family, head: Parts
 
 struct Decided {
     decision: Decision,
-    /// The status of a refusal.
+    /// The status of a refusal: 429 unless the gateway asks for another.
     deny: StatusCode,
     route: RouteLabel,
 }
@@ -79,7 +79,9 @@ async fn decide(
     let deny = status_of_refusals(head.uri.query())?;
     family.put_in_place(&mut head).inspect_err(|problem| {
         static SAID: Once = Once::new();
-        SAID.call_once(|| tracing::warn!("a question of a gateway cannot be answered: {}", problem.detail));
+        SAID.call_once(|| {
+            tracing::warn!("refusing forward-auth requests of a misconfigured gateway: {}", problem.detail);
+        });
     })?;
     let client = Client::of(asked.peer, &head.headers, &prepared.settings.http);
     if !client.trusted {
@@ -99,7 +101,8 @@ async fn decide(
     Ok(Decided { route: service.metrics.route(read.facts), decision, deny })
 }
 
-/// The status that the gateway asks refusals to have. Caddy may add the query of its client: it means nothing here.
+/// The status that the gateway wants for refusals, from `?deny=`. Other parameters are ignored: Caddy may append the
+/// query of its client.
 fn status_of_refusals(query: Option<&str>) -> Result<StatusCode, Problem> {
     let mut asked = query.unwrap_or_default().split('&').filter_map(|pair| pair.strip_prefix("deny="));
     match (asked.next(), asked.next()) {
@@ -107,18 +110,18 @@ fn status_of_refusals(query: Option<&str>) -> Result<StatusCode, Problem> {
         (Some("401"), None) => Ok(StatusCode::UNAUTHORIZED),
         (Some("403"), None) => Ok(StatusCode::FORBIDDEN),
         (Some("503"), None) => Ok(StatusCode::SERVICE_UNAVAILABLE),
-        _ => Err(forbidden("`deny` is 401, 403, 429 or 503, and there once: `?deny=403`")),
+        _ => Err(forbidden("`deny` must be 401, 403, 429 or 503, and given once: `?deny=403`")),
     }
 }
 
 impl Family {
-    /// Puts what the gateway says of the request in the place of what it asks with.
+    /// Replaces the method, URI and host of the gateway's own request by those of the original request.
     fn put_in_place(self, head: &mut Parts) -> Result<(), Problem> {
         let method = match self {
             Family::Forwarded => needed(&head.headers, "X-Forwarded-Method")?,
             Family::Original => needed(&head.headers, "X-Original-Method")?,
         };
-        head.method = Method::from_bytes(method.as_bytes()).map_err(|_| forbidden("the method is none"))?;
+        head.method = Method::from_bytes(method.as_bytes()).map_err(|_| forbidden("invalid method"))?;
         head.uri = self.uri(&head.headers)?;
         if self == Family::Forwarded {
             let hosts: Vec<HeaderValue> = head.headers.get_all("x-forwarded-host").iter().cloned().collect();
@@ -127,7 +130,7 @@ impl Family {
                 head.headers.append(header::HOST, host);
             }
         } else if head.uri.authority().is_some() {
-            // ingress-nginx asks with the host of the auth server.
+            // ingress-nginx sends the host of the auth server.
             head.headers.remove(header::HOST);
         }
         Ok(())
@@ -141,34 +144,34 @@ impl Family {
             return path_of(needed(headers, "X-Original-URI")?);
         };
         let url = url_of(url)?;
-        // A gateway that writes one of them lets its clients send the other.
+        // A gateway that sets one of them passes the other on from its clients.
         match once(headers, "X-Original-URI")?.map(path_of).transpose()? {
             Some(uri) if uri.path_and_query() != url.path_and_query() => Err(forbidden(
-                "X-Original-URI and X-Original-URL differ, and only one of them is the gateway's",
+                "X-Original-URI and X-Original-URL differ, and the gateway sets only one of them",
             )),
             _ => Ok(url),
         }
     }
 }
 
-/// Says once that the address of a gateway counts as that of all its clients.
+/// Warns once that all clients of an untrusted gateway share its address.
 fn warn_once_of_untrusted(gateway: IpAddr) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
         tracing::warn!(
-            "a gateway asks that is not trusted, so all its clients count as one address, its own; \
+            "a gateway is not a trusted proxy, so all its clients are limited as one address, its own; \
              add this to the config: `http: {{ trusted_proxies: [{gateway}] }}`"
         );
     });
 }
 
-/// The path and query of a request, without the host that some clients write before it.
+/// The path and query of a request target, without the scheme and host that some clients send.
 fn path_of(value: &HeaderValue) -> Result<Uri, Problem> {
     let uri = parsed(value).ok();
     uri.and_then(|uri| uri.path_and_query().cloned()).map(Uri::from).ok_or_else(no_uri)
 }
 
-/// A URI with scheme and host. The host is what the client has sent: it must not reach into the path.
+/// A URI with scheme and host. The client chooses the host, so it must not be able to extend into the path.
 fn url_of(value: &HeaderValue) -> Result<Uri, Problem> {
     let bytes = value.as_bytes();
     let host = bytes.windows(3).position(|three| three == b"://").map(|scheme| &bytes[scheme + 3..]);
@@ -179,7 +182,7 @@ fn url_of(value: &HeaderValue) -> Result<Uri, Problem> {
     parsed(value)
 }
 
-/// A URI without a fragment, which no request has. Here it would be dropped, but nginx passes it on, and to Go it is a
+/// A URI without a fragment, which no request has. The parser would drop it, but nginx passes it on, and Go takes it as
 /// part of the path.
 fn parsed(value: &HeaderValue) -> Result<Uri, Problem> {
     let bytes = value.as_bytes();
@@ -187,20 +190,21 @@ fn parsed(value: &HeaderValue) -> Result<Uri, Problem> {
 }
 
 fn no_uri() -> Problem {
-    forbidden("the URI is none")
+    forbidden("invalid URI")
 }
 
-/// A header that the gateway has to write.
+/// A header that the gateway must send.
 fn needed<'h>(headers: &'h HeaderMap, name: &str) -> Result<&'h HeaderValue, Problem> {
-    once(headers, name)?.ok_or_else(|| forbidden(format!("the gateway must send {name}, and does not")))
+    once(headers, name)?
+        .ok_or_else(|| forbidden(format!("the gateway does not send {name}, which is required")))
 }
 
-/// A header that can be there once.
+/// A header that may be sent at most once.
 fn once<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h HeaderValue>, Problem> {
     let mut lines = headers.get_all(name).iter();
     match (lines.next(), lines.next()) {
         (line, None) => Ok(line),
-        (_, Some(_)) => Err(forbidden(format!("{name} is there twice, and only one can be meant"))),
+        (_, Some(_)) => Err(forbidden(format!("{name} is sent twice, which is ambiguous"))),
     }
 }
 
@@ -212,7 +216,7 @@ fn forbidden(detail: impl Into<String>) -> Problem {
 mod tests {
     use super::*;
 
-    /// The path, query and host that are read from these headers.
+    /// The method and URI that are read from these headers.
     fn read(family: Family, lines: &[(&'static str, &'static str)]) -> Result<String, String> {
         let (mut head, ()) = hyper::Request::new(()).into_parts();
         for (name, value) in lines {
@@ -235,7 +239,7 @@ mod tests {
             (uri("/a?user=junk#&user=real"), None),
             (uri(""), None),
             (url("https://host:8443/a?b=c"), Some("GET https://host:8443/a?b=c")),
-            // What a client calls the host is not to become the path.
+            // The host, which the client chooses, must not become part of the path.
             (url("http://host?/login"), None),
             (url("http://host#/login"), None),
             (url("http://host/a#/../login"), None),

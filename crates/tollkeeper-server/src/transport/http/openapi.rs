@@ -1,7 +1,7 @@
-//! Every call in the words of OpenAPI.
+//! The OpenAPI document of the HTTP API.
 //!
-//! What is called and answered stands in `openapi.json`, to be read as it is; what a limit looks like comes
-//! from the config, and the codes of errors from where they are defined.
+//! `openapi.json` holds the paths and bodies. The schema of a limit is added from the config's JSON schema, and the error
+//! codes from [`Code::ALL`].
 
 use std::sync::LazyLock;
 
@@ -11,17 +11,17 @@ use super::error::Code;
 
 /// The document, as JSON.
 pub static TEXT: LazyLock<String> = LazyLock::new(|| {
-    let mut document: Value = serde_json::from_str(include_str!("openapi.json")).expect("it is JSON");
+    let mut document: Value = serde_json::from_str(include_str!("openapi.json")).expect("valid JSON");
     document["info"]["version"] = json!(env!("CARGO_PKG_VERSION"));
     let schemas = &mut document["components"]["schemas"];
     let codes: Vec<&str> = Code::ALL.iter().map(|code| code.name()).collect();
     schemas["Error"]["properties"]["error"]["properties"]["code"]["enum"] = json!(codes);
-    let config: Value = serde_json::from_str(&tollkeeper::config::schema()).expect("it is JSON");
+    let config: Value = serde_json::from_str(&tollkeeper::config::schema()).expect("valid JSON");
     schemas["Limit"] = without_variables(config["$defs"]["limit"].clone());
-    serde_json::to_string_pretty(&document).expect("a tree of text")
+    serde_json::to_string_pretty(&document).expect("a JSON value")
 });
 
-/// In a file a variable of the environment may stand for any value; here it may not.
+/// Removes the alternative of an environment variable, which only config files can use as a value.
 fn without_variables(schema: Value) -> Value {
     let is_variable = |schema: &Value| schema["$ref"] == "#/$defs/variable";
     match schema {

@@ -1,4 +1,4 @@
-//! What stands behind the `?`: facts.
+//! Reads facts from the query of a URI.
 
 use hyper::Uri;
 use tollkeeper::Facts;
@@ -7,7 +7,7 @@ use tollkeeper::facts::MAX_FACTS;
 use super::error::{ApiError, Code};
 use crate::service::Service;
 
-/// The names and values of a query.
+/// The decoded names and values of a query. A name may appear only once.
 pub fn pairs(uri: &Uri) -> Result<Vec<(String, String)>, ApiError> {
     let query = uri.query().unwrap_or_default();
     let mut pairs: Vec<(String, String)> = Vec::new();
@@ -15,14 +15,15 @@ pub fn pairs(uri: &Uri) -> Result<Vec<(String, String)>, ApiError> {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let decoded = |text| {
             decode(text).ok_or_else(|| {
-                let message =
-                    format!("fact `{name}`: `%` begins two hexadecimal digits, and values are UTF-8");
+                let message = format!(
+                    "fact `{name}`: `%` must be followed by two hexadecimal digits, and the result be UTF-8"
+                );
                 ApiError::new(Code::InvalidFact, message).at(format!("facts.{name}"))
             })
         };
         let (name, value) = (decoded(name)?, decoded(value)?);
         if pairs.iter().any(|(other, _)| *other == name) {
-            let message = format!("fact `{name}` is there twice");
+            let message = format!("fact `{name}` is given twice");
             return Err(ApiError::new(Code::DuplicateField, message).at(format!("facts.{name}")));
         }
         if pairs.len() == MAX_FACTS {
@@ -34,7 +35,7 @@ pub fn pairs(uri: &Uri) -> Result<Vec<(String, String)>, ApiError> {
     Ok(pairs)
 }
 
-/// The facts that an operator passes: the value of a hashed fact may also have the form `sha256:…`.
+/// The facts of an operator's query. A hashed fact may be given as a raw value or as `sha256:…`.
 pub fn facts<'p>(pairs: &'p [(String, String)], service: &Service) -> Result<Facts<'p>, ApiError> {
     let policy = service.limiter.policy();
     let mut facts = Facts::new();
@@ -48,7 +49,7 @@ pub fn facts<'p>(pairs: &'p [(String, String)], service: &Service) -> Result<Fac
     Ok(facts)
 }
 
-/// What a query stands for: `+` is a blank, `%41` an `A`.
+/// Decodes a query component: `+` is a space, `%41` is `A`.
 fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_query_is_decoded() {
+    fn query_component_is_decoded() {
         for (text, expected) in [
             ("alice", Some("alice")),
             ("a+b%20c", Some("a b c")),

@@ -1,4 +1,4 @@
-//! What is asked: the body of a call, read into facts, costs and receipts.
+//! Reads the JSON bodies of API requests into facts, costs, charges and slots.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use tollkeeper::{Costs, Facts, InvalidFact, InvalidRequest, Value as FactValue};
 use crate::json::{Kind, Reader, Value};
 use crate::transport::http::error::{ApiError, Code};
 
-/// The most checks in one batch.
+/// The largest number of checks in one batch.
 pub const MAX_BATCH: usize = 1_000;
 
-/// `{"facts":{"user":"alice"},"cost":1}`.
+/// The body of a check: `{"facts":{"user":"alice"},"cost":1}`.
 #[derive(Clone, Debug)]
 pub struct Ask<'a> {
-    /// What is known of the request.
+    /// The facts of the request: `user=alice`.
     pub facts: Facts<'a>,
-    /// What it costs.
+    /// Units to charge; 1 if the body does not say.
     pub cost: u64,
 }
 
@@ -36,15 +36,15 @@ impl<'a> Ask<'a> {
     }
 }
 
-/// How long a reservation lives that does not say.
-const RESERVED: Duration = Duration::from_secs(60);
+/// The time to live of a reservation without `ttl`.
+const DEFAULT_TTL: Duration = Duration::from_secs(60);
 
-/// `{"facts":{"api_key":"k","tokens":2000},"cost":1,"ttl":"60s"}`.
+/// The body of a reservation: `{"facts":{"api_key":"k","tokens":2000},"cost":1,"ttl":"60s"}`.
 #[derive(Clone, Debug)]
 pub struct Reserve<'a> {
-    /// What is estimated.
+    /// The facts and the estimated cost.
     pub ask: Ask<'a>,
-    /// How long it may be corrected.
+    /// How long the charge can be corrected: 1 s to 1 h.
     pub ttl: Duration,
 }
 
@@ -66,14 +66,14 @@ impl<'a> Reserve<'a> {
         reader.end()?;
         let facts =
             facts.ok_or_else(|| missing("facts", "an object of names and values; it may be empty"))?;
-        Ok(Reserve { ask: Ask { facts, cost: cost.unwrap_or(1) }, ttl: ttl.unwrap_or(RESERVED) })
+        Ok(Reserve { ask: Ask { facts, cost: cost.unwrap_or(1) }, ttl: ttl.unwrap_or(DEFAULT_TTL) })
     }
 }
 
-/// `{"charge":"…"}`, with `"cost":n` or `"facts":{"tokens":n}`.
+/// The body of settle and refund: `{"charge":"…"}`, with `"cost":n` or `"facts":{"tokens":n}`.
 #[derive(Clone, Debug)]
 pub struct Correct<'a> {
-    /// The receipt.
+    /// The charge to correct, as an earlier response named it.
     pub charge: &'a str,
     cost: Option<u64>,
     facts: Option<Facts<'a>>,
@@ -92,22 +92,23 @@ impl<'a> Correct<'a> {
         })?;
         reader.end()?;
         if cost.is_some() && facts.is_some() {
-            // A charge is corrected once, and these are for different limits.
-            let message = "`cost` or `facts`, not both: a charge is corrected once";
+            // They correct different limits, and a charge is corrected only once.
+            let message = "send `cost` or `facts`, not both: a charge is corrected only once";
             return Err(ApiError::new(Code::InvalidCost, message).at("cost"));
         }
-        let charge = charge.ok_or_else(|| missing("charge", "the text that an admission answered"))?;
+        let charge = charge.ok_or_else(|| missing("charge", "the `charge` of an earlier response"))?;
         Ok(Correct { charge, cost, facts })
     }
 
-    /// What it says of costs, if anything.
+    /// The corrected costs, if the body has any.
     pub fn costs(&self) -> Option<Costs<'_>> {
         self.cost.map(Costs::Request).or(self.facts.as_ref().map(Costs::Facts))
     }
 
-    /// What it says of costs, which it must.
+    /// The corrected costs, which settle requires.
     pub fn actual(&self) -> Result<Costs<'_>, ApiError> {
-        self.costs().ok_or_else(|| missing("facts", "what it did cost, such as {\"tokens\":1234}; or `cost`"))
+        self.costs()
+            .ok_or_else(|| missing("facts", "the actual costs, such as {\"tokens\":1234}, or send `cost`"))
     }
 }
 
@@ -120,11 +121,11 @@ pub fn read_slot<'a>(mut reader: Reader<'a>) -> Result<&'a str, ApiError> {
         _ => Err(unknown(name, "`slot`")),
     })?;
     reader.end()?;
-    slot.ok_or_else(|| missing("slot", "the text that an acquire answered"))
+    slot.ok_or_else(|| missing("slot", "the `slot` of an earlier /v1/acquire"))
 }
 
-/// Reads `{"checks":[…]}`: each element well-formed, but not yet understood, so that one that makes no
-/// sense does not spoil the others.
+/// Reads `{"checks":[…]}`. The elements are well-formed JSON, but are not validated yet: an invalid check must not fail
+/// the others.
 pub fn read_batch<'a>(mut reader: Reader<'a>) -> Result<Vec<Reader<'a>>, ApiError> {
     must_be_object(&mut reader, "a batch", r#"{"checks":[…]}"#)?;
     let mut checks: Option<Vec<Reader<'a>>> = None;
@@ -141,7 +142,7 @@ pub fn read_batch<'a>(mut reader: Reader<'a>) -> Result<Vec<Reader<'a>>, ApiErro
             })?;
             once(&mut checks, name, list)
         }
-        "checks" => Err(ApiError::new(Code::InvalidJson, "`checks` is a list of checks").at("checks")),
+        "checks" => Err(ApiError::new(Code::InvalidJson, "`checks` must be a list of checks").at("checks")),
         _ => Err(unknown(name, "`checks`")),
     })?;
     reader.end()?;
@@ -151,21 +152,22 @@ pub fn read_batch<'a>(mut reader: Reader<'a>) -> Result<Vec<Reader<'a>>, ApiErro
 fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
     let mut facts = Facts::new();
     if reader.kind()? != Kind::Object {
-        let message = "`facts` is an object of names and values, such as {\"user\":\"alice\"}";
+        let message = "`facts` must be an object of names and values, such as {\"user\":\"alice\"}";
         return Err(ApiError::new(Code::InvalidFact, message).at("facts"));
     }
     reader.object(|reader, name| {
-        let wrong = |what: &str| {
-            let message = format!("fact `{}`: {what}", shown(name));
-            Err(ApiError::new(Code::InvalidFact, message).at(format!("facts.{}", shown(name))))
+        let invalid = |what: &str| {
+            let message = format!("fact `{}`: {what}", truncated(name));
+            Err(ApiError::new(Code::InvalidFact, message).at(format!("facts.{}", truncated(name))))
         };
         if facts.iter().any(|(other, _)| other == name) {
-            return Err(duplicate(&format!("facts.{}", shown(name))));
+            return Err(duplicate(&format!("facts.{}", truncated(name))));
         }
         match reader.kind()? {
             Kind::Scalar => {}
             Kind::Object => {
-                let not_a_hash = || wrong("an object is a hash of 32 hexadecimal digits, {\"sha256\":\"…\"}");
+                let not_a_hash =
+                    || invalid("an object must be a hash of 32 hexadecimal digits, {\"sha256\":\"…\"}");
                 let mut hash = None;
                 reader.object(|reader, field| match (field, scalar(reader)?) {
                     ("sha256", Some(Value::Text(text))) if hash.is_none() => {
@@ -178,7 +180,7 @@ fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
                 return facts.insert(name, value).map_err(|error| InvalidRequest::Fact(error).into());
             }
             Kind::List => {
-                return wrong("a value is a string, a whole number, a boolean or a hash, not a list");
+                return invalid("a value is a string, a whole number, a boolean or a hash, not a list");
             }
         }
         let text = match reader.scalar()? {
@@ -186,10 +188,10 @@ fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
             Value::Number(number) if number.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit()) => {
                 number
             }
-            Value::Number(_) => return wrong("a number is whole, without fraction and exponent"),
+            Value::Number(_) => return invalid("a number must be whole, without fraction and exponent"),
             Value::Bool(true) => "true",
             Value::Bool(false) => "false",
-            Value::Null => return wrong("null is not a value (leave the fact out)"),
+            Value::Null => return invalid("null is not a value (leave the fact out)"),
         };
         facts.insert(name, text).map_err(|error: InvalidFact| InvalidRequest::Fact(error).into())
     })?;
@@ -197,32 +199,32 @@ fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
 }
 
 fn read_cost(reader: &mut Reader<'_>) -> Result<u64, ApiError> {
-    let wrong = |message: String| ApiError::new(Code::InvalidCost, message).at("cost");
+    let invalid = |message: String| ApiError::new(Code::InvalidCost, message).at("cost");
     let Some(Value::Number(number)) = scalar(reader)? else {
-        return Err(wrong("a cost is a whole number from 1 to 2147483648".to_owned()));
+        return Err(invalid("`cost` must be a whole number from 1 to 2147483648".to_owned()));
     };
     if let Ok(cost) = number.parse() {
         return Ok(cost);
     }
-    Err(wrong(format!("the cost {} is not a whole number from 1 to 2147483648", shown(number))))
+    Err(invalid(format!("the cost {} is not a whole number from 1 to 2147483648", truncated(number))))
 }
 
 fn read_ttl(reader: &mut Reader<'_>) -> Result<Duration, ApiError> {
-    let wrong = |message: String| ApiError::new(Code::InvalidTtl, message).at("ttl");
+    let invalid = |message: String| ApiError::new(Code::InvalidTtl, message).at("ttl");
     match scalar(reader)? {
-        Some(Value::Text(text)) => tollkeeper::config::duration(text).map_err(wrong),
-        _ => Err(wrong("`ttl` is a duration from 1s to 1h, such as \"60s\"".to_owned())),
+        Some(Value::Text(text)) => tollkeeper::config::duration(text).map_err(invalid),
+        _ => Err(invalid("`ttl` must be a duration from 1s to 1h, such as \"60s\"".to_owned())),
     }
 }
 
 fn read_text<'a>(reader: &mut Reader<'a>, name: &str) -> Result<&'a str, ApiError> {
     match scalar(reader)? {
         Some(Value::Text(text)) => Ok(text),
-        _ => Err(ApiError::new(Code::InvalidJson, format!("`{name}` is a text")).at(name)),
+        _ => Err(ApiError::new(Code::InvalidJson, format!("`{name}` must be a string")).at(name)),
     }
 }
 
-/// The next value, if it is neither a list nor an object.
+/// The next value; `None` if it is a list or an object.
 fn scalar<'a>(reader: &mut Reader<'a>) -> Result<Option<Value<'a>>, ApiError> {
     Ok(if reader.kind()? == Kind::Scalar { Some(reader.scalar()?) } else { None })
 }
@@ -230,7 +232,7 @@ fn scalar<'a>(reader: &mut Reader<'a>) -> Result<Option<Value<'a>>, ApiError> {
 fn must_be_object(reader: &mut Reader<'_>, what: &str, example: &str) -> Result<(), ApiError> {
     match reader.kind()? {
         Kind::Object => Ok(()),
-        _ => Err(ApiError::new(Code::InvalidJson, format!("{what} is an object, such as {example}"))),
+        _ => Err(ApiError::new(Code::InvalidJson, format!("{what} must be an object, such as {example}"))),
     }
 }
 
@@ -239,20 +241,20 @@ fn once<T>(field: &mut Option<T>, name: &str, value: T) -> Result<(), ApiError> 
 }
 
 fn duplicate(name: &str) -> ApiError {
-    ApiError::new(Code::DuplicateField, format!("`{name}` is there twice")).at(name)
+    ApiError::new(Code::DuplicateField, format!("`{name}` is given twice")).at(name)
 }
 
 fn unknown(name: &str, known: &str) -> ApiError {
-    let message = format!("there is no field `{}` here (only {known})", shown(name));
-    ApiError::new(Code::UnknownField, message).at(shown(name))
+    let message = format!("unknown field `{}`: this body takes only {known}", truncated(name));
+    ApiError::new(Code::UnknownField, message).at(truncated(name))
 }
 
 fn missing(name: &str, what: &str) -> ApiError {
     ApiError::new(Code::MissingField, format!("`{name}` is missing ({what})")).at(name)
 }
 
-/// A client's words as they may stand in a message: not too many.
-fn shown(text: &str) -> String {
+/// The first 64 characters of client input, for error messages.
+fn truncated(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
@@ -274,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn facts_are_text_numbers_and_booleans() {
+    fn facts_are_strings_numbers_and_booleans() {
         for (body, facts, cost) in [
             (r#"{"facts":{}}"#, "", 1),
             (r#"{"cost":3,"facts":{"user":"alice"}}"#, "user=alice", 3),
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_refused_by_code_and_place() {
+    fn invalid_check_is_refused_with_code_and_field() {
         let long = format!(r#"{{"facts":{{"user":"{}"}}}}"#, "x".repeat(1025));
         let many: Vec<String> = (0..65).map(|n| format!("\"f{n}\":1")).collect();
         let many = format!(r#"{{"facts":{{{}}}}}"#, many.join(","));
@@ -334,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_keeps_what_makes_no_sense_for_later() {
+    fn invalid_check_does_not_fail_its_batch() {
         let mut body = br#"{"checks":[{"facts":{}},{"nonsense":[1,{"a":2}]},7]}"#.to_vec();
         let checks = read_batch(Reader::new(&mut body).unwrap()).unwrap();
         let codes: Vec<_> =

@@ -1,4 +1,4 @@
-//! The body of a request: as large as it may be, and not for ever.
+//! Reads request bodies, with a limit on their size and on the time they take.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -10,42 +10,42 @@ use tokio::time::sleep;
 use crate::transport::http::error::{ApiError, Code};
 
 /// How long a body may take to arrive.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads a body of at most `most` bytes.
-pub async fn read(body: Incoming, most: usize) -> Result<Vec<u8>, ApiError> {
-    // Who says so beforehand need not send it.
-    if body.size_hint().lower() > most as u64 {
-        return Err(too_large(most));
+/// Reads a body of at most `max` bytes.
+pub async fn read(body: Incoming, max: usize) -> Result<Vec<u8>, ApiError> {
+    // Refuse by Content-Length, before the client has sent the body.
+    if body.size_hint().lower() > max as u64 {
+        return Err(too_large(max));
     }
     tokio::select! {
         biased;
-        arrived = arrive(body, most) => arrived,
-        // A block, so that there is no timer for a body that came along with its head.
-        () = async { sleep(PATIENCE).await } => {
-            Err(late())
+        collected = collect(body, max) => collected,
+        // In a block, so that no timer is created for a body that arrived together with its head.
+        () = async { sleep(TIMEOUT).await } => {
+            Err(timed_out())
         }
     }
 }
 
-/// The body ended too early.
-pub fn cut_off(why: impl Display) -> ApiError {
-    ApiError::new(Code::InvalidJson, format!("the body did not arrive in full: {why}"))
+/// The error for a body that ended early.
+pub fn incomplete(cause: impl Display) -> ApiError {
+    ApiError::new(Code::InvalidJson, format!("the body did not arrive completely: {cause}"))
 }
 
-/// The body took too long.
-pub fn late() -> ApiError {
-    let message = format!("the body did not arrive within {} s", PATIENCE.as_secs());
+/// The error for a body that took longer than [`TIMEOUT`].
+pub fn timed_out() -> ApiError {
+    let message = format!("the body did not arrive within {} s", TIMEOUT.as_secs());
     ApiError::new(Code::InvalidJson, message)
 }
 
-async fn arrive(mut body: Incoming, most: usize) -> Result<Vec<u8>, ApiError> {
+async fn collect(mut body: Incoming, max: usize) -> Result<Vec<u8>, ApiError> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(cut_off)?;
+        let frame = frame.map_err(incomplete)?;
         if let Some(data) = frame.data_ref() {
-            if bytes.len() + data.len() > most {
-                return Err(too_large(most));
+            if bytes.len() + data.len() > max {
+                return Err(too_large(max));
             }
             bytes.extend_from_slice(data);
         }
@@ -53,6 +53,6 @@ async fn arrive(mut body: Incoming, most: usize) -> Result<Vec<u8>, ApiError> {
     Ok(bytes)
 }
 
-fn too_large(most: usize) -> ApiError {
-    ApiError::new(Code::TooLarge, format!("the body has more than {} KiB", most >> 10))
+fn too_large(max: usize) -> ApiError {
+    ApiError::new(Code::TooLarge, format!("the body has more than {} KiB", max >> 10))
 }

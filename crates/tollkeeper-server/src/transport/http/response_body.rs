@@ -1,4 +1,4 @@
-//! The body of an answer: whole, or as long as somebody listens.
+//! The body of a response: complete, or a stream of events.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -8,17 +8,17 @@ use hyper::body::{Body, Bytes, Frame, SizeHint};
 
 use crate::telemetry::events::Listening;
 
-/// What is answered.
+/// A response body.
 #[derive(Debug)]
 pub enum Reply {
-    /// All of it, at once.
+    /// A complete body.
     Whole(Bytes),
-    /// A piece a second.
+    /// Server-sent events, one a second.
     Events(Listening),
 }
 
 impl Reply {
-    /// What there is of it already.
+    /// The bytes of a complete body; empty for events.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Reply::Whole(body) => body,

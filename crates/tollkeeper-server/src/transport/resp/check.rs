@@ -1,4 +1,4 @@
-//! `TK.CHECK` and `TK.PEEK`: facts against the policy, answered with the fields of the JSON API.
+//! `TK.CHECK` and `TK.PEEK`: read facts, and write decisions with the fields of the JSON API.
 
 use tollkeeper::decision::LimitDecision;
 use tollkeeper::facts::DeclaredFacts;
@@ -14,26 +14,26 @@ pub fn read(arguments: Arguments<'_>) -> Result<(Facts<'_>, u64), ApiError> {
     let mut words = arguments.from(1).peekable();
     let mut cost = 1;
     if words.next_if(|word| word.eq_ignore_ascii_case(b"COST")).is_some() {
-        let said = words.next().unwrap_or_default();
-        let number = std::str::from_utf8(said).ok().and_then(|text| text.parse().ok());
+        let word = words.next().unwrap_or_default();
+        let number = std::str::from_utf8(word).ok().and_then(|text| text.parse().ok());
         cost = number.ok_or_else(|| {
-            let said = said.escape_ascii();
+            let word = word.escape_ascii();
             ApiError::new(
                 Code::InvalidCost,
-                format!("the cost `{said:.64}` is not a whole number from 1 to 2147483648"),
+                format!("the cost `{word:.64}` is not a whole number from 1 to 2147483648"),
             )
         })?;
     }
     let mut facts = Facts::new();
     while let Some(word) = words.next() {
-        let wrong = |what: &str| {
+        let invalid = |what: &str| {
             let message = format!("fact `{:.64}`: {what}", word.escape_ascii());
             ApiError::new(Code::InvalidFact, message)
         };
-        let name = std::str::from_utf8(word).map_err(|_| wrong("a name is text"))?;
-        let value = words.next().ok_or_else(|| wrong("it has no value (facts are pairs: user alice)"))?;
+        let name = std::str::from_utf8(word).map_err(|_| invalid("a name must be UTF-8"))?;
+        let value = words.next().ok_or_else(|| invalid("it has no value (facts are pairs: user alice)"))?;
         if facts.iter().any(|(other, _)| other == name) {
-            let message = format!("fact `{:.64}` is there twice", word.escape_ascii());
+            let message = format!("fact `{:.64}` is given twice", word.escape_ascii());
             return Err(ApiError::new(Code::DuplicateField, message));
         }
         facts.insert_bytes(name, value).map_err(InvalidRequest::Fact)?;
@@ -41,7 +41,7 @@ pub fn read(arguments: Arguments<'_>) -> Result<(Facts<'_>, u64), ApiError> {
     Ok((facts, cost))
 }
 
-/// Writes a decision; the limiter is the one that made it, and seals its receipt.
+/// Writes a decision. `limiter` must be the one that made it, because it seals the charge.
 pub fn write(out: &mut Replies, limiter: &Limiter, redactor: &Redactor, decision: &Decision) {
     let (verdict, binding) = decision.conclusion();
     let (retry, delay) = match verdict {
@@ -98,7 +98,7 @@ fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts,
     out.number(answer.due().cost);
     out.bulk(b"limit");
     out.number(outcome.limit);
-    // Who decides without counting knows neither what remains nor when all is there again.
+    // If the failure policy decided without counting, `remaining` and `reset_after` are unknown.
     let counted = !matches!(answer.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny));
     out.bulk(b"remaining");
     out.or_null(counted.then_some(outcome.remaining), Replies::number);
@@ -118,7 +118,7 @@ fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts,
     }
 }
 
-/// When to come again, where waiting cures.
+/// Time until a retry can pass; `None` if allowed, or if no retry can ever pass.
 fn wait(retry: Option<Retry>) -> Option<Span> {
     match retry {
         Some(Retry::After(span)) => Some(span),

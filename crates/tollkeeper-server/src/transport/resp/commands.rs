@@ -1,54 +1,54 @@
-//! What can be called: names, how many words they take, and what Redis clients ask about them.
+//! The command table: names, numbers of arguments, and the descriptions that Redis clients ask for.
 
 use super::reply::Replies;
 
 /// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Name {
-    /// A limit that travels with the call, as redis-cell has it.
+    /// Checks a limit given in the command, as redis-cell does.
     ClThrottle,
-    /// The policy, asked.
+    /// Checks the limits of the policy.
     TkCheck,
-    /// The policy, asked without paying.
+    /// Checks the limits of the policy without charging.
     TkPeek,
-    /// A limit that travels with the call, as throttlecrab has it.
+    /// Checks a limit given in the command, as throttlecrab does.
     Throttle,
-    /// Keys of the two, forgotten.
+    /// Deletes keys of `CL.THROTTLE` and `THROTTLE`.
     Del,
-    /// Whether somebody is there.
+    /// Tests the connection.
     Ping,
-    /// The same back.
+    /// Returns its argument.
     Echo,
-    /// A password.
+    /// Authenticates with a token as the password.
     Auth,
-    /// The version of the protocol.
+    /// Selects the protocol version.
     Hello,
-    /// A database: there is one.
+    /// Selects a database: there is only 0.
     Select,
-    /// What a client says of itself.
+    /// Names the connection or the client library.
     Client,
-    /// These commands.
+    /// Describes these commands.
     Command,
-    /// Settings of Redis, where a tool asks for them.
+    /// Shows the Redis settings that tools read.
     Config,
-    /// What a tool wants to know of a server.
+    /// Shows the server information that tools read.
     Info,
-    /// The end.
+    /// Closes the connection.
     Quit,
-    /// A beginning.
+    /// Resets the state of the connection.
     Reset,
 }
 
-/// What is known of a command.
+/// One row of the command table.
 #[derive(Debug)]
 pub struct Entry {
-    /// What it is called.
+    /// Its name in lower case: `cl.throttle`.
     pub name: &'static str,
-    /// Which it is.
+    /// Its identifier.
     pub what: Name,
-    /// The fewest and the most words, its own among them.
+    /// The fewest and the most words, including the name of the command.
     words: (usize, usize),
-    /// The places of its keys: first, last and the distance between two.
+    /// Positions of its keys, as `COMMAND INFO` reports them: first, last and step.
     keys: (u64, i64, u64),
     summary: &'static str,
 }
@@ -68,44 +68,44 @@ const fn entry(
 const NONE: (u64, i64, u64) = (0, 0, 0);
 const ONE: (u64, i64, u64) = (1, 1, 1);
 
-/// Every command, the busiest first.
+/// Every command. They are searched in this order, so the most frequent come first.
 static ALL: [Entry; 16] = [
-    entry("cl.throttle", Name::ClThrottle, (5, 6), ONE, "Decides by a limit that comes with the call"),
-    entry("tk.check", Name::TkCheck, (1, MANY), NONE, "Decides by the limits of the policy, and charges"),
-    entry("throttle", Name::Throttle, (5, 6), ONE, "Decides by a limit that comes with the call"),
-    entry("tk.peek", Name::TkPeek, (1, MANY), NONE, "Says what a check would, and charges nothing"),
-    entry("ping", Name::Ping, (1, 2), NONE, "Answers"),
-    entry("del", Name::Del, (2, MANY), (1, -1, 1), "Forgets keys of CL.THROTTLE and THROTTLE"),
-    entry("echo", Name::Echo, (2, 2), NONE, "Answers with what it was given"),
-    entry("auth", Name::Auth, (2, 3), NONE, "Takes a token as the password"),
-    entry("hello", Name::Hello, (1, 7), NONE, "Chooses the version of the protocol"),
-    entry("select", Name::Select, (2, 2), NONE, "Takes database 0"),
-    entry("client", Name::Client, (2, MANY), NONE, "Says something of a connection"),
-    entry("command", Name::Command, (1, MANY), NONE, "Says something of commands"),
-    entry("config", Name::Config, (2, MANY), NONE, "Shows what tools ask for"),
-    entry("info", Name::Info, (1, MANY), NONE, "Says something of the server"),
-    entry("quit", Name::Quit, (1, MANY), NONE, "Ends a connection"),
-    entry("reset", Name::Reset, (1, 1), NONE, "Makes a connection as good as new"),
+    entry("cl.throttle", Name::ClThrottle, (5, 6), ONE, "Checks a limit given in the command"),
+    entry("tk.check", Name::TkCheck, (1, MANY), NONE, "Checks the limits of the policy and charges them"),
+    entry("throttle", Name::Throttle, (5, 6), ONE, "Checks a limit given in the command"),
+    entry("tk.peek", Name::TkPeek, (1, MANY), NONE, "Checks the limits of the policy without charging them"),
+    entry("ping", Name::Ping, (1, 2), NONE, "Tests the connection"),
+    entry("del", Name::Del, (2, MANY), (1, -1, 1), "Deletes keys of CL.THROTTLE and THROTTLE"),
+    entry("echo", Name::Echo, (2, 2), NONE, "Returns its argument"),
+    entry("auth", Name::Auth, (2, 3), NONE, "Authenticates with a token as the password"),
+    entry("hello", Name::Hello, (1, 7), NONE, "Selects the protocol version"),
+    entry("select", Name::Select, (2, 2), NONE, "Selects a database (only 0)"),
+    entry("client", Name::Client, (2, MANY), NONE, "Names the connection"),
+    entry("command", Name::Command, (1, MANY), NONE, "Describes the commands"),
+    entry("config", Name::Config, (2, MANY), NONE, "Shows settings"),
+    entry("info", Name::Info, (1, MANY), NONE, "Shows server information"),
+    entry("quit", Name::Quit, (1, MANY), NONE, "Closes the connection"),
+    entry("reset", Name::Reset, (1, 1), NONE, "Resets the connection"),
 ];
 
-/// The command that a client calls so.
+/// Finds a command by its name, in upper or lower case.
 #[inline]
 pub fn find(name: &[u8]) -> Option<&'static Entry> {
     ALL.iter().find(|entry| name.eq_ignore_ascii_case(entry.name.as_bytes()))
 }
 
 impl Entry {
-    /// Whether it takes so many words, its own among them.
+    /// Whether it accepts so many words, including its name.
     pub fn takes(&self, words: usize) -> bool {
         (self.words.0..=self.words.1).contains(&words)
     }
 
-    /// Whether it may be called by who has not said the password.
+    /// Whether it may be called before authentication.
     pub fn is_open(&self) -> bool {
         matches!(self.what, Name::Auth | Name::Hello | Name::Quit | Name::Reset)
     }
 
-    /// As `COMMAND` lists it: name, number of words, flags, keys, and what Redis 7 has behind them.
+    /// Its entry in the reply to `COMMAND`: name, arity, flags, keys, and four fields of Redis 7, which are empty.
     fn describe(&self, out: &mut Replies) {
         let (least, most) = self.words;
         let words = i64::try_from(least).expect("few");
@@ -122,7 +122,7 @@ impl Entry {
     }
 }
 
-/// `COMMAND`, `COMMAND INFO`.
+/// Replies to `COMMAND` and `COMMAND INFO`.
 pub fn describe<'n>(out: &mut Replies, names: impl ExactSizeIterator<Item = &'n [u8]>) {
     if names.len() == 0 {
         out.array(ALL.len());
@@ -132,12 +132,12 @@ pub fn describe<'n>(out: &mut Replies, names: impl ExactSizeIterator<Item = &'n 
     names.for_each(|name| out.or_null(find(name), |out, entry| entry.describe(out)));
 }
 
-/// `COMMAND COUNT`.
+/// Replies to `COMMAND COUNT`.
 pub fn count(out: &mut Replies) {
     out.number(ALL.len() as u64);
 }
 
-/// `COMMAND DOCS`.
+/// Replies to `COMMAND DOCS`.
 pub fn document<'n>(out: &mut Replies, names: impl ExactSizeIterator<Item = &'n [u8]>) {
     let all = names.len() == 0;
     let named: Vec<&Entry> = if all { ALL.iter().collect() } else { names.filter_map(find).collect() };

@@ -1,7 +1,7 @@
-//! One connection: commands are answered in their order, and what came together is answered together.
+//! Serves one RESP connection: replies in the order of the commands, and with one write to commands that arrived together.
 //!
-//! A store elsewhere is asked for every check of a pipeline before the first has answered. Nothing else is
-//! begun before all that was asked before it is answered.
+//! With a remote store, all checks of a pipeline are sent to the store before the first has completed. Any other command
+//! waits until all checks before it have completed.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -32,17 +32,17 @@ use crate::transport::connection_budget::{self, Seat, Transport};
 use crate::transport::http::error::ApiError;
 use crate::transport::listener::{Protocol, Stream};
 
-/// How long a connection may be without a command. Pools of clients keep connections for later.
+/// How long a connection may be without a command. Client pools keep idle connections.
 const QUIET: Duration = Duration::from_secs(300);
-/// How long a client may take to read what it asked for.
+/// How long a client may take to read its replies.
 const STALLED: Duration = Duration::from_secs(10);
-/// How long a client is heard that has been told that it makes no sense.
+/// After a protocol error, input is read and discarded for this long.
 const LINGER: Duration = Duration::from_secs(1);
-/// What is read at once. More is kept only while one command is longer.
+/// The size of the read buffer. It grows only for a command that is longer.
 const BUFFER: usize = 16 << 10;
-/// Answers are sent when there are so many bytes of them, whatever is still to be answered.
+/// Replies are sent at this many bytes, even if more commands are waiting.
 const FULL: usize = 64 << 10;
-/// The most checks of one connection that a store elsewhere is asked for at once: as many as travel together.
+/// The most checks of one connection in flight to a remote store: as many as one batch holds.
 const IN_FLIGHT: usize = 64;
 
 impl Protocol for Arc<Resp> {
@@ -53,7 +53,7 @@ impl Protocol for Arc<Resp> {
     }
 }
 
-/// Answers the commands of one connection until either side ends it.
+/// Serves one connection until either side closes it.
 pub(super) async fn serve(mut stream: impl Stream, peer: SocketAddr, resp: Arc<Resp>, mut seat: Seat) {
     let user = seat.user();
     let mut talk = Talk::new(&resp);
@@ -68,11 +68,11 @@ pub(super) async fn serve(mut stream: impl Stream, peer: SocketAddr, resp: Arc<R
                 Ok(1..) => {}
                 Ok(0) | Err(_) => break,
             },
-            // What was sent before it was told to stop is answered, and what has begun to come.
+            // Stop only after all commands that were sent before the stop, and one that has begun to arrive.
             () = std::future::ready(()), if stopping && input.is_empty() => break,
             () = fires.as_mut() => {
                 if !std::mem::take(&mut asked) {
-                    tracing::debug!("a connection was quiet for {QUIET:?} and is closed");
+                    tracing::debug!("closing a RESP connection: idle for {QUIET:?}");
                     break;
                 }
                 fires.as_mut().reset(time::Instant::now() + QUIET);
@@ -114,17 +114,18 @@ pub(super) async fn serve(mut stream: impl Stream, peer: SocketAddr, resp: Arc<R
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// The client said so.
+    /// The client sent `QUIT`.
     Quit,
-    /// It cannot be understood.
+    /// The client violated the protocol.
     Nonsense,
-    /// It is a request of HTTP.
+    /// The client sent HTTP.
     Http,
-    /// It does not read, or is gone.
+    /// The client does not read its replies, or has disconnected.
     Gone,
 }
 
-/// A client that is still sending loses what it was told, if the connection just ends.
+/// Reads and discards input before closing: closing a socket with unread input resets the connection, and the client
+/// could not read the error.
 async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), input: &mut Vec<u8>) {
     let heard = async {
         stream.shutdown().await?;
@@ -138,24 +139,24 @@ async fn linger(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), input: &mut 
     let _ = timeout(LINGER, heard).await;
 }
 
-/// A connection at work.
+/// The state of a connection while it is served.
 struct Talk<'r> {
     resp: &'r Resp,
     session: Session,
     replies: Replies,
     flights: VecDeque<Flight<'r>>,
     counts: Endings,
-    /// When what is being answered was here.
+    /// When the commands that are being served had arrived.
     began: Instant,
 }
 
-/// A check that a store elsewhere has been asked for.
+/// A check in flight to a remote store.
 enum Flight<'r> {
     Check(Verb, RouteLabel, StoreFuture<'r, Decision>),
     Throttle(Call, StoreFuture<'r, KeyDecision>),
 }
 
-/// What is remembered of a limit that came with its call.
+/// A `CL.THROTTLE` or `THROTTLE` call in flight.
 #[derive(Clone, Debug)]
 struct Call {
     dialect: Dialect,
@@ -176,7 +177,7 @@ impl<'r> Talk<'r> {
         }
     }
 
-    /// Answers every command that is there, and says how many bytes they were.
+    /// Replies to every complete command of the input, and returns their length.
     async fn answer_all(
         &mut self,
         parser: &mut Parser,
@@ -275,7 +276,7 @@ impl<'r> Talk<'r> {
         }
     }
 
-    /// Keys are forgotten as both dialects know them.
+    /// `DEL`: deletes the keys in both dialects.
     async fn forget(&mut self, arguments: Arguments<'_>) {
         let (mut forgotten, mut answered) = (0, Ok(()));
         for key in arguments.from(1) {
@@ -294,7 +295,7 @@ impl<'r> Talk<'r> {
         }
     }
 
-    /// Asks the store, and does not wait for it.
+    /// Starts a check, and does not wait for its result.
     async fn take_off(&mut self, mut flight: Flight<'r>) {
         poll_fn(|context| {
             match &mut flight {
@@ -307,7 +308,7 @@ impl<'r> Talk<'r> {
         self.flights.push_back(flight);
     }
 
-    /// Answers all that the store was asked for.
+    /// Waits for all checks in flight, and writes their replies.
     async fn settle(&mut self) {
         while let Some(flight) = self.flights.pop_front() {
             match flight {
@@ -378,7 +379,7 @@ impl<'r> Talk<'r> {
         Ok(())
     }
 
-    /// What was asked together is answered together, so it took as long.
+    /// Records the commands that were served together. Their replies were sent together, so they took equally long.
     fn record(&mut self) {
         let counts = std::mem::take(&mut self.counts);
         self.resp.service.metrics.resp.record_together(&counts, self.began.elapsed());
@@ -391,7 +392,7 @@ impl Drop for Talk<'_> {
     }
 }
 
-/// Polls an answer once, so that it is on its way.
+/// Polls a future once, so that its call is sent.
 fn nudge<T: Unpin>(answer: &mut StoreFuture<'_, T>, context: &mut Context<'_>) {
     if let StoreFuture::Later(later) = answer
         && let Poll::Ready(value) = later.as_mut().poll(context)

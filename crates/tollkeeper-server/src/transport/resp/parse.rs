@@ -1,36 +1,36 @@
-//! Requests off the wire: arrays of bulk strings, or words on a line.
+//! Parses commands: arrays of bulk strings, or inline words on a line.
 //!
-//! Nothing is copied: arguments are places in the buffer that was read into. What does not end yet is read
-//! on from where it stopped, and no size that a client names is believed before it is known to be small.
+//! Arguments are ranges of the read buffer and are not copied. An incomplete command is resumed where the parser stopped.
+//! A length that a client announces is checked against a limit, and never allocated in advance.
 
 use std::fmt;
 use std::ops::Range;
 
 use super::inline;
 
-/// The most arguments of a command: a check with all facts it may have takes 131.
+/// The most arguments of a command. A check with the most facts has 131.
 pub const MAX_ARGUMENTS: usize = 1_024;
-/// The longest argument.
+/// The longest argument in bytes.
 pub const MAX_ARGUMENT: usize = 64 << 10;
-/// The longest command: 64 facts take 70 KiB.
+/// The longest command in bytes. A check with 64 facts of the longest size has 70 KiB.
 pub const MAX_COMMAND: usize = 256 << 10;
 
-/// Finds one command after the other.
+/// Parses one command after the other.
 #[derive(Debug, Default)]
 pub struct Parser {
-    /// Where the arguments lie, from the beginning of the command.
+    /// The ranges of the arguments, relative to the start of the command.
     arguments: Vec<Range<usize>>,
-    /// How much of the command has been read.
+    /// Bytes of the command that are parsed.
     at: usize,
-    /// How many arguments are still to come, once that is known.
+    /// Arguments that are still missing, once the header of the array is parsed.
     left: usize,
-    /// How much of a line has been searched for its end.
+    /// Bytes of an inline command that were searched for the line end.
     searched: usize,
 }
 
 impl Parser {
-    /// Looks for the end of the command that the bytes begin with, and says how long it is; nothing if it
-    /// has not come yet. Until then, the bytes must begin with the same the next time.
+    /// Parses the command that the bytes begin with, and returns its length; `None` if it is incomplete. Then the next
+    /// call must pass the same bytes and more.
     #[inline]
     pub fn next(&mut self, bytes: &mut [u8]) -> Result<Option<usize>, ProtocolError> {
         if self.at == 0 {
@@ -42,7 +42,7 @@ impl Parser {
                     Number::Wrong => return Err(ProtocolError::Count),
                     Number::Is(count, _) if count > MAX_ARGUMENTS as i64 => return Err(ProtocolError::Count),
                     Number::Is(count, len) => {
-                        // Less than one is a command of nothing, which is answered by nothing.
+                        // Zero or less is an empty command, which gets no reply, as in Redis.
                         (self.at, self.left) = (1 + len, usize::try_from(count).unwrap_or(0));
                     }
                 },
@@ -76,41 +76,41 @@ impl Parser {
         Ok(Some(std::mem::take(&mut self.at)))
     }
 
-    /// The arguments of the command that was found last, in the bytes it was found in.
+    /// The arguments of the last parsed command. `bytes` must be those that it was parsed from.
     #[inline]
     pub fn arguments<'b>(&'b self, bytes: &'b [u8]) -> Arguments<'b> {
-        Arguments { bytes, places: &self.arguments }
+        Arguments { bytes, ranges: &self.arguments }
     }
 }
 
-/// The words of a command.
+/// The arguments of a command, its name first.
 #[derive(Clone, Copy)]
 pub struct Arguments<'b> {
     bytes: &'b [u8],
-    places: &'b [Range<usize>],
+    ranges: &'b [Range<usize>],
 }
 
 impl<'b> Arguments<'b> {
-    /// How many.
+    /// Their number, including the name.
     pub fn len(self) -> usize {
-        self.places.len()
+        self.ranges.len()
     }
 
-    /// Whether there is none.
+    /// Whether the command is empty.
     pub fn is_empty(self) -> bool {
-        self.places.is_empty()
+        self.ranges.is_empty()
     }
 
-    /// The word of that place, if there is one.
+    /// The argument at this index.
     #[inline]
     pub fn get(self, index: usize) -> Option<&'b [u8]> {
-        self.places.get(index).map(|place| &self.bytes[place.clone()])
+        self.ranges.get(index).map(|range| &self.bytes[range.clone()])
     }
 
-    /// All words from that place on.
+    /// All arguments from this index on.
     pub fn from(self, index: usize) -> impl ExactSizeIterator<Item = &'b [u8]> {
-        let places = self.places.get(index..).unwrap_or_default();
-        places.iter().map(|place| &self.bytes[place.clone()])
+        let ranges = self.ranges.get(index..).unwrap_or_default();
+        ranges.iter().map(|range| &self.bytes[range.clone()])
     }
 }
 
@@ -120,13 +120,13 @@ impl fmt::Debug for Arguments<'_> {
     }
 }
 
-/// What stands on a line behind its first byte.
+/// The number on a header line, after its first byte.
 enum Number {
-    /// Not all of it is there.
+    /// The line is incomplete.
     Unfinished,
-    /// No number, or one that nobody needs.
+    /// Not a number, or one with too many digits.
     Wrong,
-    /// A number, and how many bytes it takes with the end of its line.
+    /// The number, and its length in bytes with the line end.
     Is(i64, usize),
 }
 
@@ -135,7 +135,7 @@ fn number(bytes: &[u8]) -> Number {
     let negative = bytes.first() == Some(&b'-');
     let digits = &bytes[usize::from(negative)..];
     let mut value = 0;
-    // No size with more digits is small enough.
+    // A number with more digits exceeds every limit.
     for (index, byte) in digits.iter().enumerate().take(10) {
         match byte {
             b'0'..=b'9' => value = 10 * value + i64::from(byte - b'0'),
@@ -153,28 +153,28 @@ fn number(bytes: &[u8]) -> Number {
     if digits.len() < 10 { Number::Unfinished } else { Number::Wrong }
 }
 
-/// Why bytes cannot be a request: nothing that follows them can be understood.
+/// Why input is not a command. The parser cannot resynchronize, so the connection must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProtocolError {
-    /// The number of arguments is none, or too large.
+    /// The number of arguments is not a number, or too large.
     Count,
-    /// The length of an argument is none, or too large.
+    /// The length of an argument is not a number, or too large.
     Length,
     /// An argument is not a bulk string.
     NoBulk(u8),
-    /// An argument is longer than was said.
+    /// An argument is longer than announced.
     Unended,
     /// The command is too long.
     TooLarge,
-    /// A line is too long.
+    /// An inline command is too long.
     LongLine,
-    /// Quotes do not end.
+    /// A quote is not closed, or something follows it directly.
     Quotes,
-    /// A line begins as requests and headers of HTTP do.
+    /// A line is an HTTP request line or header.
     Http,
 }
 
-/// As Redis says it, where it does.
+/// The messages of Redis, where it has one.
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Protocol error: ")?;
@@ -182,11 +182,11 @@ impl fmt::Display for ProtocolError {
             ProtocolError::Count => f.write_str("invalid multibulk length"),
             ProtocolError::Length => f.write_str("invalid bulk length"),
             ProtocolError::NoBulk(kind) => write!(f, "expected '$', got '{}'", kind.escape_ascii()),
-            ProtocolError::Unended => f.write_str("expected CRLF behind a bulk string"),
+            ProtocolError::Unended => f.write_str("expected CRLF after a bulk string"),
             ProtocolError::TooLarge => write!(f, "too big command (at most {MAX_COMMAND} bytes)"),
             ProtocolError::LongLine => f.write_str("too big inline request"),
             ProtocolError::Quotes => f.write_str("unbalanced quotes in request"),
-            ProtocolError::Http => f.write_str("this is not HTTP but RESP, the protocol of Redis"),
+            ProtocolError::Http => f.write_str("this port speaks RESP, the protocol of Redis, not HTTP"),
         }
     }
 }
@@ -197,7 +197,7 @@ impl std::error::Error for ProtocolError {}
 mod tests {
     use super::*;
 
-    /// All commands of these bytes, however they are cut; and why it ended, if not at their end.
+    /// All commands of these bytes, which arrive in pieces of this size, and the error that ended parsing.
     fn commands(bytes: &[u8], piece: usize) -> (Vec<Vec<String>>, Option<ProtocolError>) {
         let (mut parser, mut buffer, mut found) = (Parser::default(), Vec::new(), Vec::new());
         for piece in bytes.chunks(piece) {
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_found_however_they_arrive() {
+    fn commands_are_parsed_in_pieces_of_any_size() {
         for (bytes, expected) in [
             ("", &[][..]),
             ("*1\r\n$4\r\nPING\r\n", &[&["PING"][..]]),
@@ -232,7 +232,7 @@ mod tests {
             ("ECHO \"a b\" 'c d' e\"f\r\n", &[&["ECHO", "a b", "c d", "e\"f"]]),
             ("ECHO \"\\x41\\n\\\"\\\\\\q\" 'it\\'s' \"\"\r\n", &[&["ECHO", "A\n\"\\q", "it's", ""]]),
             ("ECHO a\r\n*1\r\n$4\r\nPING\r\n", &[&["ECHO", "a"], &["PING"]]),
-            // What has not ended is no command.
+            // Incomplete commands.
             ("*1\r\n$4\r\nPING\r", &[]),
             ("*2\r\n$4\r\nECHO\r\n$4\r\nabc", &[]),
             ("*1\r", &[]),
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_command_is_refused_as_soon_as_that_is_known() {
+    fn invalid_command_is_refused_as_early_as_possible() {
         let many = format!("*{}\r\n", MAX_ARGUMENTS + 1);
         let long = format!("*2\r\n$4\r\nECHO\r\n${}\r\n", MAX_ARGUMENT + 1);
         let whole = "x".repeat(MAX_ARGUMENT);
@@ -266,7 +266,7 @@ mod tests {
             ("*1\r\n$a", "invalid bulk length"),
             ("*1\r\n$536870912\r\n", "invalid bulk length"),
             (&long, "invalid bulk length"),
-            ("*1\r\n$1\r\nab", "expected CRLF behind a bulk string"),
+            ("*1\r\n$1\r\nab", "expected CRLF after a bulk string"),
             (&large, "too big command (at most 262144 bytes)"),
             (&whole, "too big inline request"),
             ("ECHO \"a\r\n", "unbalanced quotes in request"),
@@ -275,24 +275,24 @@ mod tests {
             ("ECHO 'a'b\r\n", "unbalanced quotes in request"),
             (
                 "POST / HTTP/1.1\r\nhost: x\r\n\r\nPING\r\n",
-                "this is not HTTP but RESP, the protocol of Redis",
+                "this port speaks RESP, the protocol of Redis, not HTTP",
             ),
-            ("GET / HTTP/1.1\r\n", "this is not HTTP but RESP, the protocol of Redis"),
-            ("PRI * HTTP/2.0\r\n", "this is not HTTP but RESP, the protocol of Redis"),
-            ("options * x\r\n", "this is not HTTP but RESP, the protocol of Redis"),
-            ("Host: x\r\n", "this is not HTTP but RESP, the protocol of Redis"),
+            ("GET / HTTP/1.1\r\n", "this port speaks RESP, the protocol of Redis, not HTTP"),
+            ("PRI * HTTP/2.0\r\n", "this port speaks RESP, the protocol of Redis, not HTTP"),
+            ("options * x\r\n", "this port speaks RESP, the protocol of Redis, not HTTP"),
+            ("Host: x\r\n", "this port speaks RESP, the protocol of Redis, not HTTP"),
         ] {
             for piece in [1, 5, 100_000] {
                 let (found, error) = commands(bytes.as_bytes(), piece);
                 assert!(found.is_empty());
-                let said = error.map(|error| error.to_string());
-                assert_eq!(said, Some(format!("Protocol error: {expected}")), "{:.40?}", bytes);
+                let message = error.map(|error| error.to_string());
+                assert_eq!(message, Some(format!("Protocol error: {expected}")), "{:.40?}", bytes);
             }
         }
     }
 
     #[test]
-    fn what_was_announced_takes_no_room() {
+    fn announced_lengths_allocate_nothing() {
         let mut parser = Parser::default();
         let mut bytes = format!("*{MAX_ARGUMENTS}\r\n${MAX_ARGUMENT}\r\n").into_bytes();
         assert_eq!(parser.next(&mut bytes), Ok(None));

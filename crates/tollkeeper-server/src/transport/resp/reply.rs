@@ -1,4 +1,4 @@
-//! Answers for the wire, in the version of the protocol that the client asked for.
+//! Encodes replies in RESP2 or RESP3, as the client selected.
 
 use tollkeeper::Span;
 use tollkeeper::decimal::Decimal;
@@ -6,49 +6,50 @@ use tollkeeper::decimal::Decimal;
 /// The version of the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
-    /// What every client speaks.
+    /// The default, which every client supports.
     #[default]
     Resp2,
-    /// With maps, booleans, doubles and a null of its own.
+    /// Has maps, booleans, doubles and a null type.
     Resp3,
 }
 
-/// Answers that have not been sent, one behind the other.
+/// Encoded replies that have not been sent yet.
 #[derive(Debug, Default)]
 pub struct Replies {
-    /// The answers.
+    /// The encoded replies, in order.
     pub bytes: Vec<u8>,
-    /// How they are written.
+    /// The version in which further replies are encoded.
     pub protocol: Protocol,
 }
 
 impl Replies {
-    /// A word such as `OK`.
+    /// Appends a simple string such as `OK`.
     pub fn simple(&mut self, word: &str) {
         self.line(b'+', word.as_bytes());
     }
 
-    /// An error: a code in capitals, and what is wrong. It is one line, whatever a client has put into it.
+    /// Appends an error: a code in capitals, then a message. Control characters, which could come from a client, become
+    /// spaces, so that it stays one line.
     pub fn error(&mut self, message: &str) {
         self.bytes.push(b'-');
         self.bytes.extend(message.bytes().map(|byte| if byte.is_ascii_control() { b' ' } else { byte }));
         self.end();
     }
 
-    /// A whole number.
+    /// Appends an unsigned integer.
     #[inline]
     pub fn number(&mut self, number: u64) {
         self.line(b':', Decimal::whole(number).as_bytes());
     }
 
-    /// A whole number that may be negative.
+    /// Appends a signed integer.
     pub fn integer(&mut self, number: i64) {
         self.bytes.extend_from_slice(if number < 0 { b":-" } else { b":" });
         self.bytes.extend_from_slice(Decimal::whole(number.unsigned_abs()).as_bytes());
         self.end();
     }
 
-    /// A text, or any bytes.
+    /// Appends a bulk string, which may hold any bytes.
     #[inline]
     pub fn bulk(&mut self, bytes: &[u8]) {
         self.line(b'$', Decimal::whole(bytes.len() as u64).as_bytes());
@@ -56,7 +57,7 @@ impl Replies {
         self.end();
     }
 
-    /// Nothing.
+    /// Appends a null.
     pub fn null(&mut self) {
         self.bytes.extend_from_slice(match self.protocol {
             Protocol::Resp2 => b"$-1\r\n",
@@ -64,7 +65,7 @@ impl Replies {
         });
     }
 
-    /// True or false.
+    /// Appends a boolean; in RESP2 `0` or `1`.
     pub fn boolean(&mut self, truth: bool) {
         self.bytes.extend_from_slice(match (self.protocol, truth) {
             (Protocol::Resp2, false) => b":0\r\n",
@@ -74,7 +75,7 @@ impl Replies {
         });
     }
 
-    /// Seconds, exactly.
+    /// Appends exact decimal seconds: a double, or in RESP2 a bulk string.
     pub fn seconds(&mut self, span: Span) {
         let seconds = Decimal::seconds(span);
         match self.protocol {
@@ -83,13 +84,13 @@ impl Replies {
         }
     }
 
-    /// So many answers follow that are one.
+    /// Begins an array of `len` replies.
     #[inline]
     pub fn array(&mut self, len: usize) {
         self.line(b'*', Decimal::whole(len as u64).as_bytes());
     }
 
-    /// So many pairs of answers follow that are one.
+    /// Begins a map of `len` pairs; in RESP2 an array of twice the length.
     pub fn map(&mut self, len: usize) {
         match self.protocol {
             Protocol::Resp2 => self.array(2 * len),
@@ -97,7 +98,7 @@ impl Replies {
         }
     }
 
-    /// What `write` writes of the value; nothing if there is none.
+    /// Appends the value with `write`, or a null if it is `None`.
     pub fn or_null<T>(&mut self, value: Option<T>, write: impl FnOnce(&mut Replies, T)) {
         match value {
             Some(value) => write(self, value),
@@ -123,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_written_as_the_protocol_says() {
+    fn replies_are_encoded_in_both_versions() {
         type Write = fn(&mut Replies);
         for (write, resp2, resp3) in [
             ((|out| out.simple("OK")) as Write, "+OK\r\n", "+OK\r\n"),

@@ -1,47 +1,46 @@
-//! What a connection is: its version of the protocol, its name, and whether it may ask at all. And what
-//! Redis clients say before they ask anything.
+//! The state of one connection (id, name, authentication), and the commands that Redis clients send to set it up.
 
 use super::Resp;
 use super::commands::{self, Entry, Name};
 use super::parse::Arguments;
 use super::reply::{Protocol, Replies};
 
-/// One connection, as its client sees it.
+/// The state of one connection.
 #[derive(Debug)]
 pub(super) struct Session {
     id: u64,
     name: Vec<u8>,
-    /// Whether it has shown a token.
+    /// Whether the client has sent a valid token.
     admitted: bool,
-    /// Whether it ends once all that was asked is answered.
+    /// Whether the connection is to be closed after the replies to all commands so far.
     pub(super) ending: bool,
 }
 
-/// The version of Redis whose clients are to be at ease: of commands that came later they do without.
+/// The Redis version that is reported to clients, so that they do not use commands of later versions.
 const REDIS: &str = "7.0.0";
 
-/// Settings that tools ask for. There is nothing to save here.
+/// Settings that tools read. `save` is empty, because there is nothing to save.
 const SETTINGS: [(&str, &str); 4] =
     [("save", ""), ("appendonly", "no"), ("databases", "1"), ("maxmemory", "0")];
 
 impl Session {
-    /// A new connection.
+    /// The state of a new connection.
     pub(super) fn new(resp: &Resp) -> Session {
         Session { id: resp.number(), name: Vec::new(), admitted: false, ending: false }
     }
 
-    /// Whether it may ask. Tokens can come with a reload: who has shown none must show one then.
+    /// Whether commands are allowed. A reload can add tokens: from then on, open connections must authenticate, too.
     pub(super) fn may_ask(&self, resp: &Resp) -> bool {
         self.admitted || !resp.needs_token()
     }
 
-    /// Answers whatever is no check.
+    /// Replies to every command but checks and `DEL`.
     pub(super) fn answer(&mut self, resp: &Resp, entry: &Entry, arguments: Arguments<'_>, out: &mut Replies) {
         let word = |at| arguments.get(at).unwrap_or_default();
         match entry.what {
             Name::Ping if arguments.len() == 1 => out.simple("PONG"),
             Name::Ping | Name::Echo => out.bulk(word(1)),
-            Name::Auth => match self.enter(resp, word(arguments.len() - 1)) {
+            Name::Auth => match self.authenticate(resp, word(arguments.len() - 1)) {
                 Ok(()) => out.simple("OK"),
                 Err(refused) => out.error(refused),
             },
@@ -73,7 +72,7 @@ impl Session {
                 out.simple("RESET");
             }
             Name::ClThrottle | Name::Throttle | Name::TkCheck | Name::TkPeek | Name::Del => {
-                unreachable!("these are asked elsewhere")
+                unreachable!("handled by the connection")
             }
         }
     }
@@ -90,16 +89,16 @@ impl Session {
         let mut options = arguments.from(2);
         let mut name = None;
         while let Some(option) = options.next() {
-            let entered = match &option.to_ascii_lowercase()[..] {
+            let result = match &option.to_ascii_lowercase()[..] {
                 b"auth" => {
                     options.next();
                     let password = options.next().ok_or(SYNTAX);
-                    password.and_then(|password| self.enter(resp, password))
+                    password.and_then(|password| self.authenticate(resp, password))
                 }
                 b"setname" => options.next().ok_or(SYNTAX).map(|word| name = Some(word)),
                 _ => Err(SYNTAX),
             };
-            if let Err(refused) = entered {
+            if let Err(refused) = result {
                 return out.error(refused);
             }
         }
@@ -131,8 +130,8 @@ impl Session {
         out.array(0);
     }
 
-    /// Opens the connection to who knows the password, whatever name is said with it.
-    fn enter(&mut self, resp: &Resp, password: &[u8]) -> Result<(), &'static str> {
+    /// Authenticates with a token as the password. The user name is ignored.
+    fn authenticate(&mut self, resp: &Resp, password: &[u8]) -> Result<(), &'static str> {
         if !resp.needs_token() {
             return Err(
                 "ERR AUTH <password> called without any password configured for the default user. Are you sure \
@@ -175,7 +174,7 @@ fn unknown(entry: &Entry, word: &[u8], out: &mut Replies) {
     out.error(&format!("ERR unknown subcommand '{}' of '{}'", shown(word), entry.name));
 }
 
-/// A client's words as they may stand in a message: not too many.
+/// The first 128 bytes of client input, for error messages.
 pub(super) fn shown(word: &[u8]) -> String {
     String::from_utf8_lossy(&word[..word.len().min(128)]).into_owned()
 }
@@ -185,8 +184,8 @@ fn number(word: &[u8]) -> Option<u64> {
 }
 
 fn settings(arguments: Arguments<'_>, out: &mut Replies) {
-    let asked = |name: &str| arguments.from(2).any(|word| word == b"*" || word == name.as_bytes());
-    let shown: Vec<_> = SETTINGS.iter().filter(|(name, _)| asked(name)).collect();
+    let requested = |name: &str| arguments.from(2).any(|word| word == b"*" || word == name.as_bytes());
+    let shown: Vec<_> = SETTINGS.iter().filter(|(name, _)| requested(name)).collect();
     out.map(shown.len());
     for (name, value) in shown {
         out.bulk(name.as_bytes());

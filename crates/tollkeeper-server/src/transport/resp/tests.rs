@@ -1,4 +1,4 @@
-//! Connections in memory, in the time of the test, on a store whose clock is turned by hand.
+//! Tests of RESP over in-memory connections, with a store on a manual clock.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -26,15 +26,16 @@ use crate::transport::http::connection::tests::PEER;
 use crate::transport::http::decision_json::write_decision;
 
 struct World {
-    hand: ManualClock,
+    clock: ManualClock,
     resp: Arc<Resp>,
 }
 
 fn world_of(config: Config) -> World {
-    let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
-    let store = Store::Memory(MemoryStore::new(Capacity::default(), Clock::manual(&hand)));
-    let service = Arc::new(Service::new(config, Source::Builtin, store).expect("nothing to be read"));
-    World { hand, resp: Arc::new(Resp::new(service, OnStoreFailure::Local)) }
+    let clock = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+    let store = Store::Memory(MemoryStore::new(Capacity::default(), Clock::manual(&clock)));
+    let service =
+        Arc::new(Service::new(config, Source::Builtin, store).expect("the built-in config reads no files"));
+    World { clock, resp: Arc::new(Resp::new(service, OnStoreFailure::Local)) }
 }
 
 fn world() -> World {
@@ -42,7 +43,7 @@ fn world() -> World {
 }
 
 impl World {
-    /// A connection; it is told to stop when the sender is told.
+    /// An in-memory connection, and the sender that stops it.
     fn connect(&self) -> (watch::Sender<()>, DuplexStream) {
         let (stop, stopped) = watch::channel(());
         let (ours, theirs) = tokio::io::duplex(1 << 20);
@@ -50,8 +51,8 @@ impl World {
         (stop, ours)
     }
 
-    /// Sends this and nothing more; back with all that is answered.
-    async fn say(&self, bytes: impl AsRef<[u8]>) -> String {
+    /// Sends these bytes, closes the sending side, and returns all replies.
+    async fn send(&self, bytes: impl AsRef<[u8]>) -> String {
         let (_stop, mut stream) = self.connect();
         stream.write_all(bytes.as_ref()).await.unwrap();
         stream.shutdown().await.unwrap();
@@ -60,34 +61,35 @@ impl World {
         String::from_utf8_lossy(&answers).into_owned()
     }
 
-    /// Sends these lines, and reads what is answered to each.
+    /// Sends these lines, and returns the parsed reply to each.
     async fn values(&self, lines: &str) -> Vec<Value> {
-        let said = self.say(lines).await;
-        // The other side of the protocol, as somebody else has written it.
-        let (mut parser, mut rest) = (redis::Parser::new(), said.as_bytes());
+        let replies = self.send(lines).await;
+        // Parsed by an independent implementation of the protocol.
+        let (mut parser, mut rest) = (redis::Parser::new(), replies.as_bytes());
         let values: Vec<Value> = std::iter::from_fn(|| parser.parse_value(&mut rest).ok()).collect();
-        assert_eq!(values.len(), lines.lines().count(), "{said}");
+        assert_eq!(values.len(), lines.lines().count(), "{replies}");
         values
     }
 }
 
+/// The table is the one that redis-cell shares with throttled.
 #[tokio::test]
-async fn cl_throttle_answers_as_the_table_that_redis_cell_shares_with_throttled() {
+async fn cl_throttle_matches_the_table_of_redis_cell() {
     const ROWS: &str =
         include_str!("../../../../tollkeeper-core/src/algorithm/vectors/meter-1-per-1s-burst-5.tsv");
     let (world, mut now, mut rows) = (world(), 0, 0);
     for row in ROWS.lines().filter(|line| !line.starts_with('#')) {
         let fields: Vec<&str> = row.split('\t').collect();
         let [at, cost, verdict, remaining, reset, retry] = fields[..] else { panic!("{row}") };
-        // Milliseconds there are seconds here.
+        // Milliseconds in the table are seconds here.
         let at: u64 = at.parse().unwrap();
-        world.hand.advance(Span::from_secs(at - now));
+        world.clock.advance(Span::from_secs(at - now));
         now = at;
-        let said = world.say(format!("CL.THROTTLE key 4 1 1000 {cost}\r\n")).await;
+        let replies = world.send(format!("CL.THROTTLE key 4 1 1000 {cost}\r\n")).await;
         let limited = u8::from(verdict == "deny");
         let retry = if matches!(retry, "-" | "never") { "-1" } else { retry };
         assert_eq!(
-            said,
+            replies,
             format!("*5\r\n:{limited}\r\n:5\r\n:{remaining}\r\n:{retry}\r\n:{reset}\r\n"),
             "{row}"
         );
@@ -97,7 +99,7 @@ async fn cl_throttle_answers_as_the_table_that_redis_cell_shares_with_throttled(
 }
 
 #[tokio::test]
-async fn throttle_answers_in_the_order_and_with_the_rounding_of_throttlecrab() {
+async fn throttle_replies_in_order_and_rounding_of_throttlecrab() {
     let world = world();
     for (wait_ms, line, expected) in [
         (0, "THROTTLE key 2 2 3", [1, 2, 1, 1, 0]),
@@ -109,26 +111,26 @@ async fn throttle_answers_in_the_order_and_with_the_rounding_of_throttlecrab() {
         (1_100, "THROTTLE key 2 2 3 1", [1, 2, 0, 3, 0]),
         (0, "THROTTLE key 2 2 4 1", [1, 2, 1, 2, 0]),
     ] {
-        world.hand.advance(Span::from_millis(wait_ms));
+        world.clock.advance(Span::from_millis(wait_ms));
         let expected: String = expected.iter().map(|number| format!(":{number}\r\n")).collect();
-        assert_eq!(world.say(format!("{line}\r\n")).await, format!("*5\r\n{expected}"), "{line}");
+        assert_eq!(world.send(format!("{line}\r\n")).await, format!("*5\r\n{expected}"), "{line}");
     }
 }
 
 #[tokio::test]
-async fn an_idle_key_never_has_more_than_its_burst() {
-    // Of throttlecrab 17 pass here, with a burst of 10.
+async fn idle_key_never_exceeds_its_burst() {
+    // throttlecrab admits 17 requests here, although the burst is 10.
     let world = world();
     let line = "THROTTLE key 10 100 60\r\n";
-    world.say(line).await;
-    world.hand.advance(Span::from_millis(5_300));
-    let said = world.say(line.repeat(30)).await;
-    assert_eq!(said.matches("*5\r\n:1\r\n").count(), 10, "{said}");
-    assert!(said.starts_with("*5\r\n:1\r\n:10\r\n:9\r\n"), "{said}");
+    world.send(line).await;
+    world.clock.advance(Span::from_millis(5_300));
+    let replies = world.send(line.repeat(30)).await;
+    assert_eq!(replies.matches("*5\r\n:1\r\n").count(), 10, "{replies}");
+    assert!(replies.starts_with("*5\r\n:1\r\n:10\r\n:9\r\n"), "{replies}");
 }
 
 #[tokio::test]
-async fn what_redis_cell_and_throttlecrab_refuse_is_refused_in_their_words() {
+async fn invalid_calls_get_errors_of_redis_cell_and_throttlecrab() {
     const USAGE: &str = "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]";
     let world = world();
     for (line, expected) in [
@@ -172,36 +174,36 @@ async fn what_redis_cell_and_throttlecrab_refuse_is_refused_in_their_words() {
         ),
         ("INCR key", "ERR unknown command 'INCR'"),
     ] {
-        assert_eq!(world.say(format!("{line}\r\n")).await, format!("-{expected}\r\n"), "{line}");
+        assert_eq!(world.send(format!("{line}\r\n")).await, format!("-{expected}\r\n"), "{line}");
     }
     let service = &world.resp.service;
-    let said = text::write(&service.metrics.families(&service.limiter, &service.store));
+    let metrics = text::write(&service.metrics.families(&service.limiter, &service.store));
     assert!(
-        said.contains("tollkeeper_requests_total{transport=\"resp\",route=\"\",result=\"error\"} 29\n"),
-        "{said}"
+        metrics.contains("tollkeeper_requests_total{transport=\"resp\",route=\"\",result=\"error\"} 29\n"),
+        "{metrics}"
     );
     assert_eq!(world.resp.service.store.memory().keys(), 0, "nothing was charged");
 }
 
 #[tokio::test]
-async fn keys_of_any_bytes_and_any_length_are_counted_apart_and_forgotten() {
+async fn keys_of_any_bytes_are_separate_and_can_be_deleted() {
     let world = world();
     let long = "x".repeat(5_000);
     for key in ["", "a", "a b", "a:b", "\\xff\\xfe", "\\xff", &long, &long[1..]] {
         let call = format!("CL.THROTTLE \"{key}\" 1 1 60\r\n");
         let delete = format!("DEL \"{key}\"\r\n");
-        let said = world.say(format!("{call}{call}{delete}{delete}{call}{delete}")).await;
+        let replies = world.send(format!("{call}{call}{delete}{delete}{call}{delete}")).await;
         let first = "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:60\r\n";
         let second = "*5\r\n:0\r\n:2\r\n:0\r\n:-1\r\n:120\r\n";
-        assert_eq!(said, format!("{first}{second}:1\r\n:0\r\n{first}:1\r\n"), "{key:.10}");
+        assert_eq!(replies, format!("{first}{second}:1\r\n:0\r\n{first}:1\r\n"), "{key:.10}");
     }
     let both = "CL.THROTTLE a 1 1 7\r\nTHROTTLE a 1 1 8\r\nTHROTTLE b 1 1 8\r\n";
-    assert!(world.say(format!("{both}DEL a b c\r\n")).await.ends_with("\r\n:2\r\n"));
+    assert!(world.send(format!("{both}DEL a b c\r\n")).await.ends_with("\r\n:2\r\n"));
     assert_eq!(world.resp.service.store.memory().keys(), 0);
 }
 
 #[tokio::test]
-async fn what_clients_say_when_they_connect_is_answered() {
+async fn connection_setup_commands_are_supported() {
     let world = world();
     for (lines, resp2) in [
         ("PING", "+PONG\r\n"),
@@ -241,18 +243,19 @@ async fn what_clients_say_when_they_connect_is_answered() {
         ("RESET", "+RESET\r\n"),
         ("*0\r\n\r\nPING", "+PONG\r\n"),
     ] {
-        assert_eq!(world.say(format!("{lines}\r\n")).await, resp2, "{lines}");
+        assert_eq!(world.send(format!("{lines}\r\n")).await, resp2, "{lines}");
     }
-    let said = world
-        .say("HELLO 3 SETNAME me\r\nCLIENT GETNAME\r\nINCR\r\nRESET\r\nCLIENT GETNAME\r\nHELLO\r\n")
+    let replies = world
+        .send("HELLO 3 SETNAME me\r\nCLIENT GETNAME\r\nINCR\r\nRESET\r\nCLIENT GETNAME\r\nHELLO\r\n")
         .await;
-    let id = |said: &str| {
-        said.split("$2\r\nid\r\n:")
+    let id = |replies: &str| {
+        replies
+            .split("$2\r\nid\r\n:")
             .nth(1)
             .and_then(|rest| rest.split_once("\r\n"))
             .map(|(id, _)| id.to_owned())
     };
-    let id = id(&said).unwrap();
+    let id = id(&replies).unwrap();
     let version = env!("CARGO_PKG_VERSION");
     let hello = |kind: &str, proto: u8| {
         format!(
@@ -262,7 +265,7 @@ async fn what_clients_say_when_they_connect_is_answered() {
         )
     };
     let (three, two) = (hello("%7", 3), hello("*14", 2));
-    assert_eq!(said, format!("{three}$2\r\nme\r\n-ERR unknown command 'INCR'\r\n+RESET\r\n$-1\r\n{two}"));
+    assert_eq!(replies, format!("{three}$2\r\nme\r\n-ERR unknown command 'INCR'\r\n+RESET\r\n$-1\r\n{two}"));
     // Every command is described and documented, in both versions of the protocol.
     for hello in ["HELLO 2", "HELLO 3"] {
         let values = world
@@ -279,7 +282,7 @@ async fn what_clients_say_when_they_connect_is_answered() {
     }
 }
 
-/// The same decision in JSON.
+/// A decision in RESP3 as JSON.
 fn as_json(value: &Value) -> serde_json::Value {
     match value {
         Value::Nil => serde_json::Value::Null,
@@ -311,7 +314,7 @@ fn limits() -> World {
 }
 
 #[tokio::test]
-async fn tk_peek_says_what_json_says_in_both_versions_of_the_protocol() {
+async fn tk_peek_has_the_fields_of_json_in_both_versions() {
     let world = limits();
     for (words, facts, cost) in [
         ("user alice", tollkeeper::facts! { "user" => "alice" }, 1),
@@ -322,7 +325,7 @@ async fn tk_peek_says_what_json_says_in_both_versions_of_the_protocol() {
         ("user alice tokens 500", tollkeeper::facts! { "user" => "alice", "tokens" => "500" }, 1),
         ("", tollkeeper::facts! {}, 1),
     ] {
-        // At a fresh key, after one admission, and at one that is exhausted.
+        // With a fresh key, after some charges, and when exhausted.
         for _ in 0..3 {
             let decision = world.resp.service.limiter.peek(&facts).cost(cost).await.unwrap();
             let mut json = Writer::default();
@@ -332,15 +335,15 @@ async fn tk_peek_says_what_json_says_in_both_versions_of_the_protocol() {
 
             let values = world.values(&format!("HELLO 3\r\nTK.PEEK {words}\r\n")).await;
             assert_eq!(as_json(&values[1]), expected, "{words}");
-            // Version 2 has the same fields in the same order, without their types.
+            // RESP2 has the same fields in the same order, without their types.
             let values2 = world.values(&format!("tk.peek {words}\r\n")).await;
             assert_eq!(flat(&as_json(&values2[0])), flat(&plain(&values[1])), "{words}");
-            world.say(format!("TK.CHECK {words}\r\n").repeat(2)).await;
+            world.send(format!("TK.CHECK {words}\r\n").repeat(2)).await;
         }
     }
 }
 
-/// A map of version 3 as version 2 has it.
+/// A RESP3 value as RESP2 encodes it.
 fn plain(value: &Value) -> serde_json::Value {
     match value {
         Value::Map(pairs) => pairs.iter().flat_map(|(name, value)| [plain(name), plain(value)]).collect(),
@@ -351,7 +354,7 @@ fn plain(value: &Value) -> serde_json::Value {
     }
 }
 
-/// Numbers written in different ways are the same.
+/// Normalizes numbers that are formatted differently.
 fn flat(value: &serde_json::Value) -> serde_json::Value {
     match value {
         serde_json::Value::Array(list) => list.iter().map(flat).collect(),
@@ -363,7 +366,7 @@ fn flat(value: &serde_json::Value) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn tk_check_charges_and_counts_and_refuses_what_makes_no_sense() {
+async fn tk_check_charges_and_refuses_invalid_calls() {
     let world = limits();
     let check = "TK.CHECK user alice\r\n";
     let values = world.values(&format!("HELLO 3\r\n{}", check.repeat(4))).await;
@@ -391,7 +394,7 @@ async fn tk_check_charges_and_counts_and_refuses_what_makes_no_sense() {
             "COST -1 user alice",
             "-ERR invalid_cost the cost `-1` is not a whole number from 1 to 2147483648\r\n",
         ),
-        ("user a user b", "-ERR duplicate_field fact `user` is there twice\r\n"),
+        ("user a user b", "-ERR duplicate_field fact `user` is given twice\r\n"),
         (
             "user \"\\xff\"",
             "-ERR invalid_fact fact `user`: the value is not UTF-8 (hash or encode bytes)\r\n",
@@ -403,13 +406,13 @@ async fn tk_check_charges_and_counts_and_refuses_what_makes_no_sense() {
         ("ip nowhere", "-ERR invalid_fact "),
         ("\"a b\" c", "-ERR invalid_fact "),
     ] {
-        let said = world.say(format!("TK.CHECK {words}\r\n")).await;
-        assert!(said.starts_with(expected), "{words}: {said}");
+        let replies = world.send(format!("TK.CHECK {words}\r\n")).await;
+        assert!(replies.starts_with(expected), "{words}: {replies}");
     }
     let many: String = (0..65).map(|number| format!(" f{number} x")).collect();
-    assert!(world.say(format!("TK.CHECK{many}\r\n")).await.starts_with("-ERR too_many "));
+    assert!(world.send(format!("TK.CHECK{many}\r\n")).await.starts_with("-ERR too_many "));
     let service = &world.resp.service;
-    let said = text::write(&service.metrics.families(&service.limiter, &service.store));
+    let metrics = text::write(&service.metrics.families(&service.limiter, &service.store));
     for line in [
         "tollkeeper_requests_total{transport=\"resp\",route=\"\",result=\"allowed\"} 3\n",
         "tollkeeper_requests_total{transport=\"resp\",route=\"\",result=\"refused\"} 1\n",
@@ -417,12 +420,12 @@ async fn tk_check_charges_and_counts_and_refuses_what_makes_no_sense() {
         "tollkeeper_checks_total{limit=\"per-user\",result=\"refused\"} 1\n",
         "tollkeeper_request_duration_seconds_count{transport=\"resp\"} 15\n",
     ] {
-        assert!(said.contains(line), "{line}{said}");
+        assert!(metrics.contains(line), "{line}{metrics}");
     }
 }
 
 #[tokio::test]
-async fn without_the_password_nothing_is_answered_but_who_says_it() {
+async fn unauthenticated_clients_can_only_authenticate() {
     let world = world();
     let token = TokenDigest(sha256(b"secret"));
     world.resp.service.doors.change(Tokens { data: vec![token], ..Tokens::default() });
@@ -438,24 +441,24 @@ async fn without_the_password_nothing_is_answered_but_who_says_it() {
         ("HELLO 3 AUTH default nonsense\r\nPING", format!("{wrong}{no}")),
         ("QUIT", "+OK\r\n".to_owned()),
     ] {
-        assert_eq!(world.say(format!("{lines}\r\n")).await, expected, "{lines}");
+        assert_eq!(world.send(format!("{lines}\r\n")).await, expected, "{lines}");
     }
-    assert!(world.say("HELLO 3\r\n").await.starts_with("-NOAUTH HELLO must be called with"));
-    assert!(world.say("HELLO 3 AUTH default secret\r\nPING\r\n").await.ends_with("+PONG\r\n"));
+    assert!(world.send("HELLO 3\r\n").await.starts_with("-NOAUTH HELLO must be called with"));
+    assert!(world.send("HELLO 3 AUTH default secret\r\nPING\r\n").await.ends_with("+PONG\r\n"));
 }
 
 #[tokio::test]
-async fn what_is_no_command_is_named_after_all_before_it_is_answered_and_ends_the_connection() {
+async fn protocol_error_follows_earlier_replies_and_closes() {
     let world = world();
-    let said = world.say("PING\r\nCL.THROTTLE a 1 1 60\r\n*1\r\n:5\r\nPING\r\n").await;
+    let replies = world.send("PING\r\nCL.THROTTLE a 1 1 60\r\n*1\r\n:5\r\nPING\r\n").await;
     assert_eq!(
-        said,
+        replies,
         "+PONG\r\n*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:60\r\n-ERR Protocol error: expected '$', got ':'\r\n"
     );
     assert_eq!(world.resp.connected(), 0);
 }
 
-/// Counts how often it is written to, and remembers the longest writing.
+/// A stream that counts its writes, and records the longest one.
 struct Counted(DuplexStream, Arc<AtomicUsize>, Arc<AtomicUsize>);
 
 impl AsyncRead for Counted {
@@ -489,7 +492,7 @@ impl AsyncWrite for Counted {
 }
 
 #[tokio::test]
-async fn a_pipeline_is_answered_with_one_write() {
+async fn pipeline_is_answered_with_one_write() {
     let (world, writes) = (world(), Arc::new(AtomicUsize::new(0)));
     let (_stop, stopped) = watch::channel(());
     let (mut ours, theirs) = tokio::io::duplex(1 << 20);
@@ -499,7 +502,7 @@ async fn a_pipeline_is_answered_with_one_write() {
         Arc::clone(&world.resp),
         Seat::alone(stopped),
     ));
-    for turn in 1..=3 {
+    for round in 1..=3 {
         ours.write_all("CL.THROTTLE key 100 1 60\r\n".repeat(100).as_bytes()).await.unwrap();
         let mut answers = 0;
         while answers < 100 {
@@ -507,12 +510,12 @@ async fn a_pipeline_is_answered_with_one_write() {
             let len = ours.read(&mut bytes).await.unwrap();
             answers += bytes[..len].iter().filter(|byte| **byte == b'*').count();
         }
-        assert_eq!(writes.load(SeqCst), turn);
+        assert_eq!(writes.load(SeqCst), round);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_says_nothing_or_never_ends_a_command_is_cut_off() {
+async fn idle_or_trickling_connection_is_closed() {
     const QUIET: Duration = Duration::from_secs(300);
     let world = world();
     let (began, (_stop, mut silent)) = (Instant::now(), world.connect());
@@ -533,12 +536,12 @@ async fn who_says_nothing_or_never_ends_a_command_is_cut_off() {
         assert_eq!(busy.read(&mut [0; 100]).await.unwrap(), 7);
     }
     let last = Instant::now();
-    assert_eq!(busy.read(&mut [0]).await.unwrap(), 0, "it has fallen quiet");
+    assert_eq!(busy.read(&mut [0]).await.unwrap(), 0, "closed when idle");
     assert!((QUIET..QUIET * 2).contains(&last.elapsed()), "{:?}", last.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_never_reads_its_answers_is_bounded_and_dropped() {
+async fn client_that_never_reads_is_bounded_and_dropped() {
     let world = world();
     let (_stop, stopped) = watch::channel(());
     let (mut ours, theirs) = tokio::io::duplex(4 << 10);
@@ -550,19 +553,19 @@ async fn who_never_reads_its_answers_is_bounded_and_dropped() {
     }
     served.await.unwrap();
     assert!(began.elapsed() >= Duration::from_secs(10), "{:?}", began.elapsed());
-    // What one reading takes, and what waits in between.
-    assert!(sent < 64 << 10, "{sent} bytes were read of who does not read");
+    // One read buffer, and what is buffered in between.
+    assert!(sent < 64 << 10, "the server read {sent} bytes of a client that never reads");
     assert_eq!(world.resp.connected(), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn told_to_stop_it_answers_what_was_sent_and_what_has_begun_to_come() {
+async fn stop_finishes_commands_that_have_begun() {
     let world = world();
     let (stop, mut idle) = world.connect();
     idle.write_all(b"PING\r\n").await.unwrap();
     assert_eq!(idle.read(&mut [0; 100]).await.unwrap(), 7);
     stop.send(()).unwrap();
-    assert_eq!(idle.read(&mut [0]).await.unwrap(), 0, "an idle connection ends at once");
+    assert_eq!(idle.read(&mut [0]).await.unwrap(), 0, "an idle connection is closed at once");
 
     let (stop, mut busy) = world.connect();
     busy.write_all(b"*1\r\n$4\r\nPI").await.unwrap();
@@ -570,13 +573,13 @@ async fn told_to_stop_it_answers_what_was_sent_and_what_has_begun_to_come() {
     stop.send(()).unwrap();
     sleep(Duration::from_secs(1)).await;
     busy.write_all(b"NG\r\nPING\r\n").await.unwrap();
-    let mut said = String::new();
-    busy.read_to_string(&mut said).await.unwrap();
-    assert_eq!(said, "+PONG\r\n+PONG\r\n");
+    let mut replies = String::new();
+    busy.read_to_string(&mut replies).await.unwrap();
+    assert_eq!(replies, "+PONG\r\n+PONG\r\n");
 }
 
 #[tokio::test]
-async fn answers_that_are_longer_than_their_commands_are_not_piled_up() {
+async fn long_replies_are_sent_before_all_are_encoded() {
     let (world, longest) = (world(), Arc::new(AtomicUsize::new(0)));
     let (_stop, stopped) = watch::channel(());
     let (mut ours, theirs) = tokio::io::duplex(4 << 20);

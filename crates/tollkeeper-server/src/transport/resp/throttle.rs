@@ -1,5 +1,5 @@
-//! `CL.THROTTLE` and `THROTTLE`: limits that travel with the call, in the words of redis-cell and of
-//! throttlecrab. Their numbers are those of our own meter.
+//! `CL.THROTTLE` and `THROTTLE`: limits given in the command, with the arguments, replies and errors of redis-cell and
+//! throttlecrab. The numbers come from our own token bucket.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use tollkeeper::{Algorithm, InvalidRequest, Outcome, Quota, Rate, Retry, Span};
 use super::parse::Arguments;
 use super::reply::Replies;
 
-/// Whose words are spoken.
+/// Which of the two commands is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// `CL.THROTTLE` of redis-cell.
@@ -19,19 +19,19 @@ pub enum Dialect {
     Crab,
 }
 
-/// What a call asks for.
+/// The arguments of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Throttle<'b> {
-    /// Who pays.
+    /// The key to charge.
     pub key: Cow<'b, str>,
-    /// What is granted.
+    /// The limit.
     pub quota: Quota,
-    /// What is taken; nothing says how things stand.
+    /// Units to charge; 0 only reports the state.
     pub quantity: u64,
 }
 
-/// The numbers of a call as they were written: `key max_burst count period [quantity]`.
-struct Written {
+/// The numbers of a call, not validated: `key max_burst count period [quantity]`.
+struct RawNumbers {
     max_burst: i64,
     count: i64,
     period: i64,
@@ -39,7 +39,7 @@ struct Written {
 }
 
 impl Dialect {
-    /// Under which name its counts are kept.
+    /// The namespace of its keys in the store.
     pub const fn name_space(self) -> &'static str {
         match self {
             Dialect::Cell => "CL.THROTTLE",
@@ -47,7 +47,7 @@ impl Dialect {
         }
     }
 
-    /// Reads the words of a call, or says what is wrong with them.
+    /// Reads the arguments of a call, or returns the error for the client.
     pub fn read<'b>(self, arguments: Arguments<'b>) -> Result<Throttle<'b>, String> {
         match self {
             Dialect::Cell => read_cell(arguments),
@@ -55,7 +55,7 @@ impl Dialect {
         }
     }
 
-    /// What is said of a call that cannot be decided.
+    /// The error for a call that the limiter refuses as invalid.
     pub fn refuse(self, error: &InvalidRequest) -> String {
         match self {
             Dialect::Cell => format!("ERR {error}"),
@@ -63,7 +63,7 @@ impl Dialect {
         }
     }
 
-    /// Writes what came of a call.
+    /// Writes the reply to a call.
     #[inline]
     pub fn write(self, out: &mut Replies, outcome: &Outcome) {
         let reset = outcome.reset_after.unwrap_or(Span::ZERO);
@@ -104,26 +104,26 @@ fn read_cell(arguments: Arguments<'_>) -> Result<Throttle<'_>, String> {
         return Err(store("Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]"));
     }
     let number = |word: &[u8]| {
-        number(word).ok_or_else(|| store(&format!("Couldn't parse as integer: {}", shown(word))))
+        number(word).ok_or_else(|| store(&format!("Couldn't parse as integer: {}", truncated(word))))
     };
-    let written = Written {
+    let raw = RawNumbers {
         max_burst: number(max_burst)?,
         count: number(count)?,
         period: number(period)?,
         quantity: arguments.get(5).map_or(Ok(1), number)?,
     };
-    if written.count == 0 || written.period == 0 {
+    if raw.count == 0 || raw.period == 0 {
         return Err(store("Zero rates are not supported"));
     }
     let negative = |name: &str, number: i64| format!("ERR negative {name}: {number}");
     let positive = |name: &str, number: i64| u64::try_from(number).map_err(|_| negative(name, number));
     let rate = Rate {
-        count: positive("count", written.count)?,
-        period: Span::from_secs(positive("period", written.period)?),
-        // What comes on top of the first request.
-        burst: Some(positive("max_burst", written.max_burst)?.saturating_add(1)),
+        count: positive("count", raw.count)?,
+        period: Span::from_secs(positive("period", raw.period)?),
+        // redis-cell counts the burst without the first request.
+        burst: Some(positive("max_burst", raw.max_burst)?.saturating_add(1)),
     };
-    let quantity = positive("quantity", written.quantity)?;
+    let quantity = positive("quantity", raw.quantity)?;
     let quota = Quota::new(Algorithm::TokenBucket, rate).map_err(|error| format!("ERR {error}"))?;
     Ok(Throttle { key: text(key), quota, quantity })
 }
@@ -140,23 +140,23 @@ fn read_crab(arguments: Arguments<'_>) -> Result<Throttle<'_>, String> {
         return Err("ERR invalid key".to_owned());
     }
     let number = |name: &str, word: &[u8]| number(word).ok_or_else(|| format!("ERR invalid {name}"));
-    let written = Written {
+    let raw = RawNumbers {
         max_burst: number("max_burst", max_burst)?,
         count: number("count_per_period", count)?,
         period: number("period", period)?,
         quantity: arguments.get(5).map_or(Ok(1), |word| number("quantity", word))?,
     };
     let failed = |what: &dyn std::fmt::Display| format!("ERR Rate limit check failed: {what}");
-    let quantity = u64::try_from(written.quantity)
-        .map_err(|_| failed(&format_args!("negative quantity: {}", written.quantity)))?;
+    let quantity = u64::try_from(raw.quantity)
+        .map_err(|_| failed(&format_args!("negative quantity: {}", raw.quantity)))?;
     let positive = |number: i64| match u64::try_from(number) {
         Ok(number @ 1..) => Ok(number),
         _ => Err(failed(&"invalid rate limit parameters")),
     };
     let rate = Rate {
-        count: positive(written.count)?,
-        period: Span::from_secs(positive(written.period)?),
-        burst: Some(positive(written.max_burst)?),
+        count: positive(raw.count)?,
+        period: Span::from_secs(positive(raw.period)?),
+        burst: Some(positive(raw.max_burst)?),
     };
     let quota = Quota::new(Algorithm::TokenBucket, rate).map_err(|error| failed(&error))?;
     Ok(Throttle { key: text(key), quota, quantity })
@@ -166,8 +166,7 @@ fn number(word: &[u8]) -> Option<i64> {
     std::str::from_utf8(word).ok()?.parse().ok()
 }
 
-/// A key as it is kept: what is no text, or too long, becomes its hash, as it does where facts are read from
-/// HTTP.
+/// The key as it is stored. If it is not UTF-8 or too long, it is replaced by its hash, as are facts read from HTTP.
 pub fn text(key: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(key) {
         Ok(text) if text.len() <= MAX_VALUE => text.into(),
@@ -175,12 +174,12 @@ pub fn text(key: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// A client's words as they may stand in a message: not too many.
-fn shown(word: &[u8]) -> String {
+/// The first 64 bytes of client input, for error messages.
+fn truncated(word: &[u8]) -> String {
     String::from_utf8_lossy(&word[..word.len().min(64)]).into_owned()
 }
 
-/// Rounded down, as throttlecrab does it.
+/// Whole seconds, rounded down as throttlecrab does.
 fn whole_seconds(span: Span) -> u64 {
     span.as_micros() / 1_000_000
 }
