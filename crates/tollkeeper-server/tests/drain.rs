@@ -319,6 +319,6 @@ fn a_server_that_cannot_tell_systemd_serves_all_the_same() {
     let server = Server::launch(
         command.args(["serve", "--http", "127.0.0.1:0"]).env("NOTIFY_SOCKET", "/nowhere/notify"),
     );
-    server.logs("NOTIFY_SOCKET is /nowhere/notify, which cannot be told anything");
+    server.logs("cannot notify systemd at /nowhere/notify (NOTIFY_SOCKET)");
     assert_eq!(server.get("/readyz").status, 200);
 }

@@ -160,7 +160,7 @@ fn the_refusal_log_is_off_unless_the_file_says_so() {
     assert!(server.log().contains(r#"route="/login""#), "{}", server.log());
     folder.write("tollkeeper.yaml", LIMITS);
     // One line for each reload, and refusals only between the two.
-    eventually("a reload turns it off", || server.log().matches("is in force").count() == 2);
+    eventually("a reload turns it off", || server.log().matches("limits version ").count() == 2);
     let refused = |log: &str| log.matches("refused").count();
     let before = refused(&server.log());
     for _ in 0..10 {

@@ -55,7 +55,7 @@ fn routes_of_a_reload_are_known() {
         "tollkeeper.yaml",
         "http: { routes: [/new] }\nlimits: [{ name: all, rate: 100/day, when: { route: /newer } }]",
     );
-    server.logs("version 2 of the limits is in force");
+    server.logs("limits version 2 is active");
     for route in ["/new", "/newer"] {
         server.check(&format!(r#"{{"route":"{route}"}}"#));
         let series =
@@ -171,6 +171,6 @@ fn refunds_that_find_no_room_are_counted_and_logged() {
         assert_eq!(refused.json()["error"]["code"], "store_unavailable", "{path}");
     }
     assert_eq!(server.metric("tollkeeper_refunds_refused_total"), 3.0);
-    server.logs("the store has no room to remember more refunds: ");
+    server.logs("the store has no room for more refund records: ");
     assert!(lines(&server, "tollkeeper_snapshot").is_empty(), "there is none without a snapshot");
 }

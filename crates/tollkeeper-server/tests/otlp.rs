@@ -407,7 +407,8 @@ fn a_collector_that_refuses_is_named_once_and_nobody_waits_for_it() {
     let ended = server.ended();
     assert_eq!(ended.code, Some(0));
     let lines: Vec<&str> = ended.log.lines().filter(|line| line.contains("the collector at")).collect();
-    let reasons: Vec<bool> = lines.iter().map(|line| line.contains("it answers 503 Service")).collect();
+    let reasons: Vec<bool> =
+        lines.iter().map(|line| line.contains("the collector answered 503 Service")).collect();
     assert_eq!(reasons, [true, true], "once for spans, once for metrics: {lines:?}");
 }
 

@@ -168,7 +168,7 @@ fn a_file_that_changes_under_limits_that_were_put_is_reported_and_only_its_rest_
     assert_eq!(state(&put(&server, &[], &body(8))), json!([2, "api", true, false, 8]));
 
     folder.write("tollkeeper.yaml", &file(3, "share: 1/2"));
-    server.logs("are not applied: others were PUT");
+    server.logs("are not applied, because limits set through the API are active");
     assert_eq!(state(&server.get("/v1/limits")), json!([3, "api", true, false, 8]));
     assert_eq!(remaining(&server), 4, "half of 8: the share is the file's");
     assert_eq!(state(&delete(&server, &[])), json!([4, "file", false, null, 3]), "the file as it is now");

@@ -218,7 +218,7 @@ fn each_reload_has_the_next_version() {
         let answer = server.get("/v1/limits");
         assert_eq!(answer.header("etag"), Some(&*format!("\"{}\"", answer.json()["version"])));
         assert!(reloads(&server, "done") >= f64::from(number - 1));
-        server.logs(&format!("version {} of the limits is in force", version + 1));
+        server.logs(&format!("limits version {} is active", version + 1));
     }
     assert_eq!(server.metric("tollkeeper_config_version"), reloads(&server, "done") + 1.0);
     assert_eq!(limits(&server)["source"], "file");

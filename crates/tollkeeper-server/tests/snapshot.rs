@@ -36,7 +36,7 @@ fn a_server_that_was_told_to_stop_goes_on_where_it_was() {
         assert_eq!(server.ended().code, Some(0));
     }
     let server = Server::with_config(&folder, &policy(&folder, "1h"));
-    server.logs("2 keys go on from");
+    server.logs("restored 2 keys from");
     assert_eq!(remaining(&server, "alice"), [1, 6]);
     assert_eq!(remaining(&server, "bob"), [5, 10]);
     assert!(server.check(r#"{"user":"alice"}"#));

@@ -110,7 +110,7 @@ fn a_server_whose_certificates_make_no_sense_does_not_start_and_says_why() {
         (&empty, &key, String::new(), "tls.cert: no certificate can be read from"),
         (&cert, &missing, String::new(), "tls.key: no private key can be read from"),
         (&cert, &cert, String::new(), "tls.key: no private key can be read from"),
-        (&cert, &other, String::new(), "does not go with"),
+        (&cert, &other, String::new(), "does not match the certificate in"),
         (
             &cert,
             &key,

@@ -115,7 +115,7 @@ async fn serve(
         listeners.filter(|(listener, _)| listener.is_some()).map(|(_, transport)| transport).collect();
     let room = Room::new(most_connections, &listeners);
     tracing::debug!("at most {most_connections} connections are open at the same time");
-    tokio::spawn(events::tell(Arc::clone(&service)));
+    tokio::spawn(events::send_every_second(Arc::clone(&service)));
     let (stop_log, stopped) = oneshot::channel();
     let refusal_log = tokio::spawn(refusal_log::write(Arc::clone(&service), stopped));
     tokio::spawn(store_health::watch(service.store.memory().clone()));
@@ -127,8 +127,8 @@ async fn serve(
     if let Some((listener, address)) = http {
         let is_loopback = address.ip().to_canonical().is_loopback();
         if args.config.is_none() {
-            let (token, digest) = access::draw();
-            service.doors.change(Tokens { admin: Some(digest), demo: is_loopback, ..Tokens::default() });
+            let (token, digest) = access::generate_token();
+            service.access.change(Tokens { admin: Some(digest), demo: is_loopback, ..Tokens::default() });
             eprintln!(
                 "no --config: 5 requests in 10 seconds for each user. Try this six times:\n\n  \
                  curl -d '{{\"facts\":{{\"user\":\"alice\"}}}}' http://{address}/v1/check\n\n\
@@ -153,7 +153,7 @@ async fn serve(
         listening("resp", address);
     }
 
-    systemd::tell(systemd::State::Ready);
+    systemd::notify(systemd::State::Ready);
     loop {
         tokio::select! {
             _ = hangup.recv() => {}
@@ -168,7 +168,7 @@ async fn serve(
     }
     drop(follow);
     tracing::info!("draining");
-    systemd::tell(systemd::State::Stopping);
+    systemd::notify(systemd::State::Stopping);
     service.drain();
     rls.drain().await;
     let drained = async {

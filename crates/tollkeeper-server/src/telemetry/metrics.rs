@@ -19,7 +19,7 @@ use tollkeeper::fingerprint::Midstate;
 use tollkeeper::thread_cached::{Shareable, Shares, ThreadCached};
 use tollkeeper::{Decision, Facts, Mode, Observer, OnStoreFailure, Op, Policy, Span};
 
-use crate::telemetry::top_keys::Busiest;
+use crate::telemetry::top_keys::TopKeys;
 use crate::transport::connection_budget::Transport;
 pub use requests::{Ended, Endings, RequestTally, RouteLabel};
 
@@ -54,7 +54,7 @@ pub struct Metrics {
     /// Reloads that took effect, and those that did not.
     pub reloads: Reloads,
     /// Which keys come most.
-    pub busiest: Busiest,
+    pub top_keys: TopKeys,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -160,7 +160,7 @@ impl Metrics {
             connections: Default::default(),
             grpc_exhausted: AtomicU64::new(0),
             reloads: Reloads::default(),
-            busiest: Busiest::default(),
+            top_keys: TopKeys::default(),
         };
         metrics.http.begin();
         metrics.current.replace(|_| metrics.seen(policy));
@@ -194,7 +194,7 @@ impl Metrics {
         let mut all = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         let limit = |name: &str| SeenLimit {
             tally: Arc::clone(all.entry(name.into()).or_default()),
-            family: self.busiest.family(name),
+            family: self.top_keys.family(name),
         };
         let limits = policy.rules().iter().map(|rule| rule.name()).map(limit).collect();
         Seen { version: policy.version(), limits }
@@ -231,7 +231,7 @@ impl Metrics {
     #[inline]
     fn count(&self, seen: &Seen, decision: &Decision) {
         let (toll, stripe) = (decision.toll(), Stripe::mine());
-        let mut note = self.busiest.note(decision.time(), stripe.index());
+        let mut note = self.top_keys.note(decision.time(), stripe.index());
         for (answer, place) in decision.limits().zip(toll.places()) {
             let SeenLimit { tally, family } = &seen.limits[place];
             note.add(*family, &answer);

@@ -31,7 +31,7 @@ const LONGEST: Span = Span::from_secs(3_600);
 
 /// What was noted.
 #[derive(Debug)]
-pub struct Busiest {
+pub struct TopKeys {
     stripes: [Mutex<Stripe>; STRIPES],
     /// Under a secret of its own: nobody can make keys that are taken for each other.
     prints: Fingerprinter,
@@ -77,20 +77,20 @@ pub struct Count {
     pub error: u64,
 }
 
-impl Default for Busiest {
-    fn default() -> Busiest {
-        Busiest { stripes: Default::default(), prints: Fingerprinter::new(&random::secret()) }
+impl Default for TopKeys {
+    fn default() -> TopKeys {
+        TopKeys { stripes: Default::default(), prints: Fingerprinter::new(&random::secret()) }
     }
 }
 
-impl Busiest {
+impl TopKeys {
     /// Begins to note a decision that was charged, or would have been, on the part of this thread.
     #[inline]
     pub fn note(&self, time: Time, thread: usize) -> Note<'_> {
         let minute = time.as_micros() / 60_000_000;
         let mut stripe = lock(&self.stripes[thread % STRIPES]);
         stripe.turn(minute / MINUTES);
-        Note { busiest: self, stripe, minute }
+        Note { top_keys: self, stripe, minute }
     }
 
     /// What the hashes of a limit's keys begin with. Not with the period: a tier with another one is the same key
@@ -141,16 +141,16 @@ impl Busiest {
 /// A decision that is being noted.
 #[derive(Debug)]
 pub struct Note<'a> {
-    busiest: &'a Busiest,
+    top_keys: &'a TopKeys,
     stripe: MutexGuard<'a, Stripe>,
     minute: u64,
 }
 
 impl Note<'_> {
-    /// Notes what one limit said, whose keys begin with that [`Busiest::family`].
+    /// Notes what one limit said, whose keys begin with that [`TopKeys::family`].
     #[inline]
     pub fn add(&mut self, family: Midstate, answer: &LimitDecision<'_>) {
-        let key = self.busiest.hash(family, answer.key());
+        let key = self.top_keys.hash(family, answer.key());
         self.stripe.now.asked.add(key, |thing| write(thing, answer));
         if !answer.allowed() && answer.rule().mode() == Mode::Enforce {
             self.add_refusal(key, answer);
@@ -272,11 +272,11 @@ mod tests {
         (Limiter::embedded(Policy::new(limits).unwrap(), store), hand)
     }
 
-    fn check(limiter: &Limiter, busiest: &Busiest, user: &str, thread: usize) {
+    fn check(limiter: &Limiter, top_keys: &TopKeys, user: &str, thread: usize) {
         let facts = facts! { "user" => user, "route" => "/" };
         let decision = limiter.check(&facts).wait().unwrap();
-        let mut note = busiest.note(decision.time(), thread);
-        decision.limits().for_each(|answer| note.add(busiest.family(answer.name()), &answer));
+        let mut note = top_keys.note(decision.time(), thread);
+        decision.limits().for_each(|answer| note.add(top_keys.family(answer.name()), &answer));
     }
 
     fn of(counts: &[Count], limit: &str) -> Vec<(String, u64, u64)> {
@@ -286,33 +286,33 @@ mod tests {
 
     #[test]
     fn the_busiest_and_the_most_refused_come_first_whatever_thread_saw_them() {
-        let ((limiter, _), busiest) = (limiter(), Busiest::default());
+        let ((limiter, _), top_keys) = (limiter(), TopKeys::default());
         for turn in 0..30 {
-            check(&limiter, &busiest, "alice", turn);
+            check(&limiter, &top_keys, "alice", turn);
             if turn % 3 == 0 {
-                check(&limiter, &busiest, "bob", turn);
+                check(&limiter, &top_keys, "bob", turn);
             }
         }
-        check(&limiter, &busiest, "carol", 0);
+        check(&limiter, &top_keys, "carol", 0);
         let name = |name: &str, count| (name.to_owned(), count, 0);
-        let top = busiest.top_at(10, START);
+        let top = top_keys.top_at(10, START);
         assert_eq!(of(&top.asked, "user"), [name("alice", 30), name("bob", 10), name("carol", 1)]);
         assert_eq!(of(&top.refused, "user"), [name("alice", 27), name("bob", 7)]);
         assert_eq!(of(&top.refused, "pair"), [], "it refused nobody");
         assert_eq!(top.asked[0].key.len() + top.asked[1].key.len(), 3);
-        assert_eq!(busiest.top_at(2, START).asked.len(), 2);
+        assert_eq!(top_keys.top_at(2, START).asked.len(), 2);
     }
 
     #[test]
     fn many_thousand_keys_leave_the_busy_one_on_top_within_its_error() {
-        let ((limiter, _), busiest) = (limiter(), Busiest::default());
+        let ((limiter, _), top_keys) = (limiter(), TopKeys::default());
         for turn in 0..20_000 {
-            check(&limiter, &busiest, &format!("user-{turn}"), turn);
+            check(&limiter, &top_keys, &format!("user-{turn}"), turn);
             if turn % 20 == 0 {
-                check(&limiter, &busiest, "alice", turn);
+                check(&limiter, &top_keys, "alice", turn);
             }
         }
-        let top = busiest.top_at(1, START).asked;
+        let top = top_keys.top_at(1, START).asked;
         assert_eq!(top[0].key[0].as_deref(), Some("alice"));
         assert!(top[0].count <= 1_000 && 1_000 <= top[0].count + top[0].error, "{top:?}");
         assert!(top[0].error <= 2 * 21_000 / 256, "{top:?}");
@@ -320,16 +320,16 @@ mod tests {
 
     #[test]
     fn old_counts_are_forgotten() {
-        let ((limiter, hand), busiest) = (limiter(), Busiest::default());
-        check(&limiter, &busiest, "alice", 0);
+        let ((limiter, hand), top_keys) = (limiter(), TopKeys::default());
+        check(&limiter, &top_keys, "alice", 0);
         hand.advance(Span::from_secs(60 * MINUTES));
-        check(&limiter, &busiest, "bob", 0);
-        let stripe = lock(&busiest.stripes[0]);
+        check(&limiter, &top_keys, "bob", 0);
+        let stripe = lock(&top_keys.stripes[0]);
         assert_eq!((stripe.now.asked.counts().count(), stripe.before.asked.counts().count()), (2, 2));
         drop(stripe);
         hand.advance(Span::from_secs(60 * MINUTES));
-        check(&limiter, &busiest, "carol", 0);
-        let stripe = lock(&busiest.stripes[0]);
+        check(&limiter, &top_keys, "carol", 0);
+        let stripe = lock(&top_keys.stripes[0]);
         let names: Vec<_> =
             stripe.before.asked.counts().map(|(key, _)| Count::read(key, 0, 0).key[0].clone()).collect();
         assert!(names.iter().all(|name| name.as_deref() == Some("bob")), "{names:?}");
@@ -337,12 +337,12 @@ mod tests {
 
     #[test]
     fn keys_of_any_length_are_told_apart_and_take_little_room() {
-        let ((limiter, _), busiest) = (limiter(), Busiest::default());
+        let ((limiter, _), top_keys) = (limiter(), TopKeys::default());
         let (long, longer) = ("ä".repeat(400), format!("{}b", "ä".repeat(400)));
         for user in [&long, &longer, &longer, "", "short"] {
-            check(&limiter, &busiest, user, 0);
+            check(&limiter, &top_keys, user, 0);
         }
-        let top = busiest.top_at(10, START).asked;
+        let top = top_keys.top_at(10, START).asked;
         let users = of(&top, "user");
         assert_eq!(users.len(), 3, "{users:?}");
         assert_eq!(users[0].1, 2);
@@ -351,15 +351,15 @@ mod tests {
 
     #[test]
     fn who_is_refused_minute_after_minute_is_starved_by_limits_of_up_to_an_hour() {
-        let ((limiter, hand), busiest) = (limiter(), Busiest::default());
+        let ((limiter, hand), top_keys) = (limiter(), TopKeys::default());
         for _ in 0..5 {
             for _ in 0..10 {
-                check(&limiter, &busiest, "alice", 1);
+                check(&limiter, &top_keys, "alice", 1);
             }
-            check(&limiter, &busiest, "bob", 1);
+            check(&limiter, &top_keys, "bob", 1);
             hand.advance(Span::from_secs(60));
         }
-        let starved = busiest.starved_at(START + 5);
+        let starved = top_keys.starved_at(START + 5);
         assert_eq!(starved.get("user"), Some(&1), "{starved:?}: alice; bob was refused twice");
         assert_eq!(starved.get("pair"), None, "a day is long");
     }

@@ -43,7 +43,7 @@ use self::inline_executor::{Calls, Inbox};
 use self::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use self::rls::Rls;
 use self::unary::Unread;
-use crate::control::access::{self, Door};
+use crate::control::access::{self, Permission};
 use crate::service::Service;
 use crate::telemetry::logging::OnceAMinute;
 use crate::telemetry::trace::Parent;
@@ -269,11 +269,11 @@ impl Services {
 
     /// Whether a caller with these headers may ask. Health is for everybody.
     fn admit(&self, headers: &HeaderMap) -> Result<(), Status> {
-        let doors = &self.service.doors;
-        if !doors.data_is_closed() {
+        let access = &self.service.access;
+        if !access.data_is_closed() {
             return Ok(());
         }
-        doors.admit(Door::Data, access::presented(Door::Data, headers)).map_err(|_| {
+        access.admit(Permission::Data, access::presented(Permission::Data, headers)).map_err(|_| {
             Status::unauthenticated("this takes a token (`authorization: Bearer …` in the metadata)")
         })
     }

@@ -26,8 +26,8 @@ use self::error::{ApiError, Code};
 use self::forward_auth::Family;
 use self::request::{Ask, Correct, Reserve};
 use self::response_body::Reply;
-use crate::control::access::{Door, Shut, presented};
-use crate::control::active_limits::{CannotReplace, InForce};
+use crate::control::access::{AccessError, Permission, presented};
+use crate::control::active_limits::{ActiveLimits, CannotReplace};
 use crate::json::{Reader, Writer};
 use crate::service::{Service, Versions};
 use crate::telemetry::events;
@@ -84,13 +84,13 @@ pub async fn answer(service: &Service, via: Via, request: Request<Incoming>) -> 
         let message = "the Origin of this request is not this server: pages of other sites may not call it";
         return refuse(&ApiError::new(Code::Forbidden, message));
     }
-    if (route.door != Door::Data || service.doors.data_is_closed())
-        && let Err(shut) = service.doors.admit(route.door, presented(route.door, &head.headers))
+    if (route.permission != Permission::Data || service.access.data_is_closed())
+        && let Err(error) = service.access.admit(route.permission, presented(route.permission, &head.headers))
     {
-        return refuse_entry(shut, route.door);
+        return refuse_entry(error, route.permission);
     }
     if via.loopback
-        && service.doors.needs_host(route.door)
+        && service.access.needs_host(route.permission)
         && !has_known_host(service, &head.headers, &head.uri)
     {
         let message = "the Host of this request is not an address, `localhost` or a name in `http.hosts`: if it is \
@@ -211,7 +211,7 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
             let (_, name) = pairs.remove(name);
             done(limiter.forget(&name, &query::facts(&pairs, service)?).await?)
         }
-        Call::Limits => Ok((None, limits(&service.in_force()))),
+        Call::Limits => Ok((None, limits(&service.active_limits()))),
         Call::PutLimits => {
             let body = request_body::read(body, MAX_LIMITS_BODY).await?;
             replace_limits(service, &head.headers, Some(body)).await
@@ -219,7 +219,7 @@ async fn decide(service: &Service, asked: Asked, call: Call, head: Parts, body: 
         Call::DeleteLimits => replace_limits(service, &head.headers, None).await,
         Call::Top => {
             let mut out = Writer::default();
-            let top = service.metrics.busiest.top(TOP);
+            let top = service.metrics.top_keys.top(TOP);
             decision_json::write_top(&mut out, &top, &limiter.policy(), &service.redactor);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
@@ -264,17 +264,17 @@ async fn check(service: &Service, asked: Asked, body: &mut [u8]) -> Answered {
     Ok((Some(counted(service, &ask.facts, &decision)), decided(service, &decision)))
 }
 
-fn limits(in_force: &InForce) -> Response<Reply> {
-    let text = serde_json::to_string(in_force).expect("limits are plain data");
+fn limits(active: &ActiveLimits) -> Response<Reply> {
+    let text = serde_json::to_string(active).expect("limits are plain data");
     let mut response = respond(StatusCode::OK, JSON, text);
-    let etag = HeaderValue::from_str(&format!("\"{}\"", in_force.version)).expect("digits");
+    let etag = HeaderValue::from_str(&format!("\"{}\"", active.version)).expect("digits");
     response.headers_mut().insert(header::ETAG, etag);
     response
 }
 
 async fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<Vec<u8>>) -> Answered {
     match service.replace_limits(limits, &seen(headers)).await {
-        Ok(in_force) => Ok((None, self::limits(&in_force))),
+        Ok(active) => Ok((None, self::limits(&active))),
         Err(CannotReplace::Version(version)) => {
             let message =
                 format!("version {version} is in force: look at it, and send `If-Match: \"{version}\"`");
@@ -426,22 +426,22 @@ fn refuse_route(no_route: NoRoute, path: &str) -> Response<Reply> {
     response
 }
 
-fn refuse_entry(shut: Shut, door: Door) -> Response<Reply> {
-    let (code, message) = match shut {
-        Shut::NobodyMay => (
+fn refuse_entry(error: AccessError, permission: Permission) -> Response<Reply> {
+    let (code, message) = match error {
+        AccessError::AdminDisabled => (
             Code::Forbidden,
             "admin calls are off: set `admin.token_sha256` in the config to the SHA-256 of a token \
              (`printf %s TOKEN | sha256sum`), and send `Authorization: Bearer TOKEN`",
         ),
-        Shut::NeedsAdmin => (
+        AccessError::NeedsAdmin => (
             Code::Unauthorized,
             "this call needs the token whose SHA-256 is `admin.token_sha256`: send `Authorization: Bearer TOKEN`",
         ),
-        Shut::NeedsToken if door == Door::Gateway => (
+        AccessError::NeedsToken if permission == Permission::Gateway => (
             Code::Unauthorized,
             "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `X-Tollkeeper-Token: TOKEN`",
         ),
-        Shut::NeedsToken => (
+        AccessError::NeedsToken => (
             Code::Unauthorized,
             "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `Authorization: Bearer TOKEN`",
         ),
@@ -465,12 +465,12 @@ fn is_foreign(headers: &HeaderMap, uri: &Uri) -> bool {
 /// Whether the request names this server. Browsers always send a Host, so a request without one is not a page's.
 fn has_known_host(service: &Service, headers: &HeaderMap, uri: &Uri) -> bool {
     if let Some(authority) = uri.authority() {
-        return service.doors.knows_host(authority.as_str().as_bytes());
+        return service.access.knows_host(authority.as_str().as_bytes());
     }
     let mut lines = headers.get_all(header::HOST).iter();
     match (lines.next(), lines.next()) {
         (None, _) => true,
-        (Some(host), None) => service.doors.knows_host(host.as_bytes()),
+        (Some(host), None) => service.access.knows_host(host.as_bytes()),
         (Some(_), Some(_)) => false,
     }
 }

@@ -80,7 +80,7 @@ impl Metrics {
         all.push(counter("tollkeeper_skipped", "Requests without a fact that the limit counts by", skipped));
         all.push(counter("tollkeeper_unknown_tier", "Requests in a tier that is not listed", unknown));
         all.push(counter("tollkeeper_fallback", "Decisions made in place of the store", fallback));
-        let starved = self.busiest.starved();
+        let starved = self.top_keys.starved();
         let starved =
             limits.keys().map(|name| (labels([("limit", name)]), starved.get(name).copied().unwrap_or(0)));
         all.push(Family {

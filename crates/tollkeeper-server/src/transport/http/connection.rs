@@ -175,10 +175,10 @@ async fn answer_plain(
 ) -> io::Result<Left> {
     let mut answers = Vec::new();
     let mut body_late = None;
-    let host_is_known = |host: &[u8]| !via.loopback || service.doors.knows_host(host);
+    let host_is_known = |host: &[u8]| !via.loopback || service.access.knows_host(host);
     loop {
         // Who has to show a token is asked for it elsewhere.
-        if service.doors.data_is_closed() {
+        if service.access.data_is_closed() {
             return Ok(Left::Request);
         }
         let mut taken = 0;
@@ -443,7 +443,7 @@ pub(crate) mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_listener_stays_for_as_long_as_it_listens_and_not_much_longer() {
         let (service, (_stop, stopped)) = (service(), watch::channel(()));
-        tokio::spawn(events::tell(Arc::clone(&service)));
+        tokio::spawn(events::send_every_second(Arc::clone(&service)));
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         tokio::spawn(serve(theirs, VIA, service, Seat::alone(stopped)));
         ours.write_all(b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();

@@ -3,7 +3,7 @@
 use hyper::Method;
 
 use super::error::{ApiError, Code};
-use crate::control::access::Door;
+use crate::control::access::Permission;
 
 /// A call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,38 +44,38 @@ pub struct Route {
     /// What it is.
     pub call: Call,
     /// Who may.
-    pub door: Door,
+    pub permission: Permission,
 }
 
-const fn route(method: Method, path: &'static str, call: Call, door: Door) -> Route {
-    Route { path, method, call, door }
+const fn route(method: Method, path: &'static str, call: Call, permission: Permission) -> Route {
+    Route { path, method, call, permission }
 }
 
 /// Every call there is: the most frequent one first, because they are looked at in this order.
 pub static ROUTES: [Route; 23] = [
-    route(Method::POST, "/v1/check", Call::Check, Door::Data),
-    route(Method::GET, "/v1/auth", Call::Auth, Door::Gateway),
-    route(Method::GET, "/v1/auth/nginx", Call::AuthNginx, Door::Gateway),
-    route(Method::POST, "/v1/check/batch", Call::Batch, Door::Data),
-    route(Method::POST, "/v1/peek", Call::Peek, Door::Data),
-    route(Method::POST, "/v1/reserve", Call::Reserve, Door::Data),
-    route(Method::POST, "/v1/settle", Call::Settle, Door::Data),
-    route(Method::POST, "/v1/refund", Call::Refund, Door::Data),
-    route(Method::POST, "/v1/acquire", Call::Acquire, Door::Data),
-    route(Method::POST, "/v1/release", Call::Release, Door::Data),
-    route(Method::POST, "/v1/renew", Call::Renew, Door::Data),
-    route(Method::GET, "/v1/usage", Call::Usage, Door::Usage),
-    route(Method::GET, "/v1/limits", Call::Limits, Door::Data),
-    route(Method::PUT, "/v1/limits", Call::PutLimits, Door::Admin),
-    route(Method::DELETE, "/v1/limits", Call::DeleteLimits, Door::Admin),
-    route(Method::DELETE, "/v1/state", Call::Forget, Door::Admin),
-    route(Method::GET, "/v1/top", Call::Top, Door::Eyes),
-    route(Method::GET, "/v1/events", Call::Events, Door::Eyes),
-    route(Method::GET, "/healthz", Call::Health, Door::Open),
-    route(Method::GET, "/readyz", Call::Ready, Door::Open),
-    route(Method::GET, "/metrics", Call::Metrics, Door::Data),
-    route(Method::GET, "/openapi.json", Call::OpenApi, Door::Open),
-    route(Method::GET, "/", Call::Index, Door::Eyes),
+    route(Method::POST, "/v1/check", Call::Check, Permission::Data),
+    route(Method::GET, "/v1/auth", Call::Auth, Permission::Gateway),
+    route(Method::GET, "/v1/auth/nginx", Call::AuthNginx, Permission::Gateway),
+    route(Method::POST, "/v1/check/batch", Call::Batch, Permission::Data),
+    route(Method::POST, "/v1/peek", Call::Peek, Permission::Data),
+    route(Method::POST, "/v1/reserve", Call::Reserve, Permission::Data),
+    route(Method::POST, "/v1/settle", Call::Settle, Permission::Data),
+    route(Method::POST, "/v1/refund", Call::Refund, Permission::Data),
+    route(Method::POST, "/v1/acquire", Call::Acquire, Permission::Data),
+    route(Method::POST, "/v1/release", Call::Release, Permission::Data),
+    route(Method::POST, "/v1/renew", Call::Renew, Permission::Data),
+    route(Method::GET, "/v1/usage", Call::Usage, Permission::Usage),
+    route(Method::GET, "/v1/limits", Call::Limits, Permission::Data),
+    route(Method::PUT, "/v1/limits", Call::PutLimits, Permission::Admin),
+    route(Method::DELETE, "/v1/limits", Call::DeleteLimits, Permission::Admin),
+    route(Method::DELETE, "/v1/state", Call::Forget, Permission::Admin),
+    route(Method::GET, "/v1/top", Call::Top, Permission::Eyes),
+    route(Method::GET, "/v1/events", Call::Events, Permission::Eyes),
+    route(Method::GET, "/healthz", Call::Health, Permission::Open),
+    route(Method::GET, "/readyz", Call::Ready, Permission::Open),
+    route(Method::GET, "/metrics", Call::Metrics, Permission::Data),
+    route(Method::GET, "/openapi.json", Call::OpenApi, Permission::Open),
+    route(Method::GET, "/", Call::Index, Permission::Eyes),
 ];
 
 impl Route {

@@ -425,7 +425,7 @@ async fn tk_check_charges_and_counts_and_refuses_what_makes_no_sense() {
 async fn without_the_password_nothing_is_answered_but_who_says_it() {
     let world = world();
     let token = TokenDigest(sha256(b"secret"));
-    world.resp.service.doors.change(Tokens { data: vec![token], ..Tokens::default() });
+    world.resp.service.access.change(Tokens { data: vec![token], ..Tokens::default() });
     let no = "-NOAUTH Authentication required.\r\n";
     let wrong = "-WRONGPASS invalid username-password pair or user is disabled.\r\n";
     for (lines, expected) in [
