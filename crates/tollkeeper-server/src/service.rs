@@ -19,7 +19,7 @@ use crate::store::Store;
 use crate::telemetry::events::Events;
 use crate::telemetry::metrics::{Metrics, RouteLabel};
 use crate::telemetry::refusal_log::{Refusal, RefusalLog};
-use crate::telemetry::trace::{Parent, Told, Traces};
+use crate::telemetry::trace::{Parent, SpanOutcome, Traces};
 use crate::transport::response_headers::Headers;
 
 /// How long a starting server waits for the limits that all nodes share.
@@ -104,7 +104,7 @@ impl Service {
     #[inline]
     pub fn trace(&self, parent: Option<Parent>, name: &'static str, began: Instant, decision: &Decision) {
         if let (Some(traces), Some(parent)) = (self.traces(), parent) {
-            traces.record(parent, name, began, || Told::of(decision));
+            traces.record(parent, name, began, || SpanOutcome::of(decision));
         }
     }
 

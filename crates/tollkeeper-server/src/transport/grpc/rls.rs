@@ -23,7 +23,7 @@ use super::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use crate::service::Service;
 use crate::telemetry::metrics::{Ended, RouteLabel};
-use crate::telemetry::trace::{Parent, Told};
+use crate::telemetry::trace::{Parent, SpanOutcome};
 use crate::transport::response_headers::Headers;
 
 /// Answers Envoy.
@@ -274,9 +274,9 @@ impl Decided {
 }
 
 /// What a span tells of them: first of those that tell most.
-fn told(telling: [&Decided; 2], given: &Decided) -> Told {
-    let decided = telling.into_iter().filter_map(|decided| decided.decision.as_ref()).map(Told::of);
-    let all = decided.chain(given.decision.as_ref().map(Told::of_given)).reduce(Told::and);
+fn told(telling: [&Decided; 2], given: &Decided) -> SpanOutcome {
+    let decided = telling.into_iter().filter_map(|decided| decided.decision.as_ref()).map(SpanOutcome::of);
+    let all = decided.chain(given.decision.as_ref().map(SpanOutcome::of_given)).reduce(SpanOutcome::and);
     all.expect("there is a descriptor, and it is one of them")
 }
 
