@@ -732,7 +732,7 @@ fn the_help_of_each_command_says_what_it_does() {
         ("explain", &["which limits apply", "--config", "--json"]),
         ("validate", &["file:line:column", "--format", "native", "envoy", "limitador"]),
         ("schema", &["JSON schema"]),
-        ("init", &["ready policy", "public-api, b2b, login, llm"]),
+        ("init", &["policy template", "public-api, b2b, login, llm"]),
         ("completions", &["bash", "zsh", "fish"]),
     ] {
         let output = run(&[command, "--help"]);

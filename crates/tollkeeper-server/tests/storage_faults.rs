@@ -128,7 +128,7 @@ fn a_fault_at_any_call_is_reported_and_loses_nothing() {
         let cause = if errno == ENOSPC { "No space left" } else { "Input/output error" };
         assert!(ended.log.contains(cause), "{context}: {}", ended.log);
         if index >= save {
-            assert!(ended.log.contains("the counts were not saved: snapshot "), "{context}: {}", ended.log);
+            assert!(ended.log.contains("the counters were not saved: snapshot "), "{context}: {}", ended.log);
         }
         if is_read {
             // What could not be read was put aside, whole.
@@ -181,7 +181,7 @@ fn snapshots_that_fail_are_reported_until_they_work() {
         fs::write(&flag, "").unwrap();
         let ended = end(server);
         assert_eq!(ended.code, Some(1), "{call}: {}", ended.log);
-        assert!(ended.log.contains("the counts were not saved: snapshot "), "{}", ended.log);
+        assert!(ended.log.contains("the counters were not saved: snapshot "), "{}", ended.log);
         assert_eq!(used(&place.start()), 1, "{call}");
     }
 }
