@@ -52,7 +52,7 @@ fn batch(check: &str, count: usize) -> String {
 }
 
 #[test]
-fn what_is_wrong_with_a_check_is_said_by_code_message_and_place() {
+fn invalid_check_names_code_message_and_field() {
     let server = Server::start();
     let mut client = server.client();
     let deep = format!(r#"{{"facts":{}"#, "[".repeat(60_000));
@@ -209,7 +209,7 @@ fn what_is_wrong_with_a_check_is_said_by_code_message_and_place() {
 }
 
 #[test]
-fn bytes_that_are_not_utf8_are_refused_with_their_place() {
+fn invalid_utf8_is_refused_with_its_position() {
     let server = Server::start();
     let mut client = server.client();
     for (wrong, what) in [
@@ -233,7 +233,7 @@ fn bytes_that_are_not_utf8_are_refused_with_their_place() {
 }
 
 #[test]
-fn a_value_names_and_facts_may_be_as_large_as_promised_and_no_larger() {
+fn documented_size_limits_are_exact() {
     let server = Server::start();
     let mut client = server.client();
     let (longest, longer) = ("n".repeat(64), "n".repeat(65));
@@ -294,7 +294,7 @@ fn a_value_names_and_facts_may_be_as_large_as_promised_and_no_larger() {
 }
 
 #[test]
-fn a_body_may_have_64_kib_and_not_a_byte_more_whether_its_length_is_told_or_not() {
+fn body_limit_is_64_kib_chunked_or_not() {
     let server = Server::start();
     let at_most = 64 << 10;
     for path in ["/v1/peek", "/v1/check"] {
@@ -323,7 +323,7 @@ fn a_body_may_have_64_kib_and_not_a_byte_more_whether_its_length_is_told_or_not(
 }
 
 #[test]
-fn a_batch_may_have_a_mebibyte_and_a_thousand_checks() {
+fn batch_limit_is_1_mib_and_1_000_checks() {
     let server = Server::start();
     let mut client = server.client();
     let (path, empty) = ("/v1/check/batch", r#"{"facts":{}}"#);
@@ -371,7 +371,7 @@ fn a_batch_may_have_a_mebibyte_and_a_thousand_checks() {
 }
 
 #[test]
-fn a_length_that_lies_charges_nothing() {
+fn wrong_content_length_charges_nothing() {
     let server = Server::start();
     let head = |length: &str| {
         format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{ALICE}")
@@ -420,7 +420,7 @@ fn a_length_that_lies_charges_nothing() {
 }
 
 #[test]
-fn who_asks_before_sending_is_told_to_go_on_or_that_it_is_too_much() {
+fn expect_continue_is_answered_with_100_or_413() {
     let server = Server::start();
     let head = |length: usize| {
         format!(
@@ -514,7 +514,7 @@ fn bytes_that_are_not_http_are_refused() {
 }
 
 #[test]
-fn a_request_that_two_servers_could_read_differently_smuggles_nothing() {
+fn ambiguous_framing_cannot_smuggle_a_request() {
     let server = Server::start();
     let smuggled = format!(
         "POST /v1/check HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{ALICE}",
@@ -571,7 +571,7 @@ fn a_request_that_two_servers_could_read_differently_smuggles_nothing() {
 }
 
 #[test]
-fn a_client_that_leaves_half_way_charges_nothing() {
+fn aborted_request_charges_nothing() {
     let server = Server::start();
     let errors = "tollkeeper_requests_total{transport=\"http\",route=\"\",result=\"error\"}";
     let told =
@@ -597,7 +597,7 @@ fn a_client_that_leaves_half_way_charges_nothing() {
 }
 
 #[test]
-fn a_body_that_takes_too_long_is_given_up() {
+fn slow_body_times_out() {
     let server = Server::start();
     let errors = "tollkeeper_requests_total{transport=\"http\",route=\"\",result=\"error\"}";
     let head = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\n";

@@ -65,7 +65,7 @@ const POLICY: &str = "limits:
 ";
 
 #[test]
-fn check_asks_a_server_and_says_by_its_exit_code_what_was_decided() {
+fn check_calls_a_server_and_exits_with_the_decision() {
     let folder = Folder::new();
     let server = server(&folder);
     let url = format!("http://{}", server.address);
@@ -101,7 +101,7 @@ fn check_asks_a_server_and_says_by_its_exit_code_what_was_decided() {
 }
 
 #[test]
-fn check_prints_the_servers_own_words_when_asked_for_json() {
+fn check_json_prints_the_response_of_the_server() {
     let folder = Folder::new();
     let server = server(&folder);
     let url = format!("http://{}/", server.address);
@@ -133,7 +133,7 @@ fn check_peek_charges_nothing() {
 }
 
 #[test]
-fn check_finds_the_server_in_the_environment_and_a_flag_wins() {
+fn check_flag_overrides_the_server_variable() {
     let (one, other) = (Server::start(), Server::start());
     let url = |server: &Server| format!("http://{}", server.address);
     let decided =
@@ -147,7 +147,7 @@ fn check_finds_the_server_in_the_environment_and_a_flag_wins() {
 }
 
 #[test]
-fn check_with_a_flag_is_not_disturbed_by_the_other_variable() {
+fn check_flag_ignores_the_other_variable() {
     let folder = Folder::new();
     let file = folder.write("tollkeeper.yaml", "limits:\n  - { name: by-file, rate: 10/day, burst: 2 }\n");
     let server = Server::start();
@@ -165,7 +165,7 @@ fn check_with_a_flag_is_not_disturbed_by_the_other_variable() {
 }
 
 #[test]
-fn check_without_a_server_says_how_to_start_one() {
+fn check_without_a_server_suggests_serve() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://{free}");
     fails(tollkeeper().args(["check", "--server", &url, "user=alice"]), &[&url, "tollkeeper serve"]);
@@ -220,7 +220,7 @@ fn check_sends_a_token_from_a_file_or_the_environment() {
 }
 
 #[test]
-fn check_speaks_https_and_says_how_to_trust_a_server() {
+fn check_over_https_suggests_ca_for_untrusted_server() {
     let (authority, stranger, folder) = (Authority::new(), Authority::new(), Folder::new());
     let server = secured(&folder, Some(&authority.certify("server", "IP:127.0.0.1")));
     let url = format!("https://{}", server.address);
@@ -251,7 +251,7 @@ fn check_speaks_https_and_says_how_to_trust_a_server() {
 }
 
 #[test]
-fn passwords_on_the_command_line_are_not_repeated() {
+fn passwords_in_arguments_are_not_printed() {
     for (args, words) in [
         (&["check", "--server", "http://app:hunter2@127.0.0.1"][..], &["--token-file"][..]),
         (&["check", "--server", "http://app:hunter2@ 127.0.0.1"], &["not the address of a server"]),
@@ -269,7 +269,7 @@ fn passwords_on_the_command_line_are_not_repeated() {
 }
 
 #[test]
-fn check_against_something_else_says_so() {
+fn check_reports_a_server_that_is_not_tollkeeper() {
     let check = |address: SocketAddr| {
         let mut command = tollkeeper();
         command.args(["check", "--server", &format!("http://{address}"), "user=alice"]);
@@ -303,14 +303,14 @@ fn check_against_something_else_says_so() {
 }
 
 #[test]
-fn check_gives_up_on_a_server_that_never_answers() {
+fn check_times_out_on_a_silent_server() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     fails(tollkeeper().args(["check", "--server", &url, "user=alice"]), &[&url]);
 }
 
 #[test]
-fn check_refuses_facts_and_costs_that_make_no_sense() {
+fn check_refuses_invalid_facts_and_costs() {
     let server = Server::start();
     let url = format!("http://{}", server.address);
     let folder = Folder::new();
@@ -348,7 +348,7 @@ fn check_refuses_facts_and_costs_that_make_no_sense() {
 }
 
 #[test]
-fn check_by_a_file_is_always_the_first_request_and_says_so() {
+fn check_by_a_file_uses_an_empty_store() {
     let folder = Folder::new();
     let file = folder.write("tollkeeper.yaml", POLICY);
     let file = file.to_str().unwrap();
@@ -389,7 +389,7 @@ fn check_by_a_file_is_always_the_first_request_and_says_so() {
 }
 
 #[test]
-fn explain_says_for_each_limit_whether_it_applies_and_why() {
+fn explain_shows_whether_and_why_each_limit_applies() {
     let folder = Folder::new();
     let file = folder.write("tollkeeper.yaml", POLICY);
     let file = file.to_str().unwrap();
@@ -436,7 +436,7 @@ fn explain_says_for_each_limit_whether_it_applies_and_why() {
 }
 
 #[test]
-fn explain_prints_a_table_for_people() {
+fn explain_prints_a_table() {
     let folder = Folder::new();
     let file = folder.write("tollkeeper.yaml", POLICY);
     let output = run(&["explain", "--config", file.to_str().unwrap(), "user=alice"]);
@@ -470,7 +470,7 @@ fn explain_prints_a_table_for_people() {
 }
 
 #[test]
-fn validate_tells_valid_from_invalid_from_unreadable_by_its_exit_code() {
+fn validate_exit_code_is_0_valid_1_invalid_2_unreadable() {
     let folder = Folder::new();
     let valid = folder.write(
         "valid.yaml",
@@ -541,7 +541,7 @@ limits:
 }
 
 #[test]
-fn validate_finds_files_that_do_not_exist() {
+fn validate_reports_missing_files() {
     let folder = Folder::new();
     let here = folder.write("here.pem", "");
     let yaml = format!(
@@ -569,7 +569,7 @@ fn validate_finds_files_that_do_not_exist() {
 }
 
 #[test]
-fn an_ignored_warning_is_not_shown_and_not_logged() {
+fn ignored_warning_is_not_printed_or_logged() {
     let folder = Folder::new();
     let yaml = "limits:\n  - { name: a, by: user, rate: 5/s, when: { method: post } }\n";
     let ignored = format!("{yaml}validate: {{ ignore: [W001] }}\n");
@@ -583,7 +583,7 @@ fn an_ignored_warning_is_not_shown_and_not_logged() {
 }
 
 #[test]
-fn explain_says_which_fact_a_limit_charges() {
+fn explain_shows_the_cost_fact() {
     let folder = Folder::new();
     let yaml = "limits:
   - { name: per-ip, by: ip, rate: 5/s }
@@ -601,7 +601,7 @@ fn explain_says_which_fact_a_limit_charges() {
 }
 
 #[test]
-fn validate_as_json_gives_every_problem_with_its_place() {
+fn validate_json_has_the_position_of_every_problem() {
     let folder = Folder::new();
     let problems = |name: &str, yaml: &str| -> (Option<i32>, Value) {
         let file = folder.write(name, yaml);
@@ -636,7 +636,7 @@ fn validate_as_json_gives_every_problem_with_its_place() {
 }
 
 #[test]
-fn the_schema_is_json_and_knows_the_limits() {
+fn schema_is_json_and_describes_limits() {
     let output = run(&["schema"]);
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""));
     let schema: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -646,7 +646,7 @@ fn the_schema_is_json_and_knows_the_limits() {
 }
 
 #[test]
-fn init_lists_the_ready_policies_and_prints_each() {
+fn init_lists_and_prints_the_templates() {
     let names = ["public-api", "b2b", "login", "llm", "internal"];
     let list = run(&["init"]);
     let (code, printed, said) = told(&list);
@@ -676,7 +676,7 @@ fn init_lists_the_ready_policies_and_prints_each() {
 }
 
 #[test]
-fn shells_get_completions_that_they_can_read() {
+fn completions_are_valid_shell_scripts() {
     for (shell, words) in
         [("bash", "_tollkeeper"), ("zsh", "#compdef tollkeeper"), ("fish", "complete -c tollkeeper")]
     {
@@ -699,7 +699,7 @@ fn shells_get_completions_that_they_can_read() {
 }
 
 #[test]
-fn the_help_of_each_command_says_what_it_does() {
+fn every_command_has_help() {
     for (command, words) in [
         (
             "serve",
@@ -755,7 +755,7 @@ fn the_help_of_each_command_says_what_it_does() {
 }
 
 #[test]
-fn a_reader_that_leaves_early_is_no_reason_to_panic() {
+fn closed_pipe_does_not_panic() {
     for args in [
         &["init"][..],
         &["init", "login"],

@@ -70,7 +70,7 @@ fn connections(server: &Server, count: usize, open: impl Fn(&mut TcpStream)) -> 
 const CHECK: &str = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 26\r\n\r\n{\"facts\":{\"user\":\"mallo\"}}";
 
 #[test]
-fn ten_thousand_idle_connections_cost_little_and_starve_nobody() {
+fn ten_thousand_idle_connections_take_little_memory() {
     const COUNT: usize = 10_000;
     // A connection is a file on both sides.
     rlimit::raise();
@@ -111,7 +111,7 @@ fn ten_thousand_idle_connections_cost_little_and_starve_nobody() {
 }
 
 #[test]
-fn connections_that_came_and_went_leave_nothing_behind() {
+fn closed_connections_leak_nothing() {
     const COUNT: usize = 1_000;
     const ROUNDS: usize = 6;
     rlimit::raise();
@@ -266,7 +266,7 @@ fn full_listeners_leave_files_for_the_store() {
 }
 
 #[test]
-fn a_thousand_who_connect_at_once_need_not_try_again() {
+fn backlog_holds_a_thousand_simultaneous_connects() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     // As busy as can be: it accepts nobody until it goes on.
@@ -283,7 +283,7 @@ fn a_thousand_who_connect_at_once_need_not_try_again() {
 }
 
 #[test]
-fn slow_half_open_and_flooding_clients_are_bounded_and_starve_nobody() {
+fn slow_and_flooding_clients_do_not_starve_others() {
     const COUNT: usize = 200;
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
@@ -377,7 +377,7 @@ impl Noise {
 }
 
 #[test]
-fn random_bytes_never_end_the_server_nor_make_it_grow() {
+fn random_bytes_do_not_crash_or_leak() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     let mut random = Noise(Random::new(7));
@@ -410,7 +410,7 @@ fn random_bytes_never_end_the_server_nor_make_it_grow() {
 }
 
 #[test]
-fn values_are_not_logged_unless_somebody_asks_for_it() {
+fn values_are_not_logged_by_default() {
     const SECRET: &str = "xyzzy-4711";
     let folder = Folder::new();
     let server =

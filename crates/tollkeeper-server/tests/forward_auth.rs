@@ -41,7 +41,7 @@ limits: [{ name: login, when: { route: /login, method: POST }, by: ip, rate: 2/d
 ";
 
 #[test]
-fn exactly_the_limit_passes_with_headers_and_the_rest_is_a_problem() {
+fn limit_is_exact_and_refusals_are_problem_documents() {
     for gateway in [FORWARDED, NGINX] {
         let folder = Folder::new();
         let server = Server::with_config(&folder, LOGIN);
@@ -83,7 +83,7 @@ fn exactly_the_limit_passes_with_headers_and_the_rest_is_a_problem() {
 }
 
 #[test]
-fn only_the_gateways_own_header_family_is_believed() {
+fn only_one_header_family_is_trusted() {
     let clients_send: [&[&str]; 2] = [
         &["X-Original-Method: GET", "X-Original-URI: /free", "X-Original-URL: http://a/free"],
         &["X-Forwarded-Method: GET", "X-Forwarded-Uri: /free", "X-Forwarded-Host: other"],
@@ -110,7 +110,7 @@ fn sent_as(gateway: Gateway) -> [String; 2] {
 }
 
 #[test]
-fn a_second_uri_that_a_client_adds_is_refused() {
+fn duplicate_uri_header_is_refused() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LOGIN);
     for (gateway, added) in [
@@ -253,7 +253,7 @@ limits:
 }
 
 #[test]
-fn what_a_limit_needs_and_nobody_can_tell_is_forbidden() {
+fn ambiguous_fact_that_a_limit_needs_is_forbidden() {
     let limits = "limits:
   - { name: search, when: { path: /search }, by: query.q, rate: 1/day }
   - { name: email, when: { path: /login }, by: body.email, rate: 1/day }
@@ -276,7 +276,7 @@ fn what_a_limit_needs_and_nobody_can_tell_is_forbidden() {
 }
 
 #[test]
-fn slots_are_not_taken_and_what_a_leaky_bucket_delays_is_held() {
+fn slots_are_skipped_and_leaky_bucket_delays_are_awaited() {
     let limits = "limits:
   - { name: exports, algorithm: concurrency, limit: 1 }
   - { name: paced, rate: 10/s, burst: 3, algorithm: leaky-bucket }
@@ -292,7 +292,7 @@ fn slots_are_not_taken_and_what_a_leaky_bucket_delays_is_held() {
 }
 
 #[test]
-fn a_closed_data_plane_takes_the_token_of_the_gateway_and_not_that_of_its_client() {
+fn closed_data_plane_accepts_the_gateway_token_only() {
     let folder = Folder::new();
     let config = format!("{LOGIN}auth: {{ token_sha256: [{}] }}\n", hex(&sha256(b"secret")));
     let server = Server::with_config(&folder, &config);
@@ -307,7 +307,7 @@ fn a_closed_data_plane_takes_the_token_of_the_gateway_and_not_that_of_its_client
 }
 
 #[test]
-fn a_reload_changes_limits_and_what_is_read_for_them_together() {
+fn reload_changes_limits_and_facts_together() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LOGIN);
     assert_eq!(FORWARDED.ask(&server, "GET /", &["X-Key: a"]).header("ratelimit"), None);

@@ -126,7 +126,7 @@ fn of(user: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn envoy_is_answered_and_every_request_is_counted() {
+async fn envoy_requests_are_answered_and_counted() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let channel = channel(&server).await;
@@ -148,7 +148,7 @@ async fn envoy_is_answered_and_every_request_is_counted() {
 }
 
 #[tokio::test]
-async fn a_hundred_at_once_are_admitted_exactly_to_the_limit() {
+async fn hundred_concurrent_calls_are_limited_exactly() {
     let folder = Folder::new();
     let server = start(&folder, &LIMITS.replace("burst: 2", "burst: 37"), &[]);
     let channel = channel(&server).await;
@@ -166,7 +166,7 @@ async fn a_hundred_at_once_are_admitted_exactly_to_the_limit() {
 }
 
 #[tokio::test]
-async fn health_is_told_until_it_drains() {
+async fn health_is_reported_until_drain() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &["--drain-delay", "1h"]);
     let channel = channel(&server).await;
@@ -217,7 +217,7 @@ async fn reflection_describes_every_service() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_none_is_refused_with_the_reason() {
+async fn invalid_call_is_refused_with_the_reason() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let client = connect(server.listens("grpc")).await;
@@ -270,7 +270,7 @@ async fn call_of_another_type_is_refused() {
 }
 
 #[tokio::test]
-async fn a_message_may_come_in_pieces_and_be_long_but_not_too_long() {
+async fn message_may_be_split_and_has_a_size_limit() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let client = connect(server.listens("grpc")).await;
@@ -294,7 +294,7 @@ async fn a_message_may_come_in_pieces_and_be_long_but_not_too_long() {
 }
 
 #[tokio::test]
-async fn requests_in_flight_are_answered_before_it_ends() {
+async fn requests_in_flight_are_answered_on_shutdown() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let address = server.listens("grpc");
@@ -323,7 +323,7 @@ async fn requests_in_flight_are_answered_before_it_ends() {
 }
 
 #[tokio::test]
-async fn without_its_store_each_limit_goes_by_its_failure_policy() {
+async fn each_limit_applies_its_failure_policy() {
     for (policy, expected) in [
         ("allow", [Code::Ok, Code::Ok, Code::Ok]),
         ("deny", [Code::OverLimit, Code::OverLimit, Code::OverLimit]),
@@ -354,7 +354,7 @@ async fn without_its_store_each_limit_goes_by_its_failure_policy() {
 }
 
 #[tokio::test]
-async fn tokens_close_everything_but_health() {
+async fn all_calls_but_health_need_a_token() {
     let folder = Folder::new();
     let digest = hex(&sha256(b"secret"));
     let server = start(&folder, &format!("auth: {{ token_sha256: [{digest}] }}\n{LIMITS}"), &[]);
@@ -381,7 +381,7 @@ async fn tokens_close_everything_but_health() {
 }
 
 #[test]
-fn over_tls_both_sides_agree_on_http_2() {
+fn tls_negotiates_http_2() {
     let (authority, folder) = (Authority::new(), Folder::new());
     let (cert, key) = authority.certify("server", "IP:127.0.0.1");
     let tls = format!("tls: {{ cert: {}, key: {} }}\n{LIMITS}", cert.display(), key.display());
@@ -460,7 +460,7 @@ fn pour(address: SocketAddr, bytes: &[u8]) {
 }
 
 #[tokio::test]
-async fn random_bytes_neither_kill_it_nor_make_it_grow() {
+async fn random_bytes_do_not_crash_or_leak() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let address = server.listens("grpc");
@@ -485,7 +485,7 @@ async fn random_bytes_neither_kill_it_nor_make_it_grow() {
 }
 
 #[tokio::test]
-async fn floods_of_streams_neither_kill_it_nor_make_it_grow() {
+async fn stream_floods_do_not_crash_or_leak() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let address = server.listens("grpc");

@@ -30,7 +30,7 @@ fn access() -> String {
 
 /// Five real files, each written byte by byte while requests come in and signals ask for reloads.
 #[test]
-fn a_half_written_file_takes_nothing_away() {
+fn half_written_file_removes_nothing() {
     for (number, ready) in READY.iter().enumerate() {
         let text = match number % 2 {
             0 => format!("{}{}", access(), ready.text),
@@ -107,7 +107,7 @@ fn limits_of(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_token_and_a_limit_are_removed_when_the_file_has_settled() {
+fn removals_apply_once_the_file_has_settled() {
     let folder = Folder::new();
     let limits = "limits:\n  - { name: a, rate: 1000/s }\n";
     let server = Server::with_config(&folder, &format!("{}{limits}  - {{ name: b, rate: 9/s }}\n", access()));

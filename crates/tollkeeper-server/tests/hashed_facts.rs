@@ -67,7 +67,7 @@ async fn over_grpc(server: &Server, value: &str) {
 }
 
 #[tokio::test]
-async fn a_customer_has_one_key_at_every_entry() {
+async fn hashed_key_is_the_same_on_every_transport() {
     let folder = Folder::new();
     let server = start(&folder);
     // Forward-auth reads the header, the others are given the raw value.
@@ -100,7 +100,7 @@ async fn a_customer_has_one_key_at_every_entry() {
 }
 
 #[tokio::test]
-async fn a_client_cannot_name_the_hash_of_another() {
+async fn client_cannot_send_the_hash_of_another() {
     let folder = Folder::new();
     let server = start(&folder);
     for text in [hash("cust-1"), format!("sha256:{}", hash("cust-1"))] {
@@ -119,7 +119,7 @@ async fn a_client_cannot_name_the_hash_of_another() {
 }
 
 #[test]
-fn an_override_is_found_by_value_and_by_hash() {
+fn override_matches_by_value_and_by_hash() {
     let folder = Folder::new();
     let server = start(&folder);
     for value in ["big-corp", "BIG-corp", &format!("sha256:{}", hash("big-corp"))] {
@@ -130,7 +130,7 @@ fn an_override_is_found_by_value_and_by_hash() {
 }
 
 #[test]
-fn a_hash_that_cannot_be_used_is_an_error() {
+fn unusable_hash_is_an_error() {
     let folder = Folder::new();
     let server = start(&folder);
     let usage = |value: &str| admin(&server, &format!("GET /v1/usage?api_key={value}")).error();

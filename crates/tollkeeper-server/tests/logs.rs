@@ -11,7 +11,7 @@ use support::{Folder, Server, eventually};
 use tollkeeper::digest::{hex, sha256};
 
 #[test]
-fn a_store_that_fails_is_named_with_its_cause_at_a_bounded_rate_and_no_key_is() {
+fn store_failure_is_logged_with_its_cause() {
     let folder = Folder::new();
     let file = folder.write(
         "tollkeeper.yaml",
@@ -128,7 +128,7 @@ fn refusals_are_logged_with_their_fields() {
 
 /// Nothing is silent: what is not logged is counted, and that is logged.
 #[test]
-fn refusals_beyond_the_rate_are_summed_up() {
+fn refusals_beyond_the_rate_are_counted() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &format!("log: {{ refusals: 5/day }}\n{LIMITS}"));
     for _ in 0..21 {
@@ -150,7 +150,7 @@ fn refusals_beyond_the_rate_are_summed_up() {
 }
 
 #[test]
-fn the_refusal_log_is_off_unless_the_file_says_so() {
+fn refusal_log_is_off_by_default() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     let refuse = || server.check(r#"{"route":"/login"}"#);

@@ -65,7 +65,7 @@ fn routes_of_a_reload_are_known() {
 }
 
 #[test]
-fn what_remains_is_counted_as_a_share_of_the_limit() {
+fn remaining_is_counted_as_a_ratio() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,
@@ -89,7 +89,7 @@ fn what_remains_is_counted_as_a_share_of_the_limit() {
 }
 
 #[test]
-fn a_full_store_says_how_many_keys_share_and_what_it_holds() {
+fn full_store_reports_overflows_and_memory() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,
@@ -107,7 +107,7 @@ fn a_full_store_says_how_many_keys_share_and_what_it_holds() {
 }
 
 #[test]
-fn a_key_that_shares_its_count_is_told_so() {
+fn overflow_key_is_reported_in_the_response() {
     let folder = Folder::new();
     let file = folder.write(
         "tollkeeper.yaml",
@@ -152,7 +152,7 @@ fn a_key_that_shares_its_count_is_told_so() {
 }
 
 #[test]
-fn refunds_that_find_no_room_are_counted_and_logged() {
+fn refunds_refused_for_space_are_counted_and_logged() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,

@@ -66,7 +66,7 @@ fn becomes(server: &Server, expected: &Value) {
 }
 
 #[test]
-fn what_one_node_is_given_holds_for_all_and_over_restarts_until_it_is_taken_back() {
+fn put_limits_apply_to_all_nodes_and_survive_restarts() {
     let nodes = Nodes::new();
     let (one, other) = (nodes.start(5), nodes.start(6));
     assert!(one.check(r#"{"user":"alice"}"#));
@@ -90,7 +90,7 @@ fn what_one_node_is_given_holds_for_all_and_over_restarts_until_it_is_taken_back
 }
 
 #[test]
-fn of_two_who_saw_the_same_limits_one_wins_whichever_node_they_ask() {
+fn one_of_two_conditional_puts_on_two_nodes_wins() {
     let nodes = Nodes::new();
     let servers = [nodes.start(5), nodes.start(6)];
     for round in 10..15 {
@@ -113,7 +113,7 @@ fn of_two_who_saw_the_same_limits_one_wins_whichever_node_they_ask() {
 }
 
 #[test]
-fn without_its_store_nothing_is_replaced_and_the_answer_says_so() {
+fn put_without_the_store_is_503() {
     let mut nodes = Nodes::new();
     let server = nodes.start(5);
     nodes.redis.kill();
@@ -201,7 +201,7 @@ fn wait_until(due: Instant) {
 /// Two nodes, 2,000 requests a second of clients that ask again when a node is gone, and each node restarted five times
 /// under it.
 #[test]
-fn nodes_that_are_restarted_one_by_one_lose_no_request_and_admit_none_too_many() {
+fn rolling_restart_loses_no_request_and_no_count() {
     const BURST: u32 = 4 * RATE;
     const RESTARTS: usize = 5;
     let nodes = Nodes::new();

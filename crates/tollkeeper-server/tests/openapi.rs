@@ -61,7 +61,7 @@ fn judge(options: &[&str]) -> u64 {
 }
 
 #[test]
-fn every_call_does_what_the_schema_says() {
+fn every_call_conforms_to_the_schema() {
     // What is PUT changes what others are answered, and events have no end: a test of their own each.
     let made =
         judge(&["--exclude-path", "/v1/events", "--exclude-operation-id-regex", "putLimits|deleteLimits"]);
@@ -69,7 +69,7 @@ fn every_call_does_what_the_schema_says() {
 }
 
 #[test]
-fn limits_are_put_and_taken_back_as_the_schema_says() {
+fn put_and_delete_limits_conform_to_the_schema() {
     let made = judge(&["--include-operation-id-regex", "putLimits|deleteLimits"]);
     assert!(made > 50, "{made}");
 }

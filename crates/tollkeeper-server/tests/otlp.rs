@@ -169,7 +169,7 @@ fn ask(server: &Server, path: &str, headers: &str, body: &str) -> u16 {
 }
 
 #[test]
-fn a_decision_is_a_span_of_whoever_asked() {
+fn decision_is_a_child_span_of_the_caller() {
     let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));
     let server = start(&folder, &receiver);
     let alice = r#"{"facts":{"user":"alice"}}"#;
@@ -211,7 +211,7 @@ fn a_decision_is_a_span_of_whoever_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_envoy_asks_is_a_span_of_its_request() {
+async fn envoy_call_is_a_child_span() {
     let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));
     let server = start_with(&folder, &receiver, &["--grpc", "127.0.0.1:0"]);
     let url = format!("http://{}", server.listens("grpc"));
@@ -263,7 +263,7 @@ async fn what_envoy_asks_is_a_span_of_its_request() {
 }
 
 #[test]
-fn a_decision_over_resp_is_a_trace_of_its_own() {
+fn resp_decision_starts_a_trace() {
     let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));
     let server = start_with(&folder, &receiver, &["--resp", "127.0.0.1:0"]);
     let client = redis::Client::open(format!("redis://{}", server.resp())).unwrap();
@@ -327,7 +327,7 @@ fn a_decision_over_resp_is_a_trace_of_its_own() {
 }
 
 #[test]
-fn a_collector_gets_the_numbers_of_the_metrics_page() {
+fn collector_gets_the_same_metrics_as_the_page() {
     let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));
     let server = start(&folder, &receiver);
     for _ in 0..3 {
@@ -395,7 +395,7 @@ fn a_collector_gets_the_numbers_of_the_metrics_page() {
 }
 
 #[test]
-fn a_collector_that_refuses_is_named_once_and_nobody_waits_for_it() {
+fn failing_collector_is_logged_once_and_never_awaited() {
     let (folder, receiver) = (Folder::new(), Receiver::start("503 Service Unavailable"));
     let server = start(&folder, &receiver);
     let traced = format!("traceparent: 00-{TRACE}-{PARENT}-01\r\n");
@@ -413,7 +413,7 @@ fn a_collector_that_refuses_is_named_once_and_nobody_waits_for_it() {
 }
 
 #[test]
-fn an_address_that_is_none_is_refused_with_what_would_be_right() {
+fn invalid_collector_address_is_refused_with_an_example() {
     for (url, said) in [("otel:4318", "http://127.0.0.1:4318"), ("https://otel", "plain http")] {
         let output = support::run(&["serve", "--otlp", url]);
         assert_eq!(output.status.code(), Some(2));

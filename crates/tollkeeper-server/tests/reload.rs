@@ -43,7 +43,7 @@ fn reloads(server: &Server, result: &str) -> f64 {
 }
 
 #[test]
-fn a_thousand_reloads_under_load_drop_nothing_and_keep_every_count() {
+fn thousand_reloads_under_load_lose_nothing() {
     const RELOADS: u32 = 1_000;
     const CONNECTIONS: usize = 8;
     const SHARED: u64 = 3_000;
@@ -135,7 +135,7 @@ fn a_thousand_reloads_under_load_drop_nothing_and_keep_every_count() {
 }
 
 #[test]
-fn a_changed_limit_holds_for_later_requests_and_keeps_what_was_used() {
+fn changed_limit_applies_and_keeps_usage() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &burst(3));
     assert!(server.check("{}") && server.check("{}"));
@@ -158,7 +158,7 @@ fn a_changed_limit_holds_for_later_requests_and_keeps_what_was_used() {
 }
 
 #[test]
-fn a_broken_file_changes_nothing_and_is_reported_until_it_is_mended() {
+fn invalid_file_changes_nothing_and_is_reported() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &burst(3));
     assert!(server.check("{}"));
@@ -207,7 +207,7 @@ fn a_broken_file_changes_nothing_and_is_reported_until_it_is_mended() {
 }
 
 #[test]
-fn each_reload_has_the_next_version() {
+fn each_reload_increments_the_version() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &burst(3));
     assert_eq!(limits(&server)["version"], 1);
@@ -225,7 +225,7 @@ fn each_reload_has_the_next_version() {
 }
 
 #[test]
-fn a_file_that_is_replaced_or_written_is_noticed_without_a_signal() {
+fn replaced_or_written_file_is_reloaded() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &burst(3));
     assert!(server.check("{}"));
@@ -256,7 +256,7 @@ fn a_file_that_is_replaced_or_written_is_noticed_without_a_signal() {
 }
 
 #[test]
-fn other_files_of_the_folder_are_no_reason_to_reload() {
+fn other_files_in_the_folder_do_not_reload() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &burst(3));
     for number in 0..20 {
@@ -283,7 +283,7 @@ fn publish(folder: &Path, number: u32, text: &str) {
 }
 
 #[test]
-fn a_swapped_link_is_noticed_as_kubernetes_makes_it() {
+fn swapped_kubernetes_symlink_is_reloaded() {
     let folder = Folder::new();
     publish(folder.path(), 0, &burst(3));
     symlink("..data/tollkeeper.yaml", folder.path().join("tollkeeper.yaml")).unwrap();
@@ -303,7 +303,7 @@ fn a_swapped_link_is_noticed_as_kubernetes_makes_it() {
 }
 
 #[test]
-fn a_file_named_without_its_folder_is_watched_too() {
+fn relative_config_path_is_watched() {
     let folder = Folder::new();
     folder.write("tollkeeper.yaml", &burst(3));
     let mut command = tollkeeper();
@@ -320,7 +320,7 @@ fn a_file_named_without_its_folder_is_watched_too() {
 }
 
 #[test]
-fn toml_and_json_are_reloaded_as_yaml_is() {
+fn toml_and_json_are_reloaded() {
     for (name, text) in [
         ("tollkeeper.toml", "[[limits]]\nname = \"few\"\nrate = \"1/day\"\nburst = BURST\n"),
         ("tollkeeper.json", r#"{"limits":[{"name":"few","rate":"1/day","burst":BURST}]}"#),

@@ -250,7 +250,7 @@ fn in_windows(server: &Server) {
 }
 
 #[test]
-fn a_thousand_callers_at_once_are_charged_what_they_used_and_the_dead_what_they_guessed() {
+fn thousand_callers_are_charged_their_actual_use() {
     let (_folder, server) = on_memory("fixed-window");
     in_windows(&server);
     let (_folder, _redis, server) = on_redis("fixed-window");
@@ -258,7 +258,7 @@ fn a_thousand_callers_at_once_are_charged_what_they_used_and_the_dead_what_they_
 }
 
 #[test]
-fn in_any_minute_a_thousand_callers_use_no_more_than_a_log_grants() {
+fn thousand_callers_stay_within_a_sliding_log() {
     let (_folder, server) = on_memory("sliding-log");
     let run = run(&server, |_| MINUTE);
     let (history, late) = run.history();
@@ -284,7 +284,7 @@ fn in_a_bucket(server: &Server) {
 }
 
 #[test]
-fn a_thousand_callers_use_no_more_than_a_bucket_holds_and_refills() {
+fn thousand_callers_stay_within_a_bucket() {
     let (_folder, server) = on_memory("token-bucket");
     in_a_bucket(&server);
     let (_folder, _redis, server) = on_redis("token-bucket");

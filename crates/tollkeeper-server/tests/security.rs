@@ -39,7 +39,7 @@ const EYES: [&str; 1] = ["GET /v1/top"];
 const ADMIN: [&str; 1] = ["DELETE /v1/state?limit=per-user&user=alice"];
 
 #[test]
-fn without_tokens_decisions_are_open_and_admin_calls_are_off_and_say_how_to_turn_them_on() {
+fn admin_calls_are_off_without_an_admin_token() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     for call in OPEN.into_iter().chain(DATA).chain([USAGE]).chain(EYES) {
@@ -53,7 +53,7 @@ fn without_tokens_decisions_are_open_and_admin_calls_are_off_and_say_how_to_turn
 }
 
 #[test]
-fn an_admin_token_opens_admin_calls_and_closes_what_shows_keys() {
+fn admin_token_guards_admin_calls_and_key_views() {
     let folder = Folder::new();
     let yaml = format!("{LIMITS}admin: {{ token_sha256: {} }}\n", digest("boss"));
     let server = Server::with_config(&folder, &yaml);
@@ -72,7 +72,7 @@ fn an_admin_token_opens_admin_calls_and_closes_what_shows_keys() {
 }
 
 #[test]
-fn data_tokens_close_the_data_plane_and_the_admin_token_opens_it_too() {
+fn data_plane_accepts_data_and_admin_tokens() {
     let folder = Folder::new();
     let yaml = format!(
         "{LIMITS}admin: {{ token_sha256: {} }}\nauth: {{ token_sha256: [{}, {}] }}\n",
@@ -98,7 +98,7 @@ fn data_tokens_close_the_data_plane_and_the_admin_token_opens_it_too() {
 }
 
 #[test]
-fn data_tokens_alone_also_guard_what_shows_keys() {
+fn data_tokens_guard_key_views() {
     let folder = Folder::new();
     let yaml = format!("{LIMITS}auth: {{ token_sha256: [{}] }}\n", digest("clerk"));
     let server = Server::with_config(&folder, &yaml);
@@ -121,7 +121,7 @@ fn tokens_change_with_the_file() {
 }
 
 #[test]
-fn a_server_without_a_config_draws_a_token_and_lets_its_own_machine_look() {
+fn server_without_config_generates_an_admin_token() {
     let server = Server::start();
     server.logs("/v1/state");
     let log = server.log();
@@ -140,7 +140,7 @@ fn a_server_without_a_config_draws_a_token_and_lets_its_own_machine_look() {
 }
 
 #[test]
-fn forgetting_a_key_frees_it_and_nobody_else() {
+fn forgetting_a_key_affects_only_that_key() {
     let folder = Folder::new();
     let yaml = format!("{LIMITS}admin: {{ token_sha256: {} }}\n", digest("boss"));
     let server = Server::with_config(&folder, &yaml);
@@ -171,7 +171,7 @@ fn forgetting_a_key_frees_it_and_nobody_else() {
 }
 
 #[test]
-fn of_a_hashed_fact_a_dozen_digits_are_shown() {
+fn hashed_fact_is_shown_as_12_digits() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     let usage = server.get("/v1/usage?user=alice&api_key=very-secret").json();
@@ -180,7 +180,7 @@ fn of_a_hashed_fact_a_dozen_digits_are_shown() {
 }
 
 #[test]
-fn a_page_of_another_site_may_not_call_anything_that_changes_something() {
+fn cross_site_page_cannot_change_anything() {
     let server = Server::start();
     let mut client = server.client();
     let own = format!("origin: http://{}", server.address);

@@ -11,7 +11,7 @@ use tollkeeper::{Capacity, Clock, Decision, Facts, Limiter, ManualClock, MemoryS
 use tollkeeper_server::command::init::READY;
 
 #[test]
-fn every_ready_policy_is_valid_and_gives_no_warning() {
+fn every_template_is_valid_without_warnings() {
     for ready in READY {
         let (_, report) = read(ready.name, ready.text);
         assert!(report.is_empty(), "{report}");
@@ -19,7 +19,7 @@ fn every_ready_policy_is_valid_and_gives_no_warning() {
 }
 
 #[test]
-fn every_ready_policy_does_what_its_exercise_says() {
+fn every_template_passes_its_exercise() {
     for ready in READY {
         let config = read(ready.name, ready.text).0;
         let names: BTreeSet<String> =

@@ -36,7 +36,7 @@ fn curl(server: &Server, trusted: &Path, options: &[&str]) -> Option<String> {
 }
 
 #[test]
-fn decisions_are_answered_over_tls_and_not_without_it() {
+fn decisions_need_tls_once_configured() {
     let (authority, stranger, folder) = (Authority::new(), Authority::new(), Folder::new());
     let server = serve(&folder, &authority.certify("server", "IP:127.0.0.1"), "");
     for version in [&["--tlsv1.2", "--tls-max", "1.2"][..], &["--tlsv1.3"]] {
@@ -56,7 +56,7 @@ fn decisions_are_answered_over_tls_and_not_without_it() {
 }
 
 #[test]
-fn a_client_without_a_certificate_of_the_right_authority_is_not_spoken_to() {
+fn client_without_a_trusted_certificate_is_rejected() {
     let (authority, clients, stranger, folder) =
         (Authority::new(), Authority::new(), Authority::new(), Folder::new());
     let more = format!(", client_ca: {}", clients.certificate().display());
@@ -74,7 +74,7 @@ fn a_client_without_a_certificate_of_the_right_authority_is_not_spoken_to() {
 }
 
 #[test]
-fn certificates_change_with_their_files_and_broken_ones_change_nothing() {
+fn certificates_are_reloaded_and_invalid_ones_ignored() {
     let (first, second, folder) = (Authority::new(), Authority::new(), Folder::new());
     let identity = |authority: &Authority| authority.certify("server", "IP:127.0.0.1");
     let (cert, key) = identity(&first);
@@ -99,7 +99,7 @@ fn certificates_change_with_their_files_and_broken_ones_change_nothing() {
 }
 
 #[test]
-fn a_server_whose_certificates_make_no_sense_does_not_start_and_says_why() {
+fn server_does_not_start_with_invalid_certificates() {
     let (authority, folder) = (Authority::new(), Folder::new());
     let (cert, key) = authority.certify("server", "IP:127.0.0.1");
     let (_, other) = authority.certify("other", "IP:127.0.0.1");
