@@ -1,4 +1,4 @@
-//! Every call beyond check and peek, on the embedded store and on Redis: they must not differ.
+//! Every call beyond check and peek, with the same results on the memory store and on Redis.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -22,7 +22,7 @@ fn remaining(server: &Server, facts: &str) -> Vec<u64> {
     peek["limits"].as_array().unwrap().iter().map(|limit| limit["remaining"].as_u64().unwrap()).collect()
 }
 
-/// The text of a receipt in an answer that admits.
+/// The receipt in an allowed response.
 fn receipt(server: &Server, path: &str, body: &str, field: &str) -> String {
     let answer = server.post(path, body);
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -149,7 +149,7 @@ fn unsettled_reservation_stays_charged() {
         let reserve = r#"{"facts":{"user":"alice","tokens":400},"ttl":"1s"}"#;
         let charge = receipt(server, "/v1/reserve", reserve, "charge");
         let late = format!("{{\"charge\":\"{charge}\",\"facts\":{{\"tokens\":1}}}}");
-        // A shortfall does no harm while it is in time: when the time is up is what is waited for.
+        // Settling a shortfall is harmless in time, so repeat it until the time is up.
         let probe =
             receipt(server, "/v1/reserve", r#"{"facts":{"user":"bob","tokens":0},"ttl":"1s"}"#, "charge");
         let probe = format!("{{\"charge\":\"{probe}\",\"cost\":1}}");
@@ -210,7 +210,7 @@ fn slots_are_acquired_renewed_and_released_once() {
                 assert_eq!(answer.error(), error(404, "unknown_slot", "slot"), "{path} {text}");
             }
         }
-        assert_eq!(remaining(server, r#"{"user":"alice"}"#)[0], 1, "nobody else's slot is freed");
+        assert_eq!(remaining(server, r#"{"user":"alice"}"#)[0], 1, "no other slot is freed");
         let none = server.post("/v1/acquire", r#"{"facts":{"ip":"192.0.2.7"}}"#);
         assert_eq!((none.status, none.json()["slot"].clone()), (200, Value::Null), "no such limit applies");
     });

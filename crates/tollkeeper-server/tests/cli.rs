@@ -1,4 +1,4 @@
-//! The commands beside `serve`: what they print, where, and with which exit code.
+//! The subcommands other than `serve`: their output, streams and exit codes.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -16,23 +16,23 @@ use tollkeeper::digest::{hex, sha256};
 use tollkeeper_tests::certificates::Authority;
 
 /// The exit code, standard output and standard error.
-fn told(output: &Output) -> (Option<i32>, &str, &str) {
+fn result(output: &Output) -> (Option<i32>, &str, &str) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
 /// A command that must fail before it does anything: exit 2, and these words on standard error.
 fn fails(command: &mut Command, words: &[&str]) {
     let output = output(command);
-    let (code, printed, said) = told(&output);
-    assert_eq!((code, printed), (Some(2), ""), "{command:?}: {said}");
+    let (code, printed, stderr) = result(&output);
+    assert_eq!((code, printed), (Some(2), ""), "{command:?}: {stderr}");
     for word in words {
-        assert!(said.contains(word), "{command:?} does not say {word:?}: {said}");
+        assert!(stderr.contains(word), "{command:?} does not say {word:?}: {stderr}");
     }
-    assert!(!said.contains("panicked"), "{said}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
 }
 
-/// A server that takes one request and says only this.
-fn saying(answer: &'static [u8]) -> SocketAddr {
+/// A server that accepts one request and answers with these bytes.
+fn server_answering(answer: &'static [u8]) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
@@ -50,7 +50,7 @@ fn server(folder: &Folder) -> Server {
     Server::with_config(folder, "limits:\n  - { name: demo, by: user, rate: 1/day, burst: 5 }\n")
 }
 
-/// Five limits, of which each says something else to `explain`.
+/// Five limits, each with another explanation in `explain`.
 const POLICY: &str = "limits:
   - { name: per-ip, by: ip, rate: 1000/day, missing: share }
   - { name: per-user, by: user, rate: 10/day, burst: 2 }
@@ -71,8 +71,8 @@ fn check_calls_a_server_and_exits_with_the_decision() {
     let url = format!("http://{}", server.address);
     for left in [3, 1] {
         let output = run(&["check", "--server", &url, "--cost", "2", "user=alice"]);
-        let (code, printed, said) = told(&output);
-        assert_eq!((code, said), (Some(0), ""), "{printed}");
+        let (code, printed, stderr) = result(&output);
+        assert_eq!((code, stderr), (Some(0), ""), "{printed}");
         let lines: Vec<Vec<&str>> = printed.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["allowed"]);
         assert_eq!(
@@ -81,11 +81,11 @@ fn check_calls_a_server_and_exits_with_the_decision() {
         );
         assert_eq!(lines[2][..6], ["demo", "alice", "allowed", "2", left.to_string().as_str(), "5"]);
         assert_eq!((lines[2][6], lines[2][8], lines.len()), ("-", "d", 3), "{printed}");
-        assert!(!printed.contains('\x1b'), "no colours where nobody looks");
+        assert!(!printed.contains('\x1b'), "no colours without a terminal");
     }
     let refused = run(&["check", "--server", &url, "--cost", "5", "user=alice"]);
-    let (code, printed, said) = told(&refused);
-    assert_eq!((code, said), (Some(1), ""));
+    let (code, printed, stderr) = result(&refused);
+    assert_eq!((code, stderr), (Some(1), ""));
     assert!(
         printed.starts_with(
             "refused: `demo` allows 1 per day with bursts of 5; the next request of cost 5 fits in "
@@ -97,7 +97,7 @@ fn check_calls_a_server_and_exits_with_the_decision() {
     assert_eq!(never.status.code(), Some(1));
     assert!(text(&never.stdout).contains("never fits (at most 5)"), "{}", text(&never.stdout));
     let none = run(&["check", "--server", &url]);
-    assert_eq!(told(&none), (Some(0), "allowed: no limit applies\n", ""));
+    assert_eq!(result(&none), (Some(0), "allowed: no limit applies\n", ""));
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn check_over_https_suggests_ca_for_untrusted_server() {
         command
     };
     let done = output(&mut check(&url, Some(&authority)));
-    assert_eq!(told(&done).0, Some(0), "{}", text(&done.stderr));
+    assert_eq!(result(&done).0, Some(0), "{}", text(&done.stderr));
     fails(&mut check(&url, None), &["not trusted", "--ca FILE"]);
     fails(&mut check(&url, Some(&stranger)), &["not trusted", "--ca FILE"]);
     let other_name = url.replace("127.0.0.1", "localhost");
@@ -244,7 +244,7 @@ fn check_over_https_suggests_ca_for_untrusted_server() {
     fails(&mut check(&plain, Some(&authority)), &["--ca", "https"]);
     let other = Server::start();
     fails(&mut check(&format!("https://{}", other.address), None), &["does not speak TLS"]);
-    // What `openssl req -x509` makes without more options: `--ca` would not help.
+    // The certificate that `openssl req -x509` creates by default: `--ca` would not help.
     let (own, folder) = (authority.certificate(), Folder::new());
     let self_signed = secured(&folder, Some(&(own.clone(), own.with_extension("key"))));
     fails(&mut check(&format!("https://{}", self_signed.address), Some(&authority)), &["CA:FALSE"]);
@@ -260,8 +260,8 @@ fn passwords_in_arguments_are_not_printed() {
         (&["serve", "--store", "hunter2"], &["--store", "not a URL"]),
     ] {
         fails(tollkeeper().args(args), words);
-        let said = output(tollkeeper().args(args));
-        assert!(!text(&said.stderr).contains("hunter2"), "{}", text(&said.stderr));
+        let refused = output(tollkeeper().args(args));
+        assert!(!text(&refused.stderr).contains("hunter2"), "{}", text(&refused.stderr));
     }
     let help =
         output(tollkeeper().args(["serve", "--help"]).env("TOLLKEEPER_STORE", "redis://:hunter2@127.0.0.1"));
@@ -292,14 +292,12 @@ fn check_reports_a_server_that_is_not_tollkeeper() {
             &["stay out", "forbidden"],
         ),
     ] {
-        let mut command = check(saying(answer));
+        let mut command = check(server_answering(answer));
         fails(&mut command, words);
     }
-    let escape = output(&mut check(saying(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n\x1b[31mx")));
-    assert!(
-        !text(&escape.stderr).contains('\x1b'),
-        "what a stranger says does not reach the terminal as it is"
-    );
+    let escape =
+        output(&mut check(server_answering(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n\x1b[31mx")));
+    assert!(!text(&escape.stderr).contains('\x1b'), "text from a server is escaped for the terminal");
 }
 
 #[test]
@@ -428,8 +426,8 @@ fn explain_shows_whether_and_why_each_limit_applies() {
         (&["user=acme", "plan=free"], "plan", true, "override for `acme` has 6000 per day"),
         (&["user="], "per-user", false, "`user`, which is absent"),
     ] {
-        let (said, why, key) = limit(facts, name);
-        assert_eq!(said, applies, "{facts:?}: {why}");
+        let (does_apply, why, key) = limit(facts, name);
+        assert_eq!(does_apply, applies, "{facts:?}: {why}");
         assert!(why.contains(words), "{facts:?}: {why}");
         assert_eq!(key.is_string(), applies, "{facts:?}: {key}");
     }
@@ -440,7 +438,7 @@ fn explain_prints_a_table() {
     let folder = Folder::new();
     let file = folder.write("tollkeeper.yaml", POLICY);
     let output = run(&["explain", "--config", file.to_str().unwrap(), "user=alice"]);
-    let (code, printed, _) = told(&output);
+    let (code, printed, _) = result(&output);
     assert_eq!(code, Some(0));
     let lines: Vec<&str> = printed.lines().collect();
     assert_eq!(lines.len(), 6, "{printed}");
@@ -477,13 +475,13 @@ fn validate_exit_code_is_0_valid_1_invalid_2_unreadable() {
         "limits:\n  - { name: a, by: ip, rate: 5/s, missing: share }\n  - { name: b, by: user, rate: 5/s }\n",
     );
     let output = run(&["validate", valid.to_str().unwrap()]);
-    let (code, printed, said) = told(&output);
-    assert_eq!((code, said), (Some(0), ""), "{printed}");
+    let (code, printed, stderr) = result(&output);
+    assert_eq!((code, stderr), (Some(0), ""), "{printed}");
     assert_eq!(printed, format!("{}: valid, 2 limits, 0 warnings\n", valid.display()));
 
     let warned = folder.write("warned.yaml", "limits:\n  - { name: a, by: user, rate: 5/s }\n");
     let output = run(&["validate", warned.to_str().unwrap()]);
-    let (code, printed, _) = told(&output);
+    let (code, printed, _) = result(&output);
     assert_eq!(code, Some(0), "warnings are allowed");
     assert!(printed.contains("warned.yaml:1:1: warning[W001]: "), "{printed}");
     assert!(printed.ends_with("warned.yaml: valid, 1 limit, 1 warning\n"), "{printed}");
@@ -493,7 +491,7 @@ fn validate_exit_code_is_0_valid_1_invalid_2_unreadable() {
         "limits:\n  - { name: a, by: user, rate: 5/soon }\n  - { nam: b, rate: 1/s }\n",
     );
     let output = run(&["validate", invalid.to_str().unwrap()]);
-    let (code, printed, _) = told(&output);
+    let (code, printed, _) = result(&output);
     assert_eq!(code, Some(1));
     assert!(
         printed.contains("invalid.yaml:2:") && printed.contains("invalid.yaml:3:"),
@@ -530,14 +528,14 @@ limits:
 ";
     let file = folder.write("tollkeeper.yaml", yaml);
     let output = run(&["validate", file.to_str().unwrap()]);
-    let (code, printed, _) = told(&output);
+    let (code, printed, _) = result(&output);
     let note = "note: the gateway must set or remove these headers on every request: x-real-ip, x-user-id, x-plan (facts \
                 ip, user, account, plan)\n";
     assert!(code == Some(0) && printed.starts_with(note), "{printed}");
     assert!(printed.ends_with("valid, 1 limit, 0 warnings\n"), "it is no warning: {printed}");
     let output = run(&["validate", "--json", file.to_str().unwrap()]);
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(said["gateway_headers"][1], json!({ "header": "x-user-id", "facts": ["user", "account"] }));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["gateway_headers"][1], json!({ "header": "x-user-id", "facts": ["user", "account"] }));
 }
 
 #[test]
@@ -552,19 +550,19 @@ fn validate_reports_missing_files() {
     );
     let file = folder.write("tollkeeper.yaml", &yaml);
     let output = run(&["validate", file.to_str().unwrap()]);
-    let (code, printed, _) = told(&output);
+    let (code, printed, _) = result(&output);
     assert_eq!(code, Some(1), "serve would not start: {printed}");
-    for said in [
+    for expected in [
         "tollkeeper.yaml:3:14: error[W014]: `tls.cert`: the file `/nowhere/cert.pem` does not exist",
         "error[W014]: `tls.key`: the file",
         "is a folder",
         "invalid, 2 errors, 0 warnings",
     ] {
-        assert!(printed.contains(said), "{said}: {printed}");
+        assert!(printed.contains(expected), "{expected}: {printed}");
     }
     let file = folder.write("ignored.yaml", &format!("{yaml}validate: {{ ignore: [W014] }}\n"));
     assert_eq!(run(&["validate", file.to_str().unwrap()]).status.code(), Some(0), "it is of another machine");
-    // A config can be read for its limits without them.
+    // Other commands read the limits without these files.
     assert_eq!(run(&["explain", "--config", file.to_str().unwrap(), "ip=192.0.2.7"]).status.code(), Some(0));
 }
 
@@ -574,7 +572,7 @@ fn ignored_warning_is_not_printed_or_logged() {
     let yaml = "limits:\n  - { name: a, by: user, rate: 5/s, when: { method: post } }\n";
     let ignored = format!("{yaml}validate: {{ ignore: [W001] }}\n");
     let output = run(&["validate", folder.write("ignored.yaml", &ignored).to_str().unwrap()]);
-    let (code, printed, _) = told(&output);
+    let (code, printed, _) = result(&output);
     assert_eq!(code, Some(0));
     assert!(printed.contains("warning[W010]") && !printed.contains("W001"), "{printed}");
     let server = Server::with_config(&folder, &ignored);
@@ -592,7 +590,7 @@ fn explain_shows_the_cost_fact() {
     let file = folder.write("tollkeeper.yaml", yaml);
     let explain = |facts: &[&str]| {
         let output = run(&[&["explain", "--config", file.to_str().unwrap()], facts].concat());
-        told(&output).1.to_owned()
+        result(&output).1.to_owned()
     };
     assert!(explain(&["user=a", "tokens=7"]).contains("10000 per minute; charges the number in `tokens`"));
     assert!(explain(&["user=a"]).contains("charges 500, because `tokens` is absent"));
@@ -609,24 +607,24 @@ fn validate_json_has_the_position_of_every_problem() {
         assert_eq!(text(&output.stderr), "");
         (output.status.code(), serde_json::from_slice(&output.stdout).unwrap())
     };
-    let (code, said) = problems("valid.yaml", "limits:\n  - { name: a, rate: 5/s }\n");
-    assert_eq!((code, said), (Some(0), json!({ "valid": true, "problems": [], "gateway_headers": [] })));
-    let (code, said) = problems("warned.yaml", "limits:\n  - { name: a, by: user, rate: 5/s }\n");
-    assert_eq!((code, &said["valid"]), (Some(0), &json!(true)));
-    assert_eq!(said["problems"][0]["severity"], "warning");
-    assert_eq!(said["problems"][0]["code"], "W001");
-    let (code, said) = problems(
+    let (code, stderr) = problems("valid.yaml", "limits:\n  - { name: a, rate: 5/s }\n");
+    assert_eq!((code, stderr), (Some(0), json!({ "valid": true, "problems": [], "gateway_headers": [] })));
+    let (code, stderr) = problems("warned.yaml", "limits:\n  - { name: a, by: user, rate: 5/s }\n");
+    assert_eq!((code, &report["valid"]), (Some(0), &json!(true)));
+    assert_eq!(report["problems"][0]["severity"], "warning");
+    assert_eq!(report["problems"][0]["code"], "W001");
+    let (code, stderr) = problems(
         "invalid.yaml",
         "limits:\n  - { name: a, rate: 5/soon }\n  - { name: b, rate: 5/s, colour: red }\n",
     );
-    assert_eq!((code, &said["valid"]), (Some(1), &json!(false)));
-    let errors: Vec<&Value> = said["problems"]
+    assert_eq!((code, &report["valid"]), (Some(1), &json!(false)));
+    let errors: Vec<&Value> = report["problems"]
         .as_array()
         .unwrap()
         .iter()
         .filter(|problem| problem["severity"] == "error")
         .collect();
-    assert_eq!(errors.len(), 2, "{said}");
+    assert_eq!(errors.len(), 2, "{report}");
     for (error, line) in errors.iter().zip([2, 3]) {
         assert_eq!(error["line"], line, "{error}");
         assert!(error["column"].as_u64().unwrap() > 1, "{error}");
@@ -649,8 +647,8 @@ fn schema_is_json_and_describes_limits() {
 fn init_lists_and_prints_the_templates() {
     let names = ["public-api", "b2b", "login", "llm", "internal"];
     let list = run(&["init"]);
-    let (code, printed, said) = told(&list);
-    assert_eq!((code, said), (Some(0), ""));
+    let (code, printed, stderr) = result(&list);
+    assert_eq!((code, stderr), (Some(0), ""));
     let listed: Vec<&str> = printed.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
     assert_eq!(listed, names);
     assert!(
@@ -660,8 +658,8 @@ fn init_lists_and_prints_the_templates() {
     let folder = Folder::new();
     for name in names {
         let output = run(&["init", name]);
-        let (code, printed, said) = told(&output);
-        assert_eq!((code, said), (Some(0), ""), "{name}");
+        let (code, printed, stderr) = result(&output);
+        assert_eq!((code, stderr), (Some(0), ""), "{name}");
         let file = folder.write(&format!("{name}.yaml"), printed);
         let valid = run(&["validate", file.to_str().unwrap()]);
         assert_eq!(valid.status.code(), Some(0), "{name}: {}", text(&valid.stdout));
@@ -681,8 +679,8 @@ fn completions_are_valid_shell_scripts() {
         [("bash", "_tollkeeper"), ("zsh", "#compdef tollkeeper"), ("fish", "complete -c tollkeeper")]
     {
         let output = run(&["completions", shell]);
-        let (code, printed, said) = told(&output);
-        assert_eq!((code, said), (Some(0), ""), "{shell}");
+        let (code, printed, stderr) = result(&output);
+        assert_eq!((code, stderr), (Some(0), ""), "{shell}");
         assert!(printed.contains(words), "{shell}");
         for command in ["serve", "check", "explain", "validate", "schema", "init"] {
             assert!(printed.contains(command), "{shell} does not know {command}");
@@ -736,8 +734,8 @@ fn every_command_has_help() {
         ("completions", &["bash", "zsh", "fish"]),
     ] {
         let output = run(&[command, "--help"]);
-        let (code, printed, said) = told(&output);
-        assert_eq!((code, said), (Some(0), ""), "{command}");
+        let (code, printed, stderr) = result(&output);
+        assert_eq!((code, stderr), (Some(0), ""), "{command}");
         for word in words {
             assert!(printed.contains(word), "{command} --help does not say {word:?}: {printed}");
         }

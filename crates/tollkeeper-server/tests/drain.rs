@@ -1,4 +1,4 @@
-//! How a server begins and ends: where it listens, what it prints, and that nobody is cut off.
+//! Start and shutdown of a server: listen addresses, output, and draining without aborted requests.
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::*;
 
 const ALICE: &str = r#"{"facts":{"user":"alice"}}"#;
 
-/// A check whose head has been read and whose body is awaited: the server says so.
+/// A check whose head the server has read (it answered `100 Continue`) and whose body it awaits.
 fn in_flight(server: &Server) -> Client {
     let mut client = server.client();
     let length = ALICE.len();
@@ -56,7 +56,7 @@ fn draining_server_is_not_ready_but_serves() {
     let ready = server.get("/readyz");
     assert_eq!((ready.status, ready.text()), (503, "draining\n"));
     assert_eq!(server.get("/healthz").status, 200, "it is alive");
-    assert!(server.check(r#"{"user":"alice"}"#), "who has not noticed yet is served");
+    assert!(server.check(r#"{"user":"alice"}"#), "a draining server still serves");
     assert_eq!(kept.request("POST", "/v1/check", ALICE).status, 200);
     eventually("the listener is closed", || server.is_closed());
     assert_eq!(server.ended().code, Some(0));
@@ -98,7 +98,7 @@ fn second_signal_skips_requests_in_flight() {
     server.signal("TERM");
     eventually("the listener is closed", || server.is_closed());
     server.signal("INT");
-    assert_eq!(half.last_answers().len(), 0, "it is cut off");
+    assert_eq!(half.last_answers().len(), 0, "the request is aborted");
     let ended = server.ended();
     assert_eq!(ended.code, Some(0));
     assert!(!ended.log.contains("in flight after"), "it waited: {}", ended.log);
@@ -136,7 +136,7 @@ fn address_in_use_error_names_the_flag() {
         assert_eq!(output.status.code(), Some(2));
         let said = text(&output.stderr);
         assert!(said.contains(&address) && said.contains(flag) && said.contains("in use"), "{said}");
-        assert_eq!(text(&output.stdout), "", "nobody listens");
+        assert_eq!(text(&output.stdout), "", "no listener was opened");
     }
 }
 
@@ -184,7 +184,7 @@ fn server_does_not_start_with_an_invalid_config() {
 
 #[test]
 fn flags_override_the_environment_and_the_file() {
-    // Three loopback addresses tell who won, whatever the port.
+    // Three loopback addresses show which source won, whatever the port.
     let folder = Folder::new();
     let file = folder.write(
         "tollkeeper.yaml",
@@ -260,7 +260,7 @@ fn logs_are_text_or_json() {
         tollkeeper().args(["serve", "--http", "127.0.0.1:0", "--config", file]).env("RUST_LOG", "error"),
     );
     server.signal("TERM");
-    assert_eq!(server.ended().log, "", "RUST_LOG says how much");
+    assert_eq!(server.ended().log, "", "RUST_LOG sets the level");
     let server = Server::launch(
         tollkeeper()
             .args(["serve", "--http", "127.0.0.1:0", "--config", file])
@@ -298,17 +298,17 @@ fn systemd_is_notified_of_ready_and_stopping() {
     ];
     for (named, socket) in sockets {
         socket.set_read_timeout(Some(support::PATIENCE)).unwrap();
-        let told = || {
+        let notification = || {
             let mut text = [0; 64];
-            let len = socket.recv(&mut text).expect("it tells");
+            let len = socket.recv(&mut text).expect("systemd is notified");
             String::from_utf8_lossy(&text[..len]).into_owned()
         };
         let mut command = support::tollkeeper();
         let server =
             Server::launch(command.args(["serve", "--http", "127.0.0.1:0"]).env("NOTIFY_SOCKET", &named));
-        assert_eq!(told(), "READY=1");
+        assert_eq!(notification(), "READY=1");
         server.signal("TERM");
-        assert_eq!(told(), "STOPPING=1");
+        assert_eq!(notification(), "STOPPING=1");
         assert_eq!(server.ended().code, Some(0));
     }
 }

@@ -1,4 +1,4 @@
-//! What gateways ask before they forward a request, and what they may be told by whom.
+//! Forward auth: calls of gateways before they forward a request, and which headers are trusted.
 
 mod support;
 
@@ -23,7 +23,7 @@ impl Gateway {
         self.ask_with("", server, request, headers)
     }
 
-    /// The same, with something behind the `?`.
+    /// The same, with a query string.
     fn ask_with(&self, query: &str, server: &Server, request: &str, headers: &[&str]) -> Answer {
         let (method, uri) = request.split_once(' ').expect("a method and a URI");
         let own = [format!("{}: {method}", self.method), format!("{}: {uri}", self.uri)];
@@ -161,7 +161,7 @@ fn only_the_address_header_of_the_config_is_read() {
             let config = LOGIN.replace("routes:", &format!("client_address: {read}, routes:"));
             let server = Server::with_config(&folder, &config);
             for (asked, status) in [200, 200, 429, 429].into_iter().enumerate() {
-                // The header that counts always says the same, all others never do.
+                // The configured header is constant, all others change with every request.
                 let spoofed =
                     headers(&format!("192.0.2.{asked}")).into_iter().filter(|(name, _)| *name != read);
                 let own = headers("192.0.2.100").into_iter().filter(|(name, _)| *name == read);
@@ -287,7 +287,7 @@ fn slots_are_skipped_and_leaky_bucket_delays_are_awaited() {
     for _ in 0..3 {
         assert_eq!(FORWARDED.ask(&server, "GET /", &[]).status, 200);
     }
-    // The second leaves a tenth of a second after the first, the third after two.
+    // The second request is delayed by 0.1 s, the third by 0.2 s.
     assert!(began.elapsed().as_millis() >= 190, "{:?}", began.elapsed());
 }
 

@@ -1,4 +1,4 @@
-//! A server in a process of its own, asked over sockets: by clients of tonic, and by what no client would send.
+//! The gRPC listener of a real server process: calls of tonic clients, and raw HTTP/2 that no client would send.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -70,13 +70,13 @@ async fn refusals_over_grpc_are_logged() {
     }
 }
 
-/// One call of which we say every byte.
+/// One call whose bytes the test controls.
 struct Call {
     answer: h2::client::ResponseFuture,
     body: h2::SendStream<Bytes>,
 }
 
-/// A connection of HTTP/2, and nothing above it.
+/// A raw HTTP/2 connection.
 async fn connect(address: SocketAddr) -> h2::client::SendRequest<Bytes> {
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let (client, connection) = h2::client::handshake(stream).await.unwrap();
@@ -250,7 +250,7 @@ async fn invalid_call_is_refused_with_the_reason() {
     assert_eq!((status, remaining(&answer.unwrap())), (Grpc::Ok, vec![1]), "nothing was charged before");
 }
 
-/// What a page of another site can make a browser send, if this listener has TLS.
+/// The content types that a cross-site page can make a browser send, if this listener has TLS.
 #[tokio::test]
 async fn call_of_another_type_is_refused() {
     let folder = Folder::new();
@@ -282,7 +282,7 @@ async fn message_may_be_split_and_has_a_size_limit() {
     let (status, answer) = slowly.ends(&whole[whole.len() - 1..]).await;
     assert_eq!((status, remaining(&answer.unwrap())), (Grpc::Ok, vec![1]));
 
-    // Longer than all headers that Envoy takes: the client must not get around its limit by that.
+    // Longer than the headers that Envoy accepts: a client must not evade its limit that way.
     let channel = channel(&server).await;
     let long = "x".repeat(3 << 20);
     for code in [Code::Ok, Code::Ok, Code::OverLimit] {
@@ -331,7 +331,7 @@ async fn each_limit_applies_its_failure_policy() {
     ] {
         let folder = Folder::new();
         let limits = LIMITS.replace("burst: 2", &format!("burst: 2, on_store_failure: {policy}"));
-        // Nobody listens on that port.
+        // Nothing listens on that port.
         let server =
             start(&folder, &format!("redis: {{ nodes: 1 }}\n{limits}"), &["--store", "redis://127.0.0.1:1"]);
         let channel = channel(&server).await;
@@ -388,7 +388,7 @@ fn tls_negotiates_http_2() {
     let server = start(&folder, &tls, &[]);
     let (body, answer) = (folder.path().join("body"), folder.path().join("answer"));
     fs::write(&body, of("alice")).unwrap();
-    // Curl speaks another TLS than we do, and HTTP/2 only if it is agreed on.
+    // curl has another TLS implementation, and speaks HTTP/2 only if ALPN negotiates it.
     let asked = output(
         Command::new("curl")
             .args([
@@ -411,14 +411,14 @@ fn tls_negotiates_http_2() {
     assert_eq!((codes(&decoded), remaining(&decoded)), ((Code::Ok, vec![Code::Ok]), vec![1]));
 }
 
-/// What it holds in memory, in MiB.
+/// The resident memory of the server, in MiB.
 fn memory(server: &Server) -> usize {
     let statm = fs::read_to_string(format!("/proc/{}/statm", server.pid())).unwrap();
     let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
     (pages * 4096) >> 20
 }
 
-/// Numbers that look random and are the same each time.
+/// Pseudo-random numbers, the same in every run.
 fn bytes(seed: u64, count: usize) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {
@@ -453,7 +453,7 @@ fn pour(address: SocketAddr, bytes: &[u8]) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
-    // A server may end it before all was sent.
+    // The server may close before everything was sent.
     let _ = stream.write_all(bytes);
     let mut answer = [0; 64 << 10];
     while stream.read(&mut answer).is_ok_and(|count| count > 0) {}
@@ -471,7 +471,7 @@ async fn random_bytes_do_not_crash_or_leak() {
         let random = bytes(seed, 16 << 10);
         pour(address, &random);
         pour(address, &[PREFACE, &random].concat());
-        // As the payload of every kind of frame, on a stream that is there.
+        // As the payload of every frame type, on an open stream.
         let mut frames = [PREFACE, &frame(4, 0, 0, &[]), &frame(1, 4, 1, &head())].concat();
         for (index, chunk) in random.chunks(64).enumerate() {
             let (kind, flags) = (chunk[0] % 11, chunk[1]);
@@ -498,14 +498,14 @@ async fn stream_floods_do_not_crash_or_leak() {
     };
     let message = of("bob");
     let floods = [
-        // Calls that never get a message, calls that are given up at once, and messages that never end.
+        // Calls without a message, calls reset at once, and messages that never end.
         flood(&|stream| frame(1, 4, stream, &head())),
         flood(&|stream| [frame(1, 4, stream, &head()), frame(3, 0, stream, &[0, 0, 0, 8])].concat()),
         flood(&|stream| {
             [frame(1, 4, stream, &head()), frame(0, 0, stream, &message[..message.len() - 1])].concat()
         }),
         flood(&|stream| [frame(1, 4, stream, &head()), frame(0, 1, stream, &message)].concat()),
-        // Settings and pings that all want an answer.
+        // SETTINGS and PING frames, which all need an acknowledgement.
         flood(&|_| settings.clone()),
         flood(&|_| frame(6, 0, 0, &[0; 8])),
     ];
@@ -564,7 +564,7 @@ async fn calls_of_all_connections_share_one_memory_budget() {
     assert_eq!(refused(), refused_before);
 }
 
-/// Streams of which no answer is read: requests pile up in their windows, 63 KiB in each of 3,200 streams.
+/// Streams whose responses are never read: requests fill their windows, 63 KiB in each of 3,200 streams.
 #[tokio::test(flavor = "multi_thread")]
 async fn unread_reflection_streams_share_the_budget() {
     const CONNECTIONS: usize = 800;

@@ -1,4 +1,4 @@
-//! A config file that is read while it is being written takes no limit and no token away.
+//! A config file that is read while it is being written removes no limit and no token.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -16,7 +16,7 @@ use tollkeeper::config::{Config, Format};
 use tollkeeper::digest::{hex, sha256};
 use tollkeeper_server::command::init::READY;
 
-/// So long the file must be the same before anything is taken away.
+/// How long the file must be unchanged before anything is removed.
 const SETTLED: Duration = Duration::from_millis(250);
 
 fn access() -> String {
@@ -40,7 +40,7 @@ fn half_written_file_removes_nothing() {
         let server = Server::with_config(&folder, &text);
         // If the machine stops the writer for too long, what it has written by then is a file that somebody wrote.
         while written_within(&server, &folder, &text, ready.name) >= SETTLED {}
-        // The whole of a new file is in force when it is written.
+        // A complete new file becomes active.
         let longer = format!("{}{}", ready.text.trim_end(), "\n\n  - { name: last, rate: 1000000/s }\n");
         folder.write("tollkeeper.yaml", &format!("{}{longer}", access()));
         eventually("all of it is in force", || {
@@ -93,7 +93,7 @@ fn write_slowly(server: &Server, folder: &Folder, text: &str) -> Duration {
     longest
 }
 
-/// The names of the limits in force.
+/// The names of the active limits.
 fn names(client: &Client) -> Vec<String> {
     let mut client = Client::to(client.stream.peer_addr().unwrap());
     let answer = client.request_with("GET", "/v1/limits", &["authorization: Bearer clerk"], b"");

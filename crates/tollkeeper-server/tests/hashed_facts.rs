@@ -1,4 +1,4 @@
-//! A declared fact is one identity: the same key whichever way its raw value enters, and no way to name another's hash.
+//! Hashed facts: the same key on every transport, and clients cannot pass the hash of another value.
 
 mod envoy_oracle;
 mod support;
@@ -38,7 +38,7 @@ fn start(folder: &Folder) -> Server {
     Server::with(&["--grpc", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--config", file])
 }
 
-/// What is left of the six, as an operator asks for it.
+/// The remaining requests of the six, from `/v1/usage`.
 fn remaining(server: &Server, value: &str) -> u64 {
     let usage = admin(server, &format!("GET /v1/usage?api_key={value}"));
     usage.json()["limits"][0]["remaining"].as_u64().unwrap_or_else(|| panic!("{}", usage.text()))

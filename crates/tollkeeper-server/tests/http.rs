@@ -1,4 +1,4 @@
-//! The service over HTTP: what is answered, to the letter.
+//! The HTTP API: statuses, headers and bodies of every call.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -10,12 +10,12 @@ use tollkeeper_server::transport::http::endpoint::{Call, ROUTES};
 
 const ALICE: &str = r#"{"facts":{"user":"alice"}}"#;
 
-/// The first limit of an answer.
+/// The first limit of a response.
 fn first(answer: &Answer) -> Value {
     answer.json()["limits"][0].clone()
 }
 
-/// How much each limit has left, which is seen without a charge.
+/// The remaining units of each limit, from a peek.
 fn remaining(server: &Server, facts: &str) -> Vec<u64> {
     let peek = server.post("/v1/peek", &format!("{{\"facts\":{facts}}}"));
     assert_eq!(peek.status, 200, "{peek:?}");
@@ -50,7 +50,7 @@ fn sixth_request_is_refused_with_reason_and_retry() {
     let refused = server.post("/v1/check", ALICE);
     assert_eq!(refused.status, 429);
     let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
-    // Lengthened by a tenth at most, so that not all come again at once.
+    // Jittered by up to a tenth, so that not all clients retry at once.
     assert!((1..=3).contains(&wait), "{wait}");
     assert_eq!(refused.header("ratelimit-policy"), Some("\"demo\";q=5;w=10"));
     assert!(refused.header("ratelimit").is_some_and(|state| state.starts_with("\"demo\";r=0;t=")));
@@ -411,7 +411,7 @@ fn an_absent_fact_is_null_in_the_key_and_values_are_text() {
     }
     assert_eq!(remaining(&server, r#"{"tenant":"1","user":true}"#), [7], "`1` and \"1\" are one key");
     assert_eq!(remaining(&server, "{}"), [8], "all who say nothing share one");
-    assert_eq!(remaining(&server, r#"{"tenant":"null","user":"null"}"#), [9], "which nobody can name");
+    assert_eq!(remaining(&server, r#"{"tenant":"null","user":"null"}"#), [9], "which cannot be named");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What a person reads while something fails: the cause, a few times, and nobody's key.
+//! Logs of failures and refusals: they name the cause, at a bounded rate, and show no secrets.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn store_failure_is_logged_with_its_cause() {
         "limits:\n  - { name: each, by: user, rate: 5/day }\n  - { name: all, rate: 5/day, on_store_failure: deny }\n",
     );
     let began = Instant::now();
-    // Nobody listens on port 1.
+    // Nothing listens on port 1.
     let config = file.to_str().expect("UTF-8");
     let server = Server::with(&["--config", config, "--store", "redis://127.0.0.1:1", "--log", "json"]);
     server.logs("cannot use 127.0.0.1:1");
@@ -37,7 +37,7 @@ fn store_failure_is_logged_with_its_cause() {
         .map(|line| serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}")))
         .map(|object| object["fields"]["message"].to_string())
         .collect();
-    // Of three lines at most one a second each, and a few that are said once.
+    // Three kinds of lines at most once a second each, and a few that are logged once.
     let most = 3 * (began.elapsed().as_secs() + 2) + 10;
     assert!((messages.len() as u64) < most, "{} lines, not {most}: {messages:#?}", messages.len());
     let opened = messages.iter().find(|line| line.contains("failure policy")).expect("it was waited for");
@@ -126,7 +126,7 @@ fn refusals_are_logged_with_their_fields() {
     assert_eq!(first["message"], "refused, retry in 1 d");
 }
 
-/// Nothing is silent: what is not logged is counted, and that is logged.
+/// Refusals that are not logged are counted, and the count is logged.
 #[test]
 fn refusals_beyond_the_rate_are_counted() {
     let folder = Folder::new();

@@ -1,11 +1,11 @@
-//! What `/metrics` says after requests that are known.
+//! `/metrics` after known requests.
 
 mod support;
 
 use support::{Folder, Server};
 use tollkeeper::digest::{hex, sha256};
 
-/// The lines of a page that begin so, and are not zero.
+/// The lines of the page with this prefix and a value other than zero.
 fn lines(server: &Server, start: &str) -> Vec<String> {
     let page = server.get("/metrics");
     let lines = page.text().lines().filter(|line| line.starts_with(start) && !line.ends_with(" 0"));

@@ -1,4 +1,4 @@
-//! What operators look at: the busiest keys, events once a second, the schema of all calls.
+//! The views for operators: top keys, the event stream, the index page and the API schema.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 

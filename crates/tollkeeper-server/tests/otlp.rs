@@ -29,7 +29,7 @@ const PARENT: &str = "b7ad6b7169203331";
 /// Paths and bodies, in the order in which they came.
 type Received = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
 
-/// A collector: it takes everything, or nothing.
+/// A collector that accepts everything, or refuses everything.
 struct Receiver {
     address: SocketAddr,
     received: Received,
@@ -132,7 +132,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a span tells, without how long to wait, which must be up to a day if it is told.
+/// The attributes of a span without `retry_after`, which must be at most a day if present.
 fn told(span: &Span) -> (String, BTreeMap<String, String>) {
     let mut told = shown(&span.attributes);
     if let Some(retry) = told.remove("tollkeeper.retry_after") {
@@ -151,7 +151,7 @@ fn expected(name: &str, pairs: &[(&str, &str)]) -> (String, BTreeMap<String, Str
     (name.to_owned(), pairs.collect())
 }
 
-/// What holds of every span: it is of a server, of this time, and names nobody.
+/// Checks every span: kind server, current time, and no key values.
 fn check_span(span: &Span) {
     assert_eq!(span.kind, 2, "of a server");
     assert!(span.start_time_unix_nano > 1_700_000_000_000_000_000, "{span:?}");
@@ -180,7 +180,7 @@ fn decision_is_a_child_span_of_the_caller() {
     assert_eq!(ask(&server, "/v1/peek", &parent("01"), alice), 200);
     let batch = format!("{{\"checks\":[{alice},7]}}");
     assert_eq!(ask(&server, "/v1/check/batch", &parent("01"), &batch), 200);
-    // Nobody wants to see these.
+    // These are not sampled.
     assert_eq!(ask(&server, "/v1/check", &parent("00"), alice), 429);
     assert_eq!(ask(&server, "/v1/check", "te: trailers\r\n", alice), 429);
     assert_eq!(ask(&server, "/v1/check", "", alice), 429);
@@ -227,11 +227,11 @@ async fn envoy_call_is_a_child_span() {
     let alice = || descriptor([("user", "alice")]);
     assert_eq!(ask(Some("01"), vec![alice()]).await.unwrap(), Code::Ok);
     assert_eq!(ask(Some("01"), vec![alice()]).await.unwrap(), Code::OverLimit);
-    // One looks, one pays, one gives back: they are one call.
+    // One descriptor peeks, one is charged, one is refunded: they are one call.
     let (looks, pays) = (costing(0, alice()), descriptor([("user", "bob")]));
     assert_eq!(ask(Some("01"), vec![looks, pays.clone()]).await.unwrap(), Code::OverLimit);
     assert_eq!(ask(Some("01"), vec![giving(1, alice())]).await.unwrap(), Code::Ok);
-    // Nobody wants to see these, and one that makes no sense decides nothing.
+    // These are not sampled, and an invalid request decides nothing.
     assert_eq!(ask(Some("00"), vec![pays.clone()]).await.unwrap(), Code::Ok);
     assert_eq!(ask(None, vec![pays]).await.unwrap(), Code::OverLimit);
     assert!(ask(Some("01"), Vec::new()).await.is_err());

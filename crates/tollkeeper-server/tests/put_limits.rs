@@ -1,4 +1,4 @@
-//! Limits that are replaced while the server runs: through the API, beside a file that changes too.
+//! Replacing limits through the API while the server runs, also when the config file changes.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -18,7 +18,7 @@ fn file(burst: u32, rest: &str) -> String {
     )
 }
 
-/// The same limit as it is PUT.
+/// The same limit as a body of `PUT /v1/limits`.
 fn body(burst: u32) -> String {
     json!({ "limits": [{ "name": "few", "by": "user", "rate": "1/day", "burst": burst }] }).to_string()
 }
@@ -31,7 +31,7 @@ fn delete(server: &Server, headers: &[&str]) -> Answer {
     server.client().request_with("DELETE", "/v1/limits", &[headers, &[TOKEN]].concat(), b"")
 }
 
-/// What is in force: version, source, whether a file is shadowed, whether it outlives the process, the burst.
+/// The active limits: version, source, `shadowed`, `persistent`, and the burst.
 fn state(answer: &Answer) -> Value {
     assert_eq!(answer.status, 200, "{answer:?}");
     let said = answer.json();
@@ -176,10 +176,10 @@ fn file_change_under_put_limits_applies_only_the_rest() {
 
     put(&server, &[], &body(8));
     folder.write("tollkeeper.yaml", "limits: [");
-    eventually("the file's mistake is told", || {
+    eventually("the error in the file is reported", || {
         server.get("/v1/limits").json()["error"]
             .as_str()
-            .is_some_and(|told| told.contains("tollkeeper.yaml:1"))
+            .is_some_and(|error| error.contains("tollkeeper.yaml:1"))
     });
     assert_eq!(state(&server.get("/v1/limits")), json!([5, "api", true, false, 8]));
 }

@@ -1,4 +1,4 @@
-//! Reloading: nobody is dropped, nothing is forgotten, and a broken file changes nothing.
+//! Config reload: no request is dropped, no count is lost, and an invalid file changes nothing.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -18,7 +18,7 @@ fn burst(burst: u32) -> String {
     format!("limits:\n  - {{ name: few, rate: 1/day, burst: {burst} }}\n")
 }
 
-/// Replaces a file in one step, as careful programs do.
+/// Replaces a file atomically, by rename.
 fn rename(folder: &Folder, text: &str) {
     let new = folder.write("new.yaml.tmp", text);
     fs::rename(new, folder.path().join("tollkeeper.yaml")).unwrap();
@@ -28,7 +28,7 @@ fn limits(server: &Server) -> Value {
     server.get("/v1/limits").json()
 }
 
-/// Waits until the limits in force have this burst.
+/// Waits until the active limits have this burst.
 fn has_burst(server: &Server, burst: u32) {
     eventually(&format!("the burst is {burst}"), || limits(server)["limits"][0]["burst"] == burst);
 }
@@ -50,7 +50,7 @@ fn thousand_reloads_under_load_lose_nothing() {
     const OWN: u64 = 10_000_000;
 
     let folder = Folder::new();
-    // The last limit is another one each time; of the others every single count must survive.
+    // The last limit changes each time; every count of the others must survive.
     let policy = |number: u32| {
         format!(
             "limits:
@@ -87,7 +87,7 @@ fn thousand_reloads_under_load_lose_nothing() {
                         if part == "shared" && answer.status == 200 {
                             shared.fetch_add(1, Relaxed);
                         }
-                        // To the last one: a count that is lost or made anew would show here.
+                        // Exact: a lost or restarted count would show here.
                         assert_eq!(limits[0]["remaining"], OWN - own, "{answer:?}");
                     }
                     own
@@ -145,11 +145,11 @@ fn changed_limit_applies_and_keeps_usage() {
         has_burst(&server, now);
         assert_eq!(remaining(&server), left, "two were used, of {now}");
     }
-    // Another period or another name is another limit.
+    // Another period or name makes another limit.
     for other in ["{ name: few, rate: 1/week, burst: 5 }", "{ name: anew, rate: 1/day, burst: 5 }"] {
         rename(&folder, &format!("limits:\n  - {other}\n"));
         server.signal("HUP");
-        eventually("it begins afresh", || remaining(&server) == 5);
+        eventually("the new limit starts unused", || remaining(&server) == 5);
     }
     rename(&folder, &burst(5));
     server.signal("HUP");
@@ -233,7 +233,7 @@ fn replaced_or_written_file_is_reloaded() {
     has_burst(&server, 4);
     folder.write("tollkeeper.yaml", &burst(5));
     has_burst(&server, 5);
-    // As editors do that keep the old file.
+    // As editors do that keep a backup.
     let path = folder.path().join("tollkeeper.yaml");
     fs::rename(&path, folder.path().join("tollkeeper.yaml~")).unwrap();
     folder.write("tollkeeper.yaml", &burst(6));

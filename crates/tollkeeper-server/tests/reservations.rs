@@ -1,4 +1,4 @@
-//! A thousand callers who reserve what they guess and settle what they used, at the same time.
+//! A thousand concurrent callers that reserve an estimate and settle their actual use.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -24,7 +24,7 @@ const CALLS: u64 = 4;
 /// What was granted to a call, and what became of it. Times are in microseconds since the callers began.
 struct Call {
     guess: u64,
-    /// Nothing if the caller died: nobody says what it used.
+    /// `None` if the caller died and never settled.
     used: Option<u64>,
     /// When it was asked for and answered.
     reserved: [u64; 2],
@@ -45,7 +45,7 @@ impl Call {
         self.charged().min(self.guess)
     }
 
-    /// What it used beyond that, which is charged when it is told and was not for any limit to refuse.
+    /// Its use beyond the grant, which is charged on settling and cannot be refused.
     fn beyond(&self) -> u64 {
         self.charged() - self.within()
     }

@@ -1,4 +1,4 @@
-//! What Envoy is answered, on a clock that is turned by hand.
+//! Responses to Envoy's rate limit service calls, on a manual clock.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -23,7 +23,7 @@ use crate::envoy_oracle::{
 const OK: Code = Code::Ok;
 const OVER: Code = Code::OverLimit;
 
-/// Whoever answers, and the clock it answers by.
+/// The service under test and its clock.
 struct Envoy {
     rls: Rls,
     clock: ManualClock,
@@ -171,7 +171,7 @@ async fn refund_is_capped_at_the_used_amount() {
             ((OK, vec![OK]), vec![10]),
             "{limit}: nothing to give"
         );
-        assert_eq!(envoy.passes(alice()).await, 10, "{limit}: nobody gets more than there is");
+        assert_eq!(envoy.passes(alice()).await, 10, "{limit}: no more than the limit");
         let given = envoy.ask([giving(3, alice())]).await;
         assert_eq!((codes(&given), remaining(&given)), ((OK, vec![OK]), vec![3]), "{limit}");
         assert_eq!(remaining(&envoy.ask([giving(2, alice())]).await), [5], "{limit}: as often as it is said");
@@ -183,7 +183,7 @@ async fn refund_is_capped_at_the_used_amount() {
 
 #[tokio::test]
 async fn refunds_need_no_receipts() {
-    // What remembers that a receipt was used has room for a hundred; who has no receipt must not use it up.
+    // The store remembers about a hundred used receipts; refunds without a receipt must not use that up.
     let envoy = Envoy::with_config(
         "memory: { max_keys: 1600 }\nlimits:\n  - { name: a, by: user, rate: 10/day, algorithm: fixed-window }",
     );
@@ -418,7 +418,7 @@ async fn client_headers_use_the_configured_dialect() {
     let looked = [costing(0, descriptor([("user", "alice")])), descriptor([("path", "/")])];
     let only_users = ("ratelimit-policy", r#""per-user";q=2;w=60"#);
     let refused = [("retry-after", "30"), only_users, ("ratelimit", r#""per-user";r=0;t=30"#)];
-    assert_eq!(told(envoy.ask(looked).await), pairs(&refused), "a look that refuses is what is told");
+    assert_eq!(told(envoy.ask(looked).await), pairs(&refused), "a refused peek is reported");
 
     let grpc = |headers: &str| format!("retry_after_jitter: 0%\ngrpc: {{ headers: {headers} }}\n{LIMITS}");
     let envoy = Envoy::with_config(&grpc("[]"));

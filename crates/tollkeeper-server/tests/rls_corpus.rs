@@ -1,4 +1,4 @@
-//! The corpus of questions that `fuzz/` begins with: each as it is, cut off anywhere, and with any byte changed.
+//! The seed corpus of `fuzz/` for rate limit requests: each as it is, truncated anywhere, and with any byte changed.
 
 mod rls_bodies;
 

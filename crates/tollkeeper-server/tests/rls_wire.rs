@@ -1,4 +1,4 @@
-//! Our messages are Envoy's, byte for byte.
+//! Messages are encoded and decoded like Envoy's, byte for byte.
 
 mod envoy_oracle;
 
@@ -190,7 +190,7 @@ fn truncated_or_oversized_message_is_refused() {
 
 #[test]
 fn a_number_in_two_parts_is_the_last() {
-    // Whoever writes a field twice means the second; messages in between are merged.
+    // The last value of a repeated field wins; embedded messages are merged.
     let mut bytes = theirs::RateLimitRequest { hits_addend: 5, ..their_question() }.encode_to_vec();
     bytes.extend([0x18, 0x06]);
     assert_eq!(Question::read(&bytes).unwrap().hits_addend, 6);

@@ -1,4 +1,4 @@
-//! Who may do what, over HTTP: tokens, origins, and what is shown of secrets.
+//! Access control over HTTP: tokens, origins, `Host`, and redaction of secrets.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -27,7 +27,7 @@ fn ask(server: &Server, call: &str, token: Option<&str>) -> Answer {
     server.client().request_with(method, path, bearer.as_deref().as_slice(), body.as_bytes())
 }
 
-/// What each call answers to each of these tokens.
+/// The status of a call with each of these tokens.
 fn statuses(server: &Server, call: &str, tokens: &[Option<&str>]) -> Vec<u16> {
     tokens.iter().map(|token| ask(server, call, *token).status).collect()
 }
@@ -67,7 +67,7 @@ fn admin_token_guards_admin_calls_and_key_views() {
     let refused = ask(&server, EYES[0], None);
     assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
     assert_eq!(refused.error(), (401, "unauthorized".to_owned(), None));
-    // The digest stands in a file that others may read: it is not the token.
+    // The digest is in a config file that others may read: it must not work as a token.
     assert_eq!(ask(&server, ADMIN[0], Some(&digest("boss"))).status, 401);
 }
 
@@ -94,7 +94,7 @@ fn data_plane_accepts_data_and_admin_tokens() {
     }
     let charged = r#"tollkeeper_checks_total{limit="per-user",result="allowed"} 3"#;
     let metrics = ask(&server, "GET /metrics", Some("clerk"));
-    assert!(metrics.text().lines().any(|line| line == charged), "who has no token is charged nothing");
+    assert!(metrics.text().lines().any(|line| line == charged), "calls without a valid token charge nothing");
 }
 
 #[test]
@@ -114,10 +114,10 @@ fn tokens_change_with_the_file() {
     let server = Server::with_config(&folder, &with("old"));
     assert_eq!(statuses(&server, DATA[0], &[Some("old"), Some("new")]), [200, 401]);
     folder.write("tollkeeper.yaml", &with("new"));
-    eventually("the new token is in force", || ask(&server, DATA[0], Some("new")).status == 200);
+    eventually("the new token is accepted", || ask(&server, DATA[0], Some("new")).status == 200);
     assert_eq!(ask(&server, DATA[0], Some("old")).status, 401);
     folder.write("tollkeeper.yaml", LIMITS);
-    eventually("the door is open", || ask(&server, DATA[0], None).status == 200);
+    eventually("no token is needed", || ask(&server, DATA[0], None).status == 200);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn server_without_config_generates_an_admin_token() {
 
     let public = Server::launch(tollkeeper().args(["serve", "--http", "0.0.0.0:0"]));
     assert_eq!(ask(&public, EYES[0], None).status, 401, "not for the whole network");
-    assert_eq!(ask(&public, EYES[0], Some(&token)).status, 401, "each draws its own");
+    assert_eq!(ask(&public, EYES[0], Some(&token)).status, 401, "each server generates its own");
     assert_eq!(ask(&public, DATA[0], None).status, 200);
 }
 
@@ -249,7 +249,7 @@ fn dns_rebinding_page_is_refused_on_loopback() {
     };
     assert_eq!((absolute("evil.example", "localhost"), absolute("localhost", "evil.example")), (403, 200));
 
-    // What tells nothing is open, and gateways pass the Host of their clients.
+    // Calls that reveal nothing are open, and gateways pass the Host of their clients.
     for path in ["/healthz", "/readyz", "/openapi.json", "/v1/auth"] {
         let headers =
             ["host: evil.example", "x-forwarded-method: GET", "x-forwarded-uri: /", "x-forwarded-host: a"];

@@ -1,4 +1,4 @@
-//! Counts that outlive the process.
+//! Snapshots: counters that survive a restart of the process.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 

@@ -1,4 +1,4 @@
-//! The policies that `tollkeeper init` prints: valid without a warning, and each does what its exercise says.
+//! The policy templates of `tollkeeper init`: each is valid without warnings and passes its exercise.
 //!
 //! `templates/README.txt` says how an exercise is written.
 

@@ -1,4 +1,4 @@
-//! HTTPS, asked by curl, which speaks another TLS than we do.
+//! HTTPS, tested with curl, which has another TLS implementation.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -15,14 +15,14 @@ use tollkeeper_tests::certificates::Authority;
 
 const LIMITS: &str = "limits: [{ name: per-user, by: user, rate: 100/day, burst: 100 }]\n";
 
-/// A server with a certificate of this authority, and what its file says more of TLS.
+/// A server with a certificate of this authority, and further `tls` settings.
 fn serve(folder: &Folder, identity: &(PathBuf, PathBuf), more: &str) -> Server {
     let (cert, key) = identity;
     let tls = format!("tls: {{ cert: {}, key: {}{more} }}\n", cert.display(), key.display());
     Server::with_config(folder, &format!("{tls}{LIMITS}"))
 }
 
-/// What curl gets, trusting this authority; nothing if it gets no answer.
+/// The response that curl gets when it trusts this authority; `None` if there is none.
 fn curl(server: &Server, trusted: &Path, options: &[&str]) -> Option<String> {
     let url = format!("https://{}/v1/check", server.address);
     let asked = Command::new("curl")
@@ -44,7 +44,7 @@ fn decisions_need_tls_once_configured() {
         assert!(answer.starts_with(r#"{"allowed":true"#), "{version:?} {answer}");
     }
     assert_eq!(curl(&server, &authority.certificate(), &["--tls-max", "1.1"]), None, "too old");
-    assert_eq!(curl(&server, &stranger.certificate(), &[]), None, "curl trusts nobody else");
+    assert_eq!(curl(&server, &stranger.certificate(), &[]), None, "curl trusts no other authority");
 
     let mut plain = TcpStream::connect(server.address).unwrap();
     plain.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -83,7 +83,7 @@ fn certificates_are_reloaded_and_invalid_ones_ignored() {
 
     fs::write(&cert, "nonsense").unwrap();
     server.logs("tls.cert: no certificate can be read");
-    assert!(curl(&server, &first.certificate(), &[]).is_some(), "what was in force stays so");
+    assert!(curl(&server, &first.certificate(), &[]).is_some(), "the previous certificate stays active");
     let error = Command::new("curl")
         .args(["--silent", "--cacert", first.certificate().to_str().unwrap()])
         .arg(format!("https://{}/v1/limits", server.address))
