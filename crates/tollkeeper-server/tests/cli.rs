@@ -609,11 +609,11 @@ fn validate_json_has_the_position_of_every_problem() {
     };
     let (code, stderr) = problems("valid.yaml", "limits:\n  - { name: a, rate: 5/s }\n");
     assert_eq!((code, stderr), (Some(0), json!({ "valid": true, "problems": [], "gateway_headers": [] })));
-    let (code, stderr) = problems("warned.yaml", "limits:\n  - { name: a, by: user, rate: 5/s }\n");
+    let (code, report) = problems("warned.yaml", "limits:\n  - { name: a, by: user, rate: 5/s }\n");
     assert_eq!((code, &report["valid"]), (Some(0), &json!(true)));
     assert_eq!(report["problems"][0]["severity"], "warning");
     assert_eq!(report["problems"][0]["code"], "W001");
-    let (code, stderr) = problems(
+    let (code, report) = problems(
         "invalid.yaml",
         "limits:\n  - { name: a, rate: 5/soon }\n  - { name: b, rate: 5/s, colour: red }\n",
     );

@@ -138,7 +138,7 @@ fn addresses_are_taken_from_trusted_gateways_only() {
 
         let server = Server::with_config(&folder, &LOGIN.replace("127.0.0.1", "192.0.2.0/24"));
         let statuses = asked.each_ref().map(|line| gateway.ask(&server, "POST /login", line).status);
-        assert_eq!(statuses, [200, 200, 429, 429], "whoever asks is the client");
+        assert_eq!(statuses, [200, 200, 429, 429], "the peer is the client");
         server.logs("trusted_proxies: [127.0.0.1]");
         assert_eq!(server.log().matches("trusted_proxies: [127.0.0.1]").count(), 1, "it is said once");
     }

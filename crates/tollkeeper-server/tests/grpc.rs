@@ -100,7 +100,7 @@ impl Call {
         assert_eq!(response.headers()["content-type"], "application/grpc");
         let status = |headers: &hyper::HeaderMap| Grpc::from_bytes(headers["grpc-status"].as_bytes());
         if response.headers().contains_key("grpc-status") {
-            assert!(response.headers().contains_key("grpc-message"), "whoever refuses says why");
+            assert!(response.headers().contains_key("grpc-message"), "a refusal has a reason");
             return (status(response.headers()), None);
         }
         let mut stream = response.into_body();
@@ -309,14 +309,14 @@ async fn requests_in_flight_are_answered_on_shutdown() {
     call(&client, SHOULD_RATE_LIMIT).await.ends(&of("alice")).await;
 
     server.signal("TERM");
-    eventually("nobody is let in", || TcpStream::connect(address).is_err());
+    eventually("no new connection is accepted", || TcpStream::connect(address).is_err());
     let (status, answer) = begun.ends(&of("alice")[7..]).await;
     assert_eq!((status, remaining(&answer.unwrap())), (Grpc::Ok, vec![0]));
     let ended = server.ended();
     assert_eq!(ended.code, Some(0));
     assert!(
         !ended.log.contains("in flight"),
-        "neither who is silent nor who watches holds it up: {}",
+        "idle and watching clients do not delay shutdown: {}",
         ended.log
     );
     drop((silent, watching));
@@ -339,7 +339,7 @@ async fn each_limit_applies_its_failure_policy() {
             let answer = ask(&channel, "alice").await;
             assert_eq!(codes(&answer), (code, vec![code]), "{policy}");
             let told = answer.statuses[0].current_limit.is_some();
-            assert_eq!(told, policy == "local", "{policy}: what nobody counted is not told");
+            assert_eq!(told, policy == "local", "{policy}: an uncounted limit is not reported");
             if policy == "deny" {
                 assert_eq!(
                     answer.statuses[0].duration_until_reset.unwrap().seconds,

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use support::*;
 use tollkeeper::config::{Config, Format};
 use tollkeeper::digest::{hex, sha256};
-use tollkeeper_server::command::init::READY;
+use tollkeeper_server::command::init::TEMPLATES;
 
 /// How long the file must be unchanged before anything is removed.
 const SETTLED: Duration = Duration::from_millis(250);
@@ -31,17 +31,17 @@ fn access() -> String {
 /// Five real files, each written byte by byte while requests come in and signals ask for reloads.
 #[test]
 fn half_written_file_removes_nothing() {
-    for (number, ready) in READY.iter().enumerate() {
+    for (number, template) in TEMPLATES.iter().enumerate() {
         let text = match number % 2 {
-            0 => format!("{}{}", access(), ready.text),
-            _ => format!("{}{}", ready.text, access()),
+            0 => format!("{}{}", access(), template.text),
+            _ => format!("{}{}", template.text, access()),
         };
         let folder = Folder::new();
         let server = Server::with_config(&folder, &text);
         // If the machine stops the writer for too long, what it has written by then is a file that somebody wrote.
-        while written_within(&server, &folder, &text, ready.name) >= SETTLED {}
+        while written_within(&server, &folder, &text, template.name) >= SETTLED {}
         // A complete new file becomes active.
-        let longer = format!("{}{}", ready.text.trim_end(), "\n\n  - { name: last, rate: 1000000/s }\n");
+        let longer = format!("{}{}", template.text.trim_end(), "\n\n  - { name: last, rate: 1000000/s }\n");
         folder.write("tollkeeper.yaml", &format!("{}{longer}", access()));
         eventually("all of it is in force", || {
             names(&server.client()).last().is_some_and(|name| name == "last")

@@ -226,7 +226,7 @@ fn request_that_never_fits_has_no_retry_after() {
         }
         assert_eq!((&said["reason"], &said["charge"]), (&json!(reason), &Value::Null));
     }
-    assert_eq!(remaining(&server, r#"{"user":"alice"}"#), [3], "nothing of it was charged");
+    assert_eq!(remaining(&server, r#"{"user":"alice"}"#), [3], "the request charged nothing");
 }
 
 #[test]

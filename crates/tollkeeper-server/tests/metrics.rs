@@ -103,7 +103,7 @@ fn full_store_reports_overflows_and_memory() {
     assert_eq!(server.metric("tollkeeper_keys_overflow_total"), 5.0);
     let full = server.metric("tollkeeper_store_memory_bytes");
     assert!(full >= empty + 10.0 * 32.0, "{empty} to {full}");
-    assert!(lines(&server, "tollkeeper_breaker_state").is_empty(), "there is none without Redis");
+    assert!(lines(&server, "tollkeeper_breaker_state").is_empty(), "it is absent without Redis");
 }
 
 #[test]
@@ -172,5 +172,5 @@ fn refunds_refused_for_space_are_counted_and_logged() {
     }
     assert_eq!(server.metric("tollkeeper_refunds_refused_total"), 3.0);
     server.logs("the store has no room for more refund records: ");
-    assert!(lines(&server, "tollkeeper_snapshot").is_empty(), "there is none without a snapshot");
+    assert!(lines(&server, "tollkeeper_snapshot").is_empty(), "it is absent without a snapshot");
 }

@@ -157,7 +157,7 @@ struct Seen {
     begun: AtomicU32,
     answered: AtomicU32,
     admitted: AtomicU32,
-    asked_again: AtomicU32,
+    retried: AtomicU32,
 }
 
 /// Sends requests on a fixed schedule, however long earlier ones took, until `enough`. A request without a response is
@@ -169,20 +169,20 @@ fn keep_asking(
     node: impl Fn(u32) -> SocketAddr,
     enough: impl Fn() -> bool,
 ) {
-    for turn in 0.. {
-        wait_until(began + (turn * CLIENTS + client) * Duration::from_secs(1) / RATE);
+    for round in 0.. {
+        wait_until(began + (round * CLIENTS + client) * Duration::from_secs(1) / RATE);
         if enough() {
             return;
         }
         seen.begun.fetch_add(1, SeqCst);
-        let (mut place, sent) = (client + turn, Instant::now());
+        let (mut target, sent) = (client + round, Instant::now());
         let status = loop {
-            if let Some(status) = ask(node(place)) {
+            if let Some(status) = ask(node(target)) {
                 break status;
             }
-            assert!(sent.elapsed() < PATIENCE, "nobody answers");
-            seen.asked_again.fetch_add(1, SeqCst);
-            place += 1;
+            assert!(sent.elapsed() < PATIENCE, "no node answers");
+            seen.retried.fetch_add(1, SeqCst);
+            target += 1;
         };
         match status.as_str() {
             "200" => _ = seen.admitted.fetch_add(1, SeqCst),
@@ -229,16 +229,16 @@ fn rolling_restart_loses_no_request_and_no_count() {
         }
         done.store(true, SeqCst);
     });
-    let [begun, answered, admitted, asked_again] =
-        [&seen.begun, &seen.answered, &seen.admitted, &seen.asked_again].map(|count| count.load(SeqCst));
+    let [begun, answered, admitted, retried] =
+        [&seen.begun, &seen.answered, &seen.admitted, &seen.retried].map(|count| count.load(SeqCst));
     let seconds = began.elapsed().as_secs_f64();
     println!(
-        "{answered} requests answered in {seconds:.1} s ({:.0}/s, {RATE}/s meant) over {} restarts, {asked_again} asked \
+        "{answered} requests answered in {seconds:.1} s ({:.0}/s, {RATE}/s meant) over {} restarts, {retried} asked \
          again, {admitted} of {BURST} admitted",
         f64::from(answered) / seconds,
         2 * RESTARTS,
     );
-    assert!(asked_again > 0, "otherwise this shows little");
+    assert!(retried > 0, "otherwise this shows little");
     assert_eq!(answered, begun, "none lost");
     assert_eq!(admitted, BURST, "exactly the limit was admitted, and nothing else was charged");
 }

@@ -297,7 +297,7 @@ async fn the_time_until_reset_is_rounded_up() {
     assert_eq!(until().await, (OK, 30), "until the bucket is full again");
     envoy.clock.advance(Span::from_micros(500_000));
     assert_eq!(until().await, (OK, 60), "59.5 s");
-    assert_eq!(until().await, (OVER, 30), "29.5 s until it may come again");
+    assert_eq!(until().await, (OVER, 30), "29.5 s until a retry can pass");
     envoy.clock.advance(Span::from_micros(29_499_999));
     assert_eq!(until().await, (OVER, 1), "1 µs");
     envoy.clock.advance(Span::from_micros(1));

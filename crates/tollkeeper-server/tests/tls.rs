@@ -22,7 +22,7 @@ fn serve(folder: &Folder, identity: &(PathBuf, PathBuf), more: &str) -> Server {
     Server::with_config(folder, &format!("{tls}{LIMITS}"))
 }
 
-/// The response that curl gets when it trusts this authority; `None` if there is none.
+/// The response that curl gets when it trusts this authority; `None` without a response.
 fn curl(server: &Server, trusted: &Path, options: &[&str]) -> Option<String> {
     let url = format!("https://{}/v1/check", server.address);
     let asked = Command::new("curl")

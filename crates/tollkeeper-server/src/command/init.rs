@@ -8,7 +8,7 @@ use crate::command::say;
 
 /// A policy template.
 #[derive(Clone, Copy, Debug)]
-pub struct Ready {
+pub struct Template {
     /// Its name.
     pub name: &'static str,
     /// What it is for.
@@ -18,28 +18,28 @@ pub struct Ready {
 }
 
 /// All templates.
-pub const READY: [Ready; 5] = [
-    Ready {
+pub const TEMPLATES: [Template; 5] = [
+    Template {
         name: "public-api",
         purpose: "an API on the internet: plans by key, a generous limit by address, one expensive route",
         text: include_str!("../templates/public-api.yaml"),
     },
-    Ready {
+    Template {
         name: "b2b",
         purpose: "customers with many users: a limit for each user, daily quotas by plan, an override for one customer",
         text: include_str!("../templates/b2b.yaml"),
     },
-    Ready {
+    Template {
         name: "login",
         purpose: "logins: failed passwords by account and by address, password resets",
         text: include_str!("../templates/login.yaml"),
     },
-    Ready {
+    Template {
         name: "llm",
         purpose: "language models: requests, tokens by minute and day, concurrent streams",
         text: include_str!("../templates/llm.yaml"),
     },
-    Ready {
+    Template {
         name: "internal",
         purpose: "calls between services: limits by caller, a shadow limit, a queue in front of a fragile service",
         text: include_str!("../templates/internal.yaml"),
@@ -49,15 +49,15 @@ pub const READY: [Ready; 5] = [
 /// Prints a template, or the list of templates.
 pub fn run(name: Option<&str>) -> anyhow::Result<ExitCode> {
     let Some(name) = name else {
-        for ready in READY {
-            say(format_args!("{:<12}{}", ready.name, ready.purpose))?;
+        for template in TEMPLATES {
+            say(format_args!("{:<12}{}", template.name, template.purpose))?;
         }
         return Ok(ExitCode::SUCCESS);
     };
-    let Some(ready) = READY.iter().find(|ready| ready.name == name) else {
-        let names = READY.map(|ready| ready.name).join(", ");
+    let Some(template) = TEMPLATES.iter().find(|template| template.name == name) else {
+        let names = TEMPLATES.map(|template| template.name).join(", ");
         bail!("unknown policy `{}` (available: {names})", name.escape_debug());
     };
-    say(ready.text.trim_end())?;
+    say(template.text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }
