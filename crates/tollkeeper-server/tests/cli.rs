@@ -607,8 +607,8 @@ fn validate_json_has_the_position_of_every_problem() {
         assert_eq!(text(&output.stderr), "");
         (output.status.code(), serde_json::from_slice(&output.stdout).unwrap())
     };
-    let (code, stderr) = problems("valid.yaml", "limits:\n  - { name: a, rate: 5/s }\n");
-    assert_eq!((code, stderr), (Some(0), json!({ "valid": true, "problems": [], "gateway_headers": [] })));
+    let (code, report) = problems("valid.yaml", "limits:\n  - { name: a, rate: 5/s }\n");
+    assert_eq!((code, report), (Some(0), json!({ "valid": true, "problems": [], "gateway_headers": [] })));
     let (code, report) = problems("warned.yaml", "limits:\n  - { name: a, by: user, rate: 5/s }\n");
     assert_eq!((code, &report["valid"]), (Some(0), &json!(true)));
     assert_eq!(report["problems"][0]["severity"], "warning");
