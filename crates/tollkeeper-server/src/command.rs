@@ -1,4 +1,4 @@
-//! The commands beside `serve`: each runs, prints and ends.
+//! The subcommands of `tollkeeper`, and what they share.
 
 pub mod args;
 pub mod check;
@@ -21,12 +21,12 @@ use tollkeeper::facts::DeclaredFacts;
 
 use crate::redact::Redactor;
 
-/// Prints a line. Whoever reads it may leave early, which is for `main` to understand.
+/// Prints a line to standard output. A closed pipe is an error here, which `main` treats as success.
 fn say(line: impl Display) -> anyhow::Result<()> {
     Ok(writeln!(io::stdout(), "{line}")?)
 }
 
-/// The config of a file, its warnings on standard error; without a file, the built-in one.
+/// Reads a config file and prints its warnings to standard error; without a file, the built-in config.
 fn config(file: Option<&Path>) -> anyhow::Result<Config> {
     let Some(file) = file else { return Ok(serve::builtin()) };
     let (config, report) = Config::read(file)?;
@@ -36,7 +36,7 @@ fn config(file: Option<&Path>) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// The facts on the command line of a command that charges nothing: the value of a hashed fact may also be
+/// The facts on the command line, for commands that charge nothing. The value of a hashed fact may also be given as
 /// `sha256:` and its 32 digits.
 fn operator_facts<'p>(pairs: &'p [(String, String)], declared: &DeclaredFacts) -> anyhow::Result<Facts<'p>> {
     let mut facts = facts(pairs)?;
@@ -48,12 +48,12 @@ fn operator_facts<'p>(pairs: &'p [(String, String)], declared: &DeclaredFacts) -
     Ok(facts)
 }
 
-/// The facts on the command line. What is wrong with them is said when they are used.
+/// The facts on the command line. The limiter reports invalid values when it uses them.
 fn facts(pairs: &[(String, String)]) -> anyhow::Result<Facts<'_>> {
     let mut facts = Facts::new();
     for (name, value) in pairs {
         if facts.iter().any(|(other, _)| other == name) {
-            anyhow::bail!("fact `{name}` is there twice");
+            anyhow::bail!("fact `{name}` is given twice");
         }
         facts.insert(name, value)?;
     }

@@ -1,4 +1,4 @@
-//! What is in force and who may change it: limits, reload, access, TLS and the process's own limits.
+//! Runtime control: the active limits, config reload, access tokens, TLS, systemd and the open-file limit.
 
 pub mod access;
 pub mod active_limits;

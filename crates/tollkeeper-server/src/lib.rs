@@ -1,4 +1,4 @@
-//! The parts of the command `tollkeeper`: what was typed, the service, and what it speaks.
+//! The library behind the `tollkeeper` binary: its subcommands, the service and the transports.
 
 pub mod command;
 pub mod control;

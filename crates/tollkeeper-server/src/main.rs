@@ -1,4 +1,4 @@
-//! The command `tollkeeper`.
+//! The `tollkeeper` binary: parses arguments and runs a subcommand.
 
 use std::io;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         Command::Completions { shell } => command::completions::run(shell),
     };
     done.unwrap_or_else(|error| match error.downcast_ref::<io::Error>() {
-        // Whoever read what was printed has seen enough.
+        // The reader closed the pipe, as `head` does.
         Some(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         _ => {
             eprintln!("tollkeeper: {error:#}");

@@ -1,4 +1,4 @@
-//! Values of hashed facts as people see them, `sha256:` and twelve digits, and the way back from these digits.
+//! Shows the values of hashed facts as `sha256:` and twelve digits, and resolves these digits back to a value.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -9,14 +9,14 @@ use std::sync::{Mutex, PoisonError};
 use tollkeeper::Value;
 use tollkeeper::facts::{DeclaredFact, DeclaredFacts, HASH_DIGITS, Hashed};
 
-/// What a shown value begins with.
+/// The prefix of a redacted value.
 const PREFIX: &str = "sha256:";
-/// Enough for threads not to wait for each other.
+/// Enough shards that threads rarely wait for each other.
 const SHARDS: usize = 16;
 /// How many values a shard remembers before it forgets the older half: 131,072 in all.
 const SHARD_VALUES: usize = 4_096;
 
-/// Redacts the values of hashed facts, and remembers the last ones, so that what was shown can be passed back.
+/// Redacts the values of hashed facts and remembers recent ones, so that an operator can pass a redacted value back.
 #[derive(Debug, Default)]
 pub struct Redactor {
     shards: [Mutex<Shard>; SHARDS],
@@ -28,47 +28,45 @@ struct Shard {
     older: HashMap<Digits, Shown>,
 }
 
-/// The digits that people see.
+/// The first digits of a hash, which are shown.
 type Digits = [u8; Hashed::SHOWN_DIGITS];
-/// All digits.
+/// All digits of a hash.
 type Hash = [u8; HASH_DIGITS];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     One(Hash),
-    /// The digits were shown for several values.
+    /// Several values were shown with these digits.
     Several,
 }
 
 /// Why a value in the form `sha256:…` cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InvalidHash {
-    /// Other than twelve or 32 hexadecimal digits.
+    /// It has neither 12 nor 32 hexadecimal digits.
     Digits,
-    /// This node has not shown these twelve digits lately.
+    /// This node has not shown these 12 digits recently.
     Unknown,
-    /// These twelve digits belong to several values.
+    /// Several values begin with these 12 digits.
     Ambiguous,
 }
 
 impl fmt::Display for InvalidHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            InvalidHash::Digits => {
-                "`sha256:` is followed by 32 hexadecimal digits, or by the 12 that an answer showed"
-            }
+            InvalidHash::Digits => "`sha256:` needs 32 hexadecimal digits, or the 12 that a response showed",
             InvalidHash::Unknown => {
-                "this node has not shown these 12 digits lately (pass the value itself, or all 32 digits)"
+                "this node has not shown these 12 digits recently (pass the value itself, or all 32 digits)"
             }
             InvalidHash::Ambiguous => {
-                "these 12 digits belong to several values (pass the value itself, or all 32 digits)"
+                "several values begin with these 12 digits (pass the value itself, or all 32 digits)"
             }
         })
     }
 }
 
 impl Redactor {
-    /// The value of a fact as people may see it: `value` is what keys hold.
+    /// The value of a fact as it may be shown; `value` is the form in keys.
     pub fn redact<'v>(&self, declared: &DeclaredFacts, fact: &str, value: &'v str) -> Cow<'v, str> {
         if !declared.get(fact).is_some_and(DeclaredFact::is_hashed) {
             return Cow::Borrowed(value);
@@ -79,7 +77,7 @@ impl Redactor {
         Cow::Owned(format!("{PREFIX}{value:.*}", Hashed::SHOWN_DIGITS))
     }
 
-    /// The value that an operator passes for a fact: the value itself, or in the form `sha256:…` what is known of it.
+    /// The value that an operator passes for a fact: the value itself, or for a hashed fact also `sha256:…`.
     pub fn value<'v>(
         &self,
         declared: &DeclaredFacts,
@@ -152,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_shown_can_be_passed_back() {
+    fn redacted_value_can_be_passed_back() {
         let redactor = Redactor::default();
         assert_eq!(value(&redactor, "sha256:0123456789ab"), Err(InvalidHash::Unknown));
         assert_eq!(redactor.redact(&declared(), "api_key", HASH), "sha256:0123456789ab");
@@ -162,13 +160,13 @@ mod tests {
         for wrong in ["sha256:", "sha256:0123", "sha256:0123456789abc", "sha256:0123456789xy"] {
             assert_eq!(value(&redactor, wrong), Err(InvalidHash::Digits), "{wrong}");
         }
-        // Equal digits of another value.
+        // Another value with the same 12 digits.
         redactor.redact(&declared(), "api_key", &format!("{:0<32}", &HASH[..12]));
         assert_eq!(value(&redactor, "sha256:0123456789ab"), Err(InvalidHash::Ambiguous));
     }
 
     #[test]
-    fn other_facts_are_shown_and_passed_as_they_are() {
+    fn other_facts_are_not_redacted() {
         let redactor = Redactor::default();
         assert_eq!(redactor.redact(&declared(), "email", "alice"), "alice");
         assert_eq!(redactor.redact(&declared(), "user", HASH), HASH);
@@ -177,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_recent_values_stay() {
+    fn memory_is_bounded_and_keeps_recent_values() {
         let redactor = Redactor::default();
         let hash = |number: usize| format!("{number:016x}{number:016x}");
         let many = 4 * SHARDS * SHARD_VALUES;

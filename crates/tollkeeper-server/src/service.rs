@@ -1,4 +1,4 @@
-//! What all listeners share: the limiter, what is in force, and what was counted.
+//! The state that all listeners share: limiter, store, active limits, access tokens, metrics and logs.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,45 +11,45 @@ use tollkeeper::store::redis::{NotSet, SharedLimits, SharedPolicy};
 use tollkeeper::{Decision, Limiter};
 use tollkeeper_tower::{InForce as Reading, Settings};
 
-use crate::control::access::{Doors, Tokens};
-use crate::control::active_limits::{CannotReplace, InForce, Laws, Loaded, Source};
+use crate::control::access::{Access, Tokens};
+use crate::control::active_limits::{ActiveLimits, CannotReplace, LimitManager, Loaded, Source};
 use crate::control::tls::Acceptor;
 use crate::redact::Redactor;
 use crate::store::Store;
 use crate::telemetry::events::Events;
 use crate::telemetry::metrics::{Metrics, RouteLabel};
 use crate::telemetry::refusal_log::{Refusal, RefusalLog};
-use crate::telemetry::trace::{Parent, Told, Traces};
+use crate::telemetry::trace::{Parent, SpanOutcome, Traces};
 use crate::transport::response_headers::Headers;
 
-/// How long a server that starts waits for what all nodes share.
-const FIRST_LOOK: Duration = Duration::from_secs(1);
+/// How long a starting server waits for the limits that all nodes share.
+const FIRST_SYNC: Duration = Duration::from_secs(1);
 
-/// The service, whatever it is asked through.
+/// The rate-limiting service, independent of the transport.
 #[derive(Debug)]
 pub struct Service {
-    /// Decides.
+    /// Decides requests.
     pub limiter: Limiter,
-    /// Where it keeps state.
+    /// Where the limiter keeps its state.
     pub store: Store,
-    /// Counts.
+    /// Counts decisions and requests.
     pub metrics: Arc<Metrics>,
-    /// Lets in.
-    pub doors: Doors,
-    /// Speaks TLS, or not.
+    /// Checks tokens.
+    pub access: Access,
+    /// Accepts connections, with TLS if configured.
     pub acceptor: Acceptor,
-    /// Tells.
+    /// The event stream of `GET /v1/events`.
     pub events: Events,
-    /// Tells clients of their limits.
+    /// Which rate-limit headers responses carry.
     pub headers: ArcSwap<Headers>,
-    /// Redacts hashed facts in answers.
+    /// Redacts hashed facts in responses.
     pub redactor: Redactor,
-    /// How requests are read that gateways ask about.
+    /// How facts are read from requests that gateways ask about.
     pub reading: Arc<Reading>,
-    /// Logs refusals, if the config says so.
+    /// Logs refusals if the config enables it.
     pub refusals: RefusalLog,
-    laws: Laws,
-    /// Keeps decisions for a collector, if there is one.
+    limit_manager: LimitManager,
+    /// Collects spans for the OTLP exporter, if there is one.
     traces: OnceLock<Traces>,
     draining: AtomicBool,
 }
@@ -58,7 +58,7 @@ impl Service {
     /// A service with the limits of this config on this store.
     pub fn new(config: Config, source: Source, store: Store) -> anyhow::Result<Service> {
         let acceptor = Acceptor::open(config.tls.as_ref())?;
-        let doors = Doors::new(tokens(&config));
+        let access = Access::new(tokens(&config));
         let headers = ArcSwap::from_pointee(Headers::of(&config));
         let limiter = store.limiter(config.policy.clone());
         let policy = limiter.policy();
@@ -70,45 +70,45 @@ impl Service {
         }
         let reading = Arc::new(Reading::new(Settings::of(&config), &limiter));
         let refusals = RefusalLog::new(config.log.refusals);
-        let laws = Laws::new(config, source, policy.version(), Arc::clone(&reading));
+        let limit_manager = LimitManager::new(config, source, policy.version(), Arc::clone(&reading));
         Ok(Service {
             limiter,
             store,
             metrics,
-            doors,
+            access,
             acceptor,
             events: Events::default(),
             headers,
             redactor: Redactor::default(),
             reading,
             refusals,
-            laws,
+            limit_manager,
             traces: OnceLock::new(),
             draining: AtomicBool::new(false),
         })
     }
 
-    /// Keeps decisions from now on.
+    /// Records decisions as spans from now on.
     pub fn trace_to(&self, traces: Traces) {
-        // Whoever came first stays.
+        // There is one exporter; a second call changes nothing.
         let _ = self.traces.set(traces);
     }
 
-    /// Where decisions are kept, if they are.
+    /// The span collector, if traces are exported.
     #[inline]
     pub fn traces(&self) -> Option<&Traces> {
         self.traces.get()
     }
 
-    /// Keeps a decision, if somebody wants to see it.
+    /// Records a decision as a span if traces are exported and the request is sampled.
     #[inline]
     pub fn trace(&self, parent: Option<Parent>, name: &'static str, began: Instant, decision: &Decision) {
         if let (Some(traces), Some(parent)) = (self.traces(), parent) {
-            traces.record(parent, name, began, || Told::of(decision));
+            traces.record(parent, name, began, || SpanOutcome::of(decision));
         }
     }
 
-    /// Logs a decision that refuses, if the config says so.
+    /// Logs a refused decision if the config enables it.
     #[inline]
     pub fn log_refusal(&self, transport: &'static str, route: RouteLabel, decision: &Decision) {
         if !decision.allowed() && self.refusals.is_on() {
@@ -117,52 +117,56 @@ impl Service {
         }
     }
 
-    /// Whose span a request with these headers is a part of, if somebody wants to see it.
+    /// The caller's span in the `traceparent` header, if traces are exported and it is sampled.
     pub fn parent(&self, headers: &HeaderMap) -> Option<Parent> {
         let traceparent = self.traces().and_then(|_| headers.get("traceparent"))?;
         Parent::read(traceparent.as_bytes())
     }
 
-    /// What is in force.
-    pub fn in_force(&self) -> Arc<InForce> {
-        self.laws.shown()
+    /// The active limits.
+    pub fn active_limits(&self) -> Arc<ActiveLimits> {
+        self.limit_manager.active()
     }
 
-    /// Takes a config that was read anew.
+    /// Applies a config that was read again.
     pub fn reload(&self, config: Config) -> anyhow::Result<Loaded> {
         let (tokens, headers, refusals) = (tokens(&config), Headers::of(&config), config.log.refusals);
         let certificates = self.acceptor.renew(config.tls.as_ref())?;
         self.metrics.know_routes(config.http.routes.iter().map(String::as_str));
-        // Limits that were PUT may not fit the rest of the new file.
-        let loaded = self.laws.reload(config, &self.limiter).map_err(anyhow::Error::msg)?;
-        self.doors.change(tokens);
+        // Fails if limits set through the API do not fit the rest of the new file.
+        let loaded = self.limit_manager.reload(config, &self.limiter).map_err(anyhow::Error::msg)?;
+        self.access.change(tokens);
         self.headers.store(headers.into());
         self.refusals.change(refusals);
-        certificates.put_in_force();
+        certificates.install();
         self.metrics.reloads.done.fetch_add(1, Ordering::Relaxed);
         Ok(loaded)
     }
 
-    /// Remembers that a reload failed. What is in force stays so.
+    /// Records that a reload failed. The previous config stays active.
     pub fn reload_failed(&self, error: String) {
-        self.laws.reload_failed(error);
+        self.limit_manager.reload_failed(error);
         self.metrics.reloads.failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Puts limits in the place of the file's (`{"limits":[…]}`), or with none goes back to those, if
-    /// `seen` knows the version in force: for every node of a store elsewhere, else for as long as this process lives.
+    /// Replaces the file's limits with these (`{"limits":[…]}`), or with `None` returns to those of the file, on
+    /// condition that `seen` includes the active version. On a remote store this applies to all nodes and survives
+    /// restarts; in memory it lasts until this process ends.
     pub async fn replace_limits(
         &self,
         limits: Option<Vec<u8>>,
         seen: &Versions,
-    ) -> Result<Arc<InForce>, CannotReplace> {
+    ) -> Result<Arc<ActiveLimits>, CannotReplace> {
         let Store::Redis(store) = &self.store else {
-            let in_force =
-                self.laws.replace(limits.map(Into::into), |version| seen.has(version), &self.limiter)?;
-            tracing::info!("version {} of the limits is in force, through the API", in_force.version);
-            return Ok(in_force);
+            let active = self.limit_manager.replace(
+                limits.map(Into::into),
+                |version| seen.has(version),
+                &self.limiter,
+            )?;
+            tracing::info!("limits version {} is active, set through the API", active.version);
+            return Ok(active);
         };
-        let accepted = self.laws.accept(limits.as_deref(), |version| seen.has(version))?;
+        let accepted = self.limit_manager.accept(limits.as_deref(), |version| seen.has(version))?;
         let shared = SharedPolicy::of(store.remote());
         let expected = (*seen != Versions::Any).then_some(accepted.replaces);
         let set = match &accepted.limits {
@@ -170,7 +174,7 @@ impl Service {
             None => shared.clear(expected).await,
         };
         match set {
-            // What was set is read as every other node reads it.
+            // Read the limits back, as every other node does.
             Ok(_) => self
                 .follow(shared.get().await.map_err(CannotReplace::Failed)?)
                 .map_err(CannotReplace::Invalid),
@@ -179,24 +183,25 @@ impl Service {
         }
     }
 
-    /// Goes by what all nodes share.
-    fn follow(&self, shared: SharedLimits) -> Result<Arc<InForce>, Report> {
-        let before = self.in_force().version;
-        let in_force = self.laws.follow(shared, &self.limiter).inspect_err(|report| {
-            tracing::error!("the limits that all nodes share are not in force here: {report}");
+    /// Applies the limits that all nodes share.
+    fn follow(&self, shared: SharedLimits) -> Result<Arc<ActiveLimits>, Report> {
+        let before = self.active_limits().version;
+        let active = self.limit_manager.follow(shared, &self.limiter).inspect_err(|report| {
+            tracing::error!("the limits shared by all nodes are not active on this node: {report}");
         })?;
-        if in_force.version != before {
-            tracing::info!("version {} of the limits is in force, as for all nodes", in_force.version);
+        if active.version != before {
+            tracing::info!("limits version {} is active, shared by all nodes", active.version);
         }
-        Ok(in_force)
+        Ok(active)
     }
 
-    /// Follows what all nodes share, for as long as this is awaited. Ready when what was there at first is in force, or
-    /// the store has kept us waiting: what runs then is the future that comes back.
+    /// Starts to follow the limits that all nodes share: applies the current ones, waiting for the store up to
+    /// [`FIRST_SYNC`], and returns a future that applies every later change while it is polled. `None` without a remote
+    /// store.
     pub async fn begin_to_follow(self: Arc<Service>) -> Option<impl Future<Output = ()> + Send + 'static> {
         let Store::Redis(store) = &self.store else { return None };
         let mut changes = SharedPolicy::of(store.remote()).watch();
-        if let Ok(first) = tokio::time::timeout(FIRST_LOOK, changes.next()).await {
+        if let Ok(first) = tokio::time::timeout(FIRST_SYNC, changes.next()).await {
             let _ = self.follow(first);
         }
         Some(async move {
@@ -206,13 +211,13 @@ impl Service {
         })
     }
 
-    /// Says goodbye: from now on it is not ready.
+    /// Starts draining: the server reports that it is not ready, and event streams end.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
         self.events.end();
     }
 
-    /// Whether it is about to stop.
+    /// Whether the server is draining.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -221,7 +226,7 @@ impl Service {
 /// The versions of the limits that a caller has seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Versions {
-    /// It does not care.
+    /// The caller does not care (`If-Match: *`).
     Any,
     /// One of these.
     OneOf(Vec<u64>),

@@ -1,4 +1,4 @@
-//! Where counts are kept: in this process, or in Redis for many of them.
+//! The store of counters: in this process, or in Redis and shared by several nodes.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tollkeeper::config::{Config, MemorySettings, Servers, StoreUrl};
 use tollkeeper::store::redis::RedisStore;
 use tollkeeper::{Clock, Limiter, MemoryStore, Policy, Resilient, Restored};
 
-/// A store that was opened.
+/// An open store.
 #[derive(Clone, Debug)]
 pub enum Store {
     /// In this process.
@@ -26,15 +26,15 @@ impl Store {
         }
     }
 
-    /// How many open files it needs: its connections, and as many while they are replaced.
+    /// How many open files the store needs: its connections, twice because they may be replaced while still open.
     pub fn files(url: &StoreUrl, config: &Config) -> u64 {
         let StoreUrl::Redis(url) = url else { return 0 };
-        // How many servers a cluster has is only known once it was asked.
+        // The size of a cluster is known only after connecting, so assume 32 servers.
         let servers = if let Servers::Cluster { .. } = url.servers { 32 } else { 4 };
         2 * servers * u64::try_from(config.redis.connections).unwrap_or(u64::MAX / 1_024)
     }
 
-    /// A limiter on it.
+    /// A limiter on this store.
     pub fn limiter(&self, policy: Policy) -> Limiter {
         match self {
             Store::Memory(store) => Limiter::embedded(policy, store.clone()),
@@ -42,7 +42,7 @@ impl Store {
         }
     }
 
-    /// The states in this process: all of them, or those that stand in for a store that does not answer.
+    /// The states in this process: all of them, or the local fallback of a remote store.
     pub fn memory(&self) -> &MemoryStore {
         match self {
             Store::Memory(store) => store,
@@ -58,12 +58,12 @@ fn open_memory(settings: &MemorySettings) -> anyhow::Result<MemoryStore> {
     let path = snapshots.path.clone();
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !folder.is_dir() {
-        bail!("memory.snapshot: there is no folder `{}` (make it, or name another)", folder.display());
+        bail!("memory.snapshot: folder `{}` does not exist (create it, or choose another)", folder.display());
     }
     let (store, restored) = MemoryStore::open(settings.capacity(), Clock::system(), snapshots)?;
     match restored {
         Restored::Nothing => tracing::info!("no snapshot at {}: starting empty", path.display()),
-        Restored::Keys(keys) => tracing::info!("{keys} keys go on from {}", path.display()),
+        Restored::Keys(keys) => tracing::info!("restored {keys} keys from {}", path.display()),
         Restored::Refused(error) => tracing::warn!("starting empty: {error}"),
     }
     Ok(store)

@@ -1,4 +1,4 @@
-//! Metrics, traces, logs, top keys and events.
+//! Metrics, traces, logs, top keys and the event stream.
 
 pub mod events;
 pub mod logging;

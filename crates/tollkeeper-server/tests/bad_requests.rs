@@ -1,4 +1,4 @@
-//! What is not a request: the right answer, nothing charged, and everybody else is served as before.
+//! Invalid requests: they get the right error, charge nothing, and do not affect other clients.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -11,7 +11,7 @@ use std::thread;
 use serde_json::{Value, json};
 use support::*;
 
-/// Asserts that nothing was charged so far, and that the server answers others.
+/// Asserts that nothing was charged so far, and that the server serves other clients.
 fn untouched(server: &Server, after: &str) {
     let peek = server.post("/v1/peek", ALICE);
     assert_eq!(peek.status, 200, "{after}");
@@ -29,7 +29,7 @@ fn charged(server: &Server) -> f64 {
 
 const ALICE: &str = r#"{"facts":{"user":"alice"}}"#;
 
-/// A text of exactly so many bytes: this one, and blanks.
+/// A text padded with blanks to exactly this many bytes.
 fn padded(text: &str, size: usize) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     assert!(bytes.len() <= size);
@@ -41,7 +41,7 @@ fn fact(name: &str, value: &str) -> String {
     json!({ "facts": { name: value } }).to_string()
 }
 
-/// So many different facts.
+/// This many different facts.
 fn facts(count: usize) -> String {
     let facts: Vec<String> = (0..count).map(|number| format!("\"f{number}\":{number}")).collect();
     format!("{{\"facts\":{{{}}}}}", facts.join(","))
@@ -52,7 +52,7 @@ fn batch(check: &str, count: usize) -> String {
 }
 
 #[test]
-fn what_is_wrong_with_a_check_is_said_by_code_message_and_place() {
+fn invalid_check_names_code_message_and_field() {
     let server = Server::start();
     let mut client = server.client();
     let deep = format!(r#"{{"facts":{}"#, "[".repeat(60_000));
@@ -209,7 +209,7 @@ fn what_is_wrong_with_a_check_is_said_by_code_message_and_place() {
 }
 
 #[test]
-fn bytes_that_are_not_utf8_are_refused_with_their_place() {
+fn invalid_utf8_is_refused_with_its_position() {
     let server = Server::start();
     let mut client = server.client();
     for (wrong, what) in [
@@ -233,7 +233,7 @@ fn bytes_that_are_not_utf8_are_refused_with_their_place() {
 }
 
 #[test]
-fn a_value_names_and_facts_may_be_as_large_as_promised_and_no_larger() {
+fn documented_size_limits_are_exact() {
     let server = Server::start();
     let mut client = server.client();
     let (longest, longer) = ("n".repeat(64), "n".repeat(65));
@@ -294,11 +294,11 @@ fn a_value_names_and_facts_may_be_as_large_as_promised_and_no_larger() {
 }
 
 #[test]
-fn a_body_may_have_64_kib_and_not_a_byte_more_whether_its_length_is_told_or_not() {
+fn body_limit_is_64_kib_chunked_or_not() {
     let server = Server::start();
     let at_most = 64 << 10;
     for path in ["/v1/peek", "/v1/check"] {
-        // Without a fact that the limit counts by, nothing is charged.
+        // Without a fact of the limit's key, nothing is charged.
         let (fits, too_large) = (padded(r#"{"facts":{}}"#, at_most), padded(ALICE, at_most + 1));
         let mut client = server.client();
         assert_eq!(client.request_with("POST", path, &[], &fits).status, 200);
@@ -323,7 +323,7 @@ fn a_body_may_have_64_kib_and_not_a_byte_more_whether_its_length_is_told_or_not(
 }
 
 #[test]
-fn a_batch_may_have_a_mebibyte_and_a_thousand_checks() {
+fn batch_limit_is_1_mib_and_1_000_checks() {
     let server = Server::start();
     let mut client = server.client();
     let (path, empty) = ("/v1/check/batch", r#"{"facts":{}}"#);
@@ -371,12 +371,12 @@ fn a_batch_may_have_a_mebibyte_and_a_thousand_checks() {
 }
 
 #[test]
-fn a_length_that_lies_charges_nothing() {
+fn wrong_content_length_charges_nothing() {
     let server = Server::start();
     let head = |length: &str| {
         format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{ALICE}")
     };
-    // More was promised than came, then nothing more can come.
+    // Content-Length is larger than the body, and the client closes its side.
     for length in ["27", "1000", "65536"] {
         let mut client = server.client();
         client.send(head(length).as_bytes());
@@ -386,7 +386,7 @@ fn a_length_that_lies_charges_nothing() {
         }
         untouched(&server, length);
     }
-    // Less was promised: the rest is not a request.
+    // Content-Length is smaller than the body: the rest is not a request.
     for length in ["0", "5", "25"] {
         let mut client = server.client();
         client.send(head(length).as_bytes());
@@ -396,7 +396,7 @@ fn a_length_that_lies_charges_nothing() {
         assert_eq!(answers[0].error().1, "invalid_json", "{length}");
         untouched(&server, length);
     }
-    // Not a length, or larger than anything: refused before the body.
+    // An invalid or huge length: refused before the body.
     for length in
         ["-1", "+26", "0x1a", "26.0", "26 26", "18446744073709551616", "99999999999999999999", "", "a"]
     {
@@ -420,7 +420,7 @@ fn a_length_that_lies_charges_nothing() {
 }
 
 #[test]
-fn who_asks_before_sending_is_told_to_go_on_or_that_it_is_too_much() {
+fn expect_continue_is_answered_with_100_or_413() {
     let server = Server::start();
     let head = |length: usize| {
         format!(
@@ -487,7 +487,7 @@ fn bytes_that_are_not_http_are_refused() {
     })
     .take(100_000)
     .collect();
-    // As much as a client that goes away has said.
+    // Prefixes of a request, from a client that disconnects.
     for bytes in [&b""[..], b"\r\n\r\n", b"POST", b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\n"] {
         let mut client = server.client();
         client.send(bytes);
@@ -514,7 +514,7 @@ fn bytes_that_are_not_http_are_refused() {
 }
 
 #[test]
-fn a_request_that_two_servers_could_read_differently_smuggles_nothing() {
+fn ambiguous_framing_cannot_smuggle_a_request() {
     let server = Server::start();
     let smuggled = format!(
         "POST /v1/check HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{ALICE}",
@@ -553,10 +553,10 @@ fn a_request_that_two_servers_could_read_differently_smuggles_nothing() {
     ] {
         refused(&server, &with(headers, body), &format!("{headers:?} {body:?}"));
     }
-    // An older client never has pieces.
+    // HTTP/1.0 has no chunked bodies.
     let old = format!("POST /v1/peek HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n{none}{smuggled}");
     refused(&server, old.as_bytes(), "HTTP/1.0 in pieces");
-    // What is not known, and so not read, is not the next request.
+    // A body with an unknown framing is not read, and must not be taken for the next request.
     for path in ["/nowhere", "/healthz", "/v1/limits"] {
         let mut client = server.client();
         let length = smuggled.len();
@@ -571,7 +571,7 @@ fn a_request_that_two_servers_could_read_differently_smuggles_nothing() {
 }
 
 #[test]
-fn a_client_that_leaves_half_way_charges_nothing() {
+fn aborted_request_charges_nothing() {
     let server = Server::start();
     let errors = "tollkeeper_requests_total{transport=\"http\",route=\"\",result=\"error\"}";
     let told =
@@ -597,7 +597,7 @@ fn a_client_that_leaves_half_way_charges_nothing() {
 }
 
 #[test]
-fn a_body_that_takes_too_long_is_given_up() {
+fn slow_body_times_out() {
     let server = Server::start();
     let errors = "tollkeeper_requests_total{transport=\"http\",route=\"\",result=\"error\"}";
     let head = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\n";
@@ -646,7 +646,7 @@ fn request_that_meets_over_256_limits_is_too_many() {
     assert_eq!(server.metric("tollkeeper_keys"), 0.0, "nothing was charged");
 }
 
-/// More than the buffers of both sides take: it is still sending when the answer comes.
+/// Larger than the socket buffers of both sides, so the client is still sending when the response arrives.
 #[test]
 fn client_that_sends_all_of_its_body_first_reads_the_413() {
     let server = Server::start();
@@ -661,7 +661,7 @@ fn client_that_sends_all_of_its_body_first_reads_the_413() {
         ("/v1/check", &*length, &body, 413),
         ("/v1/check/batch", &*length, &body, 413),
         ("/v1/check", "transfer-encoding: chunked", &chunks, 413),
-        // Whatever the reason is for which a body is not read.
+        // For every reason that a body is not read.
         ("/v1/nothing", &*length, &body, 404),
         ("/healthz", &*length, &body, 405),
     ] {
@@ -676,7 +676,7 @@ fn client_that_sends_all_of_its_body_first_reads_the_413() {
     untouched(&server, "bodies that are too large");
 }
 
-/// A line of the kernel's account of a process, in KiB.
+/// A field of `/proc/PID/status`, in KiB.
 fn memory(server: &Server, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

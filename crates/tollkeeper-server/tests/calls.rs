@@ -1,4 +1,4 @@
-//! Every call beyond check and peek, on the embedded store and on Redis: they must not differ.
+//! Every call beyond check and peek, with the same results on the memory store and on Redis.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -22,7 +22,7 @@ fn remaining(server: &Server, facts: &str) -> Vec<u64> {
     peek["limits"].as_array().unwrap().iter().map(|limit| limit["remaining"].as_u64().unwrap()).collect()
 }
 
-/// The text of a receipt in an answer that admits.
+/// The receipt in an allowed response.
 fn receipt(server: &Server, path: &str, body: &str, field: &str) -> String {
     let answer = server.post(path, body);
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -48,7 +48,7 @@ const ESTIMATE: &str = r#"{"facts":{"user":"alice","tokens":400},"cost":3}"#;
 const ALICE: &str = r#"{"user":"alice","tokens":0}"#;
 
 #[test]
-fn a_refund_gives_all_of_a_charge_back_once() {
+fn refund_returns_a_charge_once() {
     on_each_store(BUDGET, |server| {
         let charge = receipt(server, "/v1/check", ESTIMATE, "charge");
         assert_eq!(remaining(server, ALICE), [7, 600]);
@@ -64,7 +64,7 @@ fn a_refund_gives_all_of_a_charge_back_once() {
 }
 
 #[test]
-fn a_part_of_a_charge_is_refunded_by_cost_or_by_facts_and_never_more_than_was_charged() {
+fn partial_refund_never_exceeds_the_charge() {
     on_each_store(BUDGET, |server| {
         let charge = receipt(server, "/v1/check", ESTIMATE, "charge");
         for (part, at) in [("\"cost\":4", "cost"), ("\"facts\":{\"tokens\":401}", "cost")] {
@@ -117,7 +117,7 @@ fn correction_that_matches_no_limit_leaves_the_charge() {
 }
 
 #[test]
-fn a_reservation_is_settled_to_what_it_did_cost_and_a_shortfall_is_charged() {
+fn settle_charges_the_actual_cost() {
     on_each_store(BUDGET, |server| {
         let reserve = r#"{"facts":{"user":"alice","tokens":400},"cost":1,"ttl":"60s"}"#;
         let charge = receipt(server, "/v1/reserve", reserve, "charge");
@@ -144,12 +144,12 @@ fn a_reservation_is_settled_to_what_it_did_cost_and_a_shortfall_is_charged() {
 }
 
 #[test]
-fn a_reservation_that_is_not_settled_in_time_stays_charged() {
+fn unsettled_reservation_stays_charged() {
     on_each_store(BUDGET, |server| {
         let reserve = r#"{"facts":{"user":"alice","tokens":400},"ttl":"1s"}"#;
         let charge = receipt(server, "/v1/reserve", reserve, "charge");
         let late = format!("{{\"charge\":\"{charge}\",\"facts\":{{\"tokens\":1}}}}");
-        // A shortfall does no harm while it is in time: when the time is up is what is waited for.
+        // Settling a shortfall is harmless in time, so repeat it until the time is up.
         let probe =
             receipt(server, "/v1/reserve", r#"{"facts":{"user":"bob","tokens":0},"ttl":"1s"}"#, "charge");
         let probe = format!("{{\"charge\":\"{probe}\",\"cost\":1}}");
@@ -160,7 +160,7 @@ fn a_reservation_that_is_not_settled_in_time_stays_charged() {
 }
 
 #[test]
-fn a_charge_that_this_store_did_not_write_is_unknown() {
+fn foreign_charge_is_unknown() {
     on_each_store(BUDGET, |server| {
         let charge = receipt(server, "/v1/check", ESTIMATE, "charge");
         let other = Server::start();
@@ -210,14 +210,14 @@ fn slots_are_acquired_renewed_and_released_once() {
                 assert_eq!(answer.error(), error(404, "unknown_slot", "slot"), "{path} {text}");
             }
         }
-        assert_eq!(remaining(server, r#"{"user":"alice"}"#)[0], 1, "nobody else's slot is freed");
+        assert_eq!(remaining(server, r#"{"user":"alice"}"#)[0], 1, "no other slot is freed");
         let none = server.post("/v1/acquire", r#"{"facts":{"ip":"192.0.2.7"}}"#);
         assert_eq!((none.status, none.json()["slot"].clone()), (200, Value::Null), "no such limit applies");
     });
 }
 
 #[test]
-fn a_slot_comes_back_at_its_ttl_and_is_then_unknown() {
+fn slot_expires_at_its_ttl() {
     on_each_store(EXPORTS, |server| {
         let body = r#"{"facts":{"job":"nightly"}}"#;
         let slot = receipt(server, "/v1/acquire", body, "slot");
@@ -228,7 +228,7 @@ fn a_slot_comes_back_at_its_ttl_and_is_then_unknown() {
 }
 
 #[test]
-fn what_is_wrong_with_a_call_is_said_by_code_and_place_and_charges_nothing() {
+fn invalid_call_names_code_and_field_and_charges_nothing() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, BUDGET);
     let charge = receipt(&server, "/v1/check", ESTIMATE, "charge");

@@ -1,4 +1,4 @@
-//! The commands beside `serve`: what they print, where, and with which exit code.
+//! The subcommands other than `serve`: their output, streams and exit codes.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -16,23 +16,23 @@ use tollkeeper::digest::{hex, sha256};
 use tollkeeper_tests::certificates::Authority;
 
 /// The exit code, standard output and standard error.
-fn told(output: &Output) -> (Option<i32>, &str, &str) {
+fn result(output: &Output) -> (Option<i32>, &str, &str) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
 /// A command that must fail before it does anything: exit 2, and these words on standard error.
 fn fails(command: &mut Command, words: &[&str]) {
     let output = output(command);
-    let (code, printed, said) = told(&output);
-    assert_eq!((code, printed), (Some(2), ""), "{command:?}: {said}");
+    let (code, printed, stderr) = result(&output);
+    assert_eq!((code, printed), (Some(2), ""), "{command:?}: {stderr}");
     for word in words {
-        assert!(said.contains(word), "{command:?} does not say {word:?}: {said}");
+        assert!(stderr.contains(word), "{command:?} does not say {word:?}: {stderr}");
     }
-    assert!(!said.contains("panicked"), "{said}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
 }
 
-/// A server that takes one request and says only this.
-fn saying(answer: &'static [u8]) -> SocketAddr {
+/// A server that accepts one request and answers with these bytes.
+fn server_answering(answer: &'static [u8]) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
@@ -50,7 +50,7 @@ fn server(folder: &Folder) -> Server {
     Server::with_config(folder, "limits:\n  - { name: demo, by: user, rate: 1/day, burst: 5 }\n")
 }
 
-/// Five limits, of which each says something else to `explain`.
+/// Five limits, each with another explanation in `explain`.
 const POLICY: &str = "limits:
   - { name: per-ip, by: ip, rate: 1000/day, missing: share }
   - { name: per-user, by: user, rate: 10/day, burst: 2 }
@@ -65,14 +65,14 @@ const POLICY: &str = "limits:
 ";
 
 #[test]
-fn check_asks_a_server_and_says_by_its_exit_code_what_was_decided() {
+fn check_calls_a_server_and_exits_with_the_decision() {
     let folder = Folder::new();
     let server = server(&folder);
     let url = format!("http://{}", server.address);
     for left in [3, 1] {
         let output = run(&["check", "--server", &url, "--cost", "2", "user=alice"]);
-        let (code, printed, said) = told(&output);
-        assert_eq!((code, said), (Some(0), ""), "{printed}");
+        let (code, printed, stderr) = result(&output);
+        assert_eq!((code, stderr), (Some(0), ""), "{printed}");
         let lines: Vec<Vec<&str>> = printed.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["allowed"]);
         assert_eq!(
@@ -81,11 +81,11 @@ fn check_asks_a_server_and_says_by_its_exit_code_what_was_decided() {
         );
         assert_eq!(lines[2][..6], ["demo", "alice", "allowed", "2", left.to_string().as_str(), "5"]);
         assert_eq!((lines[2][6], lines[2][8], lines.len()), ("-", "d", 3), "{printed}");
-        assert!(!printed.contains('\x1b'), "no colours where nobody looks");
+        assert!(!printed.contains('\x1b'), "no colours without a terminal");
     }
     let refused = run(&["check", "--server", &url, "--cost", "5", "user=alice"]);
-    let (code, printed, said) = told(&refused);
-    assert_eq!((code, said), (Some(1), ""));
+    let (code, printed, stderr) = result(&refused);
+    assert_eq!((code, stderr), (Some(1), ""));
     assert!(
         printed.starts_with(
             "refused: `demo` allows 1 per day with bursts of 5; the next request of cost 5 fits in "
@@ -97,11 +97,11 @@ fn check_asks_a_server_and_says_by_its_exit_code_what_was_decided() {
     assert_eq!(never.status.code(), Some(1));
     assert!(text(&never.stdout).contains("never fits (at most 5)"), "{}", text(&never.stdout));
     let none = run(&["check", "--server", &url]);
-    assert_eq!(told(&none), (Some(0), "allowed: no limit applies\n", ""));
+    assert_eq!(result(&none), (Some(0), "allowed: no limit applies\n", ""));
 }
 
 #[test]
-fn check_prints_the_servers_own_words_when_asked_for_json() {
+fn check_json_prints_the_response_of_the_server() {
     let folder = Folder::new();
     let server = server(&folder);
     let url = format!("http://{}/", server.address);
@@ -133,7 +133,7 @@ fn check_peek_charges_nothing() {
 }
 
 #[test]
-fn check_finds_the_server_in_the_environment_and_a_flag_wins() {
+fn check_flag_overrides_the_server_variable() {
     let (one, other) = (Server::start(), Server::start());
     let url = |server: &Server| format!("http://{}", server.address);
     let decided =
@@ -147,7 +147,7 @@ fn check_finds_the_server_in_the_environment_and_a_flag_wins() {
 }
 
 #[test]
-fn check_with_a_flag_is_not_disturbed_by_the_other_variable() {
+fn check_flag_ignores_the_other_variable() {
     let folder = Folder::new();
     let file = folder.write("tollkeeper.yaml", "limits:\n  - { name: by-file, rate: 10/day, burst: 2 }\n");
     let server = Server::start();
@@ -165,7 +165,7 @@ fn check_with_a_flag_is_not_disturbed_by_the_other_variable() {
 }
 
 #[test]
-fn check_without_a_server_says_how_to_start_one() {
+fn check_without_a_server_suggests_serve() {
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://{free}");
     fails(tollkeeper().args(["check", "--server", &url, "user=alice"]), &[&url, "tollkeeper serve"]);
@@ -220,7 +220,7 @@ fn check_sends_a_token_from_a_file_or_the_environment() {
 }
 
 #[test]
-fn check_speaks_https_and_says_how_to_trust_a_server() {
+fn check_over_https_suggests_ca_for_untrusted_server() {
     let (authority, stranger, folder) = (Authority::new(), Authority::new(), Folder::new());
     let server = secured(&folder, Some(&authority.certify("server", "IP:127.0.0.1")));
     let url = format!("https://{}", server.address);
@@ -233,7 +233,7 @@ fn check_speaks_https_and_says_how_to_trust_a_server() {
         command
     };
     let done = output(&mut check(&url, Some(&authority)));
-    assert_eq!(told(&done).0, Some(0), "{}", text(&done.stderr));
+    assert_eq!(result(&done).0, Some(0), "{}", text(&done.stderr));
     fails(&mut check(&url, None), &["not trusted", "--ca FILE"]);
     fails(&mut check(&url, Some(&stranger)), &["not trusted", "--ca FILE"]);
     let other_name = url.replace("127.0.0.1", "localhost");
@@ -244,14 +244,14 @@ fn check_speaks_https_and_says_how_to_trust_a_server() {
     fails(&mut check(&plain, Some(&authority)), &["--ca", "https"]);
     let other = Server::start();
     fails(&mut check(&format!("https://{}", other.address), None), &["does not speak TLS"]);
-    // What `openssl req -x509` makes without more options: `--ca` would not help.
+    // The certificate that `openssl req -x509` creates by default: `--ca` would not help.
     let (own, folder) = (authority.certificate(), Folder::new());
     let self_signed = secured(&folder, Some(&(own.clone(), own.with_extension("key"))));
     fails(&mut check(&format!("https://{}", self_signed.address), Some(&authority)), &["CA:FALSE"]);
 }
 
 #[test]
-fn passwords_on_the_command_line_are_not_repeated() {
+fn passwords_in_arguments_are_not_printed() {
     for (args, words) in [
         (&["check", "--server", "http://app:hunter2@127.0.0.1"][..], &["--token-file"][..]),
         (&["check", "--server", "http://app:hunter2@ 127.0.0.1"], &["not the address of a server"]),
@@ -260,8 +260,8 @@ fn passwords_on_the_command_line_are_not_repeated() {
         (&["serve", "--store", "hunter2"], &["--store", "not a URL"]),
     ] {
         fails(tollkeeper().args(args), words);
-        let said = output(tollkeeper().args(args));
-        assert!(!text(&said.stderr).contains("hunter2"), "{}", text(&said.stderr));
+        let refused = output(tollkeeper().args(args));
+        assert!(!text(&refused.stderr).contains("hunter2"), "{}", text(&refused.stderr));
     }
     let help =
         output(tollkeeper().args(["serve", "--help"]).env("TOLLKEEPER_STORE", "redis://:hunter2@127.0.0.1"));
@@ -269,7 +269,7 @@ fn passwords_on_the_command_line_are_not_repeated() {
 }
 
 #[test]
-fn check_against_something_else_says_so() {
+fn check_reports_a_server_that_is_not_tollkeeper() {
     let check = |address: SocketAddr| {
         let mut command = tollkeeper();
         command.args(["check", "--server", &format!("http://{address}"), "user=alice"]);
@@ -292,25 +292,23 @@ fn check_against_something_else_says_so() {
             &["stay out", "forbidden"],
         ),
     ] {
-        let mut command = check(saying(answer));
+        let mut command = check(server_answering(answer));
         fails(&mut command, words);
     }
-    let escape = output(&mut check(saying(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n\x1b[31mx")));
-    assert!(
-        !text(&escape.stderr).contains('\x1b'),
-        "what a stranger says does not reach the terminal as it is"
-    );
+    let escape =
+        output(&mut check(server_answering(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n\x1b[31mx")));
+    assert!(!text(&escape.stderr).contains('\x1b'), "text from a server is escaped for the terminal");
 }
 
 #[test]
-fn check_gives_up_on_a_server_that_never_answers() {
+fn check_times_out_on_a_silent_server() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     fails(tollkeeper().args(["check", "--server", &url, "user=alice"]), &[&url]);
 }
 
 #[test]
-fn check_refuses_facts_and_costs_that_make_no_sense() {
+fn check_refuses_invalid_facts_and_costs() {
     let server = Server::start();
     let url = format!("http://{}", server.address);
     let folder = Folder::new();
@@ -348,7 +346,7 @@ fn check_refuses_facts_and_costs_that_make_no_sense() {
 }
 
 #[test]
-fn check_by_a_file_is_always_the_first_request_and_says_so() {
+fn check_by_a_file_uses_an_empty_store() {
     let folder = Folder::new();
     let file = folder.write("tollkeeper.yaml", POLICY);
     let file = file.to_str().unwrap();
@@ -389,7 +387,7 @@ fn check_by_a_file_is_always_the_first_request_and_says_so() {
 }
 
 #[test]
-fn explain_says_for_each_limit_whether_it_applies_and_why() {
+fn explain_shows_whether_and_why_each_limit_applies() {
     let folder = Folder::new();
     let file = folder.write("tollkeeper.yaml", POLICY);
     let file = file.to_str().unwrap();
@@ -428,19 +426,19 @@ fn explain_says_for_each_limit_whether_it_applies_and_why() {
         (&["user=acme", "plan=free"], "plan", true, "override for `acme` has 6000 per day"),
         (&["user="], "per-user", false, "`user`, which is absent"),
     ] {
-        let (said, why, key) = limit(facts, name);
-        assert_eq!(said, applies, "{facts:?}: {why}");
+        let (does_apply, why, key) = limit(facts, name);
+        assert_eq!(does_apply, applies, "{facts:?}: {why}");
         assert!(why.contains(words), "{facts:?}: {why}");
         assert_eq!(key.is_string(), applies, "{facts:?}: {key}");
     }
 }
 
 #[test]
-fn explain_prints_a_table_for_people() {
+fn explain_prints_a_table() {
     let folder = Folder::new();
     let file = folder.write("tollkeeper.yaml", POLICY);
     let output = run(&["explain", "--config", file.to_str().unwrap(), "user=alice"]);
-    let (code, printed, _) = told(&output);
+    let (code, printed, _) = result(&output);
     assert_eq!(code, Some(0));
     let lines: Vec<&str> = printed.lines().collect();
     assert_eq!(lines.len(), 6, "{printed}");
@@ -470,20 +468,20 @@ fn explain_prints_a_table_for_people() {
 }
 
 #[test]
-fn validate_tells_valid_from_invalid_from_unreadable_by_its_exit_code() {
+fn validate_exit_code_is_0_valid_1_invalid_2_unreadable() {
     let folder = Folder::new();
     let valid = folder.write(
         "valid.yaml",
         "limits:\n  - { name: a, by: ip, rate: 5/s, missing: share }\n  - { name: b, by: user, rate: 5/s }\n",
     );
     let output = run(&["validate", valid.to_str().unwrap()]);
-    let (code, printed, said) = told(&output);
-    assert_eq!((code, said), (Some(0), ""), "{printed}");
+    let (code, printed, stderr) = result(&output);
+    assert_eq!((code, stderr), (Some(0), ""), "{printed}");
     assert_eq!(printed, format!("{}: valid, 2 limits, 0 warnings\n", valid.display()));
 
     let warned = folder.write("warned.yaml", "limits:\n  - { name: a, by: user, rate: 5/s }\n");
     let output = run(&["validate", warned.to_str().unwrap()]);
-    let (code, printed, _) = told(&output);
+    let (code, printed, _) = result(&output);
     assert_eq!(code, Some(0), "warnings are allowed");
     assert!(printed.contains("warned.yaml:1:1: warning[W001]: "), "{printed}");
     assert!(printed.ends_with("warned.yaml: valid, 1 limit, 1 warning\n"), "{printed}");
@@ -493,7 +491,7 @@ fn validate_tells_valid_from_invalid_from_unreadable_by_its_exit_code() {
         "limits:\n  - { name: a, by: user, rate: 5/soon }\n  - { nam: b, rate: 1/s }\n",
     );
     let output = run(&["validate", invalid.to_str().unwrap()]);
-    let (code, printed, _) = told(&output);
+    let (code, printed, _) = result(&output);
     assert_eq!(code, Some(1));
     assert!(
         printed.contains("invalid.yaml:2:") && printed.contains("invalid.yaml:3:"),
@@ -530,18 +528,18 @@ limits:
 ";
     let file = folder.write("tollkeeper.yaml", yaml);
     let output = run(&["validate", file.to_str().unwrap()]);
-    let (code, printed, _) = told(&output);
+    let (code, printed, _) = result(&output);
     let note = "note: the gateway must set or remove these headers on every request: x-real-ip, x-user-id, x-plan (facts \
                 ip, user, account, plan)\n";
     assert!(code == Some(0) && printed.starts_with(note), "{printed}");
     assert!(printed.ends_with("valid, 1 limit, 0 warnings\n"), "it is no warning: {printed}");
     let output = run(&["validate", "--json", file.to_str().unwrap()]);
-    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(said["gateway_headers"][1], json!({ "header": "x-user-id", "facts": ["user", "account"] }));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["gateway_headers"][1], json!({ "header": "x-user-id", "facts": ["user", "account"] }));
 }
 
 #[test]
-fn validate_finds_files_that_do_not_exist() {
+fn validate_reports_missing_files() {
     let folder = Folder::new();
     let here = folder.write("here.pem", "");
     let yaml = format!(
@@ -552,29 +550,29 @@ fn validate_finds_files_that_do_not_exist() {
     );
     let file = folder.write("tollkeeper.yaml", &yaml);
     let output = run(&["validate", file.to_str().unwrap()]);
-    let (code, printed, _) = told(&output);
+    let (code, printed, _) = result(&output);
     assert_eq!(code, Some(1), "serve would not start: {printed}");
-    for said in [
+    for expected in [
         "tollkeeper.yaml:3:14: error[W014]: `tls.cert`: the file `/nowhere/cert.pem` does not exist",
         "error[W014]: `tls.key`: the file",
         "is a folder",
         "invalid, 2 errors, 0 warnings",
     ] {
-        assert!(printed.contains(said), "{said}: {printed}");
+        assert!(printed.contains(expected), "{expected}: {printed}");
     }
     let file = folder.write("ignored.yaml", &format!("{yaml}validate: {{ ignore: [W014] }}\n"));
     assert_eq!(run(&["validate", file.to_str().unwrap()]).status.code(), Some(0), "it is of another machine");
-    // A config can be read for its limits without them.
+    // Other commands read the limits without these files.
     assert_eq!(run(&["explain", "--config", file.to_str().unwrap(), "ip=192.0.2.7"]).status.code(), Some(0));
 }
 
 #[test]
-fn an_ignored_warning_is_not_shown_and_not_logged() {
+fn ignored_warning_is_not_printed_or_logged() {
     let folder = Folder::new();
     let yaml = "limits:\n  - { name: a, by: user, rate: 5/s, when: { method: post } }\n";
     let ignored = format!("{yaml}validate: {{ ignore: [W001] }}\n");
     let output = run(&["validate", folder.write("ignored.yaml", &ignored).to_str().unwrap()]);
-    let (code, printed, _) = told(&output);
+    let (code, printed, _) = result(&output);
     assert_eq!(code, Some(0));
     assert!(printed.contains("warning[W010]") && !printed.contains("W001"), "{printed}");
     let server = Server::with_config(&folder, &ignored);
@@ -583,7 +581,7 @@ fn an_ignored_warning_is_not_shown_and_not_logged() {
 }
 
 #[test]
-fn explain_says_which_fact_a_limit_charges() {
+fn explain_shows_the_cost_fact() {
     let folder = Folder::new();
     let yaml = "limits:
   - { name: per-ip, by: ip, rate: 5/s }
@@ -592,7 +590,7 @@ fn explain_says_which_fact_a_limit_charges() {
     let file = folder.write("tollkeeper.yaml", yaml);
     let explain = |facts: &[&str]| {
         let output = run(&[&["explain", "--config", file.to_str().unwrap()], facts].concat());
-        told(&output).1.to_owned()
+        result(&output).1.to_owned()
     };
     assert!(explain(&["user=a", "tokens=7"]).contains("10000 per minute; charges the number in `tokens`"));
     assert!(explain(&["user=a"]).contains("charges 500, because `tokens` is absent"));
@@ -601,7 +599,7 @@ fn explain_says_which_fact_a_limit_charges() {
 }
 
 #[test]
-fn validate_as_json_gives_every_problem_with_its_place() {
+fn validate_json_has_the_position_of_every_problem() {
     let folder = Folder::new();
     let problems = |name: &str, yaml: &str| -> (Option<i32>, Value) {
         let file = folder.write(name, yaml);
@@ -609,24 +607,24 @@ fn validate_as_json_gives_every_problem_with_its_place() {
         assert_eq!(text(&output.stderr), "");
         (output.status.code(), serde_json::from_slice(&output.stdout).unwrap())
     };
-    let (code, said) = problems("valid.yaml", "limits:\n  - { name: a, rate: 5/s }\n");
-    assert_eq!((code, said), (Some(0), json!({ "valid": true, "problems": [], "gateway_headers": [] })));
-    let (code, said) = problems("warned.yaml", "limits:\n  - { name: a, by: user, rate: 5/s }\n");
-    assert_eq!((code, &said["valid"]), (Some(0), &json!(true)));
-    assert_eq!(said["problems"][0]["severity"], "warning");
-    assert_eq!(said["problems"][0]["code"], "W001");
-    let (code, said) = problems(
+    let (code, report) = problems("valid.yaml", "limits:\n  - { name: a, rate: 5/s }\n");
+    assert_eq!((code, report), (Some(0), json!({ "valid": true, "problems": [], "gateway_headers": [] })));
+    let (code, report) = problems("warned.yaml", "limits:\n  - { name: a, by: user, rate: 5/s }\n");
+    assert_eq!((code, &report["valid"]), (Some(0), &json!(true)));
+    assert_eq!(report["problems"][0]["severity"], "warning");
+    assert_eq!(report["problems"][0]["code"], "W001");
+    let (code, report) = problems(
         "invalid.yaml",
         "limits:\n  - { name: a, rate: 5/soon }\n  - { name: b, rate: 5/s, colour: red }\n",
     );
-    assert_eq!((code, &said["valid"]), (Some(1), &json!(false)));
-    let errors: Vec<&Value> = said["problems"]
+    assert_eq!((code, &report["valid"]), (Some(1), &json!(false)));
+    let errors: Vec<&Value> = report["problems"]
         .as_array()
         .unwrap()
         .iter()
         .filter(|problem| problem["severity"] == "error")
         .collect();
-    assert_eq!(errors.len(), 2, "{said}");
+    assert_eq!(errors.len(), 2, "{report}");
     for (error, line) in errors.iter().zip([2, 3]) {
         assert_eq!(error["line"], line, "{error}");
         assert!(error["column"].as_u64().unwrap() > 1, "{error}");
@@ -636,7 +634,7 @@ fn validate_as_json_gives_every_problem_with_its_place() {
 }
 
 #[test]
-fn the_schema_is_json_and_knows_the_limits() {
+fn schema_is_json_and_describes_limits() {
     let output = run(&["schema"]);
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""));
     let schema: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -646,11 +644,11 @@ fn the_schema_is_json_and_knows_the_limits() {
 }
 
 #[test]
-fn init_lists_the_ready_policies_and_prints_each() {
+fn init_lists_and_prints_the_templates() {
     let names = ["public-api", "b2b", "login", "llm", "internal"];
     let list = run(&["init"]);
-    let (code, printed, said) = told(&list);
-    assert_eq!((code, said), (Some(0), ""));
+    let (code, printed, stderr) = result(&list);
+    assert_eq!((code, stderr), (Some(0), ""));
     let listed: Vec<&str> = printed.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
     assert_eq!(listed, names);
     assert!(
@@ -660,8 +658,8 @@ fn init_lists_the_ready_policies_and_prints_each() {
     let folder = Folder::new();
     for name in names {
         let output = run(&["init", name]);
-        let (code, printed, said) = told(&output);
-        assert_eq!((code, said), (Some(0), ""), "{name}");
+        let (code, printed, stderr) = result(&output);
+        assert_eq!((code, stderr), (Some(0), ""), "{name}");
         let file = folder.write(&format!("{name}.yaml"), printed);
         let valid = run(&["validate", file.to_str().unwrap()]);
         assert_eq!(valid.status.code(), Some(0), "{name}: {}", text(&valid.stdout));
@@ -676,13 +674,13 @@ fn init_lists_the_ready_policies_and_prints_each() {
 }
 
 #[test]
-fn shells_get_completions_that_they_can_read() {
+fn completions_are_valid_shell_scripts() {
     for (shell, words) in
         [("bash", "_tollkeeper"), ("zsh", "#compdef tollkeeper"), ("fish", "complete -c tollkeeper")]
     {
         let output = run(&["completions", shell]);
-        let (code, printed, said) = told(&output);
-        assert_eq!((code, said), (Some(0), ""), "{shell}");
+        let (code, printed, stderr) = result(&output);
+        assert_eq!((code, stderr), (Some(0), ""), "{shell}");
         assert!(printed.contains(words), "{shell}");
         for command in ["serve", "check", "explain", "validate", "schema", "init"] {
             assert!(printed.contains(command), "{shell} does not know {command}");
@@ -699,7 +697,7 @@ fn shells_get_completions_that_they_can_read() {
 }
 
 #[test]
-fn the_help_of_each_command_says_what_it_does() {
+fn every_command_has_help() {
     for (command, words) in [
         (
             "serve",
@@ -732,12 +730,12 @@ fn the_help_of_each_command_says_what_it_does() {
         ("explain", &["which limits apply", "--config", "--json"]),
         ("validate", &["file:line:column", "--format", "native", "envoy", "limitador"]),
         ("schema", &["JSON schema"]),
-        ("init", &["ready policy", "public-api, b2b, login, llm"]),
+        ("init", &["policy template", "public-api, b2b, login, llm"]),
         ("completions", &["bash", "zsh", "fish"]),
     ] {
         let output = run(&[command, "--help"]);
-        let (code, printed, said) = told(&output);
-        assert_eq!((code, said), (Some(0), ""), "{command}");
+        let (code, printed, stderr) = result(&output);
+        assert_eq!((code, stderr), (Some(0), ""), "{command}");
         for word in words {
             assert!(printed.contains(word), "{command} --help does not say {word:?}: {printed}");
         }
@@ -755,7 +753,7 @@ fn the_help_of_each_command_says_what_it_does() {
 }
 
 #[test]
-fn a_reader_that_leaves_early_is_no_reason_to_panic() {
+fn closed_pipe_does_not_panic() {
     for args in [
         &["init"][..],
         &["init", "login"],

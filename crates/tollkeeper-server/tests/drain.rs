@@ -1,4 +1,4 @@
-//! How a server begins and ends: where it listens, what it prints, and that nobody is cut off.
+//! Start and shutdown of a server: listen addresses, output, and draining without aborted requests.
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::*;
 
 const ALICE: &str = r#"{"facts":{"user":"alice"}}"#;
 
-/// A check whose head has been read and whose body is awaited: the server says so.
+/// A check whose head the server has read (it answered `100 Continue`) and whose body it awaits.
 fn in_flight(server: &Server) -> Client {
     let mut client = server.client();
     let length = ALICE.len();
@@ -26,7 +26,7 @@ fn in_flight(server: &Server) -> Client {
 }
 
 #[test]
-fn a_request_in_flight_is_finished_before_the_end() {
+fn request_in_flight_is_finished_on_shutdown() {
     for signal in ["TERM", "INT"] {
         let server = Server::start();
         let mut half = in_flight(&server);
@@ -47,7 +47,7 @@ fn a_request_in_flight_is_finished_before_the_end() {
 }
 
 #[test]
-fn while_it_drains_it_is_not_ready_but_answers() {
+fn draining_server_is_not_ready_but_serves() {
     let server = Server::with(&["--drain-delay", "3s"]);
     let mut kept = server.client();
     assert_eq!(kept.request("GET", "/readyz", "").status, 200);
@@ -56,14 +56,14 @@ fn while_it_drains_it_is_not_ready_but_answers() {
     let ready = server.get("/readyz");
     assert_eq!((ready.status, ready.text()), (503, "draining\n"));
     assert_eq!(server.get("/healthz").status, 200, "it is alive");
-    assert!(server.check(r#"{"user":"alice"}"#), "who has not noticed yet is served");
+    assert!(server.check(r#"{"user":"alice"}"#), "a draining server still serves");
     assert_eq!(kept.request("POST", "/v1/check", ALICE).status, 200);
     eventually("the listener is closed", || server.is_closed());
     assert_eq!(server.ended().code, Some(0));
 }
 
 #[test]
-fn a_connection_without_a_request_does_not_delay_the_end() {
+fn idle_connection_does_not_delay_shutdown() {
     let server = Server::start();
     let mut used = server.client();
     assert_eq!(used.request("GET", "/healthz", "").status, 200);
@@ -82,7 +82,7 @@ fn a_connection_without_a_request_does_not_delay_the_end() {
 }
 
 #[test]
-fn a_request_that_never_ends_does_not_hold_the_server_for_ever() {
+fn endless_request_does_not_block_shutdown() {
     let server = Server::start();
     let half = in_flight(&server);
     server.signal("TERM");
@@ -92,20 +92,20 @@ fn a_request_that_never_ends_does_not_hold_the_server_for_ever() {
 }
 
 #[test]
-fn who_asks_twice_does_not_wait_for_requests_in_flight() {
+fn second_signal_skips_requests_in_flight() {
     let server = Server::start();
     let mut half = in_flight(&server);
     server.signal("TERM");
     eventually("the listener is closed", || server.is_closed());
     server.signal("INT");
-    assert_eq!(half.last_answers().len(), 0, "it is cut off");
+    assert_eq!(half.last_answers().len(), 0, "the request is aborted");
     let ended = server.ended();
     assert_eq!(ended.code, Some(0));
     assert!(!ended.log.contains("in flight after"), "it waited: {}", ended.log);
 }
 
 #[test]
-fn who_asks_twice_does_not_wait_for_the_drain_delay() {
+fn second_signal_skips_the_drain_delay() {
     let server = Server::with(&["--drain-delay", "1h"]);
     server.signal("TERM");
     eventually("it is draining", || server.get("/readyz").status == 503);
@@ -127,7 +127,7 @@ fn sighup_without_a_config_changes_nothing() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_named_with_the_flag_that_changes_it() {
+fn address_in_use_error_names_the_flag() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     for flag in ["--http", "--resp"] {
@@ -136,12 +136,12 @@ fn an_address_that_is_taken_is_named_with_the_flag_that_changes_it() {
         assert_eq!(output.status.code(), Some(2));
         let said = text(&output.stderr);
         assert!(said.contains(&address) && said.contains(flag) && said.contains("in use"), "{said}");
-        assert_eq!(text(&output.stdout), "", "nobody listens");
+        assert_eq!(text(&output.stdout), "", "no listener was opened");
     }
 }
 
 #[test]
-fn an_address_that_is_none_is_refused_with_an_example() {
+fn invalid_address_is_refused_with_an_example() {
     for wrong in ["8080", "localhost:8080", "127.0.0.1", "127.0.0.1:99999", "on", ""] {
         let output = run(&["serve", "--http", wrong]);
         assert_eq!(output.status.code(), Some(2), "{wrong}");
@@ -152,7 +152,7 @@ fn an_address_that_is_none_is_refused_with_an_example() {
 }
 
 #[test]
-fn flags_that_make_no_sense_or_are_not_there_yet_are_refused() {
+fn invalid_flags_are_refused() {
     for (args, said) in [
         (&["--grpc", "8081"][..], "--grpc"),
         (&["--store", "nonsense"], "--store"),
@@ -168,7 +168,7 @@ fn flags_that_make_no_sense_or_are_not_there_yet_are_refused() {
 }
 
 #[test]
-fn a_broken_config_is_no_beginning() {
+fn server_does_not_start_with_an_invalid_config() {
     let folder = Folder::new();
     let file =
         folder.write("tollkeeper.yaml", "limits:\n  - { name: a, by: user, rate: 5/soon }\n  - { nam: b }\n");
@@ -183,8 +183,8 @@ fn a_broken_config_is_no_beginning() {
 }
 
 #[test]
-fn flags_win_over_the_environment_and_that_over_the_file() {
-    // Three loopback addresses tell who won, whatever the port.
+fn flags_override_the_environment_and_the_file() {
+    // Three loopback addresses show which source won, whatever the port.
     let folder = Folder::new();
     let file = folder.write(
         "tollkeeper.yaml",
@@ -221,7 +221,7 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
 }
 
 #[test]
-fn off_listens_nowhere_and_still_ends_well() {
+fn off_disables_the_listener() {
     let mut child = tollkeeper()
         .args(["serve", "--http", "off"])
         .stdin(Stdio::null())
@@ -242,7 +242,7 @@ fn off_listens_nowhere_and_still_ends_well() {
 }
 
 #[test]
-fn logs_are_lines_or_objects_as_asked() {
+fn logs_are_text_or_json() {
     let folder = Folder::new();
     let file = folder.write("tollkeeper.yaml", "limits:\n  - { name: a, rate: 5/day }\n");
     let file = file.to_str().unwrap();
@@ -260,7 +260,7 @@ fn logs_are_lines_or_objects_as_asked() {
         tollkeeper().args(["serve", "--http", "127.0.0.1:0", "--config", file]).env("RUST_LOG", "error"),
     );
     server.signal("TERM");
-    assert_eq!(server.ended().log, "", "RUST_LOG says how much");
+    assert_eq!(server.ended().log, "", "RUST_LOG sets the level");
     let server = Server::launch(
         tollkeeper()
             .args(["serve", "--http", "127.0.0.1:0", "--config", file])
@@ -270,7 +270,7 @@ fn logs_are_lines_or_objects_as_asked() {
 }
 
 #[test]
-fn without_a_config_it_prints_a_line_to_try() {
+fn server_without_config_prints_an_example_call() {
     let server = Server::start();
     server.logs("/v1/check");
     let log = server.log();
@@ -282,7 +282,7 @@ fn without_a_config_it_prints_a_line_to_try() {
 }
 
 #[test]
-fn systemd_is_told_when_it_is_ready_and_when_it_stops() {
+fn systemd_is_notified_of_ready_and_stopping() {
     use std::os::linux::net::SocketAddrExt as _;
     use std::os::unix::net::{SocketAddr, UnixDatagram};
 
@@ -298,27 +298,27 @@ fn systemd_is_told_when_it_is_ready_and_when_it_stops() {
     ];
     for (named, socket) in sockets {
         socket.set_read_timeout(Some(support::PATIENCE)).unwrap();
-        let told = || {
+        let notification = || {
             let mut text = [0; 64];
-            let len = socket.recv(&mut text).expect("it tells");
+            let len = socket.recv(&mut text).expect("systemd is notified");
             String::from_utf8_lossy(&text[..len]).into_owned()
         };
         let mut command = support::tollkeeper();
         let server =
             Server::launch(command.args(["serve", "--http", "127.0.0.1:0"]).env("NOTIFY_SOCKET", &named));
-        assert_eq!(told(), "READY=1");
+        assert_eq!(notification(), "READY=1");
         server.signal("TERM");
-        assert_eq!(told(), "STOPPING=1");
+        assert_eq!(notification(), "STOPPING=1");
         assert_eq!(server.ended().code, Some(0));
     }
 }
 
 #[test]
-fn a_server_that_cannot_tell_systemd_serves_all_the_same() {
+fn failed_systemd_notification_is_not_fatal() {
     let mut command = support::tollkeeper();
     let server = Server::launch(
         command.args(["serve", "--http", "127.0.0.1:0"]).env("NOTIFY_SOCKET", "/nowhere/notify"),
     );
-    server.logs("NOTIFY_SOCKET is /nowhere/notify, which cannot be told anything");
+    server.logs("cannot notify systemd at /nowhere/notify (NOTIFY_SOCKET)");
     assert_eq!(server.get("/readyz").status, 200);
 }

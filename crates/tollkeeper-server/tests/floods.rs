@@ -1,4 +1,4 @@
-//! Clients that mean harm, thousands of them at once: what each costs, and that all others are served.
+//! Thousands of abusive clients at once: their memory is bounded, and all other clients are served.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -19,16 +19,16 @@ use tollkeeper_tests::redis;
 
 const LIMITS: &str = "limits: [{ name: per-user, by: user, rate: 1000000/day }]\n";
 
-/// What the process holds in memory now, in KiB.
+/// The resident memory of the process, in KiB.
 fn memory(server: &Server) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Runs `harm` while good clients ask, each on a connection it keeps and on new ones: all are answered.
+/// Runs `harm` while well-behaved clients send requests, on kept and on new connections: all are answered.
 fn while_others_are_served<T>(server: &Server, harm: impl FnOnce() -> T) -> T {
-    /// Set when it goes, by a test that fails too.
+    /// Set on drop, so also by a failing test.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -57,7 +57,7 @@ fn while_others_are_served<T>(server: &Server, harm: impl FnOnce() -> T) -> T {
     })
 }
 
-/// So many connections, each after `open` did with it what it does.
+/// This many connections, each prepared by `open`.
 fn connections(server: &Server, count: usize, open: impl Fn(&mut TcpStream)) -> Vec<TcpStream> {
     let connect = |_| {
         let mut stream = TcpStream::connect(server.address).expect("the server listens");
@@ -70,7 +70,7 @@ fn connections(server: &Server, count: usize, open: impl Fn(&mut TcpStream)) -> 
 const CHECK: &str = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 26\r\n\r\n{\"facts\":{\"user\":\"mallo\"}}";
 
 #[test]
-fn ten_thousand_idle_connections_cost_little_and_starve_nobody() {
+fn ten_thousand_idle_connections_take_little_memory() {
     const COUNT: usize = 10_000;
     // A connection is a file on both sides.
     rlimit::raise();
@@ -111,7 +111,7 @@ fn ten_thousand_idle_connections_cost_little_and_starve_nobody() {
 }
 
 #[test]
-fn connections_that_came_and_went_leave_nothing_behind() {
+fn closed_connections_leak_nothing() {
     const COUNT: usize = 1_000;
     const ROUNDS: usize = 6;
     rlimit::raise();
@@ -122,7 +122,7 @@ fn connections_that_came_and_went_leave_nothing_behind() {
         [("http", CHECK.as_bytes()), ("grpc", &hello), ("resp", b"CL.THROTTLE mallory 1 1 60\r\n")];
     for (name, said) in kinds {
         let mut command = tollkeeper();
-        // Each thread would have an arena, and each arena keeps what it once held: with one of them all is seen.
+        // Use one malloc arena: with one for each thread, freed memory would stay in the arenas and hide a leak.
         command.env("MALLOC_ARENA_MAX", "1").args(["serve", "--http", "127.0.0.1:0", "--config"]).arg(&file);
         command.args(["--grpc", "127.0.0.1:0", "--resp", "127.0.0.1:0"]);
         let server = Server::launch(&mut command);
@@ -143,7 +143,7 @@ fn connections_that_came_and_went_leave_nothing_behind() {
         }
         println!("{name}: after each thousand connections {after:?} KiB");
         let most = |rounds: &[u64]| *rounds.iter().max().unwrap();
-        // Until the heap has the holes that they need. Then, of six thousand more, half a KiB each would be seen.
+        // Warm up the heap first. Then a leak of half a KiB in each of six thousand more would show.
         let (before, last) = after[ROUNDS..].split_at(ROUNDS);
         assert!(most(last) < most(before) + 3 * 1_024, "{name}: {after:?} KiB");
     }
@@ -197,7 +197,7 @@ fn idle_connections_leave_files_for_all_other_work() {
         let snapshot = folder.path().join("state");
         let _ = fs::remove_file(&snapshot);
         eventually("a snapshot is saved", || {
-            // What has not changed is not saved.
+            // Unchanged state is not saved.
             assert_eq!(kept.request("POST", "/v1/check", r#"{"facts":{"user":"alice"}}"#).status, 200);
             snapshot.exists()
         });
@@ -213,7 +213,7 @@ fn idle_connections_leave_files_for_all_other_work() {
         let mut others = asks.iter().filter(|(name, _)| *name != full);
         assert!(others.all(|(name, said)| answers(name, said)), "all others answer while {full} is full");
         saves_and_reloads(&mut kept);
-        // Silent connections make room for one that asks, once they were silent for a second.
+        // Connections that were idle for a second are closed to make room for an active one.
         eventually("a new connection is served", || answers(full, said));
         let evicted = format!("tollkeeper_connections_evicted_total{{transport=\"{full}\"}}");
         assert!(metric(&mut kept, &evicted) > 0.0);
@@ -266,10 +266,10 @@ fn full_listeners_leave_files_for_the_store() {
 }
 
 #[test]
-fn a_thousand_who_connect_at_once_need_not_try_again() {
+fn backlog_holds_a_thousand_simultaneous_connects() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
-    // As busy as can be: it accepts nobody until it goes on.
+    // A stopped server accepts no connection until SIGCONT.
     server.signal("STOP");
     let system = fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
     let count = system.trim().parse().map_or(1_000, |most: usize| most.min(1_000));
@@ -283,7 +283,7 @@ fn a_thousand_who_connect_at_once_need_not_try_again() {
 }
 
 #[test]
-fn slow_half_open_and_flooding_clients_are_bounded_and_starve_nobody() {
+fn slow_and_flooding_clients_do_not_starve_others() {
     const COUNT: usize = 200;
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
@@ -311,7 +311,7 @@ fn slow_half_open_and_flooding_clients_are_bounded_and_starve_nobody() {
             stream.set_nonblocking(true).unwrap();
             let _ = stream.write(many.as_bytes());
         }),
-        ("pipelines of checks that nobody reads the answers of", &|stream| {
+        ("pipelined checks whose responses are never read", &|stream| {
             stream.set_nonblocking(true).unwrap();
             let _ = stream.write(CHECK.repeat(200).as_bytes());
         }),
@@ -377,7 +377,7 @@ impl Noise {
 }
 
 #[test]
-fn random_bytes_never_end_the_server_nor_make_it_grow() {
+fn random_bytes_do_not_crash_or_leak() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     let mut random = Noise(Random::new(7));
@@ -386,7 +386,7 @@ fn random_bytes_never_end_the_server_nor_make_it_grow() {
         for _ in 0..500 {
             let mut stream = TcpStream::connect(server.address).unwrap();
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
-            // It may have heard enough before the end.
+            // The server may close before everything was sent.
             let _ = stream.write_all(&random.bytes());
             let _ = stream.shutdown(Shutdown::Write);
             let mut answer = Vec::new();
@@ -410,7 +410,7 @@ fn random_bytes_never_end_the_server_nor_make_it_grow() {
 }
 
 #[test]
-fn values_are_not_logged_unless_somebody_asks_for_it() {
+fn values_are_not_logged_by_default() {
     const SECRET: &str = "xyzzy-4711";
     let folder = Folder::new();
     let server =

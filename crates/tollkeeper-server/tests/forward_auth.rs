@@ -1,4 +1,4 @@
-//! What gateways ask before they forward a request, and what they may be told by whom.
+//! Forward auth: calls of gateways before they forward a request, and which headers are trusted.
 
 mod support;
 
@@ -23,7 +23,7 @@ impl Gateway {
         self.ask_with("", server, request, headers)
     }
 
-    /// The same, with something behind the `?`.
+    /// The same, with a query string.
     fn ask_with(&self, query: &str, server: &Server, request: &str, headers: &[&str]) -> Answer {
         let (method, uri) = request.split_once(' ').expect("a method and a URI");
         let own = [format!("{}: {method}", self.method), format!("{}: {uri}", self.uri)];
@@ -41,7 +41,7 @@ limits: [{ name: login, when: { route: /login, method: POST }, by: ip, rate: 2/d
 ";
 
 #[test]
-fn exactly_the_limit_passes_with_headers_and_the_rest_is_a_problem() {
+fn limit_is_exact_and_refusals_are_problem_documents() {
     for gateway in [FORWARDED, NGINX] {
         let folder = Folder::new();
         let server = Server::with_config(&folder, LOGIN);
@@ -83,7 +83,7 @@ fn exactly_the_limit_passes_with_headers_and_the_rest_is_a_problem() {
 }
 
 #[test]
-fn only_the_gateways_own_header_family_is_believed() {
+fn only_one_header_family_is_trusted() {
     let clients_send: [&[&str]; 2] = [
         &["X-Original-Method: GET", "X-Original-URI: /free", "X-Original-URL: http://a/free"],
         &["X-Forwarded-Method: GET", "X-Forwarded-Uri: /free", "X-Forwarded-Host: other"],
@@ -110,7 +110,7 @@ fn sent_as(gateway: Gateway) -> [String; 2] {
 }
 
 #[test]
-fn a_second_uri_that_a_client_adds_is_refused() {
+fn duplicate_uri_header_is_refused() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LOGIN);
     for (gateway, added) in [
@@ -138,7 +138,7 @@ fn addresses_are_taken_from_trusted_gateways_only() {
 
         let server = Server::with_config(&folder, &LOGIN.replace("127.0.0.1", "192.0.2.0/24"));
         let statuses = asked.each_ref().map(|line| gateway.ask(&server, "POST /login", line).status);
-        assert_eq!(statuses, [200, 200, 429, 429], "whoever asks is the client");
+        assert_eq!(statuses, [200, 200, 429, 429], "the peer is the client");
         server.logs("trusted_proxies: [127.0.0.1]");
         assert_eq!(server.log().matches("trusted_proxies: [127.0.0.1]").count(), 1, "it is said once");
     }
@@ -161,7 +161,7 @@ fn only_the_address_header_of_the_config_is_read() {
             let config = LOGIN.replace("routes:", &format!("client_address: {read}, routes:"));
             let server = Server::with_config(&folder, &config);
             for (asked, status) in [200, 200, 429, 429].into_iter().enumerate() {
-                // The header that counts always says the same, all others never do.
+                // The configured header is constant, all others change with every request.
                 let spoofed =
                     headers(&format!("192.0.2.{asked}")).into_iter().filter(|(name, _)| *name != read);
                 let own = headers("192.0.2.100").into_iter().filter(|(name, _)| *name == read);
@@ -253,7 +253,7 @@ limits:
 }
 
 #[test]
-fn what_a_limit_needs_and_nobody_can_tell_is_forbidden() {
+fn ambiguous_fact_that_a_limit_needs_is_forbidden() {
     let limits = "limits:
   - { name: search, when: { path: /search }, by: query.q, rate: 1/day }
   - { name: email, when: { path: /login }, by: body.email, rate: 1/day }
@@ -284,7 +284,7 @@ fn what_a_limit_needs_and_nobody_can_tell_is_forbidden() {
 }
 
 #[test]
-fn slots_are_not_taken_and_what_a_leaky_bucket_delays_is_held() {
+fn slots_are_skipped_and_leaky_bucket_delays_are_awaited() {
     let limits = "limits:
   - { name: exports, algorithm: concurrency, limit: 1 }
   - { name: paced, rate: 10/s, burst: 3, algorithm: leaky-bucket }
@@ -295,12 +295,12 @@ fn slots_are_not_taken_and_what_a_leaky_bucket_delays_is_held() {
     for _ in 0..3 {
         assert_eq!(FORWARDED.ask(&server, "GET /", &[]).status, 200);
     }
-    // The second leaves a tenth of a second after the first, the third after two.
+    // The second request is delayed by 0.1 s, the third by 0.2 s.
     assert!(began.elapsed().as_millis() >= 190, "{:?}", began.elapsed());
 }
 
 #[test]
-fn a_closed_data_plane_takes_the_token_of_the_gateway_and_not_that_of_its_client() {
+fn closed_data_plane_accepts_the_gateway_token_only() {
     let folder = Folder::new();
     let config = format!("{LOGIN}auth: {{ token_sha256: [{}] }}\n", hex(&sha256(b"secret")));
     let server = Server::with_config(&folder, &config);
@@ -315,7 +315,7 @@ fn a_closed_data_plane_takes_the_token_of_the_gateway_and_not_that_of_its_client
 }
 
 #[test]
-fn a_reload_changes_limits_and_what_is_read_for_them_together() {
+fn reload_changes_limits_and_facts_together() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LOGIN);
     assert_eq!(FORWARDED.ask(&server, "GET /", &["X-Key: a"]).header("ratelimit"), None);

@@ -1,4 +1,4 @@
-//! A server in a process of its own, asked over sockets: by clients of tonic, and by what no client would send.
+//! The gRPC listener of a real server process: calls of tonic clients, and raw HTTP/2 that no client would send.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -70,13 +70,13 @@ async fn refusals_over_grpc_are_logged() {
     }
 }
 
-/// One call of which we say every byte.
+/// One call whose bytes the test controls.
 struct Call {
     answer: h2::client::ResponseFuture,
     body: h2::SendStream<Bytes>,
 }
 
-/// A connection of HTTP/2, and nothing above it.
+/// A raw HTTP/2 connection.
 async fn connect(address: SocketAddr) -> h2::client::SendRequest<Bytes> {
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let (client, connection) = h2::client::handshake(stream).await.unwrap();
@@ -100,7 +100,7 @@ impl Call {
         assert_eq!(response.headers()["content-type"], "application/grpc");
         let status = |headers: &hyper::HeaderMap| Grpc::from_bytes(headers["grpc-status"].as_bytes());
         if response.headers().contains_key("grpc-status") {
-            assert!(response.headers().contains_key("grpc-message"), "whoever refuses says why");
+            assert!(response.headers().contains_key("grpc-message"), "a refusal has a reason");
             return (status(response.headers()), None);
         }
         let mut stream = response.into_body();
@@ -126,7 +126,7 @@ fn of(user: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn envoy_is_answered_and_every_request_is_counted() {
+async fn envoy_requests_are_answered_and_counted() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let channel = channel(&server).await;
@@ -148,7 +148,7 @@ async fn envoy_is_answered_and_every_request_is_counted() {
 }
 
 #[tokio::test]
-async fn a_hundred_at_once_are_admitted_exactly_to_the_limit() {
+async fn hundred_concurrent_calls_are_limited_exactly() {
     let folder = Folder::new();
     let server = start(&folder, &LIMITS.replace("burst: 2", "burst: 37"), &[]);
     let channel = channel(&server).await;
@@ -166,7 +166,7 @@ async fn a_hundred_at_once_are_admitted_exactly_to_the_limit() {
 }
 
 #[tokio::test]
-async fn health_is_told_until_it_drains() {
+async fn health_is_reported_until_drain() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &["--drain-delay", "1h"]);
     let channel = channel(&server).await;
@@ -217,7 +217,7 @@ async fn reflection_describes_every_service() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_none_is_refused_with_the_reason() {
+async fn invalid_call_is_refused_with_the_reason() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let client = connect(server.listens("grpc")).await;
@@ -250,7 +250,7 @@ async fn a_call_that_is_none_is_refused_with_the_reason() {
     assert_eq!((status, remaining(&answer.unwrap())), (Grpc::Ok, vec![1]), "nothing was charged before");
 }
 
-/// What a page of another site can make a browser send, if this listener has TLS.
+/// The content types that a cross-site page can make a browser send, if this listener has TLS.
 #[tokio::test]
 async fn call_of_another_type_is_refused() {
     let folder = Folder::new();
@@ -270,7 +270,7 @@ async fn call_of_another_type_is_refused() {
 }
 
 #[tokio::test]
-async fn a_message_may_come_in_pieces_and_be_long_but_not_too_long() {
+async fn message_may_be_split_and_has_a_size_limit() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let client = connect(server.listens("grpc")).await;
@@ -282,7 +282,7 @@ async fn a_message_may_come_in_pieces_and_be_long_but_not_too_long() {
     let (status, answer) = slowly.ends(&whole[whole.len() - 1..]).await;
     assert_eq!((status, remaining(&answer.unwrap())), (Grpc::Ok, vec![1]));
 
-    // Longer than all headers that Envoy takes: the client must not get around its limit by that.
+    // Longer than the headers that Envoy accepts: a client must not evade its limit that way.
     let channel = channel(&server).await;
     let long = "x".repeat(3 << 20);
     for code in [Code::Ok, Code::Ok, Code::OverLimit] {
@@ -294,7 +294,7 @@ async fn a_message_may_come_in_pieces_and_be_long_but_not_too_long() {
 }
 
 #[tokio::test]
-async fn requests_in_flight_are_answered_before_it_ends() {
+async fn requests_in_flight_are_answered_on_shutdown() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let address = server.listens("grpc");
@@ -309,21 +309,21 @@ async fn requests_in_flight_are_answered_before_it_ends() {
     call(&client, SHOULD_RATE_LIMIT).await.ends(&of("alice")).await;
 
     server.signal("TERM");
-    eventually("nobody is let in", || TcpStream::connect(address).is_err());
+    eventually("no new connection is accepted", || TcpStream::connect(address).is_err());
     let (status, answer) = begun.ends(&of("alice")[7..]).await;
     assert_eq!((status, remaining(&answer.unwrap())), (Grpc::Ok, vec![0]));
     let ended = server.ended();
     assert_eq!(ended.code, Some(0));
     assert!(
         !ended.log.contains("in flight"),
-        "neither who is silent nor who watches holds it up: {}",
+        "idle and watching clients do not delay shutdown: {}",
         ended.log
     );
     drop((silent, watching));
 }
 
 #[tokio::test]
-async fn without_its_store_each_limit_goes_by_its_failure_policy() {
+async fn each_limit_applies_its_failure_policy() {
     for (policy, expected) in [
         ("allow", [Code::Ok, Code::Ok, Code::Ok]),
         ("deny", [Code::OverLimit, Code::OverLimit, Code::OverLimit]),
@@ -331,7 +331,7 @@ async fn without_its_store_each_limit_goes_by_its_failure_policy() {
     ] {
         let folder = Folder::new();
         let limits = LIMITS.replace("burst: 2", &format!("burst: 2, on_store_failure: {policy}"));
-        // Nobody listens on that port.
+        // Nothing listens on that port.
         let server =
             start(&folder, &format!("redis: {{ nodes: 1 }}\n{limits}"), &["--store", "redis://127.0.0.1:1"]);
         let channel = channel(&server).await;
@@ -339,7 +339,7 @@ async fn without_its_store_each_limit_goes_by_its_failure_policy() {
             let answer = ask(&channel, "alice").await;
             assert_eq!(codes(&answer), (code, vec![code]), "{policy}");
             let told = answer.statuses[0].current_limit.is_some();
-            assert_eq!(told, policy == "local", "{policy}: what nobody counted is not told");
+            assert_eq!(told, policy == "local", "{policy}: an uncounted limit is not reported");
             if policy == "deny" {
                 assert_eq!(
                     answer.statuses[0].duration_until_reset.unwrap().seconds,
@@ -354,7 +354,7 @@ async fn without_its_store_each_limit_goes_by_its_failure_policy() {
 }
 
 #[tokio::test]
-async fn tokens_close_everything_but_health() {
+async fn all_calls_but_health_need_a_token() {
     let folder = Folder::new();
     let digest = hex(&sha256(b"secret"));
     let server = start(&folder, &format!("auth: {{ token_sha256: [{digest}] }}\n{LIMITS}"), &[]);
@@ -381,14 +381,14 @@ async fn tokens_close_everything_but_health() {
 }
 
 #[test]
-fn over_tls_both_sides_agree_on_http_2() {
+fn tls_negotiates_http_2() {
     let (authority, folder) = (Authority::new(), Folder::new());
     let (cert, key) = authority.certify("server", "IP:127.0.0.1");
     let tls = format!("tls: {{ cert: {}, key: {} }}\n{LIMITS}", cert.display(), key.display());
     let server = start(&folder, &tls, &[]);
     let (body, answer) = (folder.path().join("body"), folder.path().join("answer"));
     fs::write(&body, of("alice")).unwrap();
-    // Curl speaks another TLS than we do, and HTTP/2 only if it is agreed on.
+    // curl has another TLS implementation, and speaks HTTP/2 only if ALPN negotiates it.
     let asked = output(
         Command::new("curl")
             .args([
@@ -411,14 +411,14 @@ fn over_tls_both_sides_agree_on_http_2() {
     assert_eq!((codes(&decoded), remaining(&decoded)), ((Code::Ok, vec![Code::Ok]), vec![1]));
 }
 
-/// What it holds in memory, in MiB.
+/// The resident memory of the server, in MiB.
 fn memory(server: &Server) -> usize {
     let statm = fs::read_to_string(format!("/proc/{}/statm", server.pid())).unwrap();
     let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
     (pages * 4096) >> 20
 }
 
-/// Numbers that look random and are the same each time.
+/// Pseudo-random numbers, the same in every run.
 fn bytes(seed: u64, count: usize) -> Vec<u8> {
     let mut state = seed | 1;
     let mut next = || {
@@ -453,14 +453,14 @@ fn pour(address: SocketAddr, bytes: &[u8]) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
     stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
-    // A server may end it before all was sent.
+    // The server may close before everything was sent.
     let _ = stream.write_all(bytes);
     let mut answer = [0; 64 << 10];
     while stream.read(&mut answer).is_ok_and(|count| count > 0) {}
 }
 
 #[tokio::test]
-async fn random_bytes_neither_kill_it_nor_make_it_grow() {
+async fn random_bytes_do_not_crash_or_leak() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let address = server.listens("grpc");
@@ -471,7 +471,7 @@ async fn random_bytes_neither_kill_it_nor_make_it_grow() {
         let random = bytes(seed, 16 << 10);
         pour(address, &random);
         pour(address, &[PREFACE, &random].concat());
-        // As the payload of every kind of frame, on a stream that is there.
+        // As the payload of every frame type, on an open stream.
         let mut frames = [PREFACE, &frame(4, 0, 0, &[]), &frame(1, 4, 1, &head())].concat();
         for (index, chunk) in random.chunks(64).enumerate() {
             let (kind, flags) = (chunk[0] % 11, chunk[1]);
@@ -485,7 +485,7 @@ async fn random_bytes_neither_kill_it_nor_make_it_grow() {
 }
 
 #[tokio::test]
-async fn floods_of_streams_neither_kill_it_nor_make_it_grow() {
+async fn stream_floods_do_not_crash_or_leak() {
     let folder = Folder::new();
     let server = start(&folder, LIMITS, &[]);
     let address = server.listens("grpc");
@@ -498,14 +498,14 @@ async fn floods_of_streams_neither_kill_it_nor_make_it_grow() {
     };
     let message = of("bob");
     let floods = [
-        // Calls that never get a message, calls that are given up at once, and messages that never end.
+        // Calls without a message, calls reset at once, and messages that never end.
         flood(&|stream| frame(1, 4, stream, &head())),
         flood(&|stream| [frame(1, 4, stream, &head()), frame(3, 0, stream, &[0, 0, 0, 8])].concat()),
         flood(&|stream| {
             [frame(1, 4, stream, &head()), frame(0, 0, stream, &message[..message.len() - 1])].concat()
         }),
         flood(&|stream| [frame(1, 4, stream, &head()), frame(0, 1, stream, &message)].concat()),
-        // Settings and pings that all want an answer.
+        // SETTINGS and PING frames, which all need an acknowledgement.
         flood(&|_| settings.clone()),
         flood(&|_| frame(6, 0, 0, &[0; 8])),
     ];
@@ -564,7 +564,7 @@ async fn calls_of_all_connections_share_one_memory_budget() {
     assert_eq!(refused(), refused_before);
 }
 
-/// Streams of which no answer is read: requests pile up in their windows, 63 KiB in each of 3,200 streams.
+/// Streams whose responses are never read: requests fill their windows, 63 KiB in each of 3,200 streams.
 #[tokio::test(flavor = "multi_thread")]
 async fn unread_reflection_streams_share_the_budget() {
     const CONNECTIONS: usize = 800;

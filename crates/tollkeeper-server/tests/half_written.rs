@@ -1,4 +1,4 @@
-//! A config file that is read while it is being written takes no limit and no token away.
+//! A config file that is read while it is being written removes no limit and no token.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use support::*;
 use tollkeeper::config::{Config, Format};
 use tollkeeper::digest::{hex, sha256};
-use tollkeeper_server::command::init::READY;
+use tollkeeper_server::command::init::TEMPLATES;
 
-/// So long the file must be the same before anything is taken away.
+/// How long the file must be unchanged before anything is removed.
 const SETTLED: Duration = Duration::from_millis(250);
 
 fn access() -> String {
@@ -30,18 +30,18 @@ fn access() -> String {
 
 /// Five real files, each written byte by byte while requests come in and signals ask for reloads.
 #[test]
-fn a_half_written_file_takes_nothing_away() {
-    for (number, ready) in READY.iter().enumerate() {
+fn half_written_file_removes_nothing() {
+    for (number, template) in TEMPLATES.iter().enumerate() {
         let text = match number % 2 {
-            0 => format!("{}{}", access(), ready.text),
-            _ => format!("{}{}", ready.text, access()),
+            0 => format!("{}{}", access(), template.text),
+            _ => format!("{}{}", template.text, access()),
         };
         let folder = Folder::new();
         let server = Server::with_config(&folder, &text);
         // If the machine stops the writer for too long, what it has written by then is a file that somebody wrote.
-        while written_within(&server, &folder, &text, ready.name) >= SETTLED {}
-        // The whole of a new file is in force when it is written.
-        let longer = format!("{}{}", ready.text.trim_end(), "\n\n  - { name: last, rate: 1000000/s }\n");
+        while written_within(&server, &folder, &text, template.name) >= SETTLED {}
+        // A complete new file becomes active.
+        let longer = format!("{}{}", template.text.trim_end(), "\n\n  - { name: last, rate: 1000000/s }\n");
         folder.write("tollkeeper.yaml", &format!("{}{longer}", access()));
         eventually("all of it is in force", || {
             names(&server.client()).last().is_some_and(|name| name == "last")
@@ -93,7 +93,7 @@ fn write_slowly(server: &Server, folder: &Folder, text: &str) -> Duration {
     longest
 }
 
-/// The names of the limits in force.
+/// The names of the active limits.
 fn names(client: &Client) -> Vec<String> {
     let mut client = Client::to(client.stream.peer_addr().unwrap());
     let answer = client.request_with("GET", "/v1/limits", &["authorization: Bearer clerk"], b"");
@@ -107,7 +107,7 @@ fn limits_of(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_token_and_a_limit_are_removed_when_the_file_has_settled() {
+fn removals_apply_once_the_file_has_settled() {
     let folder = Folder::new();
     let limits = "limits:\n  - { name: a, rate: 1000/s }\n";
     let server = Server::with_config(&folder, &format!("{}{limits}  - {{ name: b, rate: 9/s }}\n", access()));

@@ -1,4 +1,4 @@
-//! A declared fact is one identity: the same key whichever way its raw value enters, and no way to name another's hash.
+//! Hashed facts: the same key on every transport, and clients cannot pass the hash of another value.
 
 mod envoy_oracle;
 mod support;
@@ -38,7 +38,7 @@ fn start(folder: &Folder) -> Server {
     Server::with(&["--grpc", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--config", file])
 }
 
-/// What is left of the six, as an operator asks for it.
+/// The remaining requests of the six, from `/v1/usage`.
 fn remaining(server: &Server, value: &str) -> u64 {
     let usage = admin(server, &format!("GET /v1/usage?api_key={value}"));
     usage.json()["limits"][0]["remaining"].as_u64().unwrap_or_else(|| panic!("{}", usage.text()))
@@ -67,7 +67,7 @@ async fn over_grpc(server: &Server, value: &str) {
 }
 
 #[tokio::test]
-async fn a_customer_has_one_key_at_every_entry() {
+async fn hashed_key_is_the_same_on_every_transport() {
     let folder = Folder::new();
     let server = start(&folder);
     // Forward-auth reads the header, the others are given the raw value.
@@ -100,7 +100,7 @@ async fn a_customer_has_one_key_at_every_entry() {
 }
 
 #[tokio::test]
-async fn a_client_cannot_name_the_hash_of_another() {
+async fn client_cannot_send_the_hash_of_another() {
     let folder = Folder::new();
     let server = start(&folder);
     for text in [hash("cust-1"), format!("sha256:{}", hash("cust-1"))] {
@@ -119,7 +119,7 @@ async fn a_client_cannot_name_the_hash_of_another() {
 }
 
 #[test]
-fn an_override_is_found_by_value_and_by_hash() {
+fn override_matches_by_value_and_by_hash() {
     let folder = Folder::new();
     let server = start(&folder);
     for value in ["big-corp", "BIG-corp", &format!("sha256:{}", hash("big-corp"))] {
@@ -130,7 +130,7 @@ fn an_override_is_found_by_value_and_by_hash() {
 }
 
 #[test]
-fn a_hash_that_cannot_be_used_is_an_error() {
+fn unusable_hash_is_an_error() {
     let folder = Folder::new();
     let server = start(&folder);
     let usage = |value: &str| admin(&server, &format!("GET /v1/usage?api_key={value}")).error();

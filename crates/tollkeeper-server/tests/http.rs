@@ -1,4 +1,4 @@
-//! The service over HTTP: what is answered, to the letter.
+//! The HTTP API: statuses, headers and bodies of every call.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -10,12 +10,12 @@ use tollkeeper_server::transport::http::endpoint::{Endpoint, ROUTES};
 
 const ALICE: &str = r#"{"facts":{"user":"alice"}}"#;
 
-/// The first limit of an answer.
+/// The first limit of a response.
 fn first(answer: &Answer) -> Value {
     answer.json()["limits"][0].clone()
 }
 
-/// How much each limit has left, which is seen without a charge.
+/// The remaining units of each limit, from a peek.
 fn remaining(server: &Server, facts: &str) -> Vec<u64> {
     let peek = server.post("/v1/peek", &format!("{{\"facts\":{facts}}}"));
     assert_eq!(peek.status, 200, "{peek:?}");
@@ -33,7 +33,7 @@ fn between(value: &Value, from: f64, to: f64) -> f64 {
 const DAY: f64 = 86_400.0;
 
 #[test]
-fn the_first_five_pass_and_the_sixth_is_told_why_and_when() {
+fn sixth_request_is_refused_with_reason_and_retry() {
     let server = Server::start();
     for remaining in (0..5).rev() {
         let answer = server.post("/v1/check", ALICE);
@@ -50,7 +50,7 @@ fn the_first_five_pass_and_the_sixth_is_told_why_and_when() {
     let refused = server.post("/v1/check", ALICE);
     assert_eq!(refused.status, 429);
     let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
-    // Lengthened by a tenth at most, so that not all come again at once.
+    // Jittered by up to a tenth, so that not all clients retry at once.
     assert!((1..=3).contains(&wait), "{wait}");
     assert_eq!(refused.header("ratelimit-policy"), Some("\"demo\";q=5;w=10"));
     assert!(refused.header("ratelimit").is_some_and(|state| state.starts_with("\"demo\";r=0;t=")));
@@ -80,7 +80,7 @@ fn the_first_five_pass_and_the_sixth_is_told_why_and_when() {
 }
 
 #[test]
-fn an_admission_and_a_refusal_of_each_algorithm_hold_every_field() {
+fn every_field_is_present_for_each_algorithm() {
     // What the limit says, what it takes at once, its longest wait for one more, and its sentence.
     for (limit, algorithm, at_once, longest, allows) in [
         ("rate: 24/day\n    burst: 3", "token-bucket", 3_u32, 3_600.0, "24 per day with bursts of 3"),
@@ -170,7 +170,7 @@ fn an_admission_and_a_refusal_of_each_algorithm_hold_every_field() {
 }
 
 #[test]
-fn what_waiting_cannot_cure_is_never_and_has_no_retry_after() {
+fn request_that_never_fits_has_no_retry_after() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,
@@ -226,11 +226,11 @@ fn what_waiting_cannot_cure_is_never_and_has_no_retry_after() {
         }
         assert_eq!((&said["reason"], &said["charge"]), (&json!(reason), &Value::Null));
     }
-    assert_eq!(remaining(&server, r#"{"user":"alice"}"#), [3], "nothing of it was charged");
+    assert_eq!(remaining(&server, r#"{"user":"alice"}"#), [3], "the request charged nothing");
 }
 
 #[test]
-fn never_binds_before_any_wait_and_of_waits_the_longest() {
+fn never_binds_before_waits_then_the_longest_wait() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,
@@ -262,7 +262,7 @@ fn never_binds_before_any_wait_and_of_waits_the_longest() {
 }
 
 #[test]
-fn the_scarcest_limit_binds_and_a_refusal_charges_no_limit_at_all() {
+fn scarcest_limit_binds_and_refusal_charges_nothing() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,
@@ -292,7 +292,7 @@ fn the_scarcest_limit_binds_and_a_refusal_charges_no_limit_at_all() {
 }
 
 #[test]
-fn a_shadow_limit_counts_and_says_but_never_refuses() {
+fn shadow_limit_counts_but_never_refuses() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,
@@ -335,7 +335,7 @@ fn a_shadow_limit_counts_and_says_but_never_refuses() {
 }
 
 #[test]
-fn where_no_limit_applies_the_request_passes_and_nothing_binds() {
+fn request_without_limits_is_allowed() {
     let server = Server::start();
     for facts in ["{}", r#"{"user":""}"#, r#"{"User":"alice"}"#, r#"{"tenant":"acme"}"#] {
         let answer = server.post("/v1/check", &format!("{{\"facts\":{facts},\"cost\":2147483648}}"));
@@ -353,7 +353,7 @@ fn where_no_limit_applies_the_request_passes_and_nothing_binds() {
 }
 
 #[test]
-fn concurrency_limits_are_shown_by_peek_and_usage_and_skipped_by_check() {
+fn check_skips_concurrency_limits() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,
@@ -411,7 +411,7 @@ fn an_absent_fact_is_null_in_the_key_and_values_are_text() {
     }
     assert_eq!(remaining(&server, r#"{"tenant":"1","user":true}"#), [7], "`1` and \"1\" are one key");
     assert_eq!(remaining(&server, "{}"), [8], "all who say nothing share one");
-    assert_eq!(remaining(&server, r#"{"tenant":"null","user":"null"}"#), [9], "which nobody can name");
+    assert_eq!(remaining(&server, r#"{"tenant":"null","user":"null"}"#), [9], "which cannot be named");
 }
 
 #[test]
@@ -451,7 +451,7 @@ fn an_address_is_canonical_and_masked_in_the_key() {
 }
 
 #[test]
-fn a_cost_is_what_was_asked_or_the_number_in_a_fact() {
+fn cost_is_explicit_or_from_a_fact() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,
@@ -531,7 +531,7 @@ fn a_tier_and_an_override_decide_what_is_granted() {
 }
 
 #[test]
-fn a_peek_says_what_a_check_would_and_is_always_200() {
+fn peek_shows_the_decision_with_status_200() {
     let folder = Folder::new();
     let server =
         Server::with_config(&folder, "limits:\n  - { name: few, by: user, rate: 10/day, burst: 2 }\n");
@@ -629,7 +629,7 @@ fn usage_reads_facts_from_the_query() {
 }
 
 #[test]
-fn a_batch_is_decided_in_order_and_what_is_invalid_is_answered_in_its_place() {
+fn batch_is_decided_in_order_with_errors_in_place() {
     let folder = Folder::new();
     let server =
         Server::with_config(&folder, "limits:\n  - { name: few, by: user, rate: 10/day, burst: 3 }\n");
@@ -708,7 +708,7 @@ fn a_batch_is_decided_in_order_and_what_is_invalid_is_answered_in_its_place() {
 }
 
 #[test]
-fn the_limits_in_force_are_listed_in_the_shape_of_a_config_with_a_version() {
+fn active_limits_are_listed_in_config_form() {
     let server = Server::start();
     let answer = server.get("/v1/limits");
     assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")));
@@ -727,7 +727,7 @@ fn the_limits_in_force_are_listed_in_the_shape_of_a_config_with_a_version() {
 }
 
 #[test]
-fn the_limits_of_a_file_are_a_file_again() {
+fn listed_limits_are_a_valid_config() {
     let folder = Folder::new();
     let yaml = "limits:
   - { name: per-ip, by: ip, rate: 1000/min, allow: [10.0.0.0/8] }
@@ -759,7 +759,7 @@ fn the_limits_of_a_file_are_a_file_again() {
 }
 
 #[test]
-fn health_and_readiness_are_answered_in_plain_words() {
+fn health_and_readiness_are_plain_text() {
     let server = Server::start();
     for (path, body) in [("/healthz", "ok\n"), ("/readyz", "ready\n")] {
         let answer = server.get(path);
@@ -868,7 +868,7 @@ fn metrics_count_what_was_sent() {
 }
 
 #[test]
-fn whatever_the_content_type_the_body_is_json() {
+fn content_type_is_ignored() {
     let server = Server::start();
     for kind in [
         "",
@@ -913,7 +913,7 @@ limits:
 }
 
 #[test]
-fn a_wait_of_less_than_a_second_is_told_as_one() {
+fn wait_under_a_second_is_reported_as_one() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, "limits:\n  - { name: fast, rate: 1000/s, burst: 1 }\n");
     let mut client = server.client();
@@ -934,7 +934,7 @@ fn a_wait_of_less_than_a_second_is_told_as_one() {
 }
 
 #[test]
-fn a_connection_is_kept_and_requests_in_a_row_are_answered_in_order() {
+fn pipelined_requests_are_answered_in_order() {
     let folder = Folder::new();
     let server =
         Server::with_config(&folder, "limits:\n  - { name: many, by: user, rate: 10/day, burst: 1000 }\n");
@@ -965,7 +965,7 @@ fn a_connection_is_kept_and_requests_in_a_row_are_answered_in_order() {
 }
 
 #[test]
-fn a_request_is_answered_whatever_follows_it() {
+fn request_is_answered_whatever_follows() {
     let server = Server::start();
     let whole = format!(
         "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{ALICE}",
@@ -994,7 +994,7 @@ fn a_request_before_garbage_is_answered() {
 }
 
 #[test]
-fn another_method_is_405_and_says_which_is_right() {
+fn wrong_method_is_405_with_allow() {
     let server = Server::start();
     let mut client = server.client();
     for (path, right) in [
@@ -1072,7 +1072,7 @@ fn head_of_the_event_stream_does_not_wait_for_events() {
 }
 
 #[test]
-fn a_path_that_is_not_there_is_404_and_says_where_to_look() {
+fn unknown_path_is_404_with_a_hint() {
     let server = Server::start();
     let mut client = server.client();
     for path in [

@@ -1,4 +1,4 @@
-//! What a person reads while something fails: the cause, a few times, and nobody's key.
+//! Logs of failures and refusals: they name the cause, at a bounded rate, and show no secrets.
 
 mod support;
 
@@ -11,14 +11,14 @@ use support::{Folder, Server, eventually};
 use tollkeeper::digest::{hex, sha256};
 
 #[test]
-fn a_store_that_fails_is_named_with_its_cause_at_a_bounded_rate_and_no_key_is() {
+fn store_failure_is_logged_with_its_cause() {
     let folder = Folder::new();
     let file = folder.write(
         "tollkeeper.yaml",
         "limits:\n  - { name: each, by: user, rate: 5/day }\n  - { name: all, rate: 5/day, on_store_failure: deny }\n",
     );
     let began = Instant::now();
-    // Nobody listens on port 1.
+    // Nothing listens on port 1.
     let config = file.to_str().expect("UTF-8");
     let server = Server::with(&["--config", config, "--store", "redis://127.0.0.1:1", "--log", "json"]);
     server.logs("cannot use 127.0.0.1:1");
@@ -37,7 +37,7 @@ fn a_store_that_fails_is_named_with_its_cause_at_a_bounded_rate_and_no_key_is() 
         .map(|line| serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}")))
         .map(|object| object["fields"]["message"].to_string())
         .collect();
-    // Of three lines at most one a second each, and a few that are said once.
+    // Three kinds of lines at most once a second each, and a few that are logged once.
     let most = 3 * (began.elapsed().as_secs() + 2) + 10;
     assert!((messages.len() as u64) < most, "{} lines, not {most}: {messages:#?}", messages.len());
     let opened = messages.iter().find(|line| line.contains("failure policy")).expect("it was waited for");
@@ -126,9 +126,9 @@ fn refusals_are_logged_with_their_fields() {
     assert_eq!(first["message"], "refused, retry in 1 d");
 }
 
-/// Nothing is silent: what is not logged is counted, and that is logged.
+/// Refusals that are not logged are counted, and the count is logged.
 #[test]
-fn refusals_beyond_the_rate_are_summed_up() {
+fn refusals_beyond_the_rate_are_counted() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &format!("log: {{ refusals: 5/day }}\n{LIMITS}"));
     for _ in 0..21 {
@@ -150,7 +150,7 @@ fn refusals_beyond_the_rate_are_summed_up() {
 }
 
 #[test]
-fn the_refusal_log_is_off_unless_the_file_says_so() {
+fn refusal_log_is_off_by_default() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     let refuse = || server.check(r#"{"route":"/login"}"#);
@@ -160,7 +160,7 @@ fn the_refusal_log_is_off_unless_the_file_says_so() {
     assert!(server.log().contains(r#"route="/login""#), "{}", server.log());
     folder.write("tollkeeper.yaml", LIMITS);
     // One line for each reload, and refusals only between the two.
-    eventually("a reload turns it off", || server.log().matches("is in force").count() == 2);
+    eventually("a reload turns it off", || server.log().matches("limits version ").count() == 2);
     let refused = |log: &str| log.matches("refused").count();
     let before = refused(&server.log());
     for _ in 0..10 {

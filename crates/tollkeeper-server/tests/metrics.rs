@@ -1,11 +1,11 @@
-//! What `/metrics` says after requests that are known.
+//! `/metrics` after known requests.
 
 mod support;
 
 use support::{Folder, Server};
 use tollkeeper::digest::{hex, sha256};
 
-/// The lines of a page that begin so, and are not zero.
+/// The lines of the page with this prefix and a value other than zero.
 fn lines(server: &Server, start: &str) -> Vec<String> {
     let page = server.get("/metrics");
     let lines = page.text().lines().filter(|line| line.starts_with(start) && !line.ends_with(" 0"));
@@ -55,7 +55,7 @@ fn routes_of_a_reload_are_known() {
         "tollkeeper.yaml",
         "http: { routes: [/new] }\nlimits: [{ name: all, rate: 100/day, when: { route: /newer } }]",
     );
-    server.logs("version 2 of the limits is in force");
+    server.logs("limits version 2 is active");
     for route in ["/new", "/newer"] {
         server.check(&format!(r#"{{"route":"{route}"}}"#));
         let series =
@@ -65,7 +65,7 @@ fn routes_of_a_reload_are_known() {
 }
 
 #[test]
-fn what_remains_is_counted_as_a_share_of_the_limit() {
+fn remaining_is_counted_as_a_ratio() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,
@@ -89,7 +89,7 @@ fn what_remains_is_counted_as_a_share_of_the_limit() {
 }
 
 #[test]
-fn a_full_store_says_how_many_keys_share_and_what_it_holds() {
+fn full_store_reports_overflows_and_memory() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,
@@ -103,11 +103,11 @@ fn a_full_store_says_how_many_keys_share_and_what_it_holds() {
     assert_eq!(server.metric("tollkeeper_keys_overflow_total"), 5.0);
     let full = server.metric("tollkeeper_store_memory_bytes");
     assert!(full >= empty + 10.0 * 32.0, "{empty} to {full}");
-    assert!(lines(&server, "tollkeeper_breaker_state").is_empty(), "there is none without Redis");
+    assert!(lines(&server, "tollkeeper_breaker_state").is_empty(), "it is absent without Redis");
 }
 
 #[test]
-fn a_key_that_shares_its_count_is_told_so() {
+fn overflow_key_is_reported_in_the_response() {
     let folder = Folder::new();
     let file = folder.write(
         "tollkeeper.yaml",
@@ -152,7 +152,7 @@ fn a_key_that_shares_its_count_is_told_so() {
 }
 
 #[test]
-fn refunds_that_find_no_room_are_counted_and_logged() {
+fn refunds_refused_for_space_are_counted_and_logged() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,
@@ -171,6 +171,6 @@ fn refunds_that_find_no_room_are_counted_and_logged() {
         assert_eq!(refused.json()["error"]["code"], "store_unavailable", "{path}");
     }
     assert_eq!(server.metric("tollkeeper_refunds_refused_total"), 3.0);
-    server.logs("the store has no room to remember more refunds: ");
-    assert!(lines(&server, "tollkeeper_snapshot").is_empty(), "there is none without a snapshot");
+    server.logs("the store has no room for more refund records: ");
+    assert!(lines(&server, "tollkeeper_snapshot").is_empty(), "it is absent without a snapshot");
 }

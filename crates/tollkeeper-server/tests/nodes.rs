@@ -1,4 +1,4 @@
-//! Several servers on one Redis: limits that one of them is given hold for all, and restarts lose nothing.
+//! Several nodes on one Redis: limits set on one apply to all, and restarts lose nothing.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -54,7 +54,7 @@ fn change(server: &Server, method: &str, headers: &[&str], body: &str) -> Answer
     server.client().request_with(method, "/v1/limits", &[headers, &[TOKEN]].concat(), body.as_bytes())
 }
 
-/// What is in force: source, whether a file is shadowed, whether it outlives the process, the burst.
+/// The active limits: source, `shadowed`, `persistent`, and the burst.
 fn state(answer: &Answer) -> Value {
     assert_eq!(answer.status, 200, "{answer:?}");
     let said = answer.json();
@@ -66,7 +66,7 @@ fn becomes(server: &Server, expected: &Value) {
 }
 
 #[test]
-fn what_one_node_is_given_holds_for_all_and_over_restarts_until_it_is_taken_back() {
+fn put_limits_apply_to_all_nodes_and_survive_restarts() {
     let nodes = Nodes::new();
     let (one, other) = (nodes.start(5), nodes.start(6));
     assert!(one.check(r#"{"user":"alice"}"#));
@@ -79,7 +79,7 @@ fn what_one_node_is_given_holds_for_all_and_over_restarts_until_it_is_taken_back
     let peek = other.post("/v1/peek", r#"{"facts":{"user":"alice"}}"#).json();
     assert_eq!(peek["limits"][0]["remaining"], 8, "what was charged stays charged");
 
-    // A node that starts has them from its first answer on.
+    // A starting node applies them before its first response.
     drop(one);
     let one = nodes.start(5);
     assert_eq!(state(&one.get("/v1/limits")), json!(["api", true, true, 9]));
@@ -90,7 +90,7 @@ fn what_one_node_is_given_holds_for_all_and_over_restarts_until_it_is_taken_back
 }
 
 #[test]
-fn of_two_who_saw_the_same_limits_one_wins_whichever_node_they_ask() {
+fn one_of_two_conditional_puts_on_two_nodes_wins() {
     let nodes = Nodes::new();
     let servers = [nodes.start(5), nodes.start(6)];
     for round in 10..15 {
@@ -113,7 +113,7 @@ fn of_two_who_saw_the_same_limits_one_wins_whichever_node_they_ask() {
 }
 
 #[test]
-fn without_its_store_nothing_is_replaced_and_the_answer_says_so() {
+fn put_without_the_store_is_503() {
     let mut nodes = Nodes::new();
     let server = nodes.start(5);
     nodes.redis.kill();
@@ -125,7 +125,7 @@ fn without_its_store_nothing_is_replaced_and_the_answer_says_so() {
     assert!(server.check(r#"{"user":"alice"}"#), "and decisions go on");
 }
 
-/// Said once, although each connection asks.
+/// Logged once, although each connection checks.
 #[test]
 fn store_that_may_evict_keys_is_warned_of() {
     let redis = redis::Server::with(redis::Program::Redis, &["maxmemory-policy allkeys-lru"]);
@@ -157,11 +157,11 @@ struct Seen {
     begun: AtomicU32,
     answered: AtomicU32,
     admitted: AtomicU32,
-    asked_again: AtomicU32,
+    retried: AtomicU32,
 }
 
-/// Sends requests when they are due, however long the ones before took, until it is told that this is enough. One that
-/// nobody answers is asked again elsewhere, and not given up.
+/// Sends requests on a fixed schedule, however long earlier ones took, until `enough`. A request without a response is
+/// retried on the other node until it is answered.
 fn keep_asking(
     client: u32,
     began: Instant,
@@ -169,20 +169,20 @@ fn keep_asking(
     node: impl Fn(u32) -> SocketAddr,
     enough: impl Fn() -> bool,
 ) {
-    for turn in 0.. {
-        wait_until(began + (turn * CLIENTS + client) * Duration::from_secs(1) / RATE);
+    for round in 0.. {
+        wait_until(began + (round * CLIENTS + client) * Duration::from_secs(1) / RATE);
         if enough() {
             return;
         }
         seen.begun.fetch_add(1, SeqCst);
-        let (mut place, sent) = (client + turn, Instant::now());
+        let (mut target, sent) = (client + round, Instant::now());
         let status = loop {
-            if let Some(status) = ask(node(place)) {
+            if let Some(status) = ask(node(target)) {
                 break status;
             }
-            assert!(sent.elapsed() < PATIENCE, "nobody answers");
-            seen.asked_again.fetch_add(1, SeqCst);
-            place += 1;
+            assert!(sent.elapsed() < PATIENCE, "no node answers");
+            seen.retried.fetch_add(1, SeqCst);
+            target += 1;
         };
         match status.as_str() {
             "200" => _ = seen.admitted.fetch_add(1, SeqCst),
@@ -193,19 +193,19 @@ fn keep_asking(
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a client that goes by its schedule has to wait for it")]
+#[expect(clippy::disallowed_methods, reason = "a client with a fixed schedule has to wait for it")]
 fn wait_until(due: Instant) {
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
 }
 
-/// Two nodes, 2,000 requests a second of clients that ask again when a node is gone, and each node restarted five times
-/// under it.
+/// Two nodes under 2,000 requests a second, from clients that retry when a node is gone; each node is restarted five
+/// times.
 #[test]
-fn nodes_that_are_restarted_one_by_one_lose_no_request_and_admit_none_too_many() {
+fn rolling_restart_loses_no_request_and_no_count() {
     const BURST: u32 = 4 * RATE;
     const RESTARTS: usize = 5;
     let nodes = Nodes::new();
-    // Addresses of their own: what was left for a moment is taken by nobody else, and no connection meets itself there.
+    // Dedicated addresses: no other process takes the port during a restart, and no TCP self-connect can happen.
     let mut servers = ["127.0.0.2:0", "127.0.0.3:0"].map(|http| nodes.start_at(http, BURST));
     let addresses = servers.each_ref().map(|server| server.address);
     let (seen, done, began) = (Seen::default(), AtomicBool::new(false), Instant::now());
@@ -229,16 +229,16 @@ fn nodes_that_are_restarted_one_by_one_lose_no_request_and_admit_none_too_many()
         }
         done.store(true, SeqCst);
     });
-    let [begun, answered, admitted, asked_again] =
-        [&seen.begun, &seen.answered, &seen.admitted, &seen.asked_again].map(|count| count.load(SeqCst));
+    let [begun, answered, admitted, retried] =
+        [&seen.begun, &seen.answered, &seen.admitted, &seen.retried].map(|count| count.load(SeqCst));
     let seconds = began.elapsed().as_secs_f64();
     println!(
-        "{answered} requests answered in {seconds:.1} s ({:.0}/s, {RATE}/s meant) over {} restarts, {asked_again} asked \
+        "{answered} requests answered in {seconds:.1} s ({:.0}/s, {RATE}/s meant) over {} restarts, {retried} asked \
          again, {admitted} of {BURST} admitted",
         f64::from(answered) / seconds,
         2 * RESTARTS,
     );
-    assert!(asked_again > 0, "otherwise this shows little");
+    assert!(retried > 0, "otherwise this shows little");
     assert_eq!(answered, begun, "none lost");
-    assert_eq!(admitted, BURST, "none above the limit, and none charged in vain");
+    assert_eq!(admitted, BURST, "exactly the limit was admitted, and nothing else was charged");
 }

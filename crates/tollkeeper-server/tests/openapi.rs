@@ -1,5 +1,5 @@
-//! The schema judged by a tool that knows nothing of us: whatever it makes up, the server answers as the
-//! schema says, accepts what the schema accepts and refuses what it refuses.
+//! Schemathesis tests the server against its OpenAPI schema: for generated requests, the server responds as the schema
+//! says, accepts what the schema accepts and refuses what it refuses.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -18,7 +18,7 @@ const LIMITS: &str = "limits:
   - { name: exports, by: user, algorithm: concurrency, limit: 2 }
 ";
 
-/// Makes up requests to the calls that these options choose; how many it made.
+/// Generates requests to the calls that these options select, and returns their number.
 fn judge(options: &[&str]) -> u64 {
     let folder = Folder::new();
     let admin = format!("{LIMITS}admin: {{ token_sha256: {} }}\n", hex(&sha256(b"boss")));
@@ -26,7 +26,7 @@ fn judge(options: &[&str]) -> u64 {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/schemathesis");
     let tool = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/python/bin/schemathesis");
     assert!(tool.exists(), "schemathesis is missing: `make test` installs it into target/python");
-    // `make soak` asks for more of them than anybody wants to wait for.
+    // `make soak` raises the number of examples.
     let examples = std::env::var("EXAMPLES").unwrap_or_else(|_| "60".to_owned());
     let report = folder.path().join("report");
     let judged = Command::new(tool)
@@ -61,15 +61,15 @@ fn judge(options: &[&str]) -> u64 {
 }
 
 #[test]
-fn every_call_does_what_the_schema_says() {
-    // What is PUT changes what others are answered, and events have no end: a test of their own each.
+fn every_call_conforms_to_the_schema() {
+    // PUT changes the responses of other calls, and the event stream has no end: both have tests of their own.
     let made =
         judge(&["--exclude-path", "/v1/events", "--exclude-operation-id-regex", "putLimits|deleteLimits"]);
     assert!(made > 500, "{made}");
 }
 
 #[test]
-fn limits_are_put_and_taken_back_as_the_schema_says() {
+fn put_and_delete_limits_conform_to_the_schema() {
     let made = judge(&["--include-operation-id-regex", "putLimits|deleteLimits"]);
     assert!(made > 50, "{made}");
 }

@@ -1,4 +1,4 @@
-//! What operators look at: the busiest keys, events once a second, the schema of all calls.
+//! The views for operators: top keys, the event stream, the index page and the API schema.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -19,7 +19,7 @@ http: { facts: { api_key: { from: header.authorization, hash: true } } }
 ";
 
 #[test]
-fn the_busiest_and_the_most_refused_keys_are_listed_and_secrets_are_not() {
+fn top_keys_are_listed_with_secrets_redacted() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     for (user, times) in [("alice", 9), ("bob", 5), ("carol", 1)] {
@@ -65,7 +65,7 @@ fn event(lines: &mut impl Iterator<Item = String>) -> Value {
 }
 
 #[test]
-fn everybody_who_listens_hears_the_same_once_a_second() {
+fn all_subscribers_get_one_event_a_second() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     for _ in 0..4 {
@@ -99,7 +99,7 @@ fn everybody_who_listens_hears_the_same_once_a_second() {
 }
 
 #[test]
-fn no_more_than_64_listen_and_whoever_leaves_makes_room() {
+fn event_stream_has_64_subscribers_at_most() {
     let server = Server::start();
     let mut seats: Vec<_> = (0..64).map(|_| listen(&server)).collect();
     assert_eq!(server.get("/v1/events").error(), (400, "too_many".to_owned(), None));
@@ -113,7 +113,7 @@ fn no_more_than_64_listen_and_whoever_leaves_makes_room() {
 }
 
 #[test]
-fn listeners_do_not_hold_up_the_end() {
+fn subscribers_do_not_delay_shutdown() {
     let server = Server::start();
     let mut lines = listen(&server);
     event(&mut lines);
@@ -126,14 +126,14 @@ fn listeners_do_not_hold_up_the_end() {
 }
 
 #[test]
-fn a_page_of_another_site_hears_nothing() {
+fn cross_site_page_cannot_read_events() {
     let server = Server::start();
     let foreign = server.client().request_with("GET", "/v1/events", &["origin: http://evil.example"], b"");
     assert_eq!(foreign.error(), (403, "forbidden".to_owned(), None));
 }
 
 #[test]
-fn the_front_page_leads_to_calls_that_exist() {
+fn index_page_links_exist() {
     let server = Server::start();
     let page = server.get("/");
     assert_eq!(page.header("content-type"), Some("text/html; charset=utf-8"));

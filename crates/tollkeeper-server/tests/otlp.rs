@@ -29,7 +29,7 @@ const PARENT: &str = "b7ad6b7169203331";
 /// Paths and bodies, in the order in which they came.
 type Received = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
 
-/// A collector: it takes everything, or nothing.
+/// A collector that accepts everything, or refuses everything.
 struct Receiver {
     address: SocketAddr,
     received: Received,
@@ -132,7 +132,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a span tells, without how long to wait, which must be up to a day if it is told.
+/// The attributes of a span without `retry_after`, which must be at most a day if present.
 fn told(span: &Span) -> (String, BTreeMap<String, String>) {
     let mut told = shown(&span.attributes);
     if let Some(retry) = told.remove("tollkeeper.retry_after") {
@@ -151,7 +151,7 @@ fn expected(name: &str, pairs: &[(&str, &str)]) -> (String, BTreeMap<String, Str
     (name.to_owned(), pairs.collect())
 }
 
-/// What holds of every span: it is of a server, of this time, and names nobody.
+/// Checks every span: kind server, current time, and no key values.
 fn check_span(span: &Span) {
     assert_eq!(span.kind, 2, "of a server");
     assert!(span.start_time_unix_nano > 1_700_000_000_000_000_000, "{span:?}");
@@ -169,7 +169,7 @@ fn ask(server: &Server, path: &str, headers: &str, body: &str) -> u16 {
 }
 
 #[test]
-fn a_decision_is_a_span_of_whoever_asked() {
+fn decision_is_a_child_span_of_the_caller() {
     let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));
     let server = start(&folder, &receiver);
     let alice = r#"{"facts":{"user":"alice"}}"#;
@@ -180,7 +180,7 @@ fn a_decision_is_a_span_of_whoever_asked() {
     assert_eq!(ask(&server, "/v1/peek", &parent("01"), alice), 200);
     let batch = format!("{{\"checks\":[{alice},7]}}");
     assert_eq!(ask(&server, "/v1/check/batch", &parent("01"), &batch), 200);
-    // Nobody wants to see these.
+    // These are not sampled.
     assert_eq!(ask(&server, "/v1/check", &parent("00"), alice), 429);
     assert_eq!(ask(&server, "/v1/check", "te: trailers\r\n", alice), 429);
     assert_eq!(ask(&server, "/v1/check", "", alice), 429);
@@ -211,7 +211,7 @@ fn a_decision_is_a_span_of_whoever_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_envoy_asks_is_a_span_of_its_request() {
+async fn envoy_call_is_a_child_span() {
     let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));
     let server = start_with(&folder, &receiver, &["--grpc", "127.0.0.1:0"]);
     let url = format!("http://{}", server.listens("grpc"));
@@ -227,11 +227,11 @@ async fn what_envoy_asks_is_a_span_of_its_request() {
     let alice = || descriptor([("user", "alice")]);
     assert_eq!(ask(Some("01"), vec![alice()]).await.unwrap(), Code::Ok);
     assert_eq!(ask(Some("01"), vec![alice()]).await.unwrap(), Code::OverLimit);
-    // One looks, one pays, one gives back: they are one call.
+    // One descriptor peeks, one is charged, one is refunded: they are one call.
     let (looks, pays) = (costing(0, alice()), descriptor([("user", "bob")]));
     assert_eq!(ask(Some("01"), vec![looks, pays.clone()]).await.unwrap(), Code::OverLimit);
     assert_eq!(ask(Some("01"), vec![giving(1, alice())]).await.unwrap(), Code::Ok);
-    // Nobody wants to see these, and one that makes no sense decides nothing.
+    // These are not sampled, and an invalid request decides nothing.
     assert_eq!(ask(Some("00"), vec![pays.clone()]).await.unwrap(), Code::Ok);
     assert_eq!(ask(None, vec![pays]).await.unwrap(), Code::OverLimit);
     assert!(ask(Some("01"), Vec::new()).await.is_err());
@@ -263,7 +263,7 @@ async fn what_envoy_asks_is_a_span_of_its_request() {
 }
 
 #[test]
-fn a_decision_over_resp_is_a_trace_of_its_own() {
+fn resp_decision_starts_a_trace() {
     let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));
     let server = start_with(&folder, &receiver, &["--resp", "127.0.0.1:0"]);
     let client = redis::Client::open(format!("redis://{}", server.resp())).unwrap();
@@ -327,7 +327,7 @@ fn a_decision_over_resp_is_a_trace_of_its_own() {
 }
 
 #[test]
-fn a_collector_gets_the_numbers_of_the_metrics_page() {
+fn collector_gets_the_same_metrics_as_the_page() {
     let (folder, receiver) = (Folder::new(), Receiver::start("200 OK"));
     let server = start(&folder, &receiver);
     for _ in 0..3 {
@@ -395,7 +395,7 @@ fn a_collector_gets_the_numbers_of_the_metrics_page() {
 }
 
 #[test]
-fn a_collector_that_refuses_is_named_once_and_nobody_waits_for_it() {
+fn failing_collector_is_logged_once_and_never_awaited() {
     let (folder, receiver) = (Folder::new(), Receiver::start("503 Service Unavailable"));
     let server = start(&folder, &receiver);
     let traced = format!("traceparent: 00-{TRACE}-{PARENT}-01\r\n");
@@ -407,12 +407,13 @@ fn a_collector_that_refuses_is_named_once_and_nobody_waits_for_it() {
     let ended = server.ended();
     assert_eq!(ended.code, Some(0));
     let lines: Vec<&str> = ended.log.lines().filter(|line| line.contains("the collector at")).collect();
-    let reasons: Vec<bool> = lines.iter().map(|line| line.contains("it answers 503 Service")).collect();
+    let reasons: Vec<bool> =
+        lines.iter().map(|line| line.contains("the collector answered 503 Service")).collect();
     assert_eq!(reasons, [true, true], "once for spans, once for metrics: {lines:?}");
 }
 
 #[test]
-fn an_address_that_is_none_is_refused_with_what_would_be_right() {
+fn invalid_collector_address_is_refused_with_an_example() {
     for (url, said) in [("otel:4318", "http://127.0.0.1:4318"), ("https://otel", "plain http")] {
         let output = support::run(&["serve", "--otlp", url]);
         assert_eq!(output.status.code(), Some(2));

@@ -1,4 +1,4 @@
-//! Limits that are replaced while the server runs: through the API, beside a file that changes too.
+//! Replacing limits through the API while the server runs, also when the config file changes.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -18,7 +18,7 @@ fn file(burst: u32, rest: &str) -> String {
     )
 }
 
-/// The same limit as it is PUT.
+/// The same limit as a body of `PUT /v1/limits`.
 fn body(burst: u32) -> String {
     json!({ "limits": [{ "name": "few", "by": "user", "rate": "1/day", "burst": burst }] }).to_string()
 }
@@ -31,7 +31,7 @@ fn delete(server: &Server, headers: &[&str]) -> Answer {
     server.client().request_with("DELETE", "/v1/limits", &[headers, &[TOKEN]].concat(), b"")
 }
 
-/// What is in force: version, source, whether a file is shadowed, whether it outlives the process, the burst.
+/// The active limits: version, source, `shadowed`, `persistent`, and the burst.
 fn state(answer: &Answer) -> Value {
     assert_eq!(answer.status, 200, "{answer:?}");
     let said = answer.json();
@@ -45,7 +45,7 @@ fn remaining(server: &Server) -> u64 {
 }
 
 #[test]
-fn limits_that_are_put_are_in_force_at_once_keep_every_count_and_give_way_to_the_file_again() {
+fn put_limits_apply_at_once_and_keep_counts() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &file(5, ""));
     assert!(server.check(r#"{"user":"alice"}"#));
@@ -71,7 +71,7 @@ fn limits_that_are_put_are_in_force_at_once_keep_every_count_and_give_way_to_the
 }
 
 #[test]
-fn what_get_answers_can_be_put_back() {
+fn response_of_get_can_be_put() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &file(5, ""));
     let limits = server.get("/v1/limits").json()["limits"].clone();
@@ -81,7 +81,7 @@ fn what_get_answers_can_be_put_back() {
 }
 
 #[test]
-fn who_has_not_seen_what_is_in_force_changes_nothing() {
+fn put_with_a_stale_version_changes_nothing() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &file(5, ""));
     for tag in ["\"2\"", "1", "W/\"1\"", "\"0\", \"2\"", "nonsense", ""] {
@@ -101,7 +101,7 @@ fn who_has_not_seen_what_is_in_force_changes_nothing() {
 }
 
 #[test]
-fn of_many_who_have_seen_the_same_version_one_wins() {
+fn one_of_many_conditional_puts_wins() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &file(5, ""));
     let won = std::thread::scope(|scope| {
@@ -116,7 +116,7 @@ fn of_many_who_have_seen_the_same_version_one_wins() {
 }
 
 #[test]
-fn limits_that_make_no_sense_change_nothing_and_every_mistake_is_named() {
+fn invalid_limits_change_nothing_and_list_every_error() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &file(5, ""));
     let wrong = r#"{"limits":[{"name":"A B","rate":"5/1 mn"},{"name":"two","by":"user"}]}"#;
@@ -146,7 +146,7 @@ fn limits_that_make_no_sense_change_nothing_and_every_mistake_is_named() {
 }
 
 #[test]
-fn variables_of_the_server_cannot_be_read_through_limits() {
+fn put_limits_do_not_expand_variables() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &file(5, ""));
     let limits = r#"{"limits":[{"name":"a","by":"user","rate":"5/s","allow":["${PATH}"]}]}"#;
@@ -155,7 +155,7 @@ fn variables_of_the_server_cannot_be_read_through_limits() {
 }
 
 #[test]
-fn four_mebibytes_are_read_and_not_a_byte_more() {
+fn put_body_limit_is_4_mib() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &file(5, ""));
     let padded = |size: usize| format!("{}{}", " ".repeat(size - body(7).len()), body(7));
@@ -164,13 +164,13 @@ fn four_mebibytes_are_read_and_not_a_byte_more() {
 }
 
 #[test]
-fn a_file_that_changes_under_limits_that_were_put_is_reported_and_only_its_rest_applied() {
+fn file_change_under_put_limits_applies_only_the_rest() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &file(5, ""));
     assert_eq!(state(&put(&server, &[], &body(8))), json!([2, "api", true, false, 8]));
 
     folder.write("tollkeeper.yaml", &file(3, "share: 1/2"));
-    server.logs("are not applied: others were PUT");
+    server.logs("are not applied, because limits set through the API are active");
     assert_eq!(state(&server.get("/v1/limits")), json!([3, "api", true, false, 8]));
     assert_eq!(remaining(&server), 4, "half of 8: the share is the file's");
     assert_eq!(state(&delete(&server, &[])), json!([4, "file", false, null, 3]), "the file as it is now");
@@ -178,16 +178,16 @@ fn a_file_that_changes_under_limits_that_were_put_is_reported_and_only_its_rest_
 
     put(&server, &[], &body(8));
     folder.write("tollkeeper.yaml", "limits: [");
-    eventually("the file's mistake is told", || {
+    eventually("the error in the file is reported", || {
         server.get("/v1/limits").json()["error"]
             .as_str()
-            .is_some_and(|told| told.contains("tollkeeper.yaml:1"))
+            .is_some_and(|error| error.contains("tollkeeper.yaml:1"))
     });
     assert_eq!(state(&server.get("/v1/limits")), json!([5, "api", true, false, 8]));
 }
 
 #[test]
-fn the_limits_of_a_server_without_a_config_can_be_put_and_taken_back() {
+fn built_in_limits_can_be_replaced_and_restored() {
     let server = Server::start();
     server.logs("/v1/state");
     let log = server.log();

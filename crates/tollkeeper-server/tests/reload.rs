@@ -1,4 +1,4 @@
-//! Reloading: nobody is dropped, nothing is forgotten, and a broken file changes nothing.
+//! Config reload: no request is dropped, no count is lost, and an invalid file changes nothing.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -18,7 +18,7 @@ fn burst(burst: u32) -> String {
     format!("limits:\n  - {{ name: few, rate: 1/day, burst: {burst} }}\n")
 }
 
-/// Replaces a file in one step, as careful programs do.
+/// Replaces a file atomically, by rename.
 fn rename(folder: &Folder, text: &str) {
     let new = folder.write("new.yaml.tmp", text);
     fs::rename(new, folder.path().join("tollkeeper.yaml")).unwrap();
@@ -28,7 +28,7 @@ fn limits(server: &Server) -> Value {
     server.get("/v1/limits").json()
 }
 
-/// Waits until the limits in force have this burst.
+/// Waits until the active limits have this burst.
 fn has_burst(server: &Server, burst: u32) {
     eventually(&format!("the burst is {burst}"), || limits(server)["limits"][0]["burst"] == burst);
 }
@@ -43,14 +43,14 @@ fn reloads(server: &Server, result: &str) -> f64 {
 }
 
 #[test]
-fn a_thousand_reloads_under_load_drop_nothing_and_keep_every_count() {
+fn thousand_reloads_under_load_lose_nothing() {
     const RELOADS: u32 = 1_000;
     const CONNECTIONS: usize = 8;
     const SHARED: u64 = 3_000;
     const OWN: u64 = 10_000_000;
 
     let folder = Folder::new();
-    // The last limit is another one each time; of the others every single count must survive.
+    // The last limit changes each time; every count of the others must survive.
     let policy = |number: u32| {
         format!(
             "limits:
@@ -87,7 +87,7 @@ fn a_thousand_reloads_under_load_drop_nothing_and_keep_every_count() {
                         if part == "shared" && answer.status == 200 {
                             shared.fetch_add(1, Relaxed);
                         }
-                        // To the last one: a count that is lost or made anew would show here.
+                        // Exact: a lost or restarted count would show here.
                         assert_eq!(limits[0]["remaining"], OWN - own, "{answer:?}");
                     }
                     own
@@ -135,7 +135,7 @@ fn a_thousand_reloads_under_load_drop_nothing_and_keep_every_count() {
 }
 
 #[test]
-fn a_changed_limit_holds_for_later_requests_and_keeps_what_was_used() {
+fn changed_limit_applies_and_keeps_usage() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &burst(3));
     assert!(server.check("{}") && server.check("{}"));
@@ -145,11 +145,11 @@ fn a_changed_limit_holds_for_later_requests_and_keeps_what_was_used() {
         has_burst(&server, now);
         assert_eq!(remaining(&server), left, "two were used, of {now}");
     }
-    // Another period or another name is another limit.
+    // Another period or name makes another limit.
     for other in ["{ name: few, rate: 1/week, burst: 5 }", "{ name: anew, rate: 1/day, burst: 5 }"] {
         rename(&folder, &format!("limits:\n  - {other}\n"));
         server.signal("HUP");
-        eventually("it begins afresh", || remaining(&server) == 5);
+        eventually("the new limit starts unused", || remaining(&server) == 5);
     }
     rename(&folder, &burst(5));
     server.signal("HUP");
@@ -158,7 +158,7 @@ fn a_changed_limit_holds_for_later_requests_and_keeps_what_was_used() {
 }
 
 #[test]
-fn a_broken_file_changes_nothing_and_is_reported_until_it_is_mended() {
+fn invalid_file_changes_nothing_and_is_reported() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &burst(3));
     assert!(server.check("{}"));
@@ -207,7 +207,7 @@ fn a_broken_file_changes_nothing_and_is_reported_until_it_is_mended() {
 }
 
 #[test]
-fn each_reload_has_the_next_version() {
+fn each_reload_increments_the_version() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &burst(3));
     assert_eq!(limits(&server)["version"], 1);
@@ -218,14 +218,14 @@ fn each_reload_has_the_next_version() {
         let answer = server.get("/v1/limits");
         assert_eq!(answer.header("etag"), Some(&*format!("\"{}\"", answer.json()["version"])));
         assert!(reloads(&server, "done") >= f64::from(number - 1));
-        server.logs(&format!("version {} of the limits is in force", version + 1));
+        server.logs(&format!("limits version {} is active", version + 1));
     }
     assert_eq!(server.metric("tollkeeper_config_version"), reloads(&server, "done") + 1.0);
     assert_eq!(limits(&server)["source"], "file");
 }
 
 #[test]
-fn a_file_that_is_replaced_or_written_is_noticed_without_a_signal() {
+fn replaced_or_written_file_is_reloaded() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &burst(3));
     assert!(server.check("{}"));
@@ -233,7 +233,7 @@ fn a_file_that_is_replaced_or_written_is_noticed_without_a_signal() {
     has_burst(&server, 4);
     folder.write("tollkeeper.yaml", &burst(5));
     has_burst(&server, 5);
-    // As editors do that keep the old file.
+    // As editors do that keep a backup.
     let path = folder.path().join("tollkeeper.yaml");
     fs::rename(&path, folder.path().join("tollkeeper.yaml~")).unwrap();
     folder.write("tollkeeper.yaml", &burst(6));
@@ -256,7 +256,7 @@ fn a_file_that_is_replaced_or_written_is_noticed_without_a_signal() {
 }
 
 #[test]
-fn other_files_of_the_folder_are_no_reason_to_reload() {
+fn other_files_in_the_folder_do_not_reload() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &burst(3));
     for number in 0..20 {
@@ -283,7 +283,7 @@ fn publish(folder: &Path, number: u32, text: &str) {
 }
 
 #[test]
-fn a_swapped_link_is_noticed_as_kubernetes_makes_it() {
+fn swapped_kubernetes_symlink_is_reloaded() {
     let folder = Folder::new();
     publish(folder.path(), 0, &burst(3));
     symlink("..data/tollkeeper.yaml", folder.path().join("tollkeeper.yaml")).unwrap();
@@ -303,7 +303,7 @@ fn a_swapped_link_is_noticed_as_kubernetes_makes_it() {
 }
 
 #[test]
-fn a_file_named_without_its_folder_is_watched_too() {
+fn relative_config_path_is_watched() {
     let folder = Folder::new();
     folder.write("tollkeeper.yaml", &burst(3));
     let mut command = tollkeeper();
@@ -320,7 +320,7 @@ fn a_file_named_without_its_folder_is_watched_too() {
 }
 
 #[test]
-fn toml_and_json_are_reloaded_as_yaml_is() {
+fn toml_and_json_are_reloaded() {
     for (name, text) in [
         ("tollkeeper.toml", "[[limits]]\nname = \"few\"\nrate = \"1/day\"\nburst = BURST\n"),
         ("tollkeeper.json", r#"{"limits":[{"name":"few","rate":"1/day","burst":BURST}]}"#),

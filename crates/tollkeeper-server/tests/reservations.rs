@@ -1,4 +1,4 @@
-//! A thousand callers who reserve what they guess and settle what they used, at the same time.
+//! A thousand concurrent callers that reserve an estimate and settle their actual use.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -24,7 +24,7 @@ const CALLS: u64 = 4;
 /// What was granted to a call, and what became of it. Times are in microseconds since the callers began.
 struct Call {
     guess: u64,
-    /// Nothing if the caller died: nobody says what it used.
+    /// `None` if the caller died and never settled.
     used: Option<u64>,
     /// When it was asked for and answered.
     reserved: [u64; 2],
@@ -45,7 +45,7 @@ impl Call {
         self.charged().min(self.guess)
     }
 
-    /// What it used beyond that, which is charged when it is told and was not for any limit to refuse.
+    /// Its use beyond the grant, which is charged on settling and cannot be refused.
     fn beyond(&self) -> u64 {
         self.charged() - self.within()
     }
@@ -250,7 +250,7 @@ fn in_windows(server: &Server) {
 }
 
 #[test]
-fn a_thousand_callers_at_once_are_charged_what_they_used_and_the_dead_what_they_guessed() {
+fn thousand_callers_are_charged_their_actual_use() {
     let (_folder, server) = on_memory("fixed-window");
     in_windows(&server);
     let (_folder, _redis, server) = on_redis("fixed-window");
@@ -258,7 +258,7 @@ fn a_thousand_callers_at_once_are_charged_what_they_used_and_the_dead_what_they_
 }
 
 #[test]
-fn in_any_minute_a_thousand_callers_use_no_more_than_a_log_grants() {
+fn thousand_callers_stay_within_a_sliding_log() {
     let (_folder, server) = on_memory("sliding-log");
     let run = run(&server, |_| MINUTE);
     let (history, late) = run.history();
@@ -284,7 +284,7 @@ fn in_a_bucket(server: &Server) {
 }
 
 #[test]
-fn a_thousand_callers_use_no_more_than_a_bucket_holds_and_refills() {
+fn thousand_callers_stay_within_a_bucket() {
     let (_folder, server) = on_memory("token-bucket");
     in_a_bucket(&server);
     let (_folder, _redis, server) = on_redis("token-bucket");

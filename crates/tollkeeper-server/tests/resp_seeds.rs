@@ -15,7 +15,7 @@ fn seeds() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn every_seed_and_what_is_like_it_is_read_alike_however_it_is_cut() {
+fn seeds_parse_alike_however_they_are_split() {
     let seeds = seeds();
     assert!(seeds.len() >= 15, "{} seeds", seeds.len());
     seeds.iter().for_each(|seed| resp::any_bytes(seed));
@@ -33,7 +33,7 @@ fn every_seed_and_what_is_like_it_is_read_alike_however_it_is_cut() {
 }
 
 #[test]
-fn commands_and_answers_are_what_the_encoder_of_redis_protocol_says() {
+fn wire_format_matches_the_redis_protocol_crate() {
     seeds().iter().for_each(|seed| resp::encoded(seed));
     let mut random = Random::new(12);
     for _ in 0..2_000 {

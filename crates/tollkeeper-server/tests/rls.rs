@@ -1,4 +1,4 @@
-//! What Envoy is answered, on a clock that is turned by hand.
+//! Responses to Envoy's rate limit service calls, on a manual clock.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -23,7 +23,7 @@ use crate::envoy_oracle::{
 const OK: Code = Code::Ok;
 const OVER: Code = Code::OverLimit;
 
-/// Whoever answers, and the clock it answers by.
+/// The service under test and its clock.
 struct Envoy {
     rls: Rls,
     clock: ManualClock,
@@ -93,7 +93,7 @@ async fn entries_are_facts_and_so_is_the_domain() {
 }
 
 #[tokio::test]
-async fn of_a_name_that_comes_twice_the_first_counts() {
+async fn first_of_duplicate_entries_wins() {
     let envoy = Envoy::with("  - { name: a, by: user.2, rate: 1/day, burst: 1 }");
     assert_eq!(envoy.passes(descriptor([("user", "a"), ("user", "b")])).await, 1);
     assert_eq!(envoy.passes(descriptor([("user", "a"), ("user", "b"), ("user.2", "new")])).await, 0);
@@ -117,7 +117,7 @@ async fn the_remote_address_is_the_ip_canonical_and_masked() {
 }
 
 #[tokio::test]
-async fn what_a_request_costs_is_said_for_all_or_for_each() {
+async fn cost_is_for_the_request_or_a_descriptor() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 100/day, algorithm: fixed-window }");
     let alice = || descriptor([("user", "alice")]);
     assert_eq!(remaining(&envoy.ask([alice()]).await), [99], "0 means 1");
@@ -132,7 +132,7 @@ async fn what_a_request_costs_is_said_for_all_or_for_each() {
 }
 
 #[tokio::test]
-async fn a_cost_of_0_looks_and_charges_nothing() {
+async fn cost_0_charges_nothing() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 2/day, burst: 2 }");
     let looks = || costing(0, descriptor([("user", "alice")]));
     for _ in 0..10 {
@@ -144,7 +144,7 @@ async fn a_cost_of_0_looks_and_charges_nothing() {
 }
 
 #[tokio::test]
-async fn a_look_that_is_refused_keeps_the_others_from_being_charged() {
+async fn refused_peek_keeps_the_others_uncharged() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 2/day, burst: 2 }");
     let (alice, bob) = (descriptor([("user", "alice")]), descriptor([("user", "bob")]));
     assert_eq!(envoy.passes(alice.clone()).await, 2);
@@ -156,7 +156,7 @@ async fn a_look_that_is_refused_keeps_the_others_from_being_charged() {
 }
 
 #[tokio::test]
-async fn what_is_given_back_is_what_the_state_holds_at_most() {
+async fn refund_is_capped_at_the_used_amount() {
     for limit in [
         "  - { name: a, by: user, rate: 10/day, burst: 10 }",
         "  - { name: a, by: user, rate: 10/day, algorithm: fixed-window }",
@@ -171,7 +171,7 @@ async fn what_is_given_back_is_what_the_state_holds_at_most() {
             ((OK, vec![OK]), vec![10]),
             "{limit}: nothing to give"
         );
-        assert_eq!(envoy.passes(alice()).await, 10, "{limit}: nobody gets more than there is");
+        assert_eq!(envoy.passes(alice()).await, 10, "{limit}: no more than the limit");
         let given = envoy.ask([giving(3, alice())]).await;
         assert_eq!((codes(&given), remaining(&given)), ((OK, vec![OK]), vec![3]), "{limit}");
         assert_eq!(remaining(&envoy.ask([giving(2, alice())]).await), [5], "{limit}: as often as it is said");
@@ -182,8 +182,8 @@ async fn what_is_given_back_is_what_the_state_holds_at_most() {
 }
 
 #[tokio::test]
-async fn giving_back_never_runs_out() {
-    // What remembers that a receipt was used has room for a hundred; who has no receipt must not use it up.
+async fn refunds_need_no_receipts() {
+    // The store remembers about a hundred used receipts; refunds without a receipt must not use that up.
     let envoy = Envoy::with_config(
         "memory: { max_keys: 1600 }\nlimits:\n  - { name: a, by: user, rate: 10/day, algorithm: fixed-window }",
     );
@@ -197,7 +197,7 @@ async fn giving_back_never_runs_out() {
 }
 
 #[tokio::test]
-async fn giving_back_where_nothing_is_granted_is_no_more_than_a_look() {
+async fn refund_to_a_zero_limit_is_a_peek() {
     let envoy = Envoy::with(
         "  - { name: none, by: user, rate: 0/s }\n  - { name: strict, by: plan, rate: 5/s, missing: deny }",
     );
@@ -207,7 +207,7 @@ async fn giving_back_where_nothing_is_granted_is_no_more_than_a_look() {
 }
 
 #[tokio::test]
-async fn nothing_is_given_back_by_a_request_that_is_refused() {
+async fn refused_request_refunds_nothing() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 1/day, burst: 1 }");
     let [alice, bob] = ["alice", "bob"].map(|user| descriptor([("user", user)]));
     envoy.ask([alice.clone()]).await;
@@ -243,7 +243,7 @@ async fn the_same_key_is_charged_once_at_the_largest_cost() {
 }
 
 #[tokio::test]
-async fn the_limit_that_binds_is_told_where_envoy_has_a_word_for_its_period() {
+async fn binding_limit_is_reported_in_envoy_units() {
     let limit = |requests_per_unit, unit: Unit| {
         Some(RateLimit { requests_per_unit, unit: unit.into(), name: "a".to_owned() })
     };
@@ -276,7 +276,7 @@ async fn the_limit_that_binds_is_told_where_envoy_has_a_word_for_its_period() {
 }
 
 #[tokio::test]
-async fn a_limit_that_no_header_shows_is_not_told() {
+async fn hidden_limit_is_not_reported() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 1/day, burst: 1, headers: false }");
     for code in [OK, OVER] {
         let answer = envoy.ask([descriptor([("user", "alice")])]).await;
@@ -297,7 +297,7 @@ async fn the_time_until_reset_is_rounded_up() {
     assert_eq!(until().await, (OK, 30), "until the bucket is full again");
     envoy.clock.advance(Span::from_micros(500_000));
     assert_eq!(until().await, (OK, 60), "59.5 s");
-    assert_eq!(until().await, (OVER, 30), "29.5 s until it may come again");
+    assert_eq!(until().await, (OVER, 30), "29.5 s until a retry can pass");
     envoy.clock.advance(Span::from_micros(29_499_999));
     assert_eq!(until().await, (OVER, 1), "1 µs");
     envoy.clock.advance(Span::from_micros(1));
@@ -305,7 +305,7 @@ async fn the_time_until_reset_is_rounded_up() {
 }
 
 #[tokio::test]
-async fn what_will_never_pass_has_no_time_until_reset() {
+async fn request_that_never_fits_has_no_reset() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 2/min, burst: 2 }");
     let answer = envoy.ask([costing(3, descriptor([("user", "alice")]))]).await;
     assert_eq!((codes(&answer), remaining(&answer)), ((OVER, vec![OVER]), vec![2]));
@@ -313,7 +313,7 @@ async fn what_will_never_pass_has_no_time_until_reset() {
 }
 
 #[tokio::test]
-async fn a_leaky_bucket_refuses_whatever_would_wait() {
+async fn leaky_bucket_refuses_instead_of_delaying() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 1/s, burst: 5, algorithm: leaky-bucket }");
     let alice = || descriptor([("user", "alice")]);
     assert_eq!(envoy.passes(alice()).await, 1, "the next would have to be held");
@@ -376,7 +376,7 @@ async fn wide_request_is_refused_and_charges_nothing() {
 }
 
 #[tokio::test]
-async fn a_value_that_is_too_long_or_no_text_is_limited_all_the_same() {
+async fn long_or_non_utf8_values_are_limited() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 2/day, burst: 2 }");
     let (long, longer) = ("x".repeat(1_025), "x".repeat(70_000));
     assert_eq!(envoy.passes(descriptor([("user", &long)])).await, 2);
@@ -395,7 +395,7 @@ async fn a_value_that_is_too_long_or_no_text_is_limited_all_the_same() {
 }
 
 #[tokio::test]
-async fn the_client_is_told_in_the_dialect_of_the_config() {
+async fn client_headers_use_the_configured_dialect() {
     const LIMITS: &str = "limits:
   - { name: per-user, by: user, rate: 2/min, burst: 2 }
   - { name: secret, by: user, rate: 100/min, headers: false }
@@ -418,7 +418,7 @@ async fn the_client_is_told_in_the_dialect_of_the_config() {
     let looked = [costing(0, descriptor([("user", "alice")])), descriptor([("path", "/")])];
     let only_users = ("ratelimit-policy", r#""per-user";q=2;w=60"#);
     let refused = [("retry-after", "30"), only_users, ("ratelimit", r#""per-user";r=0;t=30"#)];
-    assert_eq!(told(envoy.ask(looked).await), pairs(&refused), "a look that refuses is what is told");
+    assert_eq!(told(envoy.ask(looked).await), pairs(&refused), "a refused peek is reported");
 
     let grpc = |headers: &str| format!("retry_after_jitter: 0%\ngrpc: {{ headers: {headers} }}\n{LIMITS}");
     let envoy = Envoy::with_config(&grpc("[]"));

@@ -1,4 +1,4 @@
-//! The corpus of questions that `fuzz/` begins with: each as it is, cut off anywhere, and with any byte changed.
+//! The seed corpus of `fuzz/` for rate limit requests: each as it is, truncated anywhere, and with any byte changed.
 
 mod rls_bodies;
 
@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 #[test]
-fn whatever_comes_as_a_question_is_answered_or_refused_with_the_reason() {
+fn any_request_is_answered_or_refused_with_a_reason() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/rls");
     let mut count = 0;
     for entry in fs::read_dir(folder).unwrap() {

@@ -1,4 +1,4 @@
-//! Our messages are Envoy's, byte for byte.
+//! Messages are encoded and decoded like Envoy's, byte for byte.
 
 mod envoy_oracle;
 
@@ -113,7 +113,7 @@ fn an_answer_is_written_as_envoy_writes_it() {
 }
 
 #[test]
-fn a_request_is_read_where_it_lies() {
+fn request_is_decoded_without_copying() {
     let bytes = their_question().encode_to_vec();
     let question = Question::read(&bytes).unwrap();
     let entries = |entries: &[(&'static str, &'static str)]| {
@@ -140,7 +140,7 @@ fn a_request_is_read_where_it_lies() {
 }
 
 #[test]
-fn fields_that_we_do_not_know_are_passed_over() {
+fn unknown_fields_are_skipped() {
     let mut bytes = their_question().encode_to_vec();
     let known = bytes.clone();
     // Of every kind: a number, 8 bytes, a text, 4 bytes, all of field 100.
@@ -161,7 +161,7 @@ fn fields_that_we_do_not_know_are_passed_over() {
 }
 
 #[test]
-fn what_is_cut_off_or_too_much_is_refused() {
+fn truncated_or_oversized_message_is_refused() {
     let bytes = their_question().encode_to_vec();
     let whole = Question::read(&bytes).unwrap();
     for end in 0..bytes.len() {
@@ -190,7 +190,7 @@ fn what_is_cut_off_or_too_much_is_refused() {
 
 #[test]
 fn a_number_in_two_parts_is_the_last() {
-    // Whoever writes a field twice means the second; messages in between are merged.
+    // The last value of a repeated field wins; embedded messages are merged.
     let mut bytes = theirs::RateLimitRequest { hits_addend: 5, ..their_question() }.encode_to_vec();
     bytes.extend([0x18, 0x06]);
     assert_eq!(Question::read(&bytes).unwrap().hits_addend, 6);

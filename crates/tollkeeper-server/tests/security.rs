@@ -1,4 +1,4 @@
-//! Who may do what, over HTTP: tokens, origins, and what is shown of secrets.
+//! Access control over HTTP: tokens, origins, `Host`, and redaction of secrets.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -27,7 +27,7 @@ fn ask(server: &Server, call: &str, token: Option<&str>) -> Answer {
     server.client().request_with(method, path, bearer.as_deref().as_slice(), body.as_bytes())
 }
 
-/// What each call answers to each of these tokens.
+/// The status of a call with each of these tokens.
 fn statuses(server: &Server, call: &str, tokens: &[Option<&str>]) -> Vec<u16> {
     tokens.iter().map(|token| ask(server, call, *token).status).collect()
 }
@@ -39,7 +39,7 @@ const EYES: [&str; 1] = ["GET /v1/top"];
 const ADMIN: [&str; 1] = ["DELETE /v1/state?limit=per-user&user=alice"];
 
 #[test]
-fn without_tokens_decisions_are_open_and_admin_calls_are_off_and_say_how_to_turn_them_on() {
+fn admin_calls_are_off_without_an_admin_token() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     for call in OPEN.into_iter().chain(DATA).chain([USAGE]).chain(EYES) {
@@ -53,7 +53,7 @@ fn without_tokens_decisions_are_open_and_admin_calls_are_off_and_say_how_to_turn
 }
 
 #[test]
-fn an_admin_token_opens_admin_calls_and_closes_what_shows_keys() {
+fn admin_token_guards_admin_calls_and_key_views() {
     let folder = Folder::new();
     let yaml = format!("{LIMITS}admin: {{ token_sha256: {} }}\n", digest("boss"));
     let server = Server::with_config(&folder, &yaml);
@@ -67,12 +67,12 @@ fn an_admin_token_opens_admin_calls_and_closes_what_shows_keys() {
     let refused = ask(&server, EYES[0], None);
     assert_eq!(refused.header("www-authenticate"), Some("Bearer"));
     assert_eq!(refused.error(), (401, "unauthorized".to_owned(), None));
-    // The digest stands in a file that others may read: it is not the token.
+    // The digest is in a config file that others may read: it must not work as a token.
     assert_eq!(ask(&server, ADMIN[0], Some(&digest("boss"))).status, 401);
 }
 
 #[test]
-fn data_tokens_close_the_data_plane_and_the_admin_token_opens_it_too() {
+fn data_plane_accepts_data_and_admin_tokens() {
     let folder = Folder::new();
     let yaml = format!(
         "{LIMITS}admin: {{ token_sha256: {} }}\nauth: {{ token_sha256: [{}, {}] }}\n",
@@ -94,11 +94,11 @@ fn data_tokens_close_the_data_plane_and_the_admin_token_opens_it_too() {
     }
     let charged = r#"tollkeeper_checks_total{limit="per-user",result="allowed"} 3"#;
     let metrics = ask(&server, "GET /metrics", Some("clerk"));
-    assert!(metrics.text().lines().any(|line| line == charged), "who has no token is charged nothing");
+    assert!(metrics.text().lines().any(|line| line == charged), "calls without a valid token charge nothing");
 }
 
 #[test]
-fn data_tokens_alone_also_guard_what_shows_keys() {
+fn data_tokens_guard_key_views() {
     let folder = Folder::new();
     let yaml = format!("{LIMITS}auth: {{ token_sha256: [{}] }}\n", digest("clerk"));
     let server = Server::with_config(&folder, &yaml);
@@ -114,14 +114,14 @@ fn tokens_change_with_the_file() {
     let server = Server::with_config(&folder, &with("old"));
     assert_eq!(statuses(&server, DATA[0], &[Some("old"), Some("new")]), [200, 401]);
     folder.write("tollkeeper.yaml", &with("new"));
-    eventually("the new token is in force", || ask(&server, DATA[0], Some("new")).status == 200);
+    eventually("the new token is accepted", || ask(&server, DATA[0], Some("new")).status == 200);
     assert_eq!(ask(&server, DATA[0], Some("old")).status, 401);
     folder.write("tollkeeper.yaml", LIMITS);
-    eventually("the door is open", || ask(&server, DATA[0], None).status == 200);
+    eventually("no token is needed", || ask(&server, DATA[0], None).status == 200);
 }
 
 #[test]
-fn a_server_without_a_config_draws_a_token_and_lets_its_own_machine_look() {
+fn server_without_config_generates_an_admin_token() {
     let server = Server::start();
     server.logs("/v1/state");
     let log = server.log();
@@ -135,12 +135,12 @@ fn a_server_without_a_config_draws_a_token_and_lets_its_own_machine_look() {
 
     let public = Server::launch(tollkeeper().args(["serve", "--http", "0.0.0.0:0"]));
     assert_eq!(ask(&public, EYES[0], None).status, 401, "not for the whole network");
-    assert_eq!(ask(&public, EYES[0], Some(&token)).status, 401, "each draws its own");
+    assert_eq!(ask(&public, EYES[0], Some(&token)).status, 401, "each server generates its own");
     assert_eq!(ask(&public, DATA[0], None).status, 200);
 }
 
 #[test]
-fn forgetting_a_key_frees_it_and_nobody_else() {
+fn forgetting_a_key_affects_only_that_key() {
     let folder = Folder::new();
     let yaml = format!("{LIMITS}admin: {{ token_sha256: {} }}\n", digest("boss"));
     let server = Server::with_config(&folder, &yaml);
@@ -171,7 +171,7 @@ fn forgetting_a_key_frees_it_and_nobody_else() {
 }
 
 #[test]
-fn of_a_hashed_fact_a_dozen_digits_are_shown() {
+fn hashed_fact_is_shown_as_12_digits() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     let usage = server.get("/v1/usage?user=alice&api_key=very-secret").json();
@@ -180,7 +180,7 @@ fn of_a_hashed_fact_a_dozen_digits_are_shown() {
 }
 
 #[test]
-fn a_page_of_another_site_may_not_call_anything_that_changes_something() {
+fn cross_site_page_cannot_change_anything() {
     let server = Server::start();
     let mut client = server.client();
     let own = format!("origin: http://{}", server.address);
@@ -249,7 +249,7 @@ fn dns_rebinding_page_is_refused_on_loopback() {
     };
     assert_eq!((absolute("evil.example", "localhost"), absolute("localhost", "evil.example")), (403, 200));
 
-    // What tells nothing is open, and gateways pass the Host of their clients.
+    // Calls that reveal nothing are open, and gateways pass the Host of their clients.
     for path in ["/healthz", "/readyz", "/openapi.json", "/v1/auth"] {
         let headers =
             ["host: evil.example", "x-forwarded-method: GET", "x-forwarded-uri: /", "x-forwarded-host: a"];

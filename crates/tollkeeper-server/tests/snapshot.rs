@@ -1,4 +1,4 @@
-//! Counts that outlive the process.
+//! Snapshots: counters that survive a restart of the process.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -26,7 +26,7 @@ fn remaining(server: &Server, user: &str) -> Vec<u64> {
 }
 
 #[test]
-fn a_server_that_was_told_to_stop_goes_on_where_it_was() {
+fn restart_after_sigterm_keeps_counts() {
     let folder = Folder::new();
     for (signal, left) in [("TERM", [3, 8]), ("INT", [1, 6])] {
         let server = Server::with_config(&folder, &policy(&folder, "1h"));
@@ -36,7 +36,7 @@ fn a_server_that_was_told_to_stop_goes_on_where_it_was() {
         assert_eq!(server.ended().code, Some(0));
     }
     let server = Server::with_config(&folder, &policy(&folder, "1h"));
-    server.logs("2 keys go on from");
+    server.logs("restored 2 keys from");
     assert_eq!(remaining(&server, "alice"), [1, 6]);
     assert_eq!(remaining(&server, "bob"), [5, 10]);
     assert!(server.check(r#"{"user":"alice"}"#));
@@ -44,7 +44,7 @@ fn a_server_that_was_told_to_stop_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_second_signal_does_not_cost_the_counts() {
+fn second_signal_keeps_counts() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &policy(&folder, "1h"));
     assert!(server.check(r#"{"user":"alice"}"#));
@@ -62,7 +62,7 @@ fn a_second_signal_does_not_cost_the_counts() {
 }
 
 #[test]
-fn a_server_that_was_killed_has_what_was_written_last() {
+fn killed_server_restores_the_last_snapshot() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &policy(&folder, "1s"));
     assert!(server.check(r#"{"user":"alice"}"#));
@@ -82,7 +82,7 @@ fn a_server_that_was_killed_has_what_was_written_last() {
 }
 
 #[test]
-fn a_damaged_file_is_said_and_the_server_starts_empty() {
+fn damaged_snapshot_is_reported_and_ignored() {
     let folder = Folder::new();
     for damage in ["", "junk", "\0\0\0\0\0\0\0\0"] {
         folder.write("state", damage);
@@ -93,7 +93,7 @@ fn a_damaged_file_is_said_and_the_server_starts_empty() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_no_beginning() {
+fn server_does_not_start_without_the_snapshot_folder() {
     let folder = Folder::new();
     let file = folder.write(
         "tollkeeper.yaml",

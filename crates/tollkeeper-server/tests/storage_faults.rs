@@ -16,7 +16,7 @@ const EMFILE: i32 = 24;
 const ENOSPC: i32 = 28;
 const EROFS: i32 = 30;
 
-/// A library that makes calls on files fail: `faults/faults.c` says how it is told.
+/// A preloaded library that makes file calls fail; `faults/faults.c` describes its settings.
 fn faults() -> &'static str {
     static LIBRARY: OnceLock<String> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -64,7 +64,7 @@ limits:
         Server::with(&["--config", &self.config])
     }
 
-    /// With the library, told these things.
+    /// With the library and these settings.
     fn start_with(&self, told: &[(&str, &str)]) -> Server {
         let mut command = tollkeeper();
         command.args(["serve", "--http", "127.0.0.1:0", "--config", &self.config]);
@@ -73,7 +73,7 @@ limits:
     }
 }
 
-/// What alice has used up.
+/// The units that alice has used.
 fn used(server: &Server) -> u64 {
     let peek = server.post("/v1/peek", r#"{"facts":{"user":"alice"}}"#).json();
     100 - peek["limits"][0]["remaining"].as_u64().unwrap()
@@ -128,10 +128,10 @@ fn a_fault_at_any_call_is_reported_and_loses_nothing() {
         let cause = if errno == ENOSPC { "No space left" } else { "Input/output error" };
         assert!(ended.log.contains(cause), "{context}: {}", ended.log);
         if index >= save {
-            assert!(ended.log.contains("the counts were not saved: snapshot "), "{context}: {}", ended.log);
+            assert!(ended.log.contains("the counters were not saved: snapshot "), "{context}: {}", ended.log);
         }
         if is_read {
-            // What could not be read was put aside, whole.
+            // The unreadable file was set aside intact.
             fs::rename(place.state().with_extension("refused"), place.state()).unwrap();
         }
         let server = place.start();
@@ -175,13 +175,13 @@ fn snapshots_that_fail_are_reported_until_they_work() {
         server.logs("is written again");
         eventually("it is saved again", || server.get("/readyz").text() == "ready\n");
         assert_eq!(server.metric("tollkeeper_snapshot_age_seconds"), 0.0, "{call}");
-        // Many attempts have failed within a minute, and one line has said so.
+        // Many attempts failed within a minute, and were logged in one line.
         assert_eq!(server.log().matches("was not written").count(), 1, "{}", server.log());
 
         fs::write(&flag, "").unwrap();
         let ended = end(server);
         assert_eq!(ended.code, Some(1), "{call}: {}", ended.log);
-        assert!(ended.log.contains("the counts were not saved: snapshot "), "{}", ended.log);
+        assert!(ended.log.contains("the counters were not saved: snapshot "), "{}", ended.log);
         assert_eq!(used(&place.start()), 1, "{call}");
     }
 }
@@ -226,7 +226,7 @@ fn a_second_server_on_one_snapshot_names_the_first() {
     let said = text(&second.stderr);
     let expected = format!("snapshot {}: process {} saves to it", place.state().display(), first.pid());
     assert!(said.contains(&expected), "{said}");
-    // A killed process holds nothing.
+    // A killed process holds no lock.
     assert_eq!(end(first).code, Some(0));
     let third = place.start();
     third.signal("KILL");

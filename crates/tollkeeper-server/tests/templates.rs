@@ -1,4 +1,4 @@
-//! The policies that `tollkeeper init` prints: valid without a warning, and each does what its exercise says.
+//! The policy templates of `tollkeeper init`: each is valid without warnings and passes its exercise.
 //!
 //! `templates/README.txt` says how an exercise is written.
 
@@ -8,36 +8,36 @@ use std::path::Path;
 
 use tollkeeper::config::{Config, Format};
 use tollkeeper::{Capacity, Clock, Decision, Facts, Limiter, ManualClock, MemoryStore, Retry, Time, Verdict};
-use tollkeeper_server::command::init::READY;
+use tollkeeper_server::command::init::TEMPLATES;
 
 #[test]
-fn every_ready_policy_is_valid_and_gives_no_warning() {
-    for ready in READY {
-        let (_, report) = read(ready.name, ready.text);
+fn every_template_is_valid_without_warnings() {
+    for template in TEMPLATES {
+        let (_, report) = read(template.name, template.text);
         assert!(report.is_empty(), "{report}");
     }
 }
 
 #[test]
-fn every_ready_policy_does_what_its_exercise_says() {
-    for ready in READY {
-        let config = read(ready.name, ready.text).0;
+fn every_template_passes_its_exercise() {
+    for template in TEMPLATES {
+        let config = read(template.name, template.text).0;
         let names: BTreeSet<String> =
             config.policy.rules().iter().map(|rule| rule.name().to_owned()).collect();
-        let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
-        let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+        let clock = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+        let store = MemoryStore::new(Capacity::default(), Clock::manual(&clock));
         let limiter = Limiter::embedded(config.policy, store);
         let mut refused = BTreeSet::new();
-        for (place, line) in exercise(ready.name) {
-            let line =
-                Line::parse(&line).unwrap_or_else(|| panic!("{place}: `{line}` is no line of an exercise"));
+        for (place, line) in exercise(template.name) {
+            let line = Line::parse(&line)
+                .unwrap_or_else(|| panic!("{place}: `{line}` is not a line of an exercise"));
             for time in 1..=line.times {
-                let said = answer(&line.ask(&limiter), &line.expected);
-                assert_eq!(said, line.expected, "{place}, time {time}");
+                let decided = answer(&line.ask(&limiter), &line.expected);
+                assert_eq!(decided, line.expected, "{place}, time {time}");
             }
             refused.extend(line.expected.split_once(' ').map(|(_, limit)| limit.to_owned()));
         }
-        assert_eq!(refused, names, "{}: the limits that refused, and all there are", ready.name);
+        assert_eq!(refused, names, "{}: the limits that refused, and all limits", template.name);
     }
 }
 
@@ -46,7 +46,7 @@ fn read(name: &str, text: &str) -> (Config, tollkeeper::config::Report) {
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The lines of an exercise with their places.
+/// The lines of an exercise with their positions.
 fn exercise(name: &str) -> Vec<(String, String)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/templates/{name}.txt"));
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

@@ -1,4 +1,4 @@
-//! HTTPS, asked by curl, which speaks another TLS than we do.
+//! HTTPS, tested with curl, which has another TLS implementation.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -15,14 +15,14 @@ use tollkeeper_tests::certificates::Authority;
 
 const LIMITS: &str = "limits: [{ name: per-user, by: user, rate: 100/day, burst: 100 }]\n";
 
-/// A server with a certificate of this authority, and what its file says more of TLS.
+/// A server with a certificate of this authority, and further `tls` settings.
 fn serve(folder: &Folder, identity: &(PathBuf, PathBuf), more: &str) -> Server {
     let (cert, key) = identity;
     let tls = format!("tls: {{ cert: {}, key: {}{more} }}\n", cert.display(), key.display());
     Server::with_config(folder, &format!("{tls}{LIMITS}"))
 }
 
-/// What curl gets, trusting this authority; nothing if it gets no answer.
+/// The response that curl gets when it trusts this authority; `None` without a response.
 fn curl(server: &Server, trusted: &Path, options: &[&str]) -> Option<String> {
     let url = format!("https://{}/v1/check", server.address);
     let asked = Command::new("curl")
@@ -36,7 +36,7 @@ fn curl(server: &Server, trusted: &Path, options: &[&str]) -> Option<String> {
 }
 
 #[test]
-fn decisions_are_answered_over_tls_and_not_without_it() {
+fn decisions_need_tls_once_configured() {
     let (authority, stranger, folder) = (Authority::new(), Authority::new(), Folder::new());
     let server = serve(&folder, &authority.certify("server", "IP:127.0.0.1"), "");
     for version in [&["--tlsv1.2", "--tls-max", "1.2"][..], &["--tlsv1.3"]] {
@@ -44,7 +44,7 @@ fn decisions_are_answered_over_tls_and_not_without_it() {
         assert!(answer.starts_with(r#"{"allowed":true"#), "{version:?} {answer}");
     }
     assert_eq!(curl(&server, &authority.certificate(), &["--tls-max", "1.1"]), None, "too old");
-    assert_eq!(curl(&server, &stranger.certificate(), &[]), None, "curl trusts nobody else");
+    assert_eq!(curl(&server, &stranger.certificate(), &[]), None, "curl trusts no other authority");
 
     let mut plain = TcpStream::connect(server.address).unwrap();
     plain.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -56,7 +56,7 @@ fn decisions_are_answered_over_tls_and_not_without_it() {
 }
 
 #[test]
-fn a_client_without_a_certificate_of_the_right_authority_is_not_spoken_to() {
+fn client_without_a_trusted_certificate_is_rejected() {
     let (authority, clients, stranger, folder) =
         (Authority::new(), Authority::new(), Authority::new(), Folder::new());
     let more = format!(", client_ca: {}", clients.certificate().display());
@@ -74,7 +74,7 @@ fn a_client_without_a_certificate_of_the_right_authority_is_not_spoken_to() {
 }
 
 #[test]
-fn certificates_change_with_their_files_and_broken_ones_change_nothing() {
+fn certificates_are_reloaded_and_invalid_ones_ignored() {
     let (first, second, folder) = (Authority::new(), Authority::new(), Folder::new());
     let identity = |authority: &Authority| authority.certify("server", "IP:127.0.0.1");
     let (cert, key) = identity(&first);
@@ -83,7 +83,7 @@ fn certificates_change_with_their_files_and_broken_ones_change_nothing() {
 
     fs::write(&cert, "nonsense").unwrap();
     server.logs("tls.cert: no certificate can be read");
-    assert!(curl(&server, &first.certificate(), &[]).is_some(), "what was in force stays so");
+    assert!(curl(&server, &first.certificate(), &[]).is_some(), "the previous certificate stays active");
     let error = Command::new("curl")
         .args(["--silent", "--cacert", first.certificate().to_str().unwrap()])
         .arg(format!("https://{}/v1/limits", server.address))
@@ -99,7 +99,7 @@ fn certificates_change_with_their_files_and_broken_ones_change_nothing() {
 }
 
 #[test]
-fn a_server_whose_certificates_make_no_sense_does_not_start_and_says_why() {
+fn server_does_not_start_with_invalid_certificates() {
     let (authority, folder) = (Authority::new(), Folder::new());
     let (cert, key) = authority.certify("server", "IP:127.0.0.1");
     let (_, other) = authority.certify("other", "IP:127.0.0.1");
@@ -110,7 +110,7 @@ fn a_server_whose_certificates_make_no_sense_does_not_start_and_says_why() {
         (&empty, &key, String::new(), "tls.cert: no certificate can be read from"),
         (&cert, &missing, String::new(), "tls.key: no private key can be read from"),
         (&cert, &cert, String::new(), "tls.key: no private key can be read from"),
-        (&cert, &other, String::new(), "does not go with"),
+        (&cert, &other, String::new(), "does not match the certificate in"),
         (
             &cert,
             &key,

@@ -1,4 +1,4 @@
-//! What was typed.
+//! The command-line arguments.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use tollkeeper::config::{InvalidStoreUrl, Listener, StoreUrl};
 
 use crate::telemetry::otlp::Collector;
 
-/// Decides, for every request, whether it may pass.
+/// A rate limiter: decides for every request whether it is allowed.
 #[derive(Debug, Parser)]
 #[command(name = "tollkeeper", version, max_term_width = 110)]
 pub struct Arguments {
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the service
@@ -27,18 +27,18 @@ pub enum Command {
     Serve(Box<Serve>),
     /// Decide one request: exit 0 if it is allowed, 1 if refused, 2 on an error
     Check(Check),
-    /// Say which limits apply to a request, why, and with which key; decides nothing
+    /// Show which limits apply to a request, why, and with which key; decides nothing
     Explain(Explain),
     /// Report errors and warnings of a config file as file:line:column
     Validate(Validate),
     /// Print the JSON schema of the config file
     Schema,
-    /// Print a ready policy; without NAME, list them
+    /// Print a policy template; without NAME, list them
     Init {
         /// public-api, b2b, login, llm or internal
         name: Option<String>,
     },
-    /// Print what a shell needs to complete this command
+    /// Print a shell completion script
     Completions {
         /// The shell.
         shell: clap_complete::Shell,
@@ -48,34 +48,34 @@ pub enum Command {
 /// `tollkeeper serve`.
 #[derive(Debug, Args)]
 pub struct Serve {
-    /// The config file: YAML, TOML or JSON, by its ending
+    /// The config file: YAML, TOML or JSON, by its extension
     #[arg(long, value_name = "FILE", env = "TOLLKEEPER_CONFIG")]
     pub config: Option<PathBuf>,
     /// Where state is kept [default: memory://]
     #[arg(long, value_name = "URL", env = "TOLLKEEPER_STORE", hide_env_values = true)]
     pub store: Option<StoreArgument>,
-    /// Where to listen for HTTP; `off` does not, port 0 picks a free one [default: 127.0.0.1:8080]
+    /// The HTTP listen address; `off` disables it, port 0 picks a free port [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_HTTP")]
     pub http: Option<Listener>,
-    /// Where to listen for gRPC, which Envoy speaks; `off` does not [default: 127.0.0.1:8081]
+    /// The gRPC listen address, for Envoy; as --http [default: 127.0.0.1:8081]
     #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_GRPC")]
     pub grpc: Option<Listener>,
-    /// Where to listen for RESP, the protocol of Redis; as --http [default: 127.0.0.1:6380]
+    /// The RESP listen address, for Redis clients; as --http [default: 127.0.0.1:6380]
     #[arg(long, value_name = "ADDR", env = "TOLLKEEPER_RESP")]
     pub resp: Option<Listener>,
-    /// How long to answer on, not ready any more, before listeners close
+    /// How long to keep serving while reporting not ready, before listeners close
     #[arg(long, value_name = "TIME", env = "TOLLKEEPER_DRAIN_DELAY", default_value = "0s", value_parser = delay)]
     pub drain_delay: Duration,
     /// Where to send metrics and traces over OTLP, such as http://127.0.0.1:4318
     #[arg(long, value_name = "URL", env = "TOLLKEEPER_OTLP")]
     pub otlp: Option<Collector>,
-    /// How logs are written
+    /// The log format
     #[arg(long, value_name = "FORM", env = "TOLLKEEPER_LOG", default_value = "text")]
     pub log: Log,
 }
 
-/// The URL of a store, or why it is none. clap repeats a value that it cannot parse, and this one may hold a
-/// password; so it always can.
+/// The URL of a store, or why it is invalid. Parsing never fails, because clap prints a value that it cannot parse, and
+/// this one may hold a password.
 #[derive(Clone, Debug)]
 pub struct StoreArgument(pub Result<StoreUrl, InvalidStoreUrl>);
 
@@ -85,25 +85,25 @@ impl From<&str> for StoreArgument {
     }
 }
 
-/// How logs are written.
+/// The log format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Log {
-    /// Lines for people.
+    /// Readable lines.
     Text,
-    /// One object a line.
+    /// One JSON object a line.
     Json,
 }
 
-/// The server that a command talks to.
+/// The server that a command calls.
 #[derive(Debug, Args)]
 pub struct Target {
-    /// The server to ask, over http or https [default: TOLLKEEPER_SERVER, or http://127.0.0.1:8080]
+    /// The URL of the server, http or https [default: TOLLKEEPER_SERVER, or http://127.0.0.1:8080]
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
     /// The file that holds the token for the server [default: the token in TOLLKEEPER_TOKEN, if any]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// The certificates (PEM) that the server's must descend from [default: those the system trusts]
+    /// The CA certificates (PEM) to trust [default: those of the system]
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
 }
@@ -111,22 +111,22 @@ pub struct Target {
 /// `tollkeeper check`.
 #[derive(Debug, Args)]
 pub struct Check {
-    /// Decide by this file instead of asking a server
+    /// Decide by this file instead of calling a server
     #[arg(long, value_name = "FILE", conflicts_with_all = ["server", "token_file", "ca"])]
     pub config: Option<PathBuf>,
-    /// The server to ask.
+    /// The server to call.
     #[command(flatten)]
     pub target: Target,
     /// What the request costs
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cost: u64,
-    /// Only look: charge nothing
+    /// Show the decision without charging
     #[arg(long)]
     pub peek: bool,
-    /// Print the answer as JSON
+    /// Print the response as JSON
     #[arg(long)]
     pub json: bool,
-    /// What is known of the request, such as user=alice
+    /// The facts of the request, such as user=alice
     #[arg(value_name = "FACT=VALUE", value_parser = fact)]
     pub facts: Vec<(String, String)>,
 }
@@ -134,13 +134,13 @@ pub struct Check {
 /// `tollkeeper explain`.
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// The config file; without it, the policy that `serve` has without one
+    /// The config file; without it, the built-in policy of `serve`
     #[arg(long, value_name = "FILE", env = "TOLLKEEPER_CONFIG")]
     pub config: Option<PathBuf>,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
-    /// What is known of the request, such as user=alice
+    /// The facts of the request, such as user=alice
     #[arg(value_name = "FACT=VALUE", value_parser = fact)]
     pub facts: Vec<(String, String)>,
 }
@@ -150,7 +150,7 @@ pub struct Explain {
 pub struct Validate {
     /// The config file
     pub file: PathBuf,
-    /// Whose format it is
+    /// The format of the file
     #[arg(long, value_name = "FORMAT", default_value = "native")]
     pub format: FileFormat,
     /// Print as JSON
@@ -158,7 +158,7 @@ pub struct Validate {
     pub json: bool,
 }
 
-/// Whose format a config file has.
+/// The format of a config file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FileFormat {
     /// Tollkeeper's own.
@@ -176,7 +176,7 @@ fn fact(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// A duration as in the config; a delay may also be none.
+/// A duration as in the config, or 0.
 fn delay(text: &str) -> Result<Duration, String> {
     if matches!(text, "0" | "0s") { Ok(Duration::ZERO) } else { tollkeeper::config::duration(text) }
 }

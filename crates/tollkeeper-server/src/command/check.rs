@@ -1,4 +1,4 @@
-//! `tollkeeper check`: one decision, by a server or by a file.
+//! `tollkeeper check`: decides one request, through a server or by a config file.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::json::Writer;
 use crate::redact::Redactor;
 use crate::transport::http::decision_json::write_decision;
 
-/// Decides, prints, and says by the exit code what was decided.
+/// Decides and prints the decision; the exit code is 0 if allowed, 1 if refused.
 pub fn run(args: &Check) -> anyhow::Result<ExitCode> {
     let answer = match &args.config {
         Some(_) => by_file(args)?,
@@ -31,10 +31,10 @@ pub fn run(args: &Check) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!decision.allowed)))
 }
 
-/// By a file, on a store of its own: it is always the first request.
+/// Decides by a file on an empty store, so it is always the first request.
 fn by_file(args: &Check) -> anyhow::Result<Answer> {
     let config = config(args.config.as_deref())?;
-    eprintln!("decided on an empty store, so this is the first request (ask a running server with --server)");
+    eprintln!("decided on an empty store, so this is the first request (use --server for a running server)");
     let limiter = Limiter::embedded(config.policy, MemoryStore::default());
     let facts = facts(&args.facts)?;
     let request = if args.peek { limiter.peek(&facts) } else { limiter.check(&facts) };
@@ -48,14 +48,14 @@ fn by_server(args: &Check) -> anyhow::Result<Answer> {
     let facts: serde_json::Map<_, _> =
         args.facts.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
     if facts.len() < args.facts.len() {
-        bail!("a fact is there twice");
+        bail!("a fact is given twice");
     }
     let body = json!({ "facts": facts, "cost": args.cost }).to_string();
     let path = if args.peek { "/v1/peek" } else { "/v1/check" };
     Client::new(&args.target)?.call(Method::POST, path, Some(body), &[200, 429])
 }
 
-/// The part of an answer that people are shown.
+/// The fields of a response that are printed.
 #[derive(Debug, Deserialize)]
 struct Decision {
     allowed: bool,
@@ -82,7 +82,7 @@ fn print(decision: &Decision) -> anyhow::Result<()> {
     match (decision.allowed, &decision.binding) {
         (true, None) => say("allowed: no limit applies")?,
         (true, Some(_)) if decision.delay > 0.0 => {
-            say(format_args!("allowed, to be held for {}", readable(decision.delay)))?
+            say(format_args!("allowed, delay it by {}", readable(decision.delay)))?
         }
         (true, Some(_)) => say("allowed")?,
         (false, _) => {
@@ -117,7 +117,7 @@ fn print(decision: &Decision) -> anyhow::Result<()> {
     say(table.trim_fmt())
 }
 
-/// Seconds as people read them.
+/// A duration in seconds with readable units, such as `1 d 12 h`.
 fn readable(seconds: f64) -> String {
     let span = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
     Span::from(span).readable().to_string()

@@ -1,7 +1,6 @@
-//! Calls to a running server: what all commands share that talk to one.
+//! The HTTP client of the commands that call a running server.
 //!
-//! A token comes from a file or from the environment and never from an argument, which other users of the
-//! machine could read.
+//! The token comes from a file or the environment, never from an argument, which other users of the machine could read.
 
 use std::fmt;
 use std::io;
@@ -26,28 +25,28 @@ use tokio_rustls::TlsConnector;
 use crate::command::args::Target;
 use crate::control::tls;
 
-/// The server that is asked unless another is named.
+/// The server that is called unless another is given.
 const DEFAULT: &str = "http://127.0.0.1:8080";
-/// How long a server may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// More than any answer.
-const MAX_ANSWER: usize = 16 << 20;
-/// The two ways to give a token.
+/// How long a call may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum size of a response body, larger than any response of a server.
+const MAX_BODY: usize = 16 << 20;
+/// How to give a token, for error messages.
 const GIVE_TOKEN: &str = "give a token with `--token-file FILE` or in `TOLLKEEPER_TOKEN`";
 
 /// A server that can be called.
 #[derive(Debug)]
 pub struct Client {
-    /// As it was typed, for messages.
+    /// The URL without credentials, for messages.
     shown: String,
     authority: Authority,
-    /// What the paths of the API are behind.
+    /// The path before those of the API, such as `/limits`.
     base: String,
     tls: Option<Arc<ClientConfig>>,
     token: Option<Token>,
 }
 
-/// What a server answered.
+/// The response of a server.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// Its status.
@@ -57,13 +56,13 @@ pub struct Answer {
 }
 
 impl Client {
-    /// A client of the server that the command line or the environment names.
+    /// A client of the server that is given on the command line or in the environment.
     pub fn new(target: &Target) -> anyhow::Result<Client> {
-        let said = target.server.clone().or_else(|| std::env::var("TOLLKEEPER_SERVER").ok());
-        let said = said.unwrap_or_else(|| DEFAULT.to_owned());
-        let shown = without_credentials(&said);
+        let url = target.server.clone().or_else(|| std::env::var("TOLLKEEPER_SERVER").ok());
+        let url = url.unwrap_or_else(|| DEFAULT.to_owned());
+        let shown = without_credentials(&url);
         let wrong = || format!("`{shown}` is not the address of a server (such as {DEFAULT})");
-        let uri: Uri = said.parse().with_context(wrong)?;
+        let uri: Uri = url.parse().with_context(wrong)?;
         let authority = uri.authority().with_context(wrong)?.clone();
         if authority.as_str().contains('@') {
             bail!("`{shown}`: the address of a server has no user and password ({GIVE_TOKEN})");
@@ -78,8 +77,8 @@ impl Client {
         Ok(Client { shown, authority, base, tls, token: Token::find(target.token_file.as_deref())? })
     }
 
-    /// Calls a path such as `/v1/check`, with a body of JSON if there is one, and waits for the answer. An
-    /// answer that is an error becomes one, except for a status in `expected`.
+    /// Calls a path such as `/v1/check`, with a JSON body if there is one, and waits for the response. Any status that
+    /// is not in `expected` becomes an error.
     pub fn call(
         &self,
         method: Method,
@@ -88,14 +87,14 @@ impl Client {
         expected: &[u16],
     ) -> anyhow::Result<Answer> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let asked =
-            runtime.block_on(async { tokio::time::timeout(PATIENCE, self.ask(method, path, body)).await });
-        let answer = asked
-            .with_context(|| format!("{} did not answer within {} s", self.shown, PATIENCE.as_secs()))??;
+        let response =
+            runtime.block_on(async { tokio::time::timeout(TIMEOUT, self.send(method, path, body)).await });
+        let answer = response
+            .with_context(|| format!("{} did not answer within {} s", self.shown, TIMEOUT.as_secs()))??;
         if expected.contains(&answer.status.as_u16()) { Ok(answer) } else { Err(self.failure(&answer)) }
     }
 
-    async fn ask(&self, method: Method, path: &str, body: Option<String>) -> anyhow::Result<Answer> {
+    async fn send(&self, method: Method, path: &str, body: Option<String>) -> anyhow::Result<Answer> {
         let mut request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.base))
@@ -115,7 +114,7 @@ impl Client {
         })?;
         let Some(config) = &self.tls else {
             return exchange(stream, request).await.with_context(|| {
-                format!("{} did not answer as a server does (if it speaks TLS, use https)", self.shown)
+                format!("{} did not answer in HTTP (if it speaks TLS, use https)", self.shown)
             });
         };
         let name = ServerName::try_from(host.to_owned())
@@ -124,49 +123,49 @@ impl Client {
         exchange(stream.map_err(|error| self.tls_failure(&error))?, request).await
     }
 
-    /// Why there is no encrypted connection, and what to do about it.
+    /// The error for a failed TLS handshake, with advice.
     fn tls_failure(&self, error: &io::Error) -> anyhow::Error {
         let shown = &self.shown;
         match error.get_ref().and_then(|error| error.downcast_ref()) {
-            // rustls has no variant for this one, only the text of the library below it.
+            // rustls has no variant for this error, only the text of the library below it.
             Some(rustls::Error::InvalidCertificate(why)) if why.to_string().contains("CaUsedAsEndEntity") => {
                 anyhow!(
-                    "the certificate of {shown} is not trusted: it is an authority's, not a server's \
-                     (make a self-signed one with `-addext basicConstraints=critical,CA:FALSE`)"
+                    "the certificate of {shown} is not trusted: it is a CA certificate, not a server's \
+                     (create a self-signed one with `-addext basicConstraints=critical,CA:FALSE`)"
                 )
             }
             Some(rustls::Error::InvalidCertificate(why)) => anyhow!(
                 "the certificate of {shown} is not trusted: {why} \
-                 (name the authority that issued it with `--ca FILE`)"
+                 (give the certificate of its CA with `--ca FILE`)"
             ),
             Some(rustls::Error::InvalidMessage(_)) => {
                 anyhow!("{shown} does not speak TLS (try `http://{}`)", self.authority)
             }
-            _ => anyhow!("no encrypted connection to {shown}: {error}"),
+            _ => anyhow!("TLS handshake with {shown} failed: {error}"),
         }
     }
 
-    /// The error in an answer.
+    /// The error in a response.
     fn failure(&self, answer: &Answer) -> anyhow::Error {
         let Answer { status, body } = answer;
-        let said = match serde_json::from_str::<Failure>(body) {
+        let message = match serde_json::from_str::<Failure>(body) {
             Ok(Failure { error }) => {
                 format!("{} ({})", excerpt(&error.message, 2_000), excerpt(&error.code, 64))
             }
             Err(_) => format!("the server answered {status}: {}", excerpt(body, 200)),
         };
         match (*status, &self.token) {
-            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, None) => anyhow!("{said}: {GIVE_TOKEN}"),
+            (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, None) => anyhow!("{message}: {GIVE_TOKEN}"),
             (StatusCode::UNAUTHORIZED, Some(Token { source, .. })) => {
-                anyhow!("{said}: the token from {source} is not one of those")
+                anyhow!("{message}: the token from {source} is not accepted")
             }
-            _ => anyhow!("{said}"),
+            _ => anyhow!("{message}"),
         }
     }
 }
 
 impl Answer {
-    /// The body read as JSON; `what` says what it should be.
+    /// Parses the body as JSON; `what` names the expected content in the error.
     pub fn read<'a, T: Deserialize<'a>>(&'a self, what: &str) -> anyhow::Result<T> {
         serde_json::from_str(&self.body).with_context(|| {
             format!("the server did not answer with {what}, but with: {}", excerpt(&self.body, 200))
@@ -174,7 +173,7 @@ impl Answer {
     }
 }
 
-/// Sends a request over a connection and reads the answer.
+/// Sends a request over a connection and reads the response.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: Request<Full<Bytes>>,
@@ -183,12 +182,12 @@ async fn exchange(
     tokio::spawn(connection);
     let response = sender.send_request(request).await?;
     let status = response.status();
-    let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
-    let body = body.map_err(|error| anyhow!("the answer did not arrive: {error}"))?.to_bytes();
+    let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
+    let body = body.map_err(|error| anyhow!("the response did not arrive: {error}"))?.to_bytes();
     Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
 }
 
-/// Whom to trust: these certificates, or those that the system trusts.
+/// The TLS config that trusts these CA certificates, or those of the system.
 fn tls_config(ca: Option<&Path>) -> anyhow::Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     match ca {
@@ -197,7 +196,7 @@ fn tls_config(ca: Option<&Path>) -> anyhow::Result<Arc<ClientConfig>> {
                 roots.add(certificate).with_context(|| format!("--ca: {}", path.display()))?;
             }
         }
-        // Some may be unreadable; without any, no server is trusted, and the error says what to do.
+        // Unreadable certificates are skipped. If none is left, no server is trusted, and that error gives advice.
         None => drop(roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs)),
     }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -209,7 +208,7 @@ fn tls_config(ca: Option<&Path>) -> anyhow::Result<Arc<ClientConfig>> {
     Ok(Arc::new(config))
 }
 
-/// A token, ready to be sent. It is never shown.
+/// A token as a header value. It is never printed.
 struct Token {
     value: HeaderValue,
     /// Where it comes from, for messages.
@@ -217,7 +216,7 @@ struct Token {
 }
 
 impl Token {
-    /// The token of the file, or else that of the environment.
+    /// Reads the token from the file, else from the environment.
     fn find(file: Option<&Path>) -> anyhow::Result<Option<Token>> {
         let (text, source) = match file {
             Some(path) => {
@@ -232,7 +231,7 @@ impl Token {
         };
         let token = text.trim();
         if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            bail!("{source} does not hold a token: one line of letters, digits and punctuation");
+            bail!("{source} does not hold a token (expected one line of letters, digits and punctuation)");
         }
         let mut value = HeaderValue::from_str(&format!("Bearer {token}")).expect("visible ASCII");
         value.set_sensitive(true);
@@ -246,7 +245,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// An address for messages: whatever may be a password is starred out.
+/// An address for messages, with credentials replaced by `***`.
 fn without_credentials(server: &str) -> String {
     match (server.rsplit_once('@'), server.split_once("://")) {
         (Some((_, host)), Some((scheme, _))) if !scheme.contains('@') => format!("{scheme}://***@{host}"),
@@ -266,7 +265,7 @@ struct Error {
     message: String,
 }
 
-/// The beginning of what another server says, harmless for a terminal.
+/// The beginning of a text from the server, escaped for the terminal.
 fn excerpt(text: &str, longest: usize) -> String {
     let start: String = text.chars().take(longest).collect();
     start.escape_debug().to_string()
@@ -277,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn credentials_in_an_address_are_not_shown() {
+    fn credentials_in_an_address_are_redacted() {
         for (server, expected) in [
             ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
             ("http://app:secret@host:1/x", "http://***@host:1/x"),

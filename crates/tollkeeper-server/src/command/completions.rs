@@ -1,4 +1,4 @@
-//! `tollkeeper completions`: for bash, zsh, fish and others.
+//! `tollkeeper completions`: prints completion scripts for bash, zsh, fish and other shells.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use clap::CommandFactory as _;
 use crate::command::args::Arguments;
 use crate::command::say;
 
-/// Prints what the shell needs.
+/// Prints the completion script of a shell.
 pub fn run(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "tollkeeper", &mut text);

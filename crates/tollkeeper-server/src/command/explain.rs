@@ -1,4 +1,4 @@
-//! `tollkeeper explain`: which limits apply to a request, why, and with which key.
+//! `tollkeeper explain`: shows which limits apply to a request, why, and with which key.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ use tollkeeper::policy::Standing;
 use crate::command::args::Explain;
 use crate::command::{config, operator_facts, say, table};
 
-/// Prints what each limit has to do with the request.
+/// Prints for each limit whether it applies to the request.
 pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     let config = config(args.config.as_deref())?;
     let facts = operator_facts(&args.facts, config.policy.declared())?;

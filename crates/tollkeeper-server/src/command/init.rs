@@ -1,4 +1,4 @@
-//! `tollkeeper init`: ready policies, to begin with and to change.
+//! `tollkeeper init`: prints policy templates to start from.
 
 use std::process::ExitCode;
 
@@ -6,58 +6,58 @@ use anyhow::bail;
 
 use crate::command::say;
 
-/// A policy that is ready to use.
+/// A policy template.
 #[derive(Clone, Copy, Debug)]
-pub struct Ready {
+pub struct Template {
     /// Its name.
     pub name: &'static str,
     /// What it is for.
     pub purpose: &'static str,
-    /// The file.
+    /// The config file.
     pub text: &'static str,
 }
 
-/// All of them.
-pub const READY: [Ready; 5] = [
-    Ready {
+/// All templates.
+pub const TEMPLATES: [Template; 5] = [
+    Template {
         name: "public-api",
-        purpose: "an API on the internet: plans by key, a wide net by address, one dear route",
+        purpose: "an API on the internet: plans by key, a generous limit by address, one expensive route",
         text: include_str!("../templates/public-api.yaml"),
     },
-    Ready {
+    Template {
         name: "b2b",
-        purpose: "customers with many users: fair shares within, daily quotas by plan, own terms for one",
+        purpose: "customers with many users: a limit for each user, daily quotas by plan, an override for one customer",
         text: include_str!("../templates/b2b.yaml"),
     },
-    Ready {
+    Template {
         name: "login",
-        purpose: "passwords: few wrong ones by account, more by address, resets",
+        purpose: "logins: failed passwords by account and by address, password resets",
         text: include_str!("../templates/login.yaml"),
     },
-    Ready {
+    Template {
         name: "llm",
-        purpose: "a bill by the token: requests, tokens by minute and day, open streams",
+        purpose: "language models: requests, tokens by minute and day, concurrent streams",
         text: include_str!("../templates/llm.yaml"),
     },
-    Ready {
+    Template {
         name: "internal",
-        purpose: "services that call each other: by caller, shadow first, a queue before what is fragile",
+        purpose: "calls between services: limits by caller, a shadow limit, a queue in front of a fragile service",
         text: include_str!("../templates/internal.yaml"),
     },
 ];
 
-/// Prints a policy, or the list.
+/// Prints a template, or the list of templates.
 pub fn run(name: Option<&str>) -> anyhow::Result<ExitCode> {
     let Some(name) = name else {
-        for ready in READY {
-            say(format_args!("{:<12}{}", ready.name, ready.purpose))?;
+        for template in TEMPLATES {
+            say(format_args!("{:<12}{}", template.name, template.purpose))?;
         }
         return Ok(ExitCode::SUCCESS);
     };
-    let Some(ready) = READY.iter().find(|ready| ready.name == name) else {
-        let names = READY.map(|ready| ready.name).join(", ");
-        bail!("there is no policy `{}` (there are {names})", name.escape_debug());
+    let Some(template) = TEMPLATES.iter().find(|template| template.name == name) else {
+        let names = TEMPLATES.map(|template| template.name).join(", ");
+        bail!("unknown policy `{}` (available: {names})", name.escape_debug());
     };
-    say(ready.text.trim_end())?;
+    say(template.text.trim_end())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! `tollkeeper schema`: what editors and checkers need to know of the config file.
+//! `tollkeeper schema`: prints the JSON schema of the config file, for editors and validators.
 
 use std::process::ExitCode;
 

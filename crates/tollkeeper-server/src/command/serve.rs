@@ -1,4 +1,4 @@
-//! `tollkeeper serve`: from a config to listeners, and back down.
+//! `tollkeeper serve`: starts the service and its listeners, reloads on signals, and drains at the end.
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -31,16 +31,16 @@ use crate::transport::http::connection::Http;
 use crate::transport::listener::Connections;
 use crate::transport::resp::Resp;
 
-/// The policy of a server that was given none.
+/// The policy of a server without a config.
 pub const BUILTIN: &str = include_str!("../templates/builtin.yaml");
 
-/// Connections that may wait to be accepted, if the system lets so many.
-const WAITING: u32 = 4_096;
+/// The listen backlog, which the system may reduce.
+const BACKLOG: u32 = 4_096;
 
-/// How long requests in flight may take once the listeners are closed.
+/// How long requests in flight may take after the listeners are closed.
 const LAST_REQUESTS: Duration = Duration::from_secs(10);
 
-/// Runs until a signal says to stop. The exit code is 1 if the counts could not be saved at the end.
+/// Runs until SIGTERM or SIGINT. The exit code is 1 if the counters could not be saved at the end.
 pub fn run(args: &Serve) -> anyhow::Result<ExitCode> {
     logging::begin(args.log);
     rlimit::raise();
@@ -52,7 +52,7 @@ pub fn run(args: &Serve) -> anyhow::Result<ExitCode> {
         }
         None => (builtin(), Source::Builtin),
     };
-    // Watched before they are read, so that no change is missed.
+    // Watch certificates before they are read, so that no change is missed.
     let certificates =
         config.tls.iter().flat_map(|tls| [Some(&tls.cert), Some(&tls.key), tls.client_ca.as_ref()]);
     let changes = Changes::of(certificates.flatten().map(|file| file.as_path()));
@@ -74,20 +74,20 @@ pub fn run(args: &Serve) -> anyhow::Result<ExitCode> {
             Some(file) => Some(reload::follow(file, &config, Arc::clone(&service))?),
             None => None,
         };
-        let asked = Arc::new(Resp::new(Arc::clone(&service), on_store_failure));
-        serve(args, http, grpc, (resp, asked), most, (follow, changes), service).await?;
-        // Not left to the end of the process: that could not tell whether it worked.
+        let resp_service = Arc::new(Resp::new(Arc::clone(&service), on_store_failure));
+        serve(args, http, grpc, (resp, resp_service), most, (follow, changes), service).await?;
+        // Save explicitly, because dropping the store could not report a failure.
         Ok(match memory.close() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                tracing::error!("the counts were not saved: {error}");
+                tracing::error!("the counters were not saved: {error}");
                 ExitCode::FAILURE
             }
         })
     })
 }
 
-/// The config of a server that was given none.
+/// The config of a server without a config file.
 pub fn builtin() -> Config {
     let parsed = Config::parse("../templates/builtin.yaml", Format::Yaml, BUILTIN.as_bytes(), &|_| None);
     parsed.expect("the built-in policy is valid").0
@@ -97,12 +97,12 @@ async fn serve(
     args: &Serve,
     http: Listener,
     grpc: Listener,
-    (resp, asked): (Listener, Arc<Resp>),
+    (resp, resp_service): (Listener, Arc<Resp>),
     most_connections: usize,
     (follow, mut changes): (Option<Follow>, Changes),
     service: Arc<Service>,
 ) -> anyhow::Result<()> {
-    // Before the first line says that it listens: whoever reads that may send signals.
+    // Handle signals before printing the first `listening` line: a process that reads it may send them at once.
     let mut hangup = signal(SignalKind::hangup())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -114,8 +114,8 @@ async fn serve(
     let listeners: Vec<Transport> =
         listeners.filter(|(listener, _)| listener.is_some()).map(|(_, transport)| transport).collect();
     let room = Room::new(most_connections, &listeners);
-    tracing::debug!("at most {most_connections} connections are open at the same time");
-    tokio::spawn(events::tell(Arc::clone(&service)));
+    tracing::debug!("at most {most_connections} connections may be open at the same time");
+    tokio::spawn(events::send_every_second(Arc::clone(&service)));
     let (stop_log, stopped) = oneshot::channel();
     let refusal_log = tokio::spawn(refusal_log::write(Arc::clone(&service), stopped));
     tokio::spawn(store_health::watch(service.store.memory().clone()));
@@ -127,8 +127,8 @@ async fn serve(
     if let Some((listener, address)) = http {
         let is_loopback = address.ip().to_canonical().is_loopback();
         if args.config.is_none() {
-            let (token, digest) = access::draw();
-            service.doors.change(Tokens { admin: Some(digest), demo: is_loopback, ..Tokens::default() });
+            let (token, digest) = access::generate_token();
+            service.access.change(Tokens { admin: Some(digest), demo: is_loopback, ..Tokens::default() });
             eprintln!(
                 "no --config: 5 requests in 10 seconds for each user. Try this six times:\n\n  \
                  curl -d '{{\"facts\":{{\"user\":\"alice\"}}}}' http://{address}/v1/check\n\n\
@@ -149,11 +149,11 @@ async fn serve(
     }
     if let Some((listener, address)) = resp {
         service.metrics.resp.begin();
-        open.push(Connections::accept(listener, Arc::clone(&room), Arc::clone(&service), asked));
+        open.push(Connections::accept(listener, Arc::clone(&room), Arc::clone(&service), resp_service));
         listening("resp", address);
     }
 
-    systemd::tell(systemd::State::Ready);
+    systemd::notify(systemd::State::Ready);
     loop {
         tokio::select! {
             _ = hangup.recv() => {}
@@ -163,18 +163,18 @@ async fn serve(
         }
         match &follow {
             Some(follow) => follow.reload(),
-            None => tracing::info!("SIGHUP: there is no config file to load again"),
+            None => tracing::info!("SIGHUP ignored: there is no config file to reload"),
         }
     }
     drop(follow);
     tracing::info!("draining");
-    systemd::tell(systemd::State::Stopping);
+    systemd::notify(systemd::State::Stopping);
     service.drain();
     rls.drain().await;
     let drained = async {
         tokio::time::sleep(args.drain_delay).await;
         rls.close().await;
-        // All at once: none waits for the requests of another.
+        // Close all listeners concurrently, so that none waits for the requests of another.
         let closing: Vec<_> =
             open.into_iter().map(|connections| tokio::spawn(connections.close(LAST_REQUESTS))).collect();
         let mut left = 0;
@@ -182,7 +182,7 @@ async fn serve(
             left += closed.await.unwrap_or(0);
         }
         if left > 0 {
-            tracing::warn!("{left} connections had requests in flight after {LAST_REQUESTS:?}");
+            tracing::warn!("closed {left} connections with requests in flight after {LAST_REQUESTS:?}");
         }
     };
     let drained = async {
@@ -195,14 +195,14 @@ async fn serve(
     };
     tokio::select! {
         () = drained => {}
-        // Who asks twice does not want to wait.
+        // A second signal skips the rest of the drain.
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
     Ok(())
 }
 
-/// Takes the place where to listen, unless that is nowhere.
+/// Binds the listener, unless it is `off`.
 fn listen(name: &str, at: Listener) -> anyhow::Result<Option<(TcpListener, SocketAddr)>> {
     let Listener::At(address) = at else { return Ok(None) };
     let listener = bind(address).with_context(|| {
@@ -213,28 +213,27 @@ fn listen(name: &str, at: Listener) -> anyhow::Result<Option<(TcpListener, Socke
     Ok(Some((listener, address)))
 }
 
-/// As [`TcpListener::bind`] does it, but with room for more than the 128 that it lets wait. Whoever finds no room tries
-/// again after a second, or is reset over HTTP/2; and thousands come at once when they find out that another node has
-/// gone.
+/// Like [`TcpListener::bind`], but with a larger backlog than its 128. A client that finds the backlog full retries
+/// after a second, or its HTTP/2 connection is reset; and thousands connect at once when another node goes away.
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    socket.listen(WAITING)
+    socket.listen(BACKLOG)
 }
 
-/// The one line on standard output that says where. Whoever started the server may have stopped reading.
+/// Prints the address of a listener on standard output. A closed pipe is ignored: the reader may be gone.
 fn listening(name: &str, address: impl std::fmt::Display) {
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "listening {name}={address}").and_then(|()| out.flush());
 }
 
-/// Flags win over the file.
+/// The flag overrides the file, which overrides the default.
 fn choose(flag: Option<Listener>, file: Option<Listener>, default: &str) -> Listener {
     flag.or(file).unwrap_or_else(|| default.parse().expect("an address"))
 }
 
-/// Warnings of a config that is in force all the same.
+/// Logs the warnings of a config that is applied nevertheless.
 pub fn log_warnings(report: &Report) {
     if !report.is_empty() {
         tracing::warn!("the config has warnings:\n{report}");

@@ -1,4 +1,4 @@
-//! Tables: with lines and colours on a terminal, columns and nothing else for everybody else.
+//! Tables on standard output: with borders and colours on a terminal, plain columns otherwise.
 
 use std::io::{self, IsTerminal as _};
 
@@ -16,7 +16,7 @@ pub fn with(columns: &[&str]) -> Table {
     table
 }
 
-/// A cell that is good news, bad news, or neither.
+/// A cell in green (`Some(true)`), red (`Some(false)`) or without colour.
 pub fn cell(text: impl ToString, good: Option<bool>) -> Cell {
     let cell = Cell::new(text);
     match good {
@@ -26,7 +26,7 @@ pub fn cell(text: impl ToString, good: Option<bool>) -> Cell {
     }
 }
 
-/// Whether standard output is a terminal, and nobody asked for no colours.
+/// Whether standard output is a terminal and `NO_COLOR` is not set.
 pub fn for_people() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

@@ -1,4 +1,4 @@
-//! `tollkeeper validate`: everything that is wrong with a config file, at once.
+//! `tollkeeper validate`: reports all errors and warnings of a config file.
 
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
@@ -14,8 +14,8 @@ use crate::command::say;
 pub fn run(args: &Validate) -> anyhow::Result<ExitCode> {
     match args.format {
         FileFormat::Native => {}
-        FileFormat::Envoy => bail!("--format envoy is not there yet (only native)"),
-        FileFormat::Limitador => bail!("--format limitador is not there yet (only native)"),
+        FileFormat::Envoy => bail!("--format envoy is not supported yet (only native)"),
+        FileFormat::Limitador => bail!("--format limitador is not supported yet (only native)"),
     }
     let (config, report) = match Config::read(&args.file) {
         Ok((config, mut report)) => {
@@ -48,7 +48,7 @@ pub fn run(args: &Validate) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!valid)))
 }
 
-/// Which headers are the gateway's, if there are any.
+/// Lists the headers that the gateway must control, if there are any.
 fn gateway_note(config: &Config) -> Option<String> {
     let headers = config.gateway_headers();
     if headers.is_empty() {

@@ -1,6 +1,6 @@
-//! Who may do what. Tokens are known by their SHA-256 only, and compared in constant time.
+//! Access control by bearer token. Only the SHA-256 of a token is stored, and digests are compared in constant time.
 //!
-//! Every transport asks here: HTTP for each call, RESP and gRPC for what they carry.
+//! Every transport checks its calls here: HTTP by endpoint, RESP and gRPC with [`Permission::Data`].
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -11,63 +11,63 @@ use subtle::ConstantTimeEq as _;
 use tollkeeper::config::TokenDigest;
 use tollkeeper::digest::{hex, sha256};
 
-/// What a caller wants to get at.
+/// The permission that a call requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
-    /// What everybody may know: that it lives, and how it is called.
+pub enum Permission {
+    /// Always granted: health checks and the API description.
     Open,
-    /// Decisions, the limits in force, counters.
+    /// Decisions, the active limits and metrics.
     Data,
-    /// Decisions for a gateway that passes on headers of its clients: its token has a header of its own.
+    /// Decisions for a gateway that forwards its clients' headers, so its own token is in `X-Tollkeeper-Token`.
     Gateway,
-    /// What one key has used: also for services that show it to their customers.
+    /// The usage of one key; a service that shows it to its customers needs no admin token.
     Usage,
-    /// What shows keys and their use.
+    /// Calls that show keys and their usage.
     Eyes,
-    /// What changes limits and counts.
+    /// Calls that change limits or counters.
     Admin,
 }
 
-/// Why a door stays shut.
+/// Why a call is not permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shut {
-    /// It needs a token, and there was none or another.
+pub enum AccessError {
+    /// The call needs a data token; none was sent, or an unknown one.
     NeedsToken,
-    /// It needs the admin token, and there was none or another.
+    /// The call needs the admin token; none was sent, or another one.
     NeedsAdmin,
-    /// There is no admin token, so nobody may.
-    NobodyMay,
+    /// No admin token is configured, so admin calls are off.
+    AdminDisabled,
 }
 
-/// The locks on all doors. They change when the config does.
+/// Checks tokens and `Host` headers against the config; a reload replaces the tokens.
 #[derive(Debug)]
-pub struct Doors {
-    /// Whether the data plane is closed: the only thing that a check has to know.
+pub struct Access {
+    /// Whether the data plane needs a token. Kept outside `tokens` because every check reads it.
     closed: AtomicBool,
     tokens: ArcSwap<Tokens>,
 }
 
-/// Which tokens open what.
+/// The configured tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
-    /// Opens everything.
+    /// Grants every permission.
     pub admin: Option<TokenDigest>,
-    /// Open the data plane; without any it is open.
+    /// Grant the data permissions; if empty, these need no token.
     pub data: Vec<TokenDigest>,
-    /// Whether everybody may look, although there is an admin token: a demo.
+    /// Whether views need no token although there is an admin token: the demo server without a config.
     pub demo: bool,
-    /// Names that `Host` may carry where no token is needed, in lower case; besides addresses and `localhost`.
+    /// Names allowed in `Host` where no token is needed, in lower case; IP addresses and `localhost` always are.
     pub hosts: Vec<String>,
 }
 
-impl Doors {
-    /// Doors with these locks.
-    pub fn new(tokens: Tokens) -> Doors {
+impl Access {
+    /// Access with these tokens.
+    pub fn new(tokens: Tokens) -> Access {
         let closed = AtomicBool::new(!tokens.data.is_empty());
-        Doors { closed, tokens: ArcSwap::from_pointee(tokens) }
+        Access { closed, tokens: ArcSwap::from_pointee(tokens) }
     }
 
-    /// Changes the locks, for every request that starts later.
+    /// Replaces the tokens, for every request that starts later.
     pub fn change(&self, tokens: Tokens) {
         let closed = !tokens.data.is_empty();
         self.tokens.store(tokens.into());
@@ -80,56 +80,63 @@ impl Doors {
         self.closed.load(Relaxed)
     }
 
-    /// Whether a call is open to every page that a browser on this machine shows, if its listener is a loopback one.
-    /// A page can give its own name the address of this listener (DNS rebinding), but it has no token. Gateways pass
-    /// the Host of their clients.
-    pub fn needs_host(&self, door: Door) -> bool {
-        match door {
-            Door::Open | Door::Gateway => false,
-            Door::Data | Door::Usage | Door::Eyes | Door::Admin => self.admit(door, None).is_ok(),
+    /// Whether the `Host` of a call must be checked on a loopback listener, because the call needs no token.
+    ///
+    /// A web page in a local browser can point its own host name at this listener (DNS rebinding), but it has no token.
+    /// Calls of gateways are exempt: they carry the `Host` of their clients.
+    pub fn needs_host(&self, permission: Permission) -> bool {
+        match permission {
+            Permission::Open | Permission::Gateway => false,
+            Permission::Data | Permission::Usage | Permission::Eyes | Permission::Admin => {
+                self.admit(permission, None).is_ok()
+            }
         }
     }
 
-    /// Whether this `Host`, which may have a port, is an address, `localhost` or a name from the config: not a name that
-    /// someone else can give the address of this server.
+    /// Whether this `Host`, with or without a port, is an IP address, `localhost` or a name from the config. Any other
+    /// name could be an attacker's that resolves to this server.
     pub fn knows_host(&self, host: &[u8]) -> bool {
         let Some(host) = std::str::from_utf8(host).ok().and_then(without_port) else { return false };
         let name = host.strip_suffix('.').unwrap_or(host);
-        // Browsers resolve names under `localhost` to this machine themselves.
+        // Browsers resolve names under `localhost` to this machine without DNS.
         let local = name.rsplit('.').next().is_some_and(|last| last.eq_ignore_ascii_case("localhost"));
         let configured = |known: &String| known.eq_ignore_ascii_case(name);
         local || host.parse::<IpAddr>().is_ok() || self.tokens.load().hosts.iter().any(configured)
     }
 
-    /// Whether a caller with this token may pass.
-    pub fn admit(&self, door: Door, token: Option<&[u8]>) -> Result<(), Shut> {
-        self.tokens.load().admit(door, token)
+    /// Whether a caller with this token has the permission.
+    pub fn admit(&self, permission: Permission, token: Option<&[u8]>) -> Result<(), AccessError> {
+        self.tokens.load().admit(permission, token)
     }
 }
 
 impl Tokens {
-    fn admit(&self, door: Door, token: Option<&[u8]>) -> Result<(), Shut> {
-        match door {
-            Door::Open => Ok(()),
-            Door::Usage if !self.data.is_empty() => self.admit_data(token),
-            Door::Usage | Door::Eyes if self.admin.is_some() && !self.demo => self.admit_admin(token),
-            Door::Data | Door::Gateway | Door::Usage | Door::Eyes => self.admit_data(token),
-            Door::Admin if self.admin.is_none() => Err(Shut::NobodyMay),
-            Door::Admin => self.admit_admin(token),
+    fn admit(&self, permission: Permission, token: Option<&[u8]>) -> Result<(), AccessError> {
+        match permission {
+            Permission::Open => Ok(()),
+            Permission::Usage if !self.data.is_empty() => self.admit_data(token),
+            Permission::Usage | Permission::Eyes if self.admin.is_some() && !self.demo => {
+                self.admit_admin(token)
+            }
+            Permission::Data | Permission::Gateway | Permission::Usage | Permission::Eyes => {
+                self.admit_data(token)
+            }
+            Permission::Admin if self.admin.is_none() => Err(AccessError::AdminDisabled),
+            Permission::Admin => self.admit_admin(token),
         }
     }
 
-    fn admit_data(&self, token: Option<&[u8]>) -> Result<(), Shut> {
+    fn admit_data(&self, token: Option<&[u8]>) -> Result<(), AccessError> {
         let known = self.data.iter().chain(&self.admin);
-        if self.data.is_empty() || matches(token, known) { Ok(()) } else { Err(Shut::NeedsToken) }
+        if self.data.is_empty() || matches(token, known) { Ok(()) } else { Err(AccessError::NeedsToken) }
     }
 
-    fn admit_admin(&self, token: Option<&[u8]>) -> Result<(), Shut> {
-        if matches(token, &self.admin) { Ok(()) } else { Err(Shut::NeedsAdmin) }
+    fn admit_admin(&self, token: Option<&[u8]>) -> Result<(), AccessError> {
+        if matches(token, &self.admin) { Ok(()) } else { Err(AccessError::NeedsAdmin) }
     }
 }
 
-/// Whether it is one of these: all are looked at, whichever it is.
+/// Whether the token is one of these. Compares with all of them, so that the time does not show which one matched.
 fn matches<'k>(token: Option<&[u8]>, known: impl IntoIterator<Item = &'k TokenDigest>) -> bool {
     let Some(token) = token else { return false };
     let digest = sha256(token);
@@ -149,9 +156,9 @@ fn without_port(host: &str) -> Option<&str> {
     }
 }
 
-/// The token in the headers of a request.
-pub fn presented(door: Door, headers: &HeaderMap) -> Option<&[u8]> {
-    if door == Door::Gateway {
+/// The token in the headers of a request: `X-Tollkeeper-Token` for gateways, else `Authorization: Bearer`.
+pub fn presented(permission: Permission, headers: &HeaderMap) -> Option<&[u8]> {
+    if permission == Permission::Gateway {
         return headers.get("x-tollkeeper-token").map(|value| value.as_bytes());
     }
     let value = headers.get(header::AUTHORIZATION)?.as_bytes();
@@ -159,8 +166,8 @@ pub fn presented(door: Door, headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token.trim_ascii())
 }
 
-/// A token that nobody can guess.
-pub fn draw() -> (String, TokenDigest) {
+/// A new random token of 256 bits, as 64 hex digits, and its digest.
+pub fn generate_token() -> (String, TokenDigest) {
     let mut bytes = [0; 32];
     let provider = rustls::crypto::aws_lc_rs::default_provider();
     provider.secure_random.fill(&mut bytes).expect("the system gives random bytes");
@@ -179,37 +186,44 @@ mod tests {
         TokenDigest(sha256(token.as_bytes()))
     }
 
-    const DOORS: [Door; 6] = [Door::Open, Door::Data, Door::Gateway, Door::Usage, Door::Eyes, Door::Admin];
+    const PERMISSIONS: [Permission; 6] = [
+        Permission::Open,
+        Permission::Data,
+        Permission::Gateway,
+        Permission::Usage,
+        Permission::Eyes,
+        Permission::Admin,
+    ];
 
-    /// Which doors a token opens: `o` open, `.` a token is needed, `a` the admin token is, `x` nobody may.
-    fn opened(tokens: &Tokens, token: Option<&str>) -> String {
-        let doors = Doors::new(tokens.clone());
-        let said = |door| match doors.admit(door, token.map(str::as_bytes)) {
+    /// The result for each permission: `o` granted, `.` needs a token, `a` needs the admin token, `x` is off.
+    fn granted(tokens: &Tokens, token: Option<&str>) -> String {
+        let access = Access::new(tokens.clone());
+        let result = |permission| match access.admit(permission, token.map(str::as_bytes)) {
             Ok(()) => 'o',
-            Err(Shut::NeedsToken) => '.',
-            Err(Shut::NeedsAdmin) => 'a',
-            Err(Shut::NobodyMay) => 'x',
+            Err(AccessError::NeedsToken) => '.',
+            Err(AccessError::NeedsAdmin) => 'a',
+            Err(AccessError::AdminDisabled) => 'x',
         };
-        DOORS.into_iter().map(said).collect()
+        PERMISSIONS.into_iter().map(result).collect()
     }
 
     #[test]
-    fn each_door_opens_to_its_tokens_and_to_no_others() {
+    fn each_permission_needs_its_own_tokens() {
         let (admin, data) = (Some(digest("admin")), vec![digest("one"), digest("two")]);
         let none = Tokens::default();
         let only_admin = Tokens { admin, ..Tokens::default() };
         let only_data = Tokens { data: data.clone(), ..Tokens::default() };
         let both = Tokens { admin, data: data.clone(), demo: false, ..Tokens::default() };
         let demo = Tokens { admin, demo: true, ..Tokens::default() };
-        // The doors in order: open, data, gateway, usage, eyes, admin.
+        // The permissions in order: open, data, gateway, usage, eyes, admin.
         for (tokens, token, expected) in [
             (&none, None, "ooooox"),
             (&none, Some("admin"), "ooooox"),
             (&only_admin, None, "oooaaa"),
-            (&only_admin, Some("nobody"), "oooaaa"),
+            (&only_admin, Some("unknown"), "oooaaa"),
             (&only_admin, Some("admin"), "oooooo"),
             (&only_data, None, "o....x"),
-            (&only_data, Some("nobody"), "o....x"),
+            (&only_data, Some("unknown"), "o....x"),
             (&only_data, Some(""), "o....x"),
             (&only_data, Some("one"), "ooooox"),
             (&only_data, Some("two"), "ooooox"),
@@ -219,13 +233,13 @@ mod tests {
             (&demo, None, "oooooa"),
             (&demo, Some("admin"), "oooooo"),
         ] {
-            assert_eq!(opened(tokens, token), expected, "{tokens:?} {token:?}");
+            assert_eq!(granted(tokens, token), expected, "{tokens:?} {token:?}");
         }
     }
 
     #[test]
-    fn only_addresses_localhost_and_configured_names_are_known() {
-        let doors = Doors::new(Tokens { hosts: vec!["api.example.test".to_owned()], ..Tokens::default() });
+    fn hosts_are_addresses_localhost_and_configured_names() {
+        let access = Access::new(Tokens { hosts: vec!["api.example.test".to_owned()], ..Tokens::default() });
         for (host, known) in [
             ("127.0.0.1", true),
             ("127.0.0.1:8080", true),
@@ -251,13 +265,13 @@ mod tests {
             ("", false),
             (":8080", false),
         ] {
-            assert_eq!(doors.knows_host(host.as_bytes()), known, "{host}");
+            assert_eq!(access.knows_host(host.as_bytes()), known, "{host}");
         }
-        assert!(!doors.knows_host(b"\xff"));
+        assert!(!access.knows_host(b"\xff"));
     }
 
     #[test]
-    fn host_matters_where_no_token_is_needed() {
+    fn host_is_checked_where_no_token_is_needed() {
         let (admin, data) = (Some(digest("admin")), vec![digest("one")]);
         for (tokens, expected) in [
             (Tokens::default(), "data usage eyes"),
@@ -266,27 +280,28 @@ mod tests {
             (Tokens { admin, data, ..Tokens::default() }, ""),
             (Tokens { admin, demo: true, ..Tokens::default() }, "data usage eyes"),
         ] {
-            let doors = Doors::new(tokens);
+            let access = Access::new(tokens);
             let names = ["open", "data", "gateway", "usage", "eyes", "admin"];
-            let needing = DOORS.iter().zip(names).filter(|(door, _)| doors.needs_host(**door));
+            let needing =
+                PERMISSIONS.iter().zip(names).filter(|(permission, _)| access.needs_host(**permission));
             assert_eq!(needing.map(|(_, name)| name).collect::<Vec<_>>().join(" "), expected);
         }
     }
 
     #[test]
-    fn changed_locks_hold_for_whoever_comes_next() {
-        let doors = Doors::new(Tokens::default());
-        assert!(!doors.data_is_closed());
-        doors.change(Tokens { data: vec![digest("one")], ..Tokens::default() });
-        assert!(doors.data_is_closed());
-        assert_eq!(doors.admit(Door::Data, None), Err(Shut::NeedsToken));
-        doors.change(Tokens::default());
-        assert!(!doors.data_is_closed());
-        assert_eq!(doors.admit(Door::Data, None), Ok(()));
+    fn changed_tokens_apply_to_later_requests() {
+        let access = Access::new(Tokens::default());
+        assert!(!access.data_is_closed());
+        access.change(Tokens { data: vec![digest("one")], ..Tokens::default() });
+        assert!(access.data_is_closed());
+        assert_eq!(access.admit(Permission::Data, None), Err(AccessError::NeedsToken));
+        access.change(Tokens::default());
+        assert!(!access.data_is_closed());
+        assert_eq!(access.admit(Permission::Data, None), Ok(()));
     }
 
     #[test]
-    fn a_token_is_read_from_its_own_header_and_no_other() {
+    fn token_is_read_from_its_own_header_only() {
         let with = |name: &'static str, value: &'static str| {
             HeaderMap::from_iter([(header::HeaderName::from_static(name), HeaderValue::from_static(value))])
         };
@@ -301,18 +316,23 @@ mod tests {
             ("x-other", "Bearer t", None, None),
         ] {
             let headers = with(name, value);
-            let read =
-                |door| presented(door, &headers).map(|token| std::str::from_utf8(token).expect("text"));
-            assert_eq!((read(Door::Data), read(Door::Gateway)), (bearer, gateway), "{name}: {value}");
+            let read = |permission| {
+                presented(permission, &headers).map(|token| std::str::from_utf8(token).expect("text"))
+            };
+            assert_eq!(
+                (read(Permission::Data), read(Permission::Gateway)),
+                (bearer, gateway),
+                "{name}: {value}"
+            );
         }
     }
 
     #[test]
-    fn every_drawn_token_is_another_and_opens_what_it_was_drawn_for() {
-        let ((one, digest), (other, _)) = (draw(), draw());
+    fn generated_tokens_differ_and_grant_admin() {
+        let ((one, digest), (other, _)) = (generate_token(), generate_token());
         assert!(one.len() == 64 && one != other);
-        let doors = Doors::new(Tokens { admin: Some(digest), ..Tokens::default() });
-        assert_eq!(doors.admit(Door::Admin, Some(one.as_bytes())), Ok(()));
-        assert_eq!(doors.admit(Door::Admin, Some(other.as_bytes())), Err(Shut::NeedsAdmin));
+        let access = Access::new(Tokens { admin: Some(digest), ..Tokens::default() });
+        assert_eq!(access.admit(Permission::Admin, Some(one.as_bytes())), Ok(()));
+        assert_eq!(access.admit(Permission::Admin, Some(other.as_bytes())), Err(AccessError::NeedsAdmin));
     }
 }

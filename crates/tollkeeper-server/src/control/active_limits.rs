@@ -1,5 +1,5 @@
-//! Which limits are in force: those of the file, or those that were PUT in their place, here or for all nodes of the
-//! store. A file always supplies everything else.
+//! The active limits: those of the config file, or those that `PUT /v1/limits` replaced them with, on this node or for
+//! all nodes of a remote store. All other settings always come from the file.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,23 +10,23 @@ use tollkeeper::store::redis::SharedLimits;
 use tollkeeper::{Failure, Limiter};
 use tollkeeper_tower::{InForce as Reading, Settings};
 
-/// The limits in force and where they come from: what `GET /v1/limits` says.
+/// The active limits and where they come from: the body of `GET /v1/limits`.
 #[derive(Clone, Debug, Serialize)]
-pub struct InForce {
-    /// Counts policies, from 1.
+pub struct ActiveLimits {
+    /// The version of the policy, counted from 1.
     pub version: u64,
-    /// Where they come from.
+    /// Where the limits come from.
     pub source: Source,
-    /// When they came into force, in seconds since the epoch.
+    /// When the limits became active, in seconds since the epoch.
     pub loaded_at: u64,
-    /// Why the last attempt to replace them failed.
+    /// Why the last attempt to replace the limits failed.
     pub error: Option<String>,
-    /// Whether a file has other limits than these.
+    /// Whether the file's limits differ from these, which replace them.
     pub shadowed: bool,
-    /// Of limits that were PUT: whether they outlive this process.
+    /// For limits set through the API: whether they survive a restart of this process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persistent: Option<bool>,
-    /// The limits, as they are written in a config.
+    /// The limits, in the form of the config.
     pub limits: Vec<LimitShape>,
 }
 
@@ -36,169 +36,172 @@ pub struct InForce {
 pub enum Source {
     /// A config file.
     File,
-    /// They were PUT.
+    /// `PUT /v1/limits`.
     Api,
-    /// The policy of a server that was given none.
+    /// The built-in policy of a server without a config.
     Builtin,
 }
 
-/// What became of limits that were to be in force.
+/// The result of loading a config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loaded {
-    /// They are.
-    InForce(u64),
-    /// Others that were PUT are; the rest of the file holds.
+    /// Its limits are active, as this version.
+    Active(u64),
+    /// Limits set through the API stay active, as this version; the rest of the file was applied.
     Shadowed(u64),
 }
 
 /// Why limits cannot be replaced.
 #[derive(Debug)]
 pub enum CannotReplace {
-    /// Another version is in force than the caller has seen.
+    /// The caller has seen another version than the active one, which is given here.
     Version(u64),
-    /// They make no sense.
+    /// The new limits are invalid.
     Invalid(Report),
-    /// The store that keeps them for all nodes did not answer.
+    /// The remote store, which keeps the limits for all nodes, did not answer.
     Failed(Failure),
 }
 
-/// Keeps track of what is in force, and puts it there.
+/// Combines the config file with limits set through the API, and installs the result in the limiter.
 #[derive(Debug)]
-pub struct Laws(RwLock<Both>);
+pub struct LimitManager(RwLock<Inputs>);
 
 #[derive(Debug)]
-struct Both {
-    /// The config as the file says it, and whose it is.
+struct Inputs {
+    /// The config as the file has it, or the built-in one.
     file: Config,
-    origin: Source,
+    /// Whether `file` is a file or the built-in config.
+    file_source: Source,
     put: Option<Put>,
-    /// The version of what all nodes share that was seen last; 0 if there was none.
-    shared: u64,
-    shown: Arc<InForce>,
-    /// How requests are read changes together with the limits, which need what is read.
+    /// The last seen version of the limits that all nodes share; 0 if there were none.
+    shared_version: u64,
+    active: Arc<ActiveLimits>,
+    /// The settings for reading requests change together with the limits, which need the facts that are read.
     reading: Arc<Reading>,
 }
 
-/// What was PUT.
+/// Limits that were set through the API.
 #[derive(Clone, Debug)]
 struct Put {
-    /// As it came: it is read again when the rest of the file changes.
+    /// The request body. It is parsed again when the rest of the file changes.
     text: Arc<[u8]>,
-    /// Its version in the store, if all nodes share it.
+    /// Its version in the remote store, if all nodes share it.
     version: Option<u64>,
 }
 
-/// Limits that may be PUT: they make sense, and whoever sends them has seen what is in force.
+/// A valid replacement of the limits, from a caller that has seen the active version.
 #[derive(Debug)]
 pub struct Accepted {
-    /// The limits; without any, those of the file hold again.
+    /// The new limits; `None` returns to those of the file.
     pub limits: Option<Vec<LimitShape>>,
-    /// The version of what all nodes share that they are to replace.
+    /// The version of the shared limits that they replace.
     pub replaces: u64,
 }
 
-/// What messages call the limits that were PUT.
-const PUT: &str = "limits";
+/// The name of a request body in error messages, in place of a file name.
+const PUT_NAME: &str = "limits";
 
-impl Laws {
-    /// The limits of this config, which the limiter was made with.
-    pub fn new(file: Config, origin: Source, version: u64, reading: Arc<Reading>) -> Laws {
-        let shown = Arc::new(InForce {
+impl LimitManager {
+    /// Starts with the limits of this config, which the limiter was created with.
+    pub fn new(file: Config, file_source: Source, version: u64, reading: Arc<Reading>) -> LimitManager {
+        let active = Arc::new(ActiveLimits {
             version,
-            source: origin,
+            source: file_source,
             loaded_at: now(),
             error: None,
             shadowed: false,
             persistent: None,
             limits: file.limits.clone(),
         });
-        Laws(RwLock::new(Both { file, origin, put: None, shared: 0, shown, reading }))
+        LimitManager(RwLock::new(Inputs { file, file_source, put: None, shared_version: 0, active, reading }))
     }
 
-    /// What is in force.
-    pub fn shown(&self) -> Arc<InForce> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner).shown)
+    /// The active limits.
+    pub fn active(&self) -> Arc<ActiveLimits> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner).active)
     }
 
-    /// Takes a file that was read anew.
+    /// Applies a config file that was read again.
     pub fn reload(&self, file: Config, limiter: &Limiter) -> Result<Loaded, Report> {
-        let mut both = self.write();
-        let before = std::mem::replace(&mut both.file, file);
-        let put = both.put.clone();
-        let version = both.enact(put, limiter).inspect_err(|_| both.file = before)?;
-        Ok(if both.shown.shadowed { Loaded::Shadowed(version) } else { Loaded::InForce(version) })
+        let mut inputs = self.write();
+        let previous = std::mem::replace(&mut inputs.file, file);
+        let put = inputs.put.clone();
+        let version = inputs.install(put, limiter).inspect_err(|_| inputs.file = previous)?;
+        Ok(if inputs.active.shadowed { Loaded::Shadowed(version) } else { Loaded::Active(version) })
     }
 
-    /// Remembers that the file could not be read. What is in force stays so.
+    /// Records that a reload failed. The active limits stay.
     pub fn reload_failed(&self, error: String) {
-        let mut both = self.write();
-        both.shown = Arc::new(InForce { error: Some(error), ..InForce::clone(&both.shown) });
+        let mut inputs = self.write();
+        inputs.active = Arc::new(ActiveLimits { error: Some(error), ..ActiveLimits::clone(&inputs.active) });
     }
 
-    /// Puts these limits (`{"limits":[…]}`) in the place of the file's, or goes back to those of the file,
-    /// if the caller has seen what is in force now.
+    /// Replaces the file's limits with these (`{"limits":[…]}`), or with `None` returns to those of the file, on
+    /// condition that the caller has seen the active version.
     pub fn replace(
         &self,
         put: Option<Arc<[u8]>>,
         has_seen: impl Fn(u64) -> bool,
         limiter: &Limiter,
-    ) -> Result<Arc<InForce>, CannotReplace> {
-        let mut both = self.write();
-        if !has_seen(both.shown.version) {
-            return Err(CannotReplace::Version(both.shown.version));
+    ) -> Result<Arc<ActiveLimits>, CannotReplace> {
+        let mut inputs = self.write();
+        if !has_seen(inputs.active.version) {
+            return Err(CannotReplace::Version(inputs.active.version));
         }
-        if put.is_some() || both.put.is_some() {
+        if put.is_some() || inputs.put.is_some() {
             let put = put.map(|text| Put { text, version: None });
-            both.enact(put, limiter).map_err(CannotReplace::Invalid)?;
+            inputs.install(put, limiter).map_err(CannotReplace::Invalid)?;
         }
-        Ok(Arc::clone(&both.shown))
+        Ok(Arc::clone(&inputs.active))
     }
 
-    /// Looks whether limits may be PUT for all nodes.
+    /// Checks, without applying anything, whether the limits may be replaced for all nodes.
     pub fn accept(
         &self,
         put: Option<&[u8]>,
         has_seen: impl Fn(u64) -> bool,
     ) -> Result<Accepted, CannotReplace> {
-        let both = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        if !has_seen(both.shown.version) {
-            return Err(CannotReplace::Version(both.shown.version));
+        let inputs = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if !has_seen(inputs.active.version) {
+            return Err(CannotReplace::Version(inputs.active.version));
         }
-        let read = put.map(|text| both.file.with_limits(PUT, text)).transpose();
+        let read = put.map(|text| inputs.file.with_limits(PUT_NAME, text)).transpose();
         let limits = read.map_err(CannotReplace::Invalid)?.map(|(config, _)| config.limits);
-        Ok(Accepted { limits, replaces: both.shared })
+        Ok(Accepted { limits, replaces: inputs.shared_version })
     }
 
-    /// Goes by what all nodes share. Limits that this node cannot read change nothing.
-    pub fn follow(&self, shared: SharedLimits, limiter: &Limiter) -> Result<Arc<InForce>, Report> {
-        let mut both = self.write();
-        if std::mem::replace(&mut both.shared, shared.version) == shared.version {
-            return Ok(Arc::clone(&both.shown));
+    /// Applies the limits that all nodes share. If this node cannot parse them, its active limits stay.
+    pub fn follow(&self, shared: SharedLimits, limiter: &Limiter) -> Result<Arc<ActiveLimits>, Report> {
+        let mut inputs = self.write();
+        if std::mem::replace(&mut inputs.shared_version, shared.version) == shared.version {
+            return Ok(Arc::clone(&inputs.active));
         }
         let put =
             shared.limits.map(|text| Put { text: text.into_bytes().into(), version: Some(shared.version) });
-        if put.is_some() || both.put.is_some() {
-            let enacted = both.enact(put, limiter);
-            enacted.inspect_err(|report| {
-                both.shown =
-                    Arc::new(InForce { error: Some(report.to_string()), ..InForce::clone(&both.shown) });
+        if put.is_some() || inputs.put.is_some() {
+            let installed = inputs.install(put, limiter);
+            installed.inspect_err(|report| {
+                inputs.active = Arc::new(ActiveLimits {
+                    error: Some(report.to_string()),
+                    ..ActiveLimits::clone(&inputs.active)
+                });
             })?;
         }
-        Ok(Arc::clone(&both.shown))
+        Ok(Arc::clone(&inputs.active))
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Both> {
+    fn write(&self) -> RwLockWriteGuard<'_, Inputs> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Both {
-    /// Puts the file with these limits in force: every request that starts later meets them, and all
+impl Inputs {
+    /// Installs the file's config with these limits. Every request that starts later is decided by them, and all
     /// counters are kept.
-    fn enact(&mut self, put: Option<Put>, limiter: &Limiter) -> Result<u64, Report> {
+    fn install(&mut self, put: Option<Put>, limiter: &Limiter) -> Result<u64, Report> {
         let config = match &put {
             None => self.file.clone(),
-            Some(put) => self.file.with_limits(PUT, &put.text)?.0,
+            Some(put) => self.file.with_limits(PUT_NAME, &put.text)?.0,
         };
         let policy =
             self.reading.replace(Settings::of(&config), || match put.as_ref().and_then(|put| put.version) {
@@ -206,9 +209,9 @@ impl Both {
                 None => limiter.replace_policy(config.policy),
             });
         let version = policy.version();
-        self.shown = Arc::new(InForce {
+        self.active = Arc::new(ActiveLimits {
             version,
-            source: if put.is_some() { Source::Api } else { self.origin },
+            source: if put.is_some() { Source::Api } else { self.file_source },
             loaded_at: now(),
             error: None,
             shadowed: config.limits != self.file.limits,

@@ -1,5 +1,5 @@
-//! Puts a config in force that was read again, because its file or a file that it names has changed, or because of a
-//! SIGHUP. A broken file changes nothing.
+//! Applies a config that was read again, because its file or a file that it names has changed, or because of a SIGHUP.
+//! An invalid file changes nothing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::command::serve::log_warnings;
 use crate::control::active_limits::Loaded;
 use crate::service::Service;
 
-/// Follows the config file for as long as it is kept. All of it happens on a thread that is not the runtime's.
+/// Watches and reloads the config file until the result is dropped, on a thread outside the runtime.
 pub fn follow(file: &Path, config: &Config, service: Arc<Service>) -> std::io::Result<Follow> {
     let path = file.to_owned();
     let runtime = tokio::runtime::Handle::current();
@@ -21,11 +21,11 @@ pub fn follow(file: &Path, config: &Config, service: Arc<Service>) -> std::io::R
     })
 }
 
-/// Puts a config in force. Returns whether it is.
+/// Applies a config. Returns whether it is active now.
 fn apply(file: &Path, reload: Result<Reload, ReadError>, service: &Service) -> bool {
     let failed = |error: String| {
-        // It is in `/v1/limits`, too.
-        tracing::error!("the config was not loaded, and what was in force stays so: {error}");
+        // `GET /v1/limits` shows the error, too.
+        tracing::error!("config reload failed, the previous config stays active: {error}");
         service.reload_failed(error);
         false
     };
@@ -37,54 +37,54 @@ fn apply(file: &Path, reload: Result<Reload, ReadError>, service: &Service) -> b
         log_warnings(&report);
     }
     match service.reload(config) {
-        Ok(Loaded::InForce(version)) => {
-            tracing::info!("version {version} of the limits is in force, from {}", file.display());
+        Ok(Loaded::Active(version)) => {
+            tracing::info!("limits version {version} is active, loaded from {}", file.display());
         }
         Ok(Loaded::Shadowed(version)) => tracing::warn!(
-            "the limits of {} are not applied: others were PUT, and are in force as version {version} \
-             (DELETE /v1/limits goes back to the file); the rest of the file holds",
+            "the limits of {} are not applied, because limits set through the API are active as version {version} \
+             (DELETE /v1/limits returns to the file); the rest of the file is applied",
             file.display()
         ),
-        // It has been reported, and is tried again and again.
+        // The first attempt reported it; the watcher keeps retrying.
         Err(_) if attempt > 1 => return false,
         Err(error) => return failed(format!("{error:#}")),
     }
     true
 }
 
-/// Tells of changes of files that the config names, for as long as it is kept.
+/// Watches files that the config names, such as certificates, until it is dropped.
 #[derive(Debug)]
 pub struct Changes {
-    tell: mpsc::Sender<()>,
-    told: mpsc::Receiver<()>,
+    sender: mpsc::Sender<()>,
+    receiver: mpsc::Receiver<()>,
     watches: Vec<Watch>,
 }
 
 impl Changes {
     /// Watches these files.
     pub fn of<'f>(files: impl IntoIterator<Item = &'f Path>) -> Changes {
-        // One change that waits stands for all that come before it is looked at.
-        let (tell, told) = mpsc::channel(1);
-        let mut changes = Changes { tell, told, watches: Vec::new() };
+        // Capacity 1: one pending notification covers all changes until it is received.
+        let (sender, receiver) = mpsc::channel(1);
+        let mut changes = Changes { sender, receiver, watches: Vec::new() };
         files.into_iter().for_each(|file| changes.watch(file));
         changes
     }
 
     fn watch(&mut self, file: &Path) {
-        let tell = self.tell.clone();
+        let sender = self.sender.clone();
         let changed = move || {
-            let _ = tell.try_send(());
+            let _ = sender.try_send(());
         };
         match Watch::new(file, changed) {
             Ok(watch) => self.watches.push(watch),
             Err(error) => {
-                tracing::warn!("{} is not watched, send SIGHUP after a change: {error}", file.display());
+                tracing::warn!("cannot watch {}, send SIGHUP after a change: {error}", file.display());
             }
         }
     }
 
-    /// The next change; never, if no file is watched.
+    /// Waits for the next change; forever if no file is watched.
     pub async fn next(&mut self) {
-        self.told.recv().await;
+        self.receiver.recv().await;
     }
 }

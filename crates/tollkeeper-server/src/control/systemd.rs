@@ -1,4 +1,4 @@
-//! Tells systemd how it goes: one datagram to the socket that it names, for units of `Type=notify`.
+//! Notifies systemd of readiness and shutdown (`Type=notify`): one datagram to `NOTIFY_SOCKET`.
 
 use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt as _;
@@ -6,20 +6,20 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::{env, io};
 
-/// What there is to tell.
+/// The state to report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Every listener listens.
+    /// All listeners accept connections.
     Ready,
-    /// It drains.
+    /// The server drains.
     Stopping,
 }
 
-/// Tells, if somebody wants to know.
-pub fn tell(state: State) {
+/// Reports the state to systemd, if it set `NOTIFY_SOCKET`.
+pub fn notify(state: State) {
     let Some(socket) = env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&socket, state) {
-        tracing::warn!("NOTIFY_SOCKET is {}, which cannot be told anything: {error}", socket.display());
+        tracing::warn!("cannot notify systemd at {} (NOTIFY_SOCKET): {error}", socket.display());
     }
 }
 
@@ -29,7 +29,7 @@ fn send(socket: &OsStr, state: State) -> io::Result<()> {
         State::Stopping => "STOPPING=1",
     };
     let address = match socket.as_bytes() {
-        // A name that is in no folder.
+        // An abstract socket name, which is not a path.
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         _ => SocketAddr::from_pathname(socket)?,
     };

@@ -1,4 +1,4 @@
-//! Connections as they come, or through TLS: what all listeners accept with.
+//! Plain and TLS connections behind one type: all listeners accept through it, and certificates can be reloaded.
 
 use std::io;
 use std::path::Path;
@@ -19,30 +19,30 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tollkeeper::config::TlsSettings;
 
-/// How long the two sides may take to agree.
+/// How long a TLS handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Makes streams of connections. Whether through TLS is settled at the start; certificates can change.
+/// Turns TCP connections into streams. Whether they use TLS is fixed at the start; certificates can change.
 #[derive(Debug)]
 pub struct Acceptor(Option<ArcSwap<ServerConfig>>);
 
-/// A connection that is ready to be spoken over. Who serves many matches on it once, and pays nothing for
-/// the other case; who does not care reads and writes it as it is.
+/// An accepted connection. Hot paths match on it once, so that plain connections pay nothing for TLS; other code
+/// reads and writes it directly.
 #[derive(Debug)]
 pub enum Stream {
-    /// As it came.
+    /// Without TLS.
     Plain(TcpStream),
-    /// Through TLS.
+    /// With TLS.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Acceptor {
-    /// Reads certificates, if there are to be any.
+    /// Reads the certificates if TLS is configured.
     pub fn open(settings: Option<&TlsSettings>) -> anyhow::Result<Acceptor> {
         Ok(Acceptor(settings.map(read).transpose()?.map(ArcSwap::new)))
     }
 
-    /// Reads them again: nothing is used before [`Renewed::put_in_force`].
+    /// Reads the certificates again; they are used only after [`Renewed::install`].
     pub fn renew(&self, settings: Option<&TlsSettings>) -> anyhow::Result<Renewed<'_>> {
         Ok(match (&self.0, settings) {
             (Some(current), Some(settings)) => Renewed(Some((current, read(settings)?))),
@@ -54,29 +54,29 @@ impl Acceptor {
         })
     }
 
-    /// Agrees with a client on how to speak, and on this protocol if it has a name. Takes its time, up to
-    /// [`HANDSHAKE`]: not for the loop that accepts.
+    /// Performs the TLS handshake, with this ALPN protocol if there is one. It may take up to [`HANDSHAKE`], so call it
+    /// outside the accept loop.
     pub async fn accept(&self, stream: TcpStream, protocol: Option<&[u8]>) -> io::Result<Stream> {
         let Some(current) = &self.0 else { return Ok(Stream::Plain(stream)) };
         let mut config = current.load_full();
         if let Some(name) = protocol {
-            // A handful of pointers, beside what it takes to agree.
+            // The clone copies a few pointers, which is nothing beside a handshake.
             Arc::make_mut(&mut config).alpn_protocols = vec![name.to_vec()];
         }
-        let shaken = TlsAcceptor::from(config).accept(stream);
-        let stream = tokio::time::timeout(HANDSHAKE, shaken).await??;
+        let handshake = TlsAcceptor::from(config).accept(stream);
+        let stream = tokio::time::timeout(HANDSHAKE, handshake).await??;
         Ok(Stream::Tls(Box::new(stream)))
     }
 }
 
-/// Certificates that were read and wait to be used.
+/// Certificates that were read and are not used yet.
 #[derive(Debug)]
-#[must_use = "nothing changes before they are put in force"]
+#[must_use = "the certificates are not used before `install`"]
 pub struct Renewed<'a>(Option<(&'a ArcSwap<ServerConfig>, Arc<ServerConfig>)>);
 
 impl Renewed<'_> {
-    /// Uses them for every connection that comes later.
-    pub fn put_in_force(self) {
+    /// Uses them for every connection accepted from now on.
+    pub fn install(self) {
         if let Some((current, new)) = self.0 {
             current.store(new);
         }
@@ -105,7 +105,11 @@ fn read(settings: &TlsSettings) -> anyhow::Result<Arc<ServerConfig>> {
         .with_client_cert_verifier(clients)
         .with_single_cert(chain, key)
         .with_context(|| {
-            format!("tls.key: {} does not go with {}", settings.key.display(), settings.cert.display())
+            format!(
+                "tls.key: {} does not match the certificate in {}",
+                settings.key.display(),
+                settings.cert.display()
+            )
         })?;
     Ok(Arc::new(config))
 }
@@ -116,7 +120,7 @@ pub(crate) fn certificates(key: &str, path: &Path) -> anyhow::Result<Vec<Certifi
     let read = CertificateDer::pem_file_iter(path).with_context(unreadable)?;
     let list: Vec<_> = read.collect::<Result<_, _>>().with_context(unreadable)?;
     if list.is_empty() {
-        bail!("{}: it holds none (a PEM file begins with `-----BEGIN CERTIFICATE-----`)", unreadable());
+        bail!("{}: it has no PEM block `-----BEGIN CERTIFICATE-----`", unreadable());
     }
     Ok(list)
 }

@@ -1,4 +1,4 @@
-//! What happens, once a second, for everybody who listens: written once, however many they are.
+//! The event stream of `GET /v1/events`: one server-sent event a second, rendered once for all subscribers.
 
 use std::fmt;
 use std::future::Future;
@@ -18,56 +18,56 @@ use crate::service::Service;
 use crate::store::Store;
 use crate::transport::connection_budget::Busy;
 
-/// How many may listen at a time.
+/// The maximum number of subscribers at a time.
 pub const MOST: usize = 64;
-const EVERY: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Whoever tells, and those who listen.
+/// Sends events to all subscribers.
 #[derive(Debug)]
 pub struct Events {
-    /// Gone when nothing more will be told.
-    told: Mutex<Option<watch::Sender<Bytes>>>,
-    seats: Arc<Semaphore>,
+    /// `None` once the stream has ended.
+    sender: Mutex<Option<watch::Sender<Bytes>>>,
+    permits: Arc<Semaphore>,
 }
 
 impl Default for Events {
     fn default() -> Events {
-        let told = Mutex::new(Some(watch::Sender::new(Bytes::new())));
-        Events { told, seats: Arc::new(Semaphore::new(MOST)) }
+        let sender = Mutex::new(Some(watch::Sender::new(Bytes::new())));
+        Events { sender, permits: Arc::new(Semaphore::new(MOST)) }
     }
 }
 
 impl Events {
-    /// Listens from now on; nothing if there are too many already, or nothing more is told.
+    /// Subscribes from now on; `None` if there are [`MOST`] subscribers already, or the stream has ended.
     pub fn listen(&self) -> Option<Listening> {
-        let seat = Arc::clone(&self.seats).try_acquire_owned().ok()?;
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.subscribe();
-        Some(Listening { next: Box::pin(next(told)), alive: None, _seat: seat })
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        let receiver = self.sender.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.subscribe();
+        Some(Listening { next: Box::pin(next(receiver)), alive: None, _permit: permit })
     }
 
-    /// Ends for all who listen.
+    /// Ends the stream for all subscribers.
     pub fn end(&self) {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.sender.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    /// Tells everybody; false if nothing more will be told.
-    fn tell(&self, text: impl FnOnce() -> String) -> bool {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(told) = &*told else { return false };
-        if told.receiver_count() > 0 {
-            told.send_replace(format!("data: {}\n\n", text()).into());
+    /// Sends an event to all subscribers; `false` if the stream has ended.
+    fn send(&self, text: impl FnOnce() -> String) -> bool {
+        let sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(sender) = &*sender else { return false };
+        if sender.receiver_count() > 0 {
+            sender.send_replace(format!("data: {}\n\n", text()).into());
         }
         true
     }
 }
 
-/// Tells once a second what has happened since the start, until the service stops.
-pub async fn tell(service: Arc<Service>) {
-    let mut ticks = interval(EVERY);
+/// Sends the counts since the start once a second, until the service drains.
+pub async fn send_every_second(service: Arc<Service>) {
+    let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        if !service.events.tell(|| event(&service)) {
+        if !service.events.send(|| event(&service)) {
             return;
         }
     }
@@ -75,12 +75,12 @@ pub async fn tell(service: Arc<Service>) {
 
 type Next = Pin<Box<dyn Future<Output = Option<(Bytes, watch::Receiver<Bytes>)>> + Send>>;
 
-/// Somebody who listens. Who is too slow misses what came between.
+/// One subscriber. A slow one skips to the newest event.
 pub struct Listening {
     next: Next,
-    /// Told of every piece that is taken: the connection is not idle.
+    /// Set for every event that the connection takes: such a connection is not idle.
     alive: Option<(Arc<AtomicBool>, Busy)>,
-    _seat: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl fmt::Debug for Listening {
@@ -90,26 +90,28 @@ impl fmt::Debug for Listening {
 }
 
 impl Listening {
-    /// Says of every piece that the connection takes.
+    /// Sets `alive` for every event that the connection takes, and keeps it marked as busy.
     pub fn note(&mut self, alive: &Arc<AtomicBool>, busy: Busy) {
         self.alive = Some((Arc::clone(alive), busy));
     }
 
-    /// The next piece; nothing at the end.
+    /// The next event; `None` at the end of the stream.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        let Some((text, told)) = ready!(self.next.as_mut().poll(context)) else { return Poll::Ready(None) };
+        let Some((text, receiver)) = ready!(self.next.as_mut().poll(context)) else {
+            return Poll::Ready(None);
+        };
         if let Some((alive, _)) = &self.alive {
             alive.store(true, Relaxed);
         }
-        self.next = Box::pin(next(told));
+        self.next = Box::pin(next(receiver));
         Poll::Ready(Some(text))
     }
 }
 
-async fn next(mut told: watch::Receiver<Bytes>) -> Option<(Bytes, watch::Receiver<Bytes>)> {
-    told.changed().await.ok()?;
-    let text = told.borrow_and_update().clone();
-    Some((text, told))
+async fn next(mut receiver: watch::Receiver<Bytes>) -> Option<(Bytes, watch::Receiver<Bytes>)> {
+    receiver.changed().await.ok()?;
+    let text = receiver.borrow_and_update().clone();
+    Some((text, receiver))
 }
 
 fn event(service: &Service) -> String {
@@ -118,7 +120,7 @@ fn event(service: &Service) -> String {
     out.raw("{\"t\":");
     out.number(now);
     out.raw(",\"version\":");
-    out.number(service.in_force().version);
+    out.number(service.active_limits().version);
     let [allowed, refused, degraded] = service.metrics.requests();
     for (name, count) in [("requests\":{\"allowed", allowed), ("refused", refused), ("degraded", degraded)] {
         out.raw(",\"");

@@ -1,4 +1,4 @@
-//! Logs: to standard error, as lines for people or as objects for programs.
+//! Sets up logging to standard error, as text or JSON lines, and limits the rate of repeated lines.
 
 use std::io::{self, IsTerminal};
 use std::sync::{Mutex, PoisonError};
@@ -12,10 +12,10 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 
 use crate::command::args::Log;
 
-/// Begins to log what `RUST_LOG` asks for, or else what is worth knowing.
+/// Starts logging with the filter in `RUST_LOG`, or at level `info` without it.
 pub fn begin(form: Log) {
-    let asked = std::env::var("RUST_LOG").ok();
-    let targets = asked.as_deref().map(str::parse::<Targets>);
+    let variable = std::env::var("RUST_LOG").ok();
+    let targets = variable.as_deref().map(str::parse::<Targets>);
     let filter = match &targets {
         Some(Ok(targets)) => targets.clone(),
         Some(Err(_)) | None => Targets::new().with_default(Level::INFO),
@@ -28,34 +28,34 @@ pub fn begin(form: Log) {
         }
         Log::Json => tracing_subscriber::registry().with(lines.json().with_filter(filter)).init(),
     }
-    if let (Some(text), Some(Err(error))) = (asked, targets) {
+    if let (Some(text), Some(Err(error))) = (variable, targets) {
         tracing::warn!(
-            "RUST_LOG is `{text}`, which is not a filter ({error}): try `info` or `tollkeeper=debug`"
+            "RUST_LOG: `{text}` is not a filter, logging at level info: {error} (try `info` or `tollkeeper=debug`)"
         );
     }
 }
 
-/// A log line about something that clients can cause as often as they like: it is written once a minute at most.
+/// Writes a log line at most once a minute, for events that clients can cause at any rate.
 #[derive(Debug, Default)]
 pub struct OnceAMinute(Mutex<Written>);
 
 #[derive(Debug, Default)]
 struct Written {
     last: Option<Instant>,
-    /// How often it was due since and was not written.
-    left_out: u64,
+    /// How many lines were suppressed since `last`.
+    suppressed: u64,
 }
 
 impl OnceAMinute {
-    /// Writes it, with how often it was left out since the last time; or leaves it out.
+    /// Calls `write` with the number of lines suppressed since the last one, or suppresses this one.
     pub fn write(&self, write: impl FnOnce(u64)) {
         let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if written.last.is_some_and(|last| now.duration_since(last) < Duration::from_secs(60)) {
-            written.left_out += 1;
+            written.suppressed += 1;
             return;
         }
         written.last = Some(now);
-        write(std::mem::take(&mut written.left_out));
+        write(std::mem::take(&mut written.suppressed));
     }
 }

@@ -1,8 +1,7 @@
-//! What happened, counted: per limit by an observer of the limiter, per request by each transport.
+//! Counts decisions by limit, as an observer of the limiter, and requests by transport.
 //!
-//! Every thread counts in a stripe of its own, so counting is an addition to a cache line that no other
-//! thread writes; the stripes are added up when somebody asks, for [`text`] or for
-//! [OTLP](crate::telemetry::otlp).
+//! Every thread counts in a stripe of its own, so counting is an addition to a cache line that no other thread writes.
+//! The stripes are summed when the metrics are read, as [`text`] or for [OTLP](crate::telemetry::otlp).
 
 pub mod family;
 mod histogram;
@@ -19,7 +18,7 @@ use tollkeeper::fingerprint::Midstate;
 use tollkeeper::thread_cached::{Shareable, Shares, ThreadCached};
 use tollkeeper::{DecidedToll, Facts, Mode, Observer, OnStoreFailure, Op, Policy, Span};
 
-use crate::telemetry::top_keys::Busiest;
+use crate::telemetry::top_keys::TopKeys;
 use crate::transport::connection_budget::Transport;
 pub use requests::{Ended, Endings, RequestTally, RouteLabel};
 
@@ -27,10 +26,10 @@ use histogram::Histogram;
 use requests::Routes;
 use stripe::{STRIPES, Stripe};
 
-/// All that is counted.
+/// All metrics of the server.
 #[derive(Debug)]
 pub struct Metrics {
-    /// The tallies of the policy that was seen last, by the place of the limit in it.
+    /// The tallies of the newest policy, by the index of the limit in it.
     current: ThreadCached<Seen>,
     /// The tallies of ad-hoc limits, by namespace.
     ad_hoc: ThreadCached<Seen>,
@@ -42,21 +41,21 @@ pub struct Metrics {
     pub resp: RequestTally,
     /// Requests over gRPC.
     pub grpc: RequestTally,
-    /// Requests of gateways that ask before they forward.
+    /// Requests of gateways that use forward auth.
     pub auth: RequestTally,
     /// Requests through the proxy.
     pub proxy: RequestTally,
     routes: Routes,
-    /// How long a store elsewhere took, by what it was asked.
+    /// How long calls to a remote store took, by operation.
     store: [Histogram<{ DURATIONS.len() }>; Op::ALL.len()],
     /// Connections of each listener.
     connections: [ConnectionTally; Transport::ALL.len()],
-    /// Calls over gRPC that were refused because calls in flight held all memory that they may.
+    /// gRPC calls that were refused because calls in flight used up their memory budget.
     pub grpc_exhausted: AtomicU64,
-    /// Reloads that took effect, and those that did not.
+    /// Config reloads, successful and failed.
     pub reloads: Reloads,
-    /// Which keys come most.
-    pub busiest: Busiest,
+    /// The busiest, the most refused and the starved keys.
+    pub top_keys: TopKeys,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -69,7 +68,7 @@ struct Seen {
 struct SeenLimit {
     name: Box<str>,
     tally: Arc<LimitTally>,
-    /// What the hashes of its keys begin with.
+    /// The hash state that the hashes of its keys start from.
     family: Midstate,
 }
 
@@ -88,20 +87,20 @@ impl Shareable for Seen {
 /// Connections of one listener.
 #[derive(Debug, Default)]
 pub struct ConnectionTally {
-    /// Open now.
+    /// Currently open.
     pub open: AtomicU64,
-    /// Could not be accepted.
+    /// Connections that could not be accepted.
     pub refused: AtomicU64,
-    /// Were idle, and closed to make room for others.
+    /// Idle connections that were closed to make room for new ones.
     pub evicted: AtomicU64,
 }
 
-/// Attempts to load the config anew.
+/// Attempts to reload the config.
 #[derive(Debug, Default)]
 pub struct Reloads {
-    /// Took effect.
+    /// Reloads that were applied.
     pub done: AtomicU64,
-    /// Changed nothing: the file is broken.
+    /// Reloads that changed nothing, because the file is invalid.
     pub failed: AtomicU64,
 }
 
@@ -119,13 +118,13 @@ struct LimitStripe {
     would_refuse: AtomicU64,
     skipped: AtomicU64,
     unknown_tier: AtomicU64,
-    /// By failure policy.
+    /// Decisions made without the store, by failure policy.
     fallback: [AtomicU64; POLICIES.len()],
 }
 
 const POLICIES: [OnStoreFailure; 3] = [OnStoreFailure::Allow, OnStoreFailure::Deny, OnStoreFailure::Local];
 
-/// Upper ends of the buckets of durations, in nanoseconds: from 25 microseconds to a second.
+/// Upper bounds of the duration buckets, in nanoseconds: from 25 microseconds to a second.
 const DURATIONS: [u64; 14] = [
     25_000,
     50_000,
@@ -143,12 +142,12 @@ const DURATIONS: [u64; 14] = [
     1_000_000_000,
 ];
 
-/// Upper ends of the buckets of what remains, in ten-thousandths of the limit. The first holds keys that are
-/// used up.
+/// Upper bounds of the buckets of remaining units, in ten-thousandths of the limit. The first bucket counts exhausted
+/// keys.
 const SHARES: [u64; 7] = [0, 1_000, 2_500, 5_000, 7_500, 9_000, 10_000];
 
 impl Metrics {
-    /// Nothing counted yet.
+    /// Metrics at zero, with the limits of this policy.
     pub fn new(policy: &Policy) -> Metrics {
         let metrics = Metrics {
             current: ThreadCached::new(Seen::default()),
@@ -164,14 +163,14 @@ impl Metrics {
             connections: Default::default(),
             grpc_exhausted: AtomicU64::new(0),
             reloads: Reloads::default(),
-            busiest: Busiest::default(),
+            top_keys: TopKeys::default(),
         };
         metrics.http.begin();
         metrics.current.replace(|_| metrics.seen(policy));
         metrics
     }
 
-    /// The connections of a listener.
+    /// The connection counters of a listener.
     pub fn connections(&self, transport: Transport) -> &ConnectionTally {
         &self.connections[transport as usize]
     }
@@ -181,8 +180,8 @@ impl Metrics {
         self.routes.know(routes);
     }
 
-    /// The route of a request, if it has one that the config names. What else a client calls a route is
-    /// not for a label: it may be anything.
+    /// The route of a request, if the config names it. Other values of the fact `route` come from clients and must not
+    /// become labels, because their number is unbounded.
     #[inline]
     pub fn route(&self, facts: &Facts<'_>) -> RouteLabel {
         self.routes.of(facts)
@@ -204,11 +203,11 @@ impl Metrics {
         SeenLimit {
             name: name.into(),
             tally: Arc::clone(all.entry(name.into()).or_default()),
-            family: self.busiest.family(name),
+            family: self.top_keys.family(name),
         }
     }
 
-    /// Requests that were allowed, refused, and decided in place of the store.
+    /// Requests that were allowed, refused, and decided without the store.
     pub fn requests(&self) -> [u64; 3] {
         let mut counts = [0; 3];
         for (_, ended, count) in self.transports().into_iter().flat_map(|(_, tally)| tally.ends()) {
@@ -222,7 +221,7 @@ impl Metrics {
         counts
     }
 
-    /// What each limit that was ever in force said: allowed, refused, would refuse.
+    /// The outcomes of every limit that was ever active: allowed, refused, would refuse.
     pub fn limits(&self) -> Vec<(Box<str>, [u64; 3])> {
         let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         let counts = |tally: &LimitTally| {
@@ -235,11 +234,11 @@ impl Metrics {
         limits.iter().map(|(name, tally)| (name.clone(), counts(tally))).collect()
     }
 
-    /// Counts a decision under the policy it was made by.
+    /// Counts a decision under the policy that made it.
     #[inline]
     fn count(&self, limits: &[SeenLimit], decision: &DecidedToll<'_>) {
         let (toll, stripe) = (decision.toll(), Stripe::mine());
-        let mut note = self.busiest.note(decision.time(), stripe.index());
+        let mut note = self.top_keys.note(decision.time(), stripe.index());
         for (answer, place) in decision.limits().zip(toll.rule_indices()) {
             let SeenLimit { tally, family, .. } = &limits[place];
             note.add(*family, &answer);

@@ -1,8 +1,8 @@
-//! What was counted and traced, sent to a collector: OTLP over HTTP, as protobuf.
+//! Exports metrics and traces to an OTLP collector, over HTTP as protobuf.
 //!
-//! The same numbers go out here and at `/metrics`. OpenTelemetry's own kit could read counters that are counted
-//! elsewhere, but not histograms ([why it is not used](../../../docs/adr/0007-otlp.md)); the messages are
-//! few, so they are written here.
+//! The metrics are the same as at `/metrics`. The OpenTelemetry SDK can export counters that another library keeps, but
+//! not its histograms ([why it is not used](../../../docs/adr/0007-otlp.md)); the messages are few, so this module
+//! encodes them itself.
 
 mod wire;
 
@@ -23,20 +23,21 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use crate::service::Service;
 use crate::telemetry::trace::{Span, Traces};
 
-/// How often spans are sent, and metrics in so many of these times.
-const EVERY: Duration = Duration::from_secs(1);
+/// How often spans are sent.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Metrics are sent in every tenth interval.
 const METRICS_EVERY: u64 = 10;
-/// How long the collector may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Spans that may wait to be sent.
-const WAITING: usize = 4_096;
+/// How long the collector may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The capacity of the queue of spans.
+const QUEUE: usize = 4_096;
 
 /// Where a collector listens, such as `http://127.0.0.1:4318`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collector {
     host: String,
     port: u16,
-    /// What the paths of the protocol are behind.
+    /// The path before `/v1/traces` and `/v1/metrics`, such as `/api/otlp`.
     base: String,
 }
 
@@ -48,7 +49,8 @@ impl FromStr for Collector {
         let uri: Uri = text.parse().map_err(|_| wrong())?;
         match (uri.scheme_str(), uri.authority(), uri.query()) {
             (Some("https"), ..) => {
-                Err("OTLP is sent over plain http: let a collector beside this process pass it on".to_owned())
+                Err("OTLP is sent over http, not https: run a collector beside this process that forwards it"
+                    .to_owned())
             }
             (Some("http"), Some(authority), None) => Ok(Collector {
                 host: authority.host().trim_matches(['[', ']']).to_owned(),
@@ -60,51 +62,51 @@ impl FromStr for Collector {
     }
 }
 
-/// Sends, until it is told to finish.
+/// The handle of the task that exports, until [`Exporter::finish`].
 #[derive(Debug)]
 pub struct Exporter {
     finish: oneshot::Sender<()>,
-    sending: JoinHandle<()>,
+    task: JoinHandle<()>,
 }
 
 impl Exporter {
-    /// Begins to send what is counted, and to trace.
+    /// Starts exporting metrics and recording traces.
     pub fn begin(collector: Collector, service: Arc<Service>) -> Exporter {
-        let (traces, spans) = Traces::new(WAITING);
+        let (traces, spans) = Traces::new(QUEUE);
         service.trace_to(traces);
         let (finish, finished) = oneshot::channel();
-        let work = Work { collector, service, spans, began: now(), trouble: None };
-        Exporter { finish, sending: tokio::spawn(work.run(finished)) }
+        let task = Task { collector, service, spans, started: now(), last_error: None };
+        Exporter { finish, task: tokio::spawn(task.run(finished)) }
     }
 
-    /// Sends what is left.
+    /// Sends the remaining spans and the final metrics, and ends.
     pub async fn finish(self) {
         let _ = self.finish.send(());
-        let _ = self.sending.await;
+        let _ = self.task.await;
     }
 }
 
-struct Work {
+struct Task {
     collector: Collector,
     service: Arc<Service>,
     spans: mpsc::Receiver<Span>,
-    /// Since when is counted.
-    began: u64,
+    /// When counting started, in nanoseconds since the epoch.
+    started: u64,
     /// Why the last attempt failed.
-    trouble: Option<String>,
+    last_error: Option<String>,
 }
 
-impl Work {
+impl Task {
     async fn run(mut self, mut finished: oneshot::Receiver<()>) {
-        let mut ticks = interval(EVERY);
+        let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        for turn in 1_u64.. {
+        for round in 1_u64.. {
             let last = tokio::select! {
                 _ = ticks.tick() => false,
                 _ = &mut finished => true,
             };
             self.send_spans().await;
-            if last || turn.is_multiple_of(METRICS_EVERY) {
+            if last || round.is_multiple_of(METRICS_EVERY) {
                 self.send_metrics().await;
             }
             if last {
@@ -123,35 +125,37 @@ impl Work {
         }
         let lost = self.service.traces().map_or(0, Traces::take_lost);
         if lost > 0 {
-            tracing::warn!("{lost} spans were not kept: more than {WAITING} waited to be sent");
+            tracing::warn!("{lost} spans were dropped: the queue holds {QUEUE}");
         }
     }
 
     async fn send_metrics(&mut self) {
         let families = self.service.metrics.families(&self.service.limiter, &self.service.store);
-        let times = wire::Times { since: self.began, now: now() };
+        let times = wire::Times { since: self.started, now: now() };
         self.send("/v1/metrics", wire::metrics(&families, times)).await;
     }
 
     async fn send(&mut self, path: &str, body: Vec<u8>) {
-        let sent = timeout(PATIENCE, post(&self.collector, path, body)).await;
-        let sent = sent.unwrap_or_else(|_| bail_late());
+        let sent = timeout(TIMEOUT, post(&self.collector, path, body)).await;
+        let sent = sent.unwrap_or_else(|_| timed_out());
         let Collector { host, port, .. } = &self.collector;
-        // Logged once for each reason, and not once for each attempt.
-        let trouble = sent.err().map(|error| format!("{error:#}"));
-        match &trouble {
-            Some(why) if self.trouble.as_ref() != Some(why) => {
-                tracing::warn!("the collector at {host}:{port} does not take what it is sent: {why}");
+        // Log each reason once, and not every attempt.
+        let error = sent.err().map(|error| format!("{error:#}"));
+        match &error {
+            Some(why) if self.last_error.as_ref() != Some(why) => {
+                tracing::warn!("export to the collector at {host}:{port} failed: {why}");
             }
-            None if self.trouble.is_some() => tracing::info!("the collector at {host}:{port} takes it again"),
+            None if self.last_error.is_some() => {
+                tracing::info!("export to the collector at {host}:{port} works again");
+            }
             _ => {}
         }
-        self.trouble = trouble;
+        self.last_error = error;
     }
 }
 
-fn bail_late() -> anyhow::Result<()> {
-    bail!("no answer within {} s", PATIENCE.as_secs())
+fn timed_out() -> anyhow::Result<()> {
+    bail!("no answer within {} s", TIMEOUT.as_secs())
 }
 
 async fn post(collector: &Collector, path: &str, body: Vec<u8>) -> anyhow::Result<()> {
@@ -167,7 +171,7 @@ async fn post(collector: &Collector, path: &str, body: Vec<u8>) -> anyhow::Resul
     connection.abort();
     let status = response?.status();
     if !status.is_success() {
-        bail!("it answers {status} to {base}{path}");
+        bail!("the collector answered {status} to {base}{path}");
     }
     Ok(())
 }
@@ -184,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_collector_is_a_plain_http_address() {
+    fn collector_address_must_be_plain_http() {
         let collector = |host: &str, port, base: &str| {
             Ok(Collector { host: host.to_owned(), port, base: base.to_owned() })
         };

@@ -1,9 +1,7 @@
-//! The refusal log: a line for each refused request, at most as many as `log.refusals` allows, and how many
-//! were left out.
+//! The refusal log: a line for each refused request, up to the rate in `log.refusals`, and the number of lines left out.
 //!
-//! A request never waits for the log: records go through a bounded queue to a task that writes them, and
-//! what the rate or the queue has no room for is counted. While the log is off, a refusal costs one load of an
-//! atomic more.
+//! A request never waits for the log: records go through a bounded queue to a task that writes them. Records beyond the
+//! rate or the capacity of the queue are counted. While the log is off, it costs a refusal one atomic load.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -21,26 +19,26 @@ use tollkeeper::{
 use crate::redact::Redactor;
 use crate::service::Service;
 
-/// Records that may wait to be written.
-const WAITING: usize = 1_024;
-/// How often it is said how many were left out.
-const EVERY: Duration = Duration::from_secs(1);
+/// The capacity of the queue, in records.
+const QUEUE: usize = 1_024;
+/// How often the number of lines left out is logged.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is logged of refusals, and how much of it.
+/// Queues refusals for the log, within its rate.
 #[derive(Debug)]
 pub struct RefusalLog {
     on: AtomicBool,
-    /// The rate of the config.
+    /// The rate of the config; `None` while the log is off.
     quota: ArcSwapOption<Quota>,
-    /// A bucket of our own kind, which holds the log to that rate.
+    /// An ordinary token bucket that keeps the log to that rate.
     bucket: AdHocLimits,
     records: mpsc::Sender<Refusal>,
-    /// For the task that writes, until it has begun.
-    written: Mutex<Option<mpsc::Receiver<Refusal>>>,
+    /// The receiver of `records`, until the writing task takes it.
+    receiver: Mutex<Option<mpsc::Receiver<Refusal>>>,
     left_out: AtomicU64,
 }
 
-/// What is logged of one refusal.
+/// The record of one refusal.
 #[derive(Debug)]
 pub struct Refusal {
     limit: String,
@@ -53,31 +51,30 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// What a decision says of the limit that refuses; values of hashed facts are shown as `/v1/top` shows
-    /// them.
+    /// The refusal by the binding limit of a decision. Values of hashed facts are redacted, as in `/v1/top`.
     pub fn of(
         decision: &Decision,
         redactor: &Redactor,
         transport: &'static str,
         route: Option<Box<str>>,
     ) -> Option<Refusal> {
-        let answer = decision.binding()?;
+        let binding = decision.binding()?;
         let declared = decision.toll().policy().declared();
-        let values = answer.key().texts().zip(answer.rule().by());
+        let values = binding.key().texts().zip(binding.rule().by());
         let shown = values
             .map(|(value, fact)| value.map(|value| redactor.redact(declared, fact, value).into_owned()));
         Some(Refusal {
-            limit: answer.name().to_owned(),
+            limit: binding.name().to_owned(),
             key: Key(shown.collect()),
-            cost: answer.due().cost,
-            retry: answer.outcome().retry,
-            degraded: answer.degraded(),
+            cost: binding.due().cost,
+            retry: binding.outcome().retry,
+            degraded: binding.degraded(),
             transport,
             route,
         })
     }
 
-    /// The same of a limit that came with the call.
+    /// The refusal by an ad-hoc limit, which the call itself defined.
     pub fn of_one(command: &str, key: &str, cost: u64, passage: &KeyDecision) -> Refusal {
         Refusal {
             limit: command.to_owned(),
@@ -111,7 +108,7 @@ impl Refusal {
     }
 }
 
-/// The values of a key, as a list: `["alice", null]`. Nothing in them ends the line or reaches a terminal.
+/// The values of a key, as a list: `["alice", null]`. Line ends and terminal control characters are escaped.
 struct Key(Vec<Option<String>>);
 
 impl fmt::Debug for Key {
@@ -122,17 +119,17 @@ impl fmt::Debug for Key {
 }
 
 impl RefusalLog {
-    /// A log of so many refusals; none without a quota.
+    /// A log with this rate; off without a quota.
     pub fn new(quota: Option<Quota>) -> RefusalLog {
         let store = MemoryStore::new(Capacity { max_keys: 16, ..Capacity::default() }, Clock::system());
         let limiter = Limiter::embedded(Policy::new(Vec::new()).expect("no limits are valid"), store);
-        let (records, written) = mpsc::channel(WAITING);
+        let (records, receiver) = mpsc::channel(QUEUE);
         let log = RefusalLog {
             on: AtomicBool::new(false),
             quota: ArcSwapOption::empty(),
             bucket: limiter.ad_hoc("LOG", OnStoreFailure::Local),
             records,
-            written: Mutex::new(Some(written)),
+            receiver: Mutex::new(Some(receiver)),
             left_out: AtomicU64::new(0),
         };
         log.change(quota);
@@ -151,7 +148,7 @@ impl RefusalLog {
         self.on.load(Relaxed)
     }
 
-    /// Logs a refusal if the rate allows it, and counts it otherwise.
+    /// Queues a refusal if the rate and the queue allow it, and counts it as left out otherwise.
     pub fn add(&self, refusal: impl FnOnce() -> Option<Refusal>) {
         let quota = self.quota.load();
         let Some(quota) = &*quota else { return };
@@ -170,12 +167,12 @@ impl RefusalLog {
     }
 }
 
-/// Writes what is logged, until `stop` is dropped.
+/// Writes queued refusals until `stop` is dropped, then the rest of the queue.
 pub async fn write(service: Arc<Service>, mut stop: oneshot::Receiver<()>) {
     let log = &service.refusals;
-    let taken = log.written.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let taken = log.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(mut records) = taken else { return };
-    let mut ticks = interval(EVERY);
+    let mut ticks = interval(REPORT_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -225,7 +222,7 @@ mod tests {
         for _ in 0..10 {
             log.add(refusal);
         }
-        let queued = WAITING - log.records.capacity();
+        let queued = QUEUE - log.records.capacity();
         assert_eq!((log.is_on(), queued, log.left_out.load(Relaxed)), (true, 3, 7));
     }
 }

@@ -1,22 +1,22 @@
-//! Logs what goes wrong in the memory store: each kind of problem at once, then once a minute while it lasts.
+//! Logs problems of the memory store: each kind at once, then once a minute while it lasts.
 
 use std::time::{Duration, Instant};
 
 use tokio::time::{MissedTickBehavior, interval};
 use tollkeeper::{MemoryStore, SnapshotStatus};
 
-const EVERY: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 /// The time between two lines about the same problem.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// Looks at the store once a second, for as long as this is awaited.
+/// Checks the store once a second, while this future is polled.
 pub async fn watch(store: MemoryStore) {
     let mut health = Health::default();
-    let mut ticks = interval(EVERY);
+    let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        for line in health.look(&Seen::of(&store), Instant::now()) {
+        for line in health.update(&StoreStatus::of(&store), Instant::now()) {
             match line {
                 Line::Problem(text) => tracing::warn!("{text}"),
                 Line::Solved(text) => tracing::info!("{text}"),
@@ -32,17 +32,17 @@ enum Line {
     Solved(String),
 }
 
-/// What there is to see of a store.
+/// The counters of a store at one time.
 #[derive(Clone, Debug)]
-struct Seen {
+struct StoreStatus {
     snapshots: Option<SnapshotStatus>,
     overflows: u64,
     corrections_refused: u64,
 }
 
-impl Seen {
-    fn of(store: &MemoryStore) -> Seen {
-        Seen {
+impl StoreStatus {
+    fn of(store: &MemoryStore) -> StoreStatus {
+        StoreStatus {
             snapshots: store.snapshots(),
             overflows: store.overflows(),
             corrections_refused: store.corrections_refused(),
@@ -50,7 +50,7 @@ impl Seen {
     }
 }
 
-/// What has been logged so far.
+/// What has been logged so far, to log each problem at most once in [`PAUSE`].
 #[derive(Debug, Default)]
 struct Health {
     snapshots: Repeated,
@@ -60,65 +60,66 @@ struct Health {
 }
 
 impl Health {
-    fn look(&mut self, seen: &Seen, now: Instant) -> Vec<Line> {
+    fn update(&mut self, status: &StoreStatus, now: Instant) -> Vec<Line> {
         let mut lines = Vec::new();
-        if let Some(status) = &seen.snapshots {
-            let path = status.path.display();
-            if self.snapshots.is_due(status.failing || status.failures > self.snapshots.told, now) {
-                self.snapshots.told = status.failures;
-                let cause = status.last_failure.as_deref().unwrap_or("unknown cause");
+        if let Some(snapshots) = &status.snapshots {
+            let path = snapshots.path.display();
+            if self.snapshots.is_due(snapshots.failing || snapshots.failures > self.snapshots.logged, now) {
+                self.snapshots.logged = snapshots.failures;
+                let cause = snapshots.last_failure.as_deref().unwrap_or("unknown cause");
                 lines.push(Line::Problem(format!(
                     "the snapshot {path} was not written: {cause} (a restart would lose the counts of the last {} s; \
                      {} attempts have failed so far)",
-                    status.age.as_secs(),
-                    status.failures
+                    snapshots.age.as_secs(),
+                    snapshots.failures
                 )));
                 self.failing = true;
             }
-            if self.failing && !status.failing {
+            if self.failing && !snapshots.failing {
                 lines.push(Line::Solved(format!("the snapshot {path} is written again")));
                 self.failing = false;
             }
         }
-        if let Some(times) = self.overflows.news(seen.overflows, now) {
+        if let Some(times) = self.overflows.increase(status.overflows, now) {
             lines.push(Line::Problem(format!(
-                "the store is full: {times} times a new key had to share its count with others since this was last \
-                 logged (raise memory.max_keys)"
+                "the store is full: {times} times a new key had to share a counter with others since the last such \
+                 line (raise memory.max_keys)"
             )));
         }
-        if let Some(times) = self.corrections.news(seen.corrections_refused, now) {
+        if let Some(times) = self.corrections.increase(status.corrections_refused, now) {
             lines.push(Line::Problem(format!(
-                "the store has no room to remember more refunds: {times} were refused since this was last logged, \
-                 and may be tried again (raise memory.max_keys)"
+                "the store has no room for more refund records: {times} refunds were refused since the last such line \
+                 and can be retried (raise memory.max_keys)"
             )));
         }
         lines
     }
 }
 
-/// A count of which news are told at most once in [`PAUSE`].
+/// A counter whose growth is logged at most once in [`PAUSE`].
 #[derive(Debug, Default)]
 struct Repeated {
-    told: u64,
-    at: Option<Instant>,
+    /// The count that was logged last.
+    logged: u64,
+    logged_at: Option<Instant>,
 }
 
 impl Repeated {
-    /// By how much the count has grown since it was told last, if it is to be told now.
-    fn news(&mut self, count: u64, now: Instant) -> Option<u64> {
-        let more = count - self.told;
+    /// The growth since it was logged last, if it is due to be logged now.
+    fn increase(&mut self, count: u64, now: Instant) -> Option<u64> {
+        let more = count - self.logged;
         self.is_due(more > 0, now).then(|| {
-            self.told = count;
+            self.logged = count;
             more
         })
     }
 
-    /// Whether a problem is to be logged now.
+    /// Whether a problem is due to be logged now; if so, starts the next pause.
     fn is_due(&mut self, problem: bool, now: Instant) -> bool {
-        let quiet = self.at.is_some_and(|at| now.duration_since(at) < PAUSE);
+        let quiet = self.logged_at.is_some_and(|at| now.duration_since(at) < PAUSE);
         let due = problem && !quiet;
         if due {
-            self.at = Some(now);
+            self.logged_at = Some(now);
         }
         due
     }
@@ -130,73 +131,80 @@ mod tests {
 
     use super::*;
 
-    fn seen(overflows: u64, corrections_refused: u64) -> Seen {
-        Seen { snapshots: None, overflows, corrections_refused }
+    fn status(overflows: u64, corrections_refused: u64) -> StoreStatus {
+        StoreStatus { snapshots: None, overflows, corrections_refused }
     }
 
     #[test]
-    fn a_problem_is_logged_at_once_and_then_once_a_minute() {
+    fn problem_is_logged_at_once_then_once_a_minute() {
         let mut health = Health::default();
         let begin = Instant::now();
-        assert!(health.look(&seen(0, 0), begin).is_empty());
+        assert!(health.update(&status(0, 0), begin).is_empty());
         let mut lines = Vec::new();
         for second in 1..=180 {
             let now = begin + Duration::from_secs(second);
             lines.extend(
-                health.look(&seen(10 * second, second / 150), now).into_iter().map(|line| (second, line)),
+                health.update(&status(10 * second, second / 150), now).into_iter().map(|line| (second, line)),
             );
         }
-        let told: Vec<u64> = lines.iter().map(|(second, _)| *second).collect();
-        assert_eq!(told, [1, 61, 121, 150], "{lines:?}");
+        let logged: Vec<u64> = lines.iter().map(|(second, _)| *second).collect();
+        assert_eq!(logged, [1, 61, 121, 150], "{lines:?}");
         assert!(
             matches!(&lines[1].1, Line::Problem(text) if text.contains("600 times a new key")),
             "{lines:?}"
         );
         assert!(
-            matches!(&lines[3].1, Line::Problem(text) if text.contains("refunds: 1 were refused")),
+            matches!(&lines[3].1, Line::Problem(text) if text.contains("1 refunds were refused")),
             "{lines:?}"
         );
-        let rest = health.look(&seen(1_800, 1), begin + Duration::from_secs(181));
+        let rest = health.update(&status(1_800, 1), begin + Duration::from_secs(181));
         assert!(
             matches!(&rest[..], [Line::Problem(text)] if text.contains("590 times a new key")),
             "{rest:?}"
         );
-        assert!(health.look(&seen(1_800, 1), begin + Duration::from_secs(600)).is_empty(), "it is over");
+        assert!(
+            health.update(&status(1_800, 1), begin + Duration::from_secs(600)).is_empty(),
+            "no new problem"
+        );
     }
 
+    /// Also when it works again.
     #[test]
-    fn a_snapshot_that_fails_is_logged_once_a_minute_and_when_it_works_again() {
+    fn failing_snapshot_is_logged_once_a_minute() {
         let folder = std::env::temp_dir().join(format!("tollkeeper-health-{}", std::process::id()));
         let snapshots = Snapshots { path: folder.join("state"), every: Duration::from_secs(3_600) };
         let (store, _) =
             MemoryStore::open(Capacity::default(), Clock::system(), snapshots).expect("no lock is held");
-        let bad = Seen::of(&store);
+        let bad = StoreStatus::of(&store);
         let status = bad.snapshots.clone().expect("it is saved");
         assert!(status.failing, "there is no such folder");
         let mut health = Health::default();
         let begin = Instant::now();
-        let mut look = |failures, failing, second| {
+        let mut update = |failures, failing, second| {
             let mut status = status.clone();
             (status.failures, status.failing) = (failures, failing);
-            health.look(&Seen { snapshots: Some(status), ..bad.clone() }, begin + Duration::from_secs(second))
+            health.update(
+                &StoreStatus { snapshots: Some(status), ..bad.clone() },
+                begin + Duration::from_secs(second),
+            )
         };
-        assert_eq!(look(0, false, 0), []);
-        let told = look(1, true, 1);
+        assert_eq!(update(0, false, 0), []);
+        let lines = update(1, true, 1);
         assert!(
-            matches!(&told[..], [Line::Problem(text)] if text.contains("/state") && text.contains("No such file")),
-            "{told:?}"
+            matches!(&lines[..], [Line::Problem(text)] if text.contains("/state") && text.contains("No such file")),
+            "{lines:?}"
         );
         for second in 2..60 {
-            assert_eq!(look(second, true, second), [], "{second}");
+            assert_eq!(update(second, true, second), [], "{second}");
         }
-        assert_eq!(look(60, true, 61).len(), 1);
-        let told = look(60, false, 62);
-        assert!(matches!(&told[..], [Line::Solved(text)] if text.contains("is written again")), "{told:?}");
-        assert_eq!(look(60, false, 200), []);
-        // One that failed and worked again between two looks.
-        assert_eq!(look(61, false, 201).len(), 2);
-        // One that is not tried again for an hour.
-        let hour = (300..3_900).filter(|second| !look(62, true, *second).is_empty()).count();
+        assert_eq!(update(60, true, 61).len(), 1);
+        let lines = update(60, false, 62);
+        assert!(matches!(&lines[..], [Line::Solved(text)] if text.contains("is written again")), "{lines:?}");
+        assert_eq!(update(60, false, 200), []);
+        // A snapshot that failed and worked again between two updates.
+        assert_eq!(update(61, false, 201).len(), 2);
+        // A snapshot that is not retried for an hour.
+        let hour = (300..3_900).filter(|second| !update(62, true, *second).is_empty()).count();
         assert_eq!(hour, 60);
     }
 }

@@ -1,7 +1,7 @@
-//! Which keys come most, which are refused most, and which get nothing: in bounded room.
+//! Tracks the busiest, the most refused and the starved keys, in bounded memory.
 //!
-//! Every thread notes what it decides in a part of its own; the parts are put together when somebody asks.
-//! Counts are of the last five to ten minutes: what was busy yesterday is not.
+//! Every thread records its decisions in a stripe of its own; the stripes are merged when the result is read. Counts
+//! cover the last five to ten minutes, so that yesterday's busy keys do not show.
 
 mod by_hash;
 mod counters;
@@ -20,113 +20,114 @@ use tollkeeper::{Key, Mode, Span, Time, random};
 use self::sketch::Sketch;
 use self::starved::{Refusals, Starved};
 
-/// How many parts: with more threads than that, some share one.
+/// The number of stripes; with more threads than that, some share one.
 const STRIPES: usize = 8;
-/// How long counts are collected before they begin anew; those before are kept as long.
+/// The length of a counting window, in minutes; the previous window is kept, too.
 const MINUTES: u64 = 5;
-/// The longest key that is kept as it is.
-const WHOLE_KEY: usize = 256;
-/// A key of a limit with a longer period is not called starved: it has had its share.
-const LONGEST: Span = Span::from_secs(3_600);
+/// The longest key that is stored unshortened, in bytes.
+const MAX_KEY: usize = 256;
+/// A refused key of a limit with a longer period is not starved: it has used its quota.
+const MAX_STARVED_PERIOD: Span = Span::from_secs(3_600);
 
-/// What was noted.
+/// Counts checks and refusals by key.
 #[derive(Debug)]
-pub struct Busiest {
+pub struct TopKeys {
     stripes: [Mutex<Stripe>; STRIPES],
-    /// Under a secret of its own: nobody can make keys that are taken for each other.
+    /// Hashes keys under a random secret, so that clients cannot construct collisions.
     prints: Fingerprinter,
 }
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Stripe {
-    /// Of this stretch of time, and of the one before.
-    now: Stretch,
-    before: Stretch,
+    /// The current window and the previous one.
+    now: Window,
+    before: Window,
     refusals: Refusals,
 }
 
 #[derive(Debug, Default)]
-struct Stretch {
+struct Window {
     number: u64,
-    asked: Sketch,
+    checked: Sketch,
     refused: Sketch,
 }
 
-/// Keys, those with the highest counts first.
+/// The top keys, highest counts first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Top {
     /// When counting began, in seconds since the epoch.
     pub since: u64,
-    /// By how often they were asked for.
-    pub asked: Vec<Count>,
-    /// By how often they were refused.
+    /// By number of checks.
+    pub busiest: Vec<Count>,
+    /// By number of refusals.
     pub refused: Vec<Count>,
 }
 
-/// How often a key came.
+/// The count of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Count {
     /// The limit.
     pub limit: String,
     /// The values of its facts.
     pub key: Vec<Option<String>>,
-    /// At least so often.
+    /// The lower bound of the count, such as 1,200.
     pub count: u64,
-    /// And at most so often more.
+    /// The upper bound is `count + error`; 0 if the count is exact.
     pub error: u64,
 }
 
-impl Default for Busiest {
-    fn default() -> Busiest {
-        Busiest { stripes: Default::default(), prints: Fingerprinter::new(&random::secret()) }
+impl Default for TopKeys {
+    fn default() -> TopKeys {
+        TopKeys { stripes: Default::default(), prints: Fingerprinter::new(&random::secret()) }
     }
 }
 
-impl Busiest {
-    /// Begins to note a decision that was charged, or would have been, on the part of this thread.
+impl TopKeys {
+    /// Starts to record a decision that was charged, or would have been, in the stripe of this thread.
     #[inline]
     pub fn note(&self, time: Time, thread: usize) -> Note<'_> {
         let minute = time.as_micros() / 60_000_000;
         let mut stripe = lock(&self.stripes[thread % STRIPES]);
-        stripe.turn(minute / MINUTES);
-        Note { busiest: self, stripe, minute }
+        stripe.rotate(minute / MINUTES);
+        Note { top_keys: self, stripe, minute }
     }
 
-    /// What the hashes of a limit's keys begin with. Not with the period: a tier with another one is the same key
-    /// here.
+    /// The hash state that the hashes of a limit's keys start from. It excludes the period: a key that changes to a tier
+    /// with another period stays the same key here.
     pub fn family(&self, limit: &str) -> Midstate {
         self.prints.family(limit.as_bytes())
     }
 
-    /// Stands for limit and values.
+    /// The hash of limit and values.
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "half of it is enough for a sketch")]
+    #[expect(clippy::cast_possible_truncation, reason = "64 of the 128 bits are enough for a sketch")]
     fn hash(&self, family: Midstate, key: Key<'_>) -> u64 {
         fingerprint::finish(key.values().fold(family, |before, value| self.prints.value(before, value)))
             as u64
     }
 
-    /// The `most` busiest keys and the `most` that were refused.
+    /// The `most` busiest and the `most` refused keys.
     pub fn top(&self, most: usize) -> Top {
         self.top_at(most, minute())
     }
 
     fn top_at(&self, most: usize, minute: u64) -> Top {
-        let stretch = minute / MINUTES;
-        let (mut asked, mut refused) = (Sum::default(), Sum::default());
+        let number = minute / MINUTES;
+        let (mut checked, mut refused) = (Sum::default(), Sum::default());
         for stripe in &self.stripes {
             let stripe = lock(stripe);
-            for part in [&stripe.now, &stripe.before].into_iter().filter(|part| part.number + 1 >= stretch) {
-                asked.add(&part.asked);
-                refused.add(&part.refused);
+            let windows = [&stripe.now, &stripe.before].into_iter();
+            for window in windows.filter(|window| window.number + 1 >= number) {
+                checked.add(&window.checked);
+                refused.add(&window.refused);
             }
         }
-        let since = stretch.saturating_sub(1) * MINUTES * 60;
-        Top { since, asked: asked.top(most), refused: refused.top(most) }
+        let since = number.saturating_sub(1) * MINUTES * 60;
+        Top { since, busiest: checked.top(most), refused: refused.top(most) }
     }
 
-    /// How many keys of each limit get nothing.
+    /// How many keys of each limit are starved: refused in each of the last five minutes.
     pub fn starved(&self) -> HashMap<Box<str>, u64> {
         self.starved_at(minute())
     }
@@ -138,53 +139,53 @@ impl Busiest {
     }
 }
 
-/// A decision that is being noted.
+/// A decision that is being recorded.
 #[derive(Debug)]
 pub struct Note<'a> {
-    busiest: &'a Busiest,
+    top_keys: &'a TopKeys,
     stripe: MutexGuard<'a, Stripe>,
     minute: u64,
 }
 
 impl Note<'_> {
-    /// Notes what one limit said, whose keys begin with that [`Busiest::family`].
+    /// Records the outcome of one limit, whose keys are hashed from this [`TopKeys::family`].
     #[inline]
     pub fn add(&mut self, family: Midstate, answer: &LimitDecision<'_>) {
-        let key = self.busiest.hash(family, answer.key());
-        self.stripe.now.asked.add(key, |thing| write(thing, answer));
+        let key = self.top_keys.hash(family, answer.key());
+        self.stripe.now.checked.add(key, |item| encode(item, answer));
         if !answer.allowed() && answer.rule().mode() == Mode::Enforce {
             self.add_refusal(key, answer);
         }
     }
 
     fn add_refusal(&mut self, key: u64, answer: &LimitDecision<'_>) {
-        self.stripe.now.refused.add(key, |thing| write(thing, answer));
-        if answer.key().period() <= LONGEST {
+        self.stripe.now.refused.add(key, |item| encode(item, answer));
+        if answer.key().period() <= MAX_STARVED_PERIOD {
             self.stripe.refusals.add(answer.name(), key, self.minute);
         }
     }
 }
 
 impl Stripe {
-    /// Begins anew when the stretch of time is another. A clock that goes back changes nothing.
-    fn turn(&mut self, number: u64) {
+    /// Starts a new window when its time has come. A clock that goes back changes nothing.
+    fn rotate(&mut self, number: u64) {
         if number > self.now.number {
-            let fresh = Stretch { number, ..Stretch::default() };
+            let fresh = Window { number, ..Window::default() };
             self.before = std::mem::replace(&mut self.now, fresh);
         }
     }
 }
 
-/// Several sketches put together.
+/// The sum of several sketches.
 #[derive(Debug, Default)]
 struct Sum {
     counts: HashMap<Vec<u8>, u64>,
-    slack: u64,
+    error: u64,
 }
 
 impl Sum {
     fn add(&mut self, sketch: &Sketch) {
-        self.slack += sketch.slack();
+        self.error += sketch.max_error();
         for (key, count) in sketch.counts() {
             *self.counts.entry(key.to_vec()).or_default() += count;
         }
@@ -194,17 +195,17 @@ impl Sum {
         let mut all: Vec<(Vec<u8>, u64)> = self.counts.into_iter().collect();
         all.sort_by(|(key, count), (other, than)| than.cmp(count).then_with(|| key.cmp(other)));
         all.truncate(most);
-        all.into_iter().map(|(key, count)| Count::read(&key, count, self.slack)).collect()
+        all.into_iter().map(|(key, count)| Count::decode(&key, count, self.error)).collect()
     }
 }
 
 const ABSENT: u16 = u16::MAX;
 
-/// Writes limit and values so that they can be read again.
-fn write(out: &mut Vec<u8>, answer: &LimitDecision<'_>) {
+/// Encodes limit and values; [`Count::decode`] is the inverse.
+fn encode(out: &mut Vec<u8>, answer: &LimitDecision<'_>) {
     push(out, Some(answer.name()));
     answer.key().texts().for_each(|value| push(out, value));
-    if out.len() > WHOLE_KEY {
+    if out.len() > MAX_KEY {
         shorten(out, answer.key());
     }
 }
@@ -215,7 +216,7 @@ fn push(out: &mut Vec<u8>, text: Option<&str>) {
     out.extend_from_slice(text.unwrap_or_default().as_bytes());
 }
 
-/// Cuts long values, and keeps apart what begins alike.
+/// Shortens long values, and adds a hash so that values with the same beginning stay distinct.
 #[cold]
 fn shorten(out: &mut Vec<u8>, key: Key<'_>) {
     out.clear();
@@ -230,8 +231,8 @@ fn shorten(out: &mut Vec<u8>, key: Key<'_>) {
 }
 
 impl Count {
-    /// Reads what [`write`] wrote.
-    fn read(mut bytes: &[u8], count: u64, error: u64) -> Count {
+    /// Decodes what [`encode`] wrote.
+    fn decode(mut bytes: &[u8], count: u64, error: u64) -> Count {
         let mut next = || {
             let (len, rest) = bytes.split_first_chunk()?;
             let len = u16::from_le_bytes(*len);
@@ -258,61 +259,61 @@ mod tests {
 
     use super::*;
 
-    /// The minute in which every test begins, not the first of a stretch.
+    /// The minute in which every test starts; it is not the first of its window.
     const START: u64 = 29_000_001;
 
-    /// A limiter of three for each user and pair, whose clock begins there.
+    /// A limiter of 3 an hour by user and 30 a day by user and route, whose clock starts at [`START`].
     fn limiter() -> (Limiter, ManualClock) {
-        let hand = ManualClock::new(Time::from_micros(START * 60_000_000));
-        let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+        let clock = ManualClock::new(Time::from_micros(START * 60_000_000));
+        let store = MemoryStore::new(Capacity::default(), Clock::manual(&clock));
         let limits = vec![
             Limit::new("user", Quota::per_hour(3)).by("user"),
             Limit::new("pair", Quota::per_day(30)).by("user").by("route"),
         ];
-        (Limiter::embedded(Policy::new(limits).unwrap(), store), hand)
+        (Limiter::embedded(Policy::new(limits).unwrap(), store), clock)
     }
 
-    fn check(limiter: &Limiter, busiest: &Busiest, user: &str, thread: usize) {
+    fn check(limiter: &Limiter, top_keys: &TopKeys, user: &str, thread: usize) {
         let facts = facts! { "user" => user, "route" => "/" };
         let decision = limiter.check(&facts).wait().unwrap();
-        let mut note = busiest.note(decision.time(), thread);
-        decision.limits().for_each(|answer| note.add(busiest.family(answer.name()), &answer));
+        let mut note = top_keys.note(decision.time(), thread);
+        decision.limits().for_each(|answer| note.add(top_keys.family(answer.name()), &answer));
     }
 
-    fn of(counts: &[Count], limit: &str) -> Vec<(String, u64, u64)> {
+    fn counts_of(counts: &[Count], limit: &str) -> Vec<(String, u64, u64)> {
         let named = counts.iter().filter(|count| count.limit == limit);
         named.map(|count| (count.key[0].clone().unwrap(), count.count, count.error)).collect()
     }
 
     #[test]
-    fn the_busiest_and_the_most_refused_come_first_whatever_thread_saw_them() {
-        let ((limiter, _), busiest) = (limiter(), Busiest::default());
+    fn top_keys_are_merged_from_all_threads() {
+        let ((limiter, _), top_keys) = (limiter(), TopKeys::default());
         for turn in 0..30 {
-            check(&limiter, &busiest, "alice", turn);
+            check(&limiter, &top_keys, "alice", turn);
             if turn % 3 == 0 {
-                check(&limiter, &busiest, "bob", turn);
+                check(&limiter, &top_keys, "bob", turn);
             }
         }
-        check(&limiter, &busiest, "carol", 0);
+        check(&limiter, &top_keys, "carol", 0);
         let name = |name: &str, count| (name.to_owned(), count, 0);
-        let top = busiest.top_at(10, START);
-        assert_eq!(of(&top.asked, "user"), [name("alice", 30), name("bob", 10), name("carol", 1)]);
-        assert_eq!(of(&top.refused, "user"), [name("alice", 27), name("bob", 7)]);
-        assert_eq!(of(&top.refused, "pair"), [], "it refused nobody");
-        assert_eq!(top.asked[0].key.len() + top.asked[1].key.len(), 3);
-        assert_eq!(busiest.top_at(2, START).asked.len(), 2);
+        let top = top_keys.top_at(10, START);
+        assert_eq!(counts_of(&top.busiest, "user"), [name("alice", 30), name("bob", 10), name("carol", 1)]);
+        assert_eq!(counts_of(&top.refused, "user"), [name("alice", 27), name("bob", 7)]);
+        assert_eq!(counts_of(&top.refused, "pair"), [], "it refused nothing");
+        assert_eq!(top.busiest[0].key.len() + top.busiest[1].key.len(), 3);
+        assert_eq!(top_keys.top_at(2, START).busiest.len(), 2);
     }
 
     #[test]
-    fn many_thousand_keys_leave_the_busy_one_on_top_within_its_error() {
-        let ((limiter, _), busiest) = (limiter(), Busiest::default());
+    fn busiest_key_stays_on_top_among_20_000_keys() {
+        let ((limiter, _), top_keys) = (limiter(), TopKeys::default());
         for turn in 0..20_000 {
-            check(&limiter, &busiest, &format!("user-{turn}"), turn);
+            check(&limiter, &top_keys, &format!("user-{turn}"), turn);
             if turn % 20 == 0 {
-                check(&limiter, &busiest, "alice", turn);
+                check(&limiter, &top_keys, "alice", turn);
             }
         }
-        let top = busiest.top_at(1, START).asked;
+        let top = top_keys.top_at(1, START).busiest;
         assert_eq!(top[0].key[0].as_deref(), Some("alice"));
         assert!(top[0].count <= 1_000 && 1_000 <= top[0].count + top[0].error, "{top:?}");
         assert!(top[0].error <= 2 * 21_000 / 256, "{top:?}");
@@ -320,47 +321,47 @@ mod tests {
 
     #[test]
     fn old_counts_are_forgotten() {
-        let ((limiter, hand), busiest) = (limiter(), Busiest::default());
-        check(&limiter, &busiest, "alice", 0);
-        hand.advance(Span::from_secs(60 * MINUTES));
-        check(&limiter, &busiest, "bob", 0);
-        let stripe = lock(&busiest.stripes[0]);
-        assert_eq!((stripe.now.asked.counts().count(), stripe.before.asked.counts().count()), (2, 2));
+        let ((limiter, clock), top_keys) = (limiter(), TopKeys::default());
+        check(&limiter, &top_keys, "alice", 0);
+        clock.advance(Span::from_secs(60 * MINUTES));
+        check(&limiter, &top_keys, "bob", 0);
+        let stripe = lock(&top_keys.stripes[0]);
+        assert_eq!((stripe.now.checked.counts().count(), stripe.before.checked.counts().count()), (2, 2));
         drop(stripe);
-        hand.advance(Span::from_secs(60 * MINUTES));
-        check(&limiter, &busiest, "carol", 0);
-        let stripe = lock(&busiest.stripes[0]);
+        clock.advance(Span::from_secs(60 * MINUTES));
+        check(&limiter, &top_keys, "carol", 0);
+        let stripe = lock(&top_keys.stripes[0]);
         let names: Vec<_> =
-            stripe.before.asked.counts().map(|(key, _)| Count::read(key, 0, 0).key[0].clone()).collect();
+            stripe.before.checked.counts().map(|(key, _)| Count::decode(key, 0, 0).key[0].clone()).collect();
         assert!(names.iter().all(|name| name.as_deref() == Some("bob")), "{names:?}");
     }
 
     #[test]
-    fn keys_of_any_length_are_told_apart_and_take_little_room() {
-        let ((limiter, _), busiest) = (limiter(), Busiest::default());
+    fn long_keys_are_shortened_and_stay_distinct() {
+        let ((limiter, _), top_keys) = (limiter(), TopKeys::default());
         let (long, longer) = ("ä".repeat(400), format!("{}b", "ä".repeat(400)));
         for user in [&long, &longer, &longer, "", "short"] {
-            check(&limiter, &busiest, user, 0);
+            check(&limiter, &top_keys, user, 0);
         }
-        let top = busiest.top_at(10, START).asked;
-        let users = of(&top, "user");
+        let top = top_keys.top_at(10, START).busiest;
+        let users = counts_of(&top, "user");
         assert_eq!(users.len(), 3, "{users:?}");
         assert_eq!(users[0].1, 2);
         assert!(users.iter().all(|(user, ..)| user.len() <= 80), "{users:?}");
     }
 
     #[test]
-    fn who_is_refused_minute_after_minute_is_starved_by_limits_of_up_to_an_hour() {
-        let ((limiter, hand), busiest) = (limiter(), Busiest::default());
+    fn key_refused_every_minute_is_starved() {
+        let ((limiter, clock), top_keys) = (limiter(), TopKeys::default());
         for _ in 0..5 {
             for _ in 0..10 {
-                check(&limiter, &busiest, "alice", 1);
+                check(&limiter, &top_keys, "alice", 1);
             }
-            check(&limiter, &busiest, "bob", 1);
-            hand.advance(Span::from_secs(60));
+            check(&limiter, &top_keys, "bob", 1);
+            clock.advance(Span::from_secs(60));
         }
-        let starved = busiest.starved_at(START + 5);
-        assert_eq!(starved.get("user"), Some(&1), "{starved:?}: alice; bob was refused twice");
-        assert_eq!(starved.get("pair"), None, "a day is long");
+        let starved = top_keys.starved_at(START + 5);
+        assert_eq!(starved.get("user"), Some(&1), "{starved:?}: alice; bob was refused in two minutes only");
+        assert_eq!(starved.get("pair"), None, "its period is longer than an hour");
     }
 }

@@ -1,9 +1,9 @@
-//! Traces: a decision as a span of whoever asked for it.
+//! Records decisions as trace spans, children of the caller's span.
 //!
-//! Over HTTP and gRPC only of requests that bring a `traceparent` that is sampled: the caller decides what is worth
-//! tracing, and one who traces one in a thousand pays for one in a thousand. RESP has no word for that, so there every
-//! decision begins a trace, as long as there is room that those who asked for theirs do not need. A span names limits,
-//! never the values of keys.
+//! Over HTTP and gRPC, only requests with a sampled `traceparent` are recorded: the caller chooses what to trace, and a
+//! caller that samples one request in a thousand pays for one in a thousand. RESP has no such header, so every decision
+//! there starts a trace, while the queue is at most half full; the other half is reserved for sampled requests. A span
+//! names limits, never the values of keys.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
@@ -13,22 +13,22 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tollkeeper::{Decision, KeyDecision, OnStoreFailure, Retry};
 
-/// The span of the caller that a request belongs to: a `traceparent` of the W3C's Trace Context.
+/// The caller's span, from the `traceparent` header (W3C Trace Context).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parent {
-    /// The trace.
+    /// The trace id.
     pub trace: [u8; 16],
-    /// The span in it.
+    /// The span id.
     pub span: [u8; 8],
 }
 
 impl Parent {
-    /// Reads a header such as `00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01`; nothing if it is not
-    /// one, or not sampled.
+    /// Parses a header such as `00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01`; `None` if it is invalid or not
+    /// sampled.
     pub fn read(header: &[u8]) -> Option<Parent> {
         let (text, more) = header.split_at_checked(55)?;
         let version = text[..2].try_into().ok().and_then(hex::<2, 1>)?;
-        // Later versions may say more, behind another dash.
+        // Later versions may append fields after another dash.
         let known = match version {
             [0] => more.is_empty(),
             [255] => false,
@@ -45,7 +45,7 @@ impl Parent {
     }
 }
 
-/// Digits in lower case, as the standard has them.
+/// Parses hex digits, which the standard requires in lower case.
 fn hex<const DIGITS: usize, const BYTES: usize>(text: [u8; DIGITS]) -> Option<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     for (index, digit) in text.into_iter().enumerate() {
@@ -59,22 +59,22 @@ fn hex<const DIGITS: usize, const BYTES: usize>(text: [u8; DIGITS]) -> Option<[u
     Some(bytes)
 }
 
-/// One decision, and when it was made.
+/// One decision with its start and end time.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// The trace it belongs to.
+    /// The trace id.
     pub trace: [u8; 16],
-    /// The span of whoever asked, unless the trace begins here.
+    /// The caller's span; `None` if the trace starts here.
     pub parent: Option<[u8; 8]>,
-    /// Its own number.
+    /// Its own id.
     pub id: [u8; 8],
-    /// What was asked.
+    /// The operation, such as `check`.
     pub name: &'static str,
     /// In nanoseconds since the epoch.
     pub began: u64,
     /// In nanoseconds since the epoch.
     pub ended: u64,
-    /// What was decided.
+    /// The decision.
     pub attributes: Vec<(&'static str, Attribute)>,
 }
 
@@ -88,42 +88,48 @@ pub enum Attribute {
     Names(Vec<String>),
 }
 
-/// Spans on their way to a collector.
+/// The queue of spans for the exporter.
 #[derive(Debug)]
 pub struct Traces {
-    waiting: mpsc::Sender<Span>,
+    queue: mpsc::Sender<Span>,
     lost: AtomicU64,
-    /// What numbers of spans are made of.
-    numbers: (RandomState, AtomicU64),
+    /// A random secret and a counter, from which ids are hashed.
+    ids: (RandomState, AtomicU64),
 }
 
 impl Traces {
-    /// For so many at a time, and whoever sends them on.
-    pub fn new(most: usize) -> (Traces, mpsc::Receiver<Span>) {
-        let (waiting, spans) = mpsc::channel(most);
-        (Traces { waiting, lost: AtomicU64::new(0), numbers: Default::default() }, spans)
+    /// A queue with this capacity, and its receiver for the exporter.
+    pub fn new(capacity: usize) -> (Traces, mpsc::Receiver<Span>) {
+        let (queue, spans) = mpsc::channel(capacity);
+        (Traces { queue, lost: AtomicU64::new(0), ids: Default::default() }, spans)
     }
 
-    /// Keeps what somebody who traces has asked for: begun then, decided now.
-    pub fn record(&self, parent: Parent, name: &'static str, began: Instant, told: impl FnOnce() -> Told) {
-        // Nobody waits for a collector.
-        match self.waiting.try_reserve() {
-            Ok(room) => room.send(self.span(parent.trace, Some(parent.span), name, began, told())),
+    /// Records a decision of a sampled request, from `began` until now. If the queue is full, counts it as lost.
+    pub fn record(
+        &self,
+        parent: Parent,
+        name: &'static str,
+        began: Instant,
+        outcome: impl FnOnce() -> SpanOutcome,
+    ) {
+        // A decision never waits for the collector.
+        match self.queue.try_reserve() {
+            Ok(permit) => permit.send(self.span(parent.trace, Some(parent.span), name, began, outcome())),
             Err(_) => _ = self.lost.fetch_add(1, Relaxed),
         }
     }
 
-    /// Keeps what was asked without a word about traces, while half of the room is free: a sample, of which nothing is
-    /// missed. Out of the way of those who trace nothing.
+    /// Records a decision of a request that cannot carry a `traceparent`, while half of the queue is free. Skipped ones
+    /// do not count as lost. `#[cold]`: kept off the path of servers that export no traces.
     #[cold]
-    pub fn sample(&self, name: &'static str, began: Instant, told: impl FnOnce() -> Told) {
-        if self.waiting.capacity() > self.waiting.max_capacity() / 2
-            && let Ok(room) = self.waiting.try_reserve()
+    pub fn sample(&self, name: &'static str, began: Instant, outcome: impl FnOnce() -> SpanOutcome) {
+        if self.queue.capacity() > self.queue.max_capacity() / 2
+            && let Ok(permit) = self.queue.try_reserve()
         {
             let mut trace = [0; 16];
-            trace[..8].copy_from_slice(&self.number());
-            trace[8..].copy_from_slice(&self.number());
-            room.send(self.span(trace, None, name, began, told()));
+            trace[..8].copy_from_slice(&self.new_id());
+            trace[8..].copy_from_slice(&self.new_id());
+            permit.send(self.span(trace, None, name, began, outcome()));
         }
     }
 
@@ -133,28 +139,28 @@ impl Traces {
         parent: Option<[u8; 8]>,
         name: &'static str,
         began: Instant,
-        told: Told,
+        outcome: SpanOutcome,
     ) -> Span {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let ended = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, nanos);
         let began = ended.saturating_sub(nanos(began.elapsed()));
-        Span { trace, parent, id: self.number(), name, began, ended, attributes: told.attributes() }
+        Span { trace, parent, id: self.new_id(), name, began, ended, attributes: outcome.attributes() }
     }
 
-    fn number(&self) -> [u8; 8] {
-        let (secret, counter) = &self.numbers;
+    fn new_id(&self) -> [u8; 8] {
+        let (secret, counter) = &self.ids;
         secret.hash_one(counter.fetch_add(1, Relaxed)).to_ne_bytes()
     }
 
-    /// How many found no room since this was last asked.
+    /// The number of spans lost since the last call.
     pub fn take_lost(&self) -> u64 {
         self.lost.swap(0, Relaxed)
     }
 }
 
-/// What was decided, as a span tells it.
+/// The attributes of a span: what was decided, by which limits.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Told {
+pub struct SpanOutcome {
     allowed: bool,
     limits: Vec<String>,
     refused_by: Vec<String>,
@@ -163,11 +169,11 @@ pub struct Told {
     degraded: Option<OnStoreFailure>,
 }
 
-impl Told {
-    /// What the limits of a policy said.
-    pub fn of(decision: &Decision) -> Told {
+impl SpanOutcome {
+    /// The attributes of a policy decision.
+    pub fn of(decision: &Decision) -> SpanOutcome {
         let refused_by = decision.limits().filter(|answer| !answer.allowed());
-        Told {
+        SpanOutcome {
             allowed: decision.allowed(),
             limits: names(decision),
             refused_by: refused_by.map(|answer| answer.name().to_owned()).collect(),
@@ -177,11 +183,11 @@ impl Told {
         }
     }
 
-    /// What a limit said that came with the call, and has the name of its command.
-    pub fn of_one(name: &str, passage: &KeyDecision) -> Told {
+    /// The attributes of a decision by an ad-hoc limit, which is named after its command.
+    pub fn of_one(name: &str, passage: &KeyDecision) -> SpanOutcome {
         let limits = vec![name.to_owned()];
         let retry = passage.outcome().retry;
-        Told {
+        SpanOutcome {
             allowed: passage.allowed,
             refused_by: if passage.allowed { Vec::new() } else { limits.clone() },
             limits,
@@ -191,9 +197,9 @@ impl Told {
         }
     }
 
-    /// Which limits were given back to, which refuses nobody.
-    pub fn of_given(decision: &Decision) -> Told {
-        Told {
+    /// The attributes of a refund: the limits that were credited. A refund is never refused.
+    pub fn of_given(decision: &Decision) -> SpanOutcome {
+        SpanOutcome {
             allowed: true,
             limits: names(decision),
             refused_by: Vec::new(),
@@ -203,9 +209,9 @@ impl Told {
         }
     }
 
-    /// What was said of the same call behind this.
+    /// Merges the attributes of a later decision of the same call.
     #[must_use]
-    pub fn and(mut self, more: Told) -> Told {
+    pub fn and(mut self, more: SpanOutcome) -> SpanOutcome {
         self.allowed &= more.allowed;
         self.limits.extend(more.limits);
         self.refused_by.extend(more.refused_by);
@@ -245,13 +251,13 @@ mod tests {
     const GOOD: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
     #[test]
-    fn a_parent_is_read_as_the_standard_says() {
+    fn traceparent_is_parsed_by_the_standard() {
         let parent = Parent::read(GOOD.as_bytes()).unwrap();
         assert_eq!(parent.trace[..4], [0x0a, 0xf7, 0x65, 0x19]);
         assert_eq!(parent.span, [0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31]);
         for (good, expected) in [
             (GOOD.replace("00-", "cc-"), true),
-            (GOOD.replace("00-", "cc-") + "-what comes later", true),
+            (GOOD.replace("00-", "cc-") + "-later-fields", true),
             (GOOD.replace("-01", "-03"), true),
             (GOOD.replace("-01", "-00"), false),
             (GOOD.replace("-01", "-02"), false),
@@ -270,9 +276,9 @@ mod tests {
     }
 
     #[test]
-    fn who_asked_for_a_span_finds_room_whatever_was_sampled() {
+    fn half_of_the_queue_is_reserved_for_traceparent() {
         let (traces, mut spans) = Traces::new(8);
-        let told = || Told {
+        let outcome = || SpanOutcome {
             allowed: true,
             limits: Vec::new(),
             refused_by: Vec::new(),
@@ -280,12 +286,12 @@ mod tests {
             retry_after: None,
             degraded: None,
         };
-        (0..100).for_each(|_| traces.sample("sampled", Instant::now(), told));
-        assert_eq!(traces.take_lost(), 0, "a sample misses nothing");
+        (0..100).for_each(|_| traces.sample("sampled", Instant::now(), outcome));
+        assert_eq!(traces.take_lost(), 0, "skipped samples are not lost spans");
         let parent = Parent::read(GOOD.as_bytes()).unwrap();
-        (0..5).for_each(|_| traces.record(parent, "asked", Instant::now(), told));
+        (0..5).for_each(|_| traces.record(parent, "requested", Instant::now(), outcome));
         assert_eq!(traces.take_lost(), 1);
         let names: Vec<&str> = std::iter::from_fn(|| spans.try_recv().ok()).map(|span| span.name).collect();
-        assert_eq!(names, [["sampled"; 4], ["asked"; 4]].concat());
+        assert_eq!(names, [["sampled"; 4], ["requested"; 4]].concat());
     }
 }

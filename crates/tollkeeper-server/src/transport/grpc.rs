@@ -43,7 +43,7 @@ use self::inline_executor::{Calls, Inbox};
 use self::proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use self::rls::Rls;
 use self::unary::ReadError;
-use crate::control::access::{self, Door};
+use crate::control::access::{self, Permission};
 use crate::service::Service;
 use crate::telemetry::logging::OnceAMinute;
 use crate::telemetry::trace::Parent;
@@ -274,11 +274,11 @@ impl Services {
 
     /// Checks the token of a caller. Health checks need none, and do not come here.
     fn admit(&self, headers: &HeaderMap) -> Result<(), Status> {
-        let doors = &self.service.doors;
-        if !doors.data_is_closed() {
+        let access = &self.service.access;
+        if !access.data_is_closed() {
             return Ok(());
         }
-        doors.admit(Door::Data, access::presented(Door::Data, headers)).map_err(|_| {
+        access.admit(Permission::Data, access::presented(Permission::Data, headers)).map_err(|_| {
             Status::unauthenticated(
                 "this call needs a token (send `authorization: Bearer …` in the metadata)",
             )

@@ -27,8 +27,8 @@ use self::error::{ApiError, Code};
 use self::forward_auth::Family;
 use self::request::{Ask, Correct, Reserve};
 use self::response_body::Reply;
-use crate::control::access::{Door, Shut, presented};
-use crate::control::active_limits::{CannotReplace, InForce};
+use crate::control::access::{AccessError, Permission, presented};
+use crate::control::active_limits::{ActiveLimits, CannotReplace};
 use crate::json::{Reader, Writer};
 use crate::service::{Service, Versions};
 use crate::telemetry::events;
@@ -85,13 +85,13 @@ pub async fn handle(service: &Service, via: Via, request: Request<Incoming>) -> 
         let message = "the `Origin` of this request is another site: only pages of this server may call it";
         return error_response(&ApiError::new(Code::Forbidden, message));
     }
-    if (route.door != Door::Data || service.doors.data_is_closed())
-        && let Err(shut) = service.doors.admit(route.door, presented(route.door, &head.headers))
+    if (route.permission != Permission::Data || service.access.data_is_closed())
+        && let Err(error) = service.access.admit(route.permission, presented(route.permission, &head.headers))
     {
-        return refuse_entry(shut, route.door);
+        return refuse_entry(error, route.permission);
     }
     if via.loopback
-        && service.doors.needs_host(route.door)
+        && service.access.needs_host(route.permission)
         && !has_known_host(service, &head.headers, &head.uri)
     {
         let message = "the `Host` of this request is not an IP address, `localhost` or a name in `http.hosts`: if it \
@@ -222,7 +222,7 @@ async fn dispatch(
             let (_, name) = pairs.remove(name);
             done(limiter.forget(&name, &query::facts(&pairs, service)?).await?)
         }
-        Endpoint::Limits => Ok((None, limits(&service.in_force()))),
+        Endpoint::Limits => Ok((None, limits(&service.active_limits()))),
         Endpoint::PutLimits => {
             let body = request_body::read(body, MAX_LIMITS_BODY).await?;
             replace_limits(service, &head.headers, Some(body)).await
@@ -230,7 +230,7 @@ async fn dispatch(
         Endpoint::DeleteLimits => replace_limits(service, &head.headers, None).await,
         Endpoint::Top => {
             let mut out = Writer::default();
-            let top = service.metrics.busiest.top(TOP);
+            let top = service.metrics.top_keys.top(TOP);
             decision_json::write_top(&mut out, &top, &limiter.policy(), &service.redactor);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
@@ -278,10 +278,10 @@ async fn check(service: &Service, context: RequestContext, body: &mut [u8]) -> H
     Ok((Some(counted(service, &ask.facts, &decision)), decision_response(service, &decision)))
 }
 
-fn limits(in_force: &InForce) -> Response<Reply> {
+fn limits(in_force: &ActiveLimits) -> Response<Reply> {
     let text = serde_json::to_string(in_force).expect("limits have only string keys");
     let mut response = respond(StatusCode::OK, JSON, text);
-    let etag = HeaderValue::from_str(&format!("\"{}\"", in_force.version)).expect("digits");
+    let etag = HeaderValue::from_str(&format!("\"{}\"", active.version)).expect("digits");
     response.headers_mut().insert(header::ETAG, etag);
     response
 }
@@ -440,22 +440,22 @@ fn refuse_route(no_route: NoRoute, path: &str) -> Response<Reply> {
     response
 }
 
-fn refuse_entry(shut: Shut, door: Door) -> Response<Reply> {
-    let (code, message) = match shut {
-        Shut::NobodyMay => (
+fn refuse_entry(error: AccessError, permission: Permission) -> Response<Reply> {
+    let (code, message) = match error {
+        AccessError::AdminDisabled => (
             Code::Forbidden,
             "admin calls are off: set `admin.token_sha256` in the config to the SHA-256 of a token \
              (`printf %s TOKEN | sha256sum`), and send `Authorization: Bearer TOKEN`",
         ),
-        Shut::NeedsAdmin => (
+        AccessError::NeedsAdmin => (
             Code::Unauthorized,
             "this call needs the token whose SHA-256 is `admin.token_sha256`: send `Authorization: Bearer TOKEN`",
         ),
-        Shut::NeedsToken if door == Door::Gateway => (
+        AccessError::NeedsToken if permission == Permission::Gateway => (
             Code::Unauthorized,
             "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `X-Tollkeeper-Token: TOKEN`",
         ),
-        Shut::NeedsToken => (
+        AccessError::NeedsToken => (
             Code::Unauthorized,
             "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `Authorization: Bearer TOKEN`",
         ),
@@ -480,12 +480,12 @@ fn is_cross_origin(headers: &HeaderMap, uri: &Uri) -> bool {
 /// come from a web page.
 fn has_known_host(service: &Service, headers: &HeaderMap, uri: &Uri) -> bool {
     if let Some(authority) = uri.authority() {
-        return service.doors.knows_host(authority.as_str().as_bytes());
+        return service.access.knows_host(authority.as_str().as_bytes());
     }
     let mut lines = headers.get_all(header::HOST).iter();
     match (lines.next(), lines.next()) {
         (None, _) => true,
-        (Some(host), None) => service.doors.knows_host(host.as_bytes()),
+        (Some(host), None) => service.access.knows_host(host.as_bytes()),
         (Some(_), Some(_)) => false,
     }
 }

@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use tollkeeper::{AdHocLimits, OnStoreFailure};
 
-use crate::control::access::Door;
+use crate::control::access::Permission;
 use crate::service::Service;
 use crate::telemetry::logging::OnceAMinute;
 use throttle::Dialect;
@@ -48,11 +48,11 @@ impl Resp {
 
     /// Whether a client must authenticate before its first command.
     fn needs_token(&self) -> bool {
-        self.service.doors.data_is_closed()
+        self.service.access.data_is_closed()
     }
 
     fn admits(&self, token: &[u8]) -> bool {
-        self.service.doors.admit(Door::Data, Some(token)).is_ok()
+        self.service.access.admit(Permission::Data, Some(token)).is_ok()
     }
 
     fn limits(&self, dialect: Dialect) -> &AdHocLimits {

@@ -1,4 +1,4 @@
-//! Envoy's questions and answers, in the words of a crate that is made of all of Envoy's protos: not of our own.
+//! Envoy's requests and responses, built with a crate generated from all of Envoy's protos instead of our own types.
 
 #![allow(dead_code, unused_imports, reason = "each test file uses its own part")]
 
@@ -11,7 +11,7 @@ pub(crate) use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_servic
 pub(crate) use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::UInt64Value;
 
-/// A question about these descriptors in the domain `test`.
+/// A request for these descriptors in the domain `test`.
 pub(crate) fn question(descriptors: impl IntoIterator<Item = RateLimitDescriptor>) -> RateLimitRequest {
     RateLimitRequest {
         domain: "test".to_owned(),
@@ -31,7 +31,7 @@ pub(crate) fn costing(hits: u64, descriptor: RateLimitDescriptor) -> RateLimitDe
     RateLimitDescriptor { hits_addend: Some(UInt64Value { value: hits }), ..descriptor }
 }
 
-/// The same, to give so much back.
+/// The same, refunding this much.
 pub(crate) fn giving(hits: u64, descriptor: RateLimitDescriptor) -> RateLimitDescriptor {
     RateLimitDescriptor { is_negative_hits: true, ..costing(hits, descriptor) }
 }

@@ -1,4 +1,4 @@
-//! What must hold of any bytes that come as a question: here for a corpus, in `fuzz/` for millions.
+//! Properties that must hold for any bytes as a rate limit request: here for a corpus, in `fuzz/` for millions.
 
 use std::cell::LazyCell;
 use std::pin::pin;
@@ -89,7 +89,7 @@ fn rls() -> Rls {
     Rls::new(Arc::new(service.expect("nothing to be read")))
 }
 
-/// A store in this process does not keep anybody waiting.
+/// Polls a future that is ready at once, because the store is in memory.
 fn now<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(done) => done,

@@ -1,4 +1,4 @@
-//! A real server in a process of its own, on a free port, and a client that says exactly what it is told.
+//! Starts a real server process on a free port, and a client that sends exactly the given bytes.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 #![allow(dead_code, reason = "each test file uses its own part")]
@@ -23,7 +23,7 @@ pub(crate) fn tollkeeper() -> Command {
     {
         command.env_remove(name);
     }
-    // Many servers run at once, and only one could have a port that is the default.
+    // Many servers run at once, so none may use a default port.
     command.env("TOLLKEEPER_GRPC", "off").env("TOLLKEEPER_RESP", "off");
     command
 }
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &[&str]) -> Output {
     output(tollkeeper().args(args))
 }
 
-/// Runs a command to its end; one that has none is ended, and the test fails.
+/// Runs a command to its end; if it does not end in time, kills it and fails the test.
 pub(crate) fn output(command: &mut Command) -> Output {
     let mut child = command
         .stdin(Stdio::null())
@@ -67,12 +67,12 @@ fn end_of(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// What was printed.
+/// Printed bytes as text.
 pub(crate) fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("it prints UTF-8")
 }
 
-/// A folder that is gone when the test is.
+/// A temporary folder, removed on drop.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -111,7 +111,7 @@ pub(crate) struct Server {
     readers: Vec<JoinHandle<()>>,
 }
 
-/// How a server ended.
+/// The exit code and output of a server.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
@@ -122,12 +122,12 @@ pub(crate) struct Ended {
 }
 
 impl Server {
-    /// The built-in policy.
+    /// Starts a server with the built-in policy.
     pub(crate) fn start() -> Server {
         Server::with(&[])
     }
 
-    /// These limits, in YAML.
+    /// Starts a server with this config, in YAML.
     pub(crate) fn with_config(folder: &Folder, yaml: &str) -> Server {
         let file = folder.write("tollkeeper.yaml", yaml);
         Server::with(&["--config", file.to_str().expect("UTF-8")])
@@ -137,7 +137,7 @@ impl Server {
         Server::launch(tollkeeper().args(["serve", "--http", "127.0.0.1:0"]).args(args))
     }
 
-    /// Whatever serves HTTP; back once it says where.
+    /// Starts a command that serves HTTP, and returns once it has printed its address.
     pub(crate) fn launch(command: &mut Command) -> Server {
         let mut child = command
             .stdin(Stdio::null())
@@ -160,12 +160,12 @@ impl Server {
         Server { child, address: address.expect("it listens"), printed, log, readers }
     }
 
-    /// Where it listens for RESP, once it says so.
+    /// Waits for the RESP address and returns it.
     pub(crate) fn resp(&self) -> SocketAddr {
         self.listens("resp")
     }
 
-    /// Where it listens for this, once it says so.
+    /// Waits for the address of this listener and returns it.
     pub(crate) fn listens(&self, name: &str) -> SocketAddr {
         let mut address = None;
         eventually(&format!("it listens for {name}"), || {
@@ -208,7 +208,7 @@ impl Server {
         Ended { code: status.code(), printed: self.printed.lock().unwrap().clone(), log: self.log() }
     }
 
-    /// Whether nobody listens there any more.
+    /// Whether the listener is closed.
     pub(crate) fn is_closed(&self) -> bool {
         TcpStream::connect(self.address).is_err()
     }
@@ -247,7 +247,7 @@ impl Drop for Server {
     }
 }
 
-/// Where a server says that it listens.
+/// The address of a listener in the output of a server.
 fn listens(printed: &str, name: &str) -> Option<SocketAddr> {
     let mut lines = printed.lines().filter_map(|line| line.strip_prefix("listening ")?.split_once('='));
     lines.find_map(|(listener, address)| (listener == name).then(|| address.parse().ok())?)
@@ -263,14 +263,14 @@ fn collect(from: impl Read + Send + 'static, into: Arc<Mutex<String>>) -> JoinHa
     })
 }
 
-/// How long a test waits for what must happen.
+/// How long a test waits for an expected event.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Asks again until it is so; tests assert that something happens, not how fast.
+/// Repeats `test` until it holds. Tests assert that something happens, not how fast.
 pub(crate) fn eventually(what: &str, mut test: impl FnMut() -> bool) {
     let began = Instant::now();
     while !test() {
-        assert!(began.elapsed() < PATIENCE, "it did not come to pass that {what}");
+        assert!(began.elapsed() < PATIENCE, "this did not happen: {what}");
         pause();
     }
 }
@@ -283,13 +283,13 @@ fn pause() {
     std::thread::sleep(Duration::from_millis(10));
 }
 
-/// One connection that is kept.
+/// One keep-alive connection.
 pub(crate) struct Client {
     pub(crate) stream: TcpStream,
     buffer: Vec<u8>,
 }
 
-/// What was answered.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -310,7 +310,7 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// The code and the place of an error.
+    /// The status, the code and the `where` of an error.
     pub(crate) fn error(&self) -> (u16, String, Option<String>) {
         let error = &self.json()["error"];
         assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{error}");
@@ -342,7 +342,7 @@ impl Client {
         self.answer()
     }
 
-    /// Posts this in pieces of unknown number.
+    /// Posts this as a chunked body.
     pub(crate) fn chunked(&mut self, path: &str, body: &[u8], piece: usize) -> Answer {
         let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n");
         let mut bytes = head.into_bytes();
@@ -356,7 +356,7 @@ impl Client {
         self.answer()
     }
 
-    /// Sends exactly these bytes. A server that closed meanwhile is found out by the answer.
+    /// Sends exactly these bytes. Ignores errors: if the server closed, reading the response fails.
     pub(crate) fn send(&mut self, bytes: &[u8]) {
         let _ = self.stream.write_all(bytes);
     }
@@ -378,7 +378,7 @@ impl Client {
         Some(answer)
     }
 
-    /// Reads the next answer, which has no body whatever its head says.
+    /// Reads the next response, which has no body even if it has a content length.
     pub(crate) fn try_head(&mut self) -> Option<Answer> {
         let head = loop {
             if let Some(end) = self.buffer.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
@@ -396,7 +396,7 @@ impl Client {
         Some(Answer { status, headers, body: Vec::new() })
     }
 
-    /// Says that nothing more will be sent.
+    /// Closes the sending side.
     pub(crate) fn finish(&mut self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }

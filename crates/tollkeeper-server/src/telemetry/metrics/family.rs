@@ -1,4 +1,4 @@
-//! What was counted, as whoever exports it needs it: names, labels, numbers.
+//! Collects all metrics as families of labelled series, for the text and OTLP exporters.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,9 +14,9 @@ use crate::transport::connection_budget::Transport;
 /// A metric: one series for each set of labels.
 #[derive(Clone, Debug)]
 pub struct Family {
-    /// The name, such as `tollkeeper_checks`; a counter's is written with `_total` behind it.
+    /// The name, such as `tollkeeper_checks`; exporters append `_total` to that of a counter.
     pub name: &'static str,
-    /// What it says, in a few words.
+    /// A short description, without a full stop.
     pub help: &'static str,
     /// Its series.
     pub series: Series,
@@ -25,19 +25,19 @@ pub struct Family {
 /// Series of one kind.
 #[derive(Clone, Debug)]
 pub enum Series {
-    /// Numbers that only grow.
+    /// Values that only grow.
     Counter(Vec<(Labels, u64)>),
-    /// Numbers as they stand.
+    /// Current values.
     Gauge(Vec<(Labels, u64)>),
-    /// How often a number was how large.
+    /// Distributions of values.
     Histogram(Vec<(Labels, Counts)>),
 }
 
-/// Names and values; never the value of a key.
+/// Label names and values; never the value of a key.
 pub type Labels = Vec<(&'static str, String)>;
 
 impl Metrics {
-    /// Everything, as it stands.
+    /// All families with their current values.
     pub fn families(&self, limiter: &Limiter, store: &Store) -> Vec<Family> {
         let mut all = Vec::new();
         self.add_limits(&mut all);
@@ -45,10 +45,10 @@ impl Metrics {
         self.add_transports(&mut all);
         let reloads = [("done", &self.reloads.done), ("failed", &self.reloads.failed)];
         let reloads = reloads.map(|(result, count)| (labels([("result", result)]), count.load(Relaxed)));
-        all.push(counter("tollkeeper_config_reloads", "Attempts to load the config anew", reloads.into()));
+        all.push(counter("tollkeeper_config_reloads", "Attempts to reload the config", reloads.into()));
         all.push(gauge(
             "tollkeeper_config_version",
-            "Version of the policy in force",
+            "Version of the active policy",
             limiter.policy().version(),
         ));
         self.add_store(&mut all, store);
@@ -76,11 +76,19 @@ impl Metrics {
         }
         let skipped = each(&|tally| tally.sum(|stripe| &stripe.skipped));
         let unknown = each(&|tally| tally.sum(|stripe| &stripe.unknown_tier));
-        all.push(counter("tollkeeper_checks", "What each limit said of the requests it applied to", checks));
-        all.push(counter("tollkeeper_skipped", "Requests without a fact that the limit counts by", skipped));
-        all.push(counter("tollkeeper_unknown_tier", "Requests in a tier that is not listed", unknown));
-        all.push(counter("tollkeeper_fallback", "Decisions made in place of the store", fallback));
-        let starved = self.busiest.starved();
+        all.push(counter(
+            "tollkeeper_checks",
+            "Outcomes of each limit for the requests it applied to",
+            checks,
+        ));
+        all.push(counter("tollkeeper_skipped", "Requests that lack a fact of the limit's key", skipped));
+        all.push(counter("tollkeeper_unknown_tier", "Requests whose tier is not configured", unknown));
+        all.push(counter(
+            "tollkeeper_fallback",
+            "Decisions made without the store, by failure policy",
+            fallback,
+        ));
+        let starved = self.top_keys.starved();
         let starved =
             limits.keys().map(|name| (labels([("limit", name)]), starved.get(name).copied().unwrap_or(0)));
         all.push(Family {
@@ -92,7 +100,7 @@ impl Metrics {
             limits.iter().map(|(name, tally)| (labels([("limit", name)]), tally.remaining.counts(1e4)));
         all.push(Family {
             name: "tollkeeper_remaining_ratio",
-            help: "What a key has left after a decision, as a part of its limit",
+            help: "Units left to a key after a decision, as a fraction of its limit",
             series: Series::Histogram(remaining.collect()),
         });
     }
@@ -109,10 +117,10 @@ impl Metrics {
             }));
             durations.extend(tally.durations().map(|counts| (labels([("transport", transport)]), counts)));
         }
-        all.push(counter("tollkeeper_requests", "Requests that asked for a decision", requests));
+        all.push(counter("tollkeeper_requests", "Decision requests", requests));
         all.push(Family {
             name: "tollkeeper_request_duration_seconds",
-            help: "From the last byte of a request to its answer",
+            help: "Time from the last byte of a request to its response",
             series: Series::Histogram(durations),
         });
     }
@@ -142,7 +150,7 @@ impl Metrics {
         ));
         all.push(counter(
             "tollkeeper_grpc_exhausted",
-            "Calls refused because calls in flight held all memory that they may",
+            "gRPC calls refused because calls in flight used up their memory budget",
             vec![(Labels::new(), self.grpc_exhausted.load(Relaxed))],
         ));
     }
@@ -159,26 +167,26 @@ impl Metrics {
 
     fn add_store(&self, all: &mut Vec<Family>, store: &Store) {
         let memory = store.memory();
-        all.push(gauge("tollkeeper_keys", "Keys in this process", memory.keys() as u64));
+        all.push(gauge("tollkeeper_keys", "Keys in the memory of this process", memory.keys() as u64));
         all.push(counter(
             "tollkeeper_keys_overflow",
-            "Times that a key had to share a state, because the store was full",
+            "Times a new key had to share a counter because the store was full",
             vec![(Labels::new(), memory.overflows())],
         ));
         all.push(gauge(
             "tollkeeper_store_memory_bytes",
-            "Bytes that keys take in this process",
+            "Memory used by keys in this process",
             memory.bytes() as u64,
         ));
         all.push(counter(
             "tollkeeper_refunds_refused",
-            "Refunds and settlements refused because there was no room to remember them",
+            "Refunds and settlements refused because the store had no room for their records",
             vec![(Labels::new(), memory.corrections_refused())],
         ));
         if let Some(status) = memory.snapshots() {
             all.push(gauge(
                 "tollkeeper_snapshot_age_seconds",
-                "Time since the newest good snapshot, or since the start if there is none",
+                "Time since the last successful snapshot, or since the start",
                 status.age.as_secs(),
             ));
             all.push(counter(
@@ -195,7 +203,7 @@ impl Metrics {
         };
         all.push(gauge(
             "tollkeeper_breaker_state",
-            "0 the store is asked, 1 it is tried, 2 it is left alone",
+            "State of the circuit breaker of the store: 0 closed, 1 half-open, 2 open",
             state,
         ));
         if let Some(may_evict) = redis.remote().may_evict() {
@@ -206,11 +214,11 @@ impl Metrics {
             ));
         }
         let errors = FailureKind::ALL.map(|kind| (labels([("kind", kind.name())]), redis.failures(kind)));
-        all.push(counter("tollkeeper_store_errors", "Calls that the store did not answer", errors.into()));
+        all.push(counter("tollkeeper_store_errors", "Failed calls to the store", errors.into()));
         let durations = Op::ALL.map(|op| (labels([("op", op.name())]), self.store[op as usize].counts(1e9)));
         all.push(Family {
             name: "tollkeeper_store_duration_seconds",
-            help: "From a call of the store to its answer, or to giving up",
+            help: "Time from a call to the store to its reply or timeout",
             series: Series::Histogram(durations.into()),
         });
     }

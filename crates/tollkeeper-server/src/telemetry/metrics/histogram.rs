@@ -1,13 +1,13 @@
-//! How often a number was how large.
+//! A histogram with fixed buckets, counted in stripes.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::stripe::{STRIPES, Stripe};
 
-/// Counts of numbers up to each of N ends, and above.
+/// Counts values in N buckets with these upper bounds, and one bucket above.
 #[derive(Debug)]
 pub(super) struct Histogram<const N: usize> {
-    ends: &'static [u64; N],
+    bounds: &'static [u64; N],
     stripes: [Buckets<N>; STRIPES],
 }
 
@@ -19,22 +19,22 @@ struct Buckets<const N: usize> {
     sum: AtomicU64,
 }
 
-/// What was counted.
+/// The counts of a histogram at one time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Counts {
-    /// Upper ends, and how many were up to each and above the one before. The last end is infinite.
+    /// The upper bound of each bucket and its count, not cumulative. The last bound is infinite.
     pub buckets: Vec<(f64, u64)>,
-    /// All numbers together.
+    /// The sum of all values.
     pub sum: f64,
 }
 
 impl Counts {
-    /// How many numbers there were.
+    /// The number of values.
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|(_, count)| count).sum()
     }
 
-    /// The end of the bucket in which this part of all numbers is reached; nothing if there is none.
+    /// The upper bound of the bucket that holds this quantile, such as 0.99; `None` if there are no values.
     #[expect(clippy::cast_precision_loss, reason = "a rank needs no more than 52 bits")]
     pub fn quantile(&self, part: f64) -> Option<f64> {
         let rank = self.count() as f64 * part;
@@ -43,21 +43,21 @@ impl Counts {
             seen += count;
             seen > 0 && seen as f64 >= rank
         });
-        // Above the last end nothing more is known than that.
+        // The last bucket has no upper bound: return its lower bound.
         let last = self.buckets.len().checked_sub(2).map(|last| self.buckets[last].0);
-        reached.and_then(|(end, _)| if end.is_finite() { Some(*end) } else { last })
+        reached.and_then(|(bound, _)| if bound.is_finite() { Some(*bound) } else { last })
     }
 }
 
 impl<const N: usize> Histogram<N> {
-    /// Nothing counted yet.
-    pub(super) fn new(ends: &'static [u64; N]) -> Histogram<N> {
+    /// An empty histogram.
+    pub(super) fn new(bounds: &'static [u64; N]) -> Histogram<N> {
         let stripe = |_| Buckets {
             up_to: [const { AtomicU64::new(0) }; N],
             above: AtomicU64::new(0),
             sum: AtomicU64::new(0),
         };
-        Histogram { ends, stripes: std::array::from_fn(stripe) }
+        Histogram { bounds, stripes: std::array::from_fn(stripe) }
     }
 
     #[inline]
@@ -65,11 +65,11 @@ impl<const N: usize> Histogram<N> {
         self.record_all(stripe, number, 1);
     }
 
-    /// As many of one number.
+    /// Records the same value `many` times.
     #[inline]
     pub(super) fn record_all(&self, stripe: Stripe, number: u64, many: u64) {
         let buckets = &self.stripes[stripe.index()];
-        let bucket = match self.ends.iter().position(|end| number <= *end) {
+        let bucket = match self.bounds.iter().position(|bound| number <= *bound) {
             Some(index) => &buckets.up_to[index],
             None => &buckets.above,
         };
@@ -77,14 +77,14 @@ impl<const N: usize> Histogram<N> {
         stripe.add(&buckets.sum, number.saturating_mul(many));
     }
 
-    /// What was counted, each number divided by `unit`.
-    #[expect(clippy::cast_precision_loss, reason = "a sum to be looked at needs no more than 52 bits")]
+    /// The current counts, with bounds and sum divided by `unit`.
+    #[expect(clippy::cast_precision_loss, reason = "a reported sum needs no more than 52 bits")]
     pub(super) fn counts(&self, unit: f64) -> Counts {
         let sum = |field: &dyn Fn(&Buckets<N>) -> &AtomicU64| -> u64 {
             self.stripes.iter().map(|stripe| field(stripe).load(Relaxed)).sum()
         };
         let mut buckets: Vec<(f64, u64)> = (0..N)
-            .map(|index| (self.ends[index] as f64 / unit, sum(&|stripe| &stripe.up_to[index])))
+            .map(|index| (self.bounds[index] as f64 / unit, sum(&|stripe| &stripe.up_to[index])))
             .collect();
         buckets.push((f64::INFINITY, sum(&|stripe| &stripe.above)));
         Counts { buckets, sum: sum(&|stripe| &stripe.sum) as f64 / unit }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_counts_in_the_first_bucket_that_it_fits_in() {
+    fn value_counts_in_the_first_bucket_that_fits() {
         let histogram = Histogram::new(&[0, 10, 100]);
         for number in [0, 1, 10, 11, 100, 101, 1_000] {
             histogram.record(Stripe::mine(), number);

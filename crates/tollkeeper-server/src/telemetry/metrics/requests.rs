@@ -1,4 +1,4 @@
-//! Requests of one transport: how they ended, on which route, and how long they took.
+//! Counts the requests of one transport by route and result, and their durations.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -12,16 +12,16 @@ use super::DURATIONS;
 use super::histogram::{Counts, Histogram};
 use super::stripe::{STRIPES, Stripe};
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It may pass.
+    /// It was allowed.
     Allowed,
-    /// It may not.
+    /// It was refused.
     Refused,
-    /// It was decided in place of the store.
+    /// It was decided without the store.
     Degraded,
-    /// It made no sense.
+    /// It was invalid.
     Error,
 }
 
@@ -38,36 +38,36 @@ impl Ended {
     }
 }
 
-/// How many of several requests ended how.
+/// Counts of results, for requests that are recorded together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Endings([u64; Ended::ALL.len()]);
 
 impl Endings {
-    /// One more ended so.
+    /// Adds one result.
     #[inline]
     pub fn add(&mut self, ended: Ended) {
         self.0[ended as usize] += 1;
     }
 }
 
-/// A route that the config names.
+/// The number of a route that the config names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RouteLabel(pub(super) usize);
 
 impl RouteLabel {
-    /// None is known.
+    /// No known route.
     pub const NONE: RouteLabel = RouteLabel(0);
-    /// One of those that came when there were [`MOST`].
+    /// Any route beyond the first [`MOST`].
     const OTHER: RouteLabel = RouteLabel(MOST + 1);
 }
 
-/// The most routes that are told apart.
+/// The maximum number of distinct routes.
 const MOST: usize = 200;
 
-/// How requests over one transport ended, and how long they took.
+/// The results and durations of requests over one transport.
 #[derive(Debug)]
 pub struct RequestTally {
-    /// By route, each made when it is first needed.
+    /// By route; each is allocated on first use.
     routes: Box<[OnceLock<Box<Ends>>]>,
     durations: Histogram<{ DURATIONS.len() }>,
 }
@@ -87,7 +87,7 @@ impl Default for RequestTally {
 }
 
 impl RequestTally {
-    /// Shows that there were none yet: somebody listens.
+    /// Makes the series of this transport appear with zeros, because its listener is open.
     pub fn begin(&self) {
         self.of(RouteLabel::NONE);
     }
@@ -97,13 +97,13 @@ impl RequestTally {
         self.routes[route.0].get_or_init(Default::default)
     }
 
-    /// One request ended so, after so long.
+    /// Records one request with its result and duration.
     #[inline]
     pub fn record(&self, ended: Ended, took: Duration) {
         self.record_on(RouteLabel::NONE, ended, took);
     }
 
-    /// As [`RequestTally::record`], on a route.
+    /// Like [`RequestTally::record`], for a route.
     #[inline]
     pub fn record_on(&self, route: RouteLabel, ended: Ended, took: Duration) {
         let stripe = Stripe::mine();
@@ -111,7 +111,7 @@ impl RequestTally {
         self.durations.record(stripe, u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Requests that came together ended so, after so long.
+    /// Records the requests of one batch, which all took the same time.
     pub fn record_together(&self, endings: &Endings, took: Duration) {
         let stripe = Stripe::mine();
         let ends = &self.of(RouteLabel::NONE)[stripe.index()].0;
@@ -122,7 +122,7 @@ impl RequestTally {
         self.durations.record_all(stripe, nanos, endings.0.iter().sum());
     }
 
-    /// How requests ended, by route: those that there were.
+    /// Counts by route and result, for the routes that had requests.
     pub(super) fn ends(&self) -> impl Iterator<Item = (RouteLabel, Ended, u64)> {
         let seen =
             self.routes.iter().enumerate().filter_map(|(route, ends)| Some((RouteLabel(route), ends.get()?)));
@@ -134,7 +134,7 @@ impl RequestTally {
         })
     }
 
-    /// How long they took, in seconds; nothing if there was none.
+    /// The durations in seconds; `None` if the transport has no series yet.
     pub(super) fn durations(&self) -> Option<Counts> {
         self.ends().next().map(|_| self.durations.counts(1e9))
     }
@@ -147,12 +147,12 @@ pub(super) struct Routes(ArcSwap<Known>);
 #[derive(Clone, Debug, Default)]
 struct Known {
     numbers: HashMap<Box<str>, RouteLabel>,
-    /// There are more routes than are told apart.
+    /// Whether there are more than [`MOST`] routes.
     more: bool,
 }
 
 impl Routes {
-    /// Learns names. They are never forgotten, so a series goes on after a reload.
+    /// Adds route names. They are never removed, so a series continues after a reload.
     pub(super) fn know<'a>(&self, names: impl IntoIterator<Item = &'a str>) {
         let names: Vec<&str> = names.into_iter().collect();
         if names.is_empty() {
@@ -160,7 +160,7 @@ impl Routes {
         }
         self.0.rcu(|known| {
             let mut known = Known::clone(known);
-            // What the fact `route` says where no pattern matches.
+            // The value of the fact `route` where no pattern matches.
             for name in ["unmatched"].iter().chain(&names) {
                 let next = known.numbers.len() + 1;
                 if known.numbers.contains_key(*name) {
@@ -186,7 +186,7 @@ impl Routes {
         known.numbers.get(value.text(&mut [0; 48])).copied().unwrap_or(unknown)
     }
 
-    /// Names by their numbers.
+    /// Names by route number.
     pub(super) fn names(&self) -> Vec<Box<str>> {
         let mut names = vec![Box::default(); MOST + 2];
         names[RouteLabel::OTHER.0] = "other".into();
@@ -209,21 +209,21 @@ mod tests {
     }
 
     #[test]
-    fn a_route_is_one_that_the_config_names() {
+    fn only_routes_of_the_config_become_labels() {
         let routes = Routes::default();
         assert_eq!(name(&routes, "/login"), "");
         routes.know(["/login", "/users/{id}"]);
         assert_eq!(name(&routes, "/login"), "/login");
         assert_eq!(name(&routes, "/users/{id}"), "/users/{id}");
         assert_eq!(name(&routes, "unmatched"), "unmatched");
-        assert_eq!(name(&routes, "/users/7"), "", "what a client makes up is no label");
+        assert_eq!(name(&routes, "/users/7"), "", "clients cannot create labels");
         assert_eq!(routes.of(&facts! { "user" => "/login" }), RouteLabel::NONE);
         routes.know(["/other"]);
-        assert_eq!(name(&routes, "/login"), "/login", "known for good");
+        assert_eq!(name(&routes, "/login"), "/login", "routes are never removed");
     }
 
     #[test]
-    fn beyond_two_hundred_they_are_one() {
+    fn routes_beyond_200_share_one_label() {
         let routes = Routes::default();
         let all: Vec<String> = (0..300).map(|number| format!("/{number}")).collect();
         routes.know(all.iter().map(String::as_str));

@@ -1,10 +1,10 @@
-//! What was counted as text: the OpenMetrics format, which Prometheus reads.
+//! Writes metrics in the OpenMetrics text format, which Prometheus scrapes.
 
 use std::fmt::Write as _;
 
 use super::family::{Family, Labels, Series};
 
-/// Writes all of it.
+/// Writes all families.
 pub fn write(families: &[Family]) -> String {
     let mut out = String::new();
     for family in families {
@@ -19,12 +19,12 @@ pub fn write(families: &[Family]) -> String {
         match &family.series {
             Series::Counter(series) => {
                 for (labels, value) in series {
-                    line(&mut out, format_args!("{name}_total{} {value}", Shown(None, labels)));
+                    line(&mut out, format_args!("{name}_total{} {value}", LabelSet(None, labels)));
                 }
             }
             Series::Gauge(series) => {
                 for (labels, value) in series {
-                    line(&mut out, format_args!("{name}{} {value}", Shown(None, labels)));
+                    line(&mut out, format_args!("{name}{} {value}", LabelSet(None, labels)));
                 }
             }
             Series::Histogram(series) => {
@@ -32,10 +32,10 @@ pub fn write(families: &[Family]) -> String {
                     let mut up_to = 0;
                     for (end, count) in &counts.buckets {
                         up_to += count;
-                        line(&mut out, format_args!("{name}_bucket{} {up_to}", Shown(Some(*end), labels)));
+                        line(&mut out, format_args!("{name}_bucket{} {up_to}", LabelSet(Some(*end), labels)));
                     }
-                    line(&mut out, format_args!("{name}_sum{} {}", Shown(None, labels), counts.sum));
-                    line(&mut out, format_args!("{name}_count{} {up_to}", Shown(None, labels)));
+                    line(&mut out, format_args!("{name}_sum{} {}", LabelSet(None, labels), counts.sum));
+                    line(&mut out, format_args!("{name}_count{} {up_to}", LabelSet(None, labels)));
                 }
             }
         }
@@ -45,13 +45,13 @@ pub fn write(families: &[Family]) -> String {
 }
 
 fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
-    writeln!(out, "{text}").expect("a string takes everything");
+    writeln!(out, "{text}").expect("writing to a string cannot fail");
 }
 
-/// Labels in braces, that of a bucket first.
-struct Shown<'a>(Option<f64>, &'a Labels);
+/// Labels in braces, the `le` label of a bucket first.
+struct LabelSet<'a>(Option<f64>, &'a Labels);
 
-impl std::fmt::Display for Shown<'_> {
+impl std::fmt::Display for LabelSet<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut before = "{";
         if let Some(end) = self.0 {
@@ -83,7 +83,7 @@ mod tests {
     use crate::telemetry::metrics::family::Counts;
 
     #[test]
-    fn every_kind_is_written_as_the_format_has_it() {
+    fn every_kind_of_metric_is_written() {
         let route = |value: &str| vec![("route", value.to_owned()), ("result", "allowed".to_owned())];
         let buckets = vec![(0.000025, 2), (1.0, 0), (f64::INFINITY, 1)];
         let families = [

@@ -1,19 +1,19 @@
-//! The messages of OTLP, as protobuf has them: what opentelemetry-proto 1.x calls
-//! `ExportMetricsServiceRequest` and `ExportTraceServiceRequest`.
+//! Encodes the protobuf messages of OTLP: `ExportMetricsServiceRequest` and `ExportTraceServiceRequest` of
+//! opentelemetry-proto 1.x.
 
 use crate::telemetry::metrics::family::{Counts, Family, Labels, Series};
 use crate::telemetry::trace::{Attribute, Span};
 
-/// Of a number that grew: since when, and when it was looked at, in nanoseconds since the epoch.
+/// When a counter started and when it was read, in nanoseconds since the epoch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
     pub(super) since: u64,
     pub(super) now: u64,
 }
 
-/// The numbers count from [`Times::since`] on, and not from the last time they were sent.
+/// `AGGREGATION_TEMPORALITY_CUMULATIVE`: values count from [`Times::since`], not from the last export.
 const CUMULATIVE: u64 = 2;
-/// The span is of one who was asked.
+/// `SPAN_KIND_SERVER`.
 const SERVER: u64 = 2;
 
 pub(super) fn metrics(families: &[Family], times: Times) -> Vec<u8> {
@@ -29,7 +29,7 @@ pub(super) fn metrics(families: &[Family], times: Times) -> Vec<u8> {
                     Series::Counter(series) => metric.message(7, |sum| {
                         numbers(sum, series, times);
                         sum.number(2, CUMULATIVE);
-                        sum.number(3, 1); // It only grows.
+                        sum.number(3, 1); // is_monotonic
                     }),
                     Series::Histogram(series) => metric.message(9, |histogram| {
                         for (labels, counts) in series {
@@ -65,7 +65,7 @@ pub(super) fn traces(spans: &[Span]) -> Vec<u8> {
     })
 }
 
-/// All of it comes from this process, and from one part of it.
+/// A request with one resource, this process, and one scope.
 fn request(content: impl FnOnce(&mut Message)) -> Vec<u8> {
     let mut request = Message::default();
     request.message(1, |all| {
@@ -86,7 +86,7 @@ fn request(content: impl FnOnce(&mut Message)) -> Vec<u8> {
     request.0
 }
 
-/// Tells this process from others that send the same series.
+/// Distinguishes this process from others that export the same series, as `host:pid`.
 fn instance() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}:{}", host.trim(), std::process::id())
@@ -140,7 +140,7 @@ fn attribute(any: &mut Message, value: &Attribute) {
     }
 }
 
-/// A message that is being written.
+/// A protobuf message being encoded.
 #[derive(Debug, Default)]
 struct Message(Vec<u8>);
 
@@ -179,7 +179,7 @@ impl Message {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
 
-    /// Seven bits to a byte, the lowest first.
+    /// Seven bits in each byte, lowest first.
     fn varint(&mut self, mut value: u64) {
         while value > 0x7f {
             self.0.push((value & 0x7f) as u8 | 0x80);

@@ -1,18 +1,18 @@
-//! A map whose keys are hashes already: they are not hashed again.
+//! A map whose keys are already hashes and are not hashed again.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map by hashes that nobody can foresee.
-pub(super) type ByHash<T> = HashMap<u64, T, BuildHasherDefault<Same>>;
+/// A map keyed by hashes under a random secret, which clients cannot predict.
+pub(super) type ByHash<T> = HashMap<u64, T, BuildHasherDefault<Identity>>;
 
-/// Takes a hash for what it is.
+/// A hasher that returns the hash it is given.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Same(u64);
+pub(super) struct Identity(u64);
 
-impl Hasher for Same {
+impl Hasher for Identity {
     fn write(&mut self, _: &[u8]) {
-        unreachable!("only hashes are keys, and they are numbers");
+        unreachable!("keys are u64 hashes");
     }
 
     fn write_u64(&mut self, hash: u64) {

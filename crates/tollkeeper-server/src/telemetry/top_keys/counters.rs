@@ -1,19 +1,19 @@
-//! Counters by hash, in a table that does not grow: one look finds a counter or the place for it.
+//! Counters by hash, in an open-addressing table of fixed size.
 
-/// How many things are counted at a time.
-pub(super) const ROOM: usize = 512;
-/// Twice as many places as counters, so that a look is a short one.
-const PLACES: usize = 2 * ROOM;
+/// The maximum number of counters.
+pub(super) const CAPACITY: usize = 512;
+/// Twice as many slots as counters, so that probing is short.
+const SLOTS: usize = 2 * CAPACITY;
 
-/// Counters of hashes that nobody can foresee.
+/// Counters of hashes under a random secret, which clients cannot predict.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
-    /// None before the first is counted: most tables never count anything.
-    places: Vec<Counter>,
+    /// Empty before the first count: most tables are never used.
+    slots: Vec<Counter>,
     len: usize,
 }
 
-/// A count of 0 is a free place.
+/// A count of 0 is a free slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counter {
     hash: u64,
@@ -21,16 +21,16 @@ struct Counter {
 }
 
 impl Counters {
-    /// Counts one, and says how many that makes; nothing if it is not known and there is no room for it.
+    /// Adds one and returns the new count; `None` if the hash is new and the table is full.
     #[inline]
     pub(super) fn add(&mut self, hash: u64) -> Option<u64> {
-        if self.places.is_empty() {
-            self.places.resize(PLACES, Counter::default());
+        if self.slots.is_empty() {
+            self.slots.resize(SLOTS, Counter::default());
         }
-        let place = place(&self.places, hash);
-        let counter = &mut self.places[place];
+        let slot = slot(&self.slots, hash);
+        let counter = &mut self.slots[slot];
         if counter.count == 0 {
-            if self.len == ROOM {
+            if self.len == CAPACITY {
                 return None;
             }
             self.len += 1;
@@ -40,37 +40,37 @@ impl Counters {
         Some(counter.count)
     }
 
-    /// How often this was counted.
+    /// The count of this hash; 0 if it is not in the table.
     pub(super) fn get(&self, hash: u64) -> u64 {
-        if self.places.is_empty() { 0 } else { self.places[place(&self.places, hash)].count }
+        if self.slots.is_empty() { 0 } else { self.slots[slot(&self.slots, hash)].count }
     }
 
-    /// Every count there is.
+    /// All counts.
     pub(super) fn values(&self) -> impl Iterator<Item = u64> {
-        self.places.iter().map(|counter| counter.count).filter(|count| *count > 0)
+        self.slots.iter().map(|counter| counter.count).filter(|count| *count > 0)
     }
 
-    /// Takes so much from every counter, and forgets those that have nothing left.
-    pub(super) fn take(&mut self, from_each: u64) {
-        let before = std::mem::replace(&mut self.places, vec![Counter::default(); PLACES]);
+    /// Subtracts this much from every counter, and removes those that reach 0.
+    pub(super) fn subtract(&mut self, from_each: u64) {
+        let previous = std::mem::replace(&mut self.slots, vec![Counter::default(); SLOTS]);
         self.len = 0;
-        for Counter { hash, count } in before.into_iter().filter(|counter| counter.count > from_each) {
-            let place = place(&self.places, hash);
-            self.places[place] = Counter { hash, count: count - from_each };
+        for Counter { hash, count } in previous.into_iter().filter(|counter| counter.count > from_each) {
+            let slot = slot(&self.slots, hash);
+            self.slots[slot] = Counter { hash, count: count - from_each };
             self.len += 1;
         }
     }
 }
 
-/// Where this hash is counted, or would be.
+/// The slot where this hash is counted, or would be.
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "the lowest bits are as good as any")]
-fn place(places: &[Counter], hash: u64) -> usize {
-    let mut place = hash as usize % PLACES;
-    while places[place].count > 0 && places[place].hash != hash {
-        place = (place + 1) % PLACES;
+#[expect(clippy::cast_possible_truncation, reason = "any bits of the hash will do")]
+fn slot(slots: &[Counter], hash: u64) -> usize {
+    let mut slot = hash as usize % SLOTS;
+    while slots[slot].count > 0 && slots[slot].hash != hash {
+        slot = (slot + 1) % SLOTS;
     }
-    place
+    slot
 }
 
 #[cfg(test)]
@@ -78,32 +78,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_that_want_the_same_place_are_counted_apart() {
+    fn colliding_hashes_are_counted_separately() {
         let mut counters = Counters::default();
-        let hashes = (0..ROOM as u64).map(|number| number << 32 | 7);
-        for turn in 1..=3 {
+        let hashes = (0..CAPACITY as u64).map(|number| number << 32 | 7);
+        for round in 1..=3 {
             for hash in hashes.clone() {
-                assert_eq!(counters.add(hash), Some(turn));
+                assert_eq!(counters.add(hash), Some(round));
             }
         }
-        assert_eq!(counters.add(1), None, "there is no room");
+        assert_eq!(counters.add(1), None, "the table is full");
         assert_eq!((counters.get(7), counters.get(1)), (3, 0));
-        assert_eq!(counters.values().collect::<Vec<_>>(), [3; ROOM]);
+        assert_eq!(counters.values().collect::<Vec<_>>(), [3; CAPACITY]);
     }
 
     #[test]
-    fn what_is_left_is_found_again_and_the_rest_makes_room() {
+    fn subtract_keeps_large_counts_and_frees_the_rest() {
         let mut counters = Counters::default();
-        for hash in 0..ROOM as u64 {
-            let wants_the_end = PLACES as u64 - 1 + hash * PLACES as u64;
-            (0..=hash % 4).for_each(|_| assert!(counters.add(wants_the_end).is_some()));
+        for hash in 0..CAPACITY as u64 {
+            let in_last_slot = SLOTS as u64 - 1 + hash * SLOTS as u64;
+            (0..=hash % 4).for_each(|_| assert!(counters.add(in_last_slot).is_some()));
         }
-        counters.take(2);
-        for hash in 0..ROOM as u64 {
-            let wants_the_end = PLACES as u64 - 1 + hash * PLACES as u64;
-            assert_eq!(counters.get(wants_the_end), (hash % 4).saturating_sub(1), "{hash}");
+        counters.subtract(2);
+        for hash in 0..CAPACITY as u64 {
+            let in_last_slot = SLOTS as u64 - 1 + hash * SLOTS as u64;
+            assert_eq!(counters.get(in_last_slot), (hash % 4).saturating_sub(1), "{hash}");
         }
-        assert_eq!(counters.values().count(), ROOM / 2);
+        assert_eq!(counters.values().count(), CAPACITY / 2);
         assert_eq!(counters.add(0), Some(1));
         assert_eq!(Counters::default().get(0), 0);
     }

@@ -1,83 +1,83 @@
-//! Counts the most frequent of any number of things in bounded room.
+//! Counts the most frequent of any number of items in bounded memory.
 //!
-//! The summary of Misra and Gries: a table of counters, and when it is full, the median of them is taken from
-//! all and what has nothing left is dropped. So a count is never too high, and too low by at most what was
-//! taken, which is known: [`Sketch::slack`]. Each time at least half of the table loses that much, so of `n`
-//! things it stays below `n / (ROOM / 2)`.
+//! This is the Misra-Gries summary: a table of counters. When it is full, the median count is subtracted from all
+//! counters, and those that reach 0 are dropped. So a count is never too high, and too low by at most the sum that was
+//! subtracted: [`Sketch::max_error`]. Each time at least half of the counters lose that much, so for `n` items the error
+//! stays below `n / (CAPACITY / 2)`.
 //!
-//! Where there are too many things, most come once and are dropped: from then on a thing is written down when it
-//! comes a second time.
+//! With too many distinct items, most occur once and are dropped. So after the first drop, the bytes of an item are
+//! stored only when it occurs a second time.
 
 use super::by_hash::ByHash;
-use super::counters::{Counters, ROOM};
+use super::counters::{CAPACITY, Counters};
 
-/// Counters of byte strings, which come with a hash that nobody can foresee.
+/// Counters of byte strings, identified by a hash that clients cannot predict.
 #[derive(Debug, Default)]
 pub struct Sketch {
     counts: Counters,
-    /// What is counted: everything that has come twice.
-    things: ByHash<Vec<u8>>,
-    /// What was taken from all counts.
-    taken: u64,
-    /// Room of things that were dropped, for those to come.
+    /// The bytes of the counted items; after the first drop, only of items that occurred twice.
+    items: ByHash<Vec<u8>>,
+    /// The sum that was subtracted from all counts.
+    subtracted: u64,
+    /// Buffers of dropped items, for reuse.
     spare: Vec<Vec<u8>>,
 }
 
 impl Sketch {
-    /// Counts one; `write` is asked for it if it is not known.
+    /// Counts an item; `write` is called for its bytes if they are not stored yet.
     #[inline]
     pub fn add(&mut self, hash: u64, write: impl FnOnce(&mut Vec<u8>)) {
-        let count = self.counts.add(hash).unwrap_or_else(|| self.begin(hash));
-        if count == 2 || count == 1 && self.taken == 0 {
+        let count = self.counts.add(hash).unwrap_or_else(|| self.add_when_full(hash));
+        if count == 2 || count == 1 && self.subtracted == 0 {
             self.keep(hash, write);
         }
     }
 
     #[cold]
-    fn begin(&mut self, hash: u64) -> u64 {
+    fn add_when_full(&mut self, hash: u64) -> u64 {
         self.purge();
         self.counts.add(hash).expect("half of the counters were dropped")
     }
 
     fn keep(&mut self, hash: u64, write: impl FnOnce(&mut Vec<u8>)) {
         let spare = &mut self.spare;
-        self.things.entry(hash).or_insert_with(|| {
-            let mut thing = spare.pop().unwrap_or_default();
-            thing.clear();
-            write(&mut thing);
-            thing
+        self.items.entry(hash).or_insert_with(|| {
+            let mut item = spare.pop().unwrap_or_default();
+            item.clear();
+            write(&mut item);
+            item
         });
     }
 
-    /// What was counted: each at least so often, and at most [`Sketch::slack`] more.
+    /// The items with the lower bound of each count; the upper bound is [`Sketch::max_error`] more.
     pub fn counts(&self) -> impl Iterator<Item = (&[u8], u64)> {
-        self.things.iter().map(|(hash, thing)| (thing.as_slice(), self.counts.get(*hash)))
+        self.items.iter().map(|(hash, item)| (item.as_slice(), self.counts.get(*hash)))
     }
 
-    /// How much any count may be too low; what is not listed counts as 0.
-    pub fn slack(&self) -> u64 {
-        // What came once may not be written down.
-        self.taken + u64::from(self.taken > 0)
+    /// How much any count may be too low; items that are not listed count as 0.
+    pub fn max_error(&self) -> u64 {
+        // An item that occurred once may not be stored.
+        self.subtracted + u64::from(self.subtracted > 0)
     }
 
     fn purge(&mut self) {
         let median = self.median();
-        self.taken += median;
-        self.counts.take(median);
+        self.subtracted += median;
+        self.counts.subtract(median);
         let counts = &self.counts;
-        let dropped = self.things.extract_if(|hash, _| counts.get(*hash) == 0);
-        self.spare.extend(dropped.map(|(_, thing)| thing));
+        let dropped = self.items.extract_if(|hash, _| counts.get(*hash) == 0);
+        self.spare.extend(dropped.map(|(_, item)| item));
     }
 
-    /// The count in the middle.
+    /// The median of all counts.
     fn median(&self) -> u64 {
-        // Of many things most have come once, and nothing has to be put in order to know that.
+        // With many items most counts are 1; this finds out without sorting.
         let once = self.counts.values().filter(|count| *count == 1).count();
-        if once > ROOM / 2 {
+        if once > CAPACITY / 2 {
             return 1;
         }
         let mut all: Vec<u64> = self.counts.values().collect();
-        *all.select_nth_unstable(ROOM / 2).1
+        *all.select_nth_unstable(CAPACITY / 2).1
     }
 }
 
@@ -88,61 +88,65 @@ mod tests {
 
     use super::*;
 
-    /// Numbers of which the smallest come most often: `n` about `total / n^2` times, in a fixed disorder.
+    /// Numbers of which the smallest are the most frequent: `n` about `total / n^2` times, in a fixed shuffled order.
     fn stream(total: u64) -> impl Iterator<Item = u64> {
-        (0..total).map(|turn| {
+        (0..total).map(|index| {
             let random =
-                turn.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31).wrapping_mul(0xd6e8_feb8_6659_fd93);
+                index.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31).wrapping_mul(0xd6e8_feb8_6659_fd93);
             1_000_000 / (1 + random % 1_000_000)
         })
     }
 
     #[test]
-    fn a_count_is_never_too_high_and_too_low_by_no_more_than_it_says() {
+    fn counts_are_low_by_at_most_the_error() {
         let (mut sketch, mut exact) = (Sketch::default(), HashMap::<u64, u64>::new());
         let hasher = RandomState::new();
-        // A heavy head, and a long tail of things that come once.
-        let things = stream(200_000).chain(1_000_000..1_100_000).chain(stream(200_000));
+        // A few frequent items, and a long tail of items that occur once.
+        let items = stream(200_000).chain(1_000_000..1_100_000).chain(stream(200_000));
         let mut total = 0;
-        for thing in things {
-            sketch.add(hasher.hash_one(thing), |own| own.extend_from_slice(&thing.to_le_bytes()));
-            *exact.entry(thing).or_default() += 1;
+        for item in items {
+            sketch.add(hasher.hash_one(item), |bytes| bytes.extend_from_slice(&item.to_le_bytes()));
+            *exact.entry(item).or_default() += 1;
             total += 1;
         }
         let found: HashMap<&[u8], u64> = sketch.counts().collect();
-        assert!(found.len() <= ROOM && exact.len() > 50_000);
-        assert!(sketch.slack() > 0 && sketch.slack() <= total / (ROOM as u64 / 2), "{}", sketch.slack());
-        for (thing, exact) in &exact {
-            let low = found.get(thing.to_le_bytes().as_slice()).copied().unwrap_or(0);
+        assert!(found.len() <= CAPACITY && exact.len() > 50_000);
+        assert!(
+            sketch.max_error() > 0 && sketch.max_error() <= total / (CAPACITY as u64 / 2),
+            "{}",
+            sketch.max_error()
+        );
+        for (item, exact) in &exact {
+            let low = found.get(item.to_le_bytes().as_slice()).copied().unwrap_or(0);
             assert!(
-                low <= *exact && *exact <= low + sketch.slack(),
-                "{thing}: {low} {exact} {}",
-                sketch.slack()
+                low <= *exact && *exact <= low + sketch.max_error(),
+                "{item}: {low} {exact} {}",
+                sketch.max_error()
             );
         }
     }
 
-    /// It came once before the table was full and once after, and is not written down: nobody may say it came less
-    /// often than twice.
+    /// The item occurs once before the table is full and once after, so it is not stored; the error must still cover
+    /// both occurrences.
     #[test]
-    fn what_came_once_since_others_were_dropped_is_within_the_slack() {
+    fn unstored_item_is_within_the_error() {
         let mut sketch = Sketch::default();
-        for hash in (0..=ROOM as u64).chain([0]) {
-            sketch.add(hash, |own| own.extend_from_slice(&hash.to_le_bytes()));
+        for hash in (0..=CAPACITY as u64).chain([0]) {
+            sketch.add(hash, |bytes| bytes.extend_from_slice(&hash.to_le_bytes()));
         }
-        assert_eq!((sketch.counts().count(), sketch.slack()), (0, 2));
-        sketch.add(0, |own| own.extend_from_slice(b"zero"));
+        assert_eq!((sketch.counts().count(), sketch.max_error()), (0, 2));
+        sketch.add(0, |bytes| bytes.extend_from_slice(b"zero"));
         assert_eq!(sketch.counts().collect::<Vec<_>>(), [(&b"zero"[..], 2)]);
     }
 
     #[test]
-    fn what_fits_is_counted_exactly() {
+    fn counts_are_exact_until_the_table_is_full() {
         let (mut sketch, hasher) = (Sketch::default(), RandomState::new());
-        for turn in 0..10 * ROOM {
-            let thing = (turn % ROOM).to_le_bytes();
-            sketch.add(hasher.hash_one(turn % ROOM), |own| own.extend_from_slice(&thing));
+        for index in 0..10 * CAPACITY {
+            let item = (index % CAPACITY).to_le_bytes();
+            sketch.add(hasher.hash_one(index % CAPACITY), |bytes| bytes.extend_from_slice(&item));
         }
-        assert_eq!(sketch.slack(), 0);
+        assert_eq!(sketch.max_error(), 0);
         assert!(sketch.counts().all(|(_, count)| count == 10));
     }
 }

@@ -1,20 +1,20 @@
-//! Keys that do not get through: refused at least once in each of the last five minutes.
+//! Detects starved keys: those refused at least once in each of the last five minutes.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use super::by_hash::ByHash;
 
-/// How many minutes in a row make a key a starved one.
+/// A key is starved after refusals in this many consecutive minutes.
 const MINUTES: u32 = 5;
-/// How many keys are watched at a time; more than that are not.
-const ROOM: usize = 8_192;
+/// The maximum number of keys that are tracked at a time; further ones are ignored.
+const MAX_KEYS: usize = 8_192;
 
-/// When each key was refused, by the minute.
+/// The minutes in which each key was refused, as seen by one thread.
 #[derive(Debug, Default)]
 pub struct Refusals {
     keys: ByHash<Refused>,
-    /// The minute in which there was last a look for keys that can be forgotten.
+    /// The minute of the last sweep of keys that can be forgotten.
     swept: u64,
 }
 
@@ -23,19 +23,19 @@ struct Refused {
     limit: Box<str>,
     /// The last minute with a refusal.
     last: u64,
-    /// Bit `n` says whether there was one `n` minutes before that.
+    /// Bit `n` is set if there was a refusal `n` minutes before `last`.
     minutes: u8,
 }
 
 impl Refusals {
-    /// A key, by its hash, was refused in this minute.
+    /// Records that a key, given by its hash, was refused in this minute.
     pub fn add(&mut self, limit: &str, key: u64, minute: u64) {
-        if self.keys.len() >= ROOM && self.swept != minute {
+        if self.keys.len() >= MAX_KEYS && self.swept != minute {
             self.swept = minute;
-            // Who was not refused a minute ago has to begin anew.
+            // A key without a refusal in the previous minute has to start over, so it can be dropped.
             self.keys.retain(|_, refused| refused.last + 1 >= minute);
         }
-        let full = self.keys.len() >= ROOM;
+        let full = self.keys.len() >= MAX_KEYS;
         match self.keys.entry(key) {
             Entry::Occupied(mut entry) => {
                 let refused = entry.get_mut();
@@ -52,7 +52,7 @@ impl Refusals {
     }
 }
 
-/// What several threads saw, put together in one minute.
+/// The merged refusals of several threads, as of one minute.
 #[derive(Debug)]
 pub struct Starved {
     minute: u64,
@@ -60,18 +60,18 @@ pub struct Starved {
 }
 
 impl Starved {
-    /// Nothing seen yet.
+    /// Starts without refusals.
     pub fn new(minute: u64) -> Starved {
         Starved { minute, keys: ByHash::default() }
     }
 
-    /// Adds what one thread saw.
+    /// Adds the refusals of one thread.
     pub fn add(&mut self, seen: &Refusals) {
         for (key, refused) in &seen.keys {
-            // Bit 0 is this minute, which is not over.
+            // Bit 0 is the current minute, which is not over.
             let since = u32::try_from(self.minute.saturating_sub(refused.last)).unwrap_or(u32::MAX);
             let minutes = u32::from(refused.minutes).checked_shl(since).unwrap_or(0);
-            if minutes & WHOLE != 0 {
+            if minutes & COMPLETE != 0 {
                 self.keys.entry(*key).or_insert_with(|| (refused.limit.clone(), 0)).1 |= minutes;
             }
         }
@@ -80,15 +80,15 @@ impl Starved {
     /// How many keys of each limit are starved.
     pub fn count(self) -> HashMap<Box<str>, u64> {
         let mut starved: HashMap<Box<str>, u64> = HashMap::new();
-        for (limit, _) in self.keys.into_values().filter(|(_, minutes)| minutes & WHOLE == WHOLE) {
+        for (limit, _) in self.keys.into_values().filter(|(_, minutes)| minutes & COMPLETE == COMPLETE) {
             *starved.entry(limit).or_default() += 1;
         }
         starved
     }
 }
 
-/// The minutes that are over.
-const WHOLE: u32 = ((1 << MINUTES) - 1) << 1;
+/// The bits of the last [`MINUTES`] complete minutes.
+const COMPLETE: u32 = ((1 << MINUTES) - 1) << 1;
 
 #[cfg(test)]
 mod tests {
@@ -101,16 +101,16 @@ mod tests {
     }
 
     #[test]
-    fn five_whole_minutes_in_a_row_and_not_one_less() {
+    fn key_is_starved_after_five_complete_minutes() {
         let mut refusals = Refusals::default();
         for minute in 100..105 {
             assert_eq!(starved(&[&refusals], minute), 0, "{minute}");
             refusals.add("limit", 7, minute);
             refusals.add("limit", 7, minute);
         }
-        assert_eq!(starved(&[&refusals], 104), 0, "the fifth is not over");
+        assert_eq!(starved(&[&refusals], 104), 0, "the fifth minute is not over");
         assert_eq!(starved(&[&refusals], 105), 1);
-        assert_eq!(starved(&[&refusals], 106), 0, "a minute without");
+        assert_eq!(starved(&[&refusals], 106), 0, "no refusal in the last minute");
         refusals.add("limit", 7, 106);
         for minute in 107..111 {
             assert_eq!(starved(&[&refusals], minute), 0, "{minute}");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_threads_saw_apart_counts_together_and_once() {
+    fn refusals_of_all_threads_are_merged() {
         let (mut one, mut other) = (Refusals::default(), Refusals::default());
         for minute in 100..105 {
             let half = if minute % 2 == 0 { &mut one } else { &mut other };
@@ -133,18 +133,19 @@ mod tests {
         );
     }
 
+    /// Keys that were tracked before the flood stay tracked.
     #[test]
-    fn a_flood_of_keys_is_bounded_and_leaves_those_watched_before_it() {
+    fn flood_of_keys_is_bounded() {
         let mut refusals = Refusals::default();
         for minute in 100..106 {
             refusals.add("limit", 7, minute);
             for number in 0..20_000 {
                 refusals.add("limit", 1_000 + minute * 100_000 + number, minute);
             }
-            assert!(refusals.keys.len() <= ROOM);
+            assert!(refusals.keys.len() <= MAX_KEYS);
         }
         assert_eq!(starved(&[&refusals], 106), 1);
         refusals.add("limit", 1, 200);
-        assert_eq!(refusals.keys.len(), 1, "what has gone quiet makes room");
+        assert_eq!(refusals.keys.len(), 1, "keys without recent refusals are dropped");
     }
 }

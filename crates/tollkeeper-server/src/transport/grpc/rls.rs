@@ -23,7 +23,7 @@ use super::proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit
 use super::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use crate::service::Service;
 use crate::telemetry::metrics::{Ended, RouteLabel};
-use crate::telemetry::trace::{Parent, Told};
+use crate::telemetry::trace::{Parent, SpanOutcome};
 use crate::transport::response_headers::Headers;
 
 /// The rate limit service.
@@ -274,9 +274,9 @@ impl Decided {
 }
 
 /// The attributes of the span, from the most informative decision first.
-fn told(telling: [&Decided; 2], given: &Decided) -> Told {
-    let decided = telling.into_iter().filter_map(|decided| decided.decision.as_ref()).map(Told::of);
-    let all = decided.chain(given.decision.as_ref().map(Told::of_given)).reduce(Told::and);
+fn told(telling: [&Decided; 2], given: &Decided) -> SpanOutcome {
+    let decided = telling.into_iter().filter_map(|decided| decided.decision.as_ref()).map(SpanOutcome::of);
+    let all = decided.chain(given.decision.as_ref().map(SpanOutcome::of_given)).reduce(SpanOutcome::and);
     all.expect("a call has at least one descriptor")
 }
 

@@ -176,10 +176,10 @@ async fn serve_checks(
 ) -> io::Result<FastPathEnd> {
     let mut responses = Vec::new();
     let mut body_deadline = None;
-    let host_is_known = |host: &[u8]| !via.loopback || service.doors.knows_host(host);
+    let host_is_known = |host: &[u8]| !via.loopback || service.access.knows_host(host);
     loop {
         // The fast path reads no tokens.
-        if service.doors.data_is_closed() {
+        if service.access.data_is_closed() {
             return Ok(FastPathEnd::OtherRequest);
         }
         let mut consumed = 0;
@@ -448,7 +448,7 @@ pub(crate) mod tests {
     #[tokio::test(start_paused = true)]
     async fn event_stream_stays_open_while_the_client_reads() {
         let (service, (_stop, stopped)) = (service(), watch::channel(()));
-        tokio::spawn(events::tell(Arc::clone(&service)));
+        tokio::spawn(events::send_every_second(Arc::clone(&service)));
         let (mut ours, theirs) = tokio::io::duplex(1 << 10);
         tokio::spawn(serve(theirs, VIA, service, Seat::alone(stopped)));
         ours.write_all(b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();

@@ -103,7 +103,7 @@ pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, redactor: &Redact
     out.raw("{\"since\":");
     out.number(top.since);
     out.raw(",\"busiest\":");
-    counts(out, &top.asked);
+    counts(out, &top.busiest);
     out.raw(",\"refused\":");
     counts(out, &top.refused);
     out.raw("}");

@@ -3,7 +3,7 @@
 use hyper::Method;
 
 use super::error::{ApiError, Code};
-use crate::control::access::Door;
+use crate::control::access::Permission;
 
 /// What a route leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,41 +41,41 @@ pub struct Route {
     pub path: &'static str,
     /// Its method.
     pub method: Method,
-    /// The endpoint it leads to.
+    /// What it is.
     pub endpoint: Endpoint,
-    /// The access that a caller needs.
-    pub door: Door,
+    /// Who may.
+    pub permission: Permission,
 }
 
-const fn route(method: Method, path: &'static str, endpoint: Endpoint, door: Door) -> Route {
-    Route { path, method, endpoint, door }
+const fn route(method: Method, path: &'static str, endpoint: Endpoint, permission: Permission) -> Route {
+    Route { path, method, call, permission }
 }
 
 /// Every route. They are searched in this order, so the most frequent one comes first.
 pub static ROUTES: [Route; 23] = [
-    route(Method::POST, "/v1/check", Endpoint::Check, Door::Data),
-    route(Method::GET, "/v1/auth", Endpoint::Auth, Door::Gateway),
-    route(Method::GET, "/v1/auth/nginx", Endpoint::AuthNginx, Door::Gateway),
-    route(Method::POST, "/v1/check/batch", Endpoint::Batch, Door::Data),
-    route(Method::POST, "/v1/peek", Endpoint::Peek, Door::Data),
-    route(Method::POST, "/v1/reserve", Endpoint::Reserve, Door::Data),
-    route(Method::POST, "/v1/settle", Endpoint::Settle, Door::Data),
-    route(Method::POST, "/v1/refund", Endpoint::Refund, Door::Data),
-    route(Method::POST, "/v1/acquire", Endpoint::Acquire, Door::Data),
-    route(Method::POST, "/v1/release", Endpoint::Release, Door::Data),
-    route(Method::POST, "/v1/renew", Endpoint::Renew, Door::Data),
-    route(Method::GET, "/v1/usage", Endpoint::Usage, Door::Usage),
-    route(Method::GET, "/v1/limits", Endpoint::Limits, Door::Data),
-    route(Method::PUT, "/v1/limits", Endpoint::PutLimits, Door::Admin),
-    route(Method::DELETE, "/v1/limits", Endpoint::DeleteLimits, Door::Admin),
-    route(Method::DELETE, "/v1/state", Endpoint::Forget, Door::Admin),
-    route(Method::GET, "/v1/top", Endpoint::Top, Door::Eyes),
-    route(Method::GET, "/v1/events", Endpoint::Events, Door::Eyes),
-    route(Method::GET, "/healthz", Endpoint::Health, Door::Open),
-    route(Method::GET, "/readyz", Endpoint::Ready, Door::Open),
-    route(Method::GET, "/metrics", Endpoint::Metrics, Door::Data),
-    route(Method::GET, "/openapi.json", Endpoint::OpenApi, Door::Open),
-    route(Method::GET, "/", Endpoint::Index, Door::Eyes),
+    route(Method::POST, "/v1/check", Endpoint::Check, Permission::Data),
+    route(Method::GET, "/v1/auth", Endpoint::Auth, Permission::Gateway),
+    route(Method::GET, "/v1/auth/nginx", Endpoint::AuthNginx, Permission::Gateway),
+    route(Method::POST, "/v1/check/batch", Endpoint::Batch, Permission::Data),
+    route(Method::POST, "/v1/peek", Endpoint::Peek, Permission::Data),
+    route(Method::POST, "/v1/reserve", Endpoint::Reserve, Permission::Data),
+    route(Method::POST, "/v1/settle", Endpoint::Settle, Permission::Data),
+    route(Method::POST, "/v1/refund", Endpoint::Refund, Permission::Data),
+    route(Method::POST, "/v1/acquire", Endpoint::Acquire, Permission::Data),
+    route(Method::POST, "/v1/release", Endpoint::Release, Permission::Data),
+    route(Method::POST, "/v1/renew", Endpoint::Renew, Permission::Data),
+    route(Method::GET, "/v1/usage", Endpoint::Usage, Permission::Usage),
+    route(Method::GET, "/v1/limits", Endpoint::Limits, Permission::Data),
+    route(Method::PUT, "/v1/limits", Endpoint::PutLimits, Permission::Admin),
+    route(Method::DELETE, "/v1/limits", Endpoint::DeleteLimits, Permission::Admin),
+    route(Method::DELETE, "/v1/state", Endpoint::Forget, Permission::Admin),
+    route(Method::GET, "/v1/top", Endpoint::Top, Permission::Eyes),
+    route(Method::GET, "/v1/events", Endpoint::Events, Permission::Eyes),
+    route(Method::GET, "/healthz", Endpoint::Health, Permission::Open),
+    route(Method::GET, "/readyz", Endpoint::Ready, Permission::Open),
+    route(Method::GET, "/metrics", Endpoint::Metrics, Permission::Data),
+    route(Method::GET, "/openapi.json", Endpoint::OpenApi, Permission::Open),
+    route(Method::GET, "/", Endpoint::Index, Permission::Eyes),
 ];
 
 impl Route {

@@ -27,7 +27,7 @@ use super::{Resp, check};
 use crate::service::Service;
 use crate::telemetry::metrics::{Ended, Endings, RouteLabel};
 use crate::telemetry::refusal_log::Refusal;
-use crate::telemetry::trace::Told;
+use crate::telemetry::trace::SpanOutcome;
 use crate::transport::connection_budget::{self, Seat, Transport};
 use crate::transport::http::error::ApiError;
 use crate::transport::listener::{Protocol, Stream};
@@ -329,7 +329,7 @@ impl<'r> Talk<'r> {
         check::write(&mut self.replies, &service.limiter, &service.redactor, decision);
         if let Some(traces) = self.resp.service.traces() {
             let name = if verb.charges() { "TK.CHECK" } else { "TK.PEEK" };
-            traces.sample(name, self.began, || Told::of(decision));
+            traces.sample(name, self.began, || SpanOutcome::of(decision));
         }
         if verb.charges() {
             self.resp.service.log_refusal("resp", route, decision);
@@ -343,7 +343,7 @@ impl<'r> Talk<'r> {
         dialect.write(&mut self.replies, &passage.outcome());
         if let Some(traces) = self.resp.service.traces() {
             let name = dialect.name_space();
-            traces.sample(name, self.began, || Told::of_one(name, passage));
+            traces.sample(name, self.began, || SpanOutcome::of_one(name, passage));
         }
         if quantity > 0 {
             if let (false, Some(key)) = (passage.allowed, &key) {

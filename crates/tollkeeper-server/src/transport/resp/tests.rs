@@ -428,7 +428,7 @@ async fn tk_check_charges_and_refuses_invalid_calls() {
 async fn unauthenticated_clients_can_only_authenticate() {
     let world = world();
     let token = TokenDigest(sha256(b"secret"));
-    world.resp.service.doors.change(Tokens { data: vec![token], ..Tokens::default() });
+    world.resp.service.access.change(Tokens { data: vec![token], ..Tokens::default() });
     let no = "-NOAUTH Authentication required.\r\n";
     let wrong = "-WRONGPASS invalid username-password pair or user is disabled.\r\n";
     for (lines, expected) in [
