@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_needs_nothing() {
+    fn empty_history_needs_nothing() {
         for contract in [BUCKET, DEPARTURES, FIXED, SLIDING, ANY] {
             check(contract, &[], 0);
         }
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_needs_the_burst_and_the_rate_is_free() {
+    fn bucket_counts_only_what_exceeds_the_rate() {
         check(BUCKET, &[at(5, 20)], 20);
         check(BUCKET, &[at(5, 19), at(5, 1)], 20);
         check(BUCKET, &[at(0, 20), steady(100, 999)], 20);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_forgives_one_tick_and_no_more() {
+    fn bucket_tolerates_exactly_one_tick() {
         check(BUCKET, &[at(0, 20), at(99, 1)], 20);
         check(BUCKET, &[at(0, 20), at(98, 1)], 21);
         check(COARSE_BUCKET, &[at(0, 20), at(90, 1)], 20);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_refills_in_silence() {
+    fn bucket_refills_while_idle() {
         check(BUCKET, &[at(0, 20), at(2_000, 20)], 20);
         check(BUCKET, &[at(0, 20), at(2_000, 21)], 21);
         check(BUCKET, &[at(0, 20), at(1_000, 10)], 20);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_finds_a_break_in_the_middle() {
+    fn bucket_detects_a_violation_in_the_middle() {
         let busy = [at(0, 3), steady(0, 10_000)].concat();
         check(BUCKET, std::slice::from_ref(&busy), 4);
         check(BUCKET, &[busy, at(500_050, 1)], 5);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn departures_leave_one_by_one() {
+    fn departures_are_spaced_one_by_one() {
         check(DEPARTURES, &[at(0, 20)], 0);
         check(DEPARTURES, &[at(0, 1), at(99, 1)], 0);
         check(DEPARTURES, &[at(0, 1), at(98, 1)], 1);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn departures_wait_for_the_cost_before_them() {
+    fn departures_wait_for_the_preceding_cost() {
         check(DEPARTURES, &[at(0, 5), at(500, 7), at(1_200, 1)], 0);
         check(DEPARTURES, &[at(0, 5), at(400, 7), at(1_200, 1)], 1);
         check(DEPARTURES, &[at(0, 5), at(500, 7), at(1_100, 1)], 1);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn departures_at_one_instant_end_with_the_dearest() {
+    fn departures_at_one_instant_end_with_the_costliest() {
         check(DEPARTURES, &[at(0, 9), at(0, 1)], 1);
         check(DEPARTURES, &[at(0, 9), at(0, 1), at(0, 2)], 3);
         check(DEPARTURES, &[at(0, 1), at(100, 9), at(100, 1)], 1);
@@ -343,13 +343,13 @@ mod tests {
     }
 
     #[test]
-    fn fixed_window_finds_a_break_in_the_middle() {
+    fn fixed_window_detects_a_violation_in_the_middle() {
         check(FIXED, &[steady(0, 10_000)], 10);
         check(FIXED, &[steady(0, 10_000), at(500_050, 1)], 11);
     }
 
     #[test]
-    fn sliding_window_lets_the_previous_fade() {
+    fn sliding_window_weighs_the_previous_window() {
         // A quarter into the next window 10 weigh 7.5, so that 2 fit.
         check(SLIDING, &[at(999, 10), at(1_250, 2)], 10);
         check(SLIDING, &[at(999, 10), at(1_250, 3)], 11);
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn sliding_window_finds_a_break_in_the_middle() {
+    fn sliding_window_detects_a_violation_in_the_middle() {
         // At the start of a window the ten of the one before weigh in full.
         check(SLIDING, &[steady(0, 10_000)], 11);
         check(SLIDING, &[steady(0, 10_000), at(500_050, 1)], 12);
@@ -397,13 +397,13 @@ mod tests {
     }
 
     #[test]
-    fn any_period_finds_a_break_in_the_middle() {
+    fn any_period_detects_a_violation_in_the_middle() {
         check(ANY, &[steady(0, 10_000)], 10);
         check(ANY, &[steady(0, 10_000), at(500_050, 1)], 11);
     }
 
     #[test]
-    fn concurrency_counts_who_is_there() {
+    fn concurrency_counts_simultaneous_holders() {
         fn check(holds: &[(u64, u64)], needed: u128) {
             let hold = |&(from, until): &(u64, u64)| Hold { from, until };
             let forwards: Vec<_> = holds.iter().map(hold).collect();
@@ -466,7 +466,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "must be below 2^62")]
-    fn a_total_too_large_is_refused() {
+    fn too_large_total_is_rejected() {
         check(ANY, &[at(0, BOUND - 1), at(9_999, 1)], 0);
     }
 

@@ -351,7 +351,7 @@ mod tests {
     use super::message;
 
     #[test]
-    fn a_message_ends_where_it_ends() {
+    fn message_length_is_found() {
         for (bytes, expected) in [
             ("+OK\r\n+PONG\r\n", Some(5)),
             ("$-1\r\n", Some(5)),

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_its_blocks_with_their_places() {
+    fn page_parses_into_blocks_with_locations() {
         let page = Page::parse(
             "page.md",
             "# Title\n\n```sh\necho\n```\n\n- item:\n\n  ```yaml\n  a:\n    b\n  ```\n",
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_info_string_decides() {
+    fn info_string_selects_the_block_kind() {
         assert_eq!(kinds("```sh exit=1\n```\n"), [Kind::Run(1)]);
         assert_eq!(kinds("```sh setup\n```\n```rust\n```\n"), [Kind::Setup, Kind::Program]);
         for unknown in ["bash", "", "sh exit=0", "sh exit=x", "yml"] {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_run_is_said_to_be_so_beside_it() {
+    fn block_not_run_must_be_marked_in_the_text() {
         let unsaid =
             "page.md:1 (block 1): nothing beside this block tells the reader that it is \"checked, not run\"";
         assert_eq!(mistake("```sh checked-not-run\n```\n"), unsaid);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_before_names_the_file() {
+    fn line_before_a_block_names_its_file() {
         let named = |line: &str| {
             Page::parse("page.md", &format!("{line}\n\n```yaml\n```\n")).unwrap().blocks[0].file.clone()
         };
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn shown_is_what_follows_a_block_that_runs() {
+    fn block_after_a_run_block_is_its_expected_output() {
         let page = Page::parse(
             "page.md",
             "```sh\n```\n```text\na\n```\n```text\nb\n```\n```sh setup\n```\n```text\n```\n",
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ellipsis_stands_for_anything() {
+    fn ellipsis_matches_anything() {
         assert!(as_shown("a\nb\n", "a\nb"));
         assert!(as_shown("a  \n", "a\n\n"));
         assert!(as_shown("port …\n", "port 8080\n") && as_shown("a…c…e", "abcde") && as_shown("a…", "a"));

@@ -158,7 +158,7 @@ fn builder_opens_redis_without_a_runtime() {
 
 /// The server hangs: the failure policy answers, and whatever no policy answers says so.
 #[test]
-fn stopped_redis_is_answered_for_everywhere() {
+fn failure_policy_answers_for_a_stopped_redis_everywhere() {
     let server = Server::start();
     for opened in OPENED {
         let Ok(StoreUrl::Redis(url)) = server.url().parse() else { panic!("a URL") };

@@ -28,7 +28,7 @@ fn tree(manifest: &Path, arguments: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn an_embedder_takes_on_fewer_than_ten_crates() {
+fn library_needs_fewer_than_ten_crates() {
     let crates = crates("tollkeeper", "");
     println!("{} crates: {}", crates.len(), crates.iter().cloned().collect::<Vec<_>>().join(", "));
     assert!(crates.iter().any(|name| name.starts_with("tollkeeper-core ")), "{crates:?}");
@@ -36,7 +36,7 @@ fn an_embedder_takes_on_fewer_than_ten_crates() {
 }
 
 #[test]
-fn an_embedder_with_the_tower_layer_takes_on_fifteen_crates_at_most() {
+fn tower_layer_needs_at_most_fifteen_crates() {
     let crates = crates("tollkeeper-tower", "");
     println!("{} crates: {}", crates.len(), crates.iter().cloned().collect::<Vec<_>>().join(", "));
     assert!(crates.iter().any(|name| name.starts_with("tower-service ")), "{crates:?}");
@@ -45,7 +45,7 @@ fn an_embedder_with_the_tower_layer_takes_on_fifteen_crates_at_most() {
 
 /// A clone inside of a project that is a workspace, with what the README says to add.
 #[test]
-fn a_path_dependency_works_inside_another_workspace() {
+fn path_dependency_works_inside_another_workspace() {
     let readme = fs::read_to_string(root().join("README.md")).expect("the README");
     let said = |line: &str| {
         assert!(readme.contains(line), "the README no longer says `{line}`");
@@ -77,13 +77,13 @@ fn a_path_dependency_works_inside_another_workspace() {
 }
 
 #[test]
-fn the_core_depends_on_nothing() {
+fn core_has_no_dependencies() {
     let crates = crates("tollkeeper-core", "");
     assert_eq!(crates.len(), 1, "{crates:?}");
 }
 
 #[test]
-fn a_store_on_redis_takes_on_no_reader_of_config_files() {
+fn redis_feature_needs_no_config_parser() {
     let (with, without) = (crates("tollkeeper", "config"), crates("tollkeeper", "redis"));
     for name in ["granit-parser ", "notify ", "toml "] {
         assert!(with.iter().any(|found| found.starts_with(name)), "{name}reads config files: {with:?}");
@@ -94,7 +94,7 @@ fn a_store_on_redis_takes_on_no_reader_of_config_files() {
 /// The table in `docs/rust.md`: what the layer takes on, beside `tower_governor` in the versions that the benchmarks
 /// compare with.
 #[test]
-fn the_layer_takes_on_as_many_crates_as_its_page_says_and_fewer_than_its_peer() {
+fn tower_layer_crate_counts_match_docs_and_beat_peer() {
     let page = fs::read_to_string(root().join("docs/rust.md")).expect("the page");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tower_governor");
     fs::create_dir_all(folder.join("src")).expect("`target` can be written");

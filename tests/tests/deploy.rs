@@ -195,7 +195,7 @@ fn queries() -> Vec<(String, String)> {
 }
 
 #[test]
-fn every_metric_that_is_named_exists_and_every_panel_shows_something() {
+fn documented_metrics_exist_and_panels_show_data() {
     let folder = Folder::new();
     // The metrics of snapshots exist only where one is saved.
     let snapshot = format!("memory: {{ snapshot: {} }}\n", folder.path().join("state").display());
@@ -278,7 +278,7 @@ fn the_documented_prometheus_config_loads() {
 }
 
 #[test]
-fn each_alert_fires_when_it_should_and_only_then() {
+fn alerts_fire_exactly_when_expected() {
     let rules = root().join("deploy/prometheus");
     run(Command::new("promtool").arg("check").arg("rules").arg(rules.join("alerts.yaml")));
     run(Command::new("promtool").arg("test").arg("rules").arg(rules.join("alerts.test.yaml")));
@@ -295,7 +295,7 @@ fn each_alert_fires_when_it_should_and_only_then() {
 }
 
 #[test]
-fn the_unit_is_valid_and_gives_away_little() {
+fn systemd_unit_is_valid_and_hardened() {
     let folder = Folder::new();
     let unit = read("deploy/systemd/tollkeeper.service");
     let here = unit.replace("/usr/bin/tollkeeper", tollkeeper().to_str().unwrap());
@@ -312,7 +312,7 @@ fn the_unit_is_valid_and_gives_away_little() {
 }
 
 #[test]
-fn the_dockerfile_and_the_manifests_are_valid() {
+fn dockerfile_and_manifests_are_valid() {
     run(python("hadolint").arg("deploy/docker/Dockerfile"));
     let mut validate = python("kubernetes-validate");
     let passed = run(validate.args(["--strict", "deploy/kubernetes/tollkeeper.yaml"]));
@@ -341,7 +341,7 @@ fn the_dockerfile_and_the_manifests_are_valid() {
 }
 
 #[test]
-fn the_image_and_the_manifests_open_every_port_that_the_server_listens_on() {
+fn image_and_manifests_expose_all_listener_ports() {
     // Where it listens when nobody says otherwise.
     let help = run(Command::new(tollkeeper()).args(["serve", "--help"]));
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -390,7 +390,7 @@ fn the_image_and_the_manifests_open_every_port_that_the_server_listens_on() {
 }
 
 #[test]
-fn a_package_holds_the_command_its_unit_and_a_policy_that_is_valid() {
+fn package_holds_binary_unit_and_valid_policy() {
     run(Command::new("tools/dist").arg("--binary").arg(tollkeeper()));
     let version = env!("CARGO_PKG_VERSION");
     let dist = root().join("target/dist");

@@ -26,7 +26,7 @@ const DEADLINE: &str = "120";
 const WITHOUT_WARNINGS: &[&str] = &["docs/where.md"];
 
 #[test]
-fn every_page_does_what_it_shows() {
+fn every_page_runs_as_shown() {
     let mut mistakes = Vec::new();
     for (name, text) in Page::all() {
         match Page::parse(&name, &text) {
@@ -268,7 +268,7 @@ fn mistakes(text: &str) -> String {
 }
 
 #[test]
-fn this_machine_can_give_a_page_its_own_network() {
+fn machine_supports_network_namespaces() {
     let tried = isolated(&["true"]).output();
     let said = match &tried {
         Ok(output) if output.status.success() => return,
@@ -284,7 +284,7 @@ fn this_machine_can_give_a_page_its_own_network() {
 }
 
 #[test]
-fn the_blocks_of_a_page_share_a_shell_a_folder_and_nothing_else() {
+fn blocks_of_a_page_share_a_shell_and_a_folder() {
     let right = "Save this as `a.json`:\n```json\n1\n```\n```sh\nname=alice\ncat a.json\n```\n```text\n1\n```\n\
                  ```sh\necho $name; echo low >&2\n```\n```console\nal…\nlow\n```\n```sh exit=3\nexit 3\n```\n";
     assert_eq!(mistakes(right), "");
@@ -292,7 +292,7 @@ fn the_blocks_of_a_page_share_a_shell_a_folder_and_nothing_else() {
 }
 
 #[test]
-fn a_page_that_does_not_do_what_it_shows_is_named_with_the_line() {
+fn wrong_page_is_reported_with_its_line() {
     for (page, said) in [
         ("```sh\ntrue\n```\n\n```sh\nfalse\n```\n", "page.md:5 (block 2): this failed (exit status: 1)"),
         ("```sh\necho $unset\n```\n", "page.md:1 (block 1): this failed"),
@@ -315,7 +315,7 @@ fn a_page_that_does_not_do_what_it_shows_is_named_with_the_line() {
 }
 
 #[test]
-fn a_server_in_the_foreground_runs_until_the_next_one_or_the_end_of_the_page() {
+fn foreground_server_runs_until_next_or_end_of_page() {
     let page = "```sh\ntollkeeper serve\n```\n```text\nlistening http=127.0.0.1:8080\n…\n```\n\
                 ```sh\ncurl -sf http://127.0.0.1:8080/healthz >/dev/null\n```\n\
                 ```sh\ntollkeeper serve \\\n  --http 127.0.0.1:8080\n```\n\

@@ -21,7 +21,7 @@ const FEW: &str = "limits:
 ";
 
 #[test]
-fn exactly_the_limit_passes_and_the_rest_is_told_so() {
+fn exactly_the_limit_passes_and_headers_are_set() {
     let tollkeeper = Tollkeeper::start(&page("tollkeeper.yaml"), &[]);
     let envoy = Envoy::before(&tollkeeper, |config| config);
     let answers: Vec<Answer> = (0..9).map(|_| envoy.get(&[("x-user", b"alice")])).collect();
@@ -55,7 +55,7 @@ fn exactly_the_limit_passes_and_the_rest_is_told_so() {
 }
 
 #[test]
-fn a_refusal_by_one_descriptor_leaves_the_other_limit_untouched() {
+fn refusal_by_one_descriptor_charges_no_other_limit() {
     let tollkeeper = Tollkeeper::start(FEW, &[]);
     let envoy = Envoy::before(&tollkeeper, |config| config);
     for _ in 0..20 {
@@ -66,7 +66,7 @@ fn a_refusal_by_one_descriptor_leaves_the_other_limit_untouched() {
 }
 
 #[test]
-fn a_hundred_at_once_are_admitted_exactly_to_the_limit() {
+fn concurrent_requests_are_admitted_exactly() {
     let tollkeeper = Tollkeeper::start(&FEW.replace("rate: 3/day", "rate: 37/day"), &[]);
     let envoy = Envoy::before(&tollkeeper, |config| config);
     let passed: usize = thread::scope(|scope| {
@@ -78,7 +78,7 @@ fn a_hundred_at_once_are_admitted_exactly_to_the_limit() {
 }
 
 #[test]
-fn no_bytes_of_a_header_are_a_way_around() {
+fn header_bytes_cannot_bypass_a_limit() {
     let tollkeeper = Tollkeeper::start(FEW, &[]);
     let envoy = Envoy::before(&tollkeeper, |config| config);
     let long = "x".repeat(50_000);
@@ -91,7 +91,7 @@ fn no_bytes_of_a_header_are_a_way_around() {
 }
 
 #[test]
-fn without_tollkeeper_the_failure_mode_of_envoy_decides() {
+fn envoy_failure_mode_applies_without_tollkeeper() {
     for (mode, status) in [("false", 200), ("true", 500)] {
         let tollkeeper = Tollkeeper::start(FEW, &[]);
         let envoy = Envoy::before(&tollkeeper, |config| {
@@ -107,7 +107,7 @@ fn without_tollkeeper_the_failure_mode_of_envoy_decides() {
 }
 
 #[test]
-fn without_redis_the_failure_policy_of_each_limit_answers() {
+fn failure_policy_of_each_limit_applies_without_redis() {
     let mut store = redis::Server::start();
     let limits = FEW.replace("fixed-window }", "fixed-window, on_store_failure: POLICY }");
     // Late answers must be the failure, not those of a machine that has much to do.
@@ -130,7 +130,7 @@ fn without_redis_the_failure_policy_of_each_limit_answers() {
 }
 
 #[test]
-fn costs_are_envoys_and_0_looks_and_what_is_negative_is_given_back() {
+fn hits_addend_charges_peeks_and_refunds() {
     let limits = "limits:\n  - { name: per-user, by: user, rate: 10/day, algorithm: fixed-window }\n";
     let tollkeeper = Tollkeeper::start(limits, &[]);
     // Envoy takes costs where the limits of a route belong to the filter.
@@ -174,7 +174,7 @@ fn costs_are_envoys_and_0_looks_and_what_is_negative_is_given_back() {
 }
 
 #[test]
-fn what_istio_puts_into_envoy_is_accepted() {
+fn istio_patches_are_valid_envoy_config() {
     let istio = page("istio.yaml");
     let patches: Vec<String> = istio.split("value:\n").skip(1).map(dedented).collect();
     let [filter, host] = &patches[..] else { panic!("two patches") };

@@ -74,7 +74,7 @@ fn admitted(server: &Server, url: &str) -> Option<(Vec<u64>, u64)> {
 const ASKED: u64 = (PROCESSES * TASKS * REQUESTS) as u64;
 
 #[tokio::test]
-async fn eight_processes_of_64_tasks_admit_exactly_the_limit_and_charge_all_or_nothing() {
+async fn eight_processes_admit_exactly_the_limit() {
     let (server, url, (admitted, calls)) = (0..5)
         .find_map(|_| {
             let server = Server::start();
@@ -113,7 +113,7 @@ fn layered() -> Vec<Limit> {
 }
 
 #[tokio::test]
-async fn a_lone_check_of_three_limits_is_one_turn_and_one_script() {
+async fn single_check_of_three_limits_is_one_round_trip() {
     let server = Server::on_a_port(Program::Redis, "port", &[]);
     let proxy = Proxy::to(server.port());
     let limiter = limiter(&format!("redis://127.0.0.1:{}", proxy.port()), layered());
@@ -147,7 +147,7 @@ async fn a_lone_check_of_three_limits_is_one_turn_and_one_script() {
 }
 
 #[tokio::test]
-async fn corrections_and_slots_are_one_turn_each() {
+async fn corrections_and_slots_are_one_round_trip_each() {
     let server = Server::on_a_port(Program::Redis, "port", &[]);
     let proxy = Proxy::to(server.port());
     let slots = Limit::new("slots", Quota::slots(10)).by("user");
@@ -181,7 +181,7 @@ async fn corrections_and_slots_are_one_turn_each() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn checks_in_flight_share_turns_and_scripts_and_never_take_more() {
+async fn checks_in_flight_share_round_trips_and_scripts() {
     let server = Server::on_a_port(Program::Redis, "port", &[]);
     let proxy = Proxy::to(server.port());
     let limiter = limiter(&format!("redis://127.0.0.1:{}", proxy.port()), layered());
@@ -217,7 +217,7 @@ async fn checks_in_flight_share_turns_and_scripts_and_never_take_more() {
 
 /// Each request says how much its predecessors have left, so who overtakes is found out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_are_decided_in_the_order_in_which_they_came() {
+async fn requests_are_decided_in_arrival_order() {
     const ROUNDS: usize = 300;
     const REQUESTS: u64 = 400;
     let server = Server::start();

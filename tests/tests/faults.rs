@@ -208,14 +208,14 @@ fn forever(client: &mut Client) -> Vec<String> {
 }
 
 #[test]
-fn a_server_that_is_well_is_what_faults_are_compared_with() {
+fn baseline_without_a_fault() {
     let mut server = Server::start();
     let scene = Scene::on("no fault", by_socket(&server));
     suffer(&scene, &mut server, |_| wait(lasts()));
 }
 
 #[test]
-fn a_server_that_is_killed_and_comes_back_empty_costs_one_contract() {
+fn killed_server_without_persistence_costs_one_contract() {
     let mut server = Server::start();
     let scene = Scene { losses: 1, ..Scene::on("SIGKILL, no persistence", by_socket(&server)) };
     suffer(&scene, &mut server, |server| {
@@ -227,7 +227,7 @@ fn a_server_that_is_killed_and_comes_back_empty_costs_one_contract() {
 }
 
 #[test]
-fn a_server_that_is_killed_and_remembers_costs_nothing() {
+fn killed_server_with_append_only_file_costs_nothing() {
     // Each write is in the file before it is answered: it outlives the process, if not the machine.
     let mut server = Server::with(Program::Redis, &["appendonly yes", "appendfsync no"]);
     let scene = Scene::on("SIGKILL, append-only file", by_socket(&server));
@@ -242,7 +242,7 @@ fn a_server_that_is_killed_and_remembers_costs_nothing() {
 }
 
 #[test]
-fn a_server_that_is_stopped_for_five_seconds_is_not_waited_for() {
+fn stopped_server_is_not_waited_for() {
     let mut server = Server::start();
     let scene = Scene::on("SIGSTOP for 5 s", by_socket(&server));
     let (_, figures) = suffer(&scene, &mut server, |server| {
@@ -254,7 +254,7 @@ fn a_server_that_is_stopped_for_five_seconds_is_not_waited_for() {
 }
 
 #[test]
-fn replies_that_come_too_late_are_not_waited_for() {
+fn late_replies_are_not_waited_for() {
     network("replies 50 ms late", |proxy| {
         proxy.fault(Fault::Delay(Duration::from_millis(50)));
         wait(lasts());
@@ -263,7 +263,7 @@ fn replies_that_come_too_late_are_not_waited_for() {
 }
 
 #[test]
-fn a_network_that_drops_everything() {
+fn network_drops_everything() {
     network("everything dropped", |proxy| {
         proxy.fault(Fault::Drop);
         wait(lasts());
@@ -272,7 +272,7 @@ fn a_network_that_drops_everything() {
 }
 
 #[test]
-fn a_network_that_resets_connections() {
+fn network_resets_connections() {
     network("connections reset", |proxy| {
         proxy.fault(Fault::Reset);
         wait(lasts());
@@ -281,7 +281,7 @@ fn a_network_that_resets_connections() {
 }
 
 #[test]
-fn a_network_that_cuts_replies_in_half() {
+fn network_truncates_replies() {
     network("replies cut in half", |proxy| {
         proxy.fault(Fault::Cut);
         wait(lasts());
@@ -290,7 +290,7 @@ fn a_network_that_cuts_replies_in_half() {
 }
 
 #[test]
-fn a_network_that_stops_to_read() {
+fn network_stops_reading() {
     network("nothing read", |proxy| {
         proxy.fault(Fault::Stall);
         wait(lasts());
@@ -299,7 +299,7 @@ fn a_network_that_stops_to_read() {
 }
 
 #[test]
-fn a_network_that_loses_one_reply_in_a_hundred_and_resets_the_connection() {
+fn network_loses_one_percent_of_replies_and_resets() {
     network("1 % of replies lost, connection reset", |proxy| {
         proxy.fault(Fault::Lose(100, Loss::Reset));
         wait(lasts());
@@ -308,7 +308,7 @@ fn a_network_that_loses_one_reply_in_a_hundred_and_resets_the_connection() {
 }
 
 #[test]
-fn a_network_that_loses_one_reply_in_a_hundred_and_all_that_follow_on_its_connection() {
+fn network_loses_one_percent_of_replies_and_goes_silent() {
     network("1 % of replies lost, connection silent", |proxy| {
         proxy.fault(Fault::Lose(100, Loss::Silence));
         wait(lasts());
@@ -325,7 +325,7 @@ fn network(name: &str, fault: impl FnOnce(&Proxy)) {
 }
 
 #[test]
-fn scripts_that_are_forgotten_are_missed_by_nobody() {
+fn flushed_scripts_cause_no_failures() {
     let mut server = Server::start();
     // Nothing may fail here, so nothing may be late because the machine is.
     let patient = Duration::from_secs(5);
@@ -341,7 +341,7 @@ fn scripts_that_are_forgotten_are_missed_by_nobody() {
 }
 
 #[test]
-fn a_server_that_is_emptied_costs_one_contract() {
+fn flushed_server_costs_one_contract() {
     let mut server = Server::start();
     let scene = Scene { losses: 1, ..Scene::on("FLUSHALL", by_socket(&server)) };
     suffer(&scene, &mut server, |server| {
@@ -350,7 +350,7 @@ fn a_server_that_is_emptied_costs_one_contract() {
 }
 
 #[test]
-fn a_server_that_sleeps_for_two_seconds_is_not_waited_for() {
+fn sleeping_server_is_not_waited_for() {
     let mut server = Server::with(Program::Redis, &["enable-debug-command yes"]);
     let scene = Scene::on("DEBUG SLEEP 2", by_socket(&server));
     suffer(&scene, &mut server, |server| {
@@ -359,7 +359,7 @@ fn a_server_that_sleeps_for_two_seconds_is_not_waited_for() {
 }
 
 #[test]
-fn a_server_without_memory_is_done_without() {
+fn server_out_of_memory_is_bypassed() {
     let mut server = Server::start();
     let scene = Scene::on("maxmemory reached", by_socket(&server));
     let (_, figures) = suffer(&scene, &mut server, |server| {
@@ -372,7 +372,7 @@ fn a_server_without_memory_is_done_without() {
 }
 
 #[test]
-fn a_primary_that_becomes_a_replica_and_is_promoted_again() {
+fn demoted_primary_is_reported_and_used_after_promotion() {
     let mut server = Server::start();
     let scene = Scene::on("read-only replica", by_socket(&server));
     let (history, _) = suffer(&scene, &mut server, |server| {
@@ -386,7 +386,7 @@ fn a_primary_that_becomes_a_replica_and_is_promoted_again() {
 }
 
 #[test]
-fn a_password_that_is_changed_under_way() {
+fn changed_password_is_reported_until_restored() {
     let mut server = Server::start();
     server.connect().text("ACL SETUSER node on >right ~* &* +@all");
     let proxy = Proxy::before(server.socket());
@@ -423,7 +423,7 @@ fn until(what: &str, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_primary_of_a_cluster_that_dies_is_replaced_by_its_replica() {
+fn cluster_replica_replaces_a_dead_primary() {
     let mut cluster = Cluster::start();
     let scene = Scene { losses: 1, ..Scene::on("failover of a cluster's primary", cluster.url()) };
     let (_, figures) = suffer(&scene, &mut cluster, |cluster| {
@@ -442,7 +442,7 @@ fn a_primary_of_a_cluster_that_dies_is_replaced_by_its_replica() {
 }
 
 #[test]
-fn a_slot_in_use_is_moved_and_nobody_notices() {
+fn resharding_a_busy_slot_causes_no_failures() {
     let mut cluster = Cluster::start();
     // Nothing may fail here, so nothing may be late because the machine is.
     let patient = Duration::from_secs(5);
@@ -495,7 +495,7 @@ fn a_slot_in_use_is_moved_and_nobody_notices() {
 }
 
 #[test]
-fn a_primary_behind_sentinels_that_dies_is_replaced_by_its_replica() {
+fn sentinel_replica_replaces_a_dead_primary() {
     let mut sentinels = Sentinels::start();
     let scene = Scene { losses: 1, ..Scene::on("failover through Sentinel", sentinels.url()) };
     let (history, figures) = suffer(&scene, &mut sentinels, |sentinels| {
@@ -560,7 +560,7 @@ async fn starts_in_trouble(name: &str, url: &str, told: &[&str], mend: impl FnOn
 }
 
 #[tokio::test]
-async fn a_node_starts_before_its_server() {
+async fn node_starts_before_its_server() {
     let mut server = Server::start();
     let url = by_socket(&server);
     server.kill();
@@ -568,7 +568,7 @@ async fn a_node_starts_before_its_server() {
 }
 
 #[tokio::test]
-async fn a_node_starts_on_a_replica() {
+async fn node_starts_on_a_replica() {
     let server = Server::start();
     let url = by_socket(&server);
     server.connect().text("REPLICAOF 127.0.0.1 1");
@@ -579,7 +579,7 @@ async fn a_node_starts_on_a_replica() {
 }
 
 #[tokio::test]
-async fn a_node_starts_with_the_wrong_password() {
+async fn node_starts_with_the_wrong_password() {
     let server = Server::start();
     server.connect().text("ACL SETUSER node on >right ~* &* +@all");
     let proxy = Proxy::before(server.socket());
@@ -591,7 +591,7 @@ async fn a_node_starts_with_the_wrong_password() {
 }
 
 #[tokio::test]
-async fn a_node_starts_with_a_database_that_is_not_there() {
+async fn node_starts_with_a_missing_database() {
     let mut server = Server::start();
     let proxy = Proxy::before({
         server.connect();
@@ -606,7 +606,7 @@ async fn a_node_starts_with_a_database_that_is_not_there() {
 }
 
 #[tokio::test]
-async fn a_node_starts_without_the_right_to_run_scripts() {
+async fn node_starts_without_permission_to_run_scripts() {
     let server = Server::start();
     server.connect().text("ACL SETUSER node on >right ~* &* +@all -@scripting");
     let proxy = Proxy::before(server.socket());
@@ -631,7 +631,7 @@ fn scripts(server: &Server) -> (u64, u64) {
 }
 
 #[tokio::test]
-async fn a_forgotten_script_costs_one_more_trip_and_only_once() {
+async fn flushed_script_costs_one_extra_round_trip() {
     let server = Server::start();
     let settings = ResilientSettings { deadline: SLACK * SOON, ..ResilientSettings::default() };
     let (limiter, _) = limiter(&by_socket(&server), 1, settings, |store| store);
@@ -702,7 +702,7 @@ async fn lose_every_reply<R: Remote + 'static>(
 }
 
 #[tokio::test]
-async fn a_check_whose_reply_is_lost_is_charged_once_and_never_sent_again() {
+async fn check_with_lost_reply_is_charged_once_and_not_resent() {
     for (loss, checks) in [(Loss::Reset, 50), (Loss::Silence, 3)] {
         let charged = lose_every_reply(loss, checks, |store| store).await;
         let (ran, keys) = (charged.ran, charged.held.len() as u64);
@@ -713,7 +713,7 @@ async fn a_check_whose_reply_is_lost_is_charged_once_and_never_sent_again() {
 }
 
 #[tokio::test]
-async fn mutant_a_store_that_sends_again_after_a_timeout_is_found_out() {
+async fn mutant_that_resends_after_a_timeout_is_caught() {
     for (loss, checks) in [(Loss::Reset, 20), (Loss::Silence, 1)] {
         let charged = lose_every_reply(loss, checks, SendsAgain).await;
         println!("{loss:?}: {} scripts ran for {} keys", charged.ran, charged.held.len());
@@ -774,7 +774,7 @@ impl Remote for SendsAgain {
 }
 
 #[tokio::test]
-async fn a_refund_whose_reply_is_lost_was_done_once_and_is_not_done_again() {
+async fn refund_with_lost_reply_is_applied_once() {
     for loss in [Loss::Reset, Loss::Silence] {
         let server = Server::start();
         server.connect();
@@ -803,7 +803,7 @@ async fn a_refund_whose_reply_is_lost_was_done_once_and_is_not_done_again() {
 }
 
 #[tokio::test]
-async fn who_finds_the_queue_full_is_answered_at_once() {
+async fn full_queue_fails_checks_at_once() {
     const CHECKS: u64 = 20_000;
     let server = Server::start();
     server.connect();
@@ -848,7 +848,7 @@ async fn who_finds_the_queue_full_is_answered_at_once() {
 }
 
 #[tokio::test]
-async fn a_connection_that_goes_silent_is_left_alone_while_another_answers() {
+async fn silent_connection_is_avoided_while_another_answers() {
     const CHECKS: u64 = 200;
     let server = Server::start();
     server.connect();
@@ -872,7 +872,7 @@ async fn a_connection_that_goes_silent_is_left_alone_while_another_answers() {
 }
 
 #[tokio::test]
-async fn a_connection_that_breaks_is_made_again_once() {
+async fn broken_connection_is_replaced_once() {
     let server = Server::start();
     server.connect();
     let proxy = Proxy::before(server.socket());
@@ -901,7 +901,7 @@ async fn a_connection_that_breaks_is_made_again_once() {
 /// A stream that is out of step: a reply is lost and the next ones come in its place, or a reply comes twice. An
 /// exhausted user and new ones ask at the same time, and their replies have the same shape.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_client_gets_the_decision_of_another() {
+async fn no_check_gets_the_decision_of_another() {
     for fault in [Fault::Lose(5, Loss::Slip), Fault::Repeat(5)] {
         let server = Server::start();
         server.connect();

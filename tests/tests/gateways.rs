@@ -21,14 +21,14 @@ limits:
 ";
 
 #[test]
-fn exactly_the_limit_passes_nginx_with_its_body_and_every_answer_has_the_headers() {
+fn nginx_passes_exactly_the_limit_with_headers() {
     let tollkeeper = Tollkeeper::start(&in_a_day(&page("docs/nginx.md", "tollkeeper.yaml")));
     let nginx = Gateway::nginx(&tollkeeper);
     passes_exactly(&nginx, 5, Headers::Always);
 }
 
 #[test]
-fn exactly_the_limit_passes_caddy_with_its_body_and_refusals_have_the_headers() {
+fn caddy_passes_exactly_the_limit() {
     let tollkeeper = Tollkeeper::start(&in_a_day(&page(CADDY, "tollkeeper.yaml")));
     let caddy = Gateway::caddy(&tollkeeper, "tollkeeper.Caddyfile");
     let refused = passes_exactly(&caddy, 5, Headers::OnRefusals);
@@ -37,7 +37,7 @@ fn exactly_the_limit_passes_caddy_with_its_body_and_refusals_have_the_headers() 
 }
 
 #[test]
-fn caddy_written_out_has_the_headers_on_every_answer_and_forwards_what_no_limit_counts() {
+fn long_form_caddy_sets_headers_on_every_response() {
     let tollkeeper = Tollkeeper::start(LIMITS);
     let caddy = Gateway::caddy(&tollkeeper, "headers.Caddyfile");
     let free = caddy.ask("POST /free", &[], "hello");
@@ -47,7 +47,7 @@ fn caddy_written_out_has_the_headers_on_every_answer_and_forwards_what_no_limit_
 }
 
 #[test]
-fn no_header_of_a_client_is_a_way_around() {
+fn client_headers_cannot_bypass_a_limit() {
     let gateways: [fn(&Tollkeeper) -> Gateway; 3] = [
         Gateway::nginx,
         |tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile"),
@@ -77,7 +77,7 @@ fn no_header_of_a_client_is_a_way_around() {
 
 /// A plan that is believed because it comes from the gateway, and a client that sends one.
 #[test]
-fn a_client_does_not_choose_its_own_plan() {
+fn client_cannot_choose_its_own_plan() {
     let config = "http:
   trusted_proxies: [127.0.0.1]
   facts:
@@ -112,7 +112,7 @@ limits:
 
 /// Spellings of one identity, through a gateway to an application that would serve each of them.
 #[test]
-fn no_second_identity_passes_a_gateway() {
+fn spelling_variants_share_one_identity() {
     let config = "http: { trusted_proxies: [127.0.0.1], routes: [/api/login] }
 limits:
   - { name: key, by: header.x-api-key, rate: 3/day, algorithm: fixed-window }

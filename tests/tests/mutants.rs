@@ -15,25 +15,25 @@ use tollkeeper_tests::redis::{Client, Server};
 use tollkeeper_tests::shared::{Pair, TIME};
 
 #[test]
-fn a_charge_before_all_have_allowed_is_noticed() {
+fn charging_before_all_limits_allow_is_caught() {
     let charged = "local charged = charging and admitted and allowed and cost > 0";
     noticed_in_tolls(charged, "local charged = charging and allowed and cost > 0");
 }
 
 #[test]
-fn a_write_without_an_expiry_is_noticed() {
+fn write_without_expiry_is_caught() {
     noticed_in_tolls("call('SET', name, text, 'PXAT', expiry(fresh))", "call('SET', name, text)");
     noticed_in_tolls("call('PEXPIREAT', name, expiry(fresh))", "");
     noticed_in_tolls("call('SET', KEYS[item + 1], '', 'PXAT', marked)", "call('SET', KEYS[item + 1], '')");
 }
 
 #[test]
-fn a_refund_without_a_marker_is_noticed() {
+fn refund_without_marker_is_caught() {
     noticed_in_tolls("call('SET', KEYS[item + 1], '', 'PXAT', marked)", "");
 }
 
 #[test]
-fn a_stored_number_made_text_is_noticed() {
+fn number_stored_as_text_is_caught() {
     noticed_in_tolls("quota.long, y, x, z)", "quota.long, tonumber(tostring(y)), x, z)");
     noticed_in_tolls("quota.long, y, x, z)", "quota.long, tonumber(y .. ''), x, z)");
     noticed_in_tolls("rep(pack('>I7', stamp), cost)", "rep(pack('>I7', tonumber(stamp .. '')), cost)");
@@ -44,7 +44,7 @@ fn a_stored_number_made_text_is_noticed() {
 }
 
 #[test]
-fn a_time_that_is_not_the_stores_is_noticed() {
+fn use_of_local_time_is_caught() {
     let server = Server::start();
     let mut client = server.connect();
     assert_eq!(time_differs(&mut client, |text| text), None);
@@ -57,27 +57,27 @@ fn a_time_that_is_not_the_stores_is_noticed() {
 }
 
 #[test]
-fn a_refusal_that_writes_is_noticed() {
+fn refusal_that_writes_is_caught() {
     noticed_in_tolls("local writes = charged or charging and moved", "local writes = charging");
 }
 
 #[test]
-fn a_peek_that_writes_is_noticed() {
+fn peek_that_writes_is_caught() {
     noticed_in_tolls("local writes = charged or charging and moved", "local writes = charged or moved");
 }
 
 #[test]
-fn a_clock_step_that_is_not_written_is_noticed() {
+fn unwritten_clock_step_is_caught() {
     noticed_in_tolls("local writes = charged or charging and moved", "local writes = charged");
 }
 
 #[test]
-fn a_key_of_two_tolls_that_is_read_once_is_noticed() {
+fn stale_read_of_a_shared_key_is_caught() {
     noticed_in_tolls("local state = shared and held and held[key]", "local state = nil");
 }
 
 #[test]
-fn arithmetic_that_is_almost_right_is_noticed() {
+fn off_by_one_arithmetic_is_caught() {
     for (algorithm, right, wrong) in [
         (Algorithm::TokenBucket, "at - now > quota.fill", "at - now >= quota.fill"),
         (

@@ -27,12 +27,12 @@ macro_rules! properties {
 // By its definition: every verdict, what remains, when it is as new; waits are exact; a refusal and a
 // peek write nothing; the contract holds.
 properties! {
-    token_bucket_decides_by_its_definition: TokenBucket Plain;
-    leaky_bucket_decides_by_its_definition: LeakyBucket Plain;
-    fixed_window_decides_by_its_definition: FixedWindow Plain;
-    sliding_window_decides_by_its_definition: SlidingWindow Plain;
-    sliding_log_decides_by_its_definition: SlidingLog Plain;
-    concurrency_decides_by_its_definition: Concurrency Plain;
+    token_bucket_matches_its_definition: TokenBucket Plain;
+    leaky_bucket_matches_its_definition: LeakyBucket Plain;
+    fixed_window_matches_its_definition: FixedWindow Plain;
+    sliding_window_matches_its_definition: SlidingWindow Plain;
+    sliding_log_matches_its_definition: SlidingLog Plain;
+    concurrency_matches_its_definition: Concurrency Plain;
 }
 
 // The same with refunds and settlements: the contract holds for what was admitted less what was given
@@ -67,16 +67,16 @@ properties! {
 // A clock set back gives nothing, and a refusal outlasts it by at most two fill times (two periods;
 // sliding-window three); a clock set forward gives at most one burst.
 properties! {
-    token_bucket_survives_a_clock_that_is_set: TokenBucket Steps;
-    leaky_bucket_survives_a_clock_that_is_set: LeakyBucket Steps;
-    fixed_window_survives_a_clock_that_is_set: FixedWindow Steps;
-    sliding_window_survives_a_clock_that_is_set: SlidingWindow Steps;
-    sliding_log_survives_a_clock_that_is_set: SlidingLog Steps;
-    concurrency_survives_a_clock_that_is_set: Concurrency Steps;
+    token_bucket_survives_clock_steps: TokenBucket Steps;
+    leaky_bucket_survives_clock_steps: LeakyBucket Steps;
+    fixed_window_survives_clock_steps: FixedWindow Steps;
+    sliding_window_survives_clock_steps: SlidingWindow Steps;
+    sliding_log_survives_clock_steps: SlidingLog Steps;
+    concurrency_survives_clock_steps: Concurrency Steps;
 }
 
 #[test]
-fn a_burst_lowered_on_a_full_bucket_recovers() {
+fn full_bucket_recovers_after_its_burst_is_lowered() {
     for period in PERIODS {
         let quota = |burst| bucket(period, 100, burst);
         let mut key = OneKey::new(quota(50), NOW);
@@ -100,7 +100,7 @@ fn a_burst_lowered_on_a_full_bucket_recovers() {
 /// Where the tick follows from count and period together, one more a day is another unit of time, and
 /// every state means something else.
 #[test]
-fn a_change_from_26062_to_26063_a_day_keeps_the_state() {
+fn change_from_26062_to_26063_a_day_keeps_the_state() {
     let day = Span::from_secs(86_400);
     let mut key = OneKey::new(bucket(day, 26_062, 26_062), NOW);
     assert!(key.check(26_062).outcome.allowed);
@@ -114,7 +114,7 @@ fn a_change_from_26062_to_26063_a_day_keeps_the_state() {
 }
 
 #[test]
-fn an_idle_key_never_exceeds_its_burst() {
+fn idle_key_never_exceeds_its_burst() {
     for algorithm in Algorithm::ALL {
         for period in PERIODS {
             let quota = Quota::new(algorithm, CoreRate { count: 7, period, burst: None }).expect("valid");

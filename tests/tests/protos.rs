@@ -8,7 +8,7 @@ use protox::prost::Message as _;
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/tollkeeper-server");
 
 #[test]
-fn the_generated_code_is_what_the_protos_say() {
+fn generated_code_matches_the_protos() {
     let (protos, committed) = (Path::new(FOLDER).join("proto"), Path::new(FOLDER).join("src/grpc/proto"));
     let made = std::env::temp_dir().join(format!("tollkeeper-protos-{}", std::process::id()));
     fs::create_dir_all(&made).unwrap();

@@ -9,7 +9,7 @@ use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::redis::{PATIENCE, Server, limiter, limiter_and_store};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charged() {
+async fn limits_across_slots_are_exact_and_all_or_nothing() {
     let cluster = Cluster::start();
     let limiter = limiter(
         &cluster.url(),
@@ -89,7 +89,7 @@ fn corrected(server: &Server) -> Option<Vec<Vec<u8>>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_undone_in_one_slot_is_undone_once_and_its_marker_goes() {
+async fn rollback_applies_once_and_its_marker_expires() {
     let cluster = Cluster::start();
     let primaries = &cluster.servers[..3];
     let limits = [("wide", 100), ("narrow", 1)];
@@ -143,7 +143,7 @@ async fn what_is_undone_in_one_slot_is_undone_once_and_its_marker_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_that_moves_is_followed() {
+async fn migrating_slot_is_followed() {
     let cluster = Cluster::start();
     let limiter =
         limiter(&cluster.url(), vec![Limit::new("per-user", Quota::per_hour(1_000).burst(1_000)).by("user")]);
@@ -198,7 +198,7 @@ fn scripts(cluster: &Cluster) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_of_one_partition_are_decided_by_one_script() {
+async fn limits_of_one_partition_share_one_script_call() {
     let cluster = Cluster::start();
     let of_tenant = |name: &str, count: u64| {
         let limit = Limit::new(name, Quota::per_day(count)).by("tenant").partition("tenant");
@@ -270,7 +270,7 @@ async fn limits_of_one_partition_are_decided_by_one_script() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_dead_concerns_its_own_limits_only() {
+async fn dead_server_affects_only_its_own_limits() {
     let mut cluster = Cluster::start();
     for server in &cluster.servers {
         server.connect().text("CONFIG SET cluster-require-full-coverage no");

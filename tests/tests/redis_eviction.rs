@@ -23,7 +23,7 @@ fn limits() -> Vec<Limit> {
 }
 
 #[tokio::test]
-async fn server_that_may_evict_is_noticed() {
+async fn eviction_policy_is_detected() {
     for (settings, expected) in [
         (&EVICTS[..], true),
         (&["maxmemory 64mb", "maxmemory-policy volatile-ttl"], true),
@@ -40,7 +40,7 @@ async fn server_that_may_evict_is_noticed() {
 
 /// It was started with other settings meanwhile.
 #[tokio::test]
-async fn eviction_is_looked_at_after_every_reconnect() {
+async fn eviction_is_rechecked_after_every_reconnect() {
     let mut server = Server::start();
     let (_limiter, store) = limiter_and_store(&server.url(), limits());
     eventually(&store, Some(false)).await;
@@ -51,7 +51,7 @@ async fn eviction_is_looked_at_after_every_reconnect() {
 }
 
 #[tokio::test]
-async fn server_that_does_not_tell_is_used_all_the_same() {
+async fn server_that_hides_its_memory_policy_is_still_used() {
     let rights = "+eval +evalsha +time +get +set +mget +strlen +getrange +append +pexpireat +del +unlink +exists \
                   +select +role";
     let user = format!("user default on nopass ~tk:* -@all {rights}");
@@ -63,7 +63,7 @@ async fn server_that_does_not_tell_is_used_all_the_same() {
 }
 
 #[test]
-fn eviction_is_a_gauge() {
+fn eviction_is_exported_as_a_gauge() {
     let server = Server::with(Program::Redis, &EVICTS);
     let node = Served::with(&["--store", &server.url()]);
     let shows = |metrics: &str| metrics.lines().any(|line| line == "tollkeeper_store_may_evict 1");

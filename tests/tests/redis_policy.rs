@@ -17,7 +17,7 @@ async fn soon<T>(what: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test]
-async fn what_one_node_sets_all_follow_and_counts_are_kept() {
+async fn all_nodes_follow_new_limits_and_keep_counts() {
     let server = Server::start();
     let (mut one, mut other) =
         (PolicyNode::start(&server.url()).await, PolicyNode::start(&server.url()).await);
@@ -43,7 +43,7 @@ async fn what_one_node_sets_all_follow_and_counts_are_kept() {
 }
 
 #[tokio::test]
-async fn taking_limits_back_returns_to_the_files_and_versions_go_on() {
+async fn clearing_limits_reverts_to_files_and_bumps_version() {
     let server = Server::start();
     let mut node = PolicyNode::start(&server.url()).await;
     let first = node.shared.set(&node.limits(3), None).await.unwrap();
@@ -64,7 +64,7 @@ async fn taking_limits_back_returns_to_the_files_and_versions_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_fifty_who_saw_the_same_version_one_wins() {
+async fn one_of_fifty_conflicting_writers_wins() {
     let server = Server::start();
     let nodes = [PolicyNode::start(&server.url()).await, PolicyNode::start(&server.url()).await];
     let mut seen = 0;
@@ -97,7 +97,7 @@ async fn of_fifty_who_saw_the_same_version_one_wins() {
 }
 
 #[tokio::test]
-async fn whoever_expects_nothing_wins_and_no_version_is_given_twice() {
+async fn unconditional_set_wins_and_versions_are_unique() {
     let server = Server::start();
     let node = PolicyNode::start(&server.url()).await;
     let mut versions = Vec::new();
@@ -108,7 +108,7 @@ async fn whoever_expects_nothing_wins_and_no_version_is_given_twice() {
 }
 
 #[tokio::test]
-async fn a_node_that_starts_without_a_store_goes_by_its_file_and_follows_when_it_is_there() {
+async fn node_started_without_store_uses_file_then_follows() {
     let mut server = Server::with(Program::Redis, &["appendonly yes", "appendfsync always"]);
     let version = {
         let node = PolicyNode::start(&server.url()).await;
@@ -144,7 +144,7 @@ async fn a_node_that_starts_without_a_store_goes_by_its_file_and_follows_when_it
 }
 
 #[tokio::test]
-async fn a_store_that_loses_everything_returns_the_nodes_to_their_files() {
+async fn flushed_store_reverts_nodes_to_their_files() {
     let server = Server::start();
     let mut node = PolicyNode::start(&server.url()).await;
     let version = node.shared.set(&node.limits(3), None).await.unwrap();
@@ -161,7 +161,7 @@ async fn a_store_that_loses_everything_returns_the_nodes_to_their_files() {
 }
 
 #[tokio::test]
-async fn limits_that_a_node_cannot_read_change_nothing_and_are_reported() {
+async fn unreadable_limits_change_nothing_and_are_reported() {
     let server = Server::start();
     let mut node = PolicyNode::start(&server.url()).await;
     let version = node.shared.set(&node.limits(3), None).await.unwrap();
@@ -181,7 +181,7 @@ async fn limits_that_a_node_cannot_read_change_nothing_and_are_reported() {
 }
 
 #[tokio::test]
-async fn a_key_that_holds_something_else_is_named_and_can_be_set() {
+async fn foreign_policy_key_is_reported_and_can_be_set() {
     let server = Server::start();
     server.connect().call(&[b"SET", b"tk:1:policy", b"hello"]).unwrap();
     let mut node = PolicyNode::start(&server.url()).await;
@@ -220,7 +220,7 @@ impl Drop for Process {
 }
 
 #[tokio::test]
-async fn processes_follow_and_one_that_starts_later_begins_with_what_is_shared() {
+async fn processes_follow_and_late_starters_use_shared_limits() {
     let server = Server::start();
     let node = PolicyNode::start(&server.url()).await;
     let mut processes = [Process::start(&server.url()), Process::start(&server.url())];
@@ -236,7 +236,7 @@ async fn processes_follow_and_one_that_starts_later_begins_with_what_is_shared()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_keeps_them_in_one_slot_and_a_slot_that_moves_is_followed() {
+async fn shared_limits_survive_a_cluster_slot_migration() {
     let cluster = Cluster::start();
     let mut node = PolicyNode::start(&cluster.url()).await;
     let version = node.shared.set(&node.limits(3), Some(0)).await.unwrap();
@@ -267,7 +267,7 @@ async fn a_cluster_keeps_them_in_one_slot_and_a_slot_that_moves_is_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn behind_sentinels_they_outlive_a_switch_of_the_primary() {
+async fn shared_limits_survive_a_sentinel_failover() {
     let sentinels = Sentinels::start();
     let mut node = PolicyNode::start(&sentinels.url()).await;
     let version = node.shared.set(&node.limits(3), None).await.unwrap();

@@ -27,7 +27,7 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
 /// A primary that does not know that it was replaced answers as before, and sentinels that take no new connection
 /// cannot be asked: only what they tell to those who listen is left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_switch_is_followed_because_the_sentinels_tell_of_it() {
+async fn failover_is_followed_by_sentinel_notification() {
     let sentinels = Sentinels::start();
     let (old, new) = (&sentinels.primary, &sentinels.replica);
     for server in [old, new] {

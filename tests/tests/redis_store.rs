@@ -14,7 +14,7 @@ use tollkeeper::{
 use tollkeeper_tests::redis::{PATIENCE, Server, limiter, limiter_and_store};
 
 #[tokio::test]
-async fn the_first_five_pass_and_the_sixth_is_told_when() {
+async fn five_pass_and_the_sixth_gets_a_retry_time() {
     let server = Server::start();
     let limiter =
         limiter(&server.url(), vec![Limit::new("per-user", Quota::per_hour(5).burst(5)).by("user")]);
@@ -70,7 +70,7 @@ async fn every_algorithm_decides_refunds_and_forgets() {
 
 /// The widest toll there can be is decided by one script call, also together with others. A wider one is never sent.
 #[tokio::test]
-async fn widest_tolls_are_decided_and_wider_ones_not_sent() {
+async fn widest_tolls_are_decided_and_wider_ones_rejected() {
     let server = Server::start();
     let limits = (0..128).map(|n| Limit::new(format!("limit-{n}"), Quota::per_hour(5).burst(5)).by("user"));
     let (limiter, store) = limiter_and_store(&server.url(), limits.collect());
@@ -103,7 +103,7 @@ fn markers(server: &Server) -> Vec<(String, i64)> {
 }
 
 #[tokio::test]
-async fn a_refund_that_is_sent_twice_gives_back_once_and_its_marker_goes_when_the_charge_is_void() {
+async fn repeated_refund_applies_once_and_its_marker_expires() {
     let algorithms =
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog];
     for algorithm in algorithms {
@@ -150,7 +150,7 @@ async fn a_refund_that_is_sent_twice_gives_back_once_and_its_marker_goes_when_th
 
 /// Most states take 12 bytes; those of large counts a few more, and then all travel with their lengths.
 #[tokio::test]
-async fn long_states_and_short_ones_in_one_request_are_told_apart() {
+async fn long_and_short_states_mix_in_one_request() {
     let server = Server::start();
     let limits = vec![
         Limit::new("short", Quota::per_day(10).burst(10)).by("user"),
@@ -174,7 +174,7 @@ async fn long_states_and_short_ones_in_one_request_are_told_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_tasks_are_admitted_exactly_to_the_limit_and_travel_together() {
+async fn many_tasks_are_admitted_exactly_and_batched() {
     let server = Server::start();
     let limits = vec![
         Limit::new("per-user", Quota::per_hour(500).burst(500)).by("user"),
@@ -221,7 +221,7 @@ async fn many_tasks_are_admitted_exactly_to_the_limit_and_travel_together() {
 
 /// Lua hands over some thousand values at once and no more: a batch must not ask for more keys than that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_limits_in_flight_fit_into_their_calls() {
+async fn batches_stay_below_the_lua_value_limit() {
     let server = Server::start();
     let limit = |number| Limit::new(format!("limit-{number}"), Quota::per_day(3).burst(3)).by("user");
     let limiter = limiter(&server.url(), (0..200).map(limit).collect());
@@ -258,7 +258,7 @@ fn unforgiving(url: &str) -> (Limiter, Arc<Resilient<RedisStore>>) {
 }
 
 #[tokio::test]
-async fn a_server_that_comes_back_is_asked_as_soon_as_it_is_there() {
+async fn restarted_server_is_used_before_the_cooldown_ends() {
     let mut server = Server::start();
     let (limiter, store) = unforgiving(&server.url());
     let alice = facts! { "user" => "alice" };
@@ -277,7 +277,7 @@ async fn a_server_that_comes_back_is_asked_as_soon_as_it_is_there() {
 }
 
 #[tokio::test]
-async fn a_right_that_is_taken_away_is_named_until_it_is_given_back() {
+async fn revoked_permission_is_reported_until_restored() {
     let server = Server::start();
     let (limiter, store) = unforgiving(&server.url());
     let alice = facts! { "user" => "alice" };

@@ -89,7 +89,7 @@ async fn trouble(store: RedisStore) -> String {
 }
 
 #[tokio::test]
-async fn a_private_authority_and_a_certificate_of_ones_own_open_the_way() {
+async fn private_ca_and_client_certificate_connect() {
     let encrypted = encrypted("IP:127.0.0.1,DNS:localhost");
     for host in ["127.0.0.1", "localhost"] {
         let tls = RedisTls { ca: encrypted.ca(), identity: encrypted.identity() };
@@ -129,7 +129,7 @@ async fn all_ways_are_encrypted(url: &str, authority: &Authority) {
 }
 
 #[tokio::test]
-async fn the_ways_to_all_servers_of_a_cluster_are_encrypted() {
+async fn cluster_connections_are_encrypted() {
     let authority = Authority::new();
     let own = settings(&authority, "IP:127.0.0.1");
     let more = own.iter().map(|line| &**line).chain(["tls-cluster yes", "tls-replication yes"]);
@@ -142,7 +142,7 @@ async fn the_ways_to_all_servers_of_a_cluster_are_encrypted() {
 }
 
 #[tokio::test]
-async fn the_ways_to_sentinels_and_to_their_primary_are_encrypted() {
+async fn sentinel_and_primary_connections_are_encrypted() {
     let authority = Authority::new();
     let own = settings(&authority, "IP:127.0.0.1");
     let more: Vec<&str> = own.iter().map(|line| &**line).chain(["tls-replication yes"]).collect();
@@ -168,7 +168,7 @@ async fn the_ways_to_sentinels_and_to_their_primary_are_encrypted() {
 }
 
 #[tokio::test]
-async fn a_server_of_another_authority_is_not_trusted_and_this_is_said() {
+async fn server_with_unknown_ca_is_rejected_with_a_reason() {
     let encrypted = encrypted("IP:127.0.0.1");
     let url = format!("rediss://127.0.0.1:{}", encrypted.server.port());
     let stranger = Authority::new();
@@ -181,7 +181,7 @@ async fn a_server_of_another_authority_is_not_trusted_and_this_is_said() {
 }
 
 #[tokio::test]
-async fn a_certificate_for_another_name_is_not_trusted() {
+async fn certificate_for_another_name_is_rejected() {
     let encrypted = encrypted("DNS:cache.internal");
     let tls = RedisTls { ca: encrypted.ca(), identity: encrypted.identity() };
     let why = trouble(open(&format!("rediss://127.0.0.1:{}", encrypted.server.port()), tls)).await;
@@ -189,7 +189,7 @@ async fn a_certificate_for_another_name_is_not_trusted() {
 }
 
 #[tokio::test]
-async fn who_presents_no_certificate_where_one_is_wanted_is_told_so() {
+async fn missing_client_certificate_is_reported() {
     let encrypted = encrypted("IP:127.0.0.1");
     let tls = RedisTls { ca: encrypted.ca(), identity: None };
     let why = trouble(open(&format!("rediss://127.0.0.1:{}", encrypted.server.port()), tls)).await;
@@ -197,7 +197,7 @@ async fn who_presents_no_certificate_where_one_is_wanted_is_told_so() {
 }
 
 #[tokio::test]
-async fn to_knock_at_the_wrong_door_is_no_hang() {
+async fn tls_mismatch_is_reported_and_does_not_hang() {
     let encrypted = encrypted("IP:127.0.0.1");
     trouble(open(&format!("redis://127.0.0.1:{}", encrypted.server.port()), RedisTls::default())).await;
     let plain = Server::on_a_port(Program::Redis, "port", &[]);
@@ -214,7 +214,7 @@ async fn to_knock_at_the_wrong_door_is_no_hang() {
 }
 
 #[tokio::test]
-async fn a_file_that_holds_no_certificate_or_no_key_is_named() {
+async fn file_without_certificate_or_key_is_named() {
     let encrypted = encrypted("IP:127.0.0.1");
     let (certificate, key) = encrypted.authority.certify("client", "DNS:client");
     let empty = encrypted.authority.certificate().with_file_name("empty.pem");
@@ -247,7 +247,7 @@ async fn a_file_that_holds_no_certificate_or_no_key_is_named() {
 }
 
 #[tokio::test]
-async fn what_is_no_certificate_is_named() {
+async fn invalid_certificate_is_reported() {
     let encrypted = encrypted("IP:127.0.0.1");
     let url = format!("rediss://127.0.0.1:{}", encrypted.server.port());
     for nonsense in ["", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {

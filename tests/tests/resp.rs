@@ -37,7 +37,7 @@ fn served(args: &[&str]) -> Served {
 }
 
 #[test]
-fn redis_cli_asks_alone_from_a_pipe_and_in_version_3() {
+fn redis_cli_works_with_arguments_pipe_and_resp3() {
     let server = on_memory();
     let cli = |args: &[&str], input: &str| {
         let mut command = Command::new("redis-cli");
@@ -70,7 +70,7 @@ fn redis_cli_asks_alone_from_a_pipe_and_in_version_3() {
 }
 
 #[test]
-fn a_thousand_connections_of_redis_benchmark_with_a_hundred_commands_each_are_counted_exactly() {
+fn redis_benchmark_is_counted_exactly() {
     let server = on_memory();
     let benchmark = |args: &str| {
         let line =
@@ -120,7 +120,7 @@ fn ioredis_works_unchanged() {
 }
 
 #[test]
-fn the_programs_of_the_page_do_what_it_says() {
+fn programs_of_the_resp_page_run_as_shown() {
     let text = fs::read_to_string(root().join("docs/resp.md")).expect("the page");
     let page = Page::parse("docs/resp.md", &text).unwrap_or_else(|mistake| panic!("{mistake}"));
     for (file, mut command) in
@@ -141,7 +141,7 @@ fn the_programs_of_the_page_do_what_it_says() {
 }
 
 #[test]
-fn the_redis_crate_gets_the_rows_at_time_0_of_the_table_in_both_versions_of_the_protocol() {
+fn redis_crate_gets_the_table_rows_in_resp2_and_resp3() {
     const ROWS: &str =
         include_str!("../../crates/tollkeeper-core/src/algorithm/vectors/meter-1-per-1s-burst-5.tsv");
     let (_redis, on_redis) = on_redis();
@@ -165,7 +165,7 @@ fn the_redis_crate_gets_the_rows_at_time_0_of_the_table_in_both_versions_of_the_
 }
 
 #[test]
-fn a_pipeline_on_redis_travels_together_and_is_answered_in_order() {
+fn pipeline_is_batched_and_answered_in_order() {
     let (redis, server) = on_redis();
     let mut connection = connect(&server);
     let mut pipeline = redis::pipe();
@@ -212,7 +212,7 @@ fn a_pipeline_on_redis_travels_together_and_is_answered_in_order() {
 }
 
 #[test]
-fn on_a_cluster_keys_of_all_slots_are_counted_exactly_and_forgotten() {
+fn cluster_keys_of_all_slots_are_counted_and_deleted() {
     let cluster = Cluster::start();
     let server = served(&["--store", &cluster.url()]);
     let keys = keys_of_all_slots(&cluster);
@@ -339,7 +339,7 @@ fn calls(redis: &Server) -> u64 {
 }
 
 #[test]
-fn without_its_redis_limits_that_travel_go_by_the_failure_policy_of_the_file() {
+fn ad_hoc_limits_use_the_failure_policy_of_the_file() {
     for (policy, allowed) in [("local", 3), ("allow", 10), ("deny", 0)] {
         let config = folder().join("tollkeeper.yaml");
         let text = format!("on_store_failure: {policy}\nlimits: []\n");
@@ -358,7 +358,7 @@ fn without_its_redis_limits_that_travel_go_by_the_failure_policy_of_the_file() {
 }
 
 #[test]
-fn random_bytes_never_end_the_server_nor_make_it_grow() {
+fn random_bytes_never_crash_or_grow_the_server() {
     let server = on_memory();
     let mut random = Noise(Random::new(7));
     let storm = |random: &mut Noise| {

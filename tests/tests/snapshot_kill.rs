@@ -11,7 +11,7 @@ use tollkeeper_tests::saved::{self, KEYS};
 const KILLS: usize = 100;
 
 #[test]
-fn a_process_killed_at_any_moment_leaves_a_whole_snapshot() {
+fn killed_process_leaves_a_complete_snapshot() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("killed-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let file = folder.join("state");

@@ -72,7 +72,7 @@ fn fold_all(name: &str, algorithm: Algorithm) {
 
 /// Every row of every table that people read.
 #[test]
-fn the_tables_are_the_same_in_lua() {
+fn tables_give_the_same_results_in_lua() {
     let server = Server::start();
     let mut client = server.connect();
     let histories = tables::all();
@@ -86,7 +86,7 @@ fn the_tables_are_the_same_in_lua() {
 
 /// All kinds of tolls, several limits and several tolls in a call, with corrections and slots.
 #[test]
-fn layered_tolls_are_decided_by_the_scripts_as_by_the_reference() {
+fn layered_tolls_match_the_reference() {
     let server = Server::start();
     let mut client = server.connect();
     let mut tally = Tally::default();
@@ -117,7 +117,7 @@ fn layered_tolls_are_decided_by_the_scripts_as_by_the_reference() {
 /// A value that is no state, or of another type, counts as none and is overwritten; the other keys of the
 /// batch notice nothing.
 #[test]
-fn foreign_values_are_none_and_are_overwritten() {
+fn foreign_values_count_as_empty_and_are_overwritten() {
     let server = Server::start();
     let mut client = server.connect();
     let names = Names::new("tk", Format::Readable);
