@@ -99,7 +99,11 @@ impl Servers for Sentinels {
 }
 
 /// Runs two load processes while `fault` happens to the servers, and asserts what must hold in every fault.
-fn run_fault<S: Servers>(scene: &Scene<'_>, servers: &mut S, fault: impl FnOnce(&mut S)) -> (History, Figures) {
+fn run_fault<S: Servers>(
+    scene: &Scene<'_>,
+    servers: &mut S,
+    fault: impl FnOnce(&mut S),
+) -> (History, Figures) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Scene { name, url, deadline, losses } = scene;
     servers.primaries();
@@ -137,7 +141,11 @@ fn run_fault<S: Servers>(scene: &Scene<'_>, servers: &mut S, fault: impl FnOnce(
 
     assert_eq!(history.errors, [""; 0], "{name}: every check gets a decision");
     assert_eq!(history.ended, NODES, "{name}: a load process died");
-    assert!(figures.per_second >= 1_000, "{name}: {} checks a second are too little load", figures.per_second);
+    assert!(
+        figures.per_second >= 1_000,
+        "{name}: {} checks a second are too little load",
+        figures.per_second
+    );
     let stalled = Duration::from_micros(figures.stalled);
     let within = |what: &str, took: u64, claim: Duration| {
         // A check that calls the store wakes up several times, and the machine may stall each time.
@@ -540,7 +548,10 @@ async fn starts_in_trouble(name: &str, url: &str, reasons: &[&str], repair: impl
     while begun.elapsed() < Duration::from_millis(500) || trouble.is_none() && begun.elapsed() < SLACK * SOON
     {
         let asked = Instant::now();
-        assert!(check(&limiter, "early").await.degraded().is_some(), "{name}: the store cannot have answered");
+        assert!(
+            check(&limiter, "early").await.degraded().is_some(),
+            "{name}: the store cannot have answered"
+        );
         longest = longest.max(asked.elapsed());
         trouble = trouble.or(store.trouble());
         tokio::time::sleep(Duration::from_millis(1)).await;

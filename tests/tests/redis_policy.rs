@@ -1,4 +1,4 @@
-//! Limits that all nodes share through a real Redis: one sets them, the others follow.
+//! Shared limits on a real Redis: one node sets them, all nodes follow.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -11,9 +11,9 @@ use tollkeeper_tests::policy_node::PolicyNode;
 use tollkeeper_tests::redis::{PATIENCE, Program, Server};
 use tollkeeper_tests::sentinels::Sentinels;
 
-/// Waits for what must come, and not for ever.
+/// Awaits a future, with a timeout.
 async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what).await.expect("it comes")
+    tokio::time::timeout(PATIENCE, what).await.expect("done in time")
 }
 
 #[tokio::test]
@@ -21,7 +21,7 @@ async fn all_nodes_follow_new_limits_and_keep_counts() {
     let server = Server::start();
     let (mut one, mut other) =
         (PolicyNode::start(&server.url()).await, PolicyNode::start(&server.url()).await);
-    assert_eq!((one.grants(), other.grants()), ((100, 1), (100, 1)), "as their files say");
+    assert_eq!((one.grants(), other.grants()), ((100, 1), (100, 1)), "the limits of their files");
     assert!(one.check("alice").await && other.check("alice").await);
 
     let began = Instant::now();
@@ -31,15 +31,15 @@ async fn all_nodes_follow_new_limits_and_keep_counts() {
         assert_eq!(node.grants(), (3, version));
     }
     println!("two nodes followed within {:?}", began.elapsed());
-    assert!(other.check("alice").await, "the third of three");
-    assert!(!one.check("alice").await && !other.check("alice").await, "which both have counted");
+    assert!(other.check("alice").await, "the third request of three");
+    assert!(!one.check("alice").await && !other.check("alice").await, "both nodes counted all three");
 
     let stored = other.shared.get().await.unwrap();
     assert_eq!(stored.version, version);
     let (config, _) = other.config.with_limits("stored", stored.limits.unwrap().as_bytes()).unwrap();
-    assert_eq!(config.limits, one.limits(3), "what was set, in the shape of a config");
+    assert_eq!(config.limits, one.limits(3), "the stored limits parse as a config");
     let forever: Vec<_> = server.connect().keys().into_iter().filter(|(_, expires)| *expires < 0).collect();
-    assert_eq!(forever.len(), 2, "only the secret and the policy stay: {forever:?}");
+    assert_eq!(forever.len(), 2, "only the secret and the policy have no expiry: {forever:?}");
 }
 
 #[tokio::test]
@@ -50,12 +50,12 @@ async fn clearing_limits_reverts_to_files_and_bumps_version() {
     soon(node.sees(first)).await;
     let cleared = node.shared.clear(Some(first)).await.unwrap();
     soon(node.sees(cleared)).await;
-    assert_eq!(node.grants(), (100, cleared), "its own limits, under the version of all");
+    assert_eq!(node.grants(), (100, cleared), "the limits of its file, with the shared version");
     assert_eq!(node.shared.get().await, Ok(SharedLimits { version: cleared, limits: None }));
 
     let again = node.shared.set(&node.limits(3), Some(cleared)).await.unwrap();
     assert!(first < cleared && cleared < again, "{first}, {cleared}, {again}");
-    // Who saw the first does not take the last for it.
+    // A writer that saw the first version conflicts with the third, although their limits are equal.
     let late = node.shared.set(&node.limits(9), Some(first)).await;
     assert_eq!(late, Err(NotSet::Conflict { version: again }));
     assert_eq!(node.shared.clear(Some(first)).await, Err(NotSet::Conflict { version: again }));
@@ -84,9 +84,9 @@ async fn one_of_fifty_conflicting_writers_wins() {
                 (_, Err(NotSet::Failed(failure))) => panic!("{failure}"),
             }
         }
-        let [(winner, version)] = winners[..] else { panic!("round {round}: {winners:?} have won") };
+        let [(winner, version)] = winners[..] else { panic!("round {round}: {winners:?} won, expected one") };
         assert!(version > seen);
-        assert_eq!(others, [version; 49], "the others are told who came first");
+        assert_eq!(others, [version; 49], "all others get the version of the winner");
         let stored = nodes[0].shared.get().await.unwrap().limits.unwrap();
         assert_eq!(
             nodes[0].config.with_limits("stored", stored.as_bytes()).unwrap().0.limits,
@@ -119,13 +119,13 @@ async fn node_started_without_store_uses_file_then_follows() {
     assert_eq!(node.grants(), (100, 1));
     assert!(
         matches!(node.shared.set(&node.limits(9), None).await, Err(NotSet::Failed(_))),
-        "nobody heard that"
+        "the store is down"
     );
     server.restart();
     soon(node.sees(version)).await;
-    assert_eq!(node.grants(), (3, version), "the server has kept it over its restart");
+    assert_eq!(node.grants(), (3, version), "the server kept the limits over its restart");
 
-    // And while it is away what was in force stays so.
+    // While the store is down, the active limits stay active.
     server.kill();
     let failed = node.shared.get().await;
     assert!(failed.is_err(), "{failed:?}");
@@ -152,7 +152,7 @@ async fn flushed_store_reverts_nodes_to_their_files() {
     server.connect().text("FLUSHALL");
     soon(node.sees(0)).await;
     assert_eq!(node.grants().0, 100);
-    // A version that was lost does not come again, however late somebody still believes in it.
+    // A lost version is not reused, so a late writer that expects it gets a conflict.
     let late = node.shared.set(&node.limits(9), Some(version)).await;
     assert_eq!(late, Err(NotSet::Conflict { version: 0 }));
     let next = node.shared.set(&node.limits(4), Some(0)).await.unwrap();
@@ -166,14 +166,14 @@ async fn unreadable_limits_change_nothing_and_are_reported() {
     let mut node = PolicyNode::start(&server.url()).await;
     let version = node.shared.set(&node.limits(3), None).await.unwrap();
     soon(node.sees(version)).await;
-    // As a newer node would write them, which knows more.
+    // Limits with a field that only a newer version knows.
     let newer = br#"{"limits":[{"name":"per-user","by":"user","rate":"9/h","mood":"mild"}]}"#;
     let stored = [format!("{}\n", version + 1).as_bytes(), newer].concat();
     server.connect().call(&[b"SET", b"tk:1:policy", &stored]).unwrap();
-    let report = soon(node.sees(version + 1)).await.error.expect("a report");
+    let report = soon(node.sees(version + 1)).await.error.expect("an error");
     let report = report.to_string();
     assert!(report.starts_with("tk:1:policy:1:") && report.contains("`mood`"), "{report}");
-    assert_eq!(node.grants(), (3, version), "what was in force");
+    assert_eq!(node.grants(), (3, version), "the previous limits stay active");
 
     let next = node.shared.set(&node.limits(4), Some(version + 1)).await.unwrap();
     assert!(soon(node.sees(next)).await.error.is_none());
@@ -193,7 +193,7 @@ async fn foreign_policy_key_is_reported_and_can_be_set() {
     assert_eq!(node.grants(), (4, version));
 }
 
-/// A process that follows, ended with the test, and what it says.
+/// A `policy-node` process and its output lines. Killed on drop.
 struct Process(Child, std::io::Lines<BufReader<std::process::ChildStdout>>);
 
 impl Process {
@@ -207,8 +207,8 @@ impl Process {
         Process(child, lines)
     }
 
-    fn says(&mut self) -> String {
-        self.1.next().expect("it runs").expect("text")
+    fn next_line(&mut self) -> String {
+        self.1.next().expect("the process runs").expect("text")
     }
 }
 
@@ -225,14 +225,18 @@ async fn processes_follow_and_late_starters_use_shared_limits() {
     let node = PolicyNode::start(&server.url()).await;
     let mut processes = [Process::start(&server.url()), Process::start(&server.url())];
     for process in &mut processes {
-        assert_eq!(process.says(), "100 1");
+        assert_eq!(process.next_line(), "100 1");
     }
     let version = node.shared.set(&node.limits(7), Some(0)).await.unwrap();
     for process in &mut processes {
-        assert_eq!(process.says(), format!("7 {version}"));
+        assert_eq!(process.next_line(), format!("7 {version}"));
     }
     let mut restarted = Process::start(&server.url());
-    assert_eq!(restarted.says(), format!("7 {version}"), "and not first what its file says");
+    assert_eq!(
+        restarted.next_line(),
+        format!("7 {version}"),
+        "it starts with the shared limits, not with its file"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -248,8 +252,8 @@ async fn shared_limits_survive_a_cluster_slot_migration() {
     let Value::Number(slot) = say(&primaries[0], "CLUSTER KEYSLOT tk:1:policy") else { panic!("a slot") };
     let holds =
         |server: &&Server| say(server, &format!("CLUSTER COUNTKEYSINSLOT {slot}")) != Value::Number(0);
-    let from = primaries.iter().find(holds).expect("somebody has it");
-    let to = primaries.iter().find(|server| !holds(server)).expect("somebody has not");
+    let from = primaries.iter().find(holds).expect("one primary holds the key");
+    let to = primaries.iter().find(|server| !holds(server)).expect("another primary");
     let id = |server: &Server| {
         let Value::Bytes(id) = say(server, "CLUSTER MYID") else { panic!("text") };
         String::from_utf8(id).expect("text")
@@ -257,7 +261,7 @@ async fn shared_limits_survive_a_cluster_slot_migration() {
     say(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
     say(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
     say(from, &format!("MIGRATE 127.0.0.1 {} tk:1:policy 0 5000", to.port()));
-    // Asked for once, on the other side.
+    // The migrating slot redirects this call to the target with ASK.
     let next = node.shared.set(&node.limits(4), Some(version)).await.unwrap();
     for server in [to, from] {
         say(server, &format!("CLUSTER SETSLOT {slot} NODE {}", id(to)));
@@ -274,7 +278,7 @@ async fn shared_limits_survive_a_sentinel_failover() {
     soon(node.sees(version)).await;
     let began = Instant::now();
     while sentinels.replica.connect().text("EXISTS tk:1:policy") != Value::Number(1) {
-        assert!(began.elapsed() < PATIENCE, "the replica gets it");
+        assert!(began.elapsed() < PATIENCE, "the replica does not get the key");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     sentinels.sentinel().text("SENTINEL FAILOVER mymaster");
@@ -283,9 +287,9 @@ async fn shared_limits_survive_a_sentinel_failover() {
         role[0] == Value::Bytes(expected.into())
     };
     let began = Instant::now();
-    // What the old primary takes before it knows is lost: a switch can lose the last writes.
+    // Wait for both roles: writes that the old primary accepts before its demotion are lost.
     while !is(&sentinels.replica, "master") || !is(&sentinels.primary, "slave") {
-        assert!(began.elapsed() < PATIENCE, "no switch");
+        assert!(began.elapsed() < PATIENCE, "no failover");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let next = soon(async {
@@ -298,8 +302,8 @@ async fn shared_limits_survive_a_sentinel_failover() {
         }
     })
     .await;
-    let on_the_new = sentinels.replica.connect().call(&[b"GET", b"tk:1:policy"]).unwrap();
-    let Value::Bytes(text) = on_the_new else { panic!("{on_the_new:?}") };
+    let on_new_primary = sentinels.replica.connect().call(&[b"GET", b"tk:1:policy"]).unwrap();
+    let Value::Bytes(text) = on_new_primary else { panic!("{on_new_primary:?}") };
     assert!(text.starts_with(format!("{next}\n").as_bytes()), "{}", String::from_utf8_lossy(&text));
     soon(node.sees(next)).await;
     assert_eq!(node.grants(), (4, next));
