@@ -1,6 +1,6 @@
-//! The servers that other tests stand on.
+//! Tests of the server helpers that other tests use.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 use tollkeeper::store::redis::wire::Value;
 use tollkeeper_tests::cluster::Cluster;
@@ -51,6 +51,6 @@ fn servers_stop_when_their_test_panics() {
     });
     let (process, socket) = started.recv().unwrap();
     test.join().unwrap_err();
-    assert!(!socket.parent().unwrap().exists(), "its folder");
-    assert!(!std::path::Path::new(&format!("/proc/{process}")).exists(), "its process");
+    assert!(!socket.parent().unwrap().exists(), "the folder still exists");
+    assert!(!std::path::Path::new(&format!("/proc/{process}")).exists(), "the process still runs");
 }
