@@ -109,7 +109,8 @@ impl Server {
     pub fn restart_with(&mut self, settings: &[&str]) {
         let file = self.folder.join("settings");
         let before = fs::read_to_string(&file).expect("written when it was started");
-        fs::write(&file, format!("{before}\n{}\n", settings.join("\n"))).expect("the temporary folder is writable");
+        fs::write(&file, format!("{before}\n{}\n", settings.join("\n")))
+            .expect("the temporary folder is writable");
         self.process = spawn(Command::new(self.program.path()).arg(&file), self.program, &self.folder);
     }
 

@@ -240,7 +240,7 @@ pub(super) async fn as_text(world: World) {
 
 pub(super) async fn forged(world: World) {
     let limits = || [ten(Algorithm::FixedWindow), Limit::new("slots", Quota::slots(3)).by("user")];
-    let (limiter, stranger) = (world.limiter(limits()), world.elsewhere().limiter(limits()));
+    let (limiter, stranger) = (world.limiter(limits()), world.unrelated().limiter(limits()));
     let alice = user("alice");
     usage(&stranger, &alice).await;
     let text = limiter.seal_charge(&paid(&limiter, &alice, 6).await);
