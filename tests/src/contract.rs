@@ -1,8 +1,8 @@
-//! The contract checker: reads the history of one key and says how much of a contract it needed.
+//! Contract checkers: compute from the history of one key how much of a contract it needed.
 //!
-//! Each function answers with the smallest limit that would have made the history lawful, so a test
-//! demands `needed <= limit` and a report can print both. It knows histories and the formulas of the
-//! contracts, and shares no code with the algorithms: a mistake would have to be made twice.
+//! Each function returns the smallest limit under which the history is allowed, so a test asserts `needed <= limit` and a
+//! report can print both. The checkers know only histories and the formulas of the contracts, and share no code with the
+//! algorithms: a mistake would have to be made twice.
 //!
 //! | Algorithm | What must hold |
 //! |---|---|
@@ -13,10 +13,10 @@
 //! | sliding-log | `any_period(admissions, period) <= quota` |
 //! | concurrency | `concurrency(holds) <= quota` |
 //!
-//! Where faults allow the sum of k equal contracts, compare with k times the limit; for `bucket`
-//! give the rate k times the count as well.
+//! Where faults allow the sum of k equal contracts, compare with k times the limit; for `bucket` multiply the count of
+//! the rate by k as well.
 //!
-//! Histories come in any order, since several processes write them down. Times are microseconds of
+//! Histories may be in any order, since several processes record them. Times are microseconds of
 //! the store's clock; periods and ticks are at least 1. All arithmetic is exact: times, rates and the
 //! total cost of a history must be below 2^62, and are asserted to be.
 //!
@@ -29,8 +29,8 @@
 //! assert_eq!(bucket(&history, rate), 3);
 //! ```
 
-/// What was let through: an admitted request or, among departures, one that left the queue.
-// The order of the fields is the order of a history: of one instant the dearest comes last.
+/// An admitted request or, among departures, one that left the queue.
+// The order of the fields is the order of a history: at one instant the costliest comes last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Admission {
     /// When, in microseconds.
@@ -75,7 +75,7 @@ pub fn bucket(history: &[Admission], rate: Rate) -> u128 {
 
 /// The most that an interval d had beyond `cost_of_last + count*(d + tick)/period`, rounded up.
 ///
-/// Of departures at one instant the dearest is the last: the history does not say which it was.
+/// Of departures at one instant the costliest counts as the last, because the history does not record their order.
 pub fn departures(history: &[Admission], rate: Rate) -> u128 {
     beyond(history, rate, |last| last.cost)
 }
