@@ -16,12 +16,12 @@ lint: ## check formatting and clippy, warnings denied; BENCH=1 runs clippy on be
 	cargo fmt --all --check --manifest-path bench/Cargo.toml
 	cargo fmt --all --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
-# Each feature by itself: what one of them needs must not come from another.
+# Each feature alone: none may depend on another by accident.
 	for feature in "" config redis; do \
 		cargo check --quiet --locked -p tollkeeper --no-default-features --features "$$feature" || exit 1; done
 	for feature in "" axum tonic config redis nfkc; do \
 		cargo check --quiet --locked -p tollkeeper-tower --no-default-features --features "$$feature" || exit 1; done
-# Workspaces of their own have lock files of their own.
+# The separate workspaces have their own lock files.
 	for own in bench fuzz; do cargo update --quiet --workspace --locked --manifest-path $$own/Cargo.toml || exit 1; done
 # Only on request, because it builds every peer that the benchmarks compare with.
 ifeq ($(BENCH),1)
