@@ -98,7 +98,7 @@ impl Connection {
         loop {
             if let Some(length) = length(&self.received) {
                 let text = self.received.drain(..length).collect();
-                assert!(self.received.is_empty(), "an answer that nobody asked for");
+                assert!(self.received.is_empty(), "a response without a request");
                 return Some(Answer(String::from_utf8(text).unwrap_or_else(|error| {
                     // A picture: only the head is text.
                     String::from_utf8_lossy(error.as_bytes()).into_owned()

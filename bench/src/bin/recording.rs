@@ -54,7 +54,7 @@ fn add(results: &mut Map<String, Value>, scenario: &str, requests: &[Request], b
 fn side(name: &'static str, by: &[&str], observed: bool) -> Side<Request> {
     let limiter = limiter(Bucket::lasting(2 * REQUESTS), by, Clock::system());
     if observed {
-        assert!(limiter.observe(Arc::new(Metrics::new(&limiter.policy()))), "nobody looks yet");
+        assert!(limiter.observe(Arc::new(Metrics::new(&limiter.policy()))), "it has no observer yet");
     }
     match by {
         [_] => Side::new(name, move |request: &Request| asks_by_user(&limiter, request)),
