@@ -1,5 +1,4 @@
-//! What must hold of bytes that a client of the Redis protocol may send, and of answers: for the fuzz targets,
-//! and for the test that runs their seeds.
+//! Invariants of the RESP parser and encoder, for the fuzz targets and for the test that runs their seeds.
 
 use redis_protocol::{resp2, resp3};
 use tollkeeper_server::transport::resp::parse::{
@@ -22,7 +21,7 @@ pub(crate) fn any_bytes(data: &[u8]) {
     }
 }
 
-/// Commands of another's encoder are read as they were meant, and answers are written as it would.
+/// Commands encoded by `redis-protocol` are parsed correctly, and replies equal its encoding.
 pub(crate) fn encoded(data: &[u8]) {
     let commands: Vec<Command> = commands(data);
     let mut bytes = Vec::new();

@@ -1,12 +1,11 @@
-//! The keys that all sides meet, and the order in which they come.
+//! The keys of all benchmarks and the order of their requests.
 //!
-//! Everything is drawn beforehand, so that no generator runs while the clock does, and keys lie in
-//! memory in the order of their requests: a program, too, has just read its key from somewhere when it
-//! asks a limiter.
+//! Everything is drawn beforehand, so that no generator runs during a measurement, and keys are in memory in the order
+//! of their requests: a real program, too, has just read its key when it calls a limiter.
 
 use std::fmt::Write;
 
-/// What a layered limiter is asked for.
+/// The keys of a request to a layered limiter.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// One of many.
@@ -17,7 +16,7 @@ pub struct Request {
     pub route: String,
 }
 
-/// The key of that number: 24 bytes, no two alike.
+/// The key of a number: 24 bytes, unique.
 pub fn key(kind: &str, number: u64) -> String {
     let mut key = String::new();
     write_key(&mut key, kind, number);
@@ -58,7 +57,7 @@ fn random(draw: u64) -> u64 {
     scrambled(draw ^ 0x5EED << 40)
 }
 
-/// Splitmix64: one to one, and looks like chance.
+/// SplitMix64: a bijection whose output looks random.
 fn scrambled(number: u64) -> u64 {
     let number = number.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let number = (number ^ number >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);

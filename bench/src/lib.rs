@@ -1,8 +1,8 @@
-//! Tollkeeper and its peers, side by side.
+//! Benchmarks of Tollkeeper against its peers.
 //!
-//! Whatever is compared stands behind one small trait in [`sides`], meets the same requests from
-//! [`keys`], is timed in turns by [`race`], and ends up as lines and JSON in [`report`].
-//! Servers are started by [`served`], and asked on a schedule by [`paced`].
+//! Each side implements a small trait of [`sides`], gets the same requests from [`keys`], is timed in alternating
+//! rounds by [`race`], and is printed and saved as JSON by [`report`]. [`served`] starts servers, [`paced`] sends
+//! requests to them on a schedule.
 
 pub mod keys;
 pub mod ours;

@@ -1,4 +1,4 @@
-//! Our side: by the handle, by the policy, and by three limits at once.
+//! Tollkeeper's sides: through a handle, through the policy, and with three layered limits.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::sides::{Bucket, Keyed, Layered};
 /// One limit, prepared: `Handle::check`.
 pub struct ByHandle(Handle);
 
-/// One limit, found anew for every request: `Limiter::check` with facts.
+/// One limit, looked up for every request: `Limiter::check` with facts.
 pub struct ByPolicy(Limiter);
 
 /// Three limits, prepared: `Layers::check`.

@@ -1,9 +1,9 @@
-//! Requests over HTTP on a schedule: each has a time at which it is due, whatever became of those before, and its
-//! latency counts from then. A load that waits for an answer before it asks again would leave out what it did not
-//! ask while the server stood still; here that waits, and is counted.
+//! Sends HTTP requests on a schedule: each has a due time, whatever happened to those before, and its latency counts from
+//! then. A closed loop, which waits for a response before the next request, would omit the requests that a stalled
+//! server delayed (coordinated omission); here they wait and are counted.
 //!
-//! One thread looks at its sockets without end instead of being woken: it has a core of its own, and what it
-//! measures is the server, not the time until the kernel wakes it.
+//! One thread polls its sockets in a busy loop: it has its own core, and measures the server instead of the time until
+//! the kernel wakes it.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -19,19 +19,19 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use crate::served::stay_on_second_core;
 
-/// How long an answer may take.
+/// Timeout of a response.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where a server listens, and how to speak to it.
+/// The port of a server, and its TLS settings.
 #[derive(Clone, Debug)]
 pub struct Address {
     /// Its port on this machine.
     pub port: u16,
-    /// With TLS, whom to trust.
+    /// The trusted CA, with TLS.
     pub tls: Option<Arc<ClientConfig>>,
 }
 
-/// Trusts what this authority has certified, and nobody else.
+/// Trusts only certificates of this CA.
 pub fn trust(authority: &Path) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     let certificate = CertificateDer::from_pem_file(authority).expect("a certificate");
@@ -39,12 +39,12 @@ pub fn trust(authority: &Path) -> Arc<ClientConfig> {
     Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
 }
 
-/// A connection that is kept alive, with at most one request on its way.
+/// A keep-alive connection with at most one request in flight.
 pub struct Connection {
     stream: Box<dyn Stream>,
-    /// What has come of the answer.
+    /// The bytes of the response so far.
     received: Vec<u8>,
-    /// When the request on its way was due.
+    /// Due time of the request in flight.
     due: Duration,
 }
 
@@ -53,7 +53,7 @@ trait Stream: Read + Write + Send {}
 impl<S: Read + Write + Send> Stream for S {}
 
 impl Connection {
-    /// Connects, and with TLS shakes hands.
+    /// Connects, with a TLS handshake if needed.
     pub fn new(address: &Address) -> Connection {
         let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, address.port)).expect("it listens");
         socket.set_nodelay(true).expect("a socket");
@@ -73,7 +73,7 @@ impl Connection {
         Connection { stream, received: Vec::new(), due: Duration::ZERO }
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for its response.
     pub fn ask(&mut self, request: &[u8]) -> Answer {
         self.send(request);
         let asked = Instant::now();
@@ -87,18 +87,18 @@ impl Connection {
     }
 
     fn send(&mut self, request: &[u8]) {
-        // It is short and the only one: there is always room for it.
+        // The request is short and the only one, so it always fits into the send buffer.
         self.stream.write_all(request).expect("it reads");
         self.stream.flush().expect("it reads");
     }
 
-    /// The answer, if all of it is here.
+    /// The response, if it is complete.
     fn answer(&mut self) -> Option<Answer> {
         let mut buffer = [0; 4096];
         loop {
             if let Some(length) = length(&self.received) {
                 let text = self.received.drain(..length).collect();
-                assert!(self.received.is_empty(), "an answer that nobody asked for");
+                assert!(self.received.is_empty(), "a response without a request");
                 return Some(Answer(String::from_utf8(text).unwrap_or_else(|error| {
                     // A picture: only the head is text.
                     String::from_utf8_lossy(error.as_bytes()).into_owned()
@@ -114,7 +114,7 @@ impl Connection {
     }
 }
 
-/// The length of the answer at the start of these bytes, once all of it is there.
+/// The length of the response at the start of these bytes, once it is complete.
 fn length(received: &[u8]) -> Option<usize> {
     const NAME: &[u8] = b"content-length:";
     let head = received.windows(4).position(|bytes| bytes == b"\r\n\r\n")? + 4;
@@ -133,7 +133,7 @@ fn length(received: &[u8]) -> Option<usize> {
 pub struct Answer(pub String);
 
 impl Answer {
-    /// Whether it lets pass: not every server says by its status that it refuses.
+    /// Whether it admits: not every server refuses with a status.
     pub fn admits(&self) -> bool {
         self.0.starts_with("HTTP/1.1 200 ") && !self.0.contains(r#""allowed":false"#)
     }
@@ -142,14 +142,14 @@ impl Answer {
 /// What was measured.
 #[derive(Debug)]
 pub struct Latencies {
-    /// Microseconds from when a request was due until its answer was there; the shortest first.
+    /// Microseconds from a request's due time until its response arrived, sorted.
     micros: Vec<f64>,
     /// The share that was admitted.
     pub admitted: f64,
 }
 
 impl Latencies {
-    /// What so many of a thousand took at most.
+    /// The latency that this many of a thousand requests did not exceed.
     pub fn permille(&self, permille: usize) -> f64 {
         self.micros[(self.micros.len() * permille / 1_000).min(self.micros.len() - 1)]
     }

@@ -31,9 +31,8 @@ impl Keyed for Governor {
     }
 }
 
-/// `throttlecrab`: GCRA in its adaptive store. It takes `&mut self`, so it stands behind a mutex, as its
-/// documentation says; it is told how many keys to expect, because near its capacity it scans all of
-/// them on every request.
+/// `throttlecrab`: GCRA in its adaptive store. It takes `&mut self`, so it is behind a mutex, as its documentation says.
+/// It gets the expected number of keys, because near its capacity it scans all of them on every request.
 pub struct Throttlecrab(Mutex<throttlecrab::RateLimiter<AdaptiveStore>>, Bucket);
 
 impl Keyed for Throttlecrab {

@@ -1,4 +1,4 @@
-//! Timing: every side in turn, round after round, so that whatever disturbs the machine disturbs all.
+//! Timing: all sides alternate round by round, so that disturbances of the machine affect all of them.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -11,29 +11,29 @@ use crate::report::median;
 const ROUNDS: (usize, Duration) = (5, Duration::from_millis(300));
 /// The same, where it is about the difference of two times: what disturbs one of them disturbs that more.
 const FINE_ROUNDS: (usize, Duration) = (25, Duration::from_millis(60));
-/// How long it runs before the first, and nobody looks.
+/// Duration of the warm-up, which is not measured.
 const WARM_UP: Duration = Duration::from_millis(60);
 /// Requests between two looks at the clock.
 const BLOCK: usize = 256;
 
-/// What every side is asked.
+/// The load that every side gets.
 #[derive(Debug)]
 pub struct Load<'r, R> {
-    /// The requests, which come again from the start when all have come.
+    /// The requests, repeated from the start when all were made.
     pub requests: &'r [R],
-    /// How many threads ask; each begins elsewhere.
+    /// Number of threads; each starts at another request.
     pub threads: usize,
-    /// What the answer always must be: else something other was measured than was meant.
+    /// The expected result of every request: anything else would mean that the wrong thing was measured.
     pub allowed: bool,
 }
 
-/// One side, ready to be asked.
+/// One side, ready to run.
 pub struct Side<R> {
     name: &'static str,
     run: Box<Run<R>>,
 }
 
-/// Asks for so long, and returns nanoseconds per check.
+/// Runs for this long, and returns nanoseconds per check.
 type Run<R> = dyn Fn(&Load<'_, R>, Duration) -> f64;
 
 /// What a race measured.
@@ -46,7 +46,7 @@ pub struct Times {
 }
 
 impl<R: Sync> Side<R> {
-    /// A side that answers by `check`.
+    /// A side that decides with `check`.
     pub fn new(name: &'static str, check: impl Fn(&R) -> bool + Sync + 'static) -> Side<R> {
         // The whole loop is compiled for this side: nothing dynamic is called within.
         Side { name, run: Box::new(move |load, lasting| run(load, lasting, &check)) }

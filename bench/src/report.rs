@@ -1,4 +1,4 @@
-//! Lines for people and programs, and a file with everything that was measured.
+//! Prints figures, checks them against goals, and saves everything to `results.json`.
 
 use std::fs;
 use std::process::Command;
@@ -37,7 +37,7 @@ pub enum Want {
     AtMost(f64),
 }
 
-/// Says whether a number is as it should be.
+/// Prints whether a number meets its goal.
 pub fn goal(name: &str, want: Want, got: f64) {
     let (want, met) = match want {
         Want::AtLeast(least) => (format!(">={least:.1}"), got >= least),

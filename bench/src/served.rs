@@ -1,5 +1,4 @@
-//! Servers beside each other: each in a process of its own on the first core, and what it costs them to be asked from
-//! the second.
+//! Runs servers as child processes on the first core, and measures their CPU time under load from the second.
 
 use std::env;
 use std::fs;
@@ -17,15 +16,15 @@ use crate::report::{self, median};
 
 /// How often each is measured.
 const ROUNDS: usize = 5;
-/// The limits are of so many per second and key: more than anybody asks.
+/// The limit per second and key: more than any load.
 pub const RATE: u32 = 1_000_000;
 
 /// A server that runs until this is dropped.
 #[derive(Debug)]
 pub struct Server {
-    /// What it calls itself.
+    /// Its name and version.
     pub version: String,
-    /// Where it listens.
+    /// Its port.
     pub port: u16,
     child: Child,
 }
@@ -43,7 +42,7 @@ impl Server {
         Server::start(version(program, "--version"), command, port)
     }
 
-    /// `throttlecrab-server`, as its documentation starts it. Whoever asks says what the limit is.
+    /// `throttlecrab-server`, started as its documentation shows. Each request carries its limit.
     pub fn throttlecrab(program: &str, protocol: &str) -> Server {
         let port = free_port();
         let mut command = on_first_core(program);
@@ -52,7 +51,7 @@ impl Server {
         Server::start(version(program, "--version"), command, port)
     }
 
-    /// A Redis that keeps nothing on disk.
+    /// A Redis server without persistence.
     pub fn redis() -> Server {
         let port = free_port();
         let mut command = on_first_core("redis-server");
@@ -103,7 +102,7 @@ impl Server {
         let pids = folders.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
         let ticks = pids.filter_map(|pid| {
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            // The name of the program stands in brackets and may contain anything.
+            // The program name is in parentheses and may contain anything.
             let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
             let [parent, user, system] = [1, 11, 12].map(|at| fields[at].parse::<u32>().expect("proc(5)"));
             (pid == self.child.id() || parent == self.child.id()).then_some(user + system)

@@ -1,4 +1,4 @@
-//! What one side of a comparison can do.
+//! The traits that each side of a comparison implements.
 
 use crate::keys::Request;
 
@@ -23,8 +23,8 @@ impl Bucket {
     /// and refuses nothing.
     pub const SMALL: Bucket = Bucket { count: 1, seconds: 60, burst: 2, keys: 1_000 };
 
-    /// Allows everything too, but each request leaves a trace for a minute: so a store that drops
-    /// what is as good as new holds all these keys, as one in production would.
+    /// Allows everything too, but each request leaves a state for a minute, so a store that drops fresh states keeps
+    /// all keys, as in production.
     pub const fn lasting(keys: usize) -> Bucket {
         Bucket { count: 1, seconds: 60, burst: 25_000_000, keys }
     }

@@ -1,4 +1,4 @@
-//! Whatever a client sends, it cannot choose whose request it is.
+//! Fuzzes client addresses: whatever headers a client sends, it cannot choose its address.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Bodies as anybody may send them: an answer or a typed error, and what is JSON, and what it says, is what
-//! `serde_json` says it is.
+//! Fuzzes request bodies: a response or a typed error, never a panic; JSON is accepted and read exactly as by
+//! `serde_json`.
 
 #![no_main]
 
@@ -32,7 +32,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// The whole text, cut out first and then read: the two ways must agree. Nothing if a number does not fit.
+/// Reads the whole text in two ways, cut out first and directly, which must agree. `None` if a number does not fit.
 fn whole(data: &[u8]) -> Result<Option<Value>, Malformed> {
     let mut bytes = data.to_vec();
     let mut reader = Reader::new(&mut bytes)?;
@@ -83,7 +83,7 @@ fn depth(value: &Value) -> usize {
     }
 }
 
-/// One check: what is understood is what stands there.
+/// One check: the parsed request equals the JSON.
 fn check(data: &[u8], expected: Option<&Value>) {
     let mut bytes = data.to_vec();
     match Reader::new(&mut bytes).map_err(ApiError::from).and_then(Ask::read) {
@@ -111,7 +111,7 @@ fn understood(ask: &Ask<'_>, expected: &Value) {
     }
 }
 
-/// A batch: as many as there are, and each is read as it would be on its own.
+/// A batch: each item is read as it would be alone, and none is lost.
 fn batch(data: &[u8], expected: Option<&Value>) {
     let mut bytes = data.to_vec();
     match Reader::new(&mut bytes).map_err(ApiError::from).and_then(read_batch) {
@@ -131,7 +131,7 @@ fn batch(data: &[u8], expected: Option<&Value>) {
     }
 }
 
-/// An error is JSON whatever is wrong, and no longer than a few sentences.
+/// An error is always JSON, and no longer than a few sentences.
 fn told(error: &ApiError) {
     let mut text = Writer::with_capacity(256);
     error.write(&mut text);

@@ -1,5 +1,5 @@
-//! A config file is whatever somebody saved under that name: it is refused with a report or read, never a
-//! panic, whatever the format. Limits that were read mean the same when they are printed and read again.
+//! Fuzzes config files in every format: rejected with a report or parsed, never a panic. Parsed limits mean the same
+//! after they are printed and parsed again.
 
 #![no_main]
 

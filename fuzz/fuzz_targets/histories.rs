@@ -1,5 +1,4 @@
-//! Any history of one bucket or window: what is admitted in any interval keeps the contract, judged by
-//! sums alone.
+//! Fuzzes histories of one bucket or window: admissions in every interval keep the contract, checked by sums alone.
 
 #![no_main]
 

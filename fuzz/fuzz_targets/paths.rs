@@ -1,4 +1,4 @@
-//! Any path has one spelling, and all others of it are the same.
+//! Fuzzes path normalization: all spellings of a path give one result, which is stable.
 
 #![no_main]
 

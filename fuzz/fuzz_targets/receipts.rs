@@ -1,5 +1,5 @@
-//! Receipts and keys are read from text that anybody can send: nonsense is refused, never a panic, and
-//! what is read is written again to the letter.
+//! Fuzzes receipts and keys from untrusted text: invalid text is rejected, never a panic, and valid text round-trips
+//! exactly.
 
 #![no_main]
 

@@ -1,6 +1,5 @@
-//! Facts, costs and verbs as anybody may send them, against policies that use every part of a limit and
-//! replace each other over the same keys: an answer or a typed error, and what a peek says is what a check
-//! then does.
+//! Fuzzes facts, costs and verbs against policies that use every part of a limit and replace each other over the same
+//! keys: a decision or a typed error, and a check does what a peek said.
 
 #![no_main]
 
@@ -13,7 +12,7 @@ use tollkeeper::{
     Policy, Quota, Time,
 };
 
-/// Limits under the same names, so that they meet each other's states: each bit changes some of them.
+/// Limits with the same names, so that they find each other's states: each bit changes some of them.
 fn limits(choice: u8) -> Vec<Limit> {
     let bit = |bit: u32| choice >> bit & 1 == 1;
     let minute = |count| if bit(0) { Allowance::Nothing } else { Quota::per_minute(count).into() };
@@ -54,8 +53,7 @@ static LIMITER: LazyLock<Limiter> = LazyLock::new(|| {
     Limiter::embedded(Policy::new(limits(0)).expect("valid"), store)
 });
 
-/// The first byte says which limits are in force, the second the cost; then names and values follow, each
-/// behind its length.
+/// The first byte selects the limits, the second is the cost; then names and values follow, each after its length.
 fn parsed(data: &[u8]) -> Option<(u8, u64, Facts<'_>)> {
     let (&[choice, cost], mut rest) = data.split_first_chunk()?;
     let mut facts = Facts::new();

@@ -1,4 +1,4 @@
-//! Whatever comes over a connection of the Redis protocol: commands or a typed error, the same however it is cut.
+//! Fuzzes the RESP parser: commands or a typed error, independent of how the bytes are split.
 
 #![no_main]
 

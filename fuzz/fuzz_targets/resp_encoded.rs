@@ -1,4 +1,4 @@
-//! Commands of the encoder of `redis-protocol` are read as they were meant, and answers are written as it would.
+//! Fuzzes RESP against `redis-protocol`: its encoded commands are parsed correctly, and replies equal its encoding.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Questions of Envoy as anybody may send them: an answer or a reason, and what is read is what `prost` reads.
+//! Fuzzes Envoy's rate limit requests: a response or a reason, and the decoder agrees with `prost`.
 
 #![no_main]
 

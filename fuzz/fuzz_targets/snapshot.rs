@@ -1,6 +1,5 @@
-//! A snapshot is a file that anybody may have touched: it is refused or read, never a panic, and never
-//! more memory than the file is long. The first byte says whether the rest stands as it is or follows
-//! what every snapshot begins with.
+//! Fuzzes snapshot files: rejected or loaded, never a panic, and never more memory than the file is long. The first byte
+//! selects whether the rest is the whole file or follows a valid header.
 
 #![no_main]
 

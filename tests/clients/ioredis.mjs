@@ -1,4 +1,4 @@
-// ioredis as it is, against a server whose policy has one limit: 5 in 10 minutes for each `user`.
+// Unmodified ioredis against a server whose policy has one limit: 5 in 10 minutes for each `user`.
 import assert from "node:assert/strict";
 import Redis from "ioredis";
 

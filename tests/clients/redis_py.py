@@ -1,4 +1,4 @@
-"""redis-py as it is, against a server whose policy has one limit: 5 in 10 minutes for each `user`."""
+"""Unmodified redis-py against a server whose policy has one limit: 5 in 10 minutes for each `user`."""
 
 import asyncio
 import sys

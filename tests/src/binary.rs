@@ -1,4 +1,4 @@
-//! The binary as a user has it, for tests that stand outside its package.
+//! Builds and locates the `tollkeeper` binary for tests outside its package.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -1,9 +1,8 @@
-//! Random cases: a quota near the bounds or far from them, and a history that looks for trouble.
+//! Random test cases: a quota, sometimes near its bounds, and a history that provokes edge cases.
 //!
-//! A history is written in terms of what the key answers ("wait exactly as told, less a microsecond;
-//! ask for one more than remains"), so that it stays meaningful when parts of it are taken out. That
-//! is how a case that fails is made small: [`smallest`]. Everything follows from a number; the same
-//! number gives the same case everywhere.
+//! Moves are relative to the results of the key ("wait exactly `retry_after` minus a microsecond", "a cost of one more
+//! than remains"), so a history stays meaningful when moves are removed. That is how [`smallest`] shrinks a failing
+//! case. Everything is derived from a number; the same number gives the same case everywhere.
 
 use std::fmt;
 
@@ -14,15 +13,15 @@ use crate::one_key::OneKey;
 /// A history of one key.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// The first is in force until another of them is chosen: all of one algorithm and period.
+    /// The quotas, all of one algorithm and period. The first is active until a move chooses another.
     pub quotas: Vec<Quota>,
-    /// How much earlier than the epoch's the windows begin, in microseconds.
+    /// How much earlier the windows begin than those aligned to the epoch, in microseconds.
     pub shift: u64,
-    /// The longest delay that callers can hold a queued request.
+    /// The longest delay that the caller accepts for a queued request.
     pub hold: Option<Span>,
     /// When it begins, in microseconds.
     pub start: u64,
-    /// How many slots are held when it begins: a history is too short to take thousands.
+    /// Slots held at the start: a history is too short to take thousands.
     pub held: u64,
     /// What happens.
     pub moves: Vec<Move>,
@@ -44,11 +43,11 @@ pub enum Wait {
     Not,
     /// So many microseconds.
     Micros(u64),
-    /// As long as the last refusal said.
+    /// As long as the last refusal's retry.
     AsTold,
     /// One microsecond less.
     LessThanTold,
-    /// Until the key is as new.
+    /// Until the key is fresh.
     Reset,
     /// Until one more unit is free.
     Next,
@@ -122,7 +121,7 @@ pub enum Step {
     Times(u64, Off),
 }
 
-/// What a history is made of, besides requests.
+/// What a history contains besides requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Nothing.
@@ -133,11 +132,11 @@ pub enum Kind {
     Changes,
     /// One change of the quota, with refunds and settlements before and after it.
     RefundsOverAChange,
-    /// Clocks that are set.
+    /// Clock steps.
     Steps,
 }
 
-/// No history goes on for longer: three fill times after this are still below 2^53 µs.
+/// The latest time of a history: three fill times after it are still below 2^53 µs.
 pub const LATEST: u64 = 100 * 366 * 86_400_000_000;
 
 impl Case {
@@ -150,7 +149,7 @@ impl Case {
         let staggers = algorithm == Algorithm::FixedWindow && random.one_in(2);
         let holds = algorithm == Algorithm::LeakyBucket && random.one_in(3);
         let crowded = algorithm == Algorithm::Concurrency && number.is_multiple_of(30);
-        // Logs of 100,000 units and thousands of slots take time: there a few moves are enough.
+        // Logs of 100,000 units and thousands of slots are slow, so those cases have only a few moves.
         let slow = crowded || algorithm == Algorithm::SlidingLog && near_bound;
         let most_moves = if slow { 6 } else { 40 };
         let moves = random.within(1, most_moves);
@@ -189,8 +188,8 @@ impl fmt::Display for Case {
     }
 }
 
-/// The smallest case found that still fails, with what it fails with: moves are taken out, many at
-/// once and then one by one, and what is left is made simpler, for as long as that helps.
+/// Shrinks a failing case: removes moves, many at once and then one by one, and simplifies the rest, while the case
+/// still fails. Returns the smallest case and its failure.
 pub fn smallest(case: Case, why: String, fails: impl Fn(&Case) -> Option<String>) -> (Case, String) {
     let (mut case, mut why) = (case, why);
     let mut better = |case: &mut Case, other: Case| match fails(&other) {
@@ -231,7 +230,7 @@ pub fn smallest(case: Case, why: String, fails: impl Fn(&Case) -> Option<String>
 }
 
 impl Wait {
-    /// In microseconds, for a key that was told this when it was last refused.
+    /// The wait in microseconds, for a key whose last refusal had this retry.
     pub fn micros(self, key: &OneKey, told: Option<Retry>) -> u64 {
         let told = if let Some(Retry::After(span)) = told { span.as_micros() } else { 0 };
         let span = |span: Option<Span>| span.map_or(0, Span::as_micros);
@@ -361,7 +360,7 @@ impl Random {
                 Some(first) if self.one_in(2) => self.another_rate(first),
                 _ => self.rate(algorithm, period, near_bound),
             };
-            // A burst that takes longer than 50 years to fill is none: draw again.
+            // A burst that takes longer than 50 years to fill is invalid: draw again.
             quotas.extend(Quota::new(algorithm, rate));
         }
         quotas

@@ -1,4 +1,4 @@
-//! Certificates that nobody else trusts, made by `openssl` when they are needed.
+//! A private CA and its certificates, created with `openssl` on demand.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,14 @@ use std::process::Command;
 
 use crate::redis::folder;
 
-/// An authority, in a folder that goes with it.
+/// A CA in a temporary folder, which is removed on drop.
 #[derive(Debug)]
 pub struct Authority {
     folder: PathBuf,
 }
 
 impl Authority {
-    /// Makes one.
+    /// Creates a CA.
     pub fn new() -> Authority {
         let folder = folder();
         let name = folder.file_name().expect("it has a name").to_string_lossy().into_owned();
@@ -27,10 +27,10 @@ impl Authority {
         Authority { folder }
     }
 
-    /// Has a certificate made for this name and these alternatives (`IP:127.0.0.1`), and its key.
+    /// Issues a certificate for this name and these alternative names (`IP:127.0.0.1`), with its key.
     pub fn certify(&self, name: &str, alternatives: &str) -> (PathBuf, PathBuf) {
         fs::write(self.folder.join("extensions"), format!("subjectAltName={alternatives}"))
-            .expect("a folder of one's own");
+            .expect("the temporary folder is writable");
         openssl(
             &self.folder,
             &format!(

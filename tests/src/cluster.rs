@@ -7,20 +7,21 @@ use tollkeeper::store::redis::wire::Value;
 
 use crate::redis::{PATIENCE, Program, Server, pause};
 
-/// Six servers that are one store.
+/// The six servers of a cluster.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The first three began as primaries.
+    /// The servers; the first three are the initial primaries.
     pub servers: Vec<Server>,
 }
 
 impl Cluster {
-    /// Starts one, and waits until every server knows all others and every replica follows its primary.
+    /// Starts a cluster, and waits until every server knows all others and every replica follows its primary.
     pub fn start() -> Cluster {
         Cluster::with("port", &[], &[])
     }
 
-    /// Starts one whose servers listen at this door, with these settings more; `words` open the door.
+    /// Starts a cluster with this port setting (`port` or `tls-port`) and additional settings; `words` are the
+    /// arguments that `redis-cli` needs to connect.
     pub fn with(door: &str, settings: &[&str], words: &[&str]) -> Cluster {
         let own = ["cluster-enabled yes", "cluster-node-timeout 2000", "cluster-replica-validity-factor 0"];
         let settings = [&own, settings].concat();
@@ -56,7 +57,7 @@ impl Cluster {
         Cluster { servers }
     }
 
-    /// Where a store finds it.
+    /// Its store URL.
     pub fn url(&self) -> String {
         let hosts: Vec<String> =
             self.servers[..3].iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();

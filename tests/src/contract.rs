@@ -1,8 +1,8 @@
-//! The contract checker: reads the history of one key and says how much of a contract it needed.
+//! Contract checkers: compute from the history of one key how much of a contract it needed.
 //!
-//! Each function answers with the smallest limit that would have made the history lawful, so a test
-//! demands `needed <= limit` and a report can print both. It knows histories and the formulas of the
-//! contracts, and shares no code with the algorithms: a mistake would have to be made twice.
+//! Each function returns the smallest limit under which the history is allowed, so a test asserts `needed <= limit` and a
+//! report can print both. The checkers know only histories and the formulas of the contracts, and share no code with the
+//! algorithms: a mistake would have to be made twice.
 //!
 //! | Algorithm | What must hold |
 //! |---|---|
@@ -13,10 +13,10 @@
 //! | sliding-log | `any_period(admissions, period) <= quota` |
 //! | concurrency | `concurrency(holds) <= quota` |
 //!
-//! Where faults allow the sum of k equal contracts, compare with k times the limit; for `bucket`
-//! give the rate k times the count as well.
+//! Where faults allow the sum of k equal contracts, compare with k times the limit; for `bucket` multiply the count of
+//! the rate by k as well.
 //!
-//! Histories come in any order, since several processes write them down. Times are microseconds of
+//! Histories may be in any order, since several processes record them. Times are microseconds of
 //! the store's clock; periods and ticks are at least 1. All arithmetic is exact: times, rates and the
 //! total cost of a history must be below 2^62, and are asserted to be.
 //!
@@ -29,8 +29,8 @@
 //! assert_eq!(bucket(&history, rate), 3);
 //! ```
 
-/// What was let through: an admitted request or, among departures, one that left the queue.
-// The order of the fields is the order of a history: of one instant the dearest comes last.
+/// An admitted request or, among departures, one that left the queue.
+// The order of the fields is the order of a history: at one instant the costliest comes last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Admission {
     /// When, in microseconds.
@@ -75,7 +75,7 @@ pub fn bucket(history: &[Admission], rate: Rate) -> u128 {
 
 /// The most that an interval d had beyond `cost_of_last + count*(d + tick)/period`, rounded up.
 ///
-/// Of departures at one instant the dearest is the last: the history does not say which it was.
+/// Of departures at one instant the costliest counts as the last, because the history does not record their order.
 pub fn departures(history: &[Admission], rate: Rate) -> u128 {
     beyond(history, rate, |last| last.cost)
 }
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_needs_nothing() {
+    fn empty_history_needs_nothing() {
         for contract in [BUCKET, DEPARTURES, FIXED, SLIDING, ANY] {
             check(contract, &[], 0);
         }
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_needs_the_burst_and_the_rate_is_free() {
+    fn bucket_counts_only_what_exceeds_the_rate() {
         check(BUCKET, &[at(5, 20)], 20);
         check(BUCKET, &[at(5, 19), at(5, 1)], 20);
         check(BUCKET, &[at(0, 20), steady(100, 999)], 20);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_forgives_one_tick_and_no_more() {
+    fn bucket_tolerates_exactly_one_tick() {
         check(BUCKET, &[at(0, 20), at(99, 1)], 20);
         check(BUCKET, &[at(0, 20), at(98, 1)], 21);
         check(COARSE_BUCKET, &[at(0, 20), at(90, 1)], 20);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_refills_in_silence() {
+    fn bucket_refills_while_idle() {
         check(BUCKET, &[at(0, 20), at(2_000, 20)], 20);
         check(BUCKET, &[at(0, 20), at(2_000, 21)], 21);
         check(BUCKET, &[at(0, 20), at(1_000, 10)], 20);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn bucket_finds_a_break_in_the_middle() {
+    fn bucket_detects_a_violation_in_the_middle() {
         let busy = [at(0, 3), steady(0, 10_000)].concat();
         check(BUCKET, std::slice::from_ref(&busy), 4);
         check(BUCKET, &[busy, at(500_050, 1)], 5);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn departures_leave_one_by_one() {
+    fn departures_are_spaced_one_by_one() {
         check(DEPARTURES, &[at(0, 20)], 0);
         check(DEPARTURES, &[at(0, 1), at(99, 1)], 0);
         check(DEPARTURES, &[at(0, 1), at(98, 1)], 1);
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn departures_wait_for_the_cost_before_them() {
+    fn departures_wait_for_the_preceding_cost() {
         check(DEPARTURES, &[at(0, 5), at(500, 7), at(1_200, 1)], 0);
         check(DEPARTURES, &[at(0, 5), at(400, 7), at(1_200, 1)], 1);
         check(DEPARTURES, &[at(0, 5), at(500, 7), at(1_100, 1)], 1);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn departures_at_one_instant_end_with_the_dearest() {
+    fn departures_at_one_instant_end_with_the_costliest() {
         check(DEPARTURES, &[at(0, 9), at(0, 1)], 1);
         check(DEPARTURES, &[at(0, 9), at(0, 1), at(0, 2)], 3);
         check(DEPARTURES, &[at(0, 1), at(100, 9), at(100, 1)], 1);
@@ -343,13 +343,13 @@ mod tests {
     }
 
     #[test]
-    fn fixed_window_finds_a_break_in_the_middle() {
+    fn fixed_window_detects_a_violation_in_the_middle() {
         check(FIXED, &[steady(0, 10_000)], 10);
         check(FIXED, &[steady(0, 10_000), at(500_050, 1)], 11);
     }
 
     #[test]
-    fn sliding_window_lets_the_previous_fade() {
+    fn sliding_window_weighs_the_previous_window() {
         // A quarter into the next window 10 weigh 7.5, so that 2 fit.
         check(SLIDING, &[at(999, 10), at(1_250, 2)], 10);
         check(SLIDING, &[at(999, 10), at(1_250, 3)], 11);
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn sliding_window_finds_a_break_in_the_middle() {
+    fn sliding_window_detects_a_violation_in_the_middle() {
         // At the start of a window the ten of the one before weigh in full.
         check(SLIDING, &[steady(0, 10_000)], 11);
         check(SLIDING, &[steady(0, 10_000), at(500_050, 1)], 12);
@@ -397,13 +397,13 @@ mod tests {
     }
 
     #[test]
-    fn any_period_finds_a_break_in_the_middle() {
+    fn any_period_detects_a_violation_in_the_middle() {
         check(ANY, &[steady(0, 10_000)], 10);
         check(ANY, &[steady(0, 10_000), at(500_050, 1)], 11);
     }
 
     #[test]
-    fn concurrency_counts_who_is_there() {
+    fn concurrency_counts_simultaneous_holders() {
         fn check(holds: &[(u64, u64)], needed: u128) {
             let hold = |&(from, until): &(u64, u64)| Hold { from, until };
             let forwards: Vec<_> = holds.iter().map(hold).collect();
@@ -466,7 +466,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "must be below 2^62")]
-    fn a_total_too_large_is_refused() {
+    fn too_large_total_is_rejected() {
         check(ANY, &[at(0, BOUND - 1), at(9_999, 1)], 0);
     }
 

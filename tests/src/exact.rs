@@ -1,4 +1,4 @@
-//! What many processes that share a Redis, and the test that starts them, both know.
+//! Limits and sizes shared by `tests/exact.rs` and its child processes.
 
 use tollkeeper::{Algorithm, Facts, Limit, Quota, facts};
 
@@ -9,11 +9,11 @@ pub const TASKS: usize = 64;
 #[expect(missing_docs, reason = "above")]
 pub const REQUESTS: usize = 20;
 
-/// What all of them may have together: less than what the other two limits grant.
+/// The limit of all processes together: less than the other two limits grant.
 pub const ALL: u64 = 4_000;
-/// What each process may have.
+/// The limit of each process.
 pub const PER_PROCESS: u64 = 700;
-/// What each of two routes may have.
+/// The limit of each of two routes.
 pub const PER_ROUTE: u64 = 2_500;
 
 /// One key that all share, one for each process, one for each of two routes: of three algorithms.

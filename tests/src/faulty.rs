@@ -1,9 +1,8 @@
-//! A network of one's own: a proxy before a server, which does to a connection what networks do to it.
+//! A proxy in front of a Redis server that injects network faults.
 //!
-//! It knows where a command and a reply end, so that it can let a command through and lose its reply,
-//! or cut a reply in half. What TCP promises it keeps: nothing is lost out of the middle of a stream, so
-//! a connection that has lost something is reset, or silent for good. Only [`Loss::Slip`] and [`Fault::Repeat`]
-//! do what a broken proxy between node and server would.
+//! It parses commands and replies, so it can forward a command and lose its reply, or truncate a reply. It keeps TCP's
+//! guarantees: nothing is lost from the middle of a stream, so a connection that has lost something is reset or stays
+//! silent. Only [`Loss::Slip`] and [`Fault::Repeat`] do what a broken proxy between node and server would.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,41 +19,41 @@ use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-/// What the network does.
+/// A network fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing: it carries everything.
+    /// No fault.
     None,
-    /// Replies come so much later.
+    /// Replies are delayed.
     Delay(Duration),
-    /// Nothing arrives, in either direction: who has sent something will never hear on that connection.
+    /// All data is dropped, in both directions: a connection with a pending command never gets a reply.
     Drop,
-    /// Connections are reset, and new ones as soon as they are there.
+    /// Connections are reset, new ones right after the connect.
     Reset,
-    /// A connection brings half of its next reply to a script, and closes.
+    /// A connection delivers half of its next reply to a script, and closes.
     Cut,
-    /// Nothing is read, from either side: it arrives when this is over.
+    /// Nothing is read from either side; the data arrives when the fault is over.
     Stall,
-    /// New connections are reset; those that are there carry everything.
+    /// New connections are reset; existing ones work.
     Shut,
-    /// One in so many replies to a script is lost, though the script ran.
+    /// One in `n` replies to a script is lost, although the script ran.
     Lose(u64, Loss),
-    /// One in so many replies to a script comes twice, as no network but a broken proxy does it.
+    /// One in `n` replies to a script arrives twice, as with a broken proxy.
     Repeat(u64),
 }
 
-/// What becomes of a connection whose reply was lost.
+/// What happens to a connection whose reply was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// It is reset.
     Reset,
-    /// It goes on to carry commands, and brings no reply any more.
+    /// It still forwards commands, but no more replies.
     Silence,
-    /// It goes on as if nothing had happened: the next reply comes in place of the one that was lost.
+    /// It continues, so the next reply takes the place of the lost one.
     Slip,
 }
 
-/// A proxy, which ends with this.
+/// A running proxy. Stops on drop.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -62,14 +61,14 @@ pub struct Proxy {
     runtime: Option<Runtime>,
 }
 
-/// What went through a proxy.
+/// Traffic counters of a proxy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Connections that were made.
     pub connections: u64,
-    /// Scripts that went to the server.
+    /// Scripts forwarded to the server.
     pub scripts: u64,
-    /// Replies that came from there, and did not arrive or not whole.
+    /// Replies of the server that did not arrive, or only in part.
     pub lost: u64,
 }
 
@@ -84,11 +83,11 @@ struct Shared {
 }
 
 impl Proxy {
-    /// One before the server with this socket.
+    /// Starts a proxy in front of the server with this socket.
     pub fn before(server: PathBuf) -> Proxy {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a thread");
-        // By hand, because a test may be running in another runtime and cannot wait for this one.
+        // A std listener, because the test may run in another runtime and cannot block on this one.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         listener.set_nonblocking(true).expect("a socket");
@@ -107,17 +106,17 @@ impl Proxy {
         Proxy { address, shared, runtime: Some(runtime) }
     }
 
-    /// Where nodes find it: `host:port`.
+    /// The address to connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Changes what the network does, for connections that are there as well.
+    /// Sets the fault, for existing connections as well.
     pub fn fault(&self, fault: Fault) {
         self.shared.fault.send_replace(fault);
     }
 
-    /// What went through until now.
+    /// The traffic so far.
     pub fn traffic(&self) -> Traffic {
         let Shared { connections, scripts, lost, .. } = &*self.shared;
         Traffic {
@@ -130,7 +129,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // Nobody waits for its threads, for the same reason.
+        // In the background, for the same reason.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -147,7 +146,7 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>) {
         }
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
-            // Who sits behind is not there: nor is who stands before it.
+            // The server is down, so the proxy refuses as well.
             let Ok(server) = UnixStream::connect(&shared.server).await else { return reset(&node) };
             let _ = node.set_nodelay(true);
             Connection::new(shared).carry(node, server).await;
@@ -164,13 +163,13 @@ fn reset(node: &TcpStream) {
 struct Connection {
     shared: Arc<Shared>,
     fault: watch::Receiver<Fault>,
-    /// For each command on its way, whether it is a script.
+    /// For each command in flight, whether it is a script.
     asked: Mutex<VecDeque<bool>>,
-    /// Whether it has lost something, so that nothing can arrive any more: commands, or replies.
+    /// Whether commands or replies were lost, after which none may arrive any more.
     deaf: Mutex<(bool, bool)>,
 }
 
-/// What is brought to a node, and when.
+/// What is delivered to a node, and when.
 enum Brought {
     Bytes(Instant, Vec<u8>),
     End,
@@ -183,9 +182,9 @@ impl Connection {
         Connection { shared, fault, asked: Mutex::default(), deaf: Mutex::default() }
     }
 
-    /// Carries until one side ends, or the network ends it.
+    /// Forwards until one side closes, or a fault ends the connection.
     async fn carry(self, node: TcpStream, server: UnixStream) {
-        // Not split: half of a connection says goodbye when it is dropped, and a reset does not.
+        // Not split: a dropped half would send FIN, which a reset does not.
         let (from_server, to_server) = server.into_split();
         let (bring, brought) = mpsc::unbounded_channel();
         let commands = pin!(self.commands(&node, to_server));
@@ -193,7 +192,7 @@ impl Connection {
         let deliveries = pin!(deliver(&node, brought));
         let mut fault = self.fault.clone();
         let resets = pin!(fault.wait_for(|fault| *fault == Fault::Reset));
-        // Replies end by having their end delivered.
+        // The reply direction ends when its end is delivered.
         let end = tokio::select! {
             _ = commands => Brought::End,
             end = deliveries => end,
@@ -226,7 +225,7 @@ impl Connection {
                 if lock(&self.deaf).0 {
                     continue;
                 }
-                // One without keys only finds out whether scripts may be run.
+                // A script without keys only tests whether scripts may be run.
                 let script = command.windows(4).take(16).any(|word| word.eq_ignore_ascii_case(b"EVAL"))
                     && !command.ends_with(b"\r\n0\r\n");
                 lock(&self.asked).push_back(script);
@@ -297,7 +296,7 @@ impl Connection {
     }
 }
 
-/// Brings to a node what is due, until an end is, and says which.
+/// Delivers what is due to a node until the stream ends, and returns how.
 async fn deliver(node: &TcpStream, mut brought: mpsc::UnboundedReceiver<Brought>) -> Brought {
     while let Some(Brought::Bytes(due, bytes)) = {
         let next = brought.recv().await;
@@ -322,7 +321,7 @@ async fn deliver(node: &TcpStream, mut brought: mpsc::UnboundedReceiver<Brought>
     Brought::End
 }
 
-/// How long the first message in `bytes` is, if all of it is there: a command, or a reply.
+/// The length of the first command or reply in `bytes`, if it is complete.
 fn message(bytes: &[u8]) -> Option<usize> {
     let line = bytes.windows(2).position(|two| two == b"\r\n")? + 2;
     let number = || -> Option<i64> { std::str::from_utf8(&bytes[1..line - 2]).ok()?.parse().ok() };
@@ -351,7 +350,7 @@ mod tests {
     use super::message;
 
     #[test]
-    fn a_message_ends_where_it_ends() {
+    fn message_length_is_found() {
         for (bytes, expected) in [
             ("+OK\r\n+PONG\r\n", Some(5)),
             ("$-1\r\n", Some(5)),

@@ -1,8 +1,7 @@
-//! Histories of one key, for the twins: what Rust says of every step, and what Lua says on a real server.
+//! Histories of one key for the twins: compares each step of the Rust algorithms with Lua on a real server.
 //!
-//! A history is played on a [`OneKey`] first, and every step is written down with its time. One call of a
-//! script then folds thousands of steps, and each must come out the same: the verdict, the numbers that
-//! people are told, and the bytes of the state.
+//! A history runs on a [`OneKey`] first, which records every step with its time. One script call then folds thousands
+//! of steps, and each must give the same result: the verdict, the reported numbers, and the bytes of the state.
 
 use tollkeeper::store::redis::script::{Kinds, Script};
 use tollkeeper::store::redis::state;
@@ -17,14 +16,14 @@ use crate::redis::Client;
 /// The script that folds.
 pub const FOLD: &str = include_str!("fold.lua");
 
-/// What Rust says of one step, and what Lua must say.
+/// The result of one step in Rust, which Lua must reproduce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Row {
-    /// Of a check or a peek: the numbers, and whether the state was moved.
+    /// A check or a peek: the outcome, and whether the state was moved.
     Asked(Outcome, bool),
-    /// Of a release or a renewal: whether the slot was held.
+    /// A release or a renewal: whether the slot was held.
     Held(bool),
-    /// Of everything else, nothing.
+    /// Any other step.
     Done,
 }
 
@@ -39,9 +38,9 @@ pub struct Made {
     hold: Option<Span>,
     past: Option<Past>,
     who: u64,
-    /// What Rust said.
+    /// The result in Rust.
     pub row: Row,
-    /// The bytes of the state after it; of logs and slots the length.
+    /// The bytes of the state after the step; only the length for logs and slots.
     after: After,
     /// When that state is fresh.
     fresh: u64,
@@ -53,7 +52,7 @@ enum After {
     Length(usize),
 }
 
-/// A history, written down.
+/// A recorded history.
 #[derive(Clone, Debug)]
 pub struct History {
     key: OneKey,
@@ -219,18 +218,18 @@ fn is_packed(quota: &Quota) -> bool {
     !matches!(quota.algorithm(), Algorithm::SlidingLog | Algorithm::Concurrency)
 }
 
-/// The script that folds, of the twins as they are or as a mutant would have them.
+/// The folding script, with the twins as they are or mutated.
 pub fn script(mutate: impl FnOnce(String) -> String) -> Script {
     Script::of(mutate(Script::new(FOLD, Kinds::ALL).text().to_owned()))
 }
 
-/// Folds histories in Lua; the first difference from what Rust said, if there is one.
+/// Folds histories in Lua and returns the first difference from Rust, if any.
 pub fn differs(client: &mut Client, script: &Script, histories: &[History]) -> Option<String> {
     let answer = client.run(script, &[], &[&written(histories)]);
     let Ok(Value::List(parts)) = answer else { return Some(format!("{answer:?}")) };
     let [Value::Bytes(rows), Value::List(finals)] = &parts[..] else { panic!("rows and states: {parts:?}") };
     let mut rows = Rows(rows);
-    // The first is what was left before the first history began.
+    // The first entry is the state before the first history.
     for (history, last) in histories.iter().zip(&finals[1..]) {
         let mut before = history.begin.clone();
         for (index, made) in history.steps.iter().enumerate() {
@@ -295,7 +294,7 @@ fn push(bytes: &mut Vec<u8>, width: usize, number: u64) {
     bytes.extend_from_slice(&number.to_be_bytes()[8 - width..]);
 }
 
-/// What Lua said, row after row.
+/// The rows that Lua returned.
 struct Rows<'a>(&'a [u8]);
 
 impl Rows<'_> {
@@ -305,7 +304,7 @@ impl Rows<'_> {
         number.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 
-    /// Reads what Lua said of a step that found the state `before`, and says what differs.
+    /// Reads Lua's row of a step that found the state `before`, and returns what differs.
     fn differs(&mut self, made: &Made, before: &mut Vec<u8>) -> Option<String> {
         let row = match made.op {
             1 | 2 => self.asked(made, before),
@@ -332,7 +331,7 @@ impl Rows<'_> {
         (fresh != made.fresh).then(|| format!("for Lua it is fresh at {fresh}"))
     }
 
-    /// The numbers that follow from what Lua said, for the state that Lua had left before.
+    /// The outcome derived from Lua's row, for the state that Lua had before.
     fn asked(&mut self, made: &Made, before: &[u8]) -> Row {
         let Made { quota, now, shift, hold, amount, .. } = *made;
         let ask = Ask { now: Time::from_micros(now), cost: amount, shift, hold };

@@ -1,22 +1,22 @@
-//! A folder of a test's own.
+//! Temporary folders.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::redis;
 
-/// A folder that is gone when the test is.
+/// A temporary folder. Removed on drop.
 #[derive(Debug)]
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// An empty one.
-    #[expect(clippy::new_without_default, reason = "it makes a folder")]
+    /// Creates an empty folder.
+    #[expect(clippy::new_without_default, reason = "it creates a folder")]
     pub fn new() -> Folder {
         Folder(redis::folder())
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -24,7 +24,7 @@ impl Folder {
     /// Writes a file into it.
     pub fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
-        fs::write(&path, text).expect("a folder of one's own");
+        fs::write(&path, text).expect("the temporary folder is writable");
         path
     }
 }

@@ -1,4 +1,4 @@
-//! Programs in other languages. Their packages are installed once, into `target/languages`, and nowhere else.
+//! Runs programs in other languages. Their packages are installed once, only into `target/languages`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ pub fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Runs a program to its end; what it writes to standard output.
+/// Runs a program that must succeed, and returns its standard output.
 pub fn run(command: &mut Command) -> String {
     let output = command.output();
     let output = output.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()));
@@ -43,7 +43,7 @@ pub fn python() -> PathBuf {
     venv.join("bin")
 }
 
-/// Installs what no test has installed yet.
+/// Runs `install` unless an earlier test has.
 fn installed(marker: &Path, install: impl FnOnce()) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,7 +53,7 @@ fn installed(marker: &Path, install: impl FnOnce()) {
     }
 }
 
-/// A process that ends with the test.
+/// A process that is killed on drop.
 #[derive(Debug)]
 pub struct Killed(pub Child);
 
@@ -66,7 +66,7 @@ impl Killed {
 
     /// Ends it.
     pub fn kill(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         drop(self.0.kill());
         drop(self.0.wait());
     }

@@ -1,4 +1,5 @@
-//! What judges the whole product: it knows what was promised and what happened, and nothing of how.
+//! Helpers of the whole-product tests: servers, fault injection, load, oracles and contract checkers. They check what the
+//! product promises against what happened, without knowing how it works.
 
 pub mod binary;
 pub mod cases;

@@ -1,8 +1,8 @@
-//! Load from several processes on one store, and what is to be said of it afterwards.
+//! Generates load from several processes on one store, and evaluates the recorded decisions.
 //!
-//! A node is a process of its own (`bin/load-node.rs`) which asks at a steady rate, whatever becomes of
-//! it, and writes down each decision as it is made. The parent gathers what all of them wrote. So a test
-//! can do something to the store, wait until every node has noticed that it is back, and judge the whole.
+//! Each node is a process (`bin/load-node.rs`) that makes checks at a steady rate, whatever their results, and writes
+//! each decision to its output. The parent collects all outputs. So a test can inject a fault into the store, wait until
+//! every node uses the store again, and evaluate the whole history.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,22 +18,22 @@ use tollkeeper::{Algorithm, Correction, Limit, OnStoreFailure, Policy, Quota};
 
 use crate::contract::{self, Admission, Rate, Windows};
 
-/// How many processes ask.
+/// Number of load processes.
 pub const NODES: u32 = 2;
 /// How many threads each of them has.
 pub const THREADS: usize = 2;
 /// How many checks each of them makes in a second.
 pub const OFFERED: u32 = 1_000;
-/// What each check of [`ONCE`] costs, and what its refund asks back.
+/// The cost of each check of [`ONCE`], and the part that its refund takes back.
 pub const COST: u64 = 3;
 /// As [`COST`].
 pub const BACK: u64 = 1;
 /// The limit whose keys are charged once each, and refunded twice each, at the same time.
 pub const ONCE: &str = "once";
-/// More than any key of [`ONCE`] is charged, so that its state says how much it was.
+/// More than any key of [`ONCE`] is charged, so that its state shows the total.
 pub const PLENTY: u64 = 100;
 
-/// Count and burst of the buckets, for each second: far less than is asked for.
+/// Count and burst of the buckets, per second: far less than the load.
 const BUCKET: (u64, u64) = (100, 20);
 /// Count of windows and logs, for each second.
 const WINDOW: u64 = 60;
@@ -62,37 +62,37 @@ pub fn limits() -> Vec<Limit> {
     .collect()
 }
 
-/// The routes, in the order in which they are asked for.
+/// The routes, in the order of their checks.
 pub const ROUTES: [&str; 6] =
     ["deny-bucket", "deny-log", "local-bucket", "local-window", "allow-bucket", ONCE];
 
 /// The limits as a policy.
 pub fn policy() -> Policy {
-    Policy::new(limits()).expect("sound limits")
+    Policy::new(limits()).expect("valid limits")
 }
 
-/// One check, as the node that made it wrote it down.
+/// One check, as recorded by the node that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Which node.
     pub node: u32,
     /// The number of the route.
     pub route: usize,
-    /// When it was asked, in microseconds since the epoch, on the clock that all processes share.
+    /// Start of the check in Unix microseconds, on the clock that all processes share.
     pub at: u64,
     /// How long it took, in microseconds.
     pub took: u64,
-    /// Whether the store was asked at all.
+    /// Whether the store was called at all.
     pub asked: bool,
     /// Whether it passed.
     pub allowed: bool,
-    /// Who answered in place of the store.
+    /// The failure policy that decided in place of the store.
     pub degraded: Option<OnStoreFailure>,
-    /// When it was decided, on the clock of whoever decided.
+    /// The time of the decision, on the clock of the store or of the node that decided.
     pub time: u64,
-    /// Which user, of this node, asked.
+    /// The number of the user on this node.
     pub user: u64,
-    /// What came of the two refunds.
+    /// The results of the two refunds.
     pub refunds: Option<[Correction; 2]>,
 }
 
@@ -129,7 +129,7 @@ impl fmt::Display for Row {
 }
 
 impl Row {
-    /// Reads what was written.
+    /// Parses a recorded line.
     fn read(line: &str) -> Option<Row> {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |index: usize| words.get(index)?.parse::<u64>().ok();
@@ -153,24 +153,24 @@ impl Row {
     }
 }
 
-/// What all nodes wrote.
+/// The output of all nodes.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     /// Every check.
     pub rows: Vec<Row>,
     /// Every line of their logs.
     pub logs: Vec<String>,
-    /// What went wrong where nothing may.
+    /// Errors, none of which may happen.
     pub errors: Vec<String>,
-    /// The longest that the machine let a thread wait that only wanted to look at the clock, in microseconds.
+    /// The longest stall of a thread that only reads the clock, in microseconds.
     pub stalled: u64,
     /// The most memory that a process had, before and after, in kibibytes.
     pub memory: Vec<(u64, u64)>,
-    /// How many nodes came to their end in good order.
+    /// How many nodes exited successfully.
     pub ended: u32,
 }
 
-/// Processes that ask.
+/// The running load processes.
 #[derive(Debug)]
 pub struct Fleet {
     nodes: Vec<Node>,
@@ -180,7 +180,7 @@ pub struct Fleet {
 #[derive(Debug)]
 struct Node {
     process: Child,
-    /// It ends when this is closed.
+    /// The process exits when this is closed.
     stdin: Option<ChildStdin>,
     reader: Option<JoinHandle<()>>,
 }
@@ -193,8 +193,8 @@ impl Fleet {
         Fleet { nodes, history }
     }
 
-    /// How long it takes, counted from `since`, until every node has had an answer from the store on every
-    /// route; nothing if it takes longer than `longest`.
+    /// The time from `since` until every node has got a decision from the store on every route; `None` if it takes
+    /// longer than `longest`.
     pub fn answered(&self, since: u64, longest: Duration) -> Option<Duration> {
         let started = Instant::now();
         loop {
@@ -215,7 +215,7 @@ impl Fleet {
         }
     }
 
-    /// Has them end, and gathers the rest.
+    /// Stops the processes and collects the rest of their output.
     pub fn finish(mut self) -> History {
         for node in &mut self.nodes {
             drop(node.stdin.take());
@@ -233,7 +233,7 @@ impl Fleet {
         std::mem::take(&mut *self.look())
     }
 
-    /// What is known by now.
+    /// The history so far.
     pub fn look(&self) -> MutexGuard<'_, History> {
         self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -242,7 +242,7 @@ impl Fleet {
 impl Drop for Fleet {
     fn drop(&mut self) {
         for node in &mut self.nodes {
-            // A test that failed does not wait for them.
+            // After a failed test, do not wait for them to finish.
             let _ = node.process.kill();
             let _ = node.process.wait();
         }
@@ -262,7 +262,7 @@ impl Node {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("the node was built with this test");
+            .expect("cargo builds the node for this test");
         let stdin = process.stdin.take();
         let stdout = BufReader::new(process.stdout.take().expect("piped"));
         let history = Arc::clone(history);
@@ -296,7 +296,7 @@ impl History {
         }
     }
 
-    /// What came of the fault that lasted for so long.
+    /// The figures of a history with a fault at this time.
     pub fn figures(&self, fault: Range<u64>) -> Figures {
         let mut figures = Figures::default();
         let (mut asked, mut unasked) = (Vec::new(), Vec::new());
@@ -329,7 +329,7 @@ impl History {
         figures
     }
 
-    /// What was admitted on a route: by the store, and by what answers in its place.
+    /// The admissions of a route: by the store, and by its fallback.
     pub fn admitted(&self, route: &str) -> (Vec<Admission>, Vec<Admission>) {
         let rows = self.rows.iter().filter(|row| ROUTES[row.route] == route && row.allowed);
         let (store, other): (Vec<&Row>, Vec<&Row>) = rows.partition(|row| row.degraded.is_none());
@@ -337,8 +337,8 @@ impl History {
         (admissions(store), admissions(other))
     }
 
-    /// What is wrong with what the keys of [`ONCE`] hold in the end: each was charged once, and what was asked
-    /// back twice was given back once. `held` is what they hold, by user; `lost` says whether the store's state was.
+    /// The keys of [`ONCE`] with a wrong final count: each must be charged once, and a refund sent twice must apply once.
+    /// `held` has the counts by user; `lost` says whether the store's state was lost.
     pub fn charged_twice_or_given_back_twice(&self, held: &HashMap<String, u64>, lost: bool) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut rows = HashMap::new();
@@ -346,17 +346,17 @@ impl History {
             let user = format!("{}-{}", row.node, row.user);
             let holds = held.get(&user).copied();
             let lawful: &[Option<u64>] = match (row.degraded, row.refunds) {
-                // It may have run or not, and nobody has a receipt to give it back with.
+                // The script may have run or not, and without a receipt there was no refund.
                 (Some(_), _) => &[None, Some(COST)],
                 (None, None) => &[Some(COST)],
                 (None, Some([Correction::Failed, Correction::Failed])) => &[Some(COST), Some(COST - BACK)],
                 (None, Some(_)) => &[Some(COST - BACK)],
             };
-            // What was lost between two refunds was lost with the mark of the first: nothing is left to give.
+            // A loss between the two refunds removes the first one's marker as well: nothing is left to refund.
             let gone = lost && holds.is_none();
             let twice = row.refunds == Some([Correction::Done, Correction::Done]) && !gone;
             let refused = row.degraded.is_none() && !row.allowed;
-            // What was lost may be the charge, or what was given back of it.
+            // The loss may have removed the charge or its refund.
             let lost = lost && holds.is_none_or(|held| held == COST);
             if !(lawful.contains(&holds) || lost) || twice || refused {
                 wrong.push(format!("holds {holds:?}: {row}"));
@@ -368,19 +368,19 @@ impl History {
         wrong
     }
 
-    /// How much of each contract was needed, and what is granted when the store's state was lost so often.
+    /// How much of each contract the history needed, and how much is granted for this number of state losses.
     pub fn contracts(&self, losses: u64) -> Vec<Needed> {
         let mut needed = Vec::new();
         let mut demand = |route: &'static str, who: &'static str, needs: u128, granted: u64| {
             needed.push(Needed { route, who, needs, granted });
         };
         let (count, burst) = BUCKET;
-        // Each loss begins another tick as well.
+        // Each loss also starts a new tick.
         let rate = |times: u64| Rate { count: times * count, period: SECOND, tick: 2 * (1 + losses) };
         let windows = Windows { period: SECOND, offset: 0 };
         let times = 1 + losses;
-        // A node looks at the clock before it comes to the count. A thread that is held up in between (say,
-        // over the end of a window) is counted when it comes there, and written down when it looked.
+        // A node reads the clock before it updates the count. A thread that stalls in between (say, across the end of
+        // a window) is counted later than the recorded time.
         let threads = u64::from(NODES) * (THREADS as u64 - 1);
 
         for route in ["deny-bucket", "local-bucket", "allow-bucket"] {
@@ -414,15 +414,15 @@ impl History {
 pub struct Needed {
     /// The limit.
     pub route: &'static str,
-    /// Who admitted.
+    /// Which side admitted: `store`, `local` or `both`.
     pub who: &'static str,
-    /// The smallest burst or quota that makes the history lawful.
+    /// The smallest burst or quota that allows the history.
     pub needs: u128,
-    /// What it may be.
+    /// The burst or quota that is granted.
     pub granted: u64,
 }
 
-/// What can be printed of a history.
+/// Summary of a history.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
     /// All checks, and how many in a second.
@@ -437,11 +437,11 @@ pub struct Figures {
     pub in_fault: u64,
     /// As `in_fault`.
     pub degraded_in_fault: u64,
-    /// Of those that asked the store.
+    /// Latencies of checks that called the store.
     pub asked: Latencies,
-    /// Of those that did not.
+    /// Latencies of checks that did not.
     pub unasked: Latencies,
-    /// How long the machine did not let a thread run.
+    /// The longest stall of a thread, in microseconds.
     pub stalled: u64,
     /// Refunds that were done, repeated, unknown, failed.
     pub refunds: [u64; 4],
@@ -507,7 +507,7 @@ pub fn now() -> u64 {
 }
 
 /// Lets real time pass.
-#[expect(clippy::disallowed_methods, reason = "real servers and real processes go by real time")]
+#[expect(clippy::disallowed_methods, reason = "real servers and processes use real time")]
 pub fn wait(time: Duration) {
     std::thread::sleep(time);
 }

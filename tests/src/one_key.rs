@@ -1,6 +1,6 @@
-//! One key of one algorithm, kept as a store keeps it, on a clock that the test moves.
+//! One key of one algorithm, handled as a store does, on a clock that the test sets.
 //!
-//! It decides nothing: it asks the algorithm, writes what that says, and remembers the receipts.
+//! It has no logic of its own: it calls the algorithm, stores the resulting state and keeps the receipts.
 
 use tollkeeper_core::algorithm::{self, Ask, Past, Seen, State, concurrency};
 use tollkeeper_core::{Outcome, Quota, Span, Time};
@@ -8,26 +8,26 @@ use tollkeeper_core::{Outcome, Quota, Span, Time};
 /// A key, its quota and its clock.
 #[derive(Clone, Debug)]
 pub struct OneKey {
-    /// The quota in force: it may be changed for another of the same algorithm and period.
+    /// The active quota. It may be replaced by another of the same algorithm and period.
     pub quota: Quota,
-    /// How much earlier than the epoch's the windows begin, in microseconds.
+    /// How much earlier the windows begin than those aligned to the epoch, in microseconds.
     pub shift: u64,
-    /// The longest delay that callers can hold a queued request.
+    /// The longest delay that the caller accepts for a queued request.
     pub hold: Option<Span>,
     /// The clock, in microseconds.
     pub now: u64,
     state: Option<State>,
-    /// When the state, as it was last written, is as good as none.
+    /// The time from which the last written state equals a fresh one.
     fresh_at: Time,
     slots_taken: u64,
 }
 
-/// What a check was told, and what it did.
+/// The result of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
-    /// What the limit says.
+    /// The outcome of the limit.
     pub outcome: Outcome,
-    /// The state was found to be ahead of the clock, moved to now and written.
+    /// The state was ahead of the clock, so it was moved to now and written.
     pub moved: bool,
     /// The receipt, if the request was admitted.
     pub past: Option<Past>,
@@ -39,7 +39,7 @@ impl OneKey {
         OneKey { quota, shift: 0, hold: None, now, state: None, fresh_at: Time::default(), slots_taken: 0 }
     }
 
-    /// Lets so many slots be taken now, without asking.
+    /// Takes `slots` slots now, without a check.
     pub fn occupy(&mut self, slots: u64) {
         let (now, ttl) = (self.now, self.quota.period().as_micros());
         let taken = (1..=slots).map(|id| concurrency::Slot { id, taken: now, expires: now + ttl });
@@ -47,7 +47,7 @@ impl OneKey {
         self.write(Some(State::Concurrency(taken.collect())));
     }
 
-    /// Decides a request, and writes what follows.
+    /// Decides a request and writes the new state.
     pub fn check(&mut self, cost: u64) -> Answer {
         let ask = self.ask(self.now, cost);
         let step = algorithm::step(&self.quota, self.seen(), &ask);
@@ -62,19 +62,19 @@ impl OneKey {
         Answer { outcome, moved, past: step.allowed.then_some(past) }
     }
 
-    /// What a check would be told.
+    /// The outcome that a check would have.
     pub fn peek(&self, cost: u64) -> Outcome {
         self.peek_at(self.now, cost)
     }
 
-    /// What a check would be told at another time, if nothing happens until then.
+    /// The outcome that a check would have at another time, if nothing happens until then.
     pub fn peek_at(&self, now: u64, cost: u64) -> Outcome {
         let ask = self.ask(now, cost);
         let step = algorithm::step(&self.quota, self.seen(), &ask);
         algorithm::outcome(&self.quota, self.seen(), &ask, &step, false)
     }
 
-    /// Gives back part of what was charged.
+    /// Refunds part of a charge.
     pub fn give_back(&mut self, part: u64, past: &Past) {
         if let Some(state) = self.state.take() {
             let now = Time::from_micros(self.now);
@@ -82,30 +82,30 @@ impl OneKey {
         }
     }
 
-    /// Charges more, above the limit if need be.
+    /// Charges more, even above the limit.
     pub fn add(&mut self, more: u64) {
         let (state, now) = (self.state.take(), Time::from_micros(self.now));
         self.write(Some(algorithm::add(&self.quota, state, now, self.shift, more)));
     }
 
-    /// Releases the n-th slot that was taken; false if it was not held any more.
+    /// Releases the n-th slot that was taken; false if it was no longer held.
     pub fn release(&mut self, nth: u64) -> bool {
         self.with_slots(|slots, now| concurrency::release(slots, now, nth))
     }
 
-    /// Lets the n-th slot that was taken live from now; false if it was not held any more.
+    /// Renews the n-th slot that was taken; false if it was no longer held.
     pub fn renew(&mut self, nth: u64) -> bool {
         self.with_slots(|slots, now| concurrency::renew(slots, now, nth))
     }
 
-    /// Drops the state if it is as good as none, as every store may at any time.
+    /// Drops the state if it equals a fresh one, as every store may do at any time.
     pub fn collect(&mut self) {
         if Time::from_micros(self.now) >= self.fresh_at {
             self.state = None;
         }
     }
 
-    /// What is kept.
+    /// The stored state.
     pub fn state(&self) -> Option<&State> {
         self.state.as_ref()
     }

@@ -1,8 +1,8 @@
-//! The oracles: what each algorithm must say, by its definition, from the list of what it admitted.
+//! Oracles: compute the result of each algorithm directly from its definition and the list of admissions.
 //!
-//! An oracle keeps no level, no window and no counter. For every question it reads the whole list
-//! again, as slowly as the definition is written, in integers of 128 bits. It shares no code with the
-//! algorithms, so that a mistake would have to be made twice.
+//! An oracle keeps no level, no window and no counter. For every query it reads the whole list again, following the
+//! definition literally, in 128-bit integers. It shares no code with the algorithms, so a mistake would have to be
+//! made twice.
 //!
 //! | Algorithm | A request of cost c passes at `now` when |
 //! |---|---|
@@ -12,13 +12,13 @@
 //! | sliding-log | what was admitted less than a period ago, and c, is at most count |
 //! | concurrency | fewer than count slots are held |
 //!
-//! What a refund takes off the list is said at [`Oracle::refund`].
+//! [`Oracle::refund`] documents what a refund removes from the list.
 
 use tollkeeper_core::{Algorithm, Quota};
 
 use crate::contract::Hold;
 
-/// What was admitted under one key.
+/// The admissions of one key.
 #[derive(Clone, Debug)]
 pub struct Oracle {
     algorithm: Algorithm,
@@ -38,37 +38,37 @@ struct Terms {
     burst: i128,
 }
 
-/// One admission, or what a settlement added.
+/// One admission, or the additional charge of a settlement.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// When, on the clock of the key, in microseconds.
+    /// The time on the clock of the key, in microseconds.
     pub at: i128,
-    /// What it was charged, in [`Oracle::unit`]s: what was given back is taken off.
+    /// The charge in [`Oracle::unit`]s, minus refunds.
     pub weight: i128,
-    /// What is still in the log of it: a refund takes the oldest, not its own.
+    /// How much of it is still in the log: a refund removes the oldest units, not its own.
     logged: i128,
-    /// It was added by a settlement, and is outside of the contract.
+    /// Added by a settlement, so outside of the contract.
     settled: bool,
-    /// When it left the queue, in microseconds.
+    /// When it leaves the queue, in microseconds.
     departs: i128,
     quota: Terms,
 }
 
-/// What the definition says of a request.
+/// The result of a request by definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Says {
     /// Whether it passes.
     pub allowed: bool,
-    /// What could be taken at once instead of it.
+    /// The largest cost that would pass now.
     pub remaining: i128,
-    /// How long until nothing of the list counts, in microseconds.
+    /// Time until no admission counts any more, in microseconds.
     pub reset: i128,
-    /// How long it is queued if it passes, in microseconds.
+    /// The delay in the queue if it passes, in microseconds.
     pub delay: i128,
 }
 
 impl Oracle {
-    /// Nothing was admitted yet.
+    /// An oracle without admissions.
     pub fn new(quota: &Quota, shift: u64, hold: Option<u64>) -> Oracle {
         let tick = i128::from(quota.tick().span().as_micros());
         Oracle {
@@ -82,17 +82,17 @@ impl Oracle {
         }
     }
 
-    /// From now on another quota of the same period is in force.
+    /// Activates another quota of the same period.
     pub fn change(&mut self, quota: &Quota) {
         self.quota = Terms::of(quota);
     }
 
-    /// What the weight of cost 1 is: buckets give back parts of a unit, down to one in `period`.
+    /// The weight of a cost of 1: buckets refund fractions of a unit, down to one in `period`.
     pub fn unit(&self) -> i128 {
         if self.algorithm.has_burst() { self.period } else { 1 }
     }
 
-    /// What the definition says of a request, if nothing was admitted after `now`.
+    /// The result of a request by definition, if nothing was admitted after `now`.
     pub fn says(&self, now: u64, cost: u64) -> Says {
         let (now, cost) = (i128::from(now), i128::from(cost));
         let Terms { count, burst } = self.quota;
@@ -134,26 +134,26 @@ impl Oracle {
         }
     }
 
-    /// Writes an admission down, with its delay in microseconds.
+    /// Records an admission, with its delay in microseconds.
     pub fn admit(&mut self, now: u64, cost: u64, delay: u64) {
         let at = i128::from(now);
         self.push(at, i128::from(cost) * self.unit(), false, at + i128::from(delay));
     }
 
-    /// Writes down what a settlement adds: so much that not more than twice the limit counts.
+    /// Records the additional charge of a settlement, capped so that at most twice the limit counts.
     pub fn settle(&mut self, now: u64, more: u64) {
         let (at, more) = (i128::from(now), i128::from(more) * self.unit());
         let room = (2 * self.quota.burst * self.unit() - self.used(at)).max(0);
         self.push(at, more.min(room), true, at);
     }
 
-    /// Takes `part` of an admission back, as far as the algorithm may:
+    /// Refunds `part` of an admission, as far as the algorithm allows:
     ///
-    /// - a token bucket what cannot have drained since, `min(part, cost - count*age/period)`;
-    /// - a leaky bucket nothing: what has queued has shaped what left after it;
-    /// - a fixed window all, while the window runs; a sliding window all, in the next window too;
-    /// - a log all, while the admission counts. Its own entry shrinks in the contract; in the log the
-    ///   oldest units that count go, which frees the least.
+    /// - a token bucket: what cannot have drained since, `min(part, cost - count*age/period)`;
+    /// - a leaky bucket: nothing, because a queued request has delayed those behind it;
+    /// - a fixed window: all, while the window lasts; a sliding window: all, also in the next window;
+    /// - a log: all, while the admission counts. In the contract its own entry shrinks; in the log the oldest units
+    ///   that count are removed, which frees the least.
     pub fn refund(&mut self, now: u64, index: usize, part: u64) {
         let (now, part) = (i128::from(now), i128::from(part) * self.unit());
         let entry = self.entries[index];
@@ -177,7 +177,7 @@ impl Oracle {
         }
     }
 
-    /// How many entries there are: the next will have this index.
+    /// The number of entries, which is the index of the next one.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -187,7 +187,7 @@ impl Oracle {
         self.entries.is_empty()
     }
 
-    /// What the contract is about: what was admitted, without what was given back.
+    /// The admissions minus refunds, which the contract covers.
     pub fn admitted(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter().filter(|entry| !entry.settled)
     }
@@ -197,8 +197,8 @@ impl Oracle {
         self.admitted().map(|entry| (entry.departs, entry.weight / self.unit()))
     }
 
-    /// The contract, word for word, over every interval, window or instant that ends with the last
-    /// admission, under the quotas in force. Nothing, or the breach.
+    /// Checks the contract literally over every interval, window or instant that ends with the last admission, under
+    /// the active quotas. `None`, or the violation.
     pub fn breach(&self) -> Option<String> {
         let admitted: Vec<&Entry> = self.admitted().collect();
         let last = admitted.last()?;
@@ -251,14 +251,14 @@ impl Oracle {
         (sum > 2 * most - 1).then(|| format!("{sum} in one period"))
     }
 
-    /// What was admitted in the half-open interval of one period that ends with the last.
+    /// Admissions in the half-open interval of one period that ends with the last.
     fn sum_of_a_period(&self, upto: &[&Entry]) -> i128 {
         let last = upto.last().expect("ends with an admission");
         let inside = upto.iter().filter(|entry| entry.at > last.at - self.period * self.tick);
         inside.map(|entry| entry.weight).sum()
     }
 
-    /// What counts now, in units, without the past of a sliding window.
+    /// The units that count now, without the previous window of a sliding window.
     fn used(&self, now: i128) -> i128 {
         match self.algorithm {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => self.level(now),
@@ -267,7 +267,7 @@ impl Oracle {
         }
     }
 
-    /// The most that any stretch of ticks up to now had beyond the rate, times the period.
+    /// The largest excess over the rate of any interval of ticks up to now, times the period.
     fn level(&self, now: i128) -> i128 {
         let (mut sum, mut most) = (0, 0);
         for entry in self.entries.iter().rev() {
@@ -287,7 +287,7 @@ impl Oracle {
         inside.map(|entry| entry.weight).sum()
     }
 
-    /// What is in a log and counts.
+    /// The units of a log that count.
     fn live(&self, now: i128) -> impl Iterator<Item = &Entry> {
         self.entries.iter().filter(move |entry| entry.logged > 0 && entry.at > now - self.period)
     }
@@ -309,25 +309,25 @@ impl Oracle {
     }
 }
 
-/// Who holds the slots of a concurrency limit.
+/// The holds of the slots of a concurrency limit.
 #[derive(Clone, Debug, Default)]
 pub struct Slots {
-    /// Every slot that was taken, in this order.
+    /// Every slot that was taken, in order.
     pub holds: Vec<Hold>,
 }
 
 impl Slots {
-    /// How many are held.
+    /// How many slots are held.
     pub fn held(&self, now: u64) -> usize {
         self.holds.iter().filter(|hold| hold.from <= now && now < hold.until).count()
     }
 
-    /// Somebody takes a slot for so long.
+    /// Takes a slot for `ttl`.
     pub fn take(&mut self, now: u64, ttl: u64) {
         self.holds.push(Hold { from: now, until: now + ttl });
     }
 
-    /// The n-th slot, counted from 1, is held until `until` and no longer; false if it was gone.
+    /// Ends the hold of the n-th slot, counted from 1, at `until`; false if it was no longer held.
     pub fn until(&mut self, nth: usize, now: u64, until: u64) -> bool {
         let hold = &mut self.holds[nth - 1];
         let held = now < hold.until;

@@ -1,4 +1,4 @@
-//! Pages of the documentation as their blocks of code, and what a shown output says of a real one.
+//! Parses documentation pages into code blocks, and compares real output with the output a page shows.
 
 use std::fmt;
 use std::fs;
@@ -19,30 +19,30 @@ pub struct Block {
     pub number: usize,
     /// The line of its fence.
     pub line: usize,
-    /// What its info string makes of it.
+    /// The kind that its info string selects.
     pub kind: Kind,
     /// The file it is to be saved as: the line before it ends with a file name in backticks and a colon.
     pub file: Option<String>,
-    /// What stands between the fences.
+    /// The text between the fences.
     pub text: String,
 }
 
-/// What happens to a block. The info string decides.
+/// What the tests do with a block, by its info string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `sh`, `sh exit=N`: runs, and ends with that status.
     Run(i32),
-    /// `sh setup`: what the test command itself does, or a test beside this one. Its syntax is checked.
+    /// `sh setup`: done by the test command itself or by another test. Only its syntax is checked.
     Setup,
-    /// `sh checked-not-run`, `go checked-not-run`: as it says, and the page says so too.
+    /// `sh checked-not-run`, `go checked-not-run`: its syntax is checked, and the page must say so.
     NotRun(Language),
-    /// `text` behind a block that runs: what it writes to standard output. Elsewhere a drawing.
+    /// `text` after a block that runs: its standard output. Anywhere else a drawing.
     Text,
-    /// `console` behind a block that runs: all that a terminal shows of it.
+    /// `console` after a block that runs: its standard output and standard error.
     Console,
     /// `yaml`, `toml`, `json`: perhaps a policy.
     Data(Language),
-    /// `rust`, `js`, `ts`, `python`: a program that has a test of its own.
+    /// `rust`, `js`, `ts`, `python`: a program with its own test.
     Program,
 }
 
@@ -126,7 +126,7 @@ impl Page {
     /// Reads a page.
     pub fn parse(name: &str, text: &str) -> Result<Page, Mistake> {
         let mut blocks: Vec<Block> = Vec::new();
-        // The prose since the last block, and of the block before: a note may stand on either side.
+        // The prose since the last block, and before it: the note may be on either side of a block.
         let mut prose = String::new();
         let mut unsaid: Option<(usize, usize)> = None;
         let mut lines = text.lines().enumerate();
@@ -161,7 +161,7 @@ impl Page {
         Ok(Page { name: name.to_owned(), blocks })
     }
 
-    /// Where a block is, for people.
+    /// The location of a block: `docs/http.md:12 (block 3)`.
     pub fn place(&self, block: &Block) -> String {
         place(&self.name, block.number, block.line)
     }
@@ -203,7 +203,7 @@ fn file_named(line: &str) -> Option<&str> {
     (name.contains('.') && name.chars().all(plain)).then_some(name)
 }
 
-/// Whether an output is as shown: `…` stands for anything within a line, a line of `…` alone for any lines.
+/// Whether an output matches the shown one: `…` matches anything within a line, a line of only `…` any lines.
 pub fn as_shown(shown: &str, output: &str) -> bool {
     let lines =
         |text: &str| text.trim_end().lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>();
@@ -213,7 +213,7 @@ pub fn as_shown(shown: &str, output: &str) -> bool {
     })
 }
 
-/// The wildcard, for lines and for the characters of a line alike.
+/// Wildcard matching, both for lines and for the characters of a line.
 fn matches<T>(shown: &[T], output: &[T], any: &dyn Fn(&T) -> bool, same: &dyn Fn(&T, &T) -> bool) -> bool {
     match shown.split_first() {
         None => output.is_empty(),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_its_blocks_with_their_places() {
+    fn page_parses_into_blocks_with_locations() {
         let page = Page::parse(
             "page.md",
             "# Title\n\n```sh\necho\n```\n\n- item:\n\n  ```yaml\n  a:\n    b\n  ```\n",
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn the_info_string_decides() {
+    fn info_string_selects_the_block_kind() {
         assert_eq!(kinds("```sh exit=1\n```\n"), [Kind::Run(1)]);
         assert_eq!(kinds("```sh setup\n```\n```rust\n```\n"), [Kind::Setup, Kind::Program]);
         for unknown in ["bash", "", "sh exit=0", "sh exit=x", "yml"] {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_run_is_said_to_be_so_beside_it() {
+    fn block_not_run_must_be_marked_in_the_text() {
         let unsaid =
             "page.md:1 (block 1): nothing beside this block tells the reader that it is \"checked, not run\"";
         assert_eq!(mistake("```sh checked-not-run\n```\n"), unsaid);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_before_names_the_file() {
+    fn line_before_a_block_names_its_file() {
         let named = |line: &str| {
             Page::parse("page.md", &format!("{line}\n\n```yaml\n```\n")).unwrap().blocks[0].file.clone()
         };
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn shown_is_what_follows_a_block_that_runs() {
+    fn block_after_a_run_block_is_its_expected_output() {
         let page = Page::parse(
             "page.md",
             "```sh\n```\n```text\na\n```\n```text\nb\n```\n```sh setup\n```\n```text\n```\n",
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ellipsis_stands_for_anything() {
+    fn ellipsis_matches_anything() {
         assert!(as_shown("a\nb\n", "a\nb"));
         assert!(as_shown("a  \n", "a\n\n"));
         assert!(as_shown("port …\n", "port 8080\n") && as_shown("a…c…e", "abcde") && as_shown("a…", "a"));

@@ -1,4 +1,4 @@
-//! A node that follows the limits which all nodes share.
+//! A limiter that follows the shared limits, as a node does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,20 +7,20 @@ use tollkeeper::config::{Config, Format, LimitShape, StoreUrl};
 use tollkeeper::store::redis::{Followed, Following, RedisOptions, RedisStore, SharedPolicy};
 use tollkeeper::{Limiter, MemoryStore, Resilient, ResilientSettings, facts};
 
-/// A limiter, what its file says, and what all nodes share.
+/// A limiter with the config of its file and its handle to the shared limits.
 #[derive(Debug)]
 pub struct PolicyNode {
     /// Follows.
     pub limiter: Limiter,
-    /// What its own file says: 100 an hour for each user.
+    /// The config of its file: 100 an hour for each user.
     pub config: Config,
-    /// Through a store of its own.
+    /// The shared limits, through its own store.
     pub shared: SharedPolicy,
     following: Following,
 }
 
 impl PolicyNode {
-    /// A node on the store there; one that is away is not waited for.
+    /// Starts a node with the store at this URL, without waiting for a store that is down.
     pub async fn start(url: &str) -> PolicyNode {
         let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
         let file = "limits: [{ name: per-user, by: user, rate: 100/h }]";
@@ -36,21 +36,21 @@ impl PolicyNode {
         PolicyNode { limiter, config, shared, following }
     }
 
-    /// The limits of a policy that grants each user so many an hour.
+    /// Limits that grant each user `an_hour` requests an hour.
     pub fn limits(&self, an_hour: u64) -> Vec<LimitShape> {
         let text =
             format!(r#"{{ "limits": [{{ "name": "per-user", "by": "user", "rate": "{an_hour}/h" }}] }}"#);
         self.config.with_limits("test", text.as_bytes()).expect("valid").0.limits
     }
 
-    /// What it grants each user an hour, and under which version.
+    /// The requests an hour that it grants each user, and the version of its limits.
     pub fn grants(&self) -> (u64, u64) {
         let policy = self.limiter.policy();
         let (quota, _) = policy.rules()[0].plain_quota().expect("no tiers");
         (quota.count(), policy.version())
     }
 
-    /// How far it has come.
+    /// The last version it has seen.
     pub fn followed(&self) -> Followed {
         self.following.state()
     }
@@ -66,12 +66,12 @@ impl PolicyNode {
         }
     }
 
-    /// Waits until it has seen something else.
+    /// Waits for the next version.
     pub async fn changed(&mut self) {
         self.following.changed().await;
     }
 
-    /// Whether a user is let through.
+    /// Whether a request of this user is admitted.
     pub async fn check(&self, user: &str) -> bool {
         self.limiter.check(&facts! { "user" => user }).await.expect("valid").allowed()
     }

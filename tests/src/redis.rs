@@ -1,5 +1,5 @@
-//! A Redis of one's own: a real server in a folder of its own, on a socket and if need be on a port, ended
-//! with the test.
+//! Starts real Redis and Valkey servers for tests, each in its own temporary folder, on a Unix socket and optionally on
+//! a port. They stop when dropped.
 
 use std::fmt;
 use std::fs;
@@ -18,21 +18,21 @@ use tollkeeper::store::redis::wire::Value;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{Limit, Limiter, MemoryStore, Policy, Resilient, ResilientSettings};
 
-/// How long a server may take for what it is asked to do: a machine may do other things too.
+/// Timeout for anything a server does. Long, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Whose server it is.
+/// The server program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "by their names")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum Program {
     Redis,
-    /// The oldest that the scripts run on.
+    /// The oldest Redis that the scripts support.
     Redis62,
     Valkey,
 }
 
 impl Program {
-    /// Where it is: on the path, or where `tools/test` has unpacked it.
+    /// Path of the program: from `PATH`, or where `tools/test` has unpacked it.
     fn path(self) -> PathBuf {
         let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
         match self {
@@ -46,7 +46,7 @@ impl Program {
     }
 }
 
-/// A server that nobody else knows of.
+/// A private server for one test.
 #[derive(Debug)]
 pub struct Server {
     process: Child,
@@ -61,18 +61,18 @@ impl Server {
         Server::with(Program::Redis, &[])
     }
 
-    /// Starts one with these settings too, as lines of its file.
+    /// Starts a server with additional lines in its config file.
     pub fn with(program: Program, settings: &[&str]) -> Server {
         let mut server = Server::run(program, None, settings);
         assert!(server.is_up(), "{}", server.log());
         server
     }
 
-    /// Starts one that listens on a port as well; `door` is the name of the setting, `port` or `tls-port`.
+    /// Starts a server that listens on a port as well; `door` is the name of the setting, `port` or `tls-port`.
     pub fn on_a_port(program: Program, door: &str, settings: &[&str]) -> Server {
         loop {
             let mut server = Server::run(program, Some((door, free_port())), settings);
-            // Somebody else may have taken the port in between: then it ends at once.
+            // Another process may have taken the port in between: then the server exits at once.
             if server.is_up() {
                 return server;
             }
@@ -81,7 +81,7 @@ impl Server {
 
     fn run(program: Program, port: Option<(&str, u16)>, settings: &[&str]) -> Server {
         let folder = folder();
-        // Of two lines that say different things the last counts.
+        // If a setting occurs twice, Redis uses the last line.
         let mut lines = vec!["port 0".to_owned(), "bind 127.0.0.1".to_owned()];
         lines.extend(["save \"\"".to_owned(), "appendonly no".to_owned()]);
         lines.push(format!("dir {}", folder.display()));
@@ -89,7 +89,7 @@ impl Server {
         lines.extend(port.map(|(door, port)| format!("{door} {port}")));
         lines.extend(settings.iter().map(|line| line.to_string()));
         let file = folder.join("settings");
-        fs::write(&file, lines.join("\n")).expect("a folder of one's own");
+        fs::write(&file, lines.join("\n")).expect("the temporary folder is writable");
         let mut command = Command::new(program.path());
         command.arg(&file);
         if settings.iter().any(|line| line.starts_with("sentinel ")) {
@@ -99,32 +99,33 @@ impl Server {
         Server { process, folder, port: port.map(|(_, port)| port), program }
     }
 
-    /// Kills it, as a machine does that runs out of memory.
+    /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
         self.process.kill().expect("it runs");
         self.process.wait().expect("it ends");
     }
 
-    /// Starts it again after it was killed, with these settings more.
+    /// Restarts a killed server with additional settings.
     pub fn restart_with(&mut self, settings: &[&str]) {
         let file = self.folder.join("settings");
         let before = fs::read_to_string(&file).expect("written when it was started");
-        fs::write(&file, format!("{before}\n{}\n", settings.join("\n"))).expect("a folder of one's own");
+        fs::write(&file, format!("{before}\n{}\n", settings.join("\n")))
+            .expect("the temporary folder is writable");
         self.process = spawn(Command::new(self.program.path()).arg(&file), self.program, &self.folder);
     }
 
-    /// Starts it again after it was killed, in the same folder.
+    /// Restarts a killed server in the same folder.
     pub fn restart(&mut self) {
         self.restart_with(&[]);
     }
 
-    /// Sends it a signal: `STOP`, `CONT`.
+    /// Sends a signal: `STOP`, `CONT`.
     pub fn signal(&self, name: &str) {
         let sent = Command::new("kill").args([format!("-{name}"), self.process().to_string()]).status();
-        assert!(sent.expect("`kill` is there").success(), "no signal {name}");
+        assert!(sent.expect("`kill` is installed").success(), "no signal {name}");
     }
 
-    /// Where a store finds it: at its socket.
+    /// The store URL of its socket.
     pub fn url(&self) -> String {
         format!("redis+unix://{}", self.socket().display())
     }
@@ -139,17 +140,17 @@ impl Server {
         self.port.expect("it was started on a port")
     }
 
-    /// The number of its process.
+    /// Its process id.
     pub fn process(&self) -> u32 {
         self.process.id()
     }
 
-    /// A connection, as soon as it takes one.
+    /// Opens a connection, waiting until the server accepts one.
     pub fn connect(&self) -> Client {
         self.try_connect().unwrap_or_else(|why| panic!("no server: {why}\n{}", self.log()))
     }
 
-    /// Whether it is there, and decides for itself.
+    /// Whether it runs and is a primary.
     pub fn is_primary(&self) -> bool {
         let is_there = UnixStream::connect(self.socket()).is_ok();
         is_there
@@ -158,12 +159,12 @@ impl Server {
             })
     }
 
-    /// What it has to say.
+    /// Its log.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
 
-    /// Waits until it takes connections; false if it has ended, because somebody else has its port.
+    /// Waits until it accepts connections; false if it exited, because another process has its port.
     fn is_up(&mut self) -> bool {
         let started = Instant::now();
         loop {
@@ -196,7 +197,7 @@ impl Server {
 
 fn spawn(command: &mut Command, program: Program, folder: &Path) -> Child {
     command
-        .stdout(fs::File::create(folder.join("log")).expect("a folder of one's own"))
+        .stdout(fs::File::create(folder.join("log")).expect("the temporary folder is writable"))
         .stdin(Stdio::null())
         .spawn()
         .unwrap_or_else(|error| panic!("{program:?}: {error} (`make test` installs what it needs)"))
@@ -204,19 +205,19 @@ fn spawn(command: &mut Command, program: Program, folder: &Path) -> Child {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself, and the folder may be gone: there is nothing to be done about it.
+        // The server may have exited and the folder may be gone: neither matters here.
         let _ = self.process.kill();
         let _ = self.process.wait();
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// A limiter on the Redis there, which waits for it for as long as a busy machine may take.
+/// A limiter with the store at this URL, and a deadline long enough for a busy machine.
 pub fn limiter(url: &str, limits: Vec<Limit>) -> Limiter {
     limiter_and_store(url, limits).0
 }
 
-/// As [`limiter`], and its store.
+/// Like [`limiter`], with its store.
 pub fn limiter_and_store(url: &str, limits: Vec<Limit>) -> (Limiter, Arc<Resilient<RedisStore>>) {
     let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
     let settings = ResilientSettings { deadline: Duration::from_secs(20), ..ResilientSettings::default() };
@@ -225,22 +226,21 @@ pub fn limiter_and_store(url: &str, limits: Vec<Limit>) -> (Limiter, Arc<Resilie
     (Limiter::with_store(Policy::new(limits).expect("valid limits"), Arc::clone(&store) as _), store)
 }
 
-/// Lets the servers work for a moment, before they are asked again whether they are ready.
+/// A short pause between two polls of a server's state.
 pub(crate) fn pause() {
     std::thread::park_timeout(Duration::from_millis(5));
 }
 
-/// A folder that nobody else knows of.
+/// Creates a new temporary folder.
 pub fn folder() -> PathBuf {
     static FOLDERS: AtomicU32 = AtomicU32::new(0);
     let number = FOLDERS.fetch_add(1, Relaxed);
     let folder = std::env::temp_dir().join(format!("tollkeeper-redis-{}-{number}", std::process::id()));
-    fs::create_dir(&folder).expect("a folder of one's own");
+    fs::create_dir(&folder).expect("the temporary folder is writable");
     folder
 }
 
-/// A port that is free, and so is the one 10,000 above it, where a server of a cluster talks to the others.
-/// Both are below those that the system gives to whoever connects.
+/// A free port whose cluster bus port, 10,000 above it, is free as well. Both are below the system's ephemeral ports.
 pub fn free_port() -> u16 {
     const FIRST: u16 = 10_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
@@ -254,7 +254,7 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// A connection to a server: asks, and waits for the answer.
+/// A blocking connection to a server.
 pub struct Client {
     stream: BufReader<Box<dyn Stream>>,
     asked: Vec<u8>,
@@ -271,7 +271,7 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// A connection to a port of this machine.
+    /// Connects to a local port.
     pub fn to(port: u16) -> io::Result<Client> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -282,20 +282,20 @@ impl Client {
         Client { stream: BufReader::with_capacity(1 << 16, Box::new(stream)), asked: Vec::new() }
     }
 
-    /// Asks for one thing.
+    /// Sends one command and returns its reply.
     pub fn call(&mut self, words: &[&[u8]]) -> Result<Value, String> {
         self.ask(words);
         self.send();
         self.answer()
     }
 
-    /// Asks for one thing in words, that must succeed.
+    /// Sends one command, given as text; it must succeed.
     pub fn text(&mut self, command: &str) -> Value {
         let words: Vec<&[u8]> = command.split(' ').map(str::as_bytes).collect();
         self.call(&words).expect(command)
     }
 
-    /// Runs a script, which the server need not know yet.
+    /// Runs a script, with `EVAL` if the server does not know it yet.
     pub fn run(&mut self, script: &Script, keys: &[&[u8]], args: &[&[u8]]) -> Result<Value, String> {
         let count = keys.len().to_string();
         let mut words = vec![&b"EVALSHA"[..], script.sha().as_bytes(), count.as_bytes()];
@@ -310,7 +310,7 @@ impl Client {
         }
     }
 
-    /// Writes a command down, to be sent with others.
+    /// Queues a command.
     pub fn ask(&mut self, words: &[&[u8]]) {
         self.asked.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
         for word in words {
@@ -320,13 +320,13 @@ impl Client {
         }
     }
 
-    /// Sends what was written down.
+    /// Sends the queued commands.
     pub fn send(&mut self) {
         self.stream.get_mut().write_all(&self.asked).expect("the server listens");
         self.asked.clear();
     }
 
-    /// The next answer.
+    /// Reads the next reply.
     pub fn answer(&mut self) -> Result<Value, String> {
         let mut line = String::new();
         self.stream.read_line(&mut line).expect("the server answers");
@@ -349,7 +349,7 @@ impl Client {
         }
     }
 
-    /// All keys, with when they go: milliseconds since the epoch, -1 for never. Those that go meanwhile are left out.
+    /// All keys with their expiry in Unix milliseconds, -1 for never. Keys that expire meanwhile are left out.
     pub fn keys(&mut self) -> Vec<(Vec<u8>, i64)> {
         let Value::List(names) = self.text("KEYS *") else { panic!("a list of keys") };
         let mut keys = Vec::new();
@@ -363,9 +363,9 @@ impl Client {
         keys
     }
 
-    /// When a key goes; -2 if it has gone.
+    /// The expiry of a key in Unix milliseconds; -2 if it does not exist.
     fn goes(&mut self, name: &[u8]) -> i64 {
-        // Redis 6.2 says only how long it stays. Whatever the store writes goes at a whole second: at the nearest.
+        // Redis 6.2 knows only the remaining time. The store's keys expire at whole seconds, so round to the nearest.
         const NEAREST: &str = "local time, stays = redis.call('TIME'), redis.call('PTTL', KEYS[1])
             if stays < 0 then return stays end
             return math.floor(time[1] + (time[2] / 1000 + stays) / 1000 + 0.5) * 1000";

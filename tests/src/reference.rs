@@ -1,6 +1,6 @@
-//! The reference: a store as small as one can be, made of the pure functions, on a clock that is given.
+//! The reference store: a map and the pure functions of the core, with the time as an argument.
 //!
-//! What any other store does must come to the same.
+//! Every other store must give the same results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,7 +35,7 @@ impl Reference {
             });
             if charged || charging && step.effect.moved() {
                 let state = self.states.remove(&due.key.to_bytes()).map(|(state, _)| state);
-                let state = due.apply(state, now, &step, charged, id).expect("a quota of more than nothing");
+                let state = due.apply(state, now, &step, charged, id).expect("a quota above zero");
                 let fresh = state.fresh_at(due.quota, due.shift);
                 self.states.insert(due.key.to_bytes(), (state, fresh));
             }
@@ -43,7 +43,7 @@ impl Reference {
         ruling
     }
 
-    /// Gives back or adds.
+    /// Applies the fixes of a refund or a settlement.
     pub fn correct(&mut self, charge: &Charge, fixes: &[Fix], now: Time) -> Correction {
         if charge.void_at() <= now {
             return Correction::Unknown;
@@ -57,7 +57,7 @@ impl Reference {
             let state = self.states.get(&key_of(item)).map(|(state, _)| state.clone());
             let state = match (fix.change, state) {
                 (Change::Keep, _) | (Change::GiveBack(_), None) => continue,
-                // Nothing comes back to a queue: it is not written.
+                // A leaky bucket refunds nothing, so nothing is written.
                 (Change::GiveBack(_), Some(_)) if fix.quota.algorithm() == Algorithm::LeakyBucket => continue,
                 (Change::GiveBack(part), Some(state)) => {
                     algorithm::give_back(&fix.quota, state, now, item.shift, part, &fix.past)
@@ -86,7 +86,7 @@ impl Reference {
         held
     }
 
-    /// Every state, with the bytes of its key and when it is as good as fresh; empty ones are none.
+    /// Every non-empty state, with the bytes of its key and the time from which it equals a fresh one.
     pub fn states(&self) -> impl Iterator<Item = (&[u8], &State, Time)> {
         let all = self.states.iter().map(|(key, (state, fresh))| (&key[..], state, *fresh));
         all.filter(|(_, state, _)| match state {
@@ -104,6 +104,6 @@ impl Reference {
 fn key_of(item: &Item) -> Vec<u8> {
     match &item.key {
         ItemKey::Whole(bytes) => bytes.to_vec(),
-        ItemKey::Short(..) => panic!("only what was sealed is short"),
+        ItemKey::Short(..) => panic!("only sealed receipts have short keys"),
     }
 }

@@ -1,4 +1,4 @@
-//! What the child that is killed while it saves, and the test that kills it, both know.
+//! Limits and sizes shared by `tests/snapshot_kill.rs` and its child process.
 
 use tollkeeper::{
     Algorithm, Clock, Facts, InvalidRequest, Limit, Limiter, ManualClock, MemoryStore, Policy, Quota, Time,
@@ -10,10 +10,10 @@ pub const KEYS: u64 = 2_000;
 /// The limit they are charged at.
 pub const LIMIT: &str = "limit";
 
-/// No key is refused in a test that ends.
+/// So large that no key is refused during the test.
 const QUOTA: u64 = 1 << 40;
 
-/// A clock that stands at the same time in every process.
+/// A clock that is fixed to the same time in every process.
 pub fn clock() -> Clock {
     Clock::manual(&ManualClock::new(Time::from_micros(20_370 * 86_400_000_000)))
 }

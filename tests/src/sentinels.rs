@@ -6,10 +6,10 @@ use tollkeeper::store::redis::wire::Value;
 
 use crate::redis::{Client, PATIENCE, Program, Server, pause};
 
-/// Servers behind sentinels: `mymaster` to those who ask them.
+/// Servers behind sentinels, under the name `mymaster`.
 #[derive(Debug)]
 pub struct Sentinels {
-    /// The primary, as it began.
+    /// The initial primary.
     pub primary: Server,
     /// Its replica.
     pub replica: Server,
@@ -22,7 +22,7 @@ impl Sentinels {
         Sentinels::with("port", &[])
     }
 
-    /// Starts them at this door, with these settings more.
+    /// Starts them with this port setting (`port` or `tls-port`) and additional settings.
     pub fn with(door: &str, more: &[&str]) -> Sentinels {
         let primary = Server::on_a_port(Program::Redis, door, more);
         let follow = format!("replicaof 127.0.0.1 {}", primary.port());
@@ -53,7 +53,7 @@ impl Sentinels {
         Sentinels { primary, replica, sentinels }
     }
 
-    /// Where a store finds them.
+    /// Their store URL.
     pub fn url(&self) -> String {
         let hosts: Vec<String> =
             self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();

@@ -1,4 +1,4 @@
-//! The service as a user starts it, in a process of its own, on free ports.
+//! Runs `tollkeeper serve` as a child process on free ports.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -6,27 +6,27 @@ use std::process::{Child, Command, Stdio};
 
 use crate::binary;
 
-/// A running server, ended with the test.
+/// A running server. Killed on drop.
 #[derive(Debug)]
 pub struct Served {
     process: Child,
-    /// Where it speaks HTTP.
+    /// Address of the HTTP listener.
     pub http: SocketAddr,
-    /// Where it speaks RESP.
+    /// Address of the RESP listener.
     pub resp: SocketAddr,
 }
 
 impl Served {
-    /// Starts `tollkeeper serve` with these arguments too, and waits until it listens.
+    /// Starts `tollkeeper serve` with additional arguments, and waits until it listens.
     pub fn with(args: &[&str]) -> Served {
         let mut command = Command::new("sh");
-        // Each connection is a file, and a shell may start with few of them.
+        // Each connection needs a file descriptor, and the soft limit may be low.
         command.args(["-c", "ulimit -n \"$(ulimit -Hn)\"; exec \"$0\" \"$@\""]).arg(binary::tollkeeper());
         command.args(["serve", "--grpc", "off", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]).args(args);
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
         let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
         let mut listens = |name: &str| {
-            let line = lines.next().expect("it says where it listens").expect("text");
+            let line = lines.next().expect("the server prints its address").expect("text");
             let address =
                 line.strip_prefix(&format!("listening {name}=")).unwrap_or_else(|| panic!("{line}"));
             address.parse().expect("an address")
@@ -35,7 +35,7 @@ impl Served {
         Served { process, http, resp }
     }
 
-    /// The number of its process.
+    /// Its process id.
     pub fn process(&self) -> u32 {
         self.process.id()
     }
@@ -56,7 +56,7 @@ impl Served {
         value.unwrap_or_else(|| panic!("no {series} in {page}")).parse().expect("a whole number")
     }
 
-    /// How many requests over RESP ended so.
+    /// How many RESP requests had this result.
     pub fn requests(&self, result: &str) -> u64 {
         self.metric(&format!(
             "tollkeeper_requests_total{{transport=\"resp\",route=\"\",result=\"{result}\"}}"

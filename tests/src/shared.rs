@@ -1,7 +1,7 @@
-//! Tolls, corrections and slots, all kinds of them, on a real Redis and on the reference at once.
+//! Runs random tolls, corrections and slots on a real Redis and on the reference store, and compares them.
 //!
-//! The scripts are those of the product, but for one line: the time is an argument. Every decision must
-//! come out the same, and so must the bytes of every state and when it goes.
+//! The scripts are those of the product, except for one line: the time is an argument. Every decision must be the same,
+//! and so must the bytes of every state and its expiry.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use crate::cases::Random;
 use crate::redis::Client;
 use crate::reference::Reference;
 
-/// In 2030: the server must not find a key expired that was written at an invented time.
+/// A time in 2030, so that the server does not find keys expired that were written at an invented time.
 const START: u64 = 1_900_000_000_000_000;
 
-/// The line of a script that asks for the time.
+/// The line of a script that reads the time.
 pub const TIME: &str = "local time = call('TIME')";
 
-/// Does to a script what a mistake would do.
+/// Modifies a script: the identity, or a mutation.
 pub type Mutate<'m> = &'m dyn Fn(String) -> String;
 
 /// A history on two stores.
@@ -46,7 +46,7 @@ pub struct Pair<'c> {
     pub tally: Tally,
 }
 
-/// How much was tried.
+/// Counts of what a history covered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Batches decided.
@@ -107,7 +107,7 @@ impl<'c> Pair<'c> {
         }
     }
 
-    /// So many things happen; the first difference, if there is one.
+    /// Runs this many random operations and returns the first difference, if any.
     pub fn differs(&mut self, things: u64) -> Option<String> {
         for _ in 0..things {
             self.wait();
@@ -287,7 +287,7 @@ impl<'c> Pair<'c> {
         self.client.run(script, &keys, &args)
     }
 
-    /// Compares what is stored with what should be, and when it goes.
+    /// Compares the stored states and their expiry with the reference.
     fn states_differ(&mut self) -> Option<String> {
         let mut expected = HashMap::new();
         for (key, state, fresh) in self.reference.states() {
@@ -300,7 +300,7 @@ impl<'c> Pair<'c> {
                 return Some(format!("{shown} never goes"));
             }
             let Some((bytes, fresh)) = expected.remove(&name) else {
-                // A marker, or what the clock of the server has not reached yet.
+                // A marker, or a state that the server's clock has not reached yet.
                 if shown.contains("%m") {
                     continue;
                 }

@@ -1,7 +1,7 @@
-//! The tables that people read, as histories: every `.trace` beside an algorithm, and every vector.
+//! The documented tables as histories: every `.trace` next to an algorithm, and every vector.
 //!
-//! `trace.rs` of the core says how they are read, and proves that Rust answers as they say. What is taken from
-//! them here is what happens, with the verdict and what remains.
+//! `trace.rs` of the core defines their format and proves that Rust gives their results. Here only the events are used,
+//! with the verdict and `remaining`.
 
 use tollkeeper_core::{Algorithm, Quota, Rate, Span};
 

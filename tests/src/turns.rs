@@ -1,7 +1,7 @@
-//! A proxy that counts turns: how often somebody spoke and was answered.
+//! A proxy that counts round trips.
 //!
-//! A turn is whatever is sent until an answer comes, and that answer, however many commands it holds. So the
-//! number of turns is the number of round trips that somebody has waited for.
+//! A turn is everything sent until a reply arrives, and that reply, however many commands it holds. So the number of
+//! turns is the number of round trips that the client has waited for.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-/// Stands between those who connect to it and a server on this machine.
+/// A proxy between its clients and a local server.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -25,7 +25,7 @@ struct Shared {
     streams: Mutex<Vec<TcpStream>>,
 }
 
-/// Who spoke last on a connection.
+/// Which side sent last on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spoke {
     Server,
@@ -33,7 +33,7 @@ enum Spoke {
 }
 
 impl Proxy {
-    /// Begins to listen.
+    /// Starts a proxy to this port.
     pub fn to(server: u16) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
         let port = listener.local_addr().expect("it listens").port();
@@ -64,9 +64,9 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.closing.store(true, SeqCst);
-        // Whatever is gone already needs no end.
+        // Errors mean that a connection is closed already.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
-        for stream in self.shared.streams.lock().expect("nobody panics with it").drain(..) {
+        for stream in self.shared.streams.lock().expect("not poisoned").drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
         if let Some(accepting) = self.accepting.take() {
@@ -84,7 +84,7 @@ fn accept(listener: &TcpListener, server: u16, shared: &Arc<Shared>) {
         let both = [client, server];
         for stream in &both {
             stream.set_nodelay(true).expect("it is open");
-            let mut streams = shared.streams.lock().expect("nobody panics with it");
+            let mut streams = shared.streams.lock().expect("not poisoned");
             streams.push(stream.try_clone().expect("it is open"));
         }
         let [client, server] = both;
@@ -102,7 +102,7 @@ fn accept(listener: &TcpListener, server: u16, shared: &Arc<Shared>) {
 }
 
 impl Shared {
-    /// Counts what a client says: once for each time that the server has spoken before.
+    /// Counts data of a client: one turn if the server sent last.
     fn asked(&self, spoke: &mut Spoke, bytes: &[u8]) {
         let script = bytes.windows(9).any(|word| word == b"\r\nEVALSHA");
         let counted = match *spoke {
@@ -119,7 +119,7 @@ impl Shared {
     }
 }
 
-/// Hands on what comes, after it was looked at, until one side has gone.
+/// Forwards data after showing it to `look`, until one side closes.
 fn carry(mut from: TcpStream, mut to: TcpStream, mut look: impl FnMut(&[u8])) {
     let mut bytes = vec![0; 1 << 16];
     while let Ok(count @ 1..) = from.read(&mut bytes) {

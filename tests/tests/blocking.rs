@@ -1,4 +1,4 @@
-//! A limiter on Redis is used with and without a tokio runtime, whatever it was opened in.
+//! A limiter on Redis works with and without a tokio runtime, wherever it was opened.
 
 use std::future::Future;
 use std::pin::pin;
@@ -36,7 +36,7 @@ impl Flavor {
 #[derive(Clone, Copy, Debug)]
 enum Opened {
     Outside,
-    /// The runtime stays, but nothing runs in it.
+    /// The runtime still exists, but nothing drives it.
     Inside(Flavor),
     /// The runtime has ended before the limiter is used.
     InsideEnded(Flavor),
@@ -70,13 +70,13 @@ fn limits() -> Vec<Limit> {
     ]
 }
 
-/// Every call, blocking.
+/// Makes every kind of call, blocking.
 fn use_blocking(limiter: &Limiter, user: &str) {
     let facts = facts! { "user" => user };
     let first = limiter.check(&facts).wait().expect("valid facts");
     assert_eq!((first.allowed(), first.degraded()), (true, None), "{user}");
     let text = limiter.seal_charge(&first.charge().expect("it was admitted"));
-    let charge = limiter.open_charge(&text).wait().expect("the store answers").expect("its own text");
+    let charge = limiter.open_charge(&text).wait().expect("the store answers").expect("a valid receipt");
     assert_eq!(limiter.refund(&charge).wait(), Correction::Done);
     for call in [limiter.peek(&facts), limiter.usage(&facts)] {
         let decision = call.wait().expect("valid facts");
@@ -90,13 +90,13 @@ fn use_blocking(limiter: &Limiter, user: &str) {
     assert_eq!(limiter.refund_of(&second, |name| name == "per-user").wait(), Correction::Repeated);
     let slot = limiter.acquire(&facts).wait().expect("valid facts").slot.expect("one is free").keep();
     let text = limiter.seal_slot(&slot);
-    let slot = limiter.open_slot(&text).wait().expect("the store answers").expect("its own text");
+    let slot = limiter.open_slot(&text).wait().expect("the store answers").expect("a valid receipt");
     assert_eq!((limiter.renew(&slot).wait(), limiter.release(&slot).wait()), (Ok(true), Ok(true)));
     assert_eq!(limiter.forget("per-user", &facts).wait(), Ok(true));
     let held = limiter.acquire(&facts).wait().expect("valid facts").slot.expect("one is free");
     assert_eq!(held.renew().wait(), Ok(true));
     drop(held);
-    // Given back in the background.
+    // The slot is released in the background.
     while limiter.acquire(&facts).cost(1).wait().expect("valid facts").slot.is_none() {
         limiter.forget("per-user", &facts).wait().expect("the store answers");
         thread::park_timeout(Duration::from_millis(1));
@@ -106,7 +106,7 @@ fn use_blocking(limiter: &Limiter, user: &str) {
     assert!(!limiter.check(&facts).wait().expect("valid facts").allowed());
 }
 
-/// The same, awaited.
+/// Makes calls with `await`.
 async fn use_async(limiter: &Limiter, user: &str) {
     let facts = facts! { "user" => user };
     let first = limiter.check(&facts).cost(2).await.expect("valid facts");
@@ -156,9 +156,9 @@ fn builder_opens_redis_without_a_runtime() {
     assert!(decision.allowed());
 }
 
-/// The server hangs: the failure policy answers, and whatever no policy answers says so.
+/// The server hangs: the failure policy decides checks, and operations without a policy return an error.
 #[test]
-fn stopped_redis_is_answered_for_everywhere() {
+fn failure_policy_answers_for_a_stopped_redis_everywhere() {
     let server = Server::start();
     for opened in OPENED {
         let Ok(StoreUrl::Redis(url)) = server.url().parse() else { panic!("a URL") };
@@ -173,25 +173,25 @@ fn stopped_redis_is_answered_for_everywhere() {
         server.signal("STOP");
         let (limiter, runtime) = opened.open(make);
         let facts = facts! { "user" => "alice" };
-        let denied = |limiter: &Limiter| {
+        let refused = |limiter: &Limiter| {
             let decision = limiter.check(&facts).wait().expect("valid facts");
             assert_eq!(decision.degraded(), Some(OnStoreFailure::Deny), "{opened:?}");
             assert!(limiter.forget("per-user", &facts).wait().is_err(), "{opened:?}");
         };
-        denied(&limiter);
+        refused(&limiter);
         block_on(async {
             let decision = limiter.check(&facts).await.expect("valid facts");
             assert_eq!(decision.degraded(), Some(OnStoreFailure::Deny), "{opened:?}");
         });
         if let Some(runtime) = &runtime {
-            runtime.block_on(async { denied(&limiter) });
+            runtime.block_on(async { refused(&limiter) });
         }
         drop((limiter, runtime));
         server.signal("CONT");
     }
 }
 
-/// Polls a future on this thread, as executors do that know nothing of tokio.
+/// Polls a future on this thread, as an executor other than tokio does.
 fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {

@@ -1,4 +1,4 @@
-//! Every store keeps every promise: one table, case by store.
+//! Runs the conformance suite on every store and prints a table of cases by stores.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use tollkeeper_tests::conformance::{Place, failures, run, table};
 use tollkeeper_tests::redis::{Client, Program, Server};
 use tollkeeper_tests::sentinels::Sentinels;
 
-/// What a user needs who may do nothing else.
+/// The ACL rules of a Redis user with the minimal permissions.
 const RIGHTS: &str = "~world-* -@all +eval +evalsha +time +get +set +mget +strlen +getrange +append +pexpireat \
                       +del +unlink +exists +select +role";
 
@@ -54,7 +54,7 @@ fn every_case_holds_on_every_store() {
         let threads = places.each_ref().map(|place| scope.spawn(move || run(place)));
         columns.extend(threads.map(|thread| thread.join().unwrap()));
     });
-    // Past the capture of output, so that it is seen when all is well, too.
+    // Written around the test harness's capture, so that the table shows even when the test passes.
     writeln!(std::io::stdout(), "{}", table(&columns)).unwrap();
     assert_eq!(failures(&columns), Vec::<String>::new());
 }

@@ -1,4 +1,4 @@
-//! What an application takes on with the library: few crates, and a core that stands alone.
+//! Dependency counts: the library needs few crates, and the core none.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,12 +23,12 @@ fn tree(manifest: &Path, arguments: &[&str]) -> BTreeSet<String> {
         .expect("cargo runs: it runs this test");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("names of crates");
-    // `name version`, and what comes behind only says where it is from and that it was shown before.
+    // Each line is `name version`, then only where the crate comes from and whether it was listed before.
     text.lines().map(|line| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
 #[test]
-fn an_embedder_takes_on_fewer_than_ten_crates() {
+fn library_needs_fewer_than_ten_crates() {
     let crates = crates("tollkeeper", "");
     println!("{} crates: {}", crates.len(), crates.iter().cloned().collect::<Vec<_>>().join(", "));
     assert!(crates.iter().any(|name| name.starts_with("tollkeeper-core ")), "{crates:?}");
@@ -36,23 +36,23 @@ fn an_embedder_takes_on_fewer_than_ten_crates() {
 }
 
 #[test]
-fn an_embedder_with_the_tower_layer_takes_on_fifteen_crates_at_most() {
+fn tower_layer_needs_at_most_fifteen_crates() {
     let crates = crates("tollkeeper-tower", "");
     println!("{} crates: {}", crates.len(), crates.iter().cloned().collect::<Vec<_>>().join(", "));
     assert!(crates.iter().any(|name| name.starts_with("tower-service ")), "{crates:?}");
     assert!(crates.len() <= 15, "{} crates: {crates:?}", crates.len());
 }
 
-/// A clone inside of a project that is a workspace, with what the README says to add.
+/// A clone inside another workspace, with the lines that the README says to add.
 #[test]
-fn a_path_dependency_works_inside_another_workspace() {
+fn path_dependency_works_inside_another_workspace() {
     let readme = fs::read_to_string(root().join("README.md")).expect("the README");
-    let said = |line: &str| {
+    let from_readme = |line: &str| {
         assert!(readme.contains(line), "the README no longer says `{line}`");
         line.to_owned()
     };
-    let exclude = said("exclude = [\"tollkeeper\"]");
-    let dependency = said("tollkeeper = { path = \"tollkeeper/crates/tollkeeper\" }");
+    let exclude = from_readme("exclude = [\"tollkeeper\"]");
+    let dependency = from_readme("tollkeeper = { path = \"tollkeeper/crates/tollkeeper\" }");
     let project = Folder::new();
     project.write(
         "Cargo.toml",
@@ -60,14 +60,14 @@ fn a_path_dependency_works_inside_another_workspace() {
             "[package]\nname = \"project\"\nedition = \"2024\"\n[dependencies]\n{dependency}\n[workspace]\n{exclude}\n"
         ),
     );
-    fs::create_dir(project.path().join("src")).expect("a folder of one's own");
+    fs::create_dir(project.path().join("src")).expect("the temporary folder is writable");
     project.write("src/main.rs", "fn main() {}\n");
     let copied = Command::new("cp")
         .arg("-r")
         .args(["Cargo.toml", "crates", "tests"].map(|name| root().join(name)))
         .arg({
             let clone = project.path().join("tollkeeper");
-            fs::create_dir(&clone).expect("a folder of one's own");
+            fs::create_dir(&clone).expect("the temporary folder is writable");
             clone
         })
         .status();
@@ -77,13 +77,13 @@ fn a_path_dependency_works_inside_another_workspace() {
 }
 
 #[test]
-fn the_core_depends_on_nothing() {
+fn core_has_no_dependencies() {
     let crates = crates("tollkeeper-core", "");
     assert_eq!(crates.len(), 1, "{crates:?}");
 }
 
 #[test]
-fn a_store_on_redis_takes_on_no_reader_of_config_files() {
+fn redis_feature_needs_no_config_parser() {
     let (with, without) = (crates("tollkeeper", "config"), crates("tollkeeper", "redis"));
     for name in ["granit-parser ", "notify ", "toml "] {
         assert!(with.iter().any(|found| found.starts_with(name)), "{name}reads config files: {with:?}");
@@ -91,14 +91,14 @@ fn a_store_on_redis_takes_on_no_reader_of_config_files() {
     }
 }
 
-/// The table in `docs/rust.md`: what the layer takes on, beside `tower_governor` in the versions that the benchmarks
-/// compare with.
+/// The table in `docs/rust.md`: the number of crates of the layer and of `tower_governor`, in the versions that the
+/// benchmarks use.
 #[test]
-fn the_layer_takes_on_as_many_crates_as_its_page_says_and_fewer_than_its_peer() {
+fn tower_layer_crate_counts_match_docs_and_beat_peer() {
     let page = fs::read_to_string(root().join("docs/rust.md")).expect("the page");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tower_governor");
-    fs::create_dir_all(folder.join("src")).expect("`target` can be written");
-    fs::write(folder.join("src/lib.rs"), "").expect("`target` can be written");
+    fs::create_dir_all(folder.join("src")).expect("`target` is writable");
+    fs::write(folder.join("src/lib.rs"), "").expect("`target` is writable");
     for (features, row) in [("", "| none |"), ("axum", "| `axum` |"), ("axum,tonic", "| `axum`, `tonic` |")] {
         let ours = crates("tollkeeper-tower", features).len();
         let theirs = {
@@ -107,7 +107,7 @@ fn the_layer_takes_on_as_many_crates_as_its_page_says_and_fewer_than_its_peer() 
                 "[package]\nname = \"peer\"\nedition = \"2024\"\n[workspace]\n[dependencies]\n\
                  tower_governor = {{ version = \"0.8\", default-features = false, features = {features:?} }}\n"
             );
-            fs::write(folder.join("Cargo.toml"), manifest).expect("`target` can be written");
+            fs::write(folder.join("Cargo.toml"), manifest).expect("`target` is writable");
             fs::copy(root().join("bench/Cargo.lock"), folder.join("Cargo.lock")).expect("bench is locked");
             tree(&folder.join("Cargo.toml"), &["--package", "tower_governor"]).len()
         };

@@ -1,6 +1,6 @@
-//! What is in `deploy/` does what it says: judged by the tools it is made for, and on a server that runs.
+//! The files in `deploy/` are valid: checked by the tools they are made for, and against a running server.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +24,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Runs a command to its end, which must be good; what it wrote.
+/// Runs a command that must succeed, and returns its output.
 fn run(command: &mut Command) -> String {
     let output = command.current_dir(root()).stdin(Stdio::null()).output();
     let output = output.unwrap_or_else(|error| panic!("{command:?}: {error} (`make test` installs it)"));
@@ -39,16 +39,16 @@ fn python(tool: &str) -> Command {
     Command::new(root().join("target/python/bin").join(tool))
 }
 
-#[expect(clippy::disallowed_methods, reason = "other processes have clocks of their own")]
+#[expect(clippy::disallowed_methods, reason = "polls other processes, which have their own clocks")]
 fn eventually(what: &str, mut test: impl FnMut() -> bool) {
     let began = Instant::now();
     while !test() {
-        assert!(began.elapsed() < PATIENCE, "it did not come to pass that {what}");
+        assert!(began.elapsed() < PATIENCE, "timed out waiting until {what}");
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
 }
 
-/// A process that ends with the test.
+/// A process that is killed on drop.
 struct Process(Child);
 
 impl Drop for Process {
@@ -76,7 +76,8 @@ impl Service {
             .unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening http=").expect("it listens").to_owned();
+        let address =
+            line.trim().strip_prefix("listening http=").expect("the server prints its address").to_owned();
         Service { _process: Process(child), address }
     }
 
@@ -96,7 +97,7 @@ impl Service {
     }
 }
 
-/// A real Prometheus that scrapes these every second, by our rules.
+/// A real Prometheus with our alert rules that scrapes the services every second.
 struct Prometheus {
     _process: Process,
     _folder: Folder,
@@ -126,7 +127,7 @@ impl Prometheus {
         Prometheus { _process: Process(child), _folder: folder, address }
     }
 
-    /// What a query finds; nothing while it does not answer.
+    /// The result of a query; empty while Prometheus does not answer yet.
     fn query(&self, query: &str) -> Vec<Value> {
         let output = Command::new("curl")
             .args(["-sf", "--get", "--data-urlencode", &format!("query={query}")])
@@ -141,14 +142,16 @@ impl Prometheus {
         answer["data"]["result"].as_array().unwrap().clone()
     }
 
-    /// Waits until every one of so many targets was scraped once more.
+    /// Waits until each of `targets` targets was scraped once more.
     fn scraped(&self, targets: usize) {
         let last = || -> Vec<f64> {
             let times = self.query("timestamp(tollkeeper_config_version)");
             times.iter().map(|one| one["value"][1].as_str().unwrap().parse().unwrap()).collect()
         };
         let before = last().into_iter().fold(0.0, f64::max);
-        eventually("Prometheus scrapes", || last().iter().filter(|time| **time > before).count() == targets);
+        eventually("Prometheus has scraped", || {
+            last().iter().filter(|time| **time > before).count() == targets
+        });
     }
 }
 
@@ -161,7 +164,7 @@ limits:
   - { name: plan, by: tenant, tier: plan, tiers: { free: 5/day }, default_tier: free }
 ";
 
-/// Each kind of thing that can happen on a store.
+/// Requests with every kind of result: allowed, refused, shadowed, unknown tier, invalid.
 fn load(service: &Service) {
     for _ in 0..5 {
         service.check(r#""user":"alice","tenant":"acme","plan":"gold","route":"/login""#);
@@ -170,8 +173,8 @@ fn load(service: &Service) {
     service.check("nonsense");
 }
 
-/// All names of metrics in a text.
-fn named(text: &str) -> BTreeSet<String> {
+/// All metric names in a text.
+fn metric_names(text: &str) -> BTreeSet<String> {
     let crates = ["tollkeeper_core", "tollkeeper_tower", "tollkeeper_server", "tollkeeper_tests"];
     let starts = text.match_indices("tollkeeper_").map(|(at, _)| &text[at..]);
     let is_name = |byte: char| byte.is_ascii_lowercase() || byte == '_' || byte.is_ascii_digit();
@@ -195,9 +198,9 @@ fn queries() -> Vec<(String, String)> {
 }
 
 #[test]
-fn every_metric_that_is_named_exists_and_every_panel_shows_something() {
+fn documented_metrics_exist_and_panels_show_data() {
     let folder = Folder::new();
-    // The metrics of snapshots exist only where one is saved.
+    // Snapshot metrics exist only where a snapshot is configured.
     let snapshot = format!("memory: {{ snapshot: {} }}\n", folder.path().join("state").display());
     let config = folder.write("tollkeeper.yaml", &(snapshot + POLICY));
     let mut redis = redis::Server::start();
@@ -210,7 +213,7 @@ fn every_metric_that_is_named_exists_and_every_panel_shows_something() {
     }
     folder.write("tollkeeper.yaml", "limits: nonsense");
     let failed = "tollkeeper_config_reloads_total{result=\"failed\"}";
-    eventually("a broken file is noticed", || memory.metric(failed) > 0.0 && shared.metric(failed) > 0.0);
+    eventually("the broken file is rejected", || memory.metric(failed) > 0.0 && shared.metric(failed) > 0.0);
     prometheus.scraped(2);
     assert!(shared.metric("tollkeeper_store_duration_seconds_count{op=\"decide\"}") >= 4.0);
     assert_eq!(shared.metric("tollkeeper_breaker_state"), 0.0);
@@ -228,14 +231,15 @@ fn every_metric_that_is_named_exists_and_every_panel_shows_something() {
     assert!(errors > 0.0);
     prometheus.scraped(2);
 
-    // As Prometheus has them: what it cannot read would not be there.
+    // The names as Prometheus stored them: what it cannot parse would be missing.
     let pages = memory.metrics() + &shared.metrics();
     let stored: BTreeSet<String> = prometheus
         .query("group by (__name__) ({job=\"tollkeeper\"})")
         .iter()
         .map(|one| one["metric"]["__name__"].as_str().unwrap().to_owned())
         .collect();
-    let shown = named(&pages.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n"));
+    let shown =
+        metric_names(&pages.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n"));
     assert!(stored.is_superset(&shown), "{:?}", shown.difference(&stored));
     assert!(!pages.contains("alice") && !pages.contains("acme"), "keys are never labels");
 
@@ -249,8 +253,8 @@ fn every_metric_that_is_named_exists_and_every_panel_shows_something() {
             || ["_bucket", "_total"].iter().any(|end| stored.contains(&format!("{name}{end}")))
     };
     for source in &sources {
-        for name in named(&read(source)) {
-            assert!(exists(&name), "{source} names {name}");
+        for name in metric_names(&read(source)) {
+            assert!(exists(&name), "{source} names {name}, which does not exist");
         }
     }
     for (panel, query) in queries() {
@@ -261,7 +265,7 @@ fn every_metric_that_is_named_exists_and_every_panel_shows_something() {
     });
 }
 
-/// Beside everything that is in the folder of the alerts, as somebody has it who copied the folder.
+/// Next to all files of the alerts folder, as for a user who copied the folder.
 #[test]
 fn the_documented_prometheus_config_loads() {
     let page = Page::parse("docs/monitoring.md", &read("docs/monitoring.md")).expect("a page");
@@ -272,13 +276,13 @@ fn the_documented_prometheus_config_loads() {
     let config = folder.write("prometheus.yml", &page.file("prometheus.yml").text);
     let output =
         Command::new("promtool").args(["check", "config"]).arg(config).output().expect("promtool runs");
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains("1 rule files found"), "the alerts, and not their tests: {said}");
+    let output_text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{output_text}");
+    assert!(output_text.contains("1 rule files found"), "the alerts, without their tests: {output_text}");
 }
 
 #[test]
-fn each_alert_fires_when_it_should_and_only_then() {
+fn alerts_fire_exactly_when_expected() {
     let rules = root().join("deploy/prometheus");
     run(Command::new("promtool").arg("check").arg("rules").arg(rules.join("alerts.yaml")));
     run(Command::new("promtool").arg("test").arg("rules").arg(rules.join("alerts.test.yaml")));
@@ -286,25 +290,25 @@ fn each_alert_fires_when_it_should_and_only_then() {
     let page = read("docs/monitoring.md");
     let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     let documented = page.lines().filter(|line| line.starts_with("| `Tollkeeper")).count();
-    assert_eq!(alerts.len(), documented, "as many as docs/monitoring.md explains");
+    assert_eq!(alerts.len(), documented, "docs/monitoring.md explains each alert");
     for alert in alerts {
         let fires = format!("alertname: {alert}\n        exp_alerts:\n          - exp_labels");
-        assert!(tests.contains(&fires), "no series fires {alert}");
+        assert!(tests.contains(&fires), "no test fires {alert}");
         assert!(page.contains(&format!("| `{alert}` |")), "docs/monitoring.md does not explain {alert}");
     }
 }
 
 #[test]
-fn the_unit_is_valid_and_gives_away_little() {
+fn systemd_unit_is_valid_and_hardened() {
     let folder = Folder::new();
     let unit = read("deploy/systemd/tollkeeper.service");
     let here = unit.replace("/usr/bin/tollkeeper", tollkeeper().to_str().unwrap());
     assert_ne!(unit, here);
     let unit = folder.write("tollkeeper.service", &here);
-    // It is content with what it cannot read, and says so.
-    let said = run(Command::new("systemd-analyze").arg("verify").arg(&unit));
-    assert_eq!(said, "", "{said}");
-    // From 0 to 100; a unit without any of it has 96.
+    // `verify` succeeds even with settings it does not understand, but prints them.
+    let warnings = run(Command::new("systemd-analyze").arg("verify").arg(&unit));
+    assert_eq!(warnings, "", "{warnings}");
+    // The exposure is between 0 and 100; a unit without any hardening has 96.
     let mut judge = Command::new("systemd-analyze");
     judge.args(["security", "--no-pager", "--offline=true", "--threshold=15"]).arg(&unit);
     let judged = run(&mut judge);
@@ -312,13 +316,13 @@ fn the_unit_is_valid_and_gives_away_little() {
 }
 
 #[test]
-fn the_dockerfile_and_the_manifests_are_valid() {
+fn dockerfile_and_manifests_are_valid() {
     run(python("hadolint").arg("deploy/docker/Dockerfile"));
     let mut validate = python("kubernetes-validate");
     let passed = run(validate.args(["--strict", "deploy/kubernetes/tollkeeper.yaml"]));
     assert_eq!(passed.matches(" passed for resource ").count(), 4, "{passed}");
 
-    // The policy in it, as the server would read it.
+    // The policy in the ConfigMap is valid.
     let manifests = read("deploy/kubernetes/tollkeeper.yaml");
     let policy = manifests.split("tollkeeper.yaml: |\n").nth(1).unwrap();
     let policy: Vec<&str> =
@@ -341,13 +345,13 @@ fn the_dockerfile_and_the_manifests_are_valid() {
 }
 
 #[test]
-fn the_image_and_the_manifests_open_every_port_that_the_server_listens_on() {
-    // Where it listens when nobody says otherwise.
+fn image_and_manifests_expose_all_listener_ports() {
+    // The default ports of the server.
     let help = run(Command::new(tollkeeper()).args(["serve", "--help"]));
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     let ports = ["http", "grpc", "resp"].map(|name| {
-        let told = help.split(&format!("--{name} <ADDR>")).nth(1).unwrap();
-        (name, told.split("[default: 127.0.0.1:").nth(1).unwrap().split(']').next().unwrap())
+        let flag_help = help.split(&format!("--{name} <ADDR>")).nth(1).unwrap();
+        (name, flag_help.split("[default: 127.0.0.1:").nth(1).unwrap().split(']').next().unwrap())
     });
     let (image, manifests) = (read("deploy/docker/Dockerfile"), read("deploy/kubernetes/tollkeeper.yaml"));
     let exposed = image.lines().find_map(|line| line.strip_prefix("EXPOSE ")).unwrap();
@@ -364,7 +368,7 @@ fn the_image_and_the_manifests_open_every_port_that_the_server_listens_on() {
         }
     }
 
-    // The server takes the arguments of the manifest, and listens for all three.
+    // The server accepts the arguments of the manifest and opens all three listeners.
     let folder = Folder::new();
     let config = folder.write("tollkeeper.yaml", POLICY);
     let arguments =
@@ -384,13 +388,13 @@ fn the_image_and_the_manifests_open_every_port_that_the_server_listens_on() {
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
     for (name, _) in ports {
-        let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("it does not listen for {name}"));
+        let line = lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no listener for {name}"));
         assert!(line.starts_with(&format!("listening {name}=")), "{line}");
     }
 }
 
 #[test]
-fn a_package_holds_the_command_its_unit_and_a_policy_that_is_valid() {
+fn package_holds_binary_unit_and_valid_policy() {
     run(Command::new("tools/dist").arg("--binary").arg(tollkeeper()));
     let version = env!("CARGO_PKG_VERSION");
     let dist = root().join("target/dist");
@@ -408,9 +412,9 @@ fn a_package_holds_the_command_its_unit_and_a_policy_that_is_valid() {
     run(Command::new(&command).arg("validate").arg(folder.path().join("etc/tollkeeper/tollkeeper.yaml")));
     let unit = fs::read_to_string(folder.path().join("lib/systemd/system/tollkeeper.service")).unwrap();
     assert_eq!(unit, read("deploy/systemd/tollkeeper.service"));
-    let told = run(Command::new("dpkg-deb").arg("--info").arg(package("tollkeeper_", ".deb")));
+    let info = run(Command::new("dpkg-deb").arg("--info").arg(package("tollkeeper_", ".deb")));
     for file in ["conffiles", "postinst", "prerm", "postrm"] {
-        assert!(told.contains(file), "{told}");
+        assert!(info.contains(file), "{info}");
     }
     let listed = run(Command::new("tar").arg("-tzf").arg(package("tollkeeper-", ".tar.gz")));
     for file in ["/tollkeeper", "/LICENSE-MIT", "/deploy/grafana/tollkeeper.json", "/docs/config.md"] {

@@ -1,15 +1,14 @@
-//! The README and every page in `docs` do what they show.
+//! Runs the code blocks of the README and of every page in `docs`, and compares their output with what the page shows.
 //!
-//! A page is followed as a reader would: its blocks in order, in one shell, in a fresh folder, with `tollkeeper` in the
-//! path. `tollkeeper_tests::page` says what the info string of a block means. Beyond that:
+//! A page runs as a reader would follow it: its blocks in order, in one shell, in an empty folder, with `tollkeeper` in
+//! the path. `tollkeeper_tests::page` documents the info strings of blocks. Beyond that:
 //!
-//! - A block that ends with `tollkeeper serve` (or `proxy`) is a terminal of its own: the page goes on when the
-//!   server listens. The next such block stops it first, as the reader would; the end of the page stops all.
-//! - A block whose line before ends like ``Save this as `tollkeeper.yaml`:`` is saved, at that point of the page.
-//! - Every policy is validated: each `yaml` block that is saved under no name, and whatever has a top-level `limits`.
+//! - A block that ends with `tollkeeper serve` (or `proxy`) runs in the background, and the page continues when the
+//!   server listens. The next such block stops the server first, as the reader would; so does the end of the page.
+//! - A block after a line like ``Save this as `tollkeeper.yaml`:`` is saved to that file, at that point of the page.
+//! - Every policy is validated: each `yaml` block without a file name, and every block with top-level `limits`.
 //!
-//! Pages use 127.0.0.1:8080. So each runs in a network of its own, and in a process tree of its own, of which nothing
-//! is left when it ends.
+//! Pages use 127.0.0.1:8080, so each runs in its own network and PID namespace, which ends with it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,14 +18,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tollkeeper_tests::binary;
 use tollkeeper_tests::page::{Block, Kind, Language, Mistake, Page, as_shown};
 
-/// Seconds for one page.
+/// Seconds that one page may take.
 const DEADLINE: &str = "120";
 
-/// A page whose policies give no warning either, because it says so.
+/// Pages that promise policies without warnings.
 const WITHOUT_WARNINGS: &[&str] = &["docs/choosing-limits.md"];
 
 #[test]
-fn every_page_does_what_it_shows() {
+fn every_page_runs_as_shown() {
     let mut mistakes = Vec::new();
     for (name, text) in Page::all() {
         match Page::parse(&name, &text) {
@@ -37,17 +36,17 @@ fn every_page_does_what_it_shows() {
     assert!(mistakes.is_empty(), "{}", listed(&mistakes));
 }
 
-/// How the README starts the command before it is installed.
+/// How the README runs `tollkeeper` before it is installed.
 const THROUGH_CARGO: &str = "cargo run --release --bin tollkeeper -- ";
 
-/// What is wrong with a page.
+/// Runs a page and returns what is wrong with it.
 fn follow(page: &Page) -> Vec<Mistake> {
     let folder = Folder::new();
     let mut mistakes = Vec::new();
     let mut script = Script::new(&folder);
     for block in &page.blocks {
         let file = folder.run.join(format!("{}.{}", block.number, ending(block)));
-        // From the repository it is run through cargo: here it is built already.
+        // The tests have built the binary already, so it is run directly instead of through cargo.
         let block = &Block { text: block.text.replace(THROUGH_CARGO, "tollkeeper "), ..block.clone() };
         write(&file, &block.text);
         let checked = match block.kind {
@@ -76,7 +75,7 @@ fn follow(page: &Page) -> Vec<Mistake> {
     mistakes
 }
 
-/// Runs all blocks of a page and compares what they write.
+/// Runs all blocks of a page and compares their output.
 fn play(page: &Page, folder: &Folder, script: &Script) -> Option<Mistake> {
     write(&folder.run.join("page.sh"), &script.text);
     let path = [binary::tollkeeper().parent().expect("a folder").to_owned()];
@@ -107,21 +106,24 @@ fn play(page: &Page, folder: &Folder, script: &Script) -> Option<Mistake> {
         };
         if block.number == at && !ended.status.success() {
             return mistake(match ended.status.code() {
-                Some(124 | 137) => format!("the page was not done after {DEADLINE} s; this is where it was"),
-                _ => format!("this failed ({}) {}", ended.status, String::from_utf8_lossy(&ended.stderr)),
+                Some(124 | 137) => format!("the page timed out after {DEADLINE} s in this block"),
+                _ => format!("failed ({}) {}", ended.status, String::from_utf8_lossy(&ended.stderr)),
             });
         }
         if let Some(shown) = page.shown(block)
             && !as_shown(&shown.text, &out)
         {
-            return mistake(format!("this does not write what line {} shows:\n{}", shown.line, shown.text));
+            return mistake(format!(
+                "the output differs from what line {} shows:\n{}",
+                shown.line, shown.text
+            ));
         }
     }
     assert!(ended.status.success(), "{}: {}", page.name, String::from_utf8_lossy(&ended.stderr));
     None
 }
 
-/// A command in a network and a process tree of its own, which end with it.
+/// A command in its own network and PID namespace.
 fn isolated(command: &[&str]) -> Command {
     let mut isolated = Command::new("timeout");
     isolated
@@ -140,7 +142,7 @@ fn isolated(command: &[&str]) -> Command {
     isolated
 }
 
-/// A page as a shell script. It lies in `run`, runs in `work`, and writes down which block it is `at`.
+/// A page as a shell script. It is stored in `run`, runs in `work`, and writes the number of its current block to `at`.
 struct Script {
     run: PathBuf,
     text: String,
@@ -168,7 +170,7 @@ impl Script {
         } else {
             format!(
                 "status=0; bash -eu '{run}/{number}.sh' || status=$?\n\
-                 [ \"$status\" = {status} ] || {{ echo \"its status is $status, not {status}\" >&2; exit 1; }}\n"
+                 [ \"$status\" = {status} ] || {{ echo \"exit status $status, expected {status}\" >&2; exit 1; }}\n"
             )
         };
         self.text += &(begin + &steps);
@@ -191,33 +193,33 @@ fn validate(page: &Page, block: &Block, language: Language, file: &Path) -> Resu
     let policy = match language {
         Language::Yaml => block.text.lines().any(|line| line.starts_with("limits:")),
         Language::Toml => block.text.contains("[[limits]]"),
-        // What the server answers has `limits` too; a policy is something to save.
+        // Responses of the server have `limits` too; a JSON policy is one that is saved to a file.
         _ => block.file.is_some() && block.text.contains("\"limits\""),
     };
     if !policy {
         let unused = language == Language::Yaml && block.file.is_none();
-        return if unused { Err("this is no policy, and is not saved as a file".to_owned()) } else { Ok(()) };
+        return if unused { Err("this is not a policy and not saved as a file".to_owned()) } else { Ok(()) };
     }
-    let said = output(Command::new(binary::tollkeeper()).arg("validate").arg(file))?;
-    let quiet = !WITHOUT_WARNINGS.contains(&&*page.name) || said.contains(", 0 warnings");
-    if quiet { Ok(()) } else { Err(said) }
+    let report = output(Command::new(binary::tollkeeper()).arg("validate").arg(file))?;
+    let quiet = !WITHOUT_WARNINGS.contains(&&*page.name) || report.contains(", 0 warnings");
+    if quiet { Ok(()) } else { Err(report) }
 }
 
 fn check(command: &str, arguments: &[&str], file: &Path) -> Result<(), String> {
     output(Command::new(command).args(arguments).arg(file)).map(drop)
 }
 
-/// What a command says; as an error, if it fails.
+/// The output of a command: `Ok` if it succeeds, `Err` if it fails.
 fn output(command: &mut Command) -> Result<String, String> {
     let Output { status, stdout, stderr } = command
         .output()
         .map_err(|error| format!("`{}` is missing: {error}", command.get_program().display()))?;
-    let said = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    if status.success() { Ok(said) } else { Err(format!("{status}\n{said}")) }
+    let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    if status.success() { Ok(text) } else { Err(format!("{status}\n{text}")) }
 }
 
 fn write(file: &Path, text: &str) {
-    fs::write(file, text).expect("`target` can be written");
+    fs::write(file, text).expect("`target` is writable");
 }
 
 fn ending(block: &Block) -> &'static str {
@@ -234,9 +236,9 @@ fn listed(mistakes: &[Mistake]) -> String {
     mistakes.iter().map(|mistake| format!("\n{mistake}\n")).collect()
 }
 
-/// Where a page works, and where its script lies. Gone when dropped.
+/// The working folder of a page, and the folder of its script. Removed on drop.
 struct Folder {
-    whole: PathBuf,
+    root: PathBuf,
     run: PathBuf,
     work: PathBuf,
 }
@@ -245,77 +247,77 @@ impl Folder {
     fn new() -> Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("docs-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let whole = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-        let (run, work) = (whole.join("run"), whole.join("work"));
+        let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let (run, work) = (root.join("run"), root.join("work"));
         for folder in [&run, &work] {
-            fs::create_dir_all(folder).expect("`target` can be written");
+            fs::create_dir_all(folder).expect("`target` is writable");
         }
-        Folder { whole, run, work }
+        Folder { root, run, work }
     }
 }
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What stays behind lies in `target`.
-        drop(fs::remove_dir_all(&self.whole));
+        // If this fails, the rest stays in `target`.
+        drop(fs::remove_dir_all(&self.root));
     }
 }
 
-// The runner itself, on pages that are right and wrong.
+// Tests of the runner itself, on correct and wrong pages.
 
 fn mistakes(text: &str) -> String {
     listed(&follow(&Page::parse("page.md", text).expect("a page")))
 }
 
 #[test]
-fn this_machine_can_give_a_page_its_own_network() {
+fn machine_supports_network_namespaces() {
     let tried = isolated(&["true"]).output();
-    let said = match &tried {
+    let reason = match &tried {
         Ok(output) if output.status.success() => return,
         Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
         Err(error) => error.to_string(),
     };
     panic!(
-        "pages of the documentation use 127.0.0.1:8080 and so each runs in a network of its own, which this machine does \
-         not give: {said}\nIt takes `unshare` (Debian: util-linux), `ip` (iproute2), and user namespaces: in a container \
+        "documentation pages use 127.0.0.1:8080, so each runs in its own network namespace, which this machine does \
+         not allow: {reason}\nIt takes `unshare` (Debian: util-linux), `ip` (iproute2), and user namespaces: in a container \
          `--security-opt seccomp=unconfined` or `--privileged`, on Ubuntu \
          `sysctl kernel.apparmor_restrict_unprivileged_userns=0`"
     );
 }
 
 #[test]
-fn the_blocks_of_a_page_share_a_shell_a_folder_and_nothing_else() {
+fn blocks_of_a_page_share_a_shell_and_a_folder() {
     let right = "Save this as `a.json`:\n```json\n1\n```\n```sh\nname=alice\ncat a.json\n```\n```text\n1\n```\n\
                  ```sh\necho $name; echo low >&2\n```\n```console\nal…\nlow\n```\n```sh exit=3\nexit 3\n```\n";
     assert_eq!(mistakes(right), "");
-    assert_eq!(mistakes("```sh\nls\n```\n```text\n```\n"), "", "another page begins with an empty folder");
+    assert_eq!(mistakes("```sh\nls\n```\n```text\n```\n"), "", "each page starts with an empty folder");
 }
 
 #[test]
-fn a_page_that_does_not_do_what_it_shows_is_named_with_the_line() {
-    for (page, said) in [
-        ("```sh\ntrue\n```\n\n```sh\nfalse\n```\n", "page.md:5 (block 2): this failed (exit status: 1)"),
-        ("```sh\necho $unset\n```\n", "page.md:1 (block 1): this failed"),
+fn wrong_page_is_reported_with_its_line() {
+    for (page, expected) in [
+        ("```sh\ntrue\n```\n\n```sh\nfalse\n```\n", "page.md:5 (block 2): failed (exit status: 1)"),
+        ("```sh\necho $unset\n```\n", "page.md:1 (block 1): failed"),
         (
             "```sh\necho 1\n```\n```text\n2\n```\n",
-            "page.md:1 (block 1): this does not write what line 4 shows:\n2\n",
+            "page.md:1 (block 1): the output differs from what line 4 shows:\n2\n",
         ),
-        ("```sh exit=2\nexit 1\n```\n", "its status is 1, not 2"),
+        ("```sh exit=2\nexit 1\n```\n", "exit status 1, expected 2"),
         ("```sh setup\nif\n```\n", "page.md:1 (block 1): exit status: 2"),
         ("checked, not run\n```go checked-not-run\npackage\n```\n", "page.md:2 (block 1): exit status"),
-        ("```yaml\nname: value\n```\n", "page.md:1 (block 1): this is no policy, and is not saved as a file"),
+        ("```yaml\nname: value\n```\n", "page.md:1 (block 1): this is not a policy and not saved as a file"),
         ("```yaml\nlimits: none\n```\n", "page.md:1 (block 1): exit status: 1"),
         ("Save this as `a.json`:\n```json\n{\"limits\":0}\n```\n", "page.md:2 (block 1): exit status: 1"),
         ("```toml\n[[limits]]\nname = 0\n```\n", "page.md:1 (block 1): exit status: 1"),
-        ("```sh\ntollkeeper serve --config none.yaml\n```\n", "page.md:1 (block 1): this failed"),
+        ("```sh\ntollkeeper serve --config none.yaml\n```\n", "page.md:1 (block 1): failed"),
     ] {
         let found = mistakes(page);
-        assert!(found.contains(said), "{page}\nshould say: {said}\nsays: {found}");
+        assert!(found.contains(expected), "{page}\nexpected: {expected}\nfound: {found}");
     }
 }
 
 #[test]
-fn a_server_in_the_foreground_runs_until_the_next_one_or_the_end_of_the_page() {
+fn foreground_server_runs_until_next_or_end_of_page() {
     let page = "```sh\ntollkeeper serve\n```\n```text\nlistening http=127.0.0.1:8080\n…\n```\n\
                 ```sh\ncurl -sf http://127.0.0.1:8080/healthz >/dev/null\n```\n\
                 ```sh\ntollkeeper serve \\\n  --http 127.0.0.1:8080\n```\n\

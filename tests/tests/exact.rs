@@ -1,4 +1,4 @@
-//! Many nodes on one Redis: together they admit exactly the limit, with one round trip for a request at most.
+//! Many nodes on one Redis: together they admit exactly the limit, with at most one round trip for a request.
 
 use std::future::{poll_fn, ready};
 use std::io::{BufRead, BufReader, Write};
@@ -12,7 +12,7 @@ use tollkeeper_tests::exact::{self, ALL, PER_PROCESS, PER_ROUTE, PROCESSES, REQU
 use tollkeeper_tests::redis::{Program, Server, limiter};
 use tollkeeper_tests::turns::Proxy;
 
-/// How often scripts were called by their names, and how often that failed: then their texts were sent too.
+/// The `EVALSHA` calls of a server: all of them, and those that failed, which are repeated with `EVAL`.
 fn scripts(server: &Server) -> [u64; 2] {
     let Value::Bytes(stats) = server.connect().text("INFO commandstats") else { panic!("text") };
     let stats = String::from_utf8(stats).expect("text");
@@ -27,19 +27,19 @@ async fn remaining(limiter: &Limiter, limit: &str, facts: &Facts<'_>) -> u64 {
     usage.limit(limit).expect("valid").outcome().remaining
 }
 
-/// A process that is ended with the test.
+/// A `redis-caller` process. Killed on drop.
 struct Caller(Child);
 
 impl Drop for Caller {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Has all processes ask at once; what each of them was admitted, and in how many calls all were decided.
-/// Nothing if the store has not decided every request, because the machine stood still.
+/// Runs all processes at once and returns how many requests of each were admitted, and how many script calls decided
+/// them all. `None` if the store did not decide every request because the machine stalled.
 fn admitted(server: &Server, url: &str) -> Option<(Vec<u64>, u64)> {
     let mut callers: Vec<_> = (0..PROCESSES)
         .map(|process| {
@@ -48,7 +48,7 @@ fn admitted(server: &Server, url: &str) -> Option<(Vec<u64>, u64)> {
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
-                .expect("the caller was built with this test");
+                .expect("cargo builds the caller for this test");
             let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
             (Caller(child), lines)
         })
@@ -73,8 +73,9 @@ fn admitted(server: &Server, url: &str) -> Option<(Vec<u64>, u64)> {
 
 const ASKED: u64 = (PROCESSES * TASKS * REQUESTS) as u64;
 
+/// Eight processes with 64 tasks each; a refused request charges none of its three limits.
 #[tokio::test]
-async fn eight_processes_of_64_tasks_admit_exactly_the_limit_and_charge_all_or_nothing() {
+async fn eight_processes_admit_exactly_the_limit() {
     let (server, url, (admitted, calls)) = (0..5)
         .find_map(|_| {
             let server = Server::start();
@@ -93,17 +94,21 @@ async fn eight_processes_of_64_tasks_admit_exactly_the_limit_and_charge_all_or_n
     assert_eq!(remaining(&limiter, "all", &exact::facts(0, 0)).await, 0);
     for (process, admitted) in admitted.iter().enumerate() {
         let left = remaining(&limiter, "per-process", &exact::facts(process, 0)).await;
-        assert_eq!(PER_PROCESS - left, *admitted, "process {process} paid for what passed and nothing else");
+        assert_eq!(
+            PER_PROCESS - left,
+            *admitted,
+            "process {process} was charged for its admitted requests only"
+        );
     }
     let mut routes = 0;
     for task in 0..2 {
         routes += PER_ROUTE - remaining(&limiter, "per-route", &exact::facts(0, task)).await;
     }
-    assert_eq!(routes, ALL, "and so did the routes");
+    assert_eq!(routes, ALL, "the routes were charged for the admitted requests only");
     drop(server);
 }
 
-/// Three layered limits of as many algorithms.
+/// Three layered limits.
 fn layered() -> Vec<Limit> {
     vec![
         Limit::new("per-user", Quota::per_day(100).burst(100)).by("user"),
@@ -113,12 +118,12 @@ fn layered() -> Vec<Limit> {
 }
 
 #[tokio::test]
-async fn a_lone_check_of_three_limits_is_one_turn_and_one_script() {
+async fn single_check_of_three_limits_is_one_round_trip() {
     let server = Server::on_a_port(Program::Redis, "port", &[]);
     let proxy = Proxy::to(server.port());
     let limiter = limiter(&format!("redis://127.0.0.1:{}", proxy.port()), layered());
     let facts = facts! { "user" => "alice", "route" => "/" };
-    // One connection is there before the other, and the first has to learn the script: one turn more.
+    // Warm up both connections: the first call of a script takes one more round trip to load it.
     for _ in 0..8 {
         limiter.peek(&facts).await.expect("valid");
     }
@@ -130,31 +135,29 @@ async fn a_lone_check_of_three_limits_is_one_turn_and_one_script() {
         assert_eq!(proxy.scripts() - before, 1, "check {number}");
     }
     let after = scripts(&server);
-    assert_eq!(
-        (after[0] - before[0], after[1]),
-        (200, before[1]),
-        "one call each, and none that has to be repeated"
-    );
+    assert_eq!((after[0] - before[0], after[1]), (200, before[1]), "one call for each check, none repeated");
     let others = (proxy.turns() - turns).saturating_sub(200);
-    println!("200 checks of three limits: 200 turns, 200 scripts, {others} turns in the background");
-    // A key that nobody has seen costs no more.
+    println!(
+        "200 checks of three limits: 200 round trips, 200 scripts, {others} round trips in the background"
+    );
+    // A new key costs no extra round trip.
     for number in 0..20 {
         let before = proxy.scripts();
         let user = format!("new-{number}");
         limiter.check(&facts! { "user" => &user, "route" => &user }).await.expect("valid");
-        assert_eq!(proxy.scripts() - before, 1, "a cold start is an ordinary check");
+        assert_eq!(proxy.scripts() - before, 1, "one script for a new key");
     }
 }
 
 #[tokio::test]
-async fn corrections_and_slots_are_one_turn_each() {
+async fn corrections_and_slots_are_one_round_trip_each() {
     let server = Server::on_a_port(Program::Redis, "port", &[]);
     let proxy = Proxy::to(server.port());
     let slots = Limit::new("slots", Quota::slots(10)).by("user");
     let limits = layered().into_iter().chain([slots]).collect();
     let limiter = limiter(&format!("redis://127.0.0.1:{}", proxy.port()), limits);
     let facts = facts! { "user" => "alice", "route" => "/" };
-    // The second time every script is known.
+    // The first round loads the scripts, the second is measured.
     for round in 0..2 {
         let before = scripts(&server)[1];
         let mut counted = proxy.scripts();
@@ -173,7 +176,7 @@ async fn corrections_and_slots_are_one_turn_each() {
         let renewed = turns();
         assert!(limiter.release(&slot).await.unwrap());
         let all = [checked, refunded, acquired, renewed, turns()];
-        println!("check, refund, acquire, renew, release: {all:?} turns");
+        println!("check, refund, acquire, renew, release: {all:?} round trips");
         if round == 1 {
             assert_eq!((all, scripts(&server)[1]), ([1; 5], before));
         }
@@ -181,7 +184,7 @@ async fn corrections_and_slots_are_one_turn_each() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn checks_in_flight_share_turns_and_scripts_and_never_take_more() {
+async fn checks_in_flight_share_round_trips_and_scripts() {
     let server = Server::on_a_port(Program::Redis, "port", &[]);
     let proxy = Proxy::to(server.port());
     let limiter = limiter(&format!("redis://127.0.0.1:{}", proxy.port()), layered());
@@ -211,13 +214,13 @@ async fn checks_in_flight_share_turns_and_scripts_and_never_take_more() {
     }
     assert_eq!(admitted, 1_000);
     let (asked, turns, called) = (64 * 50, proxy.scripts() - turns, scripts(&server)[0] - called[0]);
-    println!("{asked} checks of three limits, 64 in flight: {turns} turns, {called} scripts");
-    assert!(turns <= called && called < asked, "together, and never more than one for a check");
+    println!("{asked} checks of three limits, 64 in flight: {turns} round trips, {called} scripts");
+    assert!(turns <= called && called < asked, "checks share calls, and never take more than one each");
 }
 
-/// Each request says how much its predecessors have left, so who overtakes is found out.
+/// Each decision shows how much its predecessors have left, so a request that overtakes another is detected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_are_decided_in_the_order_in_which_they_came() {
+async fn requests_are_decided_in_arrival_order() {
     const ROUNDS: usize = 300;
     const REQUESTS: u64 = 400;
     let server = Server::start();
@@ -228,10 +231,10 @@ async fn requests_are_decided_in_the_order_in_which_they_came() {
     let kinds = [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::SlidingWindow];
     let all = Limit::new("all", Quota::per_day(REQUESTS)).by("user").algorithm(Algorithm::FixedWindow);
     let limiter = limiter(&server.url(), kinds.map(count).into_iter().chain([all]).collect());
-    // A node that has just begun waits for the secret that all nodes share.
+    // A new node first fetches the secret that all nodes share.
     limiter.peek(&facts! { "user" => "first" }).await.expect("valid");
     for round in 0..ROUNDS {
-        // From the first round on, in which the server does not know most of the scripts.
+        // The first round counts, too, although the server does not know most of the scripts yet.
         let user = format!("user-{round}");
         let mut asked = Vec::new();
         for number in 0..REQUESTS {
@@ -243,7 +246,7 @@ async fn requests_are_decided_in_the_order_in_which_they_came() {
                 assert_eq!((decision.allowed(), decision.degraded()), (true, None));
                 decision.limit("all").expect("it applies").outcome().remaining
             });
-            // It has come when it was looked after for the first time.
+            // A request arrives with its first poll.
             let left = poll_fn(|context| Poll::Ready(check.as_mut().poll(context))).await;
             asked.push(if let Poll::Ready(left) = left { Box::pin(ready(left)) } else { check });
         }

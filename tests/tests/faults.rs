@@ -1,8 +1,8 @@
-//! The store is slow, gone, silent, lying down, or forgets: under load from two processes.
+//! Fault injection: Redis is slow, down, silent, demoted or loses its data, under load from two processes.
 //!
-//! Each test prints its figures. What they all demand stands in [`suffer`]: every check is answered and none
-//! hangs, what is admitted stays within the contracts, nothing is charged or given back twice, and the store
-//! is used again when it is back. `TOLLKEEPER_FAULT_SECONDS` makes each fault last longer (`make soak`).
+//! Each test prints its figures. [`run_fault`] holds the common assertions: every check gets a decision and none
+//! hangs, admissions stay within the contracts, nothing is charged or refunded twice, and the store is used again
+//! when it is back. `TOLLKEEPER_FAULT_SECONDS` makes each fault last longer (`make soak`).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,23 +22,23 @@ use tollkeeper_tests::load::{self, BACK, COST, Figures, Fleet, History, NODES, O
 use tollkeeper_tests::redis::{Client, PATIENCE, Program, Server};
 use tollkeeper_tests::sentinels::Sentinels;
 
-/// What the product promises: an answer within the deadline and a little more; at once when the store is not
-/// asked; the store again soon after it is back. Tests demand no more than a tenth of that, and give the store
-/// more time than a node does by itself: a machine that does other things too is not what they look at.
+/// What the product promises: a decision within `DEADLINE + MORE`, within `AT_ONCE` when the store is not called,
+/// and use of the store within `SOON` after it is back. The tests allow `SLACK` times as long, and most give the
+/// store a longer deadline than the default, because a busy test machine is not what they measure.
 const DEADLINE: Duration = Duration::from_millis(25);
 const MORE: Duration = Duration::from_millis(5);
 const AT_ONCE: Duration = Duration::from_millis(1);
 const SOON: Duration = Duration::from_secs(2);
 const SLACK: u32 = 10;
 
-/// A store that is always asked again.
+/// A breaker that never opens, so that every check calls the store.
 const NEVER_OPEN: BreakerSettings =
     BreakerSettings { failures: u32::MAX, late_basis_points: 10_000, cooldown: Span::from_secs(1) };
 
-/// One fault at a time: two of them would measure each other.
+/// Runs one fault at a time: two at once would disturb each other's measurements.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// What is done to a store, and what follows from it.
+/// The store that a fault is injected into, and how much state the fault loses.
 struct Scene<'a> {
     name: &'a str,
     url: String,
@@ -53,7 +53,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// How long a fault lasts.
+/// Duration of a fault: 1.5 s, or `TOLLKEEPER_FAULT_SECONDS`.
 fn lasts() -> Duration {
     let seconds = std::env::var("TOLLKEEPER_FAULT_SECONDS").ok();
     seconds.map_or(Duration::from_millis(1_500), |text| {
@@ -70,9 +70,9 @@ fn through(proxy: &Proxy) -> String {
     format!("redis://{}/0", proxy.address())
 }
 
-/// Servers that are one store.
+/// A store made of one or more servers.
 trait Servers {
-    /// A connection to each that has states of its own.
+    /// A connection to each current primary.
     fn primaries(&self) -> Vec<Client>;
 }
 
@@ -98,13 +98,17 @@ impl Servers for Sentinels {
     }
 }
 
-/// Has two processes ask while `fault` happens to the servers, and demands what must hold in every fault.
-fn suffer<S: Servers>(scene: &Scene<'_>, servers: &mut S, fault: impl FnOnce(&mut S)) -> (History, Figures) {
+/// Runs two load processes while `fault` happens to the servers, and asserts what must hold in every fault.
+fn run_fault<S: Servers>(
+    scene: &Scene<'_>,
+    servers: &mut S,
+    fault: impl FnOnce(&mut S),
+) -> (History, Figures) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Scene { name, url, deadline, losses } = scene;
     servers.primaries();
     let fleet = Fleet::start(env!("CARGO_BIN_EXE_load-node"), url, *deadline);
-    fleet.answered(0, SLACK * SOON).expect("the store is there at first");
+    fleet.answered(0, SLACK * SOON).expect("the store answers before the fault");
     wait(Duration::from_millis(500));
     let began = load::now();
     fault(servers);
@@ -136,18 +140,22 @@ fn suffer<S: Servers>(scene: &Scene<'_>, servers: &mut S, fault: impl FnOnce(&mu
     lines.iter().take(8).for_each(|(line, times)| println!("  {times} times: {line}"));
 
     assert_eq!(history.errors, [""; 0], "{name}: every check gets a decision");
-    assert_eq!(history.ended, NODES, "{name}: every process lives");
-    assert!(figures.per_second >= 1_000, "{name}: {} checks a second are no load", figures.per_second);
+    assert_eq!(history.ended, NODES, "{name}: a load process died");
+    assert!(
+        figures.per_second >= 1_000,
+        "{name}: {} checks a second are too little load",
+        figures.per_second
+    );
     let stalled = Duration::from_micros(figures.stalled);
     let within = |what: &str, took: u64, claim: Duration| {
-        // A check that asks is woken several times, and the machine may stall each of them.
+        // A check that calls the store wakes up several times, and the machine may stall each time.
         let (took, longest) = (Duration::from_micros(took), claim * SLACK + 3 * stalled);
-        assert!(took <= longest, "{name}: {what} took {took:?}, and may take {longest:?}");
+        assert!(took <= longest, "{name}: {what} took {took:?}, allowed are {longest:?}");
     };
-    within("a check that asked", figures.asked.max, *deadline + MORE);
-    within("a check that did not ask", figures.unasked.max, DEADLINE + MORE);
-    within("99 of 100 checks that did not ask", figures.unasked.p99, AT_ONCE);
-    assert!(back.is_some(), "{name}: the store is back and is not used");
+    within("a check that called the store", figures.asked.max, *deadline + MORE);
+    within("a check without the store", figures.unasked.max, DEADLINE + MORE);
+    within("99 of 100 checks without the store", figures.unasked.p99, AT_ONCE);
+    assert!(back.is_some(), "{name}: the store is back but not used");
     for needed in history.contracts(*losses) {
         assert!(needed.needs <= needed.granted.into(), "{name}: {needed:?}");
     }
@@ -155,17 +163,17 @@ fn suffer<S: Servers>(scene: &Scene<'_>, servers: &mut S, fault: impl FnOnce(&mu
     let held = primaries.iter_mut().flat_map(held).collect();
     let wrong = history.charged_twice_or_given_back_twice(&held, *losses > 0);
     assert!(wrong.is_empty(), "{name}: {} keys: {:#?}", wrong.len(), &wrong[..wrong.len().min(10)]);
-    let forever: Vec<String> = primaries.iter_mut().flat_map(forever).collect();
-    assert_eq!(forever, ["tk:1:secret"], "{name}: keys without an end");
-    assert!(figures.grown < 64 << 10, "{name}: {} KiB more than at first", figures.grown);
+    let forever: Vec<String> = primaries.iter_mut().flat_map(keys_without_expiry).collect();
+    assert_eq!(forever, ["tk:1:secret"], "{name}: keys without expiry");
+    assert!(figures.grown < 64 << 10, "{name}: memory grew by {} KiB", figures.grown);
     let seconds = u64::try_from(history.rows.len()).expect("few") / figures.per_second.max(1) + 1;
-    // Three kinds of lines a second, and what is said of each of two connections.
+    // Three kinds of lines a second, and one line a second for each of two connections.
     let lines = u64::from(NODES) * 5 * (seconds + 2);
     assert!((figures.logs as u64) < lines, "{name}: {} lines in {seconds} s", figures.logs);
     (history, figures)
 }
 
-/// What the keys of [`ONCE`] hold, by user. It is read out of the bytes: a window, and a count.
+/// The counts of the keys of [`ONCE`], by user, decoded from the stored bytes: six of a window, then the count.
 fn held(client: &mut Client) -> HashMap<String, u64> {
     let Value::List(names) = client.text("KEYS tk:1:once:*") else { panic!("a list of keys") };
     let names: Vec<Vec<u8>> = names
@@ -187,8 +195,8 @@ fn held(client: &mut Client) -> HashMap<String, u64> {
     held
 }
 
-/// The names of all keys that will not go by themselves.
-fn forever(client: &mut Client) -> Vec<String> {
+/// The names of all keys without an expiry.
+fn keys_without_expiry(client: &mut Client) -> Vec<String> {
     let Value::List(names) = client.text("KEYS *") else { panic!("a list of keys") };
     let names: Vec<Vec<u8>> = names
         .into_iter()
@@ -208,17 +216,17 @@ fn forever(client: &mut Client) -> Vec<String> {
 }
 
 #[test]
-fn a_server_that_is_well_is_what_faults_are_compared_with() {
+fn baseline_without_a_fault() {
     let mut server = Server::start();
     let scene = Scene::on("no fault", by_socket(&server));
-    suffer(&scene, &mut server, |_| wait(lasts()));
+    run_fault(&scene, &mut server, |_| wait(lasts()));
 }
 
 #[test]
-fn a_server_that_is_killed_and_comes_back_empty_costs_one_contract() {
+fn killed_server_without_persistence_costs_one_contract() {
     let mut server = Server::start();
     let scene = Scene { losses: 1, ..Scene::on("SIGKILL, no persistence", by_socket(&server)) };
-    suffer(&scene, &mut server, |server| {
+    run_fault(&scene, &mut server, |server| {
         server.kill();
         wait(lasts());
         server.restart();
@@ -227,34 +235,34 @@ fn a_server_that_is_killed_and_comes_back_empty_costs_one_contract() {
 }
 
 #[test]
-fn a_server_that_is_killed_and_remembers_costs_nothing() {
-    // Each write is in the file before it is answered: it outlives the process, if not the machine.
+fn killed_server_with_append_only_file_costs_nothing() {
+    // Redis writes each command to the file before it replies, so the data survives the process, if not the machine.
     let mut server = Server::with(Program::Redis, &["appendonly yes", "appendfsync no"]);
     let scene = Scene::on("SIGKILL, append-only file", by_socket(&server));
-    suffer(&scene, &mut server, |server| {
+    run_fault(&scene, &mut server, |server| {
         server.kill();
         wait(lasts());
         server.restart();
-        // It reads its file first.
+        // Redis replies with errors until it has loaded the file.
         let mut client = server.connect();
         while client.call(&[b"PING"]).is_err() {}
     });
 }
 
 #[test]
-fn a_server_that_is_stopped_for_five_seconds_is_not_waited_for() {
+fn stopped_server_is_not_waited_for() {
     let mut server = Server::start();
     let scene = Scene::on("SIGSTOP for 5 s", by_socket(&server));
-    let (_, figures) = suffer(&scene, &mut server, |server| {
+    let (_, figures) = run_fault(&scene, &mut server, |server| {
         server.signal("STOP");
         wait(lasts().max(Duration::from_secs(5)));
         server.signal("CONT");
     });
-    assert!(figures.degraded_in_fault * 10 > figures.in_fault * 9, "somebody answered for it");
+    assert!(figures.degraded_in_fault * 10 > figures.in_fault * 9, "the stopped server answered");
 }
 
 #[test]
-fn replies_that_come_too_late_are_not_waited_for() {
+fn late_replies_are_not_waited_for() {
     network("replies 50 ms late", |proxy| {
         proxy.fault(Fault::Delay(Duration::from_millis(50)));
         wait(lasts());
@@ -263,7 +271,7 @@ fn replies_that_come_too_late_are_not_waited_for() {
 }
 
 #[test]
-fn a_network_that_drops_everything() {
+fn network_drops_everything() {
     network("everything dropped", |proxy| {
         proxy.fault(Fault::Drop);
         wait(lasts());
@@ -272,7 +280,7 @@ fn a_network_that_drops_everything() {
 }
 
 #[test]
-fn a_network_that_resets_connections() {
+fn network_resets_connections() {
     network("connections reset", |proxy| {
         proxy.fault(Fault::Reset);
         wait(lasts());
@@ -281,7 +289,7 @@ fn a_network_that_resets_connections() {
 }
 
 #[test]
-fn a_network_that_cuts_replies_in_half() {
+fn network_truncates_replies() {
     network("replies cut in half", |proxy| {
         proxy.fault(Fault::Cut);
         wait(lasts());
@@ -290,7 +298,7 @@ fn a_network_that_cuts_replies_in_half() {
 }
 
 #[test]
-fn a_network_that_stops_to_read() {
+fn network_stops_reading() {
     network("nothing read", |proxy| {
         proxy.fault(Fault::Stall);
         wait(lasts());
@@ -299,7 +307,7 @@ fn a_network_that_stops_to_read() {
 }
 
 #[test]
-fn a_network_that_loses_one_reply_in_a_hundred_and_resets_the_connection() {
+fn network_loses_one_percent_of_replies_and_resets() {
     network("1 % of replies lost, connection reset", |proxy| {
         proxy.fault(Fault::Lose(100, Loss::Reset));
         wait(lasts());
@@ -308,7 +316,7 @@ fn a_network_that_loses_one_reply_in_a_hundred_and_resets_the_connection() {
 }
 
 #[test]
-fn a_network_that_loses_one_reply_in_a_hundred_and_all_that_follow_on_its_connection() {
+fn network_loses_one_percent_of_replies_and_goes_silent() {
     network("1 % of replies lost, connection silent", |proxy| {
         proxy.fault(Fault::Lose(100, Loss::Silence));
         wait(lasts());
@@ -316,21 +324,21 @@ fn a_network_that_loses_one_reply_in_a_hundred_and_all_that_follow_on_its_connec
     });
 }
 
-/// What a network does to a server that is well all the time.
+/// Runs a network fault in front of a healthy server.
 fn network(name: &str, fault: impl FnOnce(&Proxy)) {
     let mut server = Server::start();
     let proxy = Proxy::before(server.socket());
-    suffer(&Scene::on(name, through(&proxy)), &mut server, |_| fault(&proxy));
+    run_fault(&Scene::on(name, through(&proxy)), &mut server, |_| fault(&proxy));
     println!("  {:?}", proxy.traffic());
 }
 
 #[test]
-fn scripts_that_are_forgotten_are_missed_by_nobody() {
+fn flushed_scripts_cause_no_failures() {
     let mut server = Server::start();
-    // Nothing may fail here, so nothing may be late because the machine is.
+    // No check may fail here, so the deadline is generous: a slow machine must not cause a timeout.
     let patient = Duration::from_secs(5);
     let scene = Scene { deadline: patient, ..Scene::on("SCRIPT FLUSH", by_socket(&server)) };
-    let (_, figures) = suffer(&scene, &mut server, |server| {
+    let (_, figures) = run_fault(&scene, &mut server, |server| {
         let mut client = server.connect();
         for _ in 0..10 {
             client.text("SCRIPT FLUSH");
@@ -341,43 +349,43 @@ fn scripts_that_are_forgotten_are_missed_by_nobody() {
 }
 
 #[test]
-fn a_server_that_is_emptied_costs_one_contract() {
+fn flushed_server_costs_one_contract() {
     let mut server = Server::start();
     let scene = Scene { losses: 1, ..Scene::on("FLUSHALL", by_socket(&server)) };
-    suffer(&scene, &mut server, |server| {
+    run_fault(&scene, &mut server, |server| {
         server.connect().text("FLUSHALL");
     });
 }
 
 #[test]
-fn a_server_that_sleeps_for_two_seconds_is_not_waited_for() {
+fn sleeping_server_is_not_waited_for() {
     let mut server = Server::with(Program::Redis, &["enable-debug-command yes"]);
     let scene = Scene::on("DEBUG SLEEP 2", by_socket(&server));
-    suffer(&scene, &mut server, |server| {
+    run_fault(&scene, &mut server, |server| {
         server.connect().text("DEBUG SLEEP 2");
     });
 }
 
 #[test]
-fn a_server_without_memory_is_done_without() {
+fn server_out_of_memory_is_bypassed() {
     let mut server = Server::start();
     let scene = Scene::on("maxmemory reached", by_socket(&server));
-    let (_, figures) = suffer(&scene, &mut server, |server| {
+    let (_, figures) = run_fault(&scene, &mut server, |server| {
         let mut client = server.connect();
         client.text("CONFIG SET maxmemory 1mb");
         wait(lasts());
         client.text("CONFIG SET maxmemory 0");
     });
-    assert!(figures.degraded_in_fault > 0, "nobody noticed");
+    assert!(figures.degraded_in_fault > 0, "no check noticed the fault");
 }
 
 #[test]
-fn a_primary_that_becomes_a_replica_and_is_promoted_again() {
+fn demoted_primary_is_reported_and_used_after_promotion() {
     let mut server = Server::start();
     let scene = Scene::on("read-only replica", by_socket(&server));
-    let (history, _) = suffer(&scene, &mut server, |server| {
+    let (history, _) = run_fault(&scene, &mut server, |server| {
         let mut client = server.connect();
-        // Of nobody, so that it keeps what it has.
+        // Nothing listens on port 1, so it never syncs and keeps its data.
         client.text("REPLICAOF 127.0.0.1 1");
         wait(lasts());
         client.text("REPLICAOF NO ONE");
@@ -386,34 +394,34 @@ fn a_primary_that_becomes_a_replica_and_is_promoted_again() {
 }
 
 #[test]
-fn a_password_that_is_changed_under_way() {
+fn changed_password_is_reported_until_restored() {
     let mut server = Server::start();
     server.connect().text("ACL SETUSER node on >right ~* &* +@all");
     let proxy = Proxy::before(server.socket());
     let url = format!("redis://node:right@{}/0", proxy.address());
-    let (history, _) = suffer(&Scene::on("password changed", url), &mut server, |server| {
+    let (history, _) = run_fault(&Scene::on("password changed", url), &mut server, |server| {
         let mut client = server.connect();
         client.text("ACL SETUSER node resetpass >wrong");
         client.text("CLIENT KILL USER node");
         wait(lasts());
         client.text("ACL SETUSER node >right");
     });
-    let told = |line: &String| line.contains("check user and password");
-    assert!(history.logs.iter().any(told), "{:?}", history.logs);
+    let explains = |line: &String| line.contains("check user and password");
+    assert!(history.logs.iter().any(explains), "{:?}", history.logs);
 }
 
-/// Where a cluster keeps the count of the first route.
+/// The cluster key of the first route's count.
 const IN_USE: &str = "tk:1:deny-bucket:b1s";
 
-/// The place of the server that has the key in use.
+/// The index of the server that holds [`IN_USE`].
 fn in_use(cluster: &Cluster) -> usize {
     let has = |server: &Server| {
         server.is_primary() && server.connect().call(&[b"EXISTS", IN_USE.as_bytes()]) == Ok(Value::Number(1))
     };
-    cluster.servers.iter().position(has).expect("somebody has it")
+    cluster.servers.iter().position(has).expect("one primary holds the key")
 }
 
-/// Waits for what servers do by themselves.
+/// Waits until `done`, with a timeout.
 fn until(what: &str, done: impl Fn() -> bool) {
     let started = Instant::now();
     while !done() {
@@ -423,32 +431,32 @@ fn until(what: &str, done: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_primary_of_a_cluster_that_dies_is_replaced_by_its_replica() {
+fn cluster_replica_replaces_a_dead_primary() {
     let mut cluster = Cluster::start();
     let scene = Scene { losses: 1, ..Scene::on("failover of a cluster's primary", cluster.url()) };
-    let (_, figures) = suffer(&scene, &mut cluster, |cluster| {
+    let (_, figures) = run_fault(&scene, &mut cluster, |cluster| {
         let dies = in_use(cluster);
         cluster.servers[dies].kill();
         until("no replica takes over", || cluster.primaries().len() == 3);
-        until("the cluster is not whole again", || {
+        until("the cluster has not recovered", || {
             cluster.primaries().into_iter().all(|mut primary| {
                 let Value::Bytes(info) = primary.text("CLUSTER INFO") else { panic!("text") };
                 String::from_utf8_lossy(&info).contains("cluster_state:ok")
             })
         });
     });
-    assert!(figures.degraded_in_fault > 0, "nobody noticed");
-    assert!(figures.degraded_in_fault < figures.in_fault, "the other servers were asked on");
+    assert!(figures.degraded_in_fault > 0, "no check noticed the fault");
+    assert!(figures.degraded_in_fault < figures.in_fault, "the other servers are still used");
 }
 
 #[test]
-fn a_slot_in_use_is_moved_and_nobody_notices() {
+fn resharding_a_busy_slot_causes_no_failures() {
     let mut cluster = Cluster::start();
-    // Nothing may fail here, so nothing may be late because the machine is.
+    // No check may fail here, so the deadline is generous: a slow machine must not cause a timeout.
     let patient = Duration::from_secs(5);
     let scene = Scene { deadline: patient, ..Scene::on("resharding of the slot in use", cluster.url()) };
     let mut moves = 0;
-    let (_, figures) = suffer(&scene, &mut cluster, |cluster| {
+    let (_, figures) = run_fault(&scene, &mut cluster, |cluster| {
         let say = |server: &Server, words: &str| server.connect().text(words);
         let id = |server: &Server| {
             let Value::Bytes(id) = say(server, "CLUSTER MYID") else { panic!("text") };
@@ -495,11 +503,11 @@ fn a_slot_in_use_is_moved_and_nobody_notices() {
 }
 
 #[test]
-fn a_primary_behind_sentinels_that_dies_is_replaced_by_its_replica() {
+fn sentinel_replica_replaces_a_dead_primary() {
     let mut sentinels = Sentinels::start();
     let scene = Scene { losses: 1, ..Scene::on("failover through Sentinel", sentinels.url()) };
-    let (history, figures) = suffer(&scene, &mut sentinels, |sentinels| {
-        until("not every node listens to the sentinels", || {
+    let (history, figures) = run_fault(&scene, &mut sentinels, |sentinels| {
+        until("not every node has subscribed to the sentinels", || {
             let Value::Bytes(clients) = sentinels.sentinel().text("CLIENT LIST") else { panic!("text") };
             let listens = |line: &&str| line.contains(" sub=1 ");
             String::from_utf8_lossy(&clients).lines().filter(listens).count() == NODES as usize
@@ -507,11 +515,11 @@ fn a_primary_behind_sentinels_that_dies_is_replaced_by_its_replica() {
         sentinels.primary.kill();
         until("no replica takes over", || sentinels.replica.is_primary());
     });
-    assert!(figures.degraded_in_fault > 0, "nobody noticed");
+    assert!(figures.degraded_in_fault > 0, "no check noticed the fault");
     assert!(history.logs.iter().any(|line| line.contains("has moved")), "{:?}", history.logs);
 }
 
-/// A limiter on a store at this URL, in this process.
+/// A limiter in this process with the store at this URL.
 fn limiter<R: Remote + 'static>(
     url: &str,
     connections: usize,
@@ -530,8 +538,9 @@ async fn check(limiter: &Limiter, user: &str) -> Decision {
     limiter.check(&facts).cost(COST).await.expect("every check gets a decision")
 }
 
-/// A node that is started in trouble: it answers, says what is wrong, and goes on when that is mended.
-async fn starts_in_trouble(name: &str, url: &str, told: &[&str], mend: impl FnOnce()) {
+/// Starts a node whose store is unusable: it decides anyway, reports the reason (which contains each of `reasons`),
+/// and uses the store once `repair` has run.
+async fn starts_in_trouble(name: &str, url: &str, reasons: &[&str], repair: impl FnOnce()) {
     let (limiter, store) = limiter(url, 2, ResilientSettings::default(), |store| store);
     let mut longest = Duration::ZERO;
     let mut trouble = None;
@@ -539,28 +548,31 @@ async fn starts_in_trouble(name: &str, url: &str, told: &[&str], mend: impl FnOn
     while begun.elapsed() < Duration::from_millis(500) || trouble.is_none() && begun.elapsed() < SLACK * SOON
     {
         let asked = Instant::now();
-        assert!(check(&limiter, "early").await.degraded().is_some(), "{name}: nobody can have answered");
+        assert!(
+            check(&limiter, "early").await.degraded().is_some(),
+            "{name}: the store cannot have answered"
+        );
         longest = longest.max(asked.elapsed());
         trouble = trouble.or(store.trouble());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    let trouble = trouble.unwrap_or_else(|| panic!("{name}: it says nothing"));
+    let trouble = trouble.unwrap_or_else(|| panic!("{name}: no trouble is reported"));
     println!("{name}: `{trouble}`; the longest check took {longest:?}");
-    for words in told {
-        assert!(trouble.contains(words), "{name}: `{trouble}` does not say `{words}`");
+    for reason in reasons {
+        assert!(trouble.contains(reason), "{name}: `{trouble}` does not contain `{reason}`");
     }
-    mend();
-    let mended = Instant::now();
-    while check(&limiter, &format!("{:?}", mended.elapsed())).await.degraded().is_some() {
-        assert!(mended.elapsed() < SLACK * SOON, "{name}: it does not come back: {:?}", store.trouble());
+    repair();
+    let repaired = Instant::now();
+    while check(&limiter, &format!("{:?}", repaired.elapsed())).await.degraded().is_some() {
+        assert!(repaired.elapsed() < SLACK * SOON, "{name}: the store is not used: {:?}", store.trouble());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    println!("  the store is used {:?} after it was mended", mended.elapsed());
+    println!("  the store is used {:?} after the repair", repaired.elapsed());
     assert!(longest < SLACK * 10 * (DEADLINE + MORE), "{name}: a check took {longest:?}");
 }
 
 #[tokio::test]
-async fn a_node_starts_before_its_server() {
+async fn node_starts_before_its_server() {
     let mut server = Server::start();
     let url = by_socket(&server);
     server.kill();
@@ -568,7 +580,7 @@ async fn a_node_starts_before_its_server() {
 }
 
 #[tokio::test]
-async fn a_node_starts_on_a_replica() {
+async fn node_starts_on_a_replica() {
     let server = Server::start();
     let url = by_socket(&server);
     server.connect().text("REPLICAOF 127.0.0.1 1");
@@ -579,7 +591,7 @@ async fn a_node_starts_on_a_replica() {
 }
 
 #[tokio::test]
-async fn a_node_starts_with_the_wrong_password() {
+async fn node_starts_with_the_wrong_password() {
     let server = Server::start();
     server.connect().text("ACL SETUSER node on >right ~* &* +@all");
     let proxy = Proxy::before(server.socket());
@@ -591,7 +603,7 @@ async fn a_node_starts_with_the_wrong_password() {
 }
 
 #[tokio::test]
-async fn a_node_starts_with_a_database_that_is_not_there() {
+async fn node_starts_with_a_missing_database() {
     let mut server = Server::start();
     let proxy = Proxy::before({
         server.connect();
@@ -606,7 +618,7 @@ async fn a_node_starts_with_a_database_that_is_not_there() {
 }
 
 #[tokio::test]
-async fn a_node_starts_without_the_right_to_run_scripts() {
+async fn node_starts_without_permission_to_run_scripts() {
     let server = Server::start();
     server.connect().text("ACL SETUSER node on >right ~* &* +@all -@scripting");
     let proxy = Proxy::before(server.socket());
@@ -617,7 +629,7 @@ async fn a_node_starts_without_the_right_to_run_scripts() {
     .await;
 }
 
-/// How often the server was asked to run a script, by name and by text.
+/// How often the server was sent `EVALSHA` and `EVAL`.
 fn scripts(server: &Server) -> (u64, u64) {
     let Value::Bytes(stats) = server.connect().text("INFO commandstats") else { panic!("text") };
     let stats = String::from_utf8(stats).expect("text");
@@ -631,7 +643,7 @@ fn scripts(server: &Server) -> (u64, u64) {
 }
 
 #[tokio::test]
-async fn a_forgotten_script_costs_one_more_trip_and_only_once() {
+async fn flushed_script_costs_one_extra_round_trip() {
     let server = Server::start();
     let settings = ResilientSettings { deadline: SLACK * SOON, ..ResilientSettings::default() };
     let (limiter, _) = limiter(&by_socket(&server), 1, settings, |store| store);
@@ -646,14 +658,14 @@ async fn a_forgotten_script_costs_one_more_trip_and_only_once() {
             assert_eq!((now.0 - before.0, now.1 - before.1), expected, "{user}");
         }
     }
-    assert!(held(&mut server.connect()).into_values().all(|held| held == COST), "each was charged once");
+    assert!(held(&mut server.connect()).into_values().all(|held| held == COST), "each key was charged once");
 }
 
-/// What a server was charged for checks whose replies were lost.
+/// What the server did for checks whose replies were lost.
 struct Charged {
-    /// Scripts that the server ran.
+    /// Number of scripts that the server ran.
     ran: u64,
-    /// What each key holds.
+    /// The count of each key.
     held: HashMap<String, u64>,
 }
 
@@ -664,8 +676,8 @@ impl Charged {
     }
 }
 
-/// Checks, one after the other, each by a user of its own, before a network that carries every command to
-/// the server and loses every reply, until so many were carried.
+/// Makes checks one after the other, each with its own user, through a network that delivers every command and loses
+/// every reply, until `checks` of them have reached the server.
 async fn lose_every_reply<R: Remote + 'static>(
     loss: Loss,
     checks: u64,
@@ -681,28 +693,28 @@ async fn lose_every_reply<R: Remote + 'static>(
     proxy.fault(Fault::Lose(1, loss));
     let carried = proxy.traffic().scripts;
     let mut user = 0;
-    // Those that find no connection are not sent at all.
+    // Checks that find no connection are not sent at all.
     while proxy.traffic().scripts - carried < checks {
         assert!(check(&limiter, &format!("{user}")).await.degraded().is_some(), "no reply can have come");
         user += 1;
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     proxy.fault(Fault::None);
-    // Whatever is still on its way gets there.
+    // By the time the store is used again, commands still in flight have arrived.
     let begun = Instant::now();
     while check(&limiter, "first").await.degraded().is_some() {
-        assert!(begun.elapsed() < SLACK * SOON, "it does not come back");
+        assert!(begun.elapsed() < SLACK * SOON, "the store is not used again");
     }
     let after = scripts(&server);
     let mut held = held(&mut server.connect());
-    let first = held.remove("first").expect("it was charged");
-    // Each connection runs one by its text, to see whether it may; ours is known there by its name.
+    let first = held.remove("first").expect("the first user was charged");
+    // Each connection tests its permission with one `EVAL`; checks use `EVALSHA`, because the server knows the script.
     let ran = after.0 - before.0 - (first / COST - 1);
     Charged { ran, held }
 }
 
 #[tokio::test]
-async fn a_check_whose_reply_is_lost_is_charged_once_and_never_sent_again() {
+async fn check_with_lost_reply_is_charged_once_and_not_resent() {
     for (loss, checks) in [(Loss::Reset, 50), (Loss::Silence, 3)] {
         let charged = lose_every_reply(loss, checks, |store| store).await;
         let (ran, keys) = (charged.ran, charged.held.len() as u64);
@@ -713,15 +725,15 @@ async fn a_check_whose_reply_is_lost_is_charged_once_and_never_sent_again() {
 }
 
 #[tokio::test]
-async fn mutant_a_store_that_sends_again_after_a_timeout_is_found_out() {
+async fn mutant_that_resends_after_a_timeout_is_caught() {
     for (loss, checks) in [(Loss::Reset, 20), (Loss::Silence, 1)] {
         let charged = lose_every_reply(loss, checks, SendsAgain).await;
         println!("{loss:?}: {} scripts ran for {} keys", charged.ran, charged.held.len());
-        assert_ne!(charged.twice(), [], "{loss:?}: charged twice, and nobody saw it");
+        assert_ne!(charged.twice(), [], "{loss:?}: the double charge was not detected");
     }
 }
 
-/// A store that does what must not be done: asks again when it did not hear the answer.
+/// A deliberately wrong store: it resends a check whose reply did not arrive.
 #[derive(Debug)]
 struct SendsAgain(RedisStore);
 
@@ -774,36 +786,36 @@ impl Remote for SendsAgain {
 }
 
 #[tokio::test]
-async fn a_refund_whose_reply_is_lost_was_done_once_and_is_not_done_again() {
+async fn refund_with_lost_reply_is_applied_once() {
     for loss in [Loss::Reset, Loss::Silence] {
         let server = Server::start();
         server.connect();
         let proxy = Proxy::before(server.socket());
         let settings = ResilientSettings { deadline: SLACK * SOON, ..ResilientSettings::default() };
         let (limiter, _) = limiter(&through(&proxy), 1, settings, |store| store);
-        let charge = check(&limiter, "user").await.charge().expect("it passed");
-        // So that the script is known there, and the next call runs it.
-        let other = check(&limiter, "other").await.charge().expect("it passed");
+        let charge = check(&limiter, "user").await.charge().expect("the check passed");
+        // One refund first, so that the server knows the script and the next call runs it.
+        let other = check(&limiter, "other").await.charge().expect("the check passed");
         assert_eq!(limiter.refund(&other).await, Correction::Done);
 
         proxy.fault(Fault::Lose(1, loss));
         let part = || limiter.refund_part(&charge, Costs::Request(BACK));
         assert_eq!(part().await, Ok(Correction::Failed), "{loss:?}: no reply can have come");
         let given_back = HashMap::from([("user".to_owned(), COST - BACK), ("other".to_owned(), 0)]);
-        assert_eq!(held(&mut server.connect()), given_back, "{loss:?}: it was done");
+        assert_eq!(held(&mut server.connect()), given_back, "{loss:?}: the refund was applied");
         proxy.fault(Fault::None);
         let begun = Instant::now();
-        // Whoever does not heed that it is not to be tried again is told that it was done.
+        // A caller that repeats the refund anyway learns that it was applied before.
         while part().await != Ok(Correction::Repeated) {
-            assert!(begun.elapsed() < SLACK * SOON, "it does not come back");
+            assert!(begun.elapsed() < SLACK * SOON, "the store is not used again");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        assert_eq!(held(&mut server.connect()), given_back, "{loss:?}: it was done once");
+        assert_eq!(held(&mut server.connect()), given_back, "{loss:?}: the refund was applied once");
     }
 }
 
 #[tokio::test]
-async fn who_finds_the_queue_full_is_answered_at_once() {
+async fn full_queue_fails_checks_at_once() {
     const CHECKS: u64 = 20_000;
     let server = Server::start();
     server.connect();
@@ -822,7 +834,7 @@ async fn who_finds_the_queue_full_is_answered_at_once() {
             let limiter = limiter.clone();
             tokio::spawn(async move {
                 let decision = check(&limiter, &format!("{user}")).await;
-                assert!(decision.degraded().is_some(), "nobody can have answered");
+                assert!(decision.degraded().is_some(), "the store cannot have answered");
             })
         })
         .collect();
@@ -833,22 +845,22 @@ async fn who_finds_the_queue_full_is_answered_at_once() {
     let lost = store.failures(FailureKind::Connection);
     println!("{CHECKS} at once: {full} found the queue full, {late} were late, {lost} lost their connection");
     assert_eq!(full + late + lost, CHECKS);
-    assert!(full > CHECKS / 3, "the queue takes all: {full}");
+    assert!(full > CHECKS / 3, "the queue is not bounded: {full} checks found it full");
     assert!(begun.elapsed() < SLACK * SOON, "{:?}", begun.elapsed());
 
     proxy.fault(Fault::None);
     while check(&limiter, "last").await.degraded().is_some() {
-        assert!(begun.elapsed() < 2 * SLACK * SOON, "it does not come back");
+        assert!(begun.elapsed() < 2 * SLACK * SOON, "the store is not used again");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // Who had left the queue when its turn came was not sent.
+    // Checks that timed out in the queue were never sent.
     let charged = held(&mut server.connect());
-    println!("  {} keys were charged all the same", charged.len());
+    println!("  {} keys were charged nevertheless", charged.len());
     assert!(charged.len() < 200 && charged.into_values().all(|held| held == COST));
 }
 
 #[tokio::test]
-async fn a_connection_that_goes_silent_is_left_alone_while_another_answers() {
+async fn silent_connection_is_avoided_while_another_answers() {
     const CHECKS: u64 = 200;
     let server = Server::start();
     server.connect();
@@ -867,12 +879,12 @@ async fn a_connection_that_goes_silent_is_left_alone_while_another_answers() {
         degraded += u64::from(check(&limiter, &format!("{user}")).await.degraded().is_some());
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    println!("{degraded} of {CHECKS} checks in {:?} went without the store", begun.elapsed());
-    assert!(degraded < 5, "{degraded} of {CHECKS} checks waited for a connection that is silent");
+    println!("{degraded} of {CHECKS} checks in {:?} were decided without the store", begun.elapsed());
+    assert!(degraded < 5, "{degraded} of {CHECKS} checks waited for the silent connection");
 }
 
 #[tokio::test]
-async fn a_connection_that_breaks_is_made_again_once() {
+async fn broken_connection_is_replaced_once() {
     let server = Server::start();
     server.connect();
     let proxy = Proxy::before(server.socket());
@@ -880,7 +892,7 @@ async fn a_connection_that_breaks_is_made_again_once() {
     let (limiter, _) = limiter(&through(&proxy), 1, settings, |store| store);
     check(&limiter, "first").await;
     let before = proxy.traffic().connections;
-    // Several calls are on their way, and all of them find out that it broke.
+    // Several calls are in flight, and all of them notice that the connection broke.
     proxy.fault(Fault::Stall);
     let mut calls = Vec::new();
     for user in 0..8 {
@@ -895,13 +907,13 @@ async fn a_connection_that_breaks_is_made_again_once() {
     proxy.fault(Fault::None);
     tokio::time::sleep(Duration::from_millis(300)).await;
     let made = proxy.traffic().connections - before;
-    assert_eq!(made, 1, "connections made in place of one that broke");
+    assert_eq!(made, 1, "connections made to replace the broken one");
 }
 
-/// A stream that is out of step: a reply is lost and the next ones come in its place, or a reply comes twice. An
-/// exhausted user and new ones ask at the same time, and their replies have the same shape.
+/// The reply stream is out of sync: a reply is lost and the next ones take its place, or a reply arrives twice. An
+/// exhausted user and new users make checks at the same time, and their replies look alike.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_client_gets_the_decision_of_another() {
+async fn no_check_gets_the_decision_of_another() {
     for fault in [Fault::Lose(5, Loss::Slip), Fault::Repeat(5)] {
         let server = Server::start();
         server.connect();
@@ -922,13 +934,13 @@ async fn no_client_gets_the_decision_of_another() {
             let decision = limiter.check(&facts! { "user" => user }).await.expect("valid facts");
             let decided = decision.degraded().is_none().then(|| decision.allowed());
             if decided.is_none() {
-                // The connection is being replaced: some checks should meet the next one.
+                // The connection is being replaced: leave some checks for the next one.
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             decided
         };
         assert_eq!(ask("exhausted").await, Some(true));
-        // Two of them, however late the second comes.
+        // The store opens two connections, and the second may open late.
         let before = 2;
 
         proxy.fault(fault);
@@ -937,7 +949,7 @@ async fn no_client_gets_the_decision_of_another() {
                 let mut refused = 0;
                 for _ in 0..200 {
                     let allowed = ask("exhausted").await;
-                    assert_ne!(allowed, Some(true), "{fault:?}: somebody else was admitted");
+                    assert_ne!(allowed, Some(true), "{fault:?}: got the admission of another user");
                     refused += u32::from(allowed == Some(false));
                 }
                 refused
@@ -946,7 +958,7 @@ async fn no_client_gets_the_decision_of_another() {
                 let mut admitted = 0;
                 for number in 0..200 {
                     let allowed = ask(&format!("new-{number}")).await;
-                    assert_ne!(allowed, Some(false), "{fault:?}: somebody else was refused");
+                    assert_ne!(allowed, Some(false), "{fault:?}: got the refusal of another user");
                     admitted += u32::from(allowed == Some(true));
                 }
                 admitted
@@ -955,8 +967,8 @@ async fn no_client_gets_the_decision_of_another() {
         proxy.fault(Fault::None);
         let foreign = store.failures(FailureKind::Nonsense);
         println!("{fault:?}: {refused} refused, {admitted} admitted, {foreign} foreign replies");
-        assert!(foreign > 0, "{fault:?}: no stream was out of step");
-        // A connection that is out of step is replaced, and the store decides again.
+        assert!(foreign > 0, "{fault:?}: no reply stream was out of sync");
+        // A connection that is out of sync is replaced, and the store decides again.
         let begun = Instant::now();
         while ask("exhausted").await != Some(false) || proxy.traffic().connections <= before {
             assert!(begun.elapsed() < PATIENCE, "{fault:?}: {:?}", proxy.traffic());

@@ -1,4 +1,4 @@
-//! A process that opens a limiter and then forks, as preloading servers do.
+//! A process that opens a limiter and then forks, as preforking servers do.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -6,18 +6,18 @@ use std::process::{Command, Stdio};
 
 use tollkeeper_tests::redis::{Server, folder};
 
-/// Forks where a program asks for its parent's process id.
+/// An `LD_PRELOAD` library that forks when the program calls `getppid`.
 const SHIM: &str = "#include <unistd.h>\npid_t getppid(void) { return fork(); }\n";
 
 fn shim(folder: &Path) -> PathBuf {
     let (source, library) = (folder.join("fork.c"), folder.join("fork.so"));
-    std::fs::write(&source, SHIM).expect("a folder of one's own");
+    std::fs::write(&source, SHIM).expect("the temporary folder is writable");
     let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
-    assert!(compiled.expect("`cc` is there").success());
+    assert!(compiled.expect("`cc` is installed").success());
     library
 }
 
-/// Both count as one, and each admission has a number of its own.
+/// Parent and child share one count, and each slot gets its own number.
 #[test]
 fn forked_process_shares_the_count_with_its_parent() {
     let folder = folder();
@@ -27,24 +27,24 @@ fn forked_process_shares_the_count_with_its_parent() {
         server.connect();
         let mut node = Command::new(env!("CARGO_BIN_EXE_fork-node"));
         node.args([&server.url(), opened]).env("LD_PRELOAD", &shim);
-        // The output ends when both have.
+        // The output ends when both processes have exited.
         let output = node.output().expect("it starts");
         let error = String::from_utf8_lossy(&output.stderr);
-        let said = String::from_utf8(output.stdout).expect("text");
-        let mut lines: Vec<Vec<&str>> = said.lines().map(|line| line.split(' ').collect()).collect();
+        let stdout = String::from_utf8(output.stdout).expect("text");
+        let mut lines: Vec<Vec<&str>> = stdout.lines().map(|line| line.split(' ').collect()).collect();
         lines.sort();
-        let [child, parent] = &lines[..] else { panic!("{opened}: {said}{error}") };
+        let [child, parent] = &lines[..] else { panic!("{opened}: {stdout}{error}") };
         assert_eq!((child[0], parent[0]), ("child", "parent"), "{opened}: {error}");
         let counts: usize =
             [child[1], parent[1]].iter().map(|count| count.parse::<usize>().expect("a number")).sum();
-        // Ten were admitted before, and each acquired a slot.
-        assert_eq!(counts, 100 - 10 - 2, "{opened}: {said}{error}");
+        // Ten requests were admitted before the fork, and each process acquired a slot.
+        assert_eq!(counts, 100 - 10 - 2, "{opened}: {stdout}{error}");
         assert_ne!(child[2], parent[2], "{opened}: two slots have the same number");
     }
     let _ = std::fs::remove_dir_all(folder);
 }
 
-/// The snapshot belongs to the process that opened the store: a copy of it would undo what is charged there.
+/// The snapshot belongs to the process that opened the store: the child's older copy would undo later charges.
 #[test]
 fn forked_process_does_not_save_the_snapshot() {
     let folder = folder();

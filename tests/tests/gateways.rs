@@ -1,5 +1,5 @@
-//! Behind real gateways that ask before they forward: the files of `docs/nginx.md` and `docs/traefik-caddy.md`, with
-//! other ports.
+//! The forward-auth endpoint behind real nginx and Caddy gateways, with the files of `docs/nginx.md` and
+//! `docs/traefik-caddy.md` on other ports.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -13,31 +13,34 @@ use tollkeeper_tests::page::{Page, root};
 use tollkeeper_tests::redis::{PATIENCE, free_port};
 use tollkeeper_tests::served::Served;
 
-/// Three for each address and day where it is counted, and what cannot be told where a parameter matters.
+/// Three logins a day for each address, and a limit by a query parameter, which must not be ambiguous.
 const LIMITS: &str = "http: { trusted_proxies: [127.0.0.1], routes: [/login] }
 limits:
   - { name: login, when: { route: /login, method: POST }, by: ip, rate: 3/day, algorithm: fixed-window }
   - { name: search, when: { path: /search }, by: query.q, rate: 3/day, algorithm: fixed-window }
 ";
 
+/// Admitted requests keep their body, and every response has the rate-limit headers.
 #[test]
-fn exactly_the_limit_passes_nginx_with_its_body_and_every_answer_has_the_headers() {
-    let tollkeeper = Tollkeeper::start(&in_a_day(&page("docs/nginx.md", "tollkeeper.yaml")));
+fn nginx_passes_exactly_the_limit_with_headers() {
+    let tollkeeper = Tollkeeper::start(&by_day(&page("docs/nginx.md", "tollkeeper.yaml")));
     let nginx = Gateway::nginx(&tollkeeper);
     passes_exactly(&nginx, 5, Headers::Always);
 }
 
+/// Admitted requests keep their body, and refusals have the rate-limit headers.
 #[test]
-fn exactly_the_limit_passes_caddy_with_its_body_and_refusals_have_the_headers() {
-    let tollkeeper = Tollkeeper::start(&in_a_day(&page(CADDY, "tollkeeper.yaml")));
+fn caddy_passes_exactly_the_limit() {
+    let tollkeeper = Tollkeeper::start(&by_day(&page(CADDY, "tollkeeper.yaml")));
     let caddy = Gateway::caddy(&tollkeeper, "tollkeeper.Caddyfile");
     let refused = passes_exactly(&caddy, 5, Headers::OnRefusals);
     assert_eq!(refused.header("content-type"), Some("application/problem+json"));
     assert!(refused.body.contains(r#""violated-policies":["per-ip"]"#), "{}", refused.body);
 }
 
+/// It also forwards requests that no limit applies to.
 #[test]
-fn caddy_written_out_has_the_headers_on_every_answer_and_forwards_what_no_limit_counts() {
+fn long_form_caddy_sets_headers_on_every_response() {
     let tollkeeper = Tollkeeper::start(LIMITS);
     let caddy = Gateway::caddy(&tollkeeper, "headers.Caddyfile");
     let free = caddy.ask("POST /free", &[], "hello");
@@ -47,7 +50,7 @@ fn caddy_written_out_has_the_headers_on_every_answer_and_forwards_what_no_limit_
 }
 
 #[test]
-fn no_header_of_a_client_is_a_way_around() {
+fn client_headers_cannot_bypass_a_limit() {
     let gateways: [fn(&Tollkeeper) -> Gateway; 3] = [
         Gateway::nginx,
         |tollkeeper| Gateway::caddy(tollkeeper, "tollkeeper.Caddyfile"),
@@ -69,15 +72,20 @@ fn no_header_of_a_client_is_a_way_around() {
             let status = gateway.ask("POST /x/..//%6Cogin", spoofed, "").status;
             assert!(matches!(status, 200 | 429), "{}: {spoofed:?}: {status}", gateway.name);
         }
-        assert_eq!(tollkeeper.passed("login"), 3, "{}: all were one client at one route", gateway.name);
+        assert_eq!(
+            tollkeeper.passed("login"),
+            3,
+            "{}: all requests are one client at one route",
+            gateway.name
+        );
         assert_eq!(gateway.ask("GET /search?q=a&q=b", &[], "").status, 403, "{}", gateway.name);
         assert_eq!(gateway.ask("GET /search?q=a", &[], "").status, 200, "{}", gateway.name);
     }
 }
 
-/// A plan that is believed because it comes from the gateway, and a client that sends one.
+/// The plan is trusted because it comes from the gateway; a client that sends one itself must not get it.
 #[test]
-fn a_client_does_not_choose_its_own_plan() {
+fn client_cannot_choose_its_own_plan() {
     let config = "http:
   trusted_proxies: [127.0.0.1]
   facts:
@@ -104,15 +112,15 @@ limits:
         let gateway = start(&tollkeeper);
         let headers = ["X-Plan: pro", "X-User-Id: alice", "X-Tenant: acme"];
         let statuses: Vec<u16> = (0..4).map(|_| gateway.ask("GET /", &headers, "").status).collect();
-        assert_eq!(statuses, [200, 200, 429, 429], "{}: it has the plan `free`", gateway.name);
+        assert_eq!(statuses, [200, 200, 429, 429], "{}: the client has the plan `free`", gateway.name);
         let known = tollkeeper.passed("user") + tollkeeper.passed("tenant");
-        assert_eq!(known, 0, "{}: it is not alice of acme", gateway.name);
+        assert_eq!(known, 0, "{}: the client is not alice of acme", gateway.name);
     }
 }
 
-/// Spellings of one identity, through a gateway to an application that would serve each of them.
+/// Variants of one identity, through a gateway to an application that would serve each of them.
 #[test]
-fn no_second_identity_passes_a_gateway() {
+fn spelling_variants_share_one_identity() {
     let config = "http: { trusted_proxies: [127.0.0.1], routes: [/api/login] }
 limits:
   - { name: key, by: header.x-api-key, rate: 3/day, algorithm: fixed-window }
@@ -143,7 +151,7 @@ limits:
         }
         assert_eq!(sessions, 3, "{}: cookie", gateway.name);
         let mut logins = 0;
-        // To nginx and to this application a `#` is a part of the path.
+        // nginx and this application treat `#` as a part of the path.
         for path in [
             "/x#/../api/login",
             "/api%2Flogin",
@@ -158,52 +166,52 @@ limits:
     }
 }
 
-/// Where an answer has rate-limit headers.
+/// Which responses have rate-limit headers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Headers {
     Always,
     OnRefusals,
 }
 
-/// Asks more often than the limit allows; the last refusal.
-fn passes_exactly(gateway: &Gateway, limit: usize, headers: Headers) -> Answer {
+/// Sends three requests more than the limit allows, and returns the last refusal.
+fn passes_exactly(gateway: &Gateway, limit: usize, headers: Headers) -> Response {
     let mut last = None;
-    for asked in 0..limit + 3 {
-        let answer = gateway.ask("POST /login", &[], "hello");
-        let refused = asked >= limit;
-        assert_eq!(answer.status, if refused { 429 } else { 200 }, "{}: request {asked}", gateway.name);
-        assert_eq!(answer.header("x-app"), if refused { None } else { Some("here") });
-        assert_eq!(answer.body == "hello", !refused, "{}", answer.body);
-        assert_eq!(answer.header("retry-after").is_some(), refused, "{}", answer.head);
-        let told = answer.header("ratelimit");
+    for sent in 0..limit + 3 {
+        let response = gateway.ask("POST /login", &[], "hello");
+        let refused = sent >= limit;
+        assert_eq!(response.status, if refused { 429 } else { 200 }, "{}: request {sent}", gateway.name);
+        assert_eq!(response.header("x-app"), if refused { None } else { Some("here") });
+        assert_eq!(response.body == "hello", !refused, "{}", response.body);
+        assert_eq!(response.header("retry-after").is_some(), refused, "{}", response.head);
+        let ratelimit = response.header("ratelimit");
         if refused || headers == Headers::Always {
-            let left = format!(";r={};t=", limit.saturating_sub(asked + 1));
-            assert!(told.is_some_and(|told| told.contains(&left)), "{}", answer.head);
-            let policy = answer.header("ratelimit-policy");
+            let left = format!(";r={};t=", limit.saturating_sub(sent + 1));
+            assert!(ratelimit.is_some_and(|ratelimit| ratelimit.contains(&left)), "{}", response.head);
+            let policy = response.header("ratelimit-policy");
             assert!(policy.is_some_and(|policy| policy.contains(&format!(";q={limit};w=86400"))));
         } else {
-            assert_eq!(told, None);
+            assert_eq!(ratelimit, None);
         }
-        last = Some(answer);
+        last = Some(response);
     }
-    last.expect("it was asked")
+    last.expect("at least three requests")
 }
 
 const CADDY: &str = "docs/traefik-caddy.md";
 
-/// A file of a page.
+/// A file shown on a documentation page.
 fn page(name: &str, file: &str) -> String {
     let text = fs::read_to_string(root().join(name)).expect("the page is there");
     Page::parse(name, &text).expect("a page").file(file).text.clone()
 }
 
-/// The same limits for a day, so that no minute ends within a test.
-fn in_a_day(config: &str) -> String {
+/// The config with its limits by day, so that no period ends during a test.
+fn by_day(config: &str) -> String {
     assert!(config.contains("5/min"), "{config}");
     config.replace("5/min", "5/day")
 }
 
-/// A server of ours.
+/// A running Tollkeeper server. Killed on drop.
 struct Tollkeeper {
     served: Served,
     _folder: Folder,
@@ -217,14 +225,14 @@ impl Tollkeeper {
         Tollkeeper { served, _folder: folder }
     }
 
-    /// How many requests a limit has let pass.
+    /// How many requests a limit has admitted.
     fn passed(&self, limit: &str) -> u64 {
         let series = format!("tollkeeper_checks_total{{limit=\"{limit}\",result=\"allowed\"}}");
         self.served.metric(&series)
     }
 }
 
-/// A gateway before an application.
+/// A running gateway in front of an application. Killed on drop.
 struct Gateway {
     name: &'static str,
     process: Child,
@@ -264,7 +272,7 @@ impl Gateway {
         })
     }
 
-    /// With a page's config and other ports.
+    /// Starts a gateway with a page's config on other ports.
     fn start(
         name: &'static str,
         config: &str,
@@ -274,16 +282,16 @@ impl Gateway {
         let folder = Folder::new();
         let app = app();
         let began = Instant::now();
-        // Somebody may take the port before the gateway does: then it ends, and another is tried.
+        // Another process may take the port before the gateway does: then it exits, and another port is tried.
         while began.elapsed() < PATIENCE {
             let port = free_port();
             let mut config = config.to_owned();
             for (from, to) in [(8000, port), (9000, app), (8080, tollkeeper.served.http.port())] {
-                let said = format!("127.0.0.1:{from}");
-                assert!(config.contains(&said), "{said} is not in the page's file any more");
-                config = config.replace(&said, &format!("127.0.0.1:{to}"));
+                let address = format!("127.0.0.1:{from}");
+                assert!(config.contains(&address), "{address} is no longer in the page's file");
+                config = config.replace(&address, &format!("127.0.0.1:{to}"));
             }
-            let log = fs::File::create(folder.path().join("log")).expect("a folder of one's own");
+            let log = fs::File::create(folder.path().join("log")).expect("the temporary folder is writable");
             let mut command = command(&config, &folder);
             command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
             let mut process = command.spawn().unwrap_or_else(|error| {
@@ -305,8 +313,8 @@ impl Gateway {
         );
     }
 
-    /// One request on a connection of its own.
-    fn ask(&self, request: &str, headers: &[&str], body: &str) -> Answer {
+    /// Sends one request on a new connection.
+    fn ask(&self, request: &str, headers: &[&str], body: &str) -> Response {
         let mut stream = TcpStream::connect(self.address).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
         let mut head = format!("{request} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n");
@@ -315,11 +323,12 @@ impl Gateway {
         }
         head += &format!("content-length: {}\r\n\r\n{body}", body.len());
         stream.write_all(head.as_bytes()).expect("it reads");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("it answers");
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+        let mut response = String::new();
+        stream.read_to_string(&mut response).expect("it answers");
+        let (head, body) =
+            response.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no response: {response:?}"));
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
-        Answer { status, head: head.to_owned(), body: body.to_owned() }
+        Response { status, head: head.to_owned(), body: body.to_owned() }
     }
 }
 
@@ -330,21 +339,21 @@ impl Drop for Gateway {
     }
 }
 
-/// What was answered.
-struct Answer {
+/// An HTTP response.
+struct Response {
     status: u16,
     head: String,
     body: String,
 }
 
-impl Answer {
+impl Response {
     fn header(&self, name: &str) -> Option<&str> {
         let mut headers = self.head.lines().filter_map(|line| line.split_once(": "));
         headers.find_map(|(other, value)| other.eq_ignore_ascii_case(name).then_some(value))
     }
 }
 
-/// An application that sends every body back; the port it listens on. It ends with the process.
+/// Starts an application that echoes every body, and returns its port. It runs until the process ends.
 fn app() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = listener.local_addr().expect("bound").port();
@@ -372,7 +381,7 @@ fn serve(mut stream: &TcpStream) {
             }
         }
         let mut body = vec![0; length];
-        received.read_exact(&mut body).expect("the body comes");
+        received.read_exact(&mut body).expect("a complete body");
         let head = format!("HTTP/1.1 200 OK\r\nx-app: here\r\ncontent-length: {length}\r\n\r\n");
         if stream.write_all(&[head.as_bytes(), &body].concat()).is_err() {
             return;
@@ -380,10 +389,7 @@ fn serve(mut stream: &TcpStream) {
     }
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "other processes are asked again and again, but not without pause"
-)]
+#[expect(clippy::disallowed_methods, reason = "polls other processes, with pauses in between")]
 fn pause() {
     thread::sleep(Duration::from_millis(20));
 }

@@ -1,4 +1,4 @@
-//! The programs of `docs/languages.md` run as they are written there, with a server that is there and then is not.
+//! Runs the programs of `docs/languages.md` exactly as shown, with a server that is up and then goes down.
 //!
 //! Their packages are installed once, into `target/languages`.
 
@@ -38,38 +38,39 @@ fn fastapi() {
 
 /// The table at the top of the page, row by row.
 fn behaves_as_documented(app: impl Fn(&str) -> Command) {
-    // One after the other: programs wait 200 ms for an answer, and starting the other takes all there is.
+    // One after the other: programs wait 200 ms for a response, and starting another one takes all CPU time.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
 
     let server = Server::start();
     let open = App::start(&app, &server.url, "true");
     let closed = App::start(&app, &server.url, "false");
-    let answers: Vec<Answer> = (0..6).map(|_| open.get()).collect();
+    let answers: Vec<Response> = (0..6).map(|_| open.get()).collect();
     let statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
     assert_eq!(statuses, [200, 200, 200, 200, 200, 429]);
-    let retry: u32 = answers[5].header("retry-after").expect("a refusal says when").parse().expect("seconds");
-    // One comes back after 2 s; the header is rounded up and up to a tenth longer.
+    let retry: u32 =
+        answers[5].header("retry-after").expect("refusals have Retry-After").parse().expect("seconds");
+    // One unit refills after 2 s; the header is rounded up, with up to a tenth of jitter.
     assert!((1..=3).contains(&retry), "Retry-After: {retry}");
     assert!(answers[..5].iter().all(|answer| answer.header("retry-after").is_none()));
-    assert_eq!(closed.get().status, 429, "both ask the same server");
+    assert_eq!(closed.get().status, 429, "both apps use the same server");
 
     let mistaken = App::start(&app, &format!("{}/nowhere", server.url), "true");
-    assert_eq!(mistaken.get().status, 500, "anything else");
+    assert_eq!(mistaken.get().status, 500, "any other error");
 
     drop(server);
-    let before = open.complaints();
+    let before = open.failures_logged();
     for _ in 0..6 {
-        assert_eq!(open.get().status, 200, "open: a request passes without an answer");
-        assert_eq!(closed.get().status, 503, "closed: it does not");
+        assert_eq!(open.get().status, 200, "fail open: the request passes without a decision");
+        assert_eq!(closed.get().status, 503, "fail closed: the request does not pass");
     }
-    assert_eq!(open.complaints() - before, 6, "each time the log says so");
+    assert_eq!(open.failures_logged() - before, 6, "each failure is logged");
 
-    // Nobody ever reads what is sent here.
+    // This listener accepts connections and never replies.
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let silent = format!("http://{}", listener.local_addr().expect("bound"));
-    assert_eq!(App::start(&app, &silent, "true").get().status, 200, "open: none in time");
-    assert_eq!(App::start(&app, &silent, "false").get().status, 503, "closed: none in time");
+    assert_eq!(App::start(&app, &silent, "true").get().status, 200, "fail open: timeout");
+    assert_eq!(App::start(&app, &silent, "false").get().status, 503, "fail closed: timeout");
 }
 
 struct Server {
@@ -80,7 +81,7 @@ struct Server {
 impl Server {
     fn start() -> Server {
         let config = folder("server").join(format!("{}.yaml", std::process::id()));
-        fs::write(&config, &page().file("tollkeeper.yaml").text).expect("`target` can be written");
+        fs::write(&config, &page().file("tollkeeper.yaml").text).expect("`target` is writable");
         let mut serve = Command::new(binary::tollkeeper());
         serve
             .args(["serve", "--http", "127.0.0.1:0", "--grpc", "off", "--resp", "off", "--config"])
@@ -90,7 +91,7 @@ impl Server {
         let mut lines = BufReader::new(process.0.stdout.take().expect("piped")).lines();
         let address = lines
             .find_map(|line| Some(line.expect("text").strip_prefix("listening http=")?.to_owned()))
-            .expect("a server says where it listens");
+            .expect("the server prints its address");
         Server { url: format!("http://{address}"), process }
     }
 }
@@ -116,7 +117,7 @@ impl App {
         let log = folder("log").join(format!("{}-{port}", std::process::id()));
         let mut command = app(&port.to_string());
         command.env("TOLLKEEPER_SERVER", server).env("FAIL_OPEN", fail_open);
-        command.stdout(Stdio::null()).stderr(File::create(&log).expect("`target` can be written"));
+        command.stdout(Stdio::null()).stderr(File::create(&log).expect("`target` is writable"));
         for proxy in ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"] {
             command.env_remove(proxy);
         }
@@ -124,18 +125,18 @@ impl App {
             App { url: format!("http://127.0.0.1:{port}/"), log, _process: Killed::start(&mut command) };
         let listens = format!("until (exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null; do sleep 0.05; done");
         run(Command::new("timeout").args(["60", "bash", "-c", &listens]));
-        // A program that has just begun may take longer than it waits; from this address that counts for nobody.
+        // The first request of a new program may exceed its timeout, so it is sent from another address.
         run(curl("127.0.0.2").arg(&app.url));
         app
     }
 
-    fn get(&self) -> Answer {
-        Answer::parse(&run(curl("127.0.0.1").arg(&self.url)))
+    fn get(&self) -> Response {
+        Response::parse(&run(curl("127.0.0.1").arg(&self.url)))
     }
 
-    /// How often the log says that there was no answer.
-    fn complaints(&self) -> usize {
-        fs::read_to_string(&self.log).expect("made at the start").matches("tollkeeper did not answer").count()
+    /// How often the log reports that the server did not answer.
+    fn failures_logged(&self) -> usize {
+        fs::read_to_string(&self.log).expect("the log exists").matches("tollkeeper did not answer").count()
     }
 }
 
@@ -145,16 +146,16 @@ fn curl(from: &str) -> Command {
     curl
 }
 
-struct Answer {
+struct Response {
     status: u16,
     head: Vec<String>,
 }
 
-impl Answer {
-    fn parse(text: &str) -> Answer {
+impl Response {
+    fn parse(text: &str) -> Response {
         let head: Vec<String> = text.lines().take_while(|line| !line.is_empty()).map(str::to_owned).collect();
         let status = head.first().and_then(|line| line.split(' ').nth(1)).expect("a status");
-        Answer { status: status.parse().expect("a number"), head }
+        Response { status: status.parse().expect("a number"), head }
     }
 
     fn header(&self, name: &str) -> Option<&str> {

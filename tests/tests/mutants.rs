@@ -1,7 +1,7 @@
-//! Mistakes that others have made, made here on purpose: each must be noticed.
+//! Mutation tests of the Lua scripts: typical mistakes, made on purpose, must be caught.
 //!
-//! A mutant is a script with a piece of its text replaced. It is played as the twins are, and the test
-//! fails if nobody sees a difference.
+//! A mutant is a script with a piece of its text replaced. It runs against the Rust reference like the twins do, and
+//! the test fails if no difference shows.
 
 use std::sync::Arc;
 
@@ -15,69 +15,66 @@ use tollkeeper_tests::redis::{Client, Server};
 use tollkeeper_tests::shared::{Pair, TIME};
 
 #[test]
-fn a_charge_before_all_have_allowed_is_noticed() {
+fn charging_before_all_limits_allow_is_caught() {
     let charged = "local charged = charging and admitted and allowed and cost > 0";
-    noticed_in_tolls(charged, "local charged = charging and allowed and cost > 0");
+    caught_in_tolls(charged, "local charged = charging and allowed and cost > 0");
 }
 
 #[test]
-fn a_write_without_an_expiry_is_noticed() {
-    noticed_in_tolls("call('SET', name, text, 'PXAT', expiry(fresh))", "call('SET', name, text)");
-    noticed_in_tolls("call('PEXPIREAT', name, expiry(fresh))", "");
-    noticed_in_tolls("call('SET', KEYS[item + 1], '', 'PXAT', marked)", "call('SET', KEYS[item + 1], '')");
+fn write_without_expiry_is_caught() {
+    caught_in_tolls("call('SET', name, text, 'PXAT', expiry(fresh))", "call('SET', name, text)");
+    caught_in_tolls("call('PEXPIREAT', name, expiry(fresh))", "");
+    caught_in_tolls("call('SET', KEYS[item + 1], '', 'PXAT', marked)", "call('SET', KEYS[item + 1], '')");
 }
 
 #[test]
-fn a_refund_without_a_marker_is_noticed() {
-    noticed_in_tolls("call('SET', KEYS[item + 1], '', 'PXAT', marked)", "");
+fn refund_without_marker_is_caught() {
+    caught_in_tolls("call('SET', KEYS[item + 1], '', 'PXAT', marked)", "");
 }
 
 #[test]
-fn a_stored_number_made_text_is_noticed() {
-    noticed_in_tolls("quota.long, y, x, z)", "quota.long, tonumber(tostring(y)), x, z)");
-    noticed_in_tolls("quota.long, y, x, z)", "quota.long, tonumber(y .. ''), x, z)");
-    noticed_in_tolls("rep(pack('>I7', stamp), cost)", "rep(pack('>I7', tonumber(stamp .. '')), cost)");
-    noticed_in_tolls(
-        "taker, now, now + quota.period)",
-        "taker, tonumber(tostring(now)), now + quota.period)",
-    );
+fn number_stored_as_text_is_caught() {
+    caught_in_tolls("quota.long, y, x, z)", "quota.long, tonumber(tostring(y)), x, z)");
+    caught_in_tolls("quota.long, y, x, z)", "quota.long, tonumber(y .. ''), x, z)");
+    caught_in_tolls("rep(pack('>I7', stamp), cost)", "rep(pack('>I7', tonumber(stamp .. '')), cost)");
+    caught_in_tolls("taker, now, now + quota.period)", "taker, tonumber(tostring(now)), now + quota.period)");
 }
 
 #[test]
-fn a_time_that_is_not_the_stores_is_noticed() {
+fn use_of_local_time_is_caught() {
     let server = Server::start();
     let mut client = server.connect();
     assert_eq!(time_differs(&mut client, |text| text), None);
-    // What a node would send that goes a second ahead.
+    // The time of a node whose clock is a second ahead.
     let local = |text: String| {
         let ahead = "local time = call('TIME') time[1] = tostring(tonumber(time[1]) + 1)";
         text.replace(TIME, ahead)
     };
-    assert!(time_differs(&mut client, local).is_some(), "the mutant lives");
+    assert!(time_differs(&mut client, local).is_some(), "the mutant survives");
 }
 
 #[test]
-fn a_refusal_that_writes_is_noticed() {
-    noticed_in_tolls("local writes = charged or charging and moved", "local writes = charging");
+fn refusal_that_writes_is_caught() {
+    caught_in_tolls("local writes = charged or charging and moved", "local writes = charging");
 }
 
 #[test]
-fn a_peek_that_writes_is_noticed() {
-    noticed_in_tolls("local writes = charged or charging and moved", "local writes = charged or moved");
+fn peek_that_writes_is_caught() {
+    caught_in_tolls("local writes = charged or charging and moved", "local writes = charged or moved");
 }
 
 #[test]
-fn a_clock_step_that_is_not_written_is_noticed() {
-    noticed_in_tolls("local writes = charged or charging and moved", "local writes = charged");
+fn unwritten_clock_step_is_caught() {
+    caught_in_tolls("local writes = charged or charging and moved", "local writes = charged");
 }
 
 #[test]
-fn a_key_of_two_tolls_that_is_read_once_is_noticed() {
-    noticed_in_tolls("local state = shared and held and held[key]", "local state = nil");
+fn stale_read_of_a_shared_key_is_caught() {
+    caught_in_tolls("local state = shared and held and held[key]", "local state = nil");
 }
 
 #[test]
-fn arithmetic_that_is_almost_right_is_noticed() {
+fn off_by_one_arithmetic_is_caught() {
     for (algorithm, right, wrong) in [
         (Algorithm::TokenBucket, "at - now > quota.fill", "at - now >= quota.fill"),
         (
@@ -122,49 +119,49 @@ fn arithmetic_that_is_almost_right_is_noticed() {
         (Algorithm::Concurrency, "if taken > now + (expires - taken) then", "if taken > now then"),
         (Algorithm::Concurrency, "now, now + (expires - taken))", "taken, now + (expires - taken))"),
     ] {
-        noticed_in_a_fold(algorithm, right, wrong);
+        caught_in_a_fold(algorithm, right, wrong);
     }
 }
 
-/// Plays tolls, corrections and slots until somebody sees a difference.
-fn noticed_in_tolls(right: &str, wrong: &str) {
+/// Runs random tolls, corrections and slots until the mutant differs from the reference.
+fn caught_in_tolls(right: &str, wrong: &str) {
     let scripts = [script::check(Kinds::ALL), script::correct(), script::slots()];
-    assert!(scripts.iter().any(|script| script.text().contains(right)), "no script says {right}");
+    assert!(scripts.iter().any(|script| script.text().contains(right)), "no script contains {right}");
     let server = Server::start();
     let mut client = server.connect();
     for number in 0..300 {
         client.text("FLUSHALL");
         let mutate = |text: String| text.replace(right, wrong);
         if Pair::new(&mut client, number, &mutate).differs(60).is_some() {
-            println!("noticed in history {number}: {wrong}");
+            println!("caught in history {number}: {wrong}");
             return;
         }
     }
-    panic!("the mutant lives: {wrong}");
+    panic!("the mutant survives: {wrong}");
 }
 
-/// Folds histories of one key until somebody sees a difference.
-fn noticed_in_a_fold(algorithm: Algorithm, right: &str, wrong: &str) {
+/// Folds random histories of one key until the mutant differs from the reference.
+fn caught_in_a_fold(algorithm: Algorithm, right: &str, wrong: &str) {
     let server = Server::start();
     let mut client = server.connect();
     let script = fold::script(|text| {
-        assert!(text.contains(right), "no script says {right}");
+        assert!(text.contains(right), "no script contains {right}");
         text.replace(right, wrong)
     });
     for number in 0..3_000 {
         for kind in [Kind::Plain, Kind::Refunds, Kind::Changes, Kind::Steps] {
-            // Not near the bounds, where histories of logs and slots are short and slow.
+            // Not the cases near the bounds, whose histories of logs and slots are short and slow.
             let history = History::of(&Case::new(algorithm, kind, 3 * number + 1));
             if fold::differs(&mut client, &script, &[history]).is_some() {
-                println!("noticed in case {number} of {kind:?}: {algorithm} {wrong}");
+                println!("caught in case {number} of {kind:?}: {algorithm} {wrong}");
                 return;
             }
         }
     }
-    panic!("the mutant lives: {algorithm} {wrong}");
+    panic!("the mutant survives: {algorithm} {wrong}");
 }
 
-/// Decides by a script of the product; what is wrong with the time of its decision.
+/// Decides with a script of the product; `Some` if the time of the decision is not the server's.
 fn time_differs(client: &mut Client, mutate: fn(String) -> String) -> Option<String> {
     let names = Names::new("tk", Format::Readable);
     let policy = Arc::new(Policy::new(vec![Limit::new("all", Quota::per_minute(5))]).expect("valid"));

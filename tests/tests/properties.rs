@@ -1,8 +1,8 @@
-//! What must hold always, tried on thousands of random histories of one key.
+//! Property tests of the algorithms: invariants checked on thousands of random histories of one key.
 //!
-//! Each test plays [`Case`]s of one algorithm and one [`Kind`]. A failure shows the smallest history
-//! that still fails. `TOLLKEEPER_CASES` says how many are tried; a test that does not look for trouble
-//! (too few refusals, boundaries crossed or costs above 1) fails as well.
+//! Each test runs [`Case`]s of one algorithm and one [`Kind`]. A failure shows the smallest history that still fails.
+//! `TOLLKEEPER_CASES` sets the number of cases. A test also fails if its cases are too easy (too few refusals,
+//! boundaries crossed or costs above 1).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -24,19 +24,19 @@ macro_rules! properties {
     };
 }
 
-// By its definition: every verdict, what remains, when it is as new; waits are exact; a refusal and a
-// peek write nothing; the contract holds.
+// Every verdict, `remaining` and `reset_after` match the algorithm's definition; waits are exact; refusals and peeks
+// write nothing; the contract holds.
 properties! {
-    token_bucket_decides_by_its_definition: TokenBucket Plain;
-    leaky_bucket_decides_by_its_definition: LeakyBucket Plain;
-    fixed_window_decides_by_its_definition: FixedWindow Plain;
-    sliding_window_decides_by_its_definition: SlidingWindow Plain;
-    sliding_log_decides_by_its_definition: SlidingLog Plain;
-    concurrency_decides_by_its_definition: Concurrency Plain;
+    token_bucket_matches_its_definition: TokenBucket Plain;
+    leaky_bucket_matches_its_definition: LeakyBucket Plain;
+    fixed_window_matches_its_definition: FixedWindow Plain;
+    sliding_window_matches_its_definition: SlidingWindow Plain;
+    sliding_log_matches_its_definition: SlidingLog Plain;
+    concurrency_matches_its_definition: Concurrency Plain;
 }
 
-// The same with refunds and settlements: the contract holds for what was admitted less what was given
-// back, and what is given back late frees nothing newer.
+// The same with refunds and settlements: the contract holds for admissions minus refunds, and a late refund frees
+// nothing newer than its charge.
 properties! {
     token_bucket_refunds_free_nothing_newer: TokenBucket Refunds;
     leaky_bucket_refunds_nothing: LeakyBucket Refunds;
@@ -45,7 +45,7 @@ properties! {
     sliding_log_refunds_free_nothing_newer: SlidingLog Refunds;
 }
 
-// Over a change of the quota the contract holds with the largest that was in force.
+// Across changes of the quota the contract holds with the largest quota that was active.
 properties! {
     token_bucket_keeps_its_contract_over_changes: TokenBucket Changes;
     leaky_bucket_keeps_its_contract_over_changes: LeakyBucket Changes;
@@ -55,8 +55,8 @@ properties! {
     concurrency_keeps_its_contract_over_changes: Concurrency Changes;
 }
 
-// The same with refunds before and after one change. (Not over several: a bucket knows the rate of the
-// charge and that of today, and what drained at a faster one in between could be given back as well.)
+// The same with refunds before and after one change. (Not across several: a bucket knows the rate at the time of the
+// charge and the current one, so units that drained at a faster rate in between could be refunded as well.)
 properties! {
     token_bucket_refunds_over_a_change: TokenBucket RefundsOverAChange;
     fixed_window_refunds_over_a_change: FixedWindow RefundsOverAChange;
@@ -64,19 +64,19 @@ properties! {
     sliding_log_refunds_over_a_change: SlidingLog RefundsOverAChange;
 }
 
-// A clock set back gives nothing, and a refusal outlasts it by at most two fill times (two periods;
-// sliding-window three); a clock set forward gives at most one burst.
+// A clock set back admits nothing extra, and a refusal outlasts it by at most two fill times (two periods;
+// sliding-window three); a clock set forward admits at most one extra burst.
 properties! {
-    token_bucket_survives_a_clock_that_is_set: TokenBucket Steps;
-    leaky_bucket_survives_a_clock_that_is_set: LeakyBucket Steps;
-    fixed_window_survives_a_clock_that_is_set: FixedWindow Steps;
-    sliding_window_survives_a_clock_that_is_set: SlidingWindow Steps;
-    sliding_log_survives_a_clock_that_is_set: SlidingLog Steps;
-    concurrency_survives_a_clock_that_is_set: Concurrency Steps;
+    token_bucket_survives_clock_steps: TokenBucket Steps;
+    leaky_bucket_survives_clock_steps: LeakyBucket Steps;
+    fixed_window_survives_clock_steps: FixedWindow Steps;
+    sliding_window_survives_clock_steps: SlidingWindow Steps;
+    sliding_log_survives_clock_steps: SlidingLog Steps;
+    concurrency_survives_clock_steps: Concurrency Steps;
 }
 
 #[test]
-fn a_burst_lowered_on_a_full_bucket_recovers() {
+fn full_bucket_recovers_after_its_burst_is_lowered() {
     for period in PERIODS {
         let quota = |burst| bucket(period, 100, burst);
         let mut key = OneKey::new(quota(50), NOW);
@@ -85,7 +85,7 @@ fn a_burst_lowered_on_a_full_bucket_recovers() {
         let refused = key.check(1).outcome;
         assert_eq!((refused.allowed, refused.remaining), (false, 0));
         let Some(Retry::After(wait)) = refused.retry else { panic!("never: {refused:?}") };
-        // 48 of the 50 have to drain, at 100 in a period, before one fits below three.
+        // 48 of the 50 must drain, at 100 a period, before one more fits into a burst of three.
         let expected = period.as_micros() * 48 / 100;
         assert!(wait.as_micros().abs_diff(expected) <= quota(3).tick().span().as_micros(), "{wait}");
         key.now += wait.as_micros() - 1;
@@ -97,24 +97,24 @@ fn a_burst_lowered_on_a_full_bucket_recovers() {
     }
 }
 
-/// Where the tick follows from count and period together, one more a day is another unit of time, and
-/// every state means something else.
+/// If the tick depended on count and period together, one more request a day would change the unit of time and so the
+/// meaning of every stored state.
 #[test]
-fn a_change_from_26062_to_26063_a_day_keeps_the_state() {
+fn change_from_26062_to_26063_a_day_keeps_the_state() {
     let day = Span::from_secs(86_400);
     let mut key = OneKey::new(bucket(day, 26_062, 26_062), NOW);
     assert!(key.check(26_062).outcome.allowed);
     let state = key.state().cloned();
     key.quota = bucket(day, 26_063, 26_063);
-    assert_eq!(key.peek(1).remaining, 1, "one more fits, and no more");
+    assert_eq!(key.peek(1).remaining, 1, "exactly one more fits");
     assert!(!key.check(2).outcome.allowed);
     assert_eq!(key.state(), state.as_ref());
     key.now += day.as_micros() / 2;
-    assert!((13_032 - 1..=13_032).contains(&key.peek(1).remaining), "half of it drains in half a day");
+    assert!((13_032 - 1..=13_032).contains(&key.peek(1).remaining), "half drains in half a day");
 }
 
 #[test]
-fn an_idle_key_never_exceeds_its_burst() {
+fn idle_key_never_exceeds_its_burst() {
     for algorithm in Algorithm::ALL {
         for period in PERIODS {
             let quota = Quota::new(algorithm, CoreRate { count: 7, period, burst: None }).expect("valid");
@@ -131,10 +131,10 @@ fn an_idle_key_never_exceeds_its_burst() {
     }
 }
 
-/// One of each tick.
+/// One period for each size of tick.
 const PERIODS: [Span; 3] = [Span::from_secs(1), Span::from_secs(3_600), Span::from_secs(7 * 86_400)];
 
-/// In 2025, inside every tick and every window.
+/// A time in 2025 that is on no boundary of a tick or window.
 const NOW: u64 = 1_763_200_000_123_456;
 
 fn bucket(period: Span, count: u64, burst: u64) -> Quota {
@@ -142,16 +142,16 @@ fn bucket(period: Span, count: u64, burst: u64) -> Quota {
     Quota::new(Algorithm::TokenBucket, rate).expect("valid")
 }
 
-/// Where answers stop. Only what was charged under a quota millions of times larger takes so long.
+/// The largest time that results can have. Only a charge under a quota millions of times larger takes so long.
 const END_OF_TIME: u64 = (1 << 53) / 1_000_000 * 1_000_000;
 
-/// How often a test met what it is looking for.
+/// How often a test met the situations it needs.
 #[derive(Default)]
 struct Tally {
     requests: u64,
     refused: u64,
     crossings: u64,
-    dear: u64,
+    above_one: u64,
 }
 
 fn try_all(name: &str, algorithm: Algorithm, kind: Kind) {
@@ -168,15 +168,18 @@ fn try_all(name: &str, algorithm: Algorithm, kind: Kind) {
         }
     }
     let share = |part: u64| part as f64 * 100.0 / tally.requests as f64;
-    let shares = [share(tally.refused), share(tally.crossings), share(tally.dear)];
+    let shares = [share(tally.refused), share(tally.crossings), share(tally.above_one)];
     println!(
         "{name}: {cases} histories, {} requests: {:.1} % refused, {:.1} % across a boundary, {:.1} % of cost above 1",
         tally.requests, shares[0], shares[1], shares[2]
     );
-    assert!(shares.iter().all(|share| *share >= 5.0), "{name} does not look for trouble");
+    assert!(
+        shares.iter().all(|share| *share >= 5.0),
+        "{name}: the cases are too easy: {shares:?} % of refusals, boundaries and costs above 1, 5 % needed"
+    );
 }
 
-/// Plays a case; a panic inside the algorithms is a failure like any other.
+/// Runs a case; a panic inside the algorithms is a failure like any other.
 fn play(case: &Case, kind: Kind, tally: &mut Tally) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(|| Play::new(case, kind).run(case, tally))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -193,17 +196,18 @@ macro_rules! ensure {
     };
 }
 
-/// A case being played.
+/// A running case.
 struct Play {
     kind: Kind,
     key: OneKey,
-    /// One for each stretch between two steps of the clock; the last is of now.
+    /// One for each interval between two clock steps; the last is the current one.
     oracles: Vec<Oracle>,
     slots: Slots,
-    /// Receipts that are neither refunded nor settled, with the place of their entry.
+    /// Receipts that are neither refunded nor settled, with the index of their entry in the oracle.
     receipts: Vec<(Past, usize)>,
-    told: Option<Retry>,
-    /// Time that nobody sets, and what was admitted on it.
+    /// `retry` of the last check.
+    last_retry: Option<Retry>,
+    /// Monotonic time, unaffected by clock steps, and the admissions on it.
     real: u64,
     admitted: Vec<OnRealTime>,
     steps: u64,
@@ -235,7 +239,7 @@ impl Play {
             oracles: vec![oracle],
             slots,
             receipts: Vec::new(),
-            told: None,
+            last_retry: None,
             real: 0,
             admitted: Vec::new(),
             steps: 0,
@@ -247,18 +251,18 @@ impl Play {
         let window = |key: &OneKey| (key.now + key.shift) / key.quota.period().as_micros();
         let mut last_window = window(&self.key);
         for (place, one) in case.moves.iter().enumerate() {
-            let wait = one.wait.micros(&self.key, self.told);
+            let wait = one.wait.micros(&self.key, self.last_retry);
             self.key.now += wait;
             self.real += wait;
             let result = match one.act {
                 Act::Check(cost) => {
                     let cost = cost.number(&self.key);
                     tally.requests += 1;
-                    tally.dear += u64::from(cost > 1);
+                    tally.above_one += u64::from(cost > 1);
                     tally.crossings += u64::from(window(&self.key) != last_window);
                     last_window = window(&self.key);
                     let result = self.check(cost);
-                    tally.refused += u64::from(self.told.is_some());
+                    tally.refused += u64::from(self.last_retry.is_some());
                     result
                 }
                 Act::Collect => {
@@ -298,13 +302,13 @@ impl Play {
         let outcome = answer.outcome;
         ensure!(outcome.limit == self.key.quota.limit(), "limit: {outcome:?}");
         ensure!(outcome.allowed == outcome.retry.is_none(), "a retry if refused, and only then: {outcome:?}");
-        ensure!(!answer.moved || self.kind == Kind::Steps, "moved, and the clock was never set back");
-        self.a_peek_had_said_so(&before, cost, &answer)?;
+        ensure!(!answer.moved || self.kind == Kind::Steps, "moved, although the clock was never set back");
+        self.a_peek_agreed(&before, cost, &answer)?;
         self.a_refusal_wrote_nothing(&before, &answer)?;
         self.the_wait_is_exact(cost, &answer)?;
         self.next_is_the_retry_of_one_more(&answer)?;
         self.as_defined(cost, &answer)?;
-        self.told = outcome.retry;
+        self.last_retry = outcome.retry;
         if let Some(past) = answer.past {
             let (now, delay) = (self.key.now, outcome.delay.as_micros());
             self.oracle().admit(now, cost, delay);
@@ -319,10 +323,10 @@ impl Play {
         Ok(())
     }
 
-    fn a_peek_had_said_so(&self, before: &OneKey, cost: u64, answer: &Answer) -> Result<(), String> {
+    fn a_peek_agreed(&self, before: &OneKey, cost: u64, answer: &Answer) -> Result<(), String> {
         let (peek, check) = (before.peek(cost), answer.outcome);
         let verdict = (peek.allowed, peek.retry, peek.delay) == (check.allowed, check.retry, check.delay);
-        ensure!(verdict && (check.allowed || peek == check), "a peek said {peek:?}, a check {check:?}");
+        ensure!(verdict && (check.allowed || peek == check), "a peek returned {peek:?}, a check {check:?}");
         Ok(())
     }
 
@@ -332,7 +336,7 @@ impl Play {
         Ok(())
     }
 
-    /// All but concurrency, where the wait is a hint.
+    /// For all algorithms but concurrency, where the wait is a hint.
     fn the_wait_is_exact(&self, cost: u64, answer: &Answer) -> Result<(), String> {
         let limit = self.key.quota.limit();
         let Some(retry) = answer.outcome.retry.filter(|_| self.algorithm() != Algorithm::Concurrency) else {
@@ -343,7 +347,7 @@ impl Play {
             return Ok(());
         };
         ensure!(cost <= limit, "{wait} for a cost above the limit");
-        ensure!(wait > Span::ZERO, "refused, and told to come again at once");
+        ensure!(wait > Span::ZERO, "refused with a retry of zero");
         let then = self.key.now + wait.as_micros();
         if then >= END_OF_TIME {
             return Ok(());
@@ -361,7 +365,7 @@ impl Play {
         Ok(())
     }
 
-    /// The longest wait there can be, whatever was done to the clock.
+    /// The longest possible wait, whatever the clock steps were.
     fn longest_wait(&self) -> (u64, &'static str) {
         let (quota, period) = (&self.key.quota, self.key.quota.period().as_micros());
         match self.algorithm() {
@@ -375,7 +379,7 @@ impl Play {
 
     fn next_is_the_retry_of_one_more(&self, answer: &Answer) -> Result<(), String> {
         let outcome = answer.outcome;
-        // Slots have only hints, and a caller that cannot hold a request waits for something else too.
+        // Slots have only hints, and with a maximum delay the wait is for the queue as well.
         if self.algorithm() == Algorithm::Concurrency || self.key.hold.is_some() {
             return Ok(());
         }
@@ -383,17 +387,17 @@ impl Play {
             all if all == outcome.limit => Span::ZERO,
             some => match self.key.peek(some + 1).retry {
                 Some(Retry::After(wait)) => wait,
-                other => return Err(format!("{some} remain, and {} are answered {other:?}", some + 1)),
+                other => return Err(format!("{some} remain, but the retry for {} is {other:?}", some + 1)),
             },
         };
         ensure!(outcome.next_after == Some(expected), "next is {:?}, not {expected}", outcome.next_after);
         let rest = outcome.remaining;
-        ensure!(rest == 0 || self.key.peek(rest).allowed, "{rest} remain, and are refused");
+        ensure!(rest == 0 || self.key.peek(rest).allowed, "{rest} remain, but are refused");
         Ok(())
     }
 
-    /// The verdict and the numbers, by the definition of the algorithm. Not after a change of the rate of
-    /// a bucket: whether what drained before it drained at the old rate or the new is not promised.
+    /// Compares the verdict and the numbers with the definition of the algorithm. Not after a change of a bucket's rate:
+    /// whether the time before the change drains at the old rate or the new one is unspecified.
     fn as_defined(&mut self, cost: u64, answer: &Answer) -> Result<(), String> {
         let outcome = answer.outcome;
         let bucket = self.key.quota.algorithm().has_burst();
@@ -430,8 +434,8 @@ impl Play {
             after.admit(now, cost, 0);
         }
         let after = after.says(now, 1);
-        let told = (outcome.remaining.into(), outcome.reset_after.map(|span| span.as_micros().into()));
-        ensure!(told == (after.remaining, Some(after.reset)), "by definition {after:?}: {outcome:?}");
+        let actual = (outcome.remaining.into(), outcome.reset_after.map(|span| span.as_micros().into()));
+        ensure!(actual == (after.remaining, Some(after.reset)), "by definition {after:?}: {outcome:?}");
         ensure!(i128::from(outcome.delay.as_micros()) == delay, "by definition {before:?}: {outcome:?}");
         Ok(())
     }
@@ -444,8 +448,8 @@ impl Play {
         let now = self.key.now;
         self.oracle().refund(now, entry, part);
         let after = self.key.peek(1).remaining;
-        // One more than the part, because a refund can complete a unit that time had begun to free.
-        ensure!((before..=before + part + 1).contains(&after), "{part} given back: {before} became {after}");
+        // One more than the part, because a refund can complete a unit that had partly refilled.
+        ensure!((before..=before + part + 1).contains(&after), "{part} refunded: {before} became {after}");
         Ok(())
     }
 
@@ -489,16 +493,16 @@ impl Play {
         self.oracles.push(oracle);
     }
 
-    /// At one moment of real time, a clock set back leaves no more than there was. A sliding window that
-    /// is moved is excepted: its counts go to the window of now as they are, which may be further gone.
+    /// Setting the clock back frees nothing. Exception: a sliding window that is moved keeps its counts, but the current
+    /// window may have progressed further.
     fn no_credit(&self, before: u64) -> Result<(), String> {
         let after = self.key.peek(1).remaining;
         let excepted = self.algorithm() == Algorithm::SlidingWindow && self.key.clone().check(1).moved;
-        ensure!(excepted || after <= before, "a clock set back has made {before} to {after}");
+        ensure!(excepted || after <= before, "a clock set back raised {before} to {after}");
         Ok(())
     }
 
-    /// The contract of the whole history; the oracle judges at every admission.
+    /// Checks the contract over the whole history; the oracle checks it at every admission.
     fn judge(&self, case: &Case) -> Result<(), String> {
         if self.algorithm() == Algorithm::Concurrency {
             return self.judge_slots(case);
@@ -517,7 +521,7 @@ impl Play {
         let unit = small(oracle.unit());
         let entry = |(at, weight)| Admission { at: small(at), cost: small(weight) };
         let history: Vec<_> = oracle.admitted().map(|one| entry((one.at, one.weight))).collect();
-        // Windows begin early by the shift, which is to begin late by the rest of the period.
+        // Windows begin early by the shift, which equals beginning late by the rest of the period.
         let windows = Windows { period, offset: period - self.key.shift };
         let (needed, limit) = match self.algorithm() {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => {
@@ -530,7 +534,7 @@ impl Play {
                 (contract::sliding_window(&history, windows, tick), count)
             }
             Algorithm::SlidingLog => (contract::any_period(&history, period), count),
-            Algorithm::Concurrency => unreachable!("judged elsewhere"),
+            Algorithm::Concurrency => unreachable!("see `judge_slots`"),
         };
         ensure!(needed <= u128::from(limit), "contract: the history needs {needed} of {limit}");
         if self.algorithm() == Algorithm::LeakyBucket && self.kind == Kind::Plain {
@@ -541,8 +545,8 @@ impl Play {
         Ok(())
     }
 
-    /// Buckets and logs on the time that nobody sets: a clock set back gives nothing, one set forward at
-    /// most one burst. Each step may cut a tick in two, which is worth one tick more.
+    /// Checks buckets and logs on monotonic time: a clock set back admits nothing extra, one set forward at most one
+    /// burst. Each step may split a tick in two, which allows one more tick.
     fn judge_on_real_time(&self) -> Result<(), String> {
         let quota = &self.key.quota;
         let [count, burst, period, tick] =
@@ -560,7 +564,7 @@ impl Play {
                         sum * period <= bursts * burst * period + count * (length + tick * (1 + steps))
                     }
                     Algorithm::SlidingLog => length >= period || sum <= bursts * count,
-                    // Windows follow the clock that is set: each stretch was judged by itself.
+                    // Windows follow the adjusted clock: each interval was checked by itself.
                     _ => true,
                 };
                 ensure!(lawful, "contract: {sum} in {length}us of real time, {bursts} bursts");
@@ -578,12 +582,12 @@ impl Play {
         }
         let held = slots.iter().filter(|slot| slot.expires > self.key.now).count() as u64;
         ensure!(held <= most, "{held} of {most} are held");
-        // Even a slot that is ahead of the clock is gone after two lives, if a check has seen it since.
+        // Even a slot that is ahead of the clock expires after two TTLs, if a check has seen it since.
         let mut later = self.key.clone();
         later.check(1);
         later.now += 2 * later.quota.period().as_micros();
         let free = later.peek(1).remaining;
-        ensure!(free == later.quota.count(), "after two lives {free} are free");
+        ensure!(free == later.quota.count(), "after two TTLs {free} are free");
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! The code for Envoy's messages is what its protos say: made here, compared, and written anew with `UPDATE=1`.
+//! The committed code for Envoy's messages matches its protos: generated here and compared; `UPDATE=1` rewrites it.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use protox::prost::Message as _;
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/tollkeeper-server");
 
 #[test]
-fn the_generated_code_is_what_the_protos_say() {
+fn generated_code_matches_the_protos() {
     let (protos, committed) = (Path::new(FOLDER).join("proto"), Path::new(FOLDER).join("src/grpc/proto"));
     let made = std::env::temp_dir().join(format!("tollkeeper-protos-{}", std::process::id()));
     fs::create_dir_all(&made).unwrap();
@@ -33,7 +33,7 @@ fn the_generated_code_is_what_the_protos_say() {
         let old = fs::read(committed.join(name)).unwrap_or_default();
         assert!(
             old == new,
-            "{name:?} is not what the protos say: UPDATE=1 cargo test -p tollkeeper-tests --test protos"
+            "{name:?} does not match the protos: run UPDATE=1 cargo test -p tollkeeper-tests --test protos"
         );
     }
     fs::remove_dir_all(&made).unwrap();

@@ -1,4 +1,5 @@
-//! A real cluster of three primaries: keys of one request in different slots, all or nothing.
+//! The Redis store on a real cluster of three primaries: requests whose keys are in different slots stay all or
+//! nothing.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::redis::{PATIENCE, Server, limiter, limiter_and_store};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charged() {
+async fn limits_across_slots_are_exact_and_all_or_nothing() {
     let cluster = Cluster::start();
     let limiter = limiter(
         &cluster.url(),
@@ -38,13 +39,13 @@ async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charge
     for task in tasks {
         admitted += task.await.unwrap();
     }
-    // Others may be refused wrongly while a charge made in vain is on its way back, but never too many pass.
+    // A refused request charges some slots and rolls back; meanwhile others may be refused, but never too many pass.
     assert!((20..=30).contains(&admitted), "{admitted}");
     while limiter.check(&facts("/a")).await.unwrap().allowed() {
         admitted += 1;
     }
     assert_eq!(admitted, 30, "the smallest limit");
-    // What was charged in vain is back one trip after the answer.
+    // The rollback arrives one round trip after the decision.
     let started = Instant::now();
     let usage = loop {
         let usage = limiter.usage(&facts("/b")).await.unwrap();
@@ -53,10 +54,10 @@ async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charge
         }
     };
     let left = |name: &str| usage.limit(name).unwrap().outcome().remaining;
-    // A bucket gives back what has not drained since: all but the milliseconds in between.
+    // A bucket refunds what has not drained yet: all but the milliseconds in between.
     let bucket = left("per-user");
     assert!((69..=70).contains(&bucket), "{bucket}");
-    assert_eq!((left("per-route"), left("log")), (30, 20), "only what passed was charged");
+    assert_eq!((left("per-route"), left("log")), (30, 20), "only admitted requests were charged");
 
     let charge = limiter.check(&facts("/b")).await.unwrap().charge().unwrap();
     assert_eq!(limiter.refund(&charge).await, Correction::Done);
@@ -64,18 +65,18 @@ async fn limits_in_different_slots_are_exact_and_a_refusal_leaves_nothing_charge
     let usage = limiter.usage(&facts("/b")).await.unwrap();
     let left = |name: &str| usage.limit(name).unwrap().outcome().remaining;
     assert!(left("per-user") >= bucket - 1);
-    assert_eq!((left("per-route"), left("log")), (30, 20), "all of it came back");
+    assert_eq!((left("per-route"), left("log")), (30, 20), "all of it was refunded");
 }
 
-/// The markers on a server, with when they go.
+/// The markers of corrected charges on a server: name, and expiry in Unix milliseconds.
 fn markers(server: &Server) -> Vec<(String, i64)> {
     let keys = server.connect().keys().into_iter();
-    let named = keys.map(|(name, goes)| (String::from_utf8(name).expect("text"), goes));
+    let named = keys.map(|(name, expires)| (String::from_utf8(name).expect("text"), expires));
     named.filter(|(name, _)| name.contains("%m")).collect()
 }
 
-/// What this server was asked to correct last, as it came: keys and arguments of the script.
-fn corrected(server: &Server) -> Option<Vec<Vec<u8>>> {
+/// Keys and arguments of the last correction that this server ran, from its slow log.
+fn last_correction(server: &Server) -> Option<Vec<Vec<u8>>> {
     let Value::List(entries) = server.connect().text("SLOWLOG GET 1000") else { panic!("a list") };
     entries.into_iter().find_map(|entry| {
         let Value::List(entry) = entry else { panic!("an entry") };
@@ -89,7 +90,7 @@ fn corrected(server: &Server) -> Option<Vec<Vec<u8>>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_undone_in_one_slot_is_undone_once_and_its_marker_goes() {
+async fn rollback_applies_once_and_its_marker_expires() {
     let cluster = Cluster::start();
     let primaries = &cluster.servers[..3];
     let limits = [("wide", 100), ("narrow", 1)];
@@ -99,26 +100,26 @@ async fn what_is_undone_in_one_slot_is_undone_once_and_its_marker_goes() {
         server.connect().text("CONFIG SET slowlog-log-slower-than 0");
     }
     assert!(limiter.check(&facts! {}).await.unwrap().allowed());
-    assert!(!limiter.check(&facts! {}).await.unwrap().allowed(), "the narrow one refuses");
+    assert!(!limiter.check(&facts! {}).await.unwrap().allowed(), "the narrow limit refuses");
     let left = async || limiter.usage(&facts! {}).await.unwrap().limit("wide").unwrap().outcome().remaining;
     let began = Instant::now();
-    let (server, marker, goes) = loop {
-        let marked = |server| markers(server).pop().map(|(marker, goes)| (server, marker, goes));
+    let (server, marker, expires) = loop {
+        let marked = |server| markers(server).pop().map(|(marker, expires)| (server, marker, expires));
         if let Some(found) = primaries.iter().find_map(marked) {
             break found;
         }
-        assert!(began.elapsed() < PATIENCE, "what was charged in vain is not undone");
+        assert!(began.elapsed() < PATIENCE, "the charge is not rolled back");
     };
-    assert_eq!(left().await, 99, "what was charged in vain is back");
+    assert_eq!(left().await, 99, "the charge was rolled back");
     let Value::List(time) = server.connect().text("TIME") else { panic!("a time") };
     let Value::Bytes(seconds) = &time[0] else { panic!("text") };
     let seconds: i64 = String::from_utf8_lossy(seconds).parse().expect("a number");
-    // It is void after five seconds, and a clock may be set back by as much.
+    // The charge is void after five seconds, and the clock may be set back by as much.
     let longest = (seconds + 1 + 5 + 5 + 1) * 1_000;
-    assert!(0 < goes && goes <= longest, "{marker} goes at {goes}, and should by {longest}");
+    assert!(0 < expires && expires <= longest, "{marker} expires at {expires}, expected by {longest}");
 
-    // The same call again, as a server gets it that is asked twice.
-    let words = corrected(server).expect("it was undone by a script");
+    // Repeat the same call, as a resent command would.
+    let words = last_correction(server).expect("a correction in the slow log");
     assert_eq!(words[2], marker.as_bytes());
     let again = || {
         let mut call = vec![&b"EVALSHA"[..], script::correct().sha().as_bytes()];
@@ -131,25 +132,25 @@ async fn what_is_undone_in_one_slot_is_undone_once_and_its_marker_goes() {
             answer => answer,
         }
     };
-    // 1: it was done before; 0: it is too late for that. Before that stands the nonce.
-    assert!(matches!(again(), Ok(Value::Number(said)) if said % 4 < 2), "it is done once");
-    assert_eq!(left().await, 99, "nothing more is back");
+    // The low two bits are the result (1: repeated, 0: too late), the rest is the nonce.
+    assert!(matches!(again(), Ok(Value::Number(replied)) if replied % 4 < 2), "applied once");
+    assert_eq!(left().await, 99, "nothing more was refunded");
     while !markers(server).is_empty() {
-        assert!(began.elapsed() < PATIENCE, "it stays: {:?}", markers(server));
+        assert!(began.elapsed() < PATIENCE, "the marker does not expire: {:?}", markers(server));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(matches!(again(), Ok(Value::Number(replied)) if replied % 4 == 0), "it is too late");
-    assert_eq!(left().await, 99, "nothing more is back");
+    assert!(matches!(again(), Ok(Value::Number(replied)) if replied % 4 == 0), "too late");
+    assert_eq!(left().await, 99, "nothing more was refunded");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_that_moves_is_followed() {
+async fn migrating_slot_is_followed() {
     let cluster = Cluster::start();
     let limiter =
         limiter(&cluster.url(), vec![Limit::new("per-user", Quota::per_hour(1_000).burst(1_000)).by("user")]);
     let alice = facts! { "user" => "alice" };
     assert!(limiter.check(&alice).await.unwrap().allowed());
-    // Where alice is, and where she is not.
+    // The primary that holds alice's key, and one that does not.
     let say = |server: &Server, words: &str| server.connect().text(words);
     let primaries = &cluster.servers[..3];
     let Value::Number(slot) = say(&primaries[0], "CLUSTER KEYSLOT tk:1:per-user:b1h:alice") else {
@@ -157,15 +158,15 @@ async fn a_slot_that_moves_is_followed() {
     };
     let holds =
         |server: &&Server| say(server, &format!("CLUSTER COUNTKEYSINSLOT {slot}")) != Value::Number(0);
-    let from = primaries.iter().find(holds).expect("somebody has her");
-    let to = primaries.iter().find(|server| !holds(server)).expect("somebody has not");
+    let from = primaries.iter().find(holds).expect("one primary holds the key");
+    let to = primaries.iter().find(|server| !holds(server)).expect("another primary");
     let id = |server: &Server| {
         let Value::Bytes(id) = say(server, "CLUSTER MYID") else { panic!("text") };
         String::from_utf8(id).expect("text")
     };
     say(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
     say(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
-    // While it migrates: the key is still there, and then on the other side, which must be asked.
+    // While the slot migrates, the key is first still on the source, then on the target (ASK redirect).
     assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);
     say(from, &format!("MIGRATE 127.0.0.1 {} tk:1:per-user:b1h:alice 0 5000", to.port()));
     assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);
@@ -179,7 +180,7 @@ async fn a_slot_that_moves_is_followed() {
     assert_eq!(left, 1_000 - 13, "each check was charged once");
 }
 
-/// How often scripts were run, by all servers together.
+/// How many scripts all servers together ran.
 fn scripts(cluster: &Cluster) -> u64 {
     let of = |server: &Server| {
         let Value::Bytes(stats) = server.connect().text("INFO commandstats") else { panic!("text") };
@@ -191,14 +192,14 @@ fn scripts(cluster: &Cluster) -> u64 {
             let calls: u64 = number("calls").expect("calls=");
             calls - number("failed_calls").unwrap_or(0)
         };
-        // Each connection runs one by its text, to see whether it may.
+        // `EVAL` is not counted: each connection runs one to test its permission.
         stats.lines().filter(|line| line.starts_with("cmdstat_evalsha:")).map(calls).sum::<u64>()
     };
     cluster.servers.iter().map(of).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_of_one_partition_are_decided_by_one_script() {
+async fn limits_of_one_partition_share_one_script_call() {
     let cluster = Cluster::start();
     let of_tenant = |name: &str, count: u64| {
         let limit = Limit::new(name, Quota::per_day(count)).by("tenant").partition("tenant");
@@ -218,25 +219,25 @@ async fn limits_of_one_partition_are_decided_by_one_script() {
     let long = "x".repeat(1_000);
     let (mut checks, mut ran) = (0, 0);
     for tenant in ["acme", "absent", "{", "}", "{}", "{a}b", "a\0b", "a\nb", "%_", "%-", &long] {
-        // A value that is too long to be written out goes by its digest, in names and in receipts.
+        // A value too long for a key name is replaced by its digest, in names and in receipts.
         for user in ["alice", &long] {
             let mut facts = facts! { "user" => user };
             if tenant != "absent" {
                 facts = facts.with("tenant", tenant);
             }
-            // Before it is counted, whoever has this slot learns the scripts.
-            let charge = limiter.check(&facts).await.unwrap().charge().expect("it passes");
+            // Not counted: it loads the scripts on the server that owns this slot.
+            let charge = limiter.check(&facts).await.unwrap().charge().expect("allowed");
             assert_eq!(limiter.refund(&charge).await, Correction::Done, "{tenant:?}");
             let before = scripts(&cluster);
             for number in 0..21 {
                 let decision = limiter.check(&facts).await.unwrap();
                 assert_eq!((decision.allowed(), decision.degraded()), (number < 20, None), "{tenant:?}");
                 if number == 0 {
-                    let sealed = limiter.seal_charge(&decision.charge().expect("it passed"));
-                    let charge = limiter.open_charge(&sealed).await.unwrap().expect("our own text");
+                    let sealed = limiter.seal_charge(&decision.charge().expect("allowed"));
+                    let charge = limiter.open_charge(&sealed).await.unwrap().expect("a valid receipt");
                     assert_eq!(limiter.refund(&charge).await, Correction::Done, "{tenant:?}");
                     assert_eq!(limiter.refund(&charge).await, Correction::Repeated, "{tenant:?}");
-                    assert!(limiter.check(&facts).await.unwrap().allowed(), "it was given back");
+                    assert!(limiter.check(&facts).await.unwrap().allowed(), "the refund freed one unit");
                 }
             }
             checks += 24;
@@ -246,8 +247,8 @@ async fn limits_of_one_partition_are_decided_by_one_script() {
             assert_eq!([left("all"), left("per-user"), left("log")], [0, 980, 980], "{tenant:?}");
 
             let slot = limiter.acquire(&facts! { "tenant" => "other", "user" => user }).await.unwrap().slot;
-            let slot = slot.expect("there are five").keep();
-            let slot = limiter.open_slot(&limiter.seal_slot(&slot)).await.unwrap().expect("our own text");
+            let slot = slot.expect("one of five slots").keep();
+            let slot = limiter.open_slot(&limiter.seal_slot(&slot)).await.unwrap().expect("a valid receipt");
             assert!(
                 limiter.renew(&slot).await.unwrap() && limiter.release(&slot).await.unwrap(),
                 "{tenant:?}"
@@ -260,17 +261,17 @@ async fn limits_of_one_partition_are_decided_by_one_script() {
     }
     println!("{checks} checks and refunds of three limits of one partition: {ran} scripts");
     assert_eq!(ran, checks);
-    // Without the same partition, one limit more is one script more.
-    let apart = self::limiter(&cluster.url(), limits(false));
+    // A limit outside the partition takes one more script.
+    let unpartitioned = self::limiter(&cluster.url(), limits(false));
     let facts = facts! { "tenant" => "acme", "user" => "alice" };
-    apart.peek(&facts).await.unwrap();
+    unpartitioned.peek(&facts).await.unwrap();
     let before = scripts(&cluster);
-    apart.peek(&facts).await.unwrap();
-    assert_eq!(scripts(&cluster) - before, 2, "what is apart is asked apart");
+    unpartitioned.peek(&facts).await.unwrap();
+    assert_eq!(scripts(&cluster) - before, 2, "one script for each slot");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_dead_concerns_its_own_limits_only() {
+async fn dead_server_affects_only_its_own_limits() {
     let mut cluster = Cluster::start();
     for server in &cluster.servers {
         server.connect().text("CONFIG SET cluster-require-full-coverage no");
@@ -285,7 +286,7 @@ async fn a_server_that_is_dead_concerns_its_own_limits_only() {
         let Value::Number(slot) = cluster.servers[0].connect().text(&key) else { panic!("a slot") };
         slot
     };
-    // Slots are dealt out in order: the first third to the first, the last third to the third.
+    // Slots are assigned in order: the first third to the first primary, the last third to the third.
     let users: Vec<String> = (0..)
         .filter(|user| slot("here", *user) < 5_000 && slot("there", *user) > 12_000)
         .take(3)
@@ -306,7 +307,7 @@ async fn a_server_that_is_dead_concerns_its_own_limits_only() {
             let by = |name| decision.limit(name).unwrap().degraded();
             assert_eq!((by("here"), by("there")), (None, Some(policy)), "check {number}");
         }
-        assert_ne!(store.breaker(), BreakerState::Closed, "the dead server is not asked any more");
+        assert_ne!(store.breaker(), BreakerState::Closed, "the breaker of the dead server is open");
         let started = Instant::now();
         let charged = if policy == OnStoreFailure::Deny { 1 } else { 21 };
         loop {
@@ -316,7 +317,10 @@ async fn a_server_that_is_dead_concerns_its_own_limits_only() {
             if left == 100 - charged {
                 break;
             }
-            assert!(started.elapsed() < PATIENCE, "{policy:?}: {left} are left, and {charged} were admitted");
+            assert!(
+                started.elapsed() < PATIENCE,
+                "{policy:?}: {left} remain, although {charged} were admitted"
+            );
         }
     }
 }

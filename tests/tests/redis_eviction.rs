@@ -1,4 +1,4 @@
-//! A server that may evict keys may forget counts: the node finds out and says so.
+//! A Redis server that may evict keys may lose counts: the node detects and reports it.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use tollkeeper_tests::served::Served;
 
 const EVICTS: [&str; 2] = ["maxmemory 64mb", "maxmemory-policy allkeys-lru"];
 
-async fn eventually(store: &Resilient<RedisStore>, expected: Option<bool>) {
+async fn until_may_evict(store: &Resilient<RedisStore>, expected: Option<bool>) {
     let begun = Instant::now();
     while store.remote().may_evict() != expected {
         assert!(begun.elapsed() < PATIENCE, "{:?}", store.remote().may_evict());
@@ -23,35 +23,35 @@ fn limits() -> Vec<Limit> {
 }
 
 #[tokio::test]
-async fn server_that_may_evict_is_noticed() {
+async fn eviction_policy_is_detected() {
     for (settings, expected) in [
         (&EVICTS[..], true),
         (&["maxmemory 64mb", "maxmemory-policy volatile-ttl"], true),
         (&["maxmemory 64mb", "maxmemory-policy noeviction"], false),
-        // `CONFIG SET maxmemory` would begin to evict, and no connection would notice.
+        // A later `CONFIG SET maxmemory` would start evictions without any reconnect.
         (&["maxmemory 0", "maxmemory-policy allkeys-lru"], true),
         (&["maxmemory 0", "maxmemory-policy noeviction"], false),
     ] {
         let server = Server::with(Program::Redis, settings);
         let (_limiter, store) = limiter_and_store(&server.url(), limits());
-        eventually(&store, Some(expected)).await;
+        until_may_evict(&store, Some(expected)).await;
     }
 }
 
-/// It was started with other settings meanwhile.
+/// The server may have been restarted with other settings.
 #[tokio::test]
-async fn eviction_is_looked_at_after_every_reconnect() {
+async fn eviction_is_rechecked_after_every_reconnect() {
     let mut server = Server::start();
     let (_limiter, store) = limiter_and_store(&server.url(), limits());
-    eventually(&store, Some(false)).await;
+    until_may_evict(&store, Some(false)).await;
     server.kill();
     server.restart_with(&EVICTS);
     server.connect();
-    eventually(&store, Some(true)).await;
+    until_may_evict(&store, Some(true)).await;
 }
 
 #[tokio::test]
-async fn server_that_does_not_tell_is_used_all_the_same() {
+async fn server_that_hides_its_memory_policy_is_still_used() {
     let rights = "+eval +evalsha +time +get +set +mget +strlen +getrange +append +pexpireat +del +unlink +exists \
                   +select +role";
     let user = format!("user default on nopass ~tk:* -@all {rights}");
@@ -63,7 +63,7 @@ async fn server_that_does_not_tell_is_used_all_the_same() {
 }
 
 #[test]
-fn eviction_is_a_gauge() {
+fn eviction_is_exported_as_a_gauge() {
     let server = Server::with(Program::Redis, &EVICTS);
     let node = Served::with(&["--store", &server.url()]);
     let shows = |metrics: &str| metrics.lines().any(|line| line == "tollkeeper_store_may_evict 1");
@@ -73,7 +73,7 @@ fn eviction_is_a_gauge() {
         std::thread::park_timeout(Duration::from_millis(5));
     }
     let embedded = Served::with(&[]);
-    assert!(!metrics(&embedded).contains("may_evict"), "there is nothing to evict from");
+    assert!(!metrics(&embedded).contains("may_evict"), "the memory store has no such metric");
 }
 
 fn metrics(node: &Served) -> String {

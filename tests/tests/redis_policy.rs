@@ -1,4 +1,4 @@
-//! Limits that all nodes share through a real Redis: one sets them, the others follow.
+//! Shared limits on a real Redis: one node sets them, all nodes follow.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -11,17 +11,17 @@ use tollkeeper_tests::policy_node::PolicyNode;
 use tollkeeper_tests::redis::{PATIENCE, Program, Server};
 use tollkeeper_tests::sentinels::Sentinels;
 
-/// Waits for what must come, and not for ever.
+/// Awaits a future, with a timeout.
 async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what).await.expect("it comes")
+    tokio::time::timeout(PATIENCE, what).await.expect("done in time")
 }
 
 #[tokio::test]
-async fn what_one_node_sets_all_follow_and_counts_are_kept() {
+async fn all_nodes_follow_new_limits_and_keep_counts() {
     let server = Server::start();
     let (mut one, mut other) =
         (PolicyNode::start(&server.url()).await, PolicyNode::start(&server.url()).await);
-    assert_eq!((one.grants(), other.grants()), ((100, 1), (100, 1)), "as their files say");
+    assert_eq!((one.grants(), other.grants()), ((100, 1), (100, 1)), "the limits of their files");
     assert!(one.check("alice").await && other.check("alice").await);
 
     let began = Instant::now();
@@ -31,31 +31,31 @@ async fn what_one_node_sets_all_follow_and_counts_are_kept() {
         assert_eq!(node.grants(), (3, version));
     }
     println!("two nodes followed within {:?}", began.elapsed());
-    assert!(other.check("alice").await, "the third of three");
-    assert!(!one.check("alice").await && !other.check("alice").await, "which both have counted");
+    assert!(other.check("alice").await, "the third request of three");
+    assert!(!one.check("alice").await && !other.check("alice").await, "both nodes counted all three");
 
     let stored = other.shared.get().await.unwrap();
     assert_eq!(stored.version, version);
     let (config, _) = other.config.with_limits("stored", stored.limits.unwrap().as_bytes()).unwrap();
-    assert_eq!(config.limits, one.limits(3), "what was set, in the shape of a config");
+    assert_eq!(config.limits, one.limits(3), "the stored limits parse as a config");
     let forever: Vec<_> = server.connect().keys().into_iter().filter(|(_, expires)| *expires < 0).collect();
-    assert_eq!(forever.len(), 2, "only the secret and the policy stay: {forever:?}");
+    assert_eq!(forever.len(), 2, "only the secret and the policy have no expiry: {forever:?}");
 }
 
 #[tokio::test]
-async fn taking_limits_back_returns_to_the_files_and_versions_go_on() {
+async fn clearing_limits_reverts_to_files_and_bumps_version() {
     let server = Server::start();
     let mut node = PolicyNode::start(&server.url()).await;
     let first = node.shared.set(&node.limits(3), None).await.unwrap();
     soon(node.sees(first)).await;
     let cleared = node.shared.clear(Some(first)).await.unwrap();
     soon(node.sees(cleared)).await;
-    assert_eq!(node.grants(), (100, cleared), "its own limits, under the version of all");
+    assert_eq!(node.grants(), (100, cleared), "the limits of its file, with the shared version");
     assert_eq!(node.shared.get().await, Ok(SharedLimits { version: cleared, limits: None }));
 
     let again = node.shared.set(&node.limits(3), Some(cleared)).await.unwrap();
     assert!(first < cleared && cleared < again, "{first}, {cleared}, {again}");
-    // Who saw the first does not take the last for it.
+    // A writer that saw the first version conflicts with the third, although their limits are equal.
     let late = node.shared.set(&node.limits(9), Some(first)).await;
     assert_eq!(late, Err(NotSet::Conflict { version: again }));
     assert_eq!(node.shared.clear(Some(first)).await, Err(NotSet::Conflict { version: again }));
@@ -64,7 +64,7 @@ async fn taking_limits_back_returns_to_the_files_and_versions_go_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_fifty_who_saw_the_same_version_one_wins() {
+async fn one_of_fifty_conflicting_writers_wins() {
     let server = Server::start();
     let nodes = [PolicyNode::start(&server.url()).await, PolicyNode::start(&server.url()).await];
     let mut seen = 0;
@@ -84,9 +84,9 @@ async fn of_fifty_who_saw_the_same_version_one_wins() {
                 (_, Err(NotSet::Failed(failure))) => panic!("{failure}"),
             }
         }
-        let [(winner, version)] = winners[..] else { panic!("round {round}: {winners:?} have won") };
+        let [(winner, version)] = winners[..] else { panic!("round {round}: {winners:?} won, expected one") };
         assert!(version > seen);
-        assert_eq!(others, [version; 49], "the others are told who came first");
+        assert_eq!(others, [version; 49], "all others get the version of the winner");
         let stored = nodes[0].shared.get().await.unwrap().limits.unwrap();
         assert_eq!(
             nodes[0].config.with_limits("stored", stored.as_bytes()).unwrap().0.limits,
@@ -97,7 +97,7 @@ async fn of_fifty_who_saw_the_same_version_one_wins() {
 }
 
 #[tokio::test]
-async fn whoever_expects_nothing_wins_and_no_version_is_given_twice() {
+async fn unconditional_set_wins_and_versions_are_unique() {
     let server = Server::start();
     let node = PolicyNode::start(&server.url()).await;
     let mut versions = Vec::new();
@@ -108,7 +108,7 @@ async fn whoever_expects_nothing_wins_and_no_version_is_given_twice() {
 }
 
 #[tokio::test]
-async fn a_node_that_starts_without_a_store_goes_by_its_file_and_follows_when_it_is_there() {
+async fn node_started_without_store_uses_file_then_follows() {
     let mut server = Server::with(Program::Redis, &["appendonly yes", "appendfsync always"]);
     let version = {
         let node = PolicyNode::start(&server.url()).await;
@@ -119,13 +119,13 @@ async fn a_node_that_starts_without_a_store_goes_by_its_file_and_follows_when_it
     assert_eq!(node.grants(), (100, 1));
     assert!(
         matches!(node.shared.set(&node.limits(9), None).await, Err(NotSet::Failed(_))),
-        "nobody heard that"
+        "the store is down"
     );
     server.restart();
     soon(node.sees(version)).await;
-    assert_eq!(node.grants(), (3, version), "the server has kept it over its restart");
+    assert_eq!(node.grants(), (3, version), "the server kept the limits over its restart");
 
-    // And while it is away what was in force stays so.
+    // While the store is down, the active limits stay active.
     server.kill();
     let failed = node.shared.get().await;
     assert!(failed.is_err(), "{failed:?}");
@@ -144,7 +144,7 @@ async fn a_node_that_starts_without_a_store_goes_by_its_file_and_follows_when_it
 }
 
 #[tokio::test]
-async fn a_store_that_loses_everything_returns_the_nodes_to_their_files() {
+async fn flushed_store_reverts_nodes_to_their_files() {
     let server = Server::start();
     let mut node = PolicyNode::start(&server.url()).await;
     let version = node.shared.set(&node.limits(3), None).await.unwrap();
@@ -152,7 +152,7 @@ async fn a_store_that_loses_everything_returns_the_nodes_to_their_files() {
     server.connect().text("FLUSHALL");
     soon(node.sees(0)).await;
     assert_eq!(node.grants().0, 100);
-    // A version that was lost does not come again, however late somebody still believes in it.
+    // A lost version is not reused, so a late writer that expects it gets a conflict.
     let late = node.shared.set(&node.limits(9), Some(version)).await;
     assert_eq!(late, Err(NotSet::Conflict { version: 0 }));
     let next = node.shared.set(&node.limits(4), Some(0)).await.unwrap();
@@ -161,19 +161,19 @@ async fn a_store_that_loses_everything_returns_the_nodes_to_their_files() {
 }
 
 #[tokio::test]
-async fn limits_that_a_node_cannot_read_change_nothing_and_are_reported() {
+async fn unreadable_limits_change_nothing_and_are_reported() {
     let server = Server::start();
     let mut node = PolicyNode::start(&server.url()).await;
     let version = node.shared.set(&node.limits(3), None).await.unwrap();
     soon(node.sees(version)).await;
-    // As a newer node would write them, which knows more.
+    // Limits with a field that only a newer version knows.
     let newer = br#"{"limits":[{"name":"per-user","by":"user","rate":"9/h","mood":"mild"}]}"#;
     let stored = [format!("{}\n", version + 1).as_bytes(), newer].concat();
     server.connect().call(&[b"SET", b"tk:1:policy", &stored]).unwrap();
-    let report = soon(node.sees(version + 1)).await.error.expect("a report");
+    let report = soon(node.sees(version + 1)).await.error.expect("an error");
     let report = report.to_string();
     assert!(report.starts_with("tk:1:policy:1:") && report.contains("`mood`"), "{report}");
-    assert_eq!(node.grants(), (3, version), "what was in force");
+    assert_eq!(node.grants(), (3, version), "the previous limits stay active");
 
     let next = node.shared.set(&node.limits(4), Some(version + 1)).await.unwrap();
     assert!(soon(node.sees(next)).await.error.is_none());
@@ -181,7 +181,7 @@ async fn limits_that_a_node_cannot_read_change_nothing_and_are_reported() {
 }
 
 #[tokio::test]
-async fn a_key_that_holds_something_else_is_named_and_can_be_set() {
+async fn foreign_policy_key_is_reported_and_can_be_set() {
     let server = Server::start();
     server.connect().call(&[b"SET", b"tk:1:policy", b"hello"]).unwrap();
     let mut node = PolicyNode::start(&server.url()).await;
@@ -193,7 +193,7 @@ async fn a_key_that_holds_something_else_is_named_and_can_be_set() {
     assert_eq!(node.grants(), (4, version));
 }
 
-/// A process that follows, ended with the test, and what it says.
+/// A `policy-node` process and its output lines. Killed on drop.
 struct Process(Child, std::io::Lines<BufReader<std::process::ChildStdout>>);
 
 impl Process {
@@ -207,8 +207,8 @@ impl Process {
         Process(child, lines)
     }
 
-    fn says(&mut self) -> String {
-        self.1.next().expect("it runs").expect("text")
+    fn next_line(&mut self) -> String {
+        self.1.next().expect("the process runs").expect("text")
     }
 }
 
@@ -220,23 +220,27 @@ impl Drop for Process {
 }
 
 #[tokio::test]
-async fn processes_follow_and_one_that_starts_later_begins_with_what_is_shared() {
+async fn processes_follow_and_late_starters_use_shared_limits() {
     let server = Server::start();
     let node = PolicyNode::start(&server.url()).await;
     let mut processes = [Process::start(&server.url()), Process::start(&server.url())];
     for process in &mut processes {
-        assert_eq!(process.says(), "100 1");
+        assert_eq!(process.next_line(), "100 1");
     }
     let version = node.shared.set(&node.limits(7), Some(0)).await.unwrap();
     for process in &mut processes {
-        assert_eq!(process.says(), format!("7 {version}"));
+        assert_eq!(process.next_line(), format!("7 {version}"));
     }
     let mut restarted = Process::start(&server.url());
-    assert_eq!(restarted.says(), format!("7 {version}"), "and not first what its file says");
+    assert_eq!(
+        restarted.next_line(),
+        format!("7 {version}"),
+        "it starts with the shared limits, not with its file"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_keeps_them_in_one_slot_and_a_slot_that_moves_is_followed() {
+async fn shared_limits_survive_a_cluster_slot_migration() {
     let cluster = Cluster::start();
     let mut node = PolicyNode::start(&cluster.url()).await;
     let version = node.shared.set(&node.limits(3), Some(0)).await.unwrap();
@@ -248,8 +252,8 @@ async fn a_cluster_keeps_them_in_one_slot_and_a_slot_that_moves_is_followed() {
     let Value::Number(slot) = say(&primaries[0], "CLUSTER KEYSLOT tk:1:policy") else { panic!("a slot") };
     let holds =
         |server: &&Server| say(server, &format!("CLUSTER COUNTKEYSINSLOT {slot}")) != Value::Number(0);
-    let from = primaries.iter().find(holds).expect("somebody has it");
-    let to = primaries.iter().find(|server| !holds(server)).expect("somebody has not");
+    let from = primaries.iter().find(holds).expect("one primary holds the key");
+    let to = primaries.iter().find(|server| !holds(server)).expect("another primary");
     let id = |server: &Server| {
         let Value::Bytes(id) = say(server, "CLUSTER MYID") else { panic!("text") };
         String::from_utf8(id).expect("text")
@@ -257,7 +261,7 @@ async fn a_cluster_keeps_them_in_one_slot_and_a_slot_that_moves_is_followed() {
     say(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {}", id(from)));
     say(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {}", id(to)));
     say(from, &format!("MIGRATE 127.0.0.1 {} tk:1:policy 0 5000", to.port()));
-    // Asked for once, on the other side.
+    // The migrating slot redirects this call to the target with ASK.
     let next = node.shared.set(&node.limits(4), Some(version)).await.unwrap();
     for server in [to, from] {
         say(server, &format!("CLUSTER SETSLOT {slot} NODE {}", id(to)));
@@ -267,14 +271,14 @@ async fn a_cluster_keeps_them_in_one_slot_and_a_slot_that_moves_is_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn behind_sentinels_they_outlive_a_switch_of_the_primary() {
+async fn shared_limits_survive_a_sentinel_failover() {
     let sentinels = Sentinels::start();
     let mut node = PolicyNode::start(&sentinels.url()).await;
     let version = node.shared.set(&node.limits(3), None).await.unwrap();
     soon(node.sees(version)).await;
     let began = Instant::now();
     while sentinels.replica.connect().text("EXISTS tk:1:policy") != Value::Number(1) {
-        assert!(began.elapsed() < PATIENCE, "the replica gets it");
+        assert!(began.elapsed() < PATIENCE, "the replica does not get the key");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     sentinels.sentinel().text("SENTINEL FAILOVER mymaster");
@@ -283,9 +287,9 @@ async fn behind_sentinels_they_outlive_a_switch_of_the_primary() {
         role[0] == Value::Bytes(expected.into())
     };
     let began = Instant::now();
-    // What the old primary takes before it knows is lost: a switch can lose the last writes.
+    // Wait for both roles: writes that the old primary accepts before its demotion are lost.
     while !is(&sentinels.replica, "master") || !is(&sentinels.primary, "slave") {
-        assert!(began.elapsed() < PATIENCE, "no switch");
+        assert!(began.elapsed() < PATIENCE, "no failover");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let next = soon(async {
@@ -298,8 +302,8 @@ async fn behind_sentinels_they_outlive_a_switch_of_the_primary() {
         }
     })
     .await;
-    let on_the_new = sentinels.replica.connect().call(&[b"GET", b"tk:1:policy"]).unwrap();
-    let Value::Bytes(text) = on_the_new else { panic!("{on_the_new:?}") };
+    let on_new_primary = sentinels.replica.connect().call(&[b"GET", b"tk:1:policy"]).unwrap();
+    let Value::Bytes(text) = on_new_primary else { panic!("{on_new_primary:?}") };
     assert!(text.starts_with(format!("{next}\n").as_bytes()), "{}", String::from_utf8_lossy(&text));
     soon(node.sees(next)).await;
     assert_eq!(node.grants(), (4, next));

@@ -1,4 +1,4 @@
-//! The store on a real Redis: exact, atomic, one call for a request.
+//! The Redis store on a real server: exact, atomic, one script call for a request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use tollkeeper::{
 use tollkeeper_tests::redis::{PATIENCE, Server, limiter, limiter_and_store};
 
 #[tokio::test]
-async fn the_first_five_pass_and_the_sixth_is_told_when() {
+async fn five_pass_and_the_sixth_gets_a_retry_time() {
     let server = Server::start();
     let limiter =
         limiter(&server.url(), vec![Limit::new("per-user", Quota::per_hour(5).burst(5)).by("user")]);
@@ -29,7 +29,7 @@ async fn the_first_five_pass_and_the_sixth_is_told_when() {
     assert!(refused.retry_after().unwrap().as_micros() <= 720_000_000);
     let charge = limiter.check(&facts! { "user" => "bob" }).await.unwrap().charge().unwrap();
     let text = limiter.seal_charge(&charge);
-    let charge = limiter.open_charge(&text).await.unwrap().expect("ours");
+    let charge = limiter.open_charge(&text).await.unwrap().expect("a valid receipt");
     assert_eq!(limiter.refund(&charge).await, Correction::Done);
     assert_eq!(limiter.refund(&charge).await, Correction::Repeated);
 }
@@ -62,15 +62,16 @@ async fn every_algorithm_decides_refunds_and_forgets() {
             assert_eq!(correction, Correction::Done, "{name}");
         }
         assert!(limiter.forget(name, &alice).await.unwrap(), "{name}");
-        assert!(!limiter.forget(name, &alice).await.unwrap(), "{name}: it is gone");
+        assert!(!limiter.forget(name, &alice).await.unwrap(), "{name}: already forgotten");
     }
     let forever: Vec<_> = server.connect().keys().into_iter().filter(|(_, expires)| *expires < 0).collect();
     assert_eq!(forever.len(), 1, "only the secret stays: {forever:?}");
 }
 
-/// The widest toll there can be is decided by one script call, also together with others. A wider one is never sent.
+/// The widest possible toll (256 dues) is decided by one script call, also in a batch. A wider one is rejected
+/// before it is sent.
 #[tokio::test]
-async fn widest_tolls_are_decided_and_wider_ones_not_sent() {
+async fn widest_tolls_are_decided_and_wider_ones_rejected() {
     let server = Server::start();
     let limits = (0..128).map(|n| Limit::new(format!("limit-{n}"), Quota::per_hour(5).burst(5)).by("user"));
     let (limiter, store) = limiter_and_store(&server.url(), limits.collect());
@@ -95,46 +96,49 @@ async fn widest_tolls_are_decided_and_wider_ones_not_sent() {
     assert_eq!(store.breaker(), BreakerState::Closed);
 }
 
-/// The marker of a charge that was corrected: its name, and when it goes.
+/// The markers of corrected charges on a server: name, and expiry in Unix milliseconds.
 fn markers(server: &Server) -> Vec<(String, i64)> {
     let keys = server.connect().keys().into_iter();
-    let named = keys.map(|(name, goes)| (String::from_utf8(name).expect("text"), goes));
+    let named = keys.map(|(name, expires)| (String::from_utf8(name).expect("text"), expires));
     named.filter(|(name, _)| name.contains("%m")).collect()
 }
 
 #[tokio::test]
-async fn a_refund_that_is_sent_twice_gives_back_once_and_its_marker_goes_when_the_charge_is_void() {
+async fn repeated_refund_applies_once_and_its_marker_expires() {
     let algorithms =
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog];
     for algorithm in algorithms {
         let name = algorithm.name();
-        // For a day: what is given back by a bucket has not drained by then.
+        // A period of a day, so that the bucket drains next to nothing before the refund.
         let server = Server::start();
         let limiter = limiter(&server.url(), vec![Limit::new(name, Quota::per_day(10)).algorithm(algorithm)]);
         let left = async || limiter.usage(&facts! {}).await.unwrap().limit(name).unwrap().outcome().remaining;
-        let charge = limiter.check(&facts! {}).cost(3).await.unwrap().charge().expect("it passes");
+        let charge = limiter.check(&facts! {}).cost(3).await.unwrap().charge().expect("allowed");
         assert!(limiter.check(&facts! {}).cost(5).await.unwrap().allowed(), "{name}");
         assert_eq!((left().await, markers(&server)), (2, vec![]), "{name}");
         assert_eq!(limiter.refund(&charge).await, Correction::Done, "{name}");
-        // A bucket has drained a little of it, and rounds down what is left.
+        // A bucket has drained a little of the charge, and rounds `remaining` down.
         let after = left().await;
         assert!((4..=5).contains(&after), "{name}: {after}");
-        let [(marker, goes)] = &markers(&server)[..] else { panic!("{name}: one marker for one key") };
-        // As long as the charge could be refunded, and up to a minute more, in whole seconds.
-        let void = i64::try_from(charge.void_at().as_micros() / 1_000).expect("before the end of time");
-        assert!((void..=void + 61_000).contains(goes), "{name}: {marker} goes at {goes}, {void}");
+        let [(marker, expires)] = &markers(&server)[..] else { panic!("{name}: one marker for one key") };
+        // The marker lives as long as the charge can be refunded and up to a minute more, in whole seconds.
+        let void = i64::try_from(charge.void_at().as_micros() / 1_000).expect("fits an i64");
+        assert!(
+            (void..=void + 61_000).contains(expires),
+            "{name}: {marker} expires at {expires}, void at {void}"
+        );
         for _ in 0..3 {
             assert_eq!(limiter.refund(&charge).await, Correction::Repeated, "{name}");
         }
-        assert_eq!((left().await, markers(&server).len()), (after, 1), "{name}: given back once");
+        assert_eq!((left().await, markers(&server).len()), (after, 1), "{name}: refunded once");
     }
-    // And for a second: the marker goes by itself, and then the charge is void.
+    // With a period of a second: the marker expires, and by then the charge is void.
     let server = Server::start();
     let limit = Limit::new("short", Quota::per_second(10)).algorithm(Algorithm::FixedWindow);
     let limiter = limiter(&server.url(), vec![limit]);
-    // The window may end in between: then there is nothing to be given back, and no marker.
+    // The window may end before the refund: then there is nothing to refund, and no marker.
     let charge = loop {
-        let charge = limiter.check(&facts! {}).await.unwrap().charge().expect("it passes");
+        let charge = limiter.check(&facts! {}).await.unwrap().charge().expect("allowed");
         match limiter.refund(&charge).await {
             Correction::Done => break charge,
             correction => assert_eq!(correction, Correction::Unknown),
@@ -142,15 +146,16 @@ async fn a_refund_that_is_sent_twice_gives_back_once_and_its_marker_goes_when_th
     };
     let began = Instant::now();
     while !markers(&server).is_empty() {
-        assert!(began.elapsed() < PATIENCE, "it stays: {:?}", markers(&server));
+        assert!(began.elapsed() < PATIENCE, "the marker does not expire: {:?}", markers(&server));
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(limiter.refund(&charge).await, Correction::Unknown, "it is void now");
+    assert_eq!(limiter.refund(&charge).await, Correction::Unknown, "the charge is void");
 }
 
-/// Most states take 12 bytes; those of large counts a few more, and then all travel with their lengths.
+/// Most states take 12 bytes. Those of large counts take a few more, and then the script returns all states with
+/// their lengths.
 #[tokio::test]
-async fn long_states_and_short_ones_in_one_request_are_told_apart() {
+async fn long_and_short_states_mix_in_one_request() {
     let server = Server::start();
     let limits = vec![
         Limit::new("short", Quota::per_day(10).burst(10)).by("user"),
@@ -159,22 +164,22 @@ async fn long_states_and_short_ones_in_one_request_are_told_apart() {
         Limit::new("new", Quota::per_day(10).burst(10)).by("request"),
     ];
     let limiter = limiter(&server.url(), limits);
-    for turn in 1..=3 {
-        let request = turn.to_string();
+    for round in 1..=3 {
+        let request = round.to_string();
         let facts = facts! { "user" => "alice", "request" => &request, "bytes" => 6_000_000 };
         let decision = limiter.check(&facts).await.unwrap();
         assert_eq!((decision.allowed(), decision.degraded()), (true, None));
         let left = |name: &str| decision.limit(name).unwrap().outcome().remaining;
-        assert_eq!((left("short"), left("new")), (10 - turn, 9), "turn {turn}");
-        assert_eq!(left("window"), 20_000_000 - 6_000_000 * turn, "turn {turn}");
+        assert_eq!((left("short"), left("new")), (10 - round, 9), "round {round}");
+        assert_eq!(left("window"), 20_000_000 - 6_000_000 * round, "round {round}");
         // It refills half a million a second.
-        assert!(left("bucket") >= 30_000_000 - 6_000_000 * turn, "turn {turn}: {}", left("bucket"));
-        assert!(left("bucket") < 30_000_000, "turn {turn}");
+        assert!(left("bucket") >= 30_000_000 - 6_000_000 * round, "round {round}: {}", left("bucket"));
+        assert!(left("bucket") < 30_000_000, "round {round}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_tasks_are_admitted_exactly_to_the_limit_and_travel_together() {
+async fn many_tasks_are_admitted_exactly_and_batched() {
     let server = Server::start();
     let limits = vec![
         Limit::new("per-user", Quota::per_hour(500).burst(500)).by("user"),
@@ -213,15 +218,15 @@ async fn many_tasks_are_admitted_exactly_to_the_limit_and_travel_together() {
     for task in tasks {
         admitted += task.await.unwrap();
     }
-    assert_eq!(admitted, 700, "the smallest limit that all share");
+    assert_eq!(admitted, 700, "the smallest limit that all tasks share");
     let (asked, calls) = (64 * 30, calls(&server) - before);
     println!("{asked} checks of three limits in {calls} calls");
-    assert!(calls < asked, "checks in flight travel together, and three limits in one call");
+    assert!(calls < asked, "checks in flight share calls, and three limits take one call");
 }
 
-/// Lua hands over some thousand values at once and no more: a batch must not ask for more keys than that.
+/// Lua's `unpack` returns some thousand values at most, so a batch must not have more keys than that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_limits_in_flight_fit_into_their_calls() {
+async fn batches_stay_below_the_lua_value_limit() {
     let server = Server::start();
     let limit = |number| Limit::new(format!("limit-{number}"), Quota::per_day(3).burst(3)).by("user");
     let limiter = limiter(&server.url(), (0..200).map(limit).collect());
@@ -246,9 +251,9 @@ async fn many_limits_in_flight_fit_into_their_calls() {
     assert!(!errors.contains("errorstat_ERR"), "{errors}");
 }
 
-/// A limiter that leaves a store alone for an hour once it fails, and that store.
-fn unforgiving(url: &str) -> (Limiter, Arc<Resilient<RedisStore>>) {
-    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
+/// A limiter whose breaker stays open for an hour, and its store.
+fn with_long_cooldown(url: &str) -> (Limiter, Arc<Resilient<RedisStore>>) {
+    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is not a Redis URL") };
     let breaker = BreakerSettings { cooldown: Span::from_secs(3_600), ..BreakerSettings::default() };
     let settings = ResilientSettings { deadline: Duration::from_secs(20), breaker, nodes: 1 };
     let store = RedisStore::open(&url, RedisOptions::default());
@@ -258,9 +263,9 @@ fn unforgiving(url: &str) -> (Limiter, Arc<Resilient<RedisStore>>) {
 }
 
 #[tokio::test]
-async fn a_server_that_comes_back_is_asked_as_soon_as_it_is_there() {
+async fn restarted_server_is_used_before_the_cooldown_ends() {
     let mut server = Server::start();
-    let (limiter, store) = unforgiving(&server.url());
+    let (limiter, store) = with_long_cooldown(&server.url());
     let alice = facts! { "user" => "alice" };
     assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);
     server.kill();
@@ -270,25 +275,25 @@ async fn a_server_that_comes_back_is_asked_as_soon_as_it_is_there() {
     server.restart();
     let back = Instant::now();
     while limiter.check(&alice).await.unwrap().degraded().is_some() {
-        assert!(back.elapsed() < PATIENCE, "it waits for the breaker, which would take an hour");
+        assert!(back.elapsed() < PATIENCE, "the store is used only after the breaker's cooldown of an hour");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    println!("asked again after {:?}", back.elapsed());
+    println!("used again after {:?}", back.elapsed());
 }
 
 #[tokio::test]
-async fn a_right_that_is_taken_away_is_named_until_it_is_given_back() {
+async fn revoked_permission_is_reported_until_restored() {
     let server = Server::start();
-    let (limiter, store) = unforgiving(&server.url());
+    let (limiter, store) = with_long_cooldown(&server.url());
     let alice = facts! { "user" => "alice" };
     assert_eq!(limiter.check(&alice).await.unwrap().degraded(), None);
     assert_eq!(store.remote().trouble(), None);
     server.connect().text("ACL SETUSER default -evalsha");
     for _ in 0..2 {
-        // Over one connection and the other.
+        // Once on each of the two connections.
         assert!(limiter.check(&alice).await.unwrap().degraded().is_some());
     }
-    let why = store.remote().trouble().expect("it is said");
+    let why = store.remote().trouble().expect("a reported trouble");
     assert!(
         why.contains("no permissions") && why.contains("'evalsha'") && why.contains("docs/redis.md"),
         "{why}"

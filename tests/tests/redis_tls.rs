@@ -1,6 +1,6 @@
-//! An encrypted way to Redis: with an authority and a certificate of one's own, and what is said when either is wrong.
+//! TLS connections to Redis with a private CA and a client certificate, and the errors when either is wrong.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 use std::fs;
 use std::net::TcpListener;
@@ -23,7 +23,7 @@ struct Encrypted {
     authority: Authority,
 }
 
-/// The settings of a server that answers only to those whose certificate is of the same authority as its own.
+/// Settings of a server that accepts only clients with a certificate of the same CA as its own.
 fn settings(authority: &Authority, alternatives: &str) -> [String; 4] {
     let (certificate, key) = authority.certify("server", alternatives);
     [
@@ -61,7 +61,7 @@ fn read(path: &Path) -> Vec<u8> {
 }
 
 fn open(url: &str, tls: RedisTls) -> RedisStore {
-    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
+    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is not a Redis URL") };
     RedisStore::open(&url, RedisOptions { tls, ..RedisOptions::default() })
 }
 
@@ -72,14 +72,14 @@ fn limiter(store: RedisStore) -> Limiter {
     Limiter::with_store(Policy::new(vec![limit]).unwrap(), Arc::new(store))
 }
 
-/// What is said of a store that cannot be used: it says so, and whoever asks is answered in its place.
+/// The reported reason why a store cannot be used; the failure policy decides a check meanwhile.
 async fn trouble(store: RedisStore) -> String {
     let started = Instant::now();
     let why = loop {
         if let Some(why) = store.trouble() {
             break why;
         }
-        assert!(started.elapsed() < PATIENCE, "nothing is said");
+        assert!(started.elapsed() < PATIENCE, "no trouble is reported");
         tokio::time::sleep(Duration::from_millis(5)).await;
     };
     let decision = limiter(store).check(&facts! { "user" => "alice" }).await.unwrap();
@@ -89,7 +89,7 @@ async fn trouble(store: RedisStore) -> String {
 }
 
 #[tokio::test]
-async fn a_private_authority_and_a_certificate_of_ones_own_open_the_way() {
+async fn private_ca_and_client_certificate_connect() {
     let encrypted = encrypted("IP:127.0.0.1,DNS:localhost");
     for host in ["127.0.0.1", "localhost"] {
         let tls = RedisTls { ca: encrypted.ca(), identity: encrypted.identity() };
@@ -108,12 +108,12 @@ async fn a_private_authority_and_a_certificate_of_ones_own_open_the_way() {
     }
 }
 
-/// The way in is encrypted, with an authority of one's own, and nobody else is let in.
-async fn all_ways_are_encrypted(url: &str, authority: &Authority) {
+/// Checks work over TLS with the private CA, and fail with another CA.
+async fn all_connections_are_encrypted(url: &str, authority: &Authority) {
     let ca = || Some(read(&authority.certificate()));
     let store = open(url, RedisTls { ca: ca(), identity: identity(authority) });
     let limiter = limiter(store.clone());
-    // Enough users that every server of a cluster is asked.
+    // Enough users that every server of a cluster gets some keys.
     for user in 0..20 {
         let user = user.to_string();
         for number in 0..4 {
@@ -122,14 +122,14 @@ async fn all_ways_are_encrypted(url: &str, authority: &Authority) {
             assert_eq!((decision.allowed(), decision.degraded()), expected, "{:?}", store.trouble());
         }
     }
-    let stranger = Authority::new();
-    let tls = RedisTls { ca: Some(read(&stranger.certificate())), identity: identity(authority) };
+    let other_ca = Authority::new();
+    let tls = RedisTls { ca: Some(read(&other_ca.certificate())), identity: identity(authority) };
     let why = trouble(open(url, tls)).await;
     assert!(why.contains("certificate") && why.contains("UnknownIssuer"), "{why}");
 }
 
 #[tokio::test]
-async fn the_ways_to_all_servers_of_a_cluster_are_encrypted() {
+async fn cluster_connections_are_encrypted() {
     let authority = Authority::new();
     let own = settings(&authority, "IP:127.0.0.1");
     let more = own.iter().map(|line| &**line).chain(["tls-cluster yes", "tls-replication yes"]);
@@ -138,18 +138,18 @@ async fn the_ways_to_all_servers_of_a_cluster_are_encrypted() {
         [authority.certificate(), certificate, key].map(|path| path.display().to_string());
     let words = ["--tls", "--cacert", &ca, "--cert", &certificate, "--key", &key];
     let cluster = Cluster::with("tls-port", &more.collect::<Vec<_>>(), &words);
-    all_ways_are_encrypted(&cluster.url().replace("redis+", "rediss+"), &authority).await;
+    all_connections_are_encrypted(&cluster.url().replace("redis+", "rediss+"), &authority).await;
 }
 
 #[tokio::test]
-async fn the_ways_to_sentinels_and_to_their_primary_are_encrypted() {
+async fn sentinel_and_primary_connections_are_encrypted() {
     let authority = Authority::new();
     let own = settings(&authority, "IP:127.0.0.1");
     let more: Vec<&str> = own.iter().map(|line| &**line).chain(["tls-replication yes"]).collect();
     let sentinels = Sentinels::with("tls-port", &more);
     let url = sentinels.url().replace("redis+", "rediss+");
-    all_ways_are_encrypted(&url, &authority).await;
-    // Another primary is found the same way.
+    all_connections_are_encrypted(&url, &authority).await;
+    // The new primary after a failover is reached over TLS, too.
     let store =
         open(&url, RedisTls { ca: Some(read(&authority.certificate())), identity: identity(&authority) });
     let limiter = limiter(store.clone());
@@ -168,20 +168,20 @@ async fn the_ways_to_sentinels_and_to_their_primary_are_encrypted() {
 }
 
 #[tokio::test]
-async fn a_server_of_another_authority_is_not_trusted_and_this_is_said() {
+async fn server_with_unknown_ca_is_rejected_with_a_reason() {
     let encrypted = encrypted("IP:127.0.0.1");
     let url = format!("rediss://127.0.0.1:{}", encrypted.server.port());
-    let stranger = Authority::new();
-    let tls = RedisTls { ca: Some(read(&stranger.certificate())), identity: encrypted.identity() };
+    let other_ca = Authority::new();
+    let tls = RedisTls { ca: Some(read(&other_ca.certificate())), identity: encrypted.identity() };
     let why = trouble(open(&url, tls)).await;
     assert!(why.contains("certificate") && why.contains("UnknownIssuer"), "{why}");
-    // Nor is it without any authority of one's own: those of the system do not know it.
+    // Without a configured CA, the system's CAs do not know the server either.
     let why = trouble(open(&url, RedisTls { ca: None, identity: encrypted.identity() })).await;
     assert!(why.contains("certificate") && why.contains("UnknownIssuer"), "{why}");
 }
 
 #[tokio::test]
-async fn a_certificate_for_another_name_is_not_trusted() {
+async fn certificate_for_another_name_is_rejected() {
     let encrypted = encrypted("DNS:cache.internal");
     let tls = RedisTls { ca: encrypted.ca(), identity: encrypted.identity() };
     let why = trouble(open(&format!("rediss://127.0.0.1:{}", encrypted.server.port()), tls)).await;
@@ -189,7 +189,7 @@ async fn a_certificate_for_another_name_is_not_trusted() {
 }
 
 #[tokio::test]
-async fn who_presents_no_certificate_where_one_is_wanted_is_told_so() {
+async fn missing_client_certificate_is_reported() {
     let encrypted = encrypted("IP:127.0.0.1");
     let tls = RedisTls { ca: encrypted.ca(), identity: None };
     let why = trouble(open(&format!("rediss://127.0.0.1:{}", encrypted.server.port()), tls)).await;
@@ -197,7 +197,7 @@ async fn who_presents_no_certificate_where_one_is_wanted_is_told_so() {
 }
 
 #[tokio::test]
-async fn to_knock_at_the_wrong_door_is_no_hang() {
+async fn tls_mismatch_is_reported_and_does_not_hang() {
     let encrypted = encrypted("IP:127.0.0.1");
     trouble(open(&format!("redis://127.0.0.1:{}", encrypted.server.port()), RedisTls::default())).await;
     let plain = Server::on_a_port(Program::Redis, "port", &[]);
@@ -206,7 +206,7 @@ async fn to_knock_at_the_wrong_door_is_no_hang() {
         let why = trouble(open(&format!("rediss://{user}127.0.0.1:{}", plain.port()), tls)).await;
         assert!(why.contains("does not speak TLS there") && why.contains("`redis`"), "{why}");
     }
-    // One that says nothing at all is not blamed for what nobody knows.
+    // A server that never replies may speak TLS or not, so the error must not blame the scheme.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("rediss://127.0.0.1:{}", silent.local_addr().unwrap().port());
     let why = trouble(open(&url, RedisTls { ca: encrypted.ca(), identity: None })).await;
@@ -214,7 +214,7 @@ async fn to_knock_at_the_wrong_door_is_no_hang() {
 }
 
 #[tokio::test]
-async fn a_file_that_holds_no_certificate_or_no_key_is_named() {
+async fn file_without_certificate_or_key_is_named() {
     let encrypted = encrypted("IP:127.0.0.1");
     let (certificate, key) = encrypted.authority.certify("client", "DNS:client");
     let empty = encrypted.authority.certificate().with_file_name("empty.pem");
@@ -223,40 +223,44 @@ async fn a_file_that_holds_no_certificate_or_no_key_is_named() {
     let StoreUrl::Redis(url) = url else { panic!("a Redis URL") };
     let text = b"limits: [{ name: per-ip, by: ip, rate: 1/s }]";
     let (config, _) = Config::parse("tollkeeper.yaml", Format::Yaml, text, &|_| None).unwrap();
-    let whole = RedisSettings {
+    let complete = RedisSettings {
         ca: Some(encrypted.authority.certificate()),
         cert: Some(certificate.clone()),
         key: Some(key.clone()),
         ..config.redis
     };
-    assert!(Resilient::open(&url, &whole).is_ok());
+    assert!(Resilient::open(&url, &complete).is_ok());
     let gone = empty.with_file_name("gone.pem");
-    for (settings, path, says) in [
-        (RedisSettings { ca: Some(empty.clone()), ..whole.clone() }, &empty, "no certificate"),
-        (RedisSettings { cert: Some(key), ..whole.clone() }, &whole.key.clone().unwrap(), "no certificate"),
+    for (settings, path, reason) in [
+        (RedisSettings { ca: Some(empty.clone()), ..complete.clone() }, &empty, "no certificate"),
         (
-            RedisSettings { key: Some(certificate), ..whole.clone() },
-            &whole.cert.clone().unwrap(),
+            RedisSettings { cert: Some(key), ..complete.clone() },
+            &complete.key.clone().unwrap(),
+            "no certificate",
+        ),
+        (
+            RedisSettings { key: Some(certificate), ..complete.clone() },
+            &complete.cert.clone().unwrap(),
             "no private key",
         ),
-        (RedisSettings { ca: Some(gone.clone()), ..whole.clone() }, &gone, "No such file"),
+        (RedisSettings { ca: Some(gone.clone()), ..complete.clone() }, &gone, "No such file"),
     ] {
         let error = Resilient::open(&url, &settings).map(drop).unwrap_err().to_string();
-        assert!(error.starts_with(&path.display().to_string()) && error.contains(says), "{error}");
+        assert!(error.starts_with(&path.display().to_string()) && error.contains(reason), "{error}");
     }
 }
 
 #[tokio::test]
-async fn what_is_no_certificate_is_named() {
+async fn invalid_certificate_is_reported() {
     let encrypted = encrypted("IP:127.0.0.1");
     let url = format!("rediss://127.0.0.1:{}", encrypted.server.port());
-    for nonsense in ["", "nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
-        let tls = RedisTls { ca: Some(nonsense.into()), identity: encrypted.identity() };
+    for invalid in ["", "invalid", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+        let tls = RedisTls { ca: Some(invalid.into()), identity: encrypted.identity() };
         let why = trouble(open(&url, tls)).await;
-        assert!(why.contains("certificate") || why.contains("trust anchors"), "{nonsense:?}: {why}");
+        assert!(why.contains("certificate") || why.contains("trust anchors"), "{invalid:?}: {why}");
     }
     let (certificate, _) = encrypted.identity().unwrap();
-    let identity = Some((certificate, b"nonsense".to_vec()));
+    let identity = Some((certificate, b"invalid".to_vec()));
     let why = trouble(open(&url, RedisTls { ca: encrypted.ca(), identity })).await;
     assert!(why.contains("key"), "{why}");
 }

@@ -1,4 +1,4 @@
-//! Redis clients as they are, and clients that mean no good, against the service on memory, on Redis and on a cluster.
+//! The RESP listener with unmodified Redis clients and with abusive ones, on memory, on Redis and on a cluster.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ fn on_memory() -> Served {
     served(&[])
 }
 
-/// The service on a Redis of one's own.
+/// The service on its own Redis server.
 fn on_redis() -> (Server, Served) {
     let redis = Server::start();
     let served = served(&["--store", &redis.url()]);
@@ -32,12 +32,12 @@ fn on_redis() -> (Server, Served) {
 
 fn served(args: &[&str]) -> Served {
     let config = folder().join("tollkeeper.yaml");
-    fs::write(&config, POLICY).expect("a folder of one's own");
+    fs::write(&config, POLICY).expect("the temporary folder is writable");
     Served::with(&[&["--config", config.to_str().expect("UTF-8")], args].concat())
 }
 
 #[test]
-fn redis_cli_asks_alone_from_a_pipe_and_in_version_3() {
+fn redis_cli_works_with_arguments_pipe_and_resp3() {
     let server = on_memory();
     let cli = |args: &[&str], input: &str| {
         let mut command = Command::new("redis-cli");
@@ -64,28 +64,29 @@ fn redis_cli_asks_alone_from_a_pipe_and_in_version_3() {
     );
     let help = cli(&["-3", "--json", "COMMAND", "DOCS", "tk.check"], "");
     assert!(help.starts_with(r#"{"tk.check":{"summary":"#), "{help}");
-    // Its bulk loader counts the answers to what it has sent.
+    // `redis-cli --pipe` counts the replies to the commands it sent.
     let bulk = "*5\r\n$11\r\nCL.THROTTLE\r\n$1\r\nc\r\n$1\r\n9\r\n$1\r\n1\r\n$2\r\n60\r\n".repeat(1_000);
     assert!(cli(&["--pipe"], &bulk).ends_with("errors: 0, replies: 1000\n"));
 }
 
+/// With 1,000 connections and pipelines of 100 commands.
 #[test]
-fn a_thousand_connections_of_redis_benchmark_with_a_hundred_commands_each_are_counted_exactly() {
+fn redis_benchmark_is_counted_exactly() {
     let server = on_memory();
     let benchmark = |args: &str| {
         let line =
             format!("ulimit -n \"$(ulimit -Hn)\"; exec redis-benchmark -p {} {args}", server.resp.port());
         let output = Command::new("sh").args(["-c", &line]).output().expect("it starts");
-        let said = String::from_utf8_lossy(&output.stdout);
-        let complaints = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && complaints.is_empty(), "{args}: {said}{complaints}");
-        assert!(said.contains("requests per second"), "{said}");
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && stderr.is_empty(), "{args}: {stdout}{stderr}");
+        assert!(stdout.contains("requests per second"), "{stdout}");
     };
     benchmark("-q -t ping -n 1000");
     benchmark("-q -c 1000 -P 100 -n 100000 CL.THROTTLE one 49999 1 6000");
     assert_eq!([server.requests("allowed"), server.requests("refused")], [50_000, 50_000]);
     benchmark("-q -3 -c 20 -P 16 -n 3200 -r 100 CL.THROTTLE key:__rand_int__ 1000000 1 60");
-    benchmark("-q -c 20 -P 64 -n 6400 TK.CHECK user nobody");
+    benchmark("-q -c 20 -P 64 -n 6400 TK.CHECK user carol");
     assert_eq!([server.requests("allowed"), server.requests("refused")], [53_205, 56_395]);
     assert_eq!(server.requests("error"), 0);
 }
@@ -103,8 +104,8 @@ fn redis_py_works_unchanged_on_redis() {
 
 fn redis_py(server: &Served) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/redis_py.py");
-    let said = run(Command::new(python()).arg(script).arg(server.resp.port().to_string()));
-    assert_eq!(said, "ok\n");
+    let output = run(Command::new(python()).arg(script).arg(server.resp.port().to_string()));
+    assert_eq!(output, "ok\n");
 }
 
 #[test]
@@ -114,13 +115,13 @@ fn ioredis_works_unchanged() {
     for server in [&on_memory(), &on_redis] {
         let script = folder.join("ioredis.mjs");
         fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/ioredis.mjs"), &script).unwrap();
-        let said = run(Command::new("node").arg(&script).arg(server.resp.port().to_string()));
-        assert_eq!(said, "ok\n");
+        let output = run(Command::new("node").arg(&script).arg(server.resp.port().to_string()));
+        assert_eq!(output, "ok\n");
     }
 }
 
 #[test]
-fn the_programs_of_the_page_do_what_it_says() {
+fn programs_of_the_resp_page_run_as_shown() {
     let text = fs::read_to_string(root().join("docs/resp.md")).expect("the page");
     let page = Page::parse("docs/resp.md", &text).unwrap_or_else(|mistake| panic!("{mistake}"));
     for (file, mut command) in
@@ -134,14 +135,14 @@ fn the_programs_of_the_page_do_what_it_says() {
     }
     let server = on_memory();
     let program = include_str!("../src/bin/throttle-rs.rs");
-    assert_eq!(page.file("throttle.rs").text, program, "the page shows what runs here");
+    assert_eq!(page.file("throttle.rs").text, program, "the page shows the program that runs here");
     let mut command = Command::new(env!("CARGO_BIN_EXE_throttle-rs"));
     command.env("TOLLKEEPER_RESP_URL", format!("redis://{}", server.resp));
     assert_eq!(run(&mut command), "served\nserved\nserved\nretry in 20 s\n");
 }
 
 #[test]
-fn the_redis_crate_gets_the_rows_at_time_0_of_the_table_in_both_versions_of_the_protocol() {
+fn redis_crate_gets_the_table_rows_in_resp2_and_resp3() {
     const ROWS: &str =
         include_str!("../../crates/tollkeeper-core/src/algorithm/vectors/meter-1-per-1s-burst-5.tsv");
     let (_redis, on_redis) = on_redis();
@@ -165,7 +166,7 @@ fn the_redis_crate_gets_the_rows_at_time_0_of_the_table_in_both_versions_of_the_
 }
 
 #[test]
-fn a_pipeline_on_redis_travels_together_and_is_answered_in_order() {
+fn pipeline_is_batched_and_answered_in_order() {
     let (redis, server) = on_redis();
     let mut connection = connect(&server);
     let mut pipeline = redis::pipe();
@@ -193,7 +194,7 @@ fn a_pipeline_on_redis_travels_together_and_is_answered_in_order() {
         };
         assert_eq!(passed, index / 3 < if index % 3 == 0 { 100 } else { 5 }, "{index}");
     }
-    // Without anything else in between, 64 travel together.
+    // Without other commands in between, 64 checks share one script call.
     let before = calls(&redis);
     let mut pipeline = redis::pipe();
     (0..1_000).for_each(|_| {
@@ -212,7 +213,7 @@ fn a_pipeline_on_redis_travels_together_and_is_answered_in_order() {
 }
 
 #[test]
-fn on_a_cluster_keys_of_all_slots_are_counted_exactly_and_forgotten() {
+fn cluster_keys_of_all_slots_are_counted_and_deleted() {
     let cluster = Cluster::start();
     let server = served(&["--store", &cluster.url()]);
     let keys = keys_of_all_slots(&cluster);
@@ -221,9 +222,9 @@ fn on_a_cluster_keys_of_all_slots_are_counted_exactly_and_forgotten() {
         command.arg(key).arg(1).arg(1).arg(3_600);
         command
     };
-    // Each of four clients asks for every key, and two of the four may pass.
+    // Each of four clients checks every key, and each key admits two.
     assert_eq!(all_but(2, &admitted_to_four(&server, &keys, throttle)), []);
-    assert!(!keys_in_slots(&cluster).contains(&0), "every slot was asked for, where it is");
+    assert!(!keys_in_slots(&cluster).contains(&0), "every slot holds a key");
 
     let users: Vec<String> = (0..400).map(|number| format!("user {number}")).collect();
     let asked: Vec<&String> = users.iter().chain(&users).collect();
@@ -233,8 +234,8 @@ fn on_a_cluster_keys_of_all_slots_are_counted_exactly_and_forgotten() {
         command
     };
     let passed = admitted_to_four(&server, &asked, check);
-    let of_both_turns: Vec<u32> = (0..users.len()).map(|at| passed[at] + passed[at + users.len()]).collect();
-    assert_eq!(all_but(5, &of_both_turns), [], "of eight requests each");
+    let of_both_rounds: Vec<u32> = (0..users.len()).map(|at| passed[at] + passed[at + users.len()]).collect();
+    assert_eq!(all_but(5, &of_both_rounds), [], "five of eight requests each");
 
     let (gone, kept) = keys.split_at(512);
     let mut connection = connect(&server);
@@ -244,20 +245,24 @@ fn on_a_cluster_keys_of_all_slots_are_counted_exactly_and_forgotten() {
         forget.query(&mut connection).unwrap()
     };
     assert_eq!((forget(), forget()), (vec![64; 8], vec![0; 8]));
-    assert_eq!(all_but(2, &admitted_to_four(&server, gone, throttle)), [], "they are new");
-    assert_eq!(all_but(0, &admitted_to_four(&server, &kept[..512], throttle)), [], "the others are not");
+    assert_eq!(all_but(2, &admitted_to_four(&server, gone, throttle)), [], "deleted keys start anew");
+    assert_eq!(
+        all_but(0, &admitted_to_four(&server, &kept[..512], throttle)),
+        [],
+        "the other keys are unchanged"
+    );
     assert_eq!([server.requests("degraded"), server.requests("error")], [0, 0]);
 }
 
-/// Where another number stands than everywhere, and which.
-fn all_but(everywhere: u32, numbers: &[u32]) -> Vec<(usize, u32)> {
-    numbers.iter().copied().enumerate().filter(|(_, number)| *number != everywhere).collect()
+/// Index and value of each number that differs from `expected`.
+fn all_but(expected: u32, numbers: &[u32]) -> Vec<(usize, u32)> {
+    numbers.iter().copied().enumerate().filter(|(_, number)| *number != expected).collect()
 }
 
-/// How many slots the keys of a cluster fall into.
+/// Number of hash slots of a Redis cluster.
 const SLOTS: usize = 16_384;
 
-/// For each slot a key that `CL.THROTTLE` keeps in it for an hour: the cluster says which that is.
+/// For each slot a `CL.THROTTLE` key (with a period of an hour) that hashes to it, found with `CLUSTER KEYSLOT`.
 fn keys_of_all_slots(cluster: &Cluster) -> Vec<String> {
     let mut connection = connect_to(&format!("redis://127.0.0.1:{}", cluster.servers[0].port()));
     let mut keys = vec![String::new(); SLOTS];
@@ -277,7 +282,7 @@ fn keys_of_all_slots(cluster: &Cluster) -> Vec<String> {
     keys
 }
 
-/// How many keys each slot has, on whichever primary it is.
+/// How many keys each slot holds, over all primaries.
 fn keys_in_slots(cluster: &Cluster) -> Vec<u32> {
     let mut counts = vec![0; SLOTS];
     for server in &cluster.servers[..3] {
@@ -290,7 +295,7 @@ fn keys_in_slots(cluster: &Cluster) -> Vec<u32> {
     counts
 }
 
-/// How often each was admitted to four clients that ask for all of them at the same time.
+/// How often each item was admitted when four clients check all of them at the same time.
 fn admitted_to_four<T: Sync>(
     server: &Served,
     asked: &[T],
@@ -304,7 +309,7 @@ fn admitted_to_four<T: Sync>(
             pipeline.query::<Vec<Value>>(&mut connection).expect("answers")
         });
         let passed = |answer| match answer {
-            // `0` of redis-cell is an admission, and so is a true `allowed` of our own.
+            // `CL.THROTTLE` replies 0 first when admitted, `TK.CHECK` has `allowed` as 1.
             Value::Array(numbers) if numbers.len() == 5 => u32::from(numbers[0] == Value::Int(0)),
             Value::Array(fields) => u32::from(fields[1] == Value::Int(1)),
             other => panic!("{other:?}"),
@@ -315,14 +320,14 @@ fn admitted_to_four<T: Sync>(
         let clients = [(); 4].map(|()| scope.spawn(ask_all));
         let mut admitted = vec![0; asked.len()];
         for client in clients {
-            let passed = client.join().expect("it asks to the end");
+            let passed = client.join().expect("the client does not panic");
             admitted.iter_mut().zip(passed).for_each(|(sum, passed)| *sum += passed);
         }
         admitted
     })
 }
 
-/// How many scripts a Redis has run.
+/// How many scripts a Redis server has run.
 fn calls(redis: &Server) -> u64 {
     let tollkeeper::store::redis::wire::Value::Bytes(stats) = redis.connect().text("INFO commandstats")
     else {
@@ -339,12 +344,12 @@ fn calls(redis: &Server) -> u64 {
 }
 
 #[test]
-fn without_its_redis_limits_that_travel_go_by_the_failure_policy_of_the_file() {
+fn ad_hoc_limits_use_the_failure_policy_of_the_file() {
     for (policy, allowed) in [("local", 3), ("allow", 10), ("deny", 0)] {
         let config = folder().join("tollkeeper.yaml");
         let text = format!("on_store_failure: {policy}\nlimits: []\n");
         fs::write(&config, text).unwrap();
-        // Nobody is there.
+        // Nothing listens on this socket.
         let store = format!("redis+unix://{}", folder().join("socket").display());
         let server = Served::with(&["--config", config.to_str().unwrap(), "--store", &store]);
         let mut pipeline = redis::pipe();
@@ -358,7 +363,7 @@ fn without_its_redis_limits_that_travel_go_by_the_failure_policy_of_the_file() {
 }
 
 #[test]
-fn random_bytes_never_end_the_server_nor_make_it_grow() {
+fn random_bytes_never_crash_or_grow_the_server() {
     let server = on_memory();
     let mut random = Noise(Random::new(7));
     let storm = |random: &mut Noise| {
@@ -366,7 +371,7 @@ fn random_bytes_never_end_the_server_nor_make_it_grow() {
             let mut stream = TcpStream::connect(server.resp).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
             let bytes = random.bytes();
-            // It may have heard enough before the end.
+            // The server may close the connection before it has read everything.
             let _ = stream.write_all(&bytes);
             let _ = stream.shutdown(std::net::Shutdown::Write);
             let _ = stream.read_to_end(&mut Vec::new());
@@ -375,7 +380,7 @@ fn random_bytes_never_end_the_server_nor_make_it_grow() {
     storm(&mut random);
     let before = server.memory();
     (0..3).for_each(|_| storm(&mut random));
-    // Many who announce more than they send.
+    // Many connections that announce more than they send.
     let announced: Vec<TcpStream> = (0..400)
         .map(|_| {
             let mut stream = TcpStream::connect(server.resp).unwrap();
@@ -389,7 +394,7 @@ fn random_bytes_never_end_the_server_nor_make_it_grow() {
     assert!(grown < 32 << 10, "{grown} KiB more for {} connections", announced.len());
 }
 
-/// Bytes that look a little like commands, the same in every run.
+/// Random bytes mixed with pieces of commands, the same in every run.
 struct Noise(Random);
 
 impl Noise {
@@ -444,7 +449,7 @@ fn python() -> PathBuf {
     if !venv.join("done").exists() {
         run(Command::new("python3").args(["-m", "venv"]).arg(&venv));
         run(Command::new(venv.join("bin/pip")).args(["install", "--quiet", "redis==8.1.0"]));
-        fs::write(venv.join("done"), "").expect("`target` can be written");
+        fs::write(venv.join("done"), "").expect("`target` is writable");
     }
     python
 }
@@ -465,14 +470,14 @@ fn node() -> PathBuf {
 fn target(name: &str) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("target");
     let folder = target.join("languages").join(name);
-    fs::create_dir_all(&folder).expect("`target` can be written");
+    fs::create_dir_all(&folder).expect("`target` is writable");
     folder
 }
 
 fn run(command: &mut Command) -> String {
     let output = command.output();
     let output = output.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display()));
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {complaint}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {stderr}");
     String::from_utf8(output.stdout).expect("text")
 }

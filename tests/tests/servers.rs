@@ -1,6 +1,6 @@
-//! The servers that other tests stand on.
+//! Tests of the server helpers that other tests use.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 use tollkeeper::store::redis::wire::Value;
 use tollkeeper_tests::cluster::Cluster;
@@ -13,7 +13,7 @@ fn version(server: &Server) -> String {
 }
 
 #[test]
-fn old_and_new_redis_and_valkey_start_on_sockets_and_ports() {
+fn redis_6_redis_7_and_valkey_start() {
     let redis = Server::on_a_port(Program::Redis, "port", &[]);
     assert!(version(&redis).contains("redis_version:7"), "{}", version(&redis));
     let mut client = Client::to(redis.port()).unwrap();
@@ -33,7 +33,7 @@ fn sentinels_agree_on_a_primary() {
 }
 
 #[test]
-fn a_cluster_serves_all_its_slots() {
+fn cluster_serves_all_slots() {
     let cluster = Cluster::start();
     let Value::Bytes(info) = cluster.servers[5].connect().text("CLUSTER INFO") else { panic!("text") };
     let info = String::from_utf8(info).unwrap();
@@ -41,7 +41,7 @@ fn a_cluster_serves_all_its_slots() {
 }
 
 #[test]
-fn what_a_test_started_ends_with_it_even_when_it_panics() {
+fn servers_stop_when_their_test_panics() {
     let (send, started) = std::sync::mpsc::channel();
     let test = std::thread::spawn(move || {
         let server = Server::start();
@@ -51,6 +51,6 @@ fn what_a_test_started_ends_with_it_even_when_it_panics() {
     });
     let (process, socket) = started.recv().unwrap();
     test.join().unwrap_err();
-    assert!(!socket.parent().unwrap().exists(), "its folder");
-    assert!(!std::path::Path::new(&format!("/proc/{process}")).exists(), "its process");
+    assert!(!socket.parent().unwrap().exists(), "the folder still exists");
+    assert!(!std::path::Path::new(&format!("/proc/{process}")).exists(), "the process still runs");
 }

@@ -1,4 +1,4 @@
-//! A process that is killed while it saves leaves the snapshot before or the one it was writing, whole.
+//! A process killed while it saves leaves a complete snapshot: the previous one or the one it was writing.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use tollkeeper_tests::saved::{self, KEYS};
 const KILLS: usize = 100;
 
 #[test]
-fn a_process_killed_at_any_moment_leaves_a_whole_snapshot() {
+fn killed_process_leaves_a_complete_snapshot() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("killed-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let file = folder.join("state");
@@ -23,12 +23,12 @@ fn a_process_killed_at_any_moment_leaves_a_whole_snapshot() {
             .arg(&file)
             .stdout(Stdio::piped())
             .spawn()
-            .expect("the writer was built with this test");
+            .expect("cargo builds the writer for this test");
         let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let mut line =
             || lines.next().expect("it writes until it is killed").unwrap().parse::<u64>().unwrap();
-        assert_eq!(line(), saved, "it goes on where the last one was killed");
-        // Some completed saves, and then somewhere between two of them.
+        assert_eq!(line(), saved, "it continues where the last process was killed");
+        // Kill after a few completed saves, at a random point between two of them.
         for _ in 0..=random.below(3) {
             saved = line();
         }
@@ -37,7 +37,7 @@ fn a_process_killed_at_any_moment_leaves_a_whole_snapshot() {
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        // What it had still said: the last save that was completed for certain.
+        // The last line still in the pipe: the last save that is known to be complete.
         let mut rest = String::new();
         for line in lines {
             rest = line.unwrap();
@@ -53,7 +53,7 @@ fn a_process_killed_at_any_moment_leaves_a_whole_snapshot() {
         interrupted += usize::from(folder.join("state.new").exists());
     }
     println!("{KILLS} kills: {interrupted} while a file was written, {in_flight} after it was renamed");
-    assert!(interrupted > 0, "no kill came while a file was written: this test has tried nothing");
+    assert!(interrupted > 0, "no kill interrupted a write, so nothing was tested");
     fs::remove_dir_all(&folder).unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! The twins: what Rust says and what Lua says on a real server is the same, step for step.
+//! The Lua twins: the scripts on a real server give the same results as the Rust algorithms, step by step.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tollkeeper_tests::redis::Server;
 use tollkeeper_tests::shared::{Pair, Tally};
 use tollkeeper_tests::tables;
 
-/// So many steps of each algorithm, at least.
+/// Minimum number of steps for each algorithm.
 const STEPS: usize = 100_000;
 
 macro_rules! twins {
@@ -34,7 +34,7 @@ twins! {
     concurrency_is_the_same_in_lua: Concurrency;
 }
 
-/// What a tenth of the cases each is made of.
+/// The kinds of cases, each entry for a tenth of them.
 const KINDS: [Kind; 10] = [
     Kind::Plain,
     Kind::Plain,
@@ -70,9 +70,9 @@ fn fold_all(name: &str, algorithm: Algorithm) {
     assert_eq!(client.keys(), [], "a fold writes nothing");
 }
 
-/// Every row of every table that people read.
+/// Every row of every documented table of cases.
 #[test]
-fn the_tables_are_the_same_in_lua() {
+fn tables_give_the_same_results_in_lua() {
     let server = Server::start();
     let mut client = server.connect();
     let histories = tables::all();
@@ -80,13 +80,13 @@ fn the_tables_are_the_same_in_lua() {
         panic!("{why}");
     }
     let steps: usize = histories.iter().map(|history| history.steps.len()).sum();
-    println!("{steps} steps of tables");
+    println!("{steps} steps in tables");
     assert!(steps > 700, "{steps}");
 }
 
 /// All kinds of tolls, several limits and several tolls in a call, with corrections and slots.
 #[test]
-fn layered_tolls_are_decided_by_the_scripts_as_by_the_reference() {
+fn layered_tolls_match_the_reference() {
     let server = Server::start();
     let mut client = server.connect();
     let mut tally = Tally::default();
@@ -110,14 +110,14 @@ fn layered_tolls_are_decided_by_the_scripts_as_by_the_reference() {
         (steps, "steps of the clock"),
         (states, "states"),
     ] {
-        assert!(count > 150, "too few {what} to learn from: {count}");
+        assert!(count > 150, "too few {what}: {count}");
     }
 }
 
-/// A value that is no state, or of another type, counts as none and is overwritten; the other keys of the
-/// batch notice nothing.
+/// A value that is not a valid state, or of another Redis type, counts as empty and is overwritten; the other keys of
+/// the batch are not affected.
 #[test]
-fn foreign_values_are_none_and_are_overwritten() {
+fn foreign_values_count_as_empty_and_are_overwritten() {
     let server = Server::start();
     let mut client = server.connect();
     let names = Names::new("tk", Format::Readable);
@@ -149,6 +149,6 @@ fn foreign_values_are_none_and_are_overwritten() {
                 }
             }
         }
-        assert!(client.keys().iter().all(|(_, expires)| *expires > 0), "{value}: a key that never goes");
+        assert!(client.keys().iter().all(|(_, expires)| *expires > 0), "{value}: a key without expiry");
     }
 }

@@ -1,4 +1,4 @@
-//! What is answered when the store is not there to answer, and no failure policy can.
+//! Responses of operations that need the store and have no failure policy, while the store is down.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use tollkeeper::{Correction, Limit, Quota, facts};
 use tollkeeper_tests::redis::{Client, Server, folder, limiter};
 use tollkeeper_tests::served::Served;
 
-/// A node opens what another has sealed, as its very first call.
+/// The first call of a new node opens a receipt that another node sealed.
 #[tokio::test]
 async fn fresh_node_opens_receipts_of_other_nodes() {
     let server = Server::start();
@@ -32,10 +32,10 @@ async fn fresh_node_opens_receipts_of_other_nodes() {
     }
 }
 
-/// A server, asked by `curl`.
-struct Asked<'a>(&'a Served);
+/// A server, called with `curl`.
+struct Curl<'a>(&'a Served);
 
-impl Asked<'_> {
+impl Curl<'_> {
     /// The status and the body.
     fn call(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let url = format!("http://{}{path}", self.0.http);
@@ -55,7 +55,7 @@ impl Asked<'_> {
     }
 }
 
-/// The same for a node that has served before, and for one that was just started.
+/// Both for a node that has served requests before and for one that was just started.
 #[test]
 fn unavailable_store_is_a_503_where_no_policy_answers() {
     let server = Server::start();
@@ -67,12 +67,12 @@ fn unavailable_store_is_a_503_where_no_policy_answers() {
          - {{ name: slots, by: user, algorithm: concurrency, limit: 3 }}\n",
         server.url()
     );
-    std::fs::write(&file, config).expect("a folder of one's own");
+    std::fs::write(&file, config).expect("the temporary folder is writable");
     let args = ["--config", file.to_str().expect("text")];
     let known = Served::with(&args);
     let (charge, other) =
-        (Asked(&known).field("/v1/check", "charge"), Asked(&known).field("/v1/check", "charge"));
-    let slot = Asked(&known).field("/v1/acquire", "slot");
+        (Curl(&known).field("/v1/check", "charge"), Curl(&known).field("/v1/check", "charge"));
+    let slot = Curl(&known).field("/v1/acquire", "slot");
     let mut resp = Client::to(known.resp.port()).expect("it listens");
     resp.text("CL.THROTTLE alice 5 10 60");
 
@@ -89,13 +89,13 @@ fn unavailable_store_is_a_503_where_no_policy_answers() {
             ("PUT", "/v1/limits", limits.to_owned()),
             ("DELETE", "/v1/limits", String::new()),
         ] {
-            let (status, said) = Asked(node).call(method, path, &body);
-            assert_eq!(status, 503, "{method} {path}: {said}");
-            assert!(said.contains(r#""code":"store_unavailable""#), "{method} {path}: {said}");
+            let (status, response) = Curl(node).call(method, path, &body);
+            assert_eq!(status, 503, "{method} {path}: {response}");
+            assert!(response.contains(r#""code":"store_unavailable""#), "{method} {path}: {response}");
         }
         for path in ["/v1/check", "/v1/peek", "/v1/reserve", "/v1/acquire"] {
-            let (status, said) = Asked(node).call("POST", path, r#"{"facts":{"user":"alice"}}"#);
-            assert_eq!(status, 200, "{path}: {said}");
+            let (status, response) = Curl(node).call("POST", path, r#"{"facts":{"user":"alice"}}"#);
+            assert_eq!(status, 200, "{path}: {response}");
         }
     }
     let error = resp.call(&[b"DEL", b"alice"]).expect_err("the store does not answer");

@@ -1,4 +1,4 @@
-//! How fast: Tollkeeper and its peers in turns, under the same loads.
+//! Speed: nanoseconds per check of Tollkeeper and its peers, in alternating rounds under the same loads.
 
 use serde_json::{Map, Value, json};
 use tollkeeper_bench::keys::{self, Request};

@@ -1,5 +1,5 @@
-//! What a full memory store costs: checks of known and of new keys just below `max_keys`, at it, and after ten
-//! times as many keys have come.
+//! Cost of checks in a full memory store: known and new keys just below `max_keys`, at it, and after ten times as many
+//! keys.
 //!
 //! The limit is a sliding window, whose keys take the general path of the store, asked by facts. No state
 //! expires meanwhile: every new key of a full store looks for room and finds none.

@@ -1,4 +1,4 @@
-//! How dear over gRPC: processor time of the service for each call, beside `throttlecrab-server`.
+//! CPU time of the service for each gRPC call, compared with `throttlecrab-server`.
 //!
 //! `grpc TOLLKEEPER THROTTLECRAB` starts both on the first core and asks them in turns with `h2load` from the second.
 //! As over HTTP, what is compared is the processor time that a server needs for a call.

@@ -1,10 +1,9 @@
-//! How dear over HTTP: processor time of the service for each check, and how long the answer takes, beside other
-//! servers.
+//! CPU time of the service for each HTTP check and the latency of responses, compared with other servers.
 //!
-//! `http TOLLKEEPER THROTTLECRAB` starts ours in several ways, `throttlecrab-server` and nginx on the first core and
-//! asks them in turns with `wrk` from the second. A share of the machine is lost to others at times, and with it
-//! throughput; the processor time that a server needs for a request is not, so that is what is compared. Then each is
-//! asked half as fast as `wrk` could, and the times of its answers are taken.
+//! `http TOLLKEEPER THROTTLECRAB` starts ours in several configurations, `throttlecrab-server` and nginx on the first
+//! core and loads them in turns with `wrk` from the second. Other programs may take a share of the machine, which lowers
+//! throughput but not the CPU time that a server needs for a request, so CPU time is compared. Then each server gets half
+//! the load that `wrk` reached, and its latencies are measured.
 
 use std::env;
 use std::sync::Arc;

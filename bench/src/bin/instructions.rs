@@ -47,7 +47,7 @@ fn by_handle(users: &[String], checks: usize) {
 
 /// The same, and everything is counted as the server does.
 fn observed(limiter: Limiter) -> Limiter {
-    assert!(limiter.observe(Arc::new(Metrics::new(&limiter.policy()))), "nobody looks yet");
+    assert!(limiter.observe(Arc::new(Metrics::new(&limiter.policy()))), "it has no observer yet");
     limiter
 }
 

@@ -16,7 +16,7 @@ use tollkeeper_bench::sides::{Bucket, Keyed};
 
 /// Millions of keys, off the powers of two at which tables grow.
 const POINTS: [usize; 5] = [6, 8, 10, 12, 15];
-/// What ours is told to hold at most: twice this, see `ours::limiter`.
+/// The capacity of ours is twice this, see `ours::limiter`.
 const EXPECTED: usize = 10_000_000;
 
 fn main() {

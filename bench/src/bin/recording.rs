@@ -1,4 +1,4 @@
-//! What recording adds to a check: the same limiter with nobody looking, and with the metrics of the server.
+//! Cost of recording: the same limiter without an observer, and with the server's metrics.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tollkeeper_bench::report::{self, Want};
 use tollkeeper_bench::sides::Bucket;
 use tollkeeper_server::telemetry::metrics::Metrics;
 
-/// Requests that come again and again.
+/// Requests, repeated in a loop.
 const REQUESTS: usize = 100_000;
 /// Nanoseconds that recording may add to a check of one limit.
 const MOST_ADDED: f64 = 100.0;
@@ -54,7 +54,7 @@ fn add(results: &mut Map<String, Value>, scenario: &str, requests: &[Request], b
 fn side(name: &'static str, by: &[&str], observed: bool) -> Side<Request> {
     let limiter = limiter(Bucket::lasting(2 * REQUESTS), by, Clock::system());
     if observed {
-        assert!(limiter.observe(Arc::new(Metrics::new(&limiter.policy()))), "nobody looks yet");
+        assert!(limiter.observe(Arc::new(Metrics::new(&limiter.policy()))), "it has no observer yet");
     }
     match by {
         [_] => Side::new(name, move |request: &Request| asks_by_user(&limiter, request)),

@@ -1,5 +1,4 @@
-//! What a check costs Redis: microseconds of its processor, and bytes of its memory; and how many a second one
-//! process gets through.
+//! Cost of a check in Redis: microseconds of CPU time and bytes of memory; and checks a second of one process.
 //!
 //! Every side runs in turns on one server that this program starts, one connection, 64 checks on the way
 //! at a time; what counts is the smallest of several rounds, because noise only adds. A batch of
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, json};
 use tollkeeper::store::redis::keys::{Format, Names};
 use tollkeeper::store::redis::script::Script;
-use tollkeeper::store::redis::wire::{EncodedToll, Batch, Nonce, Value};
+use tollkeeper::store::redis::wire::{Batch, EncodedToll, Nonce, Value};
 use tollkeeper::{Algorithm, Limit, Policy, Quota, Toll, Verb, facts};
 use tollkeeper_bench::report::{self, Want};
 use tollkeeper_tests::redis::{self, Client, Server};
@@ -252,7 +251,8 @@ fn memory(algorithm: Algorithm, format: Format, units: u64, keys: usize) -> f64 
         let user = format!("{key:024}");
         let toll = policy.toll(verb, &facts! { "user" => &*user }, units).expect("valid");
         for id in 1..=times {
-            let batch = Batch::new(vec![EncodedToll::new(&toll, id, |due| names.state(due.key))], Nonce::new(id));
+            let batch =
+                Batch::new(vec![EncodedToll::new(&toll, id, |due| names.state(due.key))], Nonce::new(id));
             let call = batch.call();
             client.run(call.script, &[call.keys[0].as_bytes()], &[&call.args[0]]).expect("decided");
         }

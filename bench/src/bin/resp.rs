@@ -1,4 +1,4 @@
-//! How dear over RESP: processor time of the service for each check, beside other servers.
+//! CPU time of the service for each RESP check, compared with other servers.
 //!
 //! `resp TOLLKEEPER THROTTLECRAB` starts ours, `throttlecrab-server` and `redis-server` on the first core and
 //! asks them in turns with `redis-benchmark` from the second, with 1, 16 and 64 commands in a pipeline. As over
@@ -74,7 +74,7 @@ struct Side<'s> {
     server: &'s Server,
     /// Its words, with a space between.
     command: String,
-    /// How the answer of whoever may pass begins.
+    /// How the reply of an admitted request begins.
     passes: Vec<wire::Value>,
     rounds: Rounds,
 }

@@ -1,5 +1,5 @@
-//! Asks at a steady rate, whatever becomes of it, and writes down what it is told: one of the processes
-//! of `load.rs`. Ends when its standard input does.
+//! Makes checks at a steady rate, whatever their results, and prints each decision: a process of `load.rs`. Exits when
+//! its standard input is closed.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -22,11 +22,11 @@ use tollkeeper_tests::load::{self, BACK, COST, NODES, OFFERED, ONCE, ROUTES, Row
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, span};
 
-/// How many ask at the same time.
+/// Checks in flight at most.
 const TASKS: u32 = 16;
 
 task_local! {
-    /// Whether this check asked the store.
+    /// Whether this check called the store.
     static ASKED: Cell<bool>;
 }
 
@@ -97,7 +97,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
     watcher.join().expect("it only watches");
     say.send(format!("memory {before} {}", memory()))?;
     say.send("end".to_owned())?;
-    // The log keeps a sender for as long as the process lives, so the writer is told.
+    // The log keeps a sender until the process exits, so the writer needs an explicit end.
     say.send(String::new())?;
     writer.join().expect("it only writes");
     Ok(())
@@ -118,7 +118,7 @@ async fn check(limiter: &Limiter, node: u32, route: usize, user: u64) -> String 
         Ok(decision) => decision,
         Err(error) => return format!("error {error}"),
     };
-    // Every other one is given back in part, twice, at the same time.
+    // Every other charge is refunded in part, twice, at the same time.
     let charge = decision.charge().filter(|_| ROUTES[route] == ONCE && user.is_multiple_of(2));
     let refunds = match charge {
         None => None,
@@ -145,7 +145,7 @@ async fn check(limiter: &Limiter, node: u32, route: usize, user: u64) -> String 
     row.to_string()
 }
 
-/// Writes lines, and does not wait with them for more than it must.
+/// Writes lines, and flushes whenever none is pending.
 fn write(said: &Receiver<String>) {
     let mut out = BufWriter::new(std::io::stdout());
     while let Ok(mut line) = said.recv() {
@@ -163,7 +163,7 @@ fn write(said: &Receiver<String>) {
     }
 }
 
-/// Looks how long the machine lets a thread wait that wants nothing but to wake up.
+/// Measures the longest stall of a thread that only wakes up and reads the clock.
 fn watch(say: &Sender<String>, stopped: &Receiver<()>) {
     const NAP: Duration = Duration::from_millis(2);
     let mut longest = Duration::ZERO;
@@ -181,14 +181,14 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).expect("not that long")
 }
 
-/// The most memory that this process has had, in kibibytes.
+/// Peak memory of this process, in kibibytes.
 fn memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// A store that notes who asks it.
+/// A store that marks the checks that call it.
 #[derive(Debug)]
 struct Marked(RedisStore);
 
@@ -255,7 +255,7 @@ impl Remote for Marked {
     }
 }
 
-/// Writes down what the library logs.
+/// Prints what the library logs.
 struct Log(Sender<String>);
 
 impl tracing::Subscriber for Log {

@@ -1,6 +1,6 @@
-//! A process that follows the limits which all nodes share: the child of `tests/redis_policy.rs`.
+//! A process that follows the shared limits: the child of `tests/redis_policy.rs`.
 //!
-//! Prints what it grants and under which version, at once and whenever that changes.
+//! Prints its quota and its version, at the start and whenever they change.
 
 use std::error::Error;
 use std::io::{Write, stdout};

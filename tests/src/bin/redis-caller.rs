@@ -1,7 +1,7 @@
 //! One of many processes that share a Redis: the child of `tests/exact.rs`.
 //!
-//! Says that it is ready, waits until it is told to go, asks from many tasks at once, and prints how many of
-//! its requests were admitted and how many nobody but the store decided.
+//! Prints `ready`, waits for a line, makes checks from many tasks at once, and prints how many requests were admitted and
+//! how many the store itself decided.
 
 use std::error::Error;
 use std::io::{Write, stdin, stdout};

@@ -1,7 +1,7 @@
 //! Charges and saves, back to back, until it is killed: the child of `tests/snapshot_kill.rs`.
 //!
 //! In round n every key is charged its n-th unit, the store is saved, and n is printed. So a file is
-//! whole when all its keys hold the same number, and what was printed is a save that was completed.
+//! complete when all its keys hold the same number, and each printed number is a completed save.
 
 use std::error::Error;
 use std::io::{Write, stdout};
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let handle = limiter.handle(saved::LIMIT)?;
     let mut round = saved::units(&store)?;
     writeln!(stdout(), "{round}")?;
-    // Ends when nobody reads any more: its parent is gone.
+    // Exits when its output is closed, because the parent has exited.
     loop {
         round += 1;
         for key in 0..KEYS {

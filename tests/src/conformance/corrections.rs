@@ -1,4 +1,4 @@
-//! Refund, reserve and settle: what comes back, what does not, and that it happens once.
+//! Conformance cases of corrections: what refund, reserve and settle change, and that each applies once.
 
 use tollkeeper::{
     Algorithm, Charge, Correction, Costs, Facts, InvalidRequest, Limit, Limiter, Mode, Quota, facts,
@@ -7,7 +7,7 @@ use tollkeeper::{
 use super::world::*;
 
 async fn paid(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> Charge {
-    charge(limiter, facts, cost).await.charge().expect("it is admitted and charged")
+    charge(limiter, facts, cost).await.charge().expect("admitted and charged")
 }
 
 async fn reserved(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> Charge {
@@ -19,7 +19,7 @@ async fn settle(limiter: &Limiter, charge: &Charge, actual: u64) -> Correction {
     limiter.settle(charge, Costs::Request(actual)).await.expect("a valid cost")
 }
 
-/// What is left of ten after six, of which some were given back: a leaky bucket gives nothing back.
+/// What remains of ten after a charge of six and a refund: a leaky bucket refunds nothing.
 fn left(algorithm: Algorithm, given_back: u64) -> u64 {
     if algorithm == Algorithm::LeakyBucket { 4 } else { 4 + given_back }
 }
@@ -41,7 +41,7 @@ pub(super) async fn refund(world: World) {
             "{algorithm}"
         );
         world.remains(&limiter, algorithm.name(), &part, left(algorithm, 2)).await;
-        // Of a key that is fresh again nothing is left to be given back.
+        // A key that is fresh again has nothing left to refund.
         let forgotten = user("forgotten");
         let charge = paid(&limiter, &forgotten, 6).await;
         assert_eq!(limiter.forget(algorithm.name(), &forgotten).await, Ok(true));
@@ -64,7 +64,7 @@ pub(super) async fn once(world: World) {
             assert_eq!(settle(&limiter, &charge, 9).await, Correction::Repeated, "{algorithm}");
         }
         world.remains(&limiter, algorithm.name(), &alice, left(algorithm, 3)).await;
-        // Of many at once, from two nodes, one is the first.
+        // Of many concurrent refunds from two nodes, exactly one applies.
         let (other, charge) = (world.limiter([ten(algorithm)]), paid(&limiter, &user("bob"), 3).await);
         let mut done = 0;
         let tasks: Vec<_> = (0..16)
@@ -95,7 +95,7 @@ pub(super) async fn late(world: World) {
         assert_eq!(limiter.refund(&old).await, Correction::Unknown, "{algorithm}");
         assert_eq!(settle(&limiter, &old, 0).await, Correction::Unknown, "{algorithm}");
         assert_eq!(settle(&limiter, &old, 20).await, Correction::Unknown, "{algorithm}");
-        // Had it freed anything, they would pass earlier; had it charged anything, later.
+        // If the refund had freed anything, they would pass earlier; if it had charged anything, later.
         changes_at(algorithm.name(), at, async || {
             let peek = peek(&limiter, &alice, 5).await;
             (peek.time(), peek.allowed())
@@ -119,7 +119,7 @@ pub(super) async fn every_limit(world: World) {
     world.remains(&limiter, "shadow", &alice, 1).await;
     assert_eq!(limiter.refund(&first).await, Correction::Done);
     world.remains(&limiter, "shadow", &alice, 4).await;
-    // What a fact costs and what the request costs are corrected apart.
+    // The cost of a fact and the cost of the request are corrected separately.
     let tokens = Limit::new("tokens", Quota::per_day(1_000)).by("user").cost("tokens");
     let limiter = world.limiter([tokens, Limit::new("calls", Quota::per_day(10)).by("user")]);
     let asked = facts! { "user" => "alice", "tokens" => 600 };
@@ -143,7 +143,7 @@ pub(super) async fn surplus(world: World) {
         world.remains(&limiter, algorithm.name(), &alice, left(algorithm, 5)).await;
         assert_eq!(settle(&limiter, &charge, 0).await, Correction::Repeated, "{algorithm}");
         assert_eq!(limiter.refund(&charge).await, Correction::Repeated, "{algorithm}");
-        // As it was estimated: nothing changes, and it is done.
+        // The actual cost equals the estimate: `Done`, and nothing changes.
         let exact = reserved(&limiter, &user("bob"), 6).await;
         assert_eq!(settle(&limiter, &exact, 6).await, Correction::Done, "{algorithm}");
         assert_eq!(limiter.refund(&exact).await, Correction::Repeated, "{algorithm}");
@@ -164,12 +164,12 @@ pub(super) async fn shortfall(world: World) {
             let facts = user(&name);
             let charge = reserved(&limiter, &facts, 6).await;
             assert_eq!(settle(&limiter, &charge, actual).await, Correction::Done, "{algorithm}");
-            // How much is charged, seen through a limit that is a hundred times as wide.
+            // The total charge, read through a limit that is a hundred times as large.
             world.remains(&wide, algorithm.name(), &facts, 1_000 - used).await;
             let next = super::world::charge(&limiter, &facts, 1).await;
             assert_eq!(next.allowed(), used < 10, "{algorithm}: {actual}");
         }
-        // It adds to what others have used meanwhile, and to a key that is fresh again.
+        // It adds to what others have used meanwhile, also on a key that is fresh again.
         let (busy, fresh) = (user("busy"), user("fresh"));
         let charge = reserved(&limiter, &busy, 5).await;
         paid(&limiter, &busy, 5).await;
@@ -209,7 +209,7 @@ pub(super) async fn as_text(world: World) {
             [tokens, ten(algorithm), own.stagger()]
         };
         let (here, there) = (world.limiter(limits()), world.limiter(limits()));
-        usage(&there, &user("anybody")).await; // whoever has never asked does not know the secret
+        usage(&there, &user("anybody")).await; // a node fetches the secret with its first call
         let long = format!("{algorithm} ").repeat(60);
         for name in [algorithm.name(), &format!("{algorithm}\0\n{{:%}}"), &long] {
             let asked = facts! { "user" => name, "tokens" => 100 };
@@ -219,7 +219,7 @@ pub(super) async fn as_text(world: World) {
             let opened =
                 there.open_charge(&text).await.expect("it answers").expect("a node of the same store");
             assert_eq!((opened.id(), opened.void_at()), (charge.id(), charge.void_at()));
-            assert_eq!(there.seal_charge(&opened), text, "one charge is one text");
+            assert_eq!(there.seal_charge(&opened), text, "a charge has one text");
             assert_eq!(there.refund(&opened).await, Correction::Done, "{algorithm}");
             assert_eq!(here.refund(&charge).await, Correction::Repeated, "{algorithm}: they are one charge");
             world.remains(&here, "tokens", &asked, 1_000).await;
@@ -240,14 +240,14 @@ pub(super) async fn as_text(world: World) {
 
 pub(super) async fn forged(world: World) {
     let limits = || [ten(Algorithm::FixedWindow), Limit::new("slots", Quota::slots(3)).by("user")];
-    let (limiter, stranger) = (world.limiter(limits()), world.elsewhere().limiter(limits()));
+    let (limiter, stranger) = (world.limiter(limits()), world.unrelated().limiter(limits()));
     let alice = user("alice");
     usage(&stranger, &alice).await;
     let text = limiter.seal_charge(&paid(&limiter, &alice, 6).await);
     assert!(limiter.open_charge(&text).await.expect("it answers").is_some());
     assert!(
         stranger.open_charge(&text).await.expect("it answers").is_none(),
-        "each store has a secret of its own"
+        "each store has its own secret"
     );
     for place in 0..text.len() {
         let other = if &text[place..=place] == "A" { "B" } else { "A" };
@@ -270,10 +270,10 @@ pub(super) async fn forged(world: World) {
         limiter.open_slot(&slot).await.expect("it answers").is_some()
             && stranger.open_slot(&slot).await.expect("it answers").is_none()
     );
-    assert!(limiter.open_charge(&slot).await.expect("it answers").is_none(), "a slot is no charge");
-    assert!(limiter.open_slot(&text).await.expect("it answers").is_none(), "a charge is no slot");
+    assert!(limiter.open_charge(&slot).await.expect("it answers").is_none(), "a slot is not a charge");
+    assert!(limiter.open_slot(&text).await.expect("it answers").is_none(), "a charge is not a slot");
     assert!(limiter.release(&held.keep()).await.expect("it answers"));
-    // A receipt of another store that comes by another way names keys that are not charged here.
+    // A receipt of another store, passed as a value, names keys that are not charged here.
     let foreign = paid(&stranger, &alice, 4).await;
     limiter.refund(&foreign).await;
     world.remains(&stranger, "fixed-window", &alice, 6).await;

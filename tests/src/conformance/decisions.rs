@@ -1,4 +1,4 @@
-//! What is admitted, what is refused, and that a refusal leaves no trace.
+//! Conformance cases of decisions: what is admitted, what is refused, and that a refusal changes nothing.
 
 use tollkeeper::{Algorithm, Allowance, Facts, InvalidRequest, Limit, Mode, Quota, Retry, Verdict, facts};
 
@@ -48,7 +48,7 @@ pub(super) async fn a_refusal_charges_nothing(world: World) {
 pub(super) async fn all_or_nothing(world: World) {
     for refusing in RATES {
         let others = RATES.into_iter().filter(|algorithm| *algorithm != refusing);
-        // The limit that refuses stands first, in the middle, and last.
+        // The refusing limit is first, in the middle, and last.
         for place in [0, 2, 4] {
             let name = format!("{refusing}-{place}");
             let alice = user(&name);
@@ -88,7 +88,7 @@ pub(super) async fn no_key_of_a_refusal(world: World) {
     };
     assert_eq!(names(&before).len(), if world.lists_keys() { 6 } else { 0 });
     if !world.undoes() {
-        assert_eq!(names(&before), names(&after), "nobody who was refused left a key");
+        assert_eq!(names(&before), names(&after), "a refused request left a key");
     }
 }
 
@@ -104,14 +104,14 @@ pub(super) async fn binding(world: World) {
     let alice = user("alice");
     let bound =
         async |cost| charge(&limiter, &alice, cost).await.binding().expect("a limit").name().to_owned();
-    assert_eq!(bound(1).await, "hour", "the smallest share is left there");
+    assert_eq!(bound(1).await, "hour", "it has the smallest share left");
     assert_eq!(bound(4).await, "hour");
     assert_eq!(bound(1).await, "hour", "only it refuses");
     assert_eq!(bound(2).await, "day", "two refuse, and this for longer");
-    assert_eq!(bound(6).await, "hour", "never is longer than anything");
+    assert_eq!(bound(6).await, "hour", "`Never` is longer than any wait");
     let decision = charge(&limiter, &alice, 1).await;
     let named: Vec<&str> = decision.limits().map(|answer| answer.name()).collect();
-    assert_eq!(named, ["hour", "day", "same", "wide"], "in the order they were written");
+    assert_eq!(named, ["hour", "day", "same", "wide"], "in the order of the policy");
 }
 
 pub(super) async fn peek_and_usage(world: World) {
@@ -147,7 +147,11 @@ pub(super) async fn shadow(world: World) {
         assert_eq!(decision.binding().expect("a limit").name(), "fixed-window");
         assert_eq!(decision.limit("shadow").expect("it applies").outcome().allowed, number <= 3);
         let items = decision.charge().expect("admitted").items().len();
-        assert_eq!(items, if number <= 3 { 2 } else { 1 }, "what it would refuse it does not charge");
+        assert_eq!(
+            items,
+            if number <= 3 { 2 } else { 1 },
+            "a shadow limit does not charge what it would refuse"
+        );
     }
     let refused = charge(&limiter, &alice, 1).await;
     assert_eq!(refused.binding().expect("it refuses").name(), "fixed-window");
@@ -173,7 +177,7 @@ pub(super) async fn costs(world: World) {
             assert_eq!(refused.retry_after(), None, "{algorithm}");
         }
         assert!(charge(&limiter, &user("bob"), 10).await.allowed(), "{algorithm}");
-        let bad = limiter.check(&alice).cost(0).await.expect_err("nothing costs nothing");
+        let bad = limiter.check(&alice).cost(0).await.expect_err("a cost of 0 is invalid");
         assert_eq!(bad, InvalidRequest::ZeroCost);
         let bad = limiter.check(&alice).cost((1 << 31) + 1).await.expect_err("too much");
         assert_eq!(bad, InvalidRequest::Cost((1 << 31) + 1));
@@ -226,9 +230,9 @@ pub(super) async fn nothing_granted(world: World) {
     for algorithm in RATES {
         world.remains(&limiter, algorithm.name(), &asked, 10).await;
     }
-    assert!(charge(&limiter, &user("alice"), 10).await.allowed(), "elsewhere she may");
+    assert!(charge(&limiter, &user("alice"), 10).await.allowed(), "the other limits allow it");
     let limiter = world.limiter([closed().mode(Mode::Shadow), ten(Algorithm::FixedWindow)]);
-    assert!(charge(&limiter, &user("carol"), 1).await.allowed(), "a shadow refuses nobody");
+    assert!(charge(&limiter, &user("carol"), 1).await.allowed(), "a shadow limit refuses nothing");
     world.remains(&limiter, "fixed-window", &user("carol"), 9).await;
 }
 
@@ -256,7 +260,7 @@ pub(super) async fn many_at_once(world: World) {
             admitted.push(task.await.expect("it ends"));
         }
         assert!(admitted.iter().all(|one| *one <= 4), "{algorithm}: {admitted:?}");
-        // While a charge made in vain is on its way back others may be refused for it: they come once more.
+        // Until a refused request's charges are rolled back, others may be refused because of them: retry once.
         for again in 0.. {
             let total: u64 = admitted.iter().sum();
             assert!(total <= 50 && (total == 50 || world.undoes()), "{algorithm}: {admitted:?}");

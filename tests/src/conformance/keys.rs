@@ -1,4 +1,4 @@
-//! Two different sets of facts never share a key; equal ones always do.
+//! Conformance cases of keys: different facts never share a key; equal ones always do.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub(super) async fn values(world: World) {
         "%-", "%=", "-", " ", "*", "?", "[a]", "\\", "\r\n", "\u{7f}", "é", "e\u{301}", "日本", "🦀", &long,
         &almost, &wide,
     ];
-    // Every pair is a key of its own, however its parts could be joined.
+    // Every pair has its own key, however its parts could be joined.
     for (index, one) in values.iter().enumerate() {
         // Each with itself, with its neighbours, and some with all.
         let others = values.iter().enumerate().filter(|(other, _)| index < 8 || other.abs_diff(index) < 3);
@@ -30,7 +30,7 @@ pub(super) async fn values(world: World) {
     let limiter = world.limiter([shares]);
     assert!(charge(&limiter, &Facts::new(), 1).await.allowed());
     for value in ["-", "%-", "none", "null", "\0"] {
-        assert!(charge(&limiter, &user(value), 1).await.allowed(), "{value:?} is not nobody");
+        assert!(charge(&limiter, &user(value), 1).await.allowed(), "{value:?} is not a missing fact");
     }
 }
 
@@ -52,7 +52,7 @@ pub(super) async fn long(world: World) {
             assert!(first.allowed(), "{algorithm}");
             assert!(charge(&limiter, &of(last), 2).await.allowed(), "{algorithm}");
             assert!(!charge(&limiter, &of(last), 1).await.allowed(), "{algorithm}");
-            // In a receipt such a key is not written out, and another node finds it all the same.
+            // A receipt holds such a key as a digest, and another node finds it nevertheless.
             let text = limiter.seal_charge(&first.charge().expect("admitted"));
             assert!(text.len() < 300, "{algorithm}: {} characters", text.len());
             usage(&node, &user("somebody")).await;
@@ -73,7 +73,7 @@ pub(super) async fn long(world: World) {
 pub(super) async fn equal(world: World) {
     let limit = || Limit::new("limit", Quota::per_day(6)).by("user").by("route");
     let limiter = world.limiter([limit()]);
-    // The order of facts, facts that no limit knows, and how a number is written make no difference.
+    // The order of facts, facts that no limit uses, and the notation of a number make no difference.
     for facts in [
         facts! { "user" => 7, "route" => "/" },
         facts! { "route" => "/", "user" => "7" },

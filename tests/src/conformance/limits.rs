@@ -1,4 +1,4 @@
-//! Which limits apply, what they grant, and that their counts outlast a change of either.
+//! Conformance cases of limits: which apply, what they grant, and that counts survive changes of both.
 
 use tollkeeper::{Algorithm, Allowance, Facts, InvalidRequest, Limit, Missing, Mode, Quota, facts};
 
@@ -15,10 +15,10 @@ pub(super) async fn missing(world: World) {
         for expected in expected {
             assert_eq!(charge(&limiter, &Facts::new(), 1).await.allowed(), expected, "{missing:?}");
         }
-        assert!(charge(&limiter, &user("alice"), 2).await.allowed(), "{missing:?}: she shares nothing");
+        assert!(charge(&limiter, &user("alice"), 2).await.allowed(), "{missing:?}: alice has her own key");
         assert!(!charge(&limiter, &user("alice"), 1).await.allowed(), "{missing:?}");
     }
-    // One of two facts is there: those who lack the other share.
+    // One of two facts is present: requests without the other share a key.
     let limit = Limit::new("two", Quota::per_day(2)).by("user").by("route").missing(Missing::Share);
     let limiter = world.limiter([limit]);
     assert!(charge(&limiter, &user("alice"), 2).await.allowed());
@@ -43,7 +43,7 @@ pub(super) async fn tiers(world: World) {
         let of = |plan| facts! { "user" => "alice", "plan" => plan };
         assert!(charge(&limiter, &of("free"), 5).await.allowed(), "{algorithm}");
         assert!(!charge(&limiter, &of("free"), 1).await.allowed(), "{algorithm}");
-        // Another tier of the same period goes on counting, and so does the first when she is back.
+        // Another tier of the same period continues the count, and so does the first tier afterwards.
         assert!(charge(&limiter, &of("pro"), 10).await.allowed(), "{algorithm}");
         world.remains(&limiter, algorithm.name(), &of("pro"), 5).await;
         assert!(!charge(&limiter, &of("pro"), 6).await.allowed(), "{algorithm}");
@@ -67,7 +67,7 @@ pub(super) async fn overrides(world: World) {
         world.replace(&limiter, [ten(algorithm).override_for("acme", Quota::per_day(30)).allow("health")]);
         assert!(charge(&limiter, &user("acme"), 20).await.allowed(), "{algorithm}: 28 of 30");
         assert!(!charge(&limiter, &user("acme"), 3).await.allowed(), "{algorithm}");
-        assert!(!charge(&limiter, &user("other"), 11).await.allowed(), "{algorithm}: ten for everybody else");
+        assert!(!charge(&limiter, &user("other"), 11).await.allowed(), "{algorithm}: ten for all others");
         assert!(charge(&limiter, &user("health"), 1_000).await.allowed(), "{algorithm}: it is not counted");
         world.replace(&limiter, [ten(algorithm)]);
         assert!(!charge(&limiter, &user("acme"), 1).await.allowed(), "{algorithm}: 28 of 10");
@@ -155,7 +155,7 @@ pub(super) async fn forget(world: World) {
     world.remains(&limiter, "plan", &of("alice", "free"), 5).await;
     world.remains(&limiter, "plan", &of("alice", "pro"), 5).await;
     world.remains(&limiter, "plan", &of("bob", "pro"), 0).await;
-    assert_eq!(limiter.forget("plan", &user("alice")).await, Ok(false), "there is nothing any more");
+    assert_eq!(limiter.forget("plan", &user("alice")).await, Ok(false), "nothing is left to forget");
     assert_eq!(limiter.forget("plan", &user("carol")).await, Ok(true));
     world.remains(&limiter, "plan", &of("carol", "pro"), 5).await;
     for algorithm in RATES {

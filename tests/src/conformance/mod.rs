@@ -1,8 +1,8 @@
-//! One suite for every store: what a limiter promises, whoever keeps the state.
+//! The conformance suite: what a limiter promises on every store.
 //!
-//! A [`Case`] is told a [`World`]: a store in which nobody has charged anything yet. It knows no clock but the
-//! store's, which every decision tells: so it can say to the microsecond when an answer must change, and still
-//! does not care how long anything takes. [`run`] tries all cases on one store, [`table`] shows what came of it.
+//! A [`Case`] gets a [`World`]: an empty store. It uses only the store's clock, which every decision reports, so it can
+//! assert to the microsecond when a result must change and still does not depend on the speed of the machine. [`run`]
+//! runs all cases on one store, [`table`] prints the results.
 
 mod corrections;
 mod decisions;
@@ -21,25 +21,25 @@ use std::time::Duration;
 use tollkeeper::FailureKind;
 pub use world::{Place, World};
 
-/// How long a case may take before it counts as stuck.
+/// Timeout of a case.
 const STUCK: Duration = Duration::from_secs(120);
 
-/// Something that must hold on every store.
+/// A claim that must hold on every store.
 pub struct Case {
-    /// What must hold.
+    /// The claim.
     pub name: &'static str,
     run: Box<dyn Fn(World) -> Trial>,
 }
 
-/// A case under way.
+/// A running case.
 type Trial = Pin<Box<dyn Future<Output = ()>>>;
 
-/// What came of the cases on one store: for each why it failed, if it did.
+/// The results of all cases on one store.
 #[derive(Debug)]
 pub struct Column {
     /// The name of the store.
     pub store: String,
-    /// One for each case, in order; nothing if the store is not there.
+    /// One for each case, in order; `None` if the store does not exist yet.
     pub results: Option<Vec<Result<(), String>>>,
 }
 
@@ -58,47 +58,47 @@ pub fn cases() -> Vec<Case> {
         case("a shadow limit counts and never decides", decisions::shadow),
         case("a cost above 1, and one that never fits", decisions::costs),
         case("a cost fact, and a cost of 0", decisions::cost_facts),
-        case("0/s refuses all and charges nobody", decisions::nothing_granted),
+        case("0/s refuses all and charges nothing", decisions::nothing_granted),
         case("many at once: exactly the limit", decisions::many_at_once),
         case("a missing fact skips, shares or refuses", limits::missing),
         case("a changed tier of equal period keeps the count", limits::tiers),
         case("an override keeps the count", limits::overrides),
         case("a replaced policy keeps the counts", limits::replaced),
-        case("unlimited and off are no limits", limits::unlimited),
+        case("unlimited and off do not limit", limits::unlimited),
         case("two limiters on one store see one count", limits::two_limiters),
-        case("what is forgotten is fresh", limits::forget),
+        case("a forgotten key is fresh", limits::forget),
         case("no two values share a key", keys::values),
-        case("long keys are keys like any other", keys::long),
+        case("long keys work like any other", keys::long),
         case("equal facts make equal keys", keys::equal),
-        case("a key of several sets of facts is paid once", keys::merged),
-        case("waiting as long as told is enough, less is not", times::retry),
-        case("a key is as new exactly at its reset", times::reset),
-        case("one more unit is free exactly when told", times::next),
-        case("a leaky bucket says when each leaves", times::leaky_delay),
-        case("who cannot hold so long is refused", times::hold),
-        case("staggered windows end at times of their own", times::staggered),
-        case("who waits passes in the order they came", times::until_allowed),
-        case("a state expires soon after it is as new", times::expiry),
+        case("a key of several sets of facts is charged once", keys::merged),
+        case("a retry passes at `retry_after`, not earlier", times::retry),
+        case("a key is fresh exactly at its reset", times::reset),
+        case("one more unit is free at `next_after`", times::next),
+        case("a leaky bucket reports each delay", times::leaky_delay),
+        case("a delay above the maximum is refused", times::hold),
+        case("staggered windows end at different times", times::staggered),
+        case("waiters are admitted in FIFO order", times::until_allowed),
+        case("a state expires soon after it is fresh", times::expiry),
         case("a refund in full, in part, and no more", corrections::refund),
         case("a charge is corrected once", corrections::once),
         case("a late refund frees nothing newer", corrections::late),
         case("a refund reaches every limit of the charge", corrections::every_limit),
-        case("a surplus comes back", corrections::surplus),
+        case("a surplus is refunded", corrections::surplus),
         case("a shortfall is charged, to twice the limit", corrections::shortfall),
         case("a reservation not settled in time stays", corrections::not_settled),
         case("a receipt as text, opened by another node", corrections::as_text),
         case("a forged or foreign receipt does not open", corrections::forged),
-        case("as many slots are held as the limit says", slots::as_many),
+        case("as many slots are held as the limit allows", slots::as_many),
         case("a slot is released once", slots::released_once),
-        case("a slot comes back at its ttl", slots::ttl),
-        case("a renewed slot lives from then on", slots::renewed),
+        case("a slot is free again at its TTL", slots::ttl),
+        case("a renewed slot gets a full TTL", slots::renewed),
         case("slots and rates are taken all or none", slots::beside_rates),
         case("a slot as text, released by another node", slots::as_text),
-        case("a guard gives its slot back", slots::guard),
+        case("a guard releases its slot", slots::guard),
     ]
 }
 
-/// Tries every case on this store, one after the other.
+/// Runs every case on this store, one after the other.
 pub fn run(place: &Place) -> Column {
     let mut results = Vec::new();
     for case in cases() {
@@ -121,10 +121,10 @@ pub fn run(place: &Place) -> Column {
     Column { store: place.name().to_owned(), results: Some(results) }
 }
 
-/// How often a case is tried under circumstances that are not its own.
+/// How often a case runs when external circumstances disturb it.
 const ATTEMPTS: usize = 4;
 
-/// Why a case failed, and under which circumstances that need not mean anything.
+/// Why a case failed, and the external circumstances, if any, that may be the reason.
 struct Failed {
     why: String,
     circumstances: Option<String>,
@@ -134,7 +134,7 @@ fn attempt(place: &Place, case: &Case) -> Result<(), Failed> {
     let hour = || std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs() / 3_600;
     let began = hour();
     let world = World::new(place);
-    // Of its own, so that whatever a case began ends with it.
+    // A new runtime for each case, so that all its tasks end with it.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.expect("a runtime");
     let trial = || runtime.block_on(async { tokio::time::timeout(STUCK, (case.run)(world.clone())).await });
@@ -149,9 +149,8 @@ fn attempt(place: &Place, case: &Case) -> Result<(), Failed> {
         }
     };
     result.map_err(|why| {
-        // Windows end with an hour, and so does what a case may expect of them. And where a machine stands still
-        // for a second connections are given up, which is not what is tried here; whatever else the store says
-        // instead of an answer is.
+        // Windows end with the hour, and with them what a case may expect. And if the machine stalls for a second,
+        // connections are given up, which is not what the suite tests. Any other store failure is.
         let failures = world.failures();
         let slow = |kind| matches!(kind, FailureKind::Timeout | FailureKind::Connection);
         let circumstances = if hour() != began {
@@ -166,15 +165,16 @@ fn attempt(place: &Place, case: &Case) -> Result<(), Failed> {
     })
 }
 
-/// Case by store, and below it every failure with its case and store.
+/// A table of cases by stores, followed by every failure.
 pub fn table(columns: &[Column]) -> String {
     let mut text = String::new();
     let names: Vec<&str> = cases().iter().map(|case| case.name).collect();
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or_default();
     let line = |text: &mut String, name: &str, cells: &[&str]| {
-        write!(text, "{name:width$}").expect("a string takes all");
+        write!(text, "{name:width$}").expect("writing to a string cannot fail");
         for (cell, column) in cells.iter().zip(columns) {
-            write!(text, "  {cell:size$}", size = column.store.len().max(7)).expect("a string takes all");
+            write!(text, "  {cell:size$}", size = column.store.len().max(7))
+                .expect("writing to a string cannot fail");
         }
         text.truncate(text.trim_end().len());
         text.push('\n');
@@ -186,12 +186,12 @@ pub fn table(columns: &[Column]) -> String {
         line(&mut text, name, &cells);
     }
     for failure in failures(columns) {
-        writeln!(text, "{failure}").expect("a string takes all");
+        writeln!(text, "{failure}").expect("writing to a string cannot fail");
     }
     text
 }
 
-/// What failed: case, store, and why.
+/// All failures: case, store and reason.
 pub fn failures(columns: &[Column]) -> Vec<String> {
     let mut failures = Vec::new();
     for column in columns {
@@ -206,7 +206,7 @@ pub fn failures(columns: &[Column]) -> Vec<String> {
 }
 
 impl Column {
-    /// A store that is not there yet.
+    /// A store that does not exist yet.
     pub fn missing(store: &str) -> Column {
         Column { store: store.to_owned(), results: None }
     }

@@ -1,4 +1,4 @@
-//! Slots of concurrency limits: held, released, renewed, and given back by time.
+//! Conformance cases of slots: held, released, renewed and expired.
 
 use std::time::{Duration, Instant};
 
@@ -6,12 +6,12 @@ use tollkeeper::{Algorithm, Correction, Facts, Limit, Limiter, Quota, Slot, Time
 
 use super::world::*;
 
-/// So many slots by user, for a minute.
+/// A limit of `count` slots by user, with a TTL of a minute.
 fn slots(count: u64) -> Limit {
     Limit::new("slots", Quota::slots(count)).by("user")
 }
 
-/// Takes a slot, if there is one, and says when.
+/// Acquires a slot, if one is free, with the time of the decision.
 async fn acquire(limiter: &Limiter, facts: &Facts<'_>) -> (Option<Slot>, Time) {
     let acquired = limiter.acquire(facts).await.expect("a valid request");
     let decision = decided(acquired.decision);
@@ -40,10 +40,10 @@ pub(super) async fn as_many(world: World) {
     }
     assert!(acquire(&limiter, &user("bob")).await.0.is_some(), "another key");
     for slot in &taken {
-        assert!(other.release(slot).await.expect("it answers"), "whoever took it");
+        assert!(other.release(slot).await.expect("it answers"), "any limiter can release a slot");
     }
     world.remains(&limiter, "slots", &alice, 3).await;
-    // Fewer slots take none away and let nobody in.
+    // A lower limit takes no slot away and admits no new holder.
     for _ in 0..3 {
         held(&limiter, &alice).await;
     }
@@ -69,7 +69,7 @@ pub(super) async fn released_once(world: World) {
     }
     assert!(limiter.renew(&second).await.expect("it answers"), "it is still held");
     assert_eq!(limiter.forget("slots", &alice).await, Ok(true));
-    assert!(!limiter.renew(&second).await.expect("it answers"), "of a forgotten key nothing is held");
+    assert!(!limiter.renew(&second).await.expect("it answers"), "forgetting a key drops its slots");
     let next = held(&limiter, &alice).await;
     assert!(!limiter.release(&second).await.expect("it answers"));
     world.remains(&limiter, "slots", &alice, 1).await;
@@ -91,9 +91,9 @@ pub(super) async fn ttl(world: World) {
     assert!(
         !limiter.release(&slot).await.expect("it answers")
             && !limiter.renew(&slot).await.expect("it answers"),
-        "it is not held any more"
+        "the slot has expired"
     );
-    // The next holder's was not touched, unless its own time is up too.
+    // The next holder's slot was not touched, unless it has expired, too.
     let released = limiter.release(&next).await.expect("it answers");
     let late = usage(&limiter, &alice).await.time() >= taken + slot.ttl() + slot.ttl();
     assert!(released || late);
@@ -116,9 +116,9 @@ pub(super) async fn renewed(world: World) {
     loop {
         let usage = usage(&limiter, &alice).await;
         if usage.time() < before + slot.ttl() {
-            assert!(!usage.allowed(), "its life counts from when it was renewed");
+            assert!(!usage.allowed(), "the TTL counts from the renewal");
         } else if usage.time() >= after + slot.ttl() {
-            assert!(usage.allowed(), "and not for longer");
+            assert!(usage.allowed(), "the slot expires after the TTL");
             break;
         }
         tokio::task::yield_now().await;
@@ -144,7 +144,7 @@ pub(super) async fn beside_rates(world: World) {
     assert!(acquire(&limiter, &asked("carol", 1)).await.0.is_none());
     world.remains(&limiter, "tokens", &asked("carol", 1), 100).await;
     world.remains(&limiter, "slots", &asked("carol", 1), 5).await;
-    // The rate is given back by its charge, the slot is released.
+    // The charge refunds the rate, the release frees the slot.
     let charge = decision.charge().expect("the rate was charged");
     assert_eq!(charge.items().len(), 1);
     assert_eq!(limiter.refund(&charge).await, Correction::Done);
@@ -157,7 +157,7 @@ pub(super) async fn beside_rates(world: World) {
     );
     world.remains(&limiter, "all", &asked("alice", 1), 2).await;
     world.remains(&limiter, "slots", &asked("alice", 1), 5).await;
-    // Without a concurrency limit it is a check.
+    // Without a concurrency limit, `acquire` is a check.
     let limiter = world.limiter([ten(Algorithm::FixedWindow)]);
     let acquired = limiter.acquire(&user("alice")).await.expect("a valid request");
     assert!(acquired.decision.allowed() && acquired.slot.is_none() && acquired.decision.charge().is_some());
@@ -192,13 +192,10 @@ pub(super) async fn guard(world: World) {
         assert!(guard.renew().await.expect("it answers"));
         world.remains(&limiter, "slots", &alice, 0).await;
         drop(guard);
-        // A store elsewhere is told of it, and that takes a moment; its ttl is a minute.
+        // A remote store gets the release in the background, well before the TTL of a minute.
         let started = Instant::now();
         while remaining(&limiter, "slots", &alice).await == 0 {
-            assert!(
-                started.elapsed() < Duration::from_secs(20),
-                "round {round}: the slot was not given back"
-            );
+            assert!(started.elapsed() < Duration::from_secs(20), "round {round}: the slot was not released");
             tokio::task::yield_now().await;
         }
     }

@@ -1,4 +1,4 @@
-//! Waiting times: exact on the store's own clock, whatever this machine is busy with.
+//! Conformance cases of times: waits, resets and delays are exact on the store's clock.
 
 use std::future::{IntoFuture, poll_fn};
 use std::task::Poll;
@@ -31,14 +31,14 @@ pub(super) async fn retry(world: World) {
                 .await;
                 assert!(
                     charge(&limiter, &facts, costs[1]).await.allowed(),
-                    "{what}: a peek is as good as a check"
+                    "{what}: a peek agrees with a check"
                 );
                 break;
             }
         }
     }
-    // Layered: the longest of all waits is enough. Limits on several servers have no clock in common by which
-    // that could be told to the microsecond: there it is enough that waiting helps.
+    // Layered: the longest of all waits is enough. Limits on several servers share no clock that could prove it to
+    // the microsecond: there the case only asserts that waiting helps.
     let limiter = world.limiter(RATES.map(short));
     let facts = user("layered");
     let (_, at) = exhaust(&limiter, &facts, 2).await;
@@ -97,7 +97,7 @@ fn queue() -> Limit {
     Limit::new("queue", Quota::per_day(10).burst(5)).by("user").algorithm(Algorithm::LeakyBucket)
 }
 
-/// When the n-th after `first` leaves: a place in line is a tenth of a day, and ticks are milliseconds.
+/// When the n-th after `first` leaves: a position in the queue is a tenth of a day, and ticks are milliseconds.
 fn leaves(first: Time, place: u64) -> Time {
     Time::from_micros(first.as_micros() / 1_000 * 1_000) + Span::from_secs(8_640 * place)
 }
@@ -109,7 +109,11 @@ pub(super) async fn leaky_delay(world: World) {
     assert_eq!((first.allowed(), first.delay()), (true, Span::ZERO));
     for place in 1..5 {
         let peek = peek(&limiter, &alice, 1).await;
-        assert_eq!(peek.time() + peek.delay(), leaves(first.time(), place), "what a check would be told");
+        assert_eq!(
+            peek.time() + peek.delay(),
+            leaves(first.time(), place),
+            "the delay that a check would get"
+        );
         let decision = charge(&limiter, &alice, 1).await;
         assert!(decision.allowed());
         assert_eq!(decision.time() + decision.delay(), leaves(first.time(), place));
@@ -144,7 +148,7 @@ pub(super) async fn hold(world: World) {
     let second = check(secs(8_640)).await;
     assert!(second.allowed());
     assert_eq!(second.time() + second.delay(), leaves(first.time(), 1));
-    // Who is refused for that pays nowhere else.
+    // A request refused for its delay is charged by no other limit.
     let limiter = world.limiter([queue(), ten(Algorithm::FixedWindow)]);
     for _ in 0..3 {
         let refused = decided(limiter.check(&alice).hold(secs(60)).await.expect("a valid request"));
@@ -167,14 +171,14 @@ pub(super) async fn staggered(world: World) {
         assert!(reset <= secs(86_400));
         let end = (decision.time() + reset).as_micros();
         ends.insert(end);
-        // Every node shifts a key alike, and sees one count.
+        // Every node shifts a key by the same offset and sees one count.
         let second = charge(&other, &facts, 1).await;
         let reset = second.binding().expect("a limit").outcome().reset_after.expect("it is known");
         assert_eq!((second.allowed(), (second.time() + reset).as_micros()), (true, end), "{name}");
         let refused = charge(&limiter, &facts, 1).await;
         let retry = refused.retry_after().expect("the window ends");
         assert_eq!((refused.time() + retry).as_micros(), end, "{name}");
-        // What was charged in a window of the key's own is given back there.
+        // A charge in a staggered window is refunded in that window.
         assert_eq!(other.refund(&decision.charge().expect("admitted")).await, Correction::Done);
         world.remains(&limiter, "limit", &facts, 2).await;
     }
@@ -187,8 +191,8 @@ pub(super) async fn staggered(world: World) {
 }
 
 pub(super) async fn until_allowed(world: World) {
-    // One each 20 ms; but a settled shortfall keeps everybody out for the first two seconds, so that all who
-    // come meanwhile find nothing free.
+    // One unit each 20 ms; but a settled shortfall uses up the first two seconds, so that all requests that arrive
+    // meanwhile have to wait.
     let limit = Limit::new("limit", Quota::per(1, millis(20)).burst(100));
     let limiter = world.limiter([limit]);
     let nobody = Facts::new();
@@ -198,7 +202,7 @@ pub(super) async fn until_allowed(world: World) {
     assert_eq!(limiter.settle(&charge, Costs::Request(200)).await, Ok(Correction::Done));
     let mut waiting: Vec<_> = (0..8).map(|_| Some(limiter.until_allowed(&nobody).into_future())).collect();
     let mut passed = Vec::new();
-    // The first is refused and stands in line: whoever comes now, finds the line and stands behind.
+    // The first is refused and queues; all later ones queue behind it.
     let first = waiting[0].as_mut().expect("it waits");
     tokio::select! {
         _ = first => panic!("nothing is free"),
@@ -220,9 +224,9 @@ pub(super) async fn until_allowed(world: World) {
     let numbers: Vec<usize> = passed.iter().map(|(number, _)| *number).collect();
     assert_eq!(numbers, (0..8).collect::<Vec<_>>());
     assert!(passed.is_sorted_by_key(|(_, time)| *time), "{passed:?}");
-    assert!(passed[0].1 >= reserved.time() + secs(2), "nobody passed before there was room");
+    assert!(passed[0].1 >= reserved.time() + secs(2), "a request passed too early");
     let never = decided(limiter.until_allowed(&nobody).cost(101).await.expect("a valid request"));
-    assert!(!never.allowed(), "what no waiting cures is told at once");
+    assert!(!never.allowed(), "a cost that never fits is refused at once");
 }
 
 pub(super) async fn expiry(world: World) {
@@ -244,7 +248,7 @@ pub(super) async fn expiry(world: World) {
             keys.retain(|(name, _)| before.iter().all(|(other, _)| other != name));
             keys
         };
-        // The one second may be over before its key is looked at.
+        // A period of one second may be over before its key is read.
         let found = news(&before).await;
         if let [(key, expires)] = &found[..] {
             within(key, *expires, decision.time(), decision.time() + fresh);
@@ -269,11 +273,11 @@ pub(super) async fn expiry(world: World) {
     drop(held.slot.expect("one is free").keep());
 }
 
-/// A key that was written then, and is needed until, goes neither before nor much later.
+/// Asserts that a key written at `written` and needed until `until` expires neither earlier nor much later.
 fn within(key: &str, expires: i64, written: Time, until: Time) {
     let expires = u64::try_from(expires).expect("it expires") * 1_000;
     let needed = until.since(written).as_micros();
     let latest = until.as_micros() + needed.min(60_000_000) + 1_000_000;
-    assert!(expires >= until.as_micros(), "`{key}` goes {} µs early", until.as_micros() - expires);
-    assert!(expires <= latest, "`{key}` goes {} µs late", expires - latest);
+    assert!(expires >= until.as_micros(), "`{key}` expires {} µs early", until.as_micros() - expires);
+    assert!(expires <= latest, "`{key}` expires {} µs late", expires - latest);
 }

@@ -1,4 +1,4 @@
-//! A store in which nobody has charged anything yet, and how cases ask it.
+//! An empty store for one conformance case, and helpers to use it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,7 +16,7 @@ use tollkeeper::{
 
 use crate::redis::Client;
 
-/// The algorithms of a rate.
+/// The rate algorithms: all but concurrency.
 pub(super) const RATES: [Algorithm; 5] = [
     Algorithm::TokenBucket,
     Algorithm::LeakyBucket,
@@ -25,7 +25,7 @@ pub(super) const RATES: [Algorithm; 5] = [
     Algorithm::SlidingLog,
 ];
 
-/// Long enough for a machine that does other things too.
+/// Long enough for a busy machine.
 const PATIENT: Duration = Duration::from_secs(20);
 
 /// A kind of store.
@@ -39,25 +39,25 @@ pub struct Place {
 struct Remote {
     url: RedisUrl,
     format: Format,
-    /// Whether a refusal may hold what it took for another round trip.
+    /// Whether a refusal may keep its charges for another round trip, until they are rolled back.
     undoes: bool,
     /// Connections to every server that holds keys.
     servers: Arc<dyn Fn() -> Vec<Client> + Send + Sync>,
 }
 
 impl Place {
-    /// In this process.
+    /// The memory store.
     pub fn memory() -> Place {
         Place { name: "memory", remote: None }
     }
 
-    /// Where this URL leads; `servers` connects to every server that holds keys.
+    /// The Redis store at this URL; `servers` connects to every server that holds keys.
     pub fn redis(
         name: &'static str,
         url: &str,
         servers: impl Fn() -> Vec<Client> + Send + Sync + 'static,
     ) -> Place {
-        let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
+        let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is not a Redis URL") };
         let undoes = matches!(url.servers, tollkeeper::config::Servers::Cluster { .. });
         let remote = Remote { url, format: Format::Readable, undoes, servers: Arc::new(servers) };
         Place { name, remote: Some(remote) }
@@ -66,11 +66,11 @@ impl Place {
     /// The same with compact keys.
     #[must_use]
     pub fn compact(mut self) -> Place {
-        self.remote.as_mut().expect("memory has no names of keys").format = Format::Compact;
+        self.remote.as_mut().expect("the memory store has no key names").format = Format::Compact;
         self
     }
 
-    /// What it is called.
+    /// The column title.
     pub fn name(&self) -> &str {
         self.name
     }
@@ -82,7 +82,7 @@ impl fmt::Debug for Place {
     }
 }
 
-/// What a case is given.
+/// The store of one case.
 #[derive(Clone, Debug)]
 pub struct World {
     place: Place,
@@ -104,18 +104,18 @@ impl World {
             opened: Arc::default(),
         };
         if world.undoes() {
-            // So long it is remembered that something was undone.
+            // The markers of rollbacks live this long.
             world.needs(secs(60));
         }
         world
     }
 
-    /// Something is needed for so long.
+    /// Notes that a state may be needed for `span`.
     pub(super) fn needs(&self, span: Span) {
         self.needed.fetch_max(span.as_micros(), Relaxed);
     }
 
-    /// A limiter with connections of its own.
+    /// A limiter with its own connections.
     pub(super) fn limiter(&self, limits: impl IntoIterator<Item = Limit>) -> Limiter {
         let policy = self.policy(limits);
         match &self.place.remote {
@@ -124,7 +124,7 @@ impl World {
         }
     }
 
-    /// Puts other limits in force.
+    /// Replaces the limits.
     pub(super) fn replace(&self, limiter: &Limiter, limits: impl IntoIterator<Item = Limit>) {
         limiter.replace_policy(self.policy(limits));
     }
@@ -133,7 +133,7 @@ impl World {
     pub(super) fn policy(&self, limits: impl IntoIterator<Item = Limit>) -> Policy {
         let policy = Policy::new(limits.into_iter().collect()).expect("valid limits");
         for grant in policy.rules().iter().flat_map(|rule| rule.grants()) {
-            // What grants nothing keeps no state.
+            // A quota of zero keeps no state.
             if let Grant::Limited { quota, .. } = grant
                 && quota.count() > 0
             {
@@ -145,7 +145,7 @@ impl World {
         policy
     }
 
-    /// The store by itself, with connections of its own.
+    /// The store alone, with its own connections.
     pub(super) fn store(&self) -> Arc<dyn Store> {
         let Some(remote) = &self.place.remote else { return Arc::new(self.memory.clone()) };
         let options =
@@ -153,23 +153,23 @@ impl World {
         let settings = ResilientSettings { deadline: PATIENT, ..ResilientSettings::default() };
         let store = RedisStore::open(&remote.url, options);
         let store = Arc::new(Resilient::new(store, settings, MemoryStore::default()));
-        self.opened.lock().expect("nobody panics with it").push(Arc::clone(&store));
+        self.opened.lock().expect("not poisoned").push(Arc::clone(&store));
         store
     }
 
-    /// How often the store failed, by kind; nothing if it did not.
+    /// How often the store failed, by kind; empty if it did not.
     pub(super) fn failures(&self) -> Vec<(FailureKind, u64)> {
-        let opened = self.opened.lock().expect("nobody panics with it");
+        let opened = self.opened.lock().expect("not poisoned");
         let of = |kind| (kind, opened.iter().map(|store| store.failures(kind)).sum());
         FailureKind::ALL.into_iter().map(of).filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Another store of the same kind, with which this one shares nothing.
-    pub(super) fn elsewhere(&self) -> World {
+    /// Another store of the same kind that shares nothing with this one.
+    pub(super) fn unrelated(&self) -> World {
         World::new(&self.place)
     }
 
-    /// Sees that so much remains: at once, or where a refusal has to be undone, soon.
+    /// Asserts that `expected` units remain: at once, or soon where a refusal must be rolled back.
     pub(super) async fn remains(&self, limiter: &Limiter, limit: &str, facts: &Facts<'_>, expected: u64) {
         let started = Instant::now();
         loop {
@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    /// Whether a refusal may hold what it took for another round trip.
+    /// Whether a refusal may keep its charges for another round trip, until they are rolled back.
     pub(super) fn undoes(&self) -> bool {
         self.place.remote.as_ref().is_some_and(|remote| remote.undoes)
     }
@@ -192,7 +192,7 @@ impl World {
         self.place.remote.is_some()
     }
 
-    /// The states and markers of this case, with when they go, in milliseconds since the epoch.
+    /// The states and markers of this case, with their expiry in Unix milliseconds.
     pub(super) fn keys(&self) -> Vec<(String, i64)> {
         let own = format!("{}:1:", self.prefix);
         let shared = ["secret", "policy"].map(|what| format!("{own}{what}"));
@@ -207,7 +207,7 @@ impl World {
         keys.map(|(name, expires)| (String::from_utf8(name).expect("a readable name"), expires)).collect()
     }
 
-    /// Every key goes by itself, but for what all nodes share, and none much later than it is needed.
+    /// Checks that every key expires, except the secret and the policy, and none much later than needed.
     pub(super) fn check_keys(&self) -> Result<(), String> {
         let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_micros();
         let needed = u128::from(self.needed.load(Relaxed));
@@ -246,28 +246,28 @@ pub(super) async fn charge(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> D
     decided(limiter.check(facts).cost(cost).await.expect("a valid request"))
 }
 
-/// Says what a check would.
+/// Peeks: the decision that a check would get.
 pub(super) async fn peek(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> Decision {
     decided(limiter.peek(facts).cost(cost).await.expect("a valid request"))
 }
 
-/// How each limit stands.
+/// The usage of each limit.
 pub(super) async fn usage(limiter: &Limiter, facts: &Facts<'_>) -> Decision {
     decided(limiter.usage(facts).await.expect("a valid request"))
 }
 
-/// What remains at a limit.
+/// The remaining units of a limit.
 pub(super) async fn remaining(limiter: &Limiter, limit: &str, facts: &Facts<'_>) -> u64 {
     usage(limiter, facts).await.limit(limit).expect("the limit applies").outcome().remaining
 }
 
-/// A decision, which the store has made and nobody in its place.
+/// Asserts that the store made the decision, not a fallback.
 pub(super) fn decided(decision: Decision) -> Decision {
     assert_eq!(decision.degraded(), None, "the store did not answer");
     decision
 }
 
-/// Waits until the store's clock says so.
+/// Waits until the store's clock reaches `time`.
 pub(super) async fn wait_until(limiter: &Limiter, facts: &Facts<'_>, time: Time) {
     loop {
         let now = usage(limiter, facts).await.time();
@@ -278,7 +278,7 @@ pub(super) async fn wait_until(limiter: &Limiter, facts: &Facts<'_>, time: Time)
     }
 }
 
-/// Looks until the store's clock has passed `time`, and sees that the answer changes exactly then.
+/// Polls until the store's clock has passed `time`, and asserts that the result changes exactly then.
 pub(super) async fn changes_at<F>(what: &str, time: Time, mut look: F)
 where
     F: AsyncFnMut() -> (Time, bool),
@@ -294,13 +294,13 @@ where
     }
 }
 
-/// Leaves the machine to others until shortly before that time, and asks on from then.
+/// Sleeps for part of the time left, so that polling becomes dense only shortly before `time`.
 async fn come_near(now: Time, time: Time) {
     let left = time.since(now).as_micros();
     tokio::time::sleep(Duration::from_micros(left.saturating_sub(5_000) / 2)).await;
 }
 
-/// Charges until one is refused, and says when that may come again.
+/// Charges until a request is refused, and returns the refusal and when a retry can pass.
 pub(super) async fn exhaust(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> (Decision, Time) {
     loop {
         let decision = charge(limiter, facts, cost).await;
@@ -311,12 +311,12 @@ pub(super) async fn exhaust(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> 
     }
 }
 
-/// So many milliseconds.
+/// A duration of `millis` milliseconds.
 pub(super) fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// So many seconds.
+/// A span of `secs` seconds.
 pub(super) fn secs(secs: u64) -> Span {
     Span::from_secs(secs)
 }

@@ -37,18 +37,18 @@ pub enum Endpoint {
 /// One row of the routing table.
 #[derive(Debug)]
 pub struct Route {
-    /// Its path, such as `/v1/check`.
+    /// The path, such as `/v1/check`.
     pub path: &'static str,
-    /// Its method.
+    /// The method.
     pub method: Method,
-    /// What it is.
+    /// The endpoint it leads to.
     pub endpoint: Endpoint,
-    /// Who may.
+    /// The permission that it needs.
     pub permission: Permission,
 }
 
 const fn route(method: Method, path: &'static str, endpoint: Endpoint, permission: Permission) -> Route {
-    Route { path, method, call, permission }
+    Route { path, method, endpoint, permission }
 }
 
 /// Every route. They are searched in this order, so the most frequent one comes first.
