@@ -382,7 +382,7 @@ fn a_primary_that_becomes_a_replica_and_is_promoted_again() {
         wait(lasts());
         client.text("REPLICAOF NO ONE");
     });
-    assert!(history.logs.iter().any(|line| line.contains("it is a replica")), "{:?}", history.logs);
+    assert!(history.logs.iter().any(|line| line.contains("the server is a replica")), "{:?}", history.logs);
 }
 
 #[test]
@@ -572,7 +572,7 @@ async fn a_node_starts_on_a_replica() {
     let server = Server::start();
     let url = by_socket(&server);
     server.connect().text("REPLICAOF 127.0.0.1 1");
-    starts_in_trouble("replica", &url, &["it is a replica"], || {
+    starts_in_trouble("replica", &url, &["the server is a replica"], || {
         server.connect().text("REPLICAOF NO ONE");
     })
     .await;
@@ -598,7 +598,7 @@ async fn a_node_starts_with_a_database_that_is_not_there() {
         server.socket()
     });
     let url = format!("redis://{}/99", proxy.address());
-    starts_in_trouble("wrong database", &url, &["out of range", "number of the database"], || {
+    starts_in_trouble("wrong database", &url, &["out of range", "database number"], || {
         server.kill();
         server.restart_with(&["databases 100"]);
     })
@@ -953,7 +953,7 @@ async fn no_client_gets_the_decision_of_another() {
             }
         );
         proxy.fault(Fault::None);
-        let foreign = store.failures(FailureKind::Nonsense);
+        let foreign = store.failures(FailureKind::Protocol);
         println!("{fault:?}: {refused} refused, {admitted} admitted, {foreign} foreign replies");
         assert!(foreign > 0, "{fault:?}: no stream was out of step");
         // A connection that is out of step is replaced, and the store decides again.

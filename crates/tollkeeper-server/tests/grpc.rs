@@ -64,7 +64,8 @@ async fn refusals_over_grpc_are_logged() {
     eventually("the refusal is logged", || server.log().contains("refused"));
     let log = server.log();
     let line = log.lines().find(|line| line.contains("refused")).unwrap();
-    for field in [r#"limit="per-user""#, r#"key=["alice"]"#, "cost=1", "retry_after=", r#"transport="grpc""#] {
+    for field in [r#"limit="per-user""#, r#"key=["alice"]"#, "cost=1", "retry_after=", r#"transport="grpc""#]
+    {
         assert!(line.contains(field), "{field}: {line}");
     }
 }
