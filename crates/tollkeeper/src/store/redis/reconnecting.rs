@@ -149,7 +149,7 @@ impl ReconnectingConnection {
         }
     }
 
-    /// The number of the connection, once the first attempt is over; 0 if there is none.
+    /// Waits for the first attempt, and returns the number of the connection; 0 without a connection.
     pub(crate) async fn ready(&self) -> u64 {
         self.connection().await.map_or(0, |(number, _)| number)
     }
