@@ -27,7 +27,7 @@ fn a_store_that_fails_is_named_with_its_cause_at_a_bounded_rate_and_no_key_is() 
         assert!(!server.check(&format!(r#"{{"user":"{user}"}}"#)), "`deny` refuses");
         server.post("/v1/check", &format!(r#"{{"facts":{{"ip":"{user}"}}}}"#));
     }
-    server.logs("limits go by their failure policy");
+    server.logs("limits follow their failure policy");
     server.signal("TERM");
     let ended = server.ended();
     assert!(!ended.log.contains("s3cret"), "{}", ended.log);
