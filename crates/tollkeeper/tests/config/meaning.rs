@@ -13,7 +13,7 @@ use tollkeeper::{Algorithm, OnStoreFailure, Policy, Span, facts};
 use super::{config, environment, files, messages, parse, yaml};
 
 #[test]
-fn what_is_not_said_has_the_defaults_of_the_documentation() {
+fn omitted_settings_have_the_documented_defaults() {
     let config = config("limits: [{ name: a, by: ip, rate: 10/s }]");
     assert_eq!(config.store, StoreUrl::Memory);
     assert_eq!((config.memory.max_keys, config.memory.max_log_bytes), (1_000_000, 268_435_456));
@@ -85,7 +85,7 @@ limits:
 }
 
 #[test]
-fn a_limit_says_itself_who_answers_for_the_store() {
+fn each_limit_has_its_own_failure_policy() {
     let config = config(
         "on_store_failure: deny\nlimits: [{ name: a, rate: 1/s }, { name: b, rate: 1/s, on_store_failure: allow }]",
     );
@@ -362,8 +362,9 @@ fn no_message_names_a_type_of_rust() {
     }
 }
 
+/// No warning is given without a reason.
 #[test]
-fn warnings_leave_a_file_usable_and_none_is_given_without_reason() {
+fn warnings_leave_a_file_usable() {
     for text in [
         "limits: [{ name: a, by: ip, rate: 1/s }]",
         "limits: [{ name: a, rate: 1/s }]",
