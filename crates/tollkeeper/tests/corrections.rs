@@ -1,4 +1,4 @@
-//! Refund, reserve and settle: what can be given back, what cannot, and that it happens once.
+//! Refund, reserve and settle: what can be refunded, what cannot, and that a charge is corrected at most once.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 

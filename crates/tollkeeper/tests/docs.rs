@@ -1,5 +1,4 @@
-//! The documentation says nothing that is not so: its links lead somewhere, the tests it names exist,
-//! and its numbers are what the product answers.
+//! Checks the documentation: its links work, the tests that it names exist, and its numbers are those of the product.
 
 use std::fs;
 use std::path::{Path, PathBuf};

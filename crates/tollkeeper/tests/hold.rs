@@ -1,4 +1,4 @@
-//! Requests that a leaky bucket delays are held: each as long as it must be, in the order of coming.
+//! Requests that a leaky bucket delays: each continues at its departure time, in FIFO order.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! The limiter as an application sees it: what it decides, in what order, and what it refuses to read.
+//! The limiter's public API: its decisions, their order, and the input that it rejects.
 
 mod support;
 

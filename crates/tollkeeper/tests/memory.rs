@@ -1,4 +1,4 @@
-//! The memory store at its limits: the cap holds, and no limit is exceeded for it.
+//! The memory store at its capacity: the cap on keys holds, and no limit is exceeded because of it.
 
 mod support;
 

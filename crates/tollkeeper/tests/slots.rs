@@ -1,4 +1,4 @@
-//! Slots of concurrency limits: held, released, renewed, and given back by time.
+//! Slots of concurrency limits: held, released, renewed, and expired.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Snapshots: a restart keeps the counts, and a broken file is refused in words.
+//! Snapshots: a restart keeps the counts, and a damaged file is refused with a clear message.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 

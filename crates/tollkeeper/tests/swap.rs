@@ -1,4 +1,4 @@
-//! Limits that change while they are in use, and handles, which follow them.
+//! Replacing the policy of a running limiter, and handles, which follow the change.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 

@@ -1,6 +1,6 @@
-//! Many threads at once: limits are exact, whichever way a request comes.
+//! Many threads at once: limits are exact on every path of a request.
 //!
-//! The clock stands, so that nothing drains and the limit is a number to compare with.
+//! The clock does not move, so nothing drains, and the number of admitted requests must equal the limit.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 

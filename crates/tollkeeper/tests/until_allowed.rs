@@ -1,7 +1,7 @@
-//! Waiting in line: first come, first served, and nobody pays before their turn.
+//! Waiting with `until_allowed`: waiters are admitted in FIFO order, and are charged only when admitted.
 //!
-//! Nothing here waits for real. A crowd of futures is polled by hand, each only when it has been woken,
-//! so a wake-up that is lost shows; the clock is turned to where the next sleeper wants it.
+//! These tests do not wait in real time. They poll many futures by hand, each only after it was woken, so a lost
+//! wake-up is noticed. The clock is advanced to the time of the next sleeper.
 
 mod support;
 

@@ -1,5 +1,4 @@
-//! The config file, as its users meet it: files that are right, files that are not and what is said of
-//! them, and files that were never meant to be a config.
+//! The config file: valid files, invalid files with their error reports, and files that were never meant as a config.
 
 mod hostile;
 mod meaning;

@@ -1,5 +1,4 @@
-//! What a file means: limits as the core has them, defaults, shares, variables, and limits shown as they
-//! are written.
+//! How a config file is resolved: limits of the core, defaults, shares, variables, and limits as they are displayed.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The schema judged by a tool that knows nothing of us: it accepts what we accept and, as far as a schema
-//! can, refuses what we refuse.
+//! The JSON schema, checked with an independent validator: it accepts what the parser accepts and, as far as a schema
+//! can, rejects what the parser rejects.
 
 use std::collections::BTreeSet;
 use std::fs;

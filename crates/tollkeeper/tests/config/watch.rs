@@ -1,4 +1,4 @@
-//! Changes of the file are seen within a second, however they are made.
+//! Changes of the config file are noticed within a second, however they are made.
 
 use std::fs;
 use std::path::{Path, PathBuf};

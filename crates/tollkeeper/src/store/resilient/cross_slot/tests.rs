@@ -259,7 +259,7 @@ async fn refused_key_is_peeked_at_before_charging() {
     assert!(narrow.forget(toll.get(1).key));
     assert!(bench.check().await.allowed());
     assert_eq!(bench.asked().len(), 4, "a look, and what it costs");
-    assert_eq!(lock(&bench.store.remote().undone).len(), 1, "nothing else was charged in vain");
+    assert_eq!(lock(&bench.store.remote().undone).len(), 1, "no other charge was undone");
 }
 
 #[tokio::test]
