@@ -1,4 +1,4 @@
-//! What is answered when a store does not. The store here does what it is told; real ones that die are in
+//! Decisions while the remote store fails. The store here is simulated; faults of real servers are tested in
 //! `tests/`.
 
 use std::sync::Arc;
@@ -249,7 +249,7 @@ async fn five_failures_open_the_breaker_and_one_probe_closes_it() {
     assert_eq!((bench.asked(), bench.store.breaker()), (5, BreakerState::Open));
     assert_eq!(bench.store.failures(FailureKind::Connection), 5);
 
-    // Longer than any jitter. The probe fails, and again nobody is asked.
+    // Longer than any jitter. The probe fails, and the store is not called again.
     bench.hand.advance(Span::from_millis(1_250));
     for _ in 0..50 {
         bench.check().await;

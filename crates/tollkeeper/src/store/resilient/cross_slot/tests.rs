@@ -72,10 +72,10 @@ impl Remote for Servers {
         }))
     }
 
-    fn undo<'a>(&'a self, part: &'a PartialToll, ruling: &'a Reply) -> StoreFuture<'a, RemoteResult<()>> {
+    fn undo<'a>(&'a self, part: &'a PartialToll, reply: &'a Reply) -> StoreFuture<'a, RemoteResult<()>> {
         StoreFuture::Later(Box::pin(async move {
             self.hands.acquire().await.unwrap().forget();
-            let charge = Decision::new(part.toll.clone(), ruling.clone()).charge().expect("it was charged");
+            let charge = Decision::new(part.toll.clone(), reply.clone()).charge().expect("it was charged");
             let changes = charge.refund(Costs::All).unwrap();
             let name = part.toll.get(0).rule.name();
             let fixes = charge.fixes(part.toll.policy(), &changes);
@@ -158,8 +158,8 @@ impl Bench {
 
     async fn decide(&self, verb: Verb, facts: &Facts<'_>) -> Decision {
         let toll = self.policy.toll(verb, facts, 1).unwrap();
-        let ruling = self.store.decide(&toll).await;
-        Decision::new(toll, ruling)
+        let reply = self.store.decide(&toll).await;
+        Decision::new(toll, reply)
     }
 
     async fn check(&self) -> Decision {
@@ -177,8 +177,8 @@ impl Bench {
         }
         let place = self.policy.find(server).unwrap().0;
         let toll = self.policy.toll(Verb::Usage, &facts! { "user" => "alice" }, 1).unwrap().part(&[place]);
-        let ruling = self.store.remote().servers[server].store.decide(&toll);
-        Decision::new(toll, ruling).limit(server).unwrap().outcome().remaining
+        let reply = self.store.remote().servers[server].store.decide(&toll);
+        Decision::new(toll, reply).limit(server).unwrap().outcome().remaining
     }
 
     fn asked(&self) -> Vec<(String, Verb)> {
@@ -321,15 +321,15 @@ fn number_of_remembered_refused_keys_is_bounded() {
         let user = user.to_string();
         bench.policy.toll(Verb::Check, &facts! { "user" => &user }, 1).unwrap()
     };
-    let ruling = {
-        let mut ruling = Reply::default();
-        ruling.push(LimitReply::Nothing);
-        ruling
+    let reply = {
+        let mut reply = Reply::default();
+        reply.push(LimitReply::Nothing);
+        reply
     };
     for user in 0..5 * REMEMBERED {
         let part =
             PartialToll { server: Server::default(), toll: of(user).part(&[0]), places: vec![0], id: 0 };
-        refused.remember(&[(part, ruling.clone())]);
+        refused.remember(&[(part, reply.clone())]);
         assert!(refused.any(&of(user)));
     }
     assert!(!refused.any(&of(0)), "the oldest are forgotten");
