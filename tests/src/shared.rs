@@ -150,24 +150,24 @@ impl<'c> Pair<'c> {
         let first = self.ids + 1 - tolls.len() as u64;
         let batch = Batch::new(asked, Nonce::new(0xFEDC_BA98_7654_3210));
         let now = Time::from_micros(self.now);
-        let (rulings, disagreements) = if batch.call().keys.is_empty() {
-            (batch.rulings_without_store(now), 0)
+        let (replies, disagreements) = if batch.call().keys.is_empty() {
+            (batch.replies_without_store(now), 0)
         } else {
             let answer = match self.run(batch.call()) {
                 Ok(answer) => answer,
                 Err(error) => return Some(error),
             };
-            let Ok(rulings) = batch.rulings(&answer) else { return Some(format!("malformed: {answer:?}")) };
-            (rulings.rulings, rulings.disagreements)
+            let Ok(reply) = batch.read_reply(&answer) else { return Some(format!("malformed: {answer:?}")) };
+            (reply.replies, reply.disagreements)
         };
         if disagreements > 0 {
             return Some(format!("{disagreements} verdicts of Lua are not those of Rust: {tolls:#?}"));
         }
         self.tally.batches += 1;
-        for (index, (toll, ruling)) in tolls.iter().zip(rulings).enumerate() {
+        for (index, (toll, reply)) in tolls.iter().zip(replies).enumerate() {
             let expected = self.reference.decide(toll, now, first + index as u64);
             let expected = Decision::new(toll.clone(), expected);
-            let actual = Decision::new(toll.clone(), ruling);
+            let actual = Decision::new(toll.clone(), reply);
             if shown(&actual) != shown(&expected) {
                 return Some(format!("{}\nand not\n{}\nfor {toll:#?}", shown(&actual), shown(&expected)));
             }

@@ -224,7 +224,7 @@ fn documented_metrics_exist_and_panels_show_data() {
         shared.metric("tollkeeper_breaker_state") > 0.0
     });
     assert!(shared.metric("tollkeeper_fallback_total{limit=\"per-user\",policy=\"local\"}") > 0.0);
-    let errors: f64 = ["timeout", "connection", "full", "refused", "nonsense"]
+    let errors: f64 = ["timeout", "connection", "full", "refused", "protocol"]
         .iter()
         .map(|kind| shared.metric(&format!("tollkeeper_store_errors_total{{kind=\"{kind}\"}}")))
         .sum();

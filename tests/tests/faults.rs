@@ -390,7 +390,7 @@ fn demoted_primary_is_reported_and_used_after_promotion() {
         wait(lasts());
         client.text("REPLICAOF NO ONE");
     });
-    assert!(history.logs.iter().any(|line| line.contains("it is a replica")), "{:?}", history.logs);
+    assert!(history.logs.iter().any(|line| line.contains("the server is a replica")), "{:?}", history.logs);
 }
 
 #[test]
@@ -584,7 +584,7 @@ async fn node_starts_on_a_replica() {
     let server = Server::start();
     let url = by_socket(&server);
     server.connect().text("REPLICAOF 127.0.0.1 1");
-    starts_in_trouble("replica", &url, &["it is a replica"], || {
+    starts_in_trouble("replica", &url, &["the server is a replica"], || {
         server.connect().text("REPLICAOF NO ONE");
     })
     .await;
@@ -610,7 +610,7 @@ async fn node_starts_with_a_missing_database() {
         server.socket()
     });
     let url = format!("redis://{}/99", proxy.address());
-    starts_in_trouble("wrong database", &url, &["out of range", "number of the database"], || {
+    starts_in_trouble("wrong database", &url, &["out of range", "database number"], || {
         server.kill();
         server.restart_with(&["databases 100"]);
     })
@@ -965,7 +965,7 @@ async fn no_check_gets_the_decision_of_another() {
             }
         );
         proxy.fault(Fault::None);
-        let foreign = store.failures(FailureKind::Nonsense);
+        let foreign = store.failures(FailureKind::Protocol);
         println!("{fault:?}: {refused} refused, {admitted} admitted, {foreign} foreign replies");
         assert!(foreign > 0, "{fault:?}: no reply stream was out of sync");
         // A connection that is out of sync is replaced, and the store decides again.

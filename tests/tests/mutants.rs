@@ -172,8 +172,8 @@ fn time_differs(client: &mut Client, mutate: fn(String) -> String) -> Option<Str
     let before = server_time(client);
     let answer = client.run(&script, &[call.keys[0].as_bytes()], &[&call.args[0]]).expect("valid");
     let after = server_time(client);
-    let ruling = batch.rulings(&answer).expect("valid").rulings.remove(0);
-    let time = Decision::new(toll, ruling).time();
+    let reply = batch.read_reply(&answer).expect("valid").replies.remove(0);
+    let time = Decision::new(toll, reply).time();
     (time < before || time > after).then(|| format!("{time:?} is not between {before:?} and {after:?}"))
 }
 

@@ -187,7 +187,7 @@ async fn foreign_policy_key_is_reported_and_can_be_set() {
     let mut node = PolicyNode::start(&server.url()).await;
     assert_eq!(node.grants(), (100, 1));
     let failure = node.shared.get().await.unwrap_err().to_string();
-    assert!(failure.contains("`tk:1:policy` holds something else than limits"), "{failure}");
+    assert!(failure.contains("`tk:1:policy` does not contain limits"), "{failure}");
     let version = node.shared.set(&node.limits(4), None).await.unwrap();
     soon(node.sees(version)).await;
     assert_eq!(node.grants(), (4, version));

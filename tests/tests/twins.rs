@@ -139,10 +139,10 @@ fn foreign_values_count_as_empty_and_are_overwritten() {
             let call = batch.call();
             let keys: Vec<&[u8]> = call.keys.iter().map(String::as_bytes).collect();
             let answer = client.run(call.script, &keys, &[&call.args[0]]).unwrap();
-            let ruled = batch.rulings(&answer).unwrap();
-            assert_eq!(ruled.disagreements, 0);
-            for ruling in ruled.rulings {
-                let decision = Decision::new(toll.clone(), ruling);
+            let reply = batch.read_reply(&answer).unwrap();
+            assert_eq!(reply.disagreements, 0);
+            for reply in reply.replies {
+                let decision = Decision::new(toll.clone(), reply);
                 assert!(decision.allowed(), "{value}");
                 for answer in decision.limits() {
                     assert_eq!(answer.outcome().remaining, left, "{value}: {}", answer.name());

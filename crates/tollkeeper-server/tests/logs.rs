@@ -27,7 +27,7 @@ fn store_failure_is_logged_with_its_cause() {
         assert!(!server.check(&format!(r#"{{"user":"{user}"}}"#)), "`deny` refuses");
         server.post("/v1/check", &format!(r#"{{"facts":{{"ip":"{user}"}}}}"#));
     }
-    server.logs("limits go by their failure policy");
+    server.logs("limits follow their failure policy");
     server.signal("TERM");
     let ended = server.ended();
     assert!(!ended.log.contains("s3cret"), "{}", ended.log);

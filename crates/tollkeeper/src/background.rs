@@ -1,6 +1,6 @@
-//! A runtime of this library's own, on one thread, for calls that no other runtime can work for.
+//! The library's own tokio runtime, on one background thread, for calls from outside of a runtime.
 //!
-//! It is started when it is first needed, and once in each process.
+//! It is started when it is first needed, once in each process.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -48,7 +48,7 @@ pub(crate) fn ambient() -> Option<Handle> {
     if BLOCKED.get() { None } else { Handle::try_current().ok() }
 }
 
-/// Runs `future` in the runtime that polls it, or in the background one if there is none.
+/// Runs `future` in the runtime that polls it; outside of a runtime, in the background one.
 pub(crate) async fn within<F: Future>(future: F) -> io::Result<F::Output> {
     let mut future = pin!(future);
     poll_fn(|context| {
@@ -60,7 +60,7 @@ pub(crate) async fn within<F: Future>(future: F) -> io::Result<F::Output> {
     .await
 }
 
-/// Spawns a task on the runtime that this is called in, or on the background one if there is none.
+/// Spawns a task on the current runtime; outside of a runtime, on the background one.
 pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
     match ambient() {
         Some(ambient) => ambient.spawn(task),

@@ -1,19 +1,19 @@
-//! A line of the log that could repeat itself with every request: one a second says as much as a thousand.
+//! Limits a log line that could be written for every request to once a second.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use tollkeeper_core::Time;
 
-/// A line, and when it was written.
+/// The throttle of one log line.
 #[derive(Debug, Default)]
 pub(crate) struct LogThrottle {
-    /// When it was last written, in seconds, and how often it was not since.
+    /// When the line was last written, in seconds, and how often it was skipped since.
     written: AtomicU64,
     silent: AtomicU64,
 }
 
 impl LogThrottle {
-    /// Writes it, with how often it was not written since, unless it was in this second.
+    /// Calls `write` with the number of skipped lines, unless the line was already written in this second.
     pub(crate) fn write(&self, now: Time, write: impl FnOnce(u64)) {
         let second = now.as_micros() / 1_000_000;
         if self.written.swap(second, Relaxed) == second {

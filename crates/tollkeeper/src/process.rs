@@ -1,7 +1,7 @@
-//! Values that belong to one process: a process that was forked makes its own.
+//! Values that belong to one process: a forked process creates its own.
 //!
-//! A forked process has the memory of its parent, but only the thread that forked. What other threads work on (a
-//! runtime, connections) is lost to it, and must not be touched: its sockets are the parent's.
+//! A forked process has a copy of its parent's memory, but only the thread that forked. It must not use what other
+//! threads drive, such as a runtime or connections: those threads do not exist, and the sockets are the parent's.
 
 use std::sync::OnceLock;
 
@@ -28,7 +28,7 @@ impl<T> PerProcess<T> {
         self.find(std::process::id()).ok()
     }
 
-    /// The value of this process, made now if need be. Of several threads that make one at once, one wins.
+    /// The value of this process, created on first use. If several threads create one at the same time, one wins.
     pub(crate) fn get_or_try_init<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         let process = std::process::id();
         match self.find(process) {

@@ -5,16 +5,16 @@ use std::hash::{BuildHasher, Hasher};
 
 use tollkeeper_core::Secret;
 
-/// Sixteen bytes that nobody can guess.
+/// Sixteen unpredictable bytes.
 ///
-/// The standard library seeds its hash maps from the operating system and offers no other way to its
-/// random numbers. Each `RandomState` is SipHash under a key drawn there, and a keyed hash of distinct
-/// messages is as good as the key is.
+/// The standard library seeds its hash maps from the operating system and offers no other access to its random
+/// numbers. Each `RandomState` is SipHash with such a key, and its hashes of distinct messages are as unpredictable as
+/// the key.
 pub fn secret() -> Secret {
     let (state, process) = (RandomState::new(), std::process::id());
     let word = |number: u8| {
         let mut hasher = state.build_hasher();
-        // A forked process has the keys of the thread that forked it.
+        // A forked process inherits the keys of the thread that forked it, so the process ID is hashed, too.
         hasher.write_u32(process);
         hasher.write_u8(number);
         hasher.finish().to_le_bytes()
@@ -25,7 +25,7 @@ pub fn secret() -> Secret {
     Secret(secret)
 }
 
-/// A number that nobody else draws.
+/// A random number that most likely no other call returns.
 pub(crate) fn number() -> u64 {
     let mut hasher = RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());

@@ -1,19 +1,18 @@
-//! The synchronisation that the store and the queues use.
+//! Locks and atomics for the store and the queues.
 //!
-//! From the standard library, or, under `--cfg shuttle`, from a scheduler that tries many
-//! interleavings of the same program: see `tests/shuttle.rs`.
+//! They come from the standard library or, with `--cfg shuttle`, from a scheduler that tries many interleavings
+//! of the same program: see `tests/shuttle.rs`.
 
 #[cfg(shuttle)]
 pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
 #[cfg(not(shuttle))]
 pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 
-/// Locks, whatever happened to the last holder: nothing that is held under these locks panics between
-/// two writes that belong together.
+/// Locks a mutex and ignores poisoning: no code under these locks panics between two writes that belong together.
 ///
-/// The locks here are held for less time than it takes to go to sleep, or to carry a cache line to
-/// another core and back: who does not get one looks again after a while, and a longer while each time,
-/// so that those who wait leave the line to the one who holds it.
+/// These locks are held for less time than a thread needs to go to sleep, or a cache line to move to another core
+/// and back. So a thread that does not get the lock spins with growing pauses, which leave the cache line to the
+/// holder.
 #[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     match mutex.try_lock() {

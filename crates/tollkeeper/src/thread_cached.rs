@@ -1,8 +1,8 @@
-//! What is in force: read millions of times a second, and replaced once in a while.
+//! A value that threads read millions of times a second and that is rarely replaced, such as the active policy.
 //!
-//! Each thread keeps a share of it that no other thread touches, with a counter of its own: reading is
-//! a comparison of two numbers, and threads do not wait for each other's cache lines. A share is renewed
-//! when the number says that what is in force has been replaced.
+//! Each thread caches a share of it that no other thread touches, with a reference counter of its own. A read compares
+//! two version numbers, and threads do not contend for cache lines. A thread renews its share when the version shows
+//! that the value was replaced.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

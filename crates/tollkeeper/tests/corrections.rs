@@ -1,4 +1,4 @@
-//! Refund, reserve and settle: what can be given back, what cannot, and that it happens once.
+//! Refund, reserve and settle: what can be refunded, what cannot, and that a charge is corrected at most once.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -44,8 +44,9 @@ fn a_fixed_window_gives_everything_back_while_the_window_runs() {
     check(Algorithm::FixedWindow, 4, secs(60), Correction::Unknown, 10);
 }
 
+/// The rest comes from the previous window.
 #[test]
-fn a_sliding_window_gives_back_from_this_window_and_then_from_the_last() {
+fn sliding_window_refunds_the_current_window_first() {
     check(Algorithm::SlidingWindow, 10, Span::ZERO, Correction::Done, 10);
     check(Algorithm::SlidingWindow, 10, secs(59), Correction::Done, 10);
     check(Algorithm::SlidingWindow, 10, secs(60), Correction::Done, 10);
@@ -54,7 +55,7 @@ fn a_sliding_window_gives_back_from_this_window_and_then_from_the_last() {
 }
 
 #[test]
-fn a_sliding_log_gives_back_while_the_charge_is_inside_the_period() {
+fn sliding_log_refunds_a_charge_within_the_period() {
     check(Algorithm::SlidingLog, 4, Span::ZERO, Correction::Done, 10);
     check(Algorithm::SlidingLog, 4, Span::from_micros(59_999_999), Correction::Done, 10);
     check(Algorithm::SlidingLog, 4, secs(60), Correction::Unknown, 10);
@@ -86,7 +87,7 @@ fn a_token_bucket_gives_back_what_cannot_have_drained_since() {
 }
 
 #[test]
-fn a_part_of_a_token_bucket_is_given_back_as_far_as_it_has_not_drained() {
+fn token_bucket_refunds_what_has_not_drained() {
     let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     let first = paid(&limiter, &alice, 5);
@@ -128,8 +129,9 @@ fn a_late_refund_cannot_free_newer_use() {
     }
 }
 
+/// A longer limit beside it keeps the charge valid.
 #[test]
-fn a_refund_beside_a_longer_limit_frees_nothing_newer_at_the_shorter_one() {
+fn late_refund_frees_nothing_newer_at_a_shorter_limit() {
     for algorithm in RATES {
         let day = Limit::new("day", Quota::per_day(100)).algorithm(Algorithm::FixedWindow);
         let (limiter, hand) = limiter([day, ten(algorithm)]);
@@ -160,7 +162,7 @@ fn a_part_can_be_given_back_and_no_more_than_was_charged() {
 }
 
 #[test]
-fn a_refund_gives_back_to_every_limit_of_the_toll_and_to_no_other() {
+fn refund_reaches_every_limit_of_the_toll_and_no_other() {
     let shadow = Limit::new("shadow", Quota::per_minute(4)).by("user").mode(Mode::Shadow);
     let limits = [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog].map(ten);
     let (limiter, _) = limiter(limits.into_iter().chain([shadow]));
@@ -198,7 +200,7 @@ fn costs_of_a_fact_and_of_the_request_are_corrected_apart() {
 }
 
 #[test]
-fn a_refund_under_a_raised_rate_counts_what_may_have_drained_since() {
+fn refund_under_a_raised_rate_counts_what_has_drained() {
     let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     let charge = paid(&limiter, &alice, 5);
@@ -212,7 +214,7 @@ fn a_refund_under_a_raised_rate_counts_what_may_have_drained_since() {
 }
 
 #[test]
-fn a_refund_under_a_lowered_rate_is_bounded_by_the_rate_of_the_charge() {
+fn refund_under_a_lowered_rate_uses_the_rate_of_the_charge() {
     let fast = Limit::new("token-bucket", Quota::per_minute(60).burst(10)).by("user");
     let (limiter, hand) = limiter([fast]);
     let alice = user("alice");
@@ -224,8 +226,9 @@ fn a_refund_under_a_lowered_rate_is_bounded_by_the_rate_of_the_charge() {
     assert_eq!(remaining(&limiter, "token-bucket", &alice), 7);
 }
 
+/// The quota has the same period.
 #[test]
-fn a_refund_under_another_quota_of_the_same_period_gives_back_the_cost() {
+fn refund_under_another_quota_returns_the_cost() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog] {
         for count in [5, 100] {
             let (limiter, _) = limiter([ten(algorithm)]);
@@ -279,7 +282,7 @@ fn a_surplus_comes_back_in_full_from_windows_and_logs() {
 }
 
 #[test]
-fn a_token_bucket_returns_of_a_surplus_what_it_has_not_refilled_meanwhile() {
+fn token_bucket_returns_the_surplus_not_yet_refilled() {
     let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     let charge = reserved(&limiter, &alice, 10);
@@ -338,7 +341,7 @@ fn used(limiter: &Limiter, algorithm: Algorithm, facts: &Facts<'_>) -> u64 {
 }
 
 #[test]
-fn a_shortfall_is_charged_above_the_limit_but_never_beyond_twice_it() {
+fn shortfall_is_charged_up_to_twice_the_limit() {
     for algorithm in RATES {
         let check = |actual: u64, expected: u64| {
             let (limiter, _) = limiter([ten_an_hour(algorithm)]);

@@ -1,5 +1,4 @@
-//! The documentation says nothing that is not so: its links lead somewhere, the tests it names exist,
-//! and its numbers are what the product answers.
+//! Checks the documentation: its links work, the tests that it names exist, and its numbers are those of the product.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,7 +104,7 @@ fn every_algorithm_is_documented_with_its_picture() {
 // What follows are the sequences of docs/algorithms.md, all under 10 per 10 s.
 
 #[test]
-fn around_an_edge_a_fixed_window_admits_20_in_a_fifth_of_a_second() {
+fn fixed_window_admits_20_within_200_ms_around_an_edge() {
     let admitted = |algorithm| {
         let mut key = Key::new(algorithm);
         key.admitted(9_900, 10) + key.admitted(10_100, 10)
@@ -125,7 +124,7 @@ fn the_worst_case_of_a_sliding_window_is_19_in_nine_seconds() {
 }
 
 #[test]
-fn a_sliding_window_holds_those_who_go_on_asking_to_the_quota() {
+fn sliding_window_holds_persistent_clients_to_the_quota() {
     for start in [0, 2_500, 7_500, 9_950] {
         let mut key = Key::new(Algorithm::SlidingWindow);
         let asked = (start..200_000).step_by(50);
@@ -138,7 +137,7 @@ fn a_sliding_window_holds_those_who_go_on_asking_to_the_quota() {
 }
 
 #[test]
-fn a_token_bucket_admits_19_in_ten_seconds_and_a_twentieth_in_the_next_instant() {
+fn token_bucket_admits_19_in_10_s_and_one_right_after() {
     let mut key = Key::new(Algorithm::TokenBucket);
     let admitted: u64 = (0..10_000).step_by(50).map(|at| key.admitted(at, 15)).sum();
     assert_eq!(admitted, 19);

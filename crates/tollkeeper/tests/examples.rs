@@ -1,7 +1,7 @@
-//! Every example runs, does what it says, and says something; the README shows the first of them.
+//! Every example runs and prints what it documents; the README shows the first one.
 //!
-//! Cargo builds the examples before it runs the tests of a package, unless it is told to build one test
-//! alone: run this with `cargo test -p tollkeeper`.
+//! Cargo builds the examples before it runs all tests of a package, but not before a single test: run this with
+//! `cargo test -p tollkeeper`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What the store takes of memory, and that it gives it back.
+//! How much memory the memory store takes, and that it frees it.
 
 #![expect(unsafe_code, reason = "a global allocator, which counts, is unsafe by its signature")]
 

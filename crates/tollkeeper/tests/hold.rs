@@ -1,4 +1,4 @@
-//! Requests that a leaky bucket delays are held: each as long as it must be, in the order of coming.
+//! Requests that a leaky bucket delays: each continues at its departure time, in FIFO order.
 
 use std::sync::{Arc, Mutex};
 
@@ -41,7 +41,7 @@ async fn settle() {
 }
 
 #[tokio::test]
-async fn who_is_held_goes_on_at_its_time_and_in_the_order_of_coming() {
+async fn delayed_requests_continue_on_time_and_in_fifo_order() {
     let (limiter, hand) = limiter();
     let gone = Arc::default();
     for number in 0..20 {
@@ -61,8 +61,9 @@ async fn who_is_held_goes_on_at_its_time_and_in_the_order_of_coming() {
     assert_eq!(*gone.lock().unwrap(), (0..20).collect::<Vec<_>>());
 }
 
+/// Requests of other keys do not wait either.
 #[tokio::test]
-async fn who_leaves_holds_nobody_up_and_other_keys_do_not_wait() {
+async fn dropped_delay_blocks_no_other_request() {
     let (limiter, hand) = limiter();
     let gone = Arc::default();
     let mut tasks = Vec::new();
@@ -84,7 +85,7 @@ async fn who_leaves_holds_nobody_up_and_other_keys_do_not_wait() {
 }
 
 #[tokio::test]
-async fn what_is_refunded_of_chosen_limits_is_given_back_and_the_rest_kept() {
+async fn refund_of_chosen_limits_keeps_the_other_charges() {
     let login = Limit::new("login", Quota::per_hour(5)).by("user").deduct_when(StatusSet::of([401]));
     let all = Limit::new("all", Quota::per_hour(100)).by("user");
     let limiter = Limiter::builder().limit(login).limit(all).build().unwrap();
@@ -97,9 +98,10 @@ async fn what_is_refunded_of_chosen_limits_is_given_back_and_the_rest_kept() {
     assert_eq!(remaining, [5, 99]);
 }
 
+/// The policy that its facts were read for.
 #[tokio::test]
-async fn a_request_may_be_decided_by_the_policy_that_its_facts_were_read_for() {
-    let limiter = Limiter::builder().limit(Limit::new("old", Quota::per_hour(1))).build().unwrap();
+async fn request_can_be_decided_by_an_older_policy() {
+    let limiter = Limiter::builder().limit(Limit::new("old", Quota::per_hour(1))).build().await.unwrap();
     let old = limiter.policy();
     limiter.replace(vec![Limit::new("new", Quota::per_hour(1)).by("user")]).unwrap();
     let decision = limiter.acquire(&facts! {}).under(&old).cost(1).await.unwrap().decision;

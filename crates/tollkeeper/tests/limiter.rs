@@ -1,4 +1,4 @@
-//! The limiter as an application sees it: what it decides, in what order, and what it refuses to read.
+//! The limiter's public API: its decisions, their order, and the input that it rejects.
 
 mod support;
 
@@ -98,8 +98,9 @@ fn usage_looks_at_cost_1_whatever_a_limit_charges() {
     assert!(limiter.usage(&user("alice")).wait().unwrap().allowed());
 }
 
+/// The other limits charge the cost of the request.
 #[test]
-fn a_limit_with_a_cost_fact_charges_its_number_and_the_others_the_cost() {
+fn cost_fact_applies_only_to_its_limit() {
     let tokens = Limit::new("tokens", Quota::per_minute(100)).by("user").cost("tokens");
     let (limiter, _) = limiter([tokens, ten(Algorithm::FixedWindow)]);
     let asked = facts! { "user" => "alice", "tokens" => 60 };
@@ -404,8 +405,9 @@ fn a_leaky_bucket_says_when_each_request_leaves() {
     assert_eq!(charge(&limiter, &nobody, 1).delay(), millis(250));
 }
 
+/// Such a request is charged nothing.
 #[test]
-fn a_caller_that_cannot_hold_so_long_is_refused_and_charged_nothing() {
+fn delay_beyond_the_callers_maximum_is_refused() {
     let queue = Limit::new("queue", Quota::per_second(10).burst(5)).algorithm(Algorithm::LeakyBucket);
     let (limiter, hand) = limiter([queue, ten(Algorithm::FixedWindow)]);
     let alice = user("alice");
@@ -689,7 +691,7 @@ fn a_decision_is_not_made_before_it_is_awaited() {
 }
 
 #[test]
-fn an_observer_is_told_of_every_decision() {
+fn observer_sees_every_decision() {
     #[derive(Debug, Default)]
     struct Seen(std::sync::Mutex<Vec<(bool, Verb)>>);
     impl tollkeeper::Observer for Seen {

@@ -1,4 +1,4 @@
-//! The memory store at its limits: the cap holds, and no limit is exceeded for it.
+//! The memory store at its capacity: the cap on keys holds, and no limit is exceeded because of it.
 
 mod support;
 
@@ -37,8 +37,9 @@ fn names(prefix: &str, count: usize) -> Vec<String> {
     (0..count).map(|number| format!("{prefix}{number}")).collect()
 }
 
+/// Ten times as many new keys as the cap.
 #[test]
-fn a_flood_of_ten_times_the_cap_moves_no_key_that_was_there_before() {
+fn flood_of_new_keys_evicts_no_known_key() {
     const MAX_KEYS: usize = 20_000;
     for algorithm in COUNTED {
         let hand = clock();
@@ -95,8 +96,9 @@ fn as_many_live_keys_as_the_cap_says_fit_without_sharing() {
     }
 }
 
+/// It is not counted as an overflow.
 #[test]
-fn a_peek_at_a_full_store_shows_the_shared_state_and_is_not_counted() {
+fn peek_at_a_full_store_shows_the_shared_cell() {
     let store = store(1, &clock());
     let limiter = on(&store, [hourly(Algorithm::FixedWindow), brief()]);
     occupy(&limiter, "a");
@@ -108,8 +110,9 @@ fn a_peek_at_a_full_store_shows_the_shared_state_and_is_not_counted() {
     assert_eq!((store.overflows(), store.keys()), (1, 1));
 }
 
+/// Together they are admitted no more than one key would be.
 #[test]
-fn keys_without_a_place_share_one_state_and_admit_no_more_than_one_key_would() {
+fn overflowing_keys_share_one_quota() {
     for algorithm in COUNTED {
         let hand = clock();
         let store = store(1, &hand);
@@ -175,7 +178,7 @@ fn a_refused_key_that_gets_its_own_place_is_still_refused() {
 }
 
 #[test]
-fn only_what_is_as_good_as_fresh_makes_room() {
+fn only_states_equal_to_fresh_ones_are_dropped() {
     let hand = clock();
     let store = store(100, &hand);
     // Full again after six seconds for each unit.
@@ -219,7 +222,7 @@ fn room_comes_back_when_states_are_fresh_again() {
 }
 
 #[test]
-fn a_key_whose_state_is_swept_away_in_the_middle_of_a_toll_starts_fresh() {
+fn key_swept_during_a_toll_starts_fresh() {
     for algorithm in RATES {
         let hand = clock();
         let store = store(400, &hand);
@@ -255,7 +258,7 @@ fn together(
 }
 
 #[test]
-fn two_keys_of_one_toll_in_one_shared_state_are_charged_together() {
+fn two_keys_of_a_toll_in_one_cell_are_charged_together() {
     for algorithm in COUNTED {
         let store = store(1, &clock());
         let policy = Arc::new(Policy::new(vec![hourly(algorithm), brief()]).unwrap());
@@ -282,8 +285,9 @@ fn two_keys_of_one_toll_in_one_shared_state_are_charged_together() {
     }
 }
 
+/// Another key of the same toll uses that cell.
 #[test]
-fn a_log_that_moves_into_a_shared_state_is_not_lost_to_another_key_of_the_toll() {
+fn log_moved_into_a_cell_keeps_its_stamps() {
     // Room for one key and for one log of 64 bytes: nine stamps of seven.
     let hand = clock();
     let store = MemoryStore::new(Capacity { max_keys: 1, max_log_bytes: 64 }, Clock::manual(&hand));
@@ -389,8 +393,9 @@ fn step(hand: &ManualClock, back: bool) {
     hand.set(Time::from_micros(if back { micros - 3_600_000_000 } else { micros + 3_600_000_000 }));
 }
 
+/// The limit refuses no longer than it says.
 #[test]
-fn a_clock_that_steps_back_an_hour_gives_no_credit_and_refuses_no_longer_than_it_says() {
+fn clock_stepping_back_an_hour_gives_no_credit() {
     for algorithm in RATES {
         let (limiter, hand) = limiter([ten(algorithm)]);
         let alice = user("alice");
@@ -415,7 +420,7 @@ fn a_clock_that_steps_back_an_hour_gives_no_credit_and_refuses_no_longer_than_it
 }
 
 #[test]
-fn a_clock_that_steps_back_a_little_goes_on_with_the_state_as_it_stands() {
+fn clock_stepping_back_a_little_keeps_the_state() {
     for (algorithm, retry) in [
         (Algorithm::TokenBucket, 16),
         (Algorithm::LeakyBucket, 16),
@@ -437,8 +442,9 @@ fn a_clock_that_steps_back_a_little_goes_on_with_the_state_as_it_stands() {
     }
 }
 
+/// Stepping back afterwards gives no second one.
 #[test]
-fn a_clock_that_steps_forward_an_hour_gives_one_burst_and_no_second_when_it_steps_back() {
+fn clock_stepping_forward_an_hour_gives_one_burst() {
     for algorithm in RATES {
         let (limiter, hand) = limiter([ten(algorithm)]);
         let alice = user("alice");
@@ -457,7 +463,7 @@ fn a_clock_that_steps_forward_an_hour_gives_one_burst_and_no_second_when_it_step
 }
 
 #[test]
-fn a_clock_that_jumps_to_and_fro_admits_no_more_than_a_burst_for_every_step_forward() {
+fn jumping_clock_admits_one_burst_per_forward_step() {
     for algorithm in RATES {
         let (limiter, hand) = limiter([ten(algorithm)]);
         let alice = user("alice");

@@ -51,8 +51,9 @@ fn now<F: IntoFuture>(future: F) -> F::Output {
     future::block_on(future.into_future())
 }
 
+/// The tolls lock several shards.
 #[test]
-fn layered_tolls_over_several_shards_are_exact_and_never_lock_each_other_out() {
+fn layered_tolls_are_exact_and_never_deadlock() {
     explore(4_000, || {
         let limits = vec![
             window("all", 4),
@@ -263,7 +264,7 @@ fn one_a_second() -> Vec<Limit> {
 }
 
 #[test]
-fn who_waits_passes_in_order_and_no_turn_is_lost() {
+fn waiters_are_admitted_in_order_and_none_is_lost() {
     explore(3_000, || {
         let (limiter, _, hand) = limiter(512, one_a_second());
         charge(&limiter, &Facts::new());

@@ -1,4 +1,4 @@
-//! Slots of concurrency limits: held, released, renewed, and given back by time.
+//! Slots of concurrency limits: held, released, renewed, and expired.
 
 mod support;
 
@@ -41,8 +41,9 @@ fn as_many_slots_are_held_as_the_limit_says() {
     assert_eq!(free(&limiter), 3);
 }
 
+/// The other limits are charged the cost.
 #[test]
-fn a_request_of_any_cost_takes_one_slot_and_pays_the_other_limits() {
+fn request_of_any_cost_takes_one_slot() {
     let rate = Limit::new("rate", Quota::per_minute(10).burst(10)).by("user");
     let (limiter, _) = limiter([slots(3), rate]);
     let alice = user("alice");
@@ -90,7 +91,7 @@ fn a_kept_slot_outlives_its_guard_until_it_is_released() {
 }
 
 #[test]
-fn a_slot_released_twice_frees_nobody_elses() {
+fn slot_released_twice_frees_no_other_slot() {
     let (limiter, _) = limiter([slots(2)]);
     let first = held(&limiter, &user("alice")).keep();
     let _second = held(&limiter, &user("alice"));
@@ -220,8 +221,9 @@ fn acquire_without_a_concurrency_limit_is_a_check() {
     assert!(acquired.decision.charge().is_some());
 }
 
+/// No new slot is granted until enough are released.
 #[test]
-fn fewer_slots_take_none_away_and_let_nobody_in() {
+fn lowering_the_slot_limit_keeps_held_slots() {
     let (limiter, _) = limiter([slots(3)]);
     let alice = user("alice");
     let mut guards: Vec<SlotGuard> = (0..3).map(|_| held(&limiter, &alice)).collect();
@@ -247,7 +249,7 @@ fn a_slot_of_a_forgotten_key_is_not_held_any_more() {
 }
 
 #[test]
-fn a_clock_that_steps_back_keeps_slots_held_for_no_longer_than_twice_their_ttl() {
+fn clock_stepping_back_holds_slots_for_two_ttls_at_most() {
     let (limiter, hand) = limiter([slots(1)]);
     let slot = held(&limiter, &user("alice")).keep();
     hand.set(tollkeeper::Time::from_micros(START.as_micros() - 3_600_000_000));

@@ -1,4 +1,4 @@
-//! Snapshots: a restart keeps the counts, and a broken file is refused in words.
+//! Snapshots: a restart keeps the counts, and a damaged file is refused with a clear message.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -104,8 +104,9 @@ fn what_was_saved_is_loaded_for_every_algorithm() {
     assert_eq!(stands(&again, "nobody"), stands(&limiter, "nobody"));
 }
 
+/// The totals are the numbers of keys and of log bytes.
 #[test]
-fn a_loaded_store_counts_keys_and_log_bytes_and_can_be_saved_again() {
+fn restored_store_has_its_totals_and_can_be_saved() {
     let hand = clock();
     let mut store = store(1_000, &hand);
     let limiter = on(&store, every_kind());
@@ -174,7 +175,7 @@ fn time_counts_while_nothing_runs() {
 }
 
 #[test]
-fn charges_and_slots_outlive_a_restart_and_so_does_that_they_were_refunded() {
+fn charges_slots_and_refunds_survive_a_restart() {
     let hand = clock();
     let store = store(1_000, &hand);
     let limits = || [ten(Algorithm::FixedWindow), ten(Algorithm::SlidingLog)];
@@ -215,7 +216,7 @@ fn slots() -> Limit {
 }
 
 #[test]
-fn no_charge_that_was_refunded_is_refunded_again_after_a_restart() {
+fn refunded_charge_stays_refunded_after_a_restart() {
     let hand = clock();
     let store = store(10_000, &hand);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
@@ -366,7 +367,7 @@ fn a_file_with_something_behind_its_end_is_refused() {
 }
 
 #[test]
-fn a_file_that_is_refused_is_moved_away_and_the_store_starts_empty() {
+fn refused_snapshot_is_moved_and_the_store_starts_empty() {
     let check = |bytes: &[u8], problem: &str| {
         let folder = Folder::new();
         fs::write(folder.file(), bytes).unwrap();
@@ -607,7 +608,7 @@ fn closing_tells_that_nothing_was_saved() {
 }
 
 #[test]
-fn snapshots_go_to_their_file_every_ten_seconds_unless_said_otherwise() {
+fn snapshots_are_written_every_10_s_by_default() {
     let expected = Snapshots { path: PathBuf::from("/tmp/state"), every: Duration::from_secs(10) };
     assert_eq!(Snapshots::to("/tmp/state"), expected);
 }

@@ -1,4 +1,4 @@
-//! Limits that change while they are in use, and handles, which follow them.
+//! Replacing the policy of a running limiter, and handles, which follow the change.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -38,8 +38,9 @@ fn ten_an_hour() -> Limit {
     Limit::new("another", Quota::per_hour(10)).by("user")
 }
 
+/// Changing back finds the old state.
 #[test]
-fn another_period_or_algorithm_starts_afresh_and_the_old_one_is_found_again() {
+fn changed_period_or_algorithm_starts_fresh() {
     for algorithm in RATES {
         let (limiter, _) = limiter([ten(algorithm)]);
         let alice = user("alice");
@@ -234,7 +235,7 @@ fn a_handle_follows_a_swap() {
 }
 
 #[test]
-fn who_reads_the_policy_may_ask_the_limiter_meanwhile() {
+fn limiter_can_be_used_while_its_policy_is_read() {
     let (limiter, _) = limiter([ten_an_hour()]);
     let (alice, handle) = (user("alice"), limiter.handle("another").unwrap());
     limiter.with_policy(|policy| {
@@ -309,7 +310,7 @@ fn a_handle_refuses_the_bad_input_that_a_check_refuses() {
 }
 
 #[test]
-fn a_handle_of_a_closed_limit_refuses_and_of_a_shadow_limit_lets_pass() {
+fn handle_of_a_closed_limit_refuses_unless_shadow() {
     let (limiter, _) = limiter([
         Limit::new("closed", Allowance::Nothing).by("user"),
         ten(Algorithm::SlidingLog).mode(Mode::Shadow),
@@ -328,7 +329,7 @@ fn a_handle_of_a_closed_limit_refuses_and_of_a_shadow_limit_lets_pass() {
 
 /// Whoever misuses a service is blocked while it runs: the key is known by then, and its state is there.
 #[test]
-fn a_known_key_that_is_granted_nothing_any_more_is_refused_for_ever() {
+fn known_key_with_a_quota_of_zero_is_refused_for_ever() {
     for algorithm in RATES {
         let by_user = |name: &str| Limit::new(name, Quota::per_minute(10)).by("user").algorithm(algorithm);
         let (limiter, hand) = limiter([by_user("one"), by_user("two")]);

@@ -1,6 +1,6 @@
-//! Many threads at once: limits are exact, whichever way a request comes.
+//! Many threads at once: limits are exact on every path of a request.
 //!
-//! The clock stands, so that nothing drains and the limit is a number to compare with.
+//! The clock does not move, so nothing drains, and the number of admitted requests must equal the limit.
 
 #![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
 
@@ -65,7 +65,7 @@ fn shared(limits: impl IntoIterator<Item = Limit>) -> (MemoryStore, Limiter) {
 }
 
 #[test]
-fn sixty_four_threads_on_one_key_are_admitted_exactly_to_the_limit() {
+fn many_threads_admit_exactly_the_limit_on_one_key() {
     for algorithm in RATES {
         let (_, limiter) = shared([limit(algorithm, 50)]);
         let admitted = AtomicU64::new(0);
@@ -95,7 +95,7 @@ fn a_fresh_key_asked_for_by_all_threads_at_once_is_one_key() {
 }
 
 #[test]
-fn handles_and_checks_on_one_key_are_admitted_exactly_to_the_limit() {
+fn handles_and_checks_admit_exactly_the_limit() {
     for algorithm in RATES {
         let (_, limiter) = shared([limit(algorithm, 40)]);
         let handle = limiter.handle(algorithm.name()).unwrap();
@@ -241,8 +241,9 @@ fn handles_follow_swaps_that_move_the_limit_about() {
     });
 }
 
+/// At most the limit plus the refunded units are admitted.
 #[test]
-fn refunds_in_parallel_admit_no_more_than_the_limit_and_what_was_given_back() {
+fn parallel_refunds_admit_no_more_than_was_refunded() {
     for algorithm in
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
     {
@@ -324,8 +325,9 @@ fn no_more_slots_are_held_than_there_are() {
     assert!(served.load(SeqCst) > 200);
 }
 
+/// Known keys notice nothing.
 #[test]
-fn the_cap_holds_and_known_keys_notice_nothing_while_threads_flood_the_store() {
+fn cap_holds_while_threads_flood_the_store() {
     const MAX_KEYS: usize = 2_000;
     let store = store(MAX_KEYS, &clock());
     let limiter = on(&store, [limit(Algorithm::TokenBucket, 10), limit(Algorithm::SlidingLog, 10)]);

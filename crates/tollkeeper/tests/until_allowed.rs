@@ -1,7 +1,7 @@
-//! Waiting in line: first come, first served, and nobody pays before their turn.
+//! Waiting with `until_allowed`: waiters are admitted in FIFO order, and are charged only when admitted.
 //!
-//! Nothing here waits for real. A crowd of futures is polled by hand, each only when it has been woken,
-//! so a wake-up that is lost shows; the clock is turned to where the next sleeper wants it.
+//! These tests do not wait in real time. They poll many futures by hand, each only after it was woken, so a lost
+//! wake-up is noticed. The clock is advanced to the time of the next sleeper.
 
 mod support;
 
@@ -127,7 +127,7 @@ fn fifty_callers_of_one_key_pass_in_the_order_they_came() {
 }
 
 #[test]
-fn somebody_who_may_pass_does_not_wait() {
+fn admissible_request_does_not_wait() {
     let (limiter, hand) = limiter([ten(Algorithm::FixedWindow)]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
@@ -154,7 +154,7 @@ fn nothing_is_charged_before_the_turn_comes() {
 }
 
 #[test]
-fn who_leaves_the_line_holds_nobody_up() {
+fn dropped_waiter_blocks_no_other() {
     // The head, somebody in the middle, the last, and several.
     for leaving in [&[1][..], &[4], &[7], &[1, 2, 3], &[1, 4, 7], &[6, 7], &[2, 1]] {
         let (limiter, hand) = limiter([one_a_second()]);
@@ -178,7 +178,7 @@ fn who_leaves_the_line_holds_nobody_up() {
 }
 
 #[test]
-fn who_leaves_right_after_being_called_calls_the_next() {
+fn waiter_dropped_after_its_wakeup_wakes_the_next() {
     let (limiter, hand) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
@@ -323,7 +323,7 @@ fn lines_of_different_keys_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn a_head_that_another_key_refuses_moves_to_the_end_of_that_line() {
+fn head_refused_by_another_key_joins_that_queue_last() {
     let by_ip = Limit::new("ip", Quota::per(1, Duration::from_secs(10)).burst(1)).by("ip");
     let (limiter, hand) = limiter([one_a_second(), by_ip]);
     let of = |user: &'static str, ip: &'static str| facts! { "user" => user, "ip" => ip };
@@ -421,7 +421,7 @@ fn only_the_head_of_a_line_asks_the_store() {
 }
 
 #[test]
-fn who_waits_when_the_limit_goes_passes() {
+fn waiter_passes_when_its_limit_is_removed() {
     let (limiter, hand) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
@@ -433,7 +433,7 @@ fn who_waits_when_the_limit_goes_passes() {
 }
 
 #[test]
-fn who_waits_when_the_period_changes_waits_under_the_new_one() {
+fn waiter_follows_a_changed_period() {
     let (limiter, hand) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
@@ -449,7 +449,7 @@ fn who_waits_when_the_period_changes_waits_under_the_new_one() {
 }
 
 #[test]
-fn who_waits_when_the_rate_is_raised_profits() {
+fn waiter_profits_from_a_raised_rate() {
     let (limiter, hand) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();

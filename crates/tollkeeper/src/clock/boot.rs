@@ -1,11 +1,10 @@
-//! Microseconds since the machine was booted, suspension included.
+//! Reads the microseconds since boot, including suspension, faster than the kernel's clock.
 //!
-//! The kernel's clock is right and costs about 25 ns; the processor's counter costs 10 and means
-//! nothing by itself. So the counter only measures the way since this thread last asked the kernel, and
-//! never for longer than `REACH` ticks, about a millisecond. A counter that jumps, that differs between
-//! cores or that changes its pace on another host can put a reading off by that much and not more; one
-//! that stands still makes the thread late for as long as it stands. A thread never sees time go back.
-//! `docs/adr/0001-clock.md` has the measurements.
+//! The kernel's clock is accurate and takes about 25 ns. The processor's counter takes 10 ns but has no fixed rate. So
+//! the counter only measures the time since this thread last read the kernel's clock, for at most `REACH` ticks, about
+//! a millisecond. A counter that jumps, that differs between cores or that changes its rate on another host can make a
+//! reading wrong by that much at most. A counter that stops makes the thread's time stop with it. A thread never sees
+//! time go back. `docs/adr/0001-clock.md` has the measurements.
 
 pub(super) use source::micros;
 
@@ -16,7 +15,7 @@ fn kernel_nanos() -> u64 {
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
 }
 
-/// Elsewhere there is no such clock: the standard library's may stand still during a suspension.
+/// Other systems have no such clock: the standard library's may stop during a suspension.
 #[cfg(not(target_os = "linux"))]
 fn kernel_nanos() -> u64 {
     use std::sync::OnceLock;
@@ -40,14 +39,14 @@ mod source {
 
     use super::kernel_nanos;
 
-    /// How many ticks of the counter a thread goes without asking the kernel.
+    /// How many ticks of the counter a thread goes without reading the kernel's clock.
     const REACH: u64 = 1 << 21;
-    /// How long the counter is compared with the kernel's clock before its pace is believed.
+    /// How long the counter is compared with the kernel's clock before its rate is used, in nanoseconds.
     const CALIBRATION: u64 = 20_000_000;
-    /// A prediction that is off by more than this means that the pace has changed.
+    /// A prediction that is off by more than this, in nanoseconds, means that the rate has changed.
     const SURPRISE: u64 = 50_000;
 
-    /// How many ticks may pass while the kernel is asked: more, and the thread was interrupted.
+    /// The most ticks that reading the kernel's clock takes. After more, the thread was interrupted.
     const UNDISTURBED: u64 = 1 << 14;
 
     /// A moment on both clocks.
@@ -58,10 +57,10 @@ mod source {
     }
 
     thread_local! {
-        /// When this thread last asked the kernel.
+        /// When this thread last read the kernel's clock.
         static ASKED: Cell<Moment> = const { Cell::new(Moment { ticks: 0, nanos: 0 }) };
-        /// What this thread was told last.
-        static TOLD: Cell<u64> = const { Cell::new(0) };
+        /// The latest time that this thread has returned, in nanoseconds.
+        static LATEST: Cell<u64> = const { Cell::new(0) };
     }
 
     /// Nanoseconds in 2^32 ticks; 0 while that is not known.
@@ -76,10 +75,10 @@ mod source {
         let ticks = counter().wrapping_sub(asked.ticks);
         let nanos =
             if ticks < REACH && pace > 0 { asked.nanos + nanos_in(ticks, pace) } else { ask(asked, pace) };
-        // Counters of two cores may differ a little: who has moved to another must not hear an earlier time.
-        let told = nanos.max(TOLD.get());
-        TOLD.set(told);
-        told / 1_000
+        // Counters of two cores may differ a little: a thread that moved to another core must not see time go back.
+        let latest = nanos.max(LATEST.get());
+        LATEST.set(latest);
+        latest / 1_000
     }
 
     /// At most `2 * REACH` ticks at fewer than 2^34 ns (a counter of 250 MHz): the product fits.

@@ -1,4 +1,4 @@
-//! A clock that stands until it is turned: tests do not sleep.
+//! A clock that only moves when it is set, so that tests do not sleep.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -7,7 +7,7 @@ use tollkeeper_core::{Span, Time};
 
 use crate::sync::{Mutex, lock};
 
-/// A clock that is turned by hand, forward and back. Clones are one clock.
+/// A clock that only moves when it is set, forward or back. Clones share one time.
 ///
 /// ```
 /// use tollkeeper::{Clock, ManualClock, Span, Time};
@@ -27,7 +27,7 @@ struct Dial {
 }
 
 impl ManualClock {
-    /// A clock that stands at `now`.
+    /// A clock that shows `now`.
     pub fn new(now: Time) -> ManualClock {
         ManualClock(Arc::new(Mutex::new(Dial { now, sleepers: Vec::new() })))
     }
@@ -37,13 +37,13 @@ impl ManualClock {
         lock(&self.0).now
     }
 
-    /// Turns it forward.
+    /// Moves it forward by `span`.
     pub fn advance(&self, span: Span) {
         let now = self.now();
         self.set(now + span);
     }
 
-    /// Sets it, forward or back, and wakes whoever has waited for this.
+    /// Sets it, forward or back, and wakes sleepers whose time has come.
     pub fn set(&self, now: Time) {
         let mut dial = lock(&self.0);
         dial.now = now;
@@ -55,7 +55,7 @@ impl ManualClock {
         due.into_iter().for_each(|(_, waker)| waker.wake());
     }
 
-    /// When the next sleeper wakes, if anybody sleeps: where a test may turn the clock to.
+    /// When the next sleeper wakes, so that a test can advance the clock to it; `None` if there are no sleepers.
     pub fn next_wake(&self) -> Option<Time> {
         lock(&self.0).sleepers.iter().map(|(until, _)| *until).min()
     }
@@ -65,7 +65,7 @@ impl ManualClock {
         if dial.now >= until {
             return Poll::Ready(());
         }
-        // Polled again; another sleep of the same task has another end.
+        // Replace the waker of an earlier poll. Another sleep of the same task has another end time.
         dial.sleepers.retain(|(other, waker)| *other != until || !waker.will_wake(context.waker()));
         dial.sleepers.push((until, context.waker().clone()));
         Poll::Pending

@@ -1,6 +1,6 @@
-//! Clocks: the one that runs, and the one that tests turn by hand.
+//! The system clock, and a manual clock for tests.
 //!
-//! Whoever keeps the state decides by its own clock, so the memory store holds one.
+//! A store decides by its own clock: the memory store has one of these, a Redis store uses the server's.
 
 mod boot;
 mod manual;
@@ -20,26 +20,25 @@ pub struct Clock(Kind);
 
 #[derive(Clone, Debug)]
 enum Kind {
-    /// The boot clock, and what it must be set forward by to be the wall clock.
+    /// The boot clock, and the microseconds from its zero to the Unix epoch's.
     System(u64),
     Manual(ManualClock),
 }
 
 impl Clock {
-    /// Wall time at the start, and what has passed since on a clock that nobody sets and that goes on
-    /// while the machine is suspended: so windows are aligned to UTC, and no correction of the wall
-    /// clock moves them.
+    /// The wall clock at the start, plus the time since then on the boot clock, which cannot be set and goes on while
+    /// the machine is suspended. So windows are aligned to UTC, and corrections of the wall clock do not move them.
     pub fn system() -> Clock {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Clock(Kind::System(Span::from(wall).as_micros().saturating_sub(boot::micros())))
     }
 
-    /// A clock that stands until it is turned.
+    /// A clock that shows the time of a [`ManualClock`].
     pub fn manual(clock: &ManualClock) -> Clock {
         Clock(Kind::Manual(clock.clone()))
     }
 
-    /// The time.
+    /// The current time.
     #[inline]
     pub fn now(&self) -> Time {
         match &self.0 {
@@ -48,7 +47,7 @@ impl Clock {
         }
     }
 
-    /// Waits until so much time has passed. On the system clock this needs a tokio runtime.
+    /// Waits for `span`. On the system clock this needs a tokio runtime.
     pub fn sleep(&self, span: Span) -> Sleep {
         match &self.0 {
             Kind::System(_) => Sleep(Wait::System(Box::pin(tokio::time::sleep(span.into())))),

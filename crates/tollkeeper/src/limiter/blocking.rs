@@ -1,4 +1,4 @@
-//! Waiting for a future on a thread, for callers without an async runtime.
+//! Blocks a thread until a future is ready, for callers without an async runtime.
 
 use std::future::Future;
 use std::pin::pin;

@@ -1,8 +1,7 @@
-//! Requests that a leaky bucket has admitted for later.
+//! Delays requests that a leaky bucket has admitted for later, and lets them go in order.
 //!
-//! Each has a time of departure, in the order of coming. Timers are no finer than a millisecond and wake
-//! in any order, so whoever wakes looks whether somebody with an earlier departure from the same bucket
-//! is still there, and lets him go first.
+//! Each request has a departure time, in arrival order. Timers are no finer than a millisecond and fire in any
+//! order. So a request whose timer has fired waits for all requests with an earlier departure from the same bucket.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -13,24 +12,24 @@ use tollkeeper_core::{Decision, Span, Time};
 use crate::clock::Clock;
 use crate::sync::{Mutex, lock};
 
-/// Who is held, by bucket and in the order of departure.
+/// The delayed requests, by bucket and in departure order.
 #[derive(Debug, Default)]
 pub(crate) struct Holds(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
-    places: BTreeMap<Place, Option<Waker>>,
-    /// Counts those who came, so that no two have the same place.
-    came: u64,
+    positions: BTreeMap<Position, Option<Waker>>,
+    /// Counts arrivals, so that no two requests have the same position.
+    arrivals: u64,
 }
 
-/// The key of a bucket, when to leave it, and a number for those who leave together.
-type Place = (Box<[u8]>, Time, u64);
+/// The key of a bucket, the departure time, and a number that orders requests with the same departure time.
+type Position = (Box<[u8]>, Time, u64);
 
 impl Holds {
     /// Waits for the departure of an admitted request.
     pub(crate) async fn wait(&self, clock: &Clock, decision: &Decision, delay: Span) {
-        // Of several buckets the one that holds longest: the others have let it go by then.
+        // Wait in the queue of the bucket with the longest delay: by then the others have let the request go.
         let bucket = decision.limits().max_by_key(|answer| answer.outcome().delay);
         let key = bucket.expect("some bucket delays it").key().to_bytes();
         let seat = self.join(key.into(), decision.time() + delay);
@@ -40,28 +39,28 @@ impl Holds {
 
     fn join(&self, key: Box<[u8]>, departure: Time) -> Seat<'_> {
         let mut waiting = lock(&self.0);
-        waiting.came += 1;
-        let place = (key, departure, waiting.came);
-        waiting.places.insert(place.clone(), None);
-        Seat { holds: self, place }
+        waiting.arrivals += 1;
+        let position = (key, departure, waiting.arrivals);
+        waiting.positions.insert(position.clone(), None);
+        Seat { holds: self, position }
     }
 }
 
-/// A place among those who are held; dropping it leaves.
+/// A position in the delay queue. Dropping it leaves the queue.
 struct Seat<'h> {
     holds: &'h Holds,
-    place: Place,
+    position: Position,
 }
 
 impl Seat<'_> {
-    /// Ready when nobody is left who departs earlier from the same bucket.
+    /// Ready when no request with an earlier departure from the same bucket is left.
     fn poll(&self, waker: &Waker) -> Poll<()> {
         let mut waiting = lock(&self.holds.0);
-        let earliest = (self.place.0.clone(), Time::default(), 0);
-        if waiting.places.range(earliest..self.place.clone()).next().is_none() {
+        let earliest = (self.position.0.clone(), Time::default(), 0);
+        if waiting.positions.range(earliest..self.position.clone()).next().is_none() {
             return Poll::Ready(());
         }
-        waiting.places.insert(self.place.clone(), Some(waker.clone()));
+        waiting.positions.insert(self.position.clone(), Some(waker.clone()));
         Poll::Pending
     }
 }
@@ -69,9 +68,10 @@ impl Seat<'_> {
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
         let mut waiting = lock(&self.holds.0);
-        waiting.places.remove(&self.place);
-        let next = waiting.places.range_mut(self.place.clone()..).next();
-        let waker = next.filter(|(place, _)| place.0 == self.place.0).and_then(|(_, waker)| waker.take());
+        waiting.positions.remove(&self.position);
+        let next = waiting.positions.range_mut(self.position.clone()..).next();
+        let waker =
+            next.filter(|(position, _)| position.0 == self.position.0).and_then(|(_, waker)| waker.take());
         drop(waiting);
         if let Some(waker) = waker {
             waker.wake();
@@ -83,9 +83,9 @@ impl Drop for Seat<'_> {
 mod tests {
     use super::*;
 
-    /// Timers may wake in any order: who is woken first is not for that the first to go.
+    /// Timers may fire in any order, which must not change the order of departure.
     #[test]
-    fn nobody_overtakes_who_departs_earlier_from_the_same_bucket() {
+    fn requests_leave_a_bucket_in_departure_order() {
         let holds = Holds::default();
         let join = |key: &[u8], at| holds.join(key.into(), Time::from_micros(at));
         let ready = |seat: &Seat<'_>| seat.poll(Waker::noop()).is_ready();
@@ -96,14 +96,14 @@ mod tests {
         drop(first);
         assert!(
             ready(&second) && !ready(&beside) && !ready(&third),
-            "those who leave together keep their order"
+            "requests with the same departure time keep their arrival order"
         );
-        // Who goes away holds nobody up.
+        // A request that is dropped does not block the others.
         drop(beside);
         assert!(!ready(&third));
         drop(second);
         assert!(ready(&third));
         drop((third, other));
-        assert!(lock(&holds.0).places.is_empty());
+        assert!(lock(&holds.0).positions.is_empty());
     }
 }

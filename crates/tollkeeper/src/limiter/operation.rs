@@ -1,4 +1,4 @@
-//! A call that is made when it is awaited, with or without an async runtime.
+//! The lazy operation that public methods return: awaited, or run with `wait` without an async runtime.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -14,8 +14,8 @@ impl<F: Future> Operation<F> {
         Operation(future)
     }
 
-    /// Makes the call on this thread and blocks until it is answered. It needs no async runtime, and works inside of
-    /// one, too; there it keeps the thread from other tasks meanwhile.
+    /// Runs the operation on this thread and blocks until it is done. It needs no async runtime. It also works inside
+    /// of one, but blocks the runtime's thread meanwhile.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

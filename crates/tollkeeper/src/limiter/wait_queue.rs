@@ -1,7 +1,7 @@
-//! Lines of callers that wait for a key: first come, first served.
+//! FIFO queues of callers that wait until a key admits them.
 //!
-//! Nothing runs in the background. Whoever is first in a line asks the store, and when it leaves the
-//! line, admitted or dropped, it wakes the next. A line lives as long as somebody stands in it.
+//! There is no background task. The first waiter of a queue calls the store. When it leaves the queue, admitted or
+//! dropped, it wakes the next one. A queue is removed when its last waiter leaves.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
@@ -11,13 +11,13 @@ use tollkeeper_core::Toll;
 
 use crate::sync::{Mutex, lock};
 
-/// All lines, by key.
+/// All queues, by key.
 #[derive(Debug, Default)]
-pub(crate) struct Queues(Mutex<Lines>);
+pub(crate) struct Queues(Mutex<QueueTable>);
 
 #[derive(Debug, Default)]
-struct Lines {
-    lines: HashMap<Box<[u8]>, VecDeque<Waiter>>,
+struct QueueTable {
+    queues: HashMap<Box<[u8]>, VecDeque<Waiter>>,
     joined: u64,
 }
 
@@ -27,7 +27,7 @@ struct Waiter {
     waker: Option<Waker>,
 }
 
-/// A place in a line, left when dropped.
+/// A position in a queue. Dropping it leaves the queue.
 #[derive(Debug)]
 pub(crate) struct Seat<'q> {
     queues: &'q Queues,
@@ -36,28 +36,30 @@ pub(crate) struct Seat<'q> {
 }
 
 impl Queues {
-    /// The first key of a toll that somebody waits for.
+    /// The first key of a toll that has a queue.
     pub(crate) fn waited_for(&self, toll: &Toll) -> Option<Box<[u8]>> {
-        let lines = lock(&self.0);
-        if lines.lines.is_empty() {
+        let table = lock(&self.0);
+        if table.queues.is_empty() {
             return None;
         }
-        toll.dues().map(|due| due.key.to_bytes().into_boxed_slice()).find(|key| lines.lines.contains_key(key))
+        toll.dues()
+            .map(|due| due.key.to_bytes().into_boxed_slice())
+            .find(|key| table.queues.contains_key(key))
     }
 
-    /// Joins the line of a key, behind everybody who is there.
+    /// Joins the queue of a key at its end.
     pub(crate) fn join(&self, key: Box<[u8]>) -> Seat<'_> {
-        let mut lines = lock(&self.0);
-        lines.joined += 1;
-        let number = lines.joined;
-        lines.lines.entry(key.clone()).or_default().push_back(Waiter { number, waker: None });
+        let mut table = lock(&self.0);
+        table.joined += 1;
+        let number = table.joined;
+        table.queues.entry(key.clone()).or_default().push_back(Waiter { number, waker: None });
         Seat { queues: self, key, number }
     }
 
-    /// How many lines there are.
+    /// The number of queues.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        lock(&self.0).lines.len()
+        lock(&self.0).queues.len()
     }
 }
 
@@ -66,38 +68,38 @@ impl Seat<'_> {
         &self.key
     }
 
-    /// Whether nobody stands before this one.
+    /// Whether this is the first waiter of its queue.
     pub(crate) fn is_first(&self) -> bool {
-        lock(&self.queues.0).lines[&self.key].front().is_some_and(|first| first.number == self.number)
+        lock(&self.queues.0).queues[&self.key].front().is_some_and(|first| first.number == self.number)
     }
 
-    /// Waits until nobody stands before this one.
+    /// Waits until this is the first waiter of its queue.
     pub(crate) async fn first(&self) {
         poll_fn(|context| self.poll_first(context)).await;
     }
 
     fn poll_first(&self, context: &mut Context<'_>) -> Poll<()> {
-        let mut lines = lock(&self.queues.0);
-        let line = lines.lines.get_mut(&self.key).expect("a line lives while somebody stands in it");
-        if line.front().is_some_and(|first| first.number == self.number) {
+        let mut table = lock(&self.queues.0);
+        let queue = table.queues.get_mut(&self.key).expect("a queue exists while it has waiters");
+        if queue.front().is_some_and(|first| first.number == self.number) {
             return Poll::Ready(());
         }
-        let waiter = line.iter_mut().find(|waiter| waiter.number == self.number);
-        waiter.expect("a seat is in its line").waker = Some(context.waker().clone());
+        let waiter = queue.iter_mut().find(|waiter| waiter.number == self.number);
+        waiter.expect("a seat is in its queue").waker = Some(context.waker().clone());
         Poll::Pending
     }
 }
 
 impl Drop for Seat<'_> {
     fn drop(&mut self) {
-        let mut lines = lock(&self.queues.0);
-        let line = lines.lines.get_mut(&self.key).expect("a line lives while somebody stands in it");
-        line.retain(|waiter| waiter.number != self.number);
-        let next = line.front_mut().and_then(|first| first.waker.take());
-        if line.is_empty() {
-            lines.lines.remove(&self.key);
+        let mut table = lock(&self.queues.0);
+        let queue = table.queues.get_mut(&self.key).expect("a queue exists while it has waiters");
+        queue.retain(|waiter| waiter.number != self.number);
+        let next = queue.front_mut().and_then(|first| first.waker.take());
+        if queue.is_empty() {
+            table.queues.remove(&self.key);
         }
-        drop(lines);
+        drop(table);
         if let Some(waker) = next {
             waker.wake();
         }
@@ -109,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_lives_as_long_as_somebody_stands_in_it() {
+    fn queue_is_removed_with_its_last_waiter() {
         let queues = Queues::default();
         let join = |key: &[u8]| queues.join(key.into());
         let (first, second, other) = (join(b"key"), join(b"key"), join(b"other"));

@@ -1,8 +1,8 @@
-//! The store: whoever keeps the state decides, by its own clock.
+//! The `Store` trait: a store keeps the state and decides tolls on it, by its own clock.
 //!
-//! A store takes a toll, which is data and can travel, and gives a decision: not a value to compare
-//! and swap (a round trip for every attempt, and no way to decide several limits at once), not a
-//! closure (it cannot leave the process). Behaviour around a store is a wrapper that is a store.
+//! A store takes a toll, which is plain data and can be sent to another process, and returns a decision. The
+//! alternatives are worse: compare-and-swap needs a round trip for every attempt and cannot decide several limits
+//! atomically, and a closure cannot leave the process. A store that adds behaviour wraps another store.
 
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
@@ -22,26 +22,25 @@ use tollkeeper_core::{Charge, Fix, Key, Reply, Slot, Toll};
 
 /// Decides tolls against shared state.
 pub trait Store: fmt::Debug + Send + Sync {
-    /// Decides a toll: all of it or nothing, in one step. Who has to wait for the answer takes what it
-    /// needs of the toll along.
+    /// Decides a toll atomically: all its limits are charged, or none. The returned future must not borrow `toll`.
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply>;
 
-    /// Gives back or adds to what was charged: once for each charge.
+    /// Refunds a charge or adds to it, at most once for each charge.
     fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> StoreFuture<'a, Correction>;
 
-    /// Gives a slot back; false if it was not held any more.
+    /// Releases a slot; false if it was no longer held.
     fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>>;
 
-    /// Counts the life of a slot from now; false if it was not held any more.
+    /// Restarts the time to live of a slot; false if it was no longer held.
     fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>>;
 
-    /// Forgets the state of a key; false if there was none.
+    /// Deletes the state of a key; false if there was none.
     fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, Result<bool, Unavailable>>;
 
     /// A receipt as text that only this store can have written.
     fn seal_charge(&self, charge: &Charge) -> String;
 
-    /// Reads a text that this store wrote; `None` if it did not. The store may have to be asked first.
+    /// Opens a receipt; `None` if this store did not write the text. This may need a call to a remote store.
     fn open_charge<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Charge>, Unavailable>>;
 
     /// As [`Store::seal_charge`].
@@ -51,10 +50,10 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Slot>, Unavailable>>;
 }
 
-/// The store did not answer in time, or is not being asked because it has failed too often.
+/// The store did not answer in time, or its breaker is open because it has failed too often.
 ///
-/// The call may have taken effect or not. It is safe to repeat: a charge is corrected once, and releasing, renewing
-/// or forgetting twice does what doing it once does.
+/// The call may have taken effect or not. It is safe to retry: a charge is corrected at most once, and releasing,
+/// renewing or forgetting twice has the same effect as once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unavailable;
 
@@ -66,20 +65,20 @@ impl fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// What came of a refund or a settlement.
+/// The result of a refund or a settlement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Correction {
     /// It was done.
     Done,
     /// Nothing was done: the charge had been corrected before.
     Repeated,
-    /// Nothing was done: the charge is void, because nothing is left of it or its time is up.
+    /// Nothing was done: the charge is void, because it has drained or expired.
     Unknown,
-    /// The store did not answer: it may have been done or not. It is safe to repeat, since a charge is corrected
-    /// once.
+    /// The store did not answer: it may have been done or not. It is safe to retry, because a charge is corrected at
+    /// most once.
     Failed,
-    /// Nothing was done: the store has no room to remember this correction. The charge stays usable: try again
-    /// when other charges have become void.
+    /// Nothing was done: the store has no space to remember this correction. The charge stays valid: retry when other
+    /// charges have become void.
     Full,
 }
 

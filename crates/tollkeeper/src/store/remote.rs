@@ -1,7 +1,7 @@
-//! A store elsewhere: as a [`Store`](crate::Store), but it may not answer.
+//! The trait for remote stores: like [`Store`](crate::Store), but every call can fail.
 //!
-//! A limiter needs an answer whatever happens, so it cannot be given one of these: only a
-//! [`Resilient`](crate::Resilient) around it, which has one.
+//! A limiter needs a decision whatever happens, so it does not accept a remote store directly. Wrap it in
+//! [`Resilient`](crate::Resilient), which falls back to memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,62 +11,63 @@ use tollkeeper_core::{Charge, Fix, Key, Reply, Slot, Toll};
 
 use crate::store::{Correction, StoreFuture};
 
-/// What came of asking a store elsewhere.
+/// The result of a call to a remote store.
 pub type RemoteResult<T> = Result<T, Failure>;
 
-/// Decides tolls against shared state, somewhere else. What concerns parts and servers is for a store of several.
+/// Decides tolls against shared state in another process. The methods about parts and servers have defaults, which suit
+/// a store on one server.
 pub trait Remote: fmt::Debug + Send + Sync {
-    /// Decides a toll that is not [split](Remote::split): all of it or nothing, in one step. Who has to wait for
-    /// the answer takes what it needs of the toll along.
+    /// Decides a toll that is not [split](Remote::split), atomically: all its limits are charged, or none. The
+    /// returned future must not borrow `toll`.
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, RemoteResult<Reply>>;
 
-    /// Who decides a toll.
+    /// Which servers decide a toll.
     fn split(&self, _toll: &Toll) -> Split {
         Split::Whole(Server::default())
     }
 
-    /// Decides a part of a toll: all of it or nothing, in one step.
+    /// Decides a part of a toll, atomically: all its limits are charged, or none.
     fn decide_part(&self, part: &PartialToll) -> StoreFuture<'_, RemoteResult<Reply>> {
         self.decide(&part.toll)
     }
 
-    /// Gives back what a part was charged, because another part was refused. It is tried once.
-    fn undo<'a>(&'a self, _part: &'a PartialToll, _ruling: &'a Reply) -> StoreFuture<'a, RemoteResult<()>> {
+    /// Refunds what a part was charged, because another part was refused. It is not retried.
+    fn undo<'a>(&'a self, _part: &'a PartialToll, _reply: &'a Reply) -> StoreFuture<'a, RemoteResult<()>> {
         StoreFuture::Ready(Ok(()))
     }
 
-    /// The one server that has all of these, if there is one.
+    /// The server that has the states of all these items; `None` if they are on several.
     fn server_of(&self, _items: &[Item]) -> Option<Server> {
         Some(Server::default())
     }
 
-    /// Gives back or adds to what was charged: once for each charge.
+    /// Refunds a charge or adds to it, at most once for each charge.
     fn correct<'a>(
         &'a self,
         charge: &'a Charge,
         fixes: &'a [Fix],
     ) -> StoreFuture<'a, RemoteResult<Correction>>;
 
-    /// Gives a slot back; false if it was not held any more.
+    /// Releases a slot; false if it was no longer held.
     fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>>;
 
-    /// Counts the life of a slot from now; false if it was not held any more.
+    /// Restarts the time to live of a slot; false if it was no longer held.
     fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>>;
 
-    /// Forgets the state of a key; false if there was none.
+    /// Deletes the state of a key; false if there was none.
     fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, RemoteResult<bool>>;
 
-    /// How often a server has come (back): whoever left it alone need not do so any longer once this is another
-    /// number. Always the same for a store that does not know.
+    /// The number of connections made to a server so far. When it changes, the server is back, and an open breaker
+    /// can try it at once. Constant for a store that does not know.
     fn arrivals(&self, _server: &Server) -> u64 {
         0
     }
 
-    /// A receipt as text that only this store can have written; `None` if the secret that seals it is not known yet,
-    /// so that this store cannot have admitted it.
+    /// A receipt as text that only this store can have written; `None` if the secret that seals it is not known yet:
+    /// then this store cannot have admitted the request.
     fn seal_charge(&self, charge: &Charge) -> Option<String>;
 
-    /// Reads a text that this store wrote; `None` if it did not.
+    /// Opens a receipt; `None` if this store did not write the text.
     fn open_charge<'a>(&'a self, text: &'a str) -> StoreFuture<'a, RemoteResult<Option<Charge>>>;
 
     /// As [`Remote::seal_charge`].
@@ -76,29 +77,29 @@ pub trait Remote: fmt::Debug + Send + Sync {
     fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, RemoteResult<Option<Slot>>>;
 }
 
-/// Who decides a toll.
+/// Which servers decide a toll.
 #[derive(Clone, Debug)]
 pub enum Split {
-    /// One server, in one step.
+    /// One server decides it atomically.
     Whole(Server),
-    /// Several, or one in several steps: none of them knows what the others say.
+    /// Several servers decide parts of it, or one server in several steps. No part knows the verdicts of the others.
     Apart(Vec<PartialToll>),
 }
 
-/// What one server decides of a toll in one step.
+/// The part of a toll that one server decides atomically.
 #[derive(Clone, Debug)]
 pub struct PartialToll {
-    /// Who decides it.
+    /// The server that decides it.
     pub server: Server,
-    /// What is due.
+    /// The limits of this part, and what they are charged.
     pub toll: Toll<'static>,
-    /// The places of its limits in the whole toll.
+    /// The indexes of its limits in the whole toll: 0 and 2 for the first and the third.
     pub places: Vec<usize>,
-    /// The number that an admission of all parts carries.
+    /// The ID that an admission carries, the same in all parts.
     pub id: u64,
 }
 
-/// A server of a store, by its address; of a store of one the only one.
+/// A server of a store, identified by its address. The default is the only server of a store that has just one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Server(Option<Arc<str>>);
 
@@ -108,7 +109,7 @@ impl Server {
         Server(Some(address))
     }
 
-    /// Whether it is the one at this address.
+    /// Whether it has this address.
     pub fn is_at(&self, address: &str) -> bool {
         self.0.as_deref() == Some(address)
     }
@@ -123,28 +124,28 @@ impl fmt::Display for Server {
     }
 }
 
-/// Why there was no answer.
+/// Why a remote store made no decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What kind of failure.
+    /// The kind, for metrics.
     pub kind: FailureKind,
     /// What happened, for the log.
     pub message: String,
 }
 
-/// Kinds of failures, as metrics name them.
+/// Kinds of failures: the label `kind` of `tollkeeper_store_errors_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FailureKind {
-    /// No answer within the deadline.
+    /// No reply within the deadline.
     Timeout,
     /// There is no connection.
     Connection,
-    /// More are waiting than may.
+    /// The send queue is full.
     Full,
-    /// It answered with an error.
+    /// The server replied with an error.
     Refused,
-    /// It answered with something that is no answer.
-    Nonsense,
+    /// The server sent a reply that cannot be understood, or that belongs to another call.
+    Protocol,
 }
 
 impl FailureKind {
@@ -154,7 +155,7 @@ impl FailureKind {
         FailureKind::Connection,
         FailureKind::Full,
         FailureKind::Refused,
-        FailureKind::Nonsense,
+        FailureKind::Protocol,
     ];
 
     /// The name in metrics and logs.
@@ -164,13 +165,13 @@ impl FailureKind {
             FailureKind::Connection => "connection",
             FailureKind::Full => "full",
             FailureKind::Refused => "refused",
-            FailureKind::Nonsense => "nonsense",
+            FailureKind::Protocol => "protocol",
         }
     }
 }
 
 impl Failure {
-    /// A failure of this kind.
+    /// A failure of this kind, with a message for the log.
     pub fn new(kind: FailureKind, message: impl Into<String>) -> Failure {
         Failure { kind, message: message.into() }
     }

@@ -120,7 +120,7 @@ impl FromStr for StoreUrl {
                 }
             },
         };
-        // A password may hold an `@` that nobody encoded; a host cannot.
+        // A password may contain an `@` that is not percent-encoded; a host cannot.
         let (credentials, rest) = match rest.rsplit_once('@') {
             Some((credentials, rest)) => (Some(read_credentials(credentials)?), rest),
             None => (None, rest),

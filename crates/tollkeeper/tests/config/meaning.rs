@@ -365,6 +365,7 @@ fn messages_contain_no_rust_types() {
     }
 }
 
+/// No warning is given without a reason.
 #[test]
 fn good_limits_give_no_warnings() {
     for text in [

@@ -1,4 +1,4 @@
-//! Saves the store from time to time and once more at its end, and keeps other processes from its file.
+//! Saves the store to a snapshot file regularly and when it is closed, and locks that file against other processes.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
@@ -15,9 +15,9 @@ use super::{Capacity, Inner, MemoryStore};
 /// Where snapshots go, and how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshots {
-    /// The file.
+    /// The snapshot file.
     pub path: PathBuf,
-    /// The time between two.
+    /// The time between two snapshots.
     pub every: Duration,
 }
 
@@ -28,25 +28,25 @@ impl Snapshots {
     }
 }
 
-/// What became of the last run's states.
+/// Whether the states of the last run were restored.
 #[derive(Debug)]
 pub enum Restored {
     /// There was no file: the store starts empty.
     Nothing,
-    /// The store goes on with so many keys.
+    /// The store starts with this many restored keys.
     Keys(usize),
-    /// The file was refused, and the store starts empty. It has been moved to `PATH.refused`, so that
-    /// the next snapshot does not overwrite what somebody may want to look at.
+    /// The file was refused, and the store starts empty. The file was moved to `PATH.refused`, so that the next
+    /// snapshot does not overwrite it and it can be examined.
     Refused(SnapshotError),
 }
 
-/// How saving goes.
+/// The state of automatic snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SnapshotStatus {
-    /// The file.
+    /// The snapshot file.
     pub path: PathBuf,
-    /// Time since the newest good snapshot, such as 7 s; since the start if there is none yet.
+    /// Time since the newest good snapshot, such as 7 s; since the start before the first one.
     pub age: Duration,
     /// Attempts that have failed since the start.
     pub failures: u64,
@@ -58,19 +58,19 @@ pub struct SnapshotStatus {
 
 /// Saves a store to one file.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct Autosave {
     snapshots: Snapshots,
     /// The process that opened the store. A forked process has a copy, which is not saved.
     process: u32,
-    /// Held from the start, or from when it can be; `None` once saving has ended too.
+    /// Taken at the start, or as soon as the storage can be written; `None` until then and after the store was closed.
     lock: Mutex<Option<PathLock>>,
     health: Mutex<Health>,
-    turn: Arc<Turn>,
+    stop_signal: Arc<StopSignal>,
 }
 
-/// Tells the thread that saves when to stop.
+/// Tells the saving thread when to stop.
 #[derive(Debug, Default)]
-struct Turn {
+struct StopSignal {
     stopped: Mutex<bool>,
     changed: Condvar,
 }
@@ -98,12 +98,12 @@ struct Newest {
 }
 
 impl MemoryStore {
-    /// A store that goes on where the last one stopped, and is saved from time to time and when the
-    /// last clone of it is dropped, or [closed](MemoryStore::close).
+    /// Opens a store that restores the last snapshot, and is saved regularly and when it is [closed](MemoryStore::close)
+    /// or its last clone is dropped.
     ///
-    /// While it is open it holds a lock on `PATH.lock`: an error is a file that another process (or another store
-    /// of this one) saves to. Storage that cannot be written now is not an error, because it may be later:
-    /// [`MemoryStore::snapshots`] tells.
+    /// While it is open it holds a lock on `PATH.lock`. It is an error if another process, or another store of this
+    /// process, saves to the same file. Storage that cannot be written is not an error, because it may recover: see
+    /// [`MemoryStore::snapshots`].
     pub fn open(
         capacity: Capacity,
         clock: Clock,
@@ -123,9 +123,9 @@ impl MemoryStore {
                 (MemoryStore::new(capacity, clock), Restored::Nothing)
             }
             Err(refused) => {
-                // A folder that stands there by mistake is not ours to move, and no snapshot overwrites it.
+                // A directory at this path is a mistake of the user: do not move it. No snapshot can overwrite it.
                 if snapshots.path.is_file() {
-                    // If even that fails, the message still says what was wrong with the file.
+                    // If the rename fails, the returned error still says what was wrong with the file.
                     let _ = fs::rename(&snapshots.path, beside(&snapshots.path, ".refused"));
                 }
                 (MemoryStore::new(capacity, clock), Restored::Refused(refused))
@@ -135,22 +135,23 @@ impl MemoryStore {
         let newest = Newest { age: age.unwrap_or_default(), seen: Instant::now() };
         let health = Mutex::new(Health { failures: 0, failing: false, last_failure: None, newest });
         let process = std::process::id();
-        let mut keeper = Keeper { snapshots, process, lock: Mutex::default(), health, turn: Arc::default() };
+        let stop_signal = Arc::default();
+        let mut autosave = Autosave { snapshots, process, lock: Mutex::default(), health, stop_signal };
         match lock {
-            Ok(lock) => keeper.lock = Mutex::new(Some(lock)),
-            Err(error) => keeper.report(Some(&error)),
+            Ok(lock) => autosave.lock = Mutex::new(Some(lock)),
+            Err(error) => autosave.report(Some(&error)),
         }
-        assert!(store.inner.keeper.set(keeper).is_ok(), "a new store has no keeper");
-        store.inner.keeper.get().expect("set above").start(Arc::downgrade(&store.inner));
+        assert!(store.inner.autosave.set(autosave).is_ok(), "a new store is not saved yet");
+        store.inner.autosave.get().expect("set above").start(Arc::downgrade(&store.inner));
         Ok((store, restored))
     }
 
-    /// How saving goes; `None` if the store is not saved.
+    /// The state of automatic snapshots; `None` if the store is not saved.
     pub fn snapshots(&self) -> Option<SnapshotStatus> {
-        let keeper = self.inner.keeper.get()?;
-        let health = held(&keeper.health);
+        let autosave = self.inner.autosave.get()?;
+        let health = held(&autosave.health);
         Some(SnapshotStatus {
-            path: keeper.snapshots.path.clone(),
+            path: autosave.snapshots.path.clone(),
             age: health.newest.age + health.newest.seen.elapsed(),
             failures: health.failures,
             failing: health.failing,
@@ -158,21 +159,21 @@ impl MemoryStore {
         })
     }
 
-    /// Saves a last time, and gives the file free. What is charged after this is not saved. Does nothing for a
-    /// store that is not saved, or was closed before, and in a process that was forked after it was opened.
+    /// Saves a last time, and unlocks the file. Later charges are not saved. Does nothing for a store that is not
+    /// saved or is already closed, and in a process that was forked after the store was opened.
     pub fn close(&self) -> Result<(), SnapshotError> {
-        self.inner.keeper.get().map_or(Ok(()), |keeper| keeper.stop(&self.inner))
+        self.inner.autosave.get().map_or(Ok(()), |autosave| autosave.stop(&self.inner))
     }
 }
 
-impl Keeper {
+impl Autosave {
     fn start(&self, store: Weak<Inner>) {
-        let (every, turn) = (self.snapshots.every, Arc::clone(&self.turn));
+        let (every, stop_signal) = (self.snapshots.every, Arc::clone(&self.stop_signal));
         let save = move || {
-            while !turn.wait(every) {
+            while !stop_signal.wait(every) {
                 let Some(inner) = store.upgrade() else { return };
-                // What went wrong is reported.
-                let _ = inner.keeper.get().map(|keeper| keeper.save(&inner, Attempt::Periodic));
+                // `save` records its errors in the status.
+                let _ = inner.autosave.get().map(|autosave| autosave.save(&inner, Attempt::Periodic));
             }
         };
         let thread = thread::Builder::new().name("tollkeeper-snapshots".to_owned()).spawn(save);
@@ -181,16 +182,16 @@ impl Keeper {
         }
     }
 
-    /// One last time, then no more.
+    /// Saves one last time, then stops saving.
     pub(super) fn stop(&self, inner: &Inner) -> Result<(), SnapshotError> {
-        // A forked process has neither the thread that saves nor a right to the file.
+        // A forked process has no saving thread, and the file belongs to its parent.
         if self.process != std::process::id() {
             return Ok(());
         }
-        if std::mem::replace(&mut *held(&self.turn.stopped), true) {
+        if std::mem::replace(&mut *held(&self.stop_signal.stopped), true) {
             return Ok(());
         }
-        self.turn.changed.notify_all();
+        self.stop_signal.changed.notify_all();
         let saved = self.save(inner, Attempt::Last);
         held(&self.lock).take();
         saved
@@ -198,8 +199,8 @@ impl Keeper {
 
     fn save(&self, inner: &Inner, attempt: Attempt) -> Result<(), SnapshotError> {
         let mut lock = held(&self.lock);
-        // One that comes after the last would take the file again.
-        if attempt == Attempt::Periodic && *held(&self.turn.stopped) {
+        // A periodic attempt after the last one would lock the file again.
+        if attempt == Attempt::Periodic && *held(&self.stop_signal.stopped) {
             return Ok(());
         }
         let saved = match &*lock {
@@ -214,7 +215,7 @@ impl Keeper {
         saved
     }
 
-    /// Counts an attempt to save, which may have failed.
+    /// Records the result of an attempt to save.
     fn report(&self, failure: Option<&SnapshotError>) {
         let mut health = held(&self.health);
         health.failing = failure.is_some();
@@ -228,8 +229,8 @@ impl Keeper {
     }
 }
 
-impl Turn {
-    /// Waits for the next time; true when there will be none.
+impl StopSignal {
+    /// Waits until the next snapshot is due; true if saving has stopped instead.
     fn wait(&self, every: Duration) -> bool {
         let stopped = held(&self.stopped);
         let waited = self.changed.wait_timeout_while(stopped, every, |stopped| !*stopped);
@@ -237,8 +238,8 @@ impl Turn {
     }
 }
 
-/// The lock on a snapshot: on a file of its own, because the snapshot is replaced each time. It is given back
-/// when the file is closed, at the end of the process at the latest, so a crash leaves none behind.
+/// The lock on a snapshot. It is on a separate file, because the snapshot file is replaced each time. The system
+/// releases it when the file is closed, at the end of the process at the latest, so a crash leaves no lock behind.
 #[derive(Debug)]
 struct PathLock {
     file: File,
@@ -256,7 +257,7 @@ impl PathLock {
         let mut file = options.open(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
-            // Where files cannot be locked there is nothing to hold.
+            // On a file system without locks, go on without one.
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
             Err(TryLockError::Error(error)) => return Err(failed(error)),
             Err(TryLockError::WouldBlock) => {
@@ -268,7 +269,7 @@ impl PathLock {
                 });
             }
         }
-        // For the message of a process that finds it locked.
+        // For the error message of a process that finds it locked.
         let pid = format!("{}\n", std::process::id());
         file.set_len(0).and_then(|()| file.write_all(pid.as_bytes())).map_err(failed)?;
         Ok(PathLock { file, path })
@@ -286,14 +287,14 @@ impl PathLock {
         }
     }
 
-    /// A file that is open cannot be removed.
+    /// On these systems an open file cannot be removed.
     #[cfg(not(unix))]
     fn is_in_place(&self) -> bool {
         true
     }
 }
 
-/// How long ago a file was written, if there is one.
+/// The age of a file; `None` if there is none.
 fn age(path: &Path) -> Option<Duration> {
     fs::metadata(path).and_then(|file| file.modified()).ok()?.elapsed().ok()
 }

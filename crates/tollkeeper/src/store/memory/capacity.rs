@@ -1,8 +1,8 @@
-//! Room: where a state is kept, and what happens when there is no place left.
+//! Enforces the capacity of the store: finds space for states, and shares cells when it is full.
 //!
-//! The number of keys has a hard cap. What is as good as fresh makes room; when nothing is, a new key
-//! shares a cell with others of its limit. So no state is lost, no limit is exceeded, and whoever floods
-//! the store with keys gets in the way of new ones only.
+//! The number of keys has a hard cap. States that equal a fresh one are dropped to free space. If there is none, a
+//! new key shares a cell with other keys of its limit. So no state is lost, no limit is exceeded, and a client that
+//! floods the store with keys affects only new keys.
 
 use tollkeeper_core::algorithm::sliding_log;
 use tollkeeper_core::{Algorithm, Due, Time, fingerprint};
@@ -16,11 +16,11 @@ use super::table::Place;
 
 /// The most cells that the overflow keys of one limit share.
 pub(super) const CELLS: usize = 65_536;
-/// The same for states that take much room.
+/// The same for logs and slots, whose states are larger.
 const WIDE_CELLS: usize = 1_024;
 
 impl Inner {
-    /// Finds the state of a due, or a place for it.
+    /// Finds the state of a due, or space for a new one.
     #[inline]
     pub(super) fn look(&self, shard: &mut Shard, due: &Due<'_>, print: u128, charging: bool) -> Spot {
         let logs = is_log(due);
@@ -44,7 +44,7 @@ impl Inner {
         }
     }
 
-    /// A log that would have to grow when there is no room for that goes into the shared cell.
+    /// Moves a log into the shared cell if it would have to grow and there is no space for that.
     #[cold]
     fn look_log(&self, shard: &mut Shard, due: &Due<'_>, spot: Spot) -> Spot {
         let Spot::Own(print, _) = spot else { return spot };
@@ -58,8 +58,8 @@ impl Inner {
         Spot::Shared(cell, shard.cells.get(cell))
     }
 
-    /// The fingerprint of the cell that a key shares when there is no room. It ends as the key's own
-    /// does, so both are in one shard.
+    /// The fingerprint of the cell that a key shares when the store is full. Its lowest bits are those of the key's own
+    /// fingerprint, so both are in one shard.
     pub(super) fn cell(&self, family: &[u8], algorithm: Algorithm, print: u128) -> u128 {
         let most = match algorithm {
             Algorithm::SlidingLog | Algorithm::Concurrency => WIDE_CELLS,
@@ -76,14 +76,14 @@ impl Inner {
         self.keys.load(Relaxed) < self.capacity.max_keys
     }
 
-    /// Takes room for one more key, if there is any.
+    /// Reserves space for one more key; false if the store is full.
     #[inline]
     pub(super) fn reserve(&self) -> bool {
         let more = |keys| (keys < self.capacity.max_keys).then_some(keys + 1);
         self.keys.fetch_update(Relaxed, Relaxed, more).is_ok()
     }
 
-    /// Gives room back that was not used after all.
+    /// Gives back space that was reserved but not used.
     #[inline]
     pub(super) fn release(&self, spot: Spot) {
         if let Spot::New(..) = spot {
@@ -95,12 +95,12 @@ impl Inner {
         self.log_bytes.load(Relaxed).saturating_add(bytes) <= self.capacity.max_log_bytes
     }
 
-    /// Looks for room for a due that needs some and finds none, in the next few entries of its shard, which is
-    /// locked: keys are spread evenly, so another shard would have no more. So a call does a bounded amount of
-    /// work, and one for a key that is known does none, unless its log has to grow. Only a state that equals
-    /// a fresh one is dropped.
+    /// Frees space for a due that needs some in a full store, by searching the next few entries of its shard. The
+    /// shard is already locked, and keys are spread evenly, so another shard would have no more. A call does a bounded
+    /// amount of work, and a call for a known key does none, unless its log has to grow. Only a state that equals a
+    /// fresh one is dropped.
     ///
-    /// Must come before [`Inner::look`] for any due of the toll: a state that was found may be dropped here.
+    /// Must be called before [`Inner::look`] for any due of the toll, because it may drop a state that was found.
     #[inline]
     pub(super) fn make_room(&self, shard: &mut Shard, due: &Due<'_>, print: u128, now: Time) {
         if self.lacks_room(due) && self.needs_room(shard, due, print) {
@@ -108,13 +108,13 @@ impl Inner {
         }
     }
 
-    /// Whether a new key of this due would find no room.
+    /// Whether a new key of this due would find no space.
     #[inline]
     fn lacks_room(&self, due: &Due<'_>) -> bool {
         !self.has_room() || is_log(due) && !self.has_log_room(log_bytes(due))
     }
 
-    /// Whether a due has no state yet, or one that is about to grow beyond its place.
+    /// Whether a due has no state yet, or a log that is about to grow beyond its allocation.
     fn needs_room(&self, shard: &mut Shard, due: &Due<'_>, print: u128) -> bool {
         match shard.table.find(print) {
             _ if due.quota.count() == 0 => false,
@@ -133,8 +133,8 @@ impl Inner {
         if !is_log(due) || self.has_log_room(log_bytes(due)) {
             return;
         }
-        // What takes up the room for logs may be a single log in another shard. A shard that is in use is left
-        // out: to wait for it with this one locked could wait in a circle.
+        // A single log in another shard may take up all the space for logs. A shard that is locked is skipped: waiting
+        // for it while holding this one could deadlock.
         let next = self.next_reclaim.fetch_add(1, Relaxed) & (self.shards.len() - 1);
         if let Ok(mut other) = self.shards[next].0.try_lock() {
             let dropped = other.reclaim(now);
@@ -155,7 +155,7 @@ fn is_log(due: &Due<'_>) -> bool {
     due.quota.algorithm() == Algorithm::SlidingLog
 }
 
-/// What a due would add to a log.
+/// The bytes that a due would add to a log.
 fn log_bytes(due: &Due<'_>) -> usize {
     usize::try_from(due.cost.min(due.quota.count())).unwrap_or(usize::MAX).saturating_mul(sliding_log::STAMP)
 }

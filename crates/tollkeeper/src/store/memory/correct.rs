@@ -1,8 +1,8 @@
-//! Corrections: refunds, settlements, and slots that come back.
+//! Corrects charges (refunds and settlements), and releases and renews slots.
 //!
-//! A charge is corrected once. That it was is remembered by a marker for each of its keys, in the shard
-//! of the key, until nothing could be given back any more. Charging twice is safe, refunding twice is
-//! not: when there is no room for a marker, nothing is given back, and the caller is told to try later.
+//! A charge is corrected at most once. A marker for each of its keys, in the key's shard, records this until the
+//! charge is void. Charging twice is safe, refunding twice is not: without space for a marker nothing is refunded,
+//! and the caller is asked to retry later ([`Correction::Full`]).
 
 use tollkeeper_core::algorithm::{self, State, concurrency};
 use tollkeeper_core::charge::{Item, ItemKey};
@@ -17,11 +17,11 @@ use super::shard::{Lens, Shard, Spot};
 use super::table::Place;
 use super::{Inner, MemoryStore};
 
-/// How many shards besides its own a correction that finds no room for its markers looks at.
+/// How many other shards a correction searches when there is no space for its markers.
 const OTHERS: usize = 8;
 
 impl MemoryStore {
-    /// Gives back or adds to what was charged, once.
+    /// Refunds a charge or adds to it, at most once.
     pub fn correct(&self, charge: &Charge, fixes: &[Fix]) -> Correction {
         let inner = &*self.inner;
         let now = inner.clock.now();
@@ -55,7 +55,7 @@ impl MemoryStore {
                         (Some(shared), _) if item.shared => Spot::Shared(cell, Some(shared)),
                         (shared, Change::Add(_)) if inner.reserve() => Spot::New(print, shared),
                         (shared, Change::Add(_)) => Spot::Shared(cell, shared),
-                        // The state is as good as fresh: there is nothing left to give back.
+                        // The state equals a fresh one: there is nothing left to refund.
                         _ => Spot::Nowhere,
                     }
                 }
@@ -73,18 +73,18 @@ impl MemoryStore {
         Correction::Done
     }
 
-    /// Gives a slot back; false if it was not held any more.
+    /// Releases a slot; false if it was no longer held.
     pub fn release(&self, slot: &Slot) -> bool {
         self.slots(slot, |slots, now| concurrency::release(slots, now.as_micros(), slot.id()))
     }
 
-    /// Counts the life of a slot from now; false if it was not held any more.
+    /// Restarts the time to live of a slot; false if it was no longer held.
     pub fn renew(&self, slot: &Slot) -> bool {
         self.slots(slot, |slots, now| concurrency::renew(slots, now.as_micros(), slot.id()))
     }
 
-    /// Does something to the slots of every limit that a slot is held in: in the key's own state, and
-    /// in the cell it may have been taken in before the key had one.
+    /// Applies `change` in every limit that holds the slot: in the key's own state, and in the shared cell where the
+    /// slot may have been taken before the key had a state.
     fn slots(&self, slot: &Slot, change: impl Fn(&mut Vec<concurrency::Slot>, Time) -> bool) -> bool {
         let inner = &*self.inner;
         let now = inner.clock.now();
@@ -116,7 +116,7 @@ impl MemoryStore {
 }
 
 impl Inner {
-    /// Takes room for markers, if there is any or a few other shards give some up.
+    /// Reserves space for markers, if need be by dropping expired ones in a few other shards.
     fn reserve_markers(&self, count: usize, now: Time) -> bool {
         let most = self.capacity.max_keys;
         let more = |markers| (markers + count <= most).then_some(markers + count);
@@ -124,7 +124,7 @@ impl Inner {
         reserve()
             || (0..OTHERS).any(|_| {
                 let next = self.next_reclaim.fetch_add(1, Relaxed) & (self.shards.len() - 1);
-                // One that is in use is left out: to wait for it could wait in a circle.
+                // A shard that is locked is skipped: waiting for it could deadlock.
                 if let Ok(mut shard) = self.shards[next].0.try_lock() {
                     self.expire_markers(&mut shard, now);
                 }
@@ -132,7 +132,7 @@ impl Inner {
             })
     }
 
-    /// Drops the markers of a shard whose charges are void by now.
+    /// Drops a shard's markers of charges that are void.
     fn expire_markers(&self, shard: &mut Shard, now: Time) {
         let gone = shard.markers.expire(now);
         if gone > 0 {
@@ -140,8 +140,8 @@ impl Inner {
         }
     }
 
-    /// The fingerprint of a marker. It ends as the key's own does, so both are in one shard, and a
-    /// snapshot finds it there again.
+    /// The fingerprint of a marker. Its lowest bits are those of the key's own, so both are in one shard, also after a
+    /// snapshot was restored.
     fn marker(&self, print: u128, id: u64) -> u128 {
         let start = self.prints.family(b"corrected");
         let name = self.prints.value(start, Some(&print.to_le_bytes()));

@@ -1,9 +1,9 @@
-//! The memory store: every state in this process, with nothing to install.
+//! The memory store: keeps all states in this process.
 //!
-//! States live in shards, each under one short lock; a toll that touches several locks them in order,
-//! so all of it is decided in one step. A key is held as a fingerprint. The number of keys has a hard
-//! cap, and still no state is ever lost: only what is as good as fresh is dropped, and when nothing is,
-//! new keys share cells. No thread of its own is needed for anything but snapshots.
+//! States are in shards, each behind one lock that is held briefly. A toll that touches several shards locks them in
+//! order, so it is decided atomically. Keys are stored as fingerprints. The number of keys has a hard cap, and still
+//! no state is ever lost: only a state that equals a fresh one is dropped, and if there is none, new keys share
+//! cells. Only snapshots need a background thread.
 
 mod autosave;
 mod capacity;
@@ -30,13 +30,13 @@ use crate::sync::{Mutex, MutexGuard, lock};
 pub use autosave::{Restored, SnapshotStatus, Snapshots};
 pub use snapshot::SnapshotError;
 
-use autosave::Keeper;
+use autosave::Autosave;
 use shard::{Dropped, Shard};
 
-/// How much the store may hold.
+/// How much the store may contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// The most keys that have a state of their own; and the most corrections of charges that are remembered.
+    /// The most keys that have a state of their own, and the most corrections of charges that are remembered.
     pub max_keys: usize,
     /// The most bytes in sliding logs.
     pub max_log_bytes: usize,
@@ -66,27 +66,27 @@ struct Inner {
     log_bytes: AtomicUsize,
     overflows: AtomicU64,
     corrections_refused: AtomicU64,
-    /// Which shard is asked next for room that the key's own does not have: for logs, or for markers.
+    /// The shard that is searched next when the key's own has no free space for logs or markers.
     next_reclaim: AtomicUsize,
     saving: Mutex<()>,
-    keeper: OnceLock<Keeper>,
+    autosave: OnceLock<Autosave>,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if let Some(keeper) = self.keeper.get() {
-            // There is nobody left to tell.
-            let _ = keeper.stop(self);
+        if let Some(autosave) = self.autosave.get() {
+            // In a destructor there is no caller to return an error to; the status counts it.
+            let _ = autosave.stop(self);
         }
     }
 }
 
-/// On cache lines of its own, so that two locks do not disturb each other.
+/// A shard on cache lines of its own, to avoid false sharing between locks.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Padded(Mutex<Shard>);
 
-/// What makes fingerprints and receipts of this store unlike those of any other.
+/// The keys of this store's fingerprints and receipts, which no other store has.
 #[derive(Clone, Copy, Debug)]
 struct Secrets {
     prints: Secret,
@@ -111,7 +111,7 @@ impl MemoryStore {
 
     fn with_secrets(capacity: Capacity, clock: Clock, secrets: Secrets) -> MemoryStore {
         let shards = shards_for(capacity.max_keys);
-        // Admissions are numbered from the time of the start on: after a restart no number comes again.
+        // Admission IDs start at the current time, so that none is reused after a restart.
         let first = clock.now().as_micros();
         let shard = || Padded(Mutex::new(Shard::new(first)));
         MemoryStore {
@@ -128,12 +128,12 @@ impl MemoryStore {
                 corrections_refused: AtomicU64::new(0),
                 next_reclaim: AtomicUsize::new(0),
                 saving: Mutex::new(()),
-                keeper: OnceLock::new(),
+                autosave: OnceLock::new(),
             }),
         }
     }
 
-    /// The clock that decides.
+    /// The clock that decisions use.
     pub fn clock(&self) -> &Clock {
         &self.inner.clock
     }
@@ -143,29 +143,29 @@ impl MemoryStore {
         self.inner.keys.load(Relaxed)
     }
 
-    /// How often a key had to share a state, because the store was full.
+    /// How often a key had to share a cell, because the store was full.
     pub fn overflows(&self) -> u64 {
         self.inner.overflows.load(Relaxed)
     }
 
-    /// How often a correction was refused ([`Correction::Full`]), because there was no room for its marker.
+    /// How often a correction was refused ([`Correction::Full`]), because there was no space for its marker.
     pub fn corrections_refused(&self) -> u64 {
         self.inner.corrections_refused.load(Relaxed)
     }
 
-    /// Bytes held by sliding logs.
+    /// Bytes that sliding logs take.
     pub fn log_bytes(&self) -> usize {
         self.inner.log_bytes.load(Relaxed)
     }
 
-    /// Bytes held for all keys, used or set aside: looks at every shard.
+    /// Bytes allocated for all keys, used or not. Locks every shard in turn.
     pub fn bytes(&self) -> usize {
         let shards: usize = self.inner.shards.iter().map(|shard| lock(&shard.0).bytes()).sum();
         shards + self.log_bytes()
     }
 
-    /// Drops every state that is as good as fresh, and gives memory back. Never needed for a right
-    /// answer: for a process that was busy once and wants to be small again.
+    /// Drops every state that equals a fresh one, and frees its memory. Decisions never need this: it is for a process
+    /// that was busy once and should become small again.
     pub fn sweep(&self) {
         let now = self.inner.clock.now();
         for index in 0..self.inner.shards.len() {
@@ -173,22 +173,22 @@ impl MemoryStore {
         }
     }
 
-    /// Makes fingerprints of this store's keys.
+    /// Computes the fingerprints of this store's keys.
     pub(crate) fn prints(&self) -> &Fingerprinter {
         &self.inner.prints
     }
 
-    /// Reads a receipt that this store wrote; `None` if it did not.
+    /// Opens a receipt; `None` if this store did not write it.
     pub fn open_charge(&self, text: &str) -> Option<Charge> {
         Charge::open(text, &self.inner.secrets.receipts)
     }
 
-    /// As [`MemoryStore::open_charge`], for a slot.
+    /// Like [`MemoryStore::open_charge`], for a slot.
     pub fn open_slot(&self, text: &str) -> Option<Slot> {
         Slot::open(text, &self.inner.secrets.receipts)
     }
 
-    /// Forgets the state of a key; false if there was none.
+    /// Deletes the state of a key; false if there was none.
     pub fn forget(&self, key: Key<'_>) -> bool {
         let print = self.inner.prints.key(key);
         let shard = &mut *self.inner.shard(print);
@@ -199,7 +199,7 @@ impl MemoryStore {
 }
 
 impl Inner {
-    /// The shard that a fingerprint belongs to: by its last bits, because the first say where in it.
+    /// The shard of a fingerprint: its lowest bits, because the highest give the position in the shard's table.
     #[inline]
     fn shard_index(&self, print: u128) -> usize {
         let ending = usize::try_from(print & u128::from(u16::MAX)).expect("16 bits");
@@ -211,7 +211,7 @@ impl Inner {
         lock(&self.shards[self.shard_index(print)].0)
     }
 
-    /// Carries what changed in a shard into the totals.
+    /// Adds the changes in a shard to the totals of the store.
     #[inline]
     fn account(&self, shard: &mut Shard, dropped: Dropped) {
         if dropped.0 > 0 {
@@ -223,7 +223,7 @@ impl Inner {
         }
     }
 
-    /// A number for the next admission: unique in this store, and after a restart.
+    /// The ID of the next admission: unique in this store, even after a restart.
     fn number(&self, print: u128, shard: &mut Shard) -> u64 {
         shard.admissions += 1;
         shard.admissions << 10 | self.shard_index(print) as u64
@@ -268,8 +268,8 @@ impl Store for MemoryStore {
     }
 }
 
-/// Enough shards that threads seldom meet and that no shard is long under its lock when it grows; few
-/// for a small store, whose cap should mean the same for every key.
+/// The number of shards: enough that threads rarely contend and that growing one shard does not hold its lock for
+/// long, but few for a small store, where uneven shards would make some keys overflow before others.
 fn shards_for(max_keys: usize) -> usize {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let wanted = (16 * threads).max(max_keys / 8_192).min(1_024);

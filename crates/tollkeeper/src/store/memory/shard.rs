@@ -1,5 +1,5 @@
-//! One part of the store, under one lock: states, the cells that keys share when there is no room for
-//! more, and the markers of charges that have been corrected.
+//! One shard of the store, behind one lock: states, the cells that keys share when the store is full, and the
+//! markers of corrected charges.
 
 use tollkeeper_core::algorithm::{Effect, Seen, State, Step, sliding_log};
 use tollkeeper_core::{Due, Quota, Time};
@@ -8,55 +8,55 @@ use super::markers::Markers;
 use super::state::{Kind, Packed};
 use super::table::Table;
 
-/// What is behind one lock.
+/// The data behind one lock.
 ///
-/// In this order: what every decision needs stands right behind the lock, on the same cache line, so that
-/// a shard comes to another core in one piece.
+/// The order of the fields matters: those that every decision needs come first, on the same cache line as the lock,
+/// so that locking a shard moves one line to this core.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Shard {
     /// The states of keys.
     pub(super) table: Table,
-    /// Numbers the admissions that were entered here.
+    /// The counter for admission IDs.
     pub(super) admissions: u64,
-    /// States that several keys share, because there was no room for their own.
+    /// States that several keys share, because the store was full.
     pub(super) cells: Table,
     /// Charges that have been corrected.
     pub(super) markers: Markers,
     /// States that do not fit into an entry.
     wide: Vec<Option<State>>,
     vacant: Vec<u32>,
-    /// Bytes of logs, kept and freed since the store last asked.
+    /// The change in bytes of logs since the store last took it over.
     pub(super) log_bytes: Bytes,
-    /// Entries that [`Shard::reclaim`] has looked at.
+    /// Entries that [`Shard::reclaim`] has examined.
     #[cfg(test)]
     pub(super) examined: usize,
 }
 
-/// How many entries of its tables one call looks at to find room: a few hundred nanoseconds' worth.
+/// How many entries one call examines to free space: this takes a few hundred nanoseconds.
 pub(super) const SLICE: usize = KEY_SLICE + CELL_SLICE;
 const KEY_SLICE: usize = 64;
-/// Fewer: cells are made only while there is no room, and each of those calls looks at so many.
+/// Fewer are enough: cells are created only while the store is full, and each such call examines this many.
 const CELL_SLICE: usize = 16;
 
-/// How a number of bytes has changed.
+/// A change in a number of bytes.
 pub(super) type Bytes = isize;
 
 /// Where a state is, or will be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Spot {
-    /// The quota is nothing, and has no state.
+    /// The limit grants nothing, and has no state.
     #[default]
     Nowhere,
-    /// In the place of this fingerprint, last seen there.
+    /// The entry of this fingerprint, last seen at this index.
     Own(u128, usize),
-    /// Nowhere yet, but there is room. It begins as the shared cell does, if there is one.
+    /// A new entry, whose space is reserved. It starts as a copy of the shared cell, if there is one.
     New(u128, Option<Packed>),
-    /// In the shared cell of this fingerprint.
+    /// The shared cell with this fingerprint.
     Shared(u128, Option<Packed>),
 }
 
-/// How a quota's states are read.
+/// What is needed to decode states: a quota, and the shift of its windows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lens<'q> {
     pub(super) quota: &'q Quota,
@@ -64,7 +64,7 @@ pub(super) struct Lens<'q> {
 }
 
 impl<'d> Lens<'d> {
-    /// How the states of a due are read.
+    /// For the states of a due.
     #[inline]
     pub(super) fn of(due: &Due<'d>) -> Lens<'d> {
         Lens { quota: due.quota, shift: due.shift }
@@ -77,7 +77,7 @@ impl Shard {
         Shard { admissions, ..Shard::default() }
     }
 
-    /// Bytes of its tables, without what logs hold.
+    /// Bytes of its tables, without logs.
     pub(super) fn bytes(&self) -> usize {
         let tables = self.table.bytes() + self.cells.bytes() + self.markers.bytes();
         tables + self.wide.capacity() * size_of::<Option<State>>() + self.vacant.capacity() * size_of::<u32>()
@@ -93,8 +93,8 @@ impl Shard {
         }
     }
 
-    /// Writes down what a step decided: an admission, or only that the clock has stepped back. Room for
-    /// a new key has been reserved.
+    /// Writes the result of a step: a charge, or only the correction after the clock stepped back. Space for a new key
+    /// has been reserved.
     #[inline(always)]
     pub(super) fn enter(
         &mut self,
@@ -118,7 +118,7 @@ impl Shard {
         self.put(spot, packed, now)
     }
 
-    /// Replaces the state in a spot by what `change` makes of it.
+    /// Replaces the state in a spot with the result of `change`.
     pub(super) fn write(
         &mut self,
         spot: Spot,
@@ -163,7 +163,7 @@ impl Shard {
         }
     }
 
-    /// Drops every state and every cell that is as good as fresh.
+    /// Drops every state and every cell that equals a fresh one.
     pub(super) fn sweep(&mut self, now: Time) -> Dropped {
         let mut wides = Vec::new();
         let before = self.table.len();
@@ -171,12 +171,12 @@ impl Shard {
         self.cells.sweep(|state| state.expires() <= now, |state| wides.push(state));
         let dropped = Dropped(before - self.table.len());
         wides.into_iter().for_each(|packed| self.drop_wide(packed));
-        self.close_ranks();
+        self.compact();
         dropped
     }
 
-    /// As [`Shard::sweep`], for the next few entries of each table only. States beside the tables are not
-    /// moved together: the places that are left empty there are used again.
+    /// Like [`Shard::sweep`], but only for the next few entries of each table. It does not compact the states outside
+    /// of the tables: their free indexes are reused.
     pub(super) fn reclaim(&mut self, now: Time) -> Dropped {
         let mut wides = Vec::new();
         let before = self.table.len();
@@ -198,7 +198,7 @@ impl Shard {
         Dropped(before - self.table.len())
     }
 
-    /// The state that an entry says lives beside the table.
+    /// The state outside of the table that an entry refers to.
     pub(super) fn beside(&self, packed: Packed) -> Option<&State> {
         match packed.kind() {
             Kind::Wide(place) => self.wide[place as usize].as_ref(),
@@ -206,7 +206,7 @@ impl Shard {
         }
     }
 
-    /// Puts back what a snapshot held.
+    /// Restores an entry from a snapshot.
     pub(super) fn restore(
         &mut self,
         into: fn(&mut Shard) -> &mut Table,
@@ -221,13 +221,13 @@ impl Shard {
         into(self).set(print, packed, |_| false, |_| {});
     }
 
-    /// Whether the log in a spot can take so many bytes more where it is.
+    /// Whether the log in a spot can grow by this many bytes without a new allocation.
     pub(super) fn log_fits(&mut self, spot: Spot, bytes: usize) -> bool {
         let state = self.packed(spot).and_then(|packed| self.beside(packed));
         matches!(state, Some(State::SlidingLog(log)) if log.capacity() - log.len() >= bytes)
     }
 
-    /// Moves a key's log into the shared cell, because there is no room for it to grow.
+    /// Moves a key's log into the shared cell, because there is no space for it to grow.
     pub(super) fn share_log(&mut self, print: u128, cell: u128, lens: Lens<'_>, now: Time) {
         let Some(packed) = self.table.get(print) else { return };
         let (own, _) = self.take(Spot::Own(print, usize::MAX), lens);
@@ -251,8 +251,8 @@ impl Shard {
         }
     }
 
-    /// Takes the state out of a spot, with the place beside the table that it leaves empty. What a new
-    /// key begins with is copied, because others go on sharing it.
+    /// Takes the state out of a spot, with the index outside of the table that it frees. The state of a new key is
+    /// copied from the shared cell, because other keys still use that.
     #[inline]
     fn take(&mut self, spot: Spot, lens: Lens<'_>) -> (Option<State>, Option<u32>) {
         let Some(packed) = self.packed(spot) else { return (None, None) };
@@ -287,8 +287,8 @@ impl Shard {
         dropped
     }
 
-    /// Moves the states beside the table together when three quarters of their places are empty.
-    fn close_ranks(&mut self) {
+    /// Compacts the states outside of the table when three quarters of their indexes are free.
+    fn compact(&mut self) {
         let kept = self.wide.len() - self.vacant.len();
         if kept * 4 >= self.wide.len() {
             return;
@@ -313,7 +313,7 @@ impl Shard {
     }
 }
 
-/// How many keys lost their place because their state was as good as fresh.
+/// The number of keys that were dropped because their state equals a fresh one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) struct Dropped(pub(super) usize);

@@ -1,13 +1,13 @@
-//! Snapshots: the store in a file, so that a restart keeps the counts.
+//! Writes the store to a snapshot file and reads it back, so that a restart keeps the counts.
 //!
-//! A file is written beside its name, synced, and renamed into place: a crash at any moment leaves the
-//! old one or the new one, whole. It holds states by fingerprint, and the secrets that make them
-//! findable (so only its owner may read it); no policy: what belongs to a limit that is gone runs out
-//! by itself. Times are wall-clock times, so the time between two runs counts.
+//! A snapshot is written to a temporary file next to its path, synced, and renamed into place: a crash at any moment
+//! leaves the complete old file or the complete new one. It contains states by fingerprint, and the secrets that the
+//! fingerprints are computed with, so only its owner may read it. It contains no policy: states of a removed limit
+//! expire by themselves. Times are wall-clock times, so the time between two runs counts.
 //!
 //! ```text
 //! "tollkeeper state 1\n"   secrets   records…   end, count, checksum
-//! record: table, fingerprint, packed state, and what lives beside the table
+//! record: table, fingerprint, packed state, and the state outside of the table, if there is one
 //! ```
 
 use std::fmt;

@@ -1,13 +1,13 @@
-//! How a state is kept in sixteen bytes.
+//! Packs a state into sixteen bytes.
 //!
-//! Every state knows when it will be as good as a fresh one, so that it can be dropped then and not
-//! before, without asking a policy that may have changed: as a start in microseconds and a length that
-//! is rounded up by at most a thousandth. What does not fit (logs, slots, counts in the hundreds of
-//! millions) lives beside the table, and the entry says where.
+//! Every state contains the time from which it equals a fresh one, so that it can be dropped then and not before,
+//! without a look at the policy, which may have changed. The time is stored as a start in microseconds and a length
+//! that is rounded up by at most a thousandth. States that do not fit (logs, slots, counts in the hundreds of
+//! millions) are outside of the table, and the entry contains their index.
 //!
 //! ```text
 //!  bits   3      17        53         55
-//!        kind   length   start      level | count | prev and cur | place beside the table
+//!        kind   length   start      level | count | prev and cur | index outside of the table
 //! ```
 
 use tollkeeper_core::algorithm::{Seen, State, fixed_window, meter, sliding_window};
@@ -17,15 +17,15 @@ use tollkeeper_core::{Quota, Time};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packed(u128);
 
-/// What a packed state is.
+/// What a packed state contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Meter,
     FixedWindow,
     SlidingWindow,
-    /// It lives beside the table, in this place.
+    /// The index of a state outside of the table.
     Wide(u32),
-    /// Not a state: that a charge has been corrected.
+    /// Not a state: the marker of a corrected charge.
     Marker,
 }
 
@@ -53,7 +53,7 @@ impl Packed {
     /// The state of a fixed window.
     #[inline]
     pub(super) fn fixed_window(quota: &Quota, shift: u64, state: fixed_window::State) -> Packed {
-        // The first window of a shifted key began before the epoch: those of today did not.
+        // Only the first window of a shifted key starts before the epoch, and that is long over.
         let start = (state.window * quota.period_ticks()).saturating_sub(shift);
         Packed::new(FIXED_WINDOW, start, fixed_window::fresh_at(quota, state, shift) - start, state.count)
     }
@@ -80,12 +80,12 @@ impl Packed {
         }
     }
 
-    /// A state beside the table that is fresh at `expires`.
+    /// A state outside of the table that equals a fresh one at `expires`.
     pub(super) fn wide(expires: Time, place: u32) -> Packed {
         Packed::new(WIDE, expires.as_micros(), 0, u64::from(place))
     }
 
-    /// That something has happened, until it no longer matters.
+    /// The marker of a corrected charge, which is void at `expires`.
     pub(super) fn marker(expires: Time) -> Packed {
         Packed::new(MARKER, expires.as_micros(), 0, 0)
     }
@@ -102,7 +102,7 @@ impl Packed {
         self.0
     }
 
-    /// What the bytes of a snapshot mean; nothing if they mean nothing.
+    /// Decodes the bytes of a snapshot; `None` if they are invalid.
     pub(super) fn from_bits(bits: u128) -> Option<Packed> {
         let packed = Packed(bits);
         let known = match bits >> 125 {
@@ -123,7 +123,7 @@ impl Packed {
         }
     }
 
-    /// When the state is as good as a fresh one, or a little later.
+    /// When the state equals a fresh one, or a little later.
     #[inline]
     pub(super) fn expires(self) -> Time {
         let length = u64::try_from(self.0 >> 108 & 0x1_ffff).expect("17 bits");

@@ -1,11 +1,10 @@
-//! A table of 32-byte entries: a sorted array with gaps.
+//! The hash table of a shard: a sorted array of 32-byte entries with gaps.
 //!
-//! Fingerprints are random, so a fingerprint read as a fraction says where its entry belongs. Entries
-//! are kept in order of their fingerprints, each at its home or, when that is taken, right behind: so
-//! a look-up is one stretch of memory that begins at the home, usually one cache miss, and a table can
-//! be rebuilt at any size, or cleaned in place, in one pass. Because homes are fractions and not
-//! remainders, the table may grow by a quarter instead of doubling: at most 46 bytes a key, where
-//! doubling needs 37 to 73.
+//! Fingerprints are random, so a fingerprint, read as a fraction of the table's length, gives the home index of its
+//! entry. Entries are sorted by fingerprint, each at its home or, if that is taken, right behind it. So a lookup reads
+//! one stretch of memory from the home on, usually one cache miss, and a table can be rebuilt at any size, or
+//! cleaned in place, in one pass. Because homes are fractions and not remainders, the table can grow by a quarter
+//! instead of doubling: it takes at most 46 bytes a key, where doubling would take 37 to 73.
 
 use std::ops::Range;
 

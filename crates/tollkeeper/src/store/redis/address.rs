@@ -1,4 +1,4 @@
-//! Where a server is, and how to get in: through a URL, or by asking sentinels who is primary.
+//! Server addresses with their TLS and login settings, and the lookup of the current primary at sentinels.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,43 +14,43 @@ use tokio::net::TcpStream;
 
 use crate::store::url::{Credentials, Host, RedisUrl, Servers};
 
-/// How long one sentinel may take to answer.
-const SENTINEL: Duration = Duration::from_millis(250);
-/// How long a server may take that is asked whether it speaks plainly.
-const KNOCK: Duration = Duration::from_millis(250);
+/// Timeout of a call to one sentinel.
+const SENTINEL_TIMEOUT: Duration = Duration::from_millis(250);
+/// Timeout of the probe whether a server answers in plain text.
+const PLAIN_TEXT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// One server, or whoever the sentinels call primary.
+/// One server, or the primary that the sentinels name.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
-    place: Place,
-    way: Arc<Way>,
+    endpoint: Endpoint,
+    settings: Arc<ConnectionSettings>,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum Endpoint {
     Host(Host),
     Unix(PathBuf),
     Sentinel { hosts: Vec<Host>, master: String },
 }
 
-/// What all connections of a store have in common.
+/// The settings that all connections of a store share.
 #[derive(Debug)]
-struct Way {
+struct ConnectionSettings {
     tls: Option<TlsCertificates>,
     credentials: Option<Credentials>,
     database: u32,
 }
 
-/// Certificates for an encrypted connection, as PEM.
+/// Certificates for a TLS connection, as PEM.
 #[derive(Clone, Default)]
 pub struct RedisTls {
-    /// Those that the server's must descend from; without them, those of the system.
+    /// The certificate authorities to trust; `None` for those of the system.
     pub ca: Option<Vec<u8>>,
-    /// The certificate to present, and its private key.
+    /// The client certificate to present, and its private key.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Without the private key.
+/// Never shows the private key.
 impl fmt::Debug for RedisTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (ca, identity) = (self.ca.is_some(), self.identity.is_some());
@@ -59,18 +59,18 @@ impl fmt::Debug for RedisTls {
 }
 
 impl Address {
-    /// Where a URL leads: one address, but several for a cluster.
+    /// The addresses in a URL: several for a cluster, otherwise one.
     pub(crate) fn of(url: &RedisUrl, tls: RedisTls) -> Vec<Address> {
-        let (places, database) = match &url.servers {
-            Servers::One { host, database } => (vec![Place::Host(host.clone())], *database),
-            Servers::Unix { path } => (vec![Place::Unix(path.into())], 0),
-            Servers::Cluster { hosts } => (hosts.iter().cloned().map(Place::Host).collect(), 0),
+        let (endpoints, database) = match &url.servers {
+            Servers::One { host, database } => (vec![Endpoint::Host(host.clone())], *database),
+            Servers::Unix { path } => (vec![Endpoint::Unix(path.into())], 0),
+            Servers::Cluster { hosts } => (hosts.iter().cloned().map(Endpoint::Host).collect(), 0),
             Servers::Sentinel { hosts, master, database } => {
-                (vec![Place::Sentinel { hosts: hosts.clone(), master: master.clone() }], *database)
+                (vec![Endpoint::Sentinel { hosts: hosts.clone(), master: master.clone() }], *database)
             }
         };
         let tls = url.tls.then(|| {
-            // Somebody must say who does the arithmetic; whoever has said so before is right.
+            // rustls needs a process-wide crypto provider. If the application has installed one, it stays.
             let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
             TlsCertificates {
                 client_tls: tls
@@ -79,30 +79,31 @@ impl Address {
                 root_cert: tls.ca,
             }
         });
-        let way = Arc::new(Way { tls, credentials: url.credentials.clone(), database });
-        places.into_iter().map(|place| Address { place, way: Arc::clone(&way) }).collect()
+        let settings = Arc::new(ConnectionSettings { tls, credentials: url.credentials.clone(), database });
+        endpoints.into_iter().map(|endpoint| Address { endpoint, settings: Arc::clone(&settings) }).collect()
     }
 
-    /// Another server of the same store, entered the same way.
+    /// Another server of the same store, with the same connection settings.
     pub(crate) fn neighbour(&self, host: Host) -> Address {
-        Address { place: Place::Host(host), way: Arc::clone(&self.way) }
+        Address { endpoint: Endpoint::Host(host), settings: Arc::clone(&self.settings) }
     }
 
-    /// A client of the server that is there now.
+    /// A client for this server, or for the primary that the sentinels name now.
     pub(crate) async fn client(&self) -> Result<Client, String> {
-        let address = match &self.place {
-            Place::Unix(path) => ConnectionAddr::Unix(path.clone()),
-            Place::Host(host) => self.way.at(host),
-            Place::Sentinel { hosts, master } => self.way.at(&self.way.primary(hosts, master).await?),
+        let address = match &self.endpoint {
+            Endpoint::Unix(path) => ConnectionAddr::Unix(path.clone()),
+            Endpoint::Host(host) => self.settings.at(host),
+            Endpoint::Sentinel { hosts, master } => {
+                self.settings.at(&self.settings.primary(hosts, master).await?)
+            }
         };
-        self.way.client(address)
+        self.settings.client(address)
     }
 
-    /// Whether a server that should be spoken to in cipher answers in plain text. It is told nothing that is
-    /// secret.
-    pub(crate) async fn speaks_plainly(&self) -> bool {
-        let (Some(_), Place::Host(host)) = (&self.way.tls, &self.place) else { return false };
-        let answer = async {
+    /// Whether a server that should speak TLS answers in plain text. The probe, a `PING`, contains no secret.
+    pub(crate) async fn speaks_plain_text(&self) -> bool {
+        let (Some(_), Endpoint::Host(host)) = (&self.settings.tls, &self.endpoint) else { return false };
+        let first_byte = async {
             let stream = TcpStream::connect((&*host.name, host.port)).await?;
             stream.writable().await?;
             stream.try_write(b"PING\r\n")?;
@@ -111,27 +112,28 @@ impl Address {
             stream.try_read(&mut first)?;
             std::io::Result::Ok(first)
         };
-        // `+PONG`, or an error in words.
-        matches!(tokio::time::timeout(KNOCK, answer).await, Ok(Ok([b'+' | b'-'])))
+        // The first byte of `+PONG`, or of an error such as `-NOAUTH`.
+        matches!(tokio::time::timeout(PLAIN_TEXT_TIMEOUT, first_byte).await, Ok(Ok([b'+' | b'-'])))
     }
 
-    /// Who is primary according to the sentinels, if they are asked.
+    /// The primary that the sentinels name; `None` without sentinels, or if none of them answers.
     pub(crate) async fn primary(&self) -> Option<Host> {
-        match &self.place {
-            Place::Sentinel { hosts, master } => self.way.primary(hosts, master).await.ok(),
-            Place::Host(_) | Place::Unix(_) => None,
+        match &self.endpoint {
+            Endpoint::Sentinel { hosts, master } => self.settings.primary(hosts, master).await.ok(),
+            Endpoint::Host(_) | Endpoint::Unix(_) => None,
         }
     }
 
-    /// The sentinels that say where it is, each as a client that can be told of changes, and the name they know it by.
+    /// The name of the primary, and a client for each sentinel that can receive its announcements (RESP3).
     pub(crate) fn sentinels(&self) -> Option<(&str, Vec<Client>)> {
-        let Place::Sentinel { hosts, master } = &self.place else { return None };
-        let clients = hosts.iter().filter_map(|host| self.way.sentinel(host, ProtocolVersion::RESP3).ok());
+        let Endpoint::Sentinel { hosts, master } = &self.endpoint else { return None };
+        let clients =
+            hosts.iter().filter_map(|host| self.settings.sentinel(host, ProtocolVersion::RESP3).ok());
         Some((master, clients.collect()))
     }
 }
 
-impl Way {
+impl ConnectionSettings {
     fn at(&self, host: &Host) -> ConnectionAddr {
         let (host, port) = (host.name.clone(), host.port);
         match self.tls {
@@ -158,7 +160,7 @@ impl Way {
         }
     }
 
-    /// A client of a sentinel. They have passwords of their own, if any, and no databases.
+    /// A client for a sentinel. Sentinels have passwords of their own, if any, and no databases.
     fn sentinel(&self, host: &Host, protocol: ProtocolVersion) -> RedisResult<Client> {
         let settings = RedisConnectionInfo::default().set_protocol(protocol).set_skip_set_lib_name();
         let info = self.at(host).into_connection_info()?.set_redis_settings(settings);
@@ -168,14 +170,14 @@ impl Way {
         }
     }
 
-    /// Asks one sentinel after the other.
+    /// Asks the sentinels in turn until one names the primary.
     async fn primary(&self, hosts: &[Host], master: &str) -> Result<Host, String> {
-        let mut last = "no sentinel is named".to_owned();
+        let mut last = "the URL lists no sentinels".to_owned();
         for host in hosts {
-            match tokio::time::timeout(SENTINEL, self.ask(host, master)).await {
+            match tokio::time::timeout(SENTINEL_TIMEOUT, self.ask(host, master)).await {
                 Ok(Ok(primary)) => return Ok(primary),
                 Ok(Err(why)) => last = format!("sentinel {host}: {why}"),
-                Err(_) => last = format!("sentinel {host}: no answer within {SENTINEL:?}"),
+                Err(_) => last = format!("sentinel {host}: no answer within {SENTINEL_TIMEOUT:?}"),
             }
         }
         Err(last)
@@ -183,25 +185,25 @@ impl Way {
 
     async fn ask(&self, sentinel: &Host, master: &str) -> Result<Host, String> {
         let wrong = |error: redis::RedisError| error.to_string();
-        let config = AsyncConnectionConfig::new().set_connection_timeout(Some(SENTINEL));
+        let config = AsyncConnectionConfig::new().set_connection_timeout(Some(SENTINEL_TIMEOUT));
         let client = self.sentinel(sentinel, ProtocolVersion::RESP2).map_err(wrong)?;
         let connection = client.get_multiplexed_async_connection_with_config(&config).await;
         let mut connection = connection.map_err(wrong)?;
         let mut command = redis::cmd("SENTINEL");
         command.arg("get-master-addr-by-name").arg(master);
         let found: Option<(String, u16)> = command.query_async(&mut connection).await.map_err(wrong)?;
-        let (name, port) = found.ok_or_else(|| format!("it knows no master `{master}`"))?;
+        let (name, port) = found.ok_or_else(|| format!("unknown master `{master}`"))?;
         Ok(Host { name, port })
     }
 }
 
-/// Without user and password.
+/// Never shows the user or the password.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            Place::Host(host) => write!(f, "{host}"),
-            Place::Unix(path) => write!(f, "{}", path.display()),
-            Place::Sentinel { master, .. } => write!(f, "the master `{master}`"),
+        match &self.endpoint {
+            Endpoint::Host(host) => write!(f, "{host}"),
+            Endpoint::Unix(path) => write!(f, "{}", path.display()),
+            Endpoint::Sentinel { master, .. } => write!(f, "the master `{master}`"),
         }
     }
 }

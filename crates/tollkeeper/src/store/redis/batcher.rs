@@ -1,13 +1,13 @@
-//! A lane: the way of tolls to one server, in the order in which they came.
+//! Batches tolls for one Redis server into script calls, in arrival order.
 //!
-//! A lone toll is sent at once. While calls are on their way, those that come meanwhile gather and go in the
-//! next: the busier the store, the more tolls share the cost of a call. The line of those who gather is
-//! bounded, and whoever has left it is not sent.
+//! A lone toll is sent at once. While calls are in flight, new tolls queue up and share the next call: the
+//! busier the store, the more tolls share the cost of a call. The queue is bounded, and a toll whose caller has
+//! gone is not sent.
 //!
-//! One task takes from the line, and a call is in the hands of its connection before the next is made. All go
-//! over one connection while it is well; the others stand by, and one of them takes over when nobody waits any
-//! more for what was sent on the first. So each toll is decided on what those before it have left. Only what the
-//! server hands back can fall behind: calls that were on their way when its scripts were flushed or a slot moved.
+//! One task drains the queue, and hands a call to its connection before it builds the next. All calls use one
+//! connection while that is healthy. The others are spares: one of them takes over once no caller waits for a
+//! reply on the first. So each toll is decided on the state that the tolls before it left. Only calls that the
+//! server sends back can fall behind: those that were in flight when its scripts were flushed or a slot moved.
 
 use std::collections::HashSet;
 use std::pin::pin;
@@ -20,157 +20,164 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tollkeeper_core::{Reply, Time};
 
 use super::address::Address;
-use super::call_error::Fate;
+use super::call_error::CallError;
 use super::eviction::Eviction;
-use super::reconnecting::Link;
+use super::reconnecting::ReconnectingConnection;
 use super::session::Env;
-use super::wire::{self, Batch, Call, Malformed, Rulings};
+use super::wire::{self, Batch, BatchReply, Call, Malformed};
 use crate::log_throttle::LogThrottle;
 
 /// The most tolls that wait to be sent.
-const WAITING: usize = 8_192;
-/// The most tolls in one call: more would hold up everybody else on the server.
-const TOGETHER: usize = 64;
-/// Calls on their way at once: one that the server works on, and one that is there when it has done. Of a
-/// cluster: those for all slots that are sent together.
-const ON_THE_WAY: usize = 2;
+const MAX_QUEUED: usize = 8_192;
+/// The most tolls in one call: a longer script would block the server's other clients.
+const MAX_BATCH: usize = 64;
+/// The most calls in flight on a connection: one that the server works on, and one that is ready when it is done.
+/// In a cluster, the calls for all slots that are sent together count as one.
+const MAX_IN_FLIGHT: usize = 2;
 
-/// The way to one server.
+/// Sends tolls and other calls to one server.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct Batcher {
     address: Arc<str>,
-    line: mpsc::Sender<Job>,
-    ways: Arc<Ways>,
+    queue: mpsc::Sender<QueuedToll>,
+    connections: Arc<Connections>,
     eviction: Arc<Eviction>,
 }
 
-/// A toll that wants to be decided.
+/// A toll that waits to be sent.
 #[derive(Debug)]
-struct Job {
-    /// Only what is in one slot can travel together; a server without slots has one.
+struct QueuedToll {
+    /// Only tolls of one slot can share a call; outside of a cluster the slot is always 0.
     slot: u16,
-    asked: wire::EncodedToll,
-    answer: oneshot::Sender<Result<Reply, Fate>>,
+    toll: wire::EncodedToll,
+    reply: oneshot::Sender<Result<Reply, CallError>>,
 }
 
-impl Lane {
-    /// Begins to connect.
-    pub(crate) fn new(env: &Arc<Env>, address: &Address, connections: usize) -> Lane {
+impl Batcher {
+    /// Starts to connect in the background.
+    pub(crate) fn new(env: &Arc<Env>, address: &Address, connections: usize) -> Batcher {
         let eviction = Arc::new(Eviction::default());
-        let way = || Way::new(Link::to(env, address.clone(), Arc::clone(&eviction)));
-        let ways = Arc::new(Ways::new((0..connections.max(1)).map(|_| way()).collect()));
-        let (line, jobs) = mpsc::channel(WAITING);
-        env.runtime.spawn(carry(Arc::clone(env), Arc::clone(&ways), jobs));
-        Lane { address: address.to_string().into(), line, ways, eviction }
+        let connect = || {
+            TrackedConnection::new(ReconnectingConnection::to(env, address.clone(), Arc::clone(&eviction)))
+        };
+        let connections = Arc::new(Connections::new((0..connections.max(1)).map(|_| connect()).collect()));
+        let (queue, queued) = mpsc::channel(MAX_QUEUED);
+        env.runtime.spawn(send_batches(Arc::clone(env), Arc::clone(&connections), queued));
+        Batcher { address: address.to_string().into(), queue, connections, eviction }
     }
 
-    /// Where the server is.
+    /// The address of the server.
     pub(crate) fn address(&self) -> &Arc<str> {
         &self.address
     }
 
-    /// Has a toll decided, together with whatever else is in flight.
-    pub(crate) async fn decide(&self, slot: u16, asked: wire::EncodedToll) -> Result<Reply, Fate> {
-        let (answer, answered) = oneshot::channel();
-        self.line.try_send(Job { slot, asked, answer }).map_err(|error| match error {
-            TrySendError::Full(_) => Fate::Full,
+    /// Decides a toll, in one call with others that wait to be sent.
+    pub(crate) async fn decide(&self, slot: u16, toll: wire::EncodedToll) -> Result<Reply, CallError> {
+        let (reply, replied) = oneshot::channel();
+        self.queue.try_send(QueuedToll { slot, toll, reply }).map_err(|error| match error {
+            TrySendError::Full(_) => CallError::Full,
             TrySendError::Closed(_) => closed(),
         })?;
-        answered.await.unwrap_or_else(|_| Err(closed()))
+        replied.await.unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Runs a script by itself, and reads the reply.
+    /// Runs a script in a call of its own, and parses the reply with `read`.
     pub(crate) async fn run<T>(
         &self,
         call: &Call,
         read: impl Fn(&wire::Value) -> Result<T, Malformed>,
-    ) -> Result<T, Fate> {
-        run(self.ways.link(), call, read).await
+    ) -> Result<T, CallError> {
+        run(self.connections.any(), call, read).await
     }
 
-    /// Runs a script on keys that are on their way to this server, and reads the reply.
+    /// Runs a script on keys that are being migrated to this server (`ASKING`), and parses the reply with `read`.
     pub(crate) async fn run_asking<T>(
         &self,
         call: &Call,
         read: impl Fn(&wire::Value) -> Result<T, Malformed>,
-    ) -> Result<T, Fate> {
+    ) -> Result<T, CallError> {
         let command = command("EVAL", call.script.text(), call);
-        self.ways.link().call_asking(&command, |answer| read(&value(answer))).await
+        self.connections.any().call_asking(&command, |reply| read(&value(reply))).await
     }
 
-    /// Runs a plain command, and reads the reply.
+    /// Runs a plain command, and parses the reply with `read`.
     pub(crate) async fn command<T>(
         &self,
         command: &Cmd,
         read: impl FnOnce(Value) -> Result<T, Malformed>,
-    ) -> Result<T, Fate> {
-        self.ways.link().call(command, read).await
+    ) -> Result<T, CallError> {
+        self.connections.any().call(command, read).await
     }
 
-    /// Whether the server may evict keys, if it says so.
+    /// Whether the server may evict keys; `None` if unknown.
     pub(crate) fn may_evict(&self) -> Option<bool> {
         self.eviction.may_evict()
     }
 
-    /// Why the server cannot be asked, if it cannot.
+    /// Why the server cannot be used; `None` if it can.
     pub(crate) fn trouble(&self) -> Option<Arc<str>> {
-        self.ways.ways.iter().find_map(|way| way.link.trouble())
+        self.connections.all.iter().find_map(|tracked| tracked.connection.trouble())
     }
 
-    /// How many connections there have been.
+    /// The number of connections made so far.
     pub(crate) fn arrivals(&self) -> u64 {
-        self.ways.ways.iter().map(|way| way.link.arrivals()).sum()
+        self.connections.all.iter().map(|tracked| tracked.connection.arrivals()).sum()
     }
 
-    /// Gives all connections up, so that the next ones ask again where to go.
-    pub(crate) fn give_up(&self) {
-        self.ways.ways.iter().for_each(|way| way.link.give_up());
+    /// Closes all connections, so that the next ones look up the primary again.
+    pub(crate) fn reconnect(&self) {
+        self.connections.all.iter().for_each(|tracked| tracked.connection.reconnect());
     }
 }
 
-/// The connections of a lane.
+/// The connections of a batcher: one in use, the others as spares.
 #[derive(Debug)]
-struct Ways {
-    ways: Vec<Way>,
-    /// The number of the one in use.
+struct Connections {
+    all: Vec<TrackedConnection>,
+    /// The index of the one in use.
     current: AtomicUsize,
-    /// Told whenever one of them may be used that might not before.
+    /// Notified whenever a call ends or is abandoned, so that another connection may have become free.
     changed: Notify,
-    /// What is said when a script decides otherwise than this process would.
-    disagreed: LogThrottle,
+    /// Limits the log lines about scripts that decide otherwise than this process would.
+    disagreements: LogThrottle,
 }
 
-/// One connection, and what is on its way there.
+/// One connection, and the number of its calls in each state.
 #[derive(Debug)]
-struct Way {
-    link: Link,
-    /// Of [`ON_THE_WAY`].
-    taken: AtomicUsize,
-    /// Calls that somebody waits for.
+struct TrackedConnection {
+    connection: ReconnectingConnection,
+    /// Calls in flight, at most [`MAX_IN_FLIGHT`].
+    in_flight: AtomicUsize,
+    /// Calls with a caller that still waits for the reply.
     awaited: AtomicUsize,
-    /// Calls that everybody gave up who waited for them: the connection is silent.
-    left: AtomicUsize,
+    /// Calls in flight that all their callers gave up: the connection does not respond.
+    abandoned: AtomicUsize,
 }
 
-impl Way {
-    fn new(link: Link) -> Way {
-        let [taken, awaited, left] = [const { AtomicUsize::new(0) }; 3];
-        Way { link, taken, awaited, left }
+impl TrackedConnection {
+    fn new(connection: ReconnectingConnection) -> TrackedConnection {
+        let [in_flight, awaited, abandoned] = [const { AtomicUsize::new(0) }; 3];
+        TrackedConnection { connection, in_flight, awaited, abandoned }
     }
 
-    fn is_well(&self) -> bool {
-        !self.link.is_down() && self.left.load(SeqCst) == 0
+    fn is_healthy(&self) -> bool {
+        !self.connection.is_down() && self.abandoned.load(SeqCst) == 0
     }
 }
 
-impl Ways {
-    fn new(ways: Vec<Way>) -> Ways {
-        Ways { ways, current: AtomicUsize::new(0), changed: Notify::new(), disagreed: LogThrottle::default() }
+impl Connections {
+    fn new(all: Vec<TrackedConnection>) -> Connections {
+        Connections {
+            all,
+            current: AtomicUsize::new(0),
+            changed: Notify::new(),
+            disagreements: LogThrottle::default(),
+        }
     }
 
-    /// Says that a script decided otherwise. If it does so once, it may with every call.
-    fn disagree(&self, requests: usize, now: Time) {
-        self.disagreed.write(now, |more| {
+    /// Logs that a script decided otherwise than this process. If it does so once, it may do so with every call.
+    fn log_disagreement(&self, requests: usize, now: Time) {
+        self.disagreements.write(now, |more| {
             tracing::error!(
                 "the script and this process disagree on {requests} requests: the script's verdict counts; please report \
                  this ({more} more since the last such line)"
@@ -178,210 +185,217 @@ impl Ways {
         });
     }
 
-    /// The connection for what needs no place in the line.
-    fn link(&self) -> &Link {
-        &self.ways[self.best()].link
+    /// The connection for a call that does not go through the queue.
+    fn any(&self) -> &ReconnectingConnection {
+        &self.all[self.best()].connection
     }
 
-    /// The one in use if it is well, else another that is, else the one with the least to do.
+    /// The current connection if it is healthy, else another healthy one, else the least busy one.
     fn best(&self) -> usize {
-        let (current, count) = (self.current.load(SeqCst), self.ways.len());
+        let (current, count) = (self.current.load(SeqCst), self.all.len());
         let mut from_current = (0..count).map(|step| (current + step) % count);
-        from_current.clone().find(|number| self.ways[*number].is_well()).unwrap_or_else(|| {
-            let burden = |number: &usize| {
-                let way = &self.ways[*number];
-                (way.link.is_down(), way.taken.load(SeqCst))
+        from_current.clone().find(|index| self.all[*index].is_healthy()).unwrap_or_else(|| {
+            let burden = |index: &usize| {
+                let tracked = &self.all[*index];
+                (tracked.connection.is_down(), tracked.in_flight.load(SeqCst))
             };
             from_current.by_ref().min_by_key(burden).expect("there is at least one")
         })
     }
 
-    /// Waits until the next call may go, and says which way: there is room, and nobody waits for an answer that
-    /// comes another way.
+    /// Waits until the next call may be sent, and returns the index of its connection: that has a free slot, and no
+    /// caller waits for a reply on another connection.
     async fn next(&self) -> usize {
-        self.until(|ways| {
-            let best = ways.best();
-            let others = ways.ways.iter().enumerate().filter(|(number, _)| *number != best);
-            let free = ways.ways[best].taken.load(SeqCst) < ON_THE_WAY;
-            (free && others.map(|(_, way)| way).all(|way| way.awaited.load(SeqCst) == 0)).then_some(best)
+        self.until(|connections| {
+            let best = connections.best();
+            let others = connections.all.iter().enumerate().filter(|(index, _)| *index != best);
+            let free = connections.all[best].in_flight.load(SeqCst) < MAX_IN_FLIGHT;
+            let none_awaited = || others.map(|(_, other)| other).all(|other| other.awaited.load(SeqCst) == 0);
+            (free && none_awaited()).then_some(best)
         })
         .await
     }
 
-    /// Waits until nobody waits for an answer.
+    /// Waits until no caller waits for a reply.
     async fn quiet(&self) {
-        self.until(|ways| ways.ways.iter().all(|way| way.awaited.load(SeqCst) == 0).then_some(())).await
+        self.until(|connections| {
+            connections.all.iter().all(|tracked| tracked.awaited.load(SeqCst) == 0).then_some(())
+        })
+        .await
     }
 
-    async fn until<T>(&self, look: impl Fn(&Ways) -> Option<T>) -> T {
+    async fn until<T>(&self, look: impl Fn(&Connections) -> Option<T>) -> T {
         loop {
-            if let Some(seen) = look(self) {
-                return seen;
+            if let Some(found) = look(self) {
+                return found;
             }
             self.changed.notified().await;
         }
     }
 }
 
-/// One of the places of [`ON_THE_WAY`], until all that went together is answered.
-struct Place {
-    ways: Arc<Ways>,
-    number: usize,
+/// One of the [`MAX_IN_FLIGHT`] permits of a connection, held until all calls that were sent together are answered.
+struct InFlightPermit {
+    connections: Arc<Connections>,
+    index: usize,
 }
 
-impl Place {
-    fn take(ways: &Arc<Ways>, number: usize) -> Place {
-        ways.ways[number].taken.fetch_add(1, SeqCst);
-        Place { ways: Arc::clone(ways), number }
+impl InFlightPermit {
+    fn take(connections: &Arc<Connections>, index: usize) -> InFlightPermit {
+        connections.all[index].in_flight.fetch_add(1, SeqCst);
+        InFlightPermit { connections: Arc::clone(connections), index }
     }
 
-    fn way(&self) -> &Way {
-        &self.ways.ways[self.number]
+    fn tracked(&self) -> &TrackedConnection {
+        &self.connections.all[self.index]
     }
 }
 
-impl Drop for Place {
+impl Drop for InFlightPermit {
     fn drop(&mut self) {
-        self.way().taken.fetch_sub(1, SeqCst);
-        self.ways.changed.notify_one();
+        self.tracked().in_flight.fetch_sub(1, SeqCst);
+        self.connections.changed.notify_one();
     }
 }
 
-/// A call that somebody waits for, or everybody has left.
-struct Sent {
-    place: Arc<Place>,
-    left: bool,
+/// A call in flight, counted as awaited or, once all its callers are gone, as abandoned.
+struct InFlightCall {
+    permit: Arc<InFlightPermit>,
+    abandoned: bool,
 }
 
-impl Sent {
-    fn new(place: &Arc<Place>) -> Sent {
-        place.way().awaited.fetch_add(1, SeqCst);
-        Sent { place: Arc::clone(place), left: false }
+impl InFlightCall {
+    fn new(permit: &Arc<InFlightPermit>) -> InFlightCall {
+        permit.tracked().awaited.fetch_add(1, SeqCst);
+        InFlightCall { permit: Arc::clone(permit), abandoned: false }
     }
 
-    fn leave(&mut self) {
-        self.left = true;
-        self.place.way().left.fetch_add(1, SeqCst);
-        self.place.way().awaited.fetch_sub(1, SeqCst);
-        self.place.ways.changed.notify_one();
+    fn abandon(&mut self) {
+        self.abandoned = true;
+        self.permit.tracked().abandoned.fetch_add(1, SeqCst);
+        self.permit.tracked().awaited.fetch_sub(1, SeqCst);
+        self.permit.connections.changed.notify_one();
     }
 }
 
-impl Drop for Sent {
+impl Drop for InFlightCall {
     fn drop(&mut self) {
-        let way = self.place.way();
-        let counted = if self.left { &way.left } else { &way.awaited };
-        counted.fetch_sub(1, SeqCst);
-        self.place.ways.changed.notify_one();
+        let tracked = self.permit.tracked();
+        let counter = if self.abandoned { &tracked.abandoned } else { &tracked.awaited };
+        counter.fetch_sub(1, SeqCst);
+        self.permit.connections.changed.notify_one();
     }
 }
 
-/// Gathers and sends for as long as there is a lane.
-async fn carry(env: Arc<Env>, ways: Arc<Ways>, mut jobs: mpsc::Receiver<Job>) {
-    // The scripts that a connection was sent, by its number and its own.
+/// Batches and sends queued tolls until the batcher is dropped.
+async fn send_batches(env: Arc<Env>, connections: Arc<Connections>, mut queued: mpsc::Receiver<QueuedToll>) {
+    // The scripts that were sent over the current connection, which is identified by its index and its number.
     let mut known: ((usize, u64), HashSet<&'static str>) = Default::default();
-    while let Some(first) = jobs.recv().await {
-        let number = ways.next().await;
-        ways.current.store(number, SeqCst);
-        let mut together = gather(first, &mut jobs);
-        let connection = (number, ways.ways[number].link.ready().await);
+    while let Some(first) = queued.recv().await {
+        let index = connections.next().await;
+        connections.current.store(index, SeqCst);
+        let mut together = gather(first, &mut queued);
+        let connection = (index, connections.all[index].connection.ready().await);
         if known.0 != connection {
             known = (connection, HashSet::new());
         }
-        let mut news = false;
-        let place = Arc::new(Place::take(&ways, number));
-        while let Some(slot) = together.first().map(|job| job.slot) {
-            let (jobs, others): (Vec<Job>, Vec<Job>) = together.into_iter().partition(|job| job.slot == slot);
+        let mut is_new = false;
+        let permit = Arc::new(InFlightPermit::take(&connections, index));
+        while let Some(slot) = together.first().map(|queued| queued.slot) {
+            let (same_slot, others): (Vec<QueuedToll>, Vec<QueuedToll>) =
+                together.into_iter().partition(|queued| queued.slot == slot);
             together = others;
-            let (asked, answers) = jobs.into_iter().map(|job| (job.asked, job.answer)).unzip();
-            let batch = Batch::new(asked, env.nonce());
-            news |= known.1.insert(batch.call().script.sha());
-            let mut call = Box::pin(tokio::task::unconstrained(send(Sent::new(&place), batch, answers)));
-            // Looked after once, it is in the hands of the connection: what follows it cannot overtake it.
-            let begun = std::future::poll_fn(|context| std::task::Poll::Ready(call.as_mut().poll(context)));
-            if begun.await.is_pending() {
+            let (tolls, callers) = same_slot.into_iter().map(|queued| (queued.toll, queued.reply)).unzip();
+            let batch = Batch::new(tolls, env.nonce());
+            is_new |= known.1.insert(batch.call().script.sha());
+            let call = send(InFlightCall::new(&permit), batch, callers);
+            let mut call = Box::pin(tokio::task::unconstrained(call));
+            // The first poll hands the call to the connection, so that later calls cannot overtake it.
+            let first_poll =
+                std::future::poll_fn(|context| std::task::Poll::Ready(call.as_mut().poll(context)));
+            if first_poll.await.is_pending() {
                 tokio::spawn(call);
             }
         }
-        drop(place);
-        if news {
-            // The server may want the text of a script that it sees for the first time: nothing goes before that.
-            ways.quiet().await;
+        drop(permit);
+        if is_new {
+            // The server may not know the script and need its text: send nothing else before that is settled.
+            connections.quiet().await;
         }
     }
 }
 
-/// Those who wait, as many as may go together.
-fn gather(first: Job, jobs: &mut mpsc::Receiver<Job>) -> Vec<Job> {
-    let mut keys = first.asked.names().count();
+/// Takes queued tolls for the next call, up to the bounds of tolls and keys.
+fn gather(first: QueuedToll, queued: &mut mpsc::Receiver<QueuedToll>) -> Vec<QueuedToll> {
+    let mut keys = first.toll.names().count();
     let mut together = vec![first];
-    while together.len() < TOGETHER
+    while together.len() < MAX_BATCH
         && keys < wire::MOST_KEYS
-        && let Ok(next) = jobs.try_recv()
+        && let Ok(next) = queued.try_recv()
     {
-        keys += next.asked.names().count();
+        keys += next.toll.names().count();
         together.push(next);
     }
-    // Who has left was not sent, so it was not charged.
-    together.retain(|job| !job.answer.is_closed());
+    // A toll whose caller has gone is not sent, so it is not charged.
+    together.retain(|queued| !queued.reply.is_closed());
     together
 }
 
-async fn send(sent: Sent, batch: Batch, mut answers: Vec<oneshot::Sender<Result<Reply, Fate>>>) {
-    let ways = Arc::clone(&sent.place.ways);
-    match answer(sent, &batch, &mut answers).await {
-        Ok(rulings) => {
-            if let (1.., Some(first)) = (rulings.disagreements, rulings.rulings.first()) {
-                ways.disagree(rulings.disagreements, first.time());
+async fn send(call: InFlightCall, batch: Batch, mut callers: Vec<oneshot::Sender<Result<Reply, CallError>>>) {
+    let connections = Arc::clone(&call.permit.connections);
+    match receive(call, &batch, &mut callers).await {
+        Ok(reply) => {
+            if let (1.., Some(first)) = (reply.disagreements, reply.replies.first()) {
+                connections.log_disagreement(reply.disagreements, first.time());
             }
-            for (answer, ruling) in answers.into_iter().zip(rulings.rulings) {
-                let _ = answer.send(Ok(ruling));
+            for (caller, reply) in callers.into_iter().zip(reply.replies) {
+                let _ = caller.send(Ok(reply));
             }
         }
-        Err(fate) => {
-            for answer in answers {
-                let _ = answer.send(Err(fate.clone()));
+        Err(error) => {
+            for caller in callers {
+                let _ = caller.send(Err(error.clone()));
             }
         }
     }
 }
 
-/// What the server answers. Whoever waited for it may leave meanwhile; it is listened to all the same.
-async fn answer<T>(
-    mut sent: Sent,
+/// Sends the batch and waits for the reply, even if all callers leave meanwhile.
+async fn receive<T>(
+    mut call: InFlightCall,
     batch: &Batch,
-    answers: &mut [oneshot::Sender<T>],
-) -> Result<Rulings, Fate> {
-    let place = Arc::clone(&sent.place);
-    let mut reply = pin!(run(&place.way().link, batch.call(), |answer| batch.rulings(answer)));
+    callers: &mut [oneshot::Sender<T>],
+) -> Result<BatchReply, CallError> {
+    let permit = Arc::clone(&call.permit);
+    let mut reply = pin!(run(&permit.tracked().connection, batch.call(), |reply| batch.read_reply(reply)));
     let all_left = async {
-        for answer in answers {
-            answer.closed().await;
+        for caller in callers {
+            caller.closed().await;
         }
     };
     tokio::select! {
         biased;
-        rulings = &mut reply => return rulings,
-        () = all_left => sent.leave(),
+        reply = &mut reply => return reply,
+        () = all_left => call.abandon(),
     }
     reply.await
 }
 
-/// Runs a script by its name; by its text, if the server does not know it. It certainly did not run then.
+/// Runs a script by its digest, and by its text if the server does not know it: then it certainly did not run.
 async fn run<T>(
-    link: &Link,
+    connection: &ReconnectingConnection,
     call: &Call,
     read: impl Fn(&wire::Value) -> Result<T, Malformed>,
-) -> Result<T, Fate> {
-    let read = |answer| read(&value(answer));
-    match link.call(&command("EVALSHA", call.script.sha(), call), read).await {
-        Err(Fate::NoScript) => link.call(&command("EVAL", call.script.text(), call), read).await,
-        answer => answer,
+) -> Result<T, CallError> {
+    let read = |reply| read(&value(reply));
+    match connection.call(&command("EVALSHA", call.script.sha(), call), read).await {
+        Err(CallError::NoScript) => connection.call(&command("EVAL", call.script.text(), call), read).await,
+        result => result,
     }
 }
 
-fn closed() -> Fate {
-    Fate::NotSent("the store was closed".to_owned())
+fn closed() -> CallError {
+    CallError::NotSent("the store was closed".to_owned())
 }
 
 fn command(name: &str, script: &str, call: &Call) -> Cmd {
@@ -393,7 +407,7 @@ fn command(name: &str, script: &str, call: &Call) -> Cmd {
     command
 }
 
-/// An answer in our own words.
+/// Converts a reply of the client library into the type that [`wire`] reads.
 fn value(value: Value) -> wire::Value {
     match value {
         Value::Int(number) => wire::Value::Number(number),
@@ -415,7 +429,7 @@ mod tests {
 
     use super::*;
 
-    /// The messages that are logged.
+    /// Collects the logged messages.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -447,15 +461,15 @@ mod tests {
     }
 
     #[test]
-    fn a_script_that_decides_otherwise_every_time_is_reported_once_a_second() {
-        let (ways, log) = (Ways::new(Vec::new()), Log::default());
+    fn script_disagreement_is_logged_once_a_second() {
+        let (connections, log) = (Connections::new(Vec::new()), Log::default());
         let now = Time::from_micros(1_760_000_000_000_000);
         tracing::subscriber::with_default(log.clone(), || {
-            (0..1_000).for_each(|_| ways.disagree(7, now));
-            ways.disagree(3, now + Span::from_secs(1));
+            (0..1_000).for_each(|_| connections.log_disagreement(7, now));
+            connections.log_disagreement(3, now + Span::from_secs(1));
         });
-        let said = log.0.lock().unwrap();
-        let [first, second] = &said[..] else { panic!("{said:?}") };
+        let lines = log.0.lock().unwrap();
+        let [first, second] = &lines[..] else { panic!("{lines:?}") };
         assert!(first.contains("disagree on 7 requests") && first.contains("(0 more"), "{first}");
         assert!(second.contains("disagree on 3 requests") && second.contains("(999 more"), "{second}");
     }

@@ -1,123 +1,127 @@
-//! What became of a call that failed: whether it certainly did not run, or may have.
+//! Classifies failed Redis calls: those that certainly did not run, and those that may have run.
 //!
-//! Only what certainly did not run may be sent again. After a timeout or a broken connection nobody knows:
-//! the charge counts as made, is never repeated and never given back.
+//! Only a call that certainly did not run may be retried. After a timeout or a broken connection the outcome is
+//! unknown: the charge counts as made, and is neither retried nor refunded.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::store::remote::{Failure, FailureKind};
 
-/// What became of a call.
+/// Why a call to a Redis server failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum CallError {
     /// It did not run: the server does not know the script.
     NoScript,
-    /// It did not run: this server is not, or no longer, the one to ask.
-    Elsewhere(Elsewhere),
-    /// It did not run, and will not for now.
+    /// It did not run: this server does not serve the key, or no longer does.
+    Redirected(Redirect),
+    /// It did not run: the server refused it, and would refuse a retry for now.
     Refused(String),
     /// It did not run: there is no connection.
     NotSent(String),
-    /// It did not run: too many are waiting to be sent.
+    /// It did not run: the send queue is full.
     Full,
-    /// It may have run: the reply is that of another call. The connection is out of step and was closed.
-    Foreign(String),
+    /// It may have run: the reply belongs to another call. The connection is out of step and was closed.
+    WrongReply(String),
     /// It may have run.
     Unknown {
         /// What happened.
         message: String,
-        /// Whether the connection may be used on.
+        /// Whether the connection can still be used.
         usable: bool,
     },
 }
 
-/// Who is to be asked instead.
+/// Where to send a call that a server redirected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Elsewhere {
-    /// This server, from now on.
+pub(crate) enum Redirect {
+    /// `MOVED`: to this address, from now on.
     Moved(String),
-    /// This server, this once.
+    /// `ASK`: to this address, for this call only.
     Ask(String),
-    /// The same again, a little later: keys are on their way.
+    /// `TRYAGAIN`: to the same server, a little later. Its keys are being migrated.
     TryAgain,
-    /// Whoever is primary now.
+    /// `READONLY`: to the current primary.
     NotPrimary,
 }
 
-impl Fate {
-    /// An answer that is none.
-    pub(crate) fn nonsense(message: String) -> Fate {
-        Fate::Unknown { message, usable: true }
+impl CallError {
+    /// The server sent a reply that cannot be understood. The connection is still in step.
+    pub(crate) fn invalid_reply(message: String) -> CallError {
+        CallError::Unknown { message, usable: true }
     }
 
-    pub(crate) fn of(error: &RedisError) -> Fate {
-        // On one line: those of the parser have several.
+    pub(crate) fn of(error: &RedisError) -> CallError {
+        // On one line: the parser's messages span several.
         let message = || error.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
         let redirected = || error.redirect_node().map(|(address, _)| address.to_owned());
         match error.kind() {
-            ErrorKind::Server(ServerErrorKind::NoScript) => Fate::NoScript,
+            ErrorKind::Server(ServerErrorKind::NoScript) => CallError::NoScript,
             ErrorKind::Server(ServerErrorKind::Moved) => match redirected() {
-                Some(address) => Fate::Elsewhere(Elsewhere::Moved(address)),
-                None => Fate::Refused(message()),
+                Some(address) => CallError::Redirected(Redirect::Moved(address)),
+                None => CallError::Refused(message()),
             },
             ErrorKind::Server(ServerErrorKind::Ask) => match redirected() {
-                Some(address) => Fate::Elsewhere(Elsewhere::Ask(address)),
-                None => Fate::Refused(message()),
+                Some(address) => CallError::Redirected(Redirect::Ask(address)),
+                None => CallError::Refused(message()),
             },
-            ErrorKind::Server(ServerErrorKind::TryAgain) => Fate::Elsewhere(Elsewhere::TryAgain),
-            ErrorKind::Server(ServerErrorKind::ReadOnly) => Fate::Elsewhere(Elsewhere::NotPrimary),
+            ErrorKind::Server(ServerErrorKind::TryAgain) => CallError::Redirected(Redirect::TryAgain),
+            ErrorKind::Server(ServerErrorKind::ReadOnly) => CallError::Redirected(Redirect::NotPrimary),
             ErrorKind::Server(
                 ServerErrorKind::BusyLoading
                 | ServerErrorKind::ClusterDown
                 | ServerErrorKind::MasterDown
                 | ServerErrorKind::CrossSlot
                 | ServerErrorKind::NoPerm,
-            ) => Fate::Refused(message()),
+            ) => CallError::Refused(message()),
             ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig | ErrorKind::Client => {
-                Fate::Refused(message())
+                CallError::Refused(message())
             }
-            ErrorKind::Io if error.is_connection_refusal() => Fate::NotSent(message()),
-            // What cannot be read is the end of what can be: the client goes no further.
-            ErrorKind::Io | ErrorKind::Parse => Fate::Unknown { message: message(), usable: false },
-            _ => {
-                Fate::of_text(error.code().unwrap_or_default(), error.detail().unwrap_or_default(), message())
-            }
+            ErrorKind::Io if error.is_connection_refusal() => CallError::NotSent(message()),
+            // After a reply that it cannot parse, the client reads nothing more from the connection.
+            ErrorKind::Io | ErrorKind::Parse => CallError::Unknown { message: message(), usable: false },
+            _ => CallError::of_text(
+                error.code().unwrap_or_default(),
+                error.detail().unwrap_or_default(),
+                message(),
+            ),
         }
     }
 
-    /// Errors that only their words tell. Redis before 7 wraps what a command inside a script answered
-    /// into an error of its own; ours writes last, so the first write that is refused is the only one.
-    fn of_text(code: &str, detail: &str, message: String) -> Fate {
+    /// Errors that only their text identifies. Redis before 7 wraps the error of a command inside a script
+    /// in an error of its own. Our scripts write last, so the first refused write is the only one: nothing ran.
+    fn of_text(code: &str, detail: &str, message: String) -> CallError {
         const NOT_RUN: [&str; 7] = ["BUSY", "NOREPLICAS", "MISCONF", "OOM", "NOAUTH", "WRONGPASS", "NOPROTO"];
-        let says = |word: &str| {
+        let mentions = |word: &str| {
             code == word || detail.contains(&format!("-{word} ")) || detail.contains(&format!("{word} "))
         };
-        if says("READONLY") {
-            return Fate::Elsewhere(Elsewhere::NotPrimary);
+        if mentions("READONLY") {
+            return CallError::Redirected(Redirect::NotPrimary);
         }
-        if NOT_RUN.iter().any(|word| says(word)) || code == "MASTERDOWN" || code == "UNKILLABLE" {
-            return Fate::Refused(message);
+        if NOT_RUN.iter().any(|word| mentions(word)) || code == "MASTERDOWN" || code == "UNKILLABLE" {
+            return CallError::Refused(message);
         }
-        Fate::Unknown { message, usable: true }
+        CallError::Unknown { message, usable: true }
     }
 }
 
-impl From<Fate> for Failure {
-    fn from(fate: Fate) -> Failure {
-        match fate {
-            Fate::NoScript => Failure::new(FailureKind::Refused, "the server forgot the script twice"),
-            Fate::Elsewhere(elsewhere) => {
-                Failure::new(FailureKind::Refused, format!("another server is to be asked: {elsewhere:?}"))
+impl From<CallError> for Failure {
+    fn from(error: CallError) -> Failure {
+        match error {
+            CallError::NoScript => {
+                Failure::new(FailureKind::Refused, "the server does not know the script it was just sent")
             }
-            Fate::Refused(message) => Failure::new(FailureKind::Refused, message),
-            Fate::NotSent(message) => Failure::new(FailureKind::Connection, message),
-            Fate::Full => {
-                Failure::new(FailureKind::Full, "too many requests are waiting for the store already")
+            CallError::Redirected(redirect) => {
+                Failure::new(FailureKind::Refused, format!("the server redirected the call: {redirect:?}"))
             }
-            Fate::Foreign(message) | Fate::Unknown { message, usable: true } => {
-                Failure::new(FailureKind::Nonsense, message)
+            CallError::Refused(message) => Failure::new(FailureKind::Refused, message),
+            CallError::NotSent(message) => Failure::new(FailureKind::Connection, message),
+            CallError::Full => {
+                Failure::new(FailureKind::Full, "too many requests are already waiting for the store")
             }
-            Fate::Unknown { message, usable: false } => Failure::new(FailureKind::Connection, message),
+            CallError::WrongReply(message) | CallError::Unknown { message, usable: true } => {
+                Failure::new(FailureKind::Protocol, message)
+            }
+            CallError::Unknown { message, usable: false } => Failure::new(FailureKind::Connection, message),
         }
     }
 }
@@ -128,7 +132,7 @@ mod tests {
     use redis::make_extension_error;
 
     #[test]
-    fn a_script_error_that_wraps_another_is_told_by_its_words() {
+    fn wrapped_script_error_is_classified_by_its_text() {
         let wrapped = "Error running script (call to f_1): @user_script:9: @user_script: 9: \
                        -READONLY You can't write against a read only replica.";
         for (code, detail, expected) in [
@@ -140,13 +144,14 @@ mod tests {
             ("NOREPLICAS", "Not enough good replicas to write.", "Refused"),
             ("ERR", "Error running script: user_script:1: attempt to index a nil value", "Unknown"),
         ] {
-            let fate = Fate::of(&make_extension_error(code.to_owned(), Some(detail.to_owned())));
-            assert!(format!("{fate:?}").contains(expected), "{code} {detail}: {fate:?}");
+            let error = CallError::of(&make_extension_error(code.to_owned(), Some(detail.to_owned())));
+            assert!(format!("{error:?}").contains(expected), "{code} {detail}: {error:?}");
         }
     }
 
+    /// A connection that breaks leaves the outcome unknown; after a refused one the call certainly did not run.
     #[test]
-    fn after_a_broken_connection_nobody_knows_and_after_a_refused_one_everybody_does() {
+    fn only_a_refused_connection_proves_that_nothing_ran() {
         let error = |kind: std::io::ErrorKind| RedisError::from(std::io::Error::from(kind));
         for kind in [
             std::io::ErrorKind::BrokenPipe,
@@ -154,16 +159,24 @@ mod tests {
             std::io::ErrorKind::UnexpectedEof,
             std::io::ErrorKind::TimedOut,
         ] {
-            assert!(matches!(Fate::of(&error(kind)), Fate::Unknown { usable: false, .. }), "{kind}");
+            assert!(
+                matches!(CallError::of(&error(kind)), CallError::Unknown { usable: false, .. }),
+                "{kind}"
+            );
         }
-        assert!(matches!(Fate::of(&error(std::io::ErrorKind::ConnectionRefused)), Fate::NotSent(_)));
+        assert!(matches!(
+            CallError::of(&error(std::io::ErrorKind::ConnectionRefused)),
+            CallError::NotSent(_)
+        ));
     }
 
     #[test]
-    fn after_half_a_reply_the_connection_is_of_no_use_and_the_message_is_one_line() {
+    fn truncated_reply_gives_up_the_connection_in_one_line() {
         let half =
             RedisError::from((ErrorKind::Parse, "parse error", "Unexpected end of input\n".to_owned()));
-        let Fate::Unknown { message, usable: false } = Fate::of(&half) else { panic!("it may have run") };
+        let CallError::Unknown { message, usable: false } = CallError::of(&half) else {
+            panic!("it may have run")
+        };
         assert!(!message.contains('\n') && message.contains("end of input"), "{message}");
     }
 }

@@ -1,10 +1,10 @@
--- Decides tolls: one after the other, each on what the ones before it left, each all or nothing.
+-- Decides tolls in order, each on the state that the tolls before it left. Each charges all its limits or none.
 --
--- KEYS     each state that is asked for, once: first those that are packed, then logs and slots
--- ARGV[1]  the nonce, how many keys are packed, how many quotas follow, the quotas, and what is due: wire.rs
--- Returns  one string, because every part of a list takes longer than all of this: the nonce, the time, how many
---          tolls were refused, how states are written, the numbers of those tolls, the packed states as
---          they were read, and what logs and slots said, in the order of the dues
+-- KEYS     each state that the tolls need, once: first those that are packed, then logs and slots
+-- ARGV[1]  the nonce, the number of packed keys, the number of quotas, the quotas, and the dues: see wire.rs
+-- Returns  one string, because a single element of a list reply takes longer than the whole string: the nonce, the
+--          time, the number of refused tolls, the form of the states, the numbers of the refused tolls, the packed
+--          states as they were read, and the records of logs and slots, in the order of the dues
 
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -16,17 +16,17 @@ for number = 1, last do
   quotas[number], start = quota_read(arg, start, now)
 end
 
--- States of keys that several tolls of this batch ask for: they are written at the end, once. All
--- others are written when their toll is decided.
+-- States of keys that several tolls of this batch use: they are written once, at the end. All other
+-- states are written when their toll is decided.
 local held
--- What logs and slots say.
+-- The records of logs and slots.
 local records
--- Whether all states have 12 bytes, and one that means the same as none.
+-- Whether all states have 12 bytes, and the bytes that stand for a missing state.
 local even, none = true, '\0\0\0\0\0\0\0\0\0\0\0\0'
 
--- Decides what is due at `pos`, and what is due with it: whether the toll is admitted, if all dues
--- before this one say so, and where the next toll begins. What is known of a due waits on the stack,
--- which costs less than a table, until it is known whether all allow.
+-- Decides the due at `pos` and the dues of its toll after it. `admitted` is whether all dues before it
+-- allow the toll. Returns whether the toll is admitted, and where the next toll begins. The recursion
+-- keeps each due's variables on the stack until the verdict is known, which is cheaper than a table.
 local function decide(pos, admitted)
   local key, number, shape, cost
   key, number, shape, cost, pos = read('>HHBI4', arg, pos)
@@ -34,7 +34,7 @@ local function decide(pos, admitted)
   local kind, charging, shared = quota.kind, true, false
   local more, enforced = false, true
   if shape == 1 then
-    -- Of most dues there is no more to say than that another follows.
+    -- Most dues have no flag but this one: another due of the toll follows.
     more = true
   elseif shape > 0 then
     more, enforced, charging, shared = shape % 2 == 1, shape % 4 < 2, shape % 8 < 4, shape % 32 >= 16
@@ -43,7 +43,7 @@ local function decide(pos, admitted)
       shift, hold, taker, pos = read('>I7I7c8', arg, pos)
     end
   end
-  -- A cost of 0 looks as 1 does, always fits, and charges nothing.
+  -- A cost of 0 is decided like a cost of 1, but is never refused and charges nothing.
   local asked = cost > 0 and cost or 1
   local state = shared and held and held[key]
   local allowed, moved, after, x, y, z, record
@@ -83,7 +83,7 @@ local function decide(pos, admitted)
     admitted, pos = decide(pos, admitted)
   end
 
-  -- All is decided: enter it, or nothing but that the clock has stepped back.
+  -- The verdict is known: write the charge, or only the correction after the clock stepped back.
   local charged = charging and admitted and allowed and cost > 0
   local writes = charged or charging and moved
   if kind == 5 then
@@ -122,8 +122,8 @@ local function decide(pos, admitted)
   return admitted, pos
 end
 
--- The same for dues of no particular shape at meters whose states are known, which most are: nothing if one of
--- the toll is something else, and then nothing has been written.
+-- Fast path for the most common tolls: all dues are plain ones at meters with a stored 12-byte state. Returns nil
+-- if a due of the toll is anything else; then nothing has been written.
 local function decide_plain(pos, admitted)
   local key, number, shape, cost
   key, number, shape, cost, pos = read('>HHBI4', arg, pos)
@@ -167,8 +167,8 @@ if held then
   end
 end
 
--- States of 12 bytes are written as they are. If there are others, each has its length before it, and what
--- cannot be a state has none.
+-- If all states have 12 bytes, they are returned as they are. Otherwise each has its length before it, and a value
+-- that cannot be a state has length 0.
 if not even then
   for key = 1, packed do
     local state = states[key]

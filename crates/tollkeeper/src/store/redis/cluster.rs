@@ -1,7 +1,7 @@
-//! A cluster: which server has which slot, and what to do when that changes under way.
+//! Routes calls to the servers of a Redis cluster, and follows redirects when slots move.
 //!
-//! The table of slots is our own. A server that is asked for what it no longer has says so and runs
-//! nothing, so the call goes on to the one it names.
+//! This module keeps its own slot table. A server that no longer has a slot answers with a redirect and runs
+//! nothing, so the call can safely be sent to the server that it names.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -13,8 +13,8 @@ use tokio::task::JoinHandle;
 use tollkeeper_core::Reply;
 
 use super::address::Address;
-use super::batcher::Lane;
-use super::call_error::{Elsewhere, Fate};
+use super::batcher::Batcher;
+use super::call_error::{CallError, Redirect};
 use super::eviction::any_known;
 use super::session::Env;
 use super::slot::SLOTS;
@@ -22,20 +22,22 @@ use super::wire::{self, Call, Malformed};
 use crate::store::remote::Server;
 use crate::store::url::Host;
 
-/// How often a call is sent on before it is given up.
-const REDIRECTS: usize = 5;
-/// How long keys that are on their way are waited for.
-const ON_THEIR_WAY: Duration = Duration::from_millis(2);
-/// How often the table is read anew without any reason, how often while a server cannot be reached, which may have
-/// been replaced, and the pause between two readings with a reason.
-const READINGS: [Duration; 3] =
-    [Duration::from_secs(5), Duration::from_millis(250), Duration::from_millis(50)];
+/// The most redirects that one call follows.
+const MAX_REDIRECTS: usize = 5;
+/// The pause before a retry while keys are being migrated (`TRYAGAIN`).
+const MIGRATION_PAUSE: Duration = Duration::from_millis(2);
+/// How often the slot table is refreshed while all servers can be reached.
+const REFRESH: Duration = Duration::from_secs(5);
+/// How often it is refreshed while a server cannot be reached, because that server may have been replaced.
+const REFRESH_DURING_TROUBLE: Duration = Duration::from_millis(250);
+/// The shortest pause between two refreshes, whatever the reason.
+const MIN_PAUSE: Duration = Duration::from_millis(50);
 
 /// The servers of a cluster.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     shared: Arc<Shared>,
-    reader: JoinHandle<()>,
+    refresher: JoinHandle<()>,
 }
 
 #[derive(Debug)]
@@ -43,18 +45,19 @@ struct Shared {
     env: Arc<Env>,
     seeds: Vec<Address>,
     connections: usize,
-    map: RwLock<Map>,
+    table: RwLock<SlotTable>,
+    /// Notified when a call finds the table out of date.
     stale: Notify,
-    /// Told whenever the table was read.
-    read: Notify,
+    /// Notified after every attempt to refresh the table.
+    refreshed: Notify,
 }
 
-/// Who has which slot.
+/// Which server has which slot.
 #[derive(Debug, Default)]
-struct Map {
-    servers: HashMap<Host, Arc<Lane>>,
-    slots: Vec<Option<Arc<Lane>>>,
-    /// Why nobody could be asked for the table, when it was last wanted.
+struct SlotTable {
+    servers: HashMap<Host, Arc<Batcher>>,
+    slots: Vec<Option<Arc<Batcher>>>,
+    /// Why the last refresh failed; `None` if it succeeded.
     trouble: Option<Arc<str>>,
 }
 
@@ -64,239 +67,256 @@ impl Cluster {
             env: Arc::clone(env),
             seeds,
             connections,
-            map: RwLock::default(),
+            table: RwLock::default(),
             stale: Notify::new(),
-            read: Notify::new(),
+            refreshed: Notify::new(),
         });
-        let reader = env.runtime.spawn(read(Arc::clone(&shared)));
-        Cluster { shared, reader }
+        let refresher = env.runtime.spawn(refresh(Arc::clone(&shared)));
+        Cluster { shared, refresher }
     }
 
-    /// Has a toll decided whose keys are all in this slot.
-    pub(crate) async fn decide(&self, slot: u16, asked: wire::EncodedToll) -> Result<Reply, Fate> {
-        let mut lane = self.lane(slot).await?;
-        for _ in 0..REDIRECTS {
-            match lane.decide(slot, asked.clone()).await {
-                Err(Fate::Elsewhere(Elsewhere::Ask(address))) => {
-                    let batch = wire::Batch::new(vec![asked], self.shared.env.nonce());
-                    let read = |answer: &wire::Value| batch.rulings(answer);
-                    let rulings = self.server(&address)?.run_asking(batch.call(), read).await?;
-                    return Ok(rulings.rulings.into_iter().next().expect("one toll, one ruling"));
+    /// Decides a toll whose keys are all in this slot.
+    pub(crate) async fn decide(&self, slot: u16, toll: wire::EncodedToll) -> Result<Reply, CallError> {
+        let mut batcher = self.batcher(slot).await?;
+        for _ in 0..MAX_REDIRECTS {
+            match batcher.decide(slot, toll.clone()).await {
+                Err(CallError::Redirected(Redirect::Ask(address))) => {
+                    let batch = wire::Batch::new(vec![toll], self.shared.env.nonce());
+                    let read = |reply: &wire::Value| batch.read_reply(reply);
+                    let reply = self.server(&address)?.run_asking(batch.call(), read).await?;
+                    return Ok(reply.replies.into_iter().next().expect("one toll, one reply"));
                 }
-                Err(Fate::Elsewhere(elsewhere)) => lane = self.redirected(slot, elsewhere, &lane).await?,
-                answer => return self.seen(answer),
+                Err(CallError::Redirected(redirect)) => {
+                    batcher = self.redirected(slot, redirect, &batcher).await?
+                }
+                result => return self.note_lost_server(result),
             }
         }
-        Err(Fate::Refused(format!("slot {slot} was moved {REDIRECTS} times")))
+        Err(CallError::Refused(format!("slot {slot} was moved {MAX_REDIRECTS} times")))
     }
 
-    /// Runs a script whose keys are all in this slot, and reads the reply.
+    /// Runs a script whose keys are all in this slot, and parses the reply with `read`.
     pub(crate) async fn run<T>(
         &self,
         slot: u16,
         call: &Call,
         read: impl Fn(&wire::Value) -> Result<T, Malformed>,
-    ) -> Result<T, Fate> {
-        let mut lane = self.lane(slot).await?;
-        for _ in 0..REDIRECTS {
-            match lane.run(call, &read).await {
-                Err(Fate::Elsewhere(Elsewhere::Ask(address))) => {
+    ) -> Result<T, CallError> {
+        let mut batcher = self.batcher(slot).await?;
+        for _ in 0..MAX_REDIRECTS {
+            match batcher.run(call, &read).await {
+                Err(CallError::Redirected(Redirect::Ask(address))) => {
                     return self.server(&address)?.run_asking(call, &read).await;
                 }
-                Err(Fate::Elsewhere(elsewhere)) => lane = self.redirected(slot, elsewhere, &lane).await?,
-                answer => return self.seen(answer),
+                Err(CallError::Redirected(redirect)) => {
+                    batcher = self.redirected(slot, redirect, &batcher).await?
+                }
+                result => return self.note_lost_server(result),
             }
         }
-        Err(Fate::Refused(format!("slot {slot} was moved {REDIRECTS} times")))
+        Err(CallError::Refused(format!("slot {slot} was moved {MAX_REDIRECTS} times")))
     }
 
-    /// Runs a command on the server that has this slot, and reads the reply.
+    /// Runs a command on the server that has this slot, and parses the reply with `read`.
     pub(crate) async fn command<T>(
         &self,
         slot: u16,
         command: &redis::Cmd,
         read: impl Fn(Value) -> Result<T, Malformed>,
-    ) -> Result<T, Fate> {
-        let mut lane = self.lane(slot).await?;
-        for _ in 0..REDIRECTS {
-            match lane.command(command, &read).await {
-                Err(Fate::Elsewhere(elsewhere)) => lane = self.redirected(slot, elsewhere, &lane).await?,
-                answer => return self.seen(answer),
+    ) -> Result<T, CallError> {
+        let mut batcher = self.batcher(slot).await?;
+        for _ in 0..MAX_REDIRECTS {
+            match batcher.command(command, &read).await {
+                Err(CallError::Redirected(redirect)) => {
+                    batcher = self.redirected(slot, redirect, &batcher).await?
+                }
+                result => return self.note_lost_server(result),
             }
         }
-        Err(Fate::Refused(format!("slot {slot} was moved {REDIRECTS} times")))
+        Err(CallError::Refused(format!("slot {slot} was moved {MAX_REDIRECTS} times")))
     }
 
-    /// A server that is gone may have been replaced.
-    fn seen<T>(&self, answer: Result<T, Fate>) -> Result<T, Fate> {
-        if matches!(answer, Err(Fate::NotSent(_) | Fate::Unknown { usable: false, .. } | Fate::Foreign(_))) {
+    /// Refreshes the table after a connection failure: the server may have been replaced.
+    fn note_lost_server<T>(&self, result: Result<T, CallError>) -> Result<T, CallError> {
+        if matches!(
+            result,
+            Err(CallError::NotSent(_) | CallError::Unknown { usable: false, .. } | CallError::WrongReply(_))
+        ) {
             self.shared.stale.notify_one();
         }
-        answer
+        result
     }
 
-    /// Who has a slot, as far as is known.
+    /// The server of a slot, according to the last known table.
     pub(crate) fn server_of(&self, slot: u16) -> Server {
-        let map = self.shared.map();
-        let lane = map.slots.get(usize::from(slot)).and_then(Option::as_ref);
-        lane.map_or_else(Server::default, |lane| Server::at(Arc::clone(lane.address())))
+        let table = self.shared.table();
+        let batcher = table.slots.get(usize::from(slot)).and_then(Option::as_ref);
+        batcher.map_or_else(Server::default, |batcher| Server::at(Arc::clone(batcher.address())))
     }
 
-    /// Why some server cannot be asked, if one cannot.
+    /// Why a server cannot be used, or why the slot table could not be read; `None` if all is well.
     pub(crate) fn trouble(&self) -> Option<Arc<str>> {
-        let map = self.shared.map();
-        map.servers.values().find_map(|lane| lane.trouble()).or_else(|| map.trouble.clone())
+        let table = self.shared.table();
+        table.servers.values().find_map(|batcher| batcher.trouble()).or_else(|| table.trouble.clone())
     }
 
-    /// Whether a server may evict keys, if they say so.
+    /// Whether any server may evict keys; `None` if unknown.
     pub(crate) fn may_evict(&self) -> Option<bool> {
-        any_known(self.shared.map().servers.values().map(|lane| lane.may_evict()))
+        any_known(self.shared.table().servers.values().map(|batcher| batcher.may_evict()))
     }
 
-    /// How many connections there have been.
+    /// The number of connections made so far.
     pub(crate) fn arrivals(&self) -> u64 {
-        self.shared.map().servers.values().map(|lane| lane.arrivals()).sum()
+        self.shared.table().servers.values().map(|batcher| batcher.arrivals()).sum()
     }
 
-    /// How many connections to this server there have been.
+    /// The number of connections made to this server so far.
     pub(crate) fn arrivals_of(&self, server: &Server) -> u64 {
-        let map = self.shared.map();
-        let lane = map.servers.values().find(|lane| server.is_at(lane.address()));
-        lane.map_or(0, |lane| lane.arrivals())
+        let table = self.shared.table();
+        let batcher = table.servers.values().find(|batcher| server.is_at(batcher.address()));
+        batcher.map_or(0, |batcher| batcher.arrivals())
     }
 
-    /// Who has a slot. Before the first reading of the table it is waited for, unless that has failed.
-    async fn lane(&self, slot: u16) -> Result<Arc<Lane>, Fate> {
+    /// The batcher of the server that has a slot. Waits until the table was read once, unless that failed.
+    async fn batcher(&self, slot: u16) -> Result<Arc<Batcher>, CallError> {
         loop {
-            let read = self.shared.read.notified();
+            let refreshed = self.shared.refreshed.notified();
             {
-                let map = self.shared.map();
-                if let Some(Some(lane)) = map.slots.get(usize::from(slot)) {
-                    return Ok(Arc::clone(lane));
+                let table = self.shared.table();
+                if let Some(Some(batcher)) = table.slots.get(usize::from(slot)) {
+                    return Ok(Arc::clone(batcher));
                 }
-                if let Some(why) = map.trouble.as_ref().filter(|_| map.slots.is_empty()) {
-                    return Err(Fate::NotSent(why.to_string()));
+                if let Some(why) = table.trouble.as_ref().filter(|_| table.slots.is_empty()) {
+                    return Err(CallError::NotSent(why.to_string()));
                 }
-                if !map.slots.is_empty() {
+                if !table.slots.is_empty() {
                     self.shared.stale.notify_one();
-                    return Err(Fate::Refused(format!("no server of the cluster has slot {slot}")));
+                    return Err(CallError::Refused(format!("no server of the cluster has slot {slot}")));
                 }
             }
-            read.await;
+            refreshed.await;
         }
     }
 
-    async fn redirected(&self, slot: u16, to: Elsewhere, from: &Arc<Lane>) -> Result<Arc<Lane>, Fate> {
+    async fn redirected(
+        &self,
+        slot: u16,
+        to: Redirect,
+        from: &Arc<Batcher>,
+    ) -> Result<Arc<Batcher>, CallError> {
         match to {
-            Elsewhere::Moved(address) => {
+            Redirect::Moved(address) => {
                 self.shared.stale.notify_one();
-                let lane = self.server(&address)?;
-                let mut map = self.shared.map.write().unwrap_or_else(PoisonError::into_inner);
-                if let Some(entry) = map.slots.get_mut(usize::from(slot)) {
-                    *entry = Some(Arc::clone(&lane));
+                let batcher = self.server(&address)?;
+                let mut table = self.shared.table.write().unwrap_or_else(PoisonError::into_inner);
+                if let Some(entry) = table.slots.get_mut(usize::from(slot)) {
+                    *entry = Some(Arc::clone(&batcher));
                 }
-                Ok(lane)
+                Ok(batcher)
             }
-            Elsewhere::TryAgain => {
-                tokio::time::sleep(ON_THEIR_WAY).await;
+            Redirect::TryAgain => {
+                tokio::time::sleep(MIGRATION_PAUSE).await;
                 Ok(Arc::clone(from))
             }
-            Elsewhere::Ask(_) | Elsewhere::NotPrimary => {
+            Redirect::Ask(_) | Redirect::NotPrimary => {
                 self.shared.stale.notify_one();
-                Err(Fate::Refused(format!("the server of slot {slot} is no primary any more")))
+                Err(CallError::Refused(format!("the server of slot {slot} is no longer a primary")))
             }
         }
     }
 
-    /// The server at this address, known or not.
-    fn server(&self, address: &str) -> Result<Arc<Lane>, Fate> {
-        let host = host(address).ok_or_else(|| Fate::nonsense(format!("`{address}` is not an address")))?;
-        let mut map = self.shared.map.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(map.server(&self.shared, host))
+    /// The batcher of the server at this address, created if the server is new.
+    fn server(&self, address: &str) -> Result<Arc<Batcher>, CallError> {
+        let host = host(address)
+            .ok_or_else(|| CallError::invalid_reply(format!("`{address}` is not an address")))?;
+        let mut table = self.shared.table.write().unwrap_or_else(PoisonError::into_inner);
+        Ok(table.server(&self.shared, host))
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        self.reader.abort();
+        self.refresher.abort();
     }
 }
 
 impl Shared {
-    fn map(&self) -> std::sync::RwLockReadGuard<'_, Map> {
-        self.map.read().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> std::sync::RwLockReadGuard<'_, SlotTable> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes over what a server says about all slots.
+    /// Replaces the table with the slot ranges that a server reported, and drops servers without slots.
     fn install(&self, ranges: &[(u16, u16, Host)]) {
-        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let mut slots = vec![None; usize::from(SLOTS)];
         for (first, last, host) in ranges {
-            let lane = map.server(self, host.clone());
+            let batcher = table.server(self, host.clone());
             for slot in *first..=(*last).min(SLOTS - 1) {
-                slots[usize::from(slot)] = Some(Arc::clone(&lane));
+                slots[usize::from(slot)] = Some(Arc::clone(&batcher));
             }
         }
-        (map.slots, map.trouble) = (slots, None);
-        map.servers.retain(|host, _| ranges.iter().any(|(_, _, named)| named == host));
-        drop(map);
-        self.read.notify_waiters();
+        (table.slots, table.trouble) = (slots, None);
+        table.servers.retain(|host, _| ranges.iter().any(|(_, _, named)| named == host));
+        drop(table);
+        self.refreshed.notify_waiters();
     }
 }
 
-impl Map {
-    fn server(&mut self, shared: &Shared, host: Host) -> Arc<Lane> {
-        let lane = self.servers.entry(host.clone()).or_insert_with(|| {
-            Arc::new(Lane::new(&shared.env, &shared.seeds[0].neighbour(host), shared.connections))
+impl SlotTable {
+    fn server(&mut self, shared: &Shared, host: Host) -> Arc<Batcher> {
+        let batcher = self.servers.entry(host.clone()).or_insert_with(|| {
+            Arc::new(Batcher::new(&shared.env, &shared.seeds[0].neighbour(host), shared.connections))
         });
-        Arc::clone(lane)
+        Arc::clone(batcher)
     }
 }
 
-/// Reads the table now and then, and whenever somebody found it wrong.
-async fn read(shared: Arc<Shared>) {
-    let mut seeds: Option<Vec<Lane>> = None;
+/// Refreshes the table regularly, and whenever a call finds it out of date.
+async fn refresh(shared: Arc<Shared>) {
+    let mut seeds: Option<Vec<Batcher>> = None;
     loop {
-        let known: Vec<Arc<Lane>> = shared.map().servers.values().cloned().collect();
+        let known: Vec<Arc<Batcher>> = shared.table().servers.values().cloned().collect();
         let mut ranges = None;
-        for lane in &known {
-            ranges = ranges_of(lane).await;
+        for batcher in &known {
+            ranges = slot_ranges(batcher).await;
             if ranges.is_some() {
                 break;
             }
         }
         if ranges.is_none() {
-            // Nobody that is known answers: back to where it began.
+            // No known server answers: fall back to the addresses in the URL.
             let seeds = seeds.get_or_insert_with(|| {
-                shared.seeds.iter().map(|seed| Lane::new(&shared.env, seed, 1)).collect()
+                shared.seeds.iter().map(|seed| Batcher::new(&shared.env, seed, 1)).collect()
             });
-            for lane in seeds.iter() {
-                ranges = ranges_of(lane).await;
+            for batcher in seeds.iter() {
+                ranges = slot_ranges(batcher).await;
                 if ranges.is_some() {
                     break;
                 }
             }
             if ranges.is_none() {
-                let trouble = seeds.iter().find_map(Lane::trouble);
-                shared.map.write().unwrap_or_else(PoisonError::into_inner).trouble = trouble;
-                shared.read.notify_waiters();
+                let trouble = seeds.iter().find_map(Batcher::trouble);
+                shared.table.write().unwrap_or_else(PoisonError::into_inner).trouble = trouble;
+                shared.refreshed.notify_waiters();
             }
         }
         if let Some(ranges) = ranges {
             seeds = None;
             shared.install(&ranges);
-            let troubled = shared.map().servers.values().any(|lane| lane.trouble().is_some());
-            let _ = tokio::time::timeout(READINGS[usize::from(troubled)], shared.stale.notified()).await;
+            let troubled = shared.table().servers.values().any(|batcher| batcher.trouble().is_some());
+            let interval = if troubled { REFRESH_DURING_TROUBLE } else { REFRESH };
+            let _ = tokio::time::timeout(interval, shared.stale.notified()).await;
         }
-        tokio::time::sleep(READINGS[2]).await;
+        tokio::time::sleep(MIN_PAUSE).await;
     }
 }
 
-/// What a server says about all slots.
-async fn ranges_of(lane: &Lane) -> Option<Vec<(u16, u16, Host)>> {
+/// The slot ranges that a server reports (`CLUSTER SLOTS`): first slot, last slot, primary.
+async fn slot_ranges(batcher: &Batcher) -> Option<Vec<(u16, u16, Host)>> {
     let command = redis::cmd("CLUSTER").arg("SLOTS").to_owned();
     let read = |value| if let Value::Array(rows) = value { Ok(rows) } else { Err(Malformed) };
-    let rows = tokio::time::timeout(Duration::from_secs(1), lane.command(&command, read)).await.ok()?.ok()?;
+    let rows =
+        tokio::time::timeout(Duration::from_secs(1), batcher.command(&command, read)).await.ok()?.ok()?;
     let ranges: Vec<(u16, u16, Host)> = rows.iter().filter_map(range).collect();
     (!ranges.is_empty()).then_some(ranges)
 }

@@ -1,9 +1,9 @@
--- Gives back or adds to what was charged, once for each charge.
+-- Refunds a charge or adds to it, at most once for each charge.
 --
--- KEYS     for each item of the charge its state and its marker, which is there once it was corrected
--- ARGV[1]  the nonce, when the charge is void, then for each item a quota, its windows' shift, what must be known
---          of the charge (cost, count, mark), and what is to be done: 0 nothing, 1 give back, 2 add
--- Returns  4 times the nonce, and 0 if the charge is void, 1 if it was corrected before, 2 if it was corrected now
+-- KEYS     for each item of the charge its state and its marker, which exists once the charge was corrected
+-- ARGV[1]  the nonce, when the charge becomes void, then for each item a quota, its windows' shift, the facts of the
+--          charge (cost, count, mark), and the change: 0 none, 1 refund, 2 add
+-- Returns  4 times the nonce, plus 0 if the charge is void, 1 if it was corrected before, 2 if it was corrected now
 
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -18,7 +18,7 @@ for item = 2, #KEYS, 2 do
   end
 end
 
--- A marker outlives its charge by up to a minute: a clock that is set back must not free it twice.
+-- A marker outlives its charge by up to a minute, so that a clock that is set back does not allow a second refund.
 local marked = expiry(void + (void - now < 60000000 and void - now or 60000000))
 
 local function packed_correct(name, quota, change, amount, shift, past)
@@ -34,7 +34,7 @@ local function packed_correct(name, quota, change, amount, shift, past)
     local give_back = meter and meter_give_back or fixed and fixed_window_give_back or sliding_window_give_back
     x, y, z = give_back(quota, quota.now, shift, amount, past, x, y, z)
   else
-    -- There is nothing left to give back, or what has queued has shaped what left after it.
+    -- No state is left to refund, or it is a leaky bucket, where the charge has already delayed later requests.
     return
   end
   state_save(name, quota, shift, x, y, z)

@@ -1,17 +1,17 @@
-//! Whether a server may evict keys: with a key goes its count, so a limit can be exceeded.
+//! Finds out whether a server may evict keys. An evicted key loses its count, so its limit can be exceeded.
 
 use redis::aio::MultiplexedConnection;
 
 use crate::sync::{Mutex, lock};
 
-/// What is known of one server; `None` before it has answered, or if it does not say.
+/// Whether one server may evict keys; `None` before it has answered, or if it does not say.
 #[derive(Debug, Default)]
 pub(crate) struct Eviction(Mutex<Option<bool>>);
 
 impl Eviction {
-    /// Asks the server, and warns if it may evict and did not say so before. `INFO` needs fewer rights than
-    /// `CONFIG GET`, and managed services have it.
-    pub(crate) async fn look(&self, server: &str, mut connection: MultiplexedConnection) {
+    /// Asks the server, and logs a warning if it may evict and could not before. `INFO` needs fewer permissions
+    /// than `CONFIG GET`, and managed services allow it.
+    pub(crate) async fn check(&self, server: &str, mut connection: MultiplexedConnection) {
         let info = redis::cmd("INFO").arg("memory").query_async::<String>(&mut connection).await;
         let policy = info.as_deref().ok().and_then(policy);
         let evicts = policy.filter(|policy| *policy != NO_EVICTION);
@@ -20,7 +20,7 @@ impl Eviction {
             && let Some(policy) = evicts
         {
             tracing::warn!(
-                "{server} may evict keys (maxmemory-policy {policy}): a limit whose key is evicted starts anew and \
+                "{server} may evict keys (maxmemory-policy {policy}): a limit whose key is evicted starts over and \
                  can be exceeded (set maxmemory-policy to {NO_EVICTION})"
             );
         }
@@ -31,21 +31,21 @@ impl Eviction {
     }
 }
 
-/// Of several servers: whether one may evict; `None` if none may as far as is known, but not all say so.
+/// Whether any of several servers may evict; `None` if none is known to, but not all are known.
 pub(crate) fn any_known(all: impl Iterator<Item = Option<bool>>) -> Option<bool> {
-    let both = |one, other| match (one, other) {
+    let either = |one, other| match (one, other) {
         (Some(true), _) | (_, Some(true)) => Some(true),
         (Some(false), Some(false)) => Some(false),
         _ => None,
     };
-    all.reduce(both).flatten()
+    all.reduce(either).flatten()
 }
 
 /// The policy of a server that refuses writes when its memory is full.
 const NO_EVICTION: &str = "noeviction";
 
-/// The eviction policy in `INFO memory`. Whether there is a `maxmemory` does not matter: it can be set while the
-/// server runs, and no connection would notice.
+/// The eviction policy in `INFO memory`. Whether `maxmemory` is set does not matter: it can be set while the
+/// server runs, and clients would not notice.
 fn policy(info: &str) -> Option<&str> {
     info.lines().find_map(|line| line.strip_prefix("maxmemory_policy:"))
 }

@@ -1,4 +1,4 @@
-//! A store as a config file describes it.
+//! Opens the Redis store with the settings of a config file.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::store::resilient::{BreakerSettings, Resilient, ResilientSettings};
 use crate::store::url::RedisUrl;
 
 impl Resilient<RedisStore> {
-    /// Begins to connect, with these settings.
+    /// Starts to connect in the background, with these settings.
     pub fn open(url: &RedisUrl, settings: &RedisSettings) -> Result<Resilient<RedisStore>, UnreadableFile> {
         let identity = match (&settings.cert, &settings.key) {
             (Some(cert), Some(key)) => Some((read(cert, &Holds::Certificate)?, read(key, &Holds::Key)?)),
@@ -43,7 +43,7 @@ impl Resilient<RedisStore> {
     }
 }
 
-/// A file with a certificate or a key that cannot be used.
+/// A certificate or key file that cannot be used.
 #[derive(Debug)]
 pub struct UnreadableFile {
     path: PathBuf,
@@ -70,14 +70,14 @@ impl fmt::Display for UnreadableFile {
 
 impl std::error::Error for UnreadableFile {}
 
-/// What a file must hold.
+/// What a file must contain.
 enum Holds {
     Certificate,
     Key,
 }
 
-/// Reads a file, which holds what it should: one without any certificate would let nobody in, and who is not
-/// let in is not told why.
+/// Reads a file, and checks that it contains what it should. A CA file without a certificate would make every
+/// connection fail, with no hint at the reason.
 fn read(path: &Path, holds: &Holds) -> Result<Vec<u8>, UnreadableFile> {
     let wrong = |why: String| UnreadableFile { path: path.to_owned(), why };
     let pem = std::fs::read(path).map_err(|error| wrong(error.to_string()))?;
@@ -88,10 +88,10 @@ fn read(path: &Path, holds: &Holds) -> Result<Vec<u8>, UnreadableFile> {
     first.map(|()| pem).map_err(|_| {
         wrong(match holds {
             Holds::Certificate => {
-                "it holds no certificate (it should be PEM, with `-----BEGIN CERTIFICATE-----`)".to_owned()
+                "it contains no certificate (PEM with `-----BEGIN CERTIFICATE-----` is expected)".to_owned()
             }
             Holds::Key => {
-                "it holds no private key (it should be PEM, with `-----BEGIN PRIVATE KEY-----`)".to_owned()
+                "it contains no private key (PEM with `-----BEGIN PRIVATE KEY-----` is expected)".to_owned()
             }
         })
     })

@@ -1,13 +1,14 @@
-//! What a state is called in Redis.
+//! Builds the names of the keys that Tollkeeper stores in Redis.
 //!
-//! `tk:1:per-user:b1m:alice`: a prefix, the version of the state format, the limit, its algorithm (one
-//! letter) and period, and the values, escaped so that two keys never share a name. Short on purpose:
-//! for a small state the name is most of what it costs. A key whose bytes or whose name would be longer
-//! than 128 holds, instead of the values, the first 16 bytes of the SHA-256 of the key's bytes. A compact
-//! name is the prefix, the version and that digest, whatever the key.
+//! `tk:1:per-user:b1m:alice` consists of a prefix, the version of the state format, the limit, its algorithm (one
+//! letter) and period, and the values, escaped so that two keys never share a name. Names are short on purpose:
+//! for a small state, the name takes most of the memory. If the key's bytes or its name would be longer than
+//! 128, the name contains the first 16 bytes of the SHA-256 of the key's bytes instead of the values. A compact
+//! name always consists of the prefix, the version and that digest.
 //!
-//! Braces are escaped, so that no value chooses its slot in a cluster. They stand only around the value
-//! of a partition, `tk:1:{acme}:per-user:b1m:alice:acme`, which puts all limits of that value into one slot.
+//! Braces in values are escaped, so that a client cannot choose the cluster slot of its key. Only the value of a
+//! partition has braces around it, `tk:1:{acme}:per-user:b1m:alice:acme`: they put all limits of that value into one
+//! slot.
 
 use std::fmt::Write as _;
 
@@ -19,34 +20,34 @@ use super::digest;
 /// How names are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
-    /// With limit and values, for people who look.
+    /// With limit and values, readable in `redis-cli`: `tk:1:per-user:b1m:alice`.
     #[default]
     Readable,
-    /// As a digest, of one length for every key.
+    /// As a digest, with the same length for every key: `tk:1:GnVi0Axp-hL_wbn6ZnMiKw`.
     Compact,
 }
 
-/// Gives names to states.
+/// Builds key names with one prefix and format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
     start: String,
     format: Format,
 }
 
-/// The longest key, and the longest name, that is written out.
-const WHOLE: usize = 128;
+/// The longest key, and the longest name, that is written out, in bytes. A longer one is shortened to a digest.
+const MAX_WRITTEN_OUT: usize = 128;
 
-/// The version of the state format: states of another are other keys.
+/// The version of the state format. It is part of every name, so versions never read each other's states.
 const VERSION: u32 = 1;
 
 impl Names {
-    /// Names that begin with `prefix`, in which braces would move keys to other slots.
+    /// Names that begin with `prefix`. It must not contain braces, which would move all keys into one slot.
     pub fn new(prefix: &str, format: Format) -> Names {
-        debug_assert!(!prefix.contains(['{', '}']), "{prefix}: a prefix has no braces");
+        debug_assert!(!prefix.contains(['{', '}']), "a prefix must not contain braces: {prefix}");
         Names { start: format!("{prefix}:{VERSION}:"), format }
     }
 
-    /// The name of something that belongs to all nodes: `secret`, `policy`.
+    /// The name of a key that all nodes share: `secret` or `policy`.
     pub fn shared(&self, what: &str) -> String {
         format!("{}{what}", self.start)
     }
@@ -55,14 +56,14 @@ impl Names {
     pub fn state(&self, key: Key<'_>) -> String {
         let bytes = key.to_bytes();
         let mut name = self.begin(&tag(key));
-        if self.format == Format::Readable && bytes.len() <= WHOLE {
+        if self.format == Format::Readable && bytes.len() <= MAX_WRITTEN_OUT {
             push_family(&mut name, key);
             let values = name.len();
             for value in key.texts() {
                 name.push(':');
                 push_value(&mut name, value);
             }
-            if name.len() <= WHOLE {
+            if name.len() <= MAX_WRITTEN_OUT {
                 return name;
             }
             name.truncate(values);
@@ -91,8 +92,8 @@ impl Names {
         }
     }
 
-    /// The name of the marker that a charge was corrected at a state, in the slot of that state: it holds
-    /// the state's name, in braces unless there are some. No state is called so: `%m` is no escape.
+    /// The name of the marker that a charge was corrected at a state. It is in the slot of that state, because it
+    /// contains the state's name, in braces unless that has some. No state has such a name: `%m` is not an escape.
     pub fn marker(&self, state: &str, id: u64) -> String {
         if state.contains('{') {
             return format!("{state}:%m{id:x}");
@@ -110,14 +111,14 @@ impl Names {
     }
 }
 
-/// What stands in braces for the value that decides the slot; nothing if the whole name does. No value is empty,
-/// and empty braces would decide nothing.
+/// The hash tag of a key: the escaped value of its partition, or a digest of a long one. Empty for a key without a
+/// partition. The value itself is never empty, so that a tag is never mistaken for a missing one.
 fn tag(key: Key<'_>) -> String {
     let mut tag = String::new();
     if let Some(value) = key.partition_text() {
         push_value(&mut tag, value);
     }
-    if tag.len() > WHOLE / 2 {
+    if tag.len() > MAX_WRITTEN_OUT / 2 {
         let value = key.partition_text().flatten().unwrap_or_default();
         tag = "%=".to_owned();
         push_digest(&mut tag, short_of(value.as_bytes()));
@@ -125,7 +126,7 @@ fn tag(key: Key<'_>) -> String {
     tag
 }
 
-/// What stands for a key that is too long to be written out, in names and in receipts.
+/// The short form of a key that is too long to be written out, for names and receipts.
 pub fn short(key: Key<'_>) -> Short {
     Short { name: short_of(&key.to_bytes()), tag: tag(key).into() }
 }
@@ -162,7 +163,7 @@ fn push_value(name: &mut String, value: Option<&str>) {
     }
 }
 
-/// Base64 with the alphabet for addresses, without padding: 22 characters.
+/// URL-safe base64 without padding: 22 characters.
 fn push_digest(name: &mut String, digest: u128) {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     for index in 0..22 {
@@ -180,11 +181,11 @@ mod tests {
 
     use super::*;
 
-    /// Asks for the key that `limit` makes of these facts.
-    fn with_key<T>(limit: Limit, facts: &Facts<'_>, ask: impl FnOnce(Key<'_>) -> T) -> T {
+    /// Calls `use_key` with the key that `limit` builds from these facts.
+    fn with_key<T>(limit: Limit, facts: &Facts<'_>, use_key: impl FnOnce(Key<'_>) -> T) -> T {
         let policy = std::sync::Arc::new(Policy::new(vec![limit]).expect("valid"));
         let toll: Toll = policy.toll(Verb::Usage, facts, 1).expect("valid");
-        ask(toll.get(0).key)
+        use_key(toll.get(0).key)
     }
 
     fn per_user() -> Limit {
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_short_and_can_be_read() {
+    fn names_are_short_and_readable() {
         let readable = Names::new("tk", Format::Readable);
         let compact = Names::new("tk", Format::Compact);
         assert_eq!(name_of(&readable, "alice", None), "tk:1:per-user:b1m:alice");
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_is_in_the_slot_of_its_state() {
+    fn marker_is_in_the_slot_of_its_state() {
         let names = Names::new("tk", Format::Readable);
         for partition in [None, Some("acme"), Some(&"x".repeat(1_000))] {
             let state = name_of(&names, "alice", partition);
@@ -233,9 +234,10 @@ mod tests {
         }
     }
 
-    /// Few letters, so that parts run into each other wherever they can.
+    /// The values consist of few letters and all separators, so that badly escaped parts would collide. Names without
+    /// a partition contain no braces.
     #[test]
-    fn different_keys_never_share_a_name_and_braces_stand_only_around_a_partition() {
+    fn different_keys_never_share_a_name() {
         let texts = ["", "a", "b", ":", "%", "%3a", "{", "}", "{a}", "a:b", "-", "%-", " ", "\n", "%=", "ab"];
         let long = "y".repeat(130);
         let texts: Vec<&str> = texts.into_iter().chain([long.as_str(), &long[..127], &long[..100]]).collect();
@@ -256,7 +258,7 @@ mod tests {
                         with_key(limit(by), facts, |key| {
                             let name = names.state(key);
                             assert!(!name.contains(['{', '}']), "{name}");
-                            assert!(name.len() <= WHOLE, "{name}");
+                            assert!(name.len() <= MAX_WRITTEN_OUT, "{name}");
                             let other = seen.insert(name.clone(), key.to_bytes());
                             assert!(other.is_none_or(|other| other == key.to_bytes()), "{name}");
                         });

@@ -1,10 +1,10 @@
-//! States that live in Redis: their names, their bytes, and the scripts that decide on them.
+//! The store on Redis or Valkey: key names, state encoding, the scripts that decide, and the connections.
 //!
-//! One call of a script decides many tolls, each on what the ones before it left, by the time of the
-//! server. The scripts are the Lua twins of the algorithms and a driver; what people are told is not
-//! computed there. The script answers with the states as it read them and with its verdicts, and the
-//! same steps are made here again, in Rust, for the numbers. So a script stays short, and every batch
-//! checks that both languages agree.
+//! One script call decides many tolls in order, each on the state that the tolls before it left, by the server's
+//! clock. A script consists of the Lua twins of the algorithms and a driver. It does not compute the numbers that
+//! callers see, such as the remaining units: it returns the states as it read them and its verdicts, and Rust
+//! repeats the same steps to compute the numbers. So scripts stay short, and every batch checks that both
+//! languages agree.
 
 mod address;
 mod batcher;

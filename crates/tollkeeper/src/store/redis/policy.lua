@@ -1,11 +1,12 @@
--- Sets the limits that all nodes share, if they are still those that the caller saw.
+-- Sets the limits that all nodes share, if their version is still the one that the caller saw.
 --
--- KEYS     the policy: a version in digits, a newline, and the limits; nothing behind it once they were taken back
--- ARGV     the nonce, and the version that must be there or '' for any; the limits, or '' to take them back
--- Returns  the nonce; then 1 and the new version, or 0 and the one that is there
+-- KEYS     the policy: a version in digits, a newline, and the limits, which are empty once they were removed
+-- ARGV     the nonce and the expected version, or '' for any; the limits, or '' to remove them
+-- Returns  the nonce; then 1 and the new version, or 0 and the current one
 --
--- The version is the second it was made in, or one more than the last: it neither goes back nor comes again,
--- even if the key was lost in between, and is not mistaken for a count of some node's own.
+-- The version is the Unix time in seconds, or one more than the last version if that is greater. So it never goes
+-- back and is never reused, even if the key was lost in between, and it differs from the small version numbers that
+-- a node counts for its own config.
 
 local version = tonumber(string.match(call('GETRANGE', KEYS[1], 0, 16), '^(%d+)\n')) or 0
 local nonce, expected = read('>I6', ARGV[1]), sub(ARGV[1], 7)

@@ -1,10 +1,10 @@
-//! Limits that all nodes share: one sets them, the others follow.
+//! Stores the limits that all nodes share in one Redis key: one node sets them, the others follow.
 //!
-//! They are one key, `<prefix>:1:policy`, without an expiry: so they outlive every node, live in one slot of
-//! a cluster, and are written by one script that compares the version first. Nodes look at the version
-//! twice a second, some twenty bytes, and read the rest when it is another. That needs no second kind of
-//! connection, and a node that was cut off is right again with its next look; a message that is published
-//! reaches only those who listen.
+//! The key, `<prefix>:1:policy`, has no expiry, so the limits outlive every node. One key is in one slot of a
+//! cluster, so one script can compare the version and write. Nodes poll the version twice a second, about twenty
+//! bytes, and read the limits when it has changed. Compared with publish/subscribe, polling needs no second kind of
+//! connection, and a node that was cut off is up to date again with its next poll: a published message would have
+//! been lost.
 
 use std::fmt;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use crate::config::LimitShape;
 use crate::store::remote::{Failure, FailureKind, RemoteResult};
 use crate::store::resilient::within_deadline;
 
-/// How often a node looks.
-const LOOKS: Duration = Duration::from_millis(500);
-/// How long a call may take: whoever sets limits can wait, but not for ever.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The most digits of a version, which is below 2^53, and the newline behind it.
-const HEAD: usize = 17;
+/// How often a node polls the version.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// The deadline of a call. Longer than that of a decision, because no request waits for it.
+const DEADLINE: Duration = Duration::from_secs(2);
+/// The longest header in bytes: 16 digits of a version, which is below 2^53, and a newline.
+const MAX_HEADER: usize = 17;
 
 /// The limits that all nodes with one store and one prefix share. Cheap to clone.
 ///
@@ -34,87 +34,87 @@ pub struct SharedPolicy {
     name: String,
 }
 
-/// What the nodes share.
+/// The shared limits, and their version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SharedLimits {
-    /// Grows with every change; 0 if there never was one, or the store has lost it.
+    /// Grows with every change; 0 if limits were never set, or the store has lost them.
     pub version: u64,
-    /// The limits as JSON, to be read by [`Config::with_limits`](crate::config::Config::with_limits). Without
-    /// any, each node goes by its own.
+    /// The limits as JSON, for [`Config::with_limits`](crate::config::Config::with_limits). If `None`, each node
+    /// applies the limits of its own config.
     pub limits: Option<String>,
 }
 
-/// Why nothing was set.
+/// Why limits were not set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotSet {
-    /// Another came first.
+    /// The version is not the expected one: another caller changed the limits first.
     Conflict {
-        /// The version that is there.
+        /// The current version.
         version: u64,
     },
-    /// The store did not answer. Unless it says that there is no connection, it may have been set or not.
+    /// The store did not answer. Unless there was no connection, the limits may have been set or not.
     Failed(Failure),
 }
 
 impl SharedPolicy {
-    /// What the nodes of this store share.
+    /// The shared limits of all nodes that use this store with this prefix.
     pub fn of(store: &RedisStore) -> SharedPolicy {
         SharedPolicy { store: store.clone(), name: store.names().shared("policy") }
     }
 
-    /// The key that holds it.
+    /// The name of the Redis key, such as `tk:1:policy`.
     pub fn key(&self) -> &str {
         &self.name
     }
 
-    /// Sets the limits for all nodes, and gives their version. With `expected`, only if that version is there:
-    /// of two who saw the same, one wins.
+    /// Sets the limits for all nodes, and returns their version. With `expected`, only if that is the current
+    /// version: of two callers who read the same version, one wins.
     pub async fn set(&self, limits: &[LimitShape], expected: Option<u64>) -> Result<u64, NotSet> {
         let limits = serde_json::json!({ "limits": limits });
         self.write(limits.to_string().into_bytes(), expected).await
     }
 
-    /// Takes the limits back, so that each node goes by its own. The version counts on.
+    /// Removes the shared limits, so that each node applies its own. The version still grows.
     pub async fn clear(&self, expected: Option<u64>) -> Result<u64, NotSet> {
         self.write(Vec::new(), expected).await
     }
 
-    /// What is there now.
+    /// The current limits and their version.
     pub async fn get(&self) -> RemoteResult<SharedLimits> {
-        self.parse(&self.ask(redis::cmd("GET").arg(&self.name)).await?)
+        self.parse(&self.read(redis::cmd("GET").arg(&self.name)).await?)
     }
 
-    /// What is there now, and then every change.
+    /// A stream of the current limits and then every change.
     pub fn watch(&self) -> PolicyWatch {
         PolicyWatch { policy: self.clone(), seen: None, failing: false }
     }
 
     async fn version(&self) -> RemoteResult<u64> {
-        let head = self.ask(redis::cmd("GETRANGE").arg(&self.name).arg(0).arg(HEAD - 1)).await?;
-        Ok(self.parse(&head)?.version)
+        let header = self.read(redis::cmd("GETRANGE").arg(&self.name).arg(0).arg(MAX_HEADER - 1)).await?;
+        Ok(self.parse(&header)?.version)
     }
 
     async fn write(&self, limits: Vec<u8>, expected: Option<u64>) -> Result<u64, NotSet> {
         let expected = expected.map_or_else(String::new, |version| version.to_string());
-        let answer = within_deadline(PATIENCE, async {
+        let call = within_deadline(DEADLINE, async {
             let session = self.store.session()?;
             let keys = vec![self.name.clone()];
             let mut call = Call::new(script::policy(), session.nonce(), keys, expected.as_bytes());
             call.args.push(limits);
             session.run(&call, written).await
         });
-        let (set, version) = answer.await?;
+        let (set, version) = call.await?;
         if set { Ok(version) } else { Err(NotSet::Conflict { version }) }
     }
 
-    async fn ask(&self, command: &Cmd) -> RemoteResult<Vec<u8>> {
+    async fn read(&self, command: &Cmd) -> RemoteResult<Vec<u8>> {
         let text = |reply| match reply {
             Value::BulkString(bytes) => Ok(bytes),
             Value::Nil => Ok(Vec::new()),
             _ => Err(Malformed),
         };
-        let answer = async { self.store.session()?.command(&self.name, command, text).await };
-        within_deadline(PATIENCE, answer).await
+        let call = async { self.store.session()?.command(&self.name, command, text).await };
+        within_deadline(DEADLINE, call).await
     }
 
     fn parse(&self, bytes: &[u8]) -> RemoteResult<SharedLimits> {
@@ -126,16 +126,16 @@ impl SharedPolicy {
             let limits = (!limits.is_empty()).then(|| limits.to_owned());
             Some(SharedLimits { version: version.parse().ok()?, limits })
         })();
-        limits.ok_or_else(|| self.nonsense())
+        limits.ok_or_else(|| self.not_limits())
     }
 
-    fn nonsense(&self) -> Failure {
-        let message = format!("`{}` holds something else than limits: set or delete it", self.name);
-        Failure::new(FailureKind::Nonsense, message)
+    fn not_limits(&self) -> Failure {
+        let message = format!("the key `{}` does not contain limits (set or delete it)", self.name);
+        Failure::new(FailureKind::Protocol, message)
     }
 }
 
-/// Tells of every change of what the nodes share.
+/// A stream of changes to the shared limits: see [`SharedPolicy::watch`].
 #[derive(Debug)]
 pub struct PolicyWatch {
     policy: SharedPolicy,
@@ -144,24 +144,24 @@ pub struct PolicyWatch {
 }
 
 impl PolicyWatch {
-    /// What is there, as soon as the store says so, and from then on whatever is another: within a second of
-    /// the change, if the store answers, and else as soon as it does. May be dropped while it waits.
+    /// The first call returns the current limits as soon as the store answers. Later calls wait for the next change,
+    /// which is noticed within a second, or as soon as the store answers again. Cancel safe.
     pub async fn next(&mut self) -> SharedLimits {
         loop {
-            match self.look().await {
+            match self.poll().await {
                 Ok(Some(shared)) => return shared,
                 Ok(None) => self.failing = false,
-                // LimitReply once, and not twice a second.
+                // Logged once, not twice a second.
                 Err(failure) if !std::mem::replace(&mut self.failing, true) => {
-                    tracing::warn!("the limits that all nodes share cannot be read: {failure}");
+                    tracing::warn!("cannot read the shared limits: {failure}");
                 }
                 Err(_) => {}
             }
-            tokio::time::sleep(LOOKS).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    async fn look(&mut self) -> RemoteResult<Option<SharedLimits>> {
+    async fn poll(&mut self) -> RemoteResult<Option<SharedLimits>> {
         if self.seen == Some(self.policy.version().await?) {
             return Ok(None);
         }
@@ -171,9 +171,9 @@ impl PolicyWatch {
     }
 }
 
-/// Whether limits were set, and the version that is there.
-fn written(call: &Call, answer: &wire::Value) -> Result<(bool, u64), Malformed> {
-    match call.list(answer)? {
+/// Parses the reply of `policy.lua`: whether the limits were set, and the current version.
+fn written(call: &Call, reply: &wire::Value) -> Result<(bool, u64), Malformed> {
+    match call.list(reply)? {
         [wire::Value::Number(set @ (0 | 1)), wire::Value::Number(version)] => {
             Ok((*set == 1, u64::try_from(*version).map_err(|_| Malformed)?))
         }
@@ -191,7 +191,7 @@ impl fmt::Display for NotSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NotSet::Conflict { version } => {
-                write!(f, "other limits were set meanwhile: version {version} is in force, look at it first")
+                write!(f, "the limits were changed meanwhile: read the current version, {version}, and retry")
             }
             NotSet::Failed(failure) => write!(f, "{failure}"),
         }

@@ -1,4 +1,4 @@
-//! A limiter that goes by the limits which all nodes share.
+//! Keeps a limiter's policy in sync with the limits that all nodes share.
 
 use std::time::Duration;
 
@@ -9,31 +9,31 @@ use super::policy::{SharedLimits, SharedPolicy};
 use crate::config::{Config, Report};
 use crate::limiter::Limiter;
 
-/// How long a limiter that begins to follow waits for the store.
-const BEGINNING: Duration = Duration::from_secs(1);
+/// How long [`Limiter::follow`] waits for the store to return the current limits.
+const FIRST_READ: Duration = Duration::from_secs(1);
 
-/// Keeps a limiter at the limits that all nodes share, until it is dropped.
+/// Keeps a limiter in sync with the shared limits until it is dropped.
 #[derive(Debug)]
 pub struct Following {
     state: watch::Receiver<Followed>,
     task: JoinHandle<()>,
 }
 
-/// How far a limiter has come in following.
+/// The shared limits that a limiter has last seen, and whether it applies them.
 #[derive(Clone, Debug, Default)]
 pub struct Followed {
-    /// The version that was last seen; 0 if there was none.
+    /// The version that was last seen; 0 if limits were never set.
     pub version: u64,
-    /// Why its limits are not in force: what was in force before still is.
+    /// Why this version is not applied; the limits before it stay active. `None` if it is applied.
     pub error: Option<Report>,
 }
 
 impl Limiter {
-    /// Goes by the limits that all nodes share, as long as there are any, and by those of the config when
-    /// there are none. Everything else is as the config says. A change is followed within a second; limits
-    /// that this node cannot read, because a newer one has set them, change nothing.
+    /// Applies the shared limits while there are any, and those of `config` otherwise. All other settings come from
+    /// `config`. A change is applied within a second. Limits that this node cannot parse, because a newer version
+    /// of Tollkeeper has set them, change nothing.
     ///
-    /// Waits a second at most for the first look. While the store is away, what was in force stays so.
+    /// Waits at most a second for the first read. While the store cannot be reached, the active limits stay active.
     ///
     /// ```no_run
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -49,12 +49,12 @@ impl Limiter {
     /// let limiter = Limiter::with_store(config.policy.clone(), Arc::new(store));
     /// let _following = limiter.follow(&shared, config.clone()).await;
     ///
-    /// // On any node: other limits for all of them, unless somebody else was faster.
+    /// // On any node: set other limits for all nodes, unless they were changed meanwhile.
     /// let seen = shared.get().await?.version;
     /// let text = br#"{ "limits": [{ "name": "per-ip", "by": "ip", "rate": "500/min" }] }"#;
     /// let (changed, _) = config.with_limits("the new limits", text)?;
     /// let version = shared.set(&changed.limits, Some(seen)).await?;
-    /// // And back to what each node's file says.
+    /// // And back to the limits in each node's file.
     /// shared.clear(Some(version)).await?;
     /// # Ok(()) }
     /// ```
@@ -62,13 +62,13 @@ impl Limiter {
         let mut changes = shared.watch();
         let (publish, mut state) = watch::channel(Followed::default());
         let follower = Follower { limiter: self.clone(), config, name: shared.key().to_owned(), publish };
-        if let Ok(first) = tokio::time::timeout(BEGINNING, changes.next()).await {
-            follower.take(&first);
+        if let Ok(first) = tokio::time::timeout(FIRST_READ, changes.next()).await {
+            follower.apply(&first);
         }
         state.mark_unchanged();
         let task = tokio::spawn(async move {
             loop {
-                follower.take(&changes.next().await);
+                follower.apply(&changes.next().await);
             }
         });
         Following { state, task }
@@ -76,14 +76,14 @@ impl Limiter {
 }
 
 impl Following {
-    /// How far it has come.
+    /// The last seen version, and whether it is applied.
     pub fn state(&self) -> Followed {
         self.state.borrow().clone()
     }
 
-    /// Waits until something else was shared, and gives how far it has come then.
+    /// Waits until the shared limits change, and returns the new state.
     pub async fn changed(&mut self) -> Followed {
-        // The other end goes only with this one.
+        // This cannot fail: the sender is in the task, which lives until `self` is dropped.
         let _ = self.state.changed().await;
         self.state.borrow_and_update().clone()
     }
@@ -103,21 +103,21 @@ struct Follower {
 }
 
 impl Follower {
-    fn take(&self, shared: &SharedLimits) {
+    fn apply(&self, shared: &SharedLimits) {
         let version = shared.version;
         let error = match &shared.limits {
             Some(limits) => match self.config.with_limits(&self.name, limits.as_bytes()) {
                 Ok((config, _)) => {
                     self.limiter.replace_policy_as(config.policy, version);
-                    tracing::info!("version {version} of the limits is in force, set for all nodes");
+                    tracing::info!("applied version {version} of the shared limits");
                     None
                 }
                 Err(report) => {
-                    tracing::error!("version {version} of the limits stays out of force: {report}");
+                    tracing::error!("cannot apply version {version} of the shared limits: {report}");
                     Some(report)
                 }
             },
-            // Nobody has set any, and nobody had.
+            // There are no shared limits, and there were none before.
             None if version == self.publish.borrow().version => return,
             None => {
                 let policy = self.config.policy.clone();
@@ -125,7 +125,7 @@ impl Follower {
                     0 => self.limiter.replace_policy(policy),
                     _ => self.limiter.replace_policy_as(policy, version),
                 };
-                tracing::info!("the nodes share no limits any more: this one's own are in force");
+                tracing::info!("the shared limits were removed: applied the limits of this node's config");
                 None
             }
         };

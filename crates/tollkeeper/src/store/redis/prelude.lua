@@ -1,4 +1,4 @@
--- What all scripts begin with. A local is found faster than a global, and a script may set no global.
+-- The beginning of every script. Locals are faster than globals, and a script may not set globals.
 local call, pcall = redis.call, redis.pcall
 local read, pack = struct.unpack, struct.pack
 local floor, ceil, type, unpack = math.floor, math.ceil, type, unpack

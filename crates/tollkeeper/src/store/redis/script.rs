@@ -1,8 +1,8 @@
-//! The scripts: twins, what surrounds them, and a driver, put together as one text.
+//! Assembles the Lua scripts: the twins of the algorithms, shared helpers, and a driver.
 //!
-//! A script is run from its first line at every call, and each function in it is made anew each time. So a
-//! script holds only functions that its driver reaches, and a check only those of the algorithms in its
-//! batch: that saves a call two or three microseconds of fifteen.
+//! Redis runs a script from its first line at every call, and creates each function in it anew. So a script
+//! contains only the functions that its driver reaches, and a check only those of the algorithms in its batch:
+//! that saves a call two or three microseconds of fifteen.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::OnceLock;
@@ -25,15 +25,15 @@ const PARTS: [&str; 7] = [
 
 /// The driver that decides tolls.
 pub const CHECK: &str = include_str!("check.lua");
-/// The driver that gives back and adds.
+/// The driver that refunds charges and adds to them.
 pub const CORRECT: &str = include_str!("correct.lua");
-/// The driver that sets what all nodes share.
+/// The driver that sets the limits that all nodes share.
 #[cfg(feature = "config")]
 const POLICY: &str = include_str!("policy.lua");
 /// The driver that releases and renews slots.
 pub const SLOTS: &str = include_str!("slots.lua");
 
-/// A script, and what Redis calls it.
+/// The text of a script, and the SHA-1 digest that Redis knows it by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Script {
     text: String,
@@ -41,23 +41,23 @@ pub struct Script {
 }
 
 impl Script {
-    /// A driver with the functions it needs, of these algorithms.
+    /// Assembles a driver with the functions it needs, for these algorithms.
     pub fn new(driver: &str, kinds: Kinds) -> Script {
         Script::of(assemble(driver, kinds))
     }
 
-    /// A script that is already put together.
+    /// A script that is already assembled.
     pub fn of(text: String) -> Script {
         let sha = digest::hex(&digest::sha1(text.as_bytes()));
         Script { text, sha }
     }
 
-    /// What `EVAL` is given.
+    /// The text, for `EVAL`.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// What `EVALSHA` is given.
+    /// The SHA-1 digest in hex, for `EVALSHA`.
     pub fn sha(&self) -> &str {
         &self.sha
     }
@@ -69,7 +69,7 @@ pub fn check(kinds: Kinds) -> &'static Script {
     SCRIPTS[usize::from(kinds.0)].get_or_init(|| Script::new(CHECK, kinds))
 }
 
-/// The script that gives back and adds.
+/// The script that refunds charges and adds to them.
 pub fn correct() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
     SCRIPT.get_or_init(|| Script::new(CORRECT, Kinds::ALL))
@@ -81,7 +81,7 @@ pub fn slots() -> &'static Script {
     SCRIPT.get_or_init(|| Script::new(SLOTS, Kinds::ALL))
 }
 
-/// The script that sets what all nodes share.
+/// The script that sets the limits that all nodes share.
 #[cfg(feature = "config")]
 pub fn policy() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
@@ -96,15 +96,15 @@ impl Kinds {
     /// All of them.
     pub const ALL: Kinds = Kinds(0x3f);
 
-    /// These and one more.
+    /// This set and one more algorithm.
     #[must_use]
     pub fn with(self, algorithm: Algorithm) -> Kinds {
-        // A leaky bucket is a token bucket, and something more.
+        // A leaky bucket needs the functions of a token bucket, too.
         let also = if algorithm == Algorithm::LeakyBucket { self.with(Algorithm::TokenBucket).0 } else { 0 };
         Kinds(self.0 | also | 1 << (algorithm as u8))
     }
 
-    /// Whether a function belongs to one of these algorithms, or to none.
+    /// Whether a function belongs to an algorithm of this set, or to no particular algorithm.
     fn has(self, function: &str) -> bool {
         if function.starts_with("wide_") {
             return self.has("log_") || self.has("slots_");
@@ -125,8 +125,8 @@ impl Kinds {
     }
 }
 
-/// The text of a script: the driver, and before it every function that it reaches. Functions of other
-/// algorithms are named, so that they are no globals, but are nothing.
+/// The text of a script: every function that the driver reaches, then the driver. Functions of other algorithms
+/// are declared as local variables without a value: Redis forbids access to undefined globals.
 fn assemble(driver: &str, kinds: Kinds) -> String {
     let pieces: Vec<Piece<'_>> = PARTS.iter().flat_map(|part| pieces(part)).collect();
     let functions: HashMap<&str, &Piece<'_>> =
@@ -154,7 +154,7 @@ fn assemble(driver: &str, kinds: Kinds) -> String {
     text + &driver
 }
 
-/// A function of a part, or what stands between two.
+/// A function of a part, or a line between two functions.
 struct Piece<'a> {
     name: Option<&'a str>,
     text: String,
@@ -169,7 +169,7 @@ fn pieces(part: &str) -> Vec<Piece<'_>> {
             pieces.push(Piece { name, text: String::new() });
             inside = name.is_some();
         }
-        let piece = pieces.last_mut().expect("pushed above, or by a line before");
+        let piece = pieces.last_mut().expect("pushed above, or by an earlier line");
         piece.text += line.trim_start();
         piece.text += "\n";
         inside &= line != "end";
@@ -196,16 +196,16 @@ mod tests {
     }
 
     #[test]
-    fn a_check_of_buckets_holds_the_functions_of_buckets() {
+    fn bucket_check_contains_only_bucket_functions() {
         let buckets = check(Kinds::default().with(Algorithm::TokenBucket));
         assert!(functions(buckets.text()).len() < 17, "{:#?}", functions(buckets.text()));
         assert!(functions(check(Kinds::ALL).text()).len() > 30);
-        assert!(!buckets.text().contains("--"), "comments do not travel");
+        assert!(!buckets.text().contains("--"), "comments are removed");
         assert!(!functions(buckets.text()).iter().any(|name| name.contains("give_back")));
     }
 
     #[test]
-    fn a_script_is_called_by_its_digest() {
+    fn script_is_identified_by_its_sha1() {
         let script = Script::of("return 1".to_owned());
         assert_eq!(script.sha(), "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");
     }

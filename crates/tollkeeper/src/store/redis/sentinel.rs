@@ -1,7 +1,7 @@
-//! Hears from sentinels that another server has become primary.
+//! Subscribes to the announcements of sentinels that another server has become primary.
 //!
-//! Each of them is listened to, because each may be the one that is cut off. One that cannot be listened to is
-//! tried again after a while; whoever wants to be sure asks now and then as well.
+//! All sentinels are subscribed to, because any one of them may be cut off. A subscription that fails is retried
+//! after a pause. Announcements can be missed, so callers should also ask the sentinels regularly.
 
 use std::time::Duration;
 
@@ -12,36 +12,36 @@ use tokio::task::JoinSet;
 use super::address::Address;
 use crate::store::url::Host;
 
-/// Between two attempts to listen to a sentinel.
+/// The pause between two attempts to subscribe to a sentinel, and the timeout of an attempt.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Who is primary from now on, whenever that changes. The listeners go with it.
+/// The stream of new primaries. Dropping it ends the subscriptions.
 #[derive(Debug)]
-pub(crate) struct Switches {
-    told: mpsc::UnboundedReceiver<Host>,
+pub(crate) struct PrimaryChanges {
+    primaries: mpsc::UnboundedReceiver<Host>,
     _listeners: JoinSet<()>,
 }
 
-impl Switches {
-    /// Begins to listen, if there are sentinels.
-    pub(crate) fn of(address: &Address) -> Option<Switches> {
+impl PrimaryChanges {
+    /// Subscribes to the sentinels; `None` if the address has none.
+    pub(crate) fn of(address: &Address) -> Option<PrimaryChanges> {
         let (master, clients) = address.sentinels()?;
-        let (tell, told) = mpsc::unbounded_channel();
+        let (announce, primaries) = mpsc::unbounded_channel();
         let mut listeners = JoinSet::new();
         for client in clients {
-            listeners.spawn(listen(client, master.to_owned(), tell.clone()));
+            listeners.spawn(listen(client, master.to_owned(), announce.clone()));
         }
-        Some(Switches { told, _listeners: listeners })
+        Some(PrimaryChanges { primaries, _listeners: listeners })
     }
 
-    /// The next one.
+    /// Waits for the next announcement, and returns the new primary.
     pub(crate) async fn next(&mut self) -> Option<Host> {
-        self.told.recv().await
+        self.primaries.recv().await
     }
 }
 
-/// Listens to one sentinel for as long as somebody wants to know.
-async fn listen(client: Client, master: String, tell: mpsc::UnboundedSender<Host>) {
+/// Stays subscribed to one sentinel until the task is aborted.
+async fn listen(client: Client, master: String, announce: mpsc::UnboundedSender<Host>) {
     loop {
         let (push, mut pushed) = mpsc::unbounded_channel();
         let config = AsyncConnectionConfig::new().set_connection_timeout(Some(PAUSE)).set_push_sender(push);
@@ -51,8 +51,8 @@ async fn listen(client: Client, master: String, tell: mpsc::UnboundedSender<Host
             while let Some(info) = pushed.recv().await
                 && info.kind != PushKind::Disconnection
             {
-                if let Some(host) = switched(&info, &master) {
-                    let _ = tell.send(host);
+                if let Some(host) = new_primary(&info, &master) {
+                    let _ = announce.send(host);
                 }
             }
         }
@@ -60,8 +60,8 @@ async fn listen(client: Client, master: String, tell: mpsc::UnboundedSender<Host
     }
 }
 
-/// Who is primary now, if this says so: `mymaster 10.0.0.1 6379 10.0.0.2 6379`, the old one and the new.
-fn switched(info: &PushInfo, master: &str) -> Option<Host> {
+/// The new primary in an announcement such as `mymaster 10.0.0.1 6379 10.0.0.2 6379`: the old address, then the new.
+fn new_primary(info: &PushInfo, master: &str) -> Option<Host> {
     let (PushKind::Message, [_, Value::BulkString(text)]) = (&info.kind, &info.data[..]) else { return None };
     let words: Vec<&str> = std::str::from_utf8(text).ok()?.split(' ').collect();
     let [name, _, _, host, port] = words[..] else { return None };
@@ -73,8 +73,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_switch_of_our_own_master_is_told_and_nothing_else() {
-        let said = |kind, text: &str| PushInfo {
+    fn only_a_switch_of_our_master_is_announced() {
+        let push = |kind, text: &str| PushInfo {
             kind,
             data: vec![Value::BulkString(b"+switch-master".to_vec()), Value::BulkString(text.into())],
         };
@@ -86,7 +86,7 @@ mod tests {
             (PushKind::Message, "ours", None),
             (PushKind::Subscribe, "ours 10.0.0.1 6379 10.0.0.2 6380", None),
         ] {
-            assert_eq!(switched(&said(kind, text), "ours"), expected, "{text}");
+            assert_eq!(new_primary(&push(kind, text), "ours"), expected, "{text}");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Which part of a cluster a key belongs to.
+//! Maps keys to the hash slots of a Redis cluster.
 
-/// How many slots a cluster has.
+/// The number of hash slots in a cluster.
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// The slot of a key: by what stands between its first braces, or by all of it.
+/// The slot of a key: the hash of its tag, the text between its first braces, or of the whole key.
 pub(crate) fn of(key: &str) -> u16 {
     let tag = key
         .split_once('{')
@@ -12,7 +12,7 @@ pub(crate) fn of(key: &str) -> u16 {
     crc16(tag.as_bytes()) % SLOTS
 }
 
-/// CRC-16 of XMODEM, bit by bit: keys are short, and a call over the network follows.
+/// CRC-16/XMODEM, bit by bit. A table would not pay: keys are short, and a network call follows.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| {
         (0..8).fold(
@@ -30,7 +30,7 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_redis() {
-        // As `CLUSTER KEYSLOT` says.
+        // Expected values from `CLUSTER KEYSLOT`.
         for (key, slot) in [
             ("123456789", 12_739),
             ("foo", 12_182),
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_decides_if_it_says_anything() {
+    fn non_empty_tag_decides_the_slot() {
         assert_eq!(of("a{foo}b"), of("foo"));
         assert_eq!(of("{foo}{bar}"), of("foo"));
         assert_eq!(of("a{}{foo}"), crc16(b"a{}{foo}") % SLOTS);

@@ -1,8 +1,8 @@
 -- Releases or renews a slot in every limit that it is held in.
 --
 -- KEYS     the slots of each limit
--- ARGV     the nonce, and 1 to renew it or 0 to release it; who holds it, in 8 bytes
--- Returns  4 times the nonce, and 1 if it was still held somewhere
+-- ARGV     the nonce, and 1 to renew it or 0 to release it; the ID of its holder, in 8 bytes
+-- Returns  4 times the nonce, plus 1 if any limit still held it
 
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]

@@ -1,10 +1,10 @@
--- States as bytes: the twin of state.rs. A state is packed into 12 bytes if it can be, because that is
--- what Redis holds in the smallest piece of memory, and else into a few more.
+-- Encodes states as bytes: the twin of state.rs. A state is packed into 12 bytes if it fits, because that is the
+-- longest value that Redis holds in its smallest allocation. Otherwise it takes a few bytes more.
 --
--- Of a packed state `x` is what a charge adds to, `y` when, and `z` what else there is: level, at;
--- count, window; cur, window, prev.
+-- In a packed state, `x` is the number that a charge adds to, `y` is its time, and `z` is the rest:
+-- level, at; count, window; cur, window, prev.
 
--- A quota as its algorithm reads it, and where the next thing in `bytes` begins.
+-- Reads a quota as the table that its algorithm expects, and returns the position behind it in `bytes`.
 local function quota_read(bytes, at, now)
   local kind, tick, count, burst, period
   kind, tick, count, burst, period, at = read('>BI3I7I7I7', bytes, at)
@@ -33,8 +33,8 @@ local function quota_read(bytes, at, now)
   return { kind = kind, count = count, period = period }, at
 end
 
--- The state that these bytes are. A value that cannot be one (by its length, or by numbers that no step
--- leaves behind) is none.
+-- Decodes a state. A value that cannot be one (by its length, or by numbers that no step produces) is
+-- treated as missing: `x` is nil.
 local function state_read(quota, bytes)
   local x, y, z
   if #bytes == 12 then
@@ -48,14 +48,14 @@ local function state_read(quota, bytes)
   return x, y, z
 end
 
--- The bytes of a state.
+-- Encodes a state.
 local function state_bytes(quota, x, y, z)
   local short = x < quota.below and (quota.kind ~= 4 or z < quota.below)
   return pack(short and quota.short or quota.long, y, x, z)
 end
 
--- When a key goes whose state is as good as fresh at that microsecond: within the second after it, as
--- milliseconds in text. Most keys of a batch go in one second, and to write a number out takes long.
+-- The expiry of a key whose state equals a fresh one at that microsecond: within the second after it, as
+-- milliseconds in text. Formatting is slow, and most keys of a batch expire in the same second, so the text is cached.
 local expiry_second, expiry_text
 local function expiry(micros)
   local second = micros - micros % 1000000
@@ -65,7 +65,7 @@ local function expiry(micros)
   return expiry_text
 end
 
--- Writes a value that goes when it is as good as fresh.
+-- Writes a value that expires when it equals a fresh state.
 local function put(name, text, fresh)
   call('SET', name, text, 'PXAT', expiry(fresh))
 end
@@ -75,9 +75,9 @@ local function state_save(name, quota, shift, x, y, z)
   put(name, state_bytes(quota, x, y, z), quota.fresh_at(quota, shift, x, y, z) * quota.tick)
 end
 
--- The commonest state by far is that of a meter in 12 bytes, and to call a function takes longer than what most
--- of them compute. So it is read and stepped by one, as `state_read` and `meter_step` do it, and written by
--- another, as `state_save` does.
+-- By far the most common state is that of a meter in 12 bytes, and a function call takes longer than what most
+-- functions compute. So one function reads and steps it, like `state_read` and `meter_step`, and another writes it,
+-- like `state_save`.
 local function meter_look(quota, bytes, cost)
   local at, level = read('>I7I5', bytes)
   local now = quota.now

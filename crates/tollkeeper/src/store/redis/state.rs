@@ -1,7 +1,7 @@
-//! States as the bytes that Redis holds: the twin of `state.lua`.
+//! Encodes states as the bytes that Redis stores: the twin of `state.lua`.
 //!
-//! A state is packed into 12 bytes if it can be, because that is the longest value that Redis holds in
-//! its smallest piece of memory (32 bytes with the object around it), and else into a few more:
+//! A state is packed into 12 bytes if it fits, because that is the longest value that Redis holds in its smallest
+//! allocation (32 bytes with the object around it). Otherwise it takes a few bytes more:
 //!
 //! | | short | long |
 //! |---|---|---|
@@ -11,15 +11,16 @@
 //! | sliding-log | a stamp 7, for each unit | |
 //! | concurrency | holder 8, taken 7, expires 7, for each slot | |
 //!
-//! Whole numbers, the highest byte first. The version of this format is part of a key's name. A value
-//! that cannot be a state, by its length or by numbers that no step leaves behind, is none.
+//! All are big-endian unsigned integers, with their width in bytes. The version of this format is part of a key's
+//! name. A value that cannot be a state, by its length or by numbers that no step produces, is treated as missing.
 
 use tollkeeper_core::algorithm::{State, concurrency, fixed_window, meter, sliding_log, sliding_window};
 use tollkeeper_core::{Algorithm, Quota};
 
+/// Lua numbers represent integers below this exactly.
 const EXACT: u64 = 1 << 53;
 
-/// The bytes of a state.
+/// Encodes a state.
 pub fn encode(state: &State) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(12);
     match state {
@@ -49,7 +50,7 @@ pub fn encode(state: &State) -> Vec<u8> {
     bytes
 }
 
-/// The state that these bytes are, of a key with this quota; nothing if they are none.
+/// Decodes the state of a key with this quota; `None` if the bytes cannot be such a state.
 pub fn decode(quota: &Quota, bytes: &[u8]) -> Option<State> {
     let mut rest = bytes;
     match (quota.algorithm(), bytes.len()) {
@@ -86,16 +87,16 @@ pub fn decode(quota: &Quota, bytes: &[u8]) -> Option<State> {
     }
 }
 
-/// Bytes of a slot.
+/// The length of an encoded slot in bytes.
 const SLOT: usize = 22;
 
-/// Writes the last `width` bytes of a number.
+/// Appends the lowest `width` bytes of a number, big-endian.
 pub(super) fn push(bytes: &mut Vec<u8>, width: usize, number: u64) {
     debug_assert!(width == 8 || number >> (8 * width) == 0, "{number} does not fit into {width} bytes");
     bytes.extend_from_slice(&number.to_be_bytes()[8 - width..]);
 }
 
-/// Takes a number of `width` bytes, of which there are enough.
+/// Takes a big-endian number of `width` bytes off the front. Panics if there are fewer bytes.
 pub(super) fn take(bytes: &mut &[u8], width: usize) -> u64 {
     let (number, rest) = bytes.split_at(width);
     *bytes = rest;
@@ -112,8 +113,9 @@ mod tests {
         Quota::new(algorithm, rate).expect("valid")
     }
 
+    /// The most common states take 12 bytes.
     #[test]
-    fn what_was_encoded_is_decoded_and_the_commonest_states_take_12_bytes() {
+    fn states_survive_encoding_and_have_the_expected_size() {
         let slot =
             |id| concurrency::Slot { id, taken: 1_800_000_000_000_000, expires: 1_800_000_060_000_000 };
         for (algorithm, state, len) in [
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_state_is_none() {
+    fn invalid_state_is_not_decoded() {
         for algorithm in Algorithm::ALL {
             let quota = quota(algorithm);
             for len in [1, 11, 15, 17, 19, 20] {

@@ -1,4 +1,4 @@
-//! The store on Redis or Valkey: many nodes, one count.
+//! The [`Remote`] store on Redis or Valkey, which lets many nodes share one count.
 
 use std::sync::{Arc, RwLock};
 
@@ -19,16 +19,16 @@ use crate::store::remote::{Failure, PartialToll, Remote, RemoteResult, Server, S
 use crate::store::url::{RedisUrl, Servers};
 use crate::store::{Correction, StoreFuture};
 
-/// How a store on Redis is used.
+/// Options of a store on Redis.
 #[derive(Clone, Debug)]
 pub struct RedisOptions {
-    /// What all keys begin with.
+    /// The prefix of all keys, such as `tk`.
     pub prefix: String,
-    /// How keys are written.
+    /// How key names are written.
     pub format: Format,
-    /// Connections to each server: one is in use, the others stand by.
+    /// Connections to each server: one in use, the others as spares.
     pub connections: usize,
-    /// Certificates, for `rediss://`.
+    /// Certificates for `rediss://` URLs.
     pub tls: RedisTls,
 }
 
@@ -43,7 +43,7 @@ impl Default for RedisOptions {
     }
 }
 
-/// A store on one server, on the primary that the sentinels name, or on a cluster. Cheap to clone.
+/// A store on a single server, on the primary that sentinels name, or on a cluster. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RedisStore {
     inner: Arc<Inner>,
@@ -52,20 +52,20 @@ pub struct RedisStore {
 #[derive(Debug)]
 struct Inner {
     shared: Arc<Shared>,
-    /// On the runtime that the store was opened in: for calls from there.
+    /// The session on the runtime that the store was opened in, for calls from that runtime.
     home: Option<Session>,
-    /// On the background runtime: for all other calls, such as those of a thread without a runtime, of a runtime that
-    /// outlived the one above, and of a process that was forked.
+    /// The session on the background runtime, for all other calls: from a thread without a runtime, from another
+    /// runtime, and from a forked process.
     background: PerProcess<Session>,
     clock: Clock,
 }
 
 impl RedisStore {
-    /// Begins to connect. A server that is not there yet is waited for; calls fail meanwhile.
+    /// Starts to connect in the background. While the server cannot be reached, connecting is retried and calls fail.
     ///
-    /// Opened in a tokio runtime, the store uses it for calls that are awaited there. Calls from elsewhere
-    /// ([`wait`](crate::Request::wait), another executor, a forked process) are made by a thread of its own, over
-    /// connections of its own.
+    /// A store that is opened in a tokio runtime uses it for calls that are awaited there. All other calls
+    /// ([`wait`](crate::Request::wait), another executor, a forked process) run on a background thread of the store,
+    /// over separate connections.
     pub fn open(url: &RedisUrl, options: RedisOptions) -> RedisStore {
         let shared = Arc::new(Shared {
             names: Names::new(&options.prefix, options.format),
@@ -77,37 +77,36 @@ impl RedisStore {
         let home = background::ambient().map(|runtime| Session::open(&shared, &runtime));
         let inner = Inner { shared, home, background: PerProcess::new(), clock: Clock::system() };
         if inner.home.is_none() {
-            // If it cannot be opened now, the first call tries again and says why.
+            // If this fails, the first call tries again and reports why.
             let _ = inner.session();
         }
         RedisStore { inner: Arc::new(inner) }
     }
 
-    /// For what is kept beside states.
+    /// The key names of this store, for keys other than states.
     #[cfg(feature = "config")]
     pub(super) fn names(&self) -> &Names {
         &self.inner.shared.names
     }
 
-    /// The connections for a call that is made here and now.
+    /// The session for a call from the current thread, runtime and process.
     pub(super) fn session(&self) -> RemoteResult<&Session> {
         self.inner.session()
     }
 
-    /// Why the server cannot be asked, if it cannot.
+    /// Why the server cannot be used; `None` if it can.
     pub fn trouble(&self) -> Option<Arc<str>> {
         self.inner.sessions().find_map(|session| session.topology().trouble())
     }
 
-    /// Whether the store may evict keys, and with them counts; `None` if it does not say. Of several servers, whether
-    /// one of them may.
+    /// Whether any server may evict keys, and with them their counts; `None` if unknown.
     pub fn may_evict(&self) -> Option<bool> {
         any_known(self.inner.sessions().map(|session| session.topology().may_evict()))
     }
 }
 
 impl Inner {
-    /// The connections for a call that is made here and now.
+    /// The session for a call from the current thread, runtime and process.
     fn session(&self) -> RemoteResult<&Session> {
         if let (Some(home), Some(runtime)) = (&self.home, background::ambient())
             && home.runtime().id() == runtime.id()
@@ -119,7 +118,7 @@ impl Inner {
         self.background.get_or_try_init(open).map_err(|error| Failure::no_thread(&error))
     }
 
-    /// All connections of this process.
+    /// The sessions of this process.
     fn sessions(&self) -> impl Iterator<Item = &Session> {
         let process = std::process::id();
         let home = self.home.as_ref().filter(|home| home.process() == process);
@@ -132,30 +131,30 @@ impl Inner {
         toll: &Toll,
         id: u64,
     ) -> StoreFuture<'a, RemoteResult<Reply>> {
-        let asked = self.asked(toll, id);
-        if asked.names().next().is_none() {
-            // Limits that grant nothing have no state: what they say is known.
-            let mut rulings =
-                Batch::new(vec![asked], Nonce::default()).rulings_without_store(self.clock.now());
-            return StoreFuture::Ready(Ok(rulings.pop().expect("one toll, one ruling")));
+        let encoded = self.encode(toll, id);
+        if encoded.names().next().is_none() {
+            // Limits that grant nothing have no state: they are decided without the store.
+            let mut replies =
+                Batch::new(vec![encoded], Nonce::default()).replies_without_store(self.clock.now());
+            return StoreFuture::Ready(Ok(replies.pop().expect("one toll, one reply")));
         }
         StoreFuture::Later(Box::pin(async move {
             session.secret().await?;
-            Ok(session.topology().decide(asked).await?)
+            Ok(session.topology().decide(encoded).await?)
         }))
     }
 
-    /// What travels of a toll, whose admission will carry this number.
-    fn asked(&self, toll: &Toll, id: u64) -> wire::EncodedToll {
+    /// Encodes a toll whose admission will carry this ID.
+    fn encode(&self, toll: &Toll, id: u64) -> wire::EncodedToll {
         wire::EncodedToll::new(toll, id, |due| self.shared.names.state(due.key))
     }
 
-    /// The slot of a key; a server without slots has one.
+    /// The cluster slot of a key; 0 outside of a cluster.
     fn slot(&self, key: &str) -> u16 {
         if self.shared.is_cluster { slot::of(key) } else { 0 }
     }
 
-    /// Releases or renews what is held, slot by slot of the cluster.
+    /// Releases or renews a held slot, with one call for each cluster slot of its keys.
     async fn handle(&self, session: &Session, slot: &Slot, handling: Handling) -> RemoteResult<bool> {
         let named: Vec<(u16, String)> = slot
             .items()
@@ -164,9 +163,12 @@ impl Inner {
             .map(|name| (self.slot(&name), name))
             .collect();
         let (mut held, mut failed) = (true, None);
-        for place in slots(&named) {
-            let keys =
-                named.iter().filter(|(other, _)| *other == place).map(|(_, name)| name.clone()).collect();
+        for cluster_slot in slots(&named) {
+            let keys = named
+                .iter()
+                .filter(|(other, _)| *other == cluster_slot)
+                .map(|(_, name)| name.clone())
+                .collect();
             let call = wire::handling(session.nonce(), slot.id(), handling, keys);
             match session.run(&call, wire::handled).await {
                 Ok(was_held) => held &= was_held,
@@ -176,7 +178,7 @@ impl Inner {
         failed.map_or(Ok(held), Err)
     }
 
-    /// Opens a receipt: at once if the secret is known, as it is after the first decision of this node.
+    /// Opens a receipt: at once if the secret is known, which it is after the first decision of this node.
     fn open<'a, T: Send + 'a>(
         &'a self,
         open: impl FnOnce(&Secret) -> Option<T> + Send + 'a,
@@ -187,7 +189,7 @@ impl Inner {
         }
     }
 
-    /// Makes a call over the connections that are for it.
+    /// Makes a call in the session of the current thread, runtime and process.
     fn with_session<'a, T: Send, F: Future<Output = RemoteResult<T>> + Send + 'a>(
         &'a self,
         call: impl FnOnce(&'a Session) -> F,
@@ -199,7 +201,7 @@ impl Inner {
     }
 }
 
-/// Whether a key was there.
+/// Whether `UNLINK` found the key.
 fn unlinked(reply: Value) -> Result<bool, Malformed> {
     match reply {
         Value::Int(count @ (0 | 1)) => Ok(count == 1),
@@ -207,7 +209,7 @@ fn unlinked(reply: Value) -> Result<bool, Malformed> {
     }
 }
 
-/// The slots of these, each once.
+/// The distinct cluster slots of these pairs.
 fn slots<T>(all: &[(u16, T)]) -> Vec<u16> {
     let mut slots: Vec<u16> = all.iter().map(|(slot, _)| *slot).collect();
     slots.sort_unstable();
@@ -218,7 +220,7 @@ fn slots<T>(all: &[(u16, T)]) -> Vec<u16> {
 impl Remote for RedisStore {
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, RemoteResult<Reply>> {
         match self.session() {
-            Ok(session) => self.inner.decide(session, toll, session.number_of(toll)),
+            Ok(session) => self.inner.decide(session, toll, session.id_for(toll)),
             Err(failure) => StoreFuture::Ready(Err(failure)),
         }
     }
@@ -232,19 +234,19 @@ impl Remote for RedisStore {
         let slot =
             |due: Due<'_>| (due.quota.count() > 0).then(|| inner.slot(&inner.shared.names.state(due.key)));
         let slots: Vec<Option<u16>> = toll.dues().map(slot).collect();
-        // What has no key goes with the first that has one.
+        // Limits without a key are decided together with the first limit that has one.
         let home = slots.iter().find_map(|slot| *slot).unwrap_or(0);
         let mut parts: Vec<(u16, Vec<usize>)> = Vec::new();
-        for (place, slot) in slots.into_iter().map(|slot| slot.unwrap_or(home)).enumerate() {
+        for (limit, slot) in slots.into_iter().map(|slot| slot.unwrap_or(home)).enumerate() {
             match parts.iter_mut().find(|(other, _)| *other == slot) {
-                Some((_, places)) => places.push(place),
-                None => parts.push((slot, vec![place])),
+                Some((_, limits)) => limits.push(limit),
+                None => parts.push((slot, vec![limit])),
             }
         }
         if parts.len() <= 1 {
             return Split::Whole(session.topology().server(home));
         }
-        let id = session.number_of(toll);
+        let id = session.id_for(toll);
         let part = |(slot, places): (u16, Vec<usize>)| PartialToll {
             server: session.topology().server(slot),
             toll: toll.part(&places),
@@ -261,12 +263,12 @@ impl Remote for RedisStore {
         }
     }
 
-    fn undo<'a>(&'a self, part: &'a PartialToll, ruling: &'a Reply) -> StoreFuture<'a, RemoteResult<()>> {
+    fn undo<'a>(&'a self, part: &'a PartialToll, reply: &'a Reply) -> StoreFuture<'a, RemoteResult<()>> {
         let inner = &*self.inner;
         inner.with_session(move |session| async move {
-            let asked = inner.asked(&part.toll, part.id);
+            let encoded = inner.encode(&part.toll, part.id);
             let marker = |state: &str| inner.shared.names.marker(state, part.id);
-            for call in asked.undo(ruling, marker, || session.nonce()) {
+            for call in encoded.undo(reply, marker, || session.nonce()) {
                 session.run(&call, wire::undone).await?;
             }
             Ok(())
@@ -300,14 +302,14 @@ impl Remote for RedisStore {
                 .map(|(item, fix)| (inner.slot(&names.item(item)), (item, fix)))
                 .collect();
             for slot in slots(&all) {
-                let items = all.iter().filter(|(other, _)| *other == slot).map(|(_, both)| *both);
+                let items = all.iter().filter(|(other, _)| *other == slot).map(|(_, pair)| *pair);
                 let call = wire::correction(session.nonce(), charge.void_at(), items, |item| {
                     let state = names.item(item);
                     let marker = names.marker(&state, charge.id());
                     [state, marker]
                 });
                 match session.run(&call, wire::corrected).await {
-                    // What was done in one slot was done, whatever another says.
+                    // A correction that was made in one slot counts as made, whatever the other slots reply.
                     Ok(done) if corrected != Some(Correction::Done) => corrected = Some(done),
                     Ok(_) => {}
                     Err(failure) => failed = Some(failure),

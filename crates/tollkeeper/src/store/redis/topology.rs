@@ -1,39 +1,39 @@
-//! One server or a cluster of them: where a toll is decided.
+//! Routes tolls and calls to one Redis server or to the servers of a cluster.
 
 use std::sync::Arc;
 
 use redis::{Cmd, Value};
 use tollkeeper_core::Reply;
 
-use super::batcher::Lane;
-use super::call_error::Fate;
+use super::batcher::Batcher;
+use super::call_error::CallError;
 use super::cluster::Cluster;
 use super::slot;
 use super::wire::{self, Call, EncodedToll, Malformed};
 use crate::store::remote::Server;
 
-/// Where states are.
+/// The servers that hold the states.
 #[derive(Debug)]
 pub(crate) enum Topology {
-    /// On one server.
-    One(Lane),
-    /// On several, by slot.
+    /// One server holds all keys.
+    One(Batcher),
+    /// The servers of a cluster share the keys, by slot.
     Many(Cluster),
 }
 
 impl Topology {
     /// Decides a toll whose keys share a slot.
-    pub(crate) async fn decide(&self, asked: EncodedToll) -> Result<Reply, Fate> {
+    pub(crate) async fn decide(&self, toll: EncodedToll) -> Result<Reply, CallError> {
         match self {
-            Topology::One(lane) => lane.decide(0, asked).await,
+            Topology::One(batcher) => batcher.decide(0, toll).await,
             Topology::Many(cluster) => {
-                let slot = asked.names().next().map_or(0, slot::of);
-                cluster.decide(slot, asked).await
+                let slot = toll.names().next().map_or(0, slot::of);
+                cluster.decide(slot, toll).await
             }
         }
     }
 
-    /// Who has this slot, as far as is known.
+    /// The server of this slot, according to the last known slot table.
     pub(crate) fn server(&self, slot: u16) -> Server {
         match self {
             Topology::One(_) => Server::default(),
@@ -41,14 +41,14 @@ impl Topology {
         }
     }
 
-    /// Runs a script whose keys share a slot, and reads the reply.
+    /// Runs a script whose keys share a slot, and parses the reply with `read`.
     pub(crate) async fn run<T>(
         &self,
         call: &Call,
         read: impl Fn(&wire::Value) -> Result<T, Malformed>,
-    ) -> Result<T, Fate> {
+    ) -> Result<T, CallError> {
         match self {
-            Topology::One(lane) => lane.run(call, read).await,
+            Topology::One(batcher) => batcher.run(call, read).await,
             Topology::Many(cluster) => {
                 let slot = call.keys.first().map_or(0, |key| slot::of(key));
                 cluster.run(slot, call, read).await
@@ -56,55 +56,55 @@ impl Topology {
         }
     }
 
-    /// Runs a plain command on the server that has this key, and reads the reply.
+    /// Runs a plain command on the server that has this key, and parses the reply with `read`.
     pub(crate) async fn command<T>(
         &self,
         key: &str,
         command: &Cmd,
         read: impl Fn(Value) -> Result<T, Malformed>,
-    ) -> Result<T, Fate> {
+    ) -> Result<T, CallError> {
         match self {
-            Topology::One(lane) => lane.command(command, read).await,
+            Topology::One(batcher) => batcher.command(command, read).await,
             Topology::Many(cluster) => cluster.command(slot::of(key), command, read).await,
         }
     }
 
-    /// Whether a server may evict keys, if they say so.
+    /// Whether any server may evict keys; `None` if unknown.
     pub(crate) fn may_evict(&self) -> Option<bool> {
         match self {
-            Topology::One(lane) => lane.may_evict(),
+            Topology::One(batcher) => batcher.may_evict(),
             Topology::Many(cluster) => cluster.may_evict(),
         }
     }
 
-    /// Why some server cannot be asked, if one cannot.
+    /// Why a server cannot be used; `None` if all can.
     pub(crate) fn trouble(&self) -> Option<Arc<str>> {
         match self {
-            Topology::One(lane) => lane.trouble(),
+            Topology::One(batcher) => batcher.trouble(),
             Topology::Many(cluster) => cluster.trouble(),
         }
     }
 
-    /// How many connections there have been.
+    /// The number of connections made so far.
     pub(crate) fn arrivals(&self) -> u64 {
         match self {
-            Topology::One(lane) => lane.arrivals(),
+            Topology::One(batcher) => batcher.arrivals(),
             Topology::Many(cluster) => cluster.arrivals(),
         }
     }
 
-    /// How many connections to this server there have been.
+    /// The number of connections made to this server so far.
     pub(crate) fn arrivals_of(&self, server: &Server) -> u64 {
         match self {
-            Topology::One(lane) => lane.arrivals(),
+            Topology::One(batcher) => batcher.arrivals(),
             Topology::Many(cluster) => cluster.arrivals_of(server),
         }
     }
 
-    /// Gives all connections up, so that the next ones ask again where to go.
-    pub(crate) fn give_up(&self) {
-        if let Topology::One(lane) = self {
-            lane.give_up();
+    /// Closes all connections, so that the next ones look up the primary again. A cluster ignores this.
+    pub(crate) fn reconnect(&self) {
+        if let Topology::One(batcher) = self {
+            batcher.reconnect();
         }
     }
 }

@@ -1,6 +1,6 @@
--- States that are read on their own: logs, of which a few stamps are looked at, and slots.
+-- States that are not read with MGET: logs, of which only a few stamps are needed, and slots.
 
--- A stamp of a log: behind what is stored come those of this script. Stamps are fetched 128 at a time.
+-- A stamp of a log: first the stored ones, then those that this script has added. Stamps are fetched 128 at a time.
 local function log_stamp(log, index)
   if index >= log.head then
     return (read('>I7', log.tail, (index - log.head) * 7 + 1))
@@ -15,7 +15,7 @@ local function log_stamp(log, index)
   return (read('>I7', log[chunk], (index - chunk * 128) * 7 + 1))
 end
 
--- A log as it is stored. What cannot be one is none, and will be overwritten.
+-- Opens a stored log. A value that cannot be a log is treated as missing, and will be overwritten.
 local function log_open(name)
   local size = pcall('STRLEN', name)
   local text
@@ -30,7 +30,7 @@ local function log_text(log)
   return (log.text or call('GETRANGE', log.name, 0, -1)) .. log.tail
 end
 
--- Enters an admission, or after a step of the clock (cost 0) only that.
+-- Adds an admission to a log; with cost 0, only applies a correction after the clock stepped back.
 local function log_enter(log, moved, first, stamp, now, cost)
   if sliding_log_rewrites(log, moved, first) then
     log.text = sliding_log_write(log_text(log), moved, first, stamp, now, cost)
@@ -41,7 +41,7 @@ local function log_enter(log, moved, first, stamp, now, cost)
   log.len = log.head + #log.tail / 7
 end
 
--- The slots of a key. What cannot be any is none.
+-- Opens the slots of a key. A value that cannot be slots is treated as missing.
 local function slots_open(name)
   local text = pcall('GET', name)
   if type(text) ~= 'string' or #text % 22 ~= 0 then
@@ -50,7 +50,7 @@ local function slots_open(name)
   return { name = name, text = text }
 end
 
--- Writes a log or slots, if they have changed. What has become empty goes.
+-- Writes a changed log or slots, and deletes the key if they have become empty.
 local function wide_save(name, state, quota)
   local text, fresh
   if quota.kind == 5 then

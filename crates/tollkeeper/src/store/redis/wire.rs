@@ -1,32 +1,33 @@
-//! What travels: tolls as the arguments of a script, and its answer as rulings.
+//! Encodes tolls as script arguments, and decodes the script's reply into decisions.
 //!
 //! ```text
 //! batch   nonce 6, packed keys 2, quotas 2, the quotas, then each due
 //! quota   kind 1 (1 to 6, in the order of Algorithm::ALL), tick 3 (µs), count 7, burst 7, period 7 (ticks)
 //! due     key 2, quota 2 (both from 1), shape 1, cost 4, and with shape 8: shift 7, hold 7, taker 8
-//! shape   1 more dues of this toll follow, 2 shadow, 4 peek, 8 as above, 16 other tolls ask for this key
-//!         too, 32 the toll is refused, whatever is said here
-//! hold    0 for none, else one more than the longest delay
+//! shape   1 more dues of this toll follow, 2 shadow, 4 peek, 8 as above, 16 other tolls of the batch use this key
+//!         too, 32 the toll is refused whatever its limits in Redis decide
+//! hold    0 for none, else one more than the longest delay (µs)
 //! ```
 //!
-//! Whole numbers, the highest byte first. Keys come once, packed states first, then logs and slots.
-//! Quotas of nothing do not travel: what they say is known here, and the others are told.
+//! All are big-endian unsigned integers, with their width in bytes. Each key is sent once: packed states first, then
+//! logs and slots. Limits that grant nothing (a count of 0) are not sent: they are decided here, and shape 32 tells
+//! the script.
 //!
 //! ```text
-//! answer  nonce 6, time 7 (µs), refused tolls 2, form 1, the number of each refused toll 2 (from 1, counting those
-//!         that travel), the packed states, and a record of each log and of each key of slots
-//! form    1: every state has 12 bytes, zeros for none; 0: every state has its length 1 before it
+//! reply   nonce 6, time 7 (µs), refused tolls 2, form 1, the number of each refused toll 2 (from 1, counting the
+//!         tolls that were sent), the packed states, and a record of each log and of each key of slots
+//! form    1: every state has 12 bytes, zeros for a missing one; 0: every state has its length 1 before it
 //! log     allowed 1, used 7, stamp 7, passes 7 (0 for never), next 7, fresh 7
 //! slots   allowed 1, held 7, first 7
 //! ```
 //!
-//! Every script repeats the nonce of its call, so that a reply is never taken for that of another call: a string
+//! Every script repeats the nonce of its call, so that a reply is never mistaken for that of another call: a string
 //! begins with it, a list has it as its first element, and a number (below 4) has 4 times the nonce added. Replies to
 //! plain commands have other types or ranges than these.
 //!
-//! The answer holds the packed states as they were read. Every toll of the batch is decided once more
-//! on them, here, which gives the numbers that people are told; the script computes none but for logs,
-//! whose stamps do not travel.
+//! The reply contains the packed states as they were read. Every toll of the batch is decided once more on them,
+//! here, to compute the numbers that callers see. The script computes such numbers only for logs, because their
+//! stamps are not sent.
 
 mod undo;
 
@@ -42,16 +43,16 @@ use crate::store::Correction;
 use super::script::{self, Kinds, Script};
 use super::state::{self, push, take};
 
-/// What Redis answers with.
+/// A reply of Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// Nothing.
+    /// Nil, or a type that no script of ours returns.
     Nothing,
-    /// A whole number.
+    /// An integer.
     Number(i64),
     /// A string.
     Bytes(Vec<u8>),
-    /// Several.
+    /// An array.
     List(Vec<Value>),
 }
 
@@ -66,10 +67,10 @@ impl Nonce {
     }
 }
 
-/// A call of a script: its keys and its arguments.
+/// A script call: the script, its keys and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// What is run.
+    /// The script to run.
     pub script: &'static Script,
     /// The keys.
     pub keys: Vec<String>,
@@ -79,7 +80,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// A call whose first argument begins with the nonce and goes on with `first`.
+    /// A call whose first argument consists of the nonce and `first`.
     pub(crate) fn new(script: &'static Script, nonce: Nonce, keys: Vec<String>, first: &[u8]) -> Call {
         let mut argument = Vec::with_capacity(6 + first.len());
         push(&mut argument, 6, nonce.0);
@@ -88,22 +89,22 @@ impl Call {
     }
 
     /// A reply that is a string, without the nonce.
-    fn bytes<'a>(&self, answer: &'a Value) -> Result<&'a [u8], Malformed> {
-        let Value::Bytes(bytes) = answer else { return Err(Malformed) };
+    fn bytes<'a>(&self, reply: &'a Value) -> Result<&'a [u8], Malformed> {
+        let Value::Bytes(bytes) = reply else { return Err(Malformed) };
         let mut rest = &bytes[..];
         if number(&mut rest, 6)? == self.nonce.0 { Ok(rest) } else { Err(Malformed) }
     }
 
     /// A reply that is a number below 4, without the nonce.
-    fn number(&self, answer: &Value) -> Result<u64, Malformed> {
-        let Value::Number(number) = answer else { return Err(Malformed) };
+    fn number(&self, reply: &Value) -> Result<u64, Malformed> {
+        let Value::Number(number) = reply else { return Err(Malformed) };
         let number = u64::try_from(*number).map_err(|_| Malformed)?;
         if number >> 2 == self.nonce.0 { Ok(number & 3) } else { Err(Malformed) }
     }
 
     /// A reply that is a list, without the nonce.
-    pub(crate) fn list<'a>(&self, answer: &'a Value) -> Result<&'a [Value], Malformed> {
-        match answer {
+    pub(crate) fn list<'a>(&self, reply: &'a Value) -> Result<&'a [Value], Malformed> {
+        match reply {
             Value::List(list) => match &list[..] {
                 [Value::Number(nonce), rest @ ..] if u64::try_from(*nonce) == Ok(self.nonce.0) => Ok(rest),
                 _ => Err(Malformed),
@@ -113,7 +114,7 @@ impl Call {
     }
 }
 
-/// A reply that does not belong to its call: it repeats another nonce, or no script of ours gives it.
+/// A reply that does not belong to its call: it has another nonce, or a form that no script of ours returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -125,30 +126,30 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// A toll that is on its way to the store.
+/// What is kept of a toll while it is in flight.
 #[derive(Clone, Debug)]
 pub struct EncodedToll {
     id: u64,
     charging: bool,
-    dues: Vec<Asking>,
+    dues: Vec<EncodedDue>,
 }
 
-/// What is asked of one limit.
+/// What one limit is asked to decide.
 #[derive(Clone, Debug)]
-struct Asking {
-    /// Where the state is; nowhere if the quota is nothing.
+struct EncodedDue {
+    /// The name of the state's key; `None` if the limit grants nothing and has no state.
     name: Option<String>,
     quota: Quota,
     enforced: bool,
-    /// What is charged; an `ask` of 0 looks as 1 does.
+    /// The units to charge. A cost of 0 is decided like a cost of 1 but never refused, so `ask.cost` differs then.
     cost: u64,
     ask: Ask,
 }
 
 impl EncodedToll {
-    /// What must be known of a toll when its answer comes. An admission will carry the number `id`.
+    /// Copies what the call and its reply need from a toll. An admission will carry `id`; `name` gives key names.
     pub fn new(toll: &Toll, id: u64, name: impl Fn(&Due<'_>) -> String) -> EncodedToll {
-        let asking = |due: Due<'_>| Asking {
+        let encode = |due: Due<'_>| EncodedDue {
             name: (due.quota.count() > 0).then(|| name(&due)),
             quota: *due.quota,
             enforced: due.enforced(),
@@ -156,77 +157,78 @@ impl EncodedToll {
             ask: due.ask(Time::default()),
         };
         let charging = toll.verb().charges();
-        EncodedToll { id: if charging { id } else { 0 }, charging, dues: toll.dues().map(asking).collect() }
+        EncodedToll { id: if charging { id } else { 0 }, charging, dues: toll.dues().map(encode).collect() }
     }
 
-    /// The number that its admission will carry.
+    /// The ID that its admission will carry; 0 for a toll that does not charge.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The names of the states it asks for.
+    /// The names of the states it needs.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.dues.iter().filter_map(|due| due.name.as_deref())
     }
 
-    /// An enforced limit grants nothing: whatever the others say, it does not pass.
+    /// Whether an enforced limit grants nothing, so that the toll is refused whatever its other limits decide.
     fn is_refused(&self) -> bool {
         self.dues.iter().any(|due| due.enforced && due.name.is_none())
     }
 }
 
-/// Tolls that are decided by one call, in this order.
+/// Tolls that one call decides, in this order.
 #[derive(Debug)]
 pub struct Batch {
-    asked: Vec<EncodedToll>,
-    /// Of each due that travels, toll by toll: its key.
-    places: Vec<usize>,
+    tolls: Vec<EncodedToll>,
+    /// The index of the key of each due that is sent, toll by toll.
+    key_indexes: Vec<usize>,
+    /// The number of keys with packed states, which come first.
     packed: usize,
     call: Call,
 }
 
-/// What came of a batch.
+/// The decoded reply to a batch.
 #[derive(Debug)]
-pub struct Rulings {
+pub struct BatchReply {
     /// One for each toll, in order.
-    pub rulings: Vec<Reply>,
-    /// How many tolls Lua decided otherwise than Rust does, which is a mistake in one of them. The
-    /// store's verdict counts: what it wrote is written.
+    pub replies: Vec<Reply>,
+    /// The number of tolls that Lua decided otherwise than Rust, which is a bug in one of them. The verdict of the
+    /// script counts, because it has already written the states.
     pub disagreements: usize,
 }
 
-/// The most keys that one batch should hold: Lua can hand over some thousand values at once.
+/// The most keys that one batch should have: Lua can pass some thousand values to one command.
 pub const MOST_KEYS: usize = 1_000;
 
 impl Batch {
-    /// Puts these tolls together.
-    pub fn new(asked: Vec<EncodedToll>, nonce: Nonce) -> Batch {
+    /// Encodes these tolls as one call.
+    pub fn new(tolls: Vec<EncodedToll>, nonce: Nonce) -> Batch {
         let mut names: HashMap<&str, (usize, bool)> = HashMap::new();
         let (mut packed, mut wide) = (Vec::new(), Vec::new());
         let mut kinds = Kinds::default();
-        for due in asked.iter().flat_map(|asked| &asked.dues) {
+        for due in tolls.iter().flat_map(|toll| &toll.dues) {
             let Some(name) = &due.name else { continue };
             kinds = kinds.with(due.quota.algorithm());
             let keys = if is_packed(&due.quota) { &mut packed } else { &mut wide };
-            names.entry(name).and_modify(|(_, again)| *again = true).or_insert_with(|| {
+            names.entry(name).and_modify(|(_, shared)| *shared = true).or_insert_with(|| {
                 keys.push(name);
                 (keys.len(), false)
             });
         }
         let mut quotas: Vec<Quota> = Vec::new();
-        let (mut body, mut places) = (Vec::new(), Vec::new());
-        for one in &asked {
-            let mut rest = one.dues.iter().filter(|due| due.name.is_some()).peekable();
+        let (mut body, mut key_indexes) = (Vec::new(), Vec::new());
+        for toll in &tolls {
+            let mut rest = toll.dues.iter().filter(|due| due.name.is_some()).peekable();
             while let Some(due) = rest.next() {
-                let (place, again) = names[due.name.as_deref().expect("filtered")];
-                let key = if is_packed(&due.quota) { place } else { packed.len() + place };
-                places.push(key - 1);
+                let (position, shared) = names[due.name.as_deref().expect("filtered")];
+                let key = if is_packed(&due.quota) { position } else { packed.len() + position };
+                key_indexes.push(key - 1);
                 let quota = quotas.iter().position(|quota| *quota == due.quota).unwrap_or_else(|| {
                     quotas.push(due.quota);
                     quotas.len() - 1
                 });
                 let more = rest.peek().is_some();
-                push_due(&mut body, one, due, Place { key, quota: quota + 1, more, again });
+                push_due(&mut body, toll, due, DueContext { key, quota: quota + 1, more, shared });
             }
         }
         let mut argument = Vec::with_capacity(10 + 25 * quotas.len() + body.len());
@@ -238,51 +240,51 @@ impl Batch {
         let keys: Vec<String> = packed.iter().chain(&wide).map(|name| name.to_string()).collect();
         let call = Call { script: script::check(kinds), keys, args: vec![argument], nonce };
         let packed = packed.len();
-        Batch { asked, places, packed, call }
+        Batch { tolls, key_indexes, packed, call }
     }
 
-    /// What is to be run; a batch without keys needs no store.
+    /// The call to make. A batch without keys needs none: see [`Batch::replies_without_store`].
     pub fn call(&self) -> &Call {
         &self.call
     }
 
-    /// What the answer of the store means.
-    pub fn rulings(&self, answer: &Value) -> Result<Rulings, Malformed> {
-        self.fold(Answer::read(self.call.bytes(answer)?, self.packed)?)
+    /// Decodes the reply of the store.
+    pub fn read_reply(&self, reply: &Value) -> Result<BatchReply, Malformed> {
+        self.replay(CheckReply::read(self.call.bytes(reply)?, self.packed)?)
     }
 
-    /// What quotas of nothing and tolls without limits say, of a batch without keys.
-    pub fn rulings_without_store(&self, now: Time) -> Vec<Reply> {
-        assert!(self.call.keys.is_empty(), "there are keys to be asked for");
-        let answer = Answer { now, refused: Vec::new(), states: Vec::new(), records: &[] };
-        self.fold(answer).expect("nothing to be read").rulings
+    /// Decides a batch without keys: its tolls have no limits, or only limits that grant nothing.
+    pub fn replies_without_store(&self, now: Time) -> Vec<Reply> {
+        assert!(self.call.keys.is_empty(), "a batch with keys needs the store");
+        let reply = CheckReply { now, refused: Vec::new(), states: Vec::new(), records: &[] };
+        self.replay(reply).expect("there is nothing to decode").replies
     }
 
     /// Decides every toll again, on the states as they were read.
-    fn fold(&self, mut answer: Answer<'_>) -> Result<Rulings, Malformed> {
+    fn replay(&self, mut reply: CheckReply<'_>) -> Result<BatchReply, Malformed> {
         let mut states: Vec<Option<State>> = vec![None; self.packed];
-        let mut unread = answer.states.clone();
-        let mut places = self.places.iter();
-        let mut rulings = Rulings { rulings: Vec::with_capacity(self.asked.len()), disagreements: 0 };
+        let mut unread = reply.states.clone();
+        let mut key_indexes = self.key_indexes.iter();
+        let mut decoded = BatchReply { replies: Vec::with_capacity(self.tolls.len()), disagreements: 0 };
         let mut sent = 0;
-        for asked in &self.asked {
-            let mut steps: Vec<Decided> = Vec::with_capacity(asked.dues.len());
-            for due in &asked.dues {
-                let ask = Ask { now: answer.now, ..due.ask };
+        for toll in &self.tolls {
+            let mut steps: Vec<Decided> = Vec::with_capacity(toll.dues.len());
+            for due in &toll.dues {
+                let ask = Ask { now: reply.now, ..due.ask };
                 let mut decided = match &due.name {
                     None => Decided::new(algorithm::step(&due.quota, Seen::Nothing, &ask)),
                     Some(_) => {
-                        let place = *places.next().expect("every due that travels has a place");
-                        let mut decided = if place < self.packed {
-                            if let Some(bytes) = unread[place].take() {
-                                states[place] = state::decode(&due.quota, bytes);
+                        let key = *key_indexes.next().expect("every due that is sent has a key");
+                        let mut decided = if key < self.packed {
+                            if let Some(bytes) = unread[key].take() {
+                                states[key] = state::decode(&due.quota, bytes);
                             }
-                            let seen = states[place].as_ref().map_or(Seen::Nothing, State::seen);
+                            let seen = states[key].as_ref().map_or(Seen::Nothing, State::seen);
                             Decided::new(algorithm::step(&due.quota, seen, &ask))
                         } else {
-                            answer.record(&due.quota)?
+                            reply.record(&due.quota)?
                         };
-                        decided.place = Some(place);
+                        decided.key = Some(key);
                         decided
                     }
                 };
@@ -290,36 +292,37 @@ impl Batch {
                 decided.step.allowed |= due.cost == 0 && due.quota.count() > 0;
                 steps.push(decided);
             }
-            if steps.iter().any(|decided| decided.place.is_some()) {
+            if steps.iter().any(|decided| decided.key.is_some()) {
                 sent += 1;
-                let said = !answer.refused.contains(&sent);
-                rulings.disagreements += usize::from(overrule(&asked.dues, &mut steps, said));
+                let admitted = !reply.refused.contains(&sent);
+                decoded.disagreements += usize::from(overrule(&toll.dues, &mut steps, admitted));
             }
-            let admitted = asked.dues.iter().zip(&steps).all(|(due, one)| one.step.allowed || !due.enforced);
-            let mut ruling = Reply::new(answer.now, asked.id);
-            for (due, decided) in asked.dues.iter().zip(steps) {
-                let Decided { place, ask, step, log } = decided;
-                let charged = asked.charging && admitted && step.allowed && due.cost > 0;
-                if let Some(place) = place.filter(|place| *place < self.packed)
-                    && (charged || asked.charging && step.effect.moved())
+            let admitted = toll.dues.iter().zip(&steps).all(|(due, one)| one.step.allowed || !due.enforced);
+            let mut toll_reply = Reply::new(reply.now, toll.id);
+            for (due, decided) in toll.dues.iter().zip(steps) {
+                let Decided { key, ask, step, log } = decided;
+                let charged = toll.charging && admitted && step.allowed && due.cost > 0;
+                if let Some(key) = key.filter(|key| *key < self.packed)
+                    && (charged || toll.charging && step.effect.moved())
                 {
-                    let state = states[place].take();
-                    states[place] = algorithm::apply(&due.quota, state, &ask, &step, charged, asked.id);
+                    let state = states[key].take();
+                    states[key] = algorithm::apply(&due.quota, state, &ask, &step, charged, toll.id);
                 }
-                ruling.push(match log {
-                    Some(log) => log.said(&due.quota, &ask, step.allowed, charged),
+                toll_reply.push(match log {
+                    Some(log) => log.reply(&due.quota, &ask, step.allowed, charged),
                     None => LimitReply::Step { step, charged },
                 });
             }
-            rulings.rulings.push(ruling);
+            decoded.replies.push(toll_reply);
         }
-        Ok(rulings)
+        Ok(decoded)
     }
 }
 
 /// One due of a toll, decided again.
 struct Decided {
-    place: Option<usize>,
+    /// The index of its key; `None` if it was not sent.
+    key: Option<usize>,
     ask: Ask,
     step: Step,
     log: Option<LogRecord>,
@@ -328,12 +331,12 @@ struct Decided {
 impl Decided {
     fn new(step: Step) -> Decided {
         let ask = Ask { now: Time::default(), cost: 1, shift: 0, hold: None };
-        Decided { place: None, ask, step, log: None }
+        Decided { key: None, ask, step, log: None }
     }
 }
 
-/// Makes the steps say what the store said; true if they did not.
-fn overrule(dues: &[Asking], steps: &mut [Decided], admitted: bool) -> bool {
+/// Changes the steps to the verdict of the script, if they differ from it. Returns whether they did.
+fn overrule(dues: &[EncodedDue], steps: &mut [Decided], admitted: bool) -> bool {
     let mut enforced: Vec<&mut Decided> =
         dues.iter().zip(steps).filter(|(due, _)| due.enforced).map(|(_, decided)| decided).collect();
     if enforced.iter().all(|decided| decided.step.allowed) == admitted {
@@ -346,17 +349,17 @@ fn overrule(dues: &[Asking], steps: &mut [Decided], admitted: bool) -> bool {
     true
 }
 
-/// The answer of `check.lua`.
-struct Answer<'a> {
+/// The reply of `check.lua`.
+struct CheckReply<'a> {
     now: Time,
     refused: Vec<u64>,
     states: Vec<Option<&'a [u8]>>,
     records: &'a [u8],
 }
 
-impl<'a> Answer<'a> {
-    /// Reads an answer that holds so many packed states.
-    fn read(bytes: &'a [u8], packed: usize) -> Result<Answer<'a>, Malformed> {
+impl<'a> CheckReply<'a> {
+    /// Decodes a reply with `packed` packed states.
+    fn read(bytes: &'a [u8], packed: usize) -> Result<CheckReply<'a>, Malformed> {
         let mut rest = bytes;
         let now = Time::from_micros(number(&mut rest, 7)?);
         let (count, even) = (number(&mut rest, 2)?, number(&mut rest, 1)? == 1);
@@ -367,10 +370,10 @@ impl<'a> Answer<'a> {
             let state = part(&mut rest, usize::try_from(len).expect("a byte"))?;
             states.push(state.iter().any(|byte| *byte != 0).then_some(state));
         }
-        Ok(Answer { now, refused, states, records: rest })
+        Ok(CheckReply { now, refused, states, records: rest })
     }
 
-    /// What the next log or the next slots said.
+    /// Takes the next record of a log or of slots.
     fn record(&mut self, quota: &Quota) -> Result<Decided, Malformed> {
         let is_log = quota.algorithm() == Algorithm::SlidingLog;
         let len = if is_log { 36 } else { 15 };
@@ -389,7 +392,7 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// Takes so many bytes of an answer, if there are as many.
+/// Takes `len` bytes off the front.
 fn part<'a>(rest: &mut &'a [u8], len: usize) -> Result<&'a [u8], Malformed> {
     let (part, after) = rest.split_at_checked(len).ok_or(Malformed)?;
     *rest = after;
@@ -400,7 +403,7 @@ fn number(rest: &mut &[u8], width: usize) -> Result<u64, Malformed> {
     part(rest, width).map(|mut part| take(&mut part, width))
 }
 
-/// What a log said: its stamps stay where they are.
+/// What the script computed for a log, whose stamps are not sent.
 #[derive(Clone, Copy)]
 struct LogRecord {
     used: u64,
@@ -411,7 +414,7 @@ struct LogRecord {
 }
 
 impl LogRecord {
-    fn said(self, quota: &Quota, ask: &Ask, allowed: bool, charged: bool) -> LimitReply {
+    fn reply(self, quota: &Quota, ask: &Ask, allowed: bool, charged: bool) -> LimitReply {
         let used = self.used + if charged { ask.cost } else { 0 };
         let report = Report {
             remaining: quota.count().saturating_sub(used),
@@ -424,36 +427,40 @@ impl LogRecord {
     }
 }
 
-/// Where a due stands in a batch.
-struct Place {
+/// How a due relates to the rest of its batch.
+struct DueContext {
+    /// The number of its key, from 1.
     key: usize,
+    /// The number of its quota, from 1.
     quota: usize,
+    /// Whether more dues of the same toll follow.
     more: bool,
-    again: bool,
+    /// Whether other dues of the batch use the same key.
+    shared: bool,
 }
 
-fn push_due(body: &mut Vec<u8>, asked: &EncodedToll, due: &Asking, place: Place) {
-    let Place { key, quota, more, again } = place;
+fn push_due(body: &mut Vec<u8>, toll: &EncodedToll, due: &EncodedDue, context: DueContext) {
+    let DueContext { key, quota, more, shared } = context;
     let algorithm = due.quota.algorithm();
     let hold = due.ask.hold.filter(|_| algorithm == Algorithm::LeakyBucket);
-    let wordy = algorithm == Algorithm::Concurrency || hold.is_some() || due.ask.shift > 0;
-    let flags = [more, !due.enforced, !asked.charging, wordy, again, asked.is_refused()];
+    let extended = algorithm == Algorithm::Concurrency || hold.is_some() || due.ask.shift > 0;
+    let flags = [more, !due.enforced, !toll.charging, extended, shared, toll.is_refused()];
     let shape = flags.into_iter().rev().fold(0, |shape, flag| shape << 1 | u64::from(flag));
     push(body, 2, key as u64);
     push(body, 2, quota as u64);
     push(body, 1, shape);
     push(body, 4, due.cost);
-    if wordy {
+    if extended {
         push(body, 7, due.ask.shift);
         push(body, 7, hold.map_or(0, |hold| hold.as_micros().min(FOR_EVER) + 1));
-        push(body, 8, asked.id);
+        push(body, 8, toll.id);
     }
 }
 
-/// Longer than any delay: 2^53 µs is the end of time.
+/// Longer than any delay, in µs: no time is after 2^53 µs.
 const FOR_EVER: u64 = 1 << 53;
 
-/// Writes a quota as `quota_read` of `state.lua` reads it.
+/// Appends a quota in the form that `quota_read` of `state.lua` expects.
 pub fn push_quota(bytes: &mut Vec<u8>, quota: &Quota) {
     push(bytes, 1, quota.algorithm() as u64 + 1);
     push(bytes, 3, quota.tick().span().as_micros());
@@ -462,13 +469,13 @@ pub fn push_quota(bytes: &mut Vec<u8>, quota: &Quota) {
     push(bytes, 7, quota.period_ticks());
 }
 
-/// Whether a state is a few numbers, which all fit into one string: not a log, not slots.
+/// Whether states of this quota are a few numbers, which are read and sent as one string: neither a log nor slots.
 fn is_packed(quota: &Quota) -> bool {
     !matches!(quota.algorithm(), Algorithm::SlidingLog | Algorithm::Concurrency)
 }
 
-/// The call that corrects items of a charge, which share a slot; `names` are those of an item's state and
-/// of its marker.
+/// The call that corrects items of a charge whose keys share a cluster slot. `names` gives the names of an item's
+/// state and of its marker.
 pub fn correction<'a>(
     nonce: Nonce,
     void_at: Time,
@@ -485,7 +492,7 @@ pub fn correction<'a>(
     Call::new(script::correct(), nonce, keys, &argument)
 }
 
-/// What must be known of a charge to correct it.
+/// The facts of a charge that its correction needs.
 struct Correcting {
     shift: u64,
     cost: u64,
@@ -493,7 +500,7 @@ struct Correcting {
     tick: u64,
 }
 
-/// The argument of a correction, which is void from then on.
+/// Begins the argument of a correction, which changes nothing from `void_at` on.
 fn correction_until(void_at: Time) -> Vec<u8> {
     let mut argument = Vec::new();
     push(&mut argument, 7, void_at.as_micros().min(FOR_EVER));
@@ -514,9 +521,9 @@ fn push_correction(argument: &mut Vec<u8>, quota: &Quota, correcting: &Correctin
     push(argument, 7, amount);
 }
 
-/// What came of a correction.
-pub fn corrected(call: &Call, answer: &Value) -> Result<Correction, Malformed> {
-    match call.number(answer)? {
+/// Decodes the reply to a correction.
+pub fn corrected(call: &Call, reply: &Value) -> Result<Correction, Malformed> {
+    match call.number(reply)? {
         0 => Ok(Correction::Unknown),
         1 => Ok(Correction::Repeated),
         2 => Ok(Correction::Done),
@@ -524,30 +531,30 @@ pub fn corrected(call: &Call, answer: &Value) -> Result<Correction, Malformed> {
     }
 }
 
-/// What came of undoing: nothing that anybody is told.
-pub(crate) fn undone(call: &Call, answer: &Value) -> Result<(), Malformed> {
-    call.number(answer).map(drop)
+/// Checks the reply to an undo. Its number is ignored: callers do not learn it.
+pub(crate) fn undone(call: &Call, reply: &Value) -> Result<(), Malformed> {
+    call.number(reply).map(drop)
 }
 
-/// What is done to a slot.
+/// What to do with a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handling {
-    /// It is given back.
+    /// Give it back.
     Release,
-    /// Its life counts from now.
+    /// Restart its time to live.
     Renew,
 }
 
-/// The call that releases or renews the slot with this number, of which these are states.
+/// The call that releases or renews the slot with this ID in the states of these keys.
 pub fn handling(nonce: Nonce, slot: u64, handling: Handling, keys: Vec<String>) -> Call {
     let mut call = Call::new(script::slots(), nonce, keys, &[u8::from(handling == Handling::Renew)]);
     call.args.push(slot.to_be_bytes().to_vec());
     call
 }
 
-/// Whether the slot was held.
-pub fn handled(call: &Call, answer: &Value) -> Result<bool, Malformed> {
-    match call.number(answer)? {
+/// Decodes the reply to [`handling`]: whether the slot was still held.
+pub fn handled(call: &Call, reply: &Value) -> Result<bool, Malformed> {
+    match call.number(reply)? {
         held @ (0 | 1) => Ok(held == 1),
         _ => Err(Malformed),
     }
@@ -562,7 +569,7 @@ mod tests {
     fn reply_to_another_call_is_malformed() {
         let call = |nonce| handling(Nonce::new(nonce), 1, Handling::Release, Vec::new());
         let (ours, theirs) = (call(7), call(8));
-        let number = |nonce: i64, said: i64| Value::Number(4 * nonce + said);
+        let number = |nonce: i64, result: i64| Value::Number(4 * nonce + result);
         assert_eq!(
             (handled(&ours, &number(7, 1)), corrected(&ours, &number(7, 2))),
             (Ok(true), Ok(Correction::Done))

@@ -1,16 +1,15 @@
-//! The breaker: stops asking a store that does not answer, and finds out when it does again.
+//! The circuit breaker: stops calls to a store that fails, and probes whether it has recovered.
 
 use tollkeeper_core::{Span, Time};
 
-/// When to stop asking, and for how long.
+/// When a breaker opens, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerSettings {
-    /// Stop after so many failures in a row.
+    /// Open after this many failures in a row.
     pub failures: u32,
-    /// Stop when more than this part of the last answers were late or did not come, in hundredths of a
-    /// percent.
+    /// Open when more than this part of the last 100 calls failed, in hundredths of a percent: 5,000 for half.
     pub late_basis_points: u32,
-    /// How long to leave it alone.
+    /// How long to stay open before a probe.
     pub cooldown: Span,
 }
 
@@ -20,53 +19,55 @@ impl Default for BreakerSettings {
     }
 }
 
-/// What a breaker lets through.
+/// Which calls a breaker lets through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakerState {
-    /// Everything: the store answers.
+    /// All: the store answers.
     Closed,
-    /// Nothing.
+    /// None: the store fails.
     Open,
-    /// One request, to see whether the store answers again.
+    /// One, to probe whether the store answers again.
     HalfOpen,
 }
 
-/// Whether a request may ask the store.
+/// Whether a request may call the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
-    /// It may.
+    /// Yes.
     Ask,
-    /// It may, and everybody waits for what comes of it.
+    /// Yes, and its result decides whether the breaker closes.
     Probe,
-    /// It may not.
+    /// No: use the fallback.
     Stay,
 }
 
-/// How many of the last answers are looked at, and how many there must be.
-const LOOKED_AT: u32 = 100;
-const ENOUGH: u32 = 20;
+/// The number of recent calls that the failure rate is computed from.
+const WINDOW: u32 = 100;
+/// The fewest calls that a failure rate is computed from.
+const MIN_CALLS: u32 = 20;
 
-/// Pure: it is told the time and a random number, so that tests need neither.
+/// The state machine. Time and randomness are arguments, so that tests control both.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     settings: BreakerSettings,
     state: State,
     failures: u32,
-    /// When the last of them was known.
+    /// When the last failure was noticed.
     failed: Time,
-    /// The last answers, newest in the lowest bit: one for each that was late.
+    /// The last calls, the newest in the lowest bit: 1 for a failure.
     late: u128,
+    /// The number of valid bits in `late`.
     seen: u32,
-    /// How often the store had come when it was last looked.
+    /// [`Remote::arrivals`](crate::Remote::arrivals) at the last check.
     arrivals: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum State {
     Closed,
-    /// Until then.
+    /// Until this time.
     Open(Time),
-    /// A probe is out, and is given up then.
+    /// A probe is in flight. It counts as lost from this time on.
     HalfOpen(Time),
 }
 
@@ -83,34 +84,34 @@ impl Breaker {
         }
     }
 
-    /// Whether a request may ask the store now.
+    /// Whether a request may call the store now.
     pub(crate) fn pass(&mut self, now: Time) -> Pass {
         match self.state {
             State::Closed => Pass::Ask,
             State::Open(until) | State::HalfOpen(until) if now < until => Pass::Stay,
             State::Open(_) | State::HalfOpen(_) => {
-                // A probe that is dropped by its caller never reports: another may go after a cooldown.
+                // A probe whose caller drops it never reports a result: allow another one after a cooldown.
                 self.state = State::HalfOpen(now + self.settings.cooldown);
                 Pass::Probe
             }
         }
     }
 
-    /// How often the store had come when it was left alone.
+    /// Records the number of connections at the time the breaker opened.
     pub(crate) fn left_at(&mut self, arrivals: u64) {
         self.arrivals = arrivals;
     }
 
-    /// Whether the store has come back since: whoever asks next need not wait until the pause is over.
+    /// Whether the store has reconnected since. If so, the next request may probe it before the pause is over.
     pub(crate) fn has_come(&mut self, arrivals: u64, now: Time) -> bool {
-        let come = std::mem::replace(&mut self.arrivals, arrivals) != arrivals;
-        if come && !matches!(self.state, State::Closed) {
+        let reconnected = std::mem::replace(&mut self.arrivals, arrivals) != arrivals;
+        if reconnected && !matches!(self.state, State::Closed) {
             self.state = State::Open(now);
         }
-        come
+        reconnected
     }
 
-    /// The store answered; true if that is news.
+    /// Records a reply; true if the breaker closed.
     pub(crate) fn answered(&mut self) -> bool {
         self.failures = 0;
         if matches!(self.state, State::Closed) {
@@ -121,11 +122,11 @@ impl Breaker {
         true
     }
 
-    /// The store did not answer what it was asked then; true if the breaker opened. `jitter` lengthens the
-    /// pause by that many of 256 parts of a quarter, so that nodes do not probe together.
+    /// Records the failure of a call that began at `asked`; true if the breaker opened. `jitter` lengthens the pause by
+    /// up to a quarter, in 256 steps, so that nodes do not probe at the same time.
     pub(crate) fn failed(&mut self, asked: Time, now: Time, jitter: u8) -> bool {
-        // Failures in a row come one after the other. Those who asked before the last one was known fail
-        // for the same reason, such as one reply for all of them that was lost.
+        // Concurrent failures count once. A call that began before the last failure was noticed may have failed
+        // for the same reason, such as one lost reply to a whole batch.
         if self.failures == 0 || asked >= self.failed {
             self.failures = self.failures.saturating_add(1);
             self.failed = now;
@@ -134,7 +135,7 @@ impl Breaker {
         let opens = match self.state {
             State::Closed => self.failures >= self.settings.failures || self.mostly_late(),
             State::HalfOpen(_) => true,
-            // Those that were on their way when it opened.
+            // A call that was in flight when it opened.
             State::Open(_) => return false,
         };
         if opens {
@@ -154,12 +155,13 @@ impl Breaker {
     }
 
     fn remember(&mut self, late: bool) {
-        self.late = (self.late << 1 | u128::from(late)) & ((1 << LOOKED_AT) - 1);
-        self.seen = (self.seen + 1).min(LOOKED_AT);
+        self.late = (self.late << 1 | u128::from(late)) & ((1 << WINDOW) - 1);
+        self.seen = (self.seen + 1).min(WINDOW);
     }
 
     fn mostly_late(&self) -> bool {
-        self.seen >= ENOUGH && self.late.count_ones() * 10_000 > self.settings.late_basis_points * self.seen
+        self.seen >= MIN_CALLS
+            && self.late.count_ones() * 10_000 > self.settings.late_basis_points * self.seen
     }
 }
 
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn five_failures_in_a_row_open_it_and_an_answer_between_starts_anew() {
+    fn five_failures_in_a_row_open_the_breaker() {
         let mut breaker = breaker();
         for _ in 0..4 {
             assert!(!breaker.failed(at(0), at(0), 0));
@@ -190,13 +192,13 @@ mod tests {
         assert_eq!(breaker.pass(at(0)), Pass::Ask);
         assert!(breaker.failed(at(0), at(0), 0));
         assert_eq!((breaker.pass(at(0)), breaker.state()), (Pass::Stay, BreakerState::Open));
-        assert!(!breaker.failed(at(0), at(0), 0), "those on their way are no news");
+        assert!(!breaker.failed(at(0), at(0), 0), "calls in flight do not open it again");
     }
 
     #[test]
-    fn what_fails_together_fails_once() {
+    fn concurrent_failures_count_once() {
         let mut breaker = breaker();
-        // Enough answers that the late ones are few.
+        // Enough replies that the failure rate stays low.
         (0..20).for_each(|_| {
             breaker.answered();
         });
@@ -208,11 +210,11 @@ mod tests {
                 }
             }
         }
-        assert_eq!(opened, Some(5), "the fifth in a row, and not the fifth at once");
+        assert_eq!(opened, Some(5), "five failures in a row, not five at once");
     }
 
     #[test]
-    fn it_opens_when_more_than_half_are_late_once_there_are_twenty() {
+    fn breaker_opens_when_more_than_half_of_20_calls_fail() {
         let mut breaker = breaker();
         let mut opened = None;
         for round in 0..40 {
@@ -222,7 +224,7 @@ mod tests {
                 break;
             }
         }
-        // Three a round, two of them late: the twentieth comes in the seventh round.
+        // Three calls a round, two of them failures: the twentieth call is in the seventh round.
         assert_eq!(opened, Some(6));
 
         let mut even = Breaker::new(BreakerSettings { failures: 1_000, ..BreakerSettings::default() });
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_pause_one_probe_goes_and_the_others_wait_for_it() {
+    fn one_probe_is_sent_after_the_pause() {
         let mut breaker = breaker();
         (0..5).for_each(|_| {
             breaker.failed(at(0), at(0), 0);
@@ -240,13 +242,13 @@ mod tests {
         assert_eq!(breaker.pass(at(SECOND - 1)), Pass::Stay);
         assert_eq!(breaker.pass(at(SECOND)), Pass::Probe);
         assert_eq!((breaker.pass(at(SECOND)), breaker.state()), (Pass::Stay, BreakerState::HalfOpen));
-        assert!(breaker.answered(), "news");
+        assert!(breaker.answered(), "the breaker closes");
         assert_eq!((breaker.pass(at(SECOND)), breaker.state()), (Pass::Ask, BreakerState::Closed));
-        assert!(!breaker.failed(at(SECOND), at(SECOND), 0), "it starts anew");
+        assert!(!breaker.failed(at(SECOND), at(SECOND), 0), "the count of failures starts over");
     }
 
     #[test]
-    fn a_probe_that_fails_begins_another_pause_longer_by_up_to_a_quarter() {
+    fn failed_probe_starts_another_pause_with_jitter() {
         let mut breaker = breaker();
         (0..5).for_each(|_| {
             breaker.failed(at(0), at(0), 0);
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_is_never_heard_of_again_is_given_up() {
+    fn lost_probe_is_replaced_after_the_cooldown() {
         let mut breaker = breaker();
         (0..5).for_each(|_| {
             breaker.failed(at(0), at(0), 0);

@@ -1,10 +1,10 @@
-//! A toll whose limits are kept apart: each server is asked for its part, all at the same time.
+//! Decides a toll whose limits are in several cluster slots: each server decides its part, all at the same time.
 //!
-//! No server knows what the others say, so each charges what it admits; if one of them refuses, what the others
-//! charged is given back, one trip later and off the way of the answer. No limit is ever exceeded by this. A
-//! limit that refused its key the last time is looked at first, so that a flood of refusals charges nothing in
-//! vain. Where a server does not answer, its limits go by their failure policy, as they do when a whole store does
-//! not: last, when it is known whether all others let the request pass.
+//! No server knows the verdicts of the others, so each charges what it admits. If one refuses, the charges of the
+//! others are undone one round trip later, after the caller has its decision. No limit is ever exceeded by this. If a
+//! key of the toll was refused the last time, all parts are peeked at first, so that a flood of refused requests does
+//! not charge and undo. The limits of a server that does not answer follow their failure policy. They are decided
+//! last, when it is known whether all other limits admit the request.
 
 use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
@@ -24,7 +24,7 @@ use crate::limiter::observer::Op;
 use crate::store::remote::{Failure, PartialToll, Remote, Server};
 use crate::sync::{Mutex, lock};
 
-/// Decides such a toll. Whoever asks may leave: what was charged in vain is given back all the same.
+/// Decides such a toll, in a task of its own: unneeded charges are undone even if the caller drops the future.
 pub(super) async fn decide<R: Remote + 'static>(
     store: Arc<Inner<R>>,
     toll: Toll<'static>,
@@ -34,9 +34,9 @@ pub(super) async fn decide<R: Remote + 'static>(
     let spawned = background::spawn({
         let (store, toll) = (Arc::clone(&store), toll.clone());
         async move {
-            let heard = hear(&store, &toll, parts).await;
-            let _ = answer.send(heard.together(&toll));
-            heard.undo(&store).await;
+            let decided = decide_parts(&store, &toll, parts).await;
+            let _ = answer.send(decided.together(&toll));
+            decided.undo(&store).await;
         }
     });
     if let Err(error) = spawned {
@@ -45,41 +45,41 @@ pub(super) async fn decide<R: Remote + 'static>(
     answered.await.unwrap_or_else(|_| store.fallback.decide(&toll))
 }
 
-/// What was said of a toll.
-struct Heard {
-    /// By the servers that answered.
+/// The replies to the parts of a toll.
+struct PartReplies {
+    /// The parts that a server decided.
     parts: Vec<(PartialToll, Reply)>,
-    /// In place of those that did not.
-    instead: Option<(PartialToll, Reply)>,
-    /// Whether all of them let the request pass.
+    /// The parts without a reply, decided by the fallback as one.
+    fallback: Option<(PartialToll, Reply)>,
+    /// Whether all of them admit the request.
     passes: bool,
 }
 
-async fn hear<R: Remote>(store: &Inner<R>, toll: &Toll<'_>, parts: Vec<PartialToll>) -> Heard {
+async fn decide_parts<R: Remote>(store: &Inner<R>, toll: &Toll<'_>, parts: Vec<PartialToll>) -> PartReplies {
     if !toll.verb().charges() {
         return ask(store, toll, parts).await;
     }
-    let hopeless = toll.dues().any(|due| due.enforced() && due.quota.count() == 0);
-    if hopeless || store.refused.any(toll) {
+    let always_refused = toll.dues().any(|due| due.enforced() && due.quota.count() == 0);
+    if always_refused || store.refused.any(toll) {
         let looks =
             parts.iter().map(|part| PartialToll { toll: part.toll.clone().into_peek(), ..part.clone() });
         let looked = ask(store, &toll.clone().into_peek(), looks.collect()).await;
-        if hopeless || !looked.passes {
+        if always_refused || !looked.passes {
             return looked;
         }
         store.refused.forget(toll);
     }
-    let heard = ask(store, toll, parts).await;
-    if !heard.passes {
-        store.refused.remember(&heard.parts);
+    let decided = ask(store, toll, parts).await;
+    if !decided.passes {
+        store.refused.remember(&decided.parts);
     }
-    heard
+    decided
 }
 
-/// Asks for all parts at once, and answers for those who do not.
-async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll<'_>, parts: Vec<PartialToll>) -> Heard {
+/// Sends all parts at once, and decides those without a reply by the fallback.
+async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll<'_>, parts: Vec<PartialToll>) -> PartReplies {
     let began = store.clock.now();
-    // Several parts may be of one server, which is tried by all of them or by none.
+    // Several parts may belong to one server: its breaker is consulted once for all of them.
     let mut asked: Vec<(&Server, bool)> = Vec::new();
     for part in &parts {
         if asked.iter().all(|(server, _)| *server != &part.server) {
@@ -94,54 +94,54 @@ async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll<'_>, parts: Vec<PartialTol
     });
     let answers = all(asking.collect()).await;
 
-    let (mut heard, mut missing) = (Vec::new(), Vec::new());
+    let (mut decided, mut missing) = (Vec::new(), Vec::new());
     for (part, answer) in parts.into_iter().zip(answers) {
         match answer {
-            Some(Ok(ruling)) => heard.push((part, ruling)),
+            Some(Ok(reply)) => decided.push((part, reply)),
             Some(Err(_)) | None => missing.extend(part.places),
         }
     }
-    let admitted = heard.iter().all(allows);
-    let instead = (!missing.is_empty()).then(|| {
+    let admitted = decided.iter().all(allows);
+    let fallback = (!missing.is_empty()).then(|| {
         missing.sort_unstable();
         let rest = toll.part(&missing);
         let rest = if admitted { rest } else { rest.into_peek() };
-        let ruling = store.fallback.decide(&rest);
-        (PartialToll { server: Server::default(), toll: rest, places: missing, id: ruling.id() }, ruling)
+        let reply = store.fallback.decide(&rest);
+        (PartialToll { server: Server::default(), toll: rest, places: missing, id: reply.id() }, reply)
     });
-    let passes = admitted && instead.as_ref().is_none_or(allows);
-    Heard { parts: heard, instead, passes }
+    let passes = admitted && fallback.as_ref().is_none_or(allows);
+    PartReplies { parts: decided, fallback, passes }
 }
 
-/// Whether a part lets the request pass.
-fn allows((part, ruling): &(PartialToll, Reply)) -> bool {
-    admitted(part.toll.dues().zip(ruling.limits()).map(|(due, reply)| (due.mode(), reply.allowed())))
+/// Whether all enforced limits of a part admit the request.
+fn allows((part, reply): &(PartialToll, Reply)) -> bool {
+    admitted(part.toll.dues().zip(reply.limits()).map(|(due, reply)| (due.mode(), reply.allowed())))
 }
 
-impl Heard {
-    /// What the parts say together. Each has a time of its own, so their numbers are computed now; what a part
-    /// was charged in vain is told as it stands without.
+impl PartReplies {
+    /// Combines the replies. Each part has its own server time, so its numbers are computed here. They show a charge
+    /// that will be undone as if it had never been made.
     fn together(&self, toll: &Toll) -> Reply {
-        let both = || self.instead.iter().chain(&self.parts);
-        let now = both().map(|(_, ruling)| ruling.time()).max().unwrap_or_default();
+        let both = || self.fallback.iter().chain(&self.parts);
+        let now = both().map(|(_, reply)| reply.time()).max().unwrap_or_default();
         let mut together = Reply::new(now, both().next().map_or(0, |(part, _)| part.id));
         let all = together.resize(toll.len());
         for said in both() {
-            let (part, ruling) = said;
-            let in_vain = !self.passes && part.toll.verb().charges() && allows(said);
-            for ((due, said), place) in part.toll.dues().zip(ruling.limits()).zip(&part.places) {
+            let (part, reply) = said;
+            let undone = !self.passes && part.toll.verb().charges() && allows(said);
+            for ((due, said), place) in part.toll.dues().zip(reply.limits()).zip(&part.places) {
                 all[*place] = match *said {
                     LimitReply::Degraded { .. } => *said,
                     LimitReply::Step { step, charged } => {
-                        let said = LimitReply::Step { step, charged: charged && !in_vain };
+                        let said = LimitReply::Step { step, charged: charged && !undone };
                         LimitReply::Outcome {
-                            outcome: said.outcome_at(&due, ruling.time()),
+                            outcome: said.outcome_at(&due, reply.time()),
                             mark: said.mark(),
                         }
                     }
                     _ => {
-                        let outcome = said.outcome_at(&due, ruling.time());
-                        let taken = if in_vain && said.allowed() { due.cost } else { 0 };
+                        let outcome = said.outcome_at(&due, reply.time());
+                        let taken = if undone && said.allowed() { due.cost } else { 0 };
                         let remaining = (outcome.remaining + taken).min(outcome.limit);
                         LimitReply::Outcome { outcome: Outcome { remaining, ..outcome }, mark: said.mark() }
                     }
@@ -151,20 +151,21 @@ impl Heard {
         together
     }
 
-    /// Gives back what was charged in vain: only what certainly was. An admission that nobody heard of is kept.
+    /// Undoes the charges of a refused toll, but only those that certainly were made. If a reply was lost, its charge
+    /// may have been made, and is kept.
     async fn undo<R: Remote>(&self, store: &Inner<R>) {
         if self.passes {
             return;
         }
         let charged = self.parts.iter().filter(|said| said.0.toll.verb().charges() && allows(said));
-        let undone = all(charged.map(|(part, ruling)| Some(store.remote.undo(part, ruling))).collect()).await;
+        let undone = all(charged.map(|(part, reply)| Some(store.remote.undo(part, reply))).collect()).await;
         for failure in undone.into_iter().flatten().filter_map(Result::err) {
-            tracing::debug!("what was charged in vain stays charged: {failure}");
+            tracing::debug!("cannot undo the charge of a refused request: {failure}");
         }
     }
 }
 
-/// Waits for all of these.
+/// Polls all futures concurrently, and returns their outputs in order.
 async fn all<F: Future>(futures: Vec<Option<F>>) -> Vec<Option<F::Output>> {
     let mut futures: Vec<Option<Pin<Box<F>>>> =
         futures.into_iter().map(|future| future.map(Box::pin)).collect();
@@ -181,15 +182,15 @@ async fn all<F: Future>(futures: Vec<Option<F>>) -> Vec<Option<F::Output>> {
     outputs
 }
 
-/// Keys that were refused the last time, as hashes: to mistake one for another costs a look. The young and the
-/// old: when the young are many, the old are forgotten.
+/// Hashes of the keys that were refused the last time. A collision costs one unneeded peek. There are two generations:
+/// when the young one is full, it replaces the old one.
 #[derive(Debug, Default)]
 pub(super) struct Refused {
     keys: Mutex<[HashSet<u64>; 2]>,
     hashes: RandomState,
 }
 
-/// The most keys of each age.
+/// The most keys in each generation.
 const REMEMBERED: usize = 10_000;
 
 impl Refused {
@@ -201,8 +202,8 @@ impl Refused {
 
     fn remember(&self, parts: &[(PartialToll, Reply)]) {
         let mut keys = lock(&self.keys);
-        for (part, ruling) in parts {
-            let refused = part.toll.dues().zip(ruling.limits());
+        for (part, reply) in parts {
+            let refused = part.toll.dues().zip(reply.limits());
             for (due, _) in refused.filter(|(due, said)| due.enforced() && !said.allowed()) {
                 let [young, old] = &mut *keys;
                 if young.len() >= REMEMBERED {

@@ -1,8 +1,8 @@
-//! A store that always answers, around one that may not.
+//! Wraps a remote store with a deadline, a breaker and a fallback, so that every toll is decided.
 //!
-//! Each call has a deadline. A breaker stops asking a store that fails, so that nobody waits for it, and
-//! lets one request try again after a pause. What the store does not answer, the failure policy of each
-//! limit does: see [`OnStoreFailure`](crate::OnStoreFailure). A decision says which limits were decided so.
+//! Each call has a deadline. A breaker stops calling a store that fails, so that requests do not wait for it, and
+//! lets one request probe it after a pause. Without a reply, each limit is decided by its failure policy: see
+//! [`OnStoreFailure`](crate::OnStoreFailure). A decision says which limits were decided that way.
 
 mod breaker;
 mod cross_slot;
@@ -32,14 +32,14 @@ use breaker::{Breaker, Pass};
 use cross_slot::Refused;
 use fallback::Fallback;
 
-/// How long to wait for a store, and what to do without it.
+/// How long to wait for a remote store, and what to do without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResilientSettings {
-    /// How long a call may take.
+    /// The longest that a call may take, such as 10 ms.
     pub deadline: Duration,
-    /// When to stop asking.
+    /// When to stop calling the store, and for how long.
     pub breaker: BreakerSettings,
-    /// How many processes share the store: `local` grants each its part.
+    /// The number of processes that share the store: the failure policy `local` grants each an equal share of a quota.
     pub nodes: u32,
 }
 
@@ -53,7 +53,7 @@ impl Default for ResilientSettings {
     }
 }
 
-/// A [`Store`] that always answers, around a [`Remote`] that may not.
+/// A [`Store`] around a [`Remote`] that decides every toll, even while the remote store is down.
 #[derive(Debug)]
 pub struct Resilient<R>(Arc<Inner<R>>);
 
@@ -63,7 +63,7 @@ struct Inner<R> {
     deadline: Duration,
     clock: Clock,
     breaker: BreakerSettings,
-    /// One for each server: that one does not answer says nothing of the others.
+    /// One for each server: a failure of one says nothing about the others.
     breakers: Mutex<HashMap<Server, Breaker>>,
     fallback: Fallback,
     local: MemoryStore,
@@ -72,10 +72,10 @@ struct Inner<R> {
     observer: OnceLock<Arc<dyn Observer>>,
 }
 
-/// Servers come and go. Of more than these, those that answer are forgotten.
+/// The most breakers that are kept. Servers come and go: beyond this number, closed breakers are dropped.
 const SERVERS: usize = 256;
 
-/// How often the store failed, by kind, and what was said of it.
+/// Counts failures by kind, and limits the log lines about them.
 #[derive(Debug, Default)]
 struct Failures {
     counts: [AtomicU64; FailureKind::ALL.len()],
@@ -85,7 +85,7 @@ struct Failures {
 }
 
 impl<R: Remote> Resilient<R> {
-    /// Wraps a store; `local` decides in its place, and lives as long as this does.
+    /// Wraps a remote store; `local` decides in its place while it does not answer.
     pub fn new(remote: R, settings: ResilientSettings, local: MemoryStore) -> Resilient<R> {
         let pause = settings.breaker.cooldown;
         Resilient(Arc::new(Inner {
@@ -102,22 +102,22 @@ impl<R: Remote> Resilient<R> {
         }))
     }
 
-    /// The store inside.
+    /// The remote store.
     pub fn remote(&self) -> &R {
         &self.0.remote
     }
 
-    /// The store that decides in its place.
+    /// The local store, which decides while the remote store does not answer.
     pub fn local(&self) -> &MemoryStore {
         &self.0.local
     }
 
-    /// Has every call from now on told to `observer`; false if there is one already.
+    /// Reports every call from now on to `observer`; false if an observer is already set.
     pub fn observe(&self, observer: Arc<dyn Observer>) -> bool {
         self.0.observer.set(observer).is_ok()
     }
 
-    /// Whether the store is being asked: of several servers, the one that fares worst.
+    /// The state of the breaker; with several servers, the worst one.
     pub fn breaker(&self) -> BreakerState {
         let breakers = lock(&self.0.breakers);
         let severity = |state: &BreakerState| match state {
@@ -128,15 +128,15 @@ impl<R: Remote> Resilient<R> {
         breakers.values().map(Breaker::state).max_by_key(severity).unwrap_or(BreakerState::Closed)
     }
 
-    /// How often the store failed like this.
+    /// The number of failures of this kind so far.
     pub fn failures(&self, kind: FailureKind) -> u64 {
         self.0.failures.counts[kind as usize].load(Relaxed)
     }
 }
 
 impl<R: Remote> Inner<R> {
-    /// Asks, if the breaker of that server lets it, and for no longer than the deadline. Nothing if it must not be
-    /// asked. Without a server, there is none to be spared.
+    /// Calls the remote store with the deadline; `None` if the breaker of that server is open. Without a server, no
+    /// breaker is consulted.
     fn ask<'a, T: Unpin + Send + 'a>(
         &'a self,
         what: Op,
@@ -147,35 +147,35 @@ impl<R: Remote> Inner<R> {
         if server.as_ref().is_some_and(|server| !self.may_ask(server, began)) {
             return None;
         }
-        let answer = call(&self.remote);
-        Some(self.await_answer(what, server, began, answer))
+        let reply = call(&self.remote);
+        Some(self.await_answer(what, server, began, reply))
     }
 
-    /// Waits for no longer than the deadline, and notes how the server fares.
+    /// Waits for a reply until the deadline, and reports success or failure to the server's breaker.
     async fn await_answer<T: Unpin>(
         &self,
         what: Op,
         server: Option<Server>,
         began: Time,
-        answer: StoreFuture<'_, RemoteResult<T>>,
+        reply: StoreFuture<'_, RemoteResult<T>>,
     ) -> RemoteResult<T> {
-        let asked = match answer {
-            StoreFuture::Ready(asked) => asked,
+        let result = match reply {
+            StoreFuture::Ready(result) => result,
             later => within_deadline(self.deadline, later).await,
         };
         if let Some(observer) = self.observer.get() {
             observer.asked(what, self.clock.now().since(began));
         }
-        match &asked {
+        match &result {
             Ok(_) => self.answered(server.as_ref()),
             Err(failure) => self.failed(server.as_ref(), began, failure),
         }
-        asked
+        result
     }
 
     fn may_ask(&self, server: &Server, now: Time) -> bool {
         self.breaker_of(server, |breaker| {
-            // One that has come back meanwhile is asked at once.
+            // A server that has come back meanwhile is called at once.
             breaker.pass(now) != Pass::Stay
                 || breaker.has_come(self.remote.arrivals(server), now) && breaker.pass(now) != Pass::Stay
         })
@@ -217,7 +217,7 @@ impl<R: Remote> Inner<R> {
         if let Some(server) = opened {
             self.failures.opened.write(now, |more| {
                 tracing::warn!(
-                    "{server} is not asked for a while, limits go by their failure policy: {failure} \
+                    "{server} fails: the breaker is open, limits follow their failure policy: {failure} \
                      ({more} more since the last such line)"
                 );
             });
@@ -229,7 +229,7 @@ impl<R: Remote> Inner<R> {
         }
     }
 
-    /// As [`Inner::ask`], for a call that no failure policy can answer.
+    /// Like [`Inner::ask`], for a call that has no fallback.
     fn ask_or_fail<'a, T: Unpin + Send + 'a>(
         &'a self,
         what: Op,
@@ -242,7 +242,7 @@ impl<R: Remote> Inner<R> {
         }
     }
 
-    /// Opens a receipt: one that was sealed here, one whose secret is known, or after asking for the secret.
+    /// Opens a receipt: one that the local store sealed, one whose secret is known, or else after loading the secret.
     fn open<'a, T: Unpin + Send + 'a>(
         &'a self,
         sealed_here: Option<T>,
@@ -258,7 +258,7 @@ impl<R: Remote> Inner<R> {
     }
 }
 
-/// Waits for a remote store, in or outside of a tokio runtime.
+/// Waits for a remote store until the deadline, inside or outside of a tokio runtime.
 pub(crate) async fn within_deadline<T>(
     deadline: Duration,
     answer: impl Future<Output = RemoteResult<T>>,
@@ -303,7 +303,7 @@ impl<R: Remote + 'static> Store for Resilient<R> {
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
-        // A slot may have been taken here, while the store was away.
+        // The local store may have granted the slot while the remote store was down.
         if self.0.local.release(slot) {
             return StoreFuture::Ready(Ok(true));
         }
@@ -322,7 +322,7 @@ impl<R: Remote + 'static> Store for Resilient<R> {
         self.0.ask_or_fail(Op::Forget, self.0.remote.server_of(&[]), |remote| remote.forget(key))
     }
 
-    // Without the secret of the remote store only the local store can have admitted, and it seals its own receipts.
+    // Without the remote store's secret only the local store can have admitted the request, so that one seals it.
     fn seal_charge(&self, charge: &Charge) -> String {
         self.0.remote.seal_charge(charge).unwrap_or_else(|| self.0.local.seal_charge(charge))
     }

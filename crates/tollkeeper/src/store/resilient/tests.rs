@@ -1,4 +1,4 @@
-//! What is answered when a store does not. The store here does what it is told; real ones that die are in
+//! Decisions while the remote store fails. The store here is simulated; faults of real servers are tested in
 //! `tests/`.
 
 use std::sync::Arc;
@@ -180,8 +180,9 @@ async fn allow_passes_and_has_no_receipt() {
     }
 }
 
+/// `local` admits this node's share of the quota.
 #[tokio::test]
-async fn local_admits_this_nodes_share_and_keeps_its_count_when_the_breaker_flaps() {
+async fn local_policy_keeps_its_count_while_the_breaker_flaps() {
     let bench = Bench::new(4, vec![limit("all", 20, OnStoreFailure::Local)]);
     let mut admitted = 0;
     for round in 0..10 {
@@ -204,7 +205,7 @@ async fn local_admits_this_nodes_share_and_keeps_its_count_when_the_breaker_flap
 }
 
 #[tokio::test]
-async fn what_is_more_than_the_share_passes_when_the_store_is_back() {
+async fn cost_above_the_local_share_passes_when_the_store_is_back() {
     let bench = Bench::new(4, vec![limit("all", 20, OnStoreFailure::Local)]);
     bench.mood(Mood::Failing);
     let decision = bench.decide(Verb::Check, &facts! {}, 6).await;
@@ -231,7 +232,7 @@ async fn one_deny_refuses_all_and_charges_no_share() {
 }
 
 #[tokio::test]
-async fn a_shadow_limit_that_denies_refuses_nobody() {
+async fn shadow_limit_with_policy_deny_refuses_nothing() {
     let shadow = limit("shadow", 2, OnStoreFailure::Deny).mode(tollkeeper_core::Mode::Shadow);
     let bench = Bench::new(1, vec![shadow, limit("all", 2, OnStoreFailure::Allow)]);
     bench.mood(Mood::Failing);
@@ -239,7 +240,7 @@ async fn a_shadow_limit_that_denies_refuses_nobody() {
 }
 
 #[tokio::test]
-async fn after_five_failures_it_is_not_asked_and_one_probe_finds_out_that_it_is_back() {
+async fn five_failures_open_the_breaker_and_one_probe_closes_it() {
     let bench = Bench::new(1, vec![limit("all", 100, OnStoreFailure::Local)]);
     bench.mood(Mood::Failing);
     for _ in 0..50 {
@@ -248,7 +249,7 @@ async fn after_five_failures_it_is_not_asked_and_one_probe_finds_out_that_it_is_
     assert_eq!((bench.asked(), bench.store.breaker()), (5, BreakerState::Open));
     assert_eq!(bench.store.failures(FailureKind::Connection), 5);
 
-    // Longer than any jitter. The probe fails, and again nobody is asked.
+    // Longer than any jitter. The probe fails, and the store is not called again.
     bench.hand.advance(Span::from_millis(1_250));
     for _ in 0..50 {
         bench.check().await;
@@ -263,8 +264,9 @@ async fn after_five_failures_it_is_not_asked_and_one_probe_finds_out_that_it_is_
     assert_eq!((bench.asked(), bench.store.breaker()), (56, BreakerState::Closed));
 }
 
+/// Only one request probes it.
 #[tokio::test]
-async fn a_store_that_has_come_back_is_asked_at_once_and_once() {
+async fn reconnected_store_is_probed_at_once() {
     let bench = Bench::new(1, vec![limit("all", 100, OnStoreFailure::Local)]);
     bench.mood(Mood::Failing);
     for _ in 0..50 {
@@ -286,7 +288,7 @@ async fn a_store_that_has_come_back_is_asked_at_once_and_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_hangs_is_waited_for_until_the_deadline() {
+async fn hanging_store_is_awaited_until_the_deadline() {
     let bench = Bench::new(1, vec![limit("all", 1, OnStoreFailure::Deny)]);
     bench.mood(Mood::Hanging);
     let began = tokio::time::Instant::now();
@@ -297,7 +299,7 @@ async fn a_store_that_hangs_is_waited_for_until_the_deadline() {
 }
 
 #[tokio::test]
-async fn a_slot_taken_while_the_store_was_away_is_given_back_here() {
+async fn slot_taken_locally_is_released_locally() {
     let exports = Limit::new("exports", Quota::slots(1)).on_store_failure(OnStoreFailure::Local);
     let bench = Bench::new(1, vec![exports]);
     bench.mood(Mood::Failing);
@@ -310,7 +312,7 @@ async fn a_slot_taken_while_the_store_was_away_is_given_back_here() {
 }
 
 #[tokio::test]
-async fn a_refund_that_nobody_answers_is_not_done() {
+async fn refund_without_a_reply_fails() {
     let bench = Bench::new(1, vec![limit("all", 5, OnStoreFailure::Local)]);
     let charge = bench.check().await.charge().unwrap();
     bench.mood(Mood::Failing);
@@ -359,7 +361,7 @@ async fn receipt_is_unavailable_while_the_secret_is() {
 }
 
 #[tokio::test]
-async fn calls_that_no_policy_answers_say_that_the_store_did_not() {
+async fn calls_without_fallback_report_unavailable() {
     let bench = Bench::new(1, vec![Limit::new("exports", Quota::slots(1))]);
     let slot = bench.decide(Verb::Acquire, &facts! {}, 1).await.slot().expect("one is free");
     bench.mood(Mood::Failing);

@@ -79,7 +79,7 @@ fn known_keys_never_look_for_room() {
 }
 
 #[test]
-fn a_known_key_beside_a_new_one_pays_for_the_new_one_only() {
+fn known_key_beside_a_new_key_reclaims_only_for_the_new_one() {
     let (store, _) = store(Capacity { max_keys: 2_048, ..Capacity::default() });
     let limiter = limiter(&store, &ALGORITHMS[..2]);
     for number in 0..1_024 {

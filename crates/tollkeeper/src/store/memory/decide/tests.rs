@@ -41,7 +41,7 @@ fn a_toll_is_decided_alike_by_every_way() {
 }
 
 #[test]
-fn a_handle_and_layers_decide_alike_by_every_way() {
+fn handles_and_layers_decide_alike_on_every_path() {
     let mut seen = Seen::default();
     for seed in 1..=40 {
         for max_keys in [FULL, ROOMY] {

@@ -1,32 +1,34 @@
-//! How a toll is undone that was admitted in vain: another part of it was refused, in another slot of the cluster.
+//! Undoes one part of a toll after another part was refused in another slot of the cluster.
 
 use tollkeeper_core::{Algorithm, Change, Quota, Rate, Reply, Span};
 
 use super::{Call, Correcting, EncodedToll, Handling, Nonce, push_correction};
 use crate::store::redis::script;
 
-/// How long it may take until it is undone; what comes later is void, and its marker is needed no longer. A call
-/// is on its way for a second at most, and is sent on a few times.
-const UNDONE: Span = Span::from_secs(5);
+/// How long an undo stays valid. A later one changes nothing, and its marker has expired. A call is in flight for at
+/// most a second, and is redirected a few times at most.
+const UNDO_VALIDITY: Span = Span::from_secs(5);
 
 impl EncodedToll {
-    /// The calls that give back what this toll was charged.
+    /// The calls that refund what this toll was charged.
     pub(crate) fn undo(
         &self,
-        ruling: &Reply,
+        reply: &Reply,
         marker: impl Fn(&str) -> String,
         nonce: impl Fn() -> Nonce,
     ) -> Vec<Call> {
         let (mut corrected, mut released) = (Vec::new(), Vec::new());
-        let mut argument = super::correction_until(ruling.time() + UNDONE);
-        for (due, said) in self.dues.iter().zip(ruling.limits()) {
-            let Some(name) = due.name.as_ref().filter(|_| said.allowed() && due.cost > 0) else { continue };
+        let mut argument = super::correction_until(reply.time() + UNDO_VALIDITY);
+        for (due, limit_reply) in self.dues.iter().zip(reply.limits()) {
+            let Some(name) = due.name.as_ref().filter(|_| limit_reply.allowed() && due.cost > 0) else {
+                continue;
+            };
             if due.quota.algorithm() == Algorithm::Concurrency {
                 released.push(name.clone());
                 continue;
             }
             corrected.extend([name.clone(), marker(name)]);
-            let (cost, count, tick) = (due.cost, due.quota.count(), said.mark());
+            let (cost, count, tick) = (due.cost, due.quota.count(), limit_reply.mark());
             let quota = as_bucket(&due.quota);
             let correcting = Correcting { shift: due.ask.shift, cost, count, tick };
             push_correction(&mut argument, &quota, &correcting, Change::GiveBack(cost));
@@ -37,7 +39,8 @@ impl EncodedToll {
     }
 }
 
-/// A queue that is left before anybody saw it gives back as a bucket does.
+/// The quota for the refund. Leaky buckets normally refund nothing, because a queued request has delayed those
+/// behind it. Here no caller has seen the queued request yet, so it is refunded like a token bucket's.
 fn as_bucket(quota: &Quota) -> Quota {
     if quota.algorithm() != Algorithm::LeakyBucket {
         return *quota;

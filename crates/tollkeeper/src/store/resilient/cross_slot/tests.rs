@@ -72,10 +72,10 @@ impl Remote for Servers {
         }))
     }
 
-    fn undo<'a>(&'a self, part: &'a PartialToll, ruling: &'a Reply) -> StoreFuture<'a, RemoteResult<()>> {
+    fn undo<'a>(&'a self, part: &'a PartialToll, reply: &'a Reply) -> StoreFuture<'a, RemoteResult<()>> {
         StoreFuture::Later(Box::pin(async move {
             self.hands.acquire().await.unwrap().forget();
-            let charge = Decision::new(part.toll.clone(), ruling.clone()).charge().expect("it was charged");
+            let charge = Decision::new(part.toll.clone(), reply.clone()).charge().expect("it was charged");
             let changes = charge.refund(Costs::All).unwrap();
             let name = part.toll.get(0).rule.name();
             let fixes = charge.fixes(part.toll.policy(), &changes);
@@ -158,8 +158,8 @@ impl Bench {
 
     async fn decide(&self, verb: Verb, facts: &Facts<'_>) -> Decision {
         let toll = self.policy.toll(verb, facts, 1).unwrap();
-        let ruling = self.store.decide(&toll).await;
-        Decision::new(toll, ruling)
+        let reply = self.store.decide(&toll).await;
+        Decision::new(toll, reply)
     }
 
     async fn check(&self) -> Decision {
@@ -177,8 +177,8 @@ impl Bench {
         }
         let place = self.policy.find(server).unwrap().0;
         let toll = self.policy.toll(Verb::Usage, &facts! { "user" => "alice" }, 1).unwrap().part(&[place]);
-        let ruling = self.store.remote().servers[server].store.decide(&toll);
-        Decision::new(toll, ruling).limit(server).unwrap().outcome().remaining
+        let reply = self.store.remote().servers[server].store.decide(&toll);
+        Decision::new(toll, reply).limit(server).unwrap().outcome().remaining
     }
 
     fn asked(&self) -> Vec<(String, Verb)> {
@@ -199,8 +199,9 @@ async fn what_all_admit_is_charged_by_all() {
     assert_eq!([bench.remains("one", 0).await, bench.remains("two", 0).await], [9, 19]);
 }
 
+/// The numbers of the decision already look as if the charges had been undone.
 #[tokio::test]
-async fn a_refusal_is_answered_before_it_is_undone_and_told_as_if_it_were() {
+async fn refusal_is_returned_before_charges_are_undone() {
     let bench = Bench::with_hands(&[("wide", 10, Deny), ("narrow", 1, Deny)]);
     assert!(bench.check().await.allowed());
     let refused = bench.check().await;
@@ -212,7 +213,7 @@ async fn a_refusal_is_answered_before_it_is_undone_and_told_as_if_it_were() {
 }
 
 #[tokio::test]
-async fn who_leaves_before_the_answer_pays_all_or_nothing() {
+async fn dropped_request_is_charged_fully_or_not_at_all() {
     let bench = Bench::new(&[("quick", 10, Deny), ("slow", 1, Deny)]);
     bench.mood("slow", Mood::Slow);
     let slow = &bench.store.remote().servers["slow"].answers;
@@ -239,7 +240,7 @@ async fn who_leaves_before_the_answer_pays_all_or_nothing() {
 }
 
 #[tokio::test]
-async fn a_key_that_was_refused_is_looked_at_first_and_charged_nowhere() {
+async fn refused_key_is_peeked_at_before_charging() {
     let bench = Bench::new(&[("wide", 10, Deny), ("narrow", 1, Deny)]);
     assert!(bench.check().await.allowed());
     assert!(!bench.check().await.allowed());
@@ -258,11 +259,11 @@ async fn a_key_that_was_refused_is_looked_at_first_and_charged_nowhere() {
     assert!(narrow.forget(toll.get(1).key));
     assert!(bench.check().await.allowed());
     assert_eq!(bench.asked().len(), 4, "a look, and what it costs");
-    assert_eq!(lock(&bench.store.remote().undone).len(), 1, "nothing else was charged in vain");
+    assert_eq!(lock(&bench.store.remote().undone).len(), 1, "no other charge was undone");
 }
 
 #[tokio::test]
-async fn a_limit_that_grants_nothing_is_known_to_refuse() {
+async fn limit_that_grants_nothing_refuses_without_charging() {
     let mut bench = Bench::new(&[("wide", 10, Deny), ("narrow", 1, Deny)]);
     let limits = vec![
         Limit::new("wide", Quota::per_day(10)).by("user"),
@@ -301,7 +302,7 @@ async fn a_dead_server_concerns_its_own_limits_only() {
 }
 
 #[tokio::test]
-async fn a_dead_server_is_not_asked_for_a_while_and_the_others_are() {
+async fn breaker_spares_only_the_dead_server() {
     let bench = Bench::new(&[("well", 100, Deny), ("dead", 100, Allow)]);
     bench.mood("dead", Mood::Dead);
     for _ in 0..20 {
@@ -313,22 +314,22 @@ async fn a_dead_server_is_not_asked_for_a_while_and_the_others_are() {
 }
 
 #[test]
-fn what_was_refused_is_remembered_for_so_many_keys() {
+fn number_of_remembered_refused_keys_is_bounded() {
     let bench = Bench::new(&[("one", 1, Deny), ("two", 1, Deny)]);
     let refused = &bench.store.0.refused;
     let of = |user: usize| {
         let user = user.to_string();
         bench.policy.toll(Verb::Check, &facts! { "user" => &user }, 1).unwrap()
     };
-    let ruling = {
-        let mut ruling = Reply::default();
-        ruling.push(LimitReply::Pending);
-        ruling
+    let reply = {
+        let mut reply = Reply::default();
+        reply.push(LimitReply::Nothing);
+        reply
     };
     for user in 0..5 * REMEMBERED {
         let part =
             PartialToll { server: Server::default(), toll: of(user).part(&[0]), places: vec![0], id: 0 };
-        refused.remember(&[(part, ruling.clone())]);
+        refused.remember(&[(part, reply.clone())]);
         assert!(refused.any(&of(user)));
     }
     assert!(!refused.any(&of(0)), "the oldest are forgotten");
