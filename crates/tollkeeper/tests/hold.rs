@@ -101,7 +101,7 @@ async fn refund_of_chosen_limits_keeps_the_other_charges() {
 /// The policy that its facts were read for.
 #[tokio::test]
 async fn request_can_be_decided_by_an_older_policy() {
-    let limiter = Limiter::builder().limit(Limit::new("old", Quota::per_hour(1))).build().await.unwrap();
+    let limiter = Limiter::builder().limit(Limit::new("old", Quota::per_hour(1))).build().unwrap();
     let old = limiter.policy();
     limiter.replace(vec![Limit::new("new", Quota::per_hour(1)).by("user")]).unwrap();
     let decision = limiter.acquire(&facts! {}).under(&old).cost(1).await.unwrap().decision;

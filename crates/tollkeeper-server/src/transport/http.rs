@@ -278,8 +278,8 @@ async fn check(service: &Service, context: RequestContext, body: &mut [u8]) -> H
     Ok((Some(counted(service, &ask.facts, &decision)), decision_response(service, &decision)))
 }
 
-fn limits(in_force: &ActiveLimits) -> Response<Reply> {
-    let text = serde_json::to_string(in_force).expect("limits have only string keys");
+fn limits(active: &ActiveLimits) -> Response<Reply> {
+    let text = serde_json::to_string(active).expect("limits have only string keys");
     let mut response = respond(StatusCode::OK, JSON, text);
     let etag = HeaderValue::from_str(&format!("\"{}\"", active.version)).expect("digits");
     response.headers_mut().insert(header::ETAG, etag);

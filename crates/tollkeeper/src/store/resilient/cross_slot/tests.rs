@@ -323,7 +323,7 @@ fn number_of_remembered_refused_keys_is_bounded() {
     };
     let reply = {
         let mut reply = Reply::default();
-        reply.push(LimitReply::Nothing);
+        reply.push(LimitReply::Pending);
         reply
     };
     for user in 0..5 * REMEMBERED {
