@@ -84,7 +84,7 @@ impl AdHocLimits {
             toll.add_value(0, key, cost);
             Ok(())
         };
-        self.limiter.decide_toll(&policy, verb, build, |decided| KeyDecision::first_of(decided))
+        self.limiter.decide_toll(&policy, verb, build, KeyDecision::first_of)
     }
 
     /// Forgets a key under every period that was used lately; false if it had no state.
