@@ -550,7 +550,7 @@ impl Marks {
     fn iter(&self) -> impl Iterator<Item = usize> {
         let words = std::iter::once(&self.first).chain(&self.more);
         words.enumerate().flat_map(|(place, word)| {
-            // Clears one bit at a time: nearly always there is none.
+            // Clears one bit at a time: the set is nearly always empty.
             let without_lowest = |word: &u64| Some(word & (word - 1)).filter(|rest| *rest != 0);
             let rests = std::iter::successors(Some(*word).filter(|word| *word != 0), without_lowest);
             rests.map(move |rest| place * 64 + rest.trailing_zeros() as usize)

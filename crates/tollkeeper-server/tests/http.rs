@@ -1016,7 +1016,7 @@ fn wrong_method_is_405_with_allow() {
             }
             assert_eq!(answer.error(), (405, "method_not_allowed".to_owned(), None), "{method} {path}");
             assert_eq!(answer.header("allow"), Some(right), "{method} {path}");
-            assert!(answer.text().contains(&format!("{path} takes {right}")), "{}", answer.text());
+            assert!(answer.text().contains(&format!("{path} accepts only {right}")), "{}", answer.text());
         }
         client.send(format!("HEAD {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes());
         let head = client.try_head().unwrap();

@@ -414,7 +414,7 @@ fn failing_collector_is_logged_once_and_never_awaited() {
 
 #[test]
 fn invalid_collector_address_is_refused_with_an_example() {
-    for (url, said) in [("otel:4318", "http://127.0.0.1:4318"), ("https://otel", "plain http")] {
+    for (url, said) in [("otel:4318", "http://127.0.0.1:4318"), ("https://otel", "over http, not https")] {
         let output = support::run(&["serve", "--otlp", url]);
         assert_eq!(output.status.code(), Some(2));
         assert!(support::text(&output.stderr).contains(said), "{output:?}");

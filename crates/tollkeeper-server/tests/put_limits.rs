@@ -89,7 +89,7 @@ fn put_with_a_stale_version_changes_nothing() {
         for answer in [put(&server, &[&header], &body(7)), delete(&server, &[&header])] {
             let at = Some("If-Match".to_owned());
             assert_eq!(answer.error(), (412, "version_mismatch".to_owned(), at), "{tag}");
-            assert!(answer.text().contains("version 1 is in force"), "{}", answer.text());
+            assert!(answer.text().contains("the active limits are version 1"), "{}", answer.text());
         }
     }
     assert_eq!(state(&server.get("/v1/limits")), json!([1, "file", false, null, 5]));

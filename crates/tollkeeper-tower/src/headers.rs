@@ -99,7 +99,7 @@ impl Jitter {
     /// Nothing is lengthened.
     pub const NONE: Jitter = Jitter { share: Percent::new(0), draw: || 0 };
 
-    /// The whole seconds that a client is told to wait: at least one, and never less than it must.
+    /// The wait in whole seconds, rounded up and lengthened by the jitter: at least 1.
     pub fn seconds(&self, wait: Span) -> u64 {
         let most = if wait < SHORT_WAIT { SHORT_JITTER } else { LONGEST_JITTER };
         let wait = wait.as_micros();

@@ -103,7 +103,7 @@ fn layer(
         .http(http)
         .headers(dialects.iter().copied())
         .draw(|| 0)
-        // Nobody is held: a hand would have to turn the clock meanwhile.
+        // No delays: the manual clock would have to be advanced meanwhile.
         .longest_delay(Span::ZERO)
         .fact("ip", |parts| parts.headers.get("x-ip")?.to_str().ok().map(str::to_owned))
         .fact("user", |parts| parts.headers.get("x-own")?.to_str().ok().map(str::to_owned))
@@ -177,7 +177,7 @@ fn fast_path_matches_general_path() {
     assert!(often(200) > 5_000 && often(429) > 3_000 && often(400) > 100 && often(500) > 50, "{statuses:?}");
 }
 
-/// Counts what it is told.
+/// Counts recorded decisions.
 #[derive(Debug, Default)]
 struct Counts(AtomicUsize);
 
@@ -201,7 +201,7 @@ fn of(user: &str) -> Request<Empty<Bytes>> {
 }
 
 #[test]
-fn an_observer_is_told_of_every_request_whenever_it_comes() {
+fn observer_records_every_request() {
     let (limiter, _) = two_an_hour();
     let mut service = by_user(&limiter).layer(Handler::default());
     assert_eq!(ask(&mut service, of("alice")).0, 200);
@@ -212,9 +212,8 @@ fn an_observer_is_told_of_every_request_whenever_it_comes() {
     assert_eq!(counts.0.load(Relaxed), 2);
 }
 
-/// Whoever wants more than headers gets it.
 #[test]
-fn a_hook_a_receipt_and_a_refund_need_the_decision() {
+fn hooks_charges_and_refunds_get_the_decision() {
     let (limiter, _) = two_an_hour();
     let seen = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&seen);
@@ -237,7 +236,7 @@ fn a_hook_a_receipt_and_a_refund_need_the_decision() {
 }
 
 #[test]
-fn other_limits_are_in_force_with_the_next_request() {
+fn replaced_limits_apply_to_the_next_request() {
     let (limiter, _) = two_an_hour();
     let mut service = by_user(&limiter).layer(Handler::default());
     assert_eq!(ask(&mut service, of("alice")).0, 200);
@@ -251,7 +250,7 @@ fn other_limits_are_in_force_with_the_next_request() {
 
 /// A fact may be found by asking a service that stands behind a layer of its own.
 #[test]
-fn a_closure_may_ask_another_layer() {
+fn fact_closure_can_call_another_layer() {
     let (inner, _) = two_an_hour();
     let (outer, _) = limiter(vec![Limit::new("per-ip", Quota::per_hour(9)).by("known")]);
     let service = by_user(&inner).layer(Handler::default());

@@ -1,4 +1,4 @@
-//! Six requests under a limit of five: the last is refused, and told when to come again.
+//! Six requests under a limit of five: the last is refused, with the time until a retry can pass.
 
 use tollkeeper::{Limit, Limiter, Quota, Span, facts};
 

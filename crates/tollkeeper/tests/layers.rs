@@ -53,7 +53,7 @@ fn layers_follow_a_swap() {
     assert!(!layers.check(["alice", "acme"]).expect("valid").allowed);
     let [user, tenant, route] = three();
     limiter.replace(vec![route.clone(), tenant.clone(), user.clone().mode(Mode::Shadow)]).expect("valid");
-    assert!(layers.check(["alice", "acme"]).expect("valid").allowed, "a shadow limit refuses nobody");
+    assert!(layers.check(["alice", "acme"]).expect("valid").allowed, "a shadow limit refuses no request");
     limiter.replace(vec![user, route]).expect("valid");
     let error = layers.check(["alice", "acme"]).expect_err("one limit is gone");
     assert_eq!(error, HandleError::UnknownLimit("per-tenant".to_owned()));

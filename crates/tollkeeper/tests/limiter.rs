@@ -204,7 +204,7 @@ fn the_binding_limit_is_the_longest_wait_or_the_smallest_share() {
             (verdict, expected) => panic!("{verdict:?}, not {expected:?}"),
         }
     };
-    check(4, "minute", None); // 0 of 4 are left there, 6 of 10 elsewhere
+    check(4, "minute", None); // 0 of 4 are left there, 6 of 10 at the other limit
     check(1, "minute", Some(Retry::After(secs(60))));
     hand.advance(secs(60));
     check(4, "minute", None);
@@ -485,7 +485,7 @@ fn what_is_forgotten_is_fresh_under_every_period_of_its_tiers() {
     assert_eq!(now(limiter.forget("plan", &user("alice"))), Ok(true));
     assert_eq!(remaining(&limiter, "plan", &of("alice", "free")), 5);
     assert_eq!(remaining(&limiter, "plan", &of("alice", "pro")), 5);
-    assert_eq!(remaining(&limiter, "plan", &of("bob", "pro")), 0, "nobody else is forgotten");
+    assert_eq!(remaining(&limiter, "plan", &of("bob", "pro")), 0, "other keys are kept");
     assert_eq!(remaining(&limiter, "sliding-log", &of("alice", "pro")), 0, "nor at another limit");
     assert_eq!(now(limiter.forget("plan", &user("alice"))), Ok(false));
     assert_eq!(now(limiter.forget("plan", &user("carol"))), Ok(true));

@@ -231,7 +231,7 @@ fn key_swept_during_a_toll_starts_fresh() {
         let users = names("user", 180);
         users.iter().for_each(|name| drop(charge(&limiter, &user(name), 10)));
         hand.advance(secs(121));
-        // Their states are as good as fresh, so a table that has to grow for a new request drops them:
+        // Their states equal a fresh one, so a table that has to grow for a new request drops them:
         // also the one that this very toll has found.
         for name in &users {
             let decision = charge(&limiter, &facts! { "request" => name, "user" => name }, 4);

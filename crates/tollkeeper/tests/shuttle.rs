@@ -99,7 +99,7 @@ fn inserts_at_the_cap_keep_it_while_room_is_reclaimed() {
         let (limiter, store, hand) = limiter(2, vec![window("limit", 5).by("user")]);
         charge(&limiter, &facts! { "user" => "old" });
         charge(&limiter, &facts! { "user" => "older" });
-        // Both are as good as fresh now, so there is room for two of the six that come.
+        // Both equal a fresh state now, so there is room for two of the six that come.
         hand.advance(Span::from_secs(61));
         let threads: Vec<_> = (0..3)
             .map(|number| {
@@ -204,7 +204,7 @@ fn the_last_slot_goes_to_one_thread_and_comes_back() {
                 thread::spawn(move || {
                     let alice = facts! { "user" => "alice" };
                     let Some(guard) = limiter.acquire(&alice).wait().unwrap().slot else { return };
-                    assert_eq!(holders.fetch_add(1, SeqCst), 0, "nobody else holds it");
+                    assert_eq!(holders.fetch_add(1, SeqCst), 0, "no other task holds it");
                     thread::yield_now();
                     holders.fetch_sub(1, SeqCst);
                     drop(guard);

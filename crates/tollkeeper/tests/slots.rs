@@ -254,7 +254,7 @@ fn clock_stepping_back_holds_slots_for_two_ttls_at_most() {
     let slot = held(&limiter, &user("alice")).keep();
     hand.set(tollkeeper::Time::from_micros(START.as_micros() - 3_600_000_000));
     let alice = user("alice");
-    assert!(!acquire(&limiter, &alice).decision.allowed(), "nobody released it");
+    assert!(!acquire(&limiter, &alice).decision.allowed(), "it was not released");
     hand.advance(secs(5));
     assert!(acquire(&limiter, &alice).decision.allowed(), "from the step on its life was counted anew");
     assert!(!release(&limiter, &slot));

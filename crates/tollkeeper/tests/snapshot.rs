@@ -575,7 +575,7 @@ fn a_file_that_another_store_saves_to_is_not_opened() {
         folder.file().display()
     );
     assert_eq!(error.to_string(), expected);
-    assert!(first.save(folder.file()).is_ok(), "whoever holds it may save");
+    assert!(first.save(folder.file()).is_ok(), "the holder of the lock may save");
     // Closing gives it free at once, although the store is still there, and dropping does.
     first.close().unwrap();
     let (second, _) = open().unwrap();

@@ -174,7 +174,7 @@ fn said(decision: &Decision) -> Vec<(bool, u64, Option<Retry>)> {
 }
 
 #[test]
-fn a_limit_that_allows_says_so_inside_a_refusal_and_was_not_charged() {
+fn allowing_limit_of_a_refusal_is_not_charged() {
     let limits = || {
         vec![
             Limit::new("wide", Quota::per_minute(10)),
@@ -270,7 +270,7 @@ fn a_step_and_its_numbers_say_the_same() {
 }
 
 #[test]
-fn an_acquisition_has_a_slot_for_its_slots_and_a_charge_for_the_rest() {
+fn acquisition_has_a_slot_and_a_charge() {
     let limits = || {
         vec![
             Limit::new("exports", Quota::slots(2)),
@@ -291,7 +291,7 @@ fn an_acquisition_has_a_slot_for_its_slots_and_a_charge_for_the_rest() {
 
 #[test]
 #[should_panic(expected = "a store replies for every limit")]
-fn a_store_that_leaves_a_limit_out_is_a_mistake() {
+fn incomplete_reply_of_a_store_panics() {
     let policy = Policy::new(vec![Limit::new("x", Quota::per_minute(10))]).expect("valid");
     let toll = Arc::new(policy).toll(Verb::Check, &facts! {}, 1).expect("valid");
     Decision::new(toll, Reply::new(NOW, 7));
@@ -308,7 +308,7 @@ fn the_parts_of_an_answer_belong_together() {
 }
 
 #[test]
-fn headers_tell_of_the_limit_that_decides_or_of_the_next_that_may_be_shown() {
+fn headers_show_the_binding_limit_or_the_next_visible() {
     let shown = |says: &[(bool, Outcome)]| {
         // The second of three limits is a secret.
         let limit = |index: usize| Limit::new(index.to_string(), Quota::per_minute(10));
@@ -330,5 +330,5 @@ fn headers_tell_of_the_limit_that_decides_or_of_the_next_that_may_be_shown() {
     assert_eq!(says([allow(3, 10), after(9), allow(2, 10)]).as_deref(), Some("2"));
     assert_eq!(says([allow(1, 10), allow(0, 10), allow(2, 10)]).as_deref(), Some("0"));
     let uncounted = [(true, allow(0, 10)), (false, allow(0, 10)), (true, allow(0, 10))];
-    assert_eq!(shown(&uncounted), None, "who does not count has nothing to show");
+    assert_eq!(shown(&uncounted), None, "a limit that was not counted is not shown");
 }

@@ -38,7 +38,7 @@ fn error(limits: impl Into<Vec<Limit>>, facts: &Facts<'_>) -> InvalidRequest {
 }
 
 #[test]
-fn a_toll_asks_for_each_limit_that_applies_in_the_order_of_the_policy() {
+fn toll_lists_applying_limits_in_policy_order() {
     let limits = [
         Limit::new("all", Quota::per_second(9)),
         per_user(),
@@ -74,7 +74,7 @@ fn marks(limit: Limit, facts: &Facts<'_>) -> (Vec<usize>, Vec<usize>) {
 }
 
 #[test]
-fn mode_comes_first_then_when_unless_allow_missing_override_and_tier() {
+fn rules_are_evaluated_in_the_documented_order() {
     // Each limit has all that follows the word that decides, and all of it would say otherwise.
     let tiers = || {
         Limit::tiered("x", "plan")
@@ -115,7 +115,7 @@ fn mode_comes_first_then_when_unless_allow_missing_override_and_tier() {
 }
 
 #[test]
-fn an_absent_fact_skips_shares_or_denies_and_an_empty_one_is_absent() {
+fn absent_or_empty_fact_follows_missing() {
     for facts in [facts! { "route" => "/a" }, facts! { "route" => "/a", "user" => "" }] {
         let limit = |missing| per_user().missing(missing);
         check([limit(Missing::Skip)], &facts, &[]);
@@ -131,7 +131,7 @@ fn an_absent_fact_skips_shares_or_denies_and_an_empty_one_is_absent() {
 }
 
 #[test]
-fn who_is_denied_for_an_absent_fact_is_denied_for_ever_at_any_cost() {
+fn missing_deny_refuses_at_any_cost() {
     let policy = policy([per_user().missing(Missing::Deny).cost("tokens")]);
     for tokens in [0, 1, 1000] {
         let toll = policy.toll(Verb::Check, &facts! { "tokens" => tokens }, 1).expect("valid");
@@ -217,7 +217,7 @@ fn a_cost_can_come_from_a_fact() {
 }
 
 #[test]
-fn a_fact_that_holds_no_cost_is_no_matter_to_limits_that_do_not_apply() {
+fn invalid_cost_fact_matters_only_if_the_limit_applies() {
     let limit = || Limit::new("llm", Quota::per_minute(9)).by("user").cost("tokens");
     let alice = facts! { "user" => "alice" };
     check([limit()], &facts! {}, &[]);
@@ -257,7 +257,7 @@ fn an_absent_cost_is_an_error_skips_or_charges() {
 }
 
 #[test]
-fn a_cost_of_nothing_passes_charges_nothing_and_waits_for_nothing() {
+fn cost_of_zero_passes_without_charge_or_delay() {
     use crate::algorithm::meter;
     let limit = Limit::new("x", Quota::per_second(1).burst(3)).algorithm(Algorithm::LeakyBucket).cost("n");
     let toll = policy([limit]).toll(Verb::Check, &facts! { "n" => 0 }, 1).expect("valid").hold(Span::ZERO);
@@ -274,7 +274,7 @@ fn a_cost_of_nothing_passes_charges_nothing_and_waits_for_nothing() {
 }
 
 #[test]
-fn a_caller_that_cannot_hold_a_request_is_refused_what_would_wait() {
+fn request_that_cannot_be_held_is_refused() {
     use crate::algorithm::meter;
     let limit = Limit::new("x", Quota::per_second(1).burst(3)).algorithm(Algorithm::LeakyBucket);
     let toll = policy([limit]).toll(Verb::Check, &facts! {}, 1).expect("valid");
@@ -309,7 +309,7 @@ fn a_reservation_lasts_from_a_second_to_an_hour() {
 }
 
 #[test]
-fn slots_are_met_only_by_who_takes_them_or_only_looks() {
+fn only_acquire_and_peeks_include_concurrency_limits() {
     let policy = policy([
         Limit::new("exports", Quota::slots(5)).by("user").ttl(Duration::from_secs(30)),
         per_user(),
@@ -344,7 +344,7 @@ fn usage_costs_1_whatever_the_cost_fact_says() {
 }
 
 #[test]
-fn what_is_wrong_with_the_facts_is_said_whether_a_limit_applies_or_not() {
+fn invalid_facts_are_reported_without_any_limit() {
     let facts = facts! { "a b" => "x" };
     let expected = "fact `a b`: a name is 1 to 64 of `A-Z a-z 0-9 . _ : / -`";
     assert_eq!(error([], &facts).to_string(), expected);
@@ -370,7 +370,7 @@ fn merged(limits: impl Into<Vec<Limit>>, sets: &[(Facts<'_>, u64)], expected: &[
 }
 
 #[test]
-fn equal_keys_of_several_sets_of_facts_are_paid_once_at_the_largest_cost() {
+fn equal_keys_are_paid_once_at_the_largest_cost() {
     let all = || Limit::new("all", Quota::per_second(9));
     let (alice, bob) = (facts! { "user" => "alice" }, facts! { "user" => "bob" });
     merged(
@@ -399,7 +399,7 @@ fn equal_keys_of_several_sets_of_facts_are_paid_once_at_the_largest_cost() {
 }
 
 #[test]
-fn equal_keys_of_several_sets_of_facts_are_held_to_the_smallest_quota() {
+fn equal_keys_use_the_smallest_quota() {
     let plan = || {
         Limit::tiered("plan", "plan")
             .by("user")
@@ -464,7 +464,7 @@ fn keyed(prefix: u8, ip: &str) -> String {
 }
 
 #[test]
-fn an_address_is_keyed_by_its_network_and_a_mapped_one_as_what_it_is() {
+fn addresses_are_masked_and_canonicalised_in_keys() {
     for (prefix, ip, expected) in [
         (64, "2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
         (64, "2001:db8:1:2:ffff::", "2001:db8:1:2::"),
@@ -497,7 +497,7 @@ fn allow_and_overrides_compare_an_address_before_it_is_masked() {
 }
 
 #[test]
-fn only_staggered_windows_are_shifted_and_each_key_by_its_own_amount() {
+fn stagger_shifts_each_key_by_its_own_amount() {
     let shift = |limit: Limit, user: &str| {
         policy([limit]).toll(Verb::Check, &facts! { "user" => user }, 1).expect("valid").get(0).shift
     };

@@ -33,7 +33,7 @@ pub struct Metrics {
     current: ThreadCached<Seen>,
     /// The tallies of ad-hoc limits, by namespace.
     ad_hoc: ThreadCached<Seen>,
-    /// Those of every limit there has been: a limit that comes back goes on counting.
+    /// The tallies of every limit since the start: a limit that is removed and added again keeps its counts.
     limits: Mutex<BTreeMap<Box<str>, Arc<LimitTally>>>,
     /// Requests over HTTP.
     pub http: RequestTally,
@@ -284,8 +284,8 @@ impl Metrics {
         }
     }
 
-    /// How long 99 of 100 decisions of a store elsewhere take at most, in milliseconds: the end of the bucket that
-    /// the 99th is in. Nothing if none was asked for.
+    /// The 99th percentile of the duration of decisions in a remote store, in milliseconds: the upper bound of its
+    /// bucket. `None` without such decisions.
     pub fn store_p99_ms(&self) -> Option<f64> {
         self.store[Op::Decide as usize].counts(1e6).quantile(0.99)
     }

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_count_keeps_the_state_and_a_changed_period_starts_afresh() {
+    fn changed_count_keeps_the_state_of_a_key() {
         let (_hand, limiter) = world();
         let meter = limiter.ad_hoc("THROTTLE", OnStoreFailure::Local);
         assert_eq!(now(&meter, "alice", &quota(1, 60, 5), 4).remaining, 1);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn name_spaces_share_nothing_with_each_other_nor_with_limits() {
+    fn namespaces_share_no_keys_with_limits() {
         let (_hand, limiter) = world();
         limiter
             .replace(vec![Limit::new("throttle", Quota::per_minute(1).burst(5)).by("key")])
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_of_nothing_looks_and_passes_even_when_nothing_is_left() {
+    fn cost_of_zero_reports_an_exhausted_key() {
         let (hand, limiter) = world();
         let (meter, quota) = (limiter.ad_hoc("THROTTLE", OnStoreFailure::Local), quota(1, 10, 2));
         assert_eq!((now(&meter, "alice", &quota, 0).remaining, stored_keys(&limiter)), (2, Some(0)));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_key_is_forgotten_under_the_periods_that_were_asked_for_last() {
+    async fn key_is_forgotten_under_the_periods_used_last() {
         let (_hand, limiter) = world();
         let meter = limiter.ad_hoc("THROTTLE", OnStoreFailure::Local);
         assert_eq!(meter.forget("alice").await, Ok(false));
@@ -244,7 +244,7 @@ mod tests {
         for secs in [60, 7] {
             assert!(now(&meter, "alice", &quota(1, secs, 1), 1).allowed);
         }
-        // Whoever makes periods up takes no more room for it.
+        // The number of remembered periods is bounded.
         for secs in 1..10_000 {
             now(&meter, "bob", &quota(1, secs, 1), 1);
         }

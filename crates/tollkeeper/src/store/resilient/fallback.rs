@@ -13,7 +13,7 @@ use crate::store::memory::MemoryStore;
 pub(crate) struct Fallback {
     local: MemoryStore,
     nodes: u32,
-    /// When to come again if waiting for the store is all that helps.
+    /// The retry of a refusal that only the store can lift.
     pause: Span,
 }
 

@@ -287,7 +287,7 @@ fn facts<'a>(names: &[&'a str], values: &'a [String]) -> Facts<'a> {
 }
 
 /// Three limits that a handle can take, one that charges a fact (which may be 0), one of slots; and at
-/// times another before them, so that they stand elsewhere.
+/// times another before them, so that their entries have moved.
 fn limits(random: &mut Random) -> Vec<Limit> {
     let mut limits = Vec::new();
     if random.coin() {
