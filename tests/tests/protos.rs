@@ -9,7 +9,8 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/tollkeeper-
 
 #[test]
 fn generated_code_matches_the_protos() {
-    let (protos, committed) = (Path::new(FOLDER).join("proto"), Path::new(FOLDER).join("src/grpc/proto"));
+    let (protos, committed) =
+        (Path::new(FOLDER).join("proto"), Path::new(FOLDER).join("src/transport/grpc/proto"));
     let made = std::env::temp_dir().join(format!("tollkeeper-protos-{}", std::process::id()));
     fs::create_dir_all(&made).unwrap();
     let described = protox::compile(["envoy/service/ratelimit/v3/rls.proto"], [&protos]).unwrap();

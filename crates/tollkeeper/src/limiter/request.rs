@@ -98,9 +98,14 @@ impl<'a> Request<'a> {
     /// Decides on this thread, without an async runtime.
     #[inline]
     pub fn wait(self) -> Result<Decision, InvalidRequest> {
+        if !self.limiter.is_embedded() {
+            // A remote store is asked on the first poll, within `blocking::wait`, which keeps the call off the runtime
+            // of this thread.
+            return blocking::wait(self.into_future());
+        }
         match self.limiter.decide(self.policy, &self.toll)? {
             StoreFuture::Ready(decision) => Ok(decision),
-            later => Ok(blocking::wait(later)),
+            _ => unreachable!("the memory store answers at once"),
         }
     }
 }
