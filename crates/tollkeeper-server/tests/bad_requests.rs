@@ -114,7 +114,7 @@ fn invalid_check_names_code_message_and_field() {
         (&deeper, "invalid_fact", Some("facts.a"), "an object must be a hash of 32 hexadecimal digits"),
         (r#"{"facts":{"user":null}}"#, "invalid_fact", Some("facts.user"), "leave the fact out"),
         (r#"{"facts":{"user":["alice"]}}"#, "invalid_fact", Some("facts.user"), "not a list"),
-        (r#"{"facts":{"user":{"id":7}}}"#, "invalid_fact", Some("facts.user"), "an object is a hash"),
+        (r#"{"facts":{"user":{"id":7}}}"#, "invalid_fact", Some("facts.user"), "an object must be a hash"),
         (r#"{"facts":{"user":1.5}}"#, "invalid_fact", Some("facts.user"), "whole"),
         (r#"{"facts":{"user":1e3}}"#, "invalid_fact", Some("facts.user"), "whole"),
         (r#"{"facts":{"user":1E400}}"#, "invalid_fact", Some("facts.user"), "whole"),
