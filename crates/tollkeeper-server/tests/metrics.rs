@@ -2,6 +2,9 @@
 
 mod support;
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
 use support::{Folder, Server};
 use tollkeeper::digest::{hex, sha256};
 
@@ -173,4 +176,35 @@ fn refunds_refused_for_space_are_counted_and_logged() {
     assert_eq!(server.metric("tollkeeper_refunds_refused_total"), 3.0);
     server.logs("the store has no room for more refund records: ");
     assert!(lines(&server, "tollkeeper_snapshot").is_empty(), "it is absent without a snapshot");
+}
+
+/// `CL.THROTTLE` passes its limit with the call: it is counted, and listed in `/v1/top`, under the name of the command.
+#[test]
+fn ad_hoc_limits_are_counted_like_limits_of_the_policy() {
+    let folder = Folder::new();
+    let config = folder.write("tollkeeper.yaml", "limits: [{ name: per-user, by: user, rate: 5/day }]\n");
+    let server = Server::with(&["--resp", "127.0.0.1:0", "--config", config.to_str().unwrap()]);
+    let mut client = TcpStream::connect(server.resp()).expect("the server listens");
+    for _ in 0..3 {
+        client.write_all(b"CL.THROTTLE alice 1 2 3600\r\n").expect("it reads");
+        let mut reply = [0; 4];
+        client.read_exact(&mut reply).expect("it replies");
+        assert_eq!(&reply, b"*5\r\n");
+        let mut numbers = [0; 256];
+        assert!(client.read(&mut numbers).expect("it replies") > 0);
+    }
+    assert!(server.check(r#"{"user":"alice"}"#));
+    let mut counted = lines(&server, "tollkeeper_checks_total");
+    counted.sort();
+    assert_eq!(
+        counted,
+        [
+            r#"tollkeeper_checks_total{limit="CL.THROTTLE",result="allowed"} 2"#,
+            r#"tollkeeper_checks_total{limit="CL.THROTTLE",result="refused"} 1"#,
+            r#"tollkeeper_checks_total{limit="per-user",result="allowed"} 1"#,
+        ]
+    );
+    let top = server.get("/v1/top").json();
+    let row = top["refused"].as_array().unwrap().first().expect("one refused key");
+    assert_eq!((row["limit"].as_str(), row["key"][0].as_str()), (Some("CL.THROTTLE"), Some("alice")));
 }

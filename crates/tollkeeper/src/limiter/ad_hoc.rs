@@ -252,4 +252,26 @@ mod tests {
         now(&meter, "alice", &quota(1, 8, 1), 1);
         assert_eq!(meter.forget("alice").await, Ok(true));
     }
+
+    /// Counts the decisions of each limit.
+    #[derive(Debug, Default)]
+    struct Recorder(Mutex<Vec<(String, bool)>>);
+
+    impl crate::Observer for Recorder {
+        fn record(&self, decided: &tollkeeper_core::DecidedToll<'_>) {
+            let limits = decided.limits().map(|limit| (limit.name().to_owned(), limit.allowed()));
+            lock(&self.0).extend(limits);
+        }
+    }
+
+    #[test]
+    fn observer_records_ad_hoc_decisions() {
+        let (_hand, limiter) = world();
+        let recorder = Arc::new(Recorder::default());
+        assert!(limiter.observe(Arc::clone(&recorder) as _));
+        let (limits, quota) = (limiter.ad_hoc("THROTTLE", OnStoreFailure::Local), quota(1, 60, 1));
+        now(&limits, "alice", &quota, 1);
+        now(&limits, "alice", &quota, 1);
+        assert_eq!(*lock(&recorder.0), [("THROTTLE".to_owned(), true), ("THROTTLE".to_owned(), false)]);
+    }
 }
