@@ -1,6 +1,6 @@
 //! Invalid requests: they get the right error, charge nothing, and do not affect other clients.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 

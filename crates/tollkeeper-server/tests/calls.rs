@@ -1,6 +1,6 @@
 //! Every call beyond check and peek, with the same results on the memory store and on Redis.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 

@@ -37,7 +37,7 @@ fn request_in_flight_is_finished_on_shutdown() {
         half.send(&ALICE.as_bytes()[10..]);
         let answer = half.answer();
         assert_eq!((answer.status, answer.json()["allowed"].clone()), (200, json!(true)), "SIG{signal}");
-        assert_eq!(half.last_answers().len(), 0, "and it is the last");
+        assert_eq!(half.last_answers().len(), 0, "the server closes the connection after this response");
         let address = server.address;
         let ended = server.ended();
         assert_eq!(ended.code, Some(0), "SIG{signal}: {}", ended.log);
@@ -52,10 +52,10 @@ fn draining_server_is_not_ready_but_serves() {
     let mut kept = server.client();
     assert_eq!(kept.request("GET", "/readyz", "").status, 200);
     server.signal("TERM");
-    eventually("it says that it is draining", || kept.request("GET", "/readyz", "").status == 503);
+    eventually("readyz reports draining", || kept.request("GET", "/readyz", "").status == 503);
     let ready = server.get("/readyz");
     assert_eq!((ready.status, ready.text()), (503, "draining\n"));
-    assert_eq!(server.get("/healthz").status, 200, "it is alive");
+    assert_eq!(server.get("/healthz").status, 200, "a draining server is alive");
     assert!(server.check(r#"{"user":"alice"}"#), "a draining server still serves");
     assert_eq!(kept.request("POST", "/v1/check", ALICE).status, 200);
     eventually("the listener is closed", || server.is_closed());
@@ -101,14 +101,14 @@ fn second_signal_skips_requests_in_flight() {
     assert_eq!(half.last_answers().len(), 0, "the request is aborted");
     let ended = server.ended();
     assert_eq!(ended.code, Some(0));
-    assert!(!ended.log.contains("in flight after"), "it waited: {}", ended.log);
+    assert!(!ended.log.contains("in flight after"), "the server waited: {}", ended.log);
 }
 
 #[test]
 fn second_signal_skips_the_drain_delay() {
     let server = Server::with(&["--drain-delay", "1h"]);
     server.signal("TERM");
-    eventually("it is draining", || server.get("/readyz").status == 503);
+    eventually("the server is draining", || server.get("/readyz").status == 503);
     server.signal("TERM");
     assert_eq!(server.ended().code, Some(0));
 }
@@ -121,7 +121,7 @@ fn sighup_without_a_config_changes_nothing() {
     server.logs("there is no config file");
     assert_eq!(server.get("/v1/limits").json()["version"], 1);
     let peek = server.post("/v1/peek", ALICE).json();
-    assert!(peek["limits"][0]["reset_after"].as_f64().unwrap() > 0.0, "it remembers: {peek}");
+    assert!(peek["limits"][0]["reset_after"].as_f64().unwrap() > 0.0, "the charge still counts: {peek}");
     server.signal("TERM");
     assert_eq!(server.ended().code, Some(0));
 }
@@ -134,8 +134,8 @@ fn address_in_use_error_names_the_flag() {
         let other = if flag == "--http" { ["--resp", "127.0.0.1:0"] } else { ["--http", "127.0.0.1:0"] };
         let output = run(&[&["serve", flag, &address], &other[..]].concat());
         assert_eq!(output.status.code(), Some(2));
-        let said = text(&output.stderr);
-        assert!(said.contains(&address) && said.contains(flag) && said.contains("in use"), "{said}");
+        let stderr = text(&output.stderr);
+        assert!(stderr.contains(&address) && stderr.contains(flag) && stderr.contains("in use"), "{stderr}");
         assert_eq!(text(&output.stdout), "", "no listener was opened");
     }
 }
@@ -145,15 +145,15 @@ fn invalid_address_is_refused_with_an_example() {
     for wrong in ["8080", "localhost:8080", "127.0.0.1", "127.0.0.1:99999", "on", ""] {
         let output = run(&["serve", "--http", wrong]);
         assert_eq!(output.status.code(), Some(2), "{wrong}");
-        let said = text(&output.stderr);
-        assert!(said.contains("--http") && said.contains("127.0.0.1:"), "{wrong}: {said}");
+        let stderr = text(&output.stderr);
+        assert!(stderr.contains("--http") && stderr.contains("127.0.0.1:"), "{wrong}: {stderr}");
         assert_eq!(text(&output.stdout), "");
     }
 }
 
 #[test]
 fn invalid_flags_are_refused() {
-    for (args, said) in [
+    for (args, named) in [
         (&["--grpc", "8081"][..], "--grpc"),
         (&["--store", "nonsense"], "--store"),
         (&["--drain-delay", "soon"], "--drain-delay"),
@@ -162,7 +162,7 @@ fn invalid_flags_are_refused() {
     ] {
         let output = run(&[&["serve", "--http", "127.0.0.1:0"], args].concat());
         assert_eq!(output.status.code(), Some(2), "{args:?}");
-        assert!(text(&output.stderr).contains(said), "{args:?}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(named), "{args:?}: {}", text(&output.stderr));
         assert_eq!(text(&output.stdout), "", "{args:?}");
     }
 }
@@ -174,17 +174,17 @@ fn server_does_not_start_with_an_invalid_config() {
         folder.write("tollkeeper.yaml", "limits:\n  - { name: a, by: user, rate: 5/soon }\n  - { nam: b }\n");
     let output = run(&["serve", "--http", "127.0.0.1:0", "--config", file.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
-    let said = text(&output.stderr);
+    let stderr = text(&output.stderr);
     assert!(
-        said.contains("tollkeeper.yaml:2:") && said.contains("tollkeeper.yaml:3:"),
-        "all at once: {said}"
+        stderr.contains("tollkeeper.yaml:2:") && stderr.contains("tollkeeper.yaml:3:"),
+        "both errors are reported at once: {stderr}"
     );
     assert_eq!(text(&output.stdout), "");
 }
 
 #[test]
 fn flags_override_the_environment_and_the_file() {
-    // Three loopback addresses show which source won, whatever the port.
+    // Each source sets another loopback address, so the address shows which source won, whatever the port.
     let folder = Folder::new();
     let file = folder.write(
         "tollkeeper.yaml",
@@ -205,7 +205,7 @@ fn flags_override_the_environment_and_the_file() {
         }
         let server = Server::launch(&mut command);
         assert_eq!(server.address.ip().to_string(), expected, "{environment:?} {args:?}");
-        assert_ne!(server.address.port(), 0, "the port that was found, not the one that was asked for");
+        assert_ne!(server.address.port(), 0, "the actual port is printed instead of 0");
         assert_eq!(server.get("/healthz").status, 200);
     }
     let server =
@@ -213,7 +213,7 @@ fn flags_override_the_environment_and_the_file() {
     assert_eq!(
         server.get("/v1/limits").json()["limits"][0]["name"],
         "a",
-        "the file can come from the environment"
+        "TOLLKEEPER_CONFIG names the config file"
     );
     let server = Server::launch(tollkeeper().args(["serve", "--http", "[::1]:0"]));
     assert!(server.address.is_ipv6());
@@ -229,14 +229,14 @@ fn off_disables_the_listener() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    eventually("it catches SIGTERM", || {
+    eventually("the server handles SIGTERM", || {
         let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
         u64::from_str_radix(caught.trim(), 16).unwrap() >> 14 & 1 == 1
     });
     let killed = std::process::Command::new("kill").arg(child.id().to_string()).status().unwrap();
     assert!(killed.success());
-    eventually("it ends", || child.try_wait().unwrap().is_some());
+    eventually("the server exits", || child.try_wait().unwrap().is_some());
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), ""));
 }

@@ -1,6 +1,6 @@
 //! Thousands of abusive clients at once: their memory is bounded, and all other clients are served.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -26,9 +26,10 @@ fn memory(server: &Server) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Runs `harm` while well-behaved clients send requests, on kept and on new connections: all are answered.
-fn while_others_are_served<T>(server: &Server, harm: impl FnOnce() -> T) -> T {
-    /// Set on drop, so also by a failing test.
+/// Runs `attack` while well-behaved clients send requests on keep-alive and on new connections. All of these must be
+/// answered.
+fn while_others_are_served<T>(server: &Server, attack: impl FnOnce() -> T) -> T {
+    /// Stops the clients on drop, so that they also end if the test fails.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -50,14 +51,14 @@ fn while_others_are_served<T>(server: &Server, harm: impl FnOnce() -> T) -> T {
                 }
             });
         }
-        let done = harm();
-        let complete = served.load(Relaxed);
-        eventually("good clients are served under all of it", || served.load(Relaxed) > complete + 10);
+        let done = attack();
+        let before = served.load(Relaxed);
+        eventually("well-behaved clients are still served", || served.load(Relaxed) > before + 10);
         done
     })
 }
 
-/// This many connections, each prepared by `open`.
+/// Opens this many connections and calls `open` on each.
 fn connections(server: &Server, count: usize, open: impl Fn(&mut TcpStream)) -> Vec<TcpStream> {
     let connect = |_| {
         let mut stream = TcpStream::connect(server.address).expect("the server listens");
@@ -72,7 +73,7 @@ const CHECK: &str = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-lengt
 #[test]
 fn ten_thousand_idle_connections_take_little_memory() {
     const COUNT: usize = 10_000;
-    // A connection is a file on both sides.
+    // Each connection takes a file descriptor on both sides.
     rlimit::raise();
     assert!(
         rlimit::connections(0) > COUNT,
@@ -96,18 +97,18 @@ fn ten_thousand_idle_connections_take_little_memory() {
     let of_idle = memory(&server) - between;
     let each = |kib: u64| kib as f64 / (COUNT / 2) as f64;
     println!(
-        "{COUNT} idle connections: {:.1} KiB each that never asked, {:.1} KiB each after a check",
+        "{COUNT} idle connections: {:.1} KiB each without a request, {:.1} KiB each after a check",
         each(of_silent),
         each(of_idle)
     );
     assert!(each(of_silent) < 24.0 && each(of_idle) < 24.0);
     drop((silent, idle));
     let open = || fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
-    eventually("all of them are gone", || open() < 100);
+    eventually("the server has closed all of them", || open() < 100);
     let _again = connections(&server, COUNT / 2, |_| ());
-    eventually("as many are there again", || open() > COUNT / 2);
+    eventually("half of them are open again", || open() > COUNT / 2);
     let kib = memory(&server) - before;
-    assert!(kib < 24 * COUNT as u64, "their room is used again, if not all of it: {kib} KiB");
+    assert!(kib < 24 * COUNT as u64, "memory of closed connections is reused, at least in part: {kib} KiB");
 }
 
 #[test]
@@ -120,7 +121,7 @@ fn closed_connections_leak_nothing() {
     let hello = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat();
     let kinds: [(&str, &[u8]); 3] =
         [("http", CHECK.as_bytes()), ("grpc", &hello), ("resp", b"CL.THROTTLE mallory 1 1 60\r\n")];
-    for (name, said) in kinds {
+    for (name, request) in kinds {
         let mut command = tollkeeper();
         // Use one malloc arena: with one for each thread, freed memory would stay in the arenas and hide a leak.
         command.env("MALLOC_ARENA_MAX", "1").args(["serve", "--http", "127.0.0.1:0", "--config"]).arg(&file);
@@ -132,24 +133,25 @@ fn closed_connections_leak_nothing() {
         for _ in 0..3 * ROUNDS {
             let connect = |_| {
                 let mut stream = TcpStream::connect(address).expect("the server listens");
-                stream.write_all(said).unwrap();
+                stream.write_all(request).unwrap();
                 assert!(stream.read(&mut [0; 1024]).unwrap() > 0);
                 stream
             };
             let all: Vec<TcpStream> = (0..COUNT).map(connect).collect();
             drop(all);
-            eventually("all of them are gone", || open() < 100);
+            eventually("the server has closed all of them", || open() < 100);
             after.push(memory(&server));
         }
         println!("{name}: after each thousand connections {after:?} KiB");
         let most = |rounds: &[u64]| *rounds.iter().max().unwrap();
-        // Warm up the heap first. Then a leak of half a KiB in each of six thousand more would show.
+        // The first rounds warm up the heap. After that, a leak of half a KiB per connection in six thousand connections
+        // exceeds the bound.
         let (before, last) = after[ROUNDS..].split_at(ROUNDS);
         assert!(most(last) < most(before) + 3 * 1_024, "{name}: {after:?} KiB");
     }
 }
 
-/// A server that may have 160 files open.
+/// A server that may open at most 160 files.
 fn with_few_files(folder: &Folder) -> Server {
     let snapshot = folder.path().join("state");
     let config = format!("{LIMITS}memory: {{ snapshot: {}, snapshot_every: 100ms }}\n", snapshot.display());
@@ -166,14 +168,14 @@ fn idle_connections_leave_files_for_all_other_work() {
     let folder = Folder::new();
     let server = with_few_files(&folder);
     let hello = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat();
-    let asks: [(&str, &[u8]); 3] =
+    let requests: [(&str, &[u8]); 3] =
         [("http", CHECK.as_bytes()), ("grpc", &hello), ("resp", b"CL.THROTTLE mallory 1 1 60\r\n")];
-    let answers = |name: &str, said: &[u8]| {
+    let answers = |name: &str, request: &[u8]| {
         let mut stream = TcpStream::connect(server.listens(name)).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(said).is_ok() && stream.read(&mut [0; 1024]).is_ok_and(|count| count > 0)
+        stream.write_all(request).is_ok() && stream.read(&mut [0; 1024]).is_ok_and(|count| count > 0)
     };
-    // One connection that is in use all the time, and so is never closed to make room.
+    // A connection in constant use, which is never evicted.
     let mut kept = server.client();
     let metric = |kept: &mut Client, name: &str| {
         let page = kept.request("GET", "/metrics", "");
@@ -185,7 +187,7 @@ fn idle_connections_leave_files_for_all_other_work() {
         let before = metric(kept, &refused);
         let address = server.listens(name);
         let mut silent: Vec<TcpStream> = Vec::new();
-        eventually("there is no room", || {
+        eventually("the listener refuses a connection", || {
             silent.extend((0..32).map(|_| TcpStream::connect(address).expect("the server listens")));
             metric(kept, &refused) > before
         });
@@ -208,24 +210,27 @@ fn idle_connections_leave_files_for_all_other_work() {
         fs::write(&config, text).unwrap();
         eventually("the config is loaded", || metric(kept, "tollkeeper_config_version") > version);
     };
-    for (full, said) in asks {
+    for (full, request) in requests {
         let silent = fill(&mut kept, full);
-        let mut others = asks.iter().filter(|(name, _)| *name != full);
-        assert!(others.all(|(name, said)| answers(name, said)), "all others answer while {full} is full");
+        let mut others = requests.iter().filter(|(name, _)| *name != full);
+        assert!(
+            others.all(|(name, request)| answers(name, request)),
+            "the other listeners answer while {full} is full"
+        );
         saves_and_reloads(&mut kept);
-        // Connections that were idle for a second are closed to make room for an active one.
-        eventually("a new connection is served", || answers(full, said));
+        // Connections that were idle for a second are evicted in favour of a new one.
+        eventually("a new connection is served", || answers(full, request));
         let evicted = format!("tollkeeper_connections_evicted_total{{transport=\"{full}\"}}");
         assert!(metric(&mut kept, &evicted) > 0.0);
         drop(silent);
     }
-    let _silent = asks.map(|(full, _)| fill(&mut kept, full));
+    let _silent = requests.map(|(full, _)| fill(&mut kept, full));
     saves_and_reloads(&mut kept);
     assert!(!server.log().contains("Too many open files"), "{}", server.log());
     server.logs("cannot accept a resp connection: all allowed connections are in use");
 }
 
-/// A store that comes up when every listener is full finds files for all of its connections.
+/// If the store starts while every listener is full, file descriptors are left for all of its connections.
 #[test]
 fn full_listeners_leave_files_for_the_store() {
     let (folder, mut redis) = (Folder::new(), redis::Server::start());
@@ -241,7 +246,7 @@ fn full_listeners_leave_files_for_the_store() {
         let answer = kept.request("POST", "/v1/check", r#"{"facts":{"user":"alice"}}"#);
         answer.json()["degraded"].is_null()
     };
-    assert!(!decides(&mut kept), "there is no store yet");
+    assert!(!decides(&mut kept), "the store is not running yet");
     let refused = |kept: &mut Client, name: &str| {
         let line = format!("tollkeeper_connections_refused_total{{transport=\"{name}\"}} 0");
         !kept.request("GET", "/metrics", "").text().contains(&line)
@@ -261,7 +266,7 @@ fn full_listeners_leave_files_for_the_store() {
         let Value::Bytes(clients) = clients else { panic!("{clients:?}") };
         clients.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count()
     };
-    eventually("all of its connections are there", || connected() > 64);
+    eventually("all connections to the store are open", || connected() > 64);
     assert!(!server.log().contains("Too many open files"), "{}", server.log());
 }
 
@@ -273,7 +278,7 @@ fn backlog_holds_a_thousand_simultaneous_connects() {
     server.signal("STOP");
     let system = fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
     let count = system.trim().parse().map_or(1_000, |most: usize| most.min(1_000));
-    let connect = |_| TcpStream::connect_timeout(&server.address, PATIENCE).expect("there is room to wait");
+    let connect = |_| TcpStream::connect_timeout(&server.address, PATIENCE).expect("the backlog has room");
     let mut waiting: Vec<TcpStream> = (0..count).map(connect).collect();
     server.signal("CONT");
     for stream in &mut waiting {
@@ -288,25 +293,25 @@ fn slow_and_flooding_clients_do_not_starve_others() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, LIMITS);
     server.check(r#"{"user":"alice"}"#);
-    type Harm<'a> = (&'a str, &'a dyn Fn(&mut TcpStream));
-    let kinds: [Harm<'_>; 7] = [
-        ("heads that never end", &|stream| {
+    type Attack<'a> = (&'a str, &'a dyn Fn(&mut TcpStream));
+    let kinds: [Attack<'_>; 7] = [
+        ("request heads that never end", &|stream| {
             stream.write_all(b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\nx-slow: ").unwrap();
         }),
-        ("heads as large as they may be, without an end", &|stream| {
+        ("unfinished request heads of nearly the largest allowed size", &|stream| {
             let _ =
                 stream.write_all(format!("GET /healthz HTTP/1.1\r\nx: {}", "y".repeat(15 << 10)).as_bytes());
         }),
-        ("bodies that never end", &|stream| {
+        ("request bodies that never end", &|stream| {
             stream
                 .write_all(b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\n{")
                 .unwrap();
         }),
-        ("clients that said they will say no more", &|stream| {
+        ("clients that close their sending side inside a request head", &|stream| {
             stream.write_all(b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-le").unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
         }),
-        ("clients that ask for much and read nothing", &|stream| {
+        ("pipelined requests for large responses that are never read", &|stream| {
             let many = "GET /v1/limits HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(500);
             stream.set_nonblocking(true).unwrap();
             let _ = stream.write(many.as_bytes());
@@ -315,22 +320,22 @@ fn slow_and_flooding_clients_do_not_starve_others() {
             stream.set_nonblocking(true).unwrap();
             let _ = stream.write(CHECK.repeat(200).as_bytes());
         }),
-        ("floods of headers", &|stream| {
+        ("requests with a thousand headers", &|stream| {
             let many: String = (0..1_000).map(|number| format!("x-{number}: 1\r\n")).collect();
             let _ = stream.write_all(format!("GET /healthz HTTP/1.1\r\n{many}\r\n").as_bytes());
         }),
     ];
-    for (what, open) in kinds {
+    for (attack, open) in kinds {
         let before = memory(&server);
         let open = while_others_are_served(&server, || connections(&server, COUNT, open));
         let each = memory(&server).saturating_sub(before) as f64 / COUNT as f64;
-        println!("{COUNT} {what}: {each:.1} KiB each");
-        assert!(each < 96.0, "{what}: {each:.1} KiB");
+        println!("{COUNT} {attack}: {each:.1} KiB each");
+        assert!(each < 96.0, "{attack}: {each:.1} KiB");
         drop(open);
     }
 }
 
-/// Bytes that look a little like requests, the same in every run.
+/// Random bytes mixed with pieces of requests, the same in every run.
 struct Noise(Random);
 
 impl Noise {
@@ -391,7 +396,7 @@ fn random_bytes_do_not_crash_or_leak() {
             let _ = stream.shutdown(Shutdown::Write);
             let mut answer = Vec::new();
             match stream.read_to_end(&mut answer) {
-                Err(error) => assert_ne!(error.kind(), ErrorKind::WouldBlock, "it does not end"),
+                Err(error) => assert_ne!(error.kind(), ErrorKind::WouldBlock, "the connection stays open"),
                 Ok(_) => answers[usize::from(answer.starts_with(b"HTTP/1.1 200"))] += 1,
             }
         }
@@ -401,12 +406,15 @@ fn random_bytes_do_not_crash_or_leak() {
     let before = memory(&server);
     let all = (0..4).map(|_| storm()).fold(first, |all, more| [all[0] + more[0], all[1] + more[1]]);
 
-    assert!(all[1] > 10 && all[0] > 100, "some of it is understood, and most is not: {all:?}");
-    assert!(server.check(r#"{"user":"alice"}"#), "it goes on");
+    assert!(all[1] > 10 && all[0] > 100, "some requests must be valid and most invalid: {all:?}");
+    assert!(server.check(r#"{"user":"alice"}"#), "the server still decides");
     assert!(!server.log().contains("panicked"), "{}", server.log());
     let grown = memory(&server).saturating_sub(before);
-    println!("{} were answered with 200, {} otherwise or not; {grown} KiB more", all[1], all[0]);
-    assert!(grown < 8 << 10, "{grown} KiB more");
+    println!(
+        "{} were answered with 200, {} with an error or not at all; memory grew by {grown} KiB",
+        all[1], all[0]
+    );
+    assert!(grown < 8 << 10, "memory grew by {grown} KiB");
 }
 
 #[test]
@@ -437,6 +445,6 @@ fn values_are_not_logged_by_default() {
     assert!(server.get("/metrics").text().lines().all(|line| !line.contains(SECRET)));
     server.signal("TERM");
     let ended = server.ended();
-    assert!(ended.log.contains("draining"), "it logs: {}", ended.log);
+    assert!(ended.log.contains("draining"), "the log is captured: {}", ended.log);
     assert!(!ended.log.contains(SECRET), "{}", ended.log);
 }

@@ -1,4 +1,4 @@
-//! Forward auth: calls of gateways before they forward a request, and which headers are trusted.
+//! Forward auth: a gateway asks before it forwards a request, and only the configured headers are trusted.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::time::Instant;
 use support::*;
 use tollkeeper::digest::{hex, sha256};
 
-/// Each endpoint, with the names of the method and the URI in its family of headers.
+/// Each endpoint, with the headers of its family that carry the client's method and URI.
 const FORWARDED: Gateway = Gateway { path: "/v1/auth", method: "X-Forwarded-Method", uri: "X-Forwarded-Uri" };
 const NGINX: Gateway = Gateway { path: "/v1/auth/nginx", method: "X-Original-Method", uri: "X-Original-URI" };
 
@@ -18,12 +18,12 @@ struct Gateway {
 }
 
 impl Gateway {
-    /// Asks about a request with these further headers.
+    /// Sends an auth request for `request`, for example `POST /login`, with these additional headers.
     fn ask(&self, server: &Server, request: &str, headers: &[&str]) -> Answer {
         self.ask_with("", server, request, headers)
     }
 
-    /// The same, with a query string.
+    /// Like `ask`, with a query string for the endpoint.
     fn ask_with(&self, query: &str, server: &Server, request: &str, headers: &[&str]) -> Answer {
         let (method, uri) = request.split_once(' ').expect("a method and a URI");
         let own = [format!("{}: {method}", self.method), format!("{}: {uri}", self.uri)];
@@ -49,7 +49,7 @@ fn limit_is_exact_and_refusals_are_problem_documents() {
             let passed = gateway.ask(&server, "POST /login", &[]);
             assert_eq!((passed.status, passed.text()), (200, ""));
             assert_eq!(passed.header("x-ratelimit-remaining"), Some(left));
-            assert!(passed.header("ratelimit").is_some_and(|told| told.starts_with("\"login\";r=")));
+            assert!(passed.header("ratelimit").is_some_and(|header| header.starts_with("\"login\";r=")));
             assert_eq!(passed.header("retry-after"), None);
         }
         for (query, status) in [
@@ -70,8 +70,8 @@ fn limit_is_exact_and_refusals_are_problem_documents() {
             assert_eq!(refused.json()["status"], status);
         }
         assert_eq!(gateway.ask(&server, "GET /login", &[]).status, 200, "another method");
-        for nonsense in ["?deny=200", "?deny=", "?deny=401&deny=403"] {
-            assert_eq!(gateway.ask_with(nonsense, &server, "GET /login", &[]).status, 403, "{nonsense}");
+        for invalid in ["?deny=200", "?deny=", "?deny=401&deny=403"] {
+            assert_eq!(gateway.ask_with(invalid, &server, "GET /login", &[]).status, 403, "{invalid}");
         }
         let counted = |result| {
             server.metric(&format!(
@@ -100,7 +100,7 @@ fn only_one_header_family_is_trusted() {
         let only_the_other = sent_as(if gateway.path == FORWARDED.path { NGINX } else { FORWARDED });
         let lines: Vec<&str> = only_the_other.iter().map(String::as_str).collect();
         let answer = server.client().request_with("GET", gateway.path, &lines, b"");
-        assert_eq!(answer.status, 403, "without its own family nothing passes");
+        assert_eq!(answer.status, 403, "the endpoint refuses requests without the headers of its own family");
         assert!(answer.text().contains(gateway.method), "{}", answer.text());
     }
 }
@@ -138,13 +138,13 @@ fn addresses_are_taken_from_trusted_gateways_only() {
 
         let server = Server::with_config(&folder, &LOGIN.replace("127.0.0.1", "192.0.2.0/24"));
         let statuses = asked.each_ref().map(|line| gateway.ask(&server, "POST /login", line).status);
-        assert_eq!(statuses, [200, 200, 429, 429], "the peer is the client");
+        assert_eq!(statuses, [200, 200, 429, 429], "an untrusted peer is itself the client");
         server.logs("trusted_proxies: [127.0.0.1]");
-        assert_eq!(server.log().matches("trusted_proxies: [127.0.0.1]").count(), 1, "it is said once");
+        assert_eq!(server.log().matches("trusted_proxies: [127.0.0.1]").count(), 1, "logged once");
     }
 }
 
-/// A gateway sets one header and passes on the others, which its clients choose.
+/// A gateway sets one address header and forwards the others as its clients send them.
 #[test]
 fn only_the_address_header_of_the_config_is_read() {
     let headers = |ip: &str| {
@@ -161,7 +161,7 @@ fn only_the_address_header_of_the_config_is_read() {
             let config = LOGIN.replace("routes:", &format!("client_address: {read}, routes:"));
             let server = Server::with_config(&folder, &config);
             for (asked, status) in [200, 200, 429, 429].into_iter().enumerate() {
-                // The configured header is constant, all others change with every request.
+                // The configured header stays the same; all others change with every request.
                 let spoofed =
                     headers(&format!("192.0.2.{asked}")).into_iter().filter(|(name, _)| *name != read);
                 let own = headers("192.0.2.100").into_iter().filter(|(name, _)| *name == read);
@@ -199,7 +199,11 @@ limits:
     }
     let groups: &[&str] = &["X-Groups: a", "X-Groups: b"];
     let asked = [("GET /groups", groups); 4];
-    assert_eq!(FORWARDED.statuses(&server, asked), [200, 200, 200, 429], "a list that is declared as one");
+    assert_eq!(
+        FORWARDED.statuses(&server, asked),
+        [200, 200, 200, 429],
+        "a fact declared with `many` may have several values"
+    );
 }
 
 #[test]
@@ -262,7 +266,7 @@ fn ambiguous_fact_that_a_limit_needs_is_forbidden() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, limits);
     for gateway in [FORWARDED, NGINX] {
-        for (request, status, said) in [
+        for (request, status, reason) in [
             (
                 "GET /search?q=a&q=b",
                 403,
@@ -278,7 +282,7 @@ fn ambiguous_fact_that_a_limit_needs_is_forbidden() {
         ] {
             let answer = gateway.ask(&server, request, &[]);
             assert_eq!(answer.status, status, "{request}: {}", answer.text());
-            assert!(answer.text().contains(said), "{request}: {}", answer.text());
+            assert!(answer.text().contains(reason), "{request}: {}", answer.text());
         }
     }
 }
@@ -326,12 +330,14 @@ limits: [{ name: per-key, by: key, rate: 1/day }]
 headers: [draft-07]
 ",
     );
-    eventually("the new limit is in force", || {
+    eventually("the new limit is active", || {
         FORWARDED.ask(&server, "GET /", &["X-Key: other"]).header("ratelimit").is_some()
     });
     let asked: [(&str, &[&str]); 3] =
         [("GET /", &["X-Key: a"]), ("GET /", &["X-Key: A"]), ("GET /", &["X-Key: b"])];
     assert_eq!(FORWARDED.statuses(&server, asked), [200, 429, 200]);
-    let told = FORWARDED.ask(&server, "GET /", &["X-Key: c"]);
-    assert!(told.header("ratelimit").is_some_and(|told| told.starts_with("limit=1, remaining=0, reset=")));
+    let answer = FORWARDED.ask(&server, "GET /", &["X-Key: c"]);
+    assert!(
+        answer.header("ratelimit").is_some_and(|header| header.starts_with("limit=1, remaining=0, reset="))
+    );
 }

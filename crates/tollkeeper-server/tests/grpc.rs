@@ -1,6 +1,6 @@
 //! The gRPC listener of a real server process: calls of tonic clients, and raw HTTP/2 that no client would send.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod envoy_oracle;
 mod support;

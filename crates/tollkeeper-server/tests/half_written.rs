@@ -1,6 +1,6 @@
 //! A config file that is read while it is being written removes no limit and no token.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 

@@ -34,11 +34,11 @@ fn hash(text: &str) -> String {
 
 fn start(folder: &Folder) -> Server {
     let file = folder.write("tollkeeper.yaml", &config());
-    let file = file.to_str().expect("a path of letters");
+    let file = file.to_str().expect("the path is UTF-8");
     Server::with(&["--grpc", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--config", file])
 }
 
-/// The remaining requests of the six, from `/v1/usage`.
+/// The remaining units from `/v1/usage`: 5 of 6 after one request.
 fn remaining(server: &Server, value: &str) -> u64 {
     let usage = admin(server, &format!("GET /v1/usage?api_key={value}"));
     usage.json()["limits"][0]["remaining"].as_u64().unwrap_or_else(|| panic!("{}", usage.text()))
@@ -50,19 +50,21 @@ fn admin(server: &Server, call: &str) -> Answer {
 }
 
 fn over_resp(server: &Server, value: &str) {
-    let mut stream = TcpStream::connect(server.listens("resp")).expect("it listens");
-    write!(stream, "TK.CHECK api_key {value}\r\nQUIT\r\n").expect("sent");
+    let mut stream = TcpStream::connect(server.listens("resp")).expect("the RESP listener accepts");
+    write!(stream, "TK.CHECK api_key {value}\r\nQUIT\r\n").expect("the command is sent");
     let mut reply = String::new();
-    stream.read_to_string(&mut reply).expect("an answer");
+    stream.read_to_string(&mut reply).expect("the reply is UTF-8");
     assert!(reply.contains("allowed\r\n:1"), "{reply}");
-    assert!(!reply.contains(&hash(value)), "only twelve digits are shown: {reply}");
+    assert!(!reply.contains(&hash(value)), "a reply shows at most twelve digits of a hash: {reply}");
 }
 
 async fn over_grpc(server: &Server, value: &str) {
     let address = format!("http://{}", server.listens("grpc"));
-    let channel = Channel::from_shared(address).expect("an address").connect().await.expect("it listens");
+    let channel =
+        Channel::from_shared(address).expect("valid URL").connect().await.expect("the gRPC listener accepts");
     let asked = question([descriptor([("api_key", value)])]);
-    let answer = RateLimitServiceClient::new(channel).should_rate_limit(asked).await.expect("an answer");
+    let answer =
+        RateLimitServiceClient::new(channel).should_rate_limit(asked).await.expect("the call succeeds");
     assert_eq!(codes(&answer.into_inner()).0, Code::Ok);
 }
 
@@ -70,7 +72,7 @@ async fn over_grpc(server: &Server, value: &str) {
 async fn hashed_key_is_the_same_on_every_transport() {
     let folder = Folder::new();
     let server = start(&folder);
-    // Forward-auth reads the header, the others are given the raw value.
+    // Forward auth reads the header; on the other transports the caller sends the raw value.
     let gateway = [
         "X-Original-Method: GET",
         "X-Original-URI: /",
@@ -93,9 +95,9 @@ async fn hashed_key_is_the_same_on_every_transport() {
     assert!(!server.check(r#"{"api_key":"cust-1"}"#));
     let top = admin(&server, "GET /v1/top").json();
     assert_eq!(top["busiest"][0]["key"], json!([format!("sha256:{}", &hash("cust-1")[..12])]));
-    let shown = top["busiest"][0]["key"][0].as_str().expect("a text").to_owned();
-    let forgotten = admin(&server, &format!("DELETE /v1/state?limit=customer&api_key={shown}"));
-    assert_eq!(forgotten.json(), json!({ "done": true }), "what is shown can be passed back");
+    let shown = top["busiest"][0]["key"][0].as_str().expect("a string").to_owned();
+    let deleted = admin(&server, &format!("DELETE /v1/state?limit=customer&api_key={shown}"));
+    assert_eq!(deleted.json(), json!({ "done": true }), "a shown hash identifies the key in other calls");
     assert_eq!(remaining(&server, "cust-1"), 6);
 }
 
@@ -111,9 +113,9 @@ async fn client_cannot_send_the_hash_of_another() {
         over_grpc(&server, &text).await;
         assert_eq!(remaining(&server, "cust-1"), 6);
         let own = format!("sha256:{}", hash(&text));
-        assert_eq!(remaining(&server, &own), 2, "it is hashed like any other text");
+        assert_eq!(remaining(&server, &own), 2, "the text is hashed like any other value");
     }
-    // Nor does the hash of the customer with an override give its quota.
+    // The hash of a customer with an override does not get that customer's quota, either.
     assert!(server.check(&format!(r#"{{"api_key":"{}"}}"#, hash("big-corp"))));
     assert_eq!(remaining(&server, &format!("sha256:{}", hash(&hash("big-corp")))), 5);
 }
@@ -135,7 +137,7 @@ fn unusable_hash_is_an_error() {
     let server = start(&folder);
     let usage = |value: &str| admin(&server, &format!("GET /v1/usage?api_key={value}")).error();
     let invalid = (400, "invalid_fact".to_owned(), Some("facts.api_key".to_owned()));
-    assert_eq!(usage("sha256:0123456789ab"), invalid, "it was never shown");
+    assert_eq!(usage("sha256:0123456789ab"), invalid, "this short hash was never shown");
     assert_eq!(usage("sha256:0123"), invalid);
     let check = |facts: &str| server.post("/v1/check", &format!(r#"{{"facts":{facts}}}"#)).error();
     assert_eq!(check(r#"{"api_key":{"sha256":"0123456789ab"}}"#), invalid);

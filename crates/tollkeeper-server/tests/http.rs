@@ -1,6 +1,6 @@
 //! The HTTP API: statuses, headers and bodies of every call.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! Several nodes on one Redis: limits set on one apply to all, and restarts lose nothing.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -16,7 +16,7 @@ use tollkeeper_tests::redis;
 
 const TOKEN: &str = "authorization: Bearer boss";
 
-/// Servers on one Redis, each with a file of its own.
+/// Servers on one Redis, each with its own config file.
 struct Nodes {
     folder: Folder,
     redis: redis::Server,
@@ -27,7 +27,7 @@ impl Nodes {
         Nodes { folder: Folder::new(), redis: redis::Server::start() }
     }
 
-    /// A node whose file has one limit of this burst.
+    /// Starts a node whose config file has one limit with this burst.
     fn start(&self, burst: u32) -> Server {
         self.start_at("127.0.0.1:0", burst)
     }
@@ -57,12 +57,12 @@ fn change(server: &Server, method: &str, headers: &[&str], body: &str) -> Answer
 /// The active limits: source, `shadowed`, `persistent`, and the burst.
 fn state(answer: &Answer) -> Value {
     assert_eq!(answer.status, 200, "{answer:?}");
-    let said = answer.json();
-    json!([said["source"], said["shadowed"], said["persistent"], said["limits"][0]["burst"]])
+    let body = answer.json();
+    json!([body["source"], body["shadowed"], body["persistent"], body["limits"][0]["burst"]])
 }
 
 fn becomes(server: &Server, expected: &Value) {
-    eventually(&format!("{expected} is in force"), || state(&server.get("/v1/limits")) == *expected);
+    eventually(&format!("{expected} is active"), || state(&server.get("/v1/limits")) == *expected);
 }
 
 #[test]
@@ -75,11 +75,15 @@ fn put_limits_apply_to_all_nodes_and_survive_restarts() {
     let answer = change(&one, "PUT", &[], &body(9));
     assert_eq!(state(&answer), json!(["api", true, true, 9]));
     becomes(&other, &json!(["api", true, true, 9]));
-    assert_eq!(other.get("/v1/limits").json()["version"], answer.json()["version"], "one version for all");
+    assert_eq!(
+        other.get("/v1/limits").json()["version"],
+        answer.json()["version"],
+        "all nodes report the same version"
+    );
     let peek = other.post("/v1/peek", r#"{"facts":{"user":"alice"}}"#).json();
-    assert_eq!(peek["limits"][0]["remaining"], 8, "what was charged stays charged");
+    assert_eq!(peek["limits"][0]["remaining"], 8, "earlier charges still count");
 
-    // A starting node applies them before its first response.
+    // A starting node applies the limits set over the API before its first response.
     drop(one);
     let one = nodes.start(5);
     assert_eq!(state(&one.get("/v1/limits")), json!(["api", true, true, 9]));
@@ -96,7 +100,9 @@ fn one_of_two_conditional_puts_on_two_nodes_wins() {
     for round in 10..15 {
         let version = change(&servers[0], "PUT", &[], &body(round)).json()["version"].clone();
         for server in &servers {
-            eventually("both have seen it", || server.get("/v1/limits").json()["version"] == version);
+            eventually("both nodes have this version", || {
+                server.get("/v1/limits").json()["version"] == version
+            });
         }
         let seen = format!("if-match: \"{version}\"");
         let statuses: Vec<u16> = std::thread::scope(|scope| {
@@ -122,10 +128,10 @@ fn put_without_the_store_is_503() {
         assert_eq!((status, &*code), (503, "store_unavailable"), "{method}");
     }
     assert_eq!(state(&server.get("/v1/limits")), json!(["file", false, null, 5]));
-    assert!(server.check(r#"{"user":"alice"}"#), "and decisions go on");
+    assert!(server.check(r#"{"user":"alice"}"#), "the node still decides");
 }
 
-/// Logged once, although each connection checks.
+/// The warning is logged once, although each connection checks the eviction policy.
 #[test]
 fn store_that_may_evict_keys_is_warned_of() {
     let redis = redis::Server::with(redis::Program::Redis, &["maxmemory-policy allkeys-lru"]);
@@ -135,7 +141,7 @@ fn store_that_may_evict_keys_is_warned_of() {
     assert_eq!(server.log().matches("may evict keys").count(), 1, "{}", server.log());
 }
 
-/// One check over a connection of its own: the status, if there is an answer.
+/// One check over a new connection. Returns the status, or `None` without a response.
 fn ask(address: SocketAddr) -> Option<String> {
     let body = r#"{"facts":{"user":"alice"}}"#;
     let mut stream = TcpStream::connect(address).ok()?;
@@ -147,11 +153,11 @@ fn ask(address: SocketAddr) -> Option<String> {
     Some(text(&line[9..]).to_owned())
 }
 
-/// Requests a second, of all clients together.
+/// Requests a second of all clients together.
 const RATE: u32 = 2_000;
 const CLIENTS: u32 = 8;
 
-/// What the clients of two nodes have seen so far.
+/// Counts of all clients so far.
 #[derive(Default)]
 struct Seen {
     begun: AtomicU32,
@@ -193,7 +199,10 @@ fn keep_asking(
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a client with a fixed schedule has to wait for it")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a client with a fixed schedule waits until its next request is due"
+)]
 fn wait_until(due: Instant) {
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
 }
@@ -210,7 +219,7 @@ fn rolling_restart_loses_no_request_and_no_count() {
     let addresses = servers.each_ref().map(|server| server.address);
     let (seen, done, began) = (Seen::default(), AtomicBool::new(false), Instant::now());
     let answered = || seen.answered.load(SeqCst);
-    let node = |place: u32| addresses[place as usize % 2];
+    let node = |target: u32| addresses[target as usize % 2];
     let enough = || done.load(SeqCst) && answered() >= BURST + RATE;
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
@@ -218,12 +227,12 @@ fn rolling_restart_loses_no_request_and_no_count() {
             scope.spawn(move || keep_asking(client, began, seen, node, enough));
         }
         for restart in 0..2 * RESTARTS {
-            // Half a second of them, so that some restarts are before the limit is reached and some behind.
+            // Half a second of requests, so that some restarts happen before the limit is reached and some after.
             let before = answered();
             eventually("requests are answered", || answered() > before + RATE / 2);
             let server = &mut servers[restart % 2];
             server.signal("TERM");
-            eventually("it has gone", || server.has_ended());
+            eventually("the node has stopped", || server.has_ended());
             let new = nodes.start_at(&server.address.to_string(), BURST);
             assert_eq!(std::mem::replace(server, new).ended().code, Some(0));
         }
@@ -233,12 +242,12 @@ fn rolling_restart_loses_no_request_and_no_count() {
         [&seen.begun, &seen.answered, &seen.admitted, &seen.retried].map(|count| count.load(SeqCst));
     let seconds = began.elapsed().as_secs_f64();
     println!(
-        "{answered} requests answered in {seconds:.1} s ({:.0}/s, {RATE}/s meant) over {} restarts, {retried} asked \
-         again, {admitted} of {BURST} admitted",
+        "{answered} requests answered in {seconds:.1} s ({:.0}/s, target {RATE}/s) over {} restarts, {retried} retried, \
+         {admitted} of {BURST} admitted",
         f64::from(answered) / seconds,
         2 * RESTARTS,
     );
-    assert!(retried > 0, "otherwise this shows little");
-    assert_eq!(answered, begun, "none lost");
+    assert!(retried > 0, "restarts must interrupt some requests, otherwise this test proves nothing");
+    assert_eq!(answered, begun, "every request was answered");
     assert_eq!(admitted, BURST, "exactly the limit was admitted, and nothing else was charged");
 }

@@ -1,7 +1,7 @@
 //! Schemathesis tests the server against its OpenAPI schema: for generated requests, the server responds as the schema
 //! says, accepts what the schema accepts and refuses what it refuses.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 

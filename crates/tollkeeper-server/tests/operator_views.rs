@@ -1,6 +1,6 @@
 //! The views for operators: top keys, the event stream, the index page and the API schema.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 

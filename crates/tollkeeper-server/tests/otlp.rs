@@ -1,6 +1,6 @@
 //! Metrics and traces over OTLP, as a collector receives them.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod envoy_oracle;
 mod support;
@@ -26,10 +26,10 @@ use crate::support::{Folder, Server, eventually};
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// Paths and bodies, in the order in which they came.
+/// Request lines and bodies, in arrival order.
 type Received = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
 
-/// A collector that accepts everything, or refuses everything.
+/// A collector that answers every request with the same status.
 struct Receiver {
     address: SocketAddr,
     received: Received,
@@ -41,7 +41,7 @@ impl Receiver {
         let address = listener.local_addr().unwrap();
         let received = Received::default();
         let into = Arc::clone(&received);
-        // It ends with the process of the test.
+        // The thread ends with the test process.
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let mut reader = BufReader::new(stream);
@@ -80,7 +80,7 @@ impl Receiver {
         resources.flat_map(|all| all.scope_spans).flat_map(|scope| scope.spans).collect()
     }
 
-    /// What came last.
+    /// The resource attributes and metrics of the last export.
     fn metrics(&self) -> (Vec<KeyValue>, Vec<Metric>) {
         let last = self.bodies("/v1/metrics").pop().expect("metrics were sent");
         let request = ExportMetricsServiceRequest::decode(&last[..]).unwrap();
@@ -90,7 +90,7 @@ impl Receiver {
     }
 }
 
-fn shown(attributes: &[KeyValue]) -> BTreeMap<String, String> {
+fn attributes_of(attributes: &[KeyValue]) -> BTreeMap<String, String> {
     let value = |pair: &KeyValue| match pair.value.clone().unwrap().value.unwrap() {
         any_value::Value::StringValue(text) => text,
         any_value::Value::BoolValue(truth) => truth.to_string(),
@@ -122,7 +122,7 @@ fn start_with(folder: &Folder, receiver: &Receiver, more: &[&str]) -> Server {
     Server::with(&[&args, more].concat())
 }
 
-/// Ends a server, which sends what is left before.
+/// Stops a server, which exports its remaining spans and metrics first.
 fn finish(server: Server) {
     server.signal("TERM");
     assert_eq!(server.ended().code, Some(0));
@@ -132,15 +132,15 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The attributes of a span without `retry_after`, which must be at most a day if present.
-fn told(span: &Span) -> (String, BTreeMap<String, String>) {
-    let mut told = shown(&span.attributes);
-    if let Some(retry) = told.remove("tollkeeper.retry_after") {
+/// The name and attributes of a span. `retry_after` must be about a day, and is replaced by `retry`: `a day`.
+fn summary(span: &Span) -> (String, BTreeMap<String, String>) {
+    let mut attributes = attributes_of(&span.attributes);
+    if let Some(retry) = attributes.remove("tollkeeper.retry_after") {
         let retry: f64 = retry.parse().unwrap();
         assert!(retry > 86_000.0 && retry <= 86_400.0, "{span:?}");
-        told.insert("retry".to_owned(), "a day".to_owned());
+        attributes.insert("retry".to_owned(), "a day".to_owned());
     }
-    (span.name.clone(), told)
+    (span.name.clone(), attributes)
 }
 
 fn expected(name: &str, pairs: &[(&str, &str)]) -> (String, BTreeMap<String, String>) {
@@ -151,9 +151,9 @@ fn expected(name: &str, pairs: &[(&str, &str)]) -> (String, BTreeMap<String, Str
     (name.to_owned(), pairs.collect())
 }
 
-/// Checks every span: kind server, current time, and no key values.
+/// Asserts what holds for every span: kind server, current time, no key values.
 fn check_span(span: &Span) {
-    assert_eq!(span.kind, 2, "of a server");
+    assert_eq!(span.kind, 2, "span kind server");
     assert!(span.start_time_unix_nano > 1_700_000_000_000_000_000, "{span:?}");
     assert!(span.end_time_unix_nano >= span.start_time_unix_nano, "{span:?}");
     assert!(!format!("{span:?}").contains("alice"), "{span:?}");
@@ -175,7 +175,7 @@ fn decision_is_a_child_span_of_the_caller() {
     let alice = r#"{"facts":{"user":"alice"}}"#;
     let parent = |flags: &str| format!("traceparent: 00-{TRACE}-{PARENT}-{flags}\r\n");
     assert_eq!(ask(&server, "/v1/check", &parent("01"), alice), 200);
-    // By hyper.
+    // A request with `te` takes the path through hyper.
     assert_eq!(ask(&server, "/v1/check", &format!("te: trailers\r\n{}", parent("01")), alice), 429);
     assert_eq!(ask(&server, "/v1/peek", &parent("01"), alice), 200);
     let batch = format!("{{\"checks\":[{alice},7]}}");
@@ -199,7 +199,7 @@ fn decision_is_a_child_span_of_the_caller() {
 
     let limits = ("limits", "per-user all");
     let allowed = [("allowed", "true"), ("binding", "per-user"), limits, ("refused_by", "")];
-    assert_eq!(told(&spans[0]), expected("check", &allowed));
+    assert_eq!(summary(&spans[0]), expected("check", &allowed));
     let refused = [
         ("allowed", "false"),
         ("binding", "per-user"),
@@ -207,7 +207,7 @@ fn decision_is_a_child_span_of_the_caller() {
         ("refused_by", "per-user"),
         ("retry", "a day"),
     ];
-    assert_eq!(told(&spans[1]), expected("check", &refused));
+    assert_eq!(summary(&spans[1]), expected("check", &refused));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -228,12 +228,12 @@ async fn envoy_call_is_a_child_span() {
     assert_eq!(ask(Some("01"), vec![alice()]).await.unwrap(), Code::Ok);
     assert_eq!(ask(Some("01"), vec![alice()]).await.unwrap(), Code::OverLimit);
     // One descriptor peeks, one is charged, one is refunded: they are one call.
-    let (looks, pays) = (costing(0, alice()), descriptor([("user", "bob")]));
-    assert_eq!(ask(Some("01"), vec![looks, pays.clone()]).await.unwrap(), Code::OverLimit);
+    let (peek, charge) = (costing(0, alice()), descriptor([("user", "bob")]));
+    assert_eq!(ask(Some("01"), vec![peek, charge.clone()]).await.unwrap(), Code::OverLimit);
     assert_eq!(ask(Some("01"), vec![giving(1, alice())]).await.unwrap(), Code::Ok);
     // These are not sampled, and an invalid request decides nothing.
-    assert_eq!(ask(Some("00"), vec![pays.clone()]).await.unwrap(), Code::Ok);
-    assert_eq!(ask(None, vec![pays]).await.unwrap(), Code::OverLimit);
+    assert_eq!(ask(Some("00"), vec![charge.clone()]).await.unwrap(), Code::Ok);
+    assert_eq!(ask(None, vec![charge]).await.unwrap(), Code::OverLimit);
     assert!(ask(Some("01"), Vec::new()).await.is_err());
     eventually("the spans arrive", || receiver.spans().len() >= 4);
     finish(server);
@@ -248,7 +248,7 @@ async fn envoy_call_is_a_child_span() {
     let expected = [
         &[("allowed", "true"), per_user, limits, ("refused_by", "")][..],
         &[refused, per_user, limits, ("refused_by", "per-user"), ("retry", "a day")],
-        // The limits of the one that looked and was refused come first.
+        // The limits of the descriptor that peeked and was refused come first.
         &[
             refused,
             per_user,
@@ -259,7 +259,7 @@ async fn envoy_call_is_a_child_span() {
         &[("allowed", "true"), limits, ("refused_by", "")],
     ]
     .map(|pairs| expected("ShouldRateLimit", pairs));
-    assert_eq!(spans.iter().map(told).collect::<Vec<_>>(), expected);
+    assert_eq!(spans.iter().map(summary).collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -311,19 +311,24 @@ fn resp_decision_starts_a_trace() {
     let passed = |name| {
         expected(name, &[("allowed", "true"), ("binding", name), ("limits", name), ("refused_by", "")])
     };
-    let cell = "CL.THROTTLE";
-    let throttled =
-        [("allowed", "false"), ("binding", cell), ("limits", cell), ("refused_by", cell), ("retry", "a day")];
+    let cl_throttle = "CL.THROTTLE";
+    let throttled = [
+        ("allowed", "false"),
+        ("binding", cl_throttle),
+        ("limits", cl_throttle),
+        ("refused_by", cl_throttle),
+        ("retry", "a day"),
+    ];
     let expected = [
         expected("TK.PEEK", &allowed),
         expected("TK.CHECK", &allowed),
         expected("TK.CHECK", &refused),
-        passed(cell),
-        expected(cell, &throttled),
-        passed(cell),
+        passed(cl_throttle),
+        expected(cl_throttle, &throttled),
+        passed(cl_throttle),
         passed("THROTTLE"),
     ];
-    assert_eq!(spans.iter().map(told).collect::<Vec<_>>(), expected);
+    assert_eq!(spans.iter().map(summary).collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -339,13 +344,13 @@ fn collector_gets_the_same_metrics_as_the_page() {
     assert_eq!(server.ended().code, Some(0));
 
     let (resource, metrics) = receiver.metrics();
-    assert_eq!(shown(&resource)["service.name"], "tollkeeper");
+    assert_eq!(attributes_of(&resource)["service.name"], "tollkeeper");
     let mut lines = Vec::new();
     let series = |name: &str, labels: &[KeyValue]| {
-        // In the order of the page, which is the order they were sent in.
+        // Labels are exported in the order of the page.
         let labels: Vec<String> = labels
             .iter()
-            .map(|pair| format!("{}=\"{}\"", pair.key, shown(std::slice::from_ref(pair))[&pair.key]))
+            .map(|pair| format!("{}=\"{}\"", pair.key, attributes_of(std::slice::from_ref(pair))[&pair.key]))
             .collect();
         if labels.is_empty() { name.to_owned() } else { format!("{name}{{{}}}", labels.join(",")) }
     };
@@ -382,7 +387,7 @@ fn collector_gets_the_same_metrics_as_the_page() {
             other => panic!("{name}: {other:?}"),
         }
     }
-    // Looking at the page is a connection.
+    // Reading the page opens a connection, so this gauge differs.
     let is_other = |line: &str| line.starts_with("tollkeeper_connections{");
     lines.retain(|line| !is_other(line));
     let is_shown = |line: &&str| !line.starts_with('#') && !line.contains("_bucket{") && !is_other(line);
@@ -401,7 +406,7 @@ fn failing_collector_is_logged_once_and_never_awaited() {
     let traced = format!("traceparent: 00-{TRACE}-{PARENT}-01\r\n");
     for attempt in 1..=2 {
         ask(&server, "/v1/check", &traced, r#"{"facts":{"user":"alice"}}"#);
-        eventually("it was tried", || receiver.bodies("/v1/traces").len() >= attempt);
+        eventually("the export was tried", || receiver.bodies("/v1/traces").len() >= attempt);
     }
     server.signal("TERM");
     let ended = server.ended();
@@ -414,9 +419,9 @@ fn failing_collector_is_logged_once_and_never_awaited() {
 
 #[test]
 fn invalid_collector_address_is_refused_with_an_example() {
-    for (url, said) in [("otel:4318", "http://127.0.0.1:4318"), ("https://otel", "over http, not https")] {
+    for (url, hint) in [("otel:4318", "http://127.0.0.1:4318"), ("https://otel", "over http, not https")] {
         let output = support::run(&["serve", "--otlp", url]);
         assert_eq!(output.status.code(), Some(2));
-        assert!(support::text(&output.stderr).contains(said), "{output:?}");
+        assert!(support::text(&output.stderr).contains(hint), "{output:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! Replacing limits through the API while the server runs, also when the config file changes.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! Config reload: no request is dropped, no count is lost, and an invalid file changes nothing.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 

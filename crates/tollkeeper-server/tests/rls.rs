@@ -1,6 +1,6 @@
 //! Responses to Envoy's rate limit service calls, on a manual clock.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod envoy_oracle;
 
@@ -37,7 +37,7 @@ impl Envoy {
     fn with_config(text: &str) -> Envoy {
         let config = Config::parse("test.yaml", Format::Yaml, text.as_bytes(), &|_| None);
         let (config, _) = config.unwrap_or_else(|error| panic!("{error}"));
-        // A whole number of days, so that windows begin here.
+        // A whole number of days since the epoch, so that windows begin at this time.
         let clock = ManualClock::new(Time::from_micros(20_000 * 86_400 * 1_000_000));
         let store = MemoryStore::new(config.memory.capacity(), Clock::manual(&clock));
         let service = Service::new(config, Source::File, Store::Memory(store)).unwrap();
@@ -46,25 +46,25 @@ impl Envoy {
 
     async fn try_ask(&self, question: &RateLimitRequest) -> Result<RateLimitResponse, tonic::Status> {
         let answer = self.rls.answer(&question.encode_to_vec(), None).await?;
-        Ok(RateLimitResponse::decode(&answer.encode_to_vec()[..]).expect("an answer is Envoy's"))
+        Ok(RateLimitResponse::decode(&answer.encode_to_vec()[..]).expect("Envoy can decode the response"))
     }
 
     async fn ask(&self, descriptors: impl IntoIterator<Item = RateLimitDescriptor>) -> RateLimitResponse {
         self.try_ask(&question(descriptors)).await.unwrap()
     }
 
-    /// How many of one descriptor after the other may pass.
+    /// How many sequential requests with this descriptor are admitted.
     async fn passes(&self, descriptor: RateLimitDescriptor) -> u32 {
         for number in 0..100 {
             if self.ask([descriptor.clone()]).await.overall_code() == OVER {
                 return number;
             }
         }
-        panic!("nothing limits {descriptor:?}");
+        panic!("no limit refuses {descriptor:?}");
     }
 
     async fn refuses(&self, question: &RateLimitRequest) -> String {
-        let status = self.try_ask(question).await.expect_err("it is refused");
+        let status = self.try_ask(question).await.expect_err("the request is invalid");
         assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status}");
         status.message().to_owned()
     }
@@ -80,14 +80,18 @@ async fn entries_are_facts_and_so_is_the_domain() {
     assert_eq!(
         envoy.passes(descriptor([("user", "alice"), ("plan", "free"), ("user", "third")])).await,
         2,
-        "the second of a key is `key.2`, and another key"
+        "the second `user` entry is the fact `user.2`, so this is another key"
     );
     let other = RateLimitRequest {
         domain: "other".to_owned(),
         ..question([descriptor([("user", "alice"), ("plan", "free"), ("user", "second")])])
     };
     let answer = envoy.try_ask(&other).await.unwrap();
-    assert_eq!((answer.overall_code(), &answer.statuses[0].current_limit), (OK, &None), "of another domain");
+    assert_eq!(
+        (answer.overall_code(), &answer.statuses[0].current_limit),
+        (OK, &None),
+        "no limit applies to another domain"
+    );
     let claims = descriptor([("user", "alice"), ("plan", "free"), ("user", "x"), ("domain", "other")]);
     assert_eq!(envoy.passes(claims).await, 2, "the request's domain wins over an entry of that name");
 }
@@ -105,14 +109,14 @@ async fn the_remote_address_is_the_ip_canonical_and_masked() {
     let envoy = Envoy::with("  - { name: a, by: ip, rate: 3/day, burst: 3 }");
     let from = |address| descriptor([("remote_address", address)]);
     assert_eq!(envoy.passes(from("192.0.2.7")).await, 3);
-    assert_eq!(envoy.passes(from("::ffff:192.0.2.7")).await, 0, "the same address in other clothes");
+    assert_eq!(envoy.passes(from("::ffff:192.0.2.7")).await, 0, "the same address, mapped to IPv6");
     assert_eq!(envoy.passes(from("2001:db8:1:2:3::4")).await, 3);
-    assert_eq!(envoy.passes(from("2001:db8:1:2:ffff::1")).await, 0, "of the same /64");
-    assert_eq!(envoy.passes(from("2001:db8:1:3::1")).await, 3, "of another");
+    assert_eq!(envoy.passes(from("2001:db8:1:2:ffff::1")).await, 0, "the same /64");
+    assert_eq!(envoy.passes(from("2001:db8:1:3::1")).await, 3, "another /64");
     assert_eq!(
         envoy.passes(descriptor([("remote_address", "192.0.2.7"), ("ip", "192.0.2.8")])).await,
         3,
-        "an entry `ip` is the ip"
+        "an entry `ip` takes precedence over `remote_address`"
     );
 }
 
@@ -120,7 +124,7 @@ async fn the_remote_address_is_the_ip_canonical_and_masked() {
 async fn cost_is_for_the_request_or_a_descriptor() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 100/day, algorithm: fixed-window }");
     let alice = || descriptor([("user", "alice")]);
-    assert_eq!(remaining(&envoy.ask([alice()]).await), [99], "0 means 1");
+    assert_eq!(remaining(&envoy.ask([alice()]).await), [99], "a cost of 0 for the request means 1");
     let five = RateLimitRequest { hits_addend: 5, ..question([alice()]) };
     assert_eq!(remaining(&envoy.try_ask(&five).await.unwrap()), [94]);
     let bob = descriptor([("user", "bob")]);
@@ -134,13 +138,13 @@ async fn cost_is_for_the_request_or_a_descriptor() {
 #[tokio::test]
 async fn cost_0_charges_nothing() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 2/day, burst: 2 }");
-    let looks = || costing(0, descriptor([("user", "alice")]));
+    let peek = || costing(0, descriptor([("user", "alice")]));
     for _ in 0..10 {
-        let answer = envoy.ask([looks()]).await;
+        let answer = envoy.ask([peek()]).await;
         assert_eq!((codes(&answer), remaining(&answer)), ((OK, vec![OK]), vec![2]));
     }
     assert_eq!(envoy.passes(descriptor([("user", "alice")])).await, 2);
-    assert_eq!(codes(&envoy.ask([looks()]).await), (OVER, vec![OVER]));
+    assert_eq!(codes(&envoy.ask([peek()]).await), (OVER, vec![OVER]));
 }
 
 #[tokio::test]
@@ -152,7 +156,7 @@ async fn refused_peek_keeps_the_others_uncharged() {
     assert_eq!((codes(&answer), remaining(&answer)), ((OVER, vec![OVER, OK]), vec![0, 2]));
     assert_eq!(envoy.passes(bob.clone()).await, 2, "nothing was charged");
     let answer = envoy.ask([costing(0, descriptor([("user", "carol")])), bob]).await;
-    assert_eq!(codes(&answer), (OVER, vec![OK, OVER]), "nor does a look that is allowed help the others");
+    assert_eq!(codes(&answer), (OVER, vec![OK, OVER]), "an allowed peek does not admit the others");
 }
 
 #[tokio::test]
@@ -165,18 +169,22 @@ async fn refund_is_capped_at_the_used_amount() {
     ] {
         let envoy = Envoy::with(limit);
         let alice = || descriptor([("user", "alice")]);
-        let given = envoy.ask([giving(3, alice())]).await;
+        let refund = envoy.ask([giving(3, alice())]).await;
         assert_eq!(
-            (codes(&given), remaining(&given)),
+            (codes(&refund), remaining(&refund)),
             ((OK, vec![OK]), vec![10]),
-            "{limit}: nothing to give"
+            "{limit}: nothing to refund"
         );
-        assert_eq!(envoy.passes(alice()).await, 10, "{limit}: no more than the limit");
-        let given = envoy.ask([giving(3, alice())]).await;
-        assert_eq!((codes(&given), remaining(&given)), ((OK, vec![OK]), vec![3]), "{limit}");
-        assert_eq!(remaining(&envoy.ask([giving(2, alice())]).await), [5], "{limit}: as often as it is said");
+        assert_eq!(envoy.passes(alice()).await, 10, "{limit}: the refund added no units");
+        let refund = envoy.ask([giving(3, alice())]).await;
+        assert_eq!((codes(&refund), remaining(&refund)), ((OK, vec![OK]), vec![3]), "{limit}");
+        assert_eq!(remaining(&envoy.ask([giving(2, alice())]).await), [5], "{limit}: every refund counts");
         assert_eq!(envoy.passes(alice()).await, 5, "{limit}");
-        assert_eq!(remaining(&envoy.ask([giving(1 << 31, alice())]).await), [10], "{limit}: not more");
+        assert_eq!(
+            remaining(&envoy.ask([giving(1 << 31, alice())]).await),
+            [10],
+            "{limit}: capped at the used amount"
+        );
         assert_eq!(envoy.passes(alice()).await, 10, "{limit}");
     }
 }
@@ -190,8 +198,8 @@ async fn refunds_need_no_receipts() {
     let alice = || descriptor([("user", "alice")]);
     for number in 0..1_000 {
         envoy.ask([alice()]).await;
-        let given = envoy.ask([giving(1, alice())]).await;
-        assert_eq!(remaining(&given), [10], "{number}");
+        let refund = envoy.ask([giving(1, alice())]).await;
+        assert_eq!(remaining(&refund), [10], "{number}");
         envoy.clock.advance(Span::from_micros(20_000));
     }
 }
@@ -201,8 +209,8 @@ async fn refund_to_a_zero_limit_is_a_peek() {
     let envoy = Envoy::with(
         "  - { name: none, by: user, rate: 0/s }\n  - { name: strict, by: plan, rate: 5/s, missing: deny }",
     );
-    let given = envoy.ask([giving(3, descriptor([("user", "alice")]))]).await;
-    assert_eq!(codes(&given), (OK, vec![OK]));
+    let refund = envoy.ask([giving(3, descriptor([("user", "alice")]))]).await;
+    assert_eq!(codes(&refund), (OK, vec![OK]));
     assert_eq!(codes(&envoy.ask([descriptor([("user", "alice")])]).await), (OVER, vec![OVER]));
 }
 
@@ -229,8 +237,8 @@ async fn descriptors_are_all_charged_or_none() {
         let answer = envoy.ask(both()).await;
         assert_eq!((codes(&answer), remaining(&answer)), ((OVER, vec![OK, OVER]), vec![8, 0]));
     }
-    let other_way_round = envoy.ask(both().into_iter().rev()).await;
-    assert_eq!(codes(&other_way_round), (OVER, vec![OVER, OK]), "statuses are in the order of descriptors");
+    let reversed = envoy.ask(both().into_iter().rev()).await;
+    assert_eq!(codes(&reversed), (OVER, vec![OVER, OK]), "statuses are in the order of descriptors");
     assert_eq!(envoy.passes(descriptor([("user", "alice")])).await, 8);
 }
 
@@ -281,7 +289,7 @@ async fn hidden_limit_is_not_reported() {
     for code in [OK, OVER] {
         let answer = envoy.ask([descriptor([("user", "alice")])]).await;
         assert_eq!(codes(&answer), (code, vec![code]));
-        assert_eq!(answer.statuses[0].current_limit, None, "Envoy would make headers of it");
+        assert_eq!(answer.statuses[0].current_limit, None, "Envoy would send it to the client in headers");
     }
 }
 
@@ -316,7 +324,7 @@ async fn request_that_never_fits_has_no_reset() {
 async fn leaky_bucket_refuses_instead_of_delaying() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 1/s, burst: 5, algorithm: leaky-bucket }");
     let alice = || descriptor([("user", "alice")]);
-    assert_eq!(envoy.passes(alice()).await, 1, "the next would have to be held");
+    assert_eq!(envoy.passes(alice()).await, 1, "the next request would have to be delayed");
     envoy.clock.advance(Span::from_micros(999_999));
     assert_eq!(envoy.passes(alice()).await, 0);
     envoy.clock.advance(Span::from_micros(1));
@@ -339,7 +347,7 @@ async fn bad_input_is_refused_with_the_reason_and_charges_nothing() {
     let no_domain = RateLimitRequest { domain: String::new(), ..question([alice()]) };
     assert!(envoy.refuses(&no_domain).await.contains("domain"));
     assert!(envoy.refuses(&question([])).await.contains("descriptors"));
-    for (wrong, said) in [
+    for (wrong, reason) in [
         (descriptor([("", "x")]), "name"),
         (descriptor([("a b", "x")]), "`a b`"),
         (descriptor([("ip", "nowhere")]), "IP address"),
@@ -347,7 +355,7 @@ async fn bad_input_is_refused_with_the_reason_and_charges_nothing() {
         (giving((1 << 31) + 1, alice()), "cost"),
     ] {
         let message = envoy.refuses(&question([alice(), wrong.clone()])).await;
-        assert!(message.contains(said), "{wrong:?}: {message}");
+        assert!(message.contains(reason), "{wrong:?}: {message}");
     }
     let many = (0..64).map(|number| (format!("key-{number}"), "x".to_owned()));
     let mut many: Vec<_> = many.map(|(key, value)| envoy_oracle::Entry { key, value }).collect();
@@ -357,7 +365,7 @@ async fn bad_input_is_refused_with_the_reason_and_charges_nothing() {
     assert_eq!(envoy.passes(alice()).await, 2);
 }
 
-/// 64 descriptors over 125 limits would be 8,000 keys: one request must not hold up all others.
+/// 64 descriptors over 125 limits would be 8,000 keys: one request must not delay all others.
 #[tokio::test]
 async fn wide_request_is_refused_and_charges_nothing() {
     let limits: String =
@@ -380,13 +388,13 @@ async fn long_or_non_utf8_values_are_limited() {
     let envoy = Envoy::with("  - { name: a, by: user, rate: 2/day, burst: 2 }");
     let (long, longer) = ("x".repeat(1_025), "x".repeat(70_000));
     assert_eq!(envoy.passes(descriptor([("user", &long)])).await, 2);
-    assert_eq!(envoy.passes(descriptor([("user", &longer)])).await, 2, "another value, another key");
+    assert_eq!(envoy.passes(descriptor([("user", &longer)])).await, 2, "another long value is another key");
     assert_eq!(envoy.passes(descriptor([("user", &"x".repeat(1_024))])).await, 2);
 
-    // Envoy sends the bytes of a header as they are.
+    // Envoy sends header bytes unchanged, even if they are not UTF-8.
     let mut bytes = question([descriptor([("user", "??")])]).encode_to_vec();
-    let place = bytes.windows(2).position(|two| two == b"??").unwrap();
-    bytes[place..place + 2].copy_from_slice(b"\xff\xfe");
+    let at = bytes.windows(2).position(|two| two == b"??").unwrap();
+    bytes[at..at + 2].copy_from_slice(b"\xff\xfe");
     let mut allowed = Vec::new();
     for _ in 0..3 {
         allowed.push(envoy.rls.answer(&bytes, None).await.unwrap().overall_code == i32::from(OK));
@@ -402,7 +410,7 @@ async fn client_headers_use_the_configured_dialect() {
   - { name: per-path, by: path, rate: 10/min, algorithm: fixed-window }
 ";
     let both = || [descriptor([("user", "alice")]), descriptor([("path", "/")])];
-    let told = |answer: RateLimitResponse| -> Vec<(String, String)> {
+    let headers_of = |answer: RateLimitResponse| -> Vec<(String, String)> {
         answer.response_headers_to_add.into_iter().map(|header| (header.key, header.value)).collect()
     };
     let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
@@ -411,22 +419,28 @@ async fn client_headers_use_the_configured_dialect() {
     let policy = ("ratelimit-policy", r#""per-user";q=2;w=60, "per-path";q=10;w=60"#);
 
     let envoy = Envoy::with_config(&format!("retry_after_jitter: 0%\n{LIMITS}"));
-    assert_eq!(told(envoy.ask(both()).await), pairs(&[policy, ("ratelimit", r#""per-user";r=1;t=30"#)]));
-    assert_eq!(told(envoy.ask(both()).await), pairs(&[policy, ("ratelimit", r#""per-user";r=0;t=30"#)]));
+    assert_eq!(
+        headers_of(envoy.ask(both()).await),
+        pairs(&[policy, ("ratelimit", r#""per-user";r=1;t=30"#)])
+    );
+    assert_eq!(
+        headers_of(envoy.ask(both()).await),
+        pairs(&[policy, ("ratelimit", r#""per-user";r=0;t=30"#)])
+    );
     let refused = [("retry-after", "30"), policy, ("ratelimit", r#""per-user";r=0;t=30"#)];
-    assert_eq!(told(envoy.ask(both()).await), pairs(&refused));
-    let looked = [costing(0, descriptor([("user", "alice")])), descriptor([("path", "/")])];
+    assert_eq!(headers_of(envoy.ask(both()).await), pairs(&refused));
+    let peek_and_charge = [costing(0, descriptor([("user", "alice")])), descriptor([("path", "/")])];
     let only_users = ("ratelimit-policy", r#""per-user";q=2;w=60"#);
     let refused = [("retry-after", "30"), only_users, ("ratelimit", r#""per-user";r=0;t=30"#)];
-    assert_eq!(told(envoy.ask(looked).await), pairs(&refused), "a refused peek is reported");
+    assert_eq!(headers_of(envoy.ask(peek_and_charge).await), pairs(&refused), "a refused peek is reported");
 
     let grpc = |headers: &str| format!("retry_after_jitter: 0%\ngrpc: {{ headers: {headers} }}\n{LIMITS}");
     let envoy = Envoy::with_config(&grpc("[]"));
-    assert_eq!(told(envoy.ask(both()).await), []);
+    assert_eq!(headers_of(envoy.ask(both()).await), []);
     envoy.ask(both()).await;
-    assert_eq!(told(envoy.ask(both()).await), pairs(&[("retry-after", "30")]));
+    assert_eq!(headers_of(envoy.ask(both()).await), pairs(&[("retry-after", "30")]));
     let envoy = Envoy::with_config(&grpc("[draft-07]"));
     let policy = ("ratelimit-policy", "2;w=60, 10;w=60");
     let expected = [policy, ("ratelimit", "limit=2, remaining=1, reset=30")];
-    assert_eq!(told(envoy.ask(both()).await), pairs(&expected));
+    assert_eq!(headers_of(envoy.ask(both()).await), pairs(&expected));
 }

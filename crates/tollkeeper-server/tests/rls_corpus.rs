@@ -12,15 +12,15 @@ fn any_request_is_answered_or_refused_with_a_reason() {
     for entry in fs::read_dir(folder).unwrap() {
         let body = fs::read(entry.unwrap().path()).unwrap();
         rls_bodies::check(&body);
-        for place in 0..body.len() {
-            rls_bodies::check(&body[..place]);
+        for index in 0..body.len() {
+            rls_bodies::check(&body[..index]);
             for change in [0x01, 0x02, 0x07, 0x08, 0x10, 0x40, 0x80, 0xff] {
                 let mut changed = body.clone();
-                changed[place] ^= change;
+                changed[index] ^= change;
                 rls_bodies::check(&changed);
             }
         }
         count += 1;
     }
-    assert!(count >= 10, "the corpus is not there: {count}");
+    assert!(count >= 10, "the seed corpus is incomplete: {count} files");
 }

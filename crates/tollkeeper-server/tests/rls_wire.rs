@@ -1,4 +1,4 @@
-//! Messages are encoded and decoded like Envoy's, byte for byte.
+//! Rate limit messages are encoded and decoded exactly like Envoy's, byte for byte.
 
 mod envoy_oracle;
 
@@ -14,12 +14,12 @@ use tollkeeper_server::transport::grpc::proto::envoy::service::ratelimit::v3 as 
 
 use crate::envoy_oracle as theirs;
 
-/// Every field that we know, none of them at its default.
+/// A request with every known field, none of them at its default.
 fn their_question() -> theirs::RateLimitRequest {
     let first = theirs::descriptor([("user", "alice"), ("path", "/ü")]);
-    let all = theirs::giving(u64::MAX, theirs::descriptor([("remote_address", "2001:db8::7")]));
-    let looks = theirs::costing(0, theirs::descriptor([]));
-    theirs::RateLimitRequest { hits_addend: u32::MAX, ..theirs::question([first, all, looks]) }
+    let refund = theirs::giving(u64::MAX, theirs::descriptor([("remote_address", "2001:db8::7")]));
+    let peek = theirs::costing(0, theirs::descriptor([]));
+    theirs::RateLimitRequest { hits_addend: u32::MAX, ..theirs::question([first, refund, peek]) }
 }
 
 #[test]
@@ -143,13 +143,13 @@ fn request_is_decoded_without_copying() {
 fn unknown_fields_are_skipped() {
     let mut bytes = their_question().encode_to_vec();
     let known = bytes.clone();
-    // Of every kind: a number, 8 bytes, a text, 4 bytes, all of field 100.
+    // Field 100 in each wire type: varint, 64-bit, length-delimited, 32-bit.
     bytes.extend([0xa0, 0x06, 0x2a]);
     bytes.extend([0xa1, 0x06, 1, 2, 3, 4, 5, 6, 7, 8]);
     bytes.extend([0xa2, 0x06, 3, b'a', b'b', b'c']);
     bytes.extend([0xa5, 0x06, 1, 2, 3, 4]);
     assert_eq!(Question::read(&bytes), Question::read(&known));
-    // The override of a limit in a descriptor is such a field.
+    // The limit override of a descriptor is an unknown field, too.
     let mut limited = their_question();
     limited.descriptors[0].limit = Some(
         envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride {
@@ -163,11 +163,11 @@ fn unknown_fields_are_skipped() {
 #[test]
 fn truncated_or_oversized_message_is_refused() {
     let bytes = their_question().encode_to_vec();
-    let whole = Question::read(&bytes).unwrap();
+    let complete = Question::read(&bytes).unwrap();
     for end in 0..bytes.len() {
-        // A message that ends between two fields is one, with less in it.
+        // A message that is cut between two fields is valid, but has fewer fields.
         let cut = Question::read(&bytes[..end]);
-        assert_ne!(cut.as_ref(), Ok(&whole), "{end}");
+        assert_ne!(cut.as_ref(), Ok(&complete), "{end}");
         assert_eq!(cut.is_ok(), ours::RateLimitRequest::decode(&bytes[..end]).is_ok(), "{end}");
     }
     let many = |count| vec![theirs::descriptor([("user", "alice")]); count];
@@ -180,7 +180,7 @@ fn truncated_or_oversized_message_is_refused() {
     };
     assert_eq!(read(theirs::question([entries(MAX_ENTRIES)])), Ok(()));
     assert_eq!(read(theirs::question([entries(MAX_ENTRIES + 1)])), Err(DecodeError::Entries));
-    // A domain that is not text, a number longer than 64 bits, a field without a number, a group.
+    // A domain that is not UTF-8, a varint of more than 64 bits, field number 0, a group.
     for broken in
         [&b"\x0a\x01\xff"[..], b"\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02", b"\x00\x01", b"\x0b\x0c"]
     {

@@ -1,6 +1,6 @@
 //! Access control over HTTP: tokens, origins, `Host`, and redaction of secrets.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 

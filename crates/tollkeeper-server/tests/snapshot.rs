@@ -1,6 +1,6 @@
 //! Snapshots: counters that survive a restart of the process.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -8,7 +8,7 @@ use std::fs;
 
 use support::*;
 
-/// Two limits that do not refill while a test runs, kept in a file.
+/// Two limits that do not refill while a test runs, with a snapshot file in the folder.
 fn policy(folder: &Folder, every: &str) -> String {
     format!(
         "memory: {{ snapshot: '{}', snapshot_every: {every} }}
@@ -40,7 +40,7 @@ fn restart_after_sigterm_keeps_counts() {
     assert_eq!(remaining(&server, "alice"), [1, 6]);
     assert_eq!(remaining(&server, "bob"), [5, 10]);
     assert!(server.check(r#"{"user":"alice"}"#));
-    assert!(!server.check(r#"{"user":"alice"}"#), "five in all, over three lives");
+    assert!(!server.check(r#"{"user":"alice"}"#), "the burst of five was used over three runs of the server");
 }
 
 #[test]
@@ -66,14 +66,14 @@ fn killed_server_restores_the_last_snapshot() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, &policy(&folder, "1s"));
     assert!(server.check(r#"{"user":"alice"}"#));
-    eventually("it is written", || {
+    eventually("a snapshot is written", || {
         fs::metadata(folder.path().join("state")).is_ok_and(|file| file.len() > 0)
     });
-    // The file may be older than the check; the one after next is not.
+    // The current snapshot, and the one being written, may be older than the check. The one after them includes it.
     let written = || fs::metadata(folder.path().join("state")).unwrap().modified().unwrap();
     for _ in 0..2 {
         let before = written();
-        eventually("it is written again", || written() > before);
+        eventually("another snapshot is written", || written() > before);
     }
     server.signal("KILL");
     assert_eq!(server.ended().code, None);
@@ -101,6 +101,6 @@ fn server_does_not_start_without_the_snapshot_folder() {
     );
     let output = run(&["serve", "--http", "127.0.0.1:0", "--config", file.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
-    let said = text(&output.stderr);
-    assert!(said.contains("memory.snapshot") && said.contains("/nowhere/at/all"), "{said}");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("memory.snapshot") && stderr.contains("/nowhere/at/all"), "{stderr}");
 }

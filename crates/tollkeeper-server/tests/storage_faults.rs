@@ -1,6 +1,6 @@
 //! Storage that fails while a server saves to it: every fault is reported, and nothing that was saved is lost.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 
@@ -25,20 +25,20 @@ fn faults() -> &'static str {
         let built = Command::new("cc")
             .args(["-shared", "-fPIC", "-O1", "-o", &library, source, "-ldl"])
             .output()
-            .expect("a C compiler is there (Debian: gcc)");
+            .expect("a C compiler `cc` is installed (Debian: gcc)");
         assert!(built.status.success(), "{}", text(&built.stderr));
         library
     })
 }
 
-/// A config, and the folder of its snapshot, in which nothing else is.
-struct Place {
+/// A config, and a folder that holds only its snapshot.
+struct Setup {
     folder: Folder,
     config: String,
 }
 
-impl Place {
-    fn new(every: &str) -> Place {
+impl Setup {
+    fn new(every: &str) -> Setup {
         let folder = Folder::new();
         fs::create_dir(folder.path().join("saved")).unwrap();
         let config = folder.write(
@@ -53,7 +53,7 @@ limits:
             ),
         );
         let config = config.to_str().unwrap().to_owned();
-        Place { folder, config }
+        Setup { folder, config }
     }
 
     fn state(&self) -> PathBuf {
@@ -64,16 +64,16 @@ limits:
         Server::with(&["--config", &self.config])
     }
 
-    /// With the library and these settings.
-    fn start_with(&self, told: &[(&str, &str)]) -> Server {
+    /// Starts a server with the preloaded library and these `FAULT_*` settings.
+    fn start_with(&self, settings: &[(&str, &str)]) -> Server {
         let mut command = tollkeeper();
         command.args(["serve", "--http", "127.0.0.1:0", "--config", &self.config]);
         command.env("LD_PRELOAD", faults()).env("FAULT_PATH", self.folder.path().join("saved"));
-        Server::launch(command.envs(told.iter().copied()))
+        Server::launch(command.envs(settings.iter().copied()))
     }
 }
 
-/// The units that alice has used.
+/// Units charged to alice: 1 after one check.
 fn used(server: &Server) -> u64 {
     let peek = server.post("/v1/peek", r#"{"facts":{"user":"alice"}}"#).json();
     100 - peek["limits"][0]["remaining"].as_u64().unwrap()
@@ -84,37 +84,43 @@ fn end(server: Server) -> Ended {
     server.ended()
 }
 
-/// One run of a server goes on from a good snapshot, charges alice once more, and stops; once for every call on
-/// its files, which fails in that run.
+/// For every file call of a run: a server starts from a good snapshot, that call fails, alice is charged once more, and
+/// the server stops.
 #[test]
 fn a_fault_at_any_call_is_reported_and_loses_nothing() {
-    let place = Place::new("1h");
-    let server = place.start();
+    let setup = Setup::new("1h");
+    let server = setup.start();
     assert!(server.check(r#"{"user":"alice"}"#));
-    // More than fits into one write.
+    // A snapshot that takes more than one write.
     let large = server.post("/v1/check", r#"{"facts":{"large":"one"},"cost":20000}"#);
     assert_eq!(large.status, 200);
     assert_eq!(end(server).code, Some(0));
-    let good = fs::read(place.state()).unwrap();
+    let good = fs::read(setup.state()).unwrap();
 
-    let trace = place.folder.path().join("trace");
-    let server = place.start_with(&[("FAULT_TRACE", trace.to_str().unwrap())]);
+    let trace = setup.folder.path().join("trace");
+    let server = setup.start_with(&[("FAULT_TRACE", trace.to_str().unwrap())]);
     assert!(server.check(r#"{"user":"alice"}"#));
     assert_eq!(end(server).code, Some(0));
     let trace = fs::read_to_string(trace).unwrap();
     let calls: Vec<(&str, &str)> = trace.lines().map(|line| line.split_once(' ').unwrap()).collect();
-    let save = calls.iter().position(|(_, path)| path.ends_with(".new")).expect("it saves");
-    let renamed = calls.iter().position(|(call, _)| *call == "rename").expect("it renames");
-    let kinds = |call| calls[save..].iter().filter(|(other, _)| *other == call).count();
-    assert_eq!([kinds("open"), kinds("fsync"), kinds("rename")], [2, 2, 1], "file and folder: {calls:?}");
-    assert!(kinds("write") >= 2, "{calls:?}");
+    let save =
+        calls.iter().position(|(_, path)| path.ends_with(".new")).expect("the server saves a snapshot");
+    let renamed =
+        calls.iter().position(|(call, _)| *call == "rename").expect("the server renames the new snapshot");
+    let count_of = |call| calls[save..].iter().filter(|(other, _)| *other == call).count();
+    assert_eq!(
+        [count_of("open"), count_of("fsync"), count_of("rename")],
+        [2, 2, 1],
+        "open and fsync of the file and of its folder, one rename: {calls:?}"
+    );
+    assert!(count_of("write") >= 2, "{calls:?}");
 
     for (index, (call, path)) in calls.iter().enumerate() {
         let context = format!("call {index}: {call} {path}");
-        fs::write(place.state(), &good).unwrap();
+        fs::write(setup.state(), &good).unwrap();
         let errno = if *call == "write" { ENOSPC } else { EIO };
-        let told = [("FAULT_AT", (index + 1).to_string()), ("FAULT_ERRNO", errno.to_string())];
-        let server = place.start_with(&told.each_ref().map(|(name, value)| (*name, value.as_str())));
+        let settings = [("FAULT_AT", (index + 1).to_string()), ("FAULT_ERRNO", errno.to_string())];
+        let server = setup.start_with(&settings.each_ref().map(|(name, value)| (*name, value.as_str())));
         let is_read = index < save && *call == "open" && path.ends_with("/state");
         assert_eq!(used(&server), if is_read { 0 } else { 1 }, "{context}");
         if index < save {
@@ -132,9 +138,9 @@ fn a_fault_at_any_call_is_reported_and_loses_nothing() {
         }
         if is_read {
             // The unreadable file was set aside intact.
-            fs::rename(place.state().with_extension("refused"), place.state()).unwrap();
+            fs::rename(setup.state().with_extension("refused"), setup.state()).unwrap();
         }
-        let server = place.start();
+        let server = setup.start();
         let kept = if is_read || (save..=renamed).contains(&index) { 1 } else { 2 };
         assert_eq!(used(&server), kept, "{context}: {}", server.log());
         server.signal("KILL");
@@ -150,61 +156,61 @@ fn snapshots_that_fail_are_reported_until_they_work() {
         ("fsync", EIO, "Input/output error"),
         ("rename", EROFS, "Read-only file system"),
     ] {
-        let place = Place::new("100ms");
-        let flag = place.folder.path().join("flag");
-        let server = place.start_with(&[
+        let setup = Setup::new("100ms");
+        let flag = setup.folder.path().join("flag");
+        let server = setup.start_with(&[
             ("FAULT_CALL", call),
             ("FAULT_WHILE", flag.to_str().unwrap()),
             ("FAULT_ERRNO", &errno.to_string()),
         ]);
         let failures = || server.metric("tollkeeper_snapshot_failures_total");
         assert!(server.check(r#"{"user":"alice"}"#));
-        eventually("it is saved", || place.state().exists());
+        eventually("a snapshot is saved", || setup.state().exists());
         assert_eq!((server.get("/readyz").text(), failures()), ("ready\n", 0.0), "{call}");
 
         fs::write(&flag, "").unwrap();
-        eventually("it fails again and again", || failures() >= 3.0);
+        eventually("three snapshots fail", || failures() >= 3.0);
         let ready = server.get("/readyz");
-        assert_eq!(ready.status, 200, "{call}: it can answer");
+        assert_eq!(ready.status, 200, "{call}: the server can still decide");
         assert!(ready.text().starts_with("ready\nthe snapshot was not written: "), "{}", ready.text());
         assert!(ready.text().contains(cause), "{}", ready.text());
-        let problem = format!("the snapshot {} was not written: {cause}", place.state().display());
+        let problem = format!("the snapshot {} was not written: {cause}", setup.state().display());
         server.logs(&problem);
 
         fs::remove_file(&flag).unwrap();
         server.logs("is written again");
-        eventually("it is saved again", || server.get("/readyz").text() == "ready\n");
+        eventually("a snapshot is saved again", || server.get("/readyz").text() == "ready\n");
         assert_eq!(server.metric("tollkeeper_snapshot_age_seconds"), 0.0, "{call}");
-        // Many attempts failed within a minute, and were logged in one line.
+        // All failures within a minute are logged in one line.
         assert_eq!(server.log().matches("was not written").count(), 1, "{}", server.log());
 
         fs::write(&flag, "").unwrap();
         let ended = end(server);
         assert_eq!(ended.code, Some(1), "{call}: {}", ended.log);
         assert!(ended.log.contains("the counters were not saved: snapshot "), "{}", ended.log);
-        assert_eq!(used(&place.start()), 1, "{call}");
+        assert_eq!(used(&setup.start()), 1, "{call}");
     }
 }
 
 #[test]
 fn a_full_disk_is_reported_and_loses_nothing() {
-    let place = Place::new("100ms");
-    let disk = place.folder.path().join("saved");
-    // On a file system of 128 KiB, which only this process sees.
+    let setup = Setup::new("100ms");
+    let disk = setup.folder.path().join("saved");
+    // The snapshot folder is a file system of 128 KiB that only this process sees.
     let mut command = Command::new("unshare");
     command.args(["--map-root-user", "--mount", "sh", "-c"]);
     command.args(["mount -t tmpfs -o size=128k tmpfs \"$0\" && exec \"$@\"", disk.to_str().unwrap()]);
     command.args([tollkeeper().get_program().to_str().unwrap(), "serve", "--http", "127.0.0.1:0"]);
-    command.args(["--config", &place.config]).env("TOLLKEEPER_GRPC", "off").env("TOLLKEEPER_RESP", "off");
+    command.args(["--config", &setup.config]).env("TOLLKEEPER_GRPC", "off").env("TOLLKEEPER_RESP", "off");
     let server = Server::launch(&mut command);
     let inside = PathBuf::from(format!("/proc/{}/root{}", server.pid(), disk.display()));
     assert!(server.check(r#"{"user":"alice"}"#));
     let age = || server.metric("tollkeeper_snapshot_age_seconds");
-    eventually("it is saved", || inside.join("state").exists());
+    eventually("a snapshot is saved", || inside.join("state").exists());
     let filled = fs::write(inside.join("filler"), vec![0; 256 << 10]);
     assert_eq!(filled.unwrap_err().raw_os_error(), Some(ENOSPC));
     server.logs("No space left on device");
-    eventually("the newest snapshot gets old", || age() >= 1.0);
+    eventually("the last snapshot is a second old", || age() >= 1.0);
     let saved = fs::read(inside.join("state")).unwrap();
 
     fs::remove_file(inside.join("filler")).unwrap();
@@ -212,48 +218,48 @@ fn a_full_disk_is_reported_and_loses_nothing() {
     fs::write(inside.join("filler"), vec![0; 256 << 10]).unwrap_err();
     let ended = end(server);
     assert_eq!(ended.code, Some(1), "{}", ended.log);
-    fs::write(place.state(), saved).unwrap();
-    assert_eq!(used(&place.start()), 1, "what was on the full disk is whole");
+    fs::write(setup.state(), saved).unwrap();
+    assert_eq!(used(&setup.start()), 1, "the snapshot on the full disk is intact");
 }
 
 #[test]
 fn a_second_server_on_one_snapshot_names_the_first() {
-    let place = Place::new("1h");
-    let first = place.start();
+    let setup = Setup::new("1h");
+    let first = setup.start();
     assert!(first.check(r#"{"user":"alice"}"#));
-    let second = run(&["serve", "--http", "127.0.0.1:0", "--config", &place.config]);
+    let second = run(&["serve", "--http", "127.0.0.1:0", "--config", &setup.config]);
     assert_eq!(second.status.code(), Some(2));
-    let said = text(&second.stderr);
-    let expected = format!("snapshot {}: process {} saves to it", place.state().display(), first.pid());
-    assert!(said.contains(&expected), "{said}");
+    let stderr = text(&second.stderr);
+    let expected = format!("snapshot {}: process {} saves to it", setup.state().display(), first.pid());
+    assert!(stderr.contains(&expected), "{stderr}");
     // A killed process holds no lock.
     assert_eq!(end(first).code, Some(0));
-    let third = place.start();
+    let third = setup.start();
     third.signal("KILL");
     third.ended();
-    assert_eq!(used(&place.start()), 1);
+    assert_eq!(used(&setup.start()), 1);
 }
 
-/// Someone cleans up the folder of the snapshot while a server runs.
+/// The lock file may be deleted while a server runs, for example by a cleanup job.
 #[test]
 fn a_removed_lock_file_is_locked_again() {
-    let place = Place::new("100ms");
-    let lock = place.state().with_extension("lock");
-    let first = place.start();
+    let setup = Setup::new("100ms");
+    let lock = setup.state().with_extension("lock");
+    let first = setup.start();
     fs::remove_file(&lock).unwrap();
     eventually("the lock file is back", || lock.exists());
-    let second = run(&["serve", "--http", "127.0.0.1:0", "--config", &place.config]);
+    let second = run(&["serve", "--http", "127.0.0.1:0", "--config", &setup.config]);
     assert_eq!(second.status.code(), Some(2), "{}", text(&second.stderr));
     assert_eq!(end(first).code, Some(0));
 }
 
-/// If another process is faster, it owns the snapshot.
+/// A process that takes the lock first owns the snapshot, even if another one held it before.
 #[test]
 fn a_lost_lock_stops_saving_and_is_reported() {
-    let place = Place::new("1h");
-    let first = place.start();
-    fs::remove_file(place.state().with_extension("lock")).unwrap();
-    let second = place.start();
+    let setup = Setup::new("1h");
+    let first = setup.start();
+    fs::remove_file(setup.state().with_extension("lock")).unwrap();
+    let second = setup.start();
     let ended = end(first);
     assert_eq!(ended.code, Some(1), "{}", ended.log);
     let expected = format!("process {} saves to it", second.pid());
@@ -262,24 +268,24 @@ fn a_lost_lock_stops_saving_and_is_reported() {
 
 #[test]
 fn commands_that_only_read_leave_a_snapshot_alone() {
-    let place = Place::new("1h");
+    let setup = Setup::new("1h");
     let list = || {
-        let names = fs::read_dir(place.folder.path().join("saved")).unwrap();
+        let names = fs::read_dir(setup.folder.path().join("saved")).unwrap();
         names.map(|name| name.unwrap().file_name()).collect::<Vec<_>>()
     };
     let commands: [&[&str]; 3] = [
-        &["check", "--config", &place.config, "user=alice"],
-        &["explain", "--config", &place.config, "user=alice"],
-        &["validate", &place.config],
+        &["check", "--config", &setup.config, "user=alice"],
+        &["explain", "--config", &setup.config, "user=alice"],
+        &["validate", &setup.config],
     ];
     for command in commands {
         let done = run(command);
         assert!(done.status.success(), "{command:?}: {}", text(&done.stderr));
-        assert!(list().is_empty(), "{command:?} made {:?}", list());
+        assert!(list().is_empty(), "{command:?} created {:?}", list());
     }
-    let server = place.start();
+    let server = setup.start();
     for command in commands {
-        assert!(run(command).status.success(), "{command:?} beside a server");
+        assert!(run(command).status.success(), "{command:?} while a server runs");
     }
     assert_eq!(end(server).code, Some(0));
 }

@@ -1,6 +1,6 @@
 //! HTTPS, tested with curl, which has another TLS implementation.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 mod support;
 

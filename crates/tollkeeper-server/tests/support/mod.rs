@@ -1,6 +1,6 @@
 //! Starts a real server process on a free port, and a client that sends exactly the given bytes.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::fs;
