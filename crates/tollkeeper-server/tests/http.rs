@@ -76,12 +76,13 @@ fn sixth_request_is_refused_with_reason_and_retry() {
             }],
         })
     );
-    assert!(server.check(r#"{"user":"bob"}"#), "others are not affected");
+    assert!(server.check(r#"{"user":"bob"}"#), "other keys are not affected");
 }
 
 #[test]
 fn every_field_is_present_for_each_algorithm() {
-    // What the limit says, what it takes at once, its longest wait for one more, and its sentence.
+    // The limit's settings, its algorithm, the requests admitted at once, the longest wait for the next one, and the start
+    // of the reason.
     for (limit, algorithm, at_once, longest, allows) in [
         ("rate: 24/day\n    burst: 3", "token-bucket", 3_u32, 3_600.0, "24 per day with bursts of 3"),
         (
@@ -107,13 +108,13 @@ fn every_field_is_present_for_each_algorithm() {
             &folder,
             &format!("retry_after_jitter: 0%\nlimits:\n  - name: lim-1.x_\n    by: user\n    {limit}\n"),
         );
-        let mut taken = 0;
+        let mut admitted = 0;
         let refused = loop {
             let answer = server.post("/v1/check", ALICE);
             if answer.status == 429 {
                 break answer;
             }
-            taken += 1;
+            admitted += 1;
             assert_eq!((answer.status, answer.header("retry-after")), (200, None));
             let body = answer.json();
             let (charge, reset) =
@@ -127,11 +128,11 @@ fn every_field_is_present_for_each_algorithm() {
             let delay = body["delay"].as_f64().unwrap();
             let remaining = body["limits"][0]["remaining"].as_u64().unwrap();
             if algorithm == "leaky-bucket" {
-                // The first goes on at once, each later one an hour after the one before it.
-                let turn = 3_600.0 * f64::from(taken - 1);
-                assert!(delay <= turn && delay >= turn - 60.0, "{delay}");
+                // The first request is not delayed, each later one is delayed by an hour more than the one before it.
+                let slot = 3_600.0 * f64::from(admitted - 1);
+                assert!(delay <= slot && delay >= slot - 60.0, "{delay}");
             } else {
-                assert_eq!((delay, remaining), (0.0, u64::from(at_once - taken)));
+                assert_eq!((delay, remaining), (0.0, u64::from(at_once - admitted)));
             }
             assert_eq!(
                 body,
@@ -146,7 +147,7 @@ fn every_field_is_present_for_each_algorithm() {
                 })
             );
         };
-        assert!((at_once..=at_once + 1).contains(&taken), "{algorithm} took {taken}");
+        assert!((at_once..=at_once + 1).contains(&admitted), "{algorithm} admitted {admitted}");
         let body = refused.json();
         let retry = between(&body["retry_after"], 0.0, longest);
         assert_eq!(refused.header("retry-after"), Some(&*retry.ceil().to_string()), "{algorithm}");
@@ -214,17 +215,18 @@ fn request_that_never_fits_has_no_retry_after() {
     ] {
         let answer = server.post("/v1/check", body);
         assert_eq!((answer.status, answer.header("retry-after")), (429, None), "{body}");
-        let said = answer.json();
-        let limit = said["limits"].as_array().unwrap().iter().find(|limit| limit["name"] == binding).unwrap();
+        let answer_body = answer.json();
+        let limit =
+            answer_body["limits"].as_array().unwrap().iter().find(|limit| limit["name"] == binding).unwrap();
         assert_eq!(limit["key"], key, "{body}");
-        for (never, name) in [(&said, "binding"), (limit, "name")] {
+        for (never, name) in [(&answer_body, "binding"), (limit, "name")] {
             assert_eq!(
                 (&never["allowed"], &never["retry_after"], &never["never"], &never[name]),
                 (&json!(false), &Value::Null, &json!(true), &json!(binding)),
                 "{body}"
             );
         }
-        assert_eq!((&said["reason"], &said["charge"]), (&json!(reason), &Value::Null));
+        assert_eq!((&answer_body["reason"], &answer_body["charge"]), (&json!(reason), &Value::Null));
     }
     assert_eq!(remaining(&server, r#"{"user":"alice"}"#), [3], "the request charged nothing");
 }
@@ -257,7 +259,7 @@ fn never_binds_before_waits_then_the_longest_wait() {
     assert_eq!(never.header("retry-after"), None);
     let never: Vec<_> =
         body["limits"].as_array().unwrap().iter().map(|limit| limit.get("never").is_some()).collect();
-    assert_eq!(never, [false, false, true], "each limit speaks for itself");
+    assert_eq!(never, [false, false, true], "`never` is reported for each limit");
     assert!(body["limits"][1]["retry_after"].is_number());
 }
 
@@ -277,7 +279,7 @@ fn scarcest_limit_binds_and_refusal_charges_nothing() {
     let admitted = server.post("/v1/check", &body).json();
     assert_eq!(admitted["binding"], "narrow");
     let names: Vec<_> = admitted["limits"].as_array().unwrap().iter().map(|limit| &limit["name"]).collect();
-    assert_eq!(names, ["wide", "narrow"], "in the order of the config, whichever binds");
+    assert_eq!(names, ["wide", "narrow"], "limits are listed in config order, whichever binds");
     assert_eq!(remaining(&server, facts), [8, 0]);
 
     let refused = server.post("/v1/check", &body);
@@ -285,8 +287,8 @@ fn scarcest_limit_binds_and_refusal_charges_nothing() {
     let limits = refused.json()["limits"].clone();
     assert_eq!((&limits[0]["allowed"], &limits[0]["remaining"]), (&json!(true), &json!(8)));
     assert_eq!((&limits[1]["allowed"], &limits[1]["remaining"]), (&json!(false), &json!(0)));
-    assert_eq!(limits[0]["retry_after"], Value::Null, "the other limit has nothing to wait for");
-    assert_eq!(remaining(&server, facts), [8, 0], "all or nothing");
+    assert_eq!(limits[0]["retry_after"], Value::Null, "the other limit allows the request");
+    assert_eq!(remaining(&server, facts), [8, 0], "a refused request is charged to no limit");
     let other = r#"{"ip":"192.0.2.7","user":"bob"}"#;
     assert_eq!(remaining(&server, other), [8, 2], "the same address, another user");
 }
@@ -309,24 +311,28 @@ fn shadow_limit_counts_but_never_refuses() {
         let body = answer.json();
         assert_eq!((&body["allowed"], &body["binding"]), (&json!(true), &Value::Null), "only shadow limits");
         assert_eq!((body.get("reason"), body.get("never"), &body["retry_after"]), (None, None, &Value::Null));
-        assert_eq!(body["limits"].as_array().unwrap().len(), 1, "what is off is not listed");
+        assert_eq!(body["limits"].as_array().unwrap().len(), 1, "a limit that is off is not listed");
         let limit = &body["limits"][0];
         assert_eq!(
             (&limit["name"], &limit["mode"], &limit["allowed"]),
             (&json!("trial"), &json!("shadow"), &json!(allowed)),
             "time {time}"
         );
-        assert_eq!(limit["retry_after"].is_number(), !allowed, "it says what it would have said");
+        assert_eq!(
+            limit["retry_after"].is_number(),
+            !allowed,
+            "a shadow limit reports the wait it would impose"
+        );
     }
     let both = server.post("/v1/check", r#"{"facts":{"user":"alice","route":"/real"}}"#).json();
     assert_eq!(
         (&both["binding"], &both["allowed"]),
         (&json!("real"), &json!(true)),
-        "what is enforced binds"
+        "the enforced limit binds"
     );
     assert_eq!(both["limits"].as_array().unwrap().len(), 2);
     let skipped = server.post("/v1/check", r#"{"facts":{"user":"alice","route":"/priced"}}"#);
-    assert_eq!(skipped.status, 200, "a bad cost never fails a request for the sake of a shadow limit");
+    assert_eq!(skipped.status, 200, "an invalid cost for a shadow limit does not fail the request");
     assert_eq!(skipped.json()["limits"].as_array().unwrap().len(), 1);
     let series = |result: &str| {
         server.metric(&format!("tollkeeper_checks_total{{limit=\"trial\",result=\"{result}\"}}"))
@@ -410,8 +416,12 @@ fn an_absent_fact_is_null_in_the_key_and_values_are_text() {
         );
     }
     assert_eq!(remaining(&server, r#"{"tenant":"1","user":true}"#), [7], "`1` and \"1\" are one key");
-    assert_eq!(remaining(&server, "{}"), [8], "all who say nothing share one");
-    assert_eq!(remaining(&server, r#"{"tenant":"null","user":"null"}"#), [9], "which cannot be named");
+    assert_eq!(remaining(&server, "{}"), [8], "requests without these facts share one key");
+    assert_eq!(
+        remaining(&server, r#"{"tenant":"null","user":"null"}"#),
+        [9],
+        "the text `null` is not a missing fact"
+    );
 }
 
 #[test]
@@ -438,10 +448,14 @@ fn an_address_is_canonical_and_masked_in_the_key() {
         );
     }
     assert_eq!(remaining(&server, r#"{"ip":"192.0.2.7"}"#), [6], "one client in three spellings");
-    assert_eq!(remaining(&server, r#"{"ip":"2001:db8::2"}"#), [7], "one network");
+    assert_eq!(remaining(&server, r#"{"ip":"2001:db8::2"}"#), [7], "one key for the /64");
     for allowed in ["10.1.2.3", "::ffff:10.1.2.3", "2001:db8:1::7"] {
         let answer = server.post("/v1/check", &format!("{{\"facts\":{{\"ip\":\"{allowed}\"}}}}"));
-        assert_eq!(answer.json()["limits"], json!([]), "{allowed}: an allow list looks before the mask");
+        assert_eq!(
+            answer.json()["limits"],
+            json!([]),
+            "{allowed}: the allow list is matched before the address is masked"
+        );
     }
     let usage = server.get("/v1/usage?ip=%3A%3Affff%3A192.0.2.7").json();
     assert_eq!(
@@ -472,12 +486,12 @@ fn cost_is_explicit_or_from_a_fact() {
         (&free["allowed"], &free["limits"][1]["cost"], &free["limits"][1]["remaining"]),
         (&json!(true), &json!(0), &json!(750))
     );
-    for (facts, what) in [
+    for (facts, problem) in [
         ("", "absent"),
         (r#","tokens":"""#, "empty"),
         (r#","tokens":-1"#, "negative"),
-        (r#","tokens":"many""#, "no number"),
-        (r#","tokens":true"#, "no number"),
+        (r#","tokens":"many""#, "not a number"),
+        (r#","tokens":true"#, "not a number"),
         (r#","tokens":2147483649"#, "too large"),
         (r#","tokens":9223372036854775808"#, "too large"),
     ] {
@@ -485,10 +499,10 @@ fn cost_is_explicit_or_from_a_fact() {
         assert_eq!(
             answer.error(),
             (400, "invalid_cost".to_owned(), Some("facts.tokens".to_owned())),
-            "{what}"
+            "{problem}"
         );
         let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
-        assert!(message.contains("`tokens`"), "{what}: {message}");
+        assert!(message.contains("`tokens`"), "{problem}: {message}");
     }
     assert_eq!(
         remaining(&server, r#"{"key":"k","tokens":"1"}"#),
@@ -496,7 +510,7 @@ fn cost_is_explicit_or_from_a_fact() {
         "a bad cost charges no other limit"
     );
     let usage = server.get("/v1/usage?key=k").json();
-    assert_eq!(usage["limits"][1]["cost"], 1, "usage looks with a cost of 1, whatever is charged");
+    assert_eq!(usage["limits"][1]["cost"], 1, "usage peeks with a cost of 1, whatever a check costs");
 }
 
 #[test]
@@ -544,11 +558,15 @@ fn peek_shows_the_decision_with_status_200() {
     });
     for _ in 0..5 {
         let peek = server.post("/v1/peek", ALICE);
-        assert_eq!((peek.status, peek.json()), (200, free.clone()), "it charges nothing, however often");
+        assert_eq!(
+            (peek.status, peek.json()),
+            (200, free.clone()),
+            "a peek charges nothing, however often it is repeated"
+        );
     }
     assert!(server.check(r#"{"user":"alice"}"#) && server.check(r#"{"user":"alice"}"#));
     let peek = server.post("/v1/peek", ALICE);
-    assert_eq!((peek.status, peek.header("retry-after")), (200, None), "always 200");
+    assert_eq!((peek.status, peek.header("retry-after")), (200, None), "a peek is always 200");
     let body = peek.json();
     assert_eq!(
         (&body["allowed"], &body["charge"], &body["binding"]),
@@ -583,12 +601,16 @@ fn a_peek_shows_the_delay_that_a_check_would_get() {
     );
     let delay = |path: &str| server.post(path, ALICE).json()["delay"].as_f64().unwrap();
     assert_eq!((delay("/v1/peek"), delay("/v1/check")), (0.0, 0.0));
-    for turn in [3_600.0, 7_200.0] {
+    for slot in [3_600.0, 7_200.0] {
         let (peek, check) = (delay("/v1/peek"), delay("/v1/check"));
-        assert!(check <= peek && peek <= turn && check > turn - 60.0, "{peek} {check}");
+        assert!(check <= peek && peek <= slot && check > slot - 60.0, "{peek} {check}");
     }
     let body = server.post("/v1/peek", r#"{"facts":{"user":"alice"},"cost":5}"#).json();
-    assert_eq!((&body["allowed"], &body["delay"]), (&json!(false), &json!(0)), "a refusal holds nobody");
+    assert_eq!(
+        (&body["allowed"], &body["delay"]),
+        (&json!(false), &json!(0)),
+        "a refused request is not delayed"
+    );
 }
 
 #[test]
@@ -652,11 +674,11 @@ fn batch_is_decided_in_order_with_errors_in_place() {
     ];
     let answer = server.post("/v1/check/batch", &format!("{{ \"checks\" : [\n{}] }}", checks.join(" ,\t")));
     assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")));
-    assert_eq!(answer.header("retry-after"), None, "the batch is not refused, some of it is");
+    assert_eq!(answer.header("retry-after"), None, "some checks are refused, but not the batch");
     let body = answer.json();
     assert_eq!(body.as_object().unwrap().len(), 1);
     let decisions = body["decisions"].as_array().unwrap();
-    let said: Vec<String> = decisions
+    let results: Vec<String> = decisions
         .iter()
         .map(|decision| match decision.get("error") {
             Some(error) => {
@@ -672,7 +694,7 @@ fn batch_is_decided_in_order_with_errors_in_place() {
         })
         .collect();
     assert_eq!(
-        said,
+        results,
         [
             "true 2",
             "invalid_cost cost",
@@ -787,7 +809,7 @@ fn metrics_count_what_was_sent() {
     client.request("POST", "/v1/check", "nonsense");
     client.request("POST", "/v1/check", r#"{"facts":{"user":"alice"},"cost":0}"#);
     client.request("POST", "/v1/check/batch", &format!("{{\"checks\":[{ALICE},7,{{\"facts\":{{}}}}]}}"));
-    // None of these asks for a decision.
+    // None of these calls makes a decision.
     client.request("POST", "/v1/peek", ALICE);
     client.request("GET", "/v1/usage?user=alice", "");
     client.request("GET", "/v1/limits", "");
@@ -837,11 +859,11 @@ fn metrics_count_what_was_sent() {
         ]
     );
     assert!(!text.contains("alice") && !text.contains("b\\\"o"), "keys are never labels");
-    assert!(text.ends_with("# EOF\n"), "the end that the format demands");
+    assert!(text.ends_with("# EOF\n"), "OpenMetrics requires this last line");
     assert_eq!(server.metric("tollkeeper_config_version"), 1.0);
     assert_eq!(server.metric("tollkeeper_config_reloads_total{result=\"done\"}"), 0.0);
 
-    // A histogram: cumulative, and its last bucket holds all.
+    // Histogram buckets are cumulative, so the last one counts all requests.
     let series = "tollkeeper_request_duration_seconds";
     let buckets: Vec<(f64, u64)> = text
         .lines()
@@ -895,7 +917,7 @@ limits:
   - { name: day, by: day, rate: 1/day, burst: 1 }
 ",
     );
-    // Cost 1000 leaves nothing for the next 200 s; the cost asked then says how long to wait.
+    // A cost of 1000 empties the bucket, which takes 200 s to refill. The cost of the next check determines its wait.
     let check = |fact: &str, cost: u32| {
         server.post("/v1/check", &format!("{{\"facts\":{{\"{fact}\":\"x\"}},\"cost\":{cost}}}"))
     };
@@ -917,13 +939,14 @@ fn wait_under_a_second_is_reported_as_one() {
     let folder = Folder::new();
     let server = Server::with_config(&folder, "limits:\n  - { name: fast, rate: 1000/s, burst: 1 }\n");
     let mut client = server.client();
-    // A token comes back within a millisecond, so it takes a few to be refused.
+    // The bucket refills one token per millisecond, so several quick requests are needed until one is refused.
     let mut refused = None;
-    eventually("one comes too soon", || {
-        let two = [&b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n{\"facts\":{}}"
-            [..]; 8]
-            .concat();
-        client.send(&two);
+    eventually("one request is refused", || {
+        let burst =
+            [&b"POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n{\"facts\":{}}"[..];
+                8]
+                .concat();
+        client.send(&burst);
         let answers: Vec<Answer> = (0..8).map(|_| client.answer()).collect();
         refused = answers.into_iter().find(|answer| answer.status == 429);
         refused.is_some()
@@ -945,16 +968,16 @@ fn pipelined_requests_are_answered_in_order() {
     };
     for user in 0..100 {
         client.send(request(user).as_bytes());
-        assert_eq!(first(&client.answer())["key"], json!([format!("u{user}")]), "one after the other");
+        assert_eq!(first(&client.answer())["key"], json!([format!("u{user}")]), "sequential requests");
     }
     let all: String = (0..500).map(request).collect();
     client.send(all.as_bytes());
     for user in 0..500 {
         let expected = (json!([format!("u{user}")]), json!(if user < 100 { 998 } else { 999 }));
         let limit = first(&client.answer());
-        assert_eq!((&limit["key"], &limit["remaining"]), (&expected.0, &expected.1), "all at once");
+        assert_eq!((&limit["key"], &limit["remaining"]), (&expected.0, &expected.1), "pipelined requests");
     }
-    // Errors keep the order and the connection too.
+    // Errors are answered in order, too, and keep the connection open.
     let bad = "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\n\r\n{";
     client.send(
         format!("{bad}{}GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n{}", request(1), request(2))
@@ -967,13 +990,13 @@ fn pipelined_requests_are_answered_in_order() {
 #[test]
 fn request_is_answered_whatever_follows() {
     let server = Server::start();
-    let whole = format!(
+    let request = format!(
         "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{ALICE}",
         ALICE.len()
     );
-    for next in ["", "\r\n", "\r\n\r\n", "P", "POST /v1/che", &whole[..whole.len() - 1]] {
+    for next in ["", "\r\n", "\r\n\r\n", "P", "POST /v1/che", &request[..request.len() - 1]] {
         let mut client = server.client();
-        client.send(format!("{whole}{next}").as_bytes());
+        client.send(format!("{request}{next}").as_bytes());
         let answer = client.answer();
         assert!(matches!(answer.status, 200 | 429), "{next:?}: {answer:?}");
     }
@@ -989,7 +1012,7 @@ fn a_request_before_garbage_is_answered() {
         client.send(format!("{head}{ALICE}\0\0\0\r\n\r\n").as_bytes());
         let answers = client.last_answers();
         let statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
-        assert!(statuses == [200] || statuses == [200, 400], "{statuses:?}: what was charged is answered");
+        assert!(statuses == [200] || statuses == [200, 400], "{statuses:?}: the charged request is answered");
     }
 }
 
@@ -1023,11 +1046,14 @@ fn wrong_method_is_405_with_allow() {
         let (status, allow) = if right.contains("HEAD") { (200, None) } else { (405, Some(right)) };
         assert_eq!((head.status, head.header("allow")), (status, allow), "HEAD {path}");
     }
-    assert_eq!(client.request("GET", "/healthz", "").text(), "ok\n", "and the connection is in step");
+    assert_eq!(
+        client.request("GET", "/healthz", "").text(),
+        "ok\n",
+        "the next request on the connection is read correctly"
+    );
 }
 
-/// The head of the answer to a HEAD is that of the answer to a GET, and nothing follows it: the next
-/// request on the connection is answered in its turn.
+/// HEAD gets the same status and headers as GET, without a body: the next request on the connection is read correctly.
 #[test]
 fn head_is_get_without_a_body() {
     let server = Server::start();
@@ -1035,7 +1061,7 @@ fn head_is_get_without_a_body() {
     for route in ROUTES.iter().filter(|route| route.method == "GET" && route.endpoint != Endpoint::Events) {
         let get = server.client().request_with("GET", route.path, &auth, b"");
         let mut client = server.client();
-        // A check first: it is answered without hyper, which takes over with the HEAD.
+        // A check first: the fast path answers it without hyper, which takes over the connection with the HEAD.
         assert_eq!(client.request("POST", "/v1/check", r#"{"facts":{}}"#).status, 200);
         client.send(
             format!("HEAD {} HTTP/1.1\r\nhost: localhost\r\n{}\r\n\r\n", route.path, auth.join("\r\n"))
@@ -1046,7 +1072,7 @@ fn head_is_get_without_a_body() {
         for name in ["content-type", "etag", "allow"] {
             assert_eq!(head.header(name), get.header(name), "{} {name}", route.path);
         }
-        // Metrics grow with every request; all other pages are the same twice.
+        // Metrics change with every request; all other pages are the same for both requests.
         if route.endpoint == Endpoint::Metrics {
             assert!(head.header("content-length").is_some());
         } else {
@@ -1060,7 +1086,7 @@ fn head_is_get_without_a_body() {
 fn head_of_the_event_stream_does_not_wait_for_events() {
     let server = Server::start();
     let mut client = server.client();
-    // More than may listen at a time: none of them holds a place.
+    // More requests than concurrent streams are allowed: a HEAD opens no stream.
     for _ in 0..100 {
         client.send(b"HEAD /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n");
         let head = client.try_head().unwrap();
@@ -1068,7 +1094,7 @@ fn head_of_the_event_stream_does_not_wait_for_events() {
     }
     assert_eq!(client.request("GET", "/healthz", "").text(), "ok\n");
     client.send(b"HEAD /v1/events HTTP/1.1\r\nhost: localhost\r\norigin: http://evil.example\r\n\r\n");
-    assert_eq!(client.try_head().unwrap().status, 403, "as a GET is");
+    assert_eq!(client.try_head().unwrap().status, 403, "HEAD is refused like GET");
 }
 
 #[test]
@@ -1093,7 +1119,7 @@ fn unknown_path_is_404_with_a_hint() {
             assert!(answer.text().contains("POST /v1/check"), "{}", answer.text());
         }
     }
-    assert_eq!(client.request("POST", "/v1/peek?pretty", ALICE).status, 200, "a query changes nothing");
+    assert_eq!(client.request("POST", "/v1/peek?pretty", ALICE).status, 200, "a query string is ignored");
 }
 
 #[test]

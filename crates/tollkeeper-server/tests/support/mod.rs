@@ -45,23 +45,23 @@ pub(crate) fn output(command: &mut Command) -> Output {
     let out = collect(child.stdout.take().expect("piped"), Arc::clone(&stdout));
     let err = collect(child.stderr.take().expect("piped"), Arc::clone(&stderr));
     let status = end_of(&mut child);
-    out.join().expect("its output is read");
-    err.join().expect("its errors are read");
+    out.join().expect("stdout is read");
+    err.join().expect("stderr is read");
     let bytes = |text: &Arc<Mutex<String>>| text.lock().unwrap().clone().into_bytes();
     Output { status, stdout: bytes(&stdout), stderr: bytes(&stderr) }
 }
 
-/// Waits for the end of a process.
+/// Waits for a process to exit; kills it and panics if it takes longer than [`PATIENCE`].
 fn end_of(child: &mut Child) -> ExitStatus {
     let began = Instant::now();
     loop {
-        if let Some(status) = child.try_wait().expect("it was started") {
+        if let Some(status) = child.try_wait().expect("the process was started") {
             return status;
         }
         if began.elapsed() > PATIENCE {
             let _ = child.kill();
             let _ = child.wait();
-            panic!("it did not end");
+            panic!("the process did not exit within {PATIENCE:?}");
         }
         pause();
     }
@@ -69,7 +69,7 @@ fn end_of(child: &mut Child) -> ExitStatus {
 
 /// Printed bytes as text.
 pub(crate) fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).expect("it prints UTF-8")
+    std::str::from_utf8(bytes).expect("the output is UTF-8")
 }
 
 /// A temporary folder, removed on drop.
@@ -80,7 +80,7 @@ impl Folder {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("tollkeeper-test-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).expect("a folder can be made");
+        fs::create_dir_all(&path).expect("a temporary folder can be created");
         Folder(path)
     }
 
@@ -88,7 +88,7 @@ impl Folder {
         &self.0
     }
 
-    /// Writes a file in it.
+    /// Writes a file in the folder and returns its path.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
         fs::write(&path, text).expect("a file can be written");
@@ -153,11 +153,11 @@ impl Server {
         let mut address = None;
         eventually("the server listens", || {
             address = listens(&printed.lock().unwrap(), "http");
-            let ended = child.try_wait().expect("it was started");
-            assert!(ended.is_none(), "it ended: {}", log.lock().unwrap());
+            let ended = child.try_wait().expect("the process was started");
+            assert!(ended.is_none(), "the server exited: {}", log.lock().unwrap());
             address.is_some()
         });
-        Server { child, address: address.expect("it listens"), printed, log, readers }
+        Server { child, address: address.expect("the address was printed"), printed, log, readers }
     }
 
     /// Waits for the RESP address and returns it.
@@ -168,42 +168,42 @@ impl Server {
     /// Waits for the address of this listener and returns it.
     pub(crate) fn listens(&self, name: &str) -> SocketAddr {
         let mut address = None;
-        eventually(&format!("it listens for {name}"), || {
+        eventually(&format!("the {name} listener is open"), || {
             address = listens(&self.printed.lock().unwrap(), name);
             address.is_some()
         });
-        address.expect("it listens")
+        address.expect("the address was printed")
     }
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it logged so far.
+    /// The log so far.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
 
-    /// Waits until it has logged this.
+    /// Waits until the log contains this text.
     pub(crate) fn logs(&self, text: &str) {
-        eventually(&format!("the log says {text:?}"), || self.log().contains(text));
+        eventually(&format!("the log contains {text:?}"), || self.log().contains(text));
     }
 
     pub(crate) fn signal(&self, name: &str) {
         let done = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status();
-        assert!(done.expect("kill is there").success(), "the server is gone");
+        assert!(done.expect("`kill` is installed").success(), "the server is not running");
     }
 
-    /// Whether its process is gone.
+    /// Whether the process has exited.
     pub(crate) fn has_ended(&mut self) -> bool {
-        self.child.try_wait().expect("it was started").is_some()
+        self.child.try_wait().expect("the process was started").is_some()
     }
 
-    /// Waits for it to end.
+    /// Waits for the process to exit.
     pub(crate) fn ended(mut self) -> Ended {
         let status = end_of(&mut self.child);
         for reader in self.readers.drain(..) {
-            reader.join().expect("what it writes is read");
+            reader.join().expect("the output is read");
         }
         Ended { code: status.code(), printed: self.printed.lock().unwrap().clone(), log: self.log() }
     }
@@ -225,14 +225,14 @@ impl Server {
         self.client().request("POST", path, body)
     }
 
-    /// The value of a line of `/metrics`, which begins with its name and labels.
+    /// The value of a series of `/metrics`, given by name and labels: `tollkeeper_skipped_total{limit="demo"}`.
     pub(crate) fn metric(&self, series: &str) -> f64 {
         let page = self.get("/metrics");
         let value = page.text().lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-        value.unwrap_or_else(|| panic!("no {series} in {}", page.text())).parse().expect("a number")
+        value.unwrap_or_else(|| panic!("{series} is missing in {}", page.text())).parse().expect("a number")
     }
 
-    /// One check of these facts; whether it was allowed.
+    /// Checks these facts and returns whether the request was allowed.
     pub(crate) fn check(&self, facts: &str) -> bool {
         let answer = self.post("/v1/check", &format!("{{\"facts\":{facts}}}"));
         assert!(matches!(answer.status, 200 | 429), "{answer:?}");
@@ -270,15 +270,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) fn eventually(what: &str, mut test: impl FnMut() -> bool) {
     let began = Instant::now();
     while !test() {
-        assert!(began.elapsed() < PATIENCE, "this did not happen: {what}");
+        assert!(began.elapsed() < PATIENCE, "timed out waiting for: {what}");
         pause();
     }
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "another process is asked again and again, but not without pause"
-)]
+#[expect(clippy::disallowed_methods, reason = "polling another process needs a pause")]
 fn pause() {
     std::thread::sleep(Duration::from_millis(10));
 }
@@ -310,11 +307,11 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
-    /// The status, the code and the `where` of an error.
+    /// The status, `code` and `where` of an error response.
     pub(crate) fn error(&self) -> (u16, String, Option<String>) {
         let error = &self.json()["error"];
         assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{error}");
-        let code = error["code"].as_str().expect("a code").to_owned();
+        let code = error["code"].as_str().expect("the error has a code").to_owned();
         (self.status, code, error["where"].as_str().map(str::to_owned))
     }
 }
@@ -323,7 +320,7 @@ impl Client {
     pub(crate) fn to(address: SocketAddr) -> Client {
         let stream = TcpStream::connect(address).expect("the server listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
-        stream.set_nodelay(true).expect("so");
+        stream.set_nodelay(true).expect("TCP_NODELAY can be set");
         Client { stream, buffer: Vec::new() }
     }
 
@@ -342,7 +339,7 @@ impl Client {
         self.answer()
     }
 
-    /// Posts this as a chunked body.
+    /// Posts this body in chunks of `piece` bytes.
     pub(crate) fn chunked(&mut self, path: &str, body: &[u8], piece: usize) -> Answer {
         let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n");
         let mut bytes = head.into_bytes();
@@ -361,12 +358,12 @@ impl Client {
         let _ = self.stream.write_all(bytes);
     }
 
-    /// Reads the next answer.
+    /// Reads the next response.
     pub(crate) fn answer(&mut self) -> Answer {
         self.try_answer().expect("the server answers")
     }
 
-    /// Reads the next answer, if one comes before the connection ends.
+    /// Reads the next response; `None` if the connection ends first.
     pub(crate) fn try_answer(&mut self) -> Option<Answer> {
         let mut answer = self.try_head()?;
         let length: usize =
@@ -401,10 +398,10 @@ impl Client {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
-    /// All answers until the server closes the connection, which it must.
+    /// Reads all responses until the server closes the connection, and fails if it stays open.
     pub(crate) fn last_answers(&mut self) -> Vec<Answer> {
         let answers: Vec<Answer> = std::iter::from_fn(|| self.try_answer()).collect();
-        assert_eq!(self.buffer, b"", "something follows the last answer");
+        assert_eq!(self.buffer, b"", "unread bytes follow the last response");
         let end = self.stream.read(&mut [0]);
         let open = end.as_ref().is_ok_and(|count| *count > 0)
             || end.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
