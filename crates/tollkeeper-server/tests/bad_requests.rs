@@ -29,7 +29,7 @@ fn charged(server: &Server) -> f64 {
 
 const ALICE: &str = r#"{"facts":{"user":"alice"}}"#;
 
-/// A text padded with blanks to exactly this many bytes.
+/// `text` padded with spaces to exactly this many bytes.
 fn padded(text: &str, size: usize) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     assert!(bytes.len() <= size);
@@ -41,7 +41,7 @@ fn fact(name: &str, value: &str) -> String {
     json!({ "facts": { name: value } }).to_string()
 }
 
-/// This many different facts.
+/// A check with this many different facts.
 fn facts(count: usize) -> String {
     let facts: Vec<String> = (0..count).map(|number| format!("\"f{number}\":{number}")).collect();
     format!("{{\"facts\":{{{}}}}}", facts.join(","))
@@ -59,7 +59,7 @@ fn invalid_check_names_code_message_and_field() {
     let deeper = format!(r#"{{"facts":{{"a":{}"#, r#"{"a":"#.repeat(10_000));
     let huge = format!(r#"{{"facts":{{"user":{}}}}}"#, "9".repeat(1_025));
     let cases: &[(&str, &str, Option<&str>, &str)] = &[
-        // Not JSON at all, or not to its end.
+        // Invalid or truncated JSON.
         ("", "invalid_json", None, "ends too early"),
         (" \n", "invalid_json", None, "ends too early"),
         ("user=alice", "invalid_json", None, "{\"facts\":{\"user\":\"alice\"}"),
@@ -190,17 +190,21 @@ fn invalid_check_names_code_message_and_field() {
             "2147483648",
         ),
     ];
-    for (body, code, place, message) in cases {
+    for (body, code, location, message) in cases {
         let shown: String = body.chars().take(80).collect();
         for path in ["/v1/check", "/v1/peek"] {
             let answer = client.request("POST", path, body);
-            assert_eq!(answer.error(), (400, (*code).to_owned(), place.map(str::to_owned)), "{path} {shown}");
+            assert_eq!(
+                answer.error(),
+                (400, (*code).to_owned(), location.map(str::to_owned)),
+                "{path} {shown}"
+            );
             assert_eq!(answer.header("content-type"), Some("application/json"));
             assert_eq!(answer.header("retry-after"), None);
             let error = answer.json();
-            let said = error["error"]["message"].as_str().unwrap();
-            assert!(said.contains(message), "{shown}: {said}");
-            assert!(said.len() < 300, "{shown}: a message is a sentence, not {} bytes", said.len());
+            let reported = error["error"]["message"].as_str().unwrap();
+            assert!(reported.contains(message), "{shown}: {reported}");
+            assert!(reported.len() < 300, "{shown}: a message is a sentence, not {} bytes", reported.len());
             assert_eq!(error["error"].as_object().unwrap().len(), 3, "{error}");
             assert_eq!(error.as_object().unwrap().len(), 1, "{error}");
         }
@@ -212,23 +216,26 @@ fn invalid_check_names_code_message_and_field() {
 fn invalid_utf8_is_refused_with_its_position() {
     let server = Server::start();
     let mut client = server.client();
-    for (wrong, what) in [
-        (&b"\xff"[..], "a byte that is never there"),
-        (b"\xc3", "half a character"),
+    for (wrong, problem) in [
+        (&b"\xff"[..], "a byte that never occurs in UTF-8"),
+        (b"\xc3", "an incomplete sequence"),
         (b"\xc0\x80", "an overlong NUL"),
-        (b"\xed\xa0\x80", "half of a surrogate pair"),
-        (b"\xf5\x80\x80\x80", "beyond Unicode"),
-        (b"\x80", "the second half of a character"),
+        (b"\xed\xa0\x80", "a surrogate"),
+        (b"\xf5\x80\x80\x80", "a code point beyond Unicode"),
+        (b"\x80", "a lone continuation byte"),
     ] {
         for (before, after) in
             [(&b"{\"facts\":{\"user\":\""[..], &b"\"}}"[..]), (b"{\"facts\":{\"", b"\":1}}"), (b"", b"")]
         {
             let answer = client.request_with("POST", "/v1/check", &[], &[before, wrong, after].concat());
-            assert_eq!(answer.error(), (400, "invalid_json".to_owned(), None), "{what}");
-            let said = answer.json()["error"]["message"].as_str().unwrap().to_owned();
-            assert!(said.contains(&format!("at byte {}: invalid UTF-8", before.len())), "{what}: {said}");
+            assert_eq!(answer.error(), (400, "invalid_json".to_owned(), None), "{problem}");
+            let reported = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+            assert!(
+                reported.contains(&format!("at byte {}: invalid UTF-8", before.len())),
+                "{problem}: {reported}"
+            );
         }
-        untouched(&server, what);
+        untouched(&server, problem);
     }
 }
 
@@ -256,7 +263,7 @@ fn documented_size_limits_are_exact() {
         let answer = client.request("POST", "/v1/peek", &fits);
         assert_eq!(answer.status, 200, "{fits}: {answer:?}");
     }
-    for (too_large, code, place) in [
+    for (too_large, code, location) in [
         (fact("user", &"x".repeat(1_025)), "invalid_fact", "facts.user".to_owned()),
         (fact("user", &("é".repeat(512) + "x")), "invalid_fact", "facts.user".to_owned()),
         (fact("user", &"x".repeat(60_000)), "invalid_fact", "facts.user".to_owned()),
@@ -268,15 +275,15 @@ fn documented_size_limits_are_exact() {
     ] {
         let shown: String = too_large.chars().take(80).collect();
         let answer = client.request("POST", "/v1/check", &too_large);
-        assert_eq!(answer.error(), (400, code.to_owned(), Some(place)), "{shown}");
-        assert!(answer.body.len() < 500, "{shown}: what was sent does not come back");
+        assert_eq!(answer.error(), (400, code.to_owned(), Some(location)), "{shown}");
+        assert!(answer.body.len() < 500, "{shown}: the response does not repeat the request");
         untouched(&server, &shown);
     }
-    // A query has the same limits.
+    // A query string has the same limits.
     let query = |facts: &str| format!("/v1/usage?{facts}");
     let many: Vec<String> = (0..65).map(|number| format!("f{number}=1")).collect();
     assert_eq!(server.get(&query(&many[..64].join("&"))).status, 200);
-    for (facts, code, place) in [
+    for (facts, code, location) in [
         (many.join("&"), "too_many", "facts"),
         (format!("user={}", "x".repeat(1_025)), "invalid_fact", "facts.user"),
         ("user=%ff".to_owned(), "invalid_fact", "facts.user"),
@@ -288,7 +295,7 @@ fn documented_size_limits_are_exact() {
         ("user=alice&us%65r=bob".to_owned(), "duplicate_field", "facts.user"),
     ] {
         let answer = server.get(&query(&facts));
-        assert_eq!(answer.error(), (400, code.to_owned(), Some(place.to_owned())), "{facts}");
+        assert_eq!(answer.error(), (400, code.to_owned(), Some(location.to_owned())), "{facts}");
     }
     untouched(&server, "queries");
 }
@@ -298,7 +305,7 @@ fn body_limit_is_64_kib_chunked_or_not() {
     let server = Server::start();
     let at_most = 64 << 10;
     for path in ["/v1/peek", "/v1/check"] {
-        // Without a fact of the limit's key, nothing is charged.
+        // A check without the fact of the limit's key charges nothing.
         let (fits, too_large) = (padded(r#"{"facts":{}}"#, at_most), padded(ALICE, at_most + 1));
         let mut client = server.client();
         assert_eq!(client.request_with("POST", path, &[], &fits).status, 200);
@@ -310,7 +317,7 @@ fn body_limit_is_64_kib_chunked_or_not() {
         let answer = client.request_with("POST", path, &[], &too_large);
         assert_eq!(answer.error(), (413, "too_large".to_owned(), None));
         assert!(answer.text().contains("64 KiB"), "{}", answer.text());
-        assert_eq!(client.last_answers().len(), 0, "what is left of the body is not read as a request");
+        assert_eq!(client.last_answers().len(), 0, "the rest of the body is not read as a request");
         untouched(&server, path);
         for piece in [1_000, 65_537, 200_000] {
             let mut client = server.client();
@@ -337,7 +344,7 @@ fn batch_limit_is_1_mib_and_1_000_checks() {
     assert_eq!(decisions(client.request_with("POST", path, &[], &full)), 1_000);
     assert_eq!(decisions(client.chunked(path, &full, 65_536)), 1_000);
 
-    for (body, status, code, place) in [
+    for (body, status, code, location) in [
         (batch(ALICE, 1_001).into_bytes(), 400, "too_many", Some("checks")),
         (batch("0", 300_000).into_bytes(), 400, "too_many", Some("checks")),
         (padded(&batch(ALICE, 1), (1 << 20) + 1), 413, "too_large", None),
@@ -363,7 +370,7 @@ fn batch_limit_is_1_mib_and_1_000_checks() {
         ([batch(ALICE, 1).as_bytes(), b"\xff"].concat(), 400, "invalid_json", None),
     ] {
         let shown: String = String::from_utf8_lossy(&body).chars().take(80).collect();
-        let expected = (status, code.to_owned(), place.map(str::to_owned));
+        let expected = (status, code.to_owned(), location.map(str::to_owned));
         assert_eq!(server.client().request_with("POST", path, &[], &body).error(), expected, "{shown}");
         assert_eq!(server.client().chunked(path, &body, 10_000).error(), expected, "{shown}");
         untouched(&server, &shown);
@@ -430,19 +437,23 @@ fn expect_continue_is_answered_with_100_or_413() {
     let mut client = server.client();
     client.send(head(ALICE.len()).as_bytes());
     assert_eq!(client.answer().status, 100);
-    assert_eq!(charged(&server), 0.0, "nothing is charged before the body is there");
+    assert_eq!(charged(&server), 0.0, "nothing is charged before the body has arrived");
     client.send(ALICE.as_bytes());
     assert_eq!(client.answer().status, 200);
     assert_eq!(charged(&server), 1.0);
 
     let mut client = server.client();
     client.send(head((64 << 10) + 1).as_bytes());
-    assert_eq!(client.answer().error(), (413, "too_large".to_owned(), None), "it need not be sent");
+    assert_eq!(
+        client.answer().error(),
+        (413, "too_large".to_owned(), None),
+        "refused before the body is sent"
+    );
     assert_eq!(client.last_answers().len(), 0);
     assert_eq!(charged(&server), 1.0);
 }
 
-/// Sends this and expects at most one answer, a 4xx, and the end of the connection.
+/// Sends these bytes and expects at most one response, a 4xx, and then the end of the connection.
 fn refused(server: &Server, bytes: &[u8], what: &str) {
     let mut client = server.client();
     client.send(bytes);
@@ -474,7 +485,7 @@ fn floods_of_headers_and_endless_lines_are_refused() {
     let mut client = server.client();
     let few: Vec<String> = (0..50).map(|number| format!("x-{number}: {}", "y".repeat(100))).collect();
     let few: Vec<&str> = few.iter().map(String::as_str).collect();
-    assert_eq!(client.request_with("GET", "/healthz", &few, b"").status, 200, "but fifty are fine");
+    assert_eq!(client.request_with("GET", "/healthz", &few, b"").status, 200, "fifty headers are accepted");
 }
 
 #[test]
@@ -494,7 +505,7 @@ fn bytes_that_are_not_http_are_refused() {
         client.finish();
         assert_eq!(client.last_answers().len(), 0);
     }
-    untouched(&server, "half a head");
+    untouched(&server, "truncated heads");
     for (bytes, what) in [
         (&noise[..], "noise"),
         (&[0; 4_096], "zeros"),
@@ -555,7 +566,7 @@ fn ambiguous_framing_cannot_smuggle_a_request() {
     }
     // HTTP/1.0 has no chunked bodies.
     let old = format!("POST /v1/peek HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n{none}{smuggled}");
-    refused(&server, old.as_bytes(), "HTTP/1.0 in pieces");
+    refused(&server, old.as_bytes(), "a chunked body in HTTP/1.0");
     // A body with an unknown framing is not read, and must not be taken for the next request.
     for path in ["/nowhere", "/healthz", "/v1/limits"] {
         let mut client = server.client();
@@ -574,26 +585,26 @@ fn ambiguous_framing_cannot_smuggle_a_request() {
 fn aborted_request_charges_nothing() {
     let server = Server::start();
     let errors = "tollkeeper_requests_total{transport=\"http\",route=\"\",result=\"error\"}";
-    let told =
+    let sized =
         format!("POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", ALICE.len());
-    let pieces =
+    let chunked =
         "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n".to_owned();
-    let mut left = 0.0;
+    let mut aborted = 0.0;
     for at in 0..ALICE.len() {
         let half = &ALICE[..at];
-        // A chunked body that holds all of the check has not arrived before its last chunk has.
+        // A chunked body is incomplete before its last chunk, even if it contains the complete check.
         let chunk = format!("{:x}\r\n{ALICE}\r\n", ALICE.len());
         for bytes in [
-            format!("{told}{half}"),
-            format!("{pieces}{:x}\r\n{half}", ALICE.len()),
-            format!("{pieces}{chunk}"),
+            format!("{sized}{half}"),
+            format!("{chunked}{:x}\r\n{half}", ALICE.len()),
+            format!("{chunked}{chunk}"),
         ] {
             server.client().send(bytes.as_bytes());
-            left += 1.0;
+            aborted += 1.0;
         }
     }
-    eventually("each of them has been noticed", || server.metric(errors) >= left);
-    untouched(&server, "half bodies");
+    eventually("each aborted request is counted as an error", || server.metric(errors) >= aborted);
+    untouched(&server, "truncated bodies");
 }
 
 #[test]
@@ -604,7 +615,7 @@ fn slow_body_times_out() {
     let (mut silent, mut slow) = (server.client(), server.client());
     silent.send(format!("{head}{ALICE}").as_bytes());
     slow.send(format!("{head}{ALICE}").as_bytes());
-    eventually("both are given up, though one goes on sending", || {
+    eventually("both time out, although one keeps sending", || {
         slow.send(b" ");
         server.metric(errors) == 2.0
     });
@@ -639,10 +650,10 @@ fn request_that_meets_over_256_limits_is_too_many() {
     }
     let mut resp = Client::to(server.resp());
     resp.send(b"TK.CHECK user alice wide yes\r\nTK.CHECK user alice\r\nQUIT\r\n");
-    let mut said = String::new();
-    resp.stream.read_to_string(&mut said).unwrap();
-    assert!(said.starts_with("-ERR too_many more than 256 limits and keys apply"), "{said}");
-    assert!(said.ends_with("+OK\r\n"), "the connection goes on: {said}");
+    let mut replies = String::new();
+    resp.stream.read_to_string(&mut replies).unwrap();
+    assert!(replies.starts_with("-ERR too_many more than 256 limits and keys apply"), "{replies}");
+    assert!(replies.ends_with("+OK\r\n"), "the connection stays open: {replies}");
     assert_eq!(server.metric("tollkeeper_keys"), 0.0, "nothing was charged");
 }
 
@@ -661,7 +672,7 @@ fn client_that_sends_all_of_its_body_first_reads_the_413() {
         ("/v1/check", &*length, &body, 413),
         ("/v1/check/batch", &*length, &body, 413),
         ("/v1/check", "transfer-encoding: chunked", &chunks, 413),
-        // For every reason that a body is not read.
+        // Other errors that are answered without reading the body.
         ("/v1/nothing", &*length, &body, 404),
         ("/healthz", &*length, &body, 405),
     ] {
@@ -685,7 +696,7 @@ fn memory(server: &Server, name: &str) -> u64 {
 
 #[test]
 fn two_thousand_bad_requests_leave_no_memory_behind() {
-    /// Four connections at a time hold a body of 1 MiB each, what was read of it, and an answer.
+    /// Four concurrent connections, each with a body of 1 MiB, its parsed form, and a response.
     const AT_MOST_KIB: u64 = 48 << 10;
 
     let server = Server::start();
@@ -726,6 +737,6 @@ fn two_thousand_bad_requests_leave_no_memory_behind() {
         }
     });
     let most = memory(&server, "VmHWM");
-    assert!(most < AT_MOST_KIB, "it took {most} KiB");
+    assert!(most < AT_MOST_KIB, "peak memory was {most} KiB");
     untouched(&server, "two thousand bad requests");
 }

@@ -56,10 +56,10 @@ fn refund_returns_a_charge_once() {
         assert!(done(&server.post("/v1/refund", &refund)));
         assert_eq!(remaining(server, ALICE), [10, 1000]);
         receipt(server, "/v1/check", ESTIMATE, "charge");
-        assert!(!done(&server.post("/v1/refund", &refund)), "a repeat");
+        assert!(!done(&server.post("/v1/refund", &refund)), "the second refund of a receipt does nothing");
         let settle = format!("{{\"charge\":\"{charge}\",\"cost\":0}}");
         assert!(!done(&server.post("/v1/settle", &settle)), "a charge is refunded or settled once");
-        assert_eq!(remaining(server, ALICE), [7, 600], "nothing is given back twice");
+        assert_eq!(remaining(server, ALICE), [7, 600], "nothing is refunded twice");
     });
 }
 
@@ -83,7 +83,7 @@ fn partial_refund_never_exceeds_the_charge() {
     });
 }
 
-/// A correction that names the wrong field must not use the receipt up.
+/// A correction with a wrong field must not consume the receipt.
 #[test]
 fn correction_that_matches_no_limit_leaves_the_charge() {
     let tokens_only = "limits:
@@ -149,11 +149,11 @@ fn unsettled_reservation_stays_charged() {
         let reserve = r#"{"facts":{"user":"alice","tokens":400},"ttl":"1s"}"#;
         let charge = receipt(server, "/v1/reserve", reserve, "charge");
         let late = format!("{{\"charge\":\"{charge}\",\"facts\":{{\"tokens\":1}}}}");
-        // Settling a shortfall is harmless in time, so repeat it until the time is up.
+        // Before the reservation expires, repeating this settlement is harmless, so repeat it until then.
         let probe =
             receipt(server, "/v1/reserve", r#"{"facts":{"user":"bob","tokens":0},"ttl":"1s"}"#, "charge");
         let probe = format!("{{\"charge\":\"{probe}\",\"cost\":1}}");
-        eventually("the time is up", || server.post("/v1/settle", &probe).status == 404);
+        eventually("the reservation has expired", || server.post("/v1/settle", &probe).status == 404);
         assert_eq!(server.post("/v1/settle", &late).error(), error(404, "unknown_charge", "charge"));
         assert_eq!(remaining(server, ALICE), [9, 600]);
     });
@@ -192,12 +192,12 @@ fn slots_are_acquired_renewed_and_released_once() {
         assert_eq!(remaining(server, r#"{"user":"alice"}"#), [0, 90], "one slot each whatever the cost");
         let refused = server.post("/v1/acquire", body);
         assert_eq!(refused.status, 429);
-        let said = refused.json();
+        let refusal = refused.json();
         assert_eq!(
-            (&said["binding"], &said["slot"], &said["charge"]),
+            (&refusal["binding"], &refusal["slot"], &refusal["charge"]),
             (&json!("exports"), &Value::Null, &Value::Null)
         );
-        assert_eq!(said["retry_after"], json!(1.0), "a hint");
+        assert_eq!(refusal["retry_after"], json!(1.0), "a hint: the release of a slot cannot be predicted");
         assert!(server.check(r#"{"user":"alice"}"#), "a check takes no slot");
 
         let slot = |text: &str| format!("{{\"slot\":\"{text}\"}}");

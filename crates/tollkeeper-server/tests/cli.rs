@@ -20,7 +20,7 @@ fn result(output: &Output) -> (Option<i32>, &str, &str) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// A command that must fail before it does anything: exit 2, and these words on standard error.
+/// Asserts that a command fails before it does anything: exit code 2, and these words on standard error.
 fn fails(command: &mut Command, words: &[&str]) {
     let output = output(command);
     let (code, printed, stderr) = result(&output);
@@ -50,7 +50,7 @@ fn server(folder: &Folder) -> Server {
     Server::with_config(folder, "limits:\n  - { name: demo, by: user, rate: 1/day, burst: 5 }\n")
 }
 
-/// Five limits, each with another explanation in `explain`.
+/// Five limits, each with a different result in `explain`.
 const POLICY: &str = "limits:
   - { name: per-ip, by: ip, rate: 1000/day, missing: share }
   - { name: per-user, by: user, rate: 10/day, burst: 2 }
@@ -129,7 +129,11 @@ fn check_peek_charges_nothing() {
         assert_eq!((&answer["limits"][0]["remaining"], &answer["charge"]), (&json!(5), &Value::Null));
     }
     let never = run(&["check", "--server", &url, "--peek", "--cost", "6", "user=alice"]);
-    assert_eq!(never.status.code(), Some(1), "a peek at a refusal is a refusal too, though it is a 200");
+    assert_eq!(
+        never.status.code(),
+        Some(1),
+        "a peek that would be refused exits with 1, although its status is 200"
+    );
 }
 
 #[test]
@@ -407,7 +411,7 @@ fn explain_shows_whether_and_why_each_limit_applies() {
         (applies, why, key)
     };
     let names: Vec<String> = why(&[]).into_iter().map(|limit| limit.0).collect();
-    assert_eq!(names, ["per-ip", "per-user", "login", "plan", "trial"], "all of them, in order");
+    assert_eq!(names, ["per-ip", "per-user", "login", "plan", "trial"], "all limits, in config order");
     let (applies, words, key) = limit(&["ip=::ffff:192.0.2.7", "user=alice"], "per-ip");
     assert_eq!((applies, &*words), (true, "applies: 1000 per day"));
     assert!(key.as_str().unwrap().ends_with("192.0.2.7"), "{key}");
@@ -453,7 +457,7 @@ fn explain_prints_a_table() {
     assert!(lines[5].contains("shadow"), "{printed}");
 
     let builtin = run(&["explain", "user=alice"]);
-    assert!(text(&builtin.stdout).contains("demo"), "without a file, the policy that serve has without one");
+    assert!(text(&builtin.stdout).contains("demo"), "without a file, the built-in policy of `serve`");
     let none = run(&["explain"]);
     assert_eq!(none.status.code(), Some(0));
     assert!(
@@ -495,7 +499,7 @@ fn validate_exit_code_is_0_valid_1_invalid_2_unreadable() {
     assert_eq!(code, Some(1));
     assert!(
         printed.contains("invalid.yaml:2:") && printed.contains("invalid.yaml:3:"),
-        "all at once: {printed}"
+        "all errors are reported at once: {printed}"
     );
     assert!(printed.contains("error: ") && printed.contains("invalid.yaml: invalid, "), "{printed}");
     assert!(!printed.contains('\x1b'), "{printed}");
@@ -561,7 +565,11 @@ fn validate_reports_missing_files() {
         assert!(printed.contains(expected), "{expected}: {printed}");
     }
     let file = folder.write("ignored.yaml", &format!("{yaml}validate: {{ ignore: [W014] }}\n"));
-    assert_eq!(run(&["validate", file.to_str().unwrap()]).status.code(), Some(0), "it is of another machine");
+    assert_eq!(
+        run(&["validate", file.to_str().unwrap()]).status.code(),
+        Some(0),
+        "the files may be on another machine, so the warning can be ignored"
+    );
     // Other commands read the limits without these files.
     assert_eq!(run(&["explain", "--config", file.to_str().unwrap(), "ip=192.0.2.7"]).status.code(), Some(0));
 }
@@ -653,7 +661,7 @@ fn init_lists_and_prints_the_templates() {
     assert_eq!(listed, names);
     assert!(
         printed.lines().all(|line| line.split_whitespace().count() > 3),
-        "each with what it is for: {printed}"
+        "each with its description: {printed}"
     );
     let folder = Folder::new();
     for name in names {

@@ -92,7 +92,7 @@ async fn call(client: &h2::client::SendRequest<Bytes>, path: &str) -> Call {
 }
 
 impl Call {
-    /// Sends this as the body and says how it went: the status, or the message and the status behind it.
+    /// Sends this body. Returns the status, and the message unless the response consists of headers only.
     async fn ends(mut self, body: &[u8]) -> (Grpc, Option<RateLimitResponse>) {
         self.body.send_data(Bytes::copy_from_slice(body), true).unwrap();
         let response = self.answer.await.unwrap();
@@ -108,7 +108,7 @@ impl Call {
         while let Some(data) = stream.data().await {
             message.extend_from_slice(&data.unwrap());
         }
-        let trailers = stream.trailers().await.unwrap().expect("a status follows");
+        let trailers = stream.trailers().await.unwrap().expect("the status is in the trailers");
         assert_eq!(
             message[..5],
             [&[0][..], &u32::try_from(message.len() - 5).unwrap().to_be_bytes()].concat()
@@ -144,7 +144,7 @@ async fn envoy_requests_are_answered_and_counted() {
     assert_eq!(["allowed", "refused", "degraded", "error"].map(counted), [2.0, 1.0, 0.0, 1.0]);
     assert_eq!(server.metric("tollkeeper_request_duration_seconds_count{transport=\"grpc\"}"), 4.0);
     assert_eq!(server.metric("tollkeeper_checks_total{limit=\"per-user\",result=\"refused\"}"), 1.0);
-    assert!(!server.check(r#"{"user":"alice"}"#), "the limits are those of every other listener");
+    assert!(!server.check(r#"{"user":"alice"}"#), "all listeners share the limits");
 }
 
 #[tokio::test]
@@ -187,7 +187,7 @@ async fn health_is_reported_until_drain() {
         let answer = health.check(asked(name)).await.unwrap().into_inner();
         assert_eq!(answer.status(), ServingStatus::NotServing, "{name:?}");
     }
-    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "it still answers");
+    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "the server still answers");
     server.signal("TERM");
     assert_eq!(server.ended().code, Some(0));
 }
@@ -247,7 +247,11 @@ async fn invalid_call_is_refused_with_the_reason() {
         assert_eq!(call(&client, path).await.ends(body).await, (expected, None), "{path} {body:?}");
     }
     let (status, answer) = call(&client, SHOULD_RATE_LIMIT).await.ends(&framed(&message)).await;
-    assert_eq!((status, remaining(&answer.unwrap())), (Grpc::Ok, vec![1]), "nothing was charged before");
+    assert_eq!(
+        (status, remaining(&answer.unwrap())),
+        (Grpc::Ok, vec![1]),
+        "the earlier calls charged nothing"
+    );
 }
 
 /// The content types that a cross-site page can make a browser send, if this listener has TLS.
@@ -275,11 +279,11 @@ async fn message_may_be_split_and_has_a_size_limit() {
     let server = start(&folder, LIMITS, &[]);
     let client = connect(server.listens("grpc")).await;
     let mut slowly = call(&client, SHOULD_RATE_LIMIT).await;
-    let whole = of("alice");
-    for byte in &whole[..whole.len() - 1] {
+    let message = of("alice");
+    for byte in &message[..message.len() - 1] {
         slowly.body.send_data(Bytes::copy_from_slice(&[*byte]), false).unwrap();
     }
-    let (status, answer) = slowly.ends(&whole[whole.len() - 1..]).await;
+    let (status, answer) = slowly.ends(&message[message.len() - 1..]).await;
     assert_eq!((status, remaining(&answer.unwrap())), (Grpc::Ok, vec![1]));
 
     // Longer than the headers that Envoy accepts: a client must not evade its limit that way.
@@ -305,7 +309,7 @@ async fn requests_in_flight_are_answered_on_shutdown() {
     let client = connect(address).await;
     let mut begun = call(&client, SHOULD_RATE_LIMIT).await;
     begun.body.send_data(Bytes::copy_from_slice(&of("alice")[..7]), false).unwrap();
-    // When this is answered, the call before it has begun.
+    // Once this call is answered, the call before it has begun.
     call(&client, SHOULD_RATE_LIMIT).await.ends(&of("alice")).await;
 
     server.signal("TERM");
@@ -338,13 +342,13 @@ async fn each_limit_applies_its_failure_policy() {
         for code in expected {
             let answer = ask(&channel, "alice").await;
             assert_eq!(codes(&answer), (code, vec![code]), "{policy}");
-            let told = answer.statuses[0].current_limit.is_some();
-            assert_eq!(told, policy == "local", "{policy}: an uncounted limit is not reported");
+            let reported = answer.statuses[0].current_limit.is_some();
+            assert_eq!(reported, policy == "local", "{policy}: an uncounted limit is not reported");
             if policy == "deny" {
                 assert_eq!(
                     answer.statuses[0].duration_until_reset.unwrap().seconds,
                     1,
-                    "the breaker's pause"
+                    "the retry is after the breaker's pause"
                 );
             }
         }
@@ -448,7 +452,7 @@ fn head() -> Vec<u8> {
     block
 }
 
-/// Sends this and reads what comes until the server ends it or says nothing for a moment.
+/// Sends these bytes and reads until the server closes the connection or sends nothing for 50 ms.
 fn pour(address: SocketAddr, bytes: &[u8]) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
@@ -481,7 +485,7 @@ async fn random_bytes_do_not_crash_or_leak() {
     }
     let after = memory(&server);
     assert!(after < before + 32, "{before} MiB before, {after} MiB after");
-    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "and it still answers");
+    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "the server still answers");
 }
 
 #[tokio::test]
@@ -518,10 +522,10 @@ async fn stream_floods_do_not_crash_or_leak() {
     }
     let after = memory(&server);
     assert!(after < before + 64, "{before} MiB before, {after} MiB after");
-    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "and it still answers");
+    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "the server still answers");
 }
 
-/// A thousand messages on each of four connections that begin and never end: 240 MiB, if all were kept.
+/// A thousand unfinished messages on each of four connections: 240 MiB, if all were buffered.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_of_all_connections_share_one_memory_budget() {
     const CALLS: usize = 4 * 1_000;
@@ -542,16 +546,16 @@ async fn calls_of_all_connections_share_one_memory_budget() {
             open.push(call);
         }
     }
-    // Each holds 60 KiB and more, so less than a fifth of them have room.
+    // Each takes at least 60 KiB, so less than a fifth of them fit.
     let refused = || server.metric("tollkeeper_grpc_exhausted_total");
-    eventually("the others are refused", || refused() > 0.8 * CALLS as f64);
+    eventually("more than 80% of the calls are refused", || refused() > 0.8 * CALLS as f64);
     let after = memory(&server);
     println!("{CALLS} messages that never end: {before} MiB before, {after} MiB after");
     assert!(after < before + 96, "{before} MiB before, {after} MiB after");
     server.logs("a gRPC call was refused with RESOURCE_EXHAUSTED");
-    assert_eq!(server.log().matches("RESOURCE_EXHAUSTED").count(), 1, "it is logged once a minute");
+    assert_eq!(server.log().matches("RESOURCE_EXHAUSTED").count(), 1, "logged once a minute");
 
-    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "others are still answered");
+    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "other connections are still answered");
     let answered = open.iter_mut().filter_map(|call| (&mut call.answer).now_or_never());
     let status =
         |response: hyper::Response<_>| Grpc::from_bytes(response.headers()["grpc-status"].as_bytes());
@@ -593,9 +597,9 @@ async fn unread_reflection_streams_share_the_budget() {
         }
     }
     let refused = || server.metric("tollkeeper_grpc_exhausted_total");
-    eventually("there is no room for all of them", || refused() > 0.0);
+    eventually("some calls are refused", || refused() > 0.0);
     let after = memory(&server);
     println!("{} streams: {before} MiB before, {after} MiB after", open.len());
     assert!(after < before + 96, "{before} MiB before, {after} MiB after");
-    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "others are still answered");
+    assert_eq!(ask(&channel, "alice").await.overall_code(), Code::Ok, "other connections are still answered");
 }

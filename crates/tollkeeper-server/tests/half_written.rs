@@ -16,7 +16,7 @@ use tollkeeper::config::{Config, Format};
 use tollkeeper::digest::{hex, sha256};
 use tollkeeper_server::command::init::TEMPLATES;
 
-/// How long the file must be unchanged before anything is removed.
+/// How long the file must be unchanged before a reload removes limits or tokens.
 const SETTLED: Duration = Duration::from_millis(250);
 
 fn access() -> String {
@@ -28,7 +28,7 @@ fn access() -> String {
     )
 }
 
-/// Five real files, each written byte by byte while requests come in and signals ask for reloads.
+/// Writes each template byte by byte while clients send requests and SIGHUP triggers reloads.
 #[test]
 fn half_written_file_removes_nothing() {
     for (number, template) in TEMPLATES.iter().enumerate() {
@@ -38,19 +38,19 @@ fn half_written_file_removes_nothing() {
         };
         let folder = Folder::new();
         let server = Server::with_config(&folder, &text);
-        // If the machine stops the writer for too long, what it has written by then is a file that somebody wrote.
+        // If the writer pauses for `SETTLED` or longer, the server rightly takes the partial file as complete: try again.
         while written_within(&server, &folder, &text, template.name) >= SETTLED {}
         // A complete new file becomes active.
         let longer = format!("{}{}", template.text.trim_end(), "\n\n  - { name: last, rate: 1000000/s }\n");
         folder.write("tollkeeper.yaml", &format!("{}{longer}", access()));
-        eventually("all of it is in force", || {
+        eventually("the complete file is active", || {
             names(&server.client()).last().is_some_and(|name| name == "last")
         });
     }
 }
 
-/// Writes the same file again, and checks all the while that nothing is missing from what is in force. Returns the
-/// longest time that the file was left as it was.
+/// Writes the same file again, and asserts meanwhile that no limit and no token is missing. Returns the longest time
+/// between two writes.
 fn written_within(server: &Server, folder: &Folder, text: &str, name: &str) -> Duration {
     let all = limits_of(text);
     let (done, lost) = (AtomicBool::new(false), Mutex::new(None));
@@ -72,11 +72,12 @@ fn written_within(server: &Server, folder: &Folder, text: &str, name: &str) -> D
     });
     let lost = lost.into_inner().unwrap();
     assert!(lost.is_none() || longest >= SETTLED, "{name}: {}", lost.unwrap_or_default());
-    eventually("the whole file is in force", || names(&server.client()) == all);
+    eventually("the complete file is active", || names(&server.client()) == all);
     longest
 }
 
-/// Byte by byte, with a signal and a request after every sixteenth.
+/// Writes the file byte by byte, with a SIGHUP and a request before every sixteenth byte. Returns the longest time
+/// between two writes.
 fn write_slowly(server: &Server, folder: &Folder, text: &str) -> Duration {
     let (mut longest, mut last) = (Duration::ZERO, Instant::now());
     let mut file = File::create(folder.path().join("tollkeeper.yaml")).unwrap();
@@ -102,7 +103,7 @@ fn names(client: &Client) -> Vec<String> {
 }
 
 fn limits_of(text: &str) -> Vec<String> {
-    let (config, _) = Config::parse("whole.yaml", Format::Yaml, text.as_bytes(), &|_| None).unwrap();
+    let (config, _) = Config::parse("tollkeeper.yaml", Format::Yaml, text.as_bytes(), &|_| None).unwrap();
     config.limits.iter().map(|limit| limit.name.clone()).collect()
 }
 
@@ -115,7 +116,7 @@ fn removals_apply_once_the_file_has_settled() {
     folder.write("tollkeeper.yaml", limits);
     eventually("the data plane is open", || server.post("/v1/check", r#"{"facts":{}}"#).status == 200);
     assert_eq!(names(&server.client()), ["a"]);
-    // Renamed over the old file, as editors do.
+    // Many editors replace a file by renaming a new one over it.
     let new = folder.write("new.yaml.tmp", "limits: []\n");
     std::fs::rename(new, folder.path().join("tollkeeper.yaml")).unwrap();
     eventually("the limit is gone", || names(&server.client()).is_empty());

@@ -129,8 +129,8 @@ fn every_field_is_present_for_each_algorithm() {
             let remaining = body["limits"][0]["remaining"].as_u64().unwrap();
             if algorithm == "leaky-bucket" {
                 // The first request is not delayed, each later one is delayed by an hour more than the one before it.
-                let slot = 3_600.0 * f64::from(admitted - 1);
-                assert!(delay <= slot && delay >= slot - 60.0, "{delay}");
+                let due = 3_600.0 * f64::from(admitted - 1);
+                assert!(delay <= due && delay >= due - 60.0, "{delay}");
             } else {
                 assert_eq!((delay, remaining), (0.0, u64::from(at_once - admitted)));
             }
@@ -601,9 +601,9 @@ fn a_peek_shows_the_delay_that_a_check_would_get() {
     );
     let delay = |path: &str| server.post(path, ALICE).json()["delay"].as_f64().unwrap();
     assert_eq!((delay("/v1/peek"), delay("/v1/check")), (0.0, 0.0));
-    for slot in [3_600.0, 7_200.0] {
+    for due in [3_600.0, 7_200.0] {
         let (peek, check) = (delay("/v1/peek"), delay("/v1/check"));
-        assert!(check <= peek && peek <= slot && check > slot - 60.0, "{peek} {check}");
+        assert!(check <= peek && peek <= due && check > due - 60.0, "{peek} {check}");
     }
     let body = server.post("/v1/peek", r#"{"facts":{"user":"alice"},"cost":5}"#).json();
     assert_eq!(
@@ -1086,7 +1086,7 @@ fn head_is_get_without_a_body() {
 fn head_of_the_event_stream_does_not_wait_for_events() {
     let server = Server::start();
     let mut client = server.client();
-    // More requests than concurrent streams are allowed: a HEAD opens no stream.
+    // More requests than allowed subscribers: a HEAD does not subscribe.
     for _ in 0..100 {
         client.send(b"HEAD /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n");
         let head = client.try_head().unwrap();

@@ -37,14 +37,17 @@ fn store_failure_is_logged_with_its_cause() {
         .map(|line| serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}")))
         .map(|object| object["fields"]["message"].to_string())
         .collect();
-    // Three kinds of lines at most once a second each, and a few that are logged once.
+    // Three kinds of lines, each at most once a second, and a few lines that are logged once.
     let most = 3 * (began.elapsed().as_secs() + 2) + 10;
     assert!((messages.len() as u64) < most, "{} lines, not {most}: {messages:#?}", messages.len());
-    let opened = messages.iter().find(|line| line.contains("failure policy")).expect("it was waited for");
-    assert!(opened.contains("connection: "), "it names the cause: {opened}");
+    let opened = messages
+        .iter()
+        .find(|line| line.contains("failure policy"))
+        .expect("the test has waited for this line");
+    assert!(opened.contains("connection: "), "the line names the cause: {opened}");
 }
 
-/// A limit that never refills while a test runs, one by a hashed fact, and one that refuses everybody on a route.
+/// A limit that never refills while a test runs, one by a hashed fact, and one that refuses every request on a route.
 const LIMITS: &str = "http:
   facts: { api_key: { from: header.x-api-key, hash: true } }
   routes: [/login]
@@ -80,15 +83,15 @@ fn refusals_are_logged_with_their_fields() {
     assert!(!server.check(r#"{"api_key":"s3cret","route":"/other"}"#));
     let gateway = ["x-forwarded-method: GET", "x-forwarded-uri: /login"];
     assert_eq!(server.client().request_with("GET", "/v1/auth", &gateway, b"").status, 429);
-    let mut resp = TcpStream::connect(server.resp()).expect("it listens");
+    let mut resp = TcpStream::connect(server.resp()).expect("the server listens");
     resp.write_all(
         b"TK.CHECK user alice\r\nCL.THROTTLE key 0 1 86400\r\nCL.THROTTLE key 0 1 86400\r\nQUIT\r\n",
     )
-    .expect("it reads");
+    .expect("the commands are sent");
     let mut replies = String::new();
-    resp.read_to_string(&mut replies).expect("it answers");
+    resp.read_to_string(&mut replies).expect("the server replies");
 
-    eventually("all are logged", || refusals(&server.log()).len() >= 7);
+    eventually("all refusals are logged", || refusals(&server.log()).len() >= 7);
     server.signal("TERM");
     let log = server.ended().log;
     assert!(!log.contains("s3cret") && !log.contains('\u{1b}'), "{log}");
@@ -140,7 +143,7 @@ fn refusals_beyond_the_rate_are_counted() {
             .filter_map(|line| line.split_once(" more refusals were not logged")?.0.rsplit_once(' '));
         counts.map(|(_, count)| count.parse::<u64>().expect("a number")).sum()
     };
-    eventually("the rest is summed up", || sum(&server.log()) == 15);
+    eventually("the count of unlogged refusals is logged", || sum(&server.log()) == 15);
     let log = server.log();
     let lines: Vec<&str> = log.lines().filter(|line| line.contains("refused, retry in 1 d")).collect();
     assert_eq!(lines.len(), 5, "{log}");
@@ -156,11 +159,11 @@ fn refusal_log_is_off_by_default() {
     let refuse = || server.check(r#"{"route":"/login"}"#);
     assert!(!refuse());
     folder.write("tollkeeper.yaml", &format!("log: {{ refusals: 1000/s }}\n{LIMITS}"));
-    eventually("a reload turns it on", || !refuse() && server.log().contains("refused"));
+    eventually("a reload enables logging of refusals", || !refuse() && server.log().contains("refused"));
     assert!(server.log().contains(r#"route="/login""#), "{}", server.log());
     folder.write("tollkeeper.yaml", LIMITS);
     // One line for each reload, and refusals only between the two.
-    eventually("a reload turns it off", || server.log().matches("limits version ").count() == 2);
+    eventually("the second reload is logged", || server.log().matches("limits version ").count() == 2);
     let refused = |log: &str| log.matches("refused").count();
     let before = refused(&server.log());
     for _ in 0..10 {

@@ -77,7 +77,7 @@ fn remaining_is_counted_as_a_ratio() {
   - { name: none, by: nobody, rate: 0/s }
 ",
     );
-    // 3/4, 2/4, 1/4 and nothing remain, and nothing again.
+    // The remaining share is 3/4, 2/4, 1/4, 0, and 0 again.
     for _ in 0..5 {
         server.check(r#"{"user":"alice"}"#);
     }
@@ -106,7 +106,7 @@ fn full_store_reports_overflows_and_memory() {
     assert_eq!(server.metric("tollkeeper_keys_overflow_total"), 5.0);
     let full = server.metric("tollkeeper_store_memory_bytes");
     assert!(full >= empty + 10.0 * 32.0, "{empty} to {full}");
-    assert!(lines(&server, "tollkeeper_breaker_state").is_empty(), "it is absent without Redis");
+    assert!(lines(&server, "tollkeeper_breaker_state").is_empty(), "absent without Redis");
 }
 
 #[test]
@@ -138,15 +138,15 @@ fn overflow_key_is_reported_in_the_response() {
     let usage =
         server.client().request_with("GET", "/v1/usage?user=another", &["authorization: Bearer boss"], b"");
     assert_eq!(usage.json()["limits"][0]["overflow"], true, "{}", usage.text());
-    assert!(check("known")["limits"][0].get("overflow").is_none(), "a known key has its own");
+    assert!(check("known")["limits"][0].get("overflow").is_none(), "a known key has its own state");
 
-    let mut resp = std::net::TcpStream::connect(server.resp()).expect("it listens");
-    let mut said = vec![0; 4_096];
+    let mut resp = std::net::TcpStream::connect(server.resp()).expect("the server listens");
+    let mut reply = vec![0; 4_096];
     let mut ask = |user: &str| {
         std::io::Write::write_all(&mut resp, format!("TK.PEEK user {user}\r\n").as_bytes())
-            .expect("it reads");
-        let length = std::io::Read::read(&mut resp, &mut said).expect("it answers");
-        String::from_utf8_lossy(&said[..length]).into_owned()
+            .expect("the command is sent");
+        let length = std::io::Read::read(&mut resp, &mut reply).expect("the server replies");
+        String::from_utf8_lossy(&reply[..length]).into_owned()
     };
     assert!(ask("another").contains("$8\r\noverflow\r\n:1\r\n"), "{}", ask("another"));
     assert!(!ask("known").contains("overflow"), "{}", ask("known"));
@@ -167,7 +167,7 @@ fn refunds_refused_for_space_are_counted_and_logged() {
     assert_eq!(correct("/v1/refund", &charge(), "").text(), r#"{"done":true}"#);
     assert_eq!(server.metric("tollkeeper_refunds_refused_total"), 0.0);
     let charge = charge();
-    // Each time the same: a charge that was used up would be `{"done":false}`.
+    // The response is the same each time: a used receipt would be `{"done":false}`.
     for (path, cost) in [("/v1/refund", ""), ("/v1/refund", ""), ("/v1/settle", r#","cost":2"#)] {
         let refused = correct(path, &charge, cost);
         assert_eq!(refused.status, 503, "{path}: {}", refused.text());
@@ -175,7 +175,7 @@ fn refunds_refused_for_space_are_counted_and_logged() {
     }
     assert_eq!(server.metric("tollkeeper_refunds_refused_total"), 3.0);
     server.logs("the store has no room for more refund records: ");
-    assert!(lines(&server, "tollkeeper_snapshot").is_empty(), "it is absent without a snapshot");
+    assert!(lines(&server, "tollkeeper_snapshot").is_empty(), "absent without a snapshot");
 }
 
 /// `CL.THROTTLE` passes its limit with the call: it is counted, and listed in `/v1/top`, under the name of the command.
@@ -186,12 +186,12 @@ fn ad_hoc_limits_are_counted_like_limits_of_the_policy() {
     let server = Server::with(&["--resp", "127.0.0.1:0", "--config", config.to_str().unwrap()]);
     let mut client = TcpStream::connect(server.resp()).expect("the server listens");
     for _ in 0..3 {
-        client.write_all(b"CL.THROTTLE alice 1 2 3600\r\n").expect("it reads");
+        client.write_all(b"CL.THROTTLE alice 1 2 3600\r\n").expect("the command is sent");
         let mut reply = [0; 4];
-        client.read_exact(&mut reply).expect("it replies");
+        client.read_exact(&mut reply).expect("the server replies");
         assert_eq!(&reply, b"*5\r\n");
         let mut numbers = [0; 256];
-        assert!(client.read(&mut numbers).expect("it replies") > 0);
+        assert!(client.read(&mut numbers).expect("the server replies") > 0);
     }
     assert!(server.check(r#"{"user":"alice"}"#));
     let mut counted = lines(&server, "tollkeeper_checks_total");

@@ -28,8 +28,8 @@ fn judge(options: &[&str]) -> u64 {
     assert!(tool.exists(), "schemathesis is missing: `make test` installs it into target/python");
     // `make soak` raises the number of examples.
     let examples = std::env::var("EXAMPLES").unwrap_or_else(|_| "60".to_owned());
-    let report = folder.path().join("report");
-    let judged = Command::new(tool)
+    let report_dir = folder.path().join("report");
+    let output = Command::new(tool)
         .args(["--config-file", tests.join("schemathesis.toml").to_str().unwrap(), "run"])
         .arg(format!("http://{}/openapi.json", server.address))
         .args(["--checks", "all", "--phases", "examples,coverage,fuzzing", "--max-examples", &examples])
@@ -39,7 +39,7 @@ fn judge(options: &[&str]) -> u64 {
             "none",
             "--continue-on-failure",
             "--report-dir",
-            report.to_str().unwrap(),
+            report_dir.to_str().unwrap(),
         ])
         .args(options)
         .current_dir(folder.path())
@@ -48,28 +48,31 @@ fn judge(options: &[&str]) -> u64 {
         .stderr(Stdio::inherit())
         .output()
         .expect("schemathesis runs");
-    let said: String = text(&judged.stdout)
+    let report: String = text(&output.stdout)
         .lines()
         .map(|line| line.chars().take(400).chain(['\n']).collect::<String>())
         .collect();
-    assert!(judged.status.success(), "{said}");
+    assert!(output.status.success(), "{report}");
     assert!(server.get("/healthz").status == 200 && !server.log().contains("panicked"), "{}", server.log());
-    let made = said.lines().find_map(|line| line.trim().split_once(" generated")).expect("a count");
-    let made = made.0.replace(',', "").parse().unwrap_or_else(|_| panic!("{said}"));
-    println!("{made} requests were made up");
-    made
+    let count = report
+        .lines()
+        .find_map(|line| line.trim().split_once(" generated"))
+        .expect("the report counts the generated requests");
+    let count = count.0.replace(',', "").parse().unwrap_or_else(|_| panic!("{report}"));
+    println!("{count} generated requests");
+    count
 }
 
 #[test]
 fn every_call_conforms_to_the_schema() {
     // PUT changes the responses of other calls, and the event stream has no end: both have tests of their own.
-    let made =
+    let count =
         judge(&["--exclude-path", "/v1/events", "--exclude-operation-id-regex", "putLimits|deleteLimits"]);
-    assert!(made > 500, "{made}");
+    assert!(count > 500, "{count}");
 }
 
 #[test]
 fn put_and_delete_limits_conform_to_the_schema() {
-    let made = judge(&["--include-operation-id-regex", "putLimits|deleteLimits"]);
-    assert!(made > 50, "{made}");
+    let count = judge(&["--include-operation-id-regex", "putLimits|deleteLimits"]);
+    assert!(count > 50, "{count}");
 }

@@ -48,19 +48,21 @@ fn top_keys_are_listed_with_secrets_redacted() {
     assert_eq!(server.metric("tollkeeper_starved_keys{limit=\"per-user\"}"), 0.0);
 }
 
-/// Opens a stream of events; its lines.
+/// Subscribes to the event stream and returns its lines.
 fn listen(server: &Server) -> impl Iterator<Item = String> + use<> {
     let mut client = server.client();
     client.send(b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n");
-    let head = client.try_head().expect("a head");
+    let head = client.try_head().expect("the server answers");
     assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream")));
     assert_eq!(head.header("cache-control"), Some("no-store"));
     BufReader::new(client.stream).lines().map_while(Result::ok)
 }
 
-/// The next event.
+/// Reads the next event.
 fn event(lines: &mut impl Iterator<Item = String>) -> Value {
-    let line = lines.find_map(|line| line.strip_prefix("data: ").map(str::to_owned)).expect("an event");
+    let line = lines
+        .find_map(|line| line.strip_prefix("data: ").map(str::to_owned))
+        .expect("the stream has another event");
     serde_json::from_str(&line).unwrap()
 }
 
@@ -101,15 +103,15 @@ fn all_subscribers_get_one_event_a_second() {
 #[test]
 fn event_stream_has_64_subscribers_at_most() {
     let server = Server::start();
-    let mut seats: Vec<_> = (0..64).map(|_| listen(&server)).collect();
+    let mut subscribers: Vec<_> = (0..64).map(|_| listen(&server)).collect();
     assert_eq!(server.get("/v1/events").error(), (400, "too_many".to_owned(), None));
-    seats.pop();
-    eventually("there is room", || {
+    subscribers.pop();
+    eventually("a new subscriber is accepted", || {
         let mut client = server.client();
         client.send(b"GET /v1/events HTTP/1.1\r\nhost: localhost\r\n\r\n");
         client.try_head().is_some_and(|head| head.status == 200)
     });
-    assert!(server.check(r#"{"user":"alice"}"#), "others are served");
+    assert!(server.check(r#"{"user":"alice"}"#), "other clients are served");
 }
 
 #[test]
@@ -119,7 +121,7 @@ fn subscribers_do_not_delay_shutdown() {
     event(&mut lines);
     server.signal("TERM");
     let rest: Vec<String> = lines.collect();
-    assert!(rest.ends_with(&["0".to_owned(), String::new()]), "the answer is whole: {rest:?}");
+    assert!(rest.ends_with(&["0".to_owned(), String::new()]), "the chunked response is complete: {rest:?}");
     let ended = server.ended();
     assert_eq!(ended.code, Some(0));
     assert!(!ended.log.contains("requests in flight"), "{}", ended.log);
@@ -184,5 +186,5 @@ fn every_object_in_the_schema_is_closed_and_every_code_listed() {
     let codes =
         &schema["components"]["schemas"]["Error"]["properties"]["error"]["properties"]["code"]["enum"];
     assert_eq!(*codes, json!(Code::ALL.map(Code::name)));
-    assert!(!schema.to_string().contains("$defs"), "nothing points out of the document");
+    assert!(!schema.to_string().contains("$defs"), "the schema has no references into `$defs`");
 }

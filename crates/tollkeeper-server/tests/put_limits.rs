@@ -10,7 +10,7 @@ use tollkeeper::digest::{hex, sha256};
 
 const TOKEN: &str = "authorization: Bearer boss";
 
-/// A file with one limit of this burst, whose rest is `rest`.
+/// A config file with one limit of this burst, and `rest` for all other settings.
 fn file(burst: u32, rest: &str) -> String {
     let digest = hex(&sha256(b"boss"));
     format!(
@@ -34,9 +34,15 @@ fn delete(server: &Server, headers: &[&str]) -> Answer {
 /// The active limits: version, source, `shadowed`, `persistent`, and the burst.
 fn state(answer: &Answer) -> Value {
     assert_eq!(answer.status, 200, "{answer:?}");
-    let said = answer.json();
-    assert_eq!(answer.header("etag"), Some(&*format!("\"{}\"", said["version"])));
-    json!([said["version"], said["source"], said["shadowed"], said["persistent"], said["limits"][0]["burst"]])
+    let active = answer.json();
+    assert_eq!(answer.header("etag"), Some(&*format!("\"{}\"", active["version"])));
+    json!([
+        active["version"],
+        active["source"],
+        active["shadowed"],
+        active["persistent"],
+        active["limits"][0]["burst"]
+    ])
 }
 
 fn remaining(server: &Server) -> u64 {
@@ -53,11 +59,11 @@ fn put_limits_apply_at_once_and_keep_counts() {
 
     assert_eq!(state(&put(&server, &[], &body(7))), json!([2, "api", true, false, 7]));
     assert_eq!(state(&server.get("/v1/limits")), json!([2, "api", true, false, 7]));
-    assert_eq!(remaining(&server), 6, "what was charged stays charged");
+    assert_eq!(remaining(&server), 6, "earlier charges still count");
     assert_eq!(
         state(&put(&server, &[], &body(5))),
         json!([3, "api", false, false, 5]),
-        "as the file has them"
+        "limits that equal those of the file shadow nothing"
     );
     assert_eq!(state(&put(&server, &[], &body(9))), json!([4, "api", true, false, 9]));
 
@@ -65,7 +71,7 @@ fn put_limits_apply_at_once_and_keep_counts() {
     assert_eq!(
         state(&delete(&server, &[])),
         json!([5, "file", false, null, 5]),
-        "there is nothing to take back"
+        "a second DELETE changes nothing"
     );
     assert_eq!(remaining(&server), 4);
 }
@@ -96,7 +102,7 @@ fn put_with_a_stale_version_changes_nothing() {
     assert_eq!(state(&put(&server, &["if-match: \"1\""], &body(7)))[0], 2);
     assert_eq!(state(&put(&server, &["if-match: \"0\", \"2\""], &body(8)))[0], 3);
     assert_eq!(state(&put(&server, &["if-match: *"], &body(9)))[0], 4);
-    assert_eq!(put(&server, &["if-match: \"3\""], &body(7)).status, 412, "another came first");
+    assert_eq!(put(&server, &["if-match: \"3\""], &body(7)).status, 412, "another PUT came first");
     assert_eq!(state(&delete(&server, &["if-match: \"4\""]))[1], "file");
 }
 
@@ -151,7 +157,11 @@ fn put_limits_do_not_expand_variables() {
     let server = Server::with_config(&folder, &file(5, ""));
     let limits = r#"{"limits":[{"name":"a","by":"user","rate":"5/s","allow":["${PATH}"]}]}"#;
     let answer = put(&server, &[], limits);
-    assert_eq!(answer.json()["limits"][0]["allow"], json!(["${PATH}"]), "it is what it says: no variable");
+    assert_eq!(
+        answer.json()["limits"][0]["allow"],
+        json!(["${PATH}"]),
+        "variables are not expanded in a PUT"
+    );
 }
 
 #[test]
@@ -172,8 +182,12 @@ fn file_change_under_put_limits_applies_only_the_rest() {
     folder.write("tollkeeper.yaml", &file(3, "share: 1/2"));
     server.logs("are not applied, because limits set through the API are active");
     assert_eq!(state(&server.get("/v1/limits")), json!([3, "api", true, false, 8]));
-    assert_eq!(remaining(&server), 4, "half of 8: the share is the file's");
-    assert_eq!(state(&delete(&server, &[])), json!([4, "file", false, null, 3]), "the file as it is now");
+    assert_eq!(remaining(&server), 4, "half of 8: the share is taken from the file");
+    assert_eq!(
+        state(&delete(&server, &[])),
+        json!([4, "file", false, null, 3]),
+        "the current file is active"
+    );
     assert_eq!(remaining(&server), 1);
 
     put(&server, &[], &body(8));

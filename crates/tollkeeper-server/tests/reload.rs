@@ -33,7 +33,7 @@ fn has_burst(server: &Server, burst: u32) {
     eventually(&format!("the burst is {burst}"), || limits(server)["limits"][0]["burst"] == burst);
 }
 
-/// How much is left of the limit of [`burst`].
+/// The remaining units of the limit of [`burst`].
 fn remaining(server: &Server) -> u64 {
     server.post("/v1/peek", r#"{"facts":{}}"#).json()["limits"][0]["remaining"].as_u64().unwrap()
 }
@@ -114,18 +114,15 @@ fn thousand_reloads_under_load_lose_nothing() {
                 now["limits"][2]["burst"] == number
             });
         }
-        eventually("all that may be shared has been", || shared.load(Relaxed) >= SHARED);
+        eventually("the shared limit is used up", || shared.load(Relaxed) >= SHARED);
         stop.store(true, Relaxed);
         load.into_iter().map(|connection| connection.join().unwrap()).sum()
     });
 
-    assert_eq!(shared.load(Relaxed), SHARED, "not one more was admitted");
+    assert_eq!(shared.load(Relaxed), SHARED, "no request beyond the limit was admitted");
     let allowed =
         |limit| server.metric(&format!("tollkeeper_checks_total{{limit=\"{limit}\",result=\"allowed\"}}"));
-    assert!(
-        allowed("own") >= answered as f64 && allowed("shared") == SHARED as f64,
-        "what is counted is kept too"
-    );
+    assert!(allowed("own") >= answered as f64 && allowed("shared") == SHARED as f64, "metrics are kept, too");
     let done = reloads(&server, "done");
     assert!(done >= f64::from(RELOADS), "{done}");
     assert!(reloads(&server, "failed") >= 10.0);
@@ -153,7 +150,7 @@ fn changed_limit_applies_and_keeps_usage() {
     }
     rename(&folder, &burst(5));
     server.signal("HUP");
-    eventually("what was used is remembered", || remaining(&server) == 3);
+    eventually("the restored limit still has its charges", || remaining(&server) == 3);
     assert_eq!(server.metric("tollkeeper_checks_total{limit=\"few\",result=\"allowed\"}"), 2.0);
 }
 
@@ -188,11 +185,11 @@ fn invalid_file_changes_nothing_and_is_reported() {
         server.logs(words);
         assert!(server.log().contains("ERROR"), "{}", server.log());
         assert!(reloads(&server, "failed") >= f64::from(number));
-        assert_eq!(server.get("/readyz").status, 200, "it can answer");
+        assert_eq!(server.get("/readyz").status, 200, "the server can still decide");
     }
     fs::remove_file(folder.path().join("tollkeeper.yaml")).unwrap();
     server.signal("HUP");
-    eventually("a file that is gone is reported", || {
+    eventually("a missing file is reported", || {
         limits(&server)["error"].as_str().is_some_and(|error| error.contains("cannot be read"))
     });
     assert_eq!(
@@ -202,7 +199,7 @@ fn invalid_file_changes_nothing_and_is_reported() {
     rename(&folder, &burst(4));
     server.signal("HUP");
     has_burst(&server, 4);
-    assert_eq!(limits(&server)["error"], Value::Null, "it is mended");
+    assert_eq!(limits(&server)["error"], Value::Null, "a valid file clears the error");
     assert_eq!(remaining(&server), 3);
 }
 
@@ -214,7 +211,7 @@ fn each_reload_increments_the_version() {
     for number in 2..6 {
         let version = limits(&server)["version"].as_u64().unwrap();
         server.signal("HUP");
-        eventually("it is loaded again", || limits(&server)["version"].as_u64() > Some(version));
+        eventually("the config is reloaded", || limits(&server)["version"].as_u64() > Some(version));
         let answer = server.get("/v1/limits");
         assert_eq!(answer.header("etag"), Some(&*format!("\"{}\"", answer.json()["version"])));
         assert!(reloads(&server, "done") >= f64::from(number - 1));
@@ -233,7 +230,7 @@ fn replaced_or_written_file_is_reloaded() {
     has_burst(&server, 4);
     folder.write("tollkeeper.yaml", &burst(5));
     has_burst(&server, 5);
-    // As editors do that keep a backup.
+    // Editors that keep a backup rename the old file first.
     let path = folder.path().join("tollkeeper.yaml");
     fs::rename(&path, folder.path().join("tollkeeper.yaml~")).unwrap();
     folder.write("tollkeeper.yaml", &burst(6));
@@ -247,12 +244,12 @@ fn replaced_or_written_file_is_reloaded() {
     });
     assert_eq!(limits(&server)["limits"][0]["burst"], 7);
     folder.write("tollkeeper.yaml", &burst(7));
-    eventually("the same file as before mends it", || limits(&server)["error"].is_null());
+    eventually("the previous file clears the error", || limits(&server)["error"].is_null());
     for number in 8..28 {
         rename(&folder, &burst(number));
         has_burst(&server, number);
     }
-    assert_eq!(remaining(&server), 26, "one was used, through all of it");
+    assert_eq!(remaining(&server), 26, "the one charge survived all reloads");
 }
 
 #[test]
@@ -270,7 +267,7 @@ fn other_files_in_the_folder_do_not_reload() {
     assert_eq!(reloads(&server, "failed"), 0.0);
 }
 
-/// What Kubernetes does with a ConfigMap: a new folder, and `..data` points to it from one moment to the next.
+/// Kubernetes updates a ConfigMap with a new folder, and switches the symbolic link `..data` to it atomically.
 fn publish(folder: &Path, number: u32, text: &str) {
     let version = format!("..version_{number}");
     fs::create_dir(folder.join(&version)).unwrap();
@@ -295,7 +292,7 @@ fn swapped_kubernetes_symlink_is_reloaded() {
         has_burst(&server, 3 + number);
     }
     publish(folder.path(), 6, "limits: [");
-    eventually("a broken one is reported", || limits(&server)["error"].is_string());
+    eventually("a broken file is reported", || limits(&server)["error"].is_string());
     assert_eq!(limits(&server)["limits"][0]["burst"], 8);
     publish(folder.path(), 7, &burst(9));
     has_burst(&server, 9);

@@ -1,4 +1,4 @@
-//! The seeds of the fuzz targets for the Redis protocol, and thousands of inputs that are like them.
+//! The seeds of the fuzz targets for the Redis protocol, and thousands of mutations of them.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +10,8 @@ mod resp;
 
 fn seeds() -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/resp");
-    let files = fs::read_dir(folder).expect("the seeds are there");
-    files.map(|file| fs::read(file.expect("a file").path()).expect("it can be read")).collect()
+    let files = fs::read_dir(folder).expect("the seed folder exists");
+    files.map(|file| fs::read(file.expect("a folder entry").path()).expect("a readable file")).collect()
 }
 
 #[test]
@@ -25,8 +25,8 @@ fn seeds_parse_alike_however_they_are_split() {
         let mut bytes =
             [&one[..random.below(one.len() + 1)], &other[random.below(other.len() + 1)..]].concat();
         if !bytes.is_empty() {
-            let place = random.below(bytes.len());
-            bytes[place] = b"*$\r\n\"'\\- 019aP\0\xff"[random.below(16)];
+            let index = random.below(bytes.len());
+            bytes[index] = b"*$\r\n\"'\\- 019aP\0\xff"[random.below(16)];
         }
         resp::any_bytes(&bytes);
     }

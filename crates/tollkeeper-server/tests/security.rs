@@ -85,7 +85,7 @@ fn data_plane_accepts_data_and_admin_tokens() {
     for call in OPEN {
         assert_eq!(statuses(&server, call, &tokens), [200; 5], "{call}");
     }
-    // A service shows usage to its customers with the token that it checks with.
+    // Usage accepts the data-plane token, so that a service can show usage to its customers.
     for call in DATA.into_iter().chain([USAGE]) {
         assert_eq!(statuses(&server, call, &tokens), [401, 401, 200, 200, 200], "{call}");
     }
@@ -130,11 +130,15 @@ fn server_without_config_generates_an_admin_token() {
     assert_eq!(token.len(), 64, "{log}");
     let forget = "DELETE /v1/state?limit=demo&user=alice";
     assert_eq!(statuses(&server, forget, &[None, Some("guess"), Some(&token)]), [401, 401, 200]);
-    assert_eq!(ask(&server, EYES[0], None).status, 200, "it is a demo");
-    assert_eq!(log.matches(&token).count(), 1, "shown once");
+    assert_eq!(
+        ask(&server, EYES[0], None).status,
+        200,
+        "without a config, operator views need no token on loopback"
+    );
+    assert_eq!(log.matches(&token).count(), 1, "the token is logged once");
 
     let public = Server::launch(tollkeeper().args(["serve", "--http", "0.0.0.0:0"]));
-    assert_eq!(ask(&public, EYES[0], None).status, 401, "not for the whole network");
+    assert_eq!(ask(&public, EYES[0], None).status, 401, "operator views need a token beyond loopback");
     assert_eq!(ask(&public, EYES[0], Some(&token)).status, 401, "each server generates its own");
     assert_eq!(ask(&public, DATA[0], None).status, 200);
 }
@@ -151,7 +155,11 @@ fn forgetting_a_key_affects_only_that_key() {
     }
     let forget = |query: &str| ask(&server, &format!("DELETE /v1/state?{query}"), Some("boss"));
     assert_eq!(forget("limit=per-user&user=alice").json(), json!({ "done": true }));
-    assert_eq!(forget("limit=per-user&user=alice").json(), json!({ "done": false }), "there was nothing");
+    assert_eq!(
+        forget("limit=per-user&user=alice").json(),
+        json!({ "done": false }),
+        "the state was already deleted"
+    );
     assert!(server.check(r#"{"user":"alice"}"#));
     assert!(!server.check(r#"{"user":"bob"}"#));
     let at = |at: &str| Some(at.to_owned());
@@ -200,7 +208,7 @@ fn cross_site_page_cannot_change_anything() {
 
 const CHECK_ALICE: &str = r#"{"facts":{"user":"alice"}}"#;
 
-/// Sends a request with exactly these lines, on a connection of its own.
+/// Sends a request with exactly these lines over a new connection.
 fn send(server: &Server, line: &str, headers: &[&str], body: &str) -> Answer {
     let mut request = format!("{line}\r\n");
     headers.iter().for_each(|header| request.push_str(&format!("{header}\r\n")));
@@ -210,14 +218,14 @@ fn send(server: &Server, line: &str, headers: &[&str], body: &str) -> Answer {
     client.answer()
 }
 
-/// A page of `evil.example` gives its name the address 127.0.0.1: its Host and its Origin agree then.
+/// DNS rebinding: `evil.example` resolves to 127.0.0.1, so the Host and the Origin of its pages agree.
 #[test]
 fn dns_rebinding_page_is_refused_on_loopback() {
     let folder = Folder::new();
     let server =
         Server::with_config(&folder, &LIMITS.replace("http: {", "http: { hosts: [api.example.test],"));
     let check = "POST /v1/check HTTP/1.1";
-    // The fast path and the general one; `te` is for the general one only.
+    // The fast path and the general path; a `te` header forces the general one.
     for more in ["accept: */*", "te: trailers"] {
         for host in ["evil.example", "evil.example:8080", "localhost.evil.example", ""] {
             let answer = send(&server, check, &[&format!("host: {host}"), more], CHECK_ALICE);
@@ -242,7 +250,7 @@ fn dns_rebinding_page_is_refused_on_loopback() {
     }
     assert_eq!(server.metric("tollkeeper_keys"), 0.0, "nothing was charged");
 
-    // The target decides, if it has a host.
+    // A host in the request target takes precedence.
     let absolute = |target: &str, host: &str| {
         let line = format!("POST http://{target}/v1/check HTTP/1.1");
         send(&server, &line, &[&format!("host: {host}")], r#"{"facts":{}}"#).status
@@ -292,12 +300,12 @@ fn web_page_cannot_send_commands_to_resp() {
     let mut command = tollkeeper();
     command.args(["serve", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0", "--config"]).arg(file);
     let server = Server::launch(&mut command);
-    let say = |text: &str| {
+    let send_resp = |text: &str| {
         let mut client = Client::to(server.resp());
         client.send(text.as_bytes());
-        let mut said = String::new();
-        client.stream.read_to_string(&mut said).unwrap();
-        said
+        let mut replies = String::new();
+        client.stream.read_to_string(&mut replies).unwrap();
+        replies
     };
     let command = "CL.THROTTLE victim 4 1 86400";
     let array = "*5\r\n$11\r\nCL.THROTTLE\r\n$6\r\nvictim\r\n$1\r\n4\r\n$1\r\n1\r\n$5\r\n86400\r\n";
@@ -309,21 +317,27 @@ fn web_page_cannot_send_commands_to_resp() {
         format!("GET /?{command} HTTP/1.1\r\n{command}\r\n"),
         format!("OPTIONS / HTTP/1.1\r\n{command}\r\n"),
         format!("Host: x\r\n{command}\r\n"),
-        // A page that has rebound its name to this address chooses the method: it would forget the key `/a`.
+        // A page that has rebound its name to this address chooses the HTTP method: `DEL` would delete the key `/a`.
         format!("DEL /a HTTP/1.1\r\n{command}\r\n"),
         format!("TK.CHECK /a HTTP/1.1\r\nhost: x\r\n{command}\r\n"),
         format!("\r\nPOST /\r\n{command}\r\n"),
     ] {
-        let said = say(&request);
+        let replies = send_resp(&request);
         assert_eq!(
-            said, "-ERR Protocol error: this port speaks RESP, the protocol of Redis, not HTTP\r\n",
+            replies, "-ERR Protocol error: this port speaks RESP, the protocol of Redis, not HTTP\r\n",
             "{request}"
         );
     }
-    // Of five four are left, so this is the first that was counted.
-    assert_eq!(say(&format!("{command}\r\nQUIT\r\n")), "*5\r\n:0\r\n:5\r\n:4\r\n:-1\r\n:86400\r\n+OK\r\n");
-    let confused = say("*2\r\n$3\r\nGET\r\n$1\r\na\r\nQUIT\r\n");
-    assert_eq!(confused, "-ERR unknown command 'GET'\r\n+OK\r\n", "a client of Redis goes on");
+    // 4 of 5 remain, so this is the first command that was charged.
+    assert_eq!(
+        send_resp(&format!("{command}\r\nQUIT\r\n")),
+        "*5\r\n:0\r\n:5\r\n:4\r\n:-1\r\n:86400\r\n+OK\r\n"
+    );
+    let unknown = send_resp("*2\r\n$3\r\nGET\r\n$1\r\na\r\nQUIT\r\n");
+    assert_eq!(
+        unknown, "-ERR unknown command 'GET'\r\n+OK\r\n",
+        "a Redis client keeps its connection after an unknown command"
+    );
     server.logs("because it sent HTTP");
-    assert_eq!(server.log().matches("because it sent HTTP").count(), 1, "it is logged once a minute");
+    assert_eq!(server.log().matches("because it sent HTTP").count(), 1, "logged once a minute");
 }

@@ -28,12 +28,12 @@ fn every_template_passes_its_exercise() {
         let store = MemoryStore::new(Capacity::default(), Clock::manual(&clock));
         let limiter = Limiter::embedded(config.policy, store);
         let mut refused = BTreeSet::new();
-        for (place, line) in exercise(template.name) {
+        for (position, line) in exercise(template.name) {
             let line = Line::parse(&line)
-                .unwrap_or_else(|| panic!("{place}: `{line}` is not a line of an exercise"));
+                .unwrap_or_else(|| panic!("{position}: `{line}` is not a line of an exercise"));
             for time in 1..=line.times {
                 let decided = answer(&line.ask(&limiter), &line.expected);
-                assert_eq!(decided, line.expected, "{place}, time {time}");
+                assert_eq!(decided, line.expected, "{position}, time {time}");
             }
             refused.extend(line.expected.split_once(' ').map(|(_, limit)| limit.to_owned()));
         }
@@ -87,21 +87,21 @@ impl<'l> Line<'l> {
     fn ask(&self, limiter: &Limiter) -> Decision {
         let mut facts = Facts::new();
         for (name, value) in &self.facts {
-            facts.insert(name, *value).expect("a fact");
+            facts.insert(name, *value).expect("a valid fact");
         }
         if !self.acquire {
             return limiter.check(&facts).cost(self.cost).wait().expect("a valid request");
         }
         let acquired = limiter.acquire(&facts).wait().expect("a valid request");
-        // Held to the end.
+        // Slots are held until the end of the exercise.
         drop(acquired.slot.map(tollkeeper::SlotGuard::keep));
         acquired.decision
     }
 }
 
-/// A decision in the words of an exercise. Which limits in shadow mode would refuse is said if that was expected.
+/// The decision in the notation of an exercise. A refusing shadow limit is reported only if that was expected.
 fn answer(decision: &Decision, expected: &str) -> String {
-    let binding = || decision.binding().map_or("nobody", |answer| answer.name());
+    let binding = || decision.binding().map_or("no limit", |answer| answer.name());
     match decision.verdict() {
         Verdict::Deny { retry: Retry::After(_) } => format!("refused {}", binding()),
         Verdict::Deny { retry: Retry::Never } => format!("never {}", binding()),

@@ -40,10 +40,10 @@ fn decisions_need_tls_once_configured() {
     let (authority, stranger, folder) = (Authority::new(), Authority::new(), Folder::new());
     let server = serve(&folder, &authority.certify("server", "IP:127.0.0.1"), "");
     for version in [&["--tlsv1.2", "--tls-max", "1.2"][..], &["--tlsv1.3"]] {
-        let answer = curl(&server, &authority.certificate(), version).expect("an answer");
+        let answer = curl(&server, &authority.certificate(), version).expect("curl gets a response");
         assert!(answer.starts_with(r#"{"allowed":true"#), "{version:?} {answer}");
     }
-    assert_eq!(curl(&server, &authority.certificate(), &["--tls-max", "1.1"]), None, "too old");
+    assert_eq!(curl(&server, &authority.certificate(), &["--tls-max", "1.1"]), None, "TLS 1.1 is refused");
     assert_eq!(curl(&server, &stranger.certificate(), &[]), None, "curl trusts no other authority");
 
     let mut plain = TcpStream::connect(server.address).unwrap();
@@ -52,7 +52,7 @@ fn decisions_need_tls_once_configured() {
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer);
     assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
-    assert!(curl(&server, &authority.certificate(), &[]).is_some(), "others go on");
+    assert!(curl(&server, &authority.certificate(), &[]).is_some(), "other connections are served");
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn certificates_are_reloaded_and_invalid_ones_ignored() {
     let (new_cert, new_key) = identity(&second);
     fs::copy(new_cert, &cert).unwrap();
     fs::copy(new_key, &key).unwrap();
-    eventually("the new certificate is shown", || curl(&server, &second.certificate(), &[]).is_some());
+    eventually("the new certificate is served", || curl(&server, &second.certificate(), &[]).is_some());
     assert_eq!(curl(&server, &first.certificate(), &[]), None);
 }
 
