@@ -56,7 +56,7 @@ pub enum SnapshotError {
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// Another process has locked the file and saves to it.
+    /// Another process saves to the file and holds its lock.
     Held {
         /// The file.
         path: PathBuf,
