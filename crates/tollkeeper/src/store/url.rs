@@ -125,10 +125,10 @@ impl FromStr for StoreUrl {
             Some((credentials, rest)) => (Some(read_credentials(credentials)?), rest),
             None => (None, rest),
         };
-        // Some clients accept a password in the query. Here it would become part of a path or a name, which are printed.
+        // Other clients accept a password in the query. Here it would end up in a path or a name, which are printed.
         if rest.contains(['?', '#']) {
             return Err(InvalidStoreUrl(
-                "a store URL takes no query or fragment (a password goes before the host: `redis://user:password@host/0`)",
+                "a store URL has no query or fragment (a password is before the host: `redis://user:password@host/0`)",
             ));
         }
         let (hosts, path) = rest.split_once('/').map_or((rest, ""), |(hosts, path)| (hosts, path));

@@ -119,8 +119,8 @@ impl Inner {
         now: Time,
         reply: &mut LimitReply,
     ) -> u64 {
-        // Fast path for the most common case, a known token bucket. A quota of `0/s` or a cost of 0 takes the general
-        // path, because the bucket's arithmetic does not apply.
+        // Fast path for the most common case, a known token bucket. A quota of `0/s` has no arithmetic to
+        // do, and a cost of 0 charges nothing: both take the general path.
         if due.quota.algorithm() == Algorithm::TokenBucket && due.quota.count() > 0 && due.cost > 0 {
             let shard = &mut *self.shard(print);
             if let Some(packed) = shard.table.get_mut(print) {

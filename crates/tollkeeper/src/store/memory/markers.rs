@@ -5,7 +5,7 @@
 //! examines single markers. Markers with a longer life go into wider buckets, so there are at most a few dozen buckets.
 //!
 //! Markers are not part of a key's state. The sixteen bytes of a state have no spare bit, and eight more bytes for
-//! every key (40 instead of 32) would cost a quarter more memory for all keys, which is more than the refunded keys save.
+//! every key (40 instead of 32) would take a quarter more memory for all keys, more than the refunded keys save.
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,10 @@
 //! The hash table of a shard: a sorted array of 32-byte entries with gaps.
 //!
 //! Fingerprints are random, so a fingerprint, read as a fraction of the table's length, gives the home index of its
-//! entry. Entries are sorted by fingerprint, each at its home or, if that is taken, in the next free
-//! slot after it. So a lookup scans forward from the home, usually within one cache miss, and a table can be rebuilt at any size, or
-//! cleaned in place, in one pass. Because homes are fractions and not remainders, the table can grow by a quarter
-//! instead of doubling: it takes at most 46 bytes a key, where doubling would take 37 to 73.
+//! entry. Entries are sorted by fingerprint, each at its home or, if that is taken, in a slot shortly after it. So a
+//! lookup scans forward from the home, usually with one cache miss, and a table can be rebuilt at any size, or swept
+//! in place, in one pass. Because homes are fractions and not remainders, the table can grow by a quarter instead of
+//! doubling: it takes at most 46 bytes a key, where doubling would take 37 to 73.
 
 use std::ops::Range;
 

@@ -306,8 +306,8 @@ fn limits(random: &mut Random) -> Vec<Limit> {
             _ => Algorithm::TokenBucket,
         };
         let bucket = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
-        // `Allowance::Nothing` has a period of one minute, and the period is part of the key. So after a replacement
-        // some keys that are granted nothing are already known.
+        // The period is part of a key, and with `Allowance::Nothing` it is the default `ttl` of one minute. So after a
+        // replacement, some keys that are granted nothing are already known.
         let period = [1, 60, 60, 30 * 86_400][usize::try_from(random.below(4)).expect("small")];
         let count = if bucket && random.below(8) == 0 { 37_529_996 } else { 1 + random.below(4) };
         let burst = (bucket && random.coin()).then(|| 1 + random.below(4));
