@@ -1,7 +1,7 @@
 //! The hash table of a shard: a sorted array of 32-byte entries with gaps.
 //!
 //! Fingerprints are random, so a fingerprint, read as a fraction of the table's length, gives the home index of its
-//! entry. Entries are sorted by fingerprint, each at its home or, if that is taken, in a slot shortly after it. So a
+//! entry. Entries are sorted by fingerprint, each at its home or, if that is taken, in a position shortly after it. So a
 //! lookup scans forward from the home, usually with one cache miss, and a table can be rebuilt at any size, or swept
 //! in place, in one pass. Because homes are fractions and not remainders, the table can grow by a quarter instead of
 //! doubling: it takes at most 46 bytes a key, where doubling would take 37 to 73.
@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::state::Packed;
 
-/// One slot of the table. A fingerprint of zero marks an empty slot.
+/// One position of the table. A fingerprint of zero marks an empty position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) print: u128,
@@ -22,17 +22,17 @@ const EMPTY: Entry = Entry { print: 0, state: Packed::NONE };
 /// Maps fingerprints to packed states.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// `homes` slots, followed by spare slots for entries that are pushed past the last home.
+    /// `homes` positions, followed by spare positions for entries that are pushed past the last home.
     places: Vec<Entry>,
     /// The number of home indexes: [`home`] returns an index below it.
     homes: usize,
-    /// The number of slots that are not empty.
+    /// The number of positions that are not empty.
     len: usize,
     /// The index at which the next call of [`Table::sweep_slice`] starts.
     cursor: usize,
 }
 
-/// How many entries and slots (empty ones included) a sweep may still examine.
+/// How many entries and positions (empty ones included) a sweep may still examine.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     entries: usize,
@@ -51,7 +51,7 @@ impl Table {
         self.len
     }
 
-    /// Memory allocated for the slots, in bytes.
+    /// Memory allocated for the positions, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.places.capacity() * size_of::<Entry>()
     }
@@ -107,7 +107,7 @@ impl Table {
     }
 
     /// Inserts or replaces a state. A full table is swept first: entries for which `dead` is true are removed, and
-    /// their states passed to `gone`. The table grows only if the sweep frees too few slots.
+    /// their states passed to `gone`. The table grows only if the sweep frees too few positions.
     pub(super) fn set(
         &mut self,
         print: u128,
@@ -133,7 +133,7 @@ impl Table {
         }
         let shifted = self.places[index..].iter().position(|entry| entry.print == 0);
         let shifted = shifted.unwrap_or_else(|| {
-            // Every slot up to the end is taken. This is rare, because there are many spare slots.
+            // Every position up to the end is taken. This is rare, because there are many spare positions.
             let shifted = self.places.len() - index;
             self.lengthen();
             shifted
@@ -192,7 +192,7 @@ impl Table {
         dead: impl Fn(&Packed) -> bool,
         mut gone: impl FnMut(Packed),
     ) -> usize {
-        // The slots are bounded too: in a nearly empty table, there are many empty slots between two entries.
+        // The positions are bounded too: in a nearly empty table, there are many empty positions between two entries.
         let mut budget = Budget { entries: most, places: 4 * most };
         let start = if self.cursor < self.places.len() { self.cursor } else { 0 };
         self.cursor = self.sweep_range(start..self.places.len(), &mut budget, &dead, &mut gone);
@@ -202,7 +202,7 @@ impl Table {
         most - budget.entries
     }
 
-    /// Removes dead entries from a range of slots until the budget is spent. Returns the index at which to go on.
+    /// Removes dead entries from a range of positions until the budget is spent. Returns the index at which to go on.
     fn sweep_range(
         &mut self,
         range: Range<usize>,
@@ -232,7 +232,7 @@ impl Table {
             }
             free = place + 1;
         }
-        // Move the following entries back into the gaps, up to the first that is already in the right slot. They
+        // Move the following entries back into the gaps, up to the first that is already in the right position. They
         // have not been examined yet, so the next slice starts with them.
         let mut stopped = end;
         for index in end..self.places.len() {
@@ -426,7 +426,7 @@ mod tests {
         for _ in 0..100_000 {
             table.set(random.print(), state(1), |_| true, |_| {});
         }
-        assert!(table.places.len() < 100, "{} slots, although every state is dead", table.places.len());
+        assert!(table.places.len() < 100, "{} positions, although every state is dead", table.places.len());
     }
 
     #[test]
