@@ -1,7 +1,7 @@
 //! The hash table of a shard: a sorted array of 32-byte entries with gaps.
 //!
 //! Fingerprints are random, so a fingerprint, read as a fraction of the table's length, gives the home index of its
-//! entry. Entries are sorted by fingerprint, each at its home or, if that is taken, in a position shortly after it. So a
+//! entry. Entries are sorted by fingerprint, each at its home or, if that is taken, at a position just after. So a
 //! lookup scans forward from the home, usually with one cache miss, and a table can be rebuilt at any size, or swept
 //! in place, in one pass. Because homes are fractions and not remainders, the table can grow by a quarter instead of
 //! doubling: it takes at most 46 bytes a key, where doubling would take 37 to 73.
@@ -232,7 +232,7 @@ impl Table {
             }
             free = place + 1;
         }
-        // Move the following entries back into the gaps, up to the first that is already in the right position. They
+        // Move the following entries back into the gaps, up to the first that is already at the right position. They
         // have not been examined yet, so the next slice starts with them.
         let mut stopped = end;
         for index in end..self.places.len() {
