@@ -17,18 +17,18 @@ use crate::process::PerProcess;
 #[derive(Debug)]
 struct Background {
     runtime: Handle,
-    /// The thread ends with this.
+    /// The thread ends when this is dropped.
     _alive: oneshot::Sender<Infallible>,
 }
 
 static BACKGROUND: PerProcess<Background> = PerProcess::new();
 
 thread_local! {
-    /// Whether this thread is blocked by a call, so that a runtime that needs it makes no progress.
+    /// Whether a blocking call holds this thread, so that a runtime that runs on it makes no progress.
     static BLOCKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The runtime, or why it cannot be started.
+/// The background runtime, started on first use.
 pub(crate) fn runtime() -> io::Result<&'static Handle> {
     Ok(&BACKGROUND.get_or_try_init(start)?.runtime)
 }
@@ -43,7 +43,7 @@ fn start() -> io::Result<Background> {
     Ok(Background { runtime: handle, _alive: alive })
 }
 
-/// The runtime that this is called in, unless this thread is blocked.
+/// The current runtime; `None` outside of a runtime and while this thread is blocked.
 pub(crate) fn ambient() -> Option<Handle> {
     if BLOCKED.get() { None } else { Handle::try_current().ok() }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::OnceLock;
 
-/// A value for each process, made when it is first needed there. Reading takes no lock, because a lock that another
+/// One value per process, created on first use in it. Reading takes no lock, because a lock that another
 /// thread held during the fork is never released in the child.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T>(OnceLock<Box<Generation<T>>>);
@@ -14,7 +14,7 @@ pub(crate) struct PerProcess<T>(OnceLock<Box<Generation<T>>>);
 struct Generation<T> {
     process: u32,
     value: T,
-    /// The same in processes that were forked from this one.
+    /// The value of a process that was forked from this one.
     forked: PerProcess<T>,
 }
 
@@ -23,7 +23,7 @@ impl<T> PerProcess<T> {
         PerProcess(OnceLock::new())
     }
 
-    /// The value of this process, if there is one.
+    /// The value of this process; `None` if it has not been created.
     pub(crate) fn get(&self) -> Option<&T> {
         self.find(std::process::id()).ok()
     }
@@ -40,15 +40,15 @@ impl<T> PerProcess<T> {
         }
     }
 
-    /// The value of a process, or the place where it belongs.
+    /// The value of a process or, as the error, the empty cell in which to create it.
     fn find(&self, process: u32) -> Result<&T, &PerProcess<T>> {
-        let mut place = self;
-        while let Some(generation) = place.0.get() {
+        let mut cell = self;
+        while let Some(generation) = cell.0.get() {
             if generation.process == process {
                 return Ok(&generation.value);
             }
-            place = &generation.forked;
+            cell = &generation.forked;
         }
-        Err(place)
+        Err(cell)
     }
 }

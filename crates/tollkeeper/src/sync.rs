@@ -1,7 +1,7 @@
-//! Locks and atomics for the store and the queues.
+//! Locks and atomics that tests can replace, for the stores, the queues and the limiter.
 //!
-//! They come from the standard library or, with `--cfg shuttle`, from a scheduler that tries many interleavings
-//! of the same program: see `tests/shuttle.rs`.
+//! They are those of the standard library or, with `--cfg shuttle`, of the shuttle scheduler, which runs the same
+//! program with many interleavings: see `tests/shuttle.rs`.
 
 #[cfg(shuttle)]
 pub(crate) use shuttle::sync::{Mutex, MutexGuard, atomic};
@@ -11,8 +11,8 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 /// Locks a mutex and ignores poisoning: no code under these locks panics between two writes that belong together.
 ///
 /// These locks are held for less time than a thread needs to go to sleep, or a cache line to move to another core
-/// and back. So a thread that does not get the lock spins with growing pauses, which leave the cache line to the
-/// holder.
+/// and back. So a thread that does not get the lock spins, with growing pauses that leave the cache line to the
+/// thread that holds it.
 #[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     match mutex.try_lock() {
@@ -21,6 +21,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
 }
 
+/// Spins for about 1,000 iterations, then blocks.
 #[cold]
 fn wait<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     #[cfg(not(shuttle))]

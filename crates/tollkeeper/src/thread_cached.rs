@@ -11,16 +11,16 @@ use std::thread::LocalKey;
 
 use tollkeeper_core::Policy;
 
-/// Something that threads keep shares of.
+/// A value of which each thread keeps its own copy, a share.
 pub trait Shareable: Send + Sync + Sized + 'static {
-    /// A copy that has no counter in common with the original.
+    /// A copy that has no reference counter in common with the original.
     fn share(&self) -> Self;
 
-    /// Where a thread keeps its shares.
+    /// The thread-local variable that holds a thread's shares.
     fn shares() -> &'static LocalKey<Shares<Self>>;
 }
 
-/// The shares of a thread.
+/// The shares of one thread.
 #[derive(Debug)]
 pub struct Shares<T>(RefCell<[Option<Share<T>>; SHARES]>);
 
@@ -31,12 +31,12 @@ struct Share<T> {
     current: Arc<T>,
 }
 
-/// How many of a kind a thread keeps shares of: most programs have one.
+/// How many values of a type a thread keeps shares of. Most programs have one.
 const SHARES: usize = 4;
 
 impl<T> Shares<T> {
-    /// None yet.
-    #[expect(clippy::new_without_default, reason = "made by `thread_local`, which wants a constant")]
+    /// No shares yet.
+    #[expect(clippy::new_without_default, reason = "created in `thread_local!`, which needs a `const fn`")]
     pub const fn new() -> Shares<T> {
         Shares(RefCell::new([const { None }; SHARES]))
     }
@@ -54,26 +54,27 @@ impl Shareable for Policy {
     }
 }
 
-/// Something that can be replaced while it is in use.
+/// A value that can be replaced while threads read it.
 #[derive(Debug)]
 pub struct ThreadCached<T> {
-    /// Tells one of these from another.
+    /// Distinguishes this value from others of the same type: 0 for the first.
     id: usize,
-    /// Counts replacements, from 1.
+    /// The version of the value: 1, incremented by each replacement.
     epoch: AtomicU64,
     current: Mutex<Arc<T>>,
 }
 
+/// How many have been created, for the next `id`.
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
 impl<T: Shareable> ThreadCached<T> {
-    /// Puts the first in force.
+    /// Starts with this value.
     pub fn new(first: T) -> ThreadCached<T> {
         let id = MADE.fetch_add(1, Ordering::Relaxed);
         ThreadCached { id, epoch: AtomicU64::new(1), current: Mutex::new(Arc::new(first)) }
     }
 
-    /// Reads what is in force, by this thread's share of it; `epoch` is another number whenever it was replaced.
+    /// Calls `read` with this thread's share of the current value and its version, which every replacement changes.
     #[inline]
     pub fn read<R>(&self, read: impl FnOnce(&Arc<T>, u64) -> R) -> R {
         let epoch = self.epoch.load(Ordering::Acquire);
@@ -88,7 +89,7 @@ impl<T: Shareable> ThreadCached<T> {
                 }
                 share.as_ref().expect("taken above")
             } else {
-                // Called within `read`: what the outer one reads stays as it is.
+                // Called from within `read`: the outer call keeps reading its share, which must not be replaced.
                 own = self.take();
                 &own
             };
@@ -96,13 +97,13 @@ impl<T: Shareable> ThreadCached<T> {
         })
     }
 
-    /// This thread's share of it.
+    /// This thread's share of the current value.
     #[inline]
     pub fn share(&self) -> Arc<T> {
         self.read(|current, _| Arc::clone(current))
     }
 
-    /// Puts what `next` makes of the last in force. Who replaces it at the same time waits.
+    /// Replaces the value with what `next` makes of the current one. Concurrent calls wait for each other.
     pub fn replace(&self, next: impl FnOnce(&T) -> T) -> Arc<T> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         *current = Arc::new(next(&current));
@@ -110,15 +111,16 @@ impl<T: Shareable> ThreadCached<T> {
         Arc::clone(&current)
     }
 
-    /// What is in force, in common with everybody else.
+    /// The current value itself, whose reference counter all threads share.
     pub fn get(&self) -> Arc<T> {
         Arc::clone(&self.current.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Makes a new share of the current value.
     #[cold]
     fn take(&self) -> Share<T> {
         let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        // Replaced only under the lock, so this number belongs to this one.
+        // The version only changes under the lock, so it belongs to this value.
         let epoch = self.epoch.load(Ordering::Relaxed);
         Share { id: self.id, epoch, current: Arc::new(current.share()) }
     }

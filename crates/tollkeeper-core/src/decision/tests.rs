@@ -25,36 +25,36 @@ fn never() -> Outcome {
     Outcome { limit: 10, remaining: 10, retry: Some(Retry::Never), ..Outcome::default() }
 }
 
-/// Limits `0`, `1`, … that say these things; those in shadow mode come with `true`.
-fn decided(verb: Verb, says: &[(bool, Outcome)]) -> Decision {
+/// The decision for limits `0`, `1`, … with these outcomes. `true` marks a limit in shadow mode.
+fn decided(verb: Verb, limits: &[(bool, Outcome)]) -> Decision {
     let limit = |(index, (shadow, _)): (usize, &(bool, Outcome))| {
         let mode = if *shadow { Mode::Shadow } else { Mode::Enforce };
         Limit::new(index.to_string(), Quota::per_minute(10)).mode(mode)
     };
-    let policy = Policy::new(says.iter().enumerate().map(limit).collect()).expect("valid");
+    let policy = Policy::new(limits.iter().enumerate().map(limit).collect()).expect("valid");
     let toll = Arc::new(policy).toll(verb, &facts! {}, 1).expect("valid");
-    let mut ruling = Reply::new(NOW, 7);
-    for (index, (_, outcome)) in says.iter().enumerate() {
-        ruling.push(LimitReply::Outcome { outcome: *outcome, mark: 100 + index as u64 });
+    let mut reply = Reply::new(NOW, 7);
+    for (index, (_, outcome)) in limits.iter().enumerate() {
+        reply.push(LimitReply::Outcome { outcome: *outcome, mark: 100 + index as u64 });
     }
-    Decision::new(toll, ruling)
+    Decision::new(toll, reply)
 }
 
-fn check(says: &[(bool, Outcome)], expected: Verdict, binding: Option<&str>) {
-    let decision = decided(Verb::Check, says);
-    assert_eq!(decision.verdict(), expected, "{says:?}");
-    assert_eq!(decision.binding().map(|answer| answer.name()), binding, "{says:?}");
+fn check(limits: &[(bool, Outcome)], expected: Verdict, binding: Option<&str>) {
+    let decision = decided(Verb::Check, limits);
+    assert_eq!(decision.verdict(), expected, "{limits:?}");
+    assert_eq!(decision.binding().map(|limit| limit.name()), binding, "{limits:?}");
     let (allowed, retry_after, delay) = match expected {
         Verdict::Allow { delay } => (true, None, delay),
         Verdict::Deny { retry: Retry::After(span) } => (false, Some(span), Span::ZERO),
         Verdict::Deny { retry: Retry::Never } => (false, None, Span::ZERO),
     };
     assert_eq!((decision.allowed(), decision.retry_after(), decision.delay()), (allowed, retry_after, delay));
-    assert_eq!(decision.limits().map(|answer| answer.outcome()).collect::<Vec<_>>(), outcomes(says));
+    assert_eq!(decision.limits().map(|limit| limit.outcome()).collect::<Vec<_>>(), outcomes(limits));
 }
 
-fn outcomes(says: &[(bool, Outcome)]) -> Vec<Outcome> {
-    says.iter().map(|(_, outcome)| *outcome).collect()
+fn outcomes(limits: &[(bool, Outcome)]) -> Vec<Outcome> {
+    limits.iter().map(|(_, outcome)| *outcome).collect()
 }
 
 const PASS: Verdict = Verdict::Allow { delay: Span::ZERO };
@@ -125,9 +125,9 @@ fn the_longest_delay_counts_and_a_refusal_has_none() {
 
 #[test]
 fn a_charge_is_there_exactly_when_something_was_charged() {
-    let charged = |verb, says: &[(bool, Outcome)]| {
+    let charged = |verb, limits: &[(bool, Outcome)]| {
         let marks = |charge: Charge| charge.items().iter().map(|item| item.mark).collect::<Vec<_>>();
-        decided(verb, says).charge().map(marks)
+        decided(verb, limits).charge().map(marks)
     };
     let both = [(false, allow(1, 10)), (false, allow(2, 10))];
     let reserve = Verb::Reserve(Span::from_secs(60));
@@ -139,7 +139,7 @@ fn a_charge_is_there_exactly_when_something_was_charged() {
     assert_eq!(charged(Verb::Check, &[]), None);
     assert_eq!(charged(Verb::Check, &[(false, allow(1, 10)), (false, after(1))]), None);
     assert_eq!(charged(Verb::Check, &[(false, allow(1, 10)), (false, never())]), None);
-    // A shadow limit is charged if it would allow, and its refusal spoils nothing.
+    // A shadow limit is charged if it allows. If it refuses, the enforced limits are charged all the same.
     assert_eq!(charged(Verb::Check, &[(true, allow(1, 10))]), Some(vec![100]));
     assert_eq!(charged(Verb::Check, &[(true, after(1)), (false, allow(1, 10))]), Some(vec![101]));
     assert_eq!(charged(Verb::Check, &[(true, after(1))]), None);
@@ -155,22 +155,23 @@ fn a_charge_tells_what_was_paid_and_when() {
     assert_eq!(items, [(1, 100, false), (1, 101, true)]);
 }
 
-/// What real limits say of a first request, all together.
+/// The decision of real limits, without any state, for a first request.
 pub(crate) fn first(limits: Vec<Limit>, verb: Verb, facts: &facts::Facts<'_>, cost: u64) -> Decision {
     let toll = Arc::new(Policy::new(limits).expect("valid")).toll(verb, facts, cost).expect("valid");
     let steps: Vec<_> = toll.dues().map(|due| due.step(Seen::Nothing, NOW)).collect();
     let pass = toll.dues().zip(&steps).all(|(due, step)| step.allowed || !due.enforced());
-    let mut ruling = Reply::new(NOW, 7);
+    let mut reply = Reply::new(NOW, 7);
     for step in &steps {
         let charged = pass && step.allowed && verb.charges();
-        ruling.push(LimitReply::Step { step: *step, charged });
+        reply.push(LimitReply::Step { step: *step, charged });
     }
-    Decision::new(toll, ruling)
+    Decision::new(toll, reply)
 }
 
+/// Whether each limit allows, what remains, and when to retry.
 fn said(decision: &Decision) -> Vec<(bool, u64, Option<Retry>)> {
     let of = |outcome: Outcome| (outcome.allowed, outcome.remaining, outcome.retry);
-    decision.limits().map(|answer| of(answer.outcome())).collect()
+    decision.limits().map(|limit| of(limit.outcome())).collect()
 }
 
 #[test]
@@ -186,7 +187,7 @@ fn allowing_limit_of_a_refusal_is_not_charged() {
     assert_eq!(said(&passed), [(true, 8, None), (true, 0, None), (false, 1, Some(Retry::Never))]);
     let items = passed.charge().expect("charged").items().len();
     assert_eq!(
-        (passed.allowed(), passed.binding().map(|answer| answer.name()), items),
+        (passed.allowed(), passed.binding().map(|limit| limit.name()), items),
         (true, Some("narrow"), 2)
     );
 
@@ -196,8 +197,8 @@ fn allowing_limit_of_a_refusal_is_not_charged() {
         [(true, 10, None), (false, 2, Some(Retry::Never)), (false, 1, Some(Retry::Never)),]
     );
     assert_eq!((refused.allowed(), refused.charge()), (false, None));
-    assert_eq!(refused.limit("narrow").map(|answer| answer.outcome().allowed), Some(false));
-    assert_eq!(refused.limit("other").map(|answer| answer.name()), None);
+    assert_eq!(refused.limit("narrow").map(|limit| limit.outcome().allowed), Some(false));
+    assert_eq!(refused.limit("other").map(|limit| limit.name()), None);
 
     let peeked = first(limits(), Verb::Peek, &facts! {}, 2);
     assert_eq!(said(&peeked), [(true, 10, None), (true, 2, None), (false, 1, Some(Retry::Never))]);
@@ -215,7 +216,7 @@ fn a_cost_fact_of_zero_is_listed_and_charges_nothing() {
     assert_eq!(both.charge().expect("charged").items().len(), 1);
 }
 
-/// Else it would be charged to the others and refused all the same.
+/// Otherwise the request would be charged to the other limits although it is refused.
 #[test]
 fn a_cost_of_zero_does_not_pass_where_nothing_is_granted() {
     let limits = vec![
@@ -234,16 +235,16 @@ fn a_cost_of_zero_waits_in_no_queue() {
     for (cost, delay) in [(0, Span::ZERO), (1, Span::from_secs(2))] {
         let toll = policy.toll(Verb::Check, &facts! { "n" => cost }, 1).expect("valid");
         let due = toll.get(0);
-        // Two are waiting.
+        // Two requests are waiting.
         let state = meter::State { level: 2_000_000, at: due.quota.tick().number(NOW) };
         let step = due.step(Seen::Meter(state), NOW);
-        let mut ruling = Reply::new(NOW, 7);
-        ruling.push(LimitReply::Step { step, charged: true });
-        let decision = Decision::new(toll, ruling);
+        let mut reply = Reply::new(NOW, 7);
+        reply.push(LimitReply::Step { step, charged: true });
+        let decision = Decision::new(toll, reply);
         assert_eq!(decision.verdict(), Verdict::Allow { delay }, "cost {cost}");
         assert_eq!(decision.charge().is_some(), cost > 0);
-        let answer = decision.limits().next().expect("one limit");
-        assert_eq!(answer.remaining(), answer.outcome().remaining, "cost {cost}");
+        let limit = decision.limits().next().expect("one limit");
+        assert_eq!(limit.remaining(), limit.outcome().remaining, "cost {cost}");
     }
 }
 
@@ -260,11 +261,11 @@ fn a_step_and_its_numbers_say_the_same() {
         let toll = Arc::new(policy).toll(Verb::Check, &facts! {}, 2).expect("valid");
         let due = toll.get(0);
         let step = due.step(Seen::Nothing, NOW);
-        let said = LimitReply::Step { step, charged: step.allowed };
+        let reply = LimitReply::Step { step, charged: step.allowed };
         let outcome = due.outcome(Seen::Nothing, NOW, &step, step.allowed);
         let numbers = LimitReply::Outcome { outcome, mark: step.effect.mark() };
-        assert_eq!((said.allowed(), said.mark()), (numbers.allowed(), numbers.mark()), "{algorithm}");
-        assert_eq!(said.outcome(due.quota, &due.ask(NOW)), outcome, "{algorithm}");
+        assert_eq!((reply.allowed(), reply.mark()), (numbers.allowed(), numbers.mark()), "{algorithm}");
+        assert_eq!(reply.outcome(due.quota, &due.ask(NOW)), outcome, "{algorithm}");
     }
     assert!(!LimitReply::Pending.allowed());
 }
@@ -282,7 +283,7 @@ fn acquisition_has_a_slot_and_a_charge() {
     let (slot, charge) = (decision.slot().expect("a slot"), decision.charge().expect("a charge"));
     assert_eq!((slot.id(), slot.items().len()), (7, 2));
     assert_eq!((charge.id(), charge.items().len()), (7, 1));
-    // One slot each, whatever the cost.
+    // One slot of each concurrency limit, whatever the cost.
     assert_eq!(said(&decision), [(true, 1, None), (true, 5, None), (true, 8, None)]);
     let none = first(limits(), Verb::Peek, &facts! {}, 5);
     assert_eq!((none.slot(), none.charge()), (None, None));
@@ -301,34 +302,34 @@ fn incomplete_reply_of_a_store_panics() {
 fn the_parts_of_an_answer_belong_together() {
     let limits = vec![Limit::new("per-user", Quota::per_minute(10)).by("user")];
     let decision = first(limits, Verb::Check, &facts! { "user" => "alice" }, 3);
-    let answer = decision.limit("per-user").expect("it applied");
-    assert_eq!((answer.name(), answer.rule().name(), answer.due().cost), ("per-user", "per-user", 3));
-    assert_eq!(answer.key().to_string(), "per-user:sliding-window:1m:alice");
+    let limit = decision.limit("per-user").expect("it applied");
+    assert_eq!((limit.name(), limit.rule().name(), limit.due().cost), ("per-user", "per-user", 3));
+    assert_eq!(limit.key().to_string(), "per-user:sliding-window:1m:alice");
     assert_eq!((decision.time(), decision.toll().len()), (NOW, 1));
 }
 
 #[test]
 fn headers_show_the_binding_limit_or_the_next_visible() {
-    let shown = |says: &[(bool, Outcome)]| {
-        // The second of three limits is a secret.
+    let shown = |replies: &[(bool, Outcome)]| {
+        // The second of three limits is hidden.
         let limit = |index: usize| Limit::new(index.to_string(), Quota::per_minute(10));
         let limits = vec![limit(0), limit(1).hidden(), limit(2)];
         let toll = Arc::new(Policy::new(limits).expect("valid")).toll(Verb::Check, &facts! {}, 1);
-        let mut ruling = Reply::new(NOW, 7);
-        for (degraded, outcome) in says {
-            ruling.push(match degraded {
+        let mut reply = Reply::new(NOW, 7);
+        for (degraded, outcome) in replies {
+            reply.push(match degraded {
                 true => LimitReply::Degraded { by: OnStoreFailure::Allow, outcome: *outcome },
                 false => LimitReply::Outcome { outcome: *outcome, mark: 0 },
             });
         }
-        let decision = Decision::new(toll.expect("valid"), ruling);
-        decision.shown().map(|(answer, _)| answer.name().to_owned())
+        let decision = Decision::new(toll.expect("valid"), reply);
+        decision.shown().map(|(limit, _)| limit.name().to_owned())
     };
-    let says = |outcomes: [Outcome; 3]| shown(&outcomes.map(|outcome| (false, outcome)));
-    assert_eq!(says([after(1), allow(1, 10), after(2)]).as_deref(), Some("2"));
-    assert_eq!(says([after(1), after(9), after(2)]).as_deref(), Some("2"));
-    assert_eq!(says([allow(3, 10), after(9), allow(2, 10)]).as_deref(), Some("2"));
-    assert_eq!(says([allow(1, 10), allow(0, 10), allow(2, 10)]).as_deref(), Some("0"));
+    let shown_of = |outcomes: [Outcome; 3]| shown(&outcomes.map(|outcome| (false, outcome)));
+    assert_eq!(shown_of([after(1), allow(1, 10), after(2)]).as_deref(), Some("2"));
+    assert_eq!(shown_of([after(1), after(9), after(2)]).as_deref(), Some("2"));
+    assert_eq!(shown_of([allow(3, 10), after(9), allow(2, 10)]).as_deref(), Some("2"));
+    assert_eq!(shown_of([allow(1, 10), allow(0, 10), allow(2, 10)]).as_deref(), Some("0"));
     let uncounted = [(true, allow(0, 10)), (false, allow(0, 10)), (true, allow(0, 10))];
-    assert_eq!(shown(&uncounted), None, "a limit that was not counted is not shown");
+    assert_eq!(shown(&uncounted), None, "no number of a degraded limit is shown");
 }

@@ -16,7 +16,7 @@ fn per_user() -> Limit {
     Limit::new("per-user", Quota::per_minute(100)).by("user")
 }
 
-/// What a toll asks for: `per-user(alice) 1 of 100`; an absent value is `-`.
+/// The dues of a toll as text, such as `per-user(alice) 1 of 100`: a cost of 1, a quota of 100. An absent value is `-`.
 fn shown(toll: &Toll) -> Vec<String> {
     toll.dues()
         .map(|due| {
@@ -26,7 +26,7 @@ fn shown(toll: &Toll) -> Vec<String> {
         .collect()
 }
 
-/// What a check of cost 1 asks for.
+/// Requires that a check of cost 1 has these dues.
 fn check(limits: impl Into<Vec<Limit>>, facts: &Facts<'_>, expected: &[&str]) {
     let toll = policy(limits).toll(Verb::Check, facts, 1).expect("a valid request");
     assert_eq!(shown(&toll), expected, "{facts:?}");
@@ -67,7 +67,7 @@ fn several_facts_make_one_key() {
     check([limit], &facts, &["x(alice,/a,7) 1 of 1"]);
 }
 
-/// Which limits were skipped for want of a fact, and which found no tier.
+/// The limits that were skipped because a fact is missing, and those whose tier is unknown.
 fn marks(limit: Limit, facts: &Facts<'_>) -> (Vec<usize>, Vec<usize>) {
     let toll = policy([limit]).toll(Verb::Check, facts, 1).expect("a valid request");
     (toll.skipped().collect(), toll.unknown_tiers().collect())
@@ -75,7 +75,7 @@ fn marks(limit: Limit, facts: &Facts<'_>) -> (Vec<usize>, Vec<usize>) {
 
 #[test]
 fn rules_are_evaluated_in_the_documented_order() {
-    // Each limit has all that follows the word that decides, and all of it would say otherwise.
+    // Each limit has the rule that decides and all the rules after it, which would decide otherwise.
     let tiers = || {
         Limit::tiered("x", "plan")
             .by("user")
@@ -102,7 +102,7 @@ fn rules_are_evaluated_in_the_documented_order() {
     check([when()], &route().with("user", "alice").with("plan", "free"), &["x(alice) 1 of 60"]);
     check([when()], &route().with("user", "alice"), &["x(alice) 1 of 60"]);
 
-    // Only a limit that gets so far counts what it misses.
+    // A missing fact or tier is recorded only if evaluation gets as far as the rule that needs it.
     let skip = || when().missing(Missing::Skip);
     assert_eq!(marks(skip().mode(Mode::Off), &route()), (vec![], vec![]));
     assert_eq!(marks(skip(), &facts! {}), (vec![], vec![]));
@@ -153,7 +153,7 @@ fn a_cost_is_from_1_to_2_to_the_31() {
         (u64::MAX, Err("the cost 18446744073709551615 is too large (at most 2147483648)")),
     ] {
         for verb in [Verb::Check, Verb::Peek, Verb::Acquire, Verb::Reserve(Span::from_secs(60))] {
-            // It is the request that is wrong, whether a limit applies or not.
+            // The request itself is invalid, whether a limit applies or not.
             for facts in [facts! { "user" => "alice" }, facts! {}] {
                 let toll = policy([per_user()]).toll(verb, &facts, cost);
                 match (toll, expected) {
@@ -209,7 +209,7 @@ fn a_cost_can_come_from_a_fact() {
         }
     }
     assert_eq!(error([limit.clone()], &facts! {}).to_string(), absent);
-    // The cost of the request is for the others.
+    // The cost of the request applies to limits without a cost fact.
     let toll = policy([limit, per_user()])
         .toll(Verb::Check, &facts! { "tokens" => 250, "user" => "alice" }, 3)
         .expect("valid");
@@ -243,7 +243,7 @@ fn an_absent_cost_is_an_error_skips_or_charges() {
         assert_eq!(shown(&toll(limit().cost_missing(CostMissing::Charge(0)), &absent)), ["llm() 0 of 9"]);
     }
     for cost_missing in [CostMissing::Error, CostMissing::Skip, CostMissing::Charge(5)] {
-        // A fact that is there is charged, or rejected.
+        // A fact that is present is charged, or rejected if it is not a number.
         let limit = || limit().cost_missing(cost_missing);
         assert_eq!(shown(&toll(limit(), &facts! { "tokens" => 7 })), ["llm() 7 of 9"]);
         assert!(matches!(
@@ -251,9 +251,9 @@ fn an_absent_cost_is_an_error_skips_or_charges() {
             InvalidRequest::CostFact { problem: CostProblem::NotANumber, .. }
         ));
     }
-    // Who lacks the fact that it is keyed by is refused, with a cost or without.
-    let denied = toll(limit().by("user").missing(Missing::Deny).cost_missing(CostMissing::Skip), &facts! {});
-    assert_eq!((shown(&denied), denied.skipped().count()), (vec!["llm(-) 3 of 0".to_owned()], 0));
+    // A request without the fact that the limit is keyed by is refused, with a cost fact or without.
+    let refused = toll(limit().by("user").missing(Missing::Deny).cost_missing(CostMissing::Skip), &facts! {});
+    assert_eq!((shown(&refused), refused.skipped().count()), (vec!["llm(-) 3 of 0".to_owned()], 0));
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn cost_of_zero_passes_without_charge_or_delay() {
     let limit = Limit::new("x", Quota::per_second(1).burst(3)).algorithm(Algorithm::LeakyBucket).cost("n");
     let toll = policy([limit]).toll(Verb::Check, &facts! { "n" => 0 }, 1).expect("valid").hold(Span::ZERO);
     let due = toll.get(0);
-    // Three are waiting, and the queue is full.
+    // Three requests are waiting, and the queue is full.
     let full = Seen::Meter(meter::State { level: due.quota.capacity(), at: due.quota.tick().number(NOW) });
     let step = due.step(full, NOW);
     let outcome = due.outcome(full, NOW, &step, true);
@@ -280,7 +280,7 @@ fn request_that_cannot_be_held_is_refused() {
     let toll = policy([limit]).toll(Verb::Check, &facts! {}, 1).expect("valid");
     let waiting = |toll: &Toll| {
         let due = toll.get(0);
-        // One request is on its way for another half second.
+        // Another request is held for half a second more.
         let seen = Seen::Meter(meter::State { level: 500_000, at: due.quota.tick().number(NOW) });
         let step = due.step(seen, NOW);
         due.outcome(seen, NOW, &step, step.allowed)
@@ -330,7 +330,7 @@ fn only_acquire_and_peeks_include_concurrency_limits() {
         assert_eq!((toll.verb(), verb.charges()), (verb, charges));
         assert!(toll.dues().all(|due| due.is_slot() == (due.rule.name() == "exports")));
     }
-    // A slot that is not looked for is not missed either.
+    // A check leaves the concurrency limit out, so the missing `user` does not mark that limit as skipped.
     let check = policy.toll(Verb::Check, &facts! { "tokens" => 4 }, 1).expect("valid");
     assert_eq!(check.skipped().collect::<Vec<_>>(), [1]);
 }
@@ -359,7 +359,7 @@ fn more_than_was_charged_is_said_with_both_numbers() {
     );
 }
 
-/// Several sets of facts and their costs in one toll.
+/// Requires that one toll for several sets of facts, each with its cost, has these dues.
 fn merged(limits: impl Into<Vec<Limit>>, sets: &[(Facts<'_>, u64)], expected: &[&str]) {
     let policy = policy(limits);
     let mut toll = Toll::new(&policy, Verb::Check);
@@ -383,14 +383,14 @@ fn equal_keys_are_paid_once_at_the_largest_cost() {
         &[(alice.clone(), 2), (bob.clone(), 7), (alice.clone(), 4)],
         &["all() 7 of 9", "per-user(alice) 4 of 100", "per-user(bob) 7 of 100"],
     );
-    // Two limits by the same fact are two keys.
+    // Two limits by the same fact have different keys.
     let other = Limit::new("other", Quota::per_minute(100)).by("user");
     merged(
         [per_user(), other],
         &[(alice.clone(), 1), (alice, 1)],
         &["per-user(alice) 1 of 100", "other(alice) 1 of 100"],
     );
-    // An absent value is not the same as one that looks like it.
+    // An absent value and the value `-` are different keys.
     merged(
         [per_user().missing(Missing::Share)],
         &[(facts! {}, 1), (facts! { "user" => "-" }, 2)],
@@ -421,7 +421,7 @@ fn equal_keys_use_the_smallest_quota() {
         merged([plan()], &[(alice(one), 1), (alice(other), 2)], &[expected]);
         merged([plan()], &[(alice(other), 2), (alice(one), 1)], &[expected]);
     }
-    // Another period is another key.
+    // The period is part of the key.
     merged(
         [plan()],
         &[(alice("free"), 1), (alice("daily"), 2)],
@@ -449,11 +449,11 @@ fn marks_reach_beyond_64_limits_and_count_once() {
 fn marks_are_the_places_that_were_set() {
     let mut marks = Marks::default();
     assert_eq!(marks.iter().count(), 0);
-    let places = [0, 1, 63, 64, 65, 127, 128, 1000];
-    for place in places.iter().rev().chain(&places) {
-        marks.set(*place);
+    let indexes = [0, 1, 63, 64, 65, 127, 128, 1000];
+    for index in indexes.iter().rev().chain(&indexes) {
+        marks.set(*index);
     }
-    assert_eq!(marks.iter().collect::<Vec<_>>(), places);
+    assert_eq!(marks.iter().collect::<Vec<_>>(), indexes);
 }
 
 /// The key of an address under a limit by `ip`.
@@ -506,7 +506,7 @@ fn stagger_shifts_each_key_by_its_own_amount() {
     assert_ne!(shift(fixed().stagger(), "alice"), 0);
     assert_eq!(shift(fixed().stagger(), "alice"), shift(fixed().stagger(), "alice"));
     assert_ne!(shift(fixed().stagger(), "alice"), shift(fixed().stagger(), "bob"));
-    // Nothing has no windows, whatever the period.
+    // `Allowance::Nothing` has no windows to shift, whatever its period.
     let nothing = Limit::new("x", Allowance::Nothing)
         .by("user")
         .algorithm(Algorithm::FixedWindow)
@@ -555,7 +555,7 @@ fn toll_has_at_most_256_dues() {
     let alice = facts! { "user" => "alice" };
     assert_eq!(policy(limits_by_user(256)).toll(Verb::Check, &alice, 1).expect("fits").len(), 256);
 
-    // 64 sets of facts over 125 limits: what one call of Envoy can ask for.
+    // 64 sets of facts times 125 limits, which is what one call from Envoy can request.
     let wide = policy(limits_by_user(125));
     let mut toll = Toll::new(&wide, Verb::Check);
     let results: Vec<_> = (0..64).map(|user| toll.add(&facts! { "user" => user }, 1)).collect();
@@ -563,21 +563,21 @@ fn toll_has_at_most_256_dues() {
     assert_eq!(results[2], Err(InvalidRequest::TooManyDues));
 }
 
-/// Equal keys count once, however many sets of facts lead to them.
+/// Equal keys count once, however many sets of facts they come from.
 #[test]
 fn equal_keys_do_not_count_towards_the_256_dues() {
     let wide = policy(limits_by_user(128));
     let mut toll = Toll::new(&wide, Verb::Check);
     for round in 0..64 {
         for user in ["alice", "bob"] {
-            let met =
+            let matched =
                 toll.add_matched(&facts! { "user" => user }, round + 1).expect("no more keys than before");
             let first = if user == "alice" { 0 } else { 128 };
-            assert_eq!(met.indices().collect::<Vec<_>>(), (first..first + 128).collect::<Vec<_>>());
+            assert_eq!(matched.indices().collect::<Vec<_>>(), (first..first + 128).collect::<Vec<_>>());
         }
     }
     assert_eq!(toll.len(), 256);
     assert!(toll.dues().all(|due| due.cost == 64));
-    // 128 keys of `alice` and 128 of `bob`, each with a length of two bytes before it; none is kept twice.
+    // 128 keys of `alice` and 128 of `bob`, each with a length of two bytes before it. No key is stored twice.
     assert_eq!(toll.values.len(), 128 * (7 + 5));
 }

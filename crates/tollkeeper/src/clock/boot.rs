@@ -39,17 +39,17 @@ mod source {
 
     use super::kernel_nanos;
 
-    /// How many ticks of the counter a thread goes without reading the kernel's clock.
+    /// The most ticks of the counter between two readings of the kernel's clock by a thread.
     const REACH: u64 = 1 << 21;
     /// How long the counter is compared with the kernel's clock before its rate is used, in nanoseconds.
     const CALIBRATION: u64 = 20_000_000;
     /// A prediction that is off by more than this, in nanoseconds, means that the rate has changed.
     const SURPRISE: u64 = 50_000;
 
-    /// The most ticks that reading the kernel's clock takes. After more, the thread was interrupted.
+    /// Reading the kernel's clock takes fewer ticks than this. If it took more, the thread was interrupted.
     const UNDISTURBED: u64 = 1 << 14;
 
-    /// A moment on both clocks.
+    /// The same moment on the processor's counter and on the kernel's clock.
     #[derive(Clone, Copy, Debug)]
     struct Moment {
         ticks: u64,
@@ -63,9 +63,9 @@ mod source {
         static LATEST: Cell<u64> = const { Cell::new(0) };
     }
 
-    /// Nanoseconds in 2^32 ticks; 0 while that is not known.
+    /// Nanoseconds in 2^32 ticks; 0 until it has been measured.
     static PACE: AtomicU64 = AtomicU64::new(0);
-    /// Where the measuring of the pace began.
+    /// The moment at which the measurement of the pace began.
     static BEGUN: Mutex<Option<Moment>> = Mutex::new(None);
 
     #[inline]
@@ -81,12 +81,13 @@ mod source {
         latest / 1_000
     }
 
-    /// At most `2 * REACH` ticks at fewer than 2^34 ns (a counter of 250 MHz): the product fits.
+    /// The product fits into 64 bits: at most `2 * REACH` ticks, times a pace below 2^34 ns (a counter of 250 MHz).
     #[inline]
     fn nanos_in(ticks: u64, pace: u64) -> u64 {
         (ticks * pace) >> 32
     }
 
+    /// Reads the kernel's clock, and measures the pace if it is unknown or no longer right.
     #[cold]
     fn ask(asked: Moment, pace: u64) -> u64 {
         let now = moment();
@@ -100,8 +101,8 @@ mod source {
         now.nanos
     }
 
-    /// Reads both clocks. The counter is read last: when the thread is interrupted in between, time
-    /// measured from here is late by as much, and never early. Then it tries again.
+    /// Reads both clocks, up to three times if the thread is interrupted in between. The counter is read last, so that
+    /// an interruption makes the time measured from this moment late, never early.
     fn moment() -> Moment {
         let mut tries = 0;
         loop {
@@ -115,7 +116,7 @@ mod source {
         }
     }
 
-    /// Learns the pace of the counter, or begins anew when it has changed.
+    /// Measures the pace of the counter, or starts over if it has changed.
     fn calibrate(now: Moment, pace: u64) {
         let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
         if pace > 0 {
@@ -128,7 +129,7 @@ mod source {
             return;
         }
         let pace = (u128::from(nanos) << 32) / u128::from(ticks.max(1));
-        // Between 250 MHz and 16 GHz; anything else is no counter to rely on, and the kernel is asked.
+        // Between 250 MHz and 16 GHz. A counter with any other rate is not reliable, so the kernel's clock is used.
         match u64::try_from(pace) {
             Ok(pace) if (1 << 28..1 << 34).contains(&pace) => PACE.store(pace, Relaxed),
             _ => *begun = Some(now),
@@ -136,7 +137,10 @@ mod source {
     }
 
     #[inline]
-    #[expect(unsafe_code, reason = "the counter has no safe door; docs/adr/0001-clock.md")]
+    #[expect(
+        unsafe_code,
+        reason = "the standard library has no safe function for it; docs/adr/0001-clock.md"
+    )]
     fn counter() -> u64 {
         // SAFETY: the instruction reads a register and is part of every x86-64 processor.
         unsafe { core::arch::x86_64::_rdtsc() }
@@ -155,7 +159,7 @@ mod tests {
                     let mut last = 0;
                     for _ in 0..2_000_000 {
                         let now = micros();
-                        assert!(now >= last, "{now} after {last}");
+                        assert!(now >= last, "{now} was read after {last}");
                         last = now;
                     }
                 })
@@ -164,8 +168,8 @@ mod tests {
         threads.into_iter().for_each(|thread| thread.join().expect("no thread saw time go back"));
     }
 
-    /// However long the machine pauses between the readings, the one in the middle lies between the
-    /// others, give or take what the counter is trusted with.
+    /// However long the machine pauses between the readings, the middle one lies between the others, give or take the
+    /// millisecond for which the counter is trusted.
     #[test]
     fn a_reading_is_never_further_off_than_the_counter_is_trusted() {
         for _ in 0..1_000_000 {

@@ -1,9 +1,9 @@
-//! Where counts are kept, as a URL. A password in it is never shown.
+//! Parses store URLs such as `redis://app:secret@cache.internal/2`, and prints them without their credentials.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The URL of a store.
+/// The URL of a store: where the counts are kept.
 ///
 /// ```
 /// use tollkeeper::store::url::StoreUrl;
@@ -21,21 +21,21 @@ pub enum StoreUrl {
     Redis(RedisUrl),
 }
 
-/// Where a Redis store is.
+/// How to connect to a Redis store.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisUrl {
-    /// Whether the connection is encrypted.
+    /// Whether connections use TLS: `rediss://` instead of `redis://`.
     pub tls: bool,
-    /// Who to be there.
+    /// The user and password to authenticate with.
     pub credentials: Option<Credentials>,
-    /// Which servers.
+    /// The servers to connect to.
     pub servers: Servers,
 }
 
-/// A name and a password. Neither is shown.
+/// A user name and a password. Neither is ever printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// The name; Redis calls the one without a name `default`.
+    /// The user name; `None` for the user that Redis calls `default`.
     pub user: Option<String>,
     /// The password.
     pub password: String,
@@ -48,26 +48,26 @@ pub enum Servers {
     One {
         /// Host and port.
         host: Host,
-        /// The number of the database.
+        /// The database number, such as 0.
         database: u32,
     },
-    /// One server on this machine.
+    /// One server on this machine, through a Unix socket.
     Unix {
-        /// Its socket.
+        /// The path of the socket, such as `/run/redis.sock`.
         path: String,
     },
-    /// A cluster, found through some of its servers.
+    /// A Redis Cluster, discovered through some of its servers.
     Cluster {
-        /// Servers to ask.
+        /// The servers to discover the cluster from.
         hosts: Vec<Host>,
     },
-    /// Whichever server the sentinels call the master.
+    /// The server that the sentinels report as the master.
     Sentinel {
         /// The sentinels.
         hosts: Vec<Host>,
-        /// The name of the master.
+        /// The name of the master, such as `mymaster`.
         master: String,
-        /// The number of the database.
+        /// The database number, such as 0.
         database: u32,
     },
 }
@@ -75,14 +75,14 @@ pub enum Servers {
 /// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Host {
-    /// A name or an address, the latter without brackets.
+    /// A host name or an IP address. An IPv6 address has no brackets.
     pub name: String,
     /// The port.
     pub port: u16,
 }
 
 impl StoreUrl {
-    /// An error for a store that this build does not have.
+    /// Returns an error if this build was compiled without support for the store.
     pub fn supported(&self) -> Result<(), InvalidStoreUrl> {
         match self {
             StoreUrl::Redis(_) if cfg!(not(feature = "redis")) => Err(InvalidStoreUrl::NO_REDIS),
@@ -104,7 +104,7 @@ impl FromStr for StoreUrl {
             "memory" if rest.is_empty() => return Ok(StoreUrl::Memory),
             "memory" => {
                 return Err(InvalidStoreUrl(
-                    "`memory://` has nothing behind it (settings stand under `memory:`)",
+                    "`memory://` takes no host or path (its settings belong under `memory:`)",
                 ));
             }
             "redis" => (false, ""),
@@ -125,10 +125,10 @@ impl FromStr for StoreUrl {
             Some((credentials, rest)) => (Some(read_credentials(credentials)?), rest),
             None => (None, rest),
         };
-        // Other clients take a password there, and a path or a name is shown.
+        // Other clients accept a password in the query. Here it would end up in a path or a name, which are printed.
         if rest.contains(['?', '#']) {
             return Err(InvalidStoreUrl(
-                "a store has no query (the password is before the host: `redis://user:password@host/0`)",
+                "a store URL has no query or fragment (a password is before the host: `redis://user:password@host/0`)",
             ));
         }
         let (hosts, path) = rest.split_once('/').map_or((rest, ""), |(hosts, path)| (hosts, path));
@@ -171,8 +171,9 @@ impl FromStr for StoreUrl {
 
 fn read_credentials(text: &str) -> Result<Credentials, InvalidStoreUrl> {
     let decode = |text: &str| {
-        decoded(text)
-            .ok_or(InvalidStoreUrl("a `%` in the user or the password is no escape (write it as `%25`)"))
+        decoded(text).ok_or(InvalidStoreUrl(
+            "invalid percent-encoding in the user or the password (write `%` as `%25`)",
+        ))
     };
     let (user, password) = text.split_once(':').ok_or(InvalidStoreUrl(
         "the password is missing (`redis://user:password@host`, or `redis://:password@host` without a user)",
@@ -181,6 +182,7 @@ fn read_credentials(text: &str) -> Result<Credentials, InvalidStoreUrl> {
     Ok(Credentials { user, password: decode(password)? })
 }
 
+/// Decodes percent-encoded text; `None` if an escape is invalid or the result is not UTF-8.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -232,7 +234,7 @@ fn read_database(text: &str) -> Result<u32, InvalidStoreUrl> {
     number.ok_or(InvalidStoreUrl("the database is not a number (such as `redis://127.0.0.1:6379/0`)"))
 }
 
-/// As it was written, the credentials replaced by stars.
+/// Prints the URL with its credentials replaced by `***`.
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -286,7 +288,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Why a text is not the URL of a store. It does not hold the text.
+/// Why a text is not a valid store URL. It does not contain the text, which may include a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidStoreUrl(&'static str);
 

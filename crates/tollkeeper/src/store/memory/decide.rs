@@ -1,8 +1,8 @@
 //! Decides tolls: all or nothing, in one step under the locks of the shards involved.
 //!
-//! All limits are evaluated before anything is written. The common cases have paths of their own, because every
-//! request pays for them: a known token bucket alone, and several limits whose keys are all known. A test requires
-//! that every path decides like the general one.
+//! All limits are evaluated before any state is written. Two common cases have a fast path, because most requests take
+//! it: a single token bucket whose key is known, and several limits whose keys are all known. Tests compare the fast
+//! paths with the general path.
 
 use tollkeeper_core::algorithm::{Effect, Step, meter};
 use tollkeeper_core::decision::admitted;
@@ -23,7 +23,7 @@ impl MemoryStore {
         reply
     }
 
-    /// As [`MemoryStore::decide`], in place.
+    /// As [`MemoryStore::decide`], but writes the reply in place.
     pub(crate) fn decide_into(&self, toll: &Toll<'_>, reply: &mut Reply) {
         let inner = &*self.inner;
         let now = inner.clock.now();
@@ -44,7 +44,7 @@ impl MemoryStore {
         reply.set(now, id);
     }
 
-    /// Decides dues, all or nothing: the time, the id of the admission, and the reply for each due.
+    /// Decides dues, all or nothing. Returns the time, the id of the admission, and the reply for each due.
     #[cfg(feature = "redis")]
     pub(crate) fn decide_dues(&self, dues: &[Due<'_>], charging: bool) -> (Time, u64, Vec<LimitReply>) {
         let inner = &*self.inner;
@@ -98,18 +98,18 @@ struct Several<'a, 's> {
     id: u64,
 }
 
-/// One of several dues, on its way to a verdict.
+/// One of several dues while the toll is being decided.
 struct Part<'t> {
     due: Due<'t>,
     spot: Spot,
     step: Step,
-    /// The index of the part that pays for it: another one, if both share a cell.
+    /// The index of the part that is charged for this one: its own, or an earlier one if both share a cell.
     payer: usize,
 }
 
 impl Inner {
-    /// Decides one due; returns the id of the admission. The reply is written in place: copying what was just
-    /// written stalls the processor.
+    /// Decides one due; returns the id of the admission. The reply is written in place, because copying a reply that
+    /// was just written stalls the processor.
     #[inline]
     fn decide_one(
         &self,
@@ -119,7 +119,8 @@ impl Inner {
         now: Time,
         reply: &mut LimitReply,
     ) -> u64 {
-        // A known token bucket is the most common case. A quota of `0/s` has no arithmetic to do.
+        // Fast path for the most common case, a known token bucket. A quota of `0/s` has no arithmetic to
+        // do, and a cost of 0 charges nothing: both take the general path.
         if due.quota.algorithm() == Algorithm::TokenBucket && due.quota.count() > 0 && due.cost > 0 {
             let shard = &mut *self.shard(print);
             if let Some(packed) = shard.table.get_mut(print) {
@@ -139,6 +140,7 @@ impl Inner {
         self.decide_any(due, print, charging, now, reply)
     }
 
+    /// The general path for one due.
     fn decide_any(
         &self,
         due: &Due<'_>,
@@ -187,8 +189,8 @@ impl Inner {
         id
     }
 
-    /// Decides if all keys are known and their states fit into their entries, so that nothing moves and nothing is
-    /// allocated; false if it is another case.
+    /// Fast path: all keys are known and their states are in the table, so no entry moves and no memory is allocated.
+    /// Returns false, without a decision, in any other case.
     #[inline]
     fn decide_known(&self, toll: &mut Several<'_, '_>, reply: &mut [LimitReply]) -> bool {
         let mut found = Inline::<usize, 4>::default();
@@ -219,7 +221,7 @@ impl Inner {
         true
     }
 
-    /// Decides in every case.
+    /// The general path for several dues.
     fn decide_new(&self, toll: &mut Several<'_, '_>, reply: &mut [LimitReply]) {
         let (now, charging) = (toll.now, toll.charging);
         if charging {
@@ -252,7 +254,7 @@ impl Inner {
         if !charging {
             return;
         }
-        // Known keys are written first: then they are no longer fresh, and making room for a new key cannot drop them.
+        // Write known keys first: once charged they are not fresh, so making room for a new key cannot drop them.
         for new in [false, true] {
             let of_this_pass = |(_, part): &(usize, &Part<'_>)| matches!(part.spot, Spot::New(..)) == new;
             for (index, part) in parts.iter().enumerate().filter(of_this_pass) {
@@ -268,12 +270,12 @@ impl Inner {
     }
 }
 
-/// Keys that share one cell become one entry there: the first of them pays the sum of their costs.
+/// Merges dues whose keys share a cell: the first of them is charged the sum of their costs.
 #[cold]
 fn join_shared(parts: &mut [Part<'_>], shards: &mut Locked<'_>) {
     for index in 0..parts.len() {
         let Spot::Shared(cell, _) = parts[index].spot else { continue };
-        // A log may have been moved into a cell that was read before.
+        // Read the cell again: a log may have been moved into it since it was looked up.
         let state = shards.of(index).cells.get(cell);
         parts[index].spot = Spot::Shared(cell, state);
         let same = |part: &Part<'_>| matches!(part.spot, Spot::Shared(other, _) if other == cell);

@@ -1,11 +1,11 @@
-//! Markers of corrected charges, in buckets that expire as a whole.
+//! Remembers which charges have been corrected, in buckets that expire as a whole.
 //!
-//! A charge may be corrected once, so a marker is kept until the charge is void. Markers that end at about the
-//! same time are in one table: when the last of them has ended the table is dropped, so expiry never looks at
-//! single markers. Buckets of markers with a long life are wider, so there are at most a few dozen.
+//! A charge may be corrected only once, so a corrected charge has a marker until the charge is void. Markers that
+//! expire at about the same time share a table, which is dropped when the last of them has expired: expiry never
+//! examines single markers. Markers with a longer life go into wider buckets, so there are at most a few dozen buckets.
 //!
-//! Markers are not part of a key's state: the sixteen bytes of a state have no bit to spare, and eight more for
-//! every key (40 bytes instead of 32) would cost all keys a quarter more memory than the refunded ones save.
+//! Markers are not part of a key's state. The sixteen bytes of a state have no spare bit, and eight more bytes for
+//! every key (40 instead of 32) would take a quarter more memory for all keys, more than the refunded keys save.
 
 use std::collections::BTreeMap;
 
@@ -20,47 +20,48 @@ pub(super) struct Markers {
     buckets: BTreeMap<Bucket, Table>,
 }
 
-/// Markers whose life ends in the same stretch of time, of 2^`width` microseconds.
+/// Markers that expire in the same interval of 2^`width` microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Bucket {
     width: u32,
     number: u64,
 }
 
-/// The narrowest buckets: a quarter of a second.
+/// The width of the narrowest buckets: 2^18 microseconds, a quarter of a second.
 const NARROWEST: u32 = 18;
-/// A life has at least this many bits more than the width of its bucket, unless that is the narrowest: a marker
-/// is kept for at most an eighth longer than it is needed, and 32 buckets of one width are in use at most.
+/// The life of a marker, in microseconds, has at least this many bits more than the width of its bucket, unless the
+/// bucket is of the narrowest width. So a marker is kept for at most an eighth longer than needed, and at most 32
+/// buckets of one width are in use.
 const SHARE: u32 = 3;
-/// Widths are this many bits apart, so that few of them are in use.
+/// Widths differ by this many bits, so that few different widths are in use.
 const STEP: u32 = 2;
 
 impl Bucket {
-    /// The bucket of this width that a time is in.
+    /// The bucket of this width that contains a time.
     fn of(width: u32, time: Time) -> Bucket {
         Bucket { width, number: time.as_micros() >> width }
     }
 
-    /// The bucket for a marker that is set now.
+    /// The bucket for a marker that is set at `now`.
     fn for_life(now: Time, expires: Time) -> Bucket {
         let bits = u64::BITS - expires.since(now).as_micros().leading_zeros();
         let steps = bits.saturating_sub(1 + SHARE + NARROWEST) / STEP;
         Bucket::of(NARROWEST + STEP * steps, expires)
     }
 
-    /// Whether all markers in it have ended.
+    /// Whether all its markers have expired.
     fn is_over(self, now: Time) -> bool {
         self.number < now.as_micros() >> self.width
     }
 }
 
 impl Markers {
-    /// Bytes that they take.
+    /// Memory allocated for the markers, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.buckets.values().map(Table::bytes).sum()
     }
 
-    /// Whether this charge has been marked, with this end.
+    /// Whether this charge, which is void at `expires`, has been marked.
     pub(super) fn has(&self, print: u128, expires: Time) -> bool {
         self.widths().any(|width| {
             let bucket = self.buckets.get(&Bucket::of(width, expires));
@@ -74,7 +75,7 @@ impl Markers {
         markers.set(print, Packed::marker(expires), |_| false, |_| {});
     }
 
-    /// Drops the buckets that are over; returns how many markers went.
+    /// Drops the buckets that have expired. Returns how many markers were in them.
     pub(super) fn expire(&mut self, now: Time) -> usize {
         let mut gone = 0;
         let over = |markers: &Markers| markers.oldest().find(|bucket| bucket.is_over(now));
@@ -84,7 +85,7 @@ impl Markers {
         gone
     }
 
-    /// All of them.
+    /// All markers, expired ones included.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.buckets.values().flat_map(Table::iter)
     }
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_marker_is_found_whenever_it_was_set() {
-        // As after a restart, when less of its life is left than when it was set first.
+        // After a restart a marker is set again, with less life left than the first time.
         for life in lives() {
             let expires = NOW + Span::from_micros(life);
             for elapsed in [0, life / 3, life - 1] {
@@ -159,7 +160,7 @@ mod tests {
                 );
                 set += 1;
             }
-            assert!(step < 10 || expired > 0, "some end at any time");
+            assert!(step < 10 || expired > 0, "step {step}: no marker has expired");
         }
         assert!(markers.buckets.len() < 200, "{} buckets", markers.buckets.len());
         assert_eq!(markers.iter().count(), markers.buckets.values().map(Table::len).sum::<usize>());

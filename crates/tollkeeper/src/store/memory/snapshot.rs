@@ -30,34 +30,37 @@ use super::{Capacity, Inner, MemoryStore, Secrets};
 const MAGIC: &[u8] = b"tollkeeper state ";
 const VERSION: &[u8] = b"1\n";
 
-/// What begins a record of a key's state, of a shared cell, of a marker; and what is behind the last one.
+/// The first byte of a record: the state of a key.
 const KEY: u8 = 1;
+/// The first byte of a record: a cell that several keys share.
 const CELL: u8 = 2;
+/// The first byte of a record: the marker of a corrected charge.
 const MARKER: u8 = 3;
+/// The byte after the last record.
 const END: u8 = 0;
 
-/// Why a file could not be written or read.
+/// Why a snapshot could not be written or read.
 #[derive(Debug)]
 pub enum SnapshotError {
-    /// The file system said no.
+    /// The operating system reported an error.
     Io {
         /// The file.
         path: PathBuf,
-        /// What it said.
+        /// The error.
         error: io::Error,
     },
-    /// The file is not a snapshot, or was cut off, or has been changed.
+    /// The file is not a snapshot, is truncated, or has been modified.
     Foreign {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// Another process saves to the file.
+    /// Another process saves to the file and holds its lock.
     Held {
         /// The file.
         path: PathBuf,
-        /// The process, if it has said so in `PATH.lock`.
+        /// The id of that process, if `PATH.lock` contains one.
         pid: Option<u32>,
     },
 }
@@ -71,7 +74,7 @@ impl SnapshotError {
         path
     }
 
-    /// What went wrong, without the name of the file.
+    /// What went wrong, without the path.
     pub fn cause(&self) -> String {
         match self {
             SnapshotError::Io { error, .. } => error.to_string(),
@@ -105,12 +108,12 @@ impl fmt::Display for SnapshotError {
 impl std::error::Error for SnapshotError {}
 
 impl MemoryStore {
-    /// Writes the store to a file, in place of what was there; returns how many keys it holds.
+    /// Writes the store to a file, which is replaced. Returns the number of keys written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<usize, SnapshotError> {
         self.inner.save(path.as_ref())
     }
 
-    /// A store with what a file holds.
+    /// Creates a store from a snapshot file. States that have expired since are left out.
     pub fn load(
         capacity: Capacity,
         clock: Clock,
@@ -131,26 +134,26 @@ impl MemoryStore {
 
 impl Inner {
     pub(super) fn save(&self, path: &Path) -> Result<usize, SnapshotError> {
-        // One at a time: two writers would share the file beside.
+        // One save at a time: two would write to the same temporary file.
         let _saving = lock(&self.saving);
         let new = beside(path, ".new");
         self.write_to(&new)
             .and_then(|keys| {
                 fs::rename(&new, path)?;
-                // The new name is only safe once the folder is.
+                // The rename survives a crash only after the directory has been synced.
                 let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
                 File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
                 Ok(keys)
             })
             .map_err(|error| {
-                // What is cut off is of no use, and takes up room where there may be none.
+                // An incomplete file is useless and takes up space on a disk that may be full.
                 let _ = fs::remove_file(&new);
                 SnapshotError::Io { path: path.to_owned(), error }
             })
     }
 
     fn write_to(&self, path: &Path) -> io::Result<usize> {
-        // What a crash left there may be readable by others: its mode would stay.
+        // Remove a file that a crash has left: if it were reused, its mode would stay and might let others read it.
         let _ = fs::remove_file(path);
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
@@ -164,7 +167,7 @@ impl Inner {
         let mut keys = 0;
         let mut records = Vec::new();
         for padded in &self.shards {
-            // Copied under the lock, written without it.
+            // Copy under the lock, write to the file without it.
             records.clear();
             {
                 let shard = &*lock(&padded.0);
@@ -188,7 +191,7 @@ impl Inner {
     }
 }
 
-/// The file of that name with an ending.
+/// The path with a suffix appended: `/var/lib/state` and `.new` give `/var/lib/state.new`.
 pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
@@ -210,7 +213,7 @@ fn push_record(records: &mut Vec<u8>, shard: &Shard, table: u8, print: u128, pac
             b'w',
             [state.window, state.prev, state.cur].iter().flat_map(|number| number.to_le_bytes()).collect(),
         ),
-        _ => unreachable!("only these live beside the table"),
+        _ => unreachable!("no other state is outside of the table"),
     };
     records.push(code);
     records.extend_from_slice(&u32::try_from(bytes.len()).expect("a log is below 4 GiB").to_le_bytes());
@@ -299,7 +302,7 @@ impl Inner {
 fn take_wide(file: &mut Summed<impl Read>) -> Result<State, Broken> {
     let [code] = file.take()?;
     let len = u32::from_le_bytes(file.take()?);
-    // Read as it comes: a length that lies must not take memory.
+    // Do not allocate `len` bytes in advance: a corrupt length must not exhaust memory.
     let mut bytes = Vec::new();
     file.take_into(u64::from(len), &mut bytes)?;
     let numbers: Vec<u64> =
@@ -321,7 +324,7 @@ fn take_wide(file: &mut Summed<impl Read>) -> Result<State, Broken> {
     }
 }
 
-/// A file with a running checksum of what went through.
+/// A file with a running checksum of the bytes written or read.
 struct Summed<F> {
     inner: F,
     block: Vec<u8>,
@@ -338,16 +341,16 @@ impl<F> Summed<F> {
     fn add(&mut self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(rest.len().min(BLOCK - self.block.len()));
-            self.block.extend_from_slice(now);
+            let (head, tail) = rest.split_at(rest.len().min(BLOCK - self.block.len()));
+            self.block.extend_from_slice(head);
             if self.block.len() == BLOCK {
                 self.sum();
             }
-            rest = later;
+            rest = tail;
         }
     }
 
-    /// The checksum of everything so far; each block is keyed by the sum of those before it.
+    /// The checksum of all bytes so far. Each block is hashed with the checksum of the blocks before it as the key.
     fn sum(&mut self) -> u128 {
         self.sum = siphash::hash(&Secret(self.sum.to_le_bytes()), &self.block);
         self.block.clear();

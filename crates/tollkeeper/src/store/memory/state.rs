@@ -1,8 +1,8 @@
 //! Packs a state into sixteen bytes.
 //!
-//! Every state contains the time from which it equals a fresh one, so that it can be dropped then and not before,
-//! without a look at the policy, which may have changed. The time is stored as a start in microseconds and a length
-//! that is rounded up by at most a thousandth. States that do not fit (logs, slots, counts in the hundreds of
+//! Every state contains its expiry, the time from which it equals a fresh state. The store drops it then and not
+//! before, without reading the policy, which may have changed. The expiry is stored as a start in microseconds and a
+//! length that is rounded up by at most a thousandth. States that do not fit (logs, slots, counts in the hundreds of
 //! millions) are outside of the table, and the entry contains their index.
 //!
 //! ```text
@@ -53,12 +53,12 @@ impl Packed {
     /// The state of a fixed window.
     #[inline]
     pub(super) fn fixed_window(quota: &Quota, shift: u64, state: fixed_window::State) -> Packed {
-        // Only the first window of a shifted key starts before the epoch, and that is long over.
+        // Only the very first window of a shifted key would start before the epoch, and it ended long ago.
         let start = (state.window * quota.period_ticks()).saturating_sub(shift);
         Packed::new(FIXED_WINDOW, start, fixed_window::fresh_at(quota, state, shift) - start, state.count)
     }
 
-    /// The state of a sliding window, if its counts fit.
+    /// The state of a sliding window; `None` if its counts do not fit.
     #[inline]
     pub(super) fn sliding_window(quota: &Quota, state: sliding_window::State) -> Option<Packed> {
         if state.prev >= 1 << COUNT_BITS || state.cur >= 1 << COUNT_BITS {
@@ -70,7 +70,7 @@ impl Packed {
         Some(Packed::new(SLIDING_WINDOW, start * tick, life, state.prev << COUNT_BITS | state.cur))
     }
 
-    /// Any state, if it fits.
+    /// Packs any state; `None` if it does not fit.
     pub(super) fn pack(quota: &Quota, shift: u64, state: &State) -> Option<Packed> {
         match state {
             State::Meter(state) => Some(Packed::meter(quota, *state)),
@@ -81,8 +81,8 @@ impl Packed {
     }
 
     /// A state outside of the table that equals a fresh one at `expires`.
-    pub(super) fn wide(expires: Time, place: u32) -> Packed {
-        Packed::new(WIDE, expires.as_micros(), 0, u64::from(place))
+    pub(super) fn wide(expires: Time, index: u32) -> Packed {
+        Packed::new(WIDE, expires.as_micros(), 0, u64::from(index))
     }
 
     /// The marker of a corrected charge, which is void at `expires`.
@@ -97,12 +97,12 @@ impl Packed {
         Packed(kind << 125 | length << 108 | u128::from(start) << PAYLOAD_BITS | u128::from(payload))
     }
 
-    /// The bytes of a snapshot.
+    /// The bits that a snapshot stores.
     pub(super) fn to_bits(self) -> u128 {
         self.0
     }
 
-    /// Decodes the bytes of a snapshot; `None` if they are invalid.
+    /// Decodes the bits from a snapshot; `None` if they are invalid.
     pub(super) fn from_bits(bits: u128) -> Option<Packed> {
         let packed = Packed(bits);
         let known = match bits >> 125 {
@@ -123,20 +123,20 @@ impl Packed {
         }
     }
 
-    /// When the state equals a fresh one, or a little later.
+    /// The time at which the state equals a fresh one, or a little later because of the rounding.
     #[inline]
     pub(super) fn expires(self) -> Time {
         let length = u64::try_from(self.0 >> 108 & 0x1_ffff).expect("17 bits");
         Time::from_micros(self.start().saturating_add(length_of(length)))
     }
 
-    /// The state of a bucket: nothing else is kept under the key of one.
+    /// The state of a bucket. The key must be that of a bucket limit: such a key has no other kind of state.
     #[inline]
     pub(super) fn as_meter(self, quota: &Quota) -> meter::State {
         meter::State { level: self.payload(), at: quota.tick().number(Time::from_micros(self.start())) }
     }
 
-    /// The state, unless it lives beside the table.
+    /// The state; `None` if it is outside of the table.
     #[inline]
     pub(super) fn seen(self, quota: &Quota, shift: u64) -> Option<Seen<'static>> {
         let start = Time::from_micros(self.start());
@@ -168,16 +168,17 @@ impl Packed {
 
 const MANTISSA_BITS: u32 = 11;
 
-/// A length as six bits of exponent and eleven of mantissa, rounded up.
+/// Encodes a length, rounded up, as a floating-point number: six bits of exponent, eleven of mantissa.
 #[inline]
 fn round_up(life: u64) -> u64 {
     let exponent = (64 - life.leading_zeros()).saturating_sub(MANTISSA_BITS);
     let mantissa = life.saturating_add((1 << exponent) - 1) >> exponent;
-    // A mantissa that was rounded up to a power of two stands for the same number one exponent higher.
+    // Rounding up may give a mantissa of 2^11, which does not fit: halve it and increment the exponent.
     let carry = mantissa >> MANTISSA_BITS;
     (u64::from(exponent) + carry) << MANTISSA_BITS | (mantissa >> carry)
 }
 
+/// Decodes a length that [`round_up`] has encoded.
 #[inline]
 fn length_of(code: u64) -> u64 {
     (code & ((1 << MANTISSA_BITS) - 1)) << (code >> MANTISSA_BITS)
@@ -240,6 +241,9 @@ mod tests {
         let state = State::Meter(meter::State { level: 3 * 60_000_000, at });
         let fresh = state.fresh_at(&bucket, 0).as_micros();
         let expires = Packed::pack(&bucket, 0, &state).expect("fits").expires().as_micros();
-        assert!(expires >= fresh && expires <= fresh + 2 + (fresh - at) / 1000, "{expires} {fresh}");
+        assert!(
+            expires >= fresh && expires <= fresh + 2 + (fresh - at) / 1000,
+            "expires at {expires}, fresh at {fresh}"
+        );
     }
 }

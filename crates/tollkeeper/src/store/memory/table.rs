@@ -1,16 +1,16 @@
 //! The hash table of a shard: a sorted array of 32-byte entries with gaps.
 //!
 //! Fingerprints are random, so a fingerprint, read as a fraction of the table's length, gives the home index of its
-//! entry. Entries are sorted by fingerprint, each at its home or, if that is taken, right behind it. So a lookup reads
-//! one stretch of memory from the home on, usually one cache miss, and a table can be rebuilt at any size, or
-//! cleaned in place, in one pass. Because homes are fractions and not remainders, the table can grow by a quarter
-//! instead of doubling: it takes at most 46 bytes a key, where doubling would take 37 to 73.
+//! entry. Entries are sorted by fingerprint, each at its home or, if that is taken, at a position just after. So a
+//! lookup scans forward from the home, usually with one cache miss, and a table can be rebuilt at any size, or swept
+//! in place, in one pass. Because homes are fractions and not remainders, the table can grow by a quarter instead of
+//! doubling: it takes at most 46 bytes a key, where doubling would take 37 to 73.
 
 use std::ops::Range;
 
 use super::state::Packed;
 
-/// A place in the table; a fingerprint of zero marks an empty one.
+/// One position of the table. A fingerprint of zero marks an empty position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) print: u128,
@@ -19,25 +19,27 @@ pub(super) struct Entry {
 
 const EMPTY: Entry = Entry { print: 0, state: Packed::NONE };
 
-/// Entries by fingerprint.
+/// Maps fingerprints to packed states.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// `homes` places, and some more behind for entries that were pushed over the end.
+    /// `homes` positions, followed by spare positions for entries that are pushed past the last home.
     places: Vec<Entry>,
+    /// The number of home indexes: [`home`] returns an index below it.
     homes: usize,
+    /// The number of positions that are not empty.
     len: usize,
-    /// Where the next slice of [`Table::sweep_slice`] begins.
+    /// The index at which the next call of [`Table::sweep_slice`] starts.
     cursor: usize,
 }
 
-/// How much of a table may still be looked at.
+/// How many entries and positions (empty ones included) a sweep may still examine.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     entries: usize,
     places: usize,
 }
 
-/// Where a fingerprint is, or would be.
+/// The index of a fingerprint, or the index at which to insert it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Found(usize),
@@ -49,12 +51,12 @@ impl Table {
         self.len
     }
 
-    /// Bytes that its places take.
+    /// Memory allocated for the positions, in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.places.capacity() * size_of::<Entry>()
     }
 
-    /// Looks a fingerprint up.
+    /// Looks up a fingerprint.
     #[inline]
     pub(super) fn find(&self, print: u128) -> Place {
         let mut index = home(print, self.homes);
@@ -67,7 +69,7 @@ impl Table {
         }
     }
 
-    /// The state of a fingerprint that is there.
+    /// The state of a fingerprint, or `None` if it is not in the table.
     #[inline]
     pub(super) fn get(&self, print: u128) -> Option<Packed> {
         match self.find(print) {
@@ -76,13 +78,13 @@ impl Table {
         }
     }
 
-    /// The state in a place that was found just now.
+    /// The state at an index that [`Table::find`] has just returned.
     #[inline]
     pub(super) fn state(&self, index: usize) -> Packed {
         self.places[index].state
     }
 
-    /// As [`Table::get`], to be changed.
+    /// As [`Table::get`], but mutable.
     #[inline]
     pub(super) fn get_mut(&mut self, print: u128) -> Option<&mut Packed> {
         match self.find(print) {
@@ -91,7 +93,7 @@ impl Table {
         }
     }
 
-    /// The state of a fingerprint that was found in a place, wherever it has moved since.
+    /// The state of a fingerprint that was found at `index`. Looks it up again if the entry has moved since.
     #[inline]
     pub(super) fn at(&mut self, index: usize, print: u128) -> Option<&mut Packed> {
         let index = match self.places.get(index) {
@@ -104,8 +106,8 @@ impl Table {
         Some(&mut self.places[index].state)
     }
 
-    /// Inserts or replaces. When there is no room, `dead` says which entries may go; what went is
-    /// handed to `gone`, and only if that was too little does the table grow.
+    /// Inserts or replaces a state. A full table is swept first: entries for which `dead` is true are removed, and
+    /// their states passed to `gone`. The table grows only if the sweep frees too few positions.
     pub(super) fn set(
         &mut self,
         print: u128,
@@ -125,18 +127,18 @@ impl Table {
             }
             place = self.find(print);
         }
-        let Place::Vacant(index) = place else { unreachable!("looked up above, and it was not there") };
+        let Place::Vacant(index) = place else { unreachable!("the lookup above found no such entry") };
         if index == self.places.len() {
             self.lengthen();
         }
-        let room = self.places[index..].iter().position(|entry| entry.print == 0);
-        let room = room.unwrap_or_else(|| {
-            // Pushed over the end: rare, because the places behind it are many.
-            let room = self.places.len() - index;
+        let shifted = self.places[index..].iter().position(|entry| entry.print == 0);
+        let shifted = shifted.unwrap_or_else(|| {
+            // Every position up to the end is taken. This is rare, because there are many spare positions.
+            let shifted = self.places.len() - index;
             self.lengthen();
-            room
+            shifted
         });
-        self.places.copy_within(index..index + room, index + 1);
+        self.places.copy_within(index..index + shifted, index + 1);
         self.places[index] = Entry { print, state };
         self.len += 1;
     }
@@ -145,7 +147,7 @@ impl Table {
     pub(super) fn remove(&mut self, print: u128) -> Option<Packed> {
         let Place::Found(mut index) = self.find(print) else { return None };
         let state = self.places[index].state;
-        // Those behind move up until one stands at its home.
+        // Shift the following entries back by one, up to the first that is at its home.
         while let Some(next) = self.places.get(index + 1).copied()
             && next.print != 0
             && home(next.print, self.homes) <= index
@@ -158,8 +160,8 @@ impl Table {
         Some(state)
     }
 
-    /// Drops every entry that is dead, handing its state to `gone`; shrinks when three quarters of the
-    /// table would stay empty.
+    /// Removes every entry for which `dead` is true and passes its state to `gone`. Shrinks the table if less than a
+    /// quarter of its capacity is still in use.
     pub(super) fn sweep(&mut self, dead: impl Fn(&Packed) -> bool, mut gone: impl FnMut(Packed)) {
         let mut free = 0;
         for index in 0..self.places.len() {
@@ -182,15 +184,15 @@ impl Table {
         }
     }
 
-    /// As [`Table::sweep`], for the next `most` entries only: a sweep in slices, each of which costs about the
-    /// same however large the table is. It never shrinks the table. Returns how many entries it looked at.
+    /// As [`Table::sweep`], but examines at most the next `most` entries, so that the cost of a call does not depend
+    /// on the size of the table. It never shrinks the table. Returns how many entries it examined.
     pub(super) fn sweep_slice(
         &mut self,
         most: usize,
         dead: impl Fn(&Packed) -> bool,
         mut gone: impl FnMut(Packed),
     ) -> usize {
-        // A table that is nearly empty has few entries in many places.
+        // The positions are bounded too: in a nearly empty table, there are many empty positions between two entries.
         let mut budget = Budget { entries: most, places: 4 * most };
         let start = if self.cursor < self.places.len() { self.cursor } else { 0 };
         self.cursor = self.sweep_range(start..self.places.len(), &mut budget, &dead, &mut gone);
@@ -200,7 +202,7 @@ impl Table {
         most - budget.entries
     }
 
-    /// Drops what is dead in a range of places while the budget lasts; returns where it stopped.
+    /// Removes dead entries from a range of positions until the budget is spent. Returns the index at which to go on.
     fn sweep_range(
         &mut self,
         range: Range<usize>,
@@ -222,7 +224,7 @@ impl Table {
                 gone(entry.state);
                 continue;
             }
-            // Nothing is written before the first that goes: most slices are only read.
+            // Until the first dead entry nothing moves, so most slices write no memory.
             let place = home(entry.print, self.homes).max(free);
             if place != index {
                 self.places[index] = EMPTY;
@@ -230,8 +232,8 @@ impl Table {
             }
             free = place + 1;
         }
-        // Entries right behind close the gaps, up to the first that stands where it belongs. They have not
-        // been looked at: the next slice begins with them.
+        // Move the following entries back into the gaps, up to the first that is already at the right position. They
+        // have not been examined yet, so the next slice starts with them.
         let mut stopped = end;
         for index in end..self.places.len() {
             let entry = self.places[index];
@@ -247,7 +249,7 @@ impl Table {
         stopped
     }
 
-    /// The entries, in the order of their fingerprints.
+    /// The entries, ordered by fingerprint.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.places.iter().filter(|entry| entry.print != 0)
     }
@@ -262,7 +264,7 @@ impl Table {
         self.len >= self.most()
     }
 
-    /// Seven eighths: beyond that, entries stand far from home.
+    /// The most entries before a sweep: seven eighths of the homes. In a fuller table, entries are far from home.
     fn most(&self) -> usize {
         self.homes - self.homes / 8
     }
@@ -273,8 +275,8 @@ impl Table {
     }
 
     fn resize(&mut self, homes: usize) {
-        let behind = (homes / 8 + 8).min(256);
-        let mut places = vec![EMPTY; homes + behind];
+        let spare = (homes / 8 + 8).min(256);
+        let mut places = vec![EMPTY; homes + spare];
         let mut free = 0;
         for entry in self.places.iter().filter(|entry| entry.print != 0) {
             let place = home(entry.print, homes).max(free);
@@ -290,7 +292,7 @@ impl Table {
     }
 }
 
-/// Where an entry belongs: the fingerprint as a fraction of the table.
+/// The home index of a fingerprint: its upper 64 bits, read as a fraction, times `homes`.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "a fraction of `homes` is below it")]
 fn home(print: u128, homes: usize) -> usize {
@@ -337,7 +339,7 @@ mod tests {
         let mut random = Random(0x5eed);
         let mut table = Table::default();
         let mut model = BTreeMap::new();
-        // Few distinct fingerprints in a small range, so that entries collide, replace and push.
+        // Only 3,000 fingerprints, a third of them in a small range, so that entries collide, replace and shift others.
         let prints: Vec<u128> = (0..3000)
             .map(|index| if index % 3 == 0 { random.print() >> 6 } else { random.print() })
             .collect();
@@ -346,7 +348,7 @@ mod tests {
             match random.next() % 8 {
                 0..=4 => {
                     let number = random.next() % 1_000_000;
-                    table.set(print, state(number), |_| false, |_| panic!("nothing is dead"));
+                    table.set(print, state(number), |_| false, |_| panic!("no entry is dead"));
                     model.insert(print, number);
                 }
                 5..=6 => assert_eq!(table.remove(print).map(number), model.remove(&print)),
@@ -377,7 +379,7 @@ mod tests {
             check(&table, &model);
             assert_eq!(gone, before - table.len());
         }
-        assert!(table.places.len() < 200, "an empty table gives its memory back");
+        assert!(table.places.len() < 200, "an empty table frees its memory");
     }
 
     #[test]
@@ -387,7 +389,7 @@ mod tests {
         let mut model = BTreeMap::new();
         for round in 0..100 {
             for _ in 0..random.next() % 40 {
-                // Every third close to others, so that entries stand far from home.
+                // A third of the fingerprints are close together, so that entries are far from home.
                 let print =
                     if random.next().is_multiple_of(3) { random.print() >> 9 } else { random.print() };
                 let number = random.next() % 100;
@@ -396,23 +398,23 @@ mod tests {
             }
             let (alive, most) =
                 (random.next() % 100, 1 + usize::try_from(random.next() % 90).expect("small"));
-            // One slice, or as many as it takes to come around.
-            let whole = round % 10 == 0;
-            let mut looked = 0;
+            // Every tenth round sweeps the whole table, the others one slice.
+            let full_sweep = round % 10 == 0;
+            let mut examined = 0;
             let all = table.len();
-            while looked < all {
+            while examined < all {
                 let mut gone = 0;
                 let before = table.len();
                 let entries = table.sweep_slice(most, |state| number(*state) >= alive, |_| gone += 1);
                 assert!(entries <= most, "{entries} of {most}");
                 assert_eq!(gone, before - table.len());
-                looked += entries;
-                if !whole {
+                examined += entries;
+                if !full_sweep {
                     break;
                 }
             }
-            // After one slice some of the dead are still there, and all of the living.
-            model.retain(|print, number| *number < alive || !whole && table.get(*print).is_some());
+            // After one slice, some dead entries may remain. No live entry may be missing.
+            model.retain(|print, number| *number < alive || !full_sweep && table.get(*print).is_some());
             check(&table, &model);
         }
     }
@@ -424,7 +426,7 @@ mod tests {
         for _ in 0..100_000 {
             table.set(random.print(), state(1), |_| true, |_| {});
         }
-        assert!(table.places.len() < 100, "{} places for states that are all dead", table.places.len());
+        assert!(table.places.len() < 100, "{} positions, although every state is dead", table.places.len());
     }
 
     #[test]

@@ -11,14 +11,16 @@ use tollkeeper_core::{
 use super::*;
 use crate::{Capacity, ManualClock};
 
-/// Answers from memory, fails or hangs, and counts how often it was asked.
+/// A simulated remote store that replies from memory, fails or hangs, and counts the calls.
 #[derive(Debug)]
 struct Moody {
     store: MemoryStore,
     mood: Mutex<Mood>,
+    /// How often it was called.
     asked: AtomicUsize,
+    /// How often it has connected.
     came: AtomicUsize,
-    /// Whether it knows the secret of receipts, and needs not to be asked for it.
+    /// Whether it knows the secret of receipts, so that no call is needed to get it.
     knows_secret: AtomicBool,
 }
 
@@ -102,7 +104,7 @@ impl Remote for Moody {
     }
 }
 
-/// A resilient store, and the clock that both sides go by.
+/// A resilient store, and the clock of its remote and its local part.
 struct Bench {
     store: Resilient<Moody>,
     hand: ManualClock,
@@ -135,8 +137,8 @@ impl Bench {
 
     async fn decide(&self, verb: Verb, facts: &Facts<'_>, cost: u64) -> Decision {
         let toll = self.policy.toll(verb, facts, cost).unwrap();
-        let ruling = self.store.decide(&toll).await;
-        Decision::new(toll, ruling)
+        let reply = self.store.decide(&toll).await;
+        Decision::new(toll, reply)
     }
 
     async fn check(&self) -> Decision {
@@ -197,8 +199,8 @@ async fn local_policy_keeps_its_count_while_the_breaker_flaps() {
     for _ in 0..10 {
         admitted += usize::from(bench.check().await.allowed());
     }
-    assert_eq!(admitted, 5, "a quarter of twenty");
-    // 20 an hour are 5 an hour here: one more after twelve minutes.
+    assert_eq!(admitted, 5, "this node's share is a quarter of 20");
+    // 20 an hour on four nodes are 5 an hour here: one more after twelve minutes.
     let refused = bench.check().await;
     assert_eq!(refused.retry_after(), Some(Span::from_secs(720)));
     assert_eq!(refused.binding().unwrap().outcome().limit, 5);
@@ -227,7 +229,7 @@ async fn one_deny_refuses_all_and_charges_no_share() {
         assert_eq!(decision.degraded(), Some(OnStoreFailure::Deny));
     }
     for allowed in [true, true, false] {
-        assert_eq!(bench.check().await.allowed(), allowed, "the share is whole");
+        assert_eq!(bench.check().await.allowed(), allowed, "the refused requests charged nothing");
     }
 }
 
@@ -273,7 +275,7 @@ async fn reconnected_store_is_probed_at_once() {
         bench.check().await;
     }
     assert_eq!((bench.asked(), bench.store.breaker()), (5, BreakerState::Open));
-    // It is there again, and still fails: that was one more, and the pause begins anew.
+    // It has reconnected but still fails: one probe, and the cooldown starts again.
     bench.store.remote().came.fetch_add(1, SeqCst);
     for _ in 0..50 {
         bench.check().await;
@@ -282,7 +284,7 @@ async fn reconnected_store_is_probed_at_once() {
     bench.store.remote().came.fetch_add(1, SeqCst);
     bench.mood(Mood::Well);
     for _ in 0..50 {
-        assert_eq!(bench.check().await.degraded(), None, "without any time having passed");
+        assert_eq!(bench.check().await.degraded(), None, "no time has passed");
     }
     assert_eq!((bench.asked(), bench.store.breaker()), (56, BreakerState::Closed));
 }
@@ -304,7 +306,7 @@ async fn slot_taken_locally_is_released_locally() {
     let bench = Bench::new(1, vec![exports]);
     bench.mood(Mood::Failing);
     let held = bench.decide(Verb::Acquire, &facts! {}, 1).await;
-    let slot = held.slot().expect("one slot is this node's");
+    let slot = held.slot().expect("this node's share is one slot");
     assert!(!bench.decide(Verb::Acquire, &facts! {}, 1).await.allowed());
     assert_eq!(bench.store.renew(&slot).await, Ok(true));
     assert_eq!(bench.store.release(&slot).await, Ok(true));
@@ -323,7 +325,7 @@ async fn refund_without_a_reply_fails() {
     assert_eq!(bench.store.correct(&charge, &fixes).await, Correction::Done);
 }
 
-/// The store has never answered this node, so only the node itself can have admitted the request.
+/// The remote store has never replied to this node, so only the node itself can have admitted the request.
 #[tokio::test]
 async fn slot_taken_without_the_secret_is_released_by_its_text() {
     let exports = Limit::new("exports", Quota::slots(1)).on_store_failure(OnStoreFailure::Local);
@@ -331,12 +333,14 @@ async fn slot_taken_without_the_secret_is_released_by_its_text() {
     bench.mood(Mood::Failing);
     bench.store.remote().knows_secret.store(false, SeqCst);
     let held = bench.decide(Verb::Acquire, &facts! {}, 1).await;
-    let text = bench.store.seal_slot(&held.slot().expect("one slot is this node's"));
-    let slot = bench.store.open_slot(&text).await.expect("no remote store is needed").expect("its own");
+    let text = bench.store.seal_slot(&held.slot().expect("this node's share is one slot"));
+    let slot =
+        bench.store.open_slot(&text).await.expect("no remote store is needed").expect("sealed by this node");
     assert_eq!(bench.store.release(&slot).await, Ok(true));
 }
 
-/// Opening asks for the secret, within the deadline and by the breaker; once it is known nothing is asked.
+/// Opening a receipt fetches the secret, subject to the deadline and the breaker. Once the secret is known, no call is
+/// made.
 #[tokio::test(start_paused = true)]
 async fn receipt_is_unavailable_while_the_secret_is() {
     let bench = Bench::new(1, vec![limit("all", 5, OnStoreFailure::Local)]);

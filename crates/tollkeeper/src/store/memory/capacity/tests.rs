@@ -1,4 +1,4 @@
-//! What it costs to look for room, counted in entries that a call looks at: not in time.
+//! Bounds the work of making room for a new key, counted in entries that a call examines, not in time.
 
 use tollkeeper_core::{Facts, Limit, Policy, Quota, Span, Toll, Verb};
 
@@ -16,12 +16,12 @@ const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::SlidingLog,
 ];
 
-/// The most entries that one new key looks at: in its own shard and, for a log, in one other.
+/// The most entries that are examined for one new key: one slice in its own shard and, for a log, one in another.
 const MOST: usize = 2 * SLICE;
 
 fn store(capacity: Capacity) -> (MemoryStore, ManualClock) {
-    let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
-    (MemoryStore::new(capacity, Clock::manual(&hand)), hand)
+    let clock = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+    (MemoryStore::new(capacity, Clock::manual(&clock)), clock)
 }
 
 /// One limit of 1,000 an hour by `user` for each of these algorithms.
@@ -33,17 +33,18 @@ fn limiter(store: &MemoryStore, algorithms: &[Algorithm]) -> Limiter {
     Limiter::embedded(policy, store.clone())
 }
 
-/// Charges 1 to a user; true if any of its limits has to share a state.
+/// Charges 1 to a user. Returns whether any of the user's keys had to share a state.
 fn charge(limiter: &Limiter, user: &str) -> bool {
     let decision = limiter.check(&Facts::new().with("user", user)).wait().expect("valid facts");
-    decision.limits().any(|answer| answer.outcome().overflow)
+    decision.limits().any(|limit| limit.outcome().overflow)
 }
 
+/// Entries examined so far, in all shards.
 fn examined(store: &MemoryStore) -> usize {
     store.inner.shards.iter().map(|shard| lock(&shard.0).examined).sum()
 }
 
-/// Entries that are looked at while something is done.
+/// Entries examined while `act` runs.
 fn cost_of(store: &MemoryStore, act: impl FnOnce()) -> usize {
     let before = examined(store);
     act();
@@ -59,22 +60,22 @@ fn known_keys_never_look_for_room() {
         for number in 0..2 * KEYS {
             assert_eq!(charge(&limiter, &format!("user{number}")), number >= KEYS, "{algorithm} {number}");
         }
-        let looked = cost_of(&store, || {
+        let entries = cost_of(&store, || {
             for number in 0..KEYS {
                 assert!(!charge(&limiter, &format!("user{number}")), "{algorithm} {number}");
             }
         });
-        assert_eq!(looked, 0, "{algorithm}");
+        assert_eq!(entries, 0, "{algorithm}");
         let handle = limiter.handle(algorithm.name()).expect("a plain limit");
         let layers = limiter.layers([algorithm.name()]).expect("a plain limit");
-        let looked = cost_of(&store, || {
+        let entries = cost_of(&store, || {
             for number in 0..KEYS {
                 let user = format!("user{number}");
                 assert!(handle.check(&user).expect("valid").allowed, "{algorithm} {number}");
                 assert!(layers.check([&user]).expect("valid").allowed, "{algorithm} {number}");
             }
         });
-        assert_eq!(looked, 0, "{algorithm}: a handle and layers");
+        assert_eq!(entries, 0, "{algorithm}: a handle and layers");
     }
 }
 
@@ -90,40 +91,40 @@ fn known_key_beside_a_new_key_reclaims_only_for_the_new_one() {
     for user in ["user0", "another", "user1", "user2"] {
         toll.add(&Facts::new().with("user", user), 1).expect("valid facts");
     }
-    let looked = cost_of(&store, || drop(store.decide(&toll)));
-    assert!((1..=2 * MOST).contains(&looked), "{looked} entries for two new keys of eight");
+    let entries = cost_of(&store, || drop(store.decide(&toll)));
+    assert!((1..=2 * MOST).contains(&entries), "{entries} entries examined for two new keys of eight");
 }
 
 #[test]
 fn a_new_key_in_a_full_store_does_bounded_work() {
     const KEYS: usize = 5_000;
     for algorithm in ALGORITHMS {
-        let (store, hand) = store(Capacity { max_keys: KEYS, ..Capacity::default() });
+        let (store, clock) = store(Capacity { max_keys: KEYS, ..Capacity::default() });
         let limiter = limiter(&store, &[algorithm]);
         for number in 0..KEYS {
             charge(&limiter, &format!("user{number}"));
         }
-        assert_eq!(examined(&store), 0, "{algorithm}: there was room for all");
-        // First when nothing can go, then when everything can.
+        assert_eq!(examined(&store), 0, "{algorithm}: every key has room");
+        // First while no key has expired, then after all have.
         for round in ["early", "late"] {
             let mut shared = 0;
             for number in 0..KEYS {
-                let looked =
+                let entries =
                     cost_of(&store, || shared += usize::from(charge(&limiter, &format!("{round}{number}"))));
-                assert!(looked <= MOST, "{algorithm} {round} {number}: {looked}");
+                assert!(entries <= MOST, "{algorithm} {round} {number}: {entries}");
             }
             match round {
                 "early" => assert_eq!(shared, KEYS, "{algorithm}"),
-                _ => assert!(shared < KEYS / 100, "{algorithm}: {shared} of {KEYS} found no room"),
+                _ => assert!(shared < KEYS / 100, "{algorithm}: {shared} of {KEYS} keys share a state"),
             }
-            hand.advance(Span::from_secs(2 * 3_600 + 10));
+            clock.advance(Span::from_secs(2 * 3_600 + 10));
         }
     }
 }
 
 #[test]
 fn room_for_logs_is_found_in_any_shard() {
-    let (store, hand) = store(Capacity { max_keys: 8_192, max_log_bytes: 64 << 10 });
+    let (store, clock) = store(Capacity { max_keys: 8_192, max_log_bytes: 64 << 10 });
     assert!(store.inner.shards.len() > 1);
     let limit = Limit::new("log", Quota::per_hour(8_000)).by("user").algorithm(Algorithm::SlidingLog);
     let limiter = Limiter::embedded(Policy::new(vec![limit]).expect("valid"), store.clone());
@@ -132,15 +133,15 @@ fn room_for_logs_is_found_in_any_shard() {
     };
     assert!(check("large", 8_000).allowed());
     assert!(check("small", 1).allowed());
-    // A log that has room where it is looks for none, and one that has to grow looks a little.
+    // A log with spare capacity examines no entries. One that has to grow when the space is used up examines few.
     while store.log_bytes() <= 64 << 10 {
         check("filler", 100);
     }
     let grown = cost_of(&store, || drop(check("small", 1)));
     assert!(grown <= MOST, "{grown}");
-    // When the large log is void, it goes, wherever it is.
-    hand.advance(Span::from_secs(3_601));
-    let one = "the only one who comes";
-    let calls = (1..1_000).find(|_| !charge(&limiter, one)).expect("room comes back");
+    // Once the large log has expired it is dropped, whichever shard it is in.
+    clock.advance(Span::from_secs(3_601));
+    let user = "the only active user";
+    let calls = (1..1_000).find(|_| !charge(&limiter, user)).expect("space for logs is freed");
     assert!(calls <= 3 * store.inner.shards.len(), "{calls} calls");
 }

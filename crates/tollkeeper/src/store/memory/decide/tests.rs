@@ -1,6 +1,8 @@
-//! The short ways against the general one. Two stores with one clock and one secret live through the
-//! same random history: one decides as it likes, the other always by `decide_any` and `decide_new`.
-//! What they answer must be the same each time, and what they hold afterwards too.
+//! Compares the fast paths with the general path.
+//!
+//! Two stores with the same clock and the same secrets go through the same random history. One may take the fast paths,
+//! the other always uses `decide_any` and `decide_new`. After every step, the decisions and the contents of both stores
+//! must be equal.
 
 use std::time::Duration;
 
@@ -20,8 +22,9 @@ use crate::store::memory::{Capacity, Secrets};
 use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::lock;
 
-/// Less than there are keys, so that they share cells; and four shards with room for all.
+/// A capacity for fewer keys than there are, so that keys share cells.
 const FULL: usize = 7;
+/// A capacity for all keys, in four shards.
 const ROOMY: usize = 1024;
 
 #[test]
@@ -55,7 +58,7 @@ fn handles_and_layers_decide_alike_on_every_path() {
     seen.everything();
 }
 
-/// Lets time pass, changes what can be changed, and asks; again and again.
+/// Runs 400 steps: each moves the clock, may replace the limits, may correct a charge, and then decides by `ask`.
 fn history(seed: u64, max_keys: usize, seen: &mut Seen, ask: impl Fn(&mut Twins) -> Decision) {
     let mut twins = Twins::new(seed, max_keys);
     for step in 0..400 {
@@ -72,10 +75,11 @@ fn history(seed: u64, max_keys: usize, seen: &mut Seen, ask: impl Fn(&mut Twins)
 }
 
 struct Twins {
-    /// Under the store that may take the short ways.
+    /// Uses the store `short`.
     limiter: Limiter,
+    /// The store that may take the fast paths.
     short: MemoryStore,
-    /// The store that takes none.
+    /// The store that always takes the general path.
     general: MemoryStore,
     handles: [Handle; 3],
     two: Layers<2>,
@@ -117,13 +121,13 @@ impl Twins {
             5..=7 => now + self.random.below(700_000),
             8 | 9 => now + self.random.below(5_000_000),
             10 => now - self.random.below(3_000_000),
-            // Further than any bucket here fills, and back again.
+            // An hour, longer than most quotas here take to refill, forward or back.
             _ if self.random.coin() => now + 3_600_000_000,
             _ => now - 3_600_000_000,
         }));
     }
 
-    /// Some limits of the policy for one or two sets of facts.
+    /// Decides a random toll, with one or two sets of facts, in both stores.
     fn ask_policy(&mut self) -> Decision {
         let verb = match self.random.below(8) {
             0 => Verb::Peek,
@@ -158,10 +162,10 @@ impl Twins {
         let index = usize::try_from(self.random.below(3)).expect("small");
         let (value, cost, peek) = (self.random.value(), self.random.cost(), self.random.below(4) == 0);
         let handle = &self.handles[index];
-        let passage = if peek { handle.peek(&value) } else { handle.check_cost(&value, cost) };
-        let passage = passage.expect("valid");
+        let decision = if peek { handle.peek(&value) } else { handle.check_cost(&value, cost) };
+        let decision = decision.expect("valid");
         let general = self.generally(&["a", "b", "c"][index..=index], &[value], cost, peek);
-        compare(&[passage], passage.allowed, &general);
+        compare(&[decision], decision.allowed, &general);
         general
     }
 
@@ -170,31 +174,31 @@ impl Twins {
         let values: [String; 3] = std::array::from_fn(|_| self.random.value());
         let [a, b, c] = values.each_ref().map(String::as_str);
         if self.random.coin() {
-            let asked = if peek { self.two.peek([a, b]) } else { self.two.check_cost([a, b], cost) };
-            let passages = asked.expect("valid");
+            let decided = if peek { self.two.peek([a, b]) } else { self.two.check_cost([a, b], cost) };
+            let layers = decided.expect("valid");
             let general = self.generally(&["a", "b"], &values[..2], cost, peek);
-            compare(&passages.limits, passages.allowed, &general);
+            compare(&layers.limits, layers.allowed, &general);
             general
         } else {
-            let asked =
+            let decided =
                 if peek { self.three.peek([a, b, c]) } else { self.three.check_cost([a, b, c], cost) };
-            let passages = asked.expect("valid");
+            let layers = decided.expect("valid");
             let general = self.generally(&["a", "b", "c"], &values, cost, peek);
-            compare(&passages.limits, passages.allowed, &general);
+            compare(&layers.limits, layers.allowed, &general);
             general
         }
     }
 
-    /// What the other store says of the same request, as facts.
+    /// The decision of the other store, by the general path, for the same request given as facts.
     fn generally(&self, names: &[&str], values: &[String], cost: u64, peek: bool) -> Decision {
         let (verb, cost) = if peek { (Verb::Peek, 1) } else { (Verb::Check, cost) };
         let toll = self.limiter.policy().toll(verb, &facts(names, values), cost).expect("valid facts");
-        let ruling = decide_generally(&self.general, &toll);
-        Decision::new(toll, ruling)
+        let reply = decide_generally(&self.general, &toll);
+        Decision::new(toll, reply)
     }
 
-    /// Sometimes corrects a charge or gives a slot back, in both stores: levels above the limit, cells
-    /// that shrink, and markers come from this.
+    /// Sometimes corrects a charge or releases a slot, in both stores. This leads to levels above the limit, cells
+    /// that shrink, and markers.
     fn correct(&mut self) {
         if self.random.below(6) == 0
             && let Some(charge) = self.receipts.pop()
@@ -212,57 +216,57 @@ impl Twins {
     }
 }
 
-/// The general way alone.
+/// Decides by the general path only.
 fn decide_generally(store: &MemoryStore, toll: &Toll) -> Reply {
     let inner = &*store.inner;
     let (now, charging) = (inner.clock.now(), toll.verb().charges());
     let dues: Vec<Due<'_>> = toll.dues().collect();
     let prints: Vec<u128> = dues.iter().map(|due| inner.prints.key(due.key)).collect();
-    let mut ruling = Reply::default();
-    let id = match ruling.resize(dues.len()) {
+    let mut reply = Reply::default();
+    let id = match reply.resize(dues.len()) {
         [] => 0,
-        [said] => inner.decide_any(&dues[0], prints[0], charging, now, said),
-        said => {
+        [limit] => inner.decide_any(&dues[0], prints[0], charging, now, limit),
+        limits => {
             let mut shards = inner.lock(&prints);
             let id = if charging { inner.number(prints[0], shards.of(0)) } else { 0 };
             let mut toll = Several { dues: &dues, prints: &prints, shards: &mut shards, charging, now, id };
-            inner.decide_new(&mut toll, said);
+            inner.decide_new(&mut toll, limits);
             id
         }
     };
-    ruling.set(now, id);
-    ruling
+    reply.set(now, id);
+    reply
 }
 
-/// What handles say is what the decision says.
-fn compare(passages: &[KeyDecision], allowed: bool, general: &Decision) {
-    let said: Vec<_> = passages.iter().map(|passage| (passage.allowed, passage.outcome())).collect();
+/// Requires that the decisions of a handle or of layers equal the general decision.
+fn compare(decisions: &[KeyDecision], allowed: bool, general: &Decision) {
+    let actual: Vec<_> = decisions.iter().map(|key| (key.allowed, key.outcome())).collect();
     let expected: Vec<_> = general
         .limits()
-        .map(|answer| (answer.outcome().allowed || !answer.due().enforced(), answer.outcome()))
+        .map(|limit| (limit.outcome().allowed || !limit.due().enforced(), limit.outcome()))
         .collect();
-    assert_eq!(said, expected, "{:?}", general.toll());
+    assert_eq!(actual, expected, "{:?}", general.toll());
     assert_eq!(allowed, general.allowed(), "{:?}", general.toll());
 }
 
-/// What each limit says; single numbers that can be asked for are those of the whole.
+/// The outcome of each limit. The accessors for single numbers must agree with it.
 fn outcomes(decision: &Decision) -> Vec<Outcome> {
-    let outcome = |answer: LimitDecision<'_>| {
-        let outcome = answer.outcome();
-        assert_eq!((answer.remaining(), answer.granted()), (outcome.remaining, outcome.limit), "{answer:?}");
+    let outcome = |limit: LimitDecision<'_>| {
+        let outcome = limit.outcome();
+        assert_eq!((limit.remaining(), limit.granted()), (outcome.remaining, outcome.limit), "{limit:?}");
         outcome
     };
     decision.limits().map(outcome).collect()
 }
 
-/// Everything that a store holds.
+/// The contents of a store.
 #[derive(Debug, PartialEq, Eq)]
 struct Held {
-    /// Keys, markers, bytes of logs, overflows.
+    /// The numbers of keys, markers, bytes of logs, and overflows.
     totals: [u64; 4],
-    /// Of each shard.
+    /// The admission counter of each shard.
     admissions: Vec<u64>,
-    /// Of all tables, with what they say is beside them.
+    /// The entries of all tables, each with its state outside of the table, if it has one.
     entries: Vec<(Entry, Option<State>)>,
 }
 
@@ -286,8 +290,8 @@ fn facts<'a>(names: &[&'a str], values: &'a [String]) -> Facts<'a> {
     names.iter().zip(values).fold(Facts::new(), |facts, (name, value)| facts.with(name, value))
 }
 
-/// Three limits that a handle can take, one that charges a fact (which may be 0), one of slots; and at
-/// times another before them, so that their entries have moved.
+/// Random limits: `a`, `b` and `c` suit a handle, `d` charges a fact (which may be 0), and `e` limits concurrency.
+/// Sometimes another limit comes first, so that the indexes of the others change.
 fn limits(random: &mut Random) -> Vec<Limit> {
     let mut limits = Vec::new();
     if random.coin() {
@@ -302,7 +306,8 @@ fn limits(random: &mut Random) -> Vec<Limit> {
             _ => Algorithm::TokenBucket,
         };
         let bucket = matches!(algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
-        // A minute is what keys that are granted nothing begin with: so some of them are known.
+        // The period is part of a key, and with `Allowance::Nothing` it is the default `ttl` of one minute. So after a
+        // replacement, some keys that are granted nothing are already known.
         let period = [1, 60, 60, 30 * 86_400][usize::try_from(random.below(4)).expect("small")];
         let count = if bucket && random.below(8) == 0 { 37_529_996 } else { 1 + random.below(4) };
         let burst = (bucket && random.coin()).then(|| 1 + random.below(4));
@@ -320,15 +325,18 @@ fn limits(random: &mut Random) -> Vec<Limit> {
     limits
 }
 
-/// What came up: histories in which nothing happens prove nothing.
+/// Counts how often each interesting case occurred, so that the test cannot pass without having covered them.
 #[derive(Debug, Default)]
 struct Seen {
     admitted: u64,
     refused: u64,
-    /// Refused by a limit in shadow mode, and admitted.
+    /// Admitted, although a limit in shadow mode refused.
     shadowed: u64,
+    /// Tolls with more than one due.
     several: u64,
+    /// At least one key shared a cell.
     shared: u64,
+    /// At least one limit granted nothing.
     nothing: u64,
 }
 
@@ -346,7 +354,7 @@ impl Seen {
     fn everything(&self) {
         let Seen { admitted, refused, shadowed, several, shared, nothing } = *self;
         let least = [admitted, refused, shadowed, several, shared, nothing].into_iter().min();
-        assert!(least >= Some(500), "too little came up to learn from: {self:?}");
+        assert!(least >= Some(500), "a case occurred fewer than 500 times: {self:?}");
     }
 }
 

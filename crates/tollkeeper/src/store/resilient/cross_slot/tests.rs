@@ -1,4 +1,5 @@
-//! Several servers, each in a mood of its own. Real ones are in `tests/`.
+//! Tolls that span several servers, each of which may be slow or down. The servers here are simulated; real ones are
+//! tested in `tests/`.
 
 use std::collections::HashMap;
 
@@ -13,14 +14,15 @@ use crate::store::remote::{Failure, FailureKind, RemoteResult, Split};
 use crate::store::resilient::{BreakerSettings, Resilient, ResilientSettings};
 use crate::store::{Correction, Store as _, StoreFuture};
 
-/// Each limit has a server of its own, of the same name.
+/// Simulated servers: each limit has its own, of the same name.
 #[derive(Debug)]
 struct Servers {
     servers: HashMap<String, One>,
-    /// What was asked, and what was undone, in order.
+    /// The limit and the verb of each call, in order.
     asked: Mutex<Vec<(String, Verb)>>,
+    /// The limits whose charges were undone, in order.
     undone: Mutex<Vec<String>>,
-    /// Undoing takes one of these.
+    /// Undoing a charge waits for one of these permits.
     hands: Semaphore,
 }
 
@@ -28,7 +30,7 @@ struct Servers {
 struct One {
     store: MemoryStore,
     mood: Mutex<Mood>,
-    /// A slow answer takes one of these.
+    /// A slow server waits for one of these permits before each reply.
     answers: Semaphore,
 }
 
@@ -39,7 +41,7 @@ enum Mood {
     Dead,
 }
 
-const NEVER: &str = "no server of these decides alone";
+const NEVER: &str = "not called: every toll here spans several servers";
 
 impl Remote for Servers {
     fn decide(&self, _: &Toll) -> StoreFuture<'_, RemoteResult<Reply>> {
@@ -47,10 +49,10 @@ impl Remote for Servers {
     }
 
     fn split(&self, toll: &Toll) -> Split {
-        let part = |(place, due): (usize, Due<'_>)| PartialToll {
+        let part = |(index, due): (usize, Due<'_>)| PartialToll {
             server: Server::at(due.rule.name().into()),
-            toll: toll.part(&[place]),
-            places: vec![place],
+            toll: toll.part(&[index]),
+            places: vec![index],
             id: 7,
         };
         Split::Apart(toll.dues().enumerate().map(part).collect())
@@ -124,13 +126,14 @@ struct Bench {
 }
 
 impl Bench {
-    /// Limits of these names, counts and failure policies; undoing takes no time.
+    /// Limits with these names, counts and failure policies. Charges are undone without delay.
     fn new(limits: &[(&str, u64, OnStoreFailure)]) -> Bench {
         let bench = Bench::with_hands(limits);
         bench.store.remote().hands.add_permits(1_000);
         bench
     }
 
+    /// As [`Bench::new`], but a charge is undone only when the test adds a permit to `hands`.
     fn with_hands(limits: &[(&str, u64, OnStoreFailure)]) -> Bench {
         let one = || One {
             store: MemoryStore::default(),
@@ -170,17 +173,18 @@ impl Bench {
         *lock(&self.store.remote().servers[server].mood) = mood;
     }
 
-    /// What remains at a server, once so many parts were undone.
+    /// The units that remain at a server, after waiting until this many charges were undone.
     async fn remains(&self, server: &str, undone: usize) -> u64 {
         while lock(&self.store.remote().undone).len() < undone {
             tokio::task::yield_now().await;
         }
-        let place = self.policy.find(server).unwrap().0;
-        let toll = self.policy.toll(Verb::Usage, &facts! { "user" => "alice" }, 1).unwrap().part(&[place]);
+        let index = self.policy.find(server).unwrap().0;
+        let toll = self.policy.toll(Verb::Usage, &facts! { "user" => "alice" }, 1).unwrap().part(&[index]);
         let reply = self.store.remote().servers[server].store.decide(&toll);
         Decision::new(toll, reply).limit(server).unwrap().outcome().remaining
     }
 
+    /// The calls since the last time this was called.
     fn asked(&self) -> Vec<(String, Verb)> {
         std::mem::take(&mut *lock(&self.store.remote().asked))
     }
@@ -199,15 +203,19 @@ async fn what_all_admit_is_charged_by_all() {
     assert_eq!([bench.remains("one", 0).await, bench.remains("two", 0).await], [9, 19]);
 }
 
-/// The numbers of the decision already look as if the charges had been undone.
+/// The decision already shows the numbers as they will be once the charges are undone.
 #[tokio::test]
 async fn refusal_is_returned_before_charges_are_undone() {
     let bench = Bench::with_hands(&[("wide", 10, Deny), ("narrow", 1, Deny)]);
     assert!(bench.check().await.allowed());
     let refused = bench.check().await;
     assert!(!refused.allowed());
-    assert_eq!(refused.limit("wide").unwrap().outcome().remaining, 9, "without what was charged in vain");
-    assert_eq!(bench.remains("wide", 0).await, 8, "nobody has had a hand free yet");
+    assert_eq!(
+        refused.limit("wide").unwrap().outcome().remaining,
+        9,
+        "without the charge that will be undone"
+    );
+    assert_eq!(bench.remains("wide", 0).await, 8, "the charge is not undone yet");
     bench.store.remote().hands.add_permits(1);
     assert_eq!(bench.remains("wide", 1).await, 9);
 }
@@ -218,7 +226,7 @@ async fn dropped_request_is_charged_fully_or_not_at_all() {
     bench.mood("slow", Mood::Slow);
     let slow = &bench.store.remote().servers["slow"].answers;
     for (round, left) in [(0, 9), (1, 9)] {
-        let leaving = tokio::spawn({
+        let request = tokio::spawn({
             let (store, policy) = (Arc::clone(&bench.store), Arc::clone(&bench.policy));
             async move {
                 let toll = policy.toll(Verb::Check, &facts! { "user" => "alice" }, 1).unwrap();
@@ -228,10 +236,11 @@ async fn dropped_request_is_charged_fully_or_not_at_all() {
         while bench.remains("quick", 0).await != 9 - round as u64 {
             tokio::task::yield_now().await;
         }
-        leaving.abort();
-        assert!(leaving.await.unwrap_err().is_cancelled());
+        request.abort();
+        assert!(request.await.unwrap_err().is_cancelled());
         slow.add_permits(1);
-        // The first is admitted by both; the second is refused by the slow one, and the quick one gives it back.
+        // Both servers admit the first request. The slow one refuses the second, so its charge at the quick one is
+        // undone.
         assert_eq!(bench.remains("quick", round).await, left, "round {round}");
         while bench.remains("slow", 0).await != 0 {
             tokio::task::yield_now().await;
@@ -251,14 +260,14 @@ async fn refused_key_is_peeked_at_before_charging() {
         let verbs: Vec<Verb> = bench.asked().into_iter().map(|(_, verb)| verb).collect();
         assert_eq!(verbs, [Verb::Peek, Verb::Peek]);
     }
-    // Somebody else is not held up by it, nor is alice once there is room.
+    // Another user's key is charged without a peek, and alice is admitted again once `narrow` has room.
     assert!(bench.decide(Verb::Check, &facts! { "user" => "bob" }).await.allowed());
-    assert_eq!(bench.asked().len(), 2, "one trip");
+    assert_eq!(bench.asked().len(), 2, "one call to each server");
     let narrow = &bench.store.remote().servers["narrow"].store;
     let toll = bench.policy.toll(Verb::Check, &facts! { "user" => "alice" }, 1).unwrap();
     assert!(narrow.forget(toll.get(1).key));
     assert!(bench.check().await.allowed());
-    assert_eq!(bench.asked().len(), 4, "a look, and what it costs");
+    assert_eq!(bench.asked().len(), 4, "a peek and a charge at each server");
     assert_eq!(lock(&bench.store.remote().undone).len(), 1, "no other charge was undone");
 }
 
@@ -284,19 +293,19 @@ async fn a_dead_server_concerns_its_own_limits_only() {
             assert_eq!(decision.allowed(), policy != Deny && number < 2, "{policy:?} {number}");
             let by = |name| decision.limit(name).unwrap().degraded();
             assert_eq!((by("well"), by("dead")), (None, Some(policy)));
-            assert_eq!(decision.charge(), None, "a degraded admission has none");
+            assert_eq!(decision.charge(), None, "a degraded decision has no charge");
         }
         let refused = if policy == Deny { 3 } else { 0 };
         let left = if policy == Deny { 2 } else { 0 };
         assert_eq!(
             bench.remains("well", refused).await,
             left,
-            "{policy:?}: what was charged in vain is back"
+            "{policy:?}: charges of refused requests are undone"
         );
         let local = bench.store.0.local.clone();
         let toll = bench.policy.toll(Verb::Usage, &facts! { "user" => "alice" }, 1).unwrap().part(&[1]);
         let held = Decision::new(toll.clone(), local.decide(&toll)).limit("dead").unwrap().outcome();
-        // The third was refused by the store, so it is not counted here either.
+        // The third request was refused by the server that is up, so the local store does not count it either.
         assert_eq!(10 - held.remaining, if policy == Local { 2 } else { 0 }, "{policy:?}");
     }
 }
@@ -332,8 +341,8 @@ fn number_of_remembered_refused_keys_is_bounded() {
         refused.remember(&[(part, reply.clone())]);
         assert!(refused.any(&of(user)));
     }
-    assert!(!refused.any(&of(0)), "the oldest are forgotten");
-    assert!(refused.any(&of(5 * REMEMBERED - REMEMBERED)), "and not all at once");
+    assert!(!refused.any(&of(0)), "the oldest keys are forgotten");
+    assert!(refused.any(&of(5 * REMEMBERED - REMEMBERED)), "the newer keys are still remembered");
     assert!(lock(&refused.keys).iter().all(|keys| keys.len() <= REMEMBERED));
     refused.forget(&of(5 * REMEMBERED - 1));
     assert!(!refused.any(&of(5 * REMEMBERED - 1)));
