@@ -29,10 +29,10 @@ fn reserved(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> Charge {
 
 /// Ten units a minute: charge `first`, let `after` pass, refund it, and see how many remain.
 fn check(algorithm: Algorithm, first: u64, after: Span, expected: Correction, remain: u64) {
-    let (limiter, hand) = limiter([ten(algorithm)]);
+    let (limiter, clock) = limiter([ten(algorithm)]);
     let alice = user("alice");
     let charge = paid(&limiter, &alice, first);
-    hand.advance(after);
+    clock.advance(after);
     assert_eq!(refund(&limiter, &charge), expected, "{algorithm} after {after}");
     assert_eq!(remaining(&limiter, algorithm.name(), &alice), remain, "{algorithm} after {after}");
 }
@@ -70,11 +70,11 @@ fn a_leaky_bucket_gives_nothing_back() {
 #[test]
 fn a_token_bucket_gives_back_what_cannot_have_drained_since() {
     let check = |after: Span, expected: Correction, remain: u64| {
-        let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+        let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
         let alice = user("alice");
         let first = paid(&limiter, &alice, 5);
         paid(&limiter, &alice, 5);
-        hand.advance(after);
+        clock.advance(after);
         assert_eq!(refund(&limiter, &first), expected, "after {after}");
         assert_eq!(remaining(&limiter, "token-bucket", &alice), remain, "after {after}");
     };
@@ -88,11 +88,11 @@ fn a_token_bucket_gives_back_what_cannot_have_drained_since() {
 
 #[test]
 fn token_bucket_refunds_what_has_not_drained() {
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     let first = paid(&limiter, &alice, 5);
     paid(&limiter, &alice, 5);
-    hand.advance(secs(24));
+    clock.advance(secs(24));
     // Four have drained, so of the five at least one has not: of a part of three, one comes back.
     assert_eq!(now(limiter.refund_part(&first, Costs::Request(3))), Ok(Correction::Done));
     assert_eq!(remaining(&limiter, "token-bucket", &alice), 5);
@@ -119,10 +119,10 @@ fn a_charge_is_refunded_or_settled_once() {
 #[test]
 fn a_late_refund_cannot_free_newer_use() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         let old = paid(&limiter, &alice, 10);
-        hand.advance(secs(120));
+        clock.advance(secs(120));
         paid(&limiter, &alice, 10);
         assert_eq!(refund(&limiter, &old), Correction::Unknown, "{algorithm}");
         assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}");
@@ -134,10 +134,10 @@ fn a_late_refund_cannot_free_newer_use() {
 fn late_refund_frees_nothing_newer_at_a_shorter_limit() {
     for algorithm in RATES {
         let day = Limit::new("day", Quota::per_day(100)).algorithm(Algorithm::FixedWindow);
-        let (limiter, hand) = limiter([day, ten(algorithm)]);
+        let (limiter, clock) = limiter([day, ten(algorithm)]);
         let alice = user("alice");
         let old = paid(&limiter, &alice, 10);
-        hand.advance(secs(120));
+        clock.advance(secs(120));
         paid(&limiter, &alice, 10);
         // The charge still counts for the day, and is void for the minute.
         assert_eq!(refund(&limiter, &old), Correction::Done, "{algorithm}");
@@ -201,12 +201,12 @@ fn costs_of_a_fact_and_of_the_request_are_corrected_apart() {
 
 #[test]
 fn refund_under_a_raised_rate_counts_what_has_drained() {
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     let charge = paid(&limiter, &alice, 5);
     let faster = Limit::new("token-bucket", Quota::per_minute(60).burst(10)).by("user");
     limiter.replace(vec![faster]).unwrap();
-    hand.advance(secs(1));
+    clock.advance(secs(1));
     // At 60 a minute one of the five may have drained: four come back, and what is left of the level is
     // drained by the slower of both rates.
     assert_eq!(refund(&limiter, &charge), Correction::Done);
@@ -216,11 +216,11 @@ fn refund_under_a_raised_rate_counts_what_has_drained() {
 #[test]
 fn refund_under_a_lowered_rate_uses_the_rate_of_the_charge() {
     let fast = Limit::new("token-bucket", Quota::per_minute(60).burst(10)).by("user");
-    let (limiter, hand) = limiter([fast]);
+    let (limiter, clock) = limiter([fast]);
     let alice = user("alice");
     let charge = paid(&limiter, &alice, 5);
     limiter.replace(vec![ten(Algorithm::TokenBucket)]).unwrap();
-    hand.advance(secs(3));
+    clock.advance(secs(3));
     // Half a unit has drained under today's rate, but three of the five may have: two come back.
     assert_eq!(refund(&limiter, &charge), Correction::Done);
     assert_eq!(remaining(&limiter, "token-bucket", &alice), 7);
@@ -272,10 +272,10 @@ fn a_refund_of_a_forgotten_key_leaves_it_fresh() {
 #[test]
 fn a_surplus_comes_back_in_full_from_windows_and_logs() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog] {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         let charge = reserved(&limiter, &alice, 10);
-        hand.advance(secs(30));
+        clock.advance(secs(30));
         assert_eq!(settle(&limiter, &charge, 3), Correction::Done, "{algorithm}");
         assert_eq!(remaining(&limiter, algorithm.name(), &alice), 7, "{algorithm}");
     }
@@ -283,10 +283,10 @@ fn a_surplus_comes_back_in_full_from_windows_and_logs() {
 
 #[test]
 fn token_bucket_returns_the_surplus_not_yet_refilled() {
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     let charge = reserved(&limiter, &alice, 10);
-    hand.advance(secs(30));
+    clock.advance(secs(30));
     // Five have drained. Of a surplus of seven five can be given back, and then the bucket is full.
     assert_eq!(settle(&limiter, &charge, 3), Correction::Done);
     assert_eq!(remaining(&limiter, "token-bucket", &alice), 10);
@@ -301,14 +301,14 @@ fn charge_of(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> bool {
 #[test]
 fn a_reservation_that_is_not_settled_in_time_stays_charged() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten_an_hour(algorithm)]);
+        let (limiter, clock) = limiter([ten_an_hour(algorithm)]);
         let alice = user("alice");
         let in_time = limiter.reserve(&alice, secs(5)).cost(4).wait().unwrap().charge().unwrap();
         let late = limiter.reserve(&alice, secs(5)).cost(4).wait().unwrap().charge().unwrap();
         assert_eq!(late.void_at(), START + secs(5));
-        hand.set(START + Span::from_micros(4_999_999));
+        clock.set(START + Span::from_micros(4_999_999));
         assert_eq!(settle(&limiter, &in_time, 4), Correction::Done, "{algorithm}");
-        hand.set(START + secs(5));
+        clock.set(START + secs(5));
         assert_eq!(settle(&limiter, &late, 0), Correction::Unknown, "{algorithm}");
         assert_eq!(settle(&limiter, &late, 100), Correction::Unknown, "{algorithm}");
         assert_eq!(refund(&limiter, &late), Correction::Unknown, "{algorithm}");
@@ -409,8 +409,8 @@ fn refunds(limiter: &Limiter, count: usize) -> Vec<Correction> {
 
 #[test]
 fn as_many_corrections_are_remembered_as_keys() {
-    let hand: ManualClock = clock();
-    let store = store(160, &hand);
+    let clock: ManualClock = clock();
+    let store = store(160, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     assert_eq!(refunds(&limiter, 160), [Correction::Done; 160]);
     assert_eq!(refunds(&limiter, 2), [Correction::Full; 2]);
@@ -421,7 +421,7 @@ fn as_many_corrections_are_remembered_as_keys() {
         "what found no room is not given back"
     );
     // The charges are void, and so are their markers: at most an eighth of their life later.
-    hand.advance(secs(60 + 8));
+    clock.advance(secs(60 + 8));
     assert_eq!(refunds(&limiter, 160), [Correction::Done; 160]);
     assert_eq!(refunds(&limiter, 1), [Correction::Full]);
     assert_eq!(store.corrections_refused(), 3);
@@ -429,13 +429,13 @@ fn as_many_corrections_are_remembered_as_keys() {
 
 #[test]
 fn a_charge_whose_refund_found_no_room_stays_usable() {
-    let hand = clock();
-    let store = store(10, &hand);
+    let clock = clock();
+    let store = store(10, &clock);
     let limiter = on(&store, [ten(Algorithm::SlidingLog)]);
     let first = paid(&limiter, &user("alice"), 1);
     assert_eq!(refund(&limiter, &first), Correction::Done);
     assert_eq!(refunds(&limiter, 9), [Correction::Done; 9]);
-    hand.advance(secs(30));
+    clock.advance(secs(30));
     let charge = paid(&limiter, &user("alice"), 4);
     assert_eq!(refund(&limiter, &charge), Correction::Full);
     assert_eq!(
@@ -445,7 +445,7 @@ fn a_charge_whose_refund_found_no_room_stays_usable() {
     );
     assert_eq!(settle(&limiter, &charge, 2), Correction::Full);
     assert_eq!(remaining(&limiter, "sliding-log", &user("alice")), 6);
-    hand.advance(secs(38));
+    clock.advance(secs(38));
     assert_eq!(refund(&limiter, &charge), Correction::Done);
     assert_eq!(refund(&limiter, &charge), Correction::Repeated);
     assert_eq!(remaining(&limiter, "sliding-log", &user("alice")), 10);
@@ -453,15 +453,15 @@ fn a_charge_whose_refund_found_no_room_stays_usable() {
 
 #[test]
 fn markers_that_are_void_make_room_in_any_shard() {
-    let hand = clock();
-    let store = store(16_384, &hand);
+    let clock = clock();
+    let store = store(16_384, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     for number in 0..16_384 {
         let name = format!("user{number}");
         assert_eq!(refund(&limiter, &paid(&limiter, &user(&name), 1)), Correction::Done, "{number}");
     }
     assert_eq!(refunds(&limiter, 1), [Correction::Full]);
-    hand.advance(secs(60 + 8));
+    clock.advance(secs(60 + 8));
     // One key alone needs the room that the keys of all shards have left.
     let refused = refunds(&limiter, 16_384).into_iter().filter(|done| *done != Correction::Done).count();
     assert_eq!(refused, 0);
@@ -469,8 +469,8 @@ fn markers_that_are_void_make_room_in_any_shard() {
 
 #[test]
 fn a_charge_over_several_limits_needs_a_marker_for_each() {
-    let hand = clock();
-    let store = store(10, &hand);
+    let clock = clock();
+    let store = store(10, &clock);
     let limiter =
         on(&store, [ten(Algorithm::FixedWindow), ten(Algorithm::SlidingLog), ten(Algorithm::SlidingWindow)]);
     assert_eq!(refunds(&limiter, 3), [Correction::Done; 3]);
@@ -489,8 +489,8 @@ fn a_charge_over_several_limits_needs_a_marker_for_each() {
 
 #[test]
 fn a_repeated_refund_takes_no_marker() {
-    let hand = clock();
-    let store = store(2, &hand);
+    let clock = clock();
+    let store = store(2, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     let charge = paid(&limiter, &user("alice"), 1);
     assert_eq!(refund(&limiter, &charge), Correction::Done);
@@ -530,18 +530,18 @@ fn a_charge_as_text_is_the_charge() {
 #[test]
 fn a_reservation_as_text_keeps_its_time_and_its_facts() {
     let tokens = Limit::new("tokens", Quota::per_minute(1_000)).by("user").cost("tokens");
-    let (limiter, hand) = limiter([tokens, ten(Algorithm::FixedWindow)]);
+    let (limiter, clock) = limiter([tokens, ten(Algorithm::FixedWindow)]);
     let asked = facts! { "user" => "alice", "tokens" => 100 };
     let text = limiter.seal_charge(&reserved(&limiter, &asked, 2));
     let charge = limiter.open_charge(&text).wait().unwrap().unwrap();
     let actual = facts! { "tokens" => 30 };
-    hand.advance(secs(59));
+    clock.advance(secs(59));
     assert_eq!(now(limiter.settle(&charge, Costs::Facts(&actual))), Ok(Correction::Done));
     assert_eq!(remaining(&limiter, "tokens", &asked), 970);
     assert_eq!(remaining(&limiter, "fixed-window", &asked), 8);
     let late =
         limiter.open_charge(&limiter.seal_charge(&reserved(&limiter, &asked, 2))).wait().unwrap().unwrap();
-    hand.advance(secs(60));
+    clock.advance(secs(60));
     assert_eq!(settle(&limiter, &late, 1), Correction::Unknown);
 }
 

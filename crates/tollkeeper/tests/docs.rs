@@ -220,7 +220,7 @@ fn the_largest_numbers_of_the_table_fit_and_no_larger() {
 /// One key of one limit, on a clock that begins at the edge of a window.
 struct Key {
     limiter: Limiter,
-    hand: ManualClock,
+    clock: ManualClock,
 }
 
 const START: u64 = 1_760_000_000_000;
@@ -235,14 +235,14 @@ fn limit(algorithm: Algorithm, rate: Rate) -> Limit {
 
 impl Key {
     fn new(algorithm: Algorithm) -> Key {
-        let hand = ManualClock::new(Time::from_micros(START * 1_000));
-        let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+        let clock = ManualClock::new(Time::from_micros(START * 1_000));
+        let store = MemoryStore::new(Capacity::default(), Clock::manual(&clock));
         let policy = Policy::new(vec![limit(algorithm, rate())]).expect("valid");
-        Key { limiter: Limiter::embedded(policy, store), hand }
+        Key { limiter: Limiter::embedded(policy, store), clock }
     }
 
     fn turn(&mut self, millis: u64) {
-        self.hand.set(Time::from_micros((START + millis) * 1_000));
+        self.clock.set(Time::from_micros((START + millis) * 1_000));
     }
 
     fn check(&mut self, millis: u64, cost: u64) -> tollkeeper::Decision {

@@ -40,8 +40,8 @@ fn a_store_that_was_busy_is_small_again_after_a_sweep() {
     for algorithm in
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
     {
-        let hand = clock();
-        let store = store(KEYS, &hand);
+        let clock = clock();
+        let store = store(KEYS, &clock);
         let limit = Limit::new("limit", Quota::per_minute(10)).by("user").algorithm(algorithm);
         let limiter = on(&store, [limit]);
         let empty = IN_USE.load(Relaxed);
@@ -53,7 +53,7 @@ fn a_store_that_was_busy_is_small_again_after_a_sweep() {
         assert!(busy >= 32 * KEYS, "{algorithm}: {busy} bytes for {KEYS} keys");
         store.sweep();
         assert_eq!(store.keys(), KEYS, "{algorithm}: all of them count");
-        hand.advance(secs(121));
+        clock.advance(secs(121));
         store.sweep();
         assert_eq!((store.keys(), store.log_bytes()), (0, 0), "{algorithm}");
         let swept = IN_USE.load(Relaxed).saturating_sub(empty);

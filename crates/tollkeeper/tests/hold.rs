@@ -10,11 +10,11 @@ use tollkeeper::{
 
 /// Ten a second for each user, with a queue of twenty.
 fn limiter() -> (Limiter, ManualClock) {
-    let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
-    let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+    let clock = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+    let store = MemoryStore::new(Capacity::default(), Clock::manual(&clock));
     let queue = Limit::new("queue", Quota::per_second(10).burst(20)).by("user");
     let policy = Policy::new(vec![queue.algorithm(Algorithm::LeakyBucket)]).expect("valid");
-    (Limiter::embedded(policy, store), hand)
+    (Limiter::embedded(policy, store), clock)
 }
 
 /// Admits a request and holds it; its number is noted when it goes on.
@@ -42,21 +42,21 @@ async fn settle() {
 
 #[tokio::test]
 async fn delayed_requests_continue_on_time_and_in_fifo_order() {
-    let (limiter, hand) = limiter();
+    let (limiter, clock) = limiter();
     let gone = Arc::default();
     for number in 0..20 {
         held(&limiter, "alice", number, &gone).await;
     }
     settle().await;
     assert_eq!(*gone.lock().unwrap(), [0], "one goes on at once");
-    hand.advance(Span::from_micros(99_999));
+    clock.advance(Span::from_micros(99_999));
     settle().await;
     assert_eq!(gone.lock().unwrap().len(), 1);
-    hand.advance(Span::from_micros(1));
+    clock.advance(Span::from_micros(1));
     settle().await;
     assert_eq!(*gone.lock().unwrap(), [0, 1]);
     // All timers at once, and wakers in the order that the clock pleases.
-    hand.advance(Span::from_secs(2));
+    clock.advance(Span::from_secs(2));
     settle().await;
     assert_eq!(*gone.lock().unwrap(), (0..20).collect::<Vec<_>>());
 }
@@ -64,7 +64,7 @@ async fn delayed_requests_continue_on_time_and_in_fifo_order() {
 /// Requests of other keys do not wait either.
 #[tokio::test]
 async fn dropped_delay_blocks_no_other_request() {
-    let (limiter, hand) = limiter();
+    let (limiter, clock) = limiter();
     let gone = Arc::default();
     let mut tasks = Vec::new();
     for number in 0..6 {
@@ -76,10 +76,10 @@ async fn dropped_delay_blocks_no_other_request() {
     tasks[2].abort();
     tasks[4].abort();
     settle().await;
-    hand.advance(Span::from_millis(300));
+    clock.advance(Span::from_millis(300));
     settle().await;
     assert_eq!(*gone.lock().unwrap(), [0, 100, 1, 3]);
-    hand.advance(Span::from_millis(200));
+    clock.advance(Span::from_millis(200));
     settle().await;
     assert_eq!(*gone.lock().unwrap(), [0, 100, 1, 3, 5]);
 }

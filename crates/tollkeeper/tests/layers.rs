@@ -15,7 +15,7 @@ fn three() -> [Limit; 3] {
 
 #[test]
 fn layers_are_charged_together_or_not_at_all() {
-    let (limiter, hand) = limiter(three());
+    let (limiter, clock) = limiter(three());
     let layers = limiter.layers(["per-user", "per-tenant", "per-route"]).expect("plain limits");
     let left = |values| layers.peek(values).expect("valid").limits.map(|limit| limit.outcome().remaining);
     assert!(layers.check(["alice", "acme", "/a"]).expect("valid").allowed);
@@ -28,7 +28,7 @@ fn layers_are_charged_together_or_not_at_all() {
     assert_eq!(left(["alice", "acme", "/a"]), [1, 8, 0]);
     assert!(layers.check(["alice", "acme", "/b"]).expect("valid").allowed);
     assert!(!layers.check(["alice", "acme", "/b"]).expect("valid").allowed);
-    hand.advance(secs(1));
+    clock.advance(secs(1));
     assert!(layers.check(["alice", "acme", "/b"]).expect("valid").allowed);
 }
 

@@ -31,7 +31,7 @@ fn full(algorithm: Algorithm) -> (Span, Span) {
 #[test]
 fn every_algorithm_admits_its_limit_and_says_how_long_to_wait() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         for left in (0..10).rev() {
             let decision = charge(&limiter, &alice, 1);
@@ -48,9 +48,9 @@ fn every_algorithm_admits_its_limit_and_says_how_long_to_wait() {
         assert!(refused.charge().is_none(), "{algorithm}");
         assert!(charge(&limiter, &user("bob"), 10).allowed(), "{algorithm}: another key");
 
-        hand.set(START + Span::from_micros(retry.as_micros() - 1));
+        clock.set(START + Span::from_micros(retry.as_micros() - 1));
         assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}: a microsecond early");
-        hand.set(START + retry);
+        clock.set(START + retry);
         assert!(charge(&limiter, &alice, 1).allowed(), "{algorithm}");
     }
 }
@@ -169,8 +169,8 @@ fn a_refusal_by_one_limit_leaves_all_others_untouched() {
 
 #[test]
 fn a_refusal_leaves_keys_untouched_that_had_no_state_yet() {
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limiter = on(
         &store,
         [
@@ -189,7 +189,7 @@ fn a_refusal_leaves_keys_untouched_that_had_no_state_yet() {
 
 #[test]
 fn the_binding_limit_is_the_longest_wait_or_the_smallest_share() {
-    let (limiter, hand) = limiter([
+    let (limiter, clock) = limiter([
         Limit::new("minute", Quota::per_minute(4)).algorithm(Algorithm::FixedWindow),
         Limit::new("hour", Quota::per_hour(10)).algorithm(Algorithm::FixedWindow),
         Limit::new("day", Quota::per_day(12)).algorithm(Algorithm::FixedWindow),
@@ -206,13 +206,13 @@ fn the_binding_limit_is_the_longest_wait_or_the_smallest_share() {
     };
     check(4, "minute", None); // 0 of 4 are left there, 6 of 10 at the other limit
     check(1, "minute", Some(Retry::After(secs(60))));
-    hand.advance(secs(60));
+    clock.advance(secs(60));
     check(4, "minute", None);
-    hand.advance(secs(60));
+    clock.advance(secs(60));
     check(2, "hour", None);
     check(1, "hour", Some(Retry::After(secs(3_600 - 120))));
     check(5, "minute", Some(Retry::Never)); // never binds before any wait
-    hand.advance(secs(3_600 - 120));
+    clock.advance(secs(3_600 - 120));
     check(2, "day", None);
     check(1, "day", Some(Retry::After(secs(86_400 - 3_600))));
 }
@@ -300,8 +300,8 @@ fn bad_input_is_a_typed_error_and_charges_nothing() {
         (fine().with("tokens", u64::MAX), 1, tokens(CostProblem::TooLarge)),
     ];
 
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limits = RATES.map(ten).into_iter();
     let limiter = on(
         &store,
@@ -392,14 +392,14 @@ fn a_number_is_its_text() {
 #[test]
 fn a_leaky_bucket_says_when_each_request_leaves() {
     let queue = Limit::new("queue", Quota::per_second(10).burst(5)).algorithm(Algorithm::LeakyBucket);
-    let (limiter, hand) = limiter([queue]);
+    let (limiter, clock) = limiter([queue]);
     let nobody = Facts::new();
     for place in 0..5 {
         assert_eq!(charge(&limiter, &nobody, 1).delay(), millis(100 * place));
     }
     let refused = charge(&limiter, &nobody, 1);
     assert_eq!((refused.delay(), refused.retry_after()), (Span::ZERO, Some(millis(100))));
-    hand.advance(millis(250));
+    clock.advance(millis(250));
     let peek = limiter.peek(&nobody).wait().unwrap();
     assert_eq!(peek.delay(), millis(250), "what a check would be told");
     assert_eq!(charge(&limiter, &nobody, 1).delay(), millis(250));
@@ -409,7 +409,7 @@ fn a_leaky_bucket_says_when_each_request_leaves() {
 #[test]
 fn delay_beyond_the_callers_maximum_is_refused() {
     let queue = Limit::new("queue", Quota::per_second(10).burst(5)).algorithm(Algorithm::LeakyBucket);
-    let (limiter, hand) = limiter([queue, ten(Algorithm::FixedWindow)]);
+    let (limiter, clock) = limiter([queue, ten(Algorithm::FixedWindow)]);
     let alice = user("alice");
     let check = |hold, expected| {
         let decision = limiter.check(&alice).hold(hold).wait().unwrap();
@@ -421,7 +421,7 @@ fn delay_beyond_the_callers_maximum_is_refused() {
     check(millis(100), Verdict::Allow { delay: millis(100) });
     assert_eq!(remaining(&limiter, "queue", &alice), 3);
     assert_eq!(remaining(&limiter, "fixed-window", &alice), 8);
-    hand.advance(millis(200));
+    clock.advance(millis(200));
     check(Span::ZERO, Verdict::Allow { delay: Span::ZERO });
 }
 
@@ -518,8 +518,8 @@ fn forgetting_needs_the_facts_of_the_key() {
 #[test]
 fn every_algorithm_can_be_forgotten_and_its_room_comes_back() {
     for algorithm in RATES {
-        let hand = clock();
-        let store = store(1_000, &hand);
+        let clock = clock();
+        let store = store(1_000, &clock);
         let limiter = on(&store, [ten(algorithm)]);
         charge(&limiter, &user("alice"), 10);
         assert_eq!(store.keys(), 1);
@@ -650,8 +650,8 @@ impl Store for Elsewhere {
 
 #[tokio::test]
 async fn a_store_that_has_to_be_waited_for_decides_as_well() {
-    let hand = clock();
-    let backend = StoreChoice::Other(Arc::new(Elsewhere(store(1_000, &hand))), Clock::manual(&hand));
+    let clock = clock();
+    let backend = StoreChoice::Other(Arc::new(Elsewhere(store(1_000, &clock))), Clock::manual(&clock));
     let limiter = Limiter::builder()
         .limit(ten(Algorithm::FixedWindow))
         .limit(Limit::new("slots", Quota::slots(1)).by("user").ttl(Duration::from_secs(5)))

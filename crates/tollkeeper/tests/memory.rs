@@ -42,8 +42,8 @@ fn names(prefix: &str, count: usize) -> Vec<String> {
 fn flood_of_new_keys_evicts_no_known_key() {
     const MAX_KEYS: usize = 20_000;
     for algorithm in COUNTED {
-        let hand = clock();
-        let store = store(MAX_KEYS, &hand);
+        let clock = clock();
+        let store = store(MAX_KEYS, &clock);
         let limiter = on(&store, [hourly(algorithm)]);
         let (exhausted, half) = (names("exhausted", 1_000), names("half", 1_000));
         exhausted.iter().for_each(|name| assert!(charge(&limiter, &user(name), 10).allowed()));
@@ -114,8 +114,8 @@ fn peek_at_a_full_store_shows_the_shared_cell() {
 #[test]
 fn overflowing_keys_share_one_quota() {
     for algorithm in COUNTED {
-        let hand = clock();
-        let store = store(1, &hand);
+        let clock = clock();
+        let store = store(1, &clock);
         let limiter = on(&store, [hourly(algorithm), brief()]);
         occupy(&limiter, "a");
         let admitted: usize = names("user", 50)
@@ -144,12 +144,12 @@ fn limits_do_not_share_their_shared_states() {
 #[test]
 fn a_key_that_gets_its_own_place_starts_from_the_shared_state() {
     for algorithm in COUNTED {
-        let hand = clock();
-        let store = store(1, &hand);
+        let clock = clock();
+        let store = store(1, &clock);
         let limiter = on(&store, [hourly(algorithm), brief()]);
         occupy(&limiter, "a");
         assert!(overflowed(&charge(&limiter, &user("alice"), 8)), "{algorithm}");
-        hand.advance(secs(2)); // the place of the other is free now
+        clock.advance(secs(2)); // the place of the other is free now
         let own = charge(&limiter, &user("alice"), 1);
         assert!(own.allowed() && !overflowed(&own), "{algorithm}: it has a place of its own");
         assert_eq!(own.limit("limit").unwrap().outcome().remaining, 1, "{algorithm}: and no fresh state");
@@ -164,12 +164,12 @@ fn a_key_that_gets_its_own_place_starts_from_the_shared_state() {
 #[test]
 fn a_refused_key_that_gets_its_own_place_is_still_refused() {
     for algorithm in COUNTED {
-        let hand = clock();
-        let store = store(1, &hand);
+        let clock = clock();
+        let store = store(1, &clock);
         let limiter = on(&store, [hourly(algorithm), brief()]);
         occupy(&limiter, "a");
         assert!(charge(&limiter, &user("alice"), 10).allowed(), "{algorithm}");
-        hand.advance(secs(2));
+        clock.advance(secs(2));
         for _ in 0..3 {
             assert!(!charge(&limiter, &user("alice"), 1).allowed(), "{algorithm}");
         }
@@ -179,17 +179,17 @@ fn a_refused_key_that_gets_its_own_place_is_still_refused() {
 
 #[test]
 fn only_states_equal_to_fresh_ones_are_dropped() {
-    let hand = clock();
-    let store = store(100, &hand);
+    let clock = clock();
+    let store = store(100, &clock);
     // Full again after six seconds for each unit.
     let limiter = on(&store, [ten(Algorithm::TokenBucket)]);
     let (light, heavy) = (names("light", 50), names("heavy", 50));
     light.iter().for_each(|name| drop(charge(&limiter, &user(name), 1)));
     heavy.iter().for_each(|name| drop(charge(&limiter, &user(name), 10)));
-    hand.advance(Span::from_micros(5_999_999));
+    clock.advance(Span::from_micros(5_999_999));
     assert!(overflowed(&charge(&limiter, &user("early"), 1)), "all hundred still count");
     assert_eq!(store.keys(), 100);
-    hand.advance(millis(7)); // lengths of life are rounded up by a thousandth
+    clock.advance(millis(7)); // lengths of life are rounded up by a thousandth
     for name in names("new", 50) {
         // Nine, because it may begin with the one unit of the state that the early one was charged to.
         let decision = charge(&limiter, &user(&name), 9);
@@ -205,8 +205,8 @@ fn only_states_equal_to_fresh_ones_are_dropped() {
 #[test]
 fn room_comes_back_when_states_are_fresh_again() {
     for algorithm in RATES {
-        let hand = clock();
-        let store = store(500, &hand);
+        let clock = clock();
+        let store = store(500, &clock);
         let limiter = on(&store, [ten(algorithm)]);
         for round in 0..4 {
             for number in 0..500 {
@@ -215,7 +215,7 @@ fn room_comes_back_when_states_are_fresh_again() {
                 assert!(store.keys() <= 500);
             }
             assert!(overflowed(&charge(&limiter, &user("more"), 1)), "{algorithm} {round}");
-            hand.advance(secs(121));
+            clock.advance(secs(121));
         }
         assert_eq!(store.overflows(), 4, "{algorithm}");
     }
@@ -224,13 +224,13 @@ fn room_comes_back_when_states_are_fresh_again() {
 #[test]
 fn key_swept_during_a_toll_starts_fresh() {
     for algorithm in RATES {
-        let hand = clock();
-        let store = store(400, &hand);
+        let clock = clock();
+        let store = store(400, &clock);
         let by_request = Limit::new("by-request", Quota::per_minute(10)).by("request").algorithm(algorithm);
         let limiter = on(&store, [by_request, ten(algorithm)]);
         let users = names("user", 180);
         users.iter().for_each(|name| drop(charge(&limiter, &user(name), 10)));
-        hand.advance(secs(121));
+        clock.advance(secs(121));
         // Their states equal a fresh one, so a table that has to grow for a new request drops them:
         // also the one that this very toll has found.
         for name in &users {
@@ -289,8 +289,8 @@ fn two_keys_of_a_toll_in_one_cell_are_charged_together() {
 #[test]
 fn log_moved_into_a_cell_keeps_its_stamps() {
     // Room for one key and for one log of 64 bytes: nine stamps of seven.
-    let hand = clock();
-    let store = MemoryStore::new(Capacity { max_keys: 1, max_log_bytes: 64 }, Clock::manual(&hand));
+    let clock = clock();
+    let store = MemoryStore::new(Capacity { max_keys: 1, max_log_bytes: 64 }, Clock::manual(&clock));
     let limit = || Limit::new("limit", Quota::per_hour(20)).by("user").algorithm(Algorithm::SlidingLog);
     let policy = Arc::new(Policy::new(vec![limit()]).unwrap());
     let limiter = on(&store, [limit()]);
@@ -305,8 +305,8 @@ fn log_moved_into_a_cell_keeps_its_stamps() {
 #[test]
 fn a_charge_to_a_shared_state_is_given_back_there() {
     for algorithm in COUNTED {
-        let hand = clock();
-        let store = store(64, &hand);
+        let clock = clock();
+        let store = store(64, &clock);
         let limiter = on(&store, [hourly(algorithm), brief()]);
         names("a", 64).iter().for_each(|name| drop(occupy(&limiter, name)));
         let first = charge(&limiter, &user("alice"), 6);
@@ -325,8 +325,8 @@ fn a_charge_to_a_shared_state_is_given_back_there() {
 
 #[test]
 fn slots_in_a_shared_state_are_released_and_renewed_there() {
-    let hand = clock();
-    let store = store(1, &hand);
+    let clock = clock();
+    let store = store(1, &clock);
     let slots = Limit::new("slots", Quota::slots(2)).by("user").ttl(Duration::from_secs(60));
     let limiter = on(&store, [slots, brief()]);
     occupy(&limiter, "a");
@@ -336,7 +336,7 @@ fn slots_in_a_shared_state_are_released_and_renewed_there() {
     assert!(!acquire("carol").decision.allowed(), "all three share two slots");
     assert!(now(alice.renew()).unwrap());
     // Alice's key gets a place of its own, with a copy of what is held: her slot is in both.
-    hand.advance(secs(2));
+    clock.advance(secs(2));
     assert!(!acquire("alice").decision.allowed());
     drop(alice);
     assert!(acquire("carol").decision.allowed());
@@ -346,9 +346,9 @@ fn slots_in_a_shared_state_are_released_and_renewed_there() {
 fn logs_are_bounded_in_bytes_and_no_limit_is_exceeded_for_it() {
     const QUOTA: u64 = 40;
     const MAX_LOG_BYTES: usize = 50_000;
-    let hand = clock();
+    let clock = clock();
     let capacity = Capacity { max_keys: 64, max_log_bytes: MAX_LOG_BYTES };
-    let store = MemoryStore::new(capacity, Clock::manual(&hand));
+    let store = MemoryStore::new(capacity, Clock::manual(&clock));
     let limit = || Limit::new("limit", Quota::per_hour(QUOTA)).by("user").algorithm(Algorithm::SlidingLog);
     let wide = Limit::new("wide", Quota::per_hour(100_000)).by("wide").algorithm(Algorithm::SlidingLog);
     let limiter = on(&store, [limit(), wide]);
@@ -372,7 +372,7 @@ fn logs_are_bounded_in_bytes_and_no_limit_is_exceeded_for_it() {
     assert_eq!(admitted[..10], [0; 10], "what is exhausted stays so");
     assert!(admitted[10..].iter().all(|admitted| *admitted <= QUOTA / 2), "{admitted:?}");
     // When the logs have run out, there is room again.
-    hand.advance(secs(3_601));
+    clock.advance(secs(3_601));
     store.sweep();
     assert_eq!((store.keys(), store.log_bytes()), (0, 0));
     assert!(!overflowed(&charge(&limiter, &user("known0"), QUOTA)));
@@ -388,19 +388,19 @@ fn a_cap_of_nothing_is_a_cap_of_one() {
 }
 
 /// An hour before or after.
-fn step(hand: &ManualClock, back: bool) {
-    let micros = hand.now().as_micros();
-    hand.set(Time::from_micros(if back { micros - 3_600_000_000 } else { micros + 3_600_000_000 }));
+fn step(clock: &ManualClock, back: bool) {
+    let micros = clock.now().as_micros();
+    clock.set(Time::from_micros(if back { micros - 3_600_000_000 } else { micros + 3_600_000_000 }));
 }
 
 /// The limit refuses no longer than it says.
 #[test]
 fn clock_stepping_back_an_hour_gives_no_credit() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         charge(&limiter, &alice, 10);
-        step(&hand, true);
+        step(&clock, true);
         let peek = limiter.peek(&alice).wait().unwrap();
         assert!(!peek.allowed(), "{algorithm}: no credit");
         let refused = charge(&limiter, &alice, 1);
@@ -411,10 +411,10 @@ fn clock_stepping_back_an_hour_gives_no_credit() {
             wait <= secs(if algorithm == Algorithm::SlidingWindow { 120 } else { 60 }),
             "{algorithm}: {wait}"
         );
-        hand.advance(wait);
+        clock.advance(wait);
         assert!(charge(&limiter, &alice, 1).allowed(), "{algorithm}");
         // Two periods after the step all of it is there again; a sliding window takes three.
-        hand.advance(secs(if algorithm == Algorithm::SlidingWindow { 180 } else { 120 }));
+        clock.advance(secs(if algorithm == Algorithm::SlidingWindow { 180 } else { 120 }));
         assert!(charge(&limiter, &alice, 10).allowed(), "{algorithm}");
     }
 }
@@ -428,16 +428,16 @@ fn clock_stepping_back_a_little_keeps_the_state() {
         (Algorithm::SlidingWindow, 76),
         (Algorithm::SlidingLog, 70),
     ] {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         charge(&limiter, &alice, 10);
-        hand.set(Time::from_micros(START.as_micros() - 10_000_000));
+        clock.set(Time::from_micros(START.as_micros() - 10_000_000));
         for _ in 0..3 {
             assert_eq!(charge(&limiter, &alice, 1).retry_after(), Some(secs(retry)), "{algorithm}");
         }
-        hand.advance(Span::from_micros(secs(retry).as_micros() - 1));
+        clock.advance(Span::from_micros(secs(retry).as_micros() - 1));
         assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}");
-        hand.advance(Span::from_micros(1));
+        clock.advance(Span::from_micros(1));
         assert!(charge(&limiter, &alice, 1).allowed(), "{algorithm}");
     }
 }
@@ -446,14 +446,14 @@ fn clock_stepping_back_a_little_keeps_the_state() {
 #[test]
 fn clock_stepping_forward_an_hour_gives_one_burst() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         charge(&limiter, &alice, 10);
-        step(&hand, false);
+        step(&clock, false);
         assert!(charge(&limiter, &alice, 10).allowed(), "{algorithm}: nothing can tell it from time");
         assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}: one burst");
         for _ in 0..5 {
-            step(&hand, true);
+            step(&clock, true);
             assert!(
                 !charge(&limiter, &alice, 1).allowed(),
                 "{algorithm}: the use of the hour to come counts now"
@@ -465,12 +465,12 @@ fn clock_stepping_forward_an_hour_gives_one_burst() {
 #[test]
 fn jumping_clock_admits_one_burst_per_forward_step() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         let mut admitted = 0;
         for _ in 0..10 {
             for back in [false, true] {
-                step(&hand, back);
+                step(&clock, back);
                 for _ in 0..30 {
                     admitted += u64::from(charge(&limiter, &alice, 1).allowed());
                 }

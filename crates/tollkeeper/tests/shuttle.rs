@@ -28,10 +28,10 @@ fn explore(schedules: usize, program: impl Fn() + Clone + Send + Sync + 'static)
 }
 
 fn limiter(max_keys: usize, limits: Vec<Limit>) -> (Limiter, MemoryStore, ManualClock) {
-    let hand = ManualClock::new(START);
+    let clock = ManualClock::new(START);
     let capacity = Capacity { max_keys, ..Capacity::default() };
-    let store = MemoryStore::new(capacity, Clock::manual(&hand));
-    (Limiter::embedded(Policy::new(limits).unwrap(), store.clone()), store, hand)
+    let store = MemoryStore::new(capacity, Clock::manual(&clock));
+    (Limiter::embedded(Policy::new(limits).unwrap(), store.clone()), store, clock)
 }
 
 fn window(name: &str, count: u64) -> Limit {
@@ -96,11 +96,11 @@ fn layered_tolls_are_exact_and_never_deadlock() {
 #[test]
 fn inserts_at_the_cap_keep_it_while_room_is_reclaimed() {
     explore(4_000, || {
-        let (limiter, store, hand) = limiter(2, vec![window("limit", 5).by("user")]);
+        let (limiter, store, clock) = limiter(2, vec![window("limit", 5).by("user")]);
         charge(&limiter, &facts! { "user" => "old" });
         charge(&limiter, &facts! { "user" => "older" });
         // Both equal a fresh state now, so there is room for two of the six that come.
-        hand.advance(Span::from_secs(61));
+        clock.advance(Span::from_secs(61));
         let threads: Vec<_> = (0..3)
             .map(|number| {
                 let (limiter, store) = (limiter.clone(), store.clone());
@@ -117,7 +117,7 @@ fn inserts_at_the_cap_keep_it_while_room_is_reclaimed() {
         assert_eq!(store.keys(), 2);
         store.sweep();
         assert_eq!(store.keys(), 2, "and all of them are there");
-        hand.advance(Span::from_secs(61));
+        clock.advance(Span::from_secs(61));
         store.sweep();
         assert_eq!(store.keys(), 0);
     });
@@ -228,7 +228,7 @@ fn waiter(limiter: &Limiter) -> Wait {
 
 /// Lets everybody in line wait on a task of its own and turns the clock for them; returns the numbers of
 /// those who passed, in the order in which the store admitted them.
-fn served(waits: Vec<Wait>, hand: &ManualClock) -> Vec<usize> {
+fn served(waits: Vec<Wait>, clock: &ManualClock) -> Vec<usize> {
     let all = waits.len() as u64;
     let passed = Arc::new(Mutex::new(Vec::new()));
     let count = Arc::new(AtomicU64::new(0));
@@ -248,8 +248,8 @@ fn served(waits: Vec<Wait>, hand: &ManualClock) -> Vec<usize> {
         })
         .collect();
     while count.load(SeqCst) < all {
-        if let Some(next) = hand.next_wake() {
-            hand.set(next);
+        if let Some(next) = clock.next_wake() {
+            clock.set(next);
         }
         thread::yield_now();
     }
@@ -266,27 +266,27 @@ fn one_a_second() -> Vec<Limit> {
 #[test]
 fn waiters_are_admitted_in_order_and_none_is_lost() {
     explore(3_000, || {
-        let (limiter, _, hand) = limiter(512, one_a_second());
+        let (limiter, _, clock) = limiter(512, one_a_second());
         charge(&limiter, &Facts::new());
         let waits: Vec<Wait> = (0..3).map(|_| waiter(&limiter)).collect();
-        assert_eq!(served(waits, &hand), [0, 1, 2]);
-        assert_eq!(hand.now(), START + Span::from_secs(3));
+        assert_eq!(served(waits, &clock), [0, 1, 2]);
+        assert_eq!(clock.now(), START + Span::from_secs(3));
     });
 }
 
 #[test]
 fn a_head_that_leaves_at_any_moment_wakes_the_next() {
     explore(3_000, || {
-        let (limiter, _, hand) = limiter(512, one_a_second());
+        let (limiter, _, clock) = limiter(512, one_a_second());
         charge(&limiter, &Facts::new());
         let head = waiter(&limiter);
         let middle = waiter(&limiter);
         let waits: Vec<Wait> = (0..2).map(|_| waiter(&limiter)).collect();
         let leaving = [head, middle].map(|wait| thread::spawn(move || drop(wait)));
-        assert_eq!(served(waits, &hand), [0, 1]);
+        assert_eq!(served(waits, &clock), [0, 1]);
         leaving.into_iter().for_each(|thread| thread.join().unwrap());
         // The line is gone: the next to come is decided at once.
-        hand.advance(Span::from_secs(1));
+        clock.advance(Span::from_secs(1));
         assert!(future::block_on(async { limiter.until_allowed(&Facts::new()).await }).unwrap().allowed());
     });
 }
@@ -294,7 +294,7 @@ fn a_head_that_leaves_at_any_moment_wakes_the_next() {
 #[test]
 fn callers_that_come_at_once_all_pass() {
     explore(3_000, || {
-        let (limiter, _, hand) = limiter(512, one_a_second());
+        let (limiter, _, clock) = limiter(512, one_a_second());
         let count = Arc::new(AtomicU64::new(0));
         let tasks: Vec<_> = (0..3)
             .map(|_| {
@@ -306,13 +306,13 @@ fn callers_that_come_at_once_all_pass() {
             })
             .collect();
         while count.load(SeqCst) < 3 {
-            if let Some(next) = hand.next_wake() {
-                hand.set(next);
+            if let Some(next) = clock.next_wake() {
+                clock.set(next);
             }
             thread::yield_now();
         }
         tasks.into_iter().for_each(|task| future::block_on(task).unwrap());
         // Whoever was refused before the clock was turned and sleeps after it may sleep a turn too long.
-        assert!(hand.now() >= START + Span::from_secs(2), "no turn is given twice");
+        assert!(clock.now() >= START + Span::from_secs(2), "no turn is given twice");
     });
 }

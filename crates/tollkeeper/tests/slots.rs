@@ -104,12 +104,12 @@ fn slot_released_twice_frees_no_other_slot() {
 
 #[test]
 fn a_slot_comes_back_by_itself_at_its_ttl() {
-    let (limiter, hand) = limiter([slots(1)]);
+    let (limiter, clock) = limiter([slots(1)]);
     let slot = held(&limiter, &user("alice")).keep();
     assert_eq!(slot.ttl(), secs(5));
-    hand.set(START + Span::from_micros(4_999_999));
+    clock.set(START + Span::from_micros(4_999_999));
     assert_eq!(free(&limiter), 0);
-    hand.set(START + secs(5));
+    clock.set(START + secs(5));
     assert_eq!(free(&limiter), 1);
     let _next = held(&limiter, &user("alice"));
     assert!(!release(&limiter, &slot), "it is not held any more");
@@ -118,15 +118,15 @@ fn a_slot_comes_back_by_itself_at_its_ttl() {
 
 #[test]
 fn renewing_counts_the_ttl_from_now_and_not_after_it() {
-    let (limiter, hand) = limiter([slots(1)]);
+    let (limiter, clock) = limiter([slots(1)]);
     let guard = held(&limiter, &user("alice"));
     assert_eq!(guard.ttl(), secs(5));
     for _ in 0..5 {
-        hand.advance(secs(4));
+        clock.advance(secs(4));
         assert!(now(guard.renew()).unwrap());
         assert_eq!(free(&limiter), 0);
     }
-    hand.advance(secs(5));
+    clock.advance(secs(5));
     assert!(!now(guard.renew()).unwrap(), "it was lost");
     assert!(!now(limiter.renew(guard.slot())).unwrap());
     assert_eq!(free(&limiter), 1);
@@ -138,7 +138,7 @@ fn renewing_counts_the_ttl_from_now_and_not_after_it() {
 
 #[test]
 fn a_refusal_hints_at_a_second_or_the_first_ttl() {
-    let (limiter, hand) = limiter([slots(2)]);
+    let (limiter, clock) = limiter([slots(2)]);
     let alice = user("alice");
     let _guards = (held(&limiter, &alice), held(&limiter, &alice));
     let check = |retry: Span| {
@@ -146,7 +146,7 @@ fn a_refusal_hints_at_a_second_or_the_first_ttl() {
         assert_eq!(verdict, Verdict::Deny { retry: Retry::After(retry) });
     };
     check(secs(1));
-    hand.advance(millis(4_400));
+    clock.advance(millis(4_400));
     check(millis(600));
 }
 
@@ -250,12 +250,12 @@ fn a_slot_of_a_forgotten_key_is_not_held_any_more() {
 
 #[test]
 fn clock_stepping_back_holds_slots_for_two_ttls_at_most() {
-    let (limiter, hand) = limiter([slots(1)]);
+    let (limiter, clock) = limiter([slots(1)]);
     let slot = held(&limiter, &user("alice")).keep();
-    hand.set(tollkeeper::Time::from_micros(START.as_micros() - 3_600_000_000));
+    clock.set(tollkeeper::Time::from_micros(START.as_micros() - 3_600_000_000));
     let alice = user("alice");
     assert!(!acquire(&limiter, &alice).decision.allowed(), "it was not released");
-    hand.advance(secs(5));
+    clock.advance(secs(5));
     assert!(acquire(&limiter, &alice).decision.allowed(), "from the step on its life was counted anew");
     assert!(!release(&limiter, &slot));
 }

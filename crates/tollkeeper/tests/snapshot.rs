@@ -48,15 +48,15 @@ impl Drop for Folder {
     }
 }
 
-fn load(max_keys: usize, hand: &ManualClock, path: &Path) -> Result<MemoryStore, SnapshotError> {
-    MemoryStore::load(Capacity { max_keys, ..Capacity::default() }, Clock::manual(hand), path)
+fn load(max_keys: usize, clock: &ManualClock, path: &Path) -> Result<MemoryStore, SnapshotError> {
+    MemoryStore::load(Capacity { max_keys, ..Capacity::default() }, Clock::manual(clock), path)
 }
 
 /// Saves the store and goes on with what was read from the file.
-fn restarted(store: &MemoryStore, max_keys: usize, hand: &ManualClock) -> MemoryStore {
+fn restarted(store: &MemoryStore, max_keys: usize, clock: &ManualClock) -> MemoryStore {
     let folder = Folder::new();
     assert_eq!(store.save(folder.file()).unwrap(), store.keys());
-    load(max_keys, hand, &folder.file()).unwrap()
+    load(max_keys, clock, &folder.file()).unwrap()
 }
 
 /// A limit of every kind whose states are kept in a way of their own.
@@ -82,8 +82,8 @@ fn stands(limiter: &Limiter, name: &str) -> Vec<Outcome> {
 
 #[test]
 fn what_was_saved_is_loaded_for_every_algorithm() {
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limiter = on(&store, every_kind());
     let users: Vec<String> = (0..20).map(|number| format!("user{number}")).collect();
     for (number, name) in users.iter().enumerate() {
@@ -91,12 +91,12 @@ fn what_was_saved_is_loaded_for_every_algorithm() {
             let acquired = now(limiter.acquire(&asked(name))).unwrap();
             assert!(acquired.decision.allowed());
             acquired.slot.unwrap().keep();
-            hand.advance(millis(700));
+            clock.advance(millis(700));
         }
     }
-    let again = on(&restarted(&store, 1_000, &hand), every_kind());
+    let again = on(&restarted(&store, 1_000, &clock), every_kind());
     for pause in [0, 1, 20, 45, 60, 3_600] {
-        hand.advance(secs(pause));
+        clock.advance(secs(pause));
         for name in &users {
             assert_eq!(stands(&again, name), stands(&limiter, name), "{name} after {pause} s");
         }
@@ -107,15 +107,15 @@ fn what_was_saved_is_loaded_for_every_algorithm() {
 /// The totals are the numbers of keys and of log bytes.
 #[test]
 fn restored_store_has_its_totals_and_can_be_saved() {
-    let hand = clock();
-    let mut store = store(1_000, &hand);
+    let clock = clock();
+    let mut store = store(1_000, &clock);
     let limiter = on(&store, every_kind());
     for number in 0..50 {
         now(limiter.acquire(&asked(&format!("user{number}")))).unwrap().slot.unwrap().keep();
     }
     assert_eq!(store.keys(), 50 * 8);
     for _ in 0..3 {
-        let again = restarted(&store, 1_000, &hand);
+        let again = restarted(&store, 1_000, &clock);
         assert_eq!(again.keys(), store.keys());
         assert!(
             (50 * 7..50 * 14).contains(&again.log_bytes()),
@@ -126,7 +126,7 @@ fn restored_store_has_its_totals_and_can_be_saved() {
     }
     let again = on(&store, every_kind());
     assert_eq!(stands(&again, "user7"), stands(&limiter, "user7"));
-    hand.advance(secs(3 * 86_400));
+    clock.advance(secs(3 * 86_400));
     store.sweep();
     assert_eq!((store.keys(), store.log_bytes()), (0, 0));
 }
@@ -134,13 +134,13 @@ fn restored_store_has_its_totals_and_can_be_saved() {
 #[test]
 fn a_restart_keeps_refusals() {
     for algorithm in RATES {
-        let hand = clock();
-        let store = store(1_000, &hand);
+        let clock = clock();
+        let store = store(1_000, &clock);
         let limiter = on(&store, [ten(algorithm)]);
         charge(&limiter, &user("alice"), 10);
         let before = charge(&limiter, &user("alice"), 1);
-        hand.advance(secs(1));
-        let again = on(&restarted(&store, 1_000, &hand), [ten(algorithm)]);
+        clock.advance(secs(1));
+        let again = on(&restarted(&store, 1_000, &clock), [ten(algorithm)]);
         let after = charge(&again, &user("alice"), 1);
         assert!(!after.allowed(), "{algorithm}");
         let (before, after) = (before.retry_after().unwrap(), after.retry_after().unwrap());
@@ -155,15 +155,15 @@ fn a_restart_keeps_refusals() {
 
 #[test]
 fn time_counts_while_nothing_runs() {
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limiter = on(&store, every_kind());
     now(limiter.acquire(&asked("alice"))).unwrap().slot.unwrap().keep();
     let folder = Folder::new();
     store.save(folder.file()).unwrap();
     let after = |span| {
-        let hand = ManualClock::new(START + span);
-        let store = load(1_000, &hand, &folder.file()).unwrap();
+        let clock = ManualClock::new(START + span);
+        let store = load(1_000, &clock, &folder.file()).unwrap();
         let limiter = on(&store, every_kind());
         let left = |name: &str| remaining(&limiter, name, &asked("alice"));
         (store.keys(), left("token-bucket"), left("fixed-window"), left("slots"), left("staggered"))
@@ -176,8 +176,8 @@ fn time_counts_while_nothing_runs() {
 
 #[test]
 fn charges_slots_and_refunds_survive_a_restart() {
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limits = || [ten(Algorithm::FixedWindow), ten(Algorithm::SlidingLog)];
     let limiter = on(&store, limits().into_iter().chain([slots()]));
     let text = |cost| limiter.seal_charge(&charge(&limiter, &user("alice"), cost).charge().unwrap());
@@ -188,9 +188,9 @@ fn charges_slots_and_refunds_survive_a_restart() {
     );
     let slot = now(limiter.acquire(&user("bob"))).unwrap().slot.unwrap().keep();
     let slot = limiter.seal_slot(&slot);
-    hand.advance(secs(1));
+    clock.advance(secs(1));
 
-    let again = on(&restarted(&store, 1_000, &hand), limits().into_iter().chain([slots()]));
+    let again = on(&restarted(&store, 1_000, &clock), limits().into_iter().chain([slots()]));
     let refund = |text: &str| {
         now(again.refund(&again.open_charge(text).wait().unwrap().expect("the secret is in the file")))
     };
@@ -217,29 +217,29 @@ fn slots() -> Limit {
 
 #[test]
 fn refunded_charge_stays_refunded_after_a_restart() {
-    let hand = clock();
-    let store = store(10_000, &hand);
+    let clock = clock();
+    let store = store(10_000, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     let paid: Vec<_> = (0..100)
         .map(|number| charge(&limiter, &user(&format!("user{number}")), 1).charge().unwrap())
         .inspect(|charge| assert_eq!(now(limiter.refund(charge)), Correction::Done))
         .collect();
-    hand.advance(secs(1));
-    let again = on(&restarted(&store, 10_000, &hand), [ten(Algorithm::FixedWindow)]);
+    clock.advance(secs(1));
+    let again = on(&restarted(&store, 10_000, &clock), [ten(Algorithm::FixedWindow)]);
     assert!(paid.iter().all(|charge| now(again.refund(charge)) == Correction::Repeated));
 }
 
 #[test]
 fn admissions_after_a_restart_are_not_taken_for_those_before() {
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     for _ in 0..5 {
         let paid = charge(&limiter, &user("alice"), 1).charge().unwrap();
         assert_eq!(now(limiter.refund(&paid)), Correction::Done);
     }
-    hand.advance(millis(1));
-    let again = on(&restarted(&store, 1_000, &hand), [ten(Algorithm::FixedWindow)]);
+    clock.advance(millis(1));
+    let again = on(&restarted(&store, 1_000, &clock), [ten(Algorithm::FixedWindow)]);
     for _ in 0..5 {
         let paid = charge(&again, &user("alice"), 1).charge().unwrap();
         assert_eq!(now(again.refund(&paid)), Correction::Done, "it has a number of its own");
@@ -248,8 +248,8 @@ fn admissions_after_a_restart_are_not_taken_for_those_before() {
 
 #[test]
 fn markers_that_were_loaded_are_counted() {
-    let hand = clock();
-    let store = store(2, &hand);
+    let clock = clock();
+    let store = store(2, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     let refund = |limiter: &Limiter, name: &str| {
         let paid = charge(limiter, &user(name), 1).charge().unwrap();
@@ -257,10 +257,10 @@ fn markers_that_were_loaded_are_counted() {
     };
     assert_eq!(refund(&limiter, "a"), Correction::Done);
     assert_eq!(refund(&limiter, "b"), Correction::Done);
-    hand.advance(millis(1));
-    let again = on(&restarted(&store, 2, &hand), [ten(Algorithm::FixedWindow)]);
+    clock.advance(millis(1));
+    let again = on(&restarted(&store, 2, &clock), [ten(Algorithm::FixedWindow)]);
     assert_eq!(refund(&again, "c"), Correction::Full, "two of two are marked");
-    hand.advance(secs(60 + 8));
+    clock.advance(secs(60 + 8));
     assert_eq!(refund(&again, "d"), Correction::Done);
 }
 
@@ -269,13 +269,13 @@ fn shared_states_outlive_a_restart() {
     for algorithm in
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
     {
-        let hand = clock();
-        let store = store(1, &hand);
+        let clock = clock();
+        let store = store(1, &clock);
         let limiter = on(&store, [ten(algorithm)]);
         charge(&limiter, &user("own"), 10);
         charge(&limiter, &user("shares"), 8);
         assert_eq!((store.keys(), store.overflows()), (1, 1));
-        let store = restarted(&store, 1, &hand);
+        let store = restarted(&store, 1, &clock);
         let again = on(&store, [ten(algorithm)]);
         assert_eq!(store.keys(), 1, "{algorithm}: a shared state is not a key");
         assert_eq!(remaining(&again, algorithm.name(), &user("own")), 0, "{algorithm}");
@@ -288,8 +288,8 @@ fn shared_states_outlive_a_restart() {
 /// Bytes of a small file with a record of every kind.
 fn small_file() -> Vec<u8> {
     let folder = Folder::new();
-    let hand = clock();
-    let store = store(12, &hand);
+    let clock = clock();
+    let store = store(12, &clock);
     let limiter = on(&store, every_kind());
     let acquired = now(limiter.acquire(&asked("alice"))).unwrap();
     let paid = acquired.decision.charge().unwrap();
@@ -371,9 +371,9 @@ fn refused_snapshot_is_moved_and_the_store_starts_empty() {
     let check = |bytes: &[u8], problem: &str| {
         let folder = Folder::new();
         fs::write(folder.file(), bytes).unwrap();
-        let hand = clock();
+        let clock = clock();
         let (store, restored) =
-            MemoryStore::open(Capacity::default(), Clock::manual(&hand), Snapshots::to(folder.file()))
+            MemoryStore::open(Capacity::default(), Clock::manual(&clock), Snapshots::to(folder.file()))
                 .unwrap();
         let Restored::Refused(error) = restored else { panic!("{restored:?}") };
         let shown = folder.file().display().to_string();
@@ -385,7 +385,7 @@ fn refused_snapshot_is_moved_and_the_store_starts_empty() {
         assert_eq!(fs::read(folder.0.join("state.refused")).unwrap(), bytes, "for somebody to look at");
         assert!(charge(&on(&store, [ten(Algorithm::FixedWindow)]), &user("alice"), 10).allowed());
         drop(store);
-        assert_eq!(load(1_000, &hand, &folder.file()).unwrap().keys(), 1, "the next snapshot is a good one");
+        assert_eq!(load(1_000, &clock, &folder.file()).unwrap().keys(), 1, "the next snapshot is a good one");
     };
     let whole = small_file();
     let mut changed = whole.clone();
@@ -437,8 +437,8 @@ fn a_snapshot_that_cannot_be_written_says_where_and_why() {
 #[test]
 fn a_snapshot_that_fails_leaves_the_one_before() {
     let folder = Folder::new();
-    let hand = clock();
-    let store = store(10, &hand);
+    let clock = clock();
+    let store = store(10, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     charge(&limiter, &user("alice"), 4);
     store.save(folder.file()).unwrap();
@@ -446,7 +446,7 @@ fn a_snapshot_that_fails_leaves_the_one_before() {
     // Where the new file would be written there is a folder.
     fs::create_dir(folder.0.join("state.new")).unwrap();
     store.save(folder.file()).expect_err("it cannot be written");
-    let again = on(&load(10, &hand, &folder.file()).unwrap(), [ten(Algorithm::FixedWindow)]);
+    let again = on(&load(10, &clock, &folder.file()).unwrap(), [ten(Algorithm::FixedWindow)]);
     assert_eq!(remaining(&again, "fixed-window", &user("alice")), 6);
 }
 
@@ -471,10 +471,10 @@ fn only_its_owner_can_read_a_snapshot() {
 #[test]
 fn an_opened_store_is_saved_when_its_last_clone_is_dropped() {
     let folder = Folder::new();
-    let hand = clock();
+    let clock = clock();
     let open = || {
         let snapshots = Snapshots::to(folder.file());
-        MemoryStore::open(Capacity::default(), Clock::manual(&hand), snapshots).unwrap()
+        MemoryStore::open(Capacity::default(), Clock::manual(&clock), snapshots).unwrap()
     };
     let (store, restored) = open();
     assert!(matches!(restored, Restored::Nothing), "{restored:?}");
@@ -505,16 +505,16 @@ fn until(so: impl Fn() -> bool) {
 #[test]
 fn an_opened_store_is_saved_from_time_to_time() {
     let folder = Folder::new();
-    let hand = clock();
+    let clock = clock();
     let snapshots = Snapshots { path: folder.file(), every: Duration::from_millis(1) };
-    let (store, _) = MemoryStore::open(Capacity::default(), Clock::manual(&hand), snapshots).unwrap();
+    let (store, _) = MemoryStore::open(Capacity::default(), Clock::manual(&clock), snapshots).unwrap();
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     until(|| folder.file().exists());
     for left in (0..10).rev() {
         charge(&limiter, &user("alice"), 1);
         until(|| {
             let saved = on(
-                &load(10, &hand, &folder.file()).expect("whole at any moment"),
+                &load(10, &clock, &folder.file()).expect("whole at any moment"),
                 [ten(Algorithm::FixedWindow)],
             );
             remaining(&saved, "fixed-window", &user("alice")) == left
@@ -586,9 +586,9 @@ fn a_file_that_another_store_saves_to_is_not_opened() {
 #[test]
 fn a_store_that_was_closed_is_not_saved_again() {
     let folder = Folder::new();
-    let hand = clock();
+    let clock = clock();
     let (store, _) =
-        MemoryStore::open(Capacity::default(), Clock::manual(&hand), Snapshots::to(folder.file())).unwrap();
+        MemoryStore::open(Capacity::default(), Clock::manual(&clock), Snapshots::to(folder.file())).unwrap();
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     charge(&limiter, &user("alice"), 7);
     store.close().unwrap();
@@ -616,8 +616,8 @@ fn snapshots_are_written_every_10_s_by_default() {
 #[test]
 fn threads_that_save_and_charge_at_once_leave_a_whole_file() {
     let folder = Folder::new();
-    let hand = clock();
-    let store = store(10_000, &hand);
+    let clock = clock();
+    let store = store(10_000, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow), ten(Algorithm::SlidingLog)]);
     std::thread::scope(|scope| {
         for number in 0..4 {
@@ -630,6 +630,6 @@ fn threads_that_save_and_charge_at_once_leave_a_whole_file() {
             });
         }
     });
-    assert_eq!(load(10_000, &hand, &folder.file()).unwrap().keys(), 80);
+    assert_eq!(load(10_000, &clock, &folder.file()).unwrap().keys(), 80);
     assert_eq!(folder.names(), ["state"]);
 }

@@ -144,8 +144,8 @@ fn many_limiters_on_one_thread_do_not_mix_up_their_policies() {
 #[test]
 fn a_handle_decides_as_a_check_does_and_shares_its_counters() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten(algorithm)]);
-        let (twin, twin_hand) = support::limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
+        let (twin, twin_clock) = support::limiter([ten(algorithm)]);
         let handle = limiter.handle(algorithm.name()).unwrap();
         for (cost, pause) in [(1, 0), (4, 3), (5, 0), (1, 0), (3, 10), (11, 0), (2, 40), (10, 61), (1, 200)] {
             let passage = handle.check_cost("alice", cost).unwrap();
@@ -160,8 +160,8 @@ fn a_handle_decides_as_a_check_does_and_shares_its_counters() {
                 "{algorithm}: a peek charges nothing"
             );
             assert_eq!(remaining(&limiter, algorithm.name(), &user("alice")), left, "{algorithm}: one count");
-            hand.advance(secs(pause));
-            twin_hand.advance(secs(pause));
+            clock.advance(secs(pause));
+            twin_clock.advance(secs(pause));
         }
         // Either way the key is the same.
         charge(&limiter, &user("bob"), 9);
@@ -284,8 +284,8 @@ const NOT_PLAIN: &str = "limit `limit` depends on more than the value of one fac
 
 #[test]
 fn a_handle_refuses_the_bad_input_that_a_check_refuses() {
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     let handle = limiter.handle("fixed-window").unwrap();
     let fact = |problem| InvalidRequest::Fact(InvalidFact { name: "value".to_owned(), problem });
@@ -332,7 +332,7 @@ fn handle_of_a_closed_limit_refuses_unless_shadow() {
 fn known_key_with_a_quota_of_zero_is_refused_for_ever() {
     for algorithm in RATES {
         let by_user = |name: &str| Limit::new(name, Quota::per_minute(10)).by("user").algorithm(algorithm);
-        let (limiter, hand) = limiter([by_user("one"), by_user("two")]);
+        let (limiter, clock) = limiter([by_user("one"), by_user("two")]);
         let handle = limiter.handle("one").expect("a plain limit");
         let alice = facts! { "user" => "alice" };
         assert!(limiter.check(&alice).wait().expect("valid").allowed());
@@ -343,7 +343,7 @@ fn known_key_with_a_quota_of_zero_is_refused_for_ever() {
         ] {
             limiter.replace(limits).expect("valid limits");
             for step in [0, 10] {
-                hand.set(START + secs(step));
+                clock.set(START + secs(step));
                 let decision = limiter.check(&alice).wait().expect("valid");
                 assert_eq!(decision.verdict(), Verdict::Deny { retry: Retry::Never }, "{algorithm}");
                 let peeked = limiter.peek(&alice).wait().expect("valid");

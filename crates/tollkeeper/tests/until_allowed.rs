@@ -83,9 +83,9 @@ impl<'a> Crowd<'a> {
     }
 
     /// Turns the clock to where the next sleeper wants it; false if nobody sleeps.
-    fn turn(&mut self, hand: &ManualClock) -> bool {
-        let Some(next) = hand.next_wake() else { return false };
-        hand.set(next);
+    fn turn(&mut self, clock: &ManualClock) -> bool {
+        let Some(next) = clock.next_wake() else { return false };
+        clock.set(next);
         self.run();
         true
     }
@@ -110,16 +110,16 @@ fn one_a_second() -> Limit {
 fn fifty_callers_of_one_key_pass_in_the_order_they_came() {
     for algorithm in RATES {
         let limit = Limit::new("limit", Quota::per_second(1)).by("user").algorithm(algorithm);
-        let (limiter, hand) = limiter([limit]);
+        let (limiter, clock) = limiter([limit]);
         let alice = user("alice");
         let mut crowd = Crowd::default();
         for number in 0..50 {
             assert_eq!(crowd.come(limiter.until_allowed(&alice)), number);
         }
         assert_eq!(crowd.admitted, [0], "{algorithm}: there was room for one");
-        while crowd.turn(&hand) {}
+        while crowd.turn(&clock) {}
         assert_eq!(crowd.admitted, (0..50).collect::<Vec<_>>(), "{algorithm}");
-        let elapsed = hand.now().since(START);
+        let elapsed = clock.now().since(START);
         // A sliding window of one admits one in every other second.
         let expected = if algorithm == Algorithm::SlidingWindow { 98 } else { 49 };
         assert_eq!(elapsed, secs(expected), "{algorithm}");
@@ -128,25 +128,25 @@ fn fifty_callers_of_one_key_pass_in_the_order_they_came() {
 
 #[test]
 fn admissible_request_does_not_wait() {
-    let (limiter, hand) = limiter([ten(Algorithm::FixedWindow)]);
+    let (limiter, clock) = limiter([ten(Algorithm::FixedWindow)]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
     crowd.come_all(10, || limiter.until_allowed(&alice));
     assert_eq!(crowd.admitted.len(), 10);
-    assert_eq!(hand.next_wake(), None);
+    assert_eq!(clock.next_wake(), None);
     assert_eq!(remaining(&limiter, "fixed-window", &alice), 0);
 }
 
 #[test]
 fn nothing_is_charged_before_the_turn_comes() {
     let day = Limit::new("day", Quota::per_day(1_000)).algorithm(Algorithm::FixedWindow);
-    let (limiter, hand) = limiter([day, one_a_second()]);
+    let (limiter, clock) = limiter([day, one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
     crowd.come_all(20, || limiter.until_allowed(&alice));
     loop {
         assert_eq!(remaining(&limiter, "day", &alice), 1_000 - crowd.admitted.len() as u64);
-        if !crowd.turn(&hand) {
+        if !crowd.turn(&clock) {
             break;
         }
     }
@@ -157,7 +157,7 @@ fn nothing_is_charged_before_the_turn_comes() {
 fn dropped_waiter_blocks_no_other() {
     // The head, somebody in the middle, the last, and several.
     for leaving in [&[1][..], &[4], &[7], &[1, 2, 3], &[1, 4, 7], &[6, 7], &[2, 1]] {
-        let (limiter, hand) = limiter([one_a_second()]);
+        let (limiter, clock) = limiter([one_a_second()]);
         let alice = user("alice");
         let mut crowd = Crowd::default();
         crowd.come_all(8, || limiter.until_allowed(&alice));
@@ -165,11 +165,11 @@ fn dropped_waiter_blocks_no_other() {
             crowd.leave(*number);
             crowd.run();
         }
-        while crowd.turn(&hand) {}
+        while crowd.turn(&clock) {}
         let expected: Vec<usize> = (0..8).filter(|number| !leaving.contains(number)).collect();
         assert_eq!(crowd.admitted, expected, "without {leaving:?}");
         assert_eq!(
-            hand.now(),
+            clock.now(),
             START + secs(expected.len() as u64 - 1),
             "no turn is lost without {leaving:?}"
         );
@@ -179,12 +179,12 @@ fn dropped_waiter_blocks_no_other() {
 
 #[test]
 fn waiter_dropped_after_its_wakeup_wakes_the_next() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
     crowd.come_all(5, || limiter.until_allowed(&alice));
     // The head is called by the clock and leaves before it looks.
-    hand.advance(secs(1));
+    clock.advance(secs(1));
     assert!(crowd.callers[1].is_awake());
     crowd.leave(1);
     assert!(crowd.callers[2].is_awake(), "the next is called");
@@ -193,18 +193,18 @@ fn waiter_dropped_after_its_wakeup_wakes_the_next() {
     assert!(crowd.callers[3].is_awake());
     crowd.run();
     assert_eq!(crowd.admitted, [0, 3]);
-    while crowd.turn(&hand) {}
+    while crowd.turn(&clock) {}
     assert_eq!(crowd.admitted, [0, 3, 4]);
 }
 
 #[test]
 fn a_line_that_everybody_left_is_gone() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
     crowd.come_all(5, || limiter.until_allowed(&alice));
     (1..5).for_each(|number| crowd.leave(number));
-    hand.advance(secs(1));
+    clock.advance(secs(1));
     let next = crowd.come(limiter.until_allowed(&alice));
     assert_eq!(crowd.admitted, [0, next], "it passes at once: nobody stands before it");
     assert_eq!(crowd.waiting(), 0);
@@ -212,12 +212,12 @@ fn a_line_that_everybody_left_is_gone() {
 
 #[test]
 fn a_line_that_was_served_is_gone() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
     crowd.come_all(5, || limiter.until_allowed(&alice));
-    while crowd.turn(&hand) {}
-    hand.advance(secs(1));
+    while crowd.turn(&clock) {}
+    clock.advance(secs(1));
     let next = crowd.come(limiter.until_allowed(&alice));
     assert_eq!(crowd.admitted.last(), Some(&next));
 }
@@ -225,7 +225,7 @@ fn a_line_that_was_served_is_gone() {
 #[test]
 fn what_never_fits_returns_at_once_even_when_others_wait() {
     let closed = Limit::new("closed", Allowance::Nothing).when("route", "/closed");
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket), closed]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket), closed]);
     let never = |facts: &Facts<'_>, cost| {
         let decision = now(limiter.until_allowed(facts).cost(cost).into_future()).unwrap();
         assert_eq!(decision.verdict(), Verdict::Deny { retry: Retry::Never });
@@ -241,7 +241,7 @@ fn what_never_fits_returns_at_once_even_when_others_wait() {
     assert_eq!(crowd.waiting(), 1);
     never(&alice, 11);
     never(&shut, 1);
-    while crowd.turn(&hand) {}
+    while crowd.turn(&clock) {}
     assert_eq!(crowd.admitted, [0, 1]);
 }
 
@@ -258,7 +258,7 @@ fn bad_input_returns_at_once_even_when_others_wait() {
 
 #[test]
 fn a_small_request_does_not_overtake_a_large_one() {
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     charge(&limiter, &alice, 5);
     let mut crowd = Crowd::default();
@@ -266,15 +266,15 @@ fn a_small_request_does_not_overtake_a_large_one() {
     // It would fit, but somebody waits for its key.
     let small = crowd.come(limiter.until_allowed(&alice));
     assert_eq!(crowd.waiting(), 2);
-    crowd.turn(&hand);
-    assert_eq!((crowd.admitted.clone(), hand.now()), (vec![large], START + secs(30)));
-    crowd.turn(&hand);
-    assert_eq!((crowd.admitted, hand.now()), (vec![large, small], START + secs(36)));
+    crowd.turn(&clock);
+    assert_eq!((crowd.admitted.clone(), clock.now()), (vec![large], START + secs(30)));
+    crowd.turn(&clock);
+    assert_eq!((crowd.admitted, clock.now()), (vec![large, small], START + secs(36)));
 }
 
 #[test]
 fn costs_above_one_wait_as_long_as_they_need() {
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     charge(&limiter, &alice, 10);
     let mut crowd = Crowd::default();
@@ -283,8 +283,8 @@ fn costs_above_one_wait_as_long_as_they_need() {
         crowd.come(limiter.until_allowed(&alice).cost(cost));
     }
     let mut passed = Vec::new();
-    while crowd.turn(&hand) {
-        passed.push(hand.now().since(START));
+    while crowd.turn(&clock) {
+        passed.push(clock.now().since(START));
     }
     assert_eq!(crowd.admitted, [0, 1, 2, 3]);
     assert_eq!(passed, [18, 24, 84, 96].map(secs));
@@ -292,22 +292,22 @@ fn costs_above_one_wait_as_long_as_they_need() {
 
 #[test]
 fn a_check_does_not_queue() {
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     charge(&limiter, &alice, 5);
     let mut crowd = Crowd::default();
     crowd.come(limiter.until_allowed(&alice).cost(10));
     assert!(charge(&limiter, &alice, 5).allowed(), "it takes what is there");
     // So the head is refused again when it looks, and waits for the rest.
-    crowd.turn(&hand);
+    crowd.turn(&clock);
     assert_eq!(crowd.waiting(), 1);
-    crowd.turn(&hand);
-    assert_eq!((crowd.admitted, hand.now()), (vec![0], START + secs(60)));
+    crowd.turn(&clock);
+    assert_eq!((crowd.admitted, clock.now()), (vec![0], START + secs(60)));
 }
 
 #[test]
 fn lines_of_different_keys_do_not_wait_for_each_other() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let (alice, bob) = (user("alice"), user("bob"));
     let mut crowd = Crowd::default();
     for _ in 0..3 {
@@ -315,8 +315,8 @@ fn lines_of_different_keys_do_not_wait_for_each_other() {
         crowd.come(limiter.until_allowed(&bob));
     }
     assert_eq!(crowd.admitted, [0, 1]);
-    while crowd.turn(&hand) {}
-    assert_eq!(hand.now(), START + secs(2));
+    while crowd.turn(&clock) {}
+    assert_eq!(clock.now(), START + secs(2));
     let of =
         |parity| crowd.admitted.iter().filter(|number| *number % 2 == parity).copied().collect::<Vec<_>>();
     assert_eq!((of(0), of(1)), (vec![0, 2, 4], vec![1, 3, 5]));
@@ -325,7 +325,7 @@ fn lines_of_different_keys_do_not_wait_for_each_other() {
 #[test]
 fn head_refused_by_another_key_joins_that_queue_last() {
     let by_ip = Limit::new("ip", Quota::per(1, Duration::from_secs(10)).burst(1)).by("ip");
-    let (limiter, hand) = limiter([one_a_second(), by_ip]);
+    let (limiter, clock) = limiter([one_a_second(), by_ip]);
     let of = |user: &'static str, ip: &'static str| facts! { "user" => user, "ip" => ip };
     let facts = [of("alice", "10.0.0.1"), of("carol", "10.0.0.1"), of("alice", "10.0.0.3")];
     charge(&limiter, &of("alice", "10.0.0.2"), 1);
@@ -333,31 +333,31 @@ fn head_refused_by_another_key_joins_that_queue_last() {
     let moves = crowd.come(limiter.until_allowed(&facts[0])); // waits for alice
     charge(&limiter, &of("bob", "10.0.0.1"), 1);
     let first = crowd.come(limiter.until_allowed(&facts[1])); // waits for the address
-    crowd.turn(&hand);
-    assert_eq!((hand.now(), crowd.waiting()), (START + secs(1), 2), "alice may pass, her address may not");
+    crowd.turn(&clock);
+    assert_eq!((clock.now(), crowd.waiting()), (START + secs(1), 2), "alice may pass, her address may not");
     // Her line is free again: nobody stands in two.
     let other = crowd.come(limiter.until_allowed(&facts[2]));
     assert_eq!(crowd.admitted, [other]);
-    while crowd.turn(&hand) {}
+    while crowd.turn(&clock) {}
     assert_eq!(crowd.admitted, [other, first, moves]);
-    assert_eq!(hand.now(), START + secs(20));
+    assert_eq!(clock.now(), START + secs(20));
 }
 
 #[test]
 fn a_caller_with_any_key_that_is_waited_for_joins_behind() {
     let by_ip = Limit::new("ip", Quota::per_second(100).burst(100)).by("ip");
-    let (limiter, hand) = limiter([by_ip, one_a_second()]);
+    let (limiter, clock) = limiter([by_ip, one_a_second()]);
     let first = facts! { "user" => "alice", "ip" => "10.0.0.1" };
     let second = facts! { "user" => "alice", "ip" => "10.0.0.2" };
     let mut crowd = Crowd::default();
     charge(&limiter, &first, 1);
     crowd.come(limiter.until_allowed(&first));
     // Its turn would come now, but somebody stands before it in the line of its second key.
-    hand.set(START + secs(1));
+    clock.set(START + secs(1));
     let late = crowd.come_unseen(limiter.until_allowed(&second));
     crowd.run();
     assert_eq!(crowd.admitted, [0]);
-    while crowd.turn(&hand) {}
+    while crowd.turn(&clock) {}
     assert_eq!(crowd.admitted, [0, late]);
 }
 
@@ -406,43 +406,43 @@ impl Store for Counting {
 
 #[test]
 fn only_the_head_of_a_line_asks_the_store() {
-    let hand = clock();
-    let counting = Arc::new(Counting(store(100, &hand), AtomicUsize::new(0)));
-    let backend = StoreChoice::Other(counting.clone(), Clock::manual(&hand));
+    let clock = clock();
+    let counting = Arc::new(Counting(store(100, &clock), AtomicUsize::new(0)));
+    let backend = StoreChoice::Other(counting.clone(), Clock::manual(&clock));
     let limiter = Limiter::builder().limit(one_a_second()).store(backend).build().unwrap();
     let alice = user("alice");
     let mut crowd = Crowd::default();
     crowd.come_all(50, || limiter.until_allowed(&alice));
     assert_eq!(counting.1.load(SeqCst), 2, "the one who passed, and the head");
-    crowd.turn(&hand);
+    crowd.turn(&clock);
     assert_eq!(counting.1.load(SeqCst), 4, "the head again, and the next head");
-    while crowd.turn(&hand) {}
+    while crowd.turn(&clock) {}
     assert_eq!((crowd.admitted.len(), counting.1.load(SeqCst)), (50, 99));
 }
 
 #[test]
 fn waiter_passes_when_its_limit_is_removed() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
     crowd.come_all(5, || limiter.until_allowed(&alice));
     limiter.replace(Vec::new()).unwrap();
-    crowd.turn(&hand);
+    crowd.turn(&clock);
     assert_eq!(crowd.admitted, [0, 1, 2, 3, 4]);
-    assert_eq!(hand.now(), START + secs(1));
+    assert_eq!(clock.now(), START + secs(1));
 }
 
 #[test]
 fn waiter_follows_a_changed_period() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
     crowd.come_all(5, || limiter.until_allowed(&alice));
     limiter.replace(vec![Limit::new("second", Quota::per_hour(1).burst(1)).by("user")]).unwrap();
     for admitted in 2..=5 {
-        crowd.turn(&hand);
+        crowd.turn(&clock);
         assert_eq!(crowd.admitted.len(), admitted);
-        let since = hand.now().since(START);
+        let since = clock.now().since(START);
         assert_eq!(since.as_micros(), 1_000_000 + (admitted as u64 - 2) * 3_600_000_000, "one an hour");
     }
     assert_eq!(crowd.admitted, [0, 1, 2, 3, 4]);
@@ -450,22 +450,22 @@ fn waiter_follows_a_changed_period() {
 
 #[test]
 fn waiter_profits_from_a_raised_rate() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
     crowd.come_all(5, || limiter.until_allowed(&alice));
     limiter.replace(vec![Limit::new("second", Quota::per_second(100).burst(100)).by("user")]).unwrap();
-    crowd.turn(&hand);
+    crowd.turn(&clock);
     assert_eq!(crowd.admitted, [0, 1, 2, 3, 4], "the head wakes when it was told to, and all pass");
-    assert_eq!(hand.now(), START + secs(1));
+    assert_eq!(clock.now(), START + secs(1));
 }
 
 #[test]
 fn two_waits_of_one_task_are_both_woken() {
-    let hand = clock();
+    let clock = clock();
     let limits =
         [one_a_second(), Limit::new("ten", Quota::per(1, Duration::from_secs(10)).burst(1)).by("ten")];
-    let limiter = on(&store(100, &hand), limits);
+    let limiter = on(&store(100, &clock), limits);
     let (short, long) = (user("alice"), facts! { "ten" => "x" });
     charge(&limiter, &short, 1);
     charge(&limiter, &long, 1);
@@ -476,7 +476,7 @@ fn two_waits_of_one_task_are_both_woken() {
     let mut long = limiter.until_allowed(&long).into_future();
     assert!(short.as_mut().poll(&mut context).is_pending());
     assert!(long.as_mut().poll(&mut context).is_pending());
-    hand.advance(secs(1));
+    clock.advance(secs(1));
     assert!(woken.0.load(SeqCst), "the shorter wait is over");
     assert!(short.as_mut().poll(&mut context).is_ready());
 }
@@ -484,14 +484,14 @@ fn two_waits_of_one_task_are_both_woken() {
 #[test]
 fn a_leaky_bucket_leaves_its_delay_to_the_caller() {
     let queue = Limit::new("queue", Quota::per_second(1).burst(2)).algorithm(Algorithm::LeakyBucket);
-    let (limiter, hand) = limiter([queue]);
+    let (limiter, clock) = limiter([queue]);
     let nobody = Facts::new();
     let delay = || now(limiter.until_allowed(&nobody).into_future()).unwrap().delay();
     assert_eq!((delay(), delay()), (Span::ZERO, secs(1)));
     let mut crowd = Crowd::default();
     crowd.come(limiter.until_allowed(&nobody));
-    crowd.turn(&hand);
-    assert_eq!((crowd.admitted.len(), hand.now()), (1, START + secs(1)));
+    crowd.turn(&clock);
+    assert_eq!((crowd.admitted.len(), clock.now()), (1, START + secs(1)));
 }
 
 #[tokio::test]

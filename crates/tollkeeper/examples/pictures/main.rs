@@ -1,11 +1,11 @@
-//! Draws `docs/pictures/`: what each algorithm admits of the same traffic, by asking the product.
+//! Draws `docs/pictures/`: what each algorithm admits of the same traffic, decided by the library itself.
 //!
 //! ```text
 //! cargo run --example pictures -- docs/pictures
 //! ```
 //!
-//! The clock is turned by hand, so the same code always draws the same bytes; a test compares them
-//! with the files in the repository.
+//! The clock is manual, so the same code always draws the same bytes; a test compares them with the
+//! files in the repository.
 
 mod drawing;
 mod play;
@@ -52,12 +52,12 @@ fn traffic() -> Vec<u64> {
     [0; 15].into_iter().chain(steady).chain(edge).chain([46_000; 15]).collect()
 }
 
-/// The worst that can happen to a fixed window.
+/// The worst case of a fixed window: full bursts just before and just after its edge.
 fn edge() -> Vec<u64> {
     [9_900; 10].into_iter().chain([10_100; 10]).collect()
 }
 
-/// One algorithm: the requests above, what remains below.
+/// One algorithm: the requests above, the remaining units below.
 fn picture(algorithm: Algorithm, played: &Played) -> String {
     const TOP: f64 = 80.0;
     const FLOOR: f64 = 218.0;
@@ -77,8 +77,8 @@ fn picture(algorithm: Algorithm, played: &Played) -> String {
     edges(&mut drawing, &time, (TOP - 8.0, LEVEL_FLOOR));
     scale(&mut drawing, &stack, &[5.0, 10.0, 15.0], &time);
     scale(&mut drawing, &level, &[0.0, 5.0, 10.0], &time);
-    drawing.sideways((22.0, (TOP + FLOOR) / 2.0), "requests");
-    drawing.sideways((22.0, (LEVEL_TOP + LEVEL_FLOOR) / 2.0), remaining(algorithm));
+    drawing.vertical_text((22.0, (TOP + FLOOR) / 2.0), "requests");
+    drawing.vertical_text((22.0, (LEVEL_TOP + LEVEL_FLOOR) / 2.0), remaining(algorithm));
 
     drawing.steps(&played.levels(), &time, &level);
     requests(&mut drawing, played, &time, &stack, 3.4);
@@ -88,7 +88,7 @@ fn picture(algorithm: Algorithm, played: &Played) -> String {
     drawing.done()
 }
 
-/// All algorithms, one below the other.
+/// All algorithms, one row each.
 fn overview(rows: &[(Algorithm, Played)]) -> String {
     const ROW: f64 = 92.0;
     const FIRST: f64 = 80.0;
@@ -118,7 +118,7 @@ fn overview(rows: &[(Algorithm, Played)]) -> String {
     drawing.done()
 }
 
-/// The edge of a window, close up.
+/// The edge of a window, magnified.
 fn boundary(rows: &[(Algorithm, Played)]) -> String {
     const ROW: f64 = 124.0;
     const FIRST: f64 = 72.0;
@@ -176,7 +176,7 @@ fn counted(algorithm: Algorithm, played: &Played) -> String {
     }
 }
 
-/// Each request as a mark, those of one instant on top of each other.
+/// Draws a mark for each request; requests that arrive at the same time are stacked.
 fn requests(drawing: &mut Drawing, played: &Played, time: &Axis, stack: &Axis, radius: f64) {
     let mut below = (u64::MAX, 0.0);
     for request in &played.requests {
@@ -186,7 +186,7 @@ fn requests(drawing: &mut Drawing, played: &Played, time: &Axis, stack: &Axis, r
     }
 }
 
-/// When the requests leave that a leaky bucket has queued.
+/// Marks the departure times of the requests that a leaky bucket has queued.
 fn departures(drawing: &mut Drawing, played: &Played, time: &Axis, y: f64) {
     if played.requests.iter().all(|request| request.delay.is_none_or(|delay| delay == Span::ZERO)) {
         return;
@@ -202,7 +202,7 @@ fn edges(drawing: &mut Drawing, time: &Axis, (top, bottom): (f64, f64)) {
     }
 }
 
-/// Numbers at the left of an upright axis, and a thin line for each.
+/// Numbers at the left of a vertical axis, with a grid line for each.
 fn scale(drawing: &mut Drawing, axis: &Axis, numbers: &[f64], time: &Axis) {
     for number in numbers {
         let y = axis.place(*number);

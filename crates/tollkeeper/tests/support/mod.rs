@@ -37,14 +37,14 @@ pub(crate) fn millis(millis: u64) -> Span {
 }
 
 /// An empty store for so many keys.
-pub(crate) fn store(max_keys: usize, hand: &ManualClock) -> MemoryStore {
-    MemoryStore::new(Capacity { max_keys, ..Capacity::default() }, Clock::manual(hand))
+pub(crate) fn store(max_keys: usize, clock: &ManualClock) -> MemoryStore {
+    MemoryStore::new(Capacity { max_keys, ..Capacity::default() }, Clock::manual(clock))
 }
 
 /// A limiter on a store of its own, and its clock.
 pub(crate) fn limiter(limits: impl IntoIterator<Item = Limit>) -> (Limiter, ManualClock) {
-    let hand = clock();
-    (on(&store(100_000, &hand), limits), hand)
+    let clock = clock();
+    (on(&store(100_000, &clock), limits), clock)
 }
 
 /// A limiter on this store.
