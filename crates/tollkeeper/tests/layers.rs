@@ -55,16 +55,16 @@ fn layers_follow_a_swap() {
     limiter.replace(vec![route.clone(), tenant.clone(), user.clone().mode(Mode::Shadow)]).expect("valid");
     assert!(layers.check(["alice", "acme"]).expect("valid").allowed, "a shadow limit refuses no request");
     limiter.replace(vec![user, route]).expect("valid");
-    let error = layers.check(["alice", "acme"]).expect_err("one limit is gone");
+    let error = layers.check(["alice", "acme"]).expect_err("one limit was removed");
     assert_eq!(error, HandleError::UnknownLimit("per-tenant".to_owned()));
 }
 
 #[test]
 fn layers_say_what_is_wrong_and_charge_nothing() {
     let (limiter, _) = limiter(three());
-    let twice = limiter.layers(["per-user", "per-user"]).expect_err("named twice");
-    assert_eq!(twice.to_string(), "duplicate limit `per-user` (name each limit once)");
-    assert!(limiter.layers(["per-user", "nobody"]).is_err());
+    let duplicate = limiter.layers(["per-user", "per-user"]).expect_err("named twice");
+    assert_eq!(duplicate.to_string(), "duplicate limit `per-user` (name each limit once)");
+    assert!(limiter.layers(["per-user", "unknown"]).is_err());
 
     let layers = limiter.layers(["per-user", "per-tenant"]).expect("plain limits");
     for (values, cost, message) in [
