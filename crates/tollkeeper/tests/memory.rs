@@ -11,16 +11,16 @@ use tollkeeper::{
     Policy, Quota, Span, Time, Toll, Verb, facts,
 };
 
-/// Algorithms whose keys have a count.
+/// Algorithms that count units for each key.
 const COUNTED: [Algorithm; 4] =
     [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog];
 
-/// Ten an hour by user.
+/// Ten per hour by user.
 fn hourly(algorithm: Algorithm) -> Limit {
     Limit::new("limit", Quota::per_hour(10)).by("user").algorithm(algorithm)
 }
 
-/// One a second, for whoever says so: keeps a place in the store for a second.
+/// One per second by the fact `brief`: its key occupies an entry of the store for a second.
 fn brief() -> Limit {
     Limit::new("brief", Quota::per_second(1)).by("brief").algorithm(Algorithm::FixedWindow)
 }
@@ -30,7 +30,7 @@ fn occupy(limiter: &Limiter, name: &str) -> Decision {
 }
 
 fn overflowed(decision: &Decision) -> bool {
-    decision.limits().any(|answer| answer.outcome().overflow)
+    decision.limits().any(|limit| limit.outcome().overflow)
 }
 
 fn names(prefix: &str, count: usize) -> Vec<String> {
@@ -48,7 +48,7 @@ fn flood_of_new_keys_evicts_no_known_key() {
         let (exhausted, half) = (names("exhausted", 1_000), names("half", 1_000));
         exhausted.iter().for_each(|name| assert!(charge(&limiter, &user(name), 10).allowed()));
         half.iter().for_each(|name| assert!(charge(&limiter, &user(name), 5).allowed()));
-        let known = |when: &str| {
+        let assert_known_keys = |when: &str| {
             for name in &exhausted {
                 let refused = charge(&limiter, &user(name), 1);
                 assert!(!refused.allowed() && !overflowed(&refused), "{algorithm} {when}: {name}");
@@ -59,7 +59,7 @@ fn flood_of_new_keys_evicts_no_known_key() {
                 assert_eq!((outcome.remaining, outcome.overflow), (5, false), "{algorithm} {when}: {name}");
             }
         };
-        known("before");
+        assert_known_keys("before");
         let mut shared = 0;
         for number in 0..10 * MAX_KEYS {
             let decision = charge(&limiter, &user(&format!("flood{number}")), 1);
@@ -68,10 +68,10 @@ fn flood_of_new_keys_evicts_no_known_key() {
             assert_eq!(overflow, number >= MAX_KEYS - 2_000, "{algorithm}: {number}");
             assert!(store.keys() <= MAX_KEYS, "{algorithm}: {} keys", store.keys());
             if number % (4 * MAX_KEYS) == MAX_KEYS {
-                known("during");
+                assert_known_keys("during");
             }
         }
-        known("after");
+        assert_known_keys("after");
         assert_eq!(store.keys(), MAX_KEYS, "{algorithm}");
         assert_eq!(store.overflows(), shared, "{algorithm}");
         half.iter().for_each(|name| assert!(charge(&limiter, &user(name), 5).allowed()));
@@ -126,7 +126,7 @@ fn overflowing_keys_share_one_quota() {
             .count();
         assert_eq!(admitted, 10, "{algorithm}");
         assert_eq!((store.keys(), store.overflows()), (1, 50), "{algorithm}");
-        assert!(!occupy(&limiter, "a").allowed(), "{algorithm}: known keys notice nothing");
+        assert!(!occupy(&limiter, "a").allowed(), "{algorithm}: known keys are not affected");
     }
 }
 
@@ -149,12 +149,16 @@ fn a_key_that_gets_its_own_place_starts_from_the_shared_state() {
         let limiter = on(&store, [hourly(algorithm), brief()]);
         occupy(&limiter, "a");
         assert!(overflowed(&charge(&limiter, &user("alice"), 8)), "{algorithm}");
-        clock.advance(secs(2)); // the place of the other is free now
+        clock.advance(secs(2)); // the entry of the other key is free now
         let own = charge(&limiter, &user("alice"), 1);
-        assert!(own.allowed() && !overflowed(&own), "{algorithm}: it has a place of its own");
-        assert_eq!(own.limit("limit").unwrap().outcome().remaining, 1, "{algorithm}: and no fresh state");
+        assert!(own.allowed() && !overflowed(&own), "{algorithm}: it has an entry of its own");
+        assert_eq!(
+            own.limit("limit").unwrap().outcome().remaining,
+            1,
+            "{algorithm}: it is not a fresh state"
+        );
         assert_eq!(store.keys(), 1);
-        // The shared state is as it was: who still shares it sees eight, not nine.
+        // The shared state is unchanged: keys that still share it see eight used, not nine.
         assert_eq!(remaining(&limiter, "limit", &user("bob")), 2, "{algorithm}");
         assert!(!charge(&limiter, &user("alice"), 2).allowed(), "{algorithm}");
         assert!(charge(&limiter, &user("alice"), 1).allowed(), "{algorithm}");
@@ -173,7 +177,7 @@ fn a_refused_key_that_gets_its_own_place_is_still_refused() {
         for _ in 0..3 {
             assert!(!charge(&limiter, &user("alice"), 1).allowed(), "{algorithm}");
         }
-        assert_eq!(store.keys(), 0, "{algorithm}: a refusal takes no place");
+        assert_eq!(store.keys(), 0, "{algorithm}: a refusal takes no entry");
     }
 }
 
@@ -181,19 +185,19 @@ fn a_refused_key_that_gets_its_own_place_is_still_refused() {
 fn only_states_equal_to_fresh_ones_are_dropped() {
     let clock = clock();
     let store = store(100, &clock);
-    // Full again after six seconds for each unit.
+    // A bucket refills one unit every six seconds.
     let limiter = on(&store, [ten(Algorithm::TokenBucket)]);
     let (light, heavy) = (names("light", 50), names("heavy", 50));
     light.iter().for_each(|name| drop(charge(&limiter, &user(name), 1)));
     heavy.iter().for_each(|name| drop(charge(&limiter, &user(name), 10)));
     clock.advance(Span::from_micros(5_999_999));
-    assert!(overflowed(&charge(&limiter, &user("early"), 1)), "all hundred still count");
+    assert!(overflowed(&charge(&limiter, &user("early"), 1)), "no state has expired yet");
     assert_eq!(store.keys(), 100);
-    clock.advance(millis(7)); // lengths of life are rounded up by a thousandth
+    clock.advance(millis(7)); // lifetimes are rounded up by a thousandth
     for name in names("new", 50) {
-        // Nine, because it may begin with the one unit of the state that the early one was charged to.
+        // Nine, because it may start from the shared state, which holds the unit charged to `early`.
         let decision = charge(&limiter, &user(&name), 9);
-        assert!(decision.allowed() && !overflowed(&decision), "{name} has the place of a fresh one");
+        assert!(decision.allowed() && !overflowed(&decision), "{name} takes the entry of an expired key");
         assert!(store.keys() <= 100);
     }
     assert!(overflowed(&charge(&limiter, &user("late"), 1)));
@@ -231,8 +235,8 @@ fn key_swept_during_a_toll_starts_fresh() {
         let users = names("user", 180);
         users.iter().for_each(|name| drop(charge(&limiter, &user(name), 10)));
         clock.advance(secs(121));
-        // Their states equal a fresh one, so a table that has to grow for a new request drops them:
-        // also the one that this very toll has found.
+        // Their states equal a fresh one, so a table that must grow for a new key drops them, even the
+        // state that the current toll has already found.
         for name in &users {
             let decision = charge(&limiter, &facts! { "request" => name, "user" => name }, 4);
             assert!(decision.allowed() && !overflowed(&decision), "{algorithm} {name}");
@@ -243,8 +247,8 @@ fn key_swept_during_a_toll_starts_fresh() {
     }
 }
 
-/// Decides the tolls of several sets of facts together.
-fn together(
+/// Decides several sets of facts as one toll.
+fn decide_together(
     store: &MemoryStore,
     policy: &Arc<Policy>,
     verb: Verb,
@@ -253,8 +257,8 @@ fn together(
 ) -> Decision {
     let mut toll = Toll::new(policy, verb);
     sets.iter().for_each(|facts| toll.add(facts, cost).expect("valid facts"));
-    let ruling = store.decide(&toll);
-    Decision::new(toll, ruling)
+    let reply = store.decide(&toll);
+    Decision::new(toll, reply)
 }
 
 #[test]
@@ -266,11 +270,11 @@ fn two_keys_of_a_toll_in_one_cell_are_charged_together() {
         occupy(&limiter, "a");
         let both = [user("alice"), user("bob")];
         let check = |cost, allowed, left| {
-            let decision = together(&store, &policy, Verb::Check, &both, cost);
+            let decision = decide_together(&store, &policy, Verb::Check, &both, cost);
             assert_eq!(decision.allowed(), allowed, "{algorithm} {cost}");
-            for answer in decision.limits() {
-                assert!(answer.outcome().overflow, "{algorithm}");
-                assert_eq!(answer.outcome().remaining, left, "{algorithm} {cost}");
+            for limit in decision.limits() {
+                assert!(limit.outcome().overflow, "{algorithm}");
+                assert_eq!(limit.outcome().remaining, left, "{algorithm} {cost}");
             }
             decision
         };
@@ -278,9 +282,9 @@ fn two_keys_of_a_toll_in_one_cell_are_charged_together() {
         check(3, false, 4); // six more do not fit, and nothing is charged
         check(2, true, 0);
         check(1, false, 0);
-        // Each is an item of the charge, and each is given back.
-        let receipt = paid.charge().expect("admitted");
-        assert_eq!(receipt.items().len(), 2, "{algorithm}");
+        // Each key is an item of the charge.
+        let charge = paid.charge().expect("admitted");
+        assert_eq!(charge.items().len(), 2, "{algorithm}");
         assert_eq!(remaining(&limiter, "limit", &user("carol")), 0, "{algorithm}");
     }
 }
@@ -288,16 +292,16 @@ fn two_keys_of_a_toll_in_one_cell_are_charged_together() {
 /// Another key of the same toll uses that cell.
 #[test]
 fn log_moved_into_a_cell_keeps_its_stamps() {
-    // Room for one key and for one log of 64 bytes: nine stamps of seven.
+    // Capacity for one key and one log of 64 bytes: nine timestamps of seven bytes.
     let clock = clock();
     let store = MemoryStore::new(Capacity { max_keys: 1, max_log_bytes: 64 }, Clock::manual(&clock));
     let limit = || Limit::new("limit", Quota::per_hour(20)).by("user").algorithm(Algorithm::SlidingLog);
     let policy = Arc::new(Policy::new(vec![limit()]).unwrap());
     let limiter = on(&store, [limit()]);
     assert!(charge(&limiter, &user("bob"), 9).allowed());
-    // Alice has no place, and bob's log cannot grow: both end in one shared state.
+    // Alice gets no entry, and bob's log cannot grow: both end in one shared state.
     let both = [user("alice"), user("bob")];
-    assert!(together(&store, &policy, Verb::Check, &both, 1).allowed());
+    assert!(decide_together(&store, &policy, Verb::Check, &both, 1).allowed());
     assert_eq!(remaining(&limiter, "limit", &user("bob")), 9, "eleven of twenty are used");
     assert!(!charge(&limiter, &user("bob"), 10).allowed());
 }
@@ -335,7 +339,7 @@ fn slots_in_a_shared_state_are_released_and_renewed_there() {
     let _bob = acquire("bob").slot.expect("another is free");
     assert!(!acquire("carol").decision.allowed(), "all three share two slots");
     assert!(now(alice.renew()).unwrap());
-    // Alice's key gets a place of its own, with a copy of what is held: her slot is in both.
+    // Alice's key gets an entry of its own with a copy of the held slots: her slot is in both states.
     clock.advance(secs(2));
     assert!(!acquire("alice").decision.allowed());
     drop(alice);
@@ -355,10 +359,10 @@ fn logs_are_bounded_in_bytes_and_no_limit_is_exceeded_for_it() {
     let known = names("known", 20);
     known[..10].iter().for_each(|name| assert!(charge(&limiter, &user(name), QUOTA).allowed()));
     known[10..].iter().for_each(|name| assert!(charge(&limiter, &user(name), QUOTA / 2).allowed()));
-    // One key eats all there is.
-    let eats = |_| overflowed(&charge(&limiter, &facts! { "wide" => "w" }, 100));
-    assert!((0..2 * MAX_LOG_BYTES / 700).any(eats), "there is an end to it");
-    // What is there may double once more when it grows; shared states hold as much as their keys may use.
+    // One key uses up all log bytes.
+    let overflows = |_| overflowed(&charge(&limiter, &facts! { "wide" => "w" }, 100));
+    assert!((0..2 * MAX_LOG_BYTES / 700).any(overflows), "the log bytes run out");
+    // A log may double once more when it grows; shared states hold as much as their keys may use.
     let shared = 64 * 2 * usize::try_from(2 * QUOTA).unwrap() * 7;
     assert!(store.log_bytes() > MAX_LOG_BYTES / 2);
     let mut admitted = vec![0; known.len()];
@@ -369,9 +373,9 @@ fn logs_are_bounded_in_bytes_and_no_limit_is_exceeded_for_it() {
         }
     }
     println!("{} bytes", store.log_bytes());
-    assert_eq!(admitted[..10], [0; 10], "what is exhausted stays so");
+    assert_eq!(admitted[..10], [0; 10], "exhausted keys stay exhausted");
     assert!(admitted[10..].iter().all(|admitted| *admitted <= QUOTA / 2), "{admitted:?}");
-    // When the logs have run out, there is room again.
+    // When the logs have expired, their capacity is free again.
     clock.advance(secs(3_601));
     store.sweep();
     assert_eq!((store.keys(), store.log_bytes()), (0, 0));
@@ -387,7 +391,7 @@ fn a_cap_of_nothing_is_a_cap_of_one() {
     assert!(!charge(&limiter, &user("alice"), 1).allowed());
 }
 
-/// An hour before or after.
+/// Steps the clock by an hour, back or forward.
 fn step(clock: &ManualClock, back: bool) {
     let micros = clock.now().as_micros();
     clock.set(Time::from_micros(if back { micros - 3_600_000_000 } else { micros + 3_600_000_000 }));
@@ -405,7 +409,7 @@ fn clock_stepping_back_an_hour_gives_no_credit() {
         assert!(!peek.allowed(), "{algorithm}: no credit");
         let refused = charge(&limiter, &alice, 1);
         assert!(!refused.allowed(), "{algorithm}: no credit");
-        // The refusal has moved the state: the wait it tells is true.
+        // The refusal has moved the state to the new time, so its retry time is right.
         let wait = refused.retry_after().unwrap();
         assert!(
             wait <= secs(if algorithm == Algorithm::SlidingWindow { 120 } else { 60 }),
@@ -413,7 +417,7 @@ fn clock_stepping_back_an_hour_gives_no_credit() {
         );
         clock.advance(wait);
         assert!(charge(&limiter, &alice, 1).allowed(), "{algorithm}");
-        // Two periods after the step all of it is there again; a sliding window takes three.
+        // Two periods after the step the full quota is available; a sliding window takes three.
         clock.advance(secs(if algorithm == Algorithm::SlidingWindow { 180 } else { 120 }));
         assert!(charge(&limiter, &alice, 10).allowed(), "{algorithm}");
     }
@@ -450,13 +454,13 @@ fn clock_stepping_forward_an_hour_gives_one_burst() {
         let alice = user("alice");
         charge(&limiter, &alice, 10);
         step(&clock, false);
-        assert!(charge(&limiter, &alice, 10).allowed(), "{algorithm}: nothing can tell it from time");
+        assert!(charge(&limiter, &alice, 10).allowed(), "{algorithm}: a step looks like elapsed time");
         assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}: one burst");
         for _ in 0..5 {
             step(&clock, true);
             assert!(
                 !charge(&limiter, &alice, 1).allowed(),
-                "{algorithm}: the use of the hour to come counts now"
+                "{algorithm}: usage recorded an hour ahead counts now"
             );
         }
     }
