@@ -315,15 +315,12 @@ fn a_charge_to_a_shared_state_is_given_back_there() {
         names("a", 64).iter().for_each(|name| drop(occupy(&limiter, name)));
         let first = charge(&limiter, &user("alice"), 6);
         assert!(overflowed(&first), "{algorithm}");
-        let charge_of = first.charge().unwrap();
-        let opened = limiter
-            .open_charge(&limiter.seal_charge(&charge_of))
-            .wait()
-            .unwrap()
-            .expect("this store wrote it");
+        let paid = first.charge().unwrap();
+        let opened =
+            limiter.open_charge(&limiter.seal_charge(&paid)).wait().unwrap().expect("this store wrote it");
         assert_eq!(now(limiter.refund(&opened)), Correction::Done, "{algorithm}");
         assert_eq!(remaining(&limiter, "limit", &user("alice")), 10, "{algorithm}");
-        assert_eq!(now(limiter.refund(&charge_of)), Correction::Repeated, "{algorithm}");
+        assert_eq!(now(limiter.refund(&paid)), Correction::Repeated, "{algorithm}");
     }
 }
 

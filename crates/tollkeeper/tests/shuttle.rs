@@ -312,7 +312,7 @@ fn callers_that_come_at_once_all_pass() {
             thread::yield_now();
         }
         tasks.into_iter().for_each(|task| future::block_on(task).unwrap());
-        // A caller that is refused before the clock advances and sleeps after it may sleep one period too long.
+        // A caller that is refused before the clock advances and sleeps after it may sleep one step too long.
         assert!(clock.now() >= START + Span::from_secs(2), "no unit is granted twice");
     });
 }
