@@ -203,7 +203,7 @@ fn a_lowered_burst_forgets_no_use() {
 #[test]
 fn the_largest_numbers_of_the_table_fit_and_no_larger() {
     let text = fs::read_to_string(root().join("docs/algorithms.md")).unwrap();
-    for (period, most, written) in [
+    for (period, largest, written) in [
         (1, 2_251_799_813, "2,251,799,813"),
         (60, 37_529_996, "37,529,996"),
         (3_600, 625_499_948, "625,499,948"),
@@ -211,8 +211,8 @@ fn the_largest_numbers_of_the_table_fit_and_no_larger() {
         (30 * 86_400, 868_749_928, "868,749,928"),
     ] {
         let rate = |count| Rate { count, period: Span::from_secs(period), burst: None };
-        assert!(Quota::new(Algorithm::TokenBucket, rate(most)).is_ok(), "{most} in {period} s");
-        assert!(Quota::new(Algorithm::TokenBucket, rate(most + 1)).is_err(), "{most} in {period} s");
+        assert!(Quota::new(Algorithm::TokenBucket, rate(largest)).is_ok(), "{largest} in {period} s");
+        assert!(Quota::new(Algorithm::TokenBucket, rate(largest + 1)).is_err(), "{largest} in {period} s");
         assert!(text.contains(written), "docs/algorithms.md does not contain {written}");
     }
 }

@@ -394,7 +394,7 @@ fn step(clock: &ManualClock, back: bool) {
     clock.set(Time::from_micros(if back { micros - 3_600_000_000 } else { micros + 3_600_000_000 }));
 }
 
-/// The limit refuses no longer than it says.
+/// The limit refuses no longer than its retry time.
 #[test]
 fn clock_stepping_back_an_hour_gives_no_credit() {
     for algorithm in RATES {

@@ -64,7 +64,7 @@ fn every_kind() -> Vec<Limit> {
     let mut limits: Vec<Limit> = RATES.map(ten).into();
     limits.extend([
         Limit::new("staggered", Quota::per_day(10)).by("user").algorithm(Algorithm::FixedWindow).stagger(),
-        // Counts above 2^27 are not packed into one word.
+        // Counts of 2^27 or more do not fit into a packed state.
         Limit::new("vast", Quota::per_hour(600_000_000)).by("user").cost("bytes"),
         Limit::new("slots", Quota::slots(3)).by("user").ttl(Duration::from_secs(60)),
     ]);
@@ -94,14 +94,14 @@ fn what_was_saved_is_loaded_for_every_algorithm() {
             clock.advance(millis(700));
         }
     }
-    let again = on(&restarted(&store, 1_000, &clock), every_kind());
+    let reloaded = on(&restarted(&store, 1_000, &clock), every_kind());
     for pause in [0, 1, 20, 45, 60, 3_600] {
         clock.advance(secs(pause));
         for name in &users {
-            assert_eq!(outcomes(&again, name), outcomes(&limiter, name), "{name} after {pause} s");
+            assert_eq!(outcomes(&reloaded, name), outcomes(&limiter, name), "{name} after {pause} s");
         }
     }
-    assert_eq!(outcomes(&again, "unknown"), outcomes(&limiter, "unknown"));
+    assert_eq!(outcomes(&reloaded, "unknown"), outcomes(&limiter, "unknown"));
 }
 
 /// The totals are the numbers of keys and of log bytes.
@@ -115,17 +115,17 @@ fn restored_store_has_its_totals_and_can_be_saved() {
     }
     assert_eq!(store.keys(), 50 * 8);
     for _ in 0..3 {
-        let again = restarted(&store, 1_000, &clock);
-        assert_eq!(again.keys(), store.keys());
+        let reloaded = restarted(&store, 1_000, &clock);
+        assert_eq!(reloaded.keys(), store.keys());
         assert!(
-            (50 * 7..50 * 14).contains(&again.log_bytes()),
+            (50 * 7..50 * 14).contains(&reloaded.log_bytes()),
             "fifty timestamps take {} bytes",
-            again.log_bytes()
+            reloaded.log_bytes()
         );
-        store = again;
+        store = reloaded;
     }
-    let again = on(&store, every_kind());
-    assert_eq!(outcomes(&again, "user7"), outcomes(&limiter, "user7"));
+    let reloaded = on(&store, every_kind());
+    assert_eq!(outcomes(&reloaded, "user7"), outcomes(&limiter, "user7"));
     clock.advance(secs(3 * 86_400));
     store.sweep();
     assert_eq!((store.keys(), store.log_bytes()), (0, 0));
@@ -140,8 +140,8 @@ fn a_restart_keeps_refusals() {
         charge(&limiter, &user("alice"), 10);
         let before = charge(&limiter, &user("alice"), 1);
         clock.advance(secs(1));
-        let again = on(&restarted(&store, 1_000, &clock), [ten(algorithm)]);
-        let after = charge(&again, &user("alice"), 1);
+        let reloaded = on(&restarted(&store, 1_000, &clock), [ten(algorithm)]);
+        let after = charge(&reloaded, &user("alice"), 1);
         assert!(!after.allowed(), "{algorithm}");
         let (before, after) = (before.retry_after().unwrap(), after.retry_after().unwrap());
         assert_eq!(
@@ -149,7 +149,7 @@ fn a_restart_keeps_refusals() {
             before.as_micros(),
             "{algorithm}: the second in between counts"
         );
-        assert!(charge(&again, &user("bob"), 10).allowed(), "{algorithm}");
+        assert!(charge(&reloaded, &user("bob"), 10).allowed(), "{algorithm}");
     }
 }
 
@@ -190,25 +190,25 @@ fn charges_slots_and_refunds_survive_a_restart() {
     let slot = limiter.seal_slot(&slot);
     clock.advance(secs(1));
 
-    let again = on(&restarted(&store, 1_000, &clock), limits().into_iter().chain([slots()]));
+    let reloaded = on(&restarted(&store, 1_000, &clock), limits().into_iter().chain([slots()]));
     let refund = |text: &str| {
-        now(again.refund(&again.open_charge(text).wait().unwrap().expect("the secret is in the file")))
+        now(reloaded.refund(&reloaded.open_charge(text).wait().unwrap().expect("the secret is in the file")))
     };
     assert_eq!(refund(&refunded), Correction::Repeated);
-    assert_eq!(remaining(&again, "fixed-window", &user("alice")), 7);
+    assert_eq!(remaining(&reloaded, "fixed-window", &user("alice")), 7);
     assert_eq!(refund(&open), Correction::Done);
     assert_eq!(refund(&open), Correction::Repeated);
     for limit in ["fixed-window", "sliding-log"] {
-        assert_eq!(remaining(&again, limit, &user("alice")), 10);
+        assert_eq!(remaining(&reloaded, limit, &user("alice")), 10);
     }
-    let slot = again.open_slot(&slot).wait().unwrap().expect("the secret is in the file");
-    assert_eq!(remaining(&again, "slots", &user("bob")), 1);
+    let slot = reloaded.open_slot(&slot).wait().unwrap().expect("the secret is in the file");
+    assert_eq!(remaining(&reloaded, "slots", &user("bob")), 1);
     assert!(
-        now(again.renew(&slot)).unwrap()
-            && now(again.release(&slot)).unwrap()
-            && !now(again.release(&slot)).unwrap()
+        now(reloaded.renew(&slot)).unwrap()
+            && now(reloaded.release(&slot)).unwrap()
+            && !now(reloaded.release(&slot)).unwrap()
     );
-    assert_eq!(remaining(&again, "slots", &user("bob")), 2);
+    assert_eq!(remaining(&reloaded, "slots", &user("bob")), 2);
 }
 
 fn slots() -> Limit {
@@ -225,8 +225,8 @@ fn refunded_charge_stays_refunded_after_a_restart() {
         .inspect(|charge| assert_eq!(now(limiter.refund(charge)), Correction::Done))
         .collect();
     clock.advance(secs(1));
-    let again = on(&restarted(&store, 10_000, &clock), [ten(Algorithm::FixedWindow)]);
-    assert!(paid.iter().all(|charge| now(again.refund(charge)) == Correction::Repeated));
+    let reloaded = on(&restarted(&store, 10_000, &clock), [ten(Algorithm::FixedWindow)]);
+    assert!(paid.iter().all(|charge| now(reloaded.refund(charge)) == Correction::Repeated));
 }
 
 #[test]
@@ -239,10 +239,10 @@ fn admissions_after_a_restart_are_not_taken_for_those_before() {
         assert_eq!(now(limiter.refund(&paid)), Correction::Done);
     }
     clock.advance(millis(1));
-    let again = on(&restarted(&store, 1_000, &clock), [ten(Algorithm::FixedWindow)]);
+    let reloaded = on(&restarted(&store, 1_000, &clock), [ten(Algorithm::FixedWindow)]);
     for _ in 0..5 {
-        let paid = charge(&again, &user("alice"), 1).charge().unwrap();
-        assert_eq!(now(again.refund(&paid)), Correction::Done, "it has a charge id of its own");
+        let paid = charge(&reloaded, &user("alice"), 1).charge().unwrap();
+        assert_eq!(now(reloaded.refund(&paid)), Correction::Done, "it has a charge id of its own");
     }
 }
 
@@ -258,10 +258,10 @@ fn markers_that_were_loaded_are_counted() {
     assert_eq!(refund(&limiter, "a"), Correction::Done);
     assert_eq!(refund(&limiter, "b"), Correction::Done);
     clock.advance(millis(1));
-    let again = on(&restarted(&store, 2, &clock), [ten(Algorithm::FixedWindow)]);
-    assert_eq!(refund(&again, "c"), Correction::Full, "two of two markers are used");
+    let reloaded = on(&restarted(&store, 2, &clock), [ten(Algorithm::FixedWindow)]);
+    assert_eq!(refund(&reloaded, "c"), Correction::Full, "two of two markers are used");
     clock.advance(secs(60 + 8));
-    assert_eq!(refund(&again, "d"), Correction::Done);
+    assert_eq!(refund(&reloaded, "d"), Correction::Done);
 }
 
 #[test]
@@ -276,12 +276,12 @@ fn shared_states_outlive_a_restart() {
         charge(&limiter, &user("shares"), 8);
         assert_eq!((store.keys(), store.overflows()), (1, 1));
         let store = restarted(&store, 1, &clock);
-        let again = on(&store, [ten(algorithm)]);
+        let reloaded = on(&store, [ten(algorithm)]);
         assert_eq!(store.keys(), 1, "{algorithm}: a shared state is not a key");
-        assert_eq!(remaining(&again, algorithm.name(), &user("own")), 0, "{algorithm}");
-        let outcome = charge(&again, &user("another"), 2).limits().next().unwrap().outcome();
+        assert_eq!(remaining(&reloaded, algorithm.name(), &user("own")), 0, "{algorithm}");
+        let outcome = charge(&reloaded, &user("another"), 2).limits().next().unwrap().outcome();
         assert!(outcome.allowed && outcome.overflow && outcome.remaining == 0, "{algorithm}: {outcome:?}");
-        assert!(!charge(&again, &user("shares"), 1).allowed(), "{algorithm}");
+        assert!(!charge(&reloaded, &user("shares"), 1).allowed(), "{algorithm}");
     }
 }
 
@@ -327,20 +327,25 @@ fn problem(bytes: &[u8], file: &Path) -> &'static str {
 #[test]
 fn a_file_that_is_cut_off_anywhere_is_refused() {
     let folder = Folder::new();
-    let whole = small_file();
-    assert_eq!(problem(&whole, &folder.file()), "", "the complete file is loaded");
-    for len in 0..whole.len() {
-        assert_eq!(problem(&whole[..len], &folder.file()), "it is cut off", "{len} of {} bytes", whole.len());
+    let complete = small_file();
+    assert_eq!(problem(&complete, &folder.file()), "", "the complete file is loaded");
+    for len in 0..complete.len() {
+        assert_eq!(
+            problem(&complete[..len], &folder.file()),
+            "it is cut off",
+            "{len} of {} bytes",
+            complete.len()
+        );
     }
 }
 
 #[test]
 fn a_file_with_any_byte_changed_is_refused() {
     let folder = Folder::new();
-    let whole = small_file();
-    for index in 0..whole.len() {
+    let complete = small_file();
+    for index in 0..complete.len() {
         for mask in [0x01, 0x80, 0xff] {
-            let mut bytes = whole.clone();
+            let mut bytes = complete.clone();
             bytes[index] ^= mask;
             let found = problem(&bytes, &folder.file());
             assert!(found == CHECKSUM || PROBLEMS.contains(&found), "byte {index} ^ {mask:#x}: {found:?}");
@@ -391,14 +396,14 @@ fn refused_snapshot_is_moved_and_the_store_starts_empty() {
         drop(store);
         assert_eq!(load(1_000, &clock, &folder.file()).unwrap().keys(), 1, "the next snapshot is valid");
     };
-    let whole = small_file();
-    let mut changed = whole.clone();
+    let complete = small_file();
+    let mut changed = complete.clone();
     let last = changed.len() - 1;
     changed[last] ^= 1;
-    let mut newer = whole.clone();
+    let mut newer = complete.clone();
     newer[17] = b'2';
     check(b"", "it is cut off");
-    check(&whole[..whole.len() / 2], "it is cut off");
+    check(&complete[..complete.len() / 2], "it is cut off");
     check(b"#!/bin/sh\necho this is a script and no snapshot\n", "it is not a snapshot of Tollkeeper");
     check(&newer, "it was written by another version, whose format is not known here");
     check(&changed, CHECKSUM);
@@ -450,8 +455,8 @@ fn a_snapshot_that_fails_leaves_the_one_before() {
     // A folder blocks the path of the temporary file.
     fs::create_dir(folder.0.join("state.new")).unwrap();
     store.save(folder.file()).expect_err("the temporary file cannot be created");
-    let again = on(&load(10, &clock, &folder.file()).unwrap(), [ten(Algorithm::FixedWindow)]);
-    assert_eq!(remaining(&again, "fixed-window", &user("alice")), 6);
+    let reloaded = on(&load(10, &clock, &folder.file()).unwrap(), [ten(Algorithm::FixedWindow)]);
+    assert_eq!(remaining(&reloaded, "fixed-window", &user("alice")), 6);
 }
 
 #[cfg(unix)]

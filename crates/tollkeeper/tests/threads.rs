@@ -307,7 +307,7 @@ fn a_charge_refunded_by_all_threads_at_once_is_given_back_once() {
 fn no_more_slots_are_held_than_there_are() {
     let slots = Limit::new("slots", Quota::slots(5)).by("user").ttl(Duration::from_secs(60));
     let (_, limiter) = shared([slots]);
-    let (holders, most, acquired_total) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let (holders, peak, acquired_total) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     rounds(
         32,
         200,
@@ -316,7 +316,7 @@ fn no_more_slots_are_held_than_there_are() {
                 let acquired = now(limiter.acquire(&user("alice"))).unwrap();
                 if let Some(guard) = acquired.slot {
                     let now = holders.fetch_add(1, SeqCst) + 1;
-                    most.fetch_max(now, SeqCst);
+                    peak.fetch_max(now, SeqCst);
                     acquired_total.fetch_add(1, SeqCst);
                     thread::yield_now();
                     holders.fetch_sub(1, SeqCst);
@@ -326,7 +326,7 @@ fn no_more_slots_are_held_than_there_are() {
         },
         |_| assert_eq!(remaining(&limiter, "slots", &user("alice")), 5, "all slots are released"),
     );
-    assert!(most.load(SeqCst) <= 5, "{most:?} at once");
+    assert!(peak.load(SeqCst) <= 5, "{peak:?} at once");
     assert!(acquired_total.load(SeqCst) > 200);
 }
 

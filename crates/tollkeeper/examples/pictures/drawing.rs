@@ -24,7 +24,7 @@ pub(crate) struct Axis {
 
 impl Axis {
     /// The pixel of a number.
-    pub(crate) fn place(&self, number: f64) -> f64 {
+    pub(crate) fn pixel(&self, number: f64) -> f64 {
         let (from, to) = (self.from, self.to);
         from.1 + (number - from.0) / (to.0 - from.0) * (to.1 - from.1)
     }
@@ -118,7 +118,7 @@ impl Drawing {
     pub(crate) fn steps(&mut self, corners: &[(u64, u64)], time: &Axis, level: &Axis) {
         let mut path = String::new();
         for (index, (millis, units)) in corners.iter().enumerate() {
-            let (x, y) = (time.place(*millis as f64 / 1_000.0), level.place(*units as f64));
+            let (x, y) = (time.pixel(*millis as f64 / 1_000.0), level.pixel(*units as f64));
             let letter = if index == 0 { 'M' } else { 'L' };
             write!(path, "{letter}{x:.1} {y:.1}").expect("writing to a string does not fail");
         }
