@@ -1,4 +1,4 @@
-//! Two exports at a time: a guard holds a slot and gives it back when it goes out of scope.
+//! A concurrency limit of two exports: a guard holds a slot and releases it when dropped.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tollkeeper::{Limit, Limiter, Quota, facts};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // A holder that dies without a word keeps its slot for five minutes at most.
+    // If a holder crashes without releasing its slot, the slot expires after five minutes.
     let exports = Limit::new("exports", Quota::slots(2)).by("user").ttl(Duration::from_secs(300));
     let limiter = Limiter::builder().limit(exports).build()?;
     let alice = facts! { "user" => "alice" };
@@ -18,16 +18,19 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let third = limiter.acquire(&alice).await?;
     assert!(!third.decision.allowed() && third.slot.is_none());
-    println!("a third is refused; look again in {}", third.decision.retry_after().ok_or("a hint")?);
+    println!(
+        "a third is refused; retry in {}",
+        third.decision.retry_after().ok_or("a refusal has a retry time")?
+    );
 
     drop(first);
     let third = limiter.acquire(&alice).await?;
     assert!(third.decision.allowed());
-    println!("one has ended, and the third may start");
+    println!("one export has ended: the third is admitted");
 
-    // An export that takes longer than the time to live renews its slot on the way.
+    // An export that runs longer than the `ttl` renews its slot.
     let slot = third.slot.ok_or("an admitted request has a slot")?;
     assert!(slot.renew().await?);
-    println!("its slot is good for another {}", slot.ttl());
+    println!("its slot is held for another {}", slot.ttl());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The hot path: one limit, prepared once, asked by the value of the fact it is keyed by.
+//! The fastest check: a handle to one limit, resolved once and called with the value of its key fact.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .limit(Limit::new("per-route", Quota::per_day(1_000)).by("user").by("route"))
         .build()?;
 
-    // Which limit, which facts, which quota: found once. A handle needs no async and no `facts!`.
+    // The limit, its facts and its quota are looked up once. A handle needs no async and no `facts!`.
     let per_user = limiter.handle("per-user")?;
     let start = Instant::now();
     let mut allowed = 0;
@@ -22,15 +22,19 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let nanos = start.elapsed().as_nanos() / u128::from(CHECKS);
     println!("{allowed} of {CHECKS} checks passed, {nanos} ns each (use --release to see its speed)");
-    assert!((1_000..1_010).contains(&allowed), "the burst, and what came back meanwhile");
+    assert!((1_000..1_010).contains(&allowed), "the burst, plus what was refilled meanwhile");
 
-    // It shares its counters with the limiter, and tells the same numbers.
+    // A handle shares its counters with the limiter, so both report the same numbers.
     let refused = per_user.check("alice")?;
     let decision = limiter.peek(&facts! { "user" => "alice" }).await?;
-    println!("refused: {} left, {} by the limiter", refused.outcome().remaining, left(&decision));
+    println!(
+        "refused: the handle reports {} left, the limiter {}",
+        refused.outcome().remaining,
+        left(&decision)
+    );
     assert_eq!((refused.outcome().remaining, left(&decision)), (0, 0));
 
-    // A limit that depends on more than one value has no handle.
+    // A limit that is keyed by more than one fact has no handle.
     assert!(matches!(limiter.handle("per-route"), Err(HandleError::NotPlain(_))));
     Ok(())
 }

@@ -9,7 +9,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .limit(Limit::new("per-ip", Quota::per_hour(4).burst(4)).by("ip"))
         .build()?;
 
-    // Alice and Bob share an address. Alice uses three of its four, so one is left for Bob.
+    // Alice and Bob share an address. Alice uses three of its four requests, so one is left for Bob.
     let alice = facts! { "user" => "alice", "ip" => "192.0.2.7" };
     let bob = facts! { "user" => "bob", "ip" => "192.0.2.7" };
     for _ in 0..3 {
@@ -22,16 +22,16 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert!(!refused.allowed());
     assert_eq!(refused.binding().map(|limit| limit.name()), Some("per-ip"));
 
-    // What `per-ip` refused was not charged to `per-user`: elsewhere Bob has two left.
-    let elsewhere = limiter.check(&facts! { "user" => "bob", "ip" => "198.51.100.1" }).cost(2).await?;
-    show("bob, elsewhere, cost 2", &elsewhere);
-    assert!(elsewhere.allowed());
+    // The request that `per-ip` refused was not charged to `per-user`: from another address Bob has two left.
+    let other_ip = limiter.check(&facts! { "user" => "bob", "ip" => "198.51.100.1" }).cost(2).await?;
+    show("bob from another address, cost 2", &other_ip);
+    assert!(other_ip.allowed());
     Ok(())
 }
 
-fn show(who: &str, decision: &Decision) {
+fn show(request: &str, decision: &Decision) {
     let verdict = if decision.allowed() { "allowed" } else { "refused" };
-    print!("{who}: {verdict}");
+    print!("{request}: {verdict}");
     for limit in decision.limits() {
         print!("; {} of {} left at `{}`", limit.outcome().remaining, limit.outcome().limit, limit.name());
     }

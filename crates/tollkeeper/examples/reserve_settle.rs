@@ -1,4 +1,4 @@
-//! A budget of tokens for a language model: reserve an estimate, settle what it did cost.
+//! A token budget for a language model: reserve an estimate, then settle the actual cost.
 
 use std::time::Duration;
 
@@ -7,31 +7,31 @@ use tollkeeper::{Clock, Correction, Costs, Facts, Limit, Limiter, ManualClock, M
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // A clock that is turned by hand, so that the numbers below are the same in every run.
-    let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
-    // No burst: a sliding window, which gives a surplus back in full while it still counts.
+    // A manual clock, so that the numbers below are the same in every run.
+    let clock = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+    // Without a burst this is a sliding window, which refunds a surplus in full while the charge still counts.
     let tokens = Limit::new("llm-tokens", Quota::per_minute(100_000)).by("api_key").cost("tokens");
     let limiter = Limiter::builder()
         .limit(tokens)
-        .store(MemoryStore::new(Capacity::default(), Clock::manual(&hand)))
+        .store(MemoryStore::new(Capacity::default(), Clock::manual(&clock)))
         .build()?;
 
-    // Before the call nobody knows what it will cost: 30,000 is the most that was asked for.
+    // The cost is not known before the call: reserve 30,000, the maximum that the request asks for.
     let estimate = facts! { "api_key" => "k1", "tokens" => 30_000 };
     let reserved = limiter.reserve(&estimate, Duration::from_secs(60)).await?;
     let charge = reserved.charge().ok_or("an admitted reservation has a charge")?;
     println!("reserved 30,000: {} left", left(&limiter, &estimate).await?);
     assert_eq!(left(&limiter, &estimate).await?, 70_000);
 
-    // After it the bill is known, and the rest comes back.
+    // After the call the actual cost is known, and the surplus is refunded.
     let actual = facts! { "tokens" => 12_345 };
     assert_eq!(limiter.settle(&charge, Costs::Facts(&actual)).await?, Correction::Done);
     println!("settled 12,345: {} left", left(&limiter, &estimate).await?);
     assert_eq!(left(&limiter, &estimate).await?, 87_655);
 
-    // A charge is settled once.
+    // A charge can be settled only once.
     assert_eq!(limiter.settle(&charge, Costs::Facts(&actual)).await?, Correction::Repeated);
-    println!("settled again: nothing happens");
+    println!("settled again: nothing changes");
     Ok(())
 }
 

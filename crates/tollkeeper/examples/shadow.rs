@@ -1,4 +1,4 @@
-//! A new limit on trial: in shadow mode it says what it would refuse, and refuses nothing.
+//! Tries out a new limit in shadow mode: it reports what it would refuse, and refuses nothing.
 
 use tollkeeper::{Limit, Limiter, Mode, Quota, facts};
 
@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
         assert!(decision.allowed());
         assert_eq!(search.allowed, request <= 3);
-        // It takes no part in the answer: the limit that binds is always the enforced one.
+        // A shadow limit does not affect the decision: the binding limit is always an enforced one.
         assert_eq!(decision.binding().map(|limit| limit.name()), Some("per-user"));
     }
     println!("`search` would have refused {would_refuse} of 5");

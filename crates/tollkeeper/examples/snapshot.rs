@@ -1,4 +1,4 @@
-//! A restart keeps the counts: the store is saved to a file, every ten seconds and when it is dropped.
+//! Keeps counts across restarts: the store is saved to a file every ten seconds and when it is dropped.
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 async fn main() -> Result<()> {
     let folder = std::env::temp_dir().join(format!("tollkeeper-snapshot-{}", std::process::id()));
     std::fs::create_dir(&folder)?;
-    let shown = runs(&folder.join("state")).await;
+    let result = three_runs(&folder.join("state")).await;
     std::fs::remove_dir_all(&folder)?;
-    shown
+    result
 }
 
-async fn runs(path: &Path) -> Result<()> {
+async fn three_runs(path: &Path) -> Result<()> {
     let (limiter, restored) = start(path).await?;
     assert!(matches!(restored, Restored::Nothing));
     let decision = limiter.check(&facts! { "user" => "alice" }).cost(7).await?;
@@ -24,16 +24,16 @@ async fn runs(path: &Path) -> Result<()> {
     drop(limiter);
 
     let (limiter, restored) = start(path).await?;
-    let Restored::Keys(keys) = restored else { return Err("the snapshot should be there".into()) };
+    let Restored::Keys(keys) = restored else { return Err("the snapshot was not loaded".into()) };
     let decision = limiter.check(&facts! { "user" => "alice" }).cost(4).await?;
     println!("second run: {keys} key restored; 4 more are allowed: {}", decision.allowed());
     assert!(keys == 1 && !decision.allowed());
 
-    // A file that is cut off is moved aside and said so, and the store starts empty.
+    // A truncated file is moved aside and reported, and the store starts empty.
     drop(limiter);
     std::fs::write(path, "tollkeeper state 1\n")?;
     let (_, restored) = start(path).await?;
-    let Restored::Refused(error) = restored else { return Err("half a file is no snapshot".into()) };
+    let Restored::Refused(error) = restored else { return Err("a truncated snapshot was loaded".into()) };
     println!("third run: {}", error.to_string().replace(&path.display().to_string(), "state"));
     Ok(())
 }

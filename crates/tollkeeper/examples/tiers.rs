@@ -1,5 +1,5 @@
-//! Plans: what a key is granted depends on its tier, one customer has terms of its own, and one tier
-//! has no limit at all.
+//! Plans: the quota of a key depends on its tier, one customer has an override, and one tier is
+//! unlimited.
 
 use tollkeeper::{Allowance, Limit, Limiter, Quota, facts};
 
@@ -25,7 +25,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("acme", "free", Some(5_000)),
     ] {
         let decision = limiter.peek(&facts! { "api_key" => api_key, "plan" => plan }).await?;
-        // A limit that grants everything does not apply, so it is not listed.
+        // An unlimited tier means that the limit does not apply, so the decision does not list it.
         let limit = decision.limit("plan").map(|limit| limit.outcome().limit);
         match limit {
             Some(limit) => println!("{api_key} on `{plan}` may take {limit} at once"),
@@ -34,7 +34,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         assert_eq!(limit, expected);
     }
 
-    // The tier is not part of the key: who changes plans keeps what was used.
+    // The tier is not part of the key: a customer that changes plans keeps its usage.
     limiter.check(&facts! { "api_key" => "k1", "plan" => "free" }).cost(10).await?;
     let upgraded = limiter.peek(&facts! { "api_key" => "k1", "plan" => "pro" }).await?;
     let remaining = upgraded.limit("plan").map(|limit| limit.outcome().remaining);

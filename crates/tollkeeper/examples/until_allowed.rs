@@ -1,4 +1,4 @@
-//! A polite client: it waits its turn instead of asking again and again.
+//! A client that waits until it is admitted instead of polling.
 
 use std::time::{Duration, Instant};
 
@@ -24,12 +24,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("client {number} passed; {:3} ms since the start", start.elapsed().as_millis());
         assert!(allowed);
     }
-    // The first passes at once and four have to wait. A millisecond is what the clock may be off.
+    // The first passes at once and the other four wait 50 ms each. The clock may be off by a millisecond.
     assert!(start.elapsed() >= Duration::from_millis(199));
 
-    // What no waiting can cure is said at once: the bucket holds one, so two never fit.
+    // A request that can never pass is refused at once: the bucket holds one unit, so a cost of two never fits.
     let never = limiter.until_allowed(&facts! { "host" => "api.example.com" }).cost(2).await?;
     assert!(!never.allowed() && never.retry_after().is_none());
-    println!("a request of cost 2 can never pass, and is told so without a wait");
+    println!("a request of cost 2 can never pass: it is refused without a wait");
     Ok(())
 }

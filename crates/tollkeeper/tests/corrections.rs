@@ -1,6 +1,6 @@
 //! Refund, reserve and settle: what can be refunded, what cannot, and that a charge is corrected at most once.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 mod support;
 
@@ -10,8 +10,9 @@ use tollkeeper::{
     Quota, Retry, Span, Verdict, facts,
 };
 
+/// Checks a request, which must be admitted, and returns its charge.
 fn paid(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> Charge {
-    charge(limiter, facts, cost).charge().expect("it is admitted and charged")
+    charge(limiter, facts, cost).charge().expect("the request is admitted and charged")
 }
 
 fn refund(limiter: &Limiter, charge: &Charge) -> Correction {
@@ -24,15 +25,15 @@ fn settle(limiter: &Limiter, charge: &Charge, actual: u64) -> Correction {
 
 fn reserved(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> Charge {
     let decision: Decision = limiter.reserve(facts, secs(60)).cost(cost).wait().expect("valid");
-    decision.charge().expect("it is admitted")
+    decision.charge().expect("the reservation is admitted")
 }
 
-/// Ten units a minute: charge `first`, let `after` pass, refund it, and see how many remain.
+/// Ten units per minute: charges `first`, advances the clock by `after`, refunds, and compares what remains.
 fn check(algorithm: Algorithm, first: u64, after: Span, expected: Correction, remain: u64) {
-    let (limiter, hand) = limiter([ten(algorithm)]);
+    let (limiter, clock) = limiter([ten(algorithm)]);
     let alice = user("alice");
     let charge = paid(&limiter, &alice, first);
-    hand.advance(after);
+    clock.advance(after);
     assert_eq!(refund(&limiter, &charge), expected, "{algorithm} after {after}");
     assert_eq!(remaining(&limiter, algorithm.name(), &alice), remain, "{algorithm} after {after}");
 }
@@ -70,30 +71,30 @@ fn a_leaky_bucket_gives_nothing_back() {
 #[test]
 fn a_token_bucket_gives_back_what_cannot_have_drained_since() {
     let check = |after: Span, expected: Correction, remain: u64| {
-        let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+        let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
         let alice = user("alice");
         let first = paid(&limiter, &alice, 5);
         paid(&limiter, &alice, 5);
-        hand.advance(after);
+        clock.advance(after);
         assert_eq!(refund(&limiter, &first), expected, "after {after}");
         assert_eq!(remaining(&limiter, "token-bucket", &alice), remain, "after {after}");
     };
     check(Span::ZERO, Correction::Done, 5);
-    // Two of ten have drained; of the five at most two, so three are given back.
+    // Two of ten have drained. Both may be of the first five, so three are refunded.
     check(secs(12), Correction::Done, 5);
     check(Span::from_micros(29_999_999), Correction::Done, 5);
-    // All of it may have drained: nothing is left to give back, and five have drained anyway.
+    // All of the first charge may have drained, so nothing is refunded; five have drained anyway.
     check(secs(30), Correction::Unknown, 5);
 }
 
 #[test]
 fn token_bucket_refunds_what_has_not_drained() {
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     let first = paid(&limiter, &alice, 5);
     paid(&limiter, &alice, 5);
-    hand.advance(secs(24));
-    // Four have drained, so of the five at least one has not: of a part of three, one comes back.
+    clock.advance(secs(24));
+    // Four have drained, so at least one of the five has not: of a partial refund of three, one is refunded.
     assert_eq!(now(limiter.refund_part(&first, Costs::Request(3))), Ok(Correction::Done));
     assert_eq!(remaining(&limiter, "token-bucket", &alice), 5);
 }
@@ -119,10 +120,10 @@ fn a_charge_is_refunded_or_settled_once() {
 #[test]
 fn a_late_refund_cannot_free_newer_use() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         let old = paid(&limiter, &alice, 10);
-        hand.advance(secs(120));
+        clock.advance(secs(120));
         paid(&limiter, &alice, 10);
         assert_eq!(refund(&limiter, &old), Correction::Unknown, "{algorithm}");
         assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}");
@@ -134,12 +135,12 @@ fn a_late_refund_cannot_free_newer_use() {
 fn late_refund_frees_nothing_newer_at_a_shorter_limit() {
     for algorithm in RATES {
         let day = Limit::new("day", Quota::per_day(100)).algorithm(Algorithm::FixedWindow);
-        let (limiter, hand) = limiter([day, ten(algorithm)]);
+        let (limiter, clock) = limiter([day, ten(algorithm)]);
         let alice = user("alice");
         let old = paid(&limiter, &alice, 10);
-        hand.advance(secs(120));
+        clock.advance(secs(120));
         paid(&limiter, &alice, 10);
-        // The charge still counts for the day, and is void for the minute.
+        // The charge still counts at `day`, and is void at the limit of a minute.
         assert_eq!(refund(&limiter, &old), Correction::Done, "{algorithm}");
         assert_eq!(remaining(&limiter, "day", &alice), 90, "{algorithm}");
         assert_eq!(remaining(&limiter, algorithm.name(), &alice), 0, "{algorithm}");
@@ -168,7 +169,7 @@ fn refund_reaches_every_limit_of_the_toll_and_no_other() {
     let (limiter, _) = limiter(limits.into_iter().chain([shadow]));
     let alice = user("alice");
     let first = paid(&limiter, &alice, 3);
-    let second = paid(&limiter, &alice, 3); // the shadow limit did not charge this one
+    let second = paid(&limiter, &alice, 3); // the shadow limit does not charge this one
     assert_eq!(remaining(&limiter, "shadow", &alice), 1);
     assert_eq!(refund(&limiter, &second), Correction::Done);
     for name in ["fixed-window", "sliding-window", "sliding-log"] {
@@ -183,14 +184,14 @@ fn refund_reaches_every_limit_of_the_toll_and_no_other() {
 fn costs_of_a_fact_and_of_the_request_are_corrected_apart() {
     let tokens = Limit::new("tokens", Quota::per_minute(1_000)).by("user").cost("tokens");
     let (limiter, _) = limiter([tokens, ten(Algorithm::FixedWindow)]);
-    let asked = facts! { "user" => "alice", "tokens" => 600 };
-    let left = || (remaining(&limiter, "tokens", &asked), remaining(&limiter, "fixed-window", &asked));
-    let first = paid(&limiter, &asked, 2);
+    let facts = facts! { "user" => "alice", "tokens" => 600 };
+    let left = || (remaining(&limiter, "tokens", &facts), remaining(&limiter, "fixed-window", &facts));
+    let first = paid(&limiter, &facts, 2);
     assert_eq!(left(), (400, 8));
     let actual = facts! { "tokens" => 100 };
     assert_eq!(now(limiter.settle(&first, Costs::Facts(&actual))), Ok(Correction::Done));
     assert_eq!(left(), (900, 8));
-    let second = paid(&limiter, &asked, 2);
+    let second = paid(&limiter, &facts, 2);
     assert_eq!(now(limiter.refund_part(&second, Costs::Request(1))), Ok(Correction::Done));
     assert_eq!(left(), (300, 7));
     let bad = facts! { "tokens" => "many" };
@@ -201,14 +202,14 @@ fn costs_of_a_fact_and_of_the_request_are_corrected_apart() {
 
 #[test]
 fn refund_under_a_raised_rate_counts_what_has_drained() {
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     let charge = paid(&limiter, &alice, 5);
     let faster = Limit::new("token-bucket", Quota::per_minute(60).burst(10)).by("user");
     limiter.replace(vec![faster]).unwrap();
-    hand.advance(secs(1));
-    // At 60 a minute one of the five may have drained: four come back, and what is left of the level is
-    // drained by the slower of both rates.
+    clock.advance(secs(1));
+    // At 60 per minute one of the five may have drained: four are refunded, and the rest of the level
+    // drains at the slower of the two rates.
     assert_eq!(refund(&limiter, &charge), Correction::Done);
     assert_eq!(remaining(&limiter, "token-bucket", &alice), 9);
 }
@@ -216,12 +217,12 @@ fn refund_under_a_raised_rate_counts_what_has_drained() {
 #[test]
 fn refund_under_a_lowered_rate_uses_the_rate_of_the_charge() {
     let fast = Limit::new("token-bucket", Quota::per_minute(60).burst(10)).by("user");
-    let (limiter, hand) = limiter([fast]);
+    let (limiter, clock) = limiter([fast]);
     let alice = user("alice");
     let charge = paid(&limiter, &alice, 5);
     limiter.replace(vec![ten(Algorithm::TokenBucket)]).unwrap();
-    hand.advance(secs(3));
-    // Half a unit has drained under today's rate, but three of the five may have: two come back.
+    clock.advance(secs(3));
+    // Half a unit has drained at the current rate, but at the old rate three of five may have: two are refunded.
     assert_eq!(refund(&limiter, &charge), Correction::Done);
     assert_eq!(remaining(&limiter, "token-bucket", &alice), 7);
 }
@@ -272,10 +273,10 @@ fn a_refund_of_a_forgotten_key_leaves_it_fresh() {
 #[test]
 fn a_surplus_comes_back_in_full_from_windows_and_logs() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog] {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         let charge = reserved(&limiter, &alice, 10);
-        hand.advance(secs(30));
+        clock.advance(secs(30));
         assert_eq!(settle(&limiter, &charge, 3), Correction::Done, "{algorithm}");
         assert_eq!(remaining(&limiter, algorithm.name(), &alice), 7, "{algorithm}");
     }
@@ -283,32 +284,33 @@ fn a_surplus_comes_back_in_full_from_windows_and_logs() {
 
 #[test]
 fn token_bucket_returns_the_surplus_not_yet_refilled() {
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     let charge = reserved(&limiter, &alice, 10);
-    hand.advance(secs(30));
-    // Five have drained. Of a surplus of seven five can be given back, and then the bucket is full.
+    clock.advance(secs(30));
+    // Five have drained. Of the surplus of seven, five can be refunded, and then the bucket is full.
     assert_eq!(settle(&limiter, &charge, 3), Correction::Done);
     assert_eq!(remaining(&limiter, "token-bucket", &alice), 10);
-    // Never more than fits into it.
-    assert!(!charge_of(&limiter, &alice, 11));
+    // A refund never raises it above its burst.
+    assert!(!admits(&limiter, &alice, 11));
 }
 
-fn charge_of(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> bool {
+/// Whether a request of this cost is admitted, which charges it.
+fn admits(limiter: &Limiter, facts: &Facts<'_>, cost: u64) -> bool {
     charge(limiter, facts, cost).allowed()
 }
 
 #[test]
 fn a_reservation_that_is_not_settled_in_time_stays_charged() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten_an_hour(algorithm)]);
+        let (limiter, clock) = limiter([ten_an_hour(algorithm)]);
         let alice = user("alice");
         let in_time = limiter.reserve(&alice, secs(5)).cost(4).wait().unwrap().charge().unwrap();
         let late = limiter.reserve(&alice, secs(5)).cost(4).wait().unwrap().charge().unwrap();
         assert_eq!(late.void_at(), START + secs(5));
-        hand.set(START + Span::from_micros(4_999_999));
+        clock.set(START + Span::from_micros(4_999_999));
         assert_eq!(settle(&limiter, &in_time, 4), Correction::Done, "{algorithm}");
-        hand.set(START + secs(5));
+        clock.set(START + secs(5));
         assert_eq!(settle(&limiter, &late, 0), Correction::Unknown, "{algorithm}");
         assert_eq!(settle(&limiter, &late, 100), Correction::Unknown, "{algorithm}");
         assert_eq!(refund(&limiter, &late), Correction::Unknown, "{algorithm}");
@@ -331,7 +333,7 @@ fn a_reservation_lasts_from_a_second_to_an_hour() {
     assert!(limiter.reserve(&alice, std::time::Duration::from_secs(2)).wait().is_ok());
 }
 
-/// How much is charged to a key, seen through a limit that is a hundred times as wide.
+/// Units charged to a key, even above its limit: read through a limit a hundred times as large.
 fn used(limiter: &Limiter, algorithm: Algorithm, facts: &Facts<'_>) -> u64 {
     let wide = Limit::new(algorithm.name(), Quota::per_hour(1_000)).by("user").algorithm(algorithm);
     limiter.replace(vec![wide]).unwrap();
@@ -349,7 +351,7 @@ fn shortfall_is_charged_up_to_twice_the_limit() {
             let charge = reserved(&limiter, &alice, 5);
             assert_eq!(settle(&limiter, &charge, actual), Correction::Done, "{algorithm}");
             assert_eq!(used(&limiter, algorithm, &alice), expected, "{algorithm} settled at {actual}");
-            assert_eq!(charge_of(&limiter, &alice, 1), expected < 10, "{algorithm} settled at {actual}");
+            assert_eq!(admits(&limiter, &alice, 1), expected < 10, "{algorithm} settled at {actual}");
         };
         check(5, 5);
         check(9, 9);
@@ -395,33 +397,29 @@ fn after_a_shortfall_the_wait_is_as_long_as_what_was_charged() {
         let refused = limiter.check(&alice).wait().unwrap();
         assert_eq!(refused.verdict(), Verdict::Deny { retry: Retry::After(secs(retry)) }, "{algorithm}");
     };
-    check(Algorithm::TokenBucket, 66); // from a level of 20 down to 9, six seconds each
+    check(Algorithm::TokenBucket, 66); // the level drains from 20 to 9, six seconds for each unit
     check(Algorithm::LeakyBucket, 66);
     check(Algorithm::FixedWindow, 60);
-    check(Algorithm::SlidingWindow, 93); // 20 of the last minute weigh 9 when 33 s of this are over
+    check(Algorithm::SlidingWindow, 93); // 20 of the previous minute weigh 9 when 33 s of the current one are over
     check(Algorithm::SlidingLog, 60);
 }
 
-/// Charges and refunds one unit of alice's, so many times; says what became of each refund.
+/// Charges alice one unit and refunds it, `count` times; returns the result of each refund.
 fn refunds(limiter: &Limiter, count: usize) -> Vec<Correction> {
     (0..count).map(|_| refund(limiter, &paid(limiter, &user("alice"), 1))).collect()
 }
 
 #[test]
 fn as_many_corrections_are_remembered_as_keys() {
-    let hand: ManualClock = clock();
-    let store = store(160, &hand);
+    let clock: ManualClock = clock();
+    let store = store(160, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     assert_eq!(refunds(&limiter, 160), [Correction::Done; 160]);
     assert_eq!(refunds(&limiter, 2), [Correction::Full; 2]);
     assert_eq!(store.corrections_refused(), 2);
-    assert_eq!(
-        remaining(&limiter, "fixed-window", &user("alice")),
-        8,
-        "what found no room is not given back"
-    );
-    // The charges are void, and so are their markers: at most an eighth of their life later.
-    hand.advance(secs(60 + 8));
+    assert_eq!(remaining(&limiter, "fixed-window", &user("alice")), 8, "a rejected refund changes nothing");
+    // The charges are void now. Their markers expire at most an eighth of their lifetime later.
+    clock.advance(secs(60 + 8));
     assert_eq!(refunds(&limiter, 160), [Correction::Done; 160]);
     assert_eq!(refunds(&limiter, 1), [Correction::Full]);
     assert_eq!(store.corrections_refused(), 3);
@@ -429,23 +427,19 @@ fn as_many_corrections_are_remembered_as_keys() {
 
 #[test]
 fn a_charge_whose_refund_found_no_room_stays_usable() {
-    let hand = clock();
-    let store = store(10, &hand);
+    let clock = clock();
+    let store = store(10, &clock);
     let limiter = on(&store, [ten(Algorithm::SlidingLog)]);
     let first = paid(&limiter, &user("alice"), 1);
     assert_eq!(refund(&limiter, &first), Correction::Done);
     assert_eq!(refunds(&limiter, 9), [Correction::Done; 9]);
-    hand.advance(secs(30));
+    clock.advance(secs(30));
     let charge = paid(&limiter, &user("alice"), 4);
     assert_eq!(refund(&limiter, &charge), Correction::Full);
-    assert_eq!(
-        refund(&limiter, &first),
-        Correction::Repeated,
-        "what is remembered is known in a full store too"
-    );
+    assert_eq!(refund(&limiter, &first), Correction::Repeated, "a full store still knows its markers");
     assert_eq!(settle(&limiter, &charge, 2), Correction::Full);
     assert_eq!(remaining(&limiter, "sliding-log", &user("alice")), 6);
-    hand.advance(secs(38));
+    clock.advance(secs(38));
     assert_eq!(refund(&limiter, &charge), Correction::Done);
     assert_eq!(refund(&limiter, &charge), Correction::Repeated);
     assert_eq!(remaining(&limiter, "sliding-log", &user("alice")), 10);
@@ -453,33 +447,33 @@ fn a_charge_whose_refund_found_no_room_stays_usable() {
 
 #[test]
 fn markers_that_are_void_make_room_in_any_shard() {
-    let hand = clock();
-    let store = store(16_384, &hand);
+    let clock = clock();
+    let store = store(16_384, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     for number in 0..16_384 {
         let name = format!("user{number}");
         assert_eq!(refund(&limiter, &paid(&limiter, &user(&name), 1)), Correction::Done, "{number}");
     }
     assert_eq!(refunds(&limiter, 1), [Correction::Full]);
-    hand.advance(secs(60 + 8));
-    // One key alone needs the room that the keys of all shards have left.
+    clock.advance(secs(60 + 8));
+    // One key alone uses the capacity that the markers of all shards have freed.
     let refused = refunds(&limiter, 16_384).into_iter().filter(|done| *done != Correction::Done).count();
     assert_eq!(refused, 0);
 }
 
 #[test]
 fn a_charge_over_several_limits_needs_a_marker_for_each() {
-    let hand = clock();
-    let store = store(10, &hand);
+    let clock = clock();
+    let store = store(10, &clock);
     let limiter =
         on(&store, [ten(Algorithm::FixedWindow), ten(Algorithm::SlidingLog), ten(Algorithm::SlidingWindow)]);
     assert_eq!(refunds(&limiter, 3), [Correction::Done; 3]);
     let charge = paid(&limiter, &user("alice"), 1);
-    assert_eq!(refund(&limiter, &charge), Correction::Full, "nine of ten are used, three are needed");
+    assert_eq!(refund(&limiter, &charge), Correction::Full, "nine of ten markers are used, three are needed");
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingLog, Algorithm::SlidingWindow] {
         assert_eq!(remaining(&limiter, algorithm.name(), &user("alice")), 9, "{algorithm}: all or nothing");
     }
-    // A refused refund takes no marker away from others.
+    // A rejected refund uses up no marker.
     for _ in 0..5 {
         refund(&limiter, &charge);
     }
@@ -489,8 +483,8 @@ fn a_charge_over_several_limits_needs_a_marker_for_each() {
 
 #[test]
 fn a_repeated_refund_takes_no_marker() {
-    let hand = clock();
-    let store = store(2, &hand);
+    let clock = clock();
+    let store = store(2, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     let charge = paid(&limiter, &user("alice"), 1);
     assert_eq!(refund(&limiter, &charge), Correction::Done);
@@ -509,20 +503,24 @@ fn a_charge_as_text_is_the_charge() {
         let (limiter, _) = limiter([tokens, ten(algorithm), stagger.stagger()]);
         let long = "long ".repeat(200);
         for name in ["alice", "a\0b\n", &long] {
-            let asked = facts! { "user" => name, "tokens" => 100 };
-            let charge = paid(&limiter, &asked, 4);
+            let facts = facts! { "user" => name, "tokens" => 100 };
+            let charge = paid(&limiter, &facts, 4);
             let text = limiter.seal_charge(&charge);
             assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)), "{text}");
-            let opened = limiter.open_charge(&text).wait().unwrap().expect("this store wrote it");
+            let opened = limiter.open_charge(&text).wait().unwrap().expect("this store sealed it");
             assert_eq!(
                 (opened.id(), opened.time(), opened.void_at()),
                 (charge.id(), charge.time(), charge.void_at())
             );
-            assert_eq!(limiter.seal_charge(&opened), text, "one charge is one text");
+            assert_eq!(limiter.seal_charge(&opened), text, "sealing is deterministic");
             assert_eq!(refund(&limiter, &opened), Correction::Done, "{algorithm}");
-            assert_eq!(refund(&limiter, &charge), Correction::Repeated, "{algorithm}: they are one charge");
-            assert_eq!(remaining(&limiter, "tokens", &asked), 1_000);
-            assert_eq!(remaining(&limiter, "staggered", &asked), 50);
+            assert_eq!(
+                refund(&limiter, &charge),
+                Correction::Repeated,
+                "{algorithm}: both are the same charge"
+            );
+            assert_eq!(remaining(&limiter, "tokens", &facts), 1_000);
+            assert_eq!(remaining(&limiter, "staggered", &facts), 50);
         }
     }
 }
@@ -530,18 +528,18 @@ fn a_charge_as_text_is_the_charge() {
 #[test]
 fn a_reservation_as_text_keeps_its_time_and_its_facts() {
     let tokens = Limit::new("tokens", Quota::per_minute(1_000)).by("user").cost("tokens");
-    let (limiter, hand) = limiter([tokens, ten(Algorithm::FixedWindow)]);
-    let asked = facts! { "user" => "alice", "tokens" => 100 };
-    let text = limiter.seal_charge(&reserved(&limiter, &asked, 2));
+    let (limiter, clock) = limiter([tokens, ten(Algorithm::FixedWindow)]);
+    let facts = facts! { "user" => "alice", "tokens" => 100 };
+    let text = limiter.seal_charge(&reserved(&limiter, &facts, 2));
     let charge = limiter.open_charge(&text).wait().unwrap().unwrap();
     let actual = facts! { "tokens" => 30 };
-    hand.advance(secs(59));
+    clock.advance(secs(59));
     assert_eq!(now(limiter.settle(&charge, Costs::Facts(&actual))), Ok(Correction::Done));
-    assert_eq!(remaining(&limiter, "tokens", &asked), 970);
-    assert_eq!(remaining(&limiter, "fixed-window", &asked), 8);
+    assert_eq!(remaining(&limiter, "tokens", &facts), 970);
+    assert_eq!(remaining(&limiter, "fixed-window", &facts), 8);
     let late =
-        limiter.open_charge(&limiter.seal_charge(&reserved(&limiter, &asked, 2))).wait().unwrap().unwrap();
-    hand.advance(secs(60));
+        limiter.open_charge(&limiter.seal_charge(&reserved(&limiter, &facts, 2))).wait().unwrap().unwrap();
+    clock.advance(secs(60));
     assert_eq!(settle(&limiter, &late, 1), Correction::Unknown);
 }
 
@@ -549,32 +547,32 @@ fn a_reservation_as_text_keeps_its_time_and_its_facts() {
 fn a_text_that_this_store_did_not_write_does_not_open() {
     let slots = || Limit::new("slots", Quota::slots(3)).by("user");
     let (limiter, _) = limiter([ten(Algorithm::FixedWindow), slots()]);
-    let (stranger, _) = support::limiter([ten(Algorithm::FixedWindow), slots()]);
+    let (other, _) = support::limiter([ten(Algorithm::FixedWindow), slots()]);
     let alice = user("alice");
     let text = limiter.seal_charge(&paid(&limiter, &alice, 1));
     assert!(limiter.open_charge(&text).wait().unwrap().is_some());
-    assert!(stranger.open_charge(&text).wait().unwrap().is_none(), "each store has a secret of its own");
-    for place in 0..text.len() {
-        let other = if &text[place..=place] == "A" { "B" } else { "A" };
-        let forged = [&text[..place], other, &text[place + 1..]].concat();
+    assert!(other.open_charge(&text).wait().unwrap().is_none(), "each store has its own secret");
+    for index in 0..text.len() {
+        let letter = if &text[index..=index] == "A" { "B" } else { "A" };
+        let forged = [&text[..index], letter, &text[index + 1..]].concat();
         assert!(limiter.open_charge(&forged).wait().unwrap().is_none(), "{forged}");
-        assert!(limiter.open_charge(&text[..place]).wait().unwrap().is_none(), "cut off at {place}");
+        assert!(limiter.open_charge(&text[..index]).wait().unwrap().is_none(), "truncated at {index}");
     }
     assert!(limiter.open_charge(&format!("{text}A")).wait().unwrap().is_none());
-    for nonsense in ["", "x", "\0", "a b", "äöü", &"A".repeat(10_000)] {
+    for invalid in ["", "x", "\0", "a b", "äöü", &"A".repeat(10_000)] {
         assert!(
-            limiter.open_charge(nonsense).wait().unwrap().is_none()
-                && limiter.open_slot(nonsense).wait().unwrap().is_none()
+            limiter.open_charge(invalid).wait().unwrap().is_none()
+                && limiter.open_slot(invalid).wait().unwrap().is_none()
         );
     }
     let held = now(limiter.acquire(&alice)).unwrap();
     let slot = limiter.seal_slot(held.slot.as_ref().unwrap().slot());
     assert!(
         limiter.open_slot(&slot).wait().unwrap().is_some()
-            && stranger.open_slot(&slot).wait().unwrap().is_none()
+            && other.open_slot(&slot).wait().unwrap().is_none()
     );
-    assert!(limiter.open_charge(&slot).wait().unwrap().is_none(), "a slot is no charge");
-    assert!(limiter.open_slot(&text).wait().unwrap().is_none(), "a charge is no slot");
+    assert!(limiter.open_charge(&slot).wait().unwrap().is_none(), "a slot does not open as a charge");
+    assert!(limiter.open_slot(&text).wait().unwrap().is_none(), "a charge does not open as a slot");
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn every_link_leads_to_a_file() {
         for link in text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link) {
             let file = link.split('#').next().unwrap();
             let found = link.starts_with("https://") || folder.join(file).exists();
-            assert!(found, "{}: there is no `{file}`", page.display());
+            assert!(found, "{}: broken link to `{file}`", page.display());
         }
     }
 }
@@ -31,7 +31,7 @@ fn every_test_that_the_table_of_bypasses_names_exists() {
     assert!(named_tests("docs/security.md") > 30);
 }
 
-/// Each class of attack has a test, or says that the part it is about is still to come.
+/// Each class of attack names a test, or says that the feature it concerns does not exist yet.
 #[test]
 fn every_bypass_names_its_test() {
     let page = fs::read_to_string(root().join("docs/security.md")).unwrap();
@@ -44,9 +44,9 @@ fn every_bypass_names_its_test() {
     }
 }
 
-/// A gateway passes on what a client sends under a name that it does not set, and a `trusted` fact is believed because
-/// it comes from the gateway. So each documented gateway sets the headers of all such facts in the documentation and in
-/// the policies of `tollkeeper init`.
+/// A gateway forwards client headers that it does not set itself, so a client could spoof a `trusted` fact. Each
+/// documented gateway therefore sets the headers of all trusted facts in the documentation and in the policies of
+/// `tollkeeper init`.
 #[test]
 fn documented_gateways_set_the_headers_of_trusted_facts() {
     let policies = ["public-api", "b2b", "login", "llm", "internal"]
@@ -74,7 +74,7 @@ fn documented_gateways_set_the_headers_of_trusted_facts() {
     }
 }
 
-/// How many tests a page names, all of which exist: `path::name`, both in one pair of backticks.
+/// Counts the tests that a page names as `path::name` in backticks, and fails if one does not exist.
 fn named_tests(page: &str) -> usize {
     let text = fs::read_to_string(root().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"));
     let named: Vec<(&str, &str)> =
@@ -83,7 +83,7 @@ fn named_tests(page: &str) -> usize {
         let path = format!("{path}.rs");
         let source = fs::read_to_string(root().join(&path));
         let source = source.unwrap_or_else(|error| panic!("{page} names {path}: {error}"));
-        // Written out, or as a row of a macro that writes tests.
+        // A function, or a row of a macro that generates tests.
         let exists = source.contains(&format!("fn {name}(")) || source.contains(&format!("    {name}: "));
         assert!(exists, "{page} names {path}::{name}, which does not exist");
     }
@@ -120,15 +120,15 @@ fn the_worst_case_of_a_sliding_window_is_19_in_nine_seconds() {
     let mut key = Key::new(Algorithm::SlidingWindow);
     assert_eq!(key.admitted(9_999, 10), 10);
     let later: u64 = (11..=19).map(|second| key.admitted(1_000 * second, 5)).sum();
-    assert_eq!(later, 9, "one more at the end of each second, and no twentieth");
+    assert_eq!(later, 9, "one more at the end of each second, but no twentieth in total");
 }
 
 #[test]
 fn sliding_window_holds_persistent_clients_to_the_quota() {
     for start in [0, 2_500, 7_500, 9_950] {
         let mut key = Key::new(Algorithm::SlidingWindow);
-        let asked = (start..200_000).step_by(50);
-        let admitted: Vec<u64> = asked.filter(|at| key.admitted(*at, 1) == 1).collect();
+        let arrivals = (start..200_000).step_by(50);
+        let admitted: Vec<u64> = arrivals.filter(|at| key.admitted(*at, 1) == 1).collect();
         for from in admitted.iter().filter(|at| (20_000..190_000).contains(*at)) {
             let within = admitted.iter().filter(|at| (*from..*from + 10_000).contains(*at)).count();
             assert!((9..=10).contains(&within), "{within} from {from} ms on");
@@ -154,7 +154,7 @@ fn a_leaky_bucket_sends_its_queue_out_second_by_second() {
 
 #[test]
 fn a_clock_set_back_gives_no_credit_and_takes_little() {
-    // Emptied at 100 s, the bucket has one again after a second.
+    // The bucket is emptied at 100 s and has one unit again a second later.
     let wait = |then: u64| {
         let mut key = Key::new(Algorithm::TokenBucket);
         assert!(key.check(100_000, 10).allowed());
@@ -165,8 +165,8 @@ fn a_clock_set_back_gives_no_credit_and_takes_little() {
         }
     };
     assert_eq!(wait(100_000), 1_000);
-    assert_eq!(wait(95_000), 6_000, "five seconds back: it waits until the clock is there again");
-    assert_eq!(wait(0), 1_000, "further than it takes to fill: it goes on from now");
+    assert_eq!(wait(95_000), 6_000, "five seconds back: the wait lasts until the clock has caught up");
+    assert_eq!(wait(0), 1_000, "back by more than the time to refill: the state restarts from now");
     assert_eq!(wait(3_700_000), 0, "an hour forward: full");
 }
 
@@ -175,12 +175,12 @@ fn a_bucket_returns_of_a_surplus_what_it_has_not_refilled() {
     let settled = |algorithm| {
         let mut key = Key::new(algorithm);
         let charge = key.check(10_000, 8).charge().unwrap();
-        key.turn(13_000);
+        key.set_time(13_000);
         assert_eq!(key.limiter.settle(&charge, Costs::Request(2)).wait().unwrap(), Correction::Done);
         key.remaining()
     };
-    // Eight of ten are charged; three seconds later it turns out that two were used. The bucket, which
-    // has refilled three meanwhile, is given back five of the six: what is left of the eight.
+    // Eight of ten are charged; three seconds later the charge is settled at two. The bucket has refilled
+    // three meanwhile, so it is given back five of the surplus of six: what is left of the eight.
     assert_eq!(settled(Algorithm::TokenBucket), 10);
     assert_eq!(settled(Algorithm::LeakyBucket), 5);
     assert_eq!(settled(Algorithm::FixedWindow), 8);
@@ -203,7 +203,7 @@ fn a_lowered_burst_forgets_no_use() {
 #[test]
 fn the_largest_numbers_of_the_table_fit_and_no_larger() {
     let text = fs::read_to_string(root().join("docs/algorithms.md")).unwrap();
-    for (period, most, written) in [
+    for (period, largest, written) in [
         (1, 2_251_799_813, "2,251,799,813"),
         (60, 37_529_996, "37,529,996"),
         (3_600, 625_499_948, "625,499,948"),
@@ -211,16 +211,16 @@ fn the_largest_numbers_of_the_table_fit_and_no_larger() {
         (30 * 86_400, 868_749_928, "868,749,928"),
     ] {
         let rate = |count| Rate { count, period: Span::from_secs(period), burst: None };
-        assert!(Quota::new(Algorithm::TokenBucket, rate(most)).is_ok(), "{most} in {period} s");
-        assert!(Quota::new(Algorithm::TokenBucket, rate(most + 1)).is_err(), "{most} in {period} s");
-        assert!(text.contains(written), "docs/algorithms.md does not say {written}");
+        assert!(Quota::new(Algorithm::TokenBucket, rate(largest)).is_ok(), "{largest} in {period} s");
+        assert!(Quota::new(Algorithm::TokenBucket, rate(largest + 1)).is_err(), "{largest} in {period} s");
+        assert!(text.contains(written), "docs/algorithms.md does not contain {written}");
     }
 }
 
-/// One key of one limit, on a clock that begins at the edge of a window.
+/// One key of one limit, on a clock that starts at the edge of a window.
 struct Key {
     limiter: Limiter,
-    hand: ManualClock,
+    clock: ManualClock,
 }
 
 const START: u64 = 1_760_000_000_000;
@@ -235,29 +235,29 @@ fn limit(algorithm: Algorithm, rate: Rate) -> Limit {
 
 impl Key {
     fn new(algorithm: Algorithm) -> Key {
-        let hand = ManualClock::new(Time::from_micros(START * 1_000));
-        let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+        let clock = ManualClock::new(Time::from_micros(START * 1_000));
+        let store = MemoryStore::new(Capacity::default(), Clock::manual(&clock));
         let policy = Policy::new(vec![limit(algorithm, rate())]).expect("valid");
-        Key { limiter: Limiter::embedded(policy, store), hand }
+        Key { limiter: Limiter::embedded(policy, store), clock }
     }
 
-    fn turn(&mut self, millis: u64) {
-        self.hand.set(Time::from_micros((START + millis) * 1_000));
+    fn set_time(&mut self, millis: u64) {
+        self.clock.set(Time::from_micros((START + millis) * 1_000));
     }
 
     fn check(&mut self, millis: u64, cost: u64) -> tollkeeper::Decision {
-        self.turn(millis);
+        self.set_time(millis);
         self.limiter.check(&facts! {}).cost(cost).wait().expect("valid")
     }
 
-    /// How many of so many requests pass at this millisecond.
+    /// Sends this many requests at this millisecond; returns how many are admitted.
     fn admitted(&mut self, millis: u64, requests: u64) -> u64 {
         (0..requests).map(|_| u64::from(self.check(millis, 1).allowed())).sum()
     }
 
     fn remaining(&self) -> u64 {
         let decision = self.limiter.peek(&facts! {}).wait().expect("valid");
-        decision.limit("limit").expect("it applies to all").outcome().remaining
+        decision.limit("limit").expect("the limit applies to every request").outcome().remaining
     }
 }
 

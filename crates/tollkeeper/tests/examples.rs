@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 macro_rules! examples {
-    ($($name:ident: $shows:expr;)*) => {
+    ($($name:ident: $prints:expr;)*) => {
         const EXAMPLES: &[&str] = &[$(stringify!($name)),*];
         $(
             #[test]
             fn $name() {
-                shows(stringify!($name), &[], $shows);
+                assert_prints(stringify!($name), &[], $prints);
             }
         )*
     };
 }
 
-// Each with a line of what it prints.
+// Each example with part of its output.
 examples! {
-    concurrency: "a third is refused; look again in 1s";
+    concurrency: "a third is refused; retry in 1s";
     handle: "1000 of 200000 checks passed";
     hot_swap: "version 2: 100 a day, and 92 are left";
     layered: "bob: refused; 2 of 3 left at `per-user`; 0 of 4 left at `per-ip`";
@@ -33,17 +33,17 @@ examples! {
     until_allowed: "client 5 passed";
 }
 
-/// `pictures` draws `docs/pictures`: whoever changes an algorithm sees what the change does to them.
+/// The example `pictures` draws `docs/pictures`, so a change to an algorithm shows up as a changed picture.
 #[test]
 fn the_pictures_are_what_the_code_draws() {
     let drawn = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pictures");
     fs::create_dir_all(&drawn).unwrap();
-    shows("pictures", &[&drawn], "drew 8 pictures");
-    let kept = package().join("../../docs/pictures");
-    assert_eq!(names(&drawn), names(&kept), "the files in docs/pictures");
-    for name in names(&kept) {
-        let same = fs::read(drawn.join(&name)).unwrap() == fs::read(kept.join(&name)).unwrap();
-        assert!(same, "{name} is old: `cargo run --example pictures -- docs/pictures` draws it anew");
+    assert_prints("pictures", &[&drawn], "drew 8 pictures");
+    let committed = package().join("../../docs/pictures");
+    assert_eq!(names(&drawn), names(&committed), "the files in docs/pictures");
+    for name in names(&committed) {
+        let same = fs::read(drawn.join(&name)).unwrap() == fs::read(committed.join(&name)).unwrap();
+        assert!(same, "{name} is outdated: run `cargo run --example pictures -- docs/pictures`");
     }
 }
 
@@ -61,36 +61,36 @@ fn the_readme_shows_the_quickstart() {
     let quickstart = fs::read_to_string(package().join("examples/quickstart.rs")).unwrap();
     let blocks: Vec<&str> =
         readme.split("```rust\n").skip(1).filter_map(|rest| Some(rest.split_once("```")?.0)).collect();
-    assert_eq!(blocks.len(), 1, "one example in Rust");
-    assert!(quickstart.contains(blocks[0]), "examples/quickstart.rs does not hold:\n{}", blocks[0]);
+    assert_eq!(blocks.len(), 1, "the README has one Rust block");
+    assert!(quickstart.contains(blocks[0]), "examples/quickstart.rs does not contain:\n{}", blocks[0]);
 }
 
 #[test]
 fn the_page_about_language_models_shows_a_part_of_its_example() {
     let page = fs::read_to_string(package().join("../../docs/llm.md")).unwrap();
     let example = fs::read_to_string(package().join("examples/reserve_settle.rs")).unwrap();
-    let (_, rest) = page.split_once("```rust\n").expect("a block in Rust");
-    let (shown, _) = rest.split_once("```").expect("its end");
-    assert!(example.contains(shown), "examples/reserve_settle.rs does not hold:\n{shown}");
+    let (_, rest) = page.split_once("```rust\n").expect("the page has a Rust block");
+    let (shown, _) = rest.split_once("```").expect("the block is closed");
+    assert!(example.contains(shown), "examples/reserve_settle.rs does not contain:\n{shown}");
 }
 
-/// Runs an example, which asserts what it shows.
-fn shows(name: &str, arguments: &[&Path], expected: &str) {
-    let test = std::env::current_exe().expect("a test has a path");
+/// Runs an example, which has assertions of its own, and checks that it succeeds and prints `expected`.
+fn assert_prints(name: &str, arguments: &[&Path], expected: &str) {
+    let test = std::env::current_exe().expect("the path of the test binary");
     let built = test.ancestors().nth(2).expect("target/debug/deps/test").join("examples").join(name);
     let built = built.with_extension(std::env::consts::EXE_EXTENSION);
     assert!(built.exists(), "{} is not built: run `cargo test -p tollkeeper`", built.display());
-    let run = Command::new(&built).args(arguments).output().expect("it was built to be run");
-    let (said, complained) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
-    assert!(run.status.success(), "{name} failed:\n{said}{complained}");
-    assert!(said.contains(expected), "{name} does not print `{expected}`:\n{said}");
+    let run = Command::new(&built).args(arguments).output().expect("the example starts");
+    let (stdout, stderr) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success(), "{name} failed:\n{stdout}{stderr}");
+    assert!(stdout.contains(expected), "{name} does not print `{expected}`:\n{stdout}");
 }
 
 fn package() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The names of the files and folders in a folder, in order.
+/// The sorted names of the files and folders in a folder.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut names: Vec<String> =

@@ -1,6 +1,6 @@
-//! How much memory the memory store takes, and that it frees it.
+//! Memory use of the memory store: bytes per key, and that a sweep frees them.
 
-#![expect(unsafe_code, reason = "a global allocator, which counts, is unsafe by its signature")]
+#![expect(unsafe_code, reason = "implementing a global allocator is unsafe")]
 
 mod support;
 
@@ -10,17 +10,17 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use support::*;
 use tollkeeper::{Algorithm, Limit, Quota};
 
-/// The allocator of the system, counting the bytes that are in use. This file has one test, so that
-/// nobody else's bytes are counted.
+/// The system allocator, which also counts the bytes in use. This file has one test, so that the
+/// bytes of no other test are counted.
 struct Counting;
 
 static IN_USE: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the allocator of the system as it came; counting allocates nothing.
+// SAFETY: every call is forwarded unchanged to the system allocator; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE.fetch_add(layout.size(), Relaxed);
-        // SAFETY: the caller's promises are those of the system's allocator.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is that of the system allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -40,8 +40,8 @@ fn a_store_that_was_busy_is_small_again_after_a_sweep() {
     for algorithm in
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
     {
-        let hand = clock();
-        let store = store(KEYS, &hand);
+        let clock = clock();
+        let store = store(KEYS, &clock);
         let limit = Limit::new("limit", Quota::per_minute(10)).by("user").algorithm(algorithm);
         let limiter = on(&store, [limit]);
         let empty = IN_USE.load(Relaxed);
@@ -52,8 +52,8 @@ fn a_store_that_was_busy_is_small_again_after_a_sweep() {
         println!("{algorithm}: {} bytes a key", busy / KEYS);
         assert!(busy >= 32 * KEYS, "{algorithm}: {busy} bytes for {KEYS} keys");
         store.sweep();
-        assert_eq!(store.keys(), KEYS, "{algorithm}: all of them count");
-        hand.advance(secs(121));
+        assert_eq!(store.keys(), KEYS, "{algorithm}: no state has expired");
+        clock.advance(secs(121));
         store.sweep();
         assert_eq!((store.keys(), store.log_bytes()), (0, 0), "{algorithm}");
         let swept = IN_USE.load(Relaxed).saturating_sub(empty);

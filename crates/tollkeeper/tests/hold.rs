@@ -8,33 +8,33 @@ use tollkeeper::{
     Time, facts,
 };
 
-/// Ten a second for each user, with a queue of twenty.
+/// Ten per second by user, with a queue of twenty.
 fn limiter() -> (Limiter, ManualClock) {
-    let hand = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
-    let store = MemoryStore::new(Capacity::default(), Clock::manual(&hand));
+    let clock = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
+    let store = MemoryStore::new(Capacity::default(), Clock::manual(&clock));
     let queue = Limit::new("queue", Quota::per_second(10).burst(20)).by("user");
     let policy = Policy::new(vec![queue.algorithm(Algorithm::LeakyBucket)]).expect("valid");
-    (Limiter::embedded(policy, store), hand)
+    (Limiter::embedded(policy, store), clock)
 }
 
-/// Admits a request and holds it; its number is noted when it goes on.
-async fn held(
+/// Admits a request and spawns its delay; its number is added to `continued` when the delay ends.
+async fn spawn_delayed(
     limiter: &Limiter,
     user: &'static str,
     number: u32,
-    gone: &Arc<Mutex<Vec<u32>>>,
+    continued: &Arc<Mutex<Vec<u32>>>,
 ) -> JoinHandle<()> {
     let decision = limiter.check(&facts! { "user" => user }).await.expect("valid");
     assert!(decision.allowed());
-    let (limiter, gone) = (limiter.clone(), Arc::clone(gone));
+    let (limiter, continued) = (limiter.clone(), Arc::clone(continued));
     tokio::spawn(async move {
         limiter.hold(&decision).await;
-        gone.lock().expect("not poisoned").push(number);
+        continued.lock().expect("not poisoned").push(number);
     })
 }
 
-/// Lets every task go as far as it can.
-async fn settle() {
+/// Yields until every task has run as far as it can.
+async fn run_tasks() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
@@ -42,46 +42,46 @@ async fn settle() {
 
 #[tokio::test]
 async fn delayed_requests_continue_on_time_and_in_fifo_order() {
-    let (limiter, hand) = limiter();
-    let gone = Arc::default();
+    let (limiter, clock) = limiter();
+    let continued = Arc::default();
     for number in 0..20 {
-        held(&limiter, "alice", number, &gone).await;
+        spawn_delayed(&limiter, "alice", number, &continued).await;
     }
-    settle().await;
-    assert_eq!(*gone.lock().unwrap(), [0], "one goes on at once");
-    hand.advance(Span::from_micros(99_999));
-    settle().await;
-    assert_eq!(gone.lock().unwrap().len(), 1);
-    hand.advance(Span::from_micros(1));
-    settle().await;
-    assert_eq!(*gone.lock().unwrap(), [0, 1]);
-    // All timers at once, and wakers in the order that the clock pleases.
-    hand.advance(Span::from_secs(2));
-    settle().await;
-    assert_eq!(*gone.lock().unwrap(), (0..20).collect::<Vec<_>>());
+    run_tasks().await;
+    assert_eq!(*continued.lock().unwrap(), [0], "the first continues at once");
+    clock.advance(Span::from_micros(99_999));
+    run_tasks().await;
+    assert_eq!(continued.lock().unwrap().len(), 1);
+    clock.advance(Span::from_micros(1));
+    run_tasks().await;
+    assert_eq!(*continued.lock().unwrap(), [0, 1]);
+    // All timers fire at once, and the clock wakes the tasks in any order.
+    clock.advance(Span::from_secs(2));
+    run_tasks().await;
+    assert_eq!(*continued.lock().unwrap(), (0..20).collect::<Vec<_>>());
 }
 
 /// Requests of other keys do not wait either.
 #[tokio::test]
 async fn dropped_delay_blocks_no_other_request() {
-    let (limiter, hand) = limiter();
-    let gone = Arc::default();
+    let (limiter, clock) = limiter();
+    let continued = Arc::default();
     let mut tasks = Vec::new();
     for number in 0..6 {
-        tasks.push(held(&limiter, "alice", number, &gone).await);
+        tasks.push(spawn_delayed(&limiter, "alice", number, &continued).await);
     }
-    held(&limiter, "bob", 100, &gone).await;
-    settle().await;
-    assert_eq!(*gone.lock().unwrap(), [0, 100]);
+    spawn_delayed(&limiter, "bob", 100, &continued).await;
+    run_tasks().await;
+    assert_eq!(*continued.lock().unwrap(), [0, 100]);
     tasks[2].abort();
     tasks[4].abort();
-    settle().await;
-    hand.advance(Span::from_millis(300));
-    settle().await;
-    assert_eq!(*gone.lock().unwrap(), [0, 100, 1, 3]);
-    hand.advance(Span::from_millis(200));
-    settle().await;
-    assert_eq!(*gone.lock().unwrap(), [0, 100, 1, 3, 5]);
+    run_tasks().await;
+    clock.advance(Span::from_millis(300));
+    run_tasks().await;
+    assert_eq!(*continued.lock().unwrap(), [0, 100, 1, 3]);
+    clock.advance(Span::from_millis(200));
+    run_tasks().await;
+    assert_eq!(*continued.lock().unwrap(), [0, 100, 1, 3, 5]);
 }
 
 #[tokio::test]
@@ -94,11 +94,11 @@ async fn refund_of_chosen_limits_keeps_the_other_charges() {
     let charge = decision.charge().unwrap();
     limiter.refund_of(&charge, |name| name == "login").await;
     let usage = limiter.usage(&facts).await.unwrap();
-    let remaining: Vec<u64> = usage.limits().map(|answer| answer.outcome().remaining).collect();
+    let remaining: Vec<u64> = usage.limits().map(|limit| limit.outcome().remaining).collect();
     assert_eq!(remaining, [5, 99]);
 }
 
-/// The policy that its facts were read for.
+/// A request is decided by the policy for which its facts were read.
 #[tokio::test]
 async fn request_can_be_decided_by_an_older_policy() {
     let limiter = Limiter::builder().limit(Limit::new("old", Quota::per_hour(1))).build().unwrap();

@@ -15,7 +15,7 @@ fn three() -> [Limit; 3] {
 
 #[test]
 fn layers_are_charged_together_or_not_at_all() {
-    let (limiter, hand) = limiter(three());
+    let (limiter, clock) = limiter(three());
     let layers = limiter.layers(["per-user", "per-tenant", "per-route"]).expect("plain limits");
     let left = |values| layers.peek(values).expect("valid").limits.map(|limit| limit.outcome().remaining);
     assert!(layers.check(["alice", "acme", "/a"]).expect("valid").allowed);
@@ -28,7 +28,7 @@ fn layers_are_charged_together_or_not_at_all() {
     assert_eq!(left(["alice", "acme", "/a"]), [1, 8, 0]);
     assert!(layers.check(["alice", "acme", "/b"]).expect("valid").allowed);
     assert!(!layers.check(["alice", "acme", "/b"]).expect("valid").allowed);
-    hand.advance(secs(1));
+    clock.advance(secs(1));
     assert!(layers.check(["alice", "acme", "/b"]).expect("valid").allowed);
 }
 
@@ -55,16 +55,16 @@ fn layers_follow_a_swap() {
     limiter.replace(vec![route.clone(), tenant.clone(), user.clone().mode(Mode::Shadow)]).expect("valid");
     assert!(layers.check(["alice", "acme"]).expect("valid").allowed, "a shadow limit refuses no request");
     limiter.replace(vec![user, route]).expect("valid");
-    let error = layers.check(["alice", "acme"]).expect_err("one limit is gone");
+    let error = layers.check(["alice", "acme"]).expect_err("one limit was removed");
     assert_eq!(error, HandleError::UnknownLimit("per-tenant".to_owned()));
 }
 
 #[test]
 fn layers_say_what_is_wrong_and_charge_nothing() {
     let (limiter, _) = limiter(three());
-    let twice = limiter.layers(["per-user", "per-user"]).expect_err("named twice");
-    assert_eq!(twice.to_string(), "duplicate limit `per-user` (name each limit once)");
-    assert!(limiter.layers(["per-user", "nobody"]).is_err());
+    let duplicate = limiter.layers(["per-user", "per-user"]).expect_err("named twice");
+    assert_eq!(duplicate.to_string(), "duplicate limit `per-user` (name each limit once)");
+    assert!(limiter.layers(["per-user", "unknown"]).is_err());
 
     let layers = limiter.layers(["per-user", "per-tenant"]).expect("plain limits");
     for (values, cost, message) in [

@@ -16,12 +16,12 @@ use tollkeeper::{
     Retry, Slot, Span, Store, StoreChoice, StoreFuture, Toll, Unavailable, Value, Verb, Verdict, facts,
 };
 
-/// How a limit of ten a minute stands once ten were charged at the beginning of a minute.
-fn full(algorithm: Algorithm) -> (Span, Span) {
+/// Retry time and reset time of a limit of ten per minute after ten were charged at the start of a minute.
+fn exhausted(algorithm: Algorithm) -> (Span, Span) {
     let (retry, reset) = match algorithm {
         Algorithm::TokenBucket | Algorithm::LeakyBucket => (6, 60),
         Algorithm::FixedWindow | Algorithm::SlidingLog => (60, 60),
-        // Ten of the last minute weigh nine when a tenth of this one is over.
+        // Ten of the previous minute weigh nine when a tenth of the current one is over.
         Algorithm::SlidingWindow => (66, 120),
         Algorithm::Concurrency => unreachable!("not a rate"),
     };
@@ -31,14 +31,14 @@ fn full(algorithm: Algorithm) -> (Span, Span) {
 #[test]
 fn every_algorithm_admits_its_limit_and_says_how_long_to_wait() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         for left in (0..10).rev() {
             let decision = charge(&limiter, &alice, 1);
             assert!(decision.allowed(), "{algorithm}");
             assert_eq!(decision.binding().unwrap().outcome().remaining, left, "{algorithm}");
         }
-        let (retry, reset) = full(algorithm);
+        let (retry, reset) = exhausted(algorithm);
         let refused = charge(&limiter, &alice, 1);
         let outcome = refused.binding().unwrap().outcome();
         assert_eq!(refused.verdict(), Verdict::Deny { retry: Retry::After(retry) }, "{algorithm}");
@@ -48,9 +48,9 @@ fn every_algorithm_admits_its_limit_and_says_how_long_to_wait() {
         assert!(refused.charge().is_none(), "{algorithm}");
         assert!(charge(&limiter, &user("bob"), 10).allowed(), "{algorithm}: another key");
 
-        hand.set(START + Span::from_micros(retry.as_micros() - 1));
+        clock.set(START + Span::from_micros(retry.as_micros() - 1));
         assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}: a microsecond early");
-        hand.set(START + retry);
+        clock.set(START + retry);
         assert!(charge(&limiter, &alice, 1).allowed(), "{algorithm}");
     }
 }
@@ -64,7 +64,7 @@ fn a_refused_request_charges_nothing() {
         for _ in 0..5 {
             assert!(!charge(&limiter, &alice, 4).allowed(), "{algorithm}");
         }
-        assert!(charge(&limiter, &alice, 3).allowed(), "{algorithm}: three are left, as before");
+        assert!(charge(&limiter, &alice, 3).allowed(), "{algorithm}: three are still left");
     }
 }
 
@@ -76,11 +76,15 @@ fn a_peek_says_what_a_check_would_and_charges_nothing() {
         for _ in 0..20 {
             let peek = limiter.peek(&alice).cost(10).wait().unwrap();
             assert!(peek.allowed() && peek.charge().is_none(), "{algorithm}");
-            assert_eq!(peek.binding().unwrap().outcome().remaining, 10, "{algorithm}: as it stands");
+            assert_eq!(
+                peek.binding().unwrap().outcome().remaining,
+                10,
+                "{algorithm}: the peek itself is not charged"
+            );
         }
         charge(&limiter, &alice, 10);
         let peek = limiter.peek(&alice).wait().unwrap();
-        assert_eq!(peek.retry_after(), Some(full(algorithm).0), "{algorithm}");
+        assert_eq!(peek.retry_after(), Some(exhausted(algorithm).0), "{algorithm}");
     }
 }
 
@@ -88,13 +92,13 @@ fn a_peek_says_what_a_check_would_and_charges_nothing() {
 fn usage_looks_at_cost_1_whatever_a_limit_charges() {
     let tokens = Limit::new("tokens", Quota::per_minute(100)).by("user").cost("tokens");
     let (limiter, _) = limiter([tokens, ten(Algorithm::FixedWindow)]);
-    let asked = facts! { "user" => "alice", "tokens" => 5_000 };
-    assert!(!limiter.peek(&asked).wait().unwrap().allowed(), "5000 never fit");
-    let usage = limiter.usage(&asked).cost(500).wait().unwrap();
+    let facts = facts! { "user" => "alice", "tokens" => 5_000 };
+    assert!(!limiter.peek(&facts).wait().unwrap().allowed(), "a cost of 5000 never fits");
+    let usage = limiter.usage(&facts).cost(500).wait().unwrap();
     assert!(usage.allowed() && usage.charge().is_none());
-    let names: Vec<&str> = usage.limits().map(|answer| answer.name()).collect();
+    let names: Vec<&str> = usage.limits().map(|limit| limit.name()).collect();
     assert_eq!(names, ["tokens", "fixed-window"]);
-    // Without the fact that holds the cost, too.
+    // Usage does not need the cost fact, either.
     assert!(limiter.usage(&user("alice")).wait().unwrap().allowed());
 }
 
@@ -103,16 +107,16 @@ fn usage_looks_at_cost_1_whatever_a_limit_charges() {
 fn cost_fact_applies_only_to_its_limit() {
     let tokens = Limit::new("tokens", Quota::per_minute(100)).by("user").cost("tokens");
     let (limiter, _) = limiter([tokens, ten(Algorithm::FixedWindow)]);
-    let asked = facts! { "user" => "alice", "tokens" => 60 };
-    assert!(charge(&limiter, &asked, 2).allowed());
-    let refused = charge(&limiter, &asked, 2);
+    let facts = facts! { "user" => "alice", "tokens" => 60 };
+    assert!(charge(&limiter, &facts, 2).allowed());
+    let refused = charge(&limiter, &facts, 2);
     assert_eq!(refused.binding().unwrap().name(), "tokens");
-    assert_eq!(remaining(&limiter, "tokens", &asked), 40);
-    assert_eq!(remaining(&limiter, "fixed-window", &asked), 8);
-    // A cost of 0 passes and charges nothing, even where nothing is left.
+    assert_eq!(remaining(&limiter, "tokens", &facts), 40);
+    assert_eq!(remaining(&limiter, "fixed-window", &facts), 8);
+    // A cost of 0 passes and charges nothing, even at an exhausted limit.
     let free = facts! { "user" => "alice", "tokens" => 0 };
     assert!(charge(&limiter, &free, 1).allowed());
-    assert_eq!(remaining(&limiter, "tokens", &asked), 40);
+    assert_eq!(remaining(&limiter, "tokens", &facts), 40);
 }
 
 #[test]
@@ -136,7 +140,10 @@ fn a_missing_fact_skips_shares_or_refuses() {
         let (limiter, _) = limiter([by(missing)]);
         let verdicts = [(); 3].map(|()| charge(&limiter, &Facts::new(), 1).allowed());
         assert_eq!(verdicts, expected, "{missing:?}");
-        assert!(charge(&limiter, &user("alice"), 2).allowed(), "{missing:?}: she shares nothing");
+        assert!(
+            charge(&limiter, &user("alice"), 2).allowed(),
+            "{missing:?}: a request with the fact has its own key"
+        );
     };
     check(Missing::Skip, [true, true, true]);
     check(Missing::Share, [true, true, false]);
@@ -147,11 +154,11 @@ fn a_missing_fact_skips_shares_or_refuses() {
 fn a_refusal_by_one_limit_leaves_all_others_untouched() {
     for refusing in RATES {
         let others = RATES.into_iter().filter(|algorithm| *algorithm != refusing);
-        // The limit that refuses stands first, in the middle, and last.
-        for place in [0, 2, 4] {
+        // The limit that refuses is first, in the middle, and last.
+        for index in [0, 2, 4] {
             let mut limits: Vec<Limit> = others.clone().map(ten).collect();
             let strict = Limit::new("strict", Quota::per_hour(3)).by("user").algorithm(refusing);
-            limits.insert(place, strict);
+            limits.insert(index, strict);
             let (limiter, _) = limiter(limits);
             let alice = user("alice");
             assert!(charge(&limiter, &alice, 3).allowed());
@@ -169,8 +176,8 @@ fn a_refusal_by_one_limit_leaves_all_others_untouched() {
 
 #[test]
 fn a_refusal_leaves_keys_untouched_that_had_no_state_yet() {
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limiter = on(
         &store,
         [
@@ -184,19 +191,19 @@ fn a_refusal_leaves_keys_untouched_that_had_no_state_yet() {
         assert!(!charge(&limiter, &user(name), 1).allowed());
         assert_eq!(remaining(&limiter, "fixed-window", &user(name)), 10);
     }
-    assert_eq!(store.keys(), 2, "room that was not used is given back");
+    assert_eq!(store.keys(), 2, "refused requests leave no keys behind");
 }
 
 #[test]
 fn the_binding_limit_is_the_longest_wait_or_the_smallest_share() {
-    let (limiter, hand) = limiter([
+    let (limiter, clock) = limiter([
         Limit::new("minute", Quota::per_minute(4)).algorithm(Algorithm::FixedWindow),
         Limit::new("hour", Quota::per_hour(10)).algorithm(Algorithm::FixedWindow),
         Limit::new("day", Quota::per_day(12)).algorithm(Algorithm::FixedWindow),
     ]);
-    let nobody = Facts::new();
+    let no_facts = Facts::new();
     let check = |cost, binding: &str, retry: Option<Retry>| {
-        let decision = charge(&limiter, &nobody, cost);
+        let decision = charge(&limiter, &no_facts, cost);
         assert_eq!(decision.binding().unwrap().name(), binding);
         match (decision.verdict(), retry) {
             (Verdict::Allow { .. }, None) => {}
@@ -204,15 +211,15 @@ fn the_binding_limit_is_the_longest_wait_or_the_smallest_share() {
             (verdict, expected) => panic!("{verdict:?}, not {expected:?}"),
         }
     };
-    check(4, "minute", None); // 0 of 4 are left there, 6 of 10 at the other limit
+    check(4, "minute", None); // 0 of 4 left, against 6 of 10 at `hour`
     check(1, "minute", Some(Retry::After(secs(60))));
-    hand.advance(secs(60));
+    clock.advance(secs(60));
     check(4, "minute", None);
-    hand.advance(secs(60));
+    clock.advance(secs(60));
     check(2, "hour", None);
     check(1, "hour", Some(Retry::After(secs(3_600 - 120))));
-    check(5, "minute", Some(Retry::Never)); // never binds before any wait
-    hand.advance(secs(3_600 - 120));
+    check(5, "minute", Some(Retry::Never)); // `Never` takes precedence over any wait
+    clock.advance(secs(3_600 - 120));
     check(2, "day", None);
     check(1, "day", Some(Retry::After(secs(86_400 - 3_600))));
 }
@@ -236,11 +243,11 @@ fn a_shadow_limit_counts_and_never_decides() {
         assert!(decision.allowed());
         assert_eq!(decision.binding().unwrap().name(), "fixed-window");
         assert_eq!(decision.limit("shadow").unwrap().outcome().allowed, number <= 3);
-        // What it would have refused it has not charged: only what it did charge can be given back.
+        // It does not charge what it would have refused, and only what it charged can be refunded.
         assert_eq!(decision.charge().unwrap().items().len(), if number <= 3 { 2 } else { 1 });
     }
     let refused = charge(&limiter, &alice, 1);
-    assert_eq!(refused.retry_after(), Some(secs(60)), "the shadow's wait does not count");
+    assert_eq!(refused.retry_after(), Some(secs(60)), "the retry time of the shadow limit does not count");
 }
 
 #[test]
@@ -276,32 +283,32 @@ fn bad_input_is_a_typed_error_and_charges_nothing() {
     let fact = |name: &str, problem| InvalidRequest::Fact(InvalidFact { name: name.to_owned(), problem });
     let tokens =
         |problem| InvalidRequest::CostFact { limit: "tokens".to_owned(), fact: "tokens".to_owned(), problem };
-    let fine = || facts! { "user" => "alice", "tokens" => 1 };
+    let valid = || facts! { "user" => "alice", "tokens" => 1 };
     let cases = [
-        (fine(), 0, InvalidRequest::ZeroCost),
-        (fine(), (1 << 31) + 1, InvalidRequest::Cost((1 << 31) + 1)),
-        (fine(), 1 << 63, InvalidRequest::Cost(1 << 63)),
-        (fine(), u64::MAX, InvalidRequest::Cost(u64::MAX)),
-        (fine().with("", "x"), 1, fact("", FactProblem::Name)),
-        (fine().with("a\0b", "x"), 1, fact("a\0b", FactProblem::Name)),
-        (fine().with("a b", "x"), 1, fact("a b", FactProblem::Name)),
-        (fine().with("naïve", "x"), 1, fact("naïve", FactProblem::Name)),
-        (fine().with(&name, "x"), 1, fact(&name[..64], FactProblem::Name)),
-        (fine().with("user", &long), 1, fact("user", FactProblem::TooLong(1025))),
-        (fine().with("other", &long), 1, fact("other", FactProblem::TooLong(1025))),
-        (fine().with("ip", "not an address"), 1, fact("ip", FactProblem::NotAnAddress)),
-        (fine().with("ip", 7), 1, fact("ip", FactProblem::NotAnAddress)),
+        (valid(), 0, InvalidRequest::ZeroCost),
+        (valid(), (1 << 31) + 1, InvalidRequest::Cost((1 << 31) + 1)),
+        (valid(), 1 << 63, InvalidRequest::Cost(1 << 63)),
+        (valid(), u64::MAX, InvalidRequest::Cost(u64::MAX)),
+        (valid().with("", "x"), 1, fact("", FactProblem::Name)),
+        (valid().with("a\0b", "x"), 1, fact("a\0b", FactProblem::Name)),
+        (valid().with("a b", "x"), 1, fact("a b", FactProblem::Name)),
+        (valid().with("naïve", "x"), 1, fact("naïve", FactProblem::Name)),
+        (valid().with(&name, "x"), 1, fact(&name[..64], FactProblem::Name)),
+        (valid().with("user", &long), 1, fact("user", FactProblem::TooLong(1025))),
+        (valid().with("other", &long), 1, fact("other", FactProblem::TooLong(1025))),
+        (valid().with("ip", "not an address"), 1, fact("ip", FactProblem::NotAnAddress)),
+        (valid().with("ip", 7), 1, fact("ip", FactProblem::NotAnAddress)),
         (many, 1, fact("fact64", FactProblem::TooMany)),
         (user("alice"), 1, tokens(CostProblem::Absent)),
-        (fine().with("tokens", "1.5"), 1, tokens(CostProblem::NotANumber)),
-        (fine().with("tokens", -1), 1, tokens(CostProblem::NotANumber)),
-        (fine().with("tokens", "+1"), 1, tokens(CostProblem::NotANumber)),
-        (fine().with("tokens", (1u64 << 31) + 1), 1, tokens(CostProblem::TooLarge)),
-        (fine().with("tokens", u64::MAX), 1, tokens(CostProblem::TooLarge)),
+        (valid().with("tokens", "1.5"), 1, tokens(CostProblem::NotANumber)),
+        (valid().with("tokens", -1), 1, tokens(CostProblem::NotANumber)),
+        (valid().with("tokens", "+1"), 1, tokens(CostProblem::NotANumber)),
+        (valid().with("tokens", (1u64 << 31) + 1), 1, tokens(CostProblem::TooLarge)),
+        (valid().with("tokens", u64::MAX), 1, tokens(CostProblem::TooLarge)),
     ];
 
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limits = RATES.map(ten).into_iter();
     let limiter = on(
         &store,
@@ -311,14 +318,14 @@ fn bad_input_is_a_typed_error_and_charges_nothing() {
         ]),
     );
     for (facts, cost, expected) in &cases {
-        let asked = [
+        let results = [
             limiter.check(facts).cost(*cost).wait(),
             now(limiter.check(facts).cost(*cost).into_future()),
             limiter.peek(facts).cost(*cost).wait(),
             limiter.reserve(facts, secs(60)).cost(*cost).wait(),
         ];
-        for answer in asked {
-            assert_eq!(answer.expect_err("bad input"), *expected);
+        for result in results {
+            assert_eq!(result.expect_err("bad input"), *expected);
         }
         if *cost == 1 {
             assert_eq!(now(limiter.acquire(facts)).expect_err("bad input"), *expected);
@@ -330,12 +337,12 @@ fn bad_input_is_a_typed_error_and_charges_nothing() {
         assert_eq!(store.keys(), 0, "{expected}");
     }
     for ttl in [Span::ZERO, millis(999), Span::from_micros(3_600_000_001)] {
-        let facts = fine();
-        let error = limiter.reserve(&facts, ttl).wait().expect_err("a second to an hour");
+        let facts = valid();
+        let error = limiter.reserve(&facts, ttl).wait().expect_err("a reservation lasts a second to an hour");
         assert_eq!(error, InvalidRequest::Ttl(ttl));
         assert_eq!(store.keys(), 0);
     }
-    assert!(charge(&limiter, &fine(), 10).allowed(), "nothing was charged");
+    assert!(charge(&limiter, &valid(), 10).allowed(), "nothing was charged");
 }
 
 #[test]
@@ -370,7 +377,7 @@ fn values_with_nul_and_newlines_are_values_like_any_other() {
     let values = ["a", "a\0", "\0a", "a\n", "\n", "\0", "\0\0", "a\0b", "a b", "aé"];
     let longest = "x".repeat(1024);
     let values: Vec<&str> = values.into_iter().chain([longest.as_str()]).collect();
-    // Every pair is a key of its own, however its parts could be joined.
+    // Every pair is a key of its own, even if joining the values gives the same text.
     for one in &values {
         for other in &values {
             let facts = facts! { "user" => *one, "path" => *other };
@@ -392,24 +399,24 @@ fn a_number_is_its_text() {
 #[test]
 fn a_leaky_bucket_says_when_each_request_leaves() {
     let queue = Limit::new("queue", Quota::per_second(10).burst(5)).algorithm(Algorithm::LeakyBucket);
-    let (limiter, hand) = limiter([queue]);
-    let nobody = Facts::new();
-    for place in 0..5 {
-        assert_eq!(charge(&limiter, &nobody, 1).delay(), millis(100 * place));
+    let (limiter, clock) = limiter([queue]);
+    let no_facts = Facts::new();
+    for position in 0..5 {
+        assert_eq!(charge(&limiter, &no_facts, 1).delay(), millis(100 * position));
     }
-    let refused = charge(&limiter, &nobody, 1);
+    let refused = charge(&limiter, &no_facts, 1);
     assert_eq!((refused.delay(), refused.retry_after()), (Span::ZERO, Some(millis(100))));
-    hand.advance(millis(250));
-    let peek = limiter.peek(&nobody).wait().unwrap();
-    assert_eq!(peek.delay(), millis(250), "what a check would be told");
-    assert_eq!(charge(&limiter, &nobody, 1).delay(), millis(250));
+    clock.advance(millis(250));
+    let peek = limiter.peek(&no_facts).wait().unwrap();
+    assert_eq!(peek.delay(), millis(250), "the delay that a check would get");
+    assert_eq!(charge(&limiter, &no_facts, 1).delay(), millis(250));
 }
 
 /// Such a request is charged nothing.
 #[test]
 fn delay_beyond_the_callers_maximum_is_refused() {
     let queue = Limit::new("queue", Quota::per_second(10).burst(5)).algorithm(Algorithm::LeakyBucket);
-    let (limiter, hand) = limiter([queue, ten(Algorithm::FixedWindow)]);
+    let (limiter, clock) = limiter([queue, ten(Algorithm::FixedWindow)]);
     let alice = user("alice");
     let check = |hold, expected| {
         let decision = limiter.check(&alice).hold(hold).wait().unwrap();
@@ -421,7 +428,7 @@ fn delay_beyond_the_callers_maximum_is_refused() {
     check(millis(100), Verdict::Allow { delay: millis(100) });
     assert_eq!(remaining(&limiter, "queue", &alice), 3);
     assert_eq!(remaining(&limiter, "fixed-window", &alice), 8);
-    hand.advance(millis(200));
+    clock.advance(millis(200));
     check(Span::ZERO, Verdict::Allow { delay: Span::ZERO });
 }
 
@@ -462,7 +469,7 @@ fn other_limits_keep_the_ipv6_prefix() {
     limiter.replace(limits()).unwrap();
     assert!(
         !charge(&limiter, &facts! { "ip" => "2001:db8:0:1::1" }, 1).allowed(),
-        "still one network of 48 bits"
+        "both are still in one network of 48 bits"
     );
 }
 
@@ -486,7 +493,7 @@ fn what_is_forgotten_is_fresh_under_every_period_of_its_tiers() {
     assert_eq!(remaining(&limiter, "plan", &of("alice", "free")), 5);
     assert_eq!(remaining(&limiter, "plan", &of("alice", "pro")), 5);
     assert_eq!(remaining(&limiter, "plan", &of("bob", "pro")), 0, "other keys are kept");
-    assert_eq!(remaining(&limiter, "sliding-log", &of("alice", "pro")), 0, "nor at another limit");
+    assert_eq!(remaining(&limiter, "sliding-log", &of("alice", "pro")), 0, "other limits are kept");
     assert_eq!(now(limiter.forget("plan", &user("alice"))), Ok(false));
     assert_eq!(now(limiter.forget("plan", &user("carol"))), Ok(true));
     assert_eq!(remaining(&limiter, "plan", &of("carol", "pro")), 5);
@@ -496,7 +503,7 @@ fn what_is_forgotten_is_fresh_under_every_period_of_its_tiers() {
     assert!(now(limiter.forget("plan", &facts! { "a b" => "c" })).is_err());
 }
 
-/// Without them, another key would be forgotten than the one that was meant.
+/// With some of them missing, `forget` would remove the wrong key.
 #[test]
 fn forgetting_needs_the_facts_of_the_key() {
     let pair = Limit::new("pair", Quota::per_minute(1)).by("user").by("ip");
@@ -512,14 +519,14 @@ fn forgetting_needs_the_facts_of_the_key() {
         assert_eq!(now(limiter.forget("pair", &facts)), Err(expected.into()));
     }
     charge(&limiter, &facts! {}, 1);
-    assert_eq!(now(limiter.forget("shared", &facts! {})), Ok(true), "requests without it share a key");
+    assert_eq!(now(limiter.forget("shared", &facts! {})), Ok(true), "requests without the fact share a key");
 }
 
 #[test]
 fn every_algorithm_can_be_forgotten_and_its_room_comes_back() {
     for algorithm in RATES {
-        let hand = clock();
-        let store = store(1_000, &hand);
+        let clock = clock();
+        let store = store(1_000, &clock);
         let limiter = on(&store, [ten(algorithm)]);
         charge(&limiter, &user("alice"), 10);
         assert_eq!(store.keys(), 1);
@@ -543,11 +550,11 @@ fn no_output_of_a_builder_shows_a_password() {
         "redis+unix:///run/redis.sock?password=hunter2",
     ] {
         let builder = || Limiter::builder().store(url);
-        let mut shown = format!("{:?}", builder());
+        let mut output = format!("{:?}", builder());
         if let Err(error) = builder().build() {
-            shown += &format!("{error} {error:?}");
+            output += &format!("{error} {error:?}");
         }
-        assert!(!shown.contains("hunter2"), "{url}: {shown}");
+        assert!(!output.contains("hunter2"), "{url}: {output}");
     }
 }
 
@@ -571,11 +578,11 @@ fn what_cannot_be_built_says_what_would_be_right() {
         Limiter::builder().limit(Limit::new("slots", Quota::slots(5)).algorithm(Algorithm::FixedWindow)),
         "limit `slots`: fixed-window has a rate, not slots (`rate: 5/s`)",
     );
-    // Everything that is wrong, at once.
+    // All problems are reported at once.
     let errors = limit("A").limit(Limit::new("B", Quota::per_second(1)).by("a b")).build();
     let Err(BuildError::Policy(problems)) = &errors else { panic!("{errors:?}") };
     assert_eq!(problems.0.len(), 3);
-    // The address of a store may hold a password.
+    // The URL of a store may contain a password, so the error does not show it.
     check(
         limit("limit").store("postgres://user:secret@host/"),
         "there is no such store (`memory://`, `redis://`, `rediss://`, `redis+unix://`, `redis+cluster://`, \
@@ -588,47 +595,47 @@ fn what_cannot_be_built_says_what_would_be_right() {
     assert!(limit("limit").store("memory://").build().is_ok());
     assert!(limit("limit").store("memory://".to_owned()).build().is_ok());
     assert!(limit("limit").build().is_ok());
-    assert!(Limiter::builder().build().is_ok(), "no limits limit nothing");
+    assert!(Limiter::builder().build().is_ok(), "a limiter without limits is valid");
 }
 
-/// A store that has to wait for every answer once, as one behind a network does.
+/// A store whose futures are pending once before they are ready, like those of a remote store.
 #[derive(Debug)]
-struct Elsewhere(tollkeeper::MemoryStore);
+struct PendingOnce(tollkeeper::MemoryStore);
 
-impl Elsewhere {
-    fn later<'a, T: Send + Unpin + 'a>(&self, value: T) -> StoreFuture<'a, T> {
+impl PendingOnce {
+    fn pending_once<'a, T: Send + Unpin + 'a>(&self, value: T) -> StoreFuture<'a, T> {
         let mut value = Some(value);
-        let mut asked = false;
+        let mut polled = false;
         StoreFuture::Later(Box::pin(poll_fn(move |context| {
-            if asked {
-                return Poll::Ready(value.take().expect("polled once more"));
+            if polled {
+                return Poll::Ready(value.take().expect("not polled after it was ready"));
             }
-            asked = true;
+            polled = true;
             context.waker().wake_by_ref();
             Poll::Pending
         })))
     }
 }
 
-impl Store for Elsewhere {
+impl Store for PendingOnce {
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply> {
-        self.later(self.0.decide(toll))
+        self.pending_once(self.0.decide(toll))
     }
 
     fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> StoreFuture<'a, Correction> {
-        self.later(self.0.correct(charge, fixes))
+        self.pending_once(self.0.correct(charge, fixes))
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
-        self.later(Ok(self.0.release(slot)))
+        self.pending_once(Ok(self.0.release(slot)))
     }
 
     fn renew<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {
-        self.later(Ok(self.0.renew(slot)))
+        self.pending_once(Ok(self.0.renew(slot)))
     }
 
     fn forget<'a>(&'a self, key: Key<'a>) -> StoreFuture<'a, Result<bool, Unavailable>> {
-        self.later(Ok(self.0.forget(key)))
+        self.pending_once(Ok(self.0.forget(key)))
     }
 
     fn seal_charge(&self, charge: &Charge) -> String {
@@ -650,8 +657,8 @@ impl Store for Elsewhere {
 
 #[tokio::test]
 async fn a_store_that_has_to_be_waited_for_decides_as_well() {
-    let hand = clock();
-    let backend = StoreChoice::Other(Arc::new(Elsewhere(store(1_000, &hand))), Clock::manual(&hand));
+    let clock = clock();
+    let backend = StoreChoice::Other(Arc::new(PendingOnce(store(1_000, &clock))), Clock::manual(&clock));
     let limiter = Limiter::builder()
         .limit(ten(Algorithm::FixedWindow))
         .limit(Limit::new("slots", Quota::slots(1)).by("user").ttl(Duration::from_secs(5)))
@@ -675,7 +682,7 @@ async fn a_store_that_has_to_be_waited_for_decides_as_well() {
     );
     assert!(limiter.until_allowed(&alice).await.unwrap().allowed());
     assert_eq!(limiter.forget("fixed-window", &alice).await, Ok(true));
-    assert_eq!(limiter.handle("fixed-window").expect_err("not here"), HandleError::Remote);
+    assert_eq!(limiter.handle("fixed-window").expect_err("handles need a memory store"), HandleError::Remote);
     assert!(limiter.check(&Facts::new().with("a b", "c")).await.is_err());
 }
 
@@ -693,22 +700,22 @@ fn a_decision_is_not_made_before_it_is_awaited() {
 #[test]
 fn observer_sees_every_decision() {
     #[derive(Debug, Default)]
-    struct Seen(std::sync::Mutex<Vec<(bool, Verb)>>);
-    impl tollkeeper::Observer for Seen {
+    struct Recorder(std::sync::Mutex<Vec<(bool, Verb)>>);
+    impl tollkeeper::Observer for Recorder {
         fn record(&self, decision: &DecidedToll<'_>) {
             self.0.lock().unwrap().push((decision.allowed(), decision.toll().verb()));
         }
     }
     let policy = Policy::new(vec![Limit::new("all", Quota::per_hour(1))]).unwrap();
     let limiter = Limiter::embedded(policy, MemoryStore::default());
-    let seen = std::sync::Arc::new(Seen::default());
-    assert!(limiter.observe(seen.clone()));
-    assert!(!limiter.observe(seen.clone()), "there is one already");
-    let nothing = facts! {};
-    limiter.check(&nothing).wait().unwrap();
-    limiter.clone().check(&nothing).wait().unwrap();
-    limiter.peek(&nothing).wait().unwrap();
-    limiter.check(&nothing).cost(0).wait().unwrap_err();
-    let told = std::mem::take(&mut *seen.0.lock().unwrap());
-    assert_eq!(told, [(true, Verb::Check), (false, Verb::Check), (false, Verb::Peek)]);
+    let recorder = std::sync::Arc::new(Recorder::default());
+    assert!(limiter.observe(recorder.clone()));
+    assert!(!limiter.observe(recorder.clone()), "an observer is already set");
+    let no_facts = facts! {};
+    limiter.check(&no_facts).wait().unwrap();
+    limiter.clone().check(&no_facts).wait().unwrap();
+    limiter.peek(&no_facts).wait().unwrap();
+    limiter.check(&no_facts).cost(0).wait().unwrap_err();
+    let recorded = std::mem::take(&mut *recorder.0.lock().unwrap());
+    assert_eq!(recorded, [(true, Verb::Check), (false, Verb::Check), (false, Verb::Peek)]);
 }

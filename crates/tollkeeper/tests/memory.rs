@@ -11,16 +11,16 @@ use tollkeeper::{
     Policy, Quota, Span, Time, Toll, Verb, facts,
 };
 
-/// Algorithms whose keys have a count.
+/// Algorithms that count units for each key.
 const COUNTED: [Algorithm; 4] =
     [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog];
 
-/// Ten an hour by user.
+/// Ten per hour by user.
 fn hourly(algorithm: Algorithm) -> Limit {
     Limit::new("limit", Quota::per_hour(10)).by("user").algorithm(algorithm)
 }
 
-/// One a second, for whoever says so: keeps a place in the store for a second.
+/// One per second by the fact `brief`: its key occupies an entry of the store for a second.
 fn brief() -> Limit {
     Limit::new("brief", Quota::per_second(1)).by("brief").algorithm(Algorithm::FixedWindow)
 }
@@ -30,7 +30,7 @@ fn occupy(limiter: &Limiter, name: &str) -> Decision {
 }
 
 fn overflowed(decision: &Decision) -> bool {
-    decision.limits().any(|answer| answer.outcome().overflow)
+    decision.limits().any(|limit| limit.outcome().overflow)
 }
 
 fn names(prefix: &str, count: usize) -> Vec<String> {
@@ -42,13 +42,13 @@ fn names(prefix: &str, count: usize) -> Vec<String> {
 fn flood_of_new_keys_evicts_no_known_key() {
     const MAX_KEYS: usize = 20_000;
     for algorithm in COUNTED {
-        let hand = clock();
-        let store = store(MAX_KEYS, &hand);
+        let clock = clock();
+        let store = store(MAX_KEYS, &clock);
         let limiter = on(&store, [hourly(algorithm)]);
         let (exhausted, half) = (names("exhausted", 1_000), names("half", 1_000));
         exhausted.iter().for_each(|name| assert!(charge(&limiter, &user(name), 10).allowed()));
         half.iter().for_each(|name| assert!(charge(&limiter, &user(name), 5).allowed()));
-        let known = |when: &str| {
+        let assert_known_keys = |when: &str| {
             for name in &exhausted {
                 let refused = charge(&limiter, &user(name), 1);
                 assert!(!refused.allowed() && !overflowed(&refused), "{algorithm} {when}: {name}");
@@ -59,7 +59,7 @@ fn flood_of_new_keys_evicts_no_known_key() {
                 assert_eq!((outcome.remaining, outcome.overflow), (5, false), "{algorithm} {when}: {name}");
             }
         };
-        known("before");
+        assert_known_keys("before");
         let mut shared = 0;
         for number in 0..10 * MAX_KEYS {
             let decision = charge(&limiter, &user(&format!("flood{number}")), 1);
@@ -68,10 +68,10 @@ fn flood_of_new_keys_evicts_no_known_key() {
             assert_eq!(overflow, number >= MAX_KEYS - 2_000, "{algorithm}: {number}");
             assert!(store.keys() <= MAX_KEYS, "{algorithm}: {} keys", store.keys());
             if number % (4 * MAX_KEYS) == MAX_KEYS {
-                known("during");
+                assert_known_keys("during");
             }
         }
-        known("after");
+        assert_known_keys("after");
         assert_eq!(store.keys(), MAX_KEYS, "{algorithm}");
         assert_eq!(store.overflows(), shared, "{algorithm}");
         half.iter().for_each(|name| assert!(charge(&limiter, &user(name), 5).allowed()));
@@ -114,8 +114,8 @@ fn peek_at_a_full_store_shows_the_shared_cell() {
 #[test]
 fn overflowing_keys_share_one_quota() {
     for algorithm in COUNTED {
-        let hand = clock();
-        let store = store(1, &hand);
+        let clock = clock();
+        let store = store(1, &clock);
         let limiter = on(&store, [hourly(algorithm), brief()]);
         occupy(&limiter, "a");
         let admitted: usize = names("user", 50)
@@ -126,7 +126,7 @@ fn overflowing_keys_share_one_quota() {
             .count();
         assert_eq!(admitted, 10, "{algorithm}");
         assert_eq!((store.keys(), store.overflows()), (1, 50), "{algorithm}");
-        assert!(!occupy(&limiter, "a").allowed(), "{algorithm}: known keys notice nothing");
+        assert!(!occupy(&limiter, "a").allowed(), "{algorithm}: known keys are not affected");
     }
 }
 
@@ -144,17 +144,21 @@ fn limits_do_not_share_their_shared_states() {
 #[test]
 fn a_key_that_gets_its_own_place_starts_from_the_shared_state() {
     for algorithm in COUNTED {
-        let hand = clock();
-        let store = store(1, &hand);
+        let clock = clock();
+        let store = store(1, &clock);
         let limiter = on(&store, [hourly(algorithm), brief()]);
         occupy(&limiter, "a");
         assert!(overflowed(&charge(&limiter, &user("alice"), 8)), "{algorithm}");
-        hand.advance(secs(2)); // the place of the other is free now
+        clock.advance(secs(2)); // the entry of the other key is free now
         let own = charge(&limiter, &user("alice"), 1);
-        assert!(own.allowed() && !overflowed(&own), "{algorithm}: it has a place of its own");
-        assert_eq!(own.limit("limit").unwrap().outcome().remaining, 1, "{algorithm}: and no fresh state");
+        assert!(own.allowed() && !overflowed(&own), "{algorithm}: it has an entry of its own");
+        assert_eq!(
+            own.limit("limit").unwrap().outcome().remaining,
+            1,
+            "{algorithm}: it is not a fresh state"
+        );
         assert_eq!(store.keys(), 1);
-        // The shared state is as it was: who still shares it sees eight, not nine.
+        // The shared state is unchanged: keys that still share it see eight used, not nine.
         assert_eq!(remaining(&limiter, "limit", &user("bob")), 2, "{algorithm}");
         assert!(!charge(&limiter, &user("alice"), 2).allowed(), "{algorithm}");
         assert!(charge(&limiter, &user("alice"), 1).allowed(), "{algorithm}");
@@ -164,36 +168,36 @@ fn a_key_that_gets_its_own_place_starts_from_the_shared_state() {
 #[test]
 fn a_refused_key_that_gets_its_own_place_is_still_refused() {
     for algorithm in COUNTED {
-        let hand = clock();
-        let store = store(1, &hand);
+        let clock = clock();
+        let store = store(1, &clock);
         let limiter = on(&store, [hourly(algorithm), brief()]);
         occupy(&limiter, "a");
         assert!(charge(&limiter, &user("alice"), 10).allowed(), "{algorithm}");
-        hand.advance(secs(2));
+        clock.advance(secs(2));
         for _ in 0..3 {
             assert!(!charge(&limiter, &user("alice"), 1).allowed(), "{algorithm}");
         }
-        assert_eq!(store.keys(), 0, "{algorithm}: a refusal takes no place");
+        assert_eq!(store.keys(), 0, "{algorithm}: a refusal takes no entry");
     }
 }
 
 #[test]
 fn only_states_equal_to_fresh_ones_are_dropped() {
-    let hand = clock();
-    let store = store(100, &hand);
-    // Full again after six seconds for each unit.
+    let clock = clock();
+    let store = store(100, &clock);
+    // A bucket refills one unit every six seconds.
     let limiter = on(&store, [ten(Algorithm::TokenBucket)]);
     let (light, heavy) = (names("light", 50), names("heavy", 50));
     light.iter().for_each(|name| drop(charge(&limiter, &user(name), 1)));
     heavy.iter().for_each(|name| drop(charge(&limiter, &user(name), 10)));
-    hand.advance(Span::from_micros(5_999_999));
-    assert!(overflowed(&charge(&limiter, &user("early"), 1)), "all hundred still count");
+    clock.advance(Span::from_micros(5_999_999));
+    assert!(overflowed(&charge(&limiter, &user("early"), 1)), "no state has expired yet");
     assert_eq!(store.keys(), 100);
-    hand.advance(millis(7)); // lengths of life are rounded up by a thousandth
+    clock.advance(millis(7)); // lifetimes are rounded up by a thousandth
     for name in names("new", 50) {
-        // Nine, because it may begin with the one unit of the state that the early one was charged to.
+        // Nine, because it may start from the shared state, which holds the unit charged to `early`.
         let decision = charge(&limiter, &user(&name), 9);
-        assert!(decision.allowed() && !overflowed(&decision), "{name} has the place of a fresh one");
+        assert!(decision.allowed() && !overflowed(&decision), "{name} takes the entry of an expired key");
         assert!(store.keys() <= 100);
     }
     assert!(overflowed(&charge(&limiter, &user("late"), 1)));
@@ -205,8 +209,8 @@ fn only_states_equal_to_fresh_ones_are_dropped() {
 #[test]
 fn room_comes_back_when_states_are_fresh_again() {
     for algorithm in RATES {
-        let hand = clock();
-        let store = store(500, &hand);
+        let clock = clock();
+        let store = store(500, &clock);
         let limiter = on(&store, [ten(algorithm)]);
         for round in 0..4 {
             for number in 0..500 {
@@ -215,7 +219,7 @@ fn room_comes_back_when_states_are_fresh_again() {
                 assert!(store.keys() <= 500);
             }
             assert!(overflowed(&charge(&limiter, &user("more"), 1)), "{algorithm} {round}");
-            hand.advance(secs(121));
+            clock.advance(secs(121));
         }
         assert_eq!(store.overflows(), 4, "{algorithm}");
     }
@@ -224,15 +228,15 @@ fn room_comes_back_when_states_are_fresh_again() {
 #[test]
 fn key_swept_during_a_toll_starts_fresh() {
     for algorithm in RATES {
-        let hand = clock();
-        let store = store(400, &hand);
+        let clock = clock();
+        let store = store(400, &clock);
         let by_request = Limit::new("by-request", Quota::per_minute(10)).by("request").algorithm(algorithm);
         let limiter = on(&store, [by_request, ten(algorithm)]);
         let users = names("user", 180);
         users.iter().for_each(|name| drop(charge(&limiter, &user(name), 10)));
-        hand.advance(secs(121));
-        // Their states equal a fresh one, so a table that has to grow for a new request drops them:
-        // also the one that this very toll has found.
+        clock.advance(secs(121));
+        // Their states equal a fresh one, so a table that must grow for a new key drops them, even the
+        // state that the current toll has already found.
         for name in &users {
             let decision = charge(&limiter, &facts! { "request" => name, "user" => name }, 4);
             assert!(decision.allowed() && !overflowed(&decision), "{algorithm} {name}");
@@ -243,8 +247,8 @@ fn key_swept_during_a_toll_starts_fresh() {
     }
 }
 
-/// Decides the tolls of several sets of facts together.
-fn together(
+/// Decides several sets of facts as one toll.
+fn decide_together(
     store: &MemoryStore,
     policy: &Arc<Policy>,
     verb: Verb,
@@ -253,8 +257,8 @@ fn together(
 ) -> Decision {
     let mut toll = Toll::new(policy, verb);
     sets.iter().for_each(|facts| toll.add(facts, cost).expect("valid facts"));
-    let ruling = store.decide(&toll);
-    Decision::new(toll, ruling)
+    let reply = store.decide(&toll);
+    Decision::new(toll, reply)
 }
 
 #[test]
@@ -266,11 +270,11 @@ fn two_keys_of_a_toll_in_one_cell_are_charged_together() {
         occupy(&limiter, "a");
         let both = [user("alice"), user("bob")];
         let check = |cost, allowed, left| {
-            let decision = together(&store, &policy, Verb::Check, &both, cost);
+            let decision = decide_together(&store, &policy, Verb::Check, &both, cost);
             assert_eq!(decision.allowed(), allowed, "{algorithm} {cost}");
-            for answer in decision.limits() {
-                assert!(answer.outcome().overflow, "{algorithm}");
-                assert_eq!(answer.outcome().remaining, left, "{algorithm} {cost}");
+            for limit in decision.limits() {
+                assert!(limit.outcome().overflow, "{algorithm}");
+                assert_eq!(limit.outcome().remaining, left, "{algorithm} {cost}");
             }
             decision
         };
@@ -278,9 +282,9 @@ fn two_keys_of_a_toll_in_one_cell_are_charged_together() {
         check(3, false, 4); // six more do not fit, and nothing is charged
         check(2, true, 0);
         check(1, false, 0);
-        // Each is an item of the charge, and each is given back.
-        let receipt = paid.charge().expect("admitted");
-        assert_eq!(receipt.items().len(), 2, "{algorithm}");
+        // Each key is an item of the charge.
+        let charge = paid.charge().expect("admitted");
+        assert_eq!(charge.items().len(), 2, "{algorithm}");
         assert_eq!(remaining(&limiter, "limit", &user("carol")), 0, "{algorithm}");
     }
 }
@@ -288,16 +292,16 @@ fn two_keys_of_a_toll_in_one_cell_are_charged_together() {
 /// Another key of the same toll uses that cell.
 #[test]
 fn log_moved_into_a_cell_keeps_its_stamps() {
-    // Room for one key and for one log of 64 bytes: nine stamps of seven.
-    let hand = clock();
-    let store = MemoryStore::new(Capacity { max_keys: 1, max_log_bytes: 64 }, Clock::manual(&hand));
+    // Capacity for one key and one log of 64 bytes: nine timestamps of seven bytes.
+    let clock = clock();
+    let store = MemoryStore::new(Capacity { max_keys: 1, max_log_bytes: 64 }, Clock::manual(&clock));
     let limit = || Limit::new("limit", Quota::per_hour(20)).by("user").algorithm(Algorithm::SlidingLog);
     let policy = Arc::new(Policy::new(vec![limit()]).unwrap());
     let limiter = on(&store, [limit()]);
     assert!(charge(&limiter, &user("bob"), 9).allowed());
-    // Alice has no place, and bob's log cannot grow: both end in one shared state.
+    // Alice gets no entry, and bob's log cannot grow: both end in one shared state.
     let both = [user("alice"), user("bob")];
-    assert!(together(&store, &policy, Verb::Check, &both, 1).allowed());
+    assert!(decide_together(&store, &policy, Verb::Check, &both, 1).allowed());
     assert_eq!(remaining(&limiter, "limit", &user("bob")), 9, "eleven of twenty are used");
     assert!(!charge(&limiter, &user("bob"), 10).allowed());
 }
@@ -305,28 +309,25 @@ fn log_moved_into_a_cell_keeps_its_stamps() {
 #[test]
 fn a_charge_to_a_shared_state_is_given_back_there() {
     for algorithm in COUNTED {
-        let hand = clock();
-        let store = store(64, &hand);
+        let clock = clock();
+        let store = store(64, &clock);
         let limiter = on(&store, [hourly(algorithm), brief()]);
         names("a", 64).iter().for_each(|name| drop(occupy(&limiter, name)));
         let first = charge(&limiter, &user("alice"), 6);
         assert!(overflowed(&first), "{algorithm}");
-        let charge_of = first.charge().unwrap();
-        let opened = limiter
-            .open_charge(&limiter.seal_charge(&charge_of))
-            .wait()
-            .unwrap()
-            .expect("this store wrote it");
+        let paid = first.charge().unwrap();
+        let opened =
+            limiter.open_charge(&limiter.seal_charge(&paid)).wait().unwrap().expect("this store wrote it");
         assert_eq!(now(limiter.refund(&opened)), Correction::Done, "{algorithm}");
         assert_eq!(remaining(&limiter, "limit", &user("alice")), 10, "{algorithm}");
-        assert_eq!(now(limiter.refund(&charge_of)), Correction::Repeated, "{algorithm}");
+        assert_eq!(now(limiter.refund(&paid)), Correction::Repeated, "{algorithm}");
     }
 }
 
 #[test]
 fn slots_in_a_shared_state_are_released_and_renewed_there() {
-    let hand = clock();
-    let store = store(1, &hand);
+    let clock = clock();
+    let store = store(1, &clock);
     let slots = Limit::new("slots", Quota::slots(2)).by("user").ttl(Duration::from_secs(60));
     let limiter = on(&store, [slots, brief()]);
     occupy(&limiter, "a");
@@ -335,8 +336,8 @@ fn slots_in_a_shared_state_are_released_and_renewed_there() {
     let _bob = acquire("bob").slot.expect("another is free");
     assert!(!acquire("carol").decision.allowed(), "all three share two slots");
     assert!(now(alice.renew()).unwrap());
-    // Alice's key gets a place of its own, with a copy of what is held: her slot is in both.
-    hand.advance(secs(2));
+    // Alice's key gets an entry of its own with a copy of the held slots: her slot is in both states.
+    clock.advance(secs(2));
     assert!(!acquire("alice").decision.allowed());
     drop(alice);
     assert!(acquire("carol").decision.allowed());
@@ -346,19 +347,19 @@ fn slots_in_a_shared_state_are_released_and_renewed_there() {
 fn logs_are_bounded_in_bytes_and_no_limit_is_exceeded_for_it() {
     const QUOTA: u64 = 40;
     const MAX_LOG_BYTES: usize = 50_000;
-    let hand = clock();
+    let clock = clock();
     let capacity = Capacity { max_keys: 64, max_log_bytes: MAX_LOG_BYTES };
-    let store = MemoryStore::new(capacity, Clock::manual(&hand));
+    let store = MemoryStore::new(capacity, Clock::manual(&clock));
     let limit = || Limit::new("limit", Quota::per_hour(QUOTA)).by("user").algorithm(Algorithm::SlidingLog);
     let wide = Limit::new("wide", Quota::per_hour(100_000)).by("wide").algorithm(Algorithm::SlidingLog);
     let limiter = on(&store, [limit(), wide]);
     let known = names("known", 20);
     known[..10].iter().for_each(|name| assert!(charge(&limiter, &user(name), QUOTA).allowed()));
     known[10..].iter().for_each(|name| assert!(charge(&limiter, &user(name), QUOTA / 2).allowed()));
-    // One key eats all there is.
-    let eats = |_| overflowed(&charge(&limiter, &facts! { "wide" => "w" }, 100));
-    assert!((0..2 * MAX_LOG_BYTES / 700).any(eats), "there is an end to it");
-    // What is there may double once more when it grows; shared states hold as much as their keys may use.
+    // One key uses up all log bytes.
+    let overflows = |_| overflowed(&charge(&limiter, &facts! { "wide" => "w" }, 100));
+    assert!((0..2 * MAX_LOG_BYTES / 700).any(overflows), "the log bytes run out");
+    // A log may double once more when it grows; shared states hold as much as their keys may use.
     let shared = 64 * 2 * usize::try_from(2 * QUOTA).unwrap() * 7;
     assert!(store.log_bytes() > MAX_LOG_BYTES / 2);
     let mut admitted = vec![0; known.len()];
@@ -369,10 +370,10 @@ fn logs_are_bounded_in_bytes_and_no_limit_is_exceeded_for_it() {
         }
     }
     println!("{} bytes", store.log_bytes());
-    assert_eq!(admitted[..10], [0; 10], "what is exhausted stays so");
+    assert_eq!(admitted[..10], [0; 10], "exhausted keys stay exhausted");
     assert!(admitted[10..].iter().all(|admitted| *admitted <= QUOTA / 2), "{admitted:?}");
-    // When the logs have run out, there is room again.
-    hand.advance(secs(3_601));
+    // When the logs have expired, their capacity is free again.
+    clock.advance(secs(3_601));
     store.sweep();
     assert_eq!((store.keys(), store.log_bytes()), (0, 0));
     assert!(!overflowed(&charge(&limiter, &user("known0"), QUOTA)));
@@ -387,34 +388,34 @@ fn a_cap_of_nothing_is_a_cap_of_one() {
     assert!(!charge(&limiter, &user("alice"), 1).allowed());
 }
 
-/// An hour before or after.
-fn step(hand: &ManualClock, back: bool) {
-    let micros = hand.now().as_micros();
-    hand.set(Time::from_micros(if back { micros - 3_600_000_000 } else { micros + 3_600_000_000 }));
+/// Steps the clock by an hour, back or forward.
+fn step(clock: &ManualClock, back: bool) {
+    let micros = clock.now().as_micros();
+    clock.set(Time::from_micros(if back { micros - 3_600_000_000 } else { micros + 3_600_000_000 }));
 }
 
-/// The limit refuses no longer than it says.
+/// The limit refuses no longer than its retry time.
 #[test]
 fn clock_stepping_back_an_hour_gives_no_credit() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         charge(&limiter, &alice, 10);
-        step(&hand, true);
+        step(&clock, true);
         let peek = limiter.peek(&alice).wait().unwrap();
         assert!(!peek.allowed(), "{algorithm}: no credit");
         let refused = charge(&limiter, &alice, 1);
         assert!(!refused.allowed(), "{algorithm}: no credit");
-        // The refusal has moved the state: the wait it tells is true.
+        // The refusal has moved the state to the new time, so its retry time is right.
         let wait = refused.retry_after().unwrap();
         assert!(
             wait <= secs(if algorithm == Algorithm::SlidingWindow { 120 } else { 60 }),
             "{algorithm}: {wait}"
         );
-        hand.advance(wait);
+        clock.advance(wait);
         assert!(charge(&limiter, &alice, 1).allowed(), "{algorithm}");
-        // Two periods after the step all of it is there again; a sliding window takes three.
-        hand.advance(secs(if algorithm == Algorithm::SlidingWindow { 180 } else { 120 }));
+        // Two periods after the step the full quota is available; a sliding window takes three.
+        clock.advance(secs(if algorithm == Algorithm::SlidingWindow { 180 } else { 120 }));
         assert!(charge(&limiter, &alice, 10).allowed(), "{algorithm}");
     }
 }
@@ -428,16 +429,16 @@ fn clock_stepping_back_a_little_keeps_the_state() {
         (Algorithm::SlidingWindow, 76),
         (Algorithm::SlidingLog, 70),
     ] {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         charge(&limiter, &alice, 10);
-        hand.set(Time::from_micros(START.as_micros() - 10_000_000));
+        clock.set(Time::from_micros(START.as_micros() - 10_000_000));
         for _ in 0..3 {
             assert_eq!(charge(&limiter, &alice, 1).retry_after(), Some(secs(retry)), "{algorithm}");
         }
-        hand.advance(Span::from_micros(secs(retry).as_micros() - 1));
+        clock.advance(Span::from_micros(secs(retry).as_micros() - 1));
         assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}");
-        hand.advance(Span::from_micros(1));
+        clock.advance(Span::from_micros(1));
         assert!(charge(&limiter, &alice, 1).allowed(), "{algorithm}");
     }
 }
@@ -446,17 +447,17 @@ fn clock_stepping_back_a_little_keeps_the_state() {
 #[test]
 fn clock_stepping_forward_an_hour_gives_one_burst() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         charge(&limiter, &alice, 10);
-        step(&hand, false);
-        assert!(charge(&limiter, &alice, 10).allowed(), "{algorithm}: nothing can tell it from time");
+        step(&clock, false);
+        assert!(charge(&limiter, &alice, 10).allowed(), "{algorithm}: a step looks like elapsed time");
         assert!(!charge(&limiter, &alice, 1).allowed(), "{algorithm}: one burst");
         for _ in 0..5 {
-            step(&hand, true);
+            step(&clock, true);
             assert!(
                 !charge(&limiter, &alice, 1).allowed(),
-                "{algorithm}: the use of the hour to come counts now"
+                "{algorithm}: usage recorded an hour ahead counts now"
             );
         }
     }
@@ -465,12 +466,12 @@ fn clock_stepping_forward_an_hour_gives_one_burst() {
 #[test]
 fn jumping_clock_admits_one_burst_per_forward_step() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
         let mut admitted = 0;
         for _ in 0..10 {
             for back in [false, true] {
-                step(&hand, back);
+                step(&clock, back);
                 for _ in 0..30 {
                     admitted += u64::from(charge(&limiter, &alice, 1).allowed());
                 }

@@ -1,10 +1,10 @@
-//! The same program under many interleavings, chosen by Shuttle: at random, and by the strategy that
-//! finds bugs of a given depth with a known probability.
+//! Runs concurrent programs under many interleavings, which Shuttle chooses: at random, and by the PCT
+//! strategy, which finds bugs of a given depth with a known probability.
 //!
 //! `RUSTFLAGS="--cfg shuttle" cargo test -p tollkeeper --features shuttle --release --test shuttle`
 
 #![cfg(shuttle)]
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 use std::future::Future;
 use std::pin::Pin;
@@ -28,10 +28,10 @@ fn explore(schedules: usize, program: impl Fn() + Clone + Send + Sync + 'static)
 }
 
 fn limiter(max_keys: usize, limits: Vec<Limit>) -> (Limiter, MemoryStore, ManualClock) {
-    let hand = ManualClock::new(START);
+    let clock = ManualClock::new(START);
     let capacity = Capacity { max_keys, ..Capacity::default() };
-    let store = MemoryStore::new(capacity, Clock::manual(&hand));
-    (Limiter::embedded(Policy::new(limits).unwrap(), store.clone()), store, hand)
+    let store = MemoryStore::new(capacity, Clock::manual(&clock));
+    (Limiter::embedded(Policy::new(limits).unwrap(), store.clone()), store, clock)
 }
 
 fn window(name: &str, count: u64) -> Limit {
@@ -46,7 +46,7 @@ fn remaining(limiter: &Limiter, limit: &str, facts: &Facts<'_>) -> u64 {
     limiter.usage(facts).wait().unwrap().limit(limit).unwrap().outcome().remaining
 }
 
-/// The output of a future that does not wait.
+/// Blocks on a future that does not wait.
 fn now<F: IntoFuture>(future: F) -> F::Output {
     future::block_on(future.into_future())
 }
@@ -61,7 +61,7 @@ fn layered_tolls_are_exact_and_never_deadlock() {
             Limit::new("by-ip", Quota::per_minute(10)).by("ip").algorithm(Algorithm::SlidingLog),
             Limit::new("by-path", Quota::per_minute(10)).by("path").algorithm(Algorithm::TokenBucket),
         ];
-        // Sixteen shards: the four keys of a toll lie anywhere, in any order.
+        // Sixteen shards: the four keys of a toll are in any of them, in any order.
         let (limiter, store, _) = limiter(4_096, limits);
         let facts = |number: usize| {
             let users = ["alice", "bob", "alice"];
@@ -89,24 +89,24 @@ fn layered_tolls_are_exact_and_never_deadlock() {
             u64::from(alice > 0) + u64::from(bob > 0),
             u64::from(admitted[0] > 0) + u64::from(admitted[1] + admitted[2] > 0),
         );
-        assert_eq!(store.keys() as u64, 2 + users + ips, "room that was not used is given back");
+        assert_eq!(store.keys() as u64, 2 + users + ips, "refused requests leave no keys behind");
     });
 }
 
 #[test]
 fn inserts_at_the_cap_keep_it_while_room_is_reclaimed() {
     explore(4_000, || {
-        let (limiter, store, hand) = limiter(2, vec![window("limit", 5).by("user")]);
+        let (limiter, store, clock) = limiter(2, vec![window("limit", 5).by("user")]);
         charge(&limiter, &facts! { "user" => "old" });
         charge(&limiter, &facts! { "user" => "older" });
-        // Both equal a fresh state now, so there is room for two of the six that come.
-        hand.advance(Span::from_secs(61));
+        // Both states equal a fresh one now, so there is capacity for two of the six new keys.
+        clock.advance(Span::from_secs(61));
         let threads: Vec<_> = (0..3)
             .map(|number| {
                 let (limiter, store) = (limiter.clone(), store.clone());
                 thread::spawn(move || {
-                    for turn in 0..2 {
-                        let name = format!("user{number}-{turn}");
+                    for attempt in 0..2 {
+                        let name = format!("user{number}-{attempt}");
                         charge(&limiter, &facts! { "user" => &name });
                         assert!(store.keys() <= 2, "{} keys", store.keys());
                     }
@@ -116,8 +116,8 @@ fn inserts_at_the_cap_keep_it_while_room_is_reclaimed() {
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         assert_eq!(store.keys(), 2);
         store.sweep();
-        assert_eq!(store.keys(), 2, "and all of them are there");
-        hand.advance(Span::from_secs(61));
+        assert_eq!(store.keys(), 2, "a sweep removes no live key");
+        clock.advance(Span::from_secs(61));
         store.sweep();
         assert_eq!(store.keys(), 0);
     });
@@ -136,8 +136,8 @@ fn inserts_into_two_shards_at_once_keep_the_cap() {
             .map(|number| {
                 let (limiter, store) = (limiter.clone(), store.clone());
                 thread::spawn(move || {
-                    for turn in 0..2 {
-                        let name = format!("user{number}-{turn}");
+                    for attempt in 0..2 {
+                        let name = format!("user{number}-{attempt}");
                         charge(&limiter, &facts! { "user" => &name });
                         assert!(store.keys() <= 512, "{} keys", store.keys());
                     }
@@ -172,12 +172,12 @@ fn a_charge_that_two_threads_refund_at_once_is_given_back_once() {
         let limits = vec![window("by-user", 5).by("user"), window("all", 5)];
         let (limiter, _, _) = limiter(4_096, limits);
         let alice = facts! { "user" => "alice" };
-        let receipt = limiter.check(&alice).cost(2).wait().unwrap().charge().unwrap();
+        let paid = limiter.check(&alice).cost(2).wait().unwrap().charge().unwrap();
         let done = Arc::new(AtomicU64::new(0));
         let mut threads: Vec<_> = (0..2)
             .map(|_| {
-                let (limiter, receipt, done) = (limiter.clone(), receipt.clone(), Arc::clone(&done));
-                thread::spawn(move || match now(limiter.refund(&receipt)) {
+                let (limiter, paid, done) = (limiter.clone(), paid.clone(), Arc::clone(&done));
+                thread::spawn(move || match now(limiter.refund(&paid)) {
                     Correction::Done => drop(done.fetch_add(1, SeqCst)),
                     other => assert_eq!(other, Correction::Repeated),
                 })
@@ -218,7 +218,7 @@ fn the_last_slot_goes_to_one_thread_and_comes_back() {
 
 type Wait = Pin<Box<dyn Future<Output = Decision> + Send>>;
 
-/// Somebody who has come to wait, and stands in line.
+/// A waiter that was polled once, so that it is in the queue.
 fn waiter(limiter: &Limiter) -> Wait {
     let limiter = limiter.clone();
     let mut wait: Wait = Box::pin(async move { limiter.until_allowed(&Facts::new()).await.unwrap() });
@@ -226,9 +226,9 @@ fn waiter(limiter: &Limiter) -> Wait {
     wait
 }
 
-/// Lets everybody in line wait on a task of its own and turns the clock for them; returns the numbers of
-/// those who passed, in the order in which the store admitted them.
-fn served(waits: Vec<Wait>, hand: &ManualClock) -> Vec<usize> {
+/// Runs each waiter on its own task and advances the clock for them; returns the numbers of the waiters
+/// in the order in which the store admitted them.
+fn admission_order(waits: Vec<Wait>, clock: &ManualClock) -> Vec<usize> {
     let all = waits.len() as u64;
     let passed = Arc::new(Mutex::new(Vec::new()));
     let count = Arc::new(AtomicU64::new(0));
@@ -240,7 +240,7 @@ fn served(waits: Vec<Wait>, hand: &ManualClock) -> Vec<usize> {
             future::spawn(async move {
                 let decision = wait.await;
                 assert!(decision.allowed());
-                // One key: its admissions are numbered in order.
+                // All share one key, so the ids of their charges are in order of admission.
                 let id = decision.charge().unwrap().id();
                 passed.lock().unwrap().push((id, number));
                 count.fetch_add(1, SeqCst);
@@ -248,8 +248,8 @@ fn served(waits: Vec<Wait>, hand: &ManualClock) -> Vec<usize> {
         })
         .collect();
     while count.load(SeqCst) < all {
-        if let Some(next) = hand.next_wake() {
-            hand.set(next);
+        if let Some(next) = clock.next_wake() {
+            clock.set(next);
         }
         thread::yield_now();
     }
@@ -266,27 +266,27 @@ fn one_a_second() -> Vec<Limit> {
 #[test]
 fn waiters_are_admitted_in_order_and_none_is_lost() {
     explore(3_000, || {
-        let (limiter, _, hand) = limiter(512, one_a_second());
+        let (limiter, _, clock) = limiter(512, one_a_second());
         charge(&limiter, &Facts::new());
         let waits: Vec<Wait> = (0..3).map(|_| waiter(&limiter)).collect();
-        assert_eq!(served(waits, &hand), [0, 1, 2]);
-        assert_eq!(hand.now(), START + Span::from_secs(3));
+        assert_eq!(admission_order(waits, &clock), [0, 1, 2]);
+        assert_eq!(clock.now(), START + Span::from_secs(3));
     });
 }
 
 #[test]
 fn a_head_that_leaves_at_any_moment_wakes_the_next() {
     explore(3_000, || {
-        let (limiter, _, hand) = limiter(512, one_a_second());
+        let (limiter, _, clock) = limiter(512, one_a_second());
         charge(&limiter, &Facts::new());
         let head = waiter(&limiter);
         let middle = waiter(&limiter);
         let waits: Vec<Wait> = (0..2).map(|_| waiter(&limiter)).collect();
-        let leaving = [head, middle].map(|wait| thread::spawn(move || drop(wait)));
-        assert_eq!(served(waits, &hand), [0, 1]);
-        leaving.into_iter().for_each(|thread| thread.join().unwrap());
-        // The line is gone: the next to come is decided at once.
-        hand.advance(Span::from_secs(1));
+        let dropping = [head, middle].map(|wait| thread::spawn(move || drop(wait)));
+        assert_eq!(admission_order(waits, &clock), [0, 1]);
+        dropping.into_iter().for_each(|thread| thread.join().unwrap());
+        // The queue is gone: the next caller is decided at once.
+        clock.advance(Span::from_secs(1));
         assert!(future::block_on(async { limiter.until_allowed(&Facts::new()).await }).unwrap().allowed());
     });
 }
@@ -294,7 +294,7 @@ fn a_head_that_leaves_at_any_moment_wakes_the_next() {
 #[test]
 fn callers_that_come_at_once_all_pass() {
     explore(3_000, || {
-        let (limiter, _, hand) = limiter(512, one_a_second());
+        let (limiter, _, clock) = limiter(512, one_a_second());
         let count = Arc::new(AtomicU64::new(0));
         let tasks: Vec<_> = (0..3)
             .map(|_| {
@@ -306,13 +306,13 @@ fn callers_that_come_at_once_all_pass() {
             })
             .collect();
         while count.load(SeqCst) < 3 {
-            if let Some(next) = hand.next_wake() {
-                hand.set(next);
+            if let Some(next) = clock.next_wake() {
+                clock.set(next);
             }
             thread::yield_now();
         }
         tasks.into_iter().for_each(|task| future::block_on(task).unwrap());
-        // Whoever was refused before the clock was turned and sleeps after it may sleep a turn too long.
-        assert!(hand.now() >= START + Span::from_secs(2), "no turn is given twice");
+        // A caller that is refused before the clock advances and sleeps after it may sleep one step too long.
+        assert!(clock.now() >= START + Span::from_secs(2), "no unit is granted twice");
     });
 }

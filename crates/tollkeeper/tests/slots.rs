@@ -7,7 +7,7 @@ use std::time::Duration;
 use support::*;
 use tollkeeper::{Acquired, Algorithm, Facts, Limit, Limiter, Quota, Retry, Slot, SlotGuard, Span, Verdict};
 
-/// So many slots by user, for five seconds.
+/// A limit of `count` slots by user, each with a TTL of five seconds.
 fn slots(count: u64) -> Limit {
     Limit::new("slots", Quota::slots(count)).by("user").ttl(Duration::from_secs(5))
 }
@@ -52,7 +52,11 @@ fn request_of_any_cost_takes_one_slot() {
     assert!(!now(limiter.acquire(&alice).cost(7)).expect("a valid request").decision.allowed());
     assert_eq!((free(&limiter), remaining(&limiter, "rate", &alice)), (2, 6), "all or nothing");
     drop(acquired);
-    assert_eq!((free(&limiter), remaining(&limiter, "rate", &alice)), (3, 6), "the rate stays paid");
+    assert_eq!(
+        (free(&limiter), remaining(&limiter, "rate", &alice)),
+        (3, 6),
+        "the charge at the rate limit stays"
+    );
 }
 
 #[test]
@@ -72,9 +76,9 @@ fn a_guard_that_unwinds_gives_its_slot_back() {
     let clone = limiter.clone();
     let worker = std::thread::spawn(move || {
         let _guard = held(&clone, &user("alice"));
-        std::panic::resume_unwind(Box::new("the work went wrong"));
+        std::panic::resume_unwind(Box::new("the work failed"));
     });
-    worker.join().expect_err("it unwound");
+    worker.join().expect_err("the thread panicked");
     assert_eq!(free(&limiter), 1);
 }
 
@@ -85,9 +89,9 @@ fn a_kept_slot_outlives_its_guard_until_it_is_released() {
     assert_eq!(free(&limiter), 0);
     let text = limiter.seal_slot(&slot);
     let opened = limiter.open_slot(&text).wait().unwrap().expect("this store wrote it");
-    assert!(release(&limiter, &opened), "by name");
+    assert!(release(&limiter, &opened), "the opened text names the slot");
     assert_eq!(free(&limiter), 1);
-    assert!(!release(&limiter, &slot), "once");
+    assert!(!release(&limiter, &slot), "a slot is released once");
 }
 
 #[test]
@@ -104,41 +108,41 @@ fn slot_released_twice_frees_no_other_slot() {
 
 #[test]
 fn a_slot_comes_back_by_itself_at_its_ttl() {
-    let (limiter, hand) = limiter([slots(1)]);
+    let (limiter, clock) = limiter([slots(1)]);
     let slot = held(&limiter, &user("alice")).keep();
     assert_eq!(slot.ttl(), secs(5));
-    hand.set(START + Span::from_micros(4_999_999));
+    clock.set(START + Span::from_micros(4_999_999));
     assert_eq!(free(&limiter), 0);
-    hand.set(START + secs(5));
+    clock.set(START + secs(5));
     assert_eq!(free(&limiter), 1);
     let _next = held(&limiter, &user("alice"));
-    assert!(!release(&limiter, &slot), "it is not held any more");
-    assert_eq!(free(&limiter), 0, "the next holder's was not touched");
+    assert!(!release(&limiter, &slot), "the slot has expired");
+    assert_eq!(free(&limiter), 0, "the slot of the next holder is not released");
 }
 
 #[test]
 fn renewing_counts_the_ttl_from_now_and_not_after_it() {
-    let (limiter, hand) = limiter([slots(1)]);
+    let (limiter, clock) = limiter([slots(1)]);
     let guard = held(&limiter, &user("alice"));
     assert_eq!(guard.ttl(), secs(5));
     for _ in 0..5 {
-        hand.advance(secs(4));
+        clock.advance(secs(4));
         assert!(now(guard.renew()).unwrap());
         assert_eq!(free(&limiter), 0);
     }
-    hand.advance(secs(5));
-    assert!(!now(guard.renew()).unwrap(), "it was lost");
+    clock.advance(secs(5));
+    assert!(!now(guard.renew()).unwrap(), "the slot has expired");
     assert!(!now(limiter.renew(guard.slot())).unwrap());
     assert_eq!(free(&limiter), 1);
     let next = held(&limiter, &user("alice"));
     drop(guard);
-    assert_eq!(free(&limiter), 0, "dropping a lost guard releases nothing");
+    assert_eq!(free(&limiter), 0, "dropping a guard of an expired slot releases nothing");
     drop(next);
 }
 
 #[test]
 fn a_refusal_hints_at_a_second_or_the_first_ttl() {
-    let (limiter, hand) = limiter([slots(2)]);
+    let (limiter, clock) = limiter([slots(2)]);
     let alice = user("alice");
     let _guards = (held(&limiter, &alice), held(&limiter, &alice));
     let check = |retry: Span| {
@@ -146,7 +150,7 @@ fn a_refusal_hints_at_a_second_or_the_first_ttl() {
         assert_eq!(verdict, Verdict::Deny { retry: Retry::After(retry) });
     };
     check(secs(1));
-    hand.advance(millis(4_400));
+    clock.advance(millis(4_400));
     check(millis(600));
 }
 
@@ -154,19 +158,19 @@ fn a_refusal_hints_at_a_second_or_the_first_ttl() {
 fn one_slot_is_taken_whatever_the_limit_beside_it_charges() {
     let tokens = Limit::new("tokens", Quota::per_minute(100)).by("user").cost("tokens");
     let (limiter, _) = limiter([slots(2), tokens]);
-    let asked = Facts::new().with("user", "alice").with("tokens", 60);
-    let first = acquire(&limiter, &asked);
+    let facts = Facts::new().with("user", "alice").with("tokens", 60);
+    let first = acquire(&limiter, &facts);
     assert!(first.decision.allowed());
-    assert_eq!(remaining(&limiter, "slots", &asked), 1);
-    assert_eq!(remaining(&limiter, "tokens", &asked), 40);
+    assert_eq!(remaining(&limiter, "slots", &facts), 1);
+    assert_eq!(remaining(&limiter, "tokens", &facts), 40);
     // The rate refuses: no slot is taken.
-    assert!(!acquire(&limiter, &asked).decision.allowed());
-    assert_eq!(remaining(&limiter, "slots", &asked), 1);
-    // What was charged at the rate limit can be given back, the slot is released.
-    let charge = first.decision.charge().expect("the rate was charged");
+    assert!(!acquire(&limiter, &facts).decision.allowed());
+    assert_eq!(remaining(&limiter, "slots", &facts), 1);
+    // The charge at the rate limit can be refunded; the slot stays held until it is released.
+    let charge = first.decision.charge().expect("the rate limit was charged");
     assert_eq!(charge.items().len(), 1);
     assert_eq!(now(limiter.refund(&charge)), tollkeeper::Correction::Done);
-    assert_eq!((remaining(&limiter, "slots", &asked), remaining(&limiter, "tokens", &asked)), (1, 100));
+    assert_eq!((remaining(&limiter, "slots", &facts), remaining(&limiter, "tokens", &facts)), (1, 100));
 }
 
 #[test]
@@ -229,7 +233,7 @@ fn lowering_the_slot_limit_keeps_held_slots() {
     let mut guards: Vec<SlotGuard> = (0..3).map(|_| held(&limiter, &alice)).collect();
     limiter.replace(vec![slots(2)]).unwrap();
     assert!(!acquire(&limiter, &alice).decision.allowed());
-    assert!(now(guards[0].renew()).unwrap(), "it is still held");
+    assert!(now(guards[0].renew()).unwrap(), "the slot is still held");
     guards.pop();
     assert!(!acquire(&limiter, &alice).decision.allowed(), "two of two are held");
     guards.pop();
@@ -250,12 +254,12 @@ fn a_slot_of_a_forgotten_key_is_not_held_any_more() {
 
 #[test]
 fn clock_stepping_back_holds_slots_for_two_ttls_at_most() {
-    let (limiter, hand) = limiter([slots(1)]);
+    let (limiter, clock) = limiter([slots(1)]);
     let slot = held(&limiter, &user("alice")).keep();
-    hand.set(tollkeeper::Time::from_micros(START.as_micros() - 3_600_000_000));
+    clock.set(tollkeeper::Time::from_micros(START.as_micros() - 3_600_000_000));
     let alice = user("alice");
-    assert!(!acquire(&limiter, &alice).decision.allowed(), "it was not released");
-    hand.advance(secs(5));
-    assert!(acquire(&limiter, &alice).decision.allowed(), "from the step on its life was counted anew");
+    assert!(!acquire(&limiter, &alice).decision.allowed(), "the slot is still held");
+    clock.advance(secs(5));
+    assert!(acquire(&limiter, &alice).decision.allowed(), "its TTL was counted again from the step on");
     assert!(!release(&limiter, &slot));
 }

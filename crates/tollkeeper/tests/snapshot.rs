@@ -1,6 +1,6 @@
 //! Snapshots: a restart keeps the counts, and a damaged file is refused with a clear message.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 mod support;
 
@@ -15,13 +15,13 @@ use tollkeeper::{
     Restored, SnapshotError, Snapshots, facts,
 };
 
-/// A folder that goes with the test.
+/// A temporary folder, deleted when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
     fn new() -> Folder {
-        static MADE: AtomicU64 = AtomicU64::new(0);
-        let number = MADE.fetch_add(1, Relaxed);
+        static CREATED: AtomicU64 = AtomicU64::new(0);
+        let number = CREATED.fetch_add(1, Relaxed);
         let path =
             Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("snapshot-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
@@ -32,7 +32,7 @@ impl Folder {
         self.0.join("state")
     }
 
-    /// The names of what is in it.
+    /// The sorted names of its files.
     fn names(&self) -> Vec<String> {
         let names =
             fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -48,85 +48,85 @@ impl Drop for Folder {
     }
 }
 
-fn load(max_keys: usize, hand: &ManualClock, path: &Path) -> Result<MemoryStore, SnapshotError> {
-    MemoryStore::load(Capacity { max_keys, ..Capacity::default() }, Clock::manual(hand), path)
+fn load(max_keys: usize, clock: &ManualClock, path: &Path) -> Result<MemoryStore, SnapshotError> {
+    MemoryStore::load(Capacity { max_keys, ..Capacity::default() }, Clock::manual(clock), path)
 }
 
-/// Saves the store and goes on with what was read from the file.
-fn restarted(store: &MemoryStore, max_keys: usize, hand: &ManualClock) -> MemoryStore {
+/// Saves the store and loads it from the file, as a restart does.
+fn restarted(store: &MemoryStore, max_keys: usize, clock: &ManualClock) -> MemoryStore {
     let folder = Folder::new();
     assert_eq!(store.save(folder.file()).unwrap(), store.keys());
-    load(max_keys, hand, &folder.file()).unwrap()
+    load(max_keys, clock, &folder.file()).unwrap()
 }
 
-/// A limit of every kind whose states are kept in a way of their own.
+/// One limit for each state format of a snapshot.
 fn every_kind() -> Vec<Limit> {
     let mut limits: Vec<Limit> = RATES.map(ten).into();
     limits.extend([
         Limit::new("staggered", Quota::per_day(10)).by("user").algorithm(Algorithm::FixedWindow).stagger(),
-        // Counts above 2^27 do not fit beside each other.
+        // Counts of 2^27 or more do not fit into a packed state.
         Limit::new("vast", Quota::per_hour(600_000_000)).by("user").cost("bytes"),
         Limit::new("slots", Quota::slots(3)).by("user").ttl(Duration::from_secs(60)),
     ]);
     limits
 }
 
-fn asked(name: &str) -> Facts<'_> {
+fn facts_of(name: &str) -> Facts<'_> {
     facts! { "user" => name, "bytes" => 200_000_000 }
 }
 
-/// What every limit says of a user now.
-fn stands(limiter: &Limiter, name: &str) -> Vec<Outcome> {
-    limiter.usage(&asked(name)).wait().unwrap().limits().map(|answer| answer.outcome()).collect()
+/// The current outcome of every limit for a user.
+fn outcomes(limiter: &Limiter, name: &str) -> Vec<Outcome> {
+    limiter.usage(&facts_of(name)).wait().unwrap().limits().map(|limit| limit.outcome()).collect()
 }
 
 #[test]
 fn what_was_saved_is_loaded_for_every_algorithm() {
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limiter = on(&store, every_kind());
     let users: Vec<String> = (0..20).map(|number| format!("user{number}")).collect();
     for (number, name) in users.iter().enumerate() {
         for _ in 0..=number % 3 {
-            let acquired = now(limiter.acquire(&asked(name))).unwrap();
+            let acquired = now(limiter.acquire(&facts_of(name))).unwrap();
             assert!(acquired.decision.allowed());
             acquired.slot.unwrap().keep();
-            hand.advance(millis(700));
+            clock.advance(millis(700));
         }
     }
-    let again = on(&restarted(&store, 1_000, &hand), every_kind());
+    let reloaded = on(&restarted(&store, 1_000, &clock), every_kind());
     for pause in [0, 1, 20, 45, 60, 3_600] {
-        hand.advance(secs(pause));
+        clock.advance(secs(pause));
         for name in &users {
-            assert_eq!(stands(&again, name), stands(&limiter, name), "{name} after {pause} s");
+            assert_eq!(outcomes(&reloaded, name), outcomes(&limiter, name), "{name} after {pause} s");
         }
     }
-    assert_eq!(stands(&again, "nobody"), stands(&limiter, "nobody"));
+    assert_eq!(outcomes(&reloaded, "unknown"), outcomes(&limiter, "unknown"));
 }
 
 /// The totals are the numbers of keys and of log bytes.
 #[test]
 fn restored_store_has_its_totals_and_can_be_saved() {
-    let hand = clock();
-    let mut store = store(1_000, &hand);
+    let clock = clock();
+    let mut store = store(1_000, &clock);
     let limiter = on(&store, every_kind());
     for number in 0..50 {
-        now(limiter.acquire(&asked(&format!("user{number}")))).unwrap().slot.unwrap().keep();
+        now(limiter.acquire(&facts_of(&format!("user{number}")))).unwrap().slot.unwrap().keep();
     }
     assert_eq!(store.keys(), 50 * 8);
     for _ in 0..3 {
-        let again = restarted(&store, 1_000, &hand);
-        assert_eq!(again.keys(), store.keys());
+        let reloaded = restarted(&store, 1_000, &clock);
+        assert_eq!(reloaded.keys(), store.keys());
         assert!(
-            (50 * 7..50 * 14).contains(&again.log_bytes()),
-            "fifty stamps take {} bytes",
-            again.log_bytes()
+            (50 * 7..50 * 14).contains(&reloaded.log_bytes()),
+            "fifty timestamps take {} bytes",
+            reloaded.log_bytes()
         );
-        store = again;
+        store = reloaded;
     }
-    let again = on(&store, every_kind());
-    assert_eq!(stands(&again, "user7"), stands(&limiter, "user7"));
-    hand.advance(secs(3 * 86_400));
+    let reloaded = on(&store, every_kind());
+    assert_eq!(outcomes(&reloaded, "user7"), outcomes(&limiter, "user7"));
+    clock.advance(secs(3 * 86_400));
     store.sweep();
     assert_eq!((store.keys(), store.log_bytes()), (0, 0));
 }
@@ -134,14 +134,14 @@ fn restored_store_has_its_totals_and_can_be_saved() {
 #[test]
 fn a_restart_keeps_refusals() {
     for algorithm in RATES {
-        let hand = clock();
-        let store = store(1_000, &hand);
+        let clock = clock();
+        let store = store(1_000, &clock);
         let limiter = on(&store, [ten(algorithm)]);
         charge(&limiter, &user("alice"), 10);
         let before = charge(&limiter, &user("alice"), 1);
-        hand.advance(secs(1));
-        let again = on(&restarted(&store, 1_000, &hand), [ten(algorithm)]);
-        let after = charge(&again, &user("alice"), 1);
+        clock.advance(secs(1));
+        let reloaded = on(&restarted(&store, 1_000, &clock), [ten(algorithm)]);
+        let after = charge(&reloaded, &user("alice"), 1);
         assert!(!after.allowed(), "{algorithm}");
         let (before, after) = (before.retry_after().unwrap(), after.retry_after().unwrap());
         assert_eq!(
@@ -149,35 +149,35 @@ fn a_restart_keeps_refusals() {
             before.as_micros(),
             "{algorithm}: the second in between counts"
         );
-        assert!(charge(&again, &user("bob"), 10).allowed(), "{algorithm}");
+        assert!(charge(&reloaded, &user("bob"), 10).allowed(), "{algorithm}");
     }
 }
 
 #[test]
 fn time_counts_while_nothing_runs() {
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limiter = on(&store, every_kind());
-    now(limiter.acquire(&asked("alice"))).unwrap().slot.unwrap().keep();
+    now(limiter.acquire(&facts_of("alice"))).unwrap().slot.unwrap().keep();
     let folder = Folder::new();
     store.save(folder.file()).unwrap();
     let after = |span| {
-        let hand = ManualClock::new(START + span);
-        let store = load(1_000, &hand, &folder.file()).unwrap();
+        let clock = ManualClock::new(START + span);
+        let store = load(1_000, &clock, &folder.file()).unwrap();
         let limiter = on(&store, every_kind());
-        let left = |name: &str| remaining(&limiter, name, &asked("alice"));
+        let left = |name: &str| remaining(&limiter, name, &facts_of("alice"));
         (store.keys(), left("token-bucket"), left("fixed-window"), left("slots"), left("staggered"))
     };
     assert_eq!(after(secs(0)), (8, 9, 9, 2, 9));
-    assert_eq!(after(secs(7)), (6, 10, 9, 2, 9), "the buckets are full again, and not even loaded");
-    assert_eq!(after(secs(61)), (3, 10, 10, 3, 9), "windows have flipped, the slot has come back");
+    assert_eq!(after(secs(7)), (6, 10, 9, 2, 9), "the buckets are full again, so they are not loaded");
+    assert_eq!(after(secs(61)), (3, 10, 10, 3, 9), "new windows have begun, and the slot has expired");
     assert_eq!(after(secs(2 * 86_400)), (0, 10, 10, 3, 10));
 }
 
 #[test]
 fn charges_slots_and_refunds_survive_a_restart() {
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limits = || [ten(Algorithm::FixedWindow), ten(Algorithm::SlidingLog)];
     let limiter = on(&store, limits().into_iter().chain([slots()]));
     let text = |cost| limiter.seal_charge(&charge(&limiter, &user("alice"), cost).charge().unwrap());
@@ -188,27 +188,27 @@ fn charges_slots_and_refunds_survive_a_restart() {
     );
     let slot = now(limiter.acquire(&user("bob"))).unwrap().slot.unwrap().keep();
     let slot = limiter.seal_slot(&slot);
-    hand.advance(secs(1));
+    clock.advance(secs(1));
 
-    let again = on(&restarted(&store, 1_000, &hand), limits().into_iter().chain([slots()]));
+    let reloaded = on(&restarted(&store, 1_000, &clock), limits().into_iter().chain([slots()]));
     let refund = |text: &str| {
-        now(again.refund(&again.open_charge(text).wait().unwrap().expect("the secret is in the file")))
+        now(reloaded.refund(&reloaded.open_charge(text).wait().unwrap().expect("the secret is in the file")))
     };
     assert_eq!(refund(&refunded), Correction::Repeated);
-    assert_eq!(remaining(&again, "fixed-window", &user("alice")), 7);
+    assert_eq!(remaining(&reloaded, "fixed-window", &user("alice")), 7);
     assert_eq!(refund(&open), Correction::Done);
     assert_eq!(refund(&open), Correction::Repeated);
     for limit in ["fixed-window", "sliding-log"] {
-        assert_eq!(remaining(&again, limit, &user("alice")), 10);
+        assert_eq!(remaining(&reloaded, limit, &user("alice")), 10);
     }
-    let slot = again.open_slot(&slot).wait().unwrap().expect("the secret is in the file");
-    assert_eq!(remaining(&again, "slots", &user("bob")), 1);
+    let slot = reloaded.open_slot(&slot).wait().unwrap().expect("the secret is in the file");
+    assert_eq!(remaining(&reloaded, "slots", &user("bob")), 1);
     assert!(
-        now(again.renew(&slot)).unwrap()
-            && now(again.release(&slot)).unwrap()
-            && !now(again.release(&slot)).unwrap()
+        now(reloaded.renew(&slot)).unwrap()
+            && now(reloaded.release(&slot)).unwrap()
+            && !now(reloaded.release(&slot)).unwrap()
     );
-    assert_eq!(remaining(&again, "slots", &user("bob")), 2);
+    assert_eq!(remaining(&reloaded, "slots", &user("bob")), 2);
 }
 
 fn slots() -> Limit {
@@ -217,39 +217,39 @@ fn slots() -> Limit {
 
 #[test]
 fn refunded_charge_stays_refunded_after_a_restart() {
-    let hand = clock();
-    let store = store(10_000, &hand);
+    let clock = clock();
+    let store = store(10_000, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     let paid: Vec<_> = (0..100)
         .map(|number| charge(&limiter, &user(&format!("user{number}")), 1).charge().unwrap())
         .inspect(|charge| assert_eq!(now(limiter.refund(charge)), Correction::Done))
         .collect();
-    hand.advance(secs(1));
-    let again = on(&restarted(&store, 10_000, &hand), [ten(Algorithm::FixedWindow)]);
-    assert!(paid.iter().all(|charge| now(again.refund(charge)) == Correction::Repeated));
+    clock.advance(secs(1));
+    let reloaded = on(&restarted(&store, 10_000, &clock), [ten(Algorithm::FixedWindow)]);
+    assert!(paid.iter().all(|charge| now(reloaded.refund(charge)) == Correction::Repeated));
 }
 
 #[test]
 fn admissions_after_a_restart_are_not_taken_for_those_before() {
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     for _ in 0..5 {
         let paid = charge(&limiter, &user("alice"), 1).charge().unwrap();
         assert_eq!(now(limiter.refund(&paid)), Correction::Done);
     }
-    hand.advance(millis(1));
-    let again = on(&restarted(&store, 1_000, &hand), [ten(Algorithm::FixedWindow)]);
+    clock.advance(millis(1));
+    let reloaded = on(&restarted(&store, 1_000, &clock), [ten(Algorithm::FixedWindow)]);
     for _ in 0..5 {
-        let paid = charge(&again, &user("alice"), 1).charge().unwrap();
-        assert_eq!(now(again.refund(&paid)), Correction::Done, "it has a number of its own");
+        let paid = charge(&reloaded, &user("alice"), 1).charge().unwrap();
+        assert_eq!(now(reloaded.refund(&paid)), Correction::Done, "it has a charge id of its own");
     }
 }
 
 #[test]
 fn markers_that_were_loaded_are_counted() {
-    let hand = clock();
-    let store = store(2, &hand);
+    let clock = clock();
+    let store = store(2, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     let refund = |limiter: &Limiter, name: &str| {
         let paid = charge(limiter, &user(name), 1).charge().unwrap();
@@ -257,11 +257,11 @@ fn markers_that_were_loaded_are_counted() {
     };
     assert_eq!(refund(&limiter, "a"), Correction::Done);
     assert_eq!(refund(&limiter, "b"), Correction::Done);
-    hand.advance(millis(1));
-    let again = on(&restarted(&store, 2, &hand), [ten(Algorithm::FixedWindow)]);
-    assert_eq!(refund(&again, "c"), Correction::Full, "two of two are marked");
-    hand.advance(secs(60 + 8));
-    assert_eq!(refund(&again, "d"), Correction::Done);
+    clock.advance(millis(1));
+    let reloaded = on(&restarted(&store, 2, &clock), [ten(Algorithm::FixedWindow)]);
+    assert_eq!(refund(&reloaded, "c"), Correction::Full, "two of two markers are used");
+    clock.advance(secs(60 + 8));
+    assert_eq!(refund(&reloaded, "d"), Correction::Done);
 }
 
 #[test]
@@ -269,33 +269,33 @@ fn shared_states_outlive_a_restart() {
     for algorithm in
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
     {
-        let hand = clock();
-        let store = store(1, &hand);
+        let clock = clock();
+        let store = store(1, &clock);
         let limiter = on(&store, [ten(algorithm)]);
         charge(&limiter, &user("own"), 10);
         charge(&limiter, &user("shares"), 8);
         assert_eq!((store.keys(), store.overflows()), (1, 1));
-        let store = restarted(&store, 1, &hand);
-        let again = on(&store, [ten(algorithm)]);
+        let store = restarted(&store, 1, &clock);
+        let reloaded = on(&store, [ten(algorithm)]);
         assert_eq!(store.keys(), 1, "{algorithm}: a shared state is not a key");
-        assert_eq!(remaining(&again, algorithm.name(), &user("own")), 0, "{algorithm}");
-        let outcome = charge(&again, &user("another"), 2).limits().next().unwrap().outcome();
+        assert_eq!(remaining(&reloaded, algorithm.name(), &user("own")), 0, "{algorithm}");
+        let outcome = charge(&reloaded, &user("another"), 2).limits().next().unwrap().outcome();
         assert!(outcome.allowed && outcome.overflow && outcome.remaining == 0, "{algorithm}: {outcome:?}");
-        assert!(!charge(&again, &user("shares"), 1).allowed(), "{algorithm}");
+        assert!(!charge(&reloaded, &user("shares"), 1).allowed(), "{algorithm}");
     }
 }
 
-/// Bytes of a small file with a record of every kind.
+/// The bytes of a small snapshot with a record of every kind.
 fn small_file() -> Vec<u8> {
     let folder = Folder::new();
-    let hand = clock();
-    let store = store(12, &hand);
+    let clock = clock();
+    let store = store(12, &clock);
     let limiter = on(&store, every_kind());
-    let acquired = now(limiter.acquire(&asked("alice"))).unwrap();
+    let acquired = now(limiter.acquire(&facts_of("alice"))).unwrap();
     let paid = acquired.decision.charge().unwrap();
     acquired.slot.unwrap().keep();
-    // Half the keys of another user fit, the rest is shared.
-    now(limiter.acquire(&asked("bob"))).unwrap().slot.unwrap().keep();
+    // Half the keys of another user fit, the rest overflow into shared states.
+    now(limiter.acquire(&facts_of("bob"))).unwrap().slot.unwrap().keep();
     assert!(store.overflows() > 0);
     let one = on(&store, [ten(Algorithm::FixedWindow)]);
     let paid_one = charge(&one, &user("alice"), 1).charge().unwrap();
@@ -327,33 +327,38 @@ fn problem(bytes: &[u8], file: &Path) -> &'static str {
 #[test]
 fn a_file_that_is_cut_off_anywhere_is_refused() {
     let folder = Folder::new();
-    let whole = small_file();
-    assert_eq!(problem(&whole, &folder.file()), "", "it is whole");
-    for len in 0..whole.len() {
-        assert_eq!(problem(&whole[..len], &folder.file()), "it is cut off", "{len} of {} bytes", whole.len());
+    let complete = small_file();
+    assert_eq!(problem(&complete, &folder.file()), "", "the complete file is loaded");
+    for len in 0..complete.len() {
+        assert_eq!(
+            problem(&complete[..len], &folder.file()),
+            "it is cut off",
+            "{len} of {} bytes",
+            complete.len()
+        );
     }
 }
 
 #[test]
 fn a_file_with_any_byte_changed_is_refused() {
     let folder = Folder::new();
-    let whole = small_file();
-    for place in 0..whole.len() {
+    let complete = small_file();
+    for index in 0..complete.len() {
         for mask in [0x01, 0x80, 0xff] {
-            let mut bytes = whole.clone();
-            bytes[place] ^= mask;
+            let mut bytes = complete.clone();
+            bytes[index] ^= mask;
             let found = problem(&bytes, &folder.file());
-            assert!(found == CHECKSUM || PROBLEMS.contains(&found), "byte {place} ^ {mask:#x}: {found:?}");
+            assert!(found == CHECKSUM || PROBLEMS.contains(&found), "byte {index} ^ {mask:#x}: {found:?}");
         }
     }
 }
 
-/// Tables take a fingerprint of zero for an empty place, so it must not come that far.
+/// A fingerprint of zero marks an empty entry of a table, so it must not be loaded.
 #[test]
 fn a_file_with_a_fingerprint_of_zero_is_refused() {
     let folder = Folder::new();
     let mut bytes = small_file();
-    // Behind what every snapshot begins with, two secrets, and the byte for the table.
+    // After the header of 19 bytes, two secrets of 32 bytes together, and the byte that names the table.
     bytes[19 + 32 + 1..][..16].fill(0);
     assert_eq!(problem(&bytes, &folder.file()), "it holds a fingerprint that no key has");
 }
@@ -371,30 +376,34 @@ fn refused_snapshot_is_moved_and_the_store_starts_empty() {
     let check = |bytes: &[u8], problem: &str| {
         let folder = Folder::new();
         fs::write(folder.file(), bytes).unwrap();
-        let hand = clock();
+        let clock = clock();
         let (store, restored) =
-            MemoryStore::open(Capacity::default(), Clock::manual(&hand), Snapshots::to(folder.file()))
+            MemoryStore::open(Capacity::default(), Clock::manual(&clock), Snapshots::to(folder.file()))
                 .unwrap();
         let Restored::Refused(error) = restored else { panic!("{restored:?}") };
-        let shown = folder.file().display().to_string();
+        let path = folder.file().display().to_string();
         let expected = format!(
-            "snapshot {shown}: {problem} (it is not used: put back one that is whole, or start empty)"
+            "snapshot {path}: {problem} (it is not used: put back one that is whole, or start empty)"
         );
         assert_eq!(error.to_string(), expected);
         assert_eq!(store.keys(), 0);
-        assert_eq!(fs::read(folder.0.join("state.refused")).unwrap(), bytes, "for somebody to look at");
+        assert_eq!(
+            fs::read(folder.0.join("state.refused")).unwrap(),
+            bytes,
+            "the refused file is kept for inspection"
+        );
         assert!(charge(&on(&store, [ten(Algorithm::FixedWindow)]), &user("alice"), 10).allowed());
         drop(store);
-        assert_eq!(load(1_000, &hand, &folder.file()).unwrap().keys(), 1, "the next snapshot is a good one");
+        assert_eq!(load(1_000, &clock, &folder.file()).unwrap().keys(), 1, "the next snapshot is valid");
     };
-    let whole = small_file();
-    let mut changed = whole.clone();
+    let complete = small_file();
+    let mut changed = complete.clone();
     let last = changed.len() - 1;
     changed[last] ^= 1;
-    let mut newer = whole.clone();
+    let mut newer = complete.clone();
     newer[17] = b'2';
     check(b"", "it is cut off");
-    check(&whole[..whole.len() / 2], "it is cut off");
+    check(&complete[..complete.len() / 2], "it is cut off");
     check(b"#!/bin/sh\necho this is a script and no snapshot\n", "it is not a snapshot of Tollkeeper");
     check(&newer, "it was written by another version, whose format is not known here");
     check(&changed, CHECKSUM);
@@ -409,11 +418,11 @@ fn a_folder_in_place_of_the_file_is_left_alone() {
         MemoryStore::open(Capacity::default(), Clock::manual(&clock()), Snapshots::to(folder.file()))
             .unwrap();
     let Restored::Refused(error) = restored else { panic!("{restored:?}") };
-    let shown = folder.file().display().to_string();
-    assert_eq!(error.to_string(), format!("snapshot {shown}: Is a directory (os error 21)"));
+    let path = folder.file().display().to_string();
+    assert_eq!(error.to_string(), format!("snapshot {path}: Is a directory (os error 21)"));
     assert!(charge(&on(&store, [ten(Algorithm::FixedWindow)]), &user("alice"), 10).allowed());
     let error = store.save(folder.file()).expect_err("a folder is not overwritten");
-    assert!(error.to_string().starts_with(&format!("snapshot {shown}: ")), "{error}");
+    assert!(error.to_string().starts_with(&format!("snapshot {path}: ")), "{error}");
     drop(store);
     assert_eq!(fs::read(folder.file().join("precious")).unwrap(), b"data");
 }
@@ -423,31 +432,31 @@ fn a_snapshot_that_cannot_be_written_says_where_and_why() {
     let folder = Folder::new();
     let store = store(10, &clock());
     let missing = folder.0.join("missing/state");
-    let error = store.save(&missing).expect_err("there is no such folder");
-    let shown = missing.display();
-    assert_eq!(error.to_string(), format!("snapshot {shown}: No such file or directory (os error 2)"));
+    let error = store.save(&missing).expect_err("the folder does not exist");
+    let path = missing.display();
+    assert_eq!(error.to_string(), format!("snapshot {path}: No such file or directory (os error 2)"));
     fs::write(folder.file(), "a file").unwrap();
     let below = folder.file().join("state");
-    let error = store.save(&below).expect_err("a file is no folder");
+    let error = store.save(&below).expect_err("the parent is a file");
     assert_eq!(error.to_string(), format!("snapshot {}: Not a directory (os error 20)", below.display()));
-    let error = load(10, &clock(), &missing).expect_err("nothing is there");
-    assert_eq!(error.to_string(), format!("snapshot {shown}: No such file or directory (os error 2)"));
+    let error = load(10, &clock(), &missing).expect_err("the file does not exist");
+    assert_eq!(error.to_string(), format!("snapshot {path}: No such file or directory (os error 2)"));
 }
 
 #[test]
 fn a_snapshot_that_fails_leaves_the_one_before() {
     let folder = Folder::new();
-    let hand = clock();
-    let store = store(10, &hand);
+    let clock = clock();
+    let store = store(10, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     charge(&limiter, &user("alice"), 4);
     store.save(folder.file()).unwrap();
     charge(&limiter, &user("alice"), 4);
-    // Where the new file would be written there is a folder.
+    // A folder blocks the path of the temporary file.
     fs::create_dir(folder.0.join("state.new")).unwrap();
-    store.save(folder.file()).expect_err("it cannot be written");
-    let again = on(&load(10, &hand, &folder.file()).unwrap(), [ten(Algorithm::FixedWindow)]);
-    assert_eq!(remaining(&again, "fixed-window", &user("alice")), 6);
+    store.save(folder.file()).expect_err("the temporary file cannot be created");
+    let reloaded = on(&load(10, &clock, &folder.file()).unwrap(), [ten(Algorithm::FixedWindow)]);
+    assert_eq!(remaining(&reloaded, "fixed-window", &user("alice")), 6);
 }
 
 #[cfg(unix)]
@@ -459,8 +468,8 @@ fn only_its_owner_can_read_a_snapshot() {
     let store = store(10, &clock());
     store.save(folder.file()).unwrap();
     assert_eq!(mode(&folder.file()), 0o600);
-    assert_eq!(folder.names(), ["state"], "nothing is left beside it");
-    // Nor when somebody else's file stood where the new one is written.
+    assert_eq!(folder.names(), ["state"], "no temporary file is left");
+    // A temporary file left by another user, with wider permissions, does not change that.
     let beside = folder.0.join("state.new");
     fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o666).open(&beside).unwrap();
     fs::set_permissions(&beside, fs::Permissions::from_mode(0o666)).unwrap();
@@ -471,17 +480,17 @@ fn only_its_owner_can_read_a_snapshot() {
 #[test]
 fn an_opened_store_is_saved_when_its_last_clone_is_dropped() {
     let folder = Folder::new();
-    let hand = clock();
+    let clock = clock();
     let open = || {
         let snapshots = Snapshots::to(folder.file());
-        MemoryStore::open(Capacity::default(), Clock::manual(&hand), snapshots).unwrap()
+        MemoryStore::open(Capacity::default(), Clock::manual(&clock), snapshots).unwrap()
     };
     let (store, restored) = open();
     assert!(matches!(restored, Restored::Nothing), "{restored:?}");
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     charge(&limiter, &user("alice"), 7);
     drop(store);
-    assert!(!folder.file().exists(), "the limiter still holds it");
+    assert!(!folder.file().exists(), "the limiter still holds the store");
     drop(limiter);
     for left in [3, 2, 1] {
         let (store, restored) = open();
@@ -493,11 +502,11 @@ fn an_opened_store_is_saved_when_its_last_clone_is_dropped() {
     }
 }
 
-/// Lets other threads work until something is so.
-fn until(so: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !so() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it will never be so");
+/// Yields to other threads until the condition holds; fails after a minute.
+fn until(condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "the condition did not hold within a minute");
         std::thread::yield_now();
     }
 }
@@ -505,16 +514,16 @@ fn until(so: impl Fn() -> bool) {
 #[test]
 fn an_opened_store_is_saved_from_time_to_time() {
     let folder = Folder::new();
-    let hand = clock();
+    let clock = clock();
     let snapshots = Snapshots { path: folder.file(), every: Duration::from_millis(1) };
-    let (store, _) = MemoryStore::open(Capacity::default(), Clock::manual(&hand), snapshots).unwrap();
+    let (store, _) = MemoryStore::open(Capacity::default(), Clock::manual(&clock), snapshots).unwrap();
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     until(|| folder.file().exists());
     for left in (0..10).rev() {
         charge(&limiter, &user("alice"), 1);
         until(|| {
             let saved = on(
-                &load(10, &hand, &folder.file()).expect("whole at any moment"),
+                &load(10, &clock, &folder.file()).expect("the file is complete at any time"),
                 [ten(Algorithm::FixedWindow)],
             );
             remaining(&saved, "fixed-window", &user("alice")) == left
@@ -531,7 +540,7 @@ fn a_failed_snapshot_is_reported_until_one_succeeds() {
         MemoryStore::open(Capacity::default(), Clock::manual(&clock()), snapshots).unwrap();
     assert!(matches!(restored, Restored::Nothing), "{restored:?}");
     let status = || store.snapshots().unwrap();
-    assert!(status().failing, "at once, before the first is due");
+    assert!(status().failing, "reported at once, before the first snapshot is due");
     until(|| status().failures >= 3);
     assert_eq!(status().last_failure.as_deref(), Some("No such file or directory (os error 2)"));
     assert_eq!(status().path, path);
@@ -554,7 +563,7 @@ fn the_age_of_a_snapshot_is_that_of_the_newest_good_one() {
         MemoryStore::open(Capacity::default(), Clock::manual(&clock()), snapshots).unwrap();
     assert!(matches!(restored, Restored::Keys(0)), "{restored:?}");
     let age = || store.snapshots().unwrap().age;
-    assert!(age() >= hour, "{:?}: what the last run saved counts", age());
+    assert!(age() >= hour, "{:?}: the snapshot of the previous run counts", age());
     store.close().unwrap();
     assert!(age() < hour, "{:?}", age());
 }
@@ -576,7 +585,7 @@ fn a_file_that_another_store_saves_to_is_not_opened() {
     );
     assert_eq!(error.to_string(), expected);
     assert!(first.save(folder.file()).is_ok(), "the holder of the lock may save");
-    // Closing gives it free at once, although the store is still there, and dropping does.
+    // Closing releases the lock at once, although the store still exists; dropping releases it, too.
     first.close().unwrap();
     let (second, _) = open().unwrap();
     drop(second);
@@ -586,9 +595,9 @@ fn a_file_that_another_store_saves_to_is_not_opened() {
 #[test]
 fn a_store_that_was_closed_is_not_saved_again() {
     let folder = Folder::new();
-    let hand = clock();
+    let clock = clock();
     let (store, _) =
-        MemoryStore::open(Capacity::default(), Clock::manual(&hand), Snapshots::to(folder.file())).unwrap();
+        MemoryStore::open(Capacity::default(), Clock::manual(&clock), Snapshots::to(folder.file())).unwrap();
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     charge(&limiter, &user("alice"), 7);
     store.close().unwrap();
@@ -616,20 +625,20 @@ fn snapshots_are_written_every_10_s_by_default() {
 #[test]
 fn threads_that_save_and_charge_at_once_leave_a_whole_file() {
     let folder = Folder::new();
-    let hand = clock();
-    let store = store(10_000, &hand);
+    let clock = clock();
+    let store = store(10_000, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow), ten(Algorithm::SlidingLog)]);
     std::thread::scope(|scope| {
         for number in 0..4 {
             let (store, limiter, folder) = (&store, &limiter, &folder);
             scope.spawn(move || {
-                for turn in 0..10 {
-                    charge(limiter, &user(&format!("user{number}-{turn}")), 1);
+                for attempt in 0..10 {
+                    charge(limiter, &user(&format!("user{number}-{attempt}")), 1);
                     store.save(folder.file()).unwrap();
                 }
             });
         }
     });
-    assert_eq!(load(10_000, &hand, &folder.file()).unwrap().keys(), 80);
+    assert_eq!(load(10_000, &clock, &folder.file()).unwrap().keys(), 80);
     assert_eq!(folder.names(), ["state"]);
 }

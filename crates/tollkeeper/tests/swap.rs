@@ -1,6 +1,6 @@
 //! Replacing the policy of a running limiter, and handles, which follow the change.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 mod support;
 
@@ -27,7 +27,7 @@ fn counters_stay_when_period_and_algorithm_do() {
             limiter.replace(vec![limit(count)]).unwrap();
             assert_eq!(remaining(&limiter, algorithm.name(), &alice), left, "{algorithm} at {count}");
         }
-        // Other parts of a limit, and other limits around it, change nothing either.
+        // Other settings of the limit, and other limits around it, keep the counters, too.
         let same = limit(10).unless("route", "/health").override_for("bob", Quota::per_minute(1));
         limiter.replace(vec![ten_an_hour(), same]).unwrap();
         assert_eq!(remaining(&limiter, algorithm.name(), &alice), 6, "{algorithm}");
@@ -48,8 +48,8 @@ fn changed_period_or_algorithm_starts_fresh() {
         let hourly = Limit::new(algorithm.name(), Quota::per_hour(10)).by("user").algorithm(algorithm);
         let index = RATES.iter().position(|other| *other == algorithm).unwrap();
         let other = RATES[(index + 1) % RATES.len()];
-        let otherwise = Limit::new(algorithm.name(), Quota::per_minute(10)).by("user").algorithm(other);
-        for changed in [hourly, otherwise] {
+        let other_algorithm = Limit::new(algorithm.name(), Quota::per_minute(10)).by("user").algorithm(other);
+        for changed in [hourly, other_algorithm] {
             limiter.replace(vec![changed]).unwrap();
             assert_eq!(remaining(&limiter, algorithm.name(), &alice), 10, "{algorithm}");
         }
@@ -82,7 +82,7 @@ fn a_burst_that_goes_down_and_up_again_forgets_nothing() {
     charge(&limiter, &alice, 20);
     limiter.replace(vec![bucket(5)]).unwrap();
     let refused = charge(&limiter, &alice, 1);
-    assert_eq!(refused.retry_after(), Some(secs(16 * 6)), "from 20 down to 4");
+    assert_eq!(refused.retry_after(), Some(secs(16 * 6)), "the level drains from 20 to 4");
     limiter.replace(vec![bucket(20)]).unwrap();
     assert_eq!(charge(&limiter, &alice, 1).retry_after(), Some(secs(6)));
 }
@@ -92,38 +92,38 @@ fn versions_count_up_and_a_broken_policy_changes_nothing() {
     let (limiter, _) = limiter([ten(Algorithm::FixedWindow)]);
     assert_eq!(limiter.policy().version(), 1);
     assert_eq!(limiter.replace(vec![ten(Algorithm::SlidingLog)]).unwrap().version(), 2);
-    let twice = limiter.replace(vec![ten(Algorithm::FixedWindow), ten(Algorithm::FixedWindow)]);
-    let message = twice.expect_err("two limits of one name").to_string();
+    let duplicate = limiter.replace(vec![ten(Algorithm::FixedWindow), ten(Algorithm::FixedWindow)]);
+    let message = duplicate.expect_err("two limits of one name").to_string();
     assert_eq!(message, "limit `fixed-window`: another limit has this name (names are unique)");
     assert_eq!(limiter.policy().version(), 2);
     assert!(limiter.policy().find("sliding-log").is_some());
-    // Whatever version a policy came with, the next one is given.
+    // The limiter assigns the next version, whatever version the policy had.
     let policy = Policy::new(Vec::new()).unwrap().with_version(77);
     assert_eq!(limiter.replace_policy(policy).version(), 3);
-    assert_eq!(limiter.clone().policy().version(), 3, "all clones are one limiter");
+    assert_eq!(limiter.clone().policy().version(), 3, "clones share the policy");
 }
 
 #[test]
 fn a_swap_is_seen_by_every_thread_and_every_clone() {
     let (limiter, _) = limiter([ten(Algorithm::FixedWindow)]);
     let alice = user("alice");
-    let (ask, asked) = std::sync::mpsc::channel::<()>();
-    let (tell, told) = std::sync::mpsc::channel();
+    let (requests, received) = std::sync::mpsc::channel::<()>();
+    let (sender, names) = std::sync::mpsc::channel();
     let clone = limiter.clone();
     let thread = std::thread::spawn(move || {
-        for () in asked {
+        for () in received {
             let names: Vec<String> =
-                charge(&clone, &user("alice"), 1).limits().map(|answer| answer.name().to_owned()).collect();
-            tell.send(names).unwrap();
+                charge(&clone, &user("alice"), 1).limits().map(|limit| limit.name().to_owned()).collect();
+            sender.send(names).unwrap();
         }
     });
     for algorithm in RATES {
         limiter.replace(vec![ten(algorithm)]).unwrap();
-        ask.send(()).unwrap();
-        assert_eq!(told.recv().unwrap(), [algorithm.name()]);
+        requests.send(()).unwrap();
+        assert_eq!(names.recv().unwrap(), [algorithm.name()]);
         assert_eq!(charge(&limiter, &alice, 1).limits().next().unwrap().name(), algorithm.name());
     }
-    drop(ask);
+    drop(requests);
     thread.join().unwrap();
 }
 
@@ -144,8 +144,8 @@ fn many_limiters_on_one_thread_do_not_mix_up_their_policies() {
 #[test]
 fn a_handle_decides_as_a_check_does_and_shares_its_counters() {
     for algorithm in RATES {
-        let (limiter, hand) = limiter([ten(algorithm)]);
-        let (twin, twin_hand) = support::limiter([ten(algorithm)]);
+        let (limiter, clock) = limiter([ten(algorithm)]);
+        let (twin, twin_clock) = support::limiter([ten(algorithm)]);
         let handle = limiter.handle(algorithm.name()).unwrap();
         for (cost, pause) in [(1, 0), (4, 3), (5, 0), (1, 0), (3, 10), (11, 0), (2, 40), (10, 61), (1, 200)] {
             let passage = handle.check_cost("alice", cost).unwrap();
@@ -159,11 +159,15 @@ fn a_handle_decides_as_a_check_does_and_shares_its_counters() {
                 left,
                 "{algorithm}: a peek charges nothing"
             );
-            assert_eq!(remaining(&limiter, algorithm.name(), &user("alice")), left, "{algorithm}: one count");
-            hand.advance(secs(pause));
-            twin_hand.advance(secs(pause));
+            assert_eq!(
+                remaining(&limiter, algorithm.name(), &user("alice")),
+                left,
+                "{algorithm}: one counter"
+            );
+            clock.advance(secs(pause));
+            twin_clock.advance(secs(pause));
         }
-        // Either way the key is the same.
+        // Handle and limiter use the same key.
         charge(&limiter, &user("bob"), 9);
         assert!(handle.check("bob").unwrap().allowed);
         assert!(!handle.check("bob").unwrap().allowed);
@@ -182,12 +186,12 @@ fn a_handle_of_a_staggered_window_shares_its_counters_too() {
         charge(&limiter, &user(&name), 4);
         let outcome = handle.check(&name).unwrap().outcome();
         assert_eq!(outcome.remaining, 5);
-        assert_eq!(outcome, charge_twin(&limiter, &name), "{name}");
+        assert_eq!(outcome, usage_of(&limiter, &name), "{name}");
     }
 }
 
-/// What the limiter says of a key as it stands.
-fn charge_twin(limiter: &tollkeeper::Limiter, name: &str) -> tollkeeper::Outcome {
+/// The current outcome of a key, as the limiter reports it.
+fn usage_of(limiter: &tollkeeper::Limiter, name: &str) -> tollkeeper::Outcome {
     let facts = user(name);
     let usage = limiter.usage(&facts).wait().unwrap();
     usage.limit("limit").unwrap().outcome()
@@ -204,29 +208,29 @@ fn a_handle_follows_a_swap() {
     // Another burst: the counters stay.
     limiter.replace(vec![bucket(10, 20)]).unwrap();
     assert_eq!(left(), Ok(16));
-    // Another place in the policy.
+    // Another index in the policy.
     limiter.replace(vec![ten(Algorithm::FixedWindow), bucket(10, 20)]).unwrap();
     assert_eq!(left(), Ok(16));
     assert!(handle.check("alice").unwrap().allowed);
     assert_eq!(remaining(&limiter, "limit", &user("alice")), 15);
-    // Another period: other keys.
+    // Another period: other keys, so other counters.
     let hourly = Limit::new("limit", Quota::per_hour(10).burst(20)).by("user");
     limiter.replace(vec![hourly]).unwrap();
     assert_eq!(left(), Ok(20));
     assert!(handle.check_cost("alice", 3).unwrap().allowed);
     assert_eq!(left(), Ok(17));
-    assert_eq!(remaining(&limiter, "limit", &user("alice")), 17, "one count");
-    // Back again, where it was.
+    assert_eq!(remaining(&limiter, "limit", &user("alice")), 17, "one counter");
+    // The old period again: its counter is still there.
     limiter.replace(vec![bucket(10, 20)]).unwrap();
     assert_eq!(left(), Ok(15));
     // Another algorithm.
     limiter.replace(vec![Limit::new("limit", Quota::per_minute(10)).by("user")]).unwrap();
     assert_eq!(left(), Ok(10));
-    // Gone.
+    // The limit is removed.
     limiter.replace(vec![ten(Algorithm::FixedWindow)]).unwrap();
     assert_eq!(left(), Err(HandleError::UnknownLimit("limit".to_owned())));
-    assert_eq!(left(), Err(HandleError::UnknownLimit("limit".to_owned())), "and not only once");
-    // There again, but not as simple.
+    assert_eq!(left(), Err(HandleError::UnknownLimit("limit".to_owned())), "the error is repeated");
+    // The limit is back, but has a condition, so it has no handle.
     limiter.replace(vec![bucket(10, 20).when("route", "/")]).unwrap();
     assert_eq!(left(), Err(not_plain("limit")));
     assert_eq!(handle.check("alice").map(|passage| passage.allowed), Err(not_plain("limit")));
@@ -243,7 +247,7 @@ fn limiter_can_be_used_while_its_policy_is_read() {
         assert!(handle.check("alice").unwrap().allowed);
         limiter.replace(vec![]).unwrap();
         assert_eq!(handle.check("alice").err(), Some(HandleError::UnknownLimit("another".to_owned())));
-        assert_eq!(policy.rules().len(), 1, "what is being read stays as it is");
+        assert_eq!(policy.rules().len(), 1, "the policy being read does not change");
     });
     assert_eq!(limiter.with_policy(|policy| policy.rules().len()), 0);
 }
@@ -284,8 +288,8 @@ const NOT_PLAIN: &str = "limit `limit` depends on more than the value of one fac
 
 #[test]
 fn a_handle_refuses_the_bad_input_that_a_check_refuses() {
-    let hand = clock();
-    let store = store(1_000, &hand);
+    let clock = clock();
+    let store = store(1_000, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
     let handle = limiter.handle("fixed-window").unwrap();
     let fact = |problem| InvalidRequest::Fact(InvalidFact { name: "value".to_owned(), problem });
@@ -305,7 +309,7 @@ fn a_handle_refuses_the_bad_input_that_a_check_refuses() {
     for value in ["a\0", "\n", &long[..1024]] {
         assert!(handle.check_cost(value, 10).unwrap().allowed);
         assert!(!handle.check(value).unwrap().allowed);
-        assert!(!charge(&limiter, &user(value), 1).allowed(), "one key either way");
+        assert!(!charge(&limiter, &user(value), 1).allowed(), "handle and limiter use the same key");
     }
 }
 
@@ -327,12 +331,12 @@ fn handle_of_a_closed_limit_refuses_unless_shadow() {
     assert_eq!(shadow.check_cost("alice", 11).unwrap().outcome().retry, Some(Retry::Never));
 }
 
-/// Whoever misuses a service is blocked while it runs: the key is known by then, and its state is there.
+/// An operator blocks an abusive client at runtime, when its key already has state.
 #[test]
 fn known_key_with_a_quota_of_zero_is_refused_for_ever() {
     for algorithm in RATES {
         let by_user = |name: &str| Limit::new(name, Quota::per_minute(10)).by("user").algorithm(algorithm);
-        let (limiter, hand) = limiter([by_user("one"), by_user("two")]);
+        let (limiter, clock) = limiter([by_user("one"), by_user("two")]);
         let handle = limiter.handle("one").expect("a plain limit");
         let alice = facts! { "user" => "alice" };
         assert!(limiter.check(&alice).wait().expect("valid").allowed());
@@ -343,7 +347,7 @@ fn known_key_with_a_quota_of_zero_is_refused_for_ever() {
         ] {
             limiter.replace(limits).expect("valid limits");
             for step in [0, 10] {
-                hand.set(START + secs(step));
+                clock.set(START + secs(step));
                 let decision = limiter.check(&alice).wait().expect("valid");
                 assert_eq!(decision.verdict(), Verdict::Deny { retry: Retry::Never }, "{algorithm}");
                 let peeked = limiter.peek(&alice).wait().expect("valid");

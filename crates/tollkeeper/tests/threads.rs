@@ -1,8 +1,8 @@
-//! Many threads at once: limits are exact on every path of a request.
+//! Many threads at once: limits are exact for checks, handles, refunds, slots and policy swaps.
 //!
 //! The clock does not move, so nothing drains, and the number of admitted requests must equal the limit.
 
-#![expect(clippy::unwrap_used, reason = "what helps a test may fail like a test")]
+#![expect(clippy::unwrap_used, reason = "test helpers may panic like tests")]
 
 mod support;
 
@@ -15,8 +15,9 @@ use std::time::Duration;
 use support::*;
 use tollkeeper::{Algorithm, Correction, Limit, Limiter, MemoryStore, Quota, facts};
 
-/// Lets `threads` threads do `work` in each of `rounds` rounds, all at once; between two rounds one of
-/// them runs `between`. Whoever panics ends all rounds, because the others would wait for it for ever.
+/// Runs `work(round, thread)` on `threads` threads at once in each of `rounds` rounds; after each round one
+/// of them runs `between(round)`. A panic in any thread ends all rounds, because the other threads would
+/// wait for it forever at the barrier.
 fn rounds(threads: usize, rounds: usize, work: impl Fn(usize, usize) + Sync, between: impl Fn(usize) + Sync) {
     let barrier = Barrier::new(threads);
     let panicked = Mutex::new(None);
@@ -53,7 +54,7 @@ fn key(round: usize) -> String {
     format!("round{round}")
 }
 
-/// So many a minute by user.
+/// A limit of `count` per minute by user, named after its algorithm.
 fn limit(algorithm: Algorithm, count: u64) -> Limit {
     Limit::new(algorithm.name(), Quota::per_minute(count)).by("user").algorithm(algorithm)
 }
@@ -105,8 +106,8 @@ fn handles_and_checks_admit_exactly_the_limit() {
             100,
             |round, number| {
                 let key = key(round);
-                for turn in 0..2 {
-                    let allowed = if (number + turn) % 2 == 0 {
+                for attempt in 0..2 {
+                    let allowed = if (number + attempt) % 2 == 0 {
                         handle.check(&key).unwrap().allowed
                     } else {
                         charge(&limiter, &user(&key), 1).allowed()
@@ -130,7 +131,7 @@ fn layered_limits_are_each_exact_and_all_or_nothing() {
     let (_, limiter) = shared(limits);
     let users = ["u", "v", "w", "x"];
     let admitted = Mutex::new(Vec::new());
-    let hand_out = |round: usize, number: usize| {
+    let identity = |round: usize, number: usize| {
         let ip = format!("10.{}.{}.{}", number / 4 % 2, round / 250, round % 250);
         (format!("{}{round}", users[number % 4]), ip)
     };
@@ -138,7 +139,7 @@ fn layered_limits_are_each_exact_and_all_or_nothing() {
         64,
         300,
         |round, number| {
-            let (user, ip) = hand_out(round, number);
+            let (user, ip) = identity(round, number);
             let facts = facts! { "user" => &user, "ip" => &ip, "round" => round };
             for _ in 0..2 {
                 let decision = charge(&limiter, &facts, 1);
@@ -151,9 +152,9 @@ fn layered_limits_are_each_exact_and_all_or_nothing() {
         },
         |round| {
             let admitted = std::mem::take(&mut *admitted.lock().unwrap());
-            // 128 requests, and every limit could refuse: the tightest is full, and none is exceeded.
+            // 128 requests, and every limit could refuse: the tightest is exhausted, and none is exceeded.
             assert_eq!(admitted.len(), 45, "round {round}");
-            for (user, ip) in (0..64).map(|number| hand_out(round, number)) {
+            for (user, ip) in (0..64).map(|number| identity(round, number)) {
                 let facts = facts! { "user" => &user, "ip" => &ip, "round" => round };
                 let by_user = admitted.iter().filter(|(other, _)| *other == user).count() as u64;
                 let by_ip = admitted.iter().filter(|(_, other)| *other == ip).count() as u64;
@@ -171,7 +172,7 @@ fn swaps_that_keep_counters_admit_exactly_the_limit() {
     let limits = |round: usize| {
         let other = Limit::new("other", Quota::per_minute(1_000)).by("user");
         let same = || limit(Algorithm::TokenBucket, 30);
-        // The limit moves, comes alone, and comes with another condition: its counters stay.
+        // The limit is alone, at another index, or has another condition: its counters stay.
         match round % 3 {
             0 => vec![same()],
             1 => vec![other, same()],
@@ -195,7 +196,7 @@ fn swaps_that_keep_counters_admit_exactly_the_limit() {
     assert_eq!(limiter.policy().version(), 1 + swaps, "every swap has a version of its own");
 }
 
-/// Puts one policy after the other in force while `run` runs; returns how many.
+/// Replaces the policy in a loop while `run` runs; returns the number of swaps.
 fn while_swapping(limiter: &Limiter, limits: impl Fn(usize) -> Vec<Limit> + Sync, run: impl FnOnce()) -> u64 {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -207,10 +208,10 @@ fn while_swapping(limiter: &Limiter, limits: impl Fn(usize) -> Vec<Limit> + Sync
             }
             swaps as u64
         });
-        let ran = catch_unwind(AssertUnwindSafe(run));
+        let result = catch_unwind(AssertUnwindSafe(run));
         stop.store(true, SeqCst);
         let swaps = swapper.join().unwrap();
-        ran.unwrap_or_else(|panic| resume_unwind(panic));
+        result.unwrap_or_else(|panic| resume_unwind(panic));
         swaps
     })
 }
@@ -232,7 +233,11 @@ fn handles_follow_swaps_that_move_the_limit_about() {
             |round, _| {
                 for _ in 0..4 {
                     let passage = handle.check(&key(round)).unwrap();
-                    assert_eq!(passage.outcome().limit, 30, "this limit and not its neighbour");
+                    assert_eq!(
+                        passage.outcome().limit,
+                        30,
+                        "the handle uses its own limit, not its neighbour"
+                    );
                     admitted.fetch_add(u64::from(passage.allowed), SeqCst);
                 }
             },
@@ -248,31 +253,31 @@ fn parallel_refunds_admit_no_more_than_was_refunded() {
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
     {
         let (_, limiter) = shared([limit(algorithm, 40)]);
-        let (admitted, returned) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (admitted, refunded) = (AtomicU64::new(0), AtomicU64::new(0));
         rounds(
             32,
             100,
             |round, number| {
                 let key = key(round);
-                for turn in 0..4 {
+                for attempt in 0..4 {
                     let decision = charge(&limiter, &user(&key), 1);
                     let Some(charge) = decision.charge() else { continue };
                     admitted.fetch_add(1, SeqCst);
-                    if (number + turn) % 2 == 0 {
+                    if (number + attempt) % 2 == 0 {
                         assert_eq!(now(limiter.refund(&charge)), Correction::Done);
-                        returned.fetch_add(1, SeqCst);
+                        refunded.fetch_add(1, SeqCst);
                         assert_eq!(now(limiter.refund(&charge)), Correction::Repeated);
                     }
                 }
             },
             |round| {
-                let (admitted, returned) = (admitted.swap(0, SeqCst), returned.swap(0, SeqCst));
+                let (admitted, refunded) = (admitted.swap(0, SeqCst), refunded.swap(0, SeqCst));
                 assert!(
-                    admitted <= 40 + returned,
-                    "{algorithm} in round {round}: {admitted}, {returned} returned"
+                    admitted <= 40 + refunded,
+                    "{algorithm} in round {round}: {admitted} admitted, {refunded} refunded"
                 );
                 let left = remaining(&limiter, algorithm.name(), &user(&key(round)));
-                assert_eq!(left, 40 - (admitted - returned), "{algorithm} in round {round}");
+                assert_eq!(left, 40 - (admitted - refunded), "{algorithm} in round {round}");
             },
         );
     }
@@ -302,7 +307,7 @@ fn a_charge_refunded_by_all_threads_at_once_is_given_back_once() {
 fn no_more_slots_are_held_than_there_are() {
     let slots = Limit::new("slots", Quota::slots(5)).by("user").ttl(Duration::from_secs(60));
     let (_, limiter) = shared([slots]);
-    let (holders, most, served) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let (holders, peak, acquired_total) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     rounds(
         32,
         200,
@@ -311,21 +316,21 @@ fn no_more_slots_are_held_than_there_are() {
                 let acquired = now(limiter.acquire(&user("alice"))).unwrap();
                 if let Some(guard) = acquired.slot {
                     let now = holders.fetch_add(1, SeqCst) + 1;
-                    most.fetch_max(now, SeqCst);
-                    served.fetch_add(1, SeqCst);
+                    peak.fetch_max(now, SeqCst);
+                    acquired_total.fetch_add(1, SeqCst);
                     thread::yield_now();
                     holders.fetch_sub(1, SeqCst);
                     drop(guard);
                 }
             }
         },
-        |_| assert_eq!(remaining(&limiter, "slots", &user("alice")), 5, "all are back"),
+        |_| assert_eq!(remaining(&limiter, "slots", &user("alice")), 5, "all slots are released"),
     );
-    assert!(most.load(SeqCst) <= 5, "{most:?} at once");
-    assert!(served.load(SeqCst) > 200);
+    assert!(peak.load(SeqCst) <= 5, "{peak:?} at once");
+    assert!(acquired_total.load(SeqCst) > 200);
 }
 
-/// Known keys notice nothing.
+/// Known keys are not affected.
 #[test]
 fn cap_holds_while_threads_flood_the_store() {
     const MAX_KEYS: usize = 2_000;

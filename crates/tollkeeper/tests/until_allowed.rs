@@ -18,11 +18,11 @@ use tollkeeper::{
     Unavailable, Verdict, Waiting, facts,
 };
 
-/// Callers that wait, by the number in which they came.
+/// Callers of `until_allowed`, numbered in order of arrival.
 #[derive(Default)]
 struct Crowd<'a> {
     callers: Vec<Caller<'a>>,
-    /// Who was admitted, in this order.
+    /// Numbers of the admitted callers, in order of admission.
     admitted: Vec<usize>,
 }
 
@@ -40,52 +40,52 @@ impl Wake for Woken {
 }
 
 impl<'a> Crowd<'a> {
-    /// Comes, and is polled for the first time; returns the number.
-    fn come(&mut self, request: Waiting<'a>) -> usize {
-        let number = self.come_unseen(request);
+    /// Adds a caller and polls it for the first time; returns its number.
+    fn arrive(&mut self, request: Waiting<'a>) -> usize {
+        let number = self.arrive_unpolled(request);
         self.run();
         number
     }
 
-    /// So many come, one after the other.
-    fn come_all(&mut self, count: usize, request: impl Fn() -> Waiting<'a>) {
+    /// Adds `count` callers, one after the other.
+    fn arrive_all(&mut self, count: usize, request: impl Fn() -> Waiting<'a>) {
         for _ in 0..count {
-            self.come(request());
+            self.arrive(request());
         }
     }
 
-    /// Comes, and is not polled yet.
-    fn come_unseen(&mut self, request: Waiting<'a>) -> usize {
+    /// Adds a caller without polling it.
+    fn arrive_unpolled(&mut self, request: Waiting<'a>) -> usize {
         let woken = Arc::new(Woken(AtomicBool::new(true)));
         self.callers.push(Caller { future: Some(request.into_future()), woken });
         self.callers.len() - 1
     }
 
-    /// Goes away.
+    /// Drops the future of a caller.
     fn leave(&mut self, number: usize) {
-        assert!(self.callers[number].future.take().is_some(), "{number} still waits");
+        assert!(self.callers[number].future.take().is_some(), "caller {number} is not waiting");
     }
 
-    /// Polls whoever has been woken until nobody is: those who came last first, to see that it is the
-    /// line that keeps order.
+    /// Polls woken callers until none is left. The latest arrival is polled first, to show that the queue
+    /// keeps the order, not the polling.
     fn run(&mut self) {
         while let Some(number) = self.callers.iter().rposition(Caller::is_awake) {
             let caller = &mut self.callers[number];
             caller.woken.0.store(false, SeqCst);
             let waker = Waker::from(Arc::clone(&caller.woken));
-            let future = caller.future.as_mut().expect("it waits");
-            if let Poll::Ready(answer) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-                assert!(answer.expect("a valid request").allowed());
+            let future = caller.future.as_mut().expect("the caller waits");
+            if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                assert!(result.expect("a valid request").allowed());
                 caller.future = None;
                 self.admitted.push(number);
             }
         }
     }
 
-    /// Turns the clock to where the next sleeper wants it; false if nobody sleeps.
-    fn turn(&mut self, hand: &ManualClock) -> bool {
-        let Some(next) = hand.next_wake() else { return false };
-        hand.set(next);
+    /// Advances the clock to the next timer and polls; returns false if no timer is set.
+    fn advance_to_next_timer(&mut self, clock: &ManualClock) -> bool {
+        let Some(next) = clock.next_wake() else { return false };
+        clock.set(next);
         self.run();
         true
     }
@@ -101,7 +101,7 @@ impl Caller<'_> {
     }
 }
 
-/// One a second, at once, by user.
+/// One per second by user, with a burst of one.
 fn one_a_second() -> Limit {
     Limit::new("second", Quota::per_second(1).burst(1)).by("user")
 }
@@ -110,17 +110,17 @@ fn one_a_second() -> Limit {
 fn fifty_callers_of_one_key_pass_in_the_order_they_came() {
     for algorithm in RATES {
         let limit = Limit::new("limit", Quota::per_second(1)).by("user").algorithm(algorithm);
-        let (limiter, hand) = limiter([limit]);
+        let (limiter, clock) = limiter([limit]);
         let alice = user("alice");
         let mut crowd = Crowd::default();
         for number in 0..50 {
-            assert_eq!(crowd.come(limiter.until_allowed(&alice)), number);
+            assert_eq!(crowd.arrive(limiter.until_allowed(&alice)), number);
         }
-        assert_eq!(crowd.admitted, [0], "{algorithm}: there was room for one");
-        while crowd.turn(&hand) {}
+        assert_eq!(crowd.admitted, [0], "{algorithm}: one fits at once");
+        while crowd.advance_to_next_timer(&clock) {}
         assert_eq!(crowd.admitted, (0..50).collect::<Vec<_>>(), "{algorithm}");
-        let elapsed = hand.now().since(START);
-        // A sliding window of one admits one in every other second.
+        let elapsed = clock.now().since(START);
+        // A sliding window of one per second admits one every two seconds.
         let expected = if algorithm == Algorithm::SlidingWindow { 98 } else { 49 };
         assert_eq!(elapsed, secs(expected), "{algorithm}");
     }
@@ -128,25 +128,25 @@ fn fifty_callers_of_one_key_pass_in_the_order_they_came() {
 
 #[test]
 fn admissible_request_does_not_wait() {
-    let (limiter, hand) = limiter([ten(Algorithm::FixedWindow)]);
+    let (limiter, clock) = limiter([ten(Algorithm::FixedWindow)]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
-    crowd.come_all(10, || limiter.until_allowed(&alice));
+    crowd.arrive_all(10, || limiter.until_allowed(&alice));
     assert_eq!(crowd.admitted.len(), 10);
-    assert_eq!(hand.next_wake(), None);
+    assert_eq!(clock.next_wake(), None);
     assert_eq!(remaining(&limiter, "fixed-window", &alice), 0);
 }
 
 #[test]
 fn nothing_is_charged_before_the_turn_comes() {
     let day = Limit::new("day", Quota::per_day(1_000)).algorithm(Algorithm::FixedWindow);
-    let (limiter, hand) = limiter([day, one_a_second()]);
+    let (limiter, clock) = limiter([day, one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
-    crowd.come_all(20, || limiter.until_allowed(&alice));
+    crowd.arrive_all(20, || limiter.until_allowed(&alice));
     loop {
         assert_eq!(remaining(&limiter, "day", &alice), 1_000 - crowd.admitted.len() as u64);
-        if !crowd.turn(&hand) {
+        if !crowd.advance_to_next_timer(&clock) {
             break;
         }
     }
@@ -155,23 +155,23 @@ fn nothing_is_charged_before_the_turn_comes() {
 
 #[test]
 fn dropped_waiter_blocks_no_other() {
-    // The head, somebody in the middle, the last, and several.
+    // The head of the queue, one in the middle, the last, and several of them.
     for leaving in [&[1][..], &[4], &[7], &[1, 2, 3], &[1, 4, 7], &[6, 7], &[2, 1]] {
-        let (limiter, hand) = limiter([one_a_second()]);
+        let (limiter, clock) = limiter([one_a_second()]);
         let alice = user("alice");
         let mut crowd = Crowd::default();
-        crowd.come_all(8, || limiter.until_allowed(&alice));
+        crowd.arrive_all(8, || limiter.until_allowed(&alice));
         for number in leaving {
             crowd.leave(*number);
             crowd.run();
         }
-        while crowd.turn(&hand) {}
+        while crowd.advance_to_next_timer(&clock) {}
         let expected: Vec<usize> = (0..8).filter(|number| !leaving.contains(number)).collect();
         assert_eq!(crowd.admitted, expected, "without {leaving:?}");
         assert_eq!(
-            hand.now(),
+            clock.now(),
             START + secs(expected.len() as u64 - 1),
-            "no turn is lost without {leaving:?}"
+            "no unit is wasted without {leaving:?}"
         );
         assert_eq!(remaining(&limiter, "second", &alice), 0);
     }
@@ -179,69 +179,69 @@ fn dropped_waiter_blocks_no_other() {
 
 #[test]
 fn waiter_dropped_after_its_wakeup_wakes_the_next() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
-    crowd.come_all(5, || limiter.until_allowed(&alice));
-    // The head is called by the clock and leaves before it looks.
-    hand.advance(secs(1));
+    crowd.arrive_all(5, || limiter.until_allowed(&alice));
+    // The clock wakes the head, which is dropped before it is polled.
+    clock.advance(secs(1));
     assert!(crowd.callers[1].is_awake());
     crowd.leave(1);
-    assert!(crowd.callers[2].is_awake(), "the next is called");
-    // So does the next, called by the one before.
+    assert!(crowd.callers[2].is_awake(), "the next caller is woken");
+    // The next one, woken by that drop, is dropped before it is polled, too.
     crowd.leave(2);
     assert!(crowd.callers[3].is_awake());
     crowd.run();
     assert_eq!(crowd.admitted, [0, 3]);
-    while crowd.turn(&hand) {}
+    while crowd.advance_to_next_timer(&clock) {}
     assert_eq!(crowd.admitted, [0, 3, 4]);
 }
 
 #[test]
 fn a_line_that_everybody_left_is_gone() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
-    crowd.come_all(5, || limiter.until_allowed(&alice));
+    crowd.arrive_all(5, || limiter.until_allowed(&alice));
     (1..5).for_each(|number| crowd.leave(number));
-    hand.advance(secs(1));
-    let next = crowd.come(limiter.until_allowed(&alice));
-    assert_eq!(crowd.admitted, [0, next], "it passes at once: nobody stands before it");
+    clock.advance(secs(1));
+    let next = crowd.arrive(limiter.until_allowed(&alice));
+    assert_eq!(crowd.admitted, [0, next], "it passes at once, because the queue is empty");
     assert_eq!(crowd.waiting(), 0);
 }
 
 #[test]
 fn a_line_that_was_served_is_gone() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
-    crowd.come_all(5, || limiter.until_allowed(&alice));
-    while crowd.turn(&hand) {}
-    hand.advance(secs(1));
-    let next = crowd.come(limiter.until_allowed(&alice));
+    crowd.arrive_all(5, || limiter.until_allowed(&alice));
+    while crowd.advance_to_next_timer(&clock) {}
+    clock.advance(secs(1));
+    let next = crowd.arrive(limiter.until_allowed(&alice));
     assert_eq!(crowd.admitted.last(), Some(&next));
 }
 
 #[test]
 fn what_never_fits_returns_at_once_even_when_others_wait() {
     let closed = Limit::new("closed", Allowance::Nothing).when("route", "/closed");
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket), closed]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket), closed]);
     let never = |facts: &Facts<'_>, cost| {
         let decision = now(limiter.until_allowed(facts).cost(cost).into_future()).unwrap();
         assert_eq!(decision.verdict(), Verdict::Deny { retry: Retry::Never });
         assert!(decision.charge().is_none());
     };
     let alice = user("alice");
-    let shut = facts! { "user" => "alice", "route" => "/closed" };
+    let closed_route = facts! { "user" => "alice", "route" => "/closed" };
     never(&alice, 11);
-    never(&shut, 1);
+    never(&closed_route, 1);
     let mut crowd = Crowd::default();
-    crowd.come(limiter.until_allowed(&alice).cost(10));
-    crowd.come(limiter.until_allowed(&alice).cost(10));
+    crowd.arrive(limiter.until_allowed(&alice).cost(10));
+    crowd.arrive(limiter.until_allowed(&alice).cost(10));
     assert_eq!(crowd.waiting(), 1);
     never(&alice, 11);
-    never(&shut, 1);
-    while crowd.turn(&hand) {}
+    never(&closed_route, 1);
+    while crowd.advance_to_next_timer(&clock) {}
     assert_eq!(crowd.admitted, [0, 1]);
 }
 
@@ -250,7 +250,7 @@ fn bad_input_returns_at_once_even_when_others_wait() {
     let (limiter, _) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
-    crowd.come_all(2, || limiter.until_allowed(&alice));
+    crowd.arrive_all(2, || limiter.until_allowed(&alice));
     let error = now(limiter.until_allowed(&alice).cost(0).into_future()).expect_err("bad input");
     assert_eq!(error, InvalidRequest::ZeroCost);
     assert_eq!(crowd.waiting(), 1);
@@ -258,33 +258,33 @@ fn bad_input_returns_at_once_even_when_others_wait() {
 
 #[test]
 fn a_small_request_does_not_overtake_a_large_one() {
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     charge(&limiter, &alice, 5);
     let mut crowd = Crowd::default();
-    let large = crowd.come(limiter.until_allowed(&alice).cost(10));
-    // It would fit, but somebody waits for its key.
-    let small = crowd.come(limiter.until_allowed(&alice));
+    let large = crowd.arrive(limiter.until_allowed(&alice).cost(10));
+    // It would fit, but another caller is already waiting for its key.
+    let small = crowd.arrive(limiter.until_allowed(&alice));
     assert_eq!(crowd.waiting(), 2);
-    crowd.turn(&hand);
-    assert_eq!((crowd.admitted.clone(), hand.now()), (vec![large], START + secs(30)));
-    crowd.turn(&hand);
-    assert_eq!((crowd.admitted, hand.now()), (vec![large, small], START + secs(36)));
+    crowd.advance_to_next_timer(&clock);
+    assert_eq!((crowd.admitted.clone(), clock.now()), (vec![large], START + secs(30)));
+    crowd.advance_to_next_timer(&clock);
+    assert_eq!((crowd.admitted, clock.now()), (vec![large, small], START + secs(36)));
 }
 
 #[test]
 fn costs_above_one_wait_as_long_as_they_need() {
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     charge(&limiter, &alice, 10);
     let mut crowd = Crowd::default();
     let costs = [3, 1, 10, 2];
     for cost in costs {
-        crowd.come(limiter.until_allowed(&alice).cost(cost));
+        crowd.arrive(limiter.until_allowed(&alice).cost(cost));
     }
     let mut passed = Vec::new();
-    while crowd.turn(&hand) {
-        passed.push(hand.now().since(START));
+    while crowd.advance_to_next_timer(&clock) {
+        passed.push(clock.now().since(START));
     }
     assert_eq!(crowd.admitted, [0, 1, 2, 3]);
     assert_eq!(passed, [18, 24, 84, 96].map(secs));
@@ -292,31 +292,31 @@ fn costs_above_one_wait_as_long_as_they_need() {
 
 #[test]
 fn a_check_does_not_queue() {
-    let (limiter, hand) = limiter([ten(Algorithm::TokenBucket)]);
+    let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     charge(&limiter, &alice, 5);
     let mut crowd = Crowd::default();
-    crowd.come(limiter.until_allowed(&alice).cost(10));
-    assert!(charge(&limiter, &alice, 5).allowed(), "it takes what is there");
-    // So the head is refused again when it looks, and waits for the rest.
-    crowd.turn(&hand);
+    crowd.arrive(limiter.until_allowed(&alice).cost(10));
+    assert!(charge(&limiter, &alice, 5).allowed(), "a check takes what is left");
+    // So the head is refused again when it retries, and waits for the rest.
+    crowd.advance_to_next_timer(&clock);
     assert_eq!(crowd.waiting(), 1);
-    crowd.turn(&hand);
-    assert_eq!((crowd.admitted, hand.now()), (vec![0], START + secs(60)));
+    crowd.advance_to_next_timer(&clock);
+    assert_eq!((crowd.admitted, clock.now()), (vec![0], START + secs(60)));
 }
 
 #[test]
 fn lines_of_different_keys_do_not_wait_for_each_other() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let (alice, bob) = (user("alice"), user("bob"));
     let mut crowd = Crowd::default();
     for _ in 0..3 {
-        crowd.come(limiter.until_allowed(&alice));
-        crowd.come(limiter.until_allowed(&bob));
+        crowd.arrive(limiter.until_allowed(&alice));
+        crowd.arrive(limiter.until_allowed(&bob));
     }
     assert_eq!(crowd.admitted, [0, 1]);
-    while crowd.turn(&hand) {}
-    assert_eq!(hand.now(), START + secs(2));
+    while crowd.advance_to_next_timer(&clock) {}
+    assert_eq!(clock.now(), START + secs(2));
     let of =
         |parity| crowd.admitted.iter().filter(|number| *number % 2 == parity).copied().collect::<Vec<_>>();
     assert_eq!((of(0), of(1)), (vec![0, 2, 4], vec![1, 3, 5]));
@@ -325,43 +325,47 @@ fn lines_of_different_keys_do_not_wait_for_each_other() {
 #[test]
 fn head_refused_by_another_key_joins_that_queue_last() {
     let by_ip = Limit::new("ip", Quota::per(1, Duration::from_secs(10)).burst(1)).by("ip");
-    let (limiter, hand) = limiter([one_a_second(), by_ip]);
+    let (limiter, clock) = limiter([one_a_second(), by_ip]);
     let of = |user: &'static str, ip: &'static str| facts! { "user" => user, "ip" => ip };
     let facts = [of("alice", "10.0.0.1"), of("carol", "10.0.0.1"), of("alice", "10.0.0.3")];
     charge(&limiter, &of("alice", "10.0.0.2"), 1);
     let mut crowd = Crowd::default();
-    let moves = crowd.come(limiter.until_allowed(&facts[0])); // waits for alice
+    let moves = crowd.arrive(limiter.until_allowed(&facts[0])); // waits for the key of alice
     charge(&limiter, &of("bob", "10.0.0.1"), 1);
-    let first = crowd.come(limiter.until_allowed(&facts[1])); // waits for the address
-    crowd.turn(&hand);
-    assert_eq!((hand.now(), crowd.waiting()), (START + secs(1), 2), "alice may pass, her address may not");
-    // Her line is free again: nobody stands in two.
-    let other = crowd.come(limiter.until_allowed(&facts[2]));
+    let first = crowd.arrive(limiter.until_allowed(&facts[1])); // waits for the key of the address
+    crowd.advance_to_next_timer(&clock);
+    assert_eq!(
+        (clock.now(), crowd.waiting()),
+        (START + secs(1), 2),
+        "the limit of alice allows, that of her address does not"
+    );
+    // The queue of her key is free again: a caller is in one queue at a time.
+    let other = crowd.arrive(limiter.until_allowed(&facts[2]));
     assert_eq!(crowd.admitted, [other]);
-    while crowd.turn(&hand) {}
+    while crowd.advance_to_next_timer(&clock) {}
     assert_eq!(crowd.admitted, [other, first, moves]);
-    assert_eq!(hand.now(), START + secs(20));
+    assert_eq!(clock.now(), START + secs(20));
 }
 
 #[test]
 fn a_caller_with_any_key_that_is_waited_for_joins_behind() {
     let by_ip = Limit::new("ip", Quota::per_second(100).burst(100)).by("ip");
-    let (limiter, hand) = limiter([by_ip, one_a_second()]);
+    let (limiter, clock) = limiter([by_ip, one_a_second()]);
     let first = facts! { "user" => "alice", "ip" => "10.0.0.1" };
     let second = facts! { "user" => "alice", "ip" => "10.0.0.2" };
     let mut crowd = Crowd::default();
     charge(&limiter, &first, 1);
-    crowd.come(limiter.until_allowed(&first));
-    // Its turn would come now, but somebody stands before it in the line of its second key.
-    hand.set(START + secs(1));
-    let late = crowd.come_unseen(limiter.until_allowed(&second));
+    crowd.arrive(limiter.until_allowed(&first));
+    // It would be admitted now, but another caller is before it in the queue of its second key.
+    clock.set(START + secs(1));
+    let late = crowd.arrive_unpolled(limiter.until_allowed(&second));
     crowd.run();
     assert_eq!(crowd.admitted, [0]);
-    while crowd.turn(&hand) {}
+    while crowd.advance_to_next_timer(&clock) {}
     assert_eq!(crowd.admitted, [0, late]);
 }
 
-/// Counts how often it is asked.
+/// A memory store that counts its decisions.
 #[derive(Debug)]
 struct Counting(MemoryStore, AtomicUsize);
 
@@ -406,43 +410,43 @@ impl Store for Counting {
 
 #[test]
 fn only_the_head_of_a_line_asks_the_store() {
-    let hand = clock();
-    let counting = Arc::new(Counting(store(100, &hand), AtomicUsize::new(0)));
-    let backend = StoreChoice::Other(counting.clone(), Clock::manual(&hand));
+    let clock = clock();
+    let counting = Arc::new(Counting(store(100, &clock), AtomicUsize::new(0)));
+    let backend = StoreChoice::Other(counting.clone(), Clock::manual(&clock));
     let limiter = Limiter::builder().limit(one_a_second()).store(backend).build().unwrap();
     let alice = user("alice");
     let mut crowd = Crowd::default();
-    crowd.come_all(50, || limiter.until_allowed(&alice));
-    assert_eq!(counting.1.load(SeqCst), 2, "the one who passed, and the head");
-    crowd.turn(&hand);
+    crowd.arrive_all(50, || limiter.until_allowed(&alice));
+    assert_eq!(counting.1.load(SeqCst), 2, "the admitted caller, and the head");
+    crowd.advance_to_next_timer(&clock);
     assert_eq!(counting.1.load(SeqCst), 4, "the head again, and the next head");
-    while crowd.turn(&hand) {}
+    while crowd.advance_to_next_timer(&clock) {}
     assert_eq!((crowd.admitted.len(), counting.1.load(SeqCst)), (50, 99));
 }
 
 #[test]
 fn waiter_passes_when_its_limit_is_removed() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
-    crowd.come_all(5, || limiter.until_allowed(&alice));
+    crowd.arrive_all(5, || limiter.until_allowed(&alice));
     limiter.replace(Vec::new()).unwrap();
-    crowd.turn(&hand);
+    crowd.advance_to_next_timer(&clock);
     assert_eq!(crowd.admitted, [0, 1, 2, 3, 4]);
-    assert_eq!(hand.now(), START + secs(1));
+    assert_eq!(clock.now(), START + secs(1));
 }
 
 #[test]
 fn waiter_follows_a_changed_period() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
-    crowd.come_all(5, || limiter.until_allowed(&alice));
+    crowd.arrive_all(5, || limiter.until_allowed(&alice));
     limiter.replace(vec![Limit::new("second", Quota::per_hour(1).burst(1)).by("user")]).unwrap();
     for admitted in 2..=5 {
-        crowd.turn(&hand);
+        crowd.advance_to_next_timer(&clock);
         assert_eq!(crowd.admitted.len(), admitted);
-        let since = hand.now().since(START);
+        let since = clock.now().since(START);
         assert_eq!(since.as_micros(), 1_000_000 + (admitted as u64 - 2) * 3_600_000_000, "one an hour");
     }
     assert_eq!(crowd.admitted, [0, 1, 2, 3, 4]);
@@ -450,22 +454,22 @@ fn waiter_follows_a_changed_period() {
 
 #[test]
 fn waiter_profits_from_a_raised_rate() {
-    let (limiter, hand) = limiter([one_a_second()]);
+    let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
-    crowd.come_all(5, || limiter.until_allowed(&alice));
+    crowd.arrive_all(5, || limiter.until_allowed(&alice));
     limiter.replace(vec![Limit::new("second", Quota::per_second(100).burst(100)).by("user")]).unwrap();
-    crowd.turn(&hand);
-    assert_eq!(crowd.admitted, [0, 1, 2, 3, 4], "the head wakes when it was told to, and all pass");
-    assert_eq!(hand.now(), START + secs(1));
+    crowd.advance_to_next_timer(&clock);
+    assert_eq!(crowd.admitted, [0, 1, 2, 3, 4], "the head wakes at its old retry time, and all pass");
+    assert_eq!(clock.now(), START + secs(1));
 }
 
 #[test]
 fn two_waits_of_one_task_are_both_woken() {
-    let hand = clock();
+    let clock = clock();
     let limits =
         [one_a_second(), Limit::new("ten", Quota::per(1, Duration::from_secs(10)).burst(1)).by("ten")];
-    let limiter = on(&store(100, &hand), limits);
+    let limiter = on(&store(100, &clock), limits);
     let (short, long) = (user("alice"), facts! { "ten" => "x" });
     charge(&limiter, &short, 1);
     charge(&limiter, &long, 1);
@@ -476,7 +480,7 @@ fn two_waits_of_one_task_are_both_woken() {
     let mut long = limiter.until_allowed(&long).into_future();
     assert!(short.as_mut().poll(&mut context).is_pending());
     assert!(long.as_mut().poll(&mut context).is_pending());
-    hand.advance(secs(1));
+    clock.advance(secs(1));
     assert!(woken.0.load(SeqCst), "the shorter wait is over");
     assert!(short.as_mut().poll(&mut context).is_ready());
 }
@@ -484,14 +488,14 @@ fn two_waits_of_one_task_are_both_woken() {
 #[test]
 fn a_leaky_bucket_leaves_its_delay_to_the_caller() {
     let queue = Limit::new("queue", Quota::per_second(1).burst(2)).algorithm(Algorithm::LeakyBucket);
-    let (limiter, hand) = limiter([queue]);
-    let nobody = Facts::new();
-    let delay = || now(limiter.until_allowed(&nobody).into_future()).unwrap().delay();
+    let (limiter, clock) = limiter([queue]);
+    let no_facts = Facts::new();
+    let delay = || now(limiter.until_allowed(&no_facts).into_future()).unwrap().delay();
     assert_eq!((delay(), delay()), (Span::ZERO, secs(1)));
     let mut crowd = Crowd::default();
-    crowd.come(limiter.until_allowed(&nobody));
-    crowd.turn(&hand);
-    assert_eq!((crowd.admitted.len(), hand.now()), (1, START + secs(1)));
+    crowd.arrive(limiter.until_allowed(&no_facts));
+    crowd.advance_to_next_timer(&clock);
+    assert_eq!((crowd.admitted.len(), clock.now()), (1, START + secs(1)));
 }
 
 #[tokio::test]
@@ -510,8 +514,8 @@ async fn on_the_real_clock_twenty_tasks_pass_in_the_order_they_came() {
         })
         .collect();
     for task in tasks {
-        // Not how long it takes, but that it ends: a wake-up that was lost would let it hang.
-        tokio::time::timeout(Duration::from_secs(60), task).await.expect("everybody passes").unwrap();
+        // Guards against a hang after a lost wake-up; how long it takes is not asserted.
+        tokio::time::timeout(Duration::from_secs(60), task).await.expect("every task is admitted").unwrap();
     }
     assert_eq!(*passed.lock().unwrap(), (0..20).collect::<Vec<_>>());
 }

@@ -1,6 +1,6 @@
-//! SVG, written by hand: a handful of shapes on an opaque background, so that a picture is as legible
-//! on a dark page as on a light one. The colours are those of Okabe and Ito, which people who see
-//! colours differently can tell apart; the marks differ in shape as well.
+//! A minimal SVG writer: a few shapes on an opaque background, so that a picture is legible on dark and
+//! on light pages. The colours are the palette of Okabe and Ito, which is safe for colour-blind readers;
+//! the marks differ in shape as well.
 
 use std::fmt::Write;
 
@@ -16,7 +16,7 @@ pub(crate) mod colour {
 const STYLE: &str = "text{font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;fill:#1a1a1a}\
                      .title{font-size:17px;font-weight:bold}.name{font-size:14px}.label{font-size:12.5px}";
 
-/// A straight scale: a number and its pixel at both ends.
+/// A linear scale: the number and the pixel at each end.
 pub(crate) struct Axis {
     pub(crate) from: (f64, f64),
     pub(crate) to: (f64, f64),
@@ -24,7 +24,7 @@ pub(crate) struct Axis {
 
 impl Axis {
     /// The pixel of a number.
-    pub(crate) fn place(&self, number: f64) -> f64 {
+    pub(crate) fn pixel(&self, number: f64) -> f64 {
         let (from, to) = (self.from, self.to);
         from.1 + (number - from.0) / (to.0 - from.0) * (to.1 - from.1)
     }
@@ -67,8 +67,8 @@ impl Drawing {
         ));
     }
 
-    /// Words that read from bottom to top.
-    pub(crate) fn sideways(&mut self, (x, y): Point, words: &str) {
+    /// Text that reads from bottom to top.
+    pub(crate) fn vertical_text(&mut self, (x, y): Point, words: &str) {
         self.add(format_args!(
             "<text transform=\"translate({x:.1} {y:.1}) rotate(-90)\" text-anchor=\"middle\" \
              class=\"label\">{words}</text>"
@@ -118,9 +118,9 @@ impl Drawing {
     pub(crate) fn steps(&mut self, corners: &[(u64, u64)], time: &Axis, level: &Axis) {
         let mut path = String::new();
         for (index, (millis, units)) in corners.iter().enumerate() {
-            let (x, y) = (time.place(*millis as f64 / 1_000.0), level.place(*units as f64));
+            let (x, y) = (time.pixel(*millis as f64 / 1_000.0), level.pixel(*units as f64));
             let letter = if index == 0 { 'M' } else { 'L' };
-            write!(path, "{letter}{x:.1} {y:.1}").expect("a string takes everything");
+            write!(path, "{letter}{x:.1} {y:.1}").expect("writing to a string does not fail");
         }
         let (floor, left, right) = (level.from.1, time.from.1, time.to.1);
         let (fill, stroke) = (colour::REMAINING, colour::ADMITTED);
@@ -137,6 +137,6 @@ impl Drawing {
     }
 
     fn add(&mut self, element: std::fmt::Arguments<'_>) {
-        writeln!(self.0, "{element}").expect("a string takes everything");
+        writeln!(self.0, "{element}").expect("writing to a string does not fail");
     }
 }

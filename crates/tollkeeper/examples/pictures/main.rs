@@ -1,11 +1,11 @@
-//! Draws `docs/pictures/`: what each algorithm admits of the same traffic, by asking the product.
+//! Draws `docs/pictures/`: what each algorithm admits of the same traffic, decided by the library itself.
 //!
 //! ```text
 //! cargo run --example pictures -- docs/pictures
 //! ```
 //!
-//! The clock is turned by hand, so the same code always draws the same bytes; a test compares them
-//! with the files in the repository.
+//! The clock is manual, so the same code always draws the same bytes; a test compares them with the
+//! files in the repository.
 
 mod drawing;
 mod play;
@@ -52,12 +52,12 @@ fn traffic() -> Vec<u64> {
     [0; 15].into_iter().chain(steady).chain(edge).chain([46_000; 15]).collect()
 }
 
-/// The worst that can happen to a fixed window.
+/// The worst case of a fixed window: full bursts just before and just after its edge.
 fn edge() -> Vec<u64> {
     [9_900; 10].into_iter().chain([10_100; 10]).collect()
 }
 
-/// One algorithm: the requests above, what remains below.
+/// One algorithm: the requests above, the remaining units below.
 fn picture(algorithm: Algorithm, played: &Played) -> String {
     const TOP: f64 = 80.0;
     const FLOOR: f64 = 218.0;
@@ -72,13 +72,13 @@ fn picture(algorithm: Algorithm, played: &Played) -> String {
     drawing.text((936.0, 32.0), Anchor::End, "label", &counted(algorithm, played));
     drawing.text((time.from.1 - 6.0, 58.0), Anchor::Start, "label", "15 at once");
     for (at, words) in [(8.5, "2 a second"), (30.0, "10 before and 10 after an edge"), (46.0, "15 at once")] {
-        drawing.text((time.place(at), 58.0), Anchor::Middle, "label", words);
+        drawing.text((time.pixel(at), 58.0), Anchor::Middle, "label", words);
     }
     edges(&mut drawing, &time, (TOP - 8.0, LEVEL_FLOOR));
     scale(&mut drawing, &stack, &[5.0, 10.0, 15.0], &time);
     scale(&mut drawing, &level, &[0.0, 5.0, 10.0], &time);
-    drawing.sideways((22.0, (TOP + FLOOR) / 2.0), "requests");
-    drawing.sideways((22.0, (LEVEL_TOP + LEVEL_FLOOR) / 2.0), remaining(algorithm));
+    drawing.vertical_text((22.0, (TOP + FLOOR) / 2.0), "requests");
+    drawing.vertical_text((22.0, (LEVEL_TOP + LEVEL_FLOOR) / 2.0), remaining(algorithm));
 
     drawing.steps(&played.levels(), &time, &level);
     requests(&mut drawing, played, &time, &stack, 3.4);
@@ -88,7 +88,7 @@ fn picture(algorithm: Algorithm, played: &Played) -> String {
     drawing.done()
 }
 
-/// All algorithms, one below the other.
+/// All algorithms, one row each.
 fn overview(rows: &[(Algorithm, Played)]) -> String {
     const ROW: f64 = 92.0;
     const FIRST: f64 = 80.0;
@@ -118,7 +118,7 @@ fn overview(rows: &[(Algorithm, Played)]) -> String {
     drawing.done()
 }
 
-/// The edge of a window, close up.
+/// The edge of a window, magnified.
 fn boundary(rows: &[(Algorithm, Played)]) -> String {
     const ROW: f64 = 124.0;
     const FIRST: f64 = 72.0;
@@ -127,7 +127,7 @@ fn boundary(rows: &[(Algorithm, Played)]) -> String {
     let title = "10 requests just before the edge of a window, 10 just after, under 10 per 10 s";
     let mut drawing = Drawing::new(WIDTH, floor + 84.0, title);
     drawing.text((24.0, 32.0), Anchor::Start, "title", title);
-    let edge = time.place(10.0);
+    let edge = time.pixel(10.0);
     drawing.dashed((edge, FIRST - 16.0), (edge, floor));
     drawing.text((148.0, FIRST - 8.0), Anchor::End, "label", "requests");
     drawing.text((edge - 12.0, FIRST - 8.0), Anchor::End, "label", "10 at 9.9 s");
@@ -176,36 +176,36 @@ fn counted(algorithm: Algorithm, played: &Played) -> String {
     }
 }
 
-/// Each request as a mark, those of one instant on top of each other.
+/// Draws a mark for each request; requests that arrive at the same time are stacked.
 fn requests(drawing: &mut Drawing, played: &Played, time: &Axis, stack: &Axis, radius: f64) {
     let mut below = (u64::MAX, 0.0);
     for request in &played.requests {
         below = if below.0 == request.at { (request.at, below.1 + 1.0) } else { (request.at, 0.0) };
-        let place = (time.place(seconds(request.at)), stack.place(below.1 + 0.5));
-        if request.delay.is_some() { drawing.disc(place, radius) } else { drawing.cross(place, radius) }
+        let centre = (time.pixel(seconds(request.at)), stack.pixel(below.1 + 0.5));
+        if request.delay.is_some() { drawing.disc(centre, radius) } else { drawing.cross(centre, radius) }
     }
 }
 
-/// When the requests leave that a leaky bucket has queued.
+/// Marks the departure times of the requests that a leaky bucket has queued.
 fn departures(drawing: &mut Drawing, played: &Played, time: &Axis, y: f64) {
     if played.requests.iter().all(|request| request.delay.is_none_or(|delay| delay == Span::ZERO)) {
         return;
     }
     for departure in played.departures().into_iter().filter(|at| seconds(*at) <= time.to.0) {
-        drawing.triangle((time.place(seconds(departure)), y), 4.0);
+        drawing.triangle((time.pixel(seconds(departure)), y), 4.0);
     }
 }
 
 fn edges(drawing: &mut Drawing, time: &Axis, (top, bottom): (f64, f64)) {
     for edge in [10.0, 20.0, 30.0, 40.0] {
-        drawing.dashed((time.place(edge), top), (time.place(edge), bottom));
+        drawing.dashed((time.pixel(edge), top), (time.pixel(edge), bottom));
     }
 }
 
-/// Numbers at the left of an upright axis, and a thin line for each.
+/// Numbers at the left of a vertical axis, with a grid line for each.
 fn scale(drawing: &mut Drawing, axis: &Axis, numbers: &[f64], time: &Axis) {
     for number in numbers {
-        let y = axis.place(*number);
+        let y = axis.pixel(*number);
         drawing.line((time.from.1, y), (time.to.1, y), colour::GRID);
         drawing.text((time.from.1 - 12.0, y + 4.0), Anchor::End, "label", &number.to_string());
     }
@@ -216,7 +216,7 @@ fn scale(drawing: &mut Drawing, axis: &Axis, numbers: &[f64], time: &Axis) {
 fn time_scale(drawing: &mut Drawing, time: &Axis, seconds: impl Iterator<Item = u32>, floor: f64) {
     drawing.line((time.from.1, floor), (time.to.1, floor), colour::AXIS);
     for second in seconds {
-        let x = time.place(f64::from(second));
+        let x = time.pixel(f64::from(second));
         drawing.line((x, floor), (x, floor + 5.0), colour::AXIS);
         drawing.text((x, floor + 19.0), Anchor::Middle, "label", &second.to_string());
     }
