@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use serde_json::{Map, Value};
 use tollkeeper_server::json::{self, Kind, Malformed, Reader, Writer};
 use tollkeeper_server::transport::http::error::ApiError;
-use tollkeeper_server::transport::http::request::{Ask, MAX_BATCH, read_batch};
+use tollkeeper_server::transport::http::request::{CheckBody, MAX_BATCH, read_batch};
 
 /// How deep our reader follows; the other goes down to 128.
 const DEPTH: usize = 32;
@@ -86,16 +86,16 @@ fn depth(value: &Value) -> usize {
 /// One check: the parsed request equals the JSON.
 fn check(data: &[u8], expected: Option<&Value>) {
     let mut bytes = data.to_vec();
-    match Reader::new(&mut bytes).map_err(ApiError::from).and_then(Ask::read) {
-        Ok(ask) => understood(&ask, expected.expect("a check is JSON")),
+    match Reader::new(&mut bytes).map_err(ApiError::from).and_then(CheckBody::read) {
+        Ok(check) => understood(&check, expected.expect("a check is JSON")),
         Err(error) => told(&error),
     }
 }
 
-fn understood(ask: &Ask<'_>, expected: &Value) {
+fn understood(check: &CheckBody<'_>, expected: &Value) {
     let facts = expected["facts"].as_object().expect("facts are an object");
-    assert_eq!(ask.facts.iter().count(), facts.len(), "no fact is there twice");
-    for (name, value) in ask.facts.iter() {
+    assert_eq!(check.facts.iter().count(), facts.len(), "no fact is there twice");
+    for (name, value) in check.facts.iter() {
         match &facts[name] {
             // An address has its own way of being written.
             Value::String(_) if name == "ip" => {}
@@ -106,8 +106,8 @@ fn understood(ask: &Ask<'_>, expected: &Value) {
         }
     }
     match expected.get("cost") {
-        Some(cost) => assert_eq!(cost.as_u64(), Some(ask.cost)),
-        None => assert_eq!(ask.cost, 1),
+        Some(cost) => assert_eq!(cost.as_u64(), Some(check.cost)),
+        None => assert_eq!(check.cost, 1),
     }
 }
 
@@ -121,8 +121,8 @@ fn batch(data: &[u8], expected: Option<&Value>) {
             assert_eq!(checks.len(), expected.len());
             assert!(checks.len() <= MAX_BATCH);
             for (check, expected) in checks.into_iter().zip(expected) {
-                match Ask::read(check) {
-                    Ok(ask) => understood(&ask, expected),
+                match CheckBody::read(check) {
+                    Ok(check) => understood(&check, expected),
                     Err(error) => told(&error),
                 }
             }

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tollkeeper::algorithm::{self, Ask, Seen, State};
+use tollkeeper::algorithm::{self, KeyRequest, State, StoredState};
 use tollkeeper::{Algorithm, Quota, Span, Time};
 
 const BURST: u64 = 7;
@@ -22,12 +22,12 @@ fuzz_target!(|data: &[u8]| {
         let mut admitted: Vec<(u64, u64)> = Vec::new();
         for pair in data.chunks_exact(2).take(200) {
             now = now + Span::from_micros(u64::from(pair[0]).pow(2) * 20);
-            let ask = Ask { now, cost: 1 + u64::from(pair[1] % 8), shift: 0, hold: None };
-            let seen = state.as_ref().map_or(Seen::Nothing, State::seen);
-            let step = algorithm::step(&quota, seen, &ask);
+            let request = KeyRequest { now, cost: 1 + u64::from(pair[1] % 8), shift: 0, hold: None };
+            let stored = state.as_ref().map_or(StoredState::Nothing, State::stored);
+            let step = algorithm::step(&quota, stored, &request);
             if step.allowed {
-                admitted.push((now.as_micros(), ask.cost));
-                state = algorithm::apply(&quota, state.take(), &ask, &step, true, 0);
+                admitted.push((now.as_micros(), request.cost));
+                state = algorithm::apply(&quota, state.take(), &request, &step, true, 0);
             }
         }
         for (first, (from, _)) in admitted.iter().enumerate() {

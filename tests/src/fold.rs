@@ -6,7 +6,9 @@
 use tollkeeper::store::redis::script::{Kinds, Script};
 use tollkeeper::store::redis::state;
 use tollkeeper::store::redis::wire::{self, Value};
-use tollkeeper_core::algorithm::{self, Ask, Effect, Past, Report, Seen, State, Step, concurrency};
+use tollkeeper_core::algorithm::{
+    self, Effect, KeyRequest, Past, Report, State, Step, StoredState, concurrency,
+};
 use tollkeeper_core::{Algorithm, Outcome, Quota, Span, Time};
 
 use crate::cases::{Act, Case};
@@ -135,9 +137,9 @@ impl History {
     /// Asks.
     pub fn peek(&mut self, cost: u64) -> Outcome {
         let outcome = self.key.peek(cost);
-        let ask = self.ask(cost);
-        let seen = self.key.state().map_or(Seen::Nothing, State::seen);
-        let moved = algorithm::step(&self.key.quota, seen, &ask).effect.moved();
+        let request = self.request(cost);
+        let stored = self.key.state().map_or(StoredState::Nothing, State::stored);
+        let moved = algorithm::step(&self.key.quota, stored, &request).effect.moved();
         self.made(2, cost, None, 0, Row::Asked(outcome, moved));
         outcome
     }
@@ -196,8 +198,8 @@ impl History {
         }
     }
 
-    fn ask(&self, cost: u64) -> Ask {
-        Ask { now: Time::from_micros(self.key.now), cost, shift: self.key.shift, hold: self.key.hold }
+    fn request(&self, cost: u64) -> KeyRequest {
+        KeyRequest { now: Time::from_micros(self.key.now), cost, shift: self.key.shift, hold: self.key.hold }
     }
 
     fn made(&mut self, op: u8, amount: u64, past: Option<Past>, who: u64, row: Row) {
@@ -334,7 +336,7 @@ impl Rows<'_> {
     /// The outcome derived from Lua's row, for the state that Lua had before.
     fn asked(&mut self, made: &Made, before: &[u8]) -> Row {
         let Made { quota, now, shift, hold, amount, .. } = *made;
-        let ask = Ask { now: Time::from_micros(now), cost: amount, shift, hold };
+        let request = KeyRequest { now: Time::from_micros(now), cost: amount, shift, hold };
         let (allowed, moved) = (self.number(1) == 1, self.number(1) == 1);
         let charged = allowed && made.op == 1;
         let outcome = match quota.algorithm() {
@@ -348,20 +350,20 @@ impl Rows<'_> {
                     fresh: Some(fresh),
                     departs: now,
                 };
-                algorithm::tell(&quota, &ask, allowed, &report)
+                algorithm::tell(&quota, &request, allowed, &report)
             }
             Algorithm::Concurrency => {
                 let (held, first) = (self.number(7), self.number(7));
                 let first = if held == 0 { u64::MAX } else { first };
                 let step = concurrency::Step { allowed, moved, held, first };
                 let step = Step { allowed, effect: Effect::Concurrency(step) };
-                algorithm::outcome(&quota, Seen::Nothing, &ask, &step, charged)
+                algorithm::outcome(&quota, StoredState::Nothing, &request, &step, charged)
             }
             _ => {
                 let state = state::decode(&quota, before);
-                let seen = state.as_ref().map_or(Seen::Nothing, State::seen);
-                let step = Step { allowed, ..algorithm::step(&quota, seen, &ask) };
-                algorithm::outcome(&quota, seen, &ask, &step, charged)
+                let stored = state.as_ref().map_or(StoredState::Nothing, State::stored);
+                let step = Step { allowed, ..algorithm::step(&quota, stored, &request) };
+                algorithm::outcome(&quota, stored, &request, &step, charged)
             }
         };
         Row::Asked(outcome, moved)

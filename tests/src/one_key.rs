@@ -2,7 +2,7 @@
 //!
 //! It has no logic of its own: it calls the algorithm, stores the resulting state and keeps the receipts.
 
-use tollkeeper_core::algorithm::{self, Ask, Past, Seen, State, concurrency};
+use tollkeeper_core::algorithm::{self, KeyRequest, Past, State, StoredState, concurrency};
 use tollkeeper_core::{Outcome, Quota, Span, Time};
 
 /// A key, its quota and its clock.
@@ -49,14 +49,14 @@ impl OneKey {
 
     /// Decides a request and writes the new state.
     pub fn check(&mut self, cost: u64) -> Answer {
-        let ask = self.ask(self.now, cost);
-        let step = algorithm::step(&self.quota, self.seen(), &ask);
-        let outcome = algorithm::outcome(&self.quota, self.seen(), &ask, &step, step.allowed);
+        let request = self.request(self.now, cost);
+        let step = algorithm::step(&self.quota, self.stored(), &request);
+        let outcome = algorithm::outcome(&self.quota, self.stored(), &request, &step, step.allowed);
         let (moved, mark) = (step.effect.moved(), step.effect.mark());
         if step.allowed || moved {
             self.slots_taken += u64::from(step.allowed);
             let state = self.state.take();
-            self.write(algorithm::apply(&self.quota, state, &ask, &step, step.allowed, self.slots_taken));
+            self.write(algorithm::apply(&self.quota, state, &request, &step, step.allowed, self.slots_taken));
         }
         let past = Past { cost, count: self.quota.count(), tick: mark, window: mark };
         Answer { outcome, moved, past: step.allowed.then_some(past) }
@@ -69,9 +69,9 @@ impl OneKey {
 
     /// The outcome that a check would have at another time, if nothing happens until then.
     pub fn peek_at(&self, now: u64, cost: u64) -> Outcome {
-        let ask = self.ask(now, cost);
-        let step = algorithm::step(&self.quota, self.seen(), &ask);
-        algorithm::outcome(&self.quota, self.seen(), &ask, &step, false)
+        let request = self.request(now, cost);
+        let step = algorithm::step(&self.quota, self.stored(), &request);
+        algorithm::outcome(&self.quota, self.stored(), &request, &step, false)
     }
 
     /// Refunds part of a charge.
@@ -122,12 +122,12 @@ impl OneKey {
         held
     }
 
-    fn seen(&self) -> Seen<'_> {
-        self.state.as_ref().map_or(Seen::Nothing, State::seen)
+    fn stored(&self) -> StoredState<'_> {
+        self.state.as_ref().map_or(StoredState::Nothing, State::stored)
     }
 
-    fn ask(&self, now: u64, cost: u64) -> Ask {
-        Ask { now: Time::from_micros(now), cost, shift: self.shift, hold: self.hold }
+    fn request(&self, now: u64, cost: u64) -> KeyRequest {
+        KeyRequest { now: Time::from_micros(now), cost, shift: self.shift, hold: self.hold }
     }
 
     fn write(&mut self, state: Option<State>) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollkeeper::config::{Config, Format, LimitShape, StoreUrl};
+use tollkeeper::config::{Config, EffectiveLimit, Format, StoreUrl};
 use tollkeeper::store::redis::{Followed, Following, RedisOptions, RedisStore, SharedPolicy};
 use tollkeeper::{Limiter, MemoryStore, Resilient, ResilientSettings, facts};
 
@@ -37,7 +37,7 @@ impl PolicyNode {
     }
 
     /// Limits that grant each user `an_hour` requests an hour.
-    pub fn limits(&self, an_hour: u64) -> Vec<LimitShape> {
+    pub fn limits(&self, an_hour: u64) -> Vec<EffectiveLimit> {
         let text =
             format!(r#"{{ "limits": [{{ "name": "per-user", "by": "user", "rate": "{an_hour}/h" }}] }}"#);
         self.config.with_limits("test", text.as_bytes()).expect("valid").0.limits

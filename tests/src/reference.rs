@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tollkeeper::Correction;
-use tollkeeper_core::algorithm::{self, Effect, Seen, State, Step, concurrency};
+use tollkeeper_core::algorithm::{self, Effect, State, Step, StoredState, concurrency};
 use tollkeeper_core::charge::{Item, ItemKey};
-use tollkeeper_core::{Algorithm, Change, Charge, Due, Fix, LimitReply, Reply, Slot, Time, Toll};
+use tollkeeper_core::{Algorithm, Change, Charge, Due, KeyCorrection, LimitReply, Reply, Slot, Time, Toll};
 
 /// States by the bytes of their key.
 #[derive(Clone, Debug, Default)]
@@ -21,14 +21,14 @@ impl Reference {
     pub fn decide(&mut self, toll: &Toll, now: Time, id: u64) -> Reply {
         let charging = toll.verb().charges();
         let dues: Vec<Due<'_>> = toll.dues().collect();
-        let steps: Vec<Step> = dues.iter().map(|due| due.step(self.seen(due), now)).collect();
+        let steps: Vec<Step> = dues.iter().map(|due| due.step(self.stored(due), now)).collect();
         let admitted = dues.iter().zip(&steps).all(|(due, step)| step.allowed || !due.enforced());
         let mut ruling = Reply::new(now, if charging { id } else { 0 });
         for (due, step) in dues.iter().zip(steps) {
             let charged = charging && admitted && step.allowed && due.cost > 0;
             ruling.push(match step.effect {
                 Effect::SlidingLog(_) => {
-                    let outcome = due.outcome(self.seen(due), now, &step, charged);
+                    let outcome = due.outcome(self.stored(due), now, &step, charged);
                     LimitReply::Outcome { outcome, mark: step.effect.mark() }
                 }
                 _ => LimitReply::Step { step, charged },
@@ -43,8 +43,8 @@ impl Reference {
         ruling
     }
 
-    /// Applies the fixes of a refund or a settlement.
-    pub fn correct(&mut self, charge: &Charge, fixes: &[Fix], now: Time) -> Correction {
+    /// Applies the corrections of a refund or a settlement.
+    pub fn correct(&mut self, charge: &Charge, corrections: &[KeyCorrection], now: Time) -> Correction {
         if charge.void_at() <= now {
             return Correction::Unknown;
         }
@@ -52,7 +52,7 @@ impl Reference {
         if charge.items().iter().any(|item| self.markers.contains(&marker(item))) {
             return Correction::Repeated;
         }
-        for (item, fix) in charge.items().iter().zip(fixes) {
+        for (item, fix) in charge.items().iter().zip(corrections) {
             self.markers.insert(marker(item));
             let state = self.states.get(&key_of(item)).map(|(state, _)| state.clone());
             let state = match (fix.change, state) {
@@ -96,8 +96,8 @@ impl Reference {
         })
     }
 
-    fn seen(&self, due: &Due<'_>) -> Seen<'_> {
-        self.states.get(&due.key.to_bytes()).map_or(Seen::Nothing, |(state, _)| state.seen())
+    fn stored(&self, due: &Due<'_>) -> StoredState<'_> {
+        self.states.get(&due.key.to_bytes()).map_or(StoredState::Nothing, |(state, _)| state.stored())
     }
 }
 

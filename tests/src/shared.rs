@@ -227,11 +227,11 @@ impl<'c> Pair<'c> {
             3 => charge.settle(Costs::Request(few)).or_else(|_| charge.settle(Costs::All)),
             _ => charge.settle(Costs::Facts(&tokens)).or_else(|_| charge.settle(Costs::All)),
         };
-        let fixes = charge.fixes(&self.policy, &changes.expect("valid costs"));
+        let corrections = charge.corrections(&self.policy, &changes.expect("valid costs"));
         let call = wire::correction(
             Nonce::new(u64::MAX),
             charge.void_at(),
-            charge.items().iter().zip(&fixes),
+            charge.items().iter().zip(&corrections),
             |item| {
                 let name = self.names.item(item);
                 let marker = self.names.marker(&name, charge.id());
@@ -243,7 +243,7 @@ impl<'c> Pair<'c> {
             Err(error) => return Some(error),
         };
         let actual = wire::corrected(&call, &answer).expect("0, 1 or 2");
-        let expected = self.reference.correct(&charge, &fixes, Time::from_micros(self.now));
+        let expected = self.reference.correct(&charge, &corrections, Time::from_micros(self.now));
         match actual {
             Correction::Done => self.tally.corrected += 1,
             Correction::Repeated => self.tally.repeated += 1,

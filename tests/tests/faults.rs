@@ -12,9 +12,9 @@ use tollkeeper::config::StoreUrl;
 use tollkeeper::store::redis::wire::Value;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
-    BreakerSettings, Charge, Correction, Costs, Decision, FailureKind, Fix, Key, Limit, Limiter, MemoryStore,
-    Policy, Quota, Remote, RemoteResult, Reply, Resilient, ResilientSettings, Slot, Span, StoreFuture, Toll,
-    facts,
+    BreakerSettings, Charge, Correction, Costs, Decision, FailureKind, Key, KeyCorrection, Limit, Limiter,
+    MemoryStore, Policy, Quota, Remote, RemoteResult, Reply, Resilient, ResilientSettings, Slot, Span,
+    StoreFuture, Toll, facts,
 };
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::faulty::{Fault, Loss, Proxy};
@@ -751,9 +751,9 @@ impl Remote for SendsAgain {
     fn correct<'a>(
         &'a self,
         charge: &'a Charge,
-        fixes: &'a [Fix],
+        corrections: &'a [KeyCorrection],
     ) -> StoreFuture<'a, RemoteResult<Correction>> {
-        self.0.correct(charge, fixes)
+        self.0.correct(charge, corrections)
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {

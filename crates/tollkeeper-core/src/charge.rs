@@ -137,7 +137,7 @@ pub enum Change {
 
 /// The correction of one item of a charge, with the quota and the rates of the current policy.
 #[derive(Clone, Copy, Debug)]
-pub struct Fix {
+pub struct KeyCorrection {
     /// The quota with which the state is read.
     pub quota: Quota,
     /// The earlier charge.
@@ -192,7 +192,7 @@ impl Charge {
     /// The limit may have changed since the charge was made, and the tier of the caller is not known here.
     /// So the state is drained by the slowest rate that may be active, and the charge is assumed to have
     /// drained by the fastest: a refund never gives back too much.
-    pub fn fixes(&self, policy: &Policy, changes: &[Change]) -> Vec<Fix> {
+    pub fn corrections(&self, policy: &Policy, changes: &[Change]) -> Vec<KeyCorrection> {
         assert_eq!(changes.len(), self.0.items.len(), "one change for every item");
         let fix = |(item, change): (&Item, &Change)| {
             let family = item.key().family();
@@ -205,7 +205,7 @@ impl Charge {
                     slowest = *quota;
                 }
             }
-            Fix { quota: slowest, past: Past { count: fastest, ..item.past() }, change: *change }
+            KeyCorrection { quota: slowest, past: Past { count: fastest, ..item.past() }, change: *change }
         };
         self.0.items.iter().zip(changes).map(fix).collect()
     }

@@ -3,7 +3,7 @@
 use core::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use crate::algorithm::{self, Ask, Seen, Step};
+use crate::algorithm::{self, KeyRequest, Step, StoredState};
 use crate::charge::{Charge, Item, Slot};
 use crate::inline::Inline;
 use crate::key::Key;
@@ -121,11 +121,11 @@ impl LimitReply {
     }
 
     /// The numbers, under this quota and for this input.
-    pub fn outcome(&self, quota: &Quota, ask: &Ask) -> Outcome {
+    pub fn outcome(&self, quota: &Quota, request: &KeyRequest) -> Outcome {
         match self {
             LimitReply::Pending => Outcome::nothing(),
             LimitReply::Step { step, charged } => {
-                algorithm::outcome(quota, Seen::Nothing, ask, step, *charged)
+                algorithm::outcome(quota, StoredState::Nothing, request, step, *charged)
             }
             LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => *outcome,
         }
@@ -135,8 +135,8 @@ impl LimitReply {
     pub fn outcome_at(&self, due: &Due<'_>, now: Time) -> Outcome {
         match self {
             // The due knows what a cost of 0 changes.
-            LimitReply::Step { step, charged } => due.outcome(Seen::Nothing, now, step, *charged),
-            reply => reply.outcome(due.quota, &due.ask(now)),
+            LimitReply::Step { step, charged } => due.outcome(StoredState::Nothing, now, step, *charged),
+            reply => reply.outcome(due.quota, &due.request(now)),
         }
     }
 

@@ -29,7 +29,7 @@ pub mod status;
 pub mod time;
 pub mod toll;
 
-pub use charge::{Change, Charge, Costs, Fix, Slot};
+pub use charge::{Change, Charge, Costs, KeyCorrection, Slot};
 pub use decision::{DecidedToll, Decision, LimitDecision, LimitReply, Outcome, Reply, Retry, Verdict};
 pub use facts::{DeclaredFact, Facts, InvalidFact, Value};
 pub use key::Key;

@@ -20,7 +20,7 @@ use crate::net;
 use crate::quota::Quota;
 use crate::toll::{InvalidRequest, MAX_DUES};
 
-pub use explain::{CostSource, Explanation, Standing, Through};
+pub use explain::{Applicability, CostSource, Explanation, QuotaSource};
 pub use problem::{InvalidLimit, InvalidPolicy, Part, Problem};
 use rule::Allow;
 pub(crate) use rule::REFUSED;

@@ -8,7 +8,7 @@ use core::fmt;
 use core::ops::Deref;
 use std::sync::Arc;
 
-use crate::algorithm::{self, Ask, Seen, State, Step};
+use crate::algorithm::{self, KeyRequest, State, Step, StoredState};
 use crate::decision::Outcome;
 use crate::facts::{Facts, InvalidFact, Scratch, Value};
 use crate::inline::Inline;
@@ -484,14 +484,15 @@ impl<'t> Due<'t> {
 
     /// Decides this limit alone. A cost of 0 always fits, except under a quota of `0/s`.
     #[inline(always)]
-    pub fn step(&self, seen: Seen<'_>, now: Time) -> Step {
-        let step = algorithm::step(self.quota, seen, &self.ask(now));
+    pub fn step(&self, stored: StoredState<'_>, now: Time) -> Step {
+        let step = algorithm::step(self.quota, stored, &self.request(now));
         Step { allowed: step.allowed || (self.is_free() && self.quota.count() > 0), ..step }
     }
 
     /// The numbers of the outcome, once it is known whether the key was charged.
-    pub fn outcome(&self, seen: Seen<'_>, now: Time, step: &Step, charged: bool) -> Outcome {
-        let outcome = algorithm::outcome(self.quota, seen, &self.ask(now), step, charged && !self.is_free());
+    pub fn outcome(&self, stored: StoredState<'_>, now: Time, step: &Step, charged: bool) -> Outcome {
+        let outcome =
+            algorithm::outcome(self.quota, stored, &self.request(now), step, charged && !self.is_free());
         // A request that charges nothing does not queue.
         if self.is_free() { Outcome { delay: Span::ZERO, ..outcome } } else { outcome }
     }
@@ -499,7 +500,7 @@ impl<'t> Due<'t> {
     /// [`Outcome::remaining`] alone.
     #[inline]
     pub(crate) fn remaining(&self, now: Time, step: &Step, charged: bool) -> u64 {
-        algorithm::remaining(self.quota, &self.ask(now), step, charged && !self.is_free())
+        algorithm::remaining(self.quota, &self.request(now), step, charged && !self.is_free())
     }
 
     /// The state after a step, charged or only re-anchored; `taker` is the id under which a slot is held.
@@ -512,7 +513,7 @@ impl<'t> Due<'t> {
         charged: bool,
         taker: u64,
     ) -> Option<State> {
-        algorithm::apply(self.quota, state, &self.ask(now), step, charged && !self.is_free(), taker)
+        algorithm::apply(self.quota, state, &self.request(now), step, charged && !self.is_free(), taker)
     }
 
     fn is_free(&self) -> bool {
@@ -521,8 +522,8 @@ impl<'t> Due<'t> {
 
     /// The input of the algorithm. A cost of 0 is evaluated like 1.
     #[inline]
-    pub fn ask(&self, now: Time) -> Ask {
-        Ask { now, cost: self.cost.max(1), shift: self.shift, hold: self.hold }
+    pub fn request(&self, now: Time) -> KeyRequest {
+        KeyRequest { now, cost: self.cost.max(1), shift: self.shift, hold: self.hold }
     }
 }
 

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollkeeper_core::algorithm::Seen;
+use tollkeeper_core::algorithm::StoredState;
 use tollkeeper_core::{
     Algorithm, Allowance, Decision, Facts, Limit, LimitReply, Missing, Mode, Policy, Quota, Reply, Time,
     Verb, facts,
@@ -75,7 +75,7 @@ fn check<'f>(
     let toll = black_box(policy.toll(Verb::Check, &facts, 1).expect("a valid request"));
     let mut reply = Reply::new(now, 7);
     for due in toll.dues() {
-        let step = due.step(Seen::Nothing, now);
+        let step = due.step(StoredState::Nothing, now);
         reply.push(LimitReply::Step { step, charged: step.allowed });
     }
     let allocations = COUNT.get() - before;

@@ -9,7 +9,7 @@ use hyper::header::HeaderMap;
 use tollkeeper::config::{Config, Report};
 use tollkeeper::store::redis::{NotSet, SharedLimits, SharedPolicy};
 use tollkeeper::{Decision, Limiter};
-use tollkeeper_tower::{InForce as Reading, Settings};
+use tollkeeper_tower::{ActiveSettings, Settings};
 
 use crate::control::access::{Access, Tokens};
 use crate::control::active_limits::{ActiveLimits, CannotReplace, LimitManager, Loaded, Source};
@@ -45,7 +45,7 @@ pub struct Service {
     /// Redacts hashed facts in responses.
     pub redactor: Redactor,
     /// How facts are read from requests that gateways ask about.
-    pub reading: Arc<Reading>,
+    pub reading: Arc<ActiveSettings>,
     /// Logs refusals if the config enables it.
     pub refusals: RefusalLog,
     limit_manager: LimitManager,
@@ -68,7 +68,7 @@ impl Service {
         if let Store::Redis(store) = &store {
             store.observe(Arc::clone(&metrics) as _);
         }
-        let reading = Arc::new(Reading::new(Settings::of(&config), &limiter));
+        let reading = Arc::new(ActiveSettings::new(Settings::of(&config), &limiter));
         let refusals = RefusalLog::new(config.log.refusals);
         let limit_manager = LimitManager::new(config, source, policy.version(), Arc::clone(&reading));
         Ok(Service {

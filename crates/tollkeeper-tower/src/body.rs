@@ -29,7 +29,7 @@ pin_project! {
 
 /// The result of buffering a request body.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Look {
+pub enum BufferedBody {
     /// The complete body.
     All(Vec<u8>),
     /// The body has more than [`MOST`] bytes.
@@ -37,32 +37,32 @@ pub enum Look {
     /// The body stream failed before its end.
     Broken,
     /// The body was not sent to this process: a gateway that asks for a decision forwards only the head.
-    Elsewhere,
+    NotForwarded,
 }
 
 impl<B: Body<Data = Bytes> + Unpin> RequestBody<B> {
     /// Reads the complete body, unless it is too large, and buffers it for the next reader.
-    pub async fn look(&mut self) -> Look {
+    pub async fn buffer(&mut self) -> BufferedBody {
         let most = u64::try_from(MOST).expect("64 KiB");
         if self.rest.size_hint().lower() > most {
-            return Look::TooLarge;
+            return BufferedBody::TooLarge;
         }
         let mut all = Vec::new();
         loop {
             match poll_fn(|context| Pin::new(&mut self.rest).poll_frame(context)).await {
-                None => return Look::All(all),
+                None => return BufferedBody::All(all),
                 Some(Ok(frame)) => {
                     let data = frame.data_ref().map_or(&[][..], |data| data);
                     let fits = all.len() + data.len() <= MOST;
                     all.extend_from_slice(if fits { data } else { &[] });
                     self.buffered.push_back(Ok(frame));
                     if !fits {
-                        return Look::TooLarge;
+                        return BufferedBody::TooLarge;
                     }
                 }
                 Some(Err(error)) => {
                     self.buffered.push_back(Err(error));
-                    return Look::Broken;
+                    return BufferedBody::Broken;
                 }
             }
         }

@@ -13,7 +13,7 @@ use tollkeeper::http::{EncodedSlashes, HttpFact, HttpSettings, InvalidRoute, Sou
 use tollkeeper::{DeclaredFact, Facts, Mode, Policy, Value, net};
 
 use crate::address::Client;
-use crate::body::Look;
+use crate::body::BufferedBody;
 use crate::body_fields::{self, Field, Form};
 use crate::cookie::{self, Unclear};
 use crate::path::{self, Spellings};
@@ -53,7 +53,7 @@ struct NeededFact {
 
 /// The facts that have been read from a request so far.
 #[derive(Debug, Default)]
-pub struct Seen<'a> {
+pub struct PartialFacts<'a> {
     facts: Facts<'a>,
     /// The facts of other spellings of the path, where servers may disagree about it.
     also: Vec<Facts<'a>>,
@@ -64,7 +64,7 @@ pub struct Seen<'a> {
 
 /// Facts that are complete: no limit needs an unresolved one.
 #[derive(Clone, Copy, Debug)]
-pub struct Settled<'s, 'a> {
+pub struct CompleteFacts<'s, 'a> {
     /// The facts of the first spelling of the path, which logs and decisions show.
     pub facts: &'s Facts<'a>,
     /// The facts of its other spellings, for [`Request::also`](tollkeeper::Request::also).
@@ -171,23 +171,23 @@ impl Reader {
         parts: &'a Parts,
         client: Option<Client>,
         matched: Option<&'a str>,
-        seen: &mut Seen<'a>,
+        partial: &mut PartialFacts<'a>,
     ) {
         if self.refuses(parts) {
-            seen.is_refused = true;
+            partial.is_refused = true;
             return;
         }
         let Spellings { shown, others } = self.spellings(parts);
         for needed in &self.head {
             let name = needed.fact.name.as_str();
             match self.find(needed, parts, client, matched, &shown) {
-                Ok(Some(value)) => seen.facts.put(name, value),
+                Ok(Some(value)) => partial.facts.put(name, value),
                 Ok(None) => {}
-                Err(reason) => seen.unresolved.push((name, reason)),
+                Err(reason) => partial.unresolved.push((name, reason)),
             }
         }
         for other in others {
-            self.also(parts, client, matched, other, seen);
+            self.also(parts, client, matched, other, partial);
         }
     }
 
@@ -199,10 +199,10 @@ impl Reader {
         client: Option<Client>,
         matched: Option<&'a str>,
         path: String,
-        seen: &mut Seen<'a>,
+        partial: &mut PartialFacts<'a>,
     ) {
         let path = Cow::Owned(path);
-        let mut facts = seen.facts.clone();
+        let mut facts = partial.facts.clone();
         let of_path = self.head.iter().filter(|needed| needed.fact.from.is_of_path());
         for needed in of_path.clone() {
             // Facts of the path are never unresolved, and present for all spellings or for none.
@@ -213,8 +213,8 @@ impl Reader {
         let same = |other: &Facts<'_>| {
             of_path.clone().all(|needed| other.get(&needed.fact.name) == facts.get(&needed.fact.name))
         };
-        if !same(&seen.facts) && !seen.also.iter().any(same) {
-            seen.also.push(facts);
+        if !same(&partial.facts) && !partial.also.iter().any(same) {
+            partial.also.push(facts);
         }
     }
 
@@ -310,19 +310,19 @@ impl Reader {
     }
 
     /// Whether some limit may apply, judging by the head, and needs a fact of the body.
-    pub fn needs_body(&self, policy: &Policy, seen: &Seen<'_>) -> bool {
+    pub fn needs_body(&self, policy: &Policy, partial: &PartialFacts<'_>) -> bool {
         let in_body = |name: &str| self.body.iter().any(|needed| needed.fact.name == name);
-        let needs = |rule: &tollkeeper::Rule| seen.readings().any(|facts| rule.needs(facts, in_body));
-        !self.body.is_empty() && !seen.is_refused && policy.rules().iter().any(needs)
+        let needs = |rule: &tollkeeper::Rule| partial.readings().any(|facts| rule.needs(facts, in_body));
+        !self.body.is_empty() && !partial.is_refused && policy.rules().iter().any(needs)
     }
 
     /// Reads the facts in the body of a request.
     pub fn body<'a>(
         &'a self,
         headers: &HeaderMap,
-        look: &'a Look,
+        body: &'a BufferedBody,
         client: Option<Client>,
-        seen: &mut Seen<'a>,
+        partial: &mut PartialFacts<'a>,
     ) {
         let mut types = headers.get_all(header::CONTENT_TYPE).iter().map(|value| value.as_bytes());
         let (content_type, second_type) = (types.next(), types.next());
@@ -336,35 +336,37 @@ impl Reader {
             if fact.trusted && !client.is_some_and(|client| client.trusted) {
                 continue;
             }
-            let reason = match look {
-                Look::TooLarge => Unresolved::TooLarge,
-                Look::Broken => Unresolved::Truncated,
-                Look::Elsewhere => Unresolved::NoBody,
-                Look::All(_) if is_compressed => Unresolved::Compressed,
-                Look::All(body) if second_type.is_some() && !body.is_empty() => {
+            let reason = match body {
+                BufferedBody::TooLarge => Unresolved::TooLarge,
+                BufferedBody::Broken => Unresolved::Truncated,
+                BufferedBody::NotForwarded => Unresolved::NoBody,
+                BufferedBody::All(_) if is_compressed => Unresolved::Compressed,
+                BufferedBody::All(body) if second_type.is_some() && !body.is_empty() => {
                     Unresolved::DuplicateContentType
                 }
-                Look::All(body) => match body_fields::of_body(Form::of(content_type, body), body, field) {
-                    Ok(Field::Absent) => continue,
-                    Ok(Field::Once(found)) => {
-                        if let Some(value) = value(needed, found) {
-                            seen.put_everywhere(&fact.name, value);
+                BufferedBody::All(body) => {
+                    match body_fields::of_body(Form::of(content_type, body), body, field) {
+                        Ok(Field::Absent) => continue,
+                        Ok(Field::Once(found)) => {
+                            if let Some(value) = value(needed, found) {
+                                partial.put_everywhere(&fact.name, value);
+                            }
+                            continue;
                         }
-                        continue;
+                        Ok(Field::Twice) => Unresolved::Duplicate,
+                        Ok(Field::NoText) => Unresolved::NotScalar,
+                        Ok(Field::Alike) => Unresolved::SimilarName,
+                        Ok(Field::Unread) => Unresolved::Multipart,
+                        Err(body_fields::NotJson) => Unresolved::NotJson,
                     }
-                    Ok(Field::Twice) => Unresolved::Duplicate,
-                    Ok(Field::NoText) => Unresolved::NotScalar,
-                    Ok(Field::Alike) => Unresolved::SimilarName,
-                    Ok(Field::Unread) => Unresolved::Multipart,
-                    Err(body_fields::NotJson) => Unresolved::NotJson,
-                },
+                }
             };
-            seen.unresolved.push((&fact.name, reason));
+            partial.unresolved.push((&fact.name, reason));
         }
     }
 }
 
-impl<'a> Seen<'a> {
+impl<'a> PartialFacts<'a> {
     /// Sets a fact that the application supplies. It replaces a value from the request, and resolves an unresolved one.
     pub fn put(&mut self, name: &'a str, value: Value<'a>) {
         if !self.unresolved.is_empty() {
@@ -387,20 +389,20 @@ impl<'a> Seen<'a> {
     }
 
     /// The facts. Fails if an enforced limit that may apply needs an unresolved one, or if the path is refused.
-    pub fn settled(&self, policy: &Policy) -> Result<Settled<'_, 'a>, Problem> {
+    pub fn complete(&self, policy: &Policy) -> Result<CompleteFacts<'_, 'a>, Problem> {
         if self.is_refused {
             let detail = "the path contains an encoded slash or a backslash (`%2F`, `%5C`, `\\`), which is not accepted";
             return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
         }
-        let settled = Settled { facts: &self.facts, also: &self.also };
+        let complete = CompleteFacts { facts: &self.facts, also: &self.also };
         if self.unresolved.is_empty() {
-            return Ok(settled);
+            return Ok(complete);
         }
         let is_unresolved = |name: &str| self.unresolved.iter().any(|(unresolved, _)| *unresolved == name);
         let needs = |rule: &&tollkeeper::Rule| {
             rule.mode() == Mode::Enforce && self.readings().any(|facts| rule.needs(facts, is_unresolved))
         };
-        let Some(rule) = policy.rules().iter().find(needs) else { return Ok(settled) };
+        let Some(rule) = policy.rules().iter().find(needs) else { return Ok(complete) };
         let (name, reason) = self
             .unresolved
             .iter()

@@ -1,7 +1,7 @@
 //! Rate-limit headers in every dialect, from one serializer.
 //!
 //! Times are rounded here and nowhere else: up, because a client that retries too early is refused again. Each
-//! transport puts the [`Written`] headers where its protocol has them.
+//! transport puts the [`SerializedHeaders`] headers where its protocol has them.
 
 mod prepared;
 
@@ -10,8 +10,8 @@ use tollkeeper::decision::LimitDecision;
 use tollkeeper::http::HeaderDialect;
 use tollkeeper::{DecidedToll, Outcome, Percent, Retry, Span};
 
+pub use self::prepared::SerializedHeaders;
 use self::prepared::Text;
-pub use self::prepared::Written;
 
 /// A rate-limit header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,11 +112,11 @@ impl Jitter {
 }
 
 /// Every header of a decision, with its value.
-pub fn write(decided: &DecidedToll<'_>, dialects: &[HeaderDialect], jitter: &Jitter) -> Written {
+pub fn write(decided: &DecidedToll<'_>, dialects: &[HeaderDialect], jitter: &Jitter) -> SerializedHeaders {
     let wait = if decided.allowed() { None } else { decided.retry_after() };
     let wait = wait.map(|wait| jitter.seconds(wait));
     if dialects.is_empty() && wait.is_none() {
-        return Written::default();
+        return SerializedHeaders::default();
     }
     let mut text = Text::new();
     if let Some(wait) = wait {

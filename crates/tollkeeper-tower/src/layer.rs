@@ -12,7 +12,7 @@ use tower_layer::Layer;
 
 use crate::random;
 use crate::service::RateLimit;
-use crate::settings::{InForce, Settings};
+use crate::settings::{ActiveSettings, Settings};
 
 /// A tower layer that asks a [`Limiter`] about each request before it reaches the wrapped service.
 ///
@@ -42,7 +42,7 @@ pub struct RateLimitLayer {
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
     pub(crate) limiter: Limiter,
-    pub(crate) in_force: Arc<InForce>,
+    pub(crate) in_force: Arc<ActiveSettings>,
     pub(crate) options: Options,
     /// Watches the config file until it is dropped.
     #[cfg(feature = "config")]
@@ -75,7 +75,7 @@ impl RateLimitLayer {
     }
 
     pub(crate) fn with(limiter: Limiter, settings: Settings) -> RateLimitLayer {
-        let in_force = Arc::new(InForce::new(settings, &limiter));
+        let in_force = Arc::new(ActiveSettings::new(settings, &limiter));
         let options = Options {
             facts: Vec::new(),
             cost: None,

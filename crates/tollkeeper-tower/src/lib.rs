@@ -61,7 +61,7 @@ pub use layer::RateLimitLayer;
 pub use peer::PeerAddress;
 pub use response::ResponseBody;
 pub use service::{RateLimit, ResponseFuture};
-pub use settings::{InForce, Prepared, Settings};
+pub use settings::{ActiveSettings, Prepared, Settings};
 pub use slot::HeldSlot;
 
 /// Runs the example of the README as a doctest.

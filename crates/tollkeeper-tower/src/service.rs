@@ -19,8 +19,8 @@ use tower_service::Service;
 
 use crate::address::Client;
 use crate::body::RequestBody;
-use crate::facts::{Seen, Settled};
-use crate::headers::{Jitter, Written};
+use crate::facts::{CompleteFacts, PartialFacts};
+use crate::headers::{Jitter, SerializedHeaders};
 use crate::layer::Shared;
 use crate::problem::Problem;
 use crate::response::ResponseBody;
@@ -103,7 +103,7 @@ type Refusal = Box<Response<Bytes>>;
 /// An admitted request, and what is needed when the handler has answered it.
 enum Admission {
     /// Only the headers, which are written already.
-    Headers(Written),
+    Headers(SerializedHeaders),
     /// The decision: for slots, refunds, delays, a hook, or a handler that takes the charge.
     Kept(Arc<Prepared>, Acquired),
 }
@@ -121,12 +121,12 @@ impl<'a> Visit<'a> {
         if !self.shared.limiter.is_embedded() {
             return None;
         }
-        let mut seen = Seen::default();
-        self.head(&mut seen);
-        if self.prepared.reader.needs_body(&self.prepared.policy, &seen) {
+        let mut partial = PartialFacts::default();
+        self.head(&mut partial);
+        if self.prepared.reader.needs_body(&self.prepared.policy, &partial) {
             return None;
         }
-        let facts = match self.settled(&seen) {
+        let facts = match self.complete(&partial) {
             Ok(facts) => facts,
             Err(refusal) => return Some(Err(refusal)),
         };
@@ -157,16 +157,16 @@ impl<'a> Visit<'a> {
     where
         B: Body<Data = Bytes> + Unpin,
     {
-        let look;
-        let mut seen = Seen::default();
-        let client = self.head(&mut seen);
-        if self.prepared.reader.needs_body(&self.prepared.policy, &seen) {
-            look = body.look().await;
-            self.prepared.reader.body(&self.parts.headers, &look, client, &mut seen);
+        let buffered;
+        let mut partial = PartialFacts::default();
+        let client = self.head(&mut partial);
+        if self.prepared.reader.needs_body(&self.prepared.policy, &partial) {
+            buffered = body.buffer().await;
+            self.prepared.reader.body(&self.parts.headers, &buffered, client, &mut partial);
             // Facts of the application take precedence over those of the body.
-            self.add_own(&mut seen);
+            self.add_own(&mut partial);
         }
-        let facts = match self.settled(&seen) {
+        let facts = match self.complete(&partial) {
             Ok(facts) => facts,
             Err(refusal) => {
                 // A client that waits for `100 Continue` has not sent anything, and need not.
@@ -185,10 +185,10 @@ impl<'a> Visit<'a> {
     }
 
     /// Reads the head of the request; returns the client, if a limit needs its address.
-    fn head(&self, seen: &mut Seen<'a>) -> Option<Client> {
+    fn head(&self, partial: &mut PartialFacts<'a>) -> Option<Client> {
         let client = self.client();
-        self.prepared.reader.head(self.parts, client, self.matched(), seen);
-        self.add_own(seen);
+        self.prepared.reader.head(self.parts, client, self.matched(), partial);
+        self.add_own(partial);
         client
     }
 
@@ -211,21 +211,21 @@ impl<'a> Visit<'a> {
     }
 
     /// Adds the facts that only the application knows.
-    fn add_own(&self, seen: &mut Seen<'a>) {
+    fn add_own(&self, partial: &mut PartialFacts<'a>) {
         for (name, read) in &self.shared.options.facts {
             if self.prepared.reader.names(name)
                 && let Some(value) = read(self.parts)
             {
-                seen.put(name, self.prepared.reader.identified(name, value.into()));
+                partial.put(name, self.prepared.reader.identified(name, value.into()));
             }
         }
     }
 
-    fn settled<'s>(&self, seen: &'s Seen<'a>) -> Result<Settled<'s, 'a>, Refusal> {
-        seen.settled(&self.prepared.policy).map_err(|problem| self.cannot_be(&problem))
+    fn complete<'s>(&self, partial: &'s PartialFacts<'a>) -> Result<CompleteFacts<'s, 'a>, Refusal> {
+        partial.complete(&self.prepared.policy).map_err(|problem| self.cannot_be(&problem))
     }
 
-    fn acquire<'s>(&'s self, read: Settled<'s, 's>) -> Acquire<'s> {
+    fn acquire<'s>(&'s self, read: CompleteFacts<'s, 's>) -> Acquire<'s> {
         let Shared { limiter, options, .. } = self.shared;
         let acquire = limiter.acquire(read.facts).also(read.also);
         let acquire = acquire.under(&self.prepared.policy).cost(self.cost());
@@ -386,7 +386,7 @@ pin_project! {
         /// It is being decided, or delayed.
         Asking { asking: Asking<B>, service: S },
         /// The handler runs; its response only gets these headers.
-        Passed { #[pin] future: S::Future, headers: Option<Written> },
+        Passed { #[pin] future: S::Future, headers: Option<SerializedHeaders> },
         /// The handler runs; its response needs the decision.
         Running { #[pin] future: S::Future, passed: Option<Passed> },
         /// It did not pass.

@@ -83,17 +83,17 @@ impl Shareable for Prepared {
 /// The prepared settings in force, shared by all readers of requests for one limiter: all clones of a layer, or all
 /// connections of a forward-auth server.
 #[derive(Debug)]
-pub struct InForce(ThreadCached<Prepared>);
+pub struct ActiveSettings(ThreadCached<Prepared>);
 
-impl InForce {
+impl ActiveSettings {
     /// These settings, for the policy of this limiter.
     ///
     /// # Panics
     ///
     /// If a route is no path pattern, or a fact is to be normalised by NFKC without the feature `nfkc`; likewise
     /// wherever settings are replaced.
-    pub fn new(settings: Settings, limiter: &Limiter) -> InForce {
-        InForce(ThreadCached::new(Prepared::new(settings, &limiter.policy())))
+    pub fn new(settings: Settings, limiter: &Limiter) -> ActiveSettings {
+        ActiveSettings(ThreadCached::new(Prepared::new(settings, &limiter.policy())))
     }
 
     /// What is in force: the policy, and what was prepared for it.
@@ -102,7 +102,7 @@ impl InForce {
         self.with(limiter, Arc::clone)
     }
 
-    /// As [`InForce::read`], without touching the reference count.
+    /// As [`ActiveSettings::read`], without touching the reference count.
     #[inline]
     pub fn with<R>(&self, limiter: &Limiter, read: impl FnOnce(&Arc<Prepared>) -> R) -> R {
         let mut read = Some(read);

@@ -256,9 +256,9 @@ pub use store::resilient::{BreakerSettings, BreakerState, Resilient, ResilientSe
 pub use store::{Correction, Store, StoreFuture, Unavailable};
 pub use tollkeeper_core::{
     Algorithm, Allowance, Change, Charge, CostMissing, Costs, DecidedToll, Decision, DeclaredFact, Due,
-    Facts, Fix, InvalidFact, InvalidPolicy, InvalidQuota, InvalidRequest, Key, Limit, LimitDecision,
-    LimitReply, MatchedLimits, Missing, Mode, OnStoreFailure, Outcome, Policy, Quota, Rate, Reason, Reply,
-    Retry, Rule, Secret, Slot, Span, StatusSet, Time, Toll, Value, Verb, Verdict,
+    Facts, InvalidFact, InvalidPolicy, InvalidQuota, InvalidRequest, Key, KeyCorrection, Limit,
+    LimitDecision, LimitReply, MatchedLimits, Missing, Mode, OnStoreFailure, Outcome, Policy, Quota, Rate,
+    Reason, Reply, Retry, Rule, Secret, Slot, Span, StatusSet, Time, Toll, Value, Verb, Verdict,
 };
 pub use tollkeeper_core::{
     algorithm, charge, decimal, decision, digest, facts, fingerprint, inline, key, limit, net, pattern,

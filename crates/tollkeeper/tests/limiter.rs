@@ -11,9 +11,10 @@ use support::*;
 use tollkeeper::facts::FactProblem;
 use tollkeeper::toll::CostProblem;
 use tollkeeper::{
-    Algorithm, Allowance, BuildError, Charge, Clock, Correction, DecidedToll, Facts, Fix, HandleError,
-    InvalidFact, InvalidRequest, Key, Limit, Limiter, MemoryStore, Missing, Mode, Policy, Quota, Reply,
-    Retry, Slot, Span, Store, StoreChoice, StoreFuture, Toll, Unavailable, Value, Verb, Verdict, facts,
+    Algorithm, Allowance, BuildError, Charge, Clock, Correction, DecidedToll, Facts, HandleError,
+    InvalidFact, InvalidRequest, Key, KeyCorrection, Limit, Limiter, MemoryStore, Missing, Mode, Policy,
+    Quota, Reply, Retry, Slot, Span, Store, StoreChoice, StoreFuture, Toll, Unavailable, Value, Verb,
+    Verdict, facts,
 };
 
 /// Retry time and reset time of a limit of ten per minute after ten were charged at the start of a minute.
@@ -622,8 +623,12 @@ impl Store for PendingOnce {
         self.pending_once(self.0.decide(toll))
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> StoreFuture<'a, Correction> {
-        self.pending_once(self.0.correct(charge, fixes))
+    fn correct<'a>(
+        &'a self,
+        charge: &'a Charge,
+        corrections: &'a [KeyCorrection],
+    ) -> StoreFuture<'a, Correction> {
+        self.pending_once(self.0.correct(charge, corrections))
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {

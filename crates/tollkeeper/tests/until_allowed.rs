@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use support::*;
 use tollkeeper::{
-    Algorithm, Allowance, Charge, Clock, Correction, Facts, Fix, InvalidRequest, Key, Limit, Limiter,
-    ManualClock, MemoryStore, Policy, Quota, Reply, Retry, Slot, Span, Store, StoreChoice, StoreFuture, Toll,
-    Unavailable, Verdict, Waiting, facts,
+    Algorithm, Allowance, Charge, Clock, Correction, Facts, InvalidRequest, Key, KeyCorrection, Limit,
+    Limiter, ManualClock, MemoryStore, Policy, Quota, Reply, Retry, Slot, Span, Store, StoreChoice,
+    StoreFuture, Toll, Unavailable, Verdict, Waiting, facts,
 };
 
 /// Callers of `until_allowed`, numbered in order of arrival.
@@ -375,8 +375,12 @@ impl Store for Counting {
         StoreFuture::Ready(self.0.decide(toll))
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> StoreFuture<'a, Correction> {
-        Store::correct(&self.0, charge, fixes)
+    fn correct<'a>(
+        &'a self,
+        charge: &'a Charge,
+        corrections: &'a [KeyCorrection],
+    ) -> StoreFuture<'a, Correction> {
+        Store::correct(&self.0, charge, corrections)
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {

@@ -15,8 +15,8 @@ use tollkeeper::charge::Item;
 use tollkeeper::config::StoreUrl;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{
-    Charge, Correction, Costs, Fix, Key, Limiter, MemoryStore, PartialToll, Remote, RemoteResult, Reply,
-    Resilient, ResilientSettings, Server, Slot, Split, StoreFuture, Toll, facts,
+    Charge, Correction, Costs, Key, KeyCorrection, Limiter, MemoryStore, PartialToll, Remote, RemoteResult,
+    Reply, Resilient, ResilientSettings, Server, Slot, Split, StoreFuture, Toll, facts,
 };
 use tollkeeper_tests::load::{self, BACK, COST, NODES, OFFERED, ONCE, ROUTES, Row, THREADS};
 use tracing::field::{Field, Visit};
@@ -217,9 +217,9 @@ impl Remote for Marked {
     fn correct<'a>(
         &'a self,
         charge: &'a Charge,
-        fixes: &'a [Fix],
+        corrections: &'a [KeyCorrection],
     ) -> StoreFuture<'a, RemoteResult<Correction>> {
-        self.0.correct(charge, fixes)
+        self.0.correct(charge, corrections)
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {

@@ -30,7 +30,7 @@ use concurrency::Slot;
 
 /// A request to be decided against one key.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask {
+pub struct KeyRequest {
     /// The current time on the store's clock.
     pub now: Time,
     /// The units to charge, at least 1. A concurrency limit takes one slot, whatever the cost.
@@ -43,7 +43,7 @@ pub struct Ask {
 
 /// The stored state of a key, borrowed from the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen<'a> {
+pub enum StoredState<'a> {
     /// The store has no state for the key.
     Nothing,
     /// The state of a token bucket or a leaky bucket.
@@ -141,38 +141,38 @@ pub struct Past {
 
 /// Decides one request against one key. Writes nothing: [`Step::effect`] is what the store has to write.
 #[inline]
-pub fn step(quota: &Quota, seen: Seen<'_>, ask: &Ask) -> Step {
+pub fn step(quota: &Quota, stored: StoredState<'_>, request: &KeyRequest) -> Step {
     if quota.count() == 0 {
         return Step { allowed: false, effect: Effect::None };
     }
-    let now = quota.tick().number(ask.now);
+    let now = quota.tick().number(request.now);
     match quota.algorithm() {
         Algorithm::TokenBucket => {
-            let step = meter::step(quota, seen.meter(), now, ask.cost);
+            let step = meter::step(quota, stored.meter(), now, request.cost);
             Step { allowed: step.allowed, effect: Effect::Meter(step) }
         }
         Algorithm::LeakyBucket => {
-            let step = meter::step(quota, seen.meter(), now, ask.cost);
-            let leaves_in_time = ask.hold.is_none_or(|hold| {
+            let step = meter::step(quota, stored.meter(), now, request.cost);
+            let leaves_in_time = request.hold.is_none_or(|hold| {
                 let departs = meter::departs(quota, &step, now);
-                quota.tick().until(departs, ask.now) <= hold
+                quota.tick().until(departs, request.now) <= hold
             });
             Step { allowed: step.allowed && leaves_in_time, effect: Effect::Meter(step) }
         }
         Algorithm::FixedWindow => {
-            let step = fixed_window::step(quota, seen.fixed_window(), now, ask.shift, ask.cost);
+            let step = fixed_window::step(quota, stored.fixed_window(), now, request.shift, request.cost);
             Step { allowed: step.allowed, effect: Effect::FixedWindow(step) }
         }
         Algorithm::SlidingWindow => {
-            let step = sliding_window::step(quota, seen.sliding_window(), now, ask.cost);
+            let step = sliding_window::step(quota, stored.sliding_window(), now, request.cost);
             Step { allowed: step.allowed, effect: Effect::SlidingWindow(step) }
         }
         Algorithm::SlidingLog => {
-            let step = sliding_log::step(quota, seen.log(), now, ask.cost);
+            let step = sliding_log::step(quota, stored.log(), now, request.cost);
             Step { allowed: step.allowed, effect: Effect::SlidingLog(step) }
         }
         Algorithm::Concurrency => {
-            let step = concurrency::step(quota, seen.slots(), now);
+            let step = concurrency::step(quota, stored.slots(), now);
             Step { allowed: step.allowed, effect: Effect::Concurrency(step) }
         }
     }
@@ -181,37 +181,47 @@ pub fn step(quota: &Quota, seen: Seen<'_>, ask: &Ask) -> Step {
 /// The numbers that clients see of a step, given whether the key was charged.
 ///
 /// `seen` is the state that the step was computed from, as it was before any write.
-pub fn outcome(quota: &Quota, seen: Seen<'_>, ask: &Ask, step: &Step, charged: bool) -> Outcome {
-    let now = quota.tick().number(ask.now);
+pub fn outcome(
+    quota: &Quota,
+    stored: StoredState<'_>,
+    request: &KeyRequest,
+    step: &Step,
+    charged: bool,
+) -> Outcome {
+    let now = quota.tick().number(request.now);
     let report = match &step.effect {
         Effect::None => return Outcome::nothing(),
-        Effect::Meter(step) => meter::report(quota, step, charged, now, ask.cost),
-        Effect::FixedWindow(step) => fixed_window::report(quota, step, charged, now, ask.shift, ask.cost),
-        Effect::SlidingWindow(step) => sliding_window::report(quota, step, charged, now, ask.cost),
-        Effect::SlidingLog(step) => sliding_log::report(quota, seen.log(), step, charged, now, ask.cost),
+        Effect::Meter(step) => meter::report(quota, step, charged, now, request.cost),
+        Effect::FixedWindow(step) => {
+            fixed_window::report(quota, step, charged, now, request.shift, request.cost)
+        }
+        Effect::SlidingWindow(step) => sliding_window::report(quota, step, charged, now, request.cost),
+        Effect::SlidingLog(step) => {
+            sliding_log::report(quota, stored.log(), step, charged, now, request.cost)
+        }
         Effect::Concurrency(step) => concurrency::report(quota, step, charged, now),
     };
-    tell(quota, ask, step.allowed, &report)
+    tell(quota, request, step.allowed, &report)
 }
 
 /// Only [`Outcome::remaining`]: most of the other fields of an outcome need divisions.
 #[inline]
-pub fn remaining(quota: &Quota, ask: &Ask, step: &Step, charged: bool) -> u64 {
+pub fn remaining(quota: &Quota, request: &KeyRequest, step: &Step, charged: bool) -> u64 {
     match &step.effect {
         Effect::None => 0,
         Effect::Meter(step) => meter::remaining(quota, step, charged),
         Effect::FixedWindow(step) => fixed_window::remaining(quota, step, charged),
         Effect::SlidingWindow(step) => {
-            sliding_window::remaining(quota, step, charged, quota.tick().number(ask.now))
+            sliding_window::remaining(quota, step, charged, quota.tick().number(request.now))
         }
-        Effect::SlidingLog(step) => sliding_log::remaining(quota, step, charged, ask.cost),
+        Effect::SlidingLog(step) => sliding_log::remaining(quota, step, charged, request.cost),
         Effect::Concurrency(step) => concurrency::remaining(quota, step, charged),
     }
 }
 
 /// Converts a report, in ticks, into an outcome, in time from now. The quota's count must be above 0.
-pub fn tell(quota: &Quota, ask: &Ask, allowed: bool, report: &Report) -> Outcome {
-    let until = |tick| quota.tick().until(tick, ask.now);
+pub fn tell(quota: &Quota, request: &KeyRequest, allowed: bool, report: &Report) -> Outcome {
+    let until = |tick| quota.tick().until(tick, request.now);
     let delay = until(report.departs);
     let retry = match report.passes {
         _ if allowed => None,
@@ -221,7 +231,7 @@ pub fn tell(quota: &Quota, ask: &Ask, allowed: bool, report: &Report) -> Outcome
             // That is not `delay - hold` from now: a queue ahead of the clock does not drain until the clock
             // has caught up.
             let empty = until(report.fresh.unwrap_or(passes)).as_micros();
-            let until_short = match ask.hold {
+            let until_short = match request.hold {
                 Some(hold) if delay > hold => Span::from_micros(empty.saturating_sub(hold.as_micros())),
                 _ => Span::ZERO,
             };
@@ -240,16 +250,16 @@ pub fn tell(quota: &Quota, ask: &Ask, allowed: bool, report: &Report) -> Outcome
     }
 }
 
-impl<'a> Seen<'a> {
+impl<'a> StoredState<'a> {
     /// An owned copy of the state; `None` if the store has none.
     pub fn to_state(self) -> Option<State> {
         Some(match self {
-            Seen::Nothing => return None,
-            Seen::Meter(state) => State::Meter(state),
-            Seen::FixedWindow(state) => State::FixedWindow(state),
-            Seen::SlidingWindow(state) => State::SlidingWindow(state),
-            Seen::SlidingLog(log) => State::SlidingLog(log.to_vec()),
-            Seen::Concurrency(slots) => State::Concurrency(slots.to_vec()),
+            StoredState::Nothing => return None,
+            StoredState::Meter(state) => State::Meter(state),
+            StoredState::FixedWindow(state) => State::FixedWindow(state),
+            StoredState::SlidingWindow(state) => State::SlidingWindow(state),
+            StoredState::SlidingLog(log) => State::SlidingLog(log.to_vec()),
+            StoredState::Concurrency(slots) => State::Concurrency(slots.to_vec()),
         })
     }
 
@@ -257,24 +267,24 @@ impl<'a> Seen<'a> {
 
     #[inline]
     fn meter(self) -> Option<meter::State> {
-        if let Seen::Meter(state) = self { Some(state) } else { None }
+        if let StoredState::Meter(state) = self { Some(state) } else { None }
     }
 
     #[inline]
     fn fixed_window(self) -> Option<fixed_window::State> {
-        if let Seen::FixedWindow(state) = self { Some(state) } else { None }
+        if let StoredState::FixedWindow(state) = self { Some(state) } else { None }
     }
 
     #[inline]
     fn sliding_window(self) -> Option<sliding_window::State> {
-        if let Seen::SlidingWindow(state) = self { Some(state) } else { None }
+        if let StoredState::SlidingWindow(state) = self { Some(state) } else { None }
     }
 
     fn log(self) -> &'a [u8] {
-        if let Seen::SlidingLog(log) = self { log } else { &[] }
+        if let StoredState::SlidingLog(log) = self { log } else { &[] }
     }
 
     fn slots(self) -> &'a [Slot] {
-        if let Seen::Concurrency(slots) = self { slots } else { &[] }
+        if let StoredState::Concurrency(slots) = self { slots } else { &[] }
     }
 }

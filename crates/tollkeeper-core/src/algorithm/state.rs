@@ -4,7 +4,7 @@ use crate::quota::{Algorithm, Quota};
 use crate::time::{Span, Time};
 
 use super::concurrency::{self, Slot};
-use super::{Ask, Effect, Past, Seen, Step, fixed_window, meter, sliding_log, sliding_window};
+use super::{Effect, KeyRequest, Past, Step, StoredState, fixed_window, meter, sliding_log, sliding_window};
 
 /// The state that a store keeps for a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,13 +24,13 @@ pub enum State {
 impl State {
     /// The borrowed state, as [`step`](super::step) takes it.
     #[inline]
-    pub fn seen(&self) -> Seen<'_> {
+    pub fn stored(&self) -> StoredState<'_> {
         match self {
-            State::Meter(state) => Seen::Meter(*state),
-            State::FixedWindow(state) => Seen::FixedWindow(*state),
-            State::SlidingWindow(state) => Seen::SlidingWindow(*state),
-            State::SlidingLog(log) => Seen::SlidingLog(log),
-            State::Concurrency(slots) => Seen::Concurrency(slots),
+            State::Meter(state) => StoredState::Meter(*state),
+            State::FixedWindow(state) => StoredState::FixedWindow(*state),
+            State::SlidingWindow(state) => StoredState::SlidingWindow(*state),
+            State::SlidingLog(log) => StoredState::SlidingLog(log),
+            State::Concurrency(slots) => StoredState::Concurrency(slots),
         }
     }
 
@@ -54,12 +54,12 @@ impl State {
 pub fn apply(
     quota: &Quota,
     state: Option<State>,
-    ask: &Ask,
+    request: &KeyRequest,
     step: &Step,
     charged: bool,
     taker: u64,
 ) -> Option<State> {
-    let now = ask.now.as_micros();
+    let now = request.now.as_micros();
     Some(match (&step.effect, state) {
         (Effect::None, _) => return None,
         (Effect::Meter(step), _) => State::Meter(if charged { step.after } else { step.before }),
@@ -69,7 +69,7 @@ pub fn apply(
         }
         (Effect::SlidingLog(step), state) => {
             let mut log = if let Some(State::SlidingLog(log)) = state { log } else { Vec::new() };
-            sliding_log::write(&mut log, step, now, if charged { ask.cost } else { 0 });
+            sliding_log::write(&mut log, step, now, if charged { request.cost } else { 0 });
             State::SlidingLog(log)
         }
         (Effect::Concurrency(_), state) => {
@@ -104,16 +104,16 @@ pub fn give_back(quota: &Quota, state: State, now: Time, shift: u64, part: u64, 
 /// The state with `more` units charged after the request was admitted, even above the limit.
 pub fn add(quota: &Quota, state: Option<State>, now: Time, shift: u64, more: u64) -> State {
     let tick = quota.tick().number(now);
-    let seen = state.as_ref().map_or(Seen::Nothing, State::seen);
+    let stored = state.as_ref().map_or(StoredState::Nothing, State::stored);
     match quota.algorithm() {
         Algorithm::TokenBucket | Algorithm::LeakyBucket => {
-            State::Meter(meter::add(quota, seen.meter(), tick, more))
+            State::Meter(meter::add(quota, stored.meter(), tick, more))
         }
         Algorithm::FixedWindow => {
-            State::FixedWindow(fixed_window::add(quota, seen.fixed_window(), tick, shift, more))
+            State::FixedWindow(fixed_window::add(quota, stored.fixed_window(), tick, shift, more))
         }
         Algorithm::SlidingWindow => {
-            State::SlidingWindow(sliding_window::add(quota, seen.sliding_window(), tick, more))
+            State::SlidingWindow(sliding_window::add(quota, stored.sliding_window(), tick, more))
         }
         Algorithm::SlidingLog => {
             let mut log = if let Some(State::SlidingLog(log)) = state { log } else { Vec::new() };

@@ -29,7 +29,9 @@ use crate::decision::{Outcome, Retry};
 use crate::quota::{Algorithm, Quota, Rate};
 use crate::time::{Span, Time};
 
-use super::{Ask, Past, Seen, State, add, apply, concurrency, give_back, outcome, sliding_window, step};
+use super::{
+    KeyRequest, Past, State, StoredState, add, apply, concurrency, give_back, outcome, sliding_window, step,
+};
 
 /// A Thursday in 2025, 00:00 UTC. The epoch was a Thursday, too, so windows of a week begin here.
 const BASE: u64 = 2_915 * 7 * 86_400_000_000;
@@ -168,32 +170,32 @@ impl Key {
     }
 
     fn check(&mut self, now: u64, cost: u64) -> (Outcome, bool) {
-        let ask = self.ask(now, cost);
-        let step = step(&self.quota, self.seen(), &ask);
-        let outcome = outcome(&self.quota, self.seen(), &ask, &step, step.allowed);
+        let request = self.request(now, cost);
+        let step = step(&self.quota, self.stored(), &request);
+        let outcome = outcome(&self.quota, self.stored(), &request, &step, step.allowed);
         let (moved, mark) = (step.effect.moved(), step.effect.mark());
         if step.allowed {
             self.charges.push((now, Past { cost, count: self.quota.count(), tick: mark, window: mark }));
         }
         if step.allowed || moved {
             let taker = self.charges.len() as u64;
-            self.state = apply(&self.quota, self.state.take(), &ask, &step, step.allowed, taker);
+            self.state = apply(&self.quota, self.state.take(), &request, &step, step.allowed, taker);
         }
         (outcome, moved)
     }
 
     fn peek(&self, now: u64, cost: u64) -> (Outcome, bool) {
-        let ask = self.ask(now, cost);
-        let step = step(&self.quota, self.seen(), &ask);
-        (outcome(&self.quota, self.seen(), &ask, &step, false), step.effect.moved())
+        let request = self.request(now, cost);
+        let step = step(&self.quota, self.stored(), &request);
+        (outcome(&self.quota, self.stored(), &request, &step, false), step.effect.moved())
     }
 
-    fn ask(&self, now: u64, cost: u64) -> Ask {
-        Ask { now: Time::from_micros(now), cost, shift: self.shift, hold: self.hold }
+    fn request(&self, now: u64, cost: u64) -> KeyRequest {
+        KeyRequest { now: Time::from_micros(now), cost, shift: self.shift, hold: self.hold }
     }
 
-    fn seen(&self) -> Seen<'_> {
-        self.state.as_ref().map_or(Seen::Nothing, State::seen)
+    fn stored(&self) -> StoredState<'_> {
+        self.state.as_ref().map_or(StoredState::Nothing, State::stored)
     }
 
     /// Verdict, remaining, retry, reset and delay in microseconds; a cost of 0 is a peek.

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::algorithm::{Seen, meter};
+use crate::algorithm::{StoredState, meter};
 use crate::facts;
 use crate::limit::{Limit, Mode};
 use crate::policy::Policy;
@@ -158,7 +158,7 @@ fn a_charge_tells_what_was_paid_and_when() {
 /// The decision of real limits, without any state, for a first request.
 pub(crate) fn first(limits: Vec<Limit>, verb: Verb, facts: &facts::Facts<'_>, cost: u64) -> Decision {
     let toll = Arc::new(Policy::new(limits).expect("valid")).toll(verb, facts, cost).expect("valid");
-    let steps: Vec<_> = toll.dues().map(|due| due.step(Seen::Nothing, NOW)).collect();
+    let steps: Vec<_> = toll.dues().map(|due| due.step(StoredState::Nothing, NOW)).collect();
     let pass = toll.dues().zip(&steps).all(|(due, step)| step.allowed || !due.enforced());
     let mut reply = Reply::new(NOW, 7);
     for step in &steps {
@@ -237,7 +237,7 @@ fn a_cost_of_zero_waits_in_no_queue() {
         let due = toll.get(0);
         // Two requests are waiting.
         let state = meter::State { level: 2_000_000, at: due.quota.tick().number(NOW) };
-        let step = due.step(Seen::Meter(state), NOW);
+        let step = due.step(StoredState::Meter(state), NOW);
         let mut reply = Reply::new(NOW, 7);
         reply.push(LimitReply::Step { step, charged: true });
         let decision = Decision::new(toll, reply);
@@ -260,12 +260,12 @@ fn a_step_and_its_numbers_say_the_same() {
         let policy = Policy::new(vec![Limit::new("x", rate).algorithm(algorithm)]).expect("valid");
         let toll = Arc::new(policy).toll(Verb::Check, &facts! {}, 2).expect("valid");
         let due = toll.get(0);
-        let step = due.step(Seen::Nothing, NOW);
+        let step = due.step(StoredState::Nothing, NOW);
         let reply = LimitReply::Step { step, charged: step.allowed };
-        let outcome = due.outcome(Seen::Nothing, NOW, &step, step.allowed);
+        let outcome = due.outcome(StoredState::Nothing, NOW, &step, step.allowed);
         let numbers = LimitReply::Outcome { outcome, mark: step.effect.mark() };
         assert_eq!((reply.allowed(), reply.mark()), (numbers.allowed(), numbers.mark()), "{algorithm}");
-        assert_eq!(reply.outcome(due.quota, &due.ask(NOW)), outcome, "{algorithm}");
+        assert_eq!(reply.outcome(due.quota, &due.request(NOW)), outcome, "{algorithm}");
     }
     assert!(!LimitReply::Pending.allowed());
 }

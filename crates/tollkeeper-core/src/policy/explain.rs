@@ -20,13 +20,13 @@ pub struct Explanation<'p> {
     /// The limit.
     pub rule: &'p Rule,
     /// Whether it applies, and why.
-    pub standing: Standing<'p>,
+    pub applicability: Applicability<'p>,
 }
 
 /// Whether a limit applies, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Standing<'p> {
+pub enum Applicability<'p> {
     /// Its mode is `off`.
     Off,
     /// A fact of its `when` is absent, or matches none of the patterns.
@@ -43,7 +43,7 @@ pub enum Standing<'p> {
     /// It is keyed by this fact, which is absent: the limit is skipped.
     Skipped(&'p str),
     /// The request is granted an unlimited quota.
-    Unlimited(Through<'p>),
+    Unlimited(QuotaSource<'p>),
     /// It is keyed by this fact, which is absent: the request is refused.
     Denied(&'p str),
     /// The fact that holds the cost is absent or not a valid cost: the limit is skipped, by its `cost_missing` or
@@ -61,7 +61,7 @@ pub enum Standing<'p> {
         /// The quota of this key.
         quota: &'p Quota,
         /// Where the quota comes from.
-        through: Through<'p>,
+        source: QuotaSource<'p>,
         /// Where the cost comes from.
         cost: CostSource<'p>,
     },
@@ -94,7 +94,7 @@ pub enum CostSource<'p> {
 /// Where the quota that a limit grants to a request comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Through<'p> {
+pub enum QuotaSource<'p> {
     /// The limit itself, which grants the same to all.
     Itself,
     /// The override for this value of the fact it is keyed by.
@@ -114,40 +114,40 @@ impl Policy {
     /// Which limits apply to a request with these facts, and why. Nothing is decided or charged.
     pub fn explain(&self, facts: &Facts<'_>) -> Result<Vec<Explanation<'_>>, InvalidRequest> {
         let facts = &*self.identify(facts)?;
-        let explain = |rule| Explanation { rule, standing: self.standing(rule, facts) };
+        let explain = |rule| Explanation { rule, applicability: self.applicability(rule, facts) };
         Ok(self.rules().iter().map(explain).collect())
     }
 
-    fn standing<'p>(&'p self, rule: &'p Rule, facts: &Facts<'_>) -> Standing<'p> {
+    fn applicability<'p>(&'p self, rule: &'p Rule, facts: &Facts<'_>) -> Applicability<'p> {
         if rule.mode == Mode::Off {
-            return Standing::Off;
+            return Applicability::Off;
         }
         if let Some(condition) = rule.when.iter().find(|condition| !condition.holds(facts)) {
             let value = facts.get(&condition.fact).map(ToString::to_string);
-            return Standing::When { fact: &condition.fact, value };
+            return Applicability::When { fact: &condition.fact, value };
         }
         if !rule.unless.is_empty() && rule.unless.iter().all(|condition| condition.holds(facts)) {
-            return Standing::Unless;
+            return Applicability::Unless;
         }
         if rule.allows(facts) {
-            return Standing::Allowed(&rule.by[0]);
+            return Applicability::Allowed(&rule.by[0]);
         }
         let absent = rule.by.iter().find(|fact| facts.get(fact).is_none());
         match (absent, rule.missing) {
-            (Some(fact), Missing::Skip) => return Standing::Skipped(fact),
-            (Some(fact), Missing::Deny) => return Standing::Denied(fact),
+            (Some(fact), Missing::Skip) => return Applicability::Skipped(fact),
+            (Some(fact), Missing::Deny) => return Applicability::Denied(fact),
             _ => {}
         }
-        let through = rule.through(facts);
+        let source = rule.source(facts);
         match rule.quota(rule.granted(facts).grant) {
-            None => Standing::Unlimited(through),
+            None => Applicability::Unlimited(source),
             Some((quota, family)) => {
                 let mut values = Inline::default();
                 push_values(&mut values, self, rule, facts);
                 let key = Key::new(family, &values).to_string();
                 match rule.cost_source(facts) {
-                    Ok(cost) => Standing::Applies { key, quota, through, cost },
-                    Err(standing) => standing,
+                    Ok(cost) => Applicability::Applies { key, quota, source, cost },
+                    Err(applicability) => applicability,
                 }
             }
         }
@@ -156,75 +156,75 @@ impl Policy {
 
 impl Rule {
     /// Where the cost comes from; the error is why the limit does not apply.
-    fn cost_source(&self, facts: &Facts<'_>) -> Result<CostSource<'_>, Standing<'_>> {
+    fn cost_source(&self, facts: &Facts<'_>) -> Result<CostSource<'_>, Applicability<'_>> {
         let Some(fact) = self.cost.as_deref() else { return Ok(CostSource::Request) };
         match charged(self, fact, facts) {
             Ok(Some(cost)) if facts.get(fact).is_none() => Ok(CostSource::Missing { fact, cost }),
             Ok(Some(_)) => Ok(CostSource::Fact(fact)),
-            Ok(None) => Err(Standing::NoCost { fact, problem: CostProblem::Absent }),
-            Err(problem) if self.mode == Mode::Shadow => Err(Standing::NoCost { fact, problem }),
+            Ok(None) => Err(Applicability::NoCost { fact, problem: CostProblem::Absent }),
+            Err(problem) if self.mode == Mode::Shadow => Err(Applicability::NoCost { fact, problem }),
             Err(problem) => Ok(CostSource::Rejected { fact, problem }),
         }
     }
 
-    fn through(&self, facts: &Facts<'_>) -> Through<'_> {
+    fn source(&self, facts: &Facts<'_>) -> QuotaSource<'_> {
         if self.overridden(facts).is_some()
             && let Some(value) = self.by.first().and_then(|fact| facts.get(fact))
         {
-            return Through::Override(value.to_string());
+            return QuotaSource::Override(value.to_string());
         }
         let Some(fact) = &self.tier else {
-            return Through::Itself;
+            return QuotaSource::Itself;
         };
         match facts.get(fact).map(ToString::to_string) {
-            Some(tier) if self.tiers.contains_key(&*tier) => Through::Tier(tier),
-            value => Through::DefaultTier { fact, value },
+            Some(tier) if self.tiers.contains_key(&*tier) => QuotaSource::Tier(tier),
+            value => QuotaSource::DefaultTier { fact, value },
         }
     }
 }
 
-impl Standing<'_> {
+impl Applicability<'_> {
     /// Whether the limit takes part in the decision.
     pub fn applies(&self) -> bool {
-        matches!(self, Standing::Applies { .. } | Standing::Denied(_))
+        matches!(self, Applicability::Applies { .. } | Applicability::Denied(_))
     }
 }
 
 /// One clause that follows the name of the limit: ``does not apply: its mode is `off` ``.
-impl fmt::Display for Standing<'_> {
+impl fmt::Display for Applicability<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Standing::Off => f.write_str("does not apply: its mode is `off`"),
-            Standing::When { fact, value: None } => {
+            Applicability::Off => f.write_str("does not apply: its mode is `off`"),
+            Applicability::When { fact, value: None } => {
                 write!(f, "does not apply: its `when` needs `{fact}`, which is absent")
             }
-            Standing::When { fact, value: Some(value) } => {
+            Applicability::When { fact, value: Some(value) } => {
                 write!(
                     f,
                     "does not apply: `{fact}` is `{}`, which its `when` does not match",
                     value.escape_debug()
                 )
             }
-            Standing::Unless => f.write_str("does not apply: all conditions of its `unless` match"),
-            Standing::Allowed(fact) => write!(f, "does not apply: this `{fact}` is on its `allow` list"),
-            Standing::Skipped(fact) => {
+            Applicability::Unless => f.write_str("does not apply: all conditions of its `unless` match"),
+            Applicability::Allowed(fact) => write!(f, "does not apply: this `{fact}` is on its `allow` list"),
+            Applicability::Skipped(fact) => {
                 write!(f, "does not apply: it counts by `{fact}`, which is absent (missing: skip)")
             }
-            Standing::Unlimited(through) => write!(f, "does not apply: {through} is unlimited"),
-            Standing::Denied(fact) => {
+            Applicability::Unlimited(source) => write!(f, "does not apply: {source} is unlimited"),
+            Applicability::Denied(fact) => {
                 write!(f, "refuses: it counts by `{fact}`, which is absent (missing: deny)")
             }
-            Standing::NoCost { fact, problem: CostProblem::Absent } => {
+            Applicability::NoCost { fact, problem: CostProblem::Absent } => {
                 write!(f, "does not apply: it charges the number in `{fact}`, which is absent (cost_missing)")
             }
-            Standing::NoCost { fact, problem } => {
+            Applicability::NoCost { fact, problem } => {
                 write!(f, "does not apply: it charges the number in `{fact}`, but {problem} (mode: shadow)")
             }
-            Standing::Applies { quota, through: Through::Itself, cost, .. } => {
+            Applicability::Applies { quota, source: QuotaSource::Itself, cost, .. } => {
                 write!(f, "applies: {}{cost}", Allowed(quota))
             }
-            Standing::Applies { quota, through, cost, .. } => {
-                write!(f, "applies: {through} has {}{cost}", Allowed(quota))
+            Applicability::Applies { quota, source, cost, .. } => {
+                write!(f, "applies: {source} has {}{cost}", Allowed(quota))
             }
         }
     }
@@ -246,16 +246,16 @@ impl fmt::Display for CostSource<'_> {
     }
 }
 
-impl fmt::Display for Through<'_> {
+impl fmt::Display for QuotaSource<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Through::Itself => f.write_str("it"),
-            Through::Override(value) => write!(f, "the override for `{}`", value.escape_debug()),
-            Through::Tier(tier) => write!(f, "tier `{}`", tier.escape_debug()),
-            Through::DefaultTier { fact, value: None } => {
+            QuotaSource::Itself => f.write_str("it"),
+            QuotaSource::Override(value) => write!(f, "the override for `{}`", value.escape_debug()),
+            QuotaSource::Tier(tier) => write!(f, "tier `{}`", tier.escape_debug()),
+            QuotaSource::DefaultTier { fact, value: None } => {
                 write!(f, "the default tier, because `{fact}` is absent,")
             }
-            Through::DefaultTier { fact, value: Some(value) } => {
+            QuotaSource::DefaultTier { fact, value: Some(value) } => {
                 let value = value.escape_debug();
                 write!(f, "the default tier, because `{fact}` is `{value}`, which is not listed,")
             }
@@ -276,7 +276,7 @@ mod tests {
 
     fn check(limit: Limit, facts: &Facts<'_>, expected: &str) {
         let policy = Policy::new(vec![limit]).unwrap();
-        assert_eq!(policy.explain(facts).unwrap()[0].standing.to_string(), expected);
+        assert_eq!(policy.explain(facts).unwrap()[0].applicability.to_string(), expected);
     }
 
     fn limit() -> Limit {
@@ -411,14 +411,14 @@ mod tests {
             }
             let toll = policy.toll(Verb::Check, &facts, 1).unwrap();
             let explained = policy.explain(&facts).unwrap();
-            let standing = &explained[0].standing;
-            assert_eq!(standing.applies(), !toll.is_empty(), "{standing} {facts:?}");
-            if let Standing::Applies { key, quota, .. } = standing {
+            let applicability = &explained[0].applicability;
+            assert_eq!(applicability.applies(), !toll.is_empty(), "{applicability} {facts:?}");
+            if let Applicability::Applies { key, quota, .. } = applicability {
                 assert_eq!((key.as_str(), *quota), (&*toll.get(0).key.to_string(), toll.get(0).quota));
             }
-            let skipped = matches!(standing, Standing::Skipped(_) | Standing::NoCost { .. });
-            assert_eq!(skipped, toll.skipped().next().is_some(), "{standing} {facts:?}");
-            *(if standing.applies() { &mut applied } else { &mut not_applied }) += 1;
+            let skipped = matches!(applicability, Applicability::Skipped(_) | Applicability::NoCost { .. });
+            assert_eq!(skipped, toll.skipped().next().is_some(), "{applicability} {facts:?}");
+            *(if applicability.applies() { &mut applied } else { &mut not_applied }) += 1;
         }
         assert!(applied > 500 && not_applied > 500, "{applied} applied, {not_applied} did not");
     }

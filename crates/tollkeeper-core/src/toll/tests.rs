@@ -136,8 +136,8 @@ fn missing_deny_refuses_at_any_cost() {
     for tokens in [0, 1, 1000] {
         let toll = policy.toll(Verb::Check, &facts! { "tokens" => tokens }, 1).expect("valid");
         let due = toll.get(0);
-        let step = due.step(Seen::Nothing, NOW);
-        let outcome = due.outcome(Seen::Nothing, NOW, &step, false);
+        let step = due.step(StoredState::Nothing, NOW);
+        let outcome = due.outcome(StoredState::Nothing, NOW, &step, false);
         assert_eq!((step.allowed, outcome.allowed), (false, false), "{tokens} tokens");
         assert_eq!((outcome.retry, outcome.limit), (Some(Retry::Never), 0));
     }
@@ -263,13 +263,14 @@ fn cost_of_zero_passes_without_charge_or_delay() {
     let toll = policy([limit]).toll(Verb::Check, &facts! { "n" => 0 }, 1).expect("valid").hold(Span::ZERO);
     let due = toll.get(0);
     // Three requests are waiting, and the queue is full.
-    let full = Seen::Meter(meter::State { level: due.quota.capacity(), at: due.quota.tick().number(NOW) });
+    let full =
+        StoredState::Meter(meter::State { level: due.quota.capacity(), at: due.quota.tick().number(NOW) });
     let step = due.step(full, NOW);
     let outcome = due.outcome(full, NOW, &step, true);
     assert_eq!((step.allowed, outcome.allowed, outcome.retry), (true, true, None));
     assert_eq!((outcome.remaining, outcome.delay), (0, Span::ZERO));
 
-    let fresh = due.outcome(Seen::Nothing, NOW, &due.step(Seen::Nothing, NOW), true);
+    let fresh = due.outcome(StoredState::Nothing, NOW, &due.step(StoredState::Nothing, NOW), true);
     assert_eq!((fresh.remaining, fresh.reset_after), (3, Some(Span::ZERO)));
 }
 
@@ -281,9 +282,9 @@ fn request_that_cannot_be_held_is_refused() {
     let waiting = |toll: &Toll| {
         let due = toll.get(0);
         // Another request is held for half a second more.
-        let seen = Seen::Meter(meter::State { level: 500_000, at: due.quota.tick().number(NOW) });
-        let step = due.step(seen, NOW);
-        due.outcome(seen, NOW, &step, step.allowed)
+        let stored = StoredState::Meter(meter::State { level: 500_000, at: due.quota.tick().number(NOW) });
+        let step = due.step(stored, NOW);
+        due.outcome(stored, NOW, &step, step.allowed)
     };
     let half = Span::from_millis(500);
     assert_eq!((waiting(&toll).retry, waiting(&toll).delay), (None, half));

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use serde_json::json;
 use tollkeeper::Mode;
-use tollkeeper::policy::Standing;
+use tollkeeper::policy::Applicability;
 
 use crate::command::args::Explain;
 use crate::command::{config, operator_facts, say, table};
@@ -14,8 +14,8 @@ pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     let config = config(args.config.as_deref())?;
     let facts = operator_facts(&args.facts, config.policy.declared())?;
     let explained = config.policy.explain(&facts)?;
-    let key = |standing: &Standing<'_>| match standing {
-        Standing::Applies { key, .. } => Some(key.clone()),
+    let key = |applicability: &Applicability<'_>| match applicability {
+        Applicability::Applies { key, .. } => Some(key.clone()),
         _ => None,
     };
     if args.json {
@@ -24,9 +24,9 @@ pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
             .map(|limit| {
                 json!({
                     "name": limit.rule.name(),
-                    "applies": limit.standing.applies(),
-                    "why": limit.standing.to_string(),
-                    "key": key(&limit.standing),
+                    "applies": limit.applicability.applies(),
+                    "why": limit.applicability.to_string(),
+                    "key": key(&limit.applicability),
                     "cost": limit.rule.cost_fact(),
                 })
             })
@@ -37,15 +37,15 @@ pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     let mut table = table::with(&["LIMIT", "WHY", "KEY"]);
     for limit in &explained {
         let shadow = if limit.rule.mode() == Mode::Shadow { " (shadow: counted, never refused)" } else { "" };
-        let applies = limit.standing.applies().then_some(true);
+        let applies = limit.applicability.applies().then_some(true);
         table.add_row([
             table::cell(limit.rule.name(), applies),
-            table::cell(format!("{}{shadow}", limit.standing), None),
-            table::cell(key(&limit.standing).unwrap_or_else(|| "-".to_owned()), None),
+            table::cell(format!("{}{shadow}", limit.applicability), None),
+            table::cell(key(&limit.applicability).unwrap_or_else(|| "-".to_owned()), None),
         ]);
     }
     say(table.trim_fmt())?;
-    if !explained.iter().any(|limit| limit.standing.applies()) {
+    if !explained.iter().any(|limit| limit.applicability.applies()) {
         say("no limit applies: the request is allowed")?;
     }
     Ok(ExitCode::SUCCESS)

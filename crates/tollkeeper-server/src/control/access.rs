@@ -23,7 +23,7 @@ pub enum Permission {
     /// The usage of one key; a service that shows it to its customers needs no admin token.
     Usage,
     /// Calls that show keys and their usage.
-    Eyes,
+    Views,
     /// Calls that change limits or counters.
     Admin,
 }
@@ -87,7 +87,7 @@ impl Access {
     pub fn needs_host(&self, permission: Permission) -> bool {
         match permission {
             Permission::Open | Permission::Gateway => false,
-            Permission::Data | Permission::Usage | Permission::Eyes | Permission::Admin => {
+            Permission::Data | Permission::Usage | Permission::Views | Permission::Admin => {
                 self.admit(permission, None).is_ok()
             }
         }
@@ -115,10 +115,10 @@ impl Tokens {
         match permission {
             Permission::Open => Ok(()),
             Permission::Usage if !self.data.is_empty() => self.admit_data(token),
-            Permission::Usage | Permission::Eyes if self.admin.is_some() && !self.demo => {
+            Permission::Usage | Permission::Views if self.admin.is_some() && !self.demo => {
                 self.admit_admin(token)
             }
-            Permission::Data | Permission::Gateway | Permission::Usage | Permission::Eyes => {
+            Permission::Data | Permission::Gateway | Permission::Usage | Permission::Views => {
                 self.admit_data(token)
             }
             Permission::Admin if self.admin.is_none() => Err(AccessError::AdminDisabled),
@@ -191,7 +191,7 @@ mod tests {
         Permission::Data,
         Permission::Gateway,
         Permission::Usage,
-        Permission::Eyes,
+        Permission::Views,
         Permission::Admin,
     ];
 

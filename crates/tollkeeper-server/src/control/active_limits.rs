@@ -5,10 +5,10 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use tollkeeper::config::{Config, LimitShape, Report};
+use tollkeeper::config::{Config, EffectiveLimit, Report};
 use tollkeeper::store::redis::SharedLimits;
 use tollkeeper::{Failure, Limiter};
-use tollkeeper_tower::{InForce as Reading, Settings};
+use tollkeeper_tower::{ActiveSettings, Settings};
 
 /// The active limits and where they come from: the body of `GET /v1/limits`.
 #[derive(Clone, Debug, Serialize)]
@@ -27,7 +27,7 @@ pub struct ActiveLimits {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub persistent: Option<bool>,
     /// The limits, in the form of the config.
-    pub limits: Vec<LimitShape>,
+    pub limits: Vec<EffectiveLimit>,
 }
 
 /// Where limits come from.
@@ -77,7 +77,7 @@ struct Inputs {
     shared_version: u64,
     active: Arc<ActiveLimits>,
     /// The settings for reading requests change together with the limits, which need the facts that are read.
-    reading: Arc<Reading>,
+    reading: Arc<ActiveSettings>,
 }
 
 /// Limits that were set through the API.
@@ -93,7 +93,7 @@ struct Put {
 #[derive(Debug)]
 pub struct Accepted {
     /// The new limits; `None` returns to those of the file.
-    pub limits: Option<Vec<LimitShape>>,
+    pub limits: Option<Vec<EffectiveLimit>>,
     /// The version of the shared limits that they replace.
     pub replaces: u64,
 }
@@ -103,7 +103,12 @@ const PUT_NAME: &str = "limits";
 
 impl LimitManager {
     /// Starts with the limits of this config, which the limiter was created with.
-    pub fn new(file: Config, file_source: Source, version: u64, reading: Arc<Reading>) -> LimitManager {
+    pub fn new(
+        file: Config,
+        file_source: Source,
+        version: u64,
+        reading: Arc<ActiveSettings>,
+    ) -> LimitManager {
         let active = Arc::new(ActiveLimits {
             version,
             source: file_source,

@@ -30,9 +30,9 @@ use stripe::{STRIPES, Stripe};
 #[derive(Debug)]
 pub struct Metrics {
     /// The tallies of the newest policy, by the index of the limit in it.
-    current: ThreadCached<Seen>,
+    current: ThreadCached<CountedLimits>,
     /// The tallies of ad-hoc limits, by namespace.
-    ad_hoc: ThreadCached<Seen>,
+    ad_hoc: ThreadCached<CountedLimits>,
     /// The tallies of every limit since the start: a limit that is removed and added again keeps its counts.
     limits: Mutex<BTreeMap<Box<str>, Arc<LimitTally>>>,
     /// Requests over HTTP.
@@ -59,7 +59,7 @@ pub struct Metrics {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct CountedLimits {
     version: u64,
     limits: Box<[SeenLimit]>,
 }
@@ -72,15 +72,15 @@ struct SeenLimit {
     family: Midstate,
 }
 
-impl Shareable for Seen {
-    fn share(&self) -> Seen {
+impl Shareable for CountedLimits {
+    fn share(&self) -> CountedLimits {
         self.clone()
     }
 
     #[inline]
-    fn shares() -> &'static LocalKey<Shares<Seen>> {
-        thread_local! { static SEEN: Shares<Seen> = const { Shares::new() } }
-        &SEEN
+    fn shares() -> &'static LocalKey<Shares<CountedLimits>> {
+        thread_local! { static COUNTED: Shares<CountedLimits> = const { Shares::new() } }
+        &COUNTED
     }
 }
 
@@ -150,8 +150,8 @@ impl Metrics {
     /// Metrics at zero, with the limits of this policy.
     pub fn new(policy: &Policy) -> Metrics {
         let metrics = Metrics {
-            current: ThreadCached::new(Seen::default()),
-            ad_hoc: ThreadCached::new(Seen::default()),
+            current: ThreadCached::new(CountedLimits::default()),
+            ad_hoc: ThreadCached::new(CountedLimits::default()),
             limits: Mutex::default(),
             http: RequestTally::default(),
             resp: RequestTally::default(),
@@ -166,7 +166,7 @@ impl Metrics {
             top_keys: TopKeys::default(),
         };
         metrics.http.begin();
-        metrics.current.replace(|_| metrics.seen(policy));
+        metrics.current.replace(|_| metrics.counted(policy));
         metrics
     }
 
@@ -192,10 +192,10 @@ impl Metrics {
         Some(self.routes.names().swap_remove(route.0)).filter(|name| !name.is_empty())
     }
 
-    fn seen(&self, policy: &Policy) -> Seen {
+    fn counted(&self, policy: &Policy) -> CountedLimits {
         self.know_routes(policy.rules().iter().flat_map(|rule| rule.patterns("route")));
         let limits = policy.rules().iter().map(|rule| self.seen_limit(rule.name())).collect();
-        Seen { version: policy.version(), limits }
+        CountedLimits { version: policy.version(), limits }
     }
 
     fn seen_limit(&self, name: &str) -> SeenLimit {
@@ -268,16 +268,16 @@ impl Metrics {
     #[inline]
     fn count_ad_hoc(&self, decision: &DecidedToll<'_>) {
         let name = decision.toll().get(0).rule.name();
-        let count = |seen: &Seen| {
-            let limit = seen.limits.iter().find(|limit| *limit.name == *name);
+        let count = |counted: &CountedLimits| {
+            let limit = counted.limits.iter().find(|limit| *limit.name == *name);
             limit.map(|limit| self.count(std::slice::from_ref(limit), decision)).is_some()
         };
-        if !self.ad_hoc.read(|seen, _| count(seen)) {
-            let add = |last: &Seen| match last.limits.iter().any(|limit| *limit.name == *name) {
+        if !self.ad_hoc.read(|counted, _| count(counted)) {
+            let add = |last: &CountedLimits| match last.limits.iter().any(|limit| *limit.name == *name) {
                 true => last.clone(),
                 false => {
                     let limits = last.limits.iter().cloned().chain([self.seen_limit(name)]).collect();
-                    Seen { version: Policy::AD_HOC, limits }
+                    CountedLimits { version: Policy::AD_HOC, limits }
                 }
             };
             count(&self.ad_hoc.replace(add));
@@ -301,16 +301,16 @@ impl Observer for Metrics {
         if version == Policy::AD_HOC {
             return self.count_ad_hoc(decision);
         }
-        let is_counted = self.current.read(|seen, _| {
-            let same = seen.version == version;
+        let is_counted = self.current.read(|counted, _| {
+            let same = counted.version == version;
             if same {
-                self.count(&seen.limits, decision);
+                self.count(&counted.limits, decision);
             }
             same
         });
         if !is_counted {
             // The first request after a reload; or one that began before it, and counts under its own policy.
-            self.count(&self.current.replace(|_| self.seen(toll.policy())).limits, decision);
+            self.count(&self.current.replace(|_| self.counted(toll.policy())).limits, decision);
         }
     }
 

@@ -25,7 +25,7 @@ use tollkeeper::{Acquired, Correction, Costs, Decision, Facts, Unavailable};
 use self::endpoint::{Endpoint, NoRoute, Route};
 use self::error::{ApiError, Code};
 use self::forward_auth::Family;
-use self::request::{Ask, Correct, Reserve};
+use self::request::{CheckBody, Correct, Reserve};
 use self::response_body::Reply;
 use crate::control::access::{AccessError, Permission, presented};
 use crate::control::active_limits::{ActiveLimits, CannotReplace};
@@ -148,8 +148,8 @@ async fn dispatch(
         }
         Endpoint::Peek => {
             let mut body = request_body::read(body, MAX_BODY).await?;
-            let ask = Ask::read(Reader::new(&mut body)?)?;
-            let decision = limiter.peek(&ask.facts).cost(ask.cost).await?;
+            let check = CheckBody::read(Reader::new(&mut body)?)?;
+            let decision = limiter.peek(&check.facts).cost(check.cost).await?;
             service.trace(context.parent, "peek", context.began, &decision);
             let mut out = Writer::with_capacity(TYPICAL_RESPONSE);
             decision_json::write_decision(&mut out, limiter, &service.redactor, &decision);
@@ -162,10 +162,10 @@ async fn dispatch(
         }
         Endpoint::Reserve => {
             let mut body = request_body::read(body, MAX_BODY).await?;
-            let Reserve { ask, ttl } = Reserve::read(Reader::new(&mut body)?)?;
-            let decision = limiter.reserve(&ask.facts, ttl).cost(ask.cost).await?;
+            let Reserve { check, ttl } = Reserve::read(Reader::new(&mut body)?)?;
+            let decision = limiter.reserve(&check.facts, ttl).cost(check.cost).await?;
             service.trace(context.parent, "reserve", context.began, &decision);
-            Ok((Some(counted(service, &ask.facts, &decision)), decision_response(service, &decision)))
+            Ok((Some(counted(service, &check.facts, &decision)), decision_response(service, &decision)))
         }
         Endpoint::Settle => {
             let mut body = request_body::read(body, MAX_BODY).await?;
@@ -181,8 +181,8 @@ async fn dispatch(
         }
         Endpoint::Acquire => {
             let mut body = request_body::read(body, MAX_BODY).await?;
-            let ask = Ask::read(Reader::new(&mut body)?)?;
-            let Acquired { decision, slot } = limiter.acquire(&ask.facts).cost(ask.cost).await?;
+            let check = CheckBody::read(Reader::new(&mut body)?)?;
+            let Acquired { decision, slot } = limiter.acquire(&check.facts).cost(check.cost).await?;
             service.trace(context.parent, "acquire", context.began, &decision);
             // From here on the slot belongs to the client. A client that disconnects earlier drops this future, and with
             // it the slot.
@@ -190,7 +190,7 @@ async fn dispatch(
             let mut out = Writer::with_capacity(TYPICAL_RESPONSE);
             decision_json::write_acquired(&mut out, limiter, &service.redactor, &decision, slot.as_deref());
             Ok((
-                Some(counted(service, &ask.facts, &decision)),
+                Some(counted(service, &check.facts, &decision)),
                 decision_response_with(service, &decision, out),
             ))
         }
@@ -272,10 +272,10 @@ async fn dispatch(
 }
 
 async fn check(service: &Service, context: RequestContext, body: &mut [u8]) -> Handled {
-    let ask = Ask::read(Reader::new(body)?)?;
-    let decision = service.limiter.check(&ask.facts).cost(ask.cost).await?;
+    let check = CheckBody::read(Reader::new(body)?)?;
+    let decision = service.limiter.check(&check.facts).cost(check.cost).await?;
     service.trace(context.parent, "check", context.began, &decision);
-    Ok((Some(counted(service, &ask.facts, &decision)), decision_response(service, &decision)))
+    Ok((Some(counted(service, &check.facts, &decision)), decision_response(service, &decision)))
 }
 
 fn limits(active: &ActiveLimits) -> Response<Reply> {
@@ -329,10 +329,10 @@ async fn batch(service: &Service, parent: Option<Parent>, body: &mut [u8]) -> Re
             out.raw(",");
         }
         let began = Instant::now();
-        let decided = match Ask::read(check) {
-            Ok(ask) => {
-                let decision = service.limiter.check(&ask.facts).cost(ask.cost).await;
-                let counted = |decision| (counted(service, &ask.facts, &decision), decision);
+        let decided = match CheckBody::read(check) {
+            Ok(check) => {
+                let decision = service.limiter.check(&check.facts).cost(check.cost).await;
+                let counted = |decision| (counted(service, &check.facts, &decision), decision);
                 decision.map(counted).map_err(ApiError::from)
             }
             Err(error) => Err(error),

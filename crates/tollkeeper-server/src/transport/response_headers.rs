@@ -4,7 +4,7 @@ use hyper::header::HeaderMap;
 use tollkeeper::Decision;
 use tollkeeper::config::Config;
 use tollkeeper::http::HeaderDialect;
-use tollkeeper_tower::headers::{self, Jitter, Written};
+use tollkeeper_tower::headers::{self, Jitter, SerializedHeaders};
 use tollkeeper_tower::random::draw;
 
 /// Which headers are sent, and how `Retry-After` is spread among clients.
@@ -28,7 +28,7 @@ impl Headers {
     }
 
     /// The headers that Envoy should add to its response.
-    pub fn for_envoy(&self, decision: &Decision) -> Written {
+    pub fn for_envoy(&self, decision: &Decision) -> SerializedHeaders {
         headers::write(decision, &self.grpc, &self.jitter)
     }
 }

@@ -8,12 +8,12 @@ use super::Field;
 /// Serialised headers in one buffer: for each header its field, the length of its value and the value. So it is small,
 /// and without headers it allocates nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Written(Vec<u8>);
+pub struct SerializedHeaders(Vec<u8>);
 
 /// The length of the prefix of a value: one byte for the field and two for the length.
 const PREFIX_LEN: usize = 3;
 
-impl Written {
+impl SerializedHeaders {
     /// Each header with its value.
     pub fn iter(&self) -> impl Iterator<Item = (Field, &[u8])> {
         let mut rest = &self.0[..];
@@ -65,7 +65,7 @@ static NUMBERS: [u8; 3_000] = {
     numbers
 };
 
-/// Builds [`Written`]: the finished headers, and the value of the next one.
+/// Builds [`SerializedHeaders`]: the finished headers, and the value of the next one.
 pub(super) struct Text {
     bytes: Vec<u8>,
     /// Where the value of the next header begins; the prefix before it is filled in when its length is known.
@@ -115,9 +115,9 @@ impl Text {
         }
     }
 
-    pub(super) fn finish(mut self) -> Written {
+    pub(super) fn finish(mut self) -> SerializedHeaders {
         self.bytes.truncate(self.value_start - PREFIX_LEN);
-        Written(self.bytes)
+        SerializedHeaders(self.bytes)
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
             written.iter().map(|(field, value)| (field, value.to_vec())).collect::<Vec<_>>(),
             expected
         );
-        assert_eq!(Text::new().finish(), Written::default());
+        assert_eq!(Text::new().finish(), SerializedHeaders::default());
     }
 
     #[test]

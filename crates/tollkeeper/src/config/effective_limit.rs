@@ -8,7 +8,7 @@ use tollkeeper_core::{Algorithm, CostMissing, Missing, Mode, OnStoreFailure, Spa
 
 /// A limit as in the config file, with defaults filled in. Rates are as in the file, before `share` is applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct LimitShape {
+pub struct EffectiveLimit {
     /// The name.
     pub name: String,
     /// The facts it is keyed by.
@@ -21,7 +21,7 @@ pub struct LimitShape {
     pub unless: Named<Vec<String>>,
     /// The rate, burst or number of slots for requests without a tier or an override.
     #[serde(flatten)]
-    pub grant: GrantShape,
+    pub grant: EffectiveGrant,
     /// The algorithm, whether the file names it or not.
     #[serde(serialize_with = "algorithm")]
     pub algorithm: Algorithm,
@@ -33,13 +33,13 @@ pub struct LimitShape {
     pub tier: Option<String>,
     /// The grant of each tier.
     #[serde(skip_serializing_if = "Named::is_empty")]
-    pub tiers: Named<GrantShape>,
+    pub tiers: Named<EffectiveGrant>,
     /// The tier of requests without a known tier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub default_tier: Option<String>,
     /// The grants of single values of the fact in `by`.
     #[serde(skip_serializing_if = "Named::is_empty")]
-    pub overrides: Named<GrantShape>,
+    pub overrides: Named<EffectiveGrant>,
     /// Values of the fact in `by` that the limit never applies to.
     pub allow: Vec<String>,
     /// What happens when a fact it is keyed by is absent.
@@ -78,7 +78,7 @@ pub struct LimitShape {
 
 /// The rate, burst or number of slots of a limit, a tier or an override.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct GrantShape {
+pub struct EffectiveGrant {
     /// Count per period, or `unlimited`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<String>,

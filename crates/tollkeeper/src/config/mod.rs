@@ -68,7 +68,7 @@ pub use crate::http::{
 };
 pub use crate::percent::Percent;
 pub use crate::store::url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Servers, StoreUrl};
-pub use effective_limit::{GrantShape, LimitShape, Named, ResponseCondition, StatusPattern};
+pub use effective_limit::{EffectiveGrant, EffectiveLimit, Named, ResponseCondition, StatusPattern};
 pub use follow::{Follow, Reload};
 pub use listen::{InvalidListener, Listen, Listener};
 pub use report::{Problem, Report, Severity};
@@ -91,7 +91,7 @@ pub struct Config {
     /// The limits, ready for a limiter.
     pub policy: Policy,
     /// The same limits as the file writes them, with defaults, in the same order.
-    pub limits: Vec<LimitShape>,
+    pub limits: Vec<EffectiveLimit>,
     /// The store that holds the counts: `memory://`, or the URL of a Redis server.
     pub store: StoreUrl,
     /// Settings of the embedded store.
@@ -160,7 +160,7 @@ impl Config {
     }
 
     /// The same config with its limits replaced by those in `text`, which is JSON: `{"limits": [...]}`, with each
-    /// limit written as in a file and as [`LimitShape`] serializes it. Other settings stay, and `${VAR}` is not
+    /// limit written as in a file and as [`EffectiveLimit`] serializes it. Other settings stay, and `${VAR}` is not
     /// expanded.
     ///
     /// ```

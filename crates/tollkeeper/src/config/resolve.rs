@@ -10,7 +10,7 @@ use tollkeeper_core::{Algorithm, Allowance, InvalidQuota, Limit, OnStoreFailure,
 
 use crate::http::HttpFact;
 
-use super::effective_limit::{GrantShape, LimitShape, Named};
+use super::effective_limit::{EffectiveGrant, EffectiveLimit, Named};
 use super::excerpt::quoted;
 use super::fields::{Located, RawRate};
 use super::limit::{Choice, Grants, RawGrant, RawLimit};
@@ -22,7 +22,7 @@ use super::units::{self, Share};
 /// The limits of a file: as a policy, and as `GET /v1/limits` shows them.
 pub(super) struct Resolved {
     pub(super) policy: Policy,
-    pub(super) limits: Vec<LimitShape>,
+    pub(super) limits: Vec<EffectiveLimit>,
 }
 
 /// Builds the policy; `None` if a limit is invalid.
@@ -364,13 +364,13 @@ fn of_grant(grant: &RawGrant, problem: &Problem) -> Option<(Position, Option<Str
 }
 
 /// The limit with every default filled in.
-fn effective_limit(raw: &RawLimit, algorithm: Algorithm, on_store_failure: OnStoreFailure) -> LimitShape {
+fn effective_limit(raw: &RawLimit, algorithm: Algorithm, on_store_failure: OnStoreFailure) -> EffectiveLimit {
     let grant = |grant: &RawGrant| {
         let count = match grant.rate.as_ref().map(|located| located.value.rate) {
             Some(units::Rate::Every { count, .. }) if algorithm.has_burst() && count > 0 => Some(count),
             _ => None,
         };
-        GrantShape {
+        EffectiveGrant {
             rate: grant.rate.as_ref().map(|located| located.value.text.clone()),
             burst: grant.burst.as_ref().map(|located| located.value).or(count),
             limit: grant.limit.as_ref().map(|located| located.value),
@@ -386,7 +386,7 @@ fn effective_limit(raw: &RawLimit, algorithm: Algorithm, on_store_failure: OnSto
     let text = |located: &Option<Located<String>>| located.as_ref().map(|located| located.value.clone());
     let texts = |list: &[Located<String>]| list.iter().map(|located| located.value.clone()).collect();
     let ttl = raw.ttl.as_ref().map_or(Span::from_secs(60), |located| Span::from(located.value));
-    LimitShape {
+    EffectiveLimit {
         name: text(&raw.name).expect("a limit without a name was reported"),
         by: texts(&raw.by),
         when: conditions(&raw.when),

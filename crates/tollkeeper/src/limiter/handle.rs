@@ -8,7 +8,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use tollkeeper_core::algorithm::Ask;
+use tollkeeper_core::algorithm::KeyRequest;
 use tollkeeper_core::decision::admitted;
 use tollkeeper_core::facts::{FactProblem, MAX_VALUE};
 use tollkeeper_core::fingerprint::{self, Midstate};
@@ -77,7 +77,7 @@ impl Handle {
             let due = Due::prepared(rule, quota, Key::of_one(family, value), cost);
             // Written in place: a helper that returns the decision costs 10 ns more.
             let mut decision = KeyDecision::undecided(&due);
-            decision.ask.now = store.decide_one(&due, print, charging, &mut decision.reply);
+            decision.request.now = store.decide_one(&due, print, charging, &mut decision.reply);
             decision.allowed = admitted([(due.mode(), decision.reply.allowed())]);
             Ok(decision)
         })
@@ -162,7 +162,7 @@ impl<const N: usize> Layers<N> {
             let limits: [KeyDecision; N] = std::array::from_fn(|index| {
                 let (due, reply) = (&dues[index], replies[index]);
                 let allowed = admitted([(due.mode(), reply.allowed())]);
-                KeyDecision { allowed, reply, quota: *due.quota, ask: due.ask(now) }
+                KeyDecision { allowed, reply, quota: *due.quota, request: due.request(now) }
             });
             Ok(KeyDecisions { allowed: limits.iter().all(|limit| limit.allowed), limits })
         })
@@ -245,14 +245,14 @@ pub struct KeyDecision {
     pub allowed: bool,
     reply: LimitReply,
     quota: Quota,
-    ask: Ask,
+    request: KeyRequest,
 }
 
 impl KeyDecision {
     #[inline]
     fn undecided(due: &Due<'_>) -> KeyDecision {
-        let ask = due.ask(Time::default());
-        KeyDecision { allowed: false, reply: LimitReply::Pending, quota: *due.quota, ask }
+        let request = due.request(Time::default());
+        KeyDecision { allowed: false, reply: LimitReply::Pending, quota: *due.quota, request }
     }
 
     /// The decision of the first limit of a toll.
@@ -260,17 +260,17 @@ impl KeyDecision {
     pub(crate) fn first_of(decided: &DecidedToll<'_>) -> KeyDecision {
         let limit = decided.limits().next().expect("a toll with one due");
         let (due, reply) = (limit.due(), *limit.reply());
-        KeyDecision { allowed: limit.passes(), reply, quota: *due.quota, ask: due.ask(limit.time()) }
+        KeyDecision { allowed: limit.passes(), reply, quota: *due.quota, request: due.request(limit.time()) }
     }
 
     /// The numbers: what remains, and when a retry can pass.
     pub fn outcome(&self) -> Outcome {
-        self.reply.outcome(&self.quota, &self.ask)
+        self.reply.outcome(&self.quota, &self.request)
     }
 
     /// The time on the store's clock.
     pub fn time(&self) -> Time {
-        self.ask.now
+        self.request.now
     }
 
     /// The failure policy that answered instead of the store, if one did.

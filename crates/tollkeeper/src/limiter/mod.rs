@@ -201,7 +201,7 @@ impl Limiter {
     }
 
     async fn correct(&self, charge: &Charge, changes: &[Change]) -> Correction {
-        self.inner.backend.store().correct(charge, &charge.fixes(&self.policy(), changes)).await
+        self.inner.backend.store().correct(charge, &charge.corrections(&self.policy(), changes)).await
     }
 
     /// A charge as text, to be handed to a client. It is authenticated by the secret of the store.

@@ -18,7 +18,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tollkeeper_core::{Charge, Fix, Key, Reply, Slot, Toll};
+use tollkeeper_core::{Charge, Key, KeyCorrection, Reply, Slot, Toll};
 
 /// Decides tolls against shared state.
 pub trait Store: fmt::Debug + Send + Sync {
@@ -26,7 +26,11 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply>;
 
     /// Refunds a charge or adds to it, at most once for each charge.
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> StoreFuture<'a, Correction>;
+    fn correct<'a>(
+        &'a self,
+        charge: &'a Charge,
+        corrections: &'a [KeyCorrection],
+    ) -> StoreFuture<'a, Correction>;
 
     /// Releases a slot; false if it was no longer held.
     fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>>;

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use tollkeeper_core::charge::Item;
-use tollkeeper_core::{Charge, Fix, Key, Reply, Slot, Toll};
+use tollkeeper_core::{Charge, Key, KeyCorrection, Reply, Slot, Toll};
 
 use crate::store::{Correction, StoreFuture};
 
@@ -45,7 +45,7 @@ pub trait Remote: fmt::Debug + Send + Sync {
     fn correct<'a>(
         &'a self,
         charge: &'a Charge,
-        fixes: &'a [Fix],
+        corrections: &'a [KeyCorrection],
     ) -> StoreFuture<'a, RemoteResult<Correction>>;
 
     /// Releases a slot; false if it was no longer held.

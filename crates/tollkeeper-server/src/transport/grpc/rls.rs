@@ -267,8 +267,9 @@ impl Decided {
         for (index, met) in &self.met {
             let (verdict, binding) = decision.of(met);
             let code = if let Verdict::Allow { .. } = verdict { Code::Ok } else { Code::OverLimit };
-            let standing = binding.map(|(answer, outcome)| standing(&answer, &outcome)).unwrap_or_default();
-            statuses[*index] = DescriptorStatus { code: code.into(), ..standing };
+            let status =
+                binding.map(|(answer, outcome)| descriptor_status(&answer, &outcome)).unwrap_or_default();
+            statuses[*index] = DescriptorStatus { code: code.into(), ..status };
         }
     }
 }
@@ -281,7 +282,7 @@ fn told(telling: [&Decided; 2], given: &Decided) -> SpanOutcome {
 }
 
 /// The status of the binding limit, as an Envoy message.
-fn standing(answer: &LimitDecision<'_>, outcome: &Outcome) -> DescriptorStatus {
+fn descriptor_status(answer: &LimitDecision<'_>, outcome: &Outcome) -> DescriptorStatus {
     let until = match outcome.retry {
         Some(Retry::After(retry)) => Some(retry),
         Some(Retry::Never) => None,

@@ -69,13 +69,13 @@ pub static ROUTES: [Route; 23] = [
     route(Method::PUT, "/v1/limits", Endpoint::PutLimits, Permission::Admin),
     route(Method::DELETE, "/v1/limits", Endpoint::DeleteLimits, Permission::Admin),
     route(Method::DELETE, "/v1/state", Endpoint::Forget, Permission::Admin),
-    route(Method::GET, "/v1/top", Endpoint::Top, Permission::Eyes),
-    route(Method::GET, "/v1/events", Endpoint::Events, Permission::Eyes),
+    route(Method::GET, "/v1/top", Endpoint::Top, Permission::Views),
+    route(Method::GET, "/v1/events", Endpoint::Events, Permission::Views),
     route(Method::GET, "/healthz", Endpoint::Health, Permission::Open),
     route(Method::GET, "/readyz", Endpoint::Ready, Permission::Open),
     route(Method::GET, "/metrics", Endpoint::Metrics, Permission::Data),
     route(Method::GET, "/openapi.json", Endpoint::OpenApi, Permission::Open),
-    route(Method::GET, "/", Endpoint::Index, Permission::Eyes),
+    route(Method::GET, "/", Endpoint::Index, Permission::Views),
 ];
 
 impl Route {

@@ -12,8 +12,8 @@ use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode, Uri};
 use tollkeeper::{Decision, Span};
 use tollkeeper_tower::address::Client;
-use tollkeeper_tower::body::Look;
-use tollkeeper_tower::facts::Seen;
+use tollkeeper_tower::body::BufferedBody;
+use tollkeeper_tower::facts::PartialFacts;
 use tollkeeper_tower::headers::{self, Jitter};
 use tollkeeper_tower::problem::{self, Problem};
 use tollkeeper_tower::{Prepared, random};
@@ -87,14 +87,14 @@ async fn decide(
     if !client.trusted {
         warn_once_of_untrusted(client.ip);
     }
-    let body = Look::Elsewhere;
+    let body = BufferedBody::NotForwarded;
     let policy = &prepared.policy;
-    let mut seen = Seen::default();
-    prepared.reader.head(&head, Some(client), None, &mut seen);
-    if prepared.reader.needs_body(policy, &seen) {
-        prepared.reader.body(&head.headers, &body, Some(client), &mut seen);
+    let mut partial = PartialFacts::default();
+    prepared.reader.head(&head, Some(client), None, &mut partial);
+    if prepared.reader.needs_body(policy, &partial) {
+        prepared.reader.body(&head.headers, &body, Some(client), &mut partial);
     }
-    let read = seen.settled(policy).map_err(|problem| forbidden(problem.detail))?;
+    let read = partial.complete(policy).map_err(|problem| forbidden(problem.detail))?;
     let request = service.limiter.check(read.facts).also(read.also).under(policy).hold(LONGEST_DELAY);
     let decision = request.await.map_err(|invalid| forbidden(invalid.to_string()))?;
     service.trace(asked.parent, "auth", asked.began, &decision);

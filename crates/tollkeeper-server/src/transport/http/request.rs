@@ -12,16 +12,16 @@ pub const MAX_BATCH: usize = 1_000;
 
 /// The body of a check: `{"facts":{"user":"alice"},"cost":1}`.
 #[derive(Clone, Debug)]
-pub struct Ask<'a> {
+pub struct CheckBody<'a> {
     /// The facts of the request: `user=alice`.
     pub facts: Facts<'a>,
     /// Units to charge; 1 if the body does not say.
     pub cost: u64,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> CheckBody<'a> {
     /// Reads a body.
-    pub fn read(mut reader: Reader<'a>) -> Result<Ask<'a>, ApiError> {
+    pub fn read(mut reader: Reader<'a>) -> Result<CheckBody<'a>, ApiError> {
         must_be_object(&mut reader, "a check", r#"{"facts":{"user":"alice"},"cost":1}"#)?;
         let (mut facts, mut cost) = (None, None);
         reader.object(|reader, name| match name {
@@ -32,7 +32,7 @@ impl<'a> Ask<'a> {
         reader.end()?;
         let facts =
             facts.ok_or_else(|| missing("facts", "an object of names and values; it may be empty"))?;
-        Ok(Ask { facts, cost: cost.unwrap_or(1) })
+        Ok(CheckBody { facts, cost: cost.unwrap_or(1) })
     }
 }
 
@@ -43,7 +43,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct Reserve<'a> {
     /// The facts and the estimated cost.
-    pub ask: Ask<'a>,
+    pub check: CheckBody<'a>,
     /// How long the charge can be corrected: 1 s to 1 h.
     pub ttl: Duration,
 }
@@ -66,7 +66,7 @@ impl<'a> Reserve<'a> {
         reader.end()?;
         let facts =
             facts.ok_or_else(|| missing("facts", "an object of names and values; it may be empty"))?;
-        Ok(Reserve { ask: Ask { facts, cost: cost.unwrap_or(1) }, ttl: ttl.unwrap_or(DEFAULT_TTL) })
+        Ok(Reserve { check: CheckBody { facts, cost: cost.unwrap_or(1) }, ttl: ttl.unwrap_or(DEFAULT_TTL) })
     }
 }
 
@@ -264,12 +264,12 @@ mod tests {
 
     fn read(body: &str) -> Result<(String, u64), (&'static str, Option<String>)> {
         let mut bytes = body.as_bytes().to_vec();
-        let ask = Reader::new(&mut bytes).map_err(ApiError::from).and_then(Ask::read);
-        match ask {
-            Ok(ask) => {
+        let check = Reader::new(&mut bytes).map_err(ApiError::from).and_then(CheckBody::read);
+        match check {
+            Ok(check) => {
                 let facts: Vec<String> =
-                    ask.facts.iter().map(|(name, value)| format!("{name}={value}")).collect();
-                Ok((facts.join(" "), ask.cost))
+                    check.facts.iter().map(|(name, value)| format!("{name}={value}")).collect();
+                Ok((facts.join(" "), check.cost))
             }
             Err(error) => Err((error.code.name(), error.at)),
         }
@@ -340,7 +340,7 @@ mod tests {
         let mut body = br#"{"checks":[{"facts":{}},{"nonsense":[1,{"a":2}]},7]}"#.to_vec();
         let checks = read_batch(Reader::new(&mut body).unwrap()).unwrap();
         let codes: Vec<_> =
-            checks.into_iter().map(|check| Ask::read(check).map_err(|e| e.code.name())).collect();
+            checks.into_iter().map(|check| CheckBody::read(check).map_err(|e| e.code.name())).collect();
         assert!(codes[0].is_ok());
         assert_eq!(codes[1].as_ref().err(), Some(&"unknown_field"));
         assert_eq!(codes[2].as_ref().err(), Some(&"invalid_json"));

@@ -7,7 +7,7 @@
 use tollkeeper_core::algorithm::{self, State, concurrency};
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::inline::Inline;
-use tollkeeper_core::{Change, Charge, Fix, Slot, Time, fingerprint};
+use tollkeeper_core::{Change, Charge, KeyCorrection, Slot, Time, fingerprint};
 
 use crate::store::Correction;
 use crate::sync::atomic::Ordering::Relaxed;
@@ -22,13 +22,13 @@ const OTHERS: usize = 8;
 
 impl MemoryStore {
     /// Refunds a charge or adds to it, at most once.
-    pub fn correct(&self, charge: &Charge, fixes: &[Fix]) -> Correction {
+    pub fn correct(&self, charge: &Charge, corrections: &[KeyCorrection]) -> Correction {
         let inner = &*self.inner;
         let now = inner.clock.now();
         if charge.void_at() <= now {
             return Correction::Unknown;
         }
-        let items: Vec<(&Item, &Fix)> = charge.items().iter().zip(fixes).collect();
+        let items: Vec<(&Item, &KeyCorrection)> = charge.items().iter().zip(corrections).collect();
         let mut prints = Inline::<u128, 4>::default();
         items.iter().for_each(|(item, _)| prints.push(inner.print(item)));
         let mut shards = inner.lock(&prints);

@@ -154,7 +154,7 @@ impl Inner {
             self.make_room(shard, due, print, now);
         }
         let spot = self.look(shard, due, print, charging);
-        let step = due.step(shard.seen(spot, Lens::of(due)), now);
+        let step = due.step(shard.stored(spot, Lens::of(due)), now);
         let charged = charging && step.allowed && due.cost > 0;
         *reply = limit_reply(shard, spot, due, now, step, charged);
         if !charging {
@@ -200,8 +200,8 @@ impl Inner {
             }
             let shard = toll.shards.of(index);
             let Place::Found(place) = shard.table.find(toll.prints[index]) else { return false };
-            let Some(seen) = shard.table.state(place).seen(due.quota, due.shift) else { return false };
-            reply[index] = LimitReply::Step { step: due.step(seen, toll.now), charged: false };
+            let Some(stored) = shard.table.state(place).stored(due.quota, due.shift) else { return false };
+            reply[index] = LimitReply::Step { step: due.step(stored, toll.now), charged: false };
             found.push(place);
         }
         if !toll.charging {
@@ -242,7 +242,7 @@ impl Inner {
             let part = &parts[index];
             parts[index].step = match part.payer {
                 payer if payer < index => parts[payer].step,
-                _ => part.due.step(shards.of(index).seen(part.spot, Lens::of(&part.due)), now),
+                _ => part.due.step(shards.of(index).stored(part.spot, Lens::of(&part.due)), now),
             };
         }
         let pass = admitted(parts.iter().map(|part| (part.due.mode(), part.step.allowed)));
@@ -303,7 +303,7 @@ fn limit_reply(
     if !overflow && !matches!(step.effect, Effect::SlidingLog(_) | Effect::Concurrency(_)) {
         return LimitReply::Step { step, charged };
     }
-    let outcome = due.outcome(shard.seen(spot, Lens::of(due)), now, &step, charged);
+    let outcome = due.outcome(shard.stored(spot, Lens::of(due)), now, &step, charged);
     LimitReply::Outcome { outcome: Outcome { overflow, ..outcome }, mark: step.effect.mark() }
 }
 

@@ -19,7 +19,7 @@ mod table;
 use std::sync::{Arc, OnceLock};
 
 use tollkeeper_core::fingerprint::Fingerprinter;
-use tollkeeper_core::{Charge, Fix, Key, Reply, Secret, Slot, Toll};
+use tollkeeper_core::{Charge, Key, KeyCorrection, Reply, Secret, Slot, Toll};
 
 use crate::clock::Clock;
 use crate::random;
@@ -235,8 +235,12 @@ impl Store for MemoryStore {
         StoreFuture::Ready(MemoryStore::decide(self, toll))
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> StoreFuture<'a, Correction> {
-        StoreFuture::Ready(MemoryStore::correct(self, charge, fixes))
+    fn correct<'a>(
+        &'a self,
+        charge: &'a Charge,
+        corrections: &'a [KeyCorrection],
+    ) -> StoreFuture<'a, Correction> {
+        StoreFuture::Ready(MemoryStore::correct(self, charge, corrections))
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, Result<bool, Unavailable>> {

@@ -1,7 +1,7 @@
 //! One shard of the store, behind one lock: states, the cells that keys share when the store is full, and the
 //! markers of corrected charges.
 
-use tollkeeper_core::algorithm::{Effect, Seen, State, Step, sliding_log};
+use tollkeeper_core::algorithm::{Effect, State, Step, StoredState, sliding_log};
 use tollkeeper_core::{Due, Quota, Time};
 
 use super::markers::Markers;
@@ -85,11 +85,11 @@ impl Shard {
 
     /// The state in a spot.
     #[inline(always)]
-    pub(super) fn seen(&mut self, spot: Spot, lens: Lens<'_>) -> Seen<'_> {
-        let Some(packed) = self.packed(spot) else { return Seen::Nothing };
-        match packed.seen(lens.quota, lens.shift) {
-            Some(seen) => seen,
-            None => self.beside(packed).map_or(Seen::Nothing, State::seen),
+    pub(super) fn stored(&mut self, spot: Spot, lens: Lens<'_>) -> StoredState<'_> {
+        let Some(packed) = self.packed(spot) else { return StoredState::Nothing };
+        match packed.stored(lens.quota, lens.shift) {
+            Some(stored) => stored,
+            None => self.beside(packed).map_or(StoredState::Nothing, State::stored),
         }
     }
 
@@ -257,7 +257,7 @@ impl Shard {
     fn take(&mut self, spot: Spot, lens: Lens<'_>) -> (Option<State>, Option<u32>) {
         let Some(packed) = self.packed(spot) else { return (None, None) };
         let Kind::Wide(place) = packed.kind() else {
-            return (packed.seen(lens.quota, lens.shift).and_then(Seen::to_state), None);
+            return (packed.stored(lens.quota, lens.shift).and_then(StoredState::to_state), None);
         };
         if let Spot::New(..) = spot {
             return (self.wide[place as usize].clone(), None);

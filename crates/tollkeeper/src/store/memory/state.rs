@@ -10,7 +10,7 @@
 //!        kind   length   start      level | count | prev and cur | index outside of the table
 //! ```
 
-use tollkeeper_core::algorithm::{Seen, State, fixed_window, meter, sliding_window};
+use tollkeeper_core::algorithm::{State, StoredState, fixed_window, meter, sliding_window};
 use tollkeeper_core::{Quota, Time};
 
 /// A state in sixteen bytes.
@@ -138,15 +138,15 @@ impl Packed {
 
     /// The state; `None` if it is outside of the table.
     #[inline]
-    pub(super) fn seen(self, quota: &Quota, shift: u64) -> Option<Seen<'static>> {
+    pub(super) fn stored(self, quota: &Quota, shift: u64) -> Option<StoredState<'static>> {
         let start = Time::from_micros(self.start());
         match self.kind() {
-            Kind::Meter => Some(Seen::Meter(self.as_meter(quota))),
-            Kind::FixedWindow => Some(Seen::FixedWindow(fixed_window::State {
+            Kind::Meter => Some(StoredState::Meter(self.as_meter(quota))),
+            Kind::FixedWindow => Some(StoredState::FixedWindow(fixed_window::State {
                 window: (start.as_micros() + shift) / quota.period_ticks(),
                 count: self.payload(),
             })),
-            Kind::SlidingWindow => Some(Seen::SlidingWindow(sliding_window::State {
+            Kind::SlidingWindow => Some(StoredState::SlidingWindow(sliding_window::State {
                 window: start.as_micros() / quota.period().as_micros(),
                 prev: self.payload() >> COUNT_BITS,
                 cur: self.payload() & ((1 << COUNT_BITS) - 1),
@@ -210,7 +210,7 @@ mod tests {
         let now = 1_760_000_000_000_000;
         let check = |state: State, quota: &Quota, shift| {
             let packed = Packed::pack(quota, shift, &state).expect("fits");
-            assert_eq!(packed.seen(quota, shift), Some(state.seen()));
+            assert_eq!(packed.stored(quota, shift), Some(state.stored()));
         };
         for (count, period) in [(5, 1), (37_529_996, 60), (625_499_948, 3_600), (868_749_928, 30 * 86_400)] {
             let quota_of = |algorithm| quota(algorithm, count, Span::from_secs(period));

@@ -14,7 +14,7 @@ use redis::{Cmd, Value};
 use super::script;
 use super::store::RedisStore;
 use super::wire::{self, Call, Malformed};
-use crate::config::LimitShape;
+use crate::config::EffectiveLimit;
 use crate::store::remote::{Failure, FailureKind, RemoteResult};
 use crate::store::resilient::within_deadline;
 
@@ -69,7 +69,7 @@ impl SharedPolicy {
 
     /// Sets the limits for all nodes, and returns their version. With `expected`, only if that is the current
     /// version: of two callers who read the same version, one wins.
-    pub async fn set(&self, limits: &[LimitShape], expected: Option<u64>) -> Result<u64, NotSet> {
+    pub async fn set(&self, limits: &[EffectiveLimit], expected: Option<u64>) -> Result<u64, NotSet> {
         let limits = serde_json::json!({ "limits": limits });
         self.write(limits.to_string().into_bytes(), expected).await
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, RwLock};
 
 use redis::Value;
 use tollkeeper_core::charge::Item;
-use tollkeeper_core::{Charge, Due, Fix, Key, Reply, Secret, Slot, Toll};
+use tollkeeper_core::{Charge, Due, Key, KeyCorrection, Reply, Secret, Slot, Toll};
 
 use super::address::{Address, RedisTls};
 use super::eviction::any_known;
@@ -290,15 +290,15 @@ impl Remote for RedisStore {
     fn correct<'a>(
         &'a self,
         charge: &'a Charge,
-        fixes: &'a [Fix],
+        corrections: &'a [KeyCorrection],
     ) -> StoreFuture<'a, RemoteResult<Correction>> {
         let (inner, names) = (&*self.inner, &self.inner.shared.names);
         inner.with_session(move |session| async move {
             let (mut corrected, mut failed) = (None, None);
-            let all: Vec<(u16, (&Item, &Fix))> = charge
+            let all: Vec<(u16, (&Item, &KeyCorrection))> = charge
                 .items()
                 .iter()
-                .zip(fixes)
+                .zip(corrections)
                 .map(|(item, fix)| (inner.slot(&names.item(item)), (item, fix)))
                 .collect();
             for slot in slots(&all) {

@@ -34,9 +34,11 @@ mod undo;
 use std::collections::HashMap;
 use std::fmt;
 
-use tollkeeper_core::algorithm::{self, Ask, Effect, Past, Report, Seen, State, Step, concurrency};
+use tollkeeper_core::algorithm::{
+    self, Effect, KeyRequest, Past, Report, State, Step, StoredState, concurrency,
+};
 use tollkeeper_core::charge::Item;
-use tollkeeper_core::{Algorithm, Change, Due, Fix, LimitReply, Quota, Reply, Time, Toll};
+use tollkeeper_core::{Algorithm, Change, Due, KeyCorrection, LimitReply, Quota, Reply, Time, Toll};
 
 use crate::store::Correction;
 
@@ -143,7 +145,7 @@ struct EncodedDue {
     enforced: bool,
     /// The units to charge. A cost of 0 is decided like a cost of 1 but never refused, so `ask.cost` differs then.
     cost: u64,
-    ask: Ask,
+    request: KeyRequest,
 }
 
 impl EncodedToll {
@@ -154,7 +156,7 @@ impl EncodedToll {
             quota: *due.quota,
             enforced: due.enforced(),
             cost: due.cost,
-            ask: due.ask(Time::default()),
+            request: due.request(Time::default()),
         };
         let charging = toll.verb().charges();
         EncodedToll { id: if charging { id } else { 0 }, charging, dues: toll.dues().map(encode).collect() }
@@ -270,17 +272,17 @@ impl Batch {
         for toll in &self.tolls {
             let mut steps: Vec<Decided> = Vec::with_capacity(toll.dues.len());
             for due in &toll.dues {
-                let ask = Ask { now: reply.now, ..due.ask };
+                let request = KeyRequest { now: reply.now, ..due.request };
                 let mut decided = match &due.name {
-                    None => Decided::new(algorithm::step(&due.quota, Seen::Nothing, &ask)),
+                    None => Decided::new(algorithm::step(&due.quota, StoredState::Nothing, &request)),
                     Some(_) => {
                         let key = *key_indexes.next().expect("every due that is sent has a key");
                         let mut decided = if key < self.packed {
                             if let Some(bytes) = unread[key].take() {
                                 states[key] = state::decode(&due.quota, bytes);
                             }
-                            let seen = states[key].as_ref().map_or(Seen::Nothing, State::seen);
-                            Decided::new(algorithm::step(&due.quota, seen, &ask))
+                            let stored = states[key].as_ref().map_or(StoredState::Nothing, State::stored);
+                            Decided::new(algorithm::step(&due.quota, stored, &request))
                         } else {
                             reply.record(&due.quota)?
                         };
@@ -288,7 +290,7 @@ impl Batch {
                         decided
                     }
                 };
-                decided.ask = ask;
+                decided.request = request;
                 decided.step.allowed |= due.cost == 0 && due.quota.count() > 0;
                 steps.push(decided);
             }
@@ -300,16 +302,16 @@ impl Batch {
             let admitted = toll.dues.iter().zip(&steps).all(|(due, one)| one.step.allowed || !due.enforced);
             let mut toll_reply = Reply::new(reply.now, toll.id);
             for (due, decided) in toll.dues.iter().zip(steps) {
-                let Decided { key, ask, step, log } = decided;
+                let Decided { key, request, step, log } = decided;
                 let charged = toll.charging && admitted && step.allowed && due.cost > 0;
                 if let Some(key) = key.filter(|key| *key < self.packed)
                     && (charged || toll.charging && step.effect.moved())
                 {
                     let state = states[key].take();
-                    states[key] = algorithm::apply(&due.quota, state, &ask, &step, charged, toll.id);
+                    states[key] = algorithm::apply(&due.quota, state, &request, &step, charged, toll.id);
                 }
                 toll_reply.push(match log {
-                    Some(log) => log.reply(&due.quota, &ask, step.allowed, charged),
+                    Some(log) => log.reply(&due.quota, &request, step.allowed, charged),
                     None => LimitReply::Step { step, charged },
                 });
             }
@@ -323,15 +325,15 @@ impl Batch {
 struct Decided {
     /// The index of its key; `None` if it was not sent.
     key: Option<usize>,
-    ask: Ask,
+    request: KeyRequest,
     step: Step,
     log: Option<LogRecord>,
 }
 
 impl Decided {
     fn new(step: Step) -> Decided {
-        let ask = Ask { now: Time::default(), cost: 1, shift: 0, hold: None };
-        Decided { key: None, ask, step, log: None }
+        let request = KeyRequest { now: Time::default(), cost: 1, shift: 0, hold: None };
+        Decided { key: None, request, step, log: None }
     }
 }
 
@@ -414,16 +416,16 @@ struct LogRecord {
 }
 
 impl LogRecord {
-    fn reply(self, quota: &Quota, ask: &Ask, allowed: bool, charged: bool) -> LimitReply {
-        let used = self.used + if charged { ask.cost } else { 0 };
+    fn reply(self, quota: &Quota, request: &KeyRequest, allowed: bool, charged: bool) -> LimitReply {
+        let used = self.used + if charged { request.cost } else { 0 };
         let report = Report {
             remaining: quota.count().saturating_sub(used),
-            passes: (ask.cost <= quota.count()).then_some(self.passes),
+            passes: (request.cost <= quota.count()).then_some(self.passes),
             next: self.next,
             fresh: Some(self.fresh),
-            departs: ask.now.as_micros(),
+            departs: request.now.as_micros(),
         };
-        LimitReply::Outcome { outcome: algorithm::tell(quota, ask, allowed, &report), mark: self.stamp }
+        LimitReply::Outcome { outcome: algorithm::tell(quota, request, allowed, &report), mark: self.stamp }
     }
 }
 
@@ -442,8 +444,8 @@ struct DueContext {
 fn push_due(body: &mut Vec<u8>, toll: &EncodedToll, due: &EncodedDue, context: DueContext) {
     let DueContext { key, quota, more, shared } = context;
     let algorithm = due.quota.algorithm();
-    let hold = due.ask.hold.filter(|_| algorithm == Algorithm::LeakyBucket);
-    let extended = algorithm == Algorithm::Concurrency || hold.is_some() || due.ask.shift > 0;
+    let hold = due.request.hold.filter(|_| algorithm == Algorithm::LeakyBucket);
+    let extended = algorithm == Algorithm::Concurrency || hold.is_some() || due.request.shift > 0;
     let flags = [more, !due.enforced, !toll.charging, extended, shared, toll.is_refused()];
     let shape = flags.into_iter().rev().fold(0, |shape, flag| shape << 1 | u64::from(flag));
     push(body, 2, key as u64);
@@ -451,7 +453,7 @@ fn push_due(body: &mut Vec<u8>, toll: &EncodedToll, due: &EncodedDue, context: D
     push(body, 1, shape);
     push(body, 4, due.cost);
     if extended {
-        push(body, 7, due.ask.shift);
+        push(body, 7, due.request.shift);
         push(body, 7, hold.map_or(0, |hold| hold.as_micros().min(FOR_EVER) + 1));
         push(body, 8, toll.id);
     }
@@ -479,7 +481,7 @@ fn is_packed(quota: &Quota) -> bool {
 pub fn correction<'a>(
     nonce: Nonce,
     void_at: Time,
-    items: impl IntoIterator<Item = (&'a Item, &'a Fix)>,
+    items: impl IntoIterator<Item = (&'a Item, &'a KeyCorrection)>,
     names: impl Fn(&Item) -> [String; 2],
 ) -> Call {
     let (mut keys, mut argument) = (Vec::new(), correction_until(void_at));

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tollkeeper_core::{Charge, Fix, Key, Reply, Slot, Time, Toll};
+use tollkeeper_core::{Charge, Key, KeyCorrection, Reply, Slot, Time, Toll};
 
 use crate::background;
 use crate::clock::Clock;
@@ -292,9 +292,13 @@ impl<R: Remote + 'static> Store for Resilient<R> {
         }
     }
 
-    fn correct<'a>(&'a self, charge: &'a Charge, fixes: &'a [Fix]) -> StoreFuture<'a, Correction> {
+    fn correct<'a>(
+        &'a self,
+        charge: &'a Charge,
+        corrections: &'a [KeyCorrection],
+    ) -> StoreFuture<'a, Correction> {
         let server = self.0.remote.server_of(charge.items());
-        match self.0.ask(Op::Correct, server, |remote| remote.correct(charge, fixes)) {
+        match self.0.ask(Op::Correct, server, |remote| remote.correct(charge, corrections)) {
             None => StoreFuture::Ready(Correction::Failed),
             Some(asked) => {
                 StoreFuture::Later(Box::pin(async move { asked.await.unwrap_or(Correction::Failed) }))

@@ -66,9 +66,9 @@ impl Remote for Moody {
     fn correct<'a>(
         &'a self,
         charge: &'a Charge,
-        fixes: &'a [Fix],
+        corrections: &'a [KeyCorrection],
     ) -> StoreFuture<'a, RemoteResult<Correction>> {
-        self.answer(|store| store.correct(charge, fixes))
+        self.answer(|store| store.correct(charge, corrections))
     }
 
     fn release<'a>(&'a self, slot: &'a Slot) -> StoreFuture<'a, RemoteResult<bool>> {
@@ -319,10 +319,10 @@ async fn refund_without_a_reply_fails() {
     let charge = bench.check().await.charge().unwrap();
     bench.mood(Mood::Failing);
     let changes = charge.refund(tollkeeper_core::Costs::All).unwrap();
-    let fixes = charge.fixes(&bench.policy, &changes);
-    assert_eq!(bench.store.correct(&charge, &fixes).await, Correction::Failed);
+    let corrections = charge.corrections(&bench.policy, &changes);
+    assert_eq!(bench.store.correct(&charge, &corrections).await, Correction::Failed);
     bench.mood(Mood::Well);
-    assert_eq!(bench.store.correct(&charge, &fixes).await, Correction::Done);
+    assert_eq!(bench.store.correct(&charge, &corrections).await, Correction::Done);
 }
 
 /// The remote store has never replied to this node, so only the node itself can have admitted the request.

@@ -205,8 +205,11 @@ impl Twins {
         {
             let actual = charge.settle(Costs::Request(self.random.below(6)));
             let changes = actual.or_else(|_| charge.settle(Costs::All)).expect("valid costs");
-            let fixes = charge.fixes(&self.limiter.policy(), &changes);
-            assert_eq!(self.short.correct(&charge, &fixes), self.general.correct(&charge, &fixes));
+            let corrections = charge.corrections(&self.limiter.policy(), &changes);
+            assert_eq!(
+                self.short.correct(&charge, &corrections),
+                self.general.correct(&charge, &corrections)
+            );
         }
         if self.random.below(6) == 0
             && let Some(slot) = self.slots.pop()

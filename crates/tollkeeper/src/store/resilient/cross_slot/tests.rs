@@ -5,7 +5,8 @@ use std::collections::HashMap;
 
 use tokio::sync::Semaphore;
 use tollkeeper_core::{
-    Charge, Costs, Decision, Facts, Fix, Key, Limit, OnStoreFailure, Policy, Quota, Slot, Span, Verb, facts,
+    Charge, Costs, Decision, Facts, Key, KeyCorrection, Limit, OnStoreFailure, Policy, Quota, Slot, Span,
+    Verb, facts,
 };
 
 use super::*;
@@ -80,14 +81,18 @@ impl Remote for Servers {
             let charge = Decision::new(part.toll.clone(), reply.clone()).charge().expect("it was charged");
             let changes = charge.refund(Costs::All).unwrap();
             let name = part.toll.get(0).rule.name();
-            let fixes = charge.fixes(part.toll.policy(), &changes);
-            assert_eq!(self.servers[name].store.correct(&charge, &fixes), Correction::Done);
+            let corrections = charge.corrections(part.toll.policy(), &changes);
+            assert_eq!(self.servers[name].store.correct(&charge, &corrections), Correction::Done);
             lock(&self.undone).push(name.to_owned());
             Ok(())
         }))
     }
 
-    fn correct<'a>(&'a self, _: &'a Charge, _: &'a [Fix]) -> StoreFuture<'a, RemoteResult<Correction>> {
+    fn correct<'a>(
+        &'a self,
+        _: &'a Charge,
+        _: &'a [KeyCorrection],
+    ) -> StoreFuture<'a, RemoteResult<Correction>> {
         panic!("{NEVER}")
     }
 
