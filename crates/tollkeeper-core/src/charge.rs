@@ -6,12 +6,13 @@
 
 use crate::algorithm::Past;
 use crate::facts::Facts;
+use crate::invalid_request::InvalidRequest;
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota, Rate};
 use crate::siphash::{self, Secret};
 use crate::time::{Span, Time};
-use crate::toll::{Due, InvalidRequest, MAX_COST, number};
+use crate::toll::{Due, MAX_COST, number};
 
 /// The receipt of an admitted toll, valid for one refund or one settlement.
 #[derive(Clone, Debug, PartialEq, Eq)]

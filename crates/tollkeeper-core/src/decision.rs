@@ -1,17 +1,18 @@
 //! Decisions: the outcome of each limit, and what follows for the request.
 
+mod reply;
+
 use core::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use crate::algorithm::{self, KeyRequest, Step, StoredState};
 use crate::charge::{Charge, Item, Slot};
-use crate::inline::Inline;
 use crate::key::Key;
 use crate::limit::{Mode, OnStoreFailure};
 use crate::policy::{Policy, Rule};
-use crate::quota::Quota;
 use crate::time::{Span, Time};
 use crate::toll::{Due, MatchedLimits, Toll, Verb};
+
+pub use reply::{LimitReply, Reply};
 
 /// The outcome of one limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,136 +71,6 @@ pub enum Verdict {
 #[inline]
 pub fn admitted(limits: impl IntoIterator<Item = (Mode, bool)>) -> bool {
     limits.into_iter().all(|(mode, allowed)| allowed || mode != Mode::Enforce)
-}
-
-/// The reply of a store to a toll.
-#[derive(Clone, Debug, Default)]
-pub struct Reply {
-    limits: Inline<LimitReply, 4>,
-    now: Time,
-    id: u64,
-}
-
-/// The reply of a store for one limit.
-#[derive(Clone, Copy, Debug, Default)]
-pub enum LimitReply {
-    /// None yet.
-    #[default]
-    Pending,
-    /// The step of the algorithm; its numbers are computed on demand.
-    Step {
-        /// The step.
-        step: Step,
-        /// Whether the key was charged.
-        charged: bool,
-    },
-    /// The numbers themselves, where they depend on more than the step.
-    Outcome {
-        /// The numbers.
-        outcome: Outcome,
-        /// Where the admission was entered: tick, stamp or window.
-        mark: u64,
-    },
-    /// The store did not answer, and the limit's failure policy answered instead.
-    Degraded {
-        /// The failure policy.
-        by: OnStoreFailure,
-        /// The numbers; only [`OnStoreFailure::Local`] counts.
-        outcome: Outcome,
-    },
-}
-
-impl LimitReply {
-    /// Whether this limit allows the request.
-    #[inline]
-    pub fn allowed(&self) -> bool {
-        match self {
-            LimitReply::Pending => false,
-            LimitReply::Step { step, .. } => step.allowed,
-            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.allowed,
-        }
-    }
-
-    /// The numbers, under this quota and for this input.
-    pub fn outcome(&self, quota: &Quota, request: &KeyRequest) -> Outcome {
-        match self {
-            LimitReply::Pending => Outcome::nothing(),
-            LimitReply::Step { step, charged } => {
-                algorithm::outcome(quota, StoredState::Nothing, request, step, *charged)
-            }
-            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => *outcome,
-        }
-    }
-
-    /// The numbers for this due at this time.
-    pub fn outcome_at(&self, due: &Due<'_>, now: Time) -> Outcome {
-        match self {
-            // The due knows what a cost of 0 changes.
-            LimitReply::Step { step, charged } => due.outcome(StoredState::Nothing, now, step, *charged),
-            reply => reply.outcome(due.quota, &due.request(now)),
-        }
-    }
-
-    /// The failure policy that answered instead of the store, if one did.
-    pub fn degraded(&self) -> Option<OnStoreFailure> {
-        if let LimitReply::Degraded { by, .. } = self { Some(*by) } else { None }
-    }
-
-    /// Whether the key shares its state with others. A `Step` is never of a shared state.
-    fn overflow(&self) -> bool {
-        matches!(self, LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } if outcome.overflow)
-    }
-
-    /// Where the admission was entered: tick, stamp or window.
-    pub fn mark(&self) -> u64 {
-        match self {
-            LimitReply::Pending | LimitReply::Degraded { .. } => 0,
-            LimitReply::Step { step, .. } => step.effect.mark(),
-            LimitReply::Outcome { mark, .. } => *mark,
-        }
-    }
-}
-
-impl Reply {
-    /// An empty reply at this time of the store. `id` identifies the admission in its charge.
-    #[inline]
-    pub fn new(now: Time, id: u64) -> Reply {
-        Reply { limits: Inline::default(), now, id }
-    }
-
-    /// Sets the time of the store and the id of the admission.
-    #[inline]
-    pub fn set(&mut self, now: Time, id: u64) {
-        (self.now, self.id) = (now, id);
-    }
-
-    /// Makes room for the replies of this many limits and lends it for writing.
-    #[inline]
-    pub fn resize(&mut self, limits: usize) -> &mut [LimitReply] {
-        self.limits.resize(limits);
-        &mut self.limits
-    }
-
-    /// The time on the store's clock.
-    pub fn time(&self) -> Time {
-        self.now
-    }
-
-    /// The id of the admission.
-    pub fn id(&self) -> u64 {
-        self.id
-    }
-
-    /// The reply for each limit, in the order of the toll.
-    pub fn limits(&self) -> &[LimitReply] {
-        &self.limits
-    }
-
-    /// Appends the reply for the next limit of the toll.
-    #[inline]
-    pub fn push(&mut self, limit: LimitReply) {
-        self.limits.push(limit);
-    }
 }
 
 /// A toll with the reply of the store, and what follows for the request.

@@ -17,6 +17,7 @@ pub mod digest;
 pub mod facts;
 pub mod fingerprint;
 pub mod inline;
+pub mod invalid_request;
 pub mod key;
 pub mod limit;
 pub mod net;
@@ -32,6 +33,7 @@ pub mod toll;
 pub use charge::{Change, Charge, Costs, KeyCorrection, Slot};
 pub use decision::{DecidedToll, Decision, LimitDecision, LimitReply, Outcome, Reply, Retry, Verdict};
 pub use facts::{DeclaredFact, Facts, InvalidFact, Value};
+pub use invalid_request::{CostProblem, InvalidRequest};
 pub use key::Key;
 pub use limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
 pub use policy::{InvalidPolicy, Policy, Rule};
@@ -40,7 +42,7 @@ pub use reason::Reason;
 pub use siphash::Secret;
 pub use status::StatusSet;
 pub use time::{Span, Time};
-pub use toll::{Due, InvalidRequest, MatchedLimits, Toll, Verb};
+pub use toll::{Due, MatchedLimits, Toll, Verb};
 
 /// Runs the example of the README as a doctest.
 #[cfg(doctest)]

@@ -14,11 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
+use crate::invalid_request::InvalidRequest;
 use crate::key;
 use crate::limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
 use crate::net;
 use crate::quota::Quota;
-use crate::toll::{InvalidRequest, MAX_DUES};
+use crate::toll::MAX_DUES;
 
 pub use explain::{Applicability, CostSource, Explanation, QuotaSource};
 pub use problem::{InvalidLimit, InvalidPolicy, Part, Problem};

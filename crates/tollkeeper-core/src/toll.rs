@@ -4,19 +4,22 @@
 //! and cost, each key once. A limit that does not apply costs one comparison. Limits that were skipped because a
 //! fact is absent are marked, so that metrics can count them.
 
-use core::fmt;
+mod due;
+
 use core::ops::Deref;
 use std::sync::Arc;
 
-use crate::algorithm::{self, KeyRequest, State, Step, StoredState};
-use crate::decision::Outcome;
-use crate::facts::{Facts, InvalidFact, Scratch, Value};
+use crate::facts::{Facts, Scratch, Value};
 use crate::inline::Inline;
+use crate::invalid_request::{CostProblem, InvalidRequest};
 use crate::key::{self, Key};
 use crate::limit::{CostMissing, Missing, Mode};
 use crate::policy::{Policy, REFUSED, Rule};
-use crate::quota::{Algorithm, Quota};
-use crate::time::{Span, Time};
+use crate::quota::Algorithm;
+use crate::time::Span;
+
+pub use due::Due;
+use due::shift;
 
 /// The largest cost.
 pub const MAX_COST: u64 = 1 << 31;
@@ -115,22 +118,6 @@ impl MatchedLimits {
     pub(crate) fn indices(&self) -> impl Iterator<Item = usize> {
         self.0.iter().map(|index| *index as usize)
     }
-}
-
-/// One limit of a toll, with its key and cost.
-#[derive(Clone, Copy, Debug)]
-pub struct Due<'t> {
-    /// The limit.
-    pub rule: &'t Rule,
-    /// The quota of this key: that of its override or tier, or the limit's own.
-    pub quota: &'t Quota,
-    /// The key.
-    pub key: Key<'t>,
-    /// The cost. 0 charges nothing, and is refused only by a quota of `0/s`.
-    pub cost: u64,
-    /// By how many microseconds the windows of this key start earlier than epoch-aligned ones (`stagger`).
-    pub shift: u64,
-    hold: Option<Span>,
 }
 
 /// The input of a toll.
@@ -440,93 +427,6 @@ fn due<'t>(policy: &'t Policy, values: &'t [u8], hold: Option<Span>, entry: &Ent
     Due { rule, quota, key, cost: entry.cost, shift: entry.shift, hold }
 }
 
-/// By how much the windows of a key start earlier than epoch-aligned ones. A quota of `0/s` has no windows.
-#[inline]
-fn shift(rule: &Rule, quota: &Quota, key: Key<'_>) -> u64 {
-    if rule.stagger && quota.count() > 0 { key.stagger() } else { 0 }
-}
-
-impl<'t> Due<'t> {
-    /// The due that [`Toll::add_value`] would make, without a toll.
-    #[inline]
-    pub fn prepared(rule: &'t Rule, quota: &'t Quota, key: Key<'t>, cost: u64) -> Due<'t> {
-        Due { rule, quota, key: rule.place(key), cost, shift: shift(rule, quota, key), hold: None }
-    }
-
-    /// The same at another cost.
-    #[must_use]
-    pub fn with_cost(self, cost: u64) -> Due<'t> {
-        Due { cost, ..self }
-    }
-
-    /// The same under another quota.
-    #[must_use]
-    pub fn with_quota(self, quota: &'t Quota) -> Due<'t> {
-        Due { quota, ..self }
-    }
-
-    /// The mode of the limit.
-    #[inline]
-    pub fn mode(&self) -> Mode {
-        self.rule.mode
-    }
-
-    /// Whether the limit's verdict counts.
-    #[inline]
-    pub fn enforced(&self) -> bool {
-        self.mode() == Mode::Enforce
-    }
-
-    /// Whether the limit takes a slot instead of charging a cost.
-    pub fn is_slot(&self) -> bool {
-        self.quota.algorithm() == Algorithm::Concurrency
-    }
-
-    /// Decides this limit alone. A cost of 0 always fits, except under a quota of `0/s`.
-    #[inline(always)]
-    pub fn step(&self, stored: StoredState<'_>, now: Time) -> Step {
-        let step = algorithm::step(self.quota, stored, &self.request(now));
-        Step { allowed: step.allowed || (self.is_free() && self.quota.count() > 0), ..step }
-    }
-
-    /// The numbers of the outcome, once it is known whether the key was charged.
-    pub fn outcome(&self, stored: StoredState<'_>, now: Time, step: &Step, charged: bool) -> Outcome {
-        let outcome =
-            algorithm::outcome(self.quota, stored, &self.request(now), step, charged && !self.is_free());
-        // A request that charges nothing does not queue.
-        if self.is_free() { Outcome { delay: Span::ZERO, ..outcome } } else { outcome }
-    }
-
-    /// [`Outcome::remaining`] alone.
-    #[inline]
-    pub(crate) fn remaining(&self, now: Time, step: &Step, charged: bool) -> u64 {
-        algorithm::remaining(self.quota, &self.request(now), step, charged && !self.is_free())
-    }
-
-    /// The state after a step, charged or only re-anchored; `taker` is the id under which a slot is held.
-    #[inline]
-    pub fn apply(
-        &self,
-        state: Option<State>,
-        now: Time,
-        step: &Step,
-        charged: bool,
-        taker: u64,
-    ) -> Option<State> {
-        algorithm::apply(self.quota, state, &self.request(now), step, charged && !self.is_free(), taker)
-    }
-
-    fn is_free(&self) -> bool {
-        self.cost == 0
-    }
-
-    /// The input of the algorithm. A cost of 0 is evaluated like 1.
-    #[inline]
-    pub fn request(&self, now: Time) -> KeyRequest {
-        KeyRequest { now, cost: self.cost.max(1), shift: self.shift, hold: self.hold }
-    }
-}
-
 /// A set of limits, as indices into the policy; the first 64 need no heap.
 #[derive(Clone, Debug, Default)]
 struct Marks {
@@ -612,149 +512,6 @@ pub(crate) fn number(value: Option<&Value<'_>>) -> Result<u64, CostProblem> {
 
 fn index_u32(index: usize) -> u32 {
     u32::try_from(index).expect("a policy has fewer than 2^32 limits, a toll fewer than 2^32 bytes of values")
-}
-
-/// Why a request cannot be decided: invalid input of the caller. Nothing is charged.
-#[derive(Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum InvalidRequest {
-    /// A fact is invalid.
-    Fact(InvalidFact),
-    /// The cost is zero.
-    ZeroCost,
-    /// The cost is above [`MAX_COST`].
-    Cost(u64),
-    /// The cost fact of a limit is not a number.
-    CostFact {
-        /// The limit.
-        limit: String,
-        /// The fact.
-        fact: String,
-        /// What is wrong with it.
-        problem: CostProblem,
-    },
-    /// There is no limit of this name.
-    UnknownLimit(String),
-    /// The ttl of a reservation is below a second or above an hour.
-    Ttl(Span),
-    /// The refund is larger than the charge.
-    MoreThanCharged {
-        /// The requested refund.
-        asked: u64,
-        /// The charge.
-        charged: u64,
-    },
-    /// The refund is zero.
-    ZeroRefund,
-    /// A refund or settlement names a cost or facts that no limit of the charge charged.
-    NothingToCorrect {
-        /// Whether it names the request's cost, rather than facts.
-        by_cost: bool,
-        /// The facts that limits of this charge did charge.
-        facts: Vec<String>,
-    },
-    /// The facts do not make a key of the limit: others are missing.
-    KeyFacts {
-        /// The limit.
-        limit: String,
-        /// The facts that are absent.
-        absent: Vec<String>,
-    },
-    /// More than [`MAX_DUES`] limits and keys apply to one request.
-    TooManyDues,
-}
-
-/// What is wrong with a cost fact.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CostProblem {
-    /// It is absent.
-    Absent,
-    /// It is not a whole number.
-    NotANumber,
-    /// It is larger than 2^31.
-    TooLarge,
-}
-
-impl fmt::Display for InvalidRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            InvalidRequest::Fact(error) => write!(f, "{error}"),
-            InvalidRequest::ZeroCost => {
-                f.write_str("the cost is 0 (at least 1; to look without paying, use peek)")
-            }
-            InvalidRequest::Cost(cost) => write!(f, "the cost {cost} is too large (at most {MAX_COST})"),
-            InvalidRequest::CostFact { limit, fact, problem } => {
-                write!(f, "limit `{limit}` charges the number in fact `{fact}`, but {problem}")?;
-                match problem {
-                    CostProblem::Absent => f.write_str(" (send it, or set the limit's `cost_missing`)"),
-                    CostProblem::NotANumber | CostProblem::TooLarge => Ok(()),
-                }
-            }
-            InvalidRequest::UnknownLimit(name) => write!(f, "there is no limit `{}`", name.escape_debug()),
-            InvalidRequest::Ttl(ttl) => {
-                write!(f, "a reservation cannot last {} (from 1s to 1h)", ttl.readable())
-            }
-            InvalidRequest::MoreThanCharged { asked, charged } => {
-                write!(f, "{asked} cannot be given back: {charged} had been charged")
-            }
-            InvalidRequest::ZeroRefund => f.write_str(
-                "a refund of 0 gives nothing back (at least 1; without a cost, all is given back)",
-            ),
-            InvalidRequest::NothingToCorrect { by_cost: true, facts } => write!(
-                f,
-                "no limit of this charge charges the request's cost (it can be corrected by {})",
-                Names(facts)
-            ),
-            InvalidRequest::NothingToCorrect { by_cost: false, facts } if facts.is_empty() => {
-                f.write_str("no limit of this charge charges a fact (it can be corrected by `cost`)")
-            }
-            InvalidRequest::NothingToCorrect { by_cost: false, facts } => {
-                write!(f, "no limit of this charge charges one of these facts (it charges {})", Names(facts))
-            }
-            InvalidRequest::KeyFacts { limit, absent } => {
-                let are = if absent.len() == 1 { "is" } else { "are" };
-                write!(f, "limit `{limit}` is keyed by {}, which {are} missing", Names(absent))
-            }
-            InvalidRequest::TooManyDues => write!(
-                f,
-                "more than {MAX_DUES} limits and keys apply to this request (send fewer descriptors, or narrow the \
-                 limits with `when`)"
-            ),
-        }
-    }
-}
-
-/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
-impl fmt::Debug for InvalidRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl core::error::Error for InvalidRequest {}
-
-/// Names of facts in a sentence: `` `tokens`, `images` ``.
-struct Names<'n>(&'n [String]);
-
-impl fmt::Display for Names<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, name) in self.0.iter().enumerate() {
-            write!(f, "{}`{name}`", if index > 0 { ", " } else { "" })?;
-        }
-        Ok(())
-    }
-}
-
-/// A clause about the fact: "it is absent".
-impl fmt::Display for CostProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            CostProblem::Absent => "it is absent",
-            CostProblem::NotANumber => "it is not a whole number",
-            CostProblem::TooLarge => "it is larger than 2147483648",
-        })
-    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use support::*;
 use tollkeeper::facts::FactProblem;
-use tollkeeper::toll::CostProblem;
+use tollkeeper::invalid_request::CostProblem;
 use tollkeeper::{
     Algorithm, Allowance, BuildError, Charge, Clock, Correction, DecidedToll, Facts, HandleError,
     InvalidFact, InvalidRequest, Key, KeyCorrection, Limit, Limiter, MemoryStore, Missing, Mode, Policy,

@@ -8,11 +8,12 @@ use core::fmt;
 use super::{Policy, Rule};
 use crate::facts::Facts;
 use crate::inline::Inline;
+use crate::invalid_request::{CostProblem, InvalidRequest};
 use crate::key::Key;
 use crate::limit::{Missing, Mode};
 use crate::quota::Quota;
 use crate::reason::Allowed;
-use crate::toll::{CostProblem, InvalidRequest, charged, push_values};
+use crate::toll::{charged, push_values};
 
 /// Whether and why one limit applies to a request.
 #[derive(Clone, Debug)]

@@ -1,10 +1,12 @@
 use core::time::Duration;
 
 use super::*;
+use crate::algorithm::StoredState;
 use crate::decision::Retry;
 use crate::facts;
 use crate::limit::{CostMissing, Limit};
-use crate::quota::Allowance;
+use crate::quota::{Allowance, Quota};
+use crate::time::Time;
 
 const NOW: Time = Time::from_micros(1_760_000_000_000_000);
 
