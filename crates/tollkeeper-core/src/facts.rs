@@ -53,16 +53,14 @@ struct Fact<'a> {
 /// Builds [`Facts`]: `facts! { "user" => "alice", "tokens" => 250 }`.
 #[macro_export]
 macro_rules! facts {
-    ($($name:expr => $value:expr),* $(,)?) => {{
-        #[allow(unused_mut)]
-        let mut facts = $crate::Facts::new();
-        $(facts.put($name, $value);)*
-        facts
-    }};
+    ($($name:expr => $value:expr),* $(,)?) => {
+        $crate::Facts::new()$(.with($name, $value))*
+    };
 }
 
 impl<'a> Facts<'a> {
     /// No facts.
+    #[inline(always)]
     pub fn new() -> Facts<'a> {
         Facts::default()
     }
@@ -71,6 +69,7 @@ impl<'a> Facts<'a> {
     ///
     /// An invalid name or value is stored, and makes the decision about these facts an error.
     #[must_use]
+    #[inline(always)]
     pub fn with(mut self, name: &'a str, value: impl Into<Value<'a>>) -> Facts<'a> {
         self.put(name, value);
         self
