@@ -234,7 +234,7 @@ pub(super) async fn expiry(world: World) {
     for (algorithm, quota) in RATES.into_iter().flat_map(|algorithm| quotas.map(|quota| (algorithm, quota))) {
         let limit = Limit::new(algorithm.name(), quota).by("user").algorithm(algorithm);
         let limiter = world.limiter([limit]);
-        let name = format!("user-{}", quota.period.as_micros());
+        let name = format!("user-{}", quota.period().expect("a rate").as_micros());
         let facts = user(&name);
         let before = world.keys();
         let decision = charge(&limiter, &facts, 4).await;
@@ -253,7 +253,7 @@ pub(super) async fn expiry(world: World) {
         if let [(key, expires)] = &found[..] {
             within(key, *expires, decision.time(), decision.time() + fresh);
         } else {
-            assert!(found.is_empty() && quota.period <= secs(1), "{algorithm}: {found:?}");
+            assert!(found.is_empty() && quota.period() <= Some(secs(1)), "{algorithm}: {found:?}");
         }
         let before = world.keys();
         if limiter.refund(&charge).await == Correction::Done {

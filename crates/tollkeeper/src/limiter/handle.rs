@@ -14,8 +14,8 @@ use tollkeeper_core::facts::{FactProblem, MAX_VALUE};
 use tollkeeper_core::fingerprint::{self, Midstate};
 use tollkeeper_core::toll::MAX_COST;
 use tollkeeper_core::{
-    DecidedToll, Due, InvalidFact, InvalidRequest, Key, LimitReply, OnStoreFailure, Outcome, Policy, Quota,
-    Rule, Time,
+    CheckedQuota, DecidedToll, Due, InvalidFact, InvalidRequest, Key, LimitReply, OnStoreFailure, Outcome,
+    Policy, Rule, Time,
 };
 
 use crate::limiter::{Backend, Limiter};
@@ -244,7 +244,7 @@ pub struct KeyDecision {
     /// Whether the request may pass. A limit in shadow mode lets every request pass.
     pub allowed: bool,
     reply: LimitReply,
-    quota: Quota,
+    quota: CheckedQuota,
     request: KeyRequest,
 }
 

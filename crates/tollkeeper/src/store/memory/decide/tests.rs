@@ -9,9 +9,7 @@ use std::time::Duration;
 use tollkeeper_core::algorithm::State;
 use tollkeeper_core::charge::{Charge, Costs};
 use tollkeeper_core::decision::LimitDecision;
-use tollkeeper_core::{
-    Allowance, Decision, Facts, Limit, Mode, Policy, Quota, Rate, Secret, Slot, Span, Verb,
-};
+use tollkeeper_core::{Allowance, Decision, Facts, Limit, Mode, Policy, Quota, Secret, Slot, Span, Verb};
 
 use super::*;
 use crate::clock::{Clock, ManualClock};
@@ -316,7 +314,7 @@ fn limits(random: &mut Random) -> Vec<Limit> {
         let burst = (bucket && random.coin()).then(|| 1 + random.below(4));
         let limit = match random.below(8) {
             0 => Limit::new(name, Allowance::Nothing),
-            _ => Limit::new(name, Rate { burst, ..Quota::per(count, Duration::from_secs(period)) }),
+            _ => Limit::new(name, Quota::per(count, Duration::from_secs(period)).with_burst(burst)),
         };
         let limit = limit.by(name).algorithm(algorithm);
         let limit = if random.below(4) == 0 { limit.mode(Mode::Shadow) } else { limit };
