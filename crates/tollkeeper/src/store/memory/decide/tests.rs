@@ -288,7 +288,7 @@ fn held(store: &MemoryStore) -> Held {
 }
 
 fn facts<'a>(names: &[&'a str], values: &'a [String]) -> Facts<'a> {
-    names.iter().zip(values).fold(Facts::new(), |facts, (name, value)| facts.with(name, value))
+    names.iter().zip(values).fold(Facts::new(), |facts, (name, value)| facts.with(*name, value))
 }
 
 /// Random limits: `a`, `b` and `c` suit a handle, `d` charges a fact (which may be 0), and `e` limits concurrency.
