@@ -54,6 +54,7 @@ struct Fact<'a> {
 /// The name of a fact. It is borrowed in nearly all requests: a literal, or a part of the request. An owned one is in
 /// a box, so that a name takes two words and not three: facts are moved on the path of every check.
 #[derive(Clone, Debug)]
+#[expect(clippy::box_collection, reason = "a name must take two words, and a `String` takes three")]
 enum Name<'a> {
     Borrowed(&'a str),
     Owned(Box<String>),

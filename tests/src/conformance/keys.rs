@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tollkeeper::{Algorithm, Decision, Facts, Limit, Quota, Toll, Value, Verb, facts};
 
+use super::StoredKey;
 use super::world::*;
 
 pub(super) async fn values(world: World) {
@@ -65,7 +66,7 @@ pub(super) async fn long(world: World) {
             world.remains(&limiter, &name, &of(last), 5).await;
         }
     }
-    for (name, _) in world.keys() {
+    for StoredKey { name, .. } in world.keys() {
         assert!(name.len() < 350, "{name}");
     }
 }

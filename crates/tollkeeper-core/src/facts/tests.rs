@@ -156,7 +156,7 @@ fn every_error_says_what_would_be_valid() {
 
 #[test]
 fn errors_cut_a_long_name_between_characters() {
-    let error = Facts::new().insert(&"x".repeat(1000), "x").expect_err("too long");
+    let error = Facts::new().insert("x".repeat(1000), "x").expect_err("too long");
     assert_eq!(error.name, "x".repeat(64));
     let name = "x".to_owned() + &"ü".repeat(100);
     let error = Facts::new().insert(&name, "x").expect_err("too long");
