@@ -5,7 +5,6 @@ pub mod binary;
 pub mod cases;
 pub mod certificates;
 pub mod cluster;
-pub mod conformance;
 pub mod contract;
 pub mod exact;
 pub mod faulty;

@@ -10,8 +10,8 @@ use tollkeeper::store::redis::keys::Format;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::{FailureKind, Limiter, MemoryStore, Policy, Resilient, ResilientSettings, Store, Time};
 
-use crate::conformance::{StoredKey, TestedStore, Trouble};
 use crate::redis::Client;
+use tollkeeper::store::conformance::{StoredKey, TestedStore, Trouble};
 
 /// The memory store.
 #[derive(Debug, Default)]

@@ -3,8 +3,8 @@
 use std::io::Write as _;
 use std::sync::Arc;
 
+use tollkeeper::store::conformance::{Results, run, table};
 use tollkeeper_tests::cluster::Cluster;
-use tollkeeper_tests::conformance::{Results, run, table};
 use tollkeeper_tests::places::{Memory, Redis};
 use tollkeeper_tests::redis::{Client, Program, Server};
 use tollkeeper_tests::sentinels::Sentinels;

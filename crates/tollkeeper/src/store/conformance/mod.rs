@@ -2,7 +2,7 @@
 //!
 //! Whoever implements a [`Store`] says how to open it ([`TestedStore`]), and [`run`] runs every case on it:
 //!
-//! ```no_run
+//! ```
 //! use std::collections::HashMap;
 //! use std::sync::{Arc, Mutex};
 //!
@@ -46,7 +46,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollkeeper::{Limiter, Policy, Store, Time};
+use crate::{Limiter, Policy, Store, Time};
 use world::World;
 
 /// A store to run the suite on.

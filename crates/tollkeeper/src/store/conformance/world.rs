@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use tollkeeper::policy::Grant;
-use tollkeeper::{Algorithm, Decision, Facts, Limit, Limiter, Policy, Quota, Span, Store, Time};
+use crate::policy::Grant;
+use crate::{Algorithm, Decision, Facts, Limit, Limiter, Policy, Quota, Span, Store, Time};
 
 use super::{StoredKey, TestedStore, Trouble};
 

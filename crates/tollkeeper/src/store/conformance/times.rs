@@ -3,7 +3,7 @@
 use std::future::{IntoFuture, poll_fn};
 use std::task::Poll;
 
-use tollkeeper::{Algorithm, Correction, Costs, Facts, Limit, Quota, Span, Time};
+use crate::{Algorithm, Correction, Costs, Facts, Limit, Quota, Span, Time};
 
 use super::StoredKey;
 use super::world::*;

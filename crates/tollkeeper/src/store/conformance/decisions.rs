@@ -1,6 +1,6 @@
 //! Conformance cases of decisions: what is admitted, what is refused, and that a refusal changes nothing.
 
-use tollkeeper::{Algorithm, Allowance, Facts, InvalidRequest, Limit, Mode, Quota, Retry, Verdict, facts};
+use crate::{Algorithm, Allowance, Facts, InvalidRequest, Limit, Mode, Quota, Retry, Verdict, facts};
 
 use super::StoredKey;
 use super::world::*;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tollkeeper::{Algorithm, Decision, Facts, Limit, Quota, Toll, Value, Verb, facts};
+use crate::{Algorithm, Decision, Facts, Limit, Quota, Toll, Value, Verb, facts};
 
 use super::StoredKey;
 use super::world::*;
@@ -27,7 +27,7 @@ pub(super) async fn values(world: World) {
             assert!(!charge(&limiter, &facts, 1).await.allowed(), "{one:?} {other:?}");
         }
     }
-    let shares = Limit::new("shares", Quota::per_day(1)).by("user").missing(tollkeeper::Missing::Share);
+    let shares = Limit::new("shares", Quota::per_day(1)).by("user").missing(crate::Missing::Share);
     let limiter = world.limiter([shares]);
     assert!(charge(&limiter, &Facts::new(), 1).await.allowed());
     for value in ["-", "%-", "none", "null", "\0"] {
@@ -59,7 +59,7 @@ pub(super) async fn long(world: World) {
             usage(&node, &user("somebody")).await;
             let opened =
                 node.open_charge(&text).await.expect("it answers").expect("a node of the same store");
-            assert_eq!(limiter.refund(&opened).await, tollkeeper::Correction::Done, "{algorithm}");
+            assert_eq!(limiter.refund(&opened).await, crate::Correction::Done, "{algorithm}");
             let left = if algorithm == Algorithm::LeakyBucket { 0 } else { 3 };
             world.remains(&limiter, &name, &of(last), left).await;
             assert_eq!(limiter.forget(&name, &of(last)).await, Ok(true), "{algorithm}");
