@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use tollkeeper::algorithm::{self, KeyRequest, State, StoredState};
-use tollkeeper::{Algorithm, Quota, Span, Time};
+use tollkeeper::{Algorithm, CheckedQuota, Quota, Span, Time};
 
 const BURST: u64 = 7;
 const COUNT: u64 = 5;
@@ -16,7 +16,7 @@ fuzz_target!(|data: &[u8]| {
     {
         let rate = Quota::per_second(COUNT);
         let rate = if kind.has_burst() { rate.burst(BURST) } else { rate };
-        let quota = Quota::new(kind, rate).expect("valid");
+        let quota = CheckedQuota::new(kind, rate).expect("valid");
         let mut now = Time::from_micros(1_760_000_000_000_000);
         let mut state: Option<State> = None;
         let mut admitted: Vec<(u64, u64)> = Vec::new();

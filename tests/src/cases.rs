@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use tollkeeper_core::{Algorithm, Quota, Rate, Retry, Span};
+use tollkeeper_core::{Algorithm, CheckedQuota, Quota, Retry, Span};
 
 use crate::one_key::OneKey;
 
@@ -14,7 +14,7 @@ use crate::one_key::OneKey;
 #[derive(Clone, Debug)]
 pub struct Case {
     /// The quotas, all of one algorithm and period. The first is active until a move chooses another.
-    pub quotas: Vec<Quota>,
+    pub quotas: Vec<CheckedQuota>,
     /// How much earlier the windows begin than those aligned to the epoch, in microseconds.
     pub shift: u64,
     /// The longest delay that the caller accepts for a queued request.
@@ -347,26 +347,26 @@ impl Random {
     }
 
     /// One quota, or several between which a history changes.
-    fn quotas(&mut self, algorithm: Algorithm, kind: Kind, near_bound: bool) -> Vec<Quota> {
+    fn quotas(&mut self, algorithm: Algorithm, kind: Kind, near_bound: bool) -> Vec<CheckedQuota> {
         let period = self.period();
         let wanted = match kind {
             Kind::Changes => 4,
             Kind::RefundsOverAChange => 2,
             _ => 1,
         };
-        let mut quotas: Vec<Quota> = Vec::new();
+        let mut quotas: Vec<CheckedQuota> = Vec::new();
         while quotas.len() < wanted {
             let rate = match quotas.first() {
                 Some(first) if self.one_in(2) => self.another_rate(first),
                 _ => self.rate(algorithm, period, near_bound),
             };
             // A burst that takes longer than 50 years to fill is invalid: draw again.
-            quotas.extend(Quota::new(algorithm, rate));
+            quotas.extend(CheckedQuota::new(algorithm, rate));
         }
         quotas
     }
 
-    fn rate(&mut self, algorithm: Algorithm, period: Span, near_bound: bool) -> Rate {
+    fn rate(&mut self, algorithm: Algorithm, period: Span, near_bound: bool) -> Quota {
         let most = bound(algorithm, period);
         let near = |random: &mut Random| random.within(most - most / 100, most);
         let any = |random: &mut Random| {
@@ -379,13 +379,13 @@ impl Random {
             (true, _) => (any(self), near(self)),
         };
         match algorithm {
-            _ if algorithm.has_burst() => Rate { count, period, burst: Some(burst) },
-            _ => Rate { count: if near_bound { near(self) } else { count }, period, burst: None },
+            _ if algorithm.has_burst() => Quota::every(count, period).burst(burst),
+            _ => Quota::every(if near_bound { near(self) } else { count }, period),
         }
     }
 
     /// Somewhat like the first: one more, one less, half or twice of it.
-    fn another_rate(&mut self, first: &Quota) -> Rate {
+    fn another_rate(&mut self, first: &CheckedQuota) -> Quota {
         let change = |random: &mut Random, number: u64| match random.within(0, 4) {
             0 => number + 1,
             1 => number - 1,
@@ -395,7 +395,7 @@ impl Random {
         };
         let count = change(self, first.count());
         let burst = first.algorithm().has_burst().then(|| change(self, first.burst()));
-        Rate { count, period: first.period(), burst }
+        Quota::every(count, first.period()).with_burst(burst)
     }
 
     fn step(&mut self, kind: Kind, algorithm: Algorithm, quotas: usize) -> Move {

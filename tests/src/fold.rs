@@ -9,7 +9,7 @@ use tollkeeper::store::redis::wire::{self, Value};
 use tollkeeper_core::algorithm::{
     self, Effect, KeyRequest, Past, Report, State, Step, StoredState, concurrency,
 };
-use tollkeeper_core::{Algorithm, Outcome, Quota, Span, Time};
+use tollkeeper_core::{Algorithm, CheckedQuota, Outcome, Span, Time};
 
 use crate::cases::{Act, Case};
 use crate::one_key::OneKey;
@@ -34,7 +34,7 @@ pub enum Row {
 pub struct Made {
     op: u8,
     now: u64,
-    quota: Quota,
+    quota: CheckedQuota,
     amount: u64,
     shift: u64,
     hold: Option<Span>,
@@ -65,7 +65,7 @@ pub struct History {
 
 impl History {
     /// A fresh key; of slots, so many are held.
-    pub fn new(quota: Quota, now: u64, held: u64) -> History {
+    pub fn new(quota: CheckedQuota, now: u64, held: u64) -> History {
         let mut key = OneKey::new(quota, now);
         if held > 0 {
             key.occupy(held);
@@ -216,7 +216,7 @@ impl History {
     }
 }
 
-fn is_packed(quota: &Quota) -> bool {
+fn is_packed(quota: &CheckedQuota) -> bool {
     !matches!(quota.algorithm(), Algorithm::SlidingLog | Algorithm::Concurrency)
 }
 
@@ -250,7 +250,7 @@ pub fn differs(client: &mut Client, script: &Script, histories: &[History]) -> O
 }
 
 fn written(histories: &[History]) -> Vec<u8> {
-    let mut quotas: Vec<Quota> = Vec::new();
+    let mut quotas: Vec<CheckedQuota> = Vec::new();
     let mut body = Vec::new();
     for history in histories {
         let begin = Made {

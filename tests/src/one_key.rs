@@ -3,13 +3,13 @@
 //! It has no logic of its own: it calls the algorithm, stores the resulting state and keeps the receipts.
 
 use tollkeeper_core::algorithm::{self, KeyRequest, Past, State, StoredState, concurrency};
-use tollkeeper_core::{Outcome, Quota, Span, Time};
+use tollkeeper_core::{CheckedQuota, Outcome, Span, Time};
 
 /// A key, its quota and its clock.
 #[derive(Clone, Debug)]
 pub struct OneKey {
     /// The active quota. It may be replaced by another of the same algorithm and period.
-    pub quota: Quota,
+    pub quota: CheckedQuota,
     /// How much earlier the windows begin than those aligned to the epoch, in microseconds.
     pub shift: u64,
     /// The longest delay that the caller accepts for a queued request.
@@ -35,7 +35,7 @@ pub struct Answer {
 
 impl OneKey {
     /// A fresh key.
-    pub fn new(quota: Quota, now: u64) -> OneKey {
+    pub fn new(quota: CheckedQuota, now: u64) -> OneKey {
         OneKey { quota, shift: 0, hold: None, now, state: None, fresh_at: Time::default(), slots_taken: 0 }
     }
 

@@ -14,7 +14,7 @@
 //!
 //! [`Oracle::refund`] documents what a refund removes from the list.
 
-use tollkeeper_core::{Algorithm, Quota};
+use tollkeeper_core::{Algorithm, CheckedQuota};
 
 use crate::contract::Hold;
 
@@ -69,7 +69,7 @@ pub struct Says {
 
 impl Oracle {
     /// An oracle without admissions.
-    pub fn new(quota: &Quota, shift: u64, hold: Option<u64>) -> Oracle {
+    pub fn new(quota: &CheckedQuota, shift: u64, hold: Option<u64>) -> Oracle {
         let tick = i128::from(quota.tick().span().as_micros());
         Oracle {
             algorithm: quota.algorithm(),
@@ -83,7 +83,7 @@ impl Oracle {
     }
 
     /// Activates another quota of the same period.
-    pub fn change(&mut self, quota: &Quota) {
+    pub fn change(&mut self, quota: &CheckedQuota) {
         self.quota = Terms::of(quota);
     }
 
@@ -339,7 +339,7 @@ impl Slots {
 }
 
 impl Terms {
-    fn of(quota: &Quota) -> Terms {
+    fn of(quota: &CheckedQuota) -> Terms {
         Terms { count: quota.count().into(), burst: quota.burst().into() }
     }
 }

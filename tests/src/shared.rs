@@ -12,8 +12,8 @@ use tollkeeper::store::redis::script::Script;
 use tollkeeper::store::redis::state;
 use tollkeeper::store::redis::wire::{self, Batch, Call, EncodedToll, Handling, Nonce, Value};
 use tollkeeper_core::{
-    Algorithm, Allowance, Charge, Costs, Decision, Key, Limit, Missing, Mode, Policy, Quota, Rate, Slot,
-    Span, Time, Toll, Verb, facts,
+    Algorithm, Allowance, Charge, Costs, Decision, Key, Limit, Missing, Mode, Policy, Quota, Slot, Span,
+    Time, Toll, Verb, facts,
 };
 
 use crate::cases::Random;
@@ -342,17 +342,17 @@ fn limit(random: &mut Random, index: u64) -> Limit {
         let long = algorithm == Algorithm::SlidingLog && random.within(0, 1) == 0;
         let count = if long { random.within(200, 1_500) } else { random.within(1, 20) };
         let burst = algorithm.has_burst().then(|| random.within(1, 20));
-        Rate { count, period: Span::from_micros(period), burst }
+        Quota::every(count, Span::from_micros(period)).with_burst(burst)
     };
     let grant = |random: &mut Random| match algorithm {
         Algorithm::Concurrency => Quota::slots(random.within(1, 6)),
-        _ => Allowance::Rate(rate(random)),
+        _ => rate(random),
     };
     let name = format!("limit-{index}");
     let tiered = random.within(0, 3) == 0;
     let mut limit = match tiered {
         true => {
-            let free = if random.within(0, 2) == 0 { Allowance::Nothing } else { grant(random) };
+            let free = if random.within(0, 2) == 0 { Allowance::Nothing } else { grant(random).into() };
             Limit::tiered(name, "plan").tier("free", free).tier("pro", grant(random)).default_tier("free")
         }
         false => Limit::new(name, grant(random)),

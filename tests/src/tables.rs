@@ -3,7 +3,7 @@
 //! `trace.rs` of the core defines their format and proves that Rust gives their results. Here only the events are used,
 //! with the verdict and `remaining`.
 
-use tollkeeper_core::{Algorithm, Quota, Rate, Span};
+use tollkeeper_core::{Algorithm, CheckedQuota, Quota, Span};
 
 use crate::fold::{History, Row};
 
@@ -105,8 +105,8 @@ fn vector(name: &str, text: &str) -> History {
     let (period, burst) = right.split_once("-burst-").map_or((right, None), |(p, b)| (p, Some(number(b))));
     let algorithm = if in_millis { "token-bucket" } else { algorithm };
     let algorithm = Algorithm::from_name(algorithm).expect("an algorithm");
-    let rate = Rate { count: number(count), period: Span::from_micros(span(period)), burst };
-    let mut history = History::new(Quota::new(algorithm, rate).expect("a quota"), 0, 0);
+    let rate = Quota::every(number(count), Span::from_micros(span(period))).with_burst(burst);
+    let mut history = History::new(CheckedQuota::new(algorithm, rate).expect("a quota"), 0, 0);
     for row in rows(text) {
         let [now, cost, verdict, remaining, ..] = &row[..] else { panic!("{name}: {row:?}") };
         history.key().now = number(now) * if in_millis { 1_000 } else { 1 };
@@ -119,7 +119,7 @@ fn vector(name: &str, text: &str) -> History {
 
 /// Verdicts for given counts, in milliseconds.
 fn counts(histories: &mut Vec<History>, name: &str, text: &str) {
-    let quota = Quota::new(Algorithm::SlidingWindow, Quota::per_minute(100)).expect("a quota");
+    let quota = CheckedQuota::new(Algorithm::SlidingWindow, Quota::per_minute(100)).expect("a quota");
     for row in rows(text) {
         let [elapsed, prev, cur, cost, verdict] = &row[..] else { panic!("{name}: {row:?}") };
         let mut history = History::new(quota, BASE - 60_000_000, 0);
@@ -138,21 +138,21 @@ fn rows(text: &str) -> impl Iterator<Item = Vec<&str>> {
 }
 
 /// `token-bucket 5/1s burst 5 shift 20s hold 150ms`
-fn quota(words: &[&str]) -> (Quota, u64, Option<Span>) {
+fn quota(words: &[&str]) -> (CheckedQuota, u64, Option<Span>) {
     let [algorithm, rate, options @ ..] = words else { panic!("an algorithm and a rate: {words:?}") };
     let (count, period) = rate.split_once('/').expect("count/period");
-    let mut rate = Rate { count: number(count), period: Span::from_micros(span(period)), burst: None };
+    let mut rate = Quota::every(number(count), Span::from_micros(span(period)));
     let (mut shift, mut hold) = (0, None);
     for option in options.chunks(2) {
         match option {
-            ["burst", burst] => rate.burst = Some(number(burst)),
+            ["burst", burst] => rate = rate.burst(number(burst)),
             ["shift", by] => shift = span(by),
             ["hold", longest] => hold = Some(Span::from_micros(span(longest))),
             _ => panic!("no option: {option:?}"),
         }
     }
     let algorithm = Algorithm::from_name(algorithm).expect("an algorithm");
-    (Quota::new(algorithm, rate).expect("a quota"), shift, hold)
+    (CheckedQuota::new(algorithm, rate).expect("a quota"), shift, hold)
 }
 
 fn number(text: &str) -> u64 {

@@ -3,8 +3,9 @@
 use std::io::Write as _;
 use std::sync::Arc;
 
+use tollkeeper::store::conformance::{Results, run, table};
 use tollkeeper_tests::cluster::Cluster;
-use tollkeeper_tests::conformance::{Place, failures, run, table};
+use tollkeeper_tests::places::{Memory, Redis};
 use tollkeeper_tests::redis::{Client, Program, Server};
 use tollkeeper_tests::sentinels::Sentinels;
 
@@ -30,33 +31,33 @@ fn every_case_holds_on_every_store() {
         let server = Arc::clone(server);
         move || vec![server.connect()]
     };
-    let places = [
-        Place::memory(),
-        Place::redis("Redis", &redis.url(), inspect(&redis)),
-        Place::redis("Redis, ACL, db 3, compact", &strict_url, {
+    let redis_stores = [
+        Redis::new("Redis", &redis.url(), inspect(&redis)),
+        Redis::new("Redis, ACL, db 3, compact", &strict_url, {
             let strict = Arc::clone(&strict);
             move || vec![in_database_3(&strict)]
         })
         .compact(),
-        Place::redis("Redis 6.2", &old.url(), inspect(&old)),
-        Place::redis("Valkey", &valkey.url(), inspect(&valkey)),
-        Place::redis("Sentinel", &sentinels.url(), {
+        Redis::new("Redis 6.2", &old.url(), inspect(&old)),
+        Redis::new("Valkey", &valkey.url(), inspect(&valkey)),
+        Redis::new("Sentinel", &sentinels.url(), {
             let sentinels = Arc::clone(&sentinels);
             move || vec![sentinels.primary.connect()]
         }),
-        Place::redis("Cluster", &cluster.url(), {
+        Redis::new("Cluster", &cluster.url(), {
             let cluster = Arc::clone(&cluster);
             move || cluster.servers[..3].iter().map(Server::connect).collect()
         }),
     ];
     let mut columns = Vec::new();
     std::thread::scope(|scope| {
-        let threads = places.each_ref().map(|place| scope.spawn(move || run(place)));
-        columns.extend(threads.map(|thread| thread.join().unwrap()));
+        let memory = scope.spawn(|| run(Memory::default()));
+        let threads = redis_stores.map(|store| scope.spawn(move || run(store)));
+        columns.extend([memory].into_iter().chain(threads).map(|thread| thread.join().unwrap()));
     });
     // Written around the test harness's capture, so that the table shows even when the test passes.
     writeln!(std::io::stdout(), "{}", table(&columns)).unwrap();
-    assert_eq!(failures(&columns), Vec::<String>::new());
+    columns.iter().for_each(Results::assert_passed);
 }
 
 fn in_database_3(server: &Server) -> Client {

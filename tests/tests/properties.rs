@@ -7,7 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tollkeeper_core::algorithm::{Past, State};
-use tollkeeper_core::{Algorithm, Quota, Rate as CoreRate, Retry, Span};
+use tollkeeper_core::{Algorithm, CheckedQuota, Quota, Retry, Span};
 use tollkeeper_tests::cases::{Act, Case, Kind, LATEST, smallest};
 use tollkeeper_tests::contract::{self, Admission, Rate, Windows};
 use tollkeeper_tests::one_key::{Answer, OneKey};
@@ -117,7 +117,7 @@ fn change_from_26062_to_26063_a_day_keeps_the_state() {
 fn idle_key_never_exceeds_its_burst() {
     for algorithm in Algorithm::ALL {
         for period in PERIODS {
-            let quota = Quota::new(algorithm, CoreRate { count: 7, period, burst: None }).expect("valid");
+            let quota = CheckedQuota::new(algorithm, Quota::every(7, period)).expect("valid");
             for idle in [1, 2, 3, 10, 30] {
                 let mut key = OneKey::new(quota, NOW);
                 assert!(key.check(1).outcome.allowed);
@@ -137,9 +137,9 @@ const PERIODS: [Span; 3] = [Span::from_secs(1), Span::from_secs(3_600), Span::fr
 /// A time in 2025 that is on no boundary of a tick or window.
 const NOW: u64 = 1_763_200_000_123_456;
 
-fn bucket(period: Span, count: u64, burst: u64) -> Quota {
-    let rate = CoreRate { count, period, burst: Some(burst) };
-    Quota::new(Algorithm::TokenBucket, rate).expect("valid")
+fn bucket(period: Span, count: u64, burst: u64) -> CheckedQuota {
+    let rate = Quota::every(count, period).burst(burst);
+    CheckedQuota::new(Algorithm::TokenBucket, rate).expect("valid")
 }
 
 /// The largest time that results can have. Only a charge under a quota millions of times larger takes so long.
@@ -516,8 +516,8 @@ impl Play {
     fn judge_by_contract(&self, case: &Case, oracle: &Oracle) -> Result<(), String> {
         let quota = &self.key.quota;
         let (period, tick) = (quota.period().as_micros(), quota.tick().span().as_micros());
-        let most = |of: fn(&Quota) -> u64| case.quotas.iter().map(of).max().expect("at least one");
-        let (count, burst) = (most(Quota::count), most(Quota::burst));
+        let most = |of: fn(&CheckedQuota) -> u64| case.quotas.iter().map(of).max().expect("at least one");
+        let (count, burst) = (most(CheckedQuota::count), most(CheckedQuota::burst));
         let unit = small(oracle.unit());
         let entry = |(at, weight)| Admission { at: small(at), cost: small(weight) };
         let history: Vec<_> = oracle.admitted().map(|one| entry((one.at, one.weight))).collect();
@@ -575,7 +575,7 @@ impl Play {
 
     fn judge_slots(&self, case: &Case) -> Result<(), String> {
         let Some(State::Concurrency(slots)) = self.key.state() else { return Ok(()) };
-        let most = case.quotas.iter().map(Quota::count).max().expect("at least one");
+        let most = case.quotas.iter().map(CheckedQuota::count).max().expect("at least one");
         if self.kind != Kind::Steps {
             let needed = contract::concurrency(&self.slots.holds);
             ensure!(needed <= u128::from(most), "contract: {needed} holders of {most}");

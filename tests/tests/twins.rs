@@ -122,8 +122,7 @@ fn foreign_values_count_as_empty_and_are_overwritten() {
     let mut client = server.connect();
     let names = Names::new("tk", Format::Readable);
     let limits = Algorithm::ALL.map(|algorithm| {
-        let grant =
-            if algorithm == Algorithm::Concurrency { Quota::slots(5) } else { Quota::per_hour(5).into() };
+        let grant = if algorithm == Algorithm::Concurrency { Quota::slots(5) } else { Quota::per_hour(5) };
         Limit::new(algorithm.name(), grant).algorithm(algorithm)
     });
     let policy = Arc::new(Policy::new(limits.to_vec()).unwrap());

@@ -9,7 +9,7 @@ use crate::facts::Facts;
 use crate::invalid_request::InvalidRequest;
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::quota::{Algorithm, Quota, Rate};
+use crate::quota::{Algorithm, CheckedQuota, Quota};
 use crate::siphash::{self, Secret};
 use crate::time::{Span, Time};
 use crate::toll::{Due, MAX_COST, number};
@@ -36,7 +36,7 @@ pub struct Item {
     /// The key that was charged.
     pub key: ItemKey,
     /// The quota it was charged under.
-    pub quota: Quota,
+    pub quota: CheckedQuota,
     /// The units charged.
     pub cost: u64,
     /// How many microseconds earlier than epoch-aligned windows this key's windows begin: 0 unless staggered.
@@ -140,7 +140,7 @@ pub enum Change {
 #[derive(Clone, Copy, Debug)]
 pub struct KeyCorrection {
     /// The quota with which the state is read.
-    pub quota: Quota,
+    pub quota: CheckedQuota,
     /// The earlier charge.
     pub past: Past,
     /// The correction.
@@ -406,7 +406,7 @@ fn take_item(rest: &mut &[u8]) -> Option<Item> {
     let key = Key::from_bytes(key_bytes)?;
     let (algorithm, _) = key.algorithm();
     let burst = algorithm.has_burst().then_some(burst);
-    let quota = Quota::new(algorithm, Rate { count, period: key.period(), burst }).ok()?;
+    let quota = CheckedQuota::new(algorithm, Quota::every(count, key.period()).with_burst(burst)).ok()?;
     let key = match name {
         [] => ItemKey::Whole(key_bytes.into()),
         name => {

@@ -8,6 +8,7 @@ mod declared;
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr};
+use core::ops::Deref;
 use std::borrow::Cow;
 
 pub use declared::{DeclaredFact, DeclaredFacts, HASH_DIGITS};
@@ -46,8 +47,41 @@ pub struct Facts<'a> {
 
 #[derive(Clone, Debug)]
 struct Fact<'a> {
-    name: &'a str,
+    name: Name<'a>,
     value: Value<'a>,
+}
+
+/// The name of a fact. It is borrowed in nearly all requests: a literal, or a part of the request. An owned one is in
+/// a box, so that a name takes two words and not three: facts are moved on the path of every check.
+#[derive(Clone, Debug)]
+#[expect(clippy::box_collection, reason = "a name must take two words, and a `String` takes three")]
+enum Name<'a> {
+    Borrowed(&'a str),
+    Owned(Box<String>),
+}
+
+const _: () = assert!(size_of::<Name<'_>>() == size_of::<&str>());
+
+impl Deref for Name<'_> {
+    type Target = str;
+
+    #[inline]
+    fn deref(&self) -> &str {
+        match self {
+            Name::Borrowed(name) => name,
+            Name::Owned(name) => name,
+        }
+    }
+}
+
+impl<'a> From<Cow<'a, str>> for Name<'a> {
+    #[inline]
+    fn from(name: Cow<'a, str>) -> Name<'a> {
+        match name {
+            Cow::Borrowed(name) => Name::Borrowed(name),
+            Cow::Owned(name) => Name::Owned(Box::new(name)),
+        }
+    }
 }
 
 /// Builds [`Facts`]: `facts! { "user" => "alice", "tokens" => 250 }`.
@@ -65,19 +99,20 @@ impl<'a> Facts<'a> {
         Facts::default()
     }
 
-    /// Adds a fact, or replaces its value. An empty value counts as absent.
+    /// Adds a fact, or replaces its value. An empty value counts as absent. The name is borrowed, which costs no
+    /// allocation, or owned.
     ///
     /// An invalid name or value is stored, and makes the decision about these facts an error.
     #[must_use]
     #[inline(always)]
-    pub fn with(mut self, name: &'a str, value: impl Into<Value<'a>>) -> Facts<'a> {
+    pub fn with(mut self, name: impl Into<Cow<'a, str>>, value: impl Into<Value<'a>>) -> Facts<'a> {
         self.put(name, value);
         self
     }
 
     /// As [`Facts::with`], in place.
     #[inline]
-    pub fn put(&mut self, name: &'a str, value: impl Into<Value<'a>>) {
+    pub fn put(&mut self, name: impl Into<Cow<'a, str>>, value: impl Into<Value<'a>>) {
         if let Err(error) = self.insert(name, value) {
             self.problem.get_or_insert_with(|| Box::new(error));
         }
@@ -85,44 +120,53 @@ impl<'a> Facts<'a> {
 
     /// As [`Facts::put`], but returns an invalid name or value as an error at once.
     #[inline]
-    pub fn insert(&mut self, name: &'a str, value: impl Into<Value<'a>>) -> Result<(), InvalidFact> {
-        check_name(name)?;
-        let value = checked(name, value.into())?;
+    pub fn insert(
+        &mut self,
+        name: impl Into<Cow<'a, str>>,
+        value: impl Into<Value<'a>>,
+    ) -> Result<(), InvalidFact> {
+        let name = Name::from(name.into());
+        check_name(&name)?;
+        let value = checked(&name, value.into())?;
         self.has_known_hash |= matches!(&value, Value::Hashed(hashed) if hashed.plain.is_none());
         for entry in &mut self.inline {
             match entry {
-                Some(fact) if fact.name == name => fact.value = value,
+                Some(fact) if *fact.name == *name => fact.value = value,
                 Some(_) => continue,
                 None => *entry = Some(Fact { name, value }),
             }
             return Ok(());
         }
         let has_room = INLINE + self.more.len() < MAX_FACTS;
-        match self.more.iter_mut().find(|fact| fact.name == name) {
+        match self.more.iter_mut().find(|fact| *fact.name == *name) {
             Some(fact) => fact.value = value,
             None if has_room => self.more.push(Fact { name, value }),
-            None => return Err(InvalidFact { name: truncated(name), problem: FactProblem::TooMany }),
+            None => return Err(InvalidFact { name: truncated(&name), problem: FactProblem::TooMany }),
         }
         Ok(())
     }
 
     /// As [`Facts::insert`], for bytes that may not be UTF-8.
-    pub fn insert_bytes(&mut self, name: &'a str, value: &'a [u8]) -> Result<(), InvalidFact> {
+    pub fn insert_bytes(
+        &mut self,
+        name: impl Into<Cow<'a, str>>,
+        value: &'a [u8],
+    ) -> Result<(), InvalidFact> {
         match core::str::from_utf8(value) {
             Ok(text) => self.insert(name, text),
-            Err(_) => Err(InvalidFact { name: truncated(name), problem: FactProblem::NotUtf8 }),
+            Err(_) => Err(InvalidFact { name: truncated(&name.into()), problem: FactProblem::NotUtf8 }),
         }
     }
 
     /// The value of a fact; `None` if it is absent or empty.
     #[inline]
     pub fn get(&self, name: &str) -> Option<&Value<'a>> {
-        self.all().find(|fact| fact.name == name).map(|fact| &fact.value).filter(|value| !value.is_empty())
+        self.all().find(|fact| *fact.name == *name).map(|fact| &fact.value).filter(|value| !value.is_empty())
     }
 
     /// Names and values.
-    pub fn iter(&self) -> impl Iterator<Item = (&'a str, &Value<'a>)> {
-        self.all().map(|fact| (fact.name, &fact.value))
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value<'a>)> {
+        self.all().map(|fact| (&*fact.name, &fact.value))
     }
 
     /// The first problem that [`Facts::put`] found, if any.
@@ -133,7 +177,7 @@ impl<'a> Facts<'a> {
     /// Replaces the value of a fact that is present.
     fn replace(&mut self, name: &str, value: Value<'a>) {
         let all = self.inline.iter_mut().map_while(Option::as_mut).chain(&mut self.more);
-        all.filter(|fact| fact.name == name).for_each(|fact| fact.value = value.clone());
+        all.filter(|fact| *fact.name == *name).for_each(|fact| fact.value = value.clone());
     }
 
     #[inline]

@@ -37,7 +37,7 @@ pub use invalid_request::{CostProblem, InvalidRequest};
 pub use key::Key;
 pub use limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
 pub use policy::{InvalidPolicy, Policy, Rule};
-pub use quota::{Algorithm, Allowance, InvalidQuota, Quota, Rate};
+pub use quota::{Algorithm, Allowance, CheckedQuota, InvalidQuota, Quota};
 pub use reason::Reason;
 pub use siphash::Secret;
 pub use status::StatusSet;

@@ -18,7 +18,7 @@ use crate::invalid_request::InvalidRequest;
 use crate::key::{self, Family};
 use crate::limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
 use crate::net;
-use crate::quota::Quota;
+use crate::quota::CheckedQuota;
 use crate::toll::MAX_DUES;
 
 pub use explain::{Applicability, CostSource, Explanation, QuotaSource};
@@ -74,7 +74,7 @@ impl Policy {
 
     /// A policy of one ad-hoc limit, whose quota came with a request instead of the config. It is keyed by
     /// one value. Its name need not be valid in a config.
-    pub fn of_one(name: &str, quota: Quota, on_store_failure: OnStoreFailure) -> Policy {
+    pub fn of_one(name: &str, quota: CheckedQuota, on_store_failure: OnStoreFailure) -> Policy {
         let family = Family::new(name, quota.algorithm(), false, quota.period());
         let rule = Rule {
             name: name.into(),

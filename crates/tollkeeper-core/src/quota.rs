@@ -1,7 +1,8 @@
-//! Quotas: validated count, period, burst and algorithm.
+//! Quotas: how many units a limit grants, and the checked form that algorithms compute with.
 //!
-//! A [`Rate`] is what the user wrote and may be invalid; a [`Quota`] is what an algorithm uses and is always
-//! valid. All bounds that the arithmetic relies on are enforced in [`Quota::new`] and nowhere else: every
+//! A [`Quota`] is what the user wrote: `Quota::per_minute(100).burst(20)`. It is checked once, when the policy is
+//! built, so that an error carries the name of the limit. A [`CheckedQuota`] is what an algorithm uses and is always
+//! valid. All bounds that the arithmetic relies on are enforced in [`CheckedQuota::new`] and nowhere else: every
 //! product stays below 2^53, so the Lua twins, whose numbers are doubles, are exact.
 
 use core::fmt;
@@ -69,34 +70,103 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// Count per period, with an optional burst; not validated yet.
+/// How many units a limit grants: a count per period, with an optional burst, or a number of slots.
+///
+/// Building the policy checks the numbers, and an error names the limit:
+///
+/// ```
+/// use tollkeeper_core::{Limit, Policy, Quota};
+///
+/// let per_user = Limit::new("per-user", Quota::per_minute(100).burst(20)).by("user");
+/// assert!(Policy::new(vec![per_user]).is_ok());
+///
+/// let error = Policy::new(vec![Limit::new("per-user", Quota::per_minute(0))]).unwrap_err();
+/// assert!(error.to_string().contains("limit `per-user`: count is 0"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rate {
-    /// Units per period, such as 100.
-    pub count: u64,
-    /// The period, such as one minute.
-    pub period: Span,
-    /// Units that can be taken at once, such as 20; `None` means `count`.
-    pub burst: Option<u64>,
+pub struct Quota {
+    count: u64,
+    /// `None` for slots, which are held and not spent.
+    period: Option<Span>,
+    burst: Option<u64>,
 }
 
-impl Rate {
-    /// Sets how many units can be taken at once.
+impl Quota {
+    /// `count` per second.
+    pub const fn per_second(count: u64) -> Quota {
+        Quota::every(count, Span::from_secs(1))
+    }
+
+    /// `count` per minute.
+    pub const fn per_minute(count: u64) -> Quota {
+        Quota::every(count, Span::from_secs(60))
+    }
+
+    /// `count` per hour.
+    pub const fn per_hour(count: u64) -> Quota {
+        Quota::every(count, Span::from_secs(3_600))
+    }
+
+    /// `count` per day of 24 hours.
+    pub const fn per_day(count: u64) -> Quota {
+        Quota::every(count, Span::from_secs(86_400))
+    }
+
+    /// `count` per `period`: `Quota::per(5, Duration::from_secs(900))` is five per 15 minutes.
+    pub fn per(count: u64, period: Duration) -> Quota {
+        Quota::every(count, Span::from(period))
+    }
+
+    /// As [`Quota::per`], with a [`Span`].
+    pub const fn every(count: u64, period: Span) -> Quota {
+        Quota { count, period: Some(period), burst: None }
+    }
+
+    /// `count` at the same time: a concurrency limit.
+    pub const fn slots(count: u64) -> Quota {
+        Quota { count, period: None, burst: None }
+    }
+
+    /// Sets how many units can be taken at once, such as 20; without it, the count.
     #[must_use]
-    pub const fn burst(self, burst: u64) -> Rate {
-        Rate { burst: Some(burst), ..self }
+    pub const fn burst(self, burst: u64) -> Quota {
+        Quota { burst: Some(burst), ..self }
+    }
+
+    /// The same with this burst, or with none.
+    #[must_use]
+    pub const fn with_burst(self, burst: Option<u64>) -> Quota {
+        Quota { burst, ..self }
+    }
+
+    /// The period; `None` for slots.
+    pub const fn period(&self) -> Option<Span> {
+        self.period
+    }
+
+    /// Whether a burst was set.
+    pub(crate) const fn has_burst(&self) -> bool {
+        self.burst.is_some()
+    }
+
+    /// The same count with this period.
+    pub(crate) const fn with_period(self, period: Span) -> Quota {
+        Quota { period: Some(period), ..self }
     }
 }
 
 /// Shown as in the config, with the burst in words: `100/1m with bursts of 20`.
-impl fmt::Display for Rate {
+impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.count, self.period)?;
+        match self.period {
+            Some(period) => write!(f, "{}/{period}", self.count)?,
+            None => write!(f, "{} slots", self.count)?,
+        }
         self.burst.map_or(Ok(()), |burst| write!(f, " with bursts of {burst}"))
     }
 }
 
-/// What a limit, a tier or an override grants; not validated yet.
+/// What a limit, a tier or an override grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Allowance {
@@ -104,21 +174,19 @@ pub enum Allowance {
     Unlimited,
     /// Every request is refused, and waiting does not help (`0/s` in the config).
     Nothing,
-    /// Units per period.
-    Rate(Rate),
-    /// Slots held at the same time.
-    Slots(u64),
+    /// A quota.
+    Quota(Quota),
 }
 
-impl From<Rate> for Allowance {
-    fn from(rate: Rate) -> Allowance {
-        Allowance::Rate(rate)
+impl From<Quota> for Allowance {
+    fn from(quota: Quota) -> Allowance {
+        Allowance::Quota(quota)
     }
 }
 
-/// A validated quota, as an algorithm uses it.
+/// A quota that was checked against the bounds of its algorithm: what algorithms and stores compute with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Quota {
+pub struct CheckedQuota {
     algorithm: Algorithm,
     count: u64,
     burst: u64,
@@ -138,46 +206,13 @@ const MAX_WINDOW: u64 = 1 << 50;
 const MAX_LOG: u64 = 100_000;
 const MAX_SLOTS: u64 = 10_000;
 
-impl Quota {
-    /// `count` per second.
-    pub const fn per_second(count: u64) -> Rate {
-        Quota::every(count, Span::from_secs(1))
-    }
-
-    /// `count` per minute.
-    pub const fn per_minute(count: u64) -> Rate {
-        Quota::every(count, Span::from_secs(60))
-    }
-
-    /// `count` per hour.
-    pub const fn per_hour(count: u64) -> Rate {
-        Quota::every(count, Span::from_secs(3_600))
-    }
-
-    /// `count` per day of 24 hours.
-    pub const fn per_day(count: u64) -> Rate {
-        Quota::every(count, Span::from_secs(86_400))
-    }
-
-    /// `count` per `period`: `Quota::per(5, Duration::from_secs(900))` is five per 15 minutes.
-    pub fn per(count: u64, period: Duration) -> Rate {
-        Quota::every(count, Span::from(period))
-    }
-
-    /// `count` at the same time: a concurrency limit.
-    pub const fn slots(count: u64) -> Allowance {
-        Allowance::Slots(count)
-    }
-
-    const fn every(count: u64, period: Span) -> Rate {
-        Rate { count, period, burst: None }
-    }
-
-    /// Validates a rate against the bounds of an algorithm.
+impl CheckedQuota {
+    /// Checks a quota against the bounds of an algorithm.
     ///
     /// For [`Algorithm::Concurrency`] the period is the time to live of a slot.
-    pub fn new(algorithm: Algorithm, rate: Rate) -> Result<Quota, InvalidQuota> {
-        let Rate { count, period, burst } = rate;
+    pub fn new(algorithm: Algorithm, quota: Quota) -> Result<CheckedQuota, InvalidQuota> {
+        let Quota { count, period, burst } = quota;
+        let Some(period) = period else { return Err(InvalidQuota::NoPeriod) };
         if count == 0 {
             return Err(InvalidQuota::ZeroCount);
         }
@@ -224,25 +259,33 @@ impl Quota {
                 u128::from(LONGEST_FILL.as_micros()) * u128::from(count) / u128::from(period.as_micros());
             return Err(InvalidQuota::Fill { burst, most: u64::try_from(most).unwrap_or(u64::MAX) });
         }
-        Ok(Quota { algorithm, count, burst, period, tick, period_ticks, inverse: inverse(count) })
+        Ok(CheckedQuota { algorithm, count, burst, period, tick, period_ticks, inverse: inverse(count) })
     }
 
     /// A quota of count 0, which refuses every request and keeps no state.
-    pub(crate) fn nothing(algorithm: Algorithm, period: Span) -> Quota {
-        Quota { algorithm, count: 0, burst: 0, period, tick: Tick::of(period), period_ticks: 0, inverse: 0 }
+    pub(crate) fn nothing(algorithm: Algorithm, period: Span) -> CheckedQuota {
+        CheckedQuota {
+            algorithm,
+            count: 0,
+            burst: 0,
+            period,
+            tick: Tick::of(period),
+            period_ticks: 0,
+            inverse: 0,
+        }
     }
 
     /// The share of one of `nodes` nodes while they cannot reach the common store. All shares together are
     /// no more than the quota, except that every node keeps at least 1. A bucket drains `nodes` times slower;
     /// other algorithms get a smaller count.
     #[must_use]
-    pub fn share(&self, nodes: u32) -> Quota {
+    pub fn share(&self, nodes: u32) -> CheckedQuota {
         let nodes = u64::from(nodes.max(1));
         let part = |total: u64| if total == 0 { 0 } else { (total / nodes).max(1) };
         if self.algorithm.has_burst() {
             // At most 86,400,000 ticks times 2^32: a level stays below 2^63.
             let period = Span::from_micros(self.period.as_micros().saturating_mul(nodes));
-            return Quota {
+            return CheckedQuota {
                 burst: part(self.burst),
                 period,
                 period_ticks: self.period_ticks.saturating_mul(nodes),
@@ -250,7 +293,7 @@ impl Quota {
             };
         }
         let count = part(self.count);
-        Quota { count, burst: count, inverse: inverse(count), ..*self }
+        CheckedQuota { count, burst: count, inverse: inverse(count), ..*self }
     }
 
     /// The algorithm.
@@ -294,7 +337,7 @@ impl Quota {
     /// The level of a full meter.
     #[inline]
     pub const fn capacity(&self) -> u64 {
-        self.burst * self.period_ticks // < 2^51 by Quota::new
+        self.burst * self.period_ticks // < 2^51 by CheckedQuota::new
     }
 
     /// Ticks until a full meter is empty.
@@ -314,7 +357,7 @@ impl Quota {
     pub fn window(&self) -> Span {
         match self.algorithm {
             Algorithm::TokenBucket | Algorithm::LeakyBucket if self.count > 0 => {
-                // In microseconds: at most 50 years by Quota::new.
+                // In microseconds: at most 50 years by CheckedQuota::new.
                 let fill = u128::from(self.burst) * u128::from(self.period.as_micros());
                 let fill = fill.div_ceil(u128::from(self.count));
                 Span::from_micros(u64::try_from(fill).expect("at most 50 years"))
@@ -332,7 +375,7 @@ fn inverse(count: u64) -> u64 {
     u64::try_from((1u128 << 64).div_ceil(u128::from(count))).unwrap_or(u64::MAX)
 }
 
-/// Why a rate is not a valid quota.
+/// Why a quota is invalid.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InvalidQuota {
@@ -342,6 +385,8 @@ pub enum InvalidQuota {
     ZeroBurst,
     /// A burst was given for an algorithm that does not take one.
     BurstWithout(Algorithm),
+    /// The quota is a number of slots: only a limit has the time to live that they need.
+    NoPeriod,
     /// The period is shorter than a millisecond or longer than 366 days.
     Period(Span),
     /// The period is not a whole number of ticks.
@@ -381,6 +426,9 @@ impl fmt::Display for InvalidQuota {
             InvalidQuota::BurstWithout(algorithm) => {
                 write!(f, "{algorithm} has no burst (leave it out, or use token-bucket or leaky-bucket)")
             }
+            InvalidQuota::NoPeriod => {
+                f.write_str("slots have no period (make them a limit, which has a `ttl`)")
+            }
             InvalidQuota::Period(period) => write!(f, "period {period} is not between 1ms and 366d"),
             InvalidQuota::Ticks { period, tick } => {
                 write!(
@@ -419,7 +467,7 @@ mod tests {
         let (mut fits, mut not) = (1, u64::MAX);
         while not - fits > 1 {
             let count = fits + (not - fits) / 2;
-            match Quota::new(algorithm, Rate { count, period, burst: None }) {
+            match CheckedQuota::new(algorithm, Quota::every(count, period)) {
                 Ok(_) => fits = count,
                 Err(_) => not = count,
             }
@@ -447,9 +495,9 @@ mod tests {
     #[test]
     fn an_error_names_the_largest_valid_count() {
         let rate = Quota::per_minute(40_000_000);
-        let error = Quota::new(Algorithm::TokenBucket, rate).expect_err("too many");
+        let error = CheckedQuota::new(Algorithm::TokenBucket, rate).expect_err("too many");
         assert_eq!(error.to_string(), "40000000 per 1m is too large for token-bucket (at most 37529996)");
-        assert!(Quota::new(Algorithm::TokenBucket, Quota::per_minute(37_529_996)).is_ok());
+        assert!(CheckedQuota::new(Algorithm::TokenBucket, Quota::per_minute(37_529_996)).is_ok());
     }
 
     #[test]
@@ -471,6 +519,11 @@ mod tests {
                 Quota::per_second(1).burst(2),
                 "sliding-log has no burst (leave it out, or use token-bucket or leaky-bucket)",
             ),
+            (
+                Algorithm::TokenBucket,
+                Quota::slots(5),
+                "slots have no period (make them a limit, which has a `ttl`)",
+            ),
             (Algorithm::FixedWindow, Quota::per(1, Duration::ZERO), "period 0us is not between 1ms and 366d"),
             (Algorithm::FixedWindow, Quota::per(1, year * 2), "period 732d is not between 1ms and 366d"),
             (
@@ -489,16 +542,29 @@ mod tests {
                 "18446744073709551615 per 1s is too large for token-bucket (at most 2251799813)",
             ),
         ] {
-            let error = Quota::new(algorithm, rate).expect_err(message);
+            let error = CheckedQuota::new(algorithm, rate).expect_err(message);
             assert_eq!(error.to_string(), message);
+        }
+    }
+
+    #[test]
+    fn a_quota_is_shown_as_in_the_config() {
+        for (quota, expected) in [
+            (Quota::per_minute(100), "100/1m"),
+            (Quota::per_minute(100).burst(20), "100/1m with bursts of 20"),
+            (Quota::per_minute(100).burst(20).with_burst(None), "100/1m"),
+            (Quota::per(5, Duration::from_secs(900)), "5/15m"),
+            (Quota::slots(5), "5 slots"),
+        ] {
+            assert_eq!(quota.to_string(), expected);
         }
     }
 
     #[test]
     fn drain_ticks_is_a_tight_upper_bound() {
         for count in [1, 2, 3, 7, 60, 1000, 37_529_996, 1 << 40] {
-            let rate = Rate { count, period: Span::from_millis(1), burst: None };
-            let quota = Quota::new(Algorithm::TokenBucket, rate).expect("valid");
+            let rate = Quota::every(count, Span::from_millis(1));
+            let quota = CheckedQuota::new(Algorithm::TokenBucket, rate).expect("valid");
             for level in [0, 1, count - 1, count, count + 1, 12_345 * count, 12_345 * count + 1, 1 << 52] {
                 let (bound, exact) = (quota.drain_ticks(level), level.div_ceil(count));
                 assert!(bound >= exact && bound <= exact + 2, "{level} at {count}: {bound}, not {exact}");
@@ -508,15 +574,16 @@ mod tests {
 
     #[test]
     fn the_window_of_a_bucket_is_its_fill_time() {
-        let bucket = Quota::new(Algorithm::TokenBucket, Quota::per_minute(100).burst(20)).expect("valid");
+        let bucket =
+            CheckedQuota::new(Algorithm::TokenBucket, Quota::per_minute(100).burst(20)).expect("valid");
         assert_eq!(bucket.window(), Span::from_secs(12));
-        let window = Quota::new(Algorithm::FixedWindow, Quota::per_day(1000)).expect("valid");
+        let window = CheckedQuota::new(Algorithm::FixedWindow, Quota::per_day(1000)).expect("valid");
         assert_eq!(window.window(), Span::from_secs(86_400));
     }
 
     #[test]
     fn shares_of_all_nodes_do_not_exceed_the_quota() {
-        let share = |algorithm, rate, nodes| Quota::new(algorithm, rate).unwrap().share(nodes);
+        let share = |algorithm, rate, nodes| CheckedQuota::new(algorithm, rate).unwrap().share(nodes);
         let bucket = share(Algorithm::TokenBucket, Quota::per_minute(100).burst(20), 4);
         assert_eq!((bucket.count(), bucket.period(), bucket.burst()), (100, Span::from_secs(240), 5));
         assert_eq!(bucket.tick(), Tick::Micro, "a level keeps its unit");
@@ -529,8 +596,8 @@ mod tests {
             (1, 1),
             "every node can admit one unit, ten times as slowly"
         );
-        let quota = Quota::new(Algorithm::SlidingLog, Quota::per_minute(7)).unwrap();
+        let quota = CheckedQuota::new(Algorithm::SlidingLog, Quota::per_minute(7)).unwrap();
         assert_eq!(quota.share(1), quota);
-        assert_eq!(Quota::nothing(Algorithm::FixedWindow, Span::from_secs(60)).share(3).count(), 0);
+        assert_eq!(CheckedQuota::nothing(Algorithm::FixedWindow, Span::from_secs(60)).share(3).count(), 0);
     }
 }

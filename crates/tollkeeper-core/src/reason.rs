@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::decision::{DecidedToll, LimitDecision, Retry};
 use crate::limit::{Missing, OnStoreFailure};
-use crate::quota::{Algorithm, Quota};
+use crate::quota::{Algorithm, CheckedQuota};
 use crate::time::Span;
 
 /// The sentence for a refusal: what the binding limit allows, and when a retry can pass.
@@ -75,7 +75,7 @@ impl Reason<'_> {
 
 /// What a quota allows, in words: `100 per minute with bursts of 20`, `5 at the same time`.
 #[derive(Clone, Copy, Debug)]
-pub struct Allowed<'q>(pub &'q Quota);
+pub struct Allowed<'q>(pub &'q CheckedQuota);
 
 impl fmt::Display for Allowed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -136,13 +136,13 @@ mod tests {
 
     use super::*;
     use crate::decision::{LimitReply, Outcome, Reply};
+    use crate::facts;
     use crate::facts::Facts;
     use crate::limit::Limit;
     use crate::policy::Policy;
     use crate::quota::{Allowance, Quota};
     use crate::time::Time;
     use crate::toll::Verb;
-    use crate::{Rate, facts};
 
     /// Checks the sentence for a request of this cost that got this outcome.
     fn check(limit: Limit, facts: &Facts<'_>, cost: u64, outcome: Outcome, expected: &str) {
@@ -161,8 +161,8 @@ mod tests {
         Outcome { retry: Some(Retry::Never), limit: 20, ..Outcome::default() }
     }
 
-    fn rate(count: u64, seconds: u64) -> Rate {
-        Rate { count, period: Span::from_secs(seconds), burst: None }
+    fn rate(count: u64, seconds: u64) -> Quota {
+        Quota::every(count, Span::from_secs(seconds))
     }
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
             "`queue` allows 10 per second with a queue of 4; the next request of cost 1 fits in 0.000001 s",
         );
         check(
-            by_user("exports", Quota::slots(5)),
+            by_user("exports", Quota::slots(5).into()),
             &alice,
             1,
             wait(Span::from_secs(1)),

@@ -87,7 +87,7 @@ impl<'l> Line<'l> {
     fn ask(&self, limiter: &Limiter) -> Decision {
         let mut facts = Facts::new();
         for (name, value) in &self.facts {
-            facts.insert(name, *value).expect("a valid fact");
+            facts.insert(*name, *value).expect("a valid fact");
         }
         if !self.acquire {
             return limiter.check(&facts).cost(self.cost).wait().expect("a valid request");

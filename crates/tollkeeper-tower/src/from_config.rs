@@ -33,10 +33,10 @@ impl RateLimitLayer {
         let mut layer = RateLimitLayer::with(config.limiter()?, Settings::of(&config));
         let shared = Arc::make_mut(&mut layer.shared);
         let follow = Follow::new(path, &config, {
-            let (limiter, in_force) = (shared.limiter.clone(), Arc::clone(&shared.in_force));
+            let (limiter, active_settings) = (shared.limiter.clone(), Arc::clone(&shared.active_settings));
             move |reload| {
                 let replaced = reload.map(|Reload { config, .. }| {
-                    in_force.replace(Settings::of(&config), || limiter.replace_policy(config.policy));
+                    active_settings.replace(Settings::of(&config), || limiter.replace_policy(config.policy));
                 });
                 let applied = replaced.is_ok();
                 tell(replaced);

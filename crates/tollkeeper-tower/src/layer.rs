@@ -12,12 +12,16 @@ use tower_layer::Layer;
 
 use crate::random;
 use crate::service::RateLimit;
-use crate::settings::{ActiveSettings, Settings};
+use crate::settings::{ActiveSettings, InCode, Settings};
 
 /// A tower layer that asks a [`Limiter`] about each request before it reaches the wrapped service.
 ///
 /// It reads facts from the request, the limiter decides, and a refused request is answered with 429. All clones and all
-/// connections share the state of the limiter.
+/// connections share the counts of the limiter.
+///
+/// Each setter returns a changed layer. It changes no other clone and no service that a layer has already wrapped, so that
+/// a clone can be changed for some routes. Settings in code take precedence over those of a config file, even when the
+/// file is reloaded.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -42,7 +46,7 @@ pub struct RateLimitLayer {
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
     pub(crate) limiter: Limiter,
-    pub(crate) in_force: Arc<ActiveSettings>,
+    pub(crate) active_settings: Arc<ActiveSettings>,
     pub(crate) options: Options,
     /// Watches the config file until it is dropped.
     #[cfg(feature = "config")]
@@ -75,7 +79,7 @@ impl RateLimitLayer {
     }
 
     pub(crate) fn with(limiter: Limiter, settings: Settings) -> RateLimitLayer {
-        let in_force = Arc::new(ActiveSettings::new(settings, &limiter));
+        let active_settings = Arc::new(ActiveSettings::new(settings, &limiter));
         let options = Options {
             facts: Vec::new(),
             cost: None,
@@ -88,7 +92,7 @@ impl RateLimitLayer {
         };
         let shared = Shared {
             limiter,
-            in_force,
+            active_settings,
             options,
             #[cfg(feature = "config")]
             follow: None,
@@ -96,14 +100,15 @@ impl RateLimitLayer {
         RateLimitLayer { shared: Arc::new(shared) }
     }
 
-    /// Sets how facts are read from requests. Its IPv6 prefix replaces the limiter's.
+    /// Sets how facts are read from requests. Its IPv6 prefix replaces the limiter's, until a config file that the limiter
+    /// follows is reloaded.
     ///
     /// # Panics
     ///
     /// If a route is not a path pattern, or if a fact is normalised by NFKC without the feature `nfkc`.
     #[must_use]
     pub fn http(self, http: HttpSettings) -> RateLimitLayer {
-        self.set(|settings| settings.http = http)
+        self.set(|in_code| in_code.http = Some(http))
     }
 
     /// Sets the dialects of the rate-limit headers of every response; with none there is only `Retry-After`.
@@ -119,14 +124,14 @@ impl RateLimitLayer {
             drafts <= 1,
             "at most one of ietf, draft-03, draft-06 and draft-07: their headers have the same names"
         );
-        self.set(|settings| settings.headers = dialects)
+        self.set(|in_code| in_code.headers = Some(dialects))
     }
 
     /// Sets the largest share by which `Retry-After` is randomly lengthened, so that clients do not all retry at once.
     /// The default is 10 %. The jitter is never longer than 30 s, or 1 s for a wait below 10 s.
     #[must_use]
     pub fn retry_after_jitter(self, share: Percent) -> RateLimitLayer {
-        self.set(|settings| settings.retry_after_jitter = share)
+        self.set(|in_code| in_code.retry_after_jitter = Some(share))
     }
 
     /// Adds a fact that only the application knows. It replaces a fact of the same name that is read from the request.
@@ -204,8 +209,9 @@ impl RateLimitLayer {
         &self.shared.limiter
     }
 
-    fn set(self, change: impl FnOnce(&mut Settings)) -> RateLimitLayer {
-        self.shared.in_force.change(&self.shared.limiter, change);
+    fn set(mut self, change: impl FnOnce(&mut InCode)) -> RateLimitLayer {
+        let shared = Arc::make_mut(&mut self.shared);
+        shared.active_settings = Arc::new(shared.active_settings.changed(&shared.limiter, change));
         self
     }
 

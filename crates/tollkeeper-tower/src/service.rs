@@ -59,7 +59,7 @@ where
         let (parts, body) = request.into_parts();
         let (shared, mut body) = (&self.shared, RequestBody::from(body));
         let admission = shared
-            .in_force
+            .active_settings
             .with(&shared.limiter, |prepared| Visit { shared, prepared, parts: &parts }.decide_now());
         let state = match admission {
             Some(Ok(Admission::Headers(headers))) => {
@@ -81,7 +81,7 @@ where
                     let (prepared, acquired) = match held_or_undecided {
                         Some(Ok(Admission::Kept(prepared, acquired))) => (prepared, acquired),
                         _ => {
-                            let prepared = shared.in_force.read(&shared.limiter);
+                            let prepared = shared.active_settings.read(&shared.limiter);
                             let visit = Visit { shared: &shared, prepared: &prepared, parts: &parts };
                             let acquired = visit.decide(&mut body).await?;
                             (prepared, acquired)

@@ -3,7 +3,7 @@
 //! A request is read and decided under one policy: the reader belongs to the policy's version, and both are replaced
 //! under one lock. So no limit applies to a request whose facts were not read for it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::LocalKey;
 
 use tollkeeper::http::{HeaderDialect, HttpFact, HttpSettings};
@@ -80,10 +80,34 @@ impl Shareable for Prepared {
     }
 }
 
-/// The prepared settings in force, shared by all readers of requests for one limiter: all clones of a layer, or all
+/// The prepared settings in force, shared by all readers of requests for one limiter: all services of a layer, or all
 /// connections of a forward-auth server.
 #[derive(Debug)]
-pub struct ActiveSettings(ThreadCached<Prepared>);
+pub struct ActiveSettings {
+    prepared: ThreadCached<Prepared>,
+    /// The settings without those that were set in code. Layers that differ in the latter share it, and so follow the
+    /// same config file.
+    base: Arc<Mutex<Settings>>,
+    in_code: InCode,
+}
+
+/// The settings that an application has set in code: they take precedence over those of a config file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct InCode {
+    pub(crate) http: Option<HttpSettings>,
+    pub(crate) headers: Option<Vec<HeaderDialect>>,
+    pub(crate) retry_after_jitter: Option<Percent>,
+}
+
+impl InCode {
+    fn over(&self, base: &Settings) -> Settings {
+        Settings {
+            http: self.http.as_ref().unwrap_or(&base.http).clone(),
+            headers: self.headers.as_ref().unwrap_or(&base.headers).clone(),
+            retry_after_jitter: self.retry_after_jitter.unwrap_or(base.retry_after_jitter),
+        }
+    }
+}
 
 impl ActiveSettings {
     /// These settings, for the policy of this limiter.
@@ -93,7 +117,28 @@ impl ActiveSettings {
     /// If a route is no path pattern, or a fact is to be normalised by NFKC without the feature `nfkc`; likewise
     /// wherever settings are replaced.
     pub fn new(settings: Settings, limiter: &Limiter) -> ActiveSettings {
-        ActiveSettings(ThreadCached::new(Prepared::new(settings, &limiter.policy())))
+        let prepared = ThreadCached::new(Prepared::new(settings.clone(), &limiter.policy()));
+        ActiveSettings { prepared, base: Arc::new(Mutex::new(settings)), in_code: InCode::default() }
+    }
+
+    /// The same with other settings in code. It follows the same config file; otherwise the two are independent.
+    pub(crate) fn changed(&self, limiter: &Limiter, change: impl FnOnce(&mut InCode)) -> ActiveSettings {
+        let mut in_code = self.in_code.clone();
+        change(&mut in_code);
+        let base = Arc::clone(&self.base);
+        let settings = in_code.over(&lock(&base));
+        let mut policy = limiter.policy();
+        if policy.ipv6_prefix() != settings.http.ipv6_prefix {
+            let prefix = settings.http.ipv6_prefix;
+            policy = limiter.replace_policy(Policy::clone(&policy).with_ipv6_prefix(prefix));
+        }
+        let declares = settings.http.facts.iter().any(|fact| fact.hash || !fact.normalize.is_empty());
+        if declares && policy.declared().is_empty() {
+            let declared = settings.http.facts.iter().map(HttpFact::declared);
+            let declaring = Policy::clone(&policy).declaring(declared);
+            policy = limiter.replace_policy(declaring.unwrap_or_else(|error| panic!("{error}")));
+        }
+        ActiveSettings { prepared: ThreadCached::new(Prepared::new(settings, &policy)), base, in_code }
     }
 
     /// What is in force: the policy, and what was prepared for it.
@@ -108,7 +153,7 @@ impl ActiveSettings {
         let mut read = Some(read);
         loop {
             let version = limiter.with_policy(|policy| policy.version());
-            let result = self.0.read(|prepared, _| {
+            let result = self.prepared.read(|prepared, _| {
                 let is_current = prepared.policy.version() == version;
                 is_current.then(|| read.take().map(|read| read(prepared))).flatten()
             });
@@ -119,34 +164,28 @@ impl ActiveSettings {
         }
     }
 
-    /// Changes the settings.
-    pub(crate) fn change(&self, limiter: &Limiter, change: impl FnOnce(&mut Settings)) {
-        self.0.replace(|last| {
-            let mut settings = last.settings.clone();
-            change(&mut settings);
-            let mut policy = limiter.policy();
-            if policy.ipv6_prefix() != settings.http.ipv6_prefix {
-                let prefix = settings.http.ipv6_prefix;
-                policy = limiter.replace_policy(Policy::clone(&policy).with_ipv6_prefix(prefix));
-            }
-            let declares = settings.http.facts.iter().any(|fact| fact.hash || !fact.normalize.is_empty());
-            if declares && policy.declared().is_empty() {
-                let declared = settings.http.facts.iter().map(HttpFact::declared);
-                let declaring = Policy::clone(&policy).declaring(declared);
-                policy = limiter.replace_policy(declaring.unwrap_or_else(|error| panic!("{error}")));
-            }
-            Prepared::new(settings, &policy)
-        });
-    }
-
-    /// Replaces settings together with the policy that `put` puts in force; that policy.
+    /// Replaces the settings together with the policy that `put` puts in force; returns that policy. Settings that the
+    /// application has set in code stay.
     pub fn replace(&self, settings: Settings, put: impl FnOnce() -> Arc<Policy>) -> Arc<Policy> {
-        Arc::clone(&self.0.replace(|_| Prepared::new(settings, &put())).policy)
+        let replaced = self.prepared.replace(|_| {
+            // Locked until the policy is in force, so that layers that share the settings see both or none.
+            let mut base = lock(&self.base);
+            *base = settings;
+            Prepared::new(self.in_code.over(&base), &put())
+        });
+        Arc::clone(&replaced.policy)
     }
 
     /// Prepares for a policy that was replaced on the limiter itself.
     #[cold]
     fn catch_up(&self, limiter: &Limiter) {
-        self.0.replace(|last| Prepared::new(last.settings.clone(), &limiter.policy()));
+        self.prepared.replace(|_| {
+            let base = lock(&self.base);
+            Prepared::new(self.in_code.over(&base), &limiter.policy())
+        });
     }
+}
+
+fn lock(settings: &Mutex<Settings>) -> MutexGuard<'_, Settings> {
+    settings.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -255,9 +255,9 @@ pub use store::remote::{Failure, FailureKind, PartialToll, Remote, RemoteResult,
 pub use store::resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
 pub use store::{Correction, Store, StoreFuture, Unavailable};
 pub use tollkeeper_core::{
-    Algorithm, Allowance, Change, Charge, CostMissing, Costs, DecidedToll, Decision, DeclaredFact, Due,
-    Facts, InvalidFact, InvalidPolicy, InvalidQuota, InvalidRequest, Key, KeyCorrection, Limit,
-    LimitDecision, LimitReply, MatchedLimits, Missing, Mode, OnStoreFailure, Outcome, Policy, Quota, Rate,
+    Algorithm, Allowance, Change, Charge, CheckedQuota, CostMissing, Costs, DecidedToll, Decision,
+    DeclaredFact, Due, Facts, InvalidFact, InvalidPolicy, InvalidQuota, InvalidRequest, Key, KeyCorrection,
+    Limit, LimitDecision, LimitReply, MatchedLimits, Missing, Mode, OnStoreFailure, Outcome, Policy, Quota,
     Reason, Reply, Retry, Rule, Secret, Slot, Span, StatusSet, Time, Toll, Value, Verb, Verdict,
 };
 pub use tollkeeper_core::{

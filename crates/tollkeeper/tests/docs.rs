@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tollkeeper::{
-    Algorithm, Capacity, Clock, Correction, Costs, Limit, Limiter, ManualClock, MemoryStore, Policy, Quota,
-    Rate, Retry, Span, Time, Verdict, facts,
+    Algorithm, Capacity, CheckedQuota, Clock, Correction, Costs, Limit, Limiter, ManualClock, MemoryStore,
+    Policy, Quota, Retry, Span, Time, Verdict, facts,
 };
 
 #[test]
@@ -210,9 +210,12 @@ fn the_largest_numbers_of_the_table_fit_and_no_larger() {
         (86_400, 26_062_497, "26,062,497"),
         (30 * 86_400, 868_749_928, "868,749,928"),
     ] {
-        let rate = |count| Rate { count, period: Span::from_secs(period), burst: None };
-        assert!(Quota::new(Algorithm::TokenBucket, rate(largest)).is_ok(), "{largest} in {period} s");
-        assert!(Quota::new(Algorithm::TokenBucket, rate(largest + 1)).is_err(), "{largest} in {period} s");
+        let rate = |count| Quota::every(count, Span::from_secs(period));
+        assert!(CheckedQuota::new(Algorithm::TokenBucket, rate(largest)).is_ok(), "{largest} in {period} s");
+        assert!(
+            CheckedQuota::new(Algorithm::TokenBucket, rate(largest + 1)).is_err(),
+            "{largest} in {period} s"
+        );
         assert!(text.contains(written), "docs/algorithms.md does not contain {written}");
     }
 }
@@ -225,11 +228,11 @@ struct Key {
 
 const START: u64 = 1_760_000_000_000;
 
-fn rate() -> Rate {
+fn rate() -> Quota {
     Quota::per(10, std::time::Duration::from_secs(10))
 }
 
-fn limit(algorithm: Algorithm, rate: Rate) -> Limit {
+fn limit(algorithm: Algorithm, rate: Quota) -> Limit {
     Limit::new("limit", rate).algorithm(algorithm)
 }
 

@@ -579,6 +579,19 @@ fn what_cannot_be_built_says_what_would_be_right() {
         Limiter::builder().limit(Limit::new("slots", Quota::slots(5)).algorithm(Algorithm::FixedWindow)),
         "limit `slots`: fixed-window has a rate, not slots (`rate: 5/s`)",
     );
+    // The numbers of a quota are checked here, where the name of the limit is known.
+    check(
+        Limiter::builder().limit(Limit::new("login", Quota::per_minute(0))),
+        "limit `login`: count is 0 (at least 1; to refuse everything, grant nothing: `0/s`)",
+    );
+    check(
+        Limiter::builder().limit(Limit::new("login", Quota::per_minute(5).burst(0))),
+        "limit `login`: burst is 0 (at least 1, or leave it out)",
+    );
+    check(
+        Limiter::builder().limit(Limit::new("slots", Quota::slots(0))),
+        "limit `slots`: count is 0 (at least 1; to refuse everything, grant nothing: `0/s`)",
+    );
     // All problems are reported at once.
     let errors = limit("A").limit(Limit::new("B", Quota::per_second(1)).by("a b")).build();
     let Err(BuildError::Policy(problems)) = &errors else { panic!("{errors:?}") };

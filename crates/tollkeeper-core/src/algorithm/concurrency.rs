@@ -3,7 +3,7 @@
 //! A slot has a time to live, so that a holder that crashed does not keep it forever. It cannot be known
 //! when a holder will release its slot, so the retry time of a refusal is only a hint.
 
-use crate::quota::Quota;
+use crate::quota::CheckedQuota;
 
 use super::Report;
 
@@ -46,7 +46,7 @@ pub struct Step {
 }
 
 /// Decides whether one more slot can be taken at microsecond `now`.
-pub fn step(quota: &Quota, slots: &[Slot], now: u64) -> Step {
+pub fn step(quota: &CheckedQuota, slots: &[Slot], now: u64) -> Step {
     let mut step = Step { allowed: false, moved: false, held: 0, first: u64::MAX };
     for slot in slots {
         if let Some(seen) = slot.seen(now) {
@@ -60,7 +60,7 @@ pub fn step(quota: &Quota, slots: &[Slot], now: u64) -> Step {
 }
 
 /// The numbers behind a step, in microseconds, given whether a slot was taken.
-pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64) -> Report {
+pub fn report(quota: &CheckedQuota, step: &Step, charged: bool, now: u64) -> Report {
     let held = held(step, charged);
     let hint = step.first.min(now + HINT);
     Report {
@@ -74,7 +74,7 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64) -> Report {
 
 /// How many slots are free.
 #[inline]
-pub fn remaining(quota: &Quota, step: &Step, charged: bool) -> u64 {
+pub fn remaining(quota: &CheckedQuota, step: &Step, charged: bool) -> u64 {
     quota.count().saturating_sub(held(step, charged))
 }
 
@@ -83,7 +83,7 @@ fn held(step: &Step, charged: bool) -> u64 {
 }
 
 /// Adds the slot of `taker`; `None` only rewrites the slots, after the clock has stepped back.
-pub fn write(quota: &Quota, slots: &mut Vec<Slot>, now: u64, taker: Option<u64>) {
+pub fn write(quota: &CheckedQuota, slots: &mut Vec<Slot>, now: u64, taker: Option<u64>) {
     *slots = slots.iter().filter_map(|slot| slot.seen(now)).collect();
     slots.extend(taker.map(|id| Slot { id, taken: now, expires: now + quota.period_ticks() }));
 }

@@ -4,7 +4,7 @@
 //! window boundary; the other algorithms avoid that. A `shift` moves the windows of a key, so that not
 //! all keys start a window at the same instant.
 
-use crate::quota::Quota;
+use crate::quota::CheckedQuota;
 
 use super::{Past, Report};
 
@@ -32,7 +32,7 @@ pub struct Step {
 
 /// Decides one request of `cost` at microsecond `now`; the windows begin `shift` microseconds early.
 #[inline]
-pub fn step(quota: &Quota, state: Option<State>, now: u64, shift: u64, cost: u64) -> Step {
+pub fn step(quota: &CheckedQuota, state: Option<State>, now: u64, shift: u64, cost: u64) -> Step {
     let (before, moved) = current(quota, state, now, shift);
     let allowed = cost <= quota.count() && before.count + cost <= quota.count();
     let after = if allowed { State { count: before.count + cost, ..before } } else { before };
@@ -40,7 +40,7 @@ pub fn step(quota: &Quota, state: Option<State>, now: u64, shift: u64, cost: u64
 }
 
 /// The numbers behind a step, in microseconds, given whether the key was charged.
-pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, shift: u64, cost: u64) -> Report {
+pub fn report(quota: &CheckedQuota, step: &Step, charged: bool, now: u64, shift: u64, cost: u64) -> Report {
     let State { window, count } = if charged { step.after } else { step.before };
     let end = end(quota, window, shift);
     Report {
@@ -54,31 +54,31 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, shift: u64, c
 
 /// Units that could be taken at once now.
 #[inline]
-pub fn remaining(quota: &Quota, step: &Step, charged: bool) -> u64 {
+pub fn remaining(quota: &CheckedQuota, step: &Step, charged: bool) -> u64 {
     let State { count, .. } = if charged { step.after } else { step.before };
     quota.count().saturating_sub(count)
 }
 
 /// Gives back `part` of an earlier charge, if its window has not ended.
-pub fn give_back(quota: &Quota, state: State, now: u64, shift: u64, part: u64, past: &Past) -> State {
+pub fn give_back(quota: &CheckedQuota, state: State, now: u64, shift: u64, part: u64, past: &Past) -> State {
     let (before, _) = current(quota, Some(state), now, shift);
     let part = if past.window == before.window { part } else { 0 };
     State { count: before.count.saturating_sub(part), ..before }
 }
 
 /// Charges `more` units after admission, above the limit if necessary, but never beyond twice the quota.
-pub fn add(quota: &Quota, state: Option<State>, now: u64, shift: u64, more: u64) -> State {
+pub fn add(quota: &CheckedQuota, state: Option<State>, now: u64, shift: u64, more: u64) -> State {
     let (before, _) = current(quota, state, now, shift);
     let most = (2 * quota.count()).max(before.count);
     State { count: before.count.saturating_add(more).min(most), ..before }
 }
 
 /// The microsecond at which the state no longer affects a decision.
-pub fn fresh_at(quota: &Quota, state: State, shift: u64) -> u64 {
+pub fn fresh_at(quota: &CheckedQuota, state: State, shift: u64) -> u64 {
     end(quota, state.window, shift)
 }
 
-fn end(quota: &Quota, window: u64, shift: u64) -> u64 {
+fn end(quota: &CheckedQuota, window: u64, shift: u64) -> u64 {
     (window + 1) * quota.period_ticks() - shift
 }
 
@@ -87,7 +87,7 @@ fn end(quota: &Quota, window: u64, shift: u64) -> u64 {
 /// A stored window that is the next one is used unchanged; one further ahead proves that the clock has
 /// stepped back, and its count is moved to the current window.
 #[inline]
-fn current(quota: &Quota, state: Option<State>, now: u64, shift: u64) -> (State, bool) {
+fn current(quota: &CheckedQuota, state: Option<State>, now: u64, shift: u64) -> (State, bool) {
     let window = (now + shift) / quota.period_ticks();
     match state {
         Some(state) if state.window > window + 1 => (State { window, ..state }, true),

@@ -5,7 +5,7 @@
 //! capacity. A level above the capacity is legal (after a lowered burst or a settled shortfall) and is
 //! not cut when read: cutting would forget usage when the burst is lowered and raised again.
 
-use crate::quota::{Algorithm, Quota};
+use crate::quota::{Algorithm, CheckedQuota};
 use crate::time::Tick;
 
 use super::{Past, Report};
@@ -34,7 +34,7 @@ pub struct Step {
 
 /// Decides one request of `cost` at tick `now`.
 #[inline]
-pub fn step(quota: &Quota, state: Option<State>, now: u64, cost: u64) -> Step {
+pub fn step(quota: &CheckedQuota, state: Option<State>, now: u64, cost: u64) -> Step {
     let (before, moved) =
         state.map_or((State { level: 0, at: now }, false), |state| drained(quota, state, now));
     // cost <= burst comes first: it keeps the product below the capacity, and the sum below 2^53.
@@ -45,7 +45,7 @@ pub fn step(quota: &Quota, state: Option<State>, now: u64, cost: u64) -> Step {
 }
 
 /// The numbers behind a step, in ticks, given whether the key was charged.
-pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) -> Report {
+pub fn report(quota: &CheckedQuota, step: &Step, charged: bool, now: u64, cost: u64) -> Report {
     let (capacity, period) = (quota.capacity(), quota.period_ticks());
     let State { level, at } = if charged { step.after } else { step.before };
     let passes =
@@ -67,7 +67,7 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) ->
 
 /// Units that could be taken at once now.
 #[inline]
-pub fn remaining(quota: &Quota, step: &Step, charged: bool) -> u64 {
+pub fn remaining(quota: &CheckedQuota, step: &Step, charged: bool) -> u64 {
     let State { level, .. } = if charged { step.after } else { step.before };
     quota.capacity().saturating_sub(level) / quota.period_ticks()
 }
@@ -75,7 +75,7 @@ pub fn remaining(quota: &Quota, step: &Step, charged: bool) -> u64 {
 /// Gives back `part` of an earlier charge, but only units that cannot have drained since.
 ///
 /// Giving back more would let a caller spend the same refill twice.
-pub fn give_back(quota: &Quota, state: State, now: u64, part: u64, past: &Past) -> State {
+pub fn give_back(quota: &CheckedQuota, state: State, now: u64, part: u64, past: &Past) -> State {
     let (before, _) = drained(quota, state, now);
     let lost = match state.at.max(now).checked_sub(past.tick) {
         Some(age) => age.saturating_mul(quota.count().max(past.count)),
@@ -87,7 +87,7 @@ pub fn give_back(quota: &Quota, state: State, now: u64, part: u64, past: &Past) 
 }
 
 /// Charges `more` units after admission, above the limit if necessary, but never beyond twice the capacity.
-pub fn add(quota: &Quota, state: Option<State>, now: u64, more: u64) -> State {
+pub fn add(quota: &CheckedQuota, state: Option<State>, now: u64, more: u64) -> State {
     let (before, _) = state.map_or((State { level: 0, at: now }, false), |state| drained(quota, state, now));
     let most = (2 * quota.capacity()).max(before.level);
     State {
@@ -97,20 +97,20 @@ pub fn add(quota: &Quota, state: Option<State>, now: u64, more: u64) -> State {
 }
 
 /// The tick at which the state no longer affects a decision.
-pub fn fresh_at(quota: &Quota, state: State) -> u64 {
+pub fn fresh_at(quota: &CheckedQuota, state: State) -> u64 {
     drained_at(quota, state.at, state.level)
 }
 
 /// The tick at which a request that is queued now leaves the queue: when all before it have left.
 #[inline]
-pub(super) fn departs(quota: &Quota, step: &Step, now: u64) -> u64 {
+pub(super) fn departs(quota: &CheckedQuota, step: &Step, now: u64) -> u64 {
     drained_at(quota, now, step.before.level)
 }
 
 /// The tick at which `level` has drained, starting at `at`; at most the last tick before 2^53 µs, in the
 /// year 2255: a level charged under a count millions of times larger would drain beyond that.
 #[inline]
-fn drained_at(quota: &Quota, at: u64, level: u64) -> u64 {
+fn drained_at(quota: &CheckedQuota, at: u64, level: u64) -> u64 {
     let last = match quota.tick() {
         Tick::Micro => 1 << 53,
         Tick::Milli => (1 << 53) / 1_000,
@@ -124,7 +124,7 @@ fn drained_at(quota: &Quota, at: u64, level: u64) -> u64 {
 /// A state ahead of the clock by up to one fill time is used unchanged and starts to drain at `at`;
 /// further ahead proves that the clock has stepped back.
 #[inline]
-fn drained(quota: &Quota, state: State, now: u64) -> (State, bool) {
+fn drained(quota: &CheckedQuota, state: State, now: u64) -> (State, bool) {
     let moved = state.at > now && state.at - now > quota.fill_ticks();
     let at = if moved { now } else { state.at };
     let then = at.max(now);

@@ -5,7 +5,7 @@
 //! because several limits are decided together: the remaining units are known only after every limit has
 //! been checked, and a caller that needs only the verdict should not pay for divisions.
 //!
-//! Only this module knows all the algorithms: it dispatches on [`Quota::algorithm`].
+//! Only this module knows all the algorithms: it dispatches on [`CheckedQuota::algorithm`].
 //!
 //! Redis runs the same functions in Lua, kept line for line beside each algorithm: see [`twins`].
 
@@ -21,7 +21,7 @@ pub mod twins;
 mod trace;
 
 use crate::decision::{Outcome, Retry};
-use crate::quota::{Algorithm, Quota};
+use crate::quota::{Algorithm, CheckedQuota};
 use crate::time::{Span, Time};
 
 pub use state::{State, add, apply, give_back};
@@ -141,7 +141,7 @@ pub struct Past {
 
 /// Decides one request against one key. Writes nothing: [`Step::effect`] is what the store has to write.
 #[inline(always)]
-pub fn step(quota: &Quota, stored: StoredState<'_>, request: &KeyRequest) -> Step {
+pub fn step(quota: &CheckedQuota, stored: StoredState<'_>, request: &KeyRequest) -> Step {
     if quota.count() == 0 {
         return Step { allowed: false, effect: Effect::None };
     }
@@ -182,7 +182,7 @@ pub fn step(quota: &Quota, stored: StoredState<'_>, request: &KeyRequest) -> Ste
 ///
 /// `seen` is the state that the step was computed from, as it was before any write.
 pub fn outcome(
-    quota: &Quota,
+    quota: &CheckedQuota,
     stored: StoredState<'_>,
     request: &KeyRequest,
     step: &Step,
@@ -206,7 +206,7 @@ pub fn outcome(
 
 /// Only [`Outcome::remaining`]: most of the other fields of an outcome need divisions.
 #[inline]
-pub fn remaining(quota: &Quota, request: &KeyRequest, step: &Step, charged: bool) -> u64 {
+pub fn remaining(quota: &CheckedQuota, request: &KeyRequest, step: &Step, charged: bool) -> u64 {
     match &step.effect {
         Effect::None => 0,
         Effect::Meter(step) => meter::remaining(quota, step, charged),
@@ -220,7 +220,7 @@ pub fn remaining(quota: &Quota, request: &KeyRequest, step: &Step, charged: bool
 }
 
 /// Converts a report, in ticks, into an outcome, in time from now. The quota's count must be above 0.
-pub fn tell(quota: &Quota, request: &KeyRequest, allowed: bool, report: &Report) -> Outcome {
+pub fn tell(quota: &CheckedQuota, request: &KeyRequest, allowed: bool, report: &Report) -> Outcome {
     let until = |tick| quota.tick().until(tick, request.now);
     let delay = until(report.departs);
     let retry = match report.passes {

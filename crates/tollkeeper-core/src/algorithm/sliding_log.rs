@@ -4,7 +4,7 @@
 //! big-endian microsecond timestamps (*stamps*) without a header, searched by bisection. The bytes are the
 //! state, here and in Redis, where they are read with GETRANGE and extended with APPEND.
 
-use crate::quota::Quota;
+use crate::quota::CheckedQuota;
 
 use super::{Past, Report};
 
@@ -27,7 +27,7 @@ pub struct Step {
 }
 
 /// Decides one request of `cost` at microsecond `now`.
-pub fn step(quota: &Quota, log: &[u8], now: u64, cost: u64) -> Step {
+pub fn step(quota: &CheckedQuota, log: &[u8], now: u64, cost: u64) -> Step {
     let newest = len(log).checked_sub(1).map_or(0, |last| stamp(log, last));
     let moved = newest > now + quota.period_ticks();
     let first = first_live(log, quota.period_ticks(), now);
@@ -37,7 +37,7 @@ pub fn step(quota: &Quota, log: &[u8], now: u64, cost: u64) -> Step {
 }
 
 /// The numbers behind a step, in microseconds, given whether the key was charged.
-pub fn report(quota: &Quota, log: &[u8], step: &Step, charged: bool, now: u64, cost: u64) -> Report {
+pub fn report(quota: &CheckedQuota, log: &[u8], step: &Step, charged: bool, now: u64, cost: u64) -> Report {
     let (count, period) = (quota.count(), quota.period_ticks());
     let used = used(step, charged, cost);
     // `index` counts from the first live stamp; the stamps of this request follow those in the log.
@@ -59,7 +59,7 @@ pub fn report(quota: &Quota, log: &[u8], step: &Step, charged: bool, now: u64, c
 
 /// Units that could be taken at once now.
 #[inline]
-pub fn remaining(quota: &Quota, step: &Step, charged: bool, cost: u64) -> u64 {
+pub fn remaining(quota: &CheckedQuota, step: &Step, charged: bool, cost: u64) -> u64 {
     quota.count().saturating_sub(used(step, charged, cost))
 }
 
@@ -92,7 +92,7 @@ pub fn write(log: &mut Vec<u8>, step: &Step, now: u64, cost: u64) {
 
 /// Gives back `part` of an earlier charge, if that is less than a period old. Removes the oldest live
 /// stamps, which frees the least.
-pub fn give_back(quota: &Quota, log: &mut Vec<u8>, now: u64, part: u64, past: &Past) {
+pub fn give_back(quota: &CheckedQuota, log: &mut Vec<u8>, now: u64, part: u64, past: &Past) {
     let state = step(quota, log, now, 0);
     write(log, &state, now, 0);
     // A stamp further ahead than a period: the clock has stepped back since, and the stamp was moved.
@@ -105,7 +105,7 @@ pub fn give_back(quota: &Quota, log: &mut Vec<u8>, now: u64, part: u64, past: &P
 }
 
 /// Charges `more` units after admission, above the limit if necessary, but never beyond twice the quota.
-pub fn add(quota: &Quota, log: &mut Vec<u8>, now: u64, more: u64) {
+pub fn add(quota: &CheckedQuota, log: &mut Vec<u8>, now: u64, more: u64) {
     let state = step(quota, log, now, 0);
     let room = (2 * quota.count()).saturating_sub(state.used);
     write(log, &state, now, more.min(room));
@@ -123,7 +123,7 @@ pub fn merge(one: &[u8], other: &[u8], most: u64) -> Vec<u8> {
 }
 
 /// The microsecond at which the newest stamp expires; 0 for an empty log.
-pub fn fresh_at(quota: &Quota, log: &[u8]) -> u64 {
+pub fn fresh_at(quota: &CheckedQuota, log: &[u8]) -> u64 {
     len(log).checked_sub(1).map_or(0, |last| stamp(log, last) + quota.period_ticks())
 }
 

@@ -5,13 +5,13 @@
 //! negative, then whether the weighted previous count fits into that room. Counts are not cut when read:
 //! after a lowered quota they still are real usage.
 
-use crate::quota::Quota;
+use crate::quota::CheckedQuota;
 
 use super::{Past, Report};
 
 /// The stored state of a key.
 ///
-/// `4 * quota * period < 2^53` by `Quota::new`, and neither count is above twice a quota: so
+/// `4 * quota * period < 2^53` by `CheckedQuota::new`, and neither count is above twice a quota: so
 /// `(prev + cur) * period` is below 2^53, whatever the quota was when they were written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
@@ -38,7 +38,7 @@ pub struct Step {
 
 /// Decides one request of `cost` at tick `now`.
 #[inline]
-pub fn step(quota: &Quota, state: Option<State>, now: u64, cost: u64) -> Step {
+pub fn step(quota: &CheckedQuota, state: Option<State>, now: u64, cost: u64) -> Step {
     let (before, moved) = current(quota, state, now);
     let allowed = cost <= quota.count() && fits(quota, before, elapsed(quota, before, now), cost);
     let after = if allowed { State { cur: before.cur + cost, ..before } } else { before };
@@ -46,7 +46,7 @@ pub fn step(quota: &Quota, state: Option<State>, now: u64, cost: u64) -> Step {
 }
 
 /// The numbers behind a step, in ticks, given whether the key was charged.
-pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) -> Report {
+pub fn report(quota: &CheckedQuota, step: &Step, charged: bool, now: u64, cost: u64) -> Report {
     let (count, period) = (quota.count(), quota.period_ticks());
     let state = if charged { step.after } else { step.before };
     let begin = state.window * period;
@@ -66,7 +66,7 @@ pub fn report(quota: &Quota, step: &Step, charged: bool, now: u64, cost: u64) ->
 
 /// Units that could be taken at once now.
 #[inline]
-pub fn remaining(quota: &Quota, step: &Step, charged: bool, now: u64) -> u64 {
+pub fn remaining(quota: &CheckedQuota, step: &Step, charged: bool, now: u64) -> u64 {
     let (count, period) = (quota.count(), quota.period_ticks());
     let state = if charged { step.after } else { step.before };
     let used = state.cur * period + state.prev * (period - elapsed(quota, state, now));
@@ -74,7 +74,7 @@ pub fn remaining(quota: &Quota, step: &Step, charged: bool, now: u64) -> u64 {
 }
 
 /// Gives back `part` of an earlier charge: to the window it was made in, while that window still counts.
-pub fn give_back(quota: &Quota, state: State, now: u64, part: u64, past: &Past) -> State {
+pub fn give_back(quota: &CheckedQuota, state: State, now: u64, part: u64, past: &Past) -> State {
     let (before, _) = current(quota, Some(state), now);
     if past.window == before.window {
         State { cur: before.cur.saturating_sub(part), ..before }
@@ -86,20 +86,20 @@ pub fn give_back(quota: &Quota, state: State, now: u64, part: u64, past: &Past) 
 }
 
 /// Charges `more` units after admission, above the limit if necessary, but never beyond twice the quota.
-pub fn add(quota: &Quota, state: Option<State>, now: u64, more: u64) -> State {
+pub fn add(quota: &CheckedQuota, state: Option<State>, now: u64, more: u64) -> State {
     let (before, _) = current(quota, state, now);
     let most = (2 * quota.count()).max(before.cur);
     State { cur: before.cur.saturating_add(more).min(most), ..before }
 }
 
 /// The tick at which the state no longer affects a decision.
-pub fn fresh_at(quota: &Quota, state: State) -> u64 {
+pub fn fresh_at(quota: &CheckedQuota, state: State) -> u64 {
     (state.window + if state.cur > 0 { 2 } else { 1 }) * quota.period_ticks()
 }
 
 /// `prev * (1 - f) + cur + cost <= quota` in whole numbers, where `f` is the elapsed fraction of the window.
 #[inline]
-fn fits(quota: &Quota, state: State, elapsed: u64, cost: u64) -> bool {
+fn fits(quota: &CheckedQuota, state: State, elapsed: u64, cost: u64) -> bool {
     let period = quota.period_ticks();
     (state.cur + cost <= quota.count())
         && state.prev * (period - elapsed) <= (quota.count() - state.cur - cost) * period
@@ -107,7 +107,7 @@ fn fits(quota: &Quota, state: State, elapsed: u64, cost: u64) -> bool {
 
 /// The first tick at which `cost`, which does not fit now, will fit: later in this window, when the weight
 /// of the previous count has fallen enough, or in the next, when the current count has become the previous.
-fn passes(quota: &Quota, state: State, cost: u64) -> u64 {
+fn passes(quota: &CheckedQuota, state: State, cost: u64) -> u64 {
     let period = quota.period_ticks();
     let begin = state.window * period;
     // The smallest `elapsed` for which `count * (period - elapsed) <= room * period`.
@@ -121,13 +121,13 @@ fn passes(quota: &Quota, state: State, cost: u64) -> u64 {
 
 /// Ticks since the state's window began; zero if it has not begun yet.
 #[inline]
-fn elapsed(quota: &Quota, state: State, now: u64) -> u64 {
+fn elapsed(quota: &CheckedQuota, state: State, now: u64) -> u64 {
     now.saturating_sub(state.window * quota.period_ticks())
 }
 
 /// The state at `now`, and whether it was moved because the clock has stepped back.
 #[inline]
-fn current(quota: &Quota, state: Option<State>, now: u64) -> (State, bool) {
+fn current(quota: &CheckedQuota, state: Option<State>, now: u64) -> (State, bool) {
     let window = now / quota.period_ticks();
     match state {
         Some(state) if state.window > window + 1 => (State { window, ..state }, true),

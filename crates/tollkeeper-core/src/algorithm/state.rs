@@ -1,6 +1,6 @@
 //! The owned state of any algorithm, for stores that keep states of all algorithms in one map.
 
-use crate::quota::{Algorithm, Quota};
+use crate::quota::{Algorithm, CheckedQuota};
 use crate::time::{Span, Time};
 
 use super::concurrency::{self, Slot};
@@ -36,7 +36,7 @@ impl State {
 
     /// When the state no longer affects a decision, so that it can be dropped.
     #[inline]
-    pub fn fresh_at(&self, quota: &Quota, shift: u64) -> Time {
+    pub fn fresh_at(&self, quota: &CheckedQuota, shift: u64) -> Time {
         let tick = match self {
             State::Meter(state) => meter::fresh_at(quota, *state),
             State::FixedWindow(state) => fixed_window::fresh_at(quota, *state, shift),
@@ -52,7 +52,7 @@ impl State {
 /// back. `taker` is the id under which a slot is held. `None` for a quota of count 0, which keeps no state.
 #[inline]
 pub fn apply(
-    quota: &Quota,
+    quota: &CheckedQuota,
     state: Option<State>,
     request: &KeyRequest,
     step: &Step,
@@ -81,7 +81,7 @@ pub fn apply(
 }
 
 /// The state with `part` of an earlier charge given back, as far as the algorithm supports it.
-pub fn give_back(quota: &Quota, state: State, now: Time, shift: u64, part: u64, past: &Past) -> State {
+pub fn give_back(quota: &CheckedQuota, state: State, now: Time, shift: u64, part: u64, past: &Past) -> State {
     let tick = quota.tick().number(now);
     match state {
         // A queued request has already delayed those behind it, so a leaky bucket gives nothing back.
@@ -102,7 +102,7 @@ pub fn give_back(quota: &Quota, state: State, now: Time, shift: u64, part: u64, 
 }
 
 /// The state with `more` units charged after the request was admitted, even above the limit.
-pub fn add(quota: &Quota, state: Option<State>, now: Time, shift: u64, more: u64) -> State {
+pub fn add(quota: &CheckedQuota, state: Option<State>, now: Time, shift: u64, more: u64) -> State {
     let tick = quota.tick().number(now);
     let stored = state.as_ref().map_or(StoredState::Nothing, State::stored);
     match quota.algorithm() {

@@ -26,7 +26,7 @@
 //! this crate.
 
 use crate::decision::{Outcome, Retry};
-use crate::quota::{Algorithm, Quota, Rate};
+use crate::quota::{Algorithm, CheckedQuota, Quota};
 use crate::time::{Span, Time};
 
 use super::{
@@ -65,7 +65,7 @@ fn concurrency_trace() {
 #[test]
 fn requests_in_one_microsecond_are_all_counted() {
     for algorithm in Algorithm::ALL {
-        let quota = Quota::new(algorithm, Quota::per_hour(1_000)).unwrap();
+        let quota = CheckedQuota::new(algorithm, Quota::per_hour(1_000)).unwrap();
         let mut key = Key::new(quota);
         for left in (0..1_000).rev() {
             let (outcome, _) = key.check(BASE, 1);
@@ -121,7 +121,7 @@ fn every_algorithm_matches_its_vectors() {
 #[test]
 fn meter_matches_the_table_of_other_limiters() {
     let [(name, text)] = vectors! { "meter-1-per-1s-burst-5" };
-    let quota = Quota::new(Algorithm::TokenBucket, Quota::per_second(1).burst(5)).unwrap();
+    let quota = CheckedQuota::new(Algorithm::TokenBucket, Quota::per_second(1).burst(5)).unwrap();
     let mut key = Key::new(quota);
     let millis = |text: &str| text.parse().map_or(text.to_owned(), |ms: u64| (ms * 1_000).to_string());
     let mut count = 0;
@@ -141,7 +141,7 @@ fn meter_matches_the_table_of_other_limiters() {
 #[test]
 fn sliding_window_matches_its_vector() {
     let [(name, text)] = vectors! { "sliding-window" };
-    let quota = Quota::new(Algorithm::SlidingWindow, Quota::per_minute(100)).unwrap();
+    let quota = CheckedQuota::new(Algorithm::SlidingWindow, Quota::per_minute(100)).unwrap();
     let mut count = 0;
     for (line, row) in rows(text) {
         let [elapsed, prev, cur, cost, verdict] = row[..] else { panic!("{name}:{line}: five columns") };
@@ -156,7 +156,7 @@ fn sliding_window_matches_its_vector() {
 
 /// One key with its state, as a store would hold it.
 struct Key {
-    quota: Quota,
+    quota: CheckedQuota,
     shift: u64,
     hold: Option<Span>,
     state: Option<State>,
@@ -165,7 +165,7 @@ struct Key {
 }
 
 impl Key {
-    fn new(quota: Quota) -> Key {
+    fn new(quota: CheckedQuota) -> Key {
         Key { quota, shift: 0, hold: None, state: None, charges: Vec::new() }
     }
 
@@ -316,27 +316,27 @@ fn new_key(words: &[&str]) -> Key {
     let [algorithm, rate, options @ ..] = words else { panic!("an algorithm and a rate: {words:?}") };
     let algorithm = Algorithm::from_name(algorithm).expect("the name of an algorithm");
     let (count, period) = rate.split_once('/').expect("count/period");
-    let mut rate = Rate { count: number(count), period: Span::from_micros(span(period)), burst: None };
+    let mut quota = Quota::every(number(count), Span::from_micros(span(period)));
     let (mut shift, mut hold) = (0, None);
     for option in options.chunks(2) {
         match option {
-            ["burst", burst] => rate.burst = Some(number(burst)),
+            ["burst", burst] => quota = quota.burst(number(burst)),
             ["shift", by] => shift = span(by),
             ["hold", longest] => hold = Some(Span::from_micros(span(longest))),
             _ => panic!("unknown option: {option:?}"),
         }
     }
-    Key { shift, hold, ..Key::new(Quota::new(algorithm, rate).expect("a quota")) }
+    Key { shift, hold, ..Key::new(CheckedQuota::new(algorithm, quota).expect("a quota")) }
 }
 
 /// `token-bucket-5-per-1000000us-burst-5`
-fn quota_of_file(name: &str) -> Quota {
+fn quota_of_file(name: &str) -> CheckedQuota {
     let (left, right) = name.split_once("-per-").expect("…-per-…");
     let (algorithm, count) = left.rsplit_once('-').expect("ALGORITHM-COUNT");
     let (period, burst) = right.split_once("-burst-").map_or((right, None), |(p, b)| (p, Some(number(b))));
     let algorithm = Algorithm::from_name(algorithm).expect("the name of an algorithm");
-    let rate = Rate { count: number(count), period: Span::from_micros(span(period)), burst };
-    Quota::new(algorithm, rate).expect("a quota")
+    let quota = Quota::every(number(count), Span::from_micros(span(period))).with_burst(burst);
+    CheckedQuota::new(algorithm, quota).expect("a quota")
 }
 
 fn number(text: &str) -> u64 {

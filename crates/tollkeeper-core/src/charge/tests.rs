@@ -6,6 +6,7 @@ use crate::decision::tests::{NOW, first};
 use crate::facts;
 use crate::key::tests::Random;
 use crate::limit::Limit;
+use crate::quota::Quota;
 use crate::toll::Verb;
 
 const SECRET: Secret = Secret([9; 16]);

@@ -4,7 +4,7 @@ use super::Outcome;
 use crate::algorithm::{self, KeyRequest, Step, StoredState};
 use crate::inline::Inline;
 use crate::limit::OnStoreFailure;
-use crate::quota::Quota;
+use crate::quota::CheckedQuota;
 use crate::time::Time;
 use crate::toll::Due;
 
@@ -57,7 +57,7 @@ impl LimitReply {
     }
 
     /// The numbers, under this quota and for this input.
-    pub fn outcome(&self, quota: &Quota, request: &KeyRequest) -> Outcome {
+    pub fn outcome(&self, quota: &CheckedQuota, request: &KeyRequest) -> Outcome {
         match self {
             LimitReply::Pending => Outcome::nothing(),
             LimitReply::Step { step, charged } => {

@@ -45,8 +45,8 @@ pub struct DeclaredFacts(Option<Arc<[DeclaredFact]>>);
 
 impl DeclaredFact {
     /// A fact whose raw value is used unchanged.
-    pub fn new(name: &str) -> DeclaredFact {
-        DeclaredFact { name: name.into(), steps: Vec::new(), hashed: false }
+    pub fn new(name: impl Into<String>) -> DeclaredFact {
+        DeclaredFact { name: name.into().into_boxed_str(), steps: Vec::new(), hashed: false }
     }
 
     /// Converts values to lower case.
@@ -195,10 +195,10 @@ impl DeclaredFacts {
     ) -> Result<Cow<'f, Facts<'a>>, InvalidFact> {
         let mut identified_facts = Cow::Borrowed(facts);
         for fact in facts.all() {
-            self.check(fact.name, &fact.value)?;
+            self.check(&fact.name, &fact.value)?;
             let declared = declared.iter().find(|declared| *declared.name == *fact.name);
             if let Some(value) = declared.and_then(|declared| identified(declared, &fact.value)) {
-                identified_facts.to_mut().replace(fact.name, value);
+                identified_facts.to_mut().replace(&fact.name, value);
             }
         }
         Ok(identified_facts)

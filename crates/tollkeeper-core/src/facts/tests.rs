@@ -41,6 +41,25 @@ fn more_than_64_facts_are_too_many() {
     assert_eq!(facts.get("fact3").expect("present").to_string(), "replaced");
 }
 
+/// Facts that outlive the strings they were made from, as a caller with names from a file or a header needs them.
+#[test]
+fn names_and_values_may_be_owned() {
+    fn of_header(name: &str, value: &str) -> Facts<'static> {
+        let mut facts = Facts::new().with(format!("header.{name}"), value.to_owned());
+        facts.put(name.to_uppercase(), 1);
+        facts.put(name.to_uppercase(), 2);
+        facts.insert_bytes(format!("raw.{name}"), b"bytes").expect("valid");
+        facts
+    }
+    let facts = of_header("team", "red");
+    let found: Vec<_> = facts.iter().map(|(name, value)| (name, value.to_string())).collect();
+    let expected = [("header.team", "red"), ("TEAM", "2"), ("raw.team", "bytes")];
+    assert_eq!(found, expected.map(|(name, value)| (name, value.to_owned())));
+    assert_eq!(facts.get("header.team"), facts.clone().get("header.team"));
+    let invalid = Facts::new().insert("a b".to_owned(), "x").expect_err("an invalid name");
+    assert_eq!((invalid.name.as_str(), invalid.problem), ("a b", FactProblem::Name));
+}
+
 #[test]
 fn numbers_and_addresses_have_a_text() {
     let facts = facts! {
@@ -137,7 +156,7 @@ fn every_error_says_what_would_be_valid() {
 
 #[test]
 fn errors_cut_a_long_name_between_characters() {
-    let error = Facts::new().insert(&"x".repeat(1000), "x").expect_err("too long");
+    let error = Facts::new().insert("x".repeat(1000), "x").expect_err("too long");
     assert_eq!(error.name, "x".repeat(64));
     let name = "x".to_owned() + &"ü".repeat(100);
     let error = Facts::new().insert(&name, "x").expect_err("too long");

@@ -8,7 +8,7 @@ use super::rule::{Allow, Grant, REFUSED, Rule};
 use crate::facts;
 use crate::key::Family;
 use crate::limit::{Base, CostMissing, Limit};
-use crate::quota::{Algorithm, Allowance, Quota, Rate};
+use crate::quota::{Algorithm, Allowance, CheckedQuota, Quota};
 use crate::toll::MAX_COST;
 
 impl Rule {
@@ -144,31 +144,34 @@ fn partition(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> Option<u8
 
 /// The algorithm of the limit, the same for all tiers: the configured one, or one that fits what is granted.
 fn chosen_algorithm(limit: &Limit) -> Algorithm {
-    let any = |test: fn(&Allowance) -> bool| {
+    let any = |test: fn(&Quota) -> bool| {
         let flat = if let Base::Flat(allowance) = &limit.base { Some(allowance) } else { None };
         let listed = limit.tiers.iter().chain(&limit.overrides).map(|(_, allowance)| allowance);
-        flat.into_iter().chain(listed).any(test)
+        flat.into_iter()
+            .chain(listed)
+            .any(|allowance| matches!(allowance, Allowance::Quota(quota) if test(quota)))
     };
     match limit.algorithm {
         Some(algorithm) => algorithm,
-        None if any(|allowance| matches!(allowance, Allowance::Slots(_))) => Algorithm::Concurrency,
-        None if any(|allowance| matches!(allowance, Allowance::Rate(Rate { burst: Some(_), .. }))) => {
-            Algorithm::TokenBucket
-        }
+        None if any(|quota| quota.period().is_none()) => Algorithm::Concurrency,
+        None if any(Quota::has_burst) => Algorithm::TokenBucket,
         None => Algorithm::SlidingWindow,
     }
 }
 
 fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result<Grant, Problem> {
-    let rate = match (allowance, algorithm) {
-        (Allowance::Unlimited, _) => return Ok(Grant::Unlimited),
-        (Allowance::Nothing, _) => return Ok(nothing(limit, algorithm)),
-        (Allowance::Slots(count), Algorithm::Concurrency) => Rate { count, period: limit.ttl, burst: None },
-        (Allowance::Rate(_), Algorithm::Concurrency) => return Err(Problem::RateOfSlots),
-        (Allowance::Slots(_), algorithm) => return Err(Problem::SlotsOf(algorithm)),
-        (Allowance::Rate(rate), _) => rate,
+    let quota = match allowance {
+        Allowance::Unlimited => return Ok(Grant::Unlimited),
+        Allowance::Nothing => return Ok(nothing(limit, algorithm)),
+        Allowance::Quota(quota) => quota,
     };
-    let quota = Quota::new(algorithm, rate).map_err(Problem::Quota)?;
+    let quota = match (quota.period(), algorithm) {
+        (None, Algorithm::Concurrency) => quota.with_period(limit.ttl),
+        (Some(_), Algorithm::Concurrency) => return Err(Problem::RateOfSlots),
+        (None, algorithm) => return Err(Problem::SlotsOf(algorithm)),
+        (Some(_), _) => quota,
+    };
+    let quota = CheckedQuota::new(algorithm, quota).map_err(Problem::Quota)?;
     let family = Family::new(&limit.name, algorithm, limit.stagger, quota.period());
     Ok(Grant::Limited { quota, family })
 }
@@ -176,7 +179,7 @@ fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result
 /// The grant that refuses every request. It keeps no state, so the period in its keys does not matter.
 fn nothing(limit: &Limit, algorithm: Algorithm) -> Grant {
     let family = Family::new(&limit.name, algorithm, limit.stagger, limit.ttl);
-    Grant::Limited { quota: Quota::nothing(algorithm, limit.ttl), family }
+    Grant::Limited { quota: CheckedQuota::nothing(algorithm, limit.ttl), family }
 }
 
 fn is_by_ip(limit: &Limit) -> bool {

@@ -11,7 +11,7 @@ use crate::inline::Inline;
 use crate::invalid_request::{CostProblem, InvalidRequest};
 use crate::key::Key;
 use crate::limit::{Missing, Mode};
-use crate::quota::Quota;
+use crate::quota::CheckedQuota;
 use crate::reason::Allowed;
 use crate::toll::{charged, push_values};
 
@@ -60,7 +60,7 @@ pub enum Applicability<'p> {
         /// The key in its readable form, such as `per-user:token-bucket:1m:alice`.
         key: String,
         /// The quota of this key.
-        quota: &'p Quota,
+        quota: &'p CheckedQuota,
         /// Where the quota comes from.
         source: QuotaSource<'p>,
         /// Where the cost comes from.

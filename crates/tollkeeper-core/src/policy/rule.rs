@@ -9,7 +9,7 @@ use crate::key::{Family, Key};
 use crate::limit::{CostMissing, Missing, Mode, OnStoreFailure};
 use crate::net::Network;
 use crate::pattern::Condition;
-use crate::quota::{Algorithm, Quota};
+use crate::quota::{Algorithm, CheckedQuota};
 use crate::status::StatusSet;
 use crate::time::Span;
 
@@ -60,7 +60,7 @@ pub enum Grant {
     /// A quota, and the prefix of its keys.
     Limited {
         /// The quota.
-        quota: Quota,
+        quota: CheckedQuota,
         /// The prefix of all keys with this quota's period.
         family: Family,
     },
@@ -185,7 +185,7 @@ impl Rule {
 
     /// The quota and the key prefix of a grant, by its index; `None` if it is unlimited.
     #[inline(always)]
-    pub(crate) fn quota(&self, grant: u32) -> Option<(&Quota, &Family)> {
+    pub(crate) fn quota(&self, grant: u32) -> Option<(&CheckedQuota, &Family)> {
         match &self.grants[grant as usize] {
             Grant::Unlimited => None,
             Grant::Limited { quota, family } => Some((quota, family)),
@@ -201,7 +201,7 @@ impl Rule {
     /// The quota of a request without a tier and without an override, and the prefix of its keys; `None` if
     /// it is unlimited.
     #[inline]
-    pub fn plain_quota(&self) -> Option<(&Quota, &Family)> {
+    pub fn plain_quota(&self) -> Option<(&CheckedQuota, &Family)> {
         self.quota(self.default)
     }
 
@@ -212,12 +212,12 @@ impl Rule {
     }
 
     /// The quotas whose keys have this prefix, so that they share states.
-    pub(crate) fn quotas_of(&self, family: &[u8]) -> impl Iterator<Item = &Quota> {
+    pub(crate) fn quotas_of(&self, family: &[u8]) -> impl Iterator<Item = &CheckedQuota> {
         self.limited().filter(move |(_, other)| *other == family).map(|(quota, _)| quota)
     }
 
     /// The quotas that keep states, with the prefixes of their keys.
-    pub(super) fn limited(&self) -> impl Iterator<Item = (&Quota, &[u8])> {
+    pub(super) fn limited(&self) -> impl Iterator<Item = (&CheckedQuota, &[u8])> {
         self.grants.iter().filter_map(|grant| match grant {
             Grant::Limited { quota, family } if quota.count() > 0 => Some((quota, &**family)),
             _ => None,

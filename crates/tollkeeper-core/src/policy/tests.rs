@@ -2,6 +2,7 @@ use core::time::Duration;
 
 use super::*;
 use crate::facts;
+use crate::quota::Quota;
 use crate::quota::{Algorithm, Allowance};
 use crate::status::StatusSet;
 use crate::time::Span;

@@ -5,7 +5,7 @@ use crate::decision::Outcome;
 use crate::key::Key;
 use crate::limit::Mode;
 use crate::policy::Rule;
-use crate::quota::{Algorithm, Quota};
+use crate::quota::{Algorithm, CheckedQuota};
 use crate::time::{Span, Time};
 
 /// One limit of a toll, with its key and cost.
@@ -14,7 +14,7 @@ pub struct Due<'t> {
     /// The limit.
     pub rule: &'t Rule,
     /// The quota of this key: that of its override or tier, or the limit's own.
-    pub quota: &'t Quota,
+    pub quota: &'t CheckedQuota,
     /// The key.
     pub key: Key<'t>,
     /// The cost. 0 charges nothing, and is refused only by a quota of `0/s`.
@@ -45,7 +45,7 @@ impl<'t> Due<'t> {
 
     /// The same under another quota.
     #[must_use]
-    pub fn with_quota(self, quota: &'t Quota) -> Due<'t> {
+    pub fn with_quota(self, quota: &'t CheckedQuota) -> Due<'t> {
         Due { quota, ..self }
     }
 
@@ -113,6 +113,6 @@ impl<'t> Due<'t> {
 
 /// By how much the windows of a key start earlier than epoch-aligned ones. A quota of `0/s` has no windows.
 #[inline(always)]
-pub(super) fn shift(rule: &Rule, quota: &Quota, key: Key<'_>) -> u64 {
+pub(super) fn shift(rule: &Rule, quota: &CheckedQuota, key: Key<'_>) -> u64 {
     if rule.stagger && quota.count() > 0 { key.stagger() } else { 0 }
 }

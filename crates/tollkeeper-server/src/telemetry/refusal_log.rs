@@ -12,8 +12,8 @@ use arc_swap::ArcSwapOption;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
 use tollkeeper::{
-    AdHocLimits, Capacity, Clock, Decision, KeyDecision, Limiter, MemoryStore, OnStoreFailure, Policy, Quota,
-    Retry, StoreFuture,
+    AdHocLimits, Capacity, CheckedQuota, Clock, Decision, KeyDecision, Limiter, MemoryStore, OnStoreFailure,
+    Policy, Retry, StoreFuture,
 };
 
 use crate::redact::Redactor;
@@ -29,7 +29,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 pub struct RefusalLog {
     on: AtomicBool,
     /// The rate of the config; `None` while the log is off.
-    quota: ArcSwapOption<Quota>,
+    quota: ArcSwapOption<CheckedQuota>,
     /// An ordinary token bucket that keeps the log to that rate.
     bucket: AdHocLimits,
     records: mpsc::Sender<Refusal>,
@@ -120,7 +120,7 @@ impl fmt::Debug for Key {
 
 impl RefusalLog {
     /// A log with this rate; off without a quota.
-    pub fn new(quota: Option<Quota>) -> RefusalLog {
+    pub fn new(quota: Option<CheckedQuota>) -> RefusalLog {
         let store = MemoryStore::new(Capacity { max_keys: 16, ..Capacity::default() }, Clock::system());
         let limiter = Limiter::embedded(Policy::new(Vec::new()).expect("no limits are valid"), store);
         let (records, receiver) = mpsc::channel(QUEUE);
@@ -137,7 +137,7 @@ impl RefusalLog {
     }
 
     /// Changes the rate, or turns the log on or off.
-    pub fn change(&self, quota: Option<Quota>) {
+    pub fn change(&self, quota: Option<CheckedQuota>) {
         self.on.store(quota.is_some(), Relaxed);
         self.quota.store(quota.map(Arc::new));
     }
@@ -191,6 +191,7 @@ pub async fn write(service: Arc<Service>, mut stop: oneshot::Receiver<()>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tollkeeper::Quota;
 
     #[test]
     fn keys_are_written_on_one_line() {
@@ -208,7 +209,7 @@ mod tests {
     #[test]
     fn refusals_beyond_the_rate_are_counted() {
         use tollkeeper::{Algorithm, facts};
-        let quota = Quota::new(Algorithm::TokenBucket, Quota::per_day(3).burst(3)).expect("a quota");
+        let quota = CheckedQuota::new(Algorithm::TokenBucket, Quota::per_day(3).burst(3)).expect("a quota");
         let refusal = || {
             let policy = Policy::new(vec![tollkeeper::Limit::new("none", tollkeeper::Allowance::Nothing)]);
             let limiter = Limiter::embedded(policy.expect("valid"), MemoryStore::default());

@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-use tollkeeper_core::{Algorithm, OnStoreFailure, Quota, Rate};
+use tollkeeper_core::{Algorithm, CheckedQuota, OnStoreFailure, Quota};
 
 use super::StoreUrl;
 use super::document::Node;
@@ -148,8 +148,8 @@ fn read_log(fields: &Fields<'_>) -> LogSettings {
             Err(InvalidValue::new("the refusal log needs a bounded rate", "such as `10/s`"))
         }
         units::Rate::Every { count, period } => {
-            let rate = Rate { count, period, burst: Some(count) };
-            Quota::new(Algorithm::TokenBucket, rate).map_err(|error| without_help(error.to_string()))
+            let rate = Quota::every(count, period).burst(count);
+            CheckedQuota::new(Algorithm::TokenBucket, rate).map_err(|error| without_help(error.to_string()))
         }
     };
     LogSettings { refusals: fields.parse("refusals", parse).map(|located| located.value) }

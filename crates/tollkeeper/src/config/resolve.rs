@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 
 use tollkeeper_core::policy::{InvalidLimit, Part, Problem};
-use tollkeeper_core::{Algorithm, Allowance, InvalidQuota, Limit, OnStoreFailure, Policy, Rate, Span};
+use tollkeeper_core::{Algorithm, Allowance, InvalidQuota, Limit, OnStoreFailure, Policy, Quota, Span};
 
 use crate::http::HttpFact;
 
@@ -245,14 +245,14 @@ fn algorithm(raw: &RawLimit) -> Option<Algorithm> {
 
 fn allowance(grant: &RawGrant, share: Share) -> Allowance {
     if let Some(slots) = &grant.limit {
-        return Allowance::Slots(share.of(slots.value));
+        return Quota::slots(share.of(slots.value)).into();
     }
     match grant.rate.as_ref().map(|located| located.value.rate) {
         None | Some(units::Rate::Unlimited) => Allowance::Unlimited,
         Some(units::Rate::Every { count: 0, .. }) => Allowance::Nothing,
         Some(units::Rate::Every { count, period }) => {
             let burst = grant.burst.as_ref().map(|burst| share.of(burst.value));
-            Allowance::Rate(Rate { count: share.of(count), period, burst })
+            Quota::every(share.of(count), period).with_burst(burst).into()
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tollkeeper_core::Quota;
+use tollkeeper_core::CheckedQuota;
 
 use crate::http::HeaderDialect;
 use crate::percent::Percent;
@@ -97,7 +97,7 @@ pub struct TlsSettings {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogSettings {
     /// The most refusals that are logged, as a token bucket; `None` logs none.
-    pub refusals: Option<Quota>,
+    pub refusals: Option<CheckedQuota>,
 }
 
 /// Settings of the rate limit service for Envoy.

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use tollkeeper_core::facts::MAX_VALUE;
 use tollkeeper_core::key::Family;
 use tollkeeper_core::toll::MAX_COST;
-use tollkeeper_core::{Algorithm, InvalidRequest, Key, OnStoreFailure, Policy, Quota, Span, Toll, Verb};
+use tollkeeper_core::{
+    Algorithm, CheckedQuota, InvalidRequest, Key, OnStoreFailure, Policy, Span, Toll, Verb,
+};
 
 use crate::limiter::Limiter;
 use crate::limiter::handle::{KeyDecision, invalid_input};
@@ -21,11 +23,11 @@ use crate::sync::{Mutex, lock};
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use tollkeeper::{Algorithm, Limiter, OnStoreFailure, Quota};
+/// use tollkeeper::{Algorithm, CheckedQuota, Limiter, OnStoreFailure, Quota};
 ///
 /// let limiter = Limiter::builder().build()?;
 /// let limits = limiter.ad_hoc("THROTTLE", OnStoreFailure::Local);
-/// let quota = Quota::new(Algorithm::TokenBucket, Quota::per_minute(30).burst(2))?;
+/// let quota = CheckedQuota::new(Algorithm::TokenBucket, Quota::per_minute(30).burst(2))?;
 /// assert!(limits.check("alice", &quota, 2)?.await.allowed);
 /// assert!(!limits.check("alice", &quota, 1)?.await.allowed);
 /// assert!(limits.forget("alice").await?);
@@ -70,7 +72,7 @@ impl AdHocLimits {
     pub fn check(
         &self,
         key: &str,
-        quota: &Quota,
+        quota: &CheckedQuota,
         cost: u64,
     ) -> Result<StoreFuture<'_, KeyDecision>, InvalidRequest> {
         debug_assert_eq!(quota.algorithm(), Algorithm::TokenBucket);
@@ -102,7 +104,7 @@ impl AdHocLimits {
         answered.map(|()| forgotten)
     }
 
-    fn policy(&self, quota: &Quota) -> Arc<Policy> {
+    fn policy(&self, quota: &CheckedQuota) -> Arc<Policy> {
         let mut policies = lock(&self.policies);
         let numbers = (quota.count(), quota.burst(), quota.period());
         if let Some(policy) = policies.get(&numbers) {
@@ -157,7 +159,7 @@ mod tests {
     use crate::clock::{Clock, ManualClock};
     use crate::limiter::Backend;
     use crate::store::memory::{Capacity, MemoryStore};
-    use tollkeeper_core::{Limit, Outcome, Retry, Time};
+    use tollkeeper_core::{Limit, Outcome, Quota, Retry, Time};
 
     fn stored_keys(limiter: &Limiter) -> Option<usize> {
         match &limiter.inner.backend {
@@ -172,12 +174,12 @@ mod tests {
         (hand, Limiter::embedded(Policy::new(vec![]).expect("no limits"), store))
     }
 
-    fn quota(count: u64, secs: u64, burst: u64) -> Quota {
+    fn quota(count: u64, secs: u64, burst: u64) -> CheckedQuota {
         let rate = Quota::per(count, std::time::Duration::from_secs(secs)).burst(burst);
-        Quota::new(Algorithm::TokenBucket, rate).expect("a quota")
+        CheckedQuota::new(Algorithm::TokenBucket, rate).expect("a quota")
     }
 
-    fn now(meter: &AdHocLimits, key: &str, quota: &Quota, cost: u64) -> Outcome {
+    fn now(meter: &AdHocLimits, key: &str, quota: &CheckedQuota, cost: u64) -> Outcome {
         let Ok(StoreFuture::Ready(passage)) = meter.check(key, quota, cost) else { panic!("memory answers") };
         assert_eq!(passage.allowed, passage.outcome().allowed);
         passage.outcome()

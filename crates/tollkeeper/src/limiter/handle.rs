@@ -18,8 +18,8 @@ use tollkeeper_core::decision::admitted;
 use tollkeeper_core::facts::{FactProblem, MAX_VALUE};
 use tollkeeper_core::toll::MAX_COST;
 use tollkeeper_core::{
-    DecidedToll, Due, InvalidFact, InvalidRequest, LimitDecision, LimitReply, OnStoreFailure, Outcome,
-    Policy, Quota, Rule, Time, Toll, Verb,
+    CheckedQuota, DecidedToll, Due, InvalidFact, InvalidRequest, LimitDecision, LimitReply, OnStoreFailure,
+    Outcome, Policy, Rule, Time, Toll, Verb,
 };
 
 use crate::limiter::{Backend, Limiter};
@@ -245,7 +245,7 @@ pub struct KeyDecision {
     /// Whether the request may pass. A limit in shadow mode lets every request pass.
     pub allowed: bool,
     reply: LimitReply,
-    quota: Quota,
+    quota: CheckedQuota,
     request: KeyRequest,
 }
 
@@ -344,7 +344,7 @@ impl std::error::Error for HandleError {}
 mod tests {
     use super::*;
     use crate::sync::{Mutex, lock};
-    use tollkeeper_core::{Limit, Span};
+    use tollkeeper_core::{Limit, Quota, Span};
 
     /// Counts the decisions of each limit.
     #[derive(Debug, Default)]

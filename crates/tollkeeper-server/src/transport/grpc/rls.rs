@@ -10,8 +10,8 @@ use prost_types::Duration;
 use tollkeeper::decision::LimitDecision;
 use tollkeeper::facts::DeclaredFacts;
 use tollkeeper::{
-    Correction, Decision, Facts, InvalidRequest, MatchedLimits, MultiRequest, OnStoreFailure, Outcome, Quota,
-    Retry, Span, Unavailable, Verdict,
+    CheckedQuota, Correction, Decision, Facts, InvalidRequest, MatchedLimits, MultiRequest, OnStoreFailure,
+    Outcome, Retry, Span, Unavailable, Verdict,
 };
 use tollkeeper_tower::headers::Field;
 use tonic::Status;
@@ -310,7 +310,7 @@ fn current_limit(answer: &LimitDecision<'_>) -> Option<RateLimit> {
     if !answer.rule().shown() {
         return None;
     }
-    let quota: &Quota = answer.due().quota;
+    let quota: &CheckedQuota = answer.due().quota;
     let unit = UNITS.iter().find(|(span, _)| *span == quota.period())?.1;
     let requests_per_unit = u32::try_from(quota.count()).unwrap_or(u32::MAX);
     Some(RateLimit { requests_per_unit, unit: unit.into(), name: answer.name().to_owned() })

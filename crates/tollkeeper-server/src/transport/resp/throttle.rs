@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use tollkeeper::digest;
 use tollkeeper::facts::MAX_VALUE;
-use tollkeeper::{Algorithm, InvalidRequest, Outcome, Quota, Rate, Retry, Span};
+use tollkeeper::{Algorithm, CheckedQuota, InvalidRequest, Outcome, Quota, Retry, Span};
 
 use super::parse::Arguments;
 use super::reply::Replies;
@@ -25,7 +25,7 @@ pub struct Throttle<'b> {
     /// The key to charge.
     pub key: Cow<'b, str>,
     /// The limit.
-    pub quota: Quota,
+    pub quota: CheckedQuota,
     /// Units to charge; 0 only reports the state.
     pub quantity: u64,
 }
@@ -117,14 +117,11 @@ fn read_cell(arguments: Arguments<'_>) -> Result<Throttle<'_>, String> {
     }
     let negative = |name: &str, number: i64| format!("ERR negative {name}: {number}");
     let positive = |name: &str, number: i64| u64::try_from(number).map_err(|_| negative(name, number));
-    let rate = Rate {
-        count: positive("count", raw.count)?,
-        period: Span::from_secs(positive("period", raw.period)?),
-        // redis-cell counts the burst without the first request.
-        burst: Some(positive("max_burst", raw.max_burst)?.saturating_add(1)),
-    };
+    let rate = Quota::every(positive("count", raw.count)?, Span::from_secs(positive("period", raw.period)?));
+    // redis-cell counts the burst without the first request.
+    let rate = rate.burst(positive("max_burst", raw.max_burst)?.saturating_add(1));
     let quantity = positive("quantity", raw.quantity)?;
-    let quota = Quota::new(Algorithm::TokenBucket, rate).map_err(|error| format!("ERR {error}"))?;
+    let quota = CheckedQuota::new(Algorithm::TokenBucket, rate).map_err(|error| format!("ERR {error}"))?;
     Ok(Throttle { key: text(key), quota, quantity })
 }
 
@@ -153,12 +150,9 @@ fn read_crab(arguments: Arguments<'_>) -> Result<Throttle<'_>, String> {
         Ok(number @ 1..) => Ok(number),
         _ => Err(failed(&"invalid rate limit parameters")),
     };
-    let rate = Rate {
-        count: positive(raw.count)?,
-        period: Span::from_secs(positive(raw.period)?),
-        burst: Some(positive(raw.max_burst)?),
-    };
-    let quota = Quota::new(Algorithm::TokenBucket, rate).map_err(|error| failed(&error))?;
+    let rate = Quota::every(positive(raw.count)?, Span::from_secs(positive(raw.period)?))
+        .burst(positive(raw.max_burst)?);
+    let quota = CheckedQuota::new(Algorithm::TokenBucket, rate).map_err(|error| failed(&error))?;
     Ok(Throttle { key: text(key), quota, quantity })
 }
 

@@ -2,7 +2,7 @@
 //! markers of corrected charges.
 
 use tollkeeper_core::algorithm::{Effect, State, Step, StoredState, sliding_log};
-use tollkeeper_core::{Due, Quota, Time};
+use tollkeeper_core::{CheckedQuota, Due, Time};
 
 use super::markers::Markers;
 use super::state::{Kind, Packed};
@@ -59,7 +59,7 @@ pub(super) enum Spot {
 /// What is needed to decode states: a quota, and the shift of its windows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lens<'q> {
-    pub(super) quota: &'q Quota,
+    pub(super) quota: &'q CheckedQuota,
     pub(super) shift: u64,
 }
 

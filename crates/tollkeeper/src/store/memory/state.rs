@@ -11,7 +11,7 @@
 //! ```
 
 use tollkeeper_core::algorithm::{State, StoredState, fixed_window, meter, sliding_window};
-use tollkeeper_core::{Quota, Time};
+use tollkeeper_core::{CheckedQuota, Time};
 
 /// A state in sixteen bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Packed {
 
     /// The state of a bucket.
     #[inline]
-    pub(super) fn meter(quota: &Quota, state: meter::State) -> Packed {
+    pub(super) fn meter(quota: &CheckedQuota, state: meter::State) -> Packed {
         let tick = quota.tick().span().as_micros();
         let life = quota.drain_ticks(state.level).saturating_mul(tick);
         Packed::new(METER, state.at * tick, life, state.level)
@@ -52,7 +52,7 @@ impl Packed {
 
     /// The state of a fixed window.
     #[inline]
-    pub(super) fn fixed_window(quota: &Quota, shift: u64, state: fixed_window::State) -> Packed {
+    pub(super) fn fixed_window(quota: &CheckedQuota, shift: u64, state: fixed_window::State) -> Packed {
         // Only the very first window of a shifted key would start before the epoch, and it ended long ago.
         let start = (state.window * quota.period_ticks()).saturating_sub(shift);
         Packed::new(FIXED_WINDOW, start, fixed_window::fresh_at(quota, state, shift) - start, state.count)
@@ -60,7 +60,7 @@ impl Packed {
 
     /// The state of a sliding window; `None` if its counts do not fit.
     #[inline]
-    pub(super) fn sliding_window(quota: &Quota, state: sliding_window::State) -> Option<Packed> {
+    pub(super) fn sliding_window(quota: &CheckedQuota, state: sliding_window::State) -> Option<Packed> {
         if state.prev >= 1 << COUNT_BITS || state.cur >= 1 << COUNT_BITS {
             return None;
         }
@@ -71,7 +71,7 @@ impl Packed {
     }
 
     /// Packs any state; `None` if it does not fit.
-    pub(super) fn pack(quota: &Quota, shift: u64, state: &State) -> Option<Packed> {
+    pub(super) fn pack(quota: &CheckedQuota, shift: u64, state: &State) -> Option<Packed> {
         match state {
             State::Meter(state) => Some(Packed::meter(quota, *state)),
             State::FixedWindow(state) => Some(Packed::fixed_window(quota, shift, *state)),
@@ -132,13 +132,13 @@ impl Packed {
 
     /// The state of a bucket. The key must be that of a bucket limit: such a key has no other kind of state.
     #[inline]
-    pub(super) fn as_meter(self, quota: &Quota) -> meter::State {
+    pub(super) fn as_meter(self, quota: &CheckedQuota) -> meter::State {
         meter::State { level: self.payload(), at: quota.tick().number(Time::from_micros(self.start())) }
     }
 
     /// The state; `None` if it is outside of the table.
     #[inline]
-    pub(super) fn stored(self, quota: &Quota, shift: u64) -> Option<StoredState<'static>> {
+    pub(super) fn stored(self, quota: &CheckedQuota, shift: u64) -> Option<StoredState<'static>> {
         let start = Time::from_micros(self.start());
         match self.kind() {
             Kind::Meter => Some(StoredState::Meter(self.as_meter(quota))),
@@ -187,7 +187,7 @@ fn length_of(code: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tollkeeper_core::{Algorithm, Rate, Span};
+    use tollkeeper_core::{Algorithm, Quota, Span};
 
     #[test]
     fn a_length_is_rounded_up_by_at_most_a_thousandth() {
@@ -201,14 +201,14 @@ mod tests {
         }
     }
 
-    fn quota(algorithm: Algorithm, count: u64, period: Span) -> Quota {
-        Quota::new(algorithm, Rate { count, period, burst: None }).expect("valid")
+    fn quota(algorithm: Algorithm, count: u64, period: Span) -> CheckedQuota {
+        CheckedQuota::new(algorithm, Quota::every(count, period)).expect("valid")
     }
 
     #[test]
     fn what_was_packed_is_unpacked() {
         let now = 1_760_000_000_000_000;
-        let check = |state: State, quota: &Quota, shift| {
+        let check = |state: State, quota: &CheckedQuota, shift| {
             let packed = Packed::pack(quota, shift, &state).expect("fits");
             assert_eq!(packed.stored(quota, shift), Some(state.stored()));
         };

@@ -15,7 +15,7 @@
 //! name. A value that cannot be a state, by its length or by numbers that no step produces, is treated as missing.
 
 use tollkeeper_core::algorithm::{State, concurrency, fixed_window, meter, sliding_log, sliding_window};
-use tollkeeper_core::{Algorithm, Quota};
+use tollkeeper_core::{Algorithm, CheckedQuota};
 
 /// Lua numbers represent integers below this exactly.
 const EXACT: u64 = 1 << 53;
@@ -51,7 +51,7 @@ pub fn encode(state: &State) -> Vec<u8> {
 }
 
 /// Decodes the state of a key with this quota; `None` if the bytes cannot be such a state.
-pub fn decode(quota: &Quota, bytes: &[u8]) -> Option<State> {
+pub fn decode(quota: &CheckedQuota, bytes: &[u8]) -> Option<State> {
     let mut rest = bytes;
     match (quota.algorithm(), bytes.len()) {
         (Algorithm::TokenBucket | Algorithm::LeakyBucket, 12 | 14) => {
@@ -106,11 +106,11 @@ pub(super) fn take(bytes: &mut &[u8], width: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tollkeeper_core::{Rate, Span};
+    use tollkeeper_core::{Quota, Span};
 
-    fn quota(algorithm: Algorithm) -> Quota {
-        let rate = Rate { count: 100, period: Span::from_secs(60), burst: None };
-        Quota::new(algorithm, rate).expect("valid")
+    fn quota(algorithm: Algorithm) -> CheckedQuota {
+        let rate = Quota::every(100, Span::from_secs(60));
+        CheckedQuota::new(algorithm, rate).expect("valid")
     }
 
     /// The most common states take 12 bytes.

@@ -38,7 +38,7 @@ use tollkeeper_core::algorithm::{
     self, Effect, KeyRequest, Past, Report, State, Step, StoredState, concurrency,
 };
 use tollkeeper_core::charge::Item;
-use tollkeeper_core::{Algorithm, Change, Due, KeyCorrection, LimitReply, Quota, Reply, Time, Toll};
+use tollkeeper_core::{Algorithm, Change, CheckedQuota, Due, KeyCorrection, LimitReply, Reply, Time, Toll};
 
 use crate::store::Correction;
 
@@ -141,7 +141,7 @@ pub struct EncodedToll {
 struct EncodedDue {
     /// The name of the state's key; `None` if the limit grants nothing and has no state.
     name: Option<String>,
-    quota: Quota,
+    quota: CheckedQuota,
     enforced: bool,
     /// The units to charge. A cost of 0 is decided like a cost of 1 but never refused, so `ask.cost` differs then.
     cost: u64,
@@ -217,7 +217,7 @@ impl Batch {
                 (keys.len(), false)
             });
         }
-        let mut quotas: Vec<Quota> = Vec::new();
+        let mut quotas: Vec<CheckedQuota> = Vec::new();
         let (mut body, mut key_indexes) = (Vec::new(), Vec::new());
         for toll in &tolls {
             let mut rest = toll.dues.iter().filter(|due| due.name.is_some()).peekable();
@@ -376,7 +376,7 @@ impl<'a> CheckReply<'a> {
     }
 
     /// Takes the next record of a log or of slots.
-    fn record(&mut self, quota: &Quota) -> Result<Decided, Malformed> {
+    fn record(&mut self, quota: &CheckedQuota) -> Result<Decided, Malformed> {
         let is_log = quota.algorithm() == Algorithm::SlidingLog;
         let len = if is_log { 36 } else { 15 };
         let mut record = part(&mut self.records, len)?;
@@ -416,7 +416,7 @@ struct LogRecord {
 }
 
 impl LogRecord {
-    fn reply(self, quota: &Quota, request: &KeyRequest, allowed: bool, charged: bool) -> LimitReply {
+    fn reply(self, quota: &CheckedQuota, request: &KeyRequest, allowed: bool, charged: bool) -> LimitReply {
         let used = self.used + if charged { request.cost } else { 0 };
         let report = Report {
             remaining: quota.count().saturating_sub(used),
@@ -463,7 +463,7 @@ fn push_due(body: &mut Vec<u8>, toll: &EncodedToll, due: &EncodedDue, context: D
 const FOR_EVER: u64 = 1 << 53;
 
 /// Appends a quota in the form that `quota_read` of `state.lua` expects.
-pub fn push_quota(bytes: &mut Vec<u8>, quota: &Quota) {
+pub fn push_quota(bytes: &mut Vec<u8>, quota: &CheckedQuota) {
     push(bytes, 1, quota.algorithm() as u64 + 1);
     push(bytes, 3, quota.tick().span().as_micros());
     push(bytes, 7, quota.count());
@@ -472,7 +472,7 @@ pub fn push_quota(bytes: &mut Vec<u8>, quota: &Quota) {
 }
 
 /// Whether states of this quota are a few numbers, which are read and sent as one string: neither a log nor slots.
-fn is_packed(quota: &Quota) -> bool {
+fn is_packed(quota: &CheckedQuota) -> bool {
     !matches!(quota.algorithm(), Algorithm::SlidingLog | Algorithm::Concurrency)
 }
 
@@ -509,7 +509,7 @@ fn correction_until(void_at: Time) -> Vec<u8> {
     argument
 }
 
-fn push_correction(argument: &mut Vec<u8>, quota: &Quota, correcting: &Correcting, change: Change) {
+fn push_correction(argument: &mut Vec<u8>, quota: &CheckedQuota, correcting: &Correcting, change: Change) {
     let (kind, amount) = match change {
         Change::Keep => (0, 0),
         Change::GiveBack(part) => (1, part),

@@ -4,7 +4,7 @@
 //! memory store, on this node's share of each quota. `allow` limits admit. The memory store lives as long as the
 //! process, so that a breaker that opens and closes repeatedly does not grant a fresh share each time.
 
-use tollkeeper_core::{Due, LimitReply, OnStoreFailure, Outcome, Quota, Reply, Retry, Span, Toll};
+use tollkeeper_core::{CheckedQuota, Due, LimitReply, OnStoreFailure, Outcome, Reply, Retry, Span, Toll};
 
 use crate::store::memory::MemoryStore;
 
@@ -12,7 +12,7 @@ use crate::store::memory::MemoryStore;
 #[derive(Debug)]
 pub(crate) struct Fallback {
     local: MemoryStore,
-    /// The number of nodes that share each quota; see [`Quota::share`].
+    /// The number of nodes that share each quota; see [`CheckedQuota::share`].
     nodes: u32,
     /// When to retry after a refusal that only the remote store can lift.
     pause: Span,
@@ -27,7 +27,7 @@ impl Fallback {
     pub(crate) fn decide(&self, toll: &Toll) -> Reply {
         let policy = |due: &Due<'_>| due.rule.on_store_failure();
         let refused = toll.dues().any(|due| due.enforced() && policy(&due) == OnStoreFailure::Deny);
-        let quotas: Vec<Quota> = toll.dues().map(|due| due.quota.share(self.nodes)).collect();
+        let quotas: Vec<CheckedQuota> = toll.dues().map(|due| due.quota.share(self.nodes)).collect();
         let local: Vec<(usize, Due<'_>)> = toll
             .dues()
             .enumerate()

@@ -10,7 +10,7 @@ use tollkeeper_core::algorithm::State;
 use tollkeeper_core::charge::{Charge, Costs};
 use tollkeeper_core::decision::LimitDecision;
 use tollkeeper_core::{
-    Algorithm, Allowance, Decision, Facts, Limit, Mode, Policy, Quota, Rate, Secret, Slot, Span, Verb,
+    Algorithm, Allowance, Decision, Facts, Limit, Mode, Policy, Quota, Secret, Slot, Span, Verb,
 };
 
 use super::*;
@@ -292,7 +292,7 @@ fn held(store: &MemoryStore) -> Held {
 }
 
 fn facts<'a>(names: &[&'a str], values: &'a [String]) -> Facts<'a> {
-    names.iter().zip(values).fold(Facts::new(), |facts, (name, value)| facts.with(name, value))
+    names.iter().zip(values).fold(Facts::new(), |facts, (name, value)| facts.with(*name, value))
 }
 
 /// Random limits: `a`, `b` and `c` suit a handle, `d` charges a fact (which may be 0), and `e` limits concurrency.
@@ -318,7 +318,7 @@ fn limits(random: &mut Random) -> Vec<Limit> {
         let burst = (bucket && random.coin()).then(|| 1 + random.below(4));
         let limit = match random.below(8) {
             0 => Limit::new(name, Allowance::Nothing),
-            _ => Limit::new(name, Rate { burst, ..Quota::per(count, Duration::from_secs(period)) }),
+            _ => Limit::new(name, Quota::per(count, Duration::from_secs(period)).with_burst(burst)),
         };
         let limit = limit.by(name).algorithm(algorithm);
         let limit = if random.below(4) == 0 { limit.mode(Mode::Shadow) } else { limit };

@@ -1,6 +1,6 @@
 //! Undoes one part of a toll after another part was refused in another slot of the cluster.
 
-use tollkeeper_core::{Algorithm, Change, Quota, Rate, Reply, Span};
+use tollkeeper_core::{Algorithm, Change, CheckedQuota, Quota, Reply, Span};
 
 use super::{Call, Correcting, EncodedToll, Handling, Nonce, push_correction};
 use crate::store::redis::script;
@@ -41,10 +41,10 @@ impl EncodedToll {
 
 /// The quota for the refund. Leaky buckets normally refund nothing, because a queued request has delayed those
 /// behind it. Here no caller has seen the queued request yet, so it is refunded like a token bucket's.
-fn as_bucket(quota: &Quota) -> Quota {
+fn as_bucket(quota: &CheckedQuota) -> CheckedQuota {
     if quota.algorithm() != Algorithm::LeakyBucket {
         return *quota;
     }
-    let rate = Rate { count: quota.count(), period: quota.period(), burst: Some(quota.burst()) };
-    Quota::new(Algorithm::TokenBucket, rate).expect("the bounds of both are the same")
+    let rate = Quota::every(quota.count(), quota.period()).burst(quota.burst());
+    CheckedQuota::new(Algorithm::TokenBucket, rate).expect("the bounds of both are the same")
 }

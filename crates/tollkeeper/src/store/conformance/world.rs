@@ -1,20 +1,13 @@
-//! An empty store for one conformance case, and helpers to use it.
+//! The empty store of one case, and helpers to use it.
 
-use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tollkeeper::config::{RedisUrl, StoreUrl};
-use tollkeeper::policy::Grant;
-use tollkeeper::store::redis::keys::Format;
-use tollkeeper::store::redis::{RedisOptions, RedisStore};
-use tollkeeper::{
-    Algorithm, Decision, Facts, FailureKind, Limit, Limiter, MemoryStore, Policy, Quota, Resilient,
-    ResilientSettings, Span, Store, Time,
-};
+use crate::policy::Grant;
+use crate::{Algorithm, Decision, Facts, Limit, Limiter, Policy, Quota, Span, Store, Time};
 
-use crate::redis::Client;
+use super::{StoredKey, TestedStore, Trouble};
 
 /// The rate algorithms: all but concurrency.
 pub(super) const RATES: [Algorithm; 5] = [
@@ -28,82 +21,21 @@ pub(super) const RATES: [Algorithm; 5] = [
 /// Long enough for a busy machine.
 const PATIENT: Duration = Duration::from_secs(20);
 
-/// A kind of store.
-#[derive(Clone)]
-pub struct Place {
-    name: &'static str,
-    remote: Option<Remote>,
-}
-
-#[derive(Clone)]
-struct Remote {
-    url: RedisUrl,
-    format: Format,
-    /// Whether a refusal may keep its charges for another round trip, until they are rolled back.
-    undoes: bool,
-    /// Connections to every server that holds keys.
-    servers: Arc<dyn Fn() -> Vec<Client> + Send + Sync>,
-}
-
-impl Place {
-    /// The memory store.
-    pub fn memory() -> Place {
-        Place { name: "memory", remote: None }
-    }
-
-    /// The Redis store at this URL; `servers` connects to every server that holds keys.
-    pub fn redis(
-        name: &'static str,
-        url: &str,
-        servers: impl Fn() -> Vec<Client> + Send + Sync + 'static,
-    ) -> Place {
-        let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is not a Redis URL") };
-        let undoes = matches!(url.servers, tollkeeper::config::Servers::Cluster { .. });
-        let remote = Remote { url, format: Format::Readable, undoes, servers: Arc::new(servers) };
-        Place { name, remote: Some(remote) }
-    }
-
-    /// The same with compact keys.
-    #[must_use]
-    pub fn compact(mut self) -> Place {
-        self.remote.as_mut().expect("the memory store has no key names").format = Format::Compact;
-        self
-    }
-
-    /// The column title.
-    pub fn name(&self) -> &str {
-        self.name
-    }
-}
-
-impl fmt::Debug for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
-    }
-}
-
 /// The store of one case.
-#[derive(Clone, Debug)]
-pub struct World {
-    place: Place,
-    prefix: String,
-    memory: MemoryStore,
+#[derive(Clone)]
+pub(super) struct World {
+    store: Arc<dyn TestedStore>,
+    namespace: String,
     /// The longest that a state of this case can be needed, in microseconds.
     needed: Arc<AtomicU64>,
-    opened: Arc<Mutex<Vec<Arc<Resilient<RedisStore>>>>>,
 }
 
 impl World {
-    pub(super) fn new(place: &Place) -> World {
+    pub(super) fn new(store: &Arc<dyn TestedStore>) -> World {
         static WORLDS: AtomicU64 = AtomicU64::new(0);
-        let world = World {
-            place: place.clone(),
-            prefix: format!("world-{}", WORLDS.fetch_add(1, Relaxed)),
-            memory: MemoryStore::default(),
-            needed: Arc::default(),
-            opened: Arc::default(),
-        };
-        if world.undoes() {
+        let namespace = format!("world-{}", WORLDS.fetch_add(1, Relaxed));
+        let world = World { store: Arc::clone(store), namespace, needed: Arc::default() };
+        if world.rolls_back() {
             // The markers of rollbacks live this long.
             world.needs(secs(60));
         }
@@ -117,11 +49,7 @@ impl World {
 
     /// A limiter with its own connections.
     pub(super) fn limiter(&self, limits: impl IntoIterator<Item = Limit>) -> Limiter {
-        let policy = self.policy(limits);
-        match &self.place.remote {
-            None => Limiter::embedded(policy, self.memory.clone()),
-            Some(_) => Limiter::with_store(policy, self.store()),
-        }
+        self.store.limiter(&self.namespace, self.policy(limits))
     }
 
     /// Replaces the limits.
@@ -147,26 +75,17 @@ impl World {
 
     /// The store alone, with its own connections.
     pub(super) fn store(&self) -> Arc<dyn Store> {
-        let Some(remote) = &self.place.remote else { return Arc::new(self.memory.clone()) };
-        let options =
-            RedisOptions { prefix: self.prefix.clone(), format: remote.format, ..RedisOptions::default() };
-        let settings = ResilientSettings { deadline: PATIENT, ..ResilientSettings::default() };
-        let store = RedisStore::open(&remote.url, options);
-        let store = Arc::new(Resilient::new(store, settings, MemoryStore::default()));
-        self.opened.lock().expect("not poisoned").push(Arc::clone(&store));
-        store
+        self.store.open(&self.namespace)
     }
 
-    /// How often the store failed, by kind; empty if it did not.
-    pub(super) fn failures(&self) -> Vec<(FailureKind, u64)> {
-        let opened = self.opened.lock().expect("not poisoned");
-        let of = |kind| (kind, opened.iter().map(|store| store.failures(kind)).sum());
-        FailureKind::ALL.into_iter().map(of).filter(|(_, count)| *count > 0).collect()
+    /// How often the store failed, and why.
+    pub(super) fn trouble(&self) -> Option<Trouble> {
+        self.store.trouble(&self.namespace)
     }
 
     /// Another store of the same kind that shares nothing with this one.
     pub(super) fn unrelated(&self) -> World {
-        World::new(&self.place)
+        World::new(&self.store)
     }
 
     /// Asserts that `expected` units remain: at once, or soon where a refusal must be rolled back.
@@ -174,7 +93,7 @@ impl World {
         let started = Instant::now();
         loop {
             let found = remaining(limiter, limit, facts).await;
-            if found == expected || !self.undoes() || started.elapsed() > PATIENT {
+            if found == expected || !self.rolls_back() || started.elapsed() > PATIENT {
                 assert_eq!(found, expected, "what remains at {limit}");
                 return;
             }
@@ -183,48 +102,30 @@ impl World {
     }
 
     /// Whether a refusal may keep its charges for another round trip, until they are rolled back.
-    pub(super) fn undoes(&self) -> bool {
-        self.place.remote.as_ref().is_some_and(|remote| remote.undoes)
+    pub(super) fn rolls_back(&self) -> bool {
+        self.store.rolls_back()
     }
 
     /// Whether this store keeps keys that can be listed.
     pub(super) fn lists_keys(&self) -> bool {
-        self.place.remote.is_some()
+        self.store.keys(&self.namespace).is_some()
     }
 
-    /// The states and markers of this case, with their expiry in Unix milliseconds.
-    pub(super) fn keys(&self) -> Vec<(String, i64)> {
-        let own = format!("{}:1:", self.prefix);
-        let shared = ["secret", "policy"].map(|what| format!("{own}{what}"));
-        let mut keys = self.all_keys();
-        keys.retain(|(name, _)| name.starts_with(&own) && !shared.contains(name));
-        keys
+    /// The states and markers of this case; none if the store cannot list them.
+    pub(super) fn keys(&self) -> Vec<StoredKey> {
+        self.store.keys(&self.namespace).unwrap_or_default()
     }
 
-    fn all_keys(&self) -> Vec<(String, i64)> {
-        let Some(remote) = &self.place.remote else { return Vec::new() };
-        let keys = (remote.servers)().into_iter().flat_map(|mut server| server.keys());
-        keys.map(|(name, expires)| (String::from_utf8(name).expect("a readable name"), expires)).collect()
-    }
-
-    /// Checks that every key expires, except the secret and the policy, and none much later than needed.
+    /// Checks that every key expires, and none much later than needed.
     pub(super) fn check_keys(&self) -> Result<(), String> {
         let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_micros();
         let needed = u128::from(self.needed.load(Relaxed));
-        let latest = (now + needed + needed.min(60_000_000) + 1_000_000) / 1_000 + 1;
-        let own = format!("{}:", self.prefix);
-        for (name, expires) in self.all_keys() {
-            if name.ends_with(":1:secret") || name.ends_with(":1:policy") {
-                continue;
-            }
-            if expires < 0 {
-                return Err(format!("`{name}` never expires"));
-            }
-            if name.starts_with(&own) && u128::try_from(expires).is_ok_and(|expires| expires > latest) {
-                return Err(format!(
-                    "`{name}` expires {} ms late",
-                    u128::try_from(expires).unwrap_or(0) - latest
-                ));
+        let latest = now + needed + needed.min(60_000_000) + 1_002_000;
+        for StoredKey { name, expires } in self.keys() {
+            let Some(expires) = expires else { return Err(format!("`{name}` never expires")) };
+            let expires = u128::from(expires.as_micros());
+            if expires > latest {
+                return Err(format!("`{name}` expires {} µs late", expires - latest));
             }
         }
         Ok(())

@@ -3,8 +3,9 @@
 use std::future::{IntoFuture, poll_fn};
 use std::task::Poll;
 
-use tollkeeper::{Algorithm, Correction, Costs, Facts, Limit, Quota, Span, Time};
+use crate::{Algorithm, Correction, Costs, Facts, Limit, Quota, Span, Time};
 
+use super::StoredKey;
 use super::world::*;
 
 /// A few in a tenth of a second, by user.
@@ -42,7 +43,7 @@ pub(super) async fn retry(world: World) {
     let limiter = world.limiter(RATES.map(short));
     let facts = user("layered");
     let (_, at) = exhaust(&limiter, &facts, 2).await;
-    if world.undoes() {
+    if world.rolls_back() {
         wait_until(&limiter, &facts, at).await;
         while !peek(&limiter, &facts, 2).await.allowed() {}
         return;
@@ -234,7 +235,7 @@ pub(super) async fn expiry(world: World) {
     for (algorithm, quota) in RATES.into_iter().flat_map(|algorithm| quotas.map(|quota| (algorithm, quota))) {
         let limit = Limit::new(algorithm.name(), quota).by("user").algorithm(algorithm);
         let limiter = world.limiter([limit]);
-        let name = format!("user-{}", quota.period.as_micros());
+        let name = format!("user-{}", quota.period().expect("a rate").as_micros());
         let facts = user(&name);
         let before = world.keys();
         let decision = charge(&limiter, &facts, 4).await;
@@ -243,39 +244,41 @@ pub(super) async fn expiry(world: World) {
         if !world.lists_keys() {
             continue;
         }
-        let news = async |before: &[(String, i64)]| {
+        let news = |before: &[StoredKey]| {
             let mut keys = world.keys();
-            keys.retain(|(name, _)| before.iter().all(|(other, _)| other != name));
+            keys.retain(|key| before.iter().all(|other| other.name != key.name));
             keys
         };
         // A period of one second may be over before its key is read.
-        let found = news(&before).await;
-        if let [(key, expires)] = &found[..] {
-            within(key, *expires, decision.time(), decision.time() + fresh);
+        let found = news(&before);
+        if let [key] = &found[..] {
+            within(key, decision.time(), decision.time() + fresh);
         } else {
-            assert!(found.is_empty() && quota.period <= secs(1), "{algorithm}: {found:?}");
+            assert!(found.is_empty() && quota.period() <= Some(secs(1)), "{algorithm}: {found:?}");
         }
         let before = world.keys();
         if limiter.refund(&charge).await == Correction::Done {
-            for (key, expires) in news(&before).await {
-                within(&key, expires, decision.time(), charge.void_at());
+            for key in news(&before) {
+                within(&key, decision.time(), charge.void_at());
             }
         }
     }
     let slots = Limit::new("slots", Quota::slots(3)).by("user").ttl(millis(30_000));
     let limiter = world.limiter([slots]);
+    let before = world.keys();
     let held = limiter.acquire(&user("slots")).await.expect("a valid request");
-    for (key, expires) in world.keys() {
-        if key.contains(":c30s:") {
-            within(&key, expires, held.decision.time(), held.decision.time() + secs(30));
+    for key in world.keys() {
+        if before.iter().all(|other| other.name != key.name) {
+            within(&key, held.decision.time(), held.decision.time() + secs(30));
         }
     }
     drop(held.slot.expect("one is free").keep());
 }
 
 /// Asserts that a key written at `written` and needed until `until` expires neither earlier nor much later.
-fn within(key: &str, expires: i64, written: Time, until: Time) {
-    let expires = u64::try_from(expires).expect("it expires") * 1_000;
+fn within(key: &StoredKey, written: Time, until: Time) {
+    let StoredKey { name: key, expires } = key;
+    let expires = expires.expect("it expires").as_micros();
     let needed = until.since(written).as_micros();
     let latest = until.as_micros() + needed.min(60_000_000) + 1_000_000;
     assert!(expires >= until.as_micros(), "`{key}` expires {} µs early", until.as_micros() - expires);

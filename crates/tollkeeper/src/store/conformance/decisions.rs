@@ -1,7 +1,8 @@
 //! Conformance cases of decisions: what is admitted, what is refused, and that a refusal changes nothing.
 
-use tollkeeper::{Algorithm, Allowance, Facts, InvalidRequest, Limit, Mode, Quota, Retry, Verdict, facts};
+use crate::{Algorithm, Allowance, Facts, InvalidRequest, Limit, Mode, Quota, Retry, Verdict, facts};
 
+use super::StoredKey;
 use super::world::*;
 
 const NEVER: Verdict = Verdict::Deny { retry: Retry::Never };
@@ -83,11 +84,11 @@ pub(super) async fn no_key_of_a_refusal(world: World) {
         peek(&limiter, &user(name), 1).await;
     }
     let after = world.keys();
-    let names = |keys: &[(String, i64)]| -> std::collections::BTreeSet<String> {
-        keys.iter().map(|(name, _)| name.clone()).collect()
+    let names = |keys: &[StoredKey]| -> std::collections::BTreeSet<String> {
+        keys.iter().map(|key| key.name.clone()).collect()
     };
     assert_eq!(names(&before).len(), if world.lists_keys() { 6 } else { 0 });
-    if !world.undoes() {
+    if !world.rolls_back() {
         assert_eq!(names(&before), names(&after), "a refused request left a key");
     }
 }
@@ -98,7 +99,7 @@ pub(super) async fn binding(world: World) {
         window("hour", Quota::per_hour(5)),
         window("day", Quota::per_day(6)),
         // The same, if all are asked at the same time; servers of a cluster are not.
-        window("same", Quota::per_day(if world.undoes() { 7 } else { 6 })),
+        window("same", Quota::per_day(if world.rolls_back() { 7 } else { 6 })),
         Limit::new("wide", Quota::per_hour(1_000)).by("user"),
     ]);
     let alice = user("alice");
@@ -263,7 +264,7 @@ pub(super) async fn many_at_once(world: World) {
         // Until a refused request's charges are rolled back, others may be refused because of them: retry once.
         for again in 0.. {
             let total: u64 = admitted.iter().sum();
-            assert!(total <= 50 && (total == 50 || world.undoes()), "{algorithm}: {admitted:?}");
+            assert!(total <= 50 && (total == 50 || world.rolls_back()), "{algorithm}: {admitted:?}");
             assert!(again < 10_000, "{algorithm}: {admitted:?}");
             if total == 50 {
                 break;

@@ -1,6 +1,6 @@
 //! Conformance cases of corrections: what refund, reserve and settle change, and that each applies once.
 
-use tollkeeper::{
+use crate::{
     Algorithm, Charge, Correction, Costs, Facts, InvalidRequest, Limit, Limiter, Mode, Quota, facts,
 };
 

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use tollkeeper::{Algorithm, Decision, Facts, Limit, Quota, Toll, Value, Verb, facts};
+use crate::{Algorithm, Decision, Facts, Limit, Quota, Toll, Value, Verb, facts};
 
+use super::StoredKey;
 use super::world::*;
 
 pub(super) async fn values(world: World) {
@@ -26,7 +27,7 @@ pub(super) async fn values(world: World) {
             assert!(!charge(&limiter, &facts, 1).await.allowed(), "{one:?} {other:?}");
         }
     }
-    let shares = Limit::new("shares", Quota::per_day(1)).by("user").missing(tollkeeper::Missing::Share);
+    let shares = Limit::new("shares", Quota::per_day(1)).by("user").missing(crate::Missing::Share);
     let limiter = world.limiter([shares]);
     assert!(charge(&limiter, &Facts::new(), 1).await.allowed());
     for value in ["-", "%-", "none", "null", "\0"] {
@@ -58,14 +59,14 @@ pub(super) async fn long(world: World) {
             usage(&node, &user("somebody")).await;
             let opened =
                 node.open_charge(&text).await.expect("it answers").expect("a node of the same store");
-            assert_eq!(limiter.refund(&opened).await, tollkeeper::Correction::Done, "{algorithm}");
+            assert_eq!(limiter.refund(&opened).await, crate::Correction::Done, "{algorithm}");
             let left = if algorithm == Algorithm::LeakyBucket { 0 } else { 3 };
             world.remains(&limiter, &name, &of(last), left).await;
             assert_eq!(limiter.forget(&name, &of(last)).await, Ok(true), "{algorithm}");
             world.remains(&limiter, &name, &of(last), 5).await;
         }
     }
-    for (name, _) in world.keys() {
+    for StoredKey { name, .. } in world.keys() {
         assert!(name.len() < 350, "{name}");
     }
 }

@@ -1,6 +1,6 @@
 //! Conformance cases of limits: which apply, what they grant, and that counts survive changes of both.
 
-use tollkeeper::{Algorithm, Allowance, Facts, InvalidRequest, Limit, Missing, Mode, Quota, facts};
+use crate::{Algorithm, Allowance, Facts, InvalidRequest, Limit, Missing, Mode, Quota, facts};
 
 use super::world::*;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollkeeper::{Algorithm, Correction, Facts, Limit, Limiter, Quota, Slot, Time, facts};
+use crate::{Algorithm, Correction, Facts, Limit, Limiter, Quota, Slot, Time, facts};
 
 use super::world::*;
 
