@@ -93,6 +93,15 @@ pub enum LimitReply {
         /// Whether the key was charged.
         charged: bool,
     },
+    /// A step at a time of its own, for a toll that several servers decide.
+    StepAt {
+        /// The step.
+        step: Step,
+        /// Whether the key was charged.
+        charged: bool,
+        /// The time on the clock of the server that decided it.
+        now: Time,
+    },
     /// The numbers themselves, where they depend on more than the step.
     Outcome {
         /// The numbers.
@@ -107,6 +116,26 @@ pub enum LimitReply {
         /// The numbers; only [`OnStoreFailure::Local`] counts.
         outcome: Outcome,
     },
+    /// This node answered without asking the store, so the numbers are approximate.
+    Approximate {
+        /// What it answered from.
+        by: Approximation,
+        /// The numbers.
+        outcome: Outcome,
+        /// Where the admission was entered: tick or window.
+        mark: u64,
+    },
+    /// Nothing is known: the store was not asked, because this node refused the request by another limit.
+    Unasked,
+}
+
+/// What a node answers from without asking the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Approximation {
+    /// Permits that the store granted in advance.
+    Permits,
+    /// The state of the key when the store last answered: it cannot have more room now than that allows.
+    DenialBound,
 }
 
 impl LimitReply {
@@ -115,8 +144,12 @@ impl LimitReply {
     pub fn allowed(&self) -> bool {
         match self {
             LimitReply::Pending => false,
-            LimitReply::Step { step, .. } => step.allowed,
-            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.allowed,
+            LimitReply::Step { step, .. } | LimitReply::StepAt { step, .. } => step.allowed,
+            LimitReply::Outcome { outcome, .. }
+            | LimitReply::Degraded { outcome, .. }
+            | LimitReply::Approximate { outcome, .. } => outcome.allowed,
+            // It did not refuse the request.
+            LimitReply::Unasked => true,
         }
     }
 
@@ -127,7 +160,13 @@ impl LimitReply {
             LimitReply::Step { step, charged } => {
                 algorithm::outcome(quota, Seen::Nothing, ask, step, *charged)
             }
-            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => *outcome,
+            LimitReply::StepAt { step, charged, now } => {
+                algorithm::outcome(quota, Seen::Nothing, &Ask { now: *now, ..*ask }, step, *charged)
+            }
+            LimitReply::Outcome { outcome, .. }
+            | LimitReply::Degraded { outcome, .. }
+            | LimitReply::Approximate { outcome, .. } => *outcome,
+            LimitReply::Unasked => Outcome { allowed: true, limit: quota.limit(), ..Outcome::default() },
         }
     }
 
@@ -136,6 +175,7 @@ impl LimitReply {
         match self {
             // The due knows what a cost of 0 changes.
             LimitReply::Step { step, charged } => due.outcome(Seen::Nothing, now, step, *charged),
+            LimitReply::StepAt { step, charged, now } => due.outcome(Seen::Nothing, *now, step, *charged),
             reply => reply.outcome(due.quota, &due.ask(now)),
         }
     }
@@ -143,6 +183,11 @@ impl LimitReply {
     /// The failure policy that answered instead of the store, if one did.
     pub fn degraded(&self) -> Option<OnStoreFailure> {
         if let LimitReply::Degraded { by, .. } = self { Some(*by) } else { None }
+    }
+
+    /// What this node answered from instead of asking the store, if it did.
+    pub fn approximation(&self) -> Option<Approximation> {
+        if let LimitReply::Approximate { by, .. } = self { Some(*by) } else { None }
     }
 
     /// Whether the key shares its state with others. A `Step` is never of a shared state.
@@ -153,9 +198,9 @@ impl LimitReply {
     /// Where the admission was entered: tick, stamp or window.
     pub fn mark(&self) -> u64 {
         match self {
-            LimitReply::Pending | LimitReply::Degraded { .. } => 0,
-            LimitReply::Step { step, .. } => step.effect.mark(),
-            LimitReply::Outcome { mark, .. } => *mark,
+            LimitReply::Pending | LimitReply::Degraded { .. } | LimitReply::Unasked => 0,
+            LimitReply::Step { step, .. } | LimitReply::StepAt { step, .. } => step.effect.mark(),
+            LimitReply::Outcome { mark, .. } | LimitReply::Approximate { mark, .. } => *mark,
         }
     }
 }
@@ -525,9 +570,12 @@ impl<'d> LimitDecision<'d> {
     /// [`Outcome::remaining`] alone, which is cheaper.
     pub fn remaining(&self) -> u64 {
         match self.reply {
-            LimitReply::Pending => 0,
+            LimitReply::Pending | LimitReply::Unasked => 0,
             LimitReply::Step { step, charged } => self.due.remaining(self.now, step, *charged),
-            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.remaining,
+            LimitReply::StepAt { step, charged, now } => self.due.remaining(*now, step, *charged),
+            LimitReply::Outcome { outcome, .. }
+            | LimitReply::Degraded { outcome, .. }
+            | LimitReply::Approximate { outcome, .. } => outcome.remaining,
         }
     }
 
@@ -535,8 +583,12 @@ impl<'d> LimitDecision<'d> {
     pub fn granted(&self) -> u64 {
         match self.reply {
             LimitReply::Pending => 0,
-            LimitReply::Step { .. } => self.due.quota.limit(),
-            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.limit,
+            LimitReply::Step { .. } | LimitReply::StepAt { .. } | LimitReply::Unasked => {
+                self.due.quota.limit()
+            }
+            LimitReply::Outcome { outcome, .. }
+            | LimitReply::Degraded { outcome, .. }
+            | LimitReply::Approximate { outcome, .. } => outcome.limit,
         }
     }
 
@@ -545,9 +597,21 @@ impl<'d> LimitDecision<'d> {
         self.reply.degraded()
     }
 
-    /// Whether `remaining` and `reset_after` are known: a failure policy of `allow` or `deny` does not count.
+    /// What this node answered from instead of asking the store, if it did: then the numbers are approximate.
+    pub fn approximation(&self) -> Option<Approximation> {
+        self.reply.approximation()
+    }
+
+    /// Whether the limit was decided. It was not if this node refused the request by another limit without asking
+    /// the store.
+    pub fn asked(&self) -> bool {
+        !matches!(self.reply, LimitReply::Unasked)
+    }
+
+    /// Whether `remaining` and `reset_after` are known: a failure policy of `allow` or `deny` does not count, and
+    /// neither does a limit that was not asked.
     pub fn counted(&self) -> bool {
-        !matches!(self.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny))
+        self.asked() && !matches!(self.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny))
     }
 
     fn item(&self) -> Item {

@@ -30,7 +30,9 @@ pub mod time;
 pub mod toll;
 
 pub use charge::{Change, Charge, Costs, Fix, Slot};
-pub use decision::{DecidedToll, Decision, LimitDecision, LimitReply, Outcome, Reply, Retry, Verdict};
+pub use decision::{
+    Approximation, DecidedToll, Decision, LimitDecision, LimitReply, Outcome, Reply, Retry, Verdict,
+};
 pub use facts::{DeclaredFact, Facts, InvalidFact, Value};
 pub use key::Key;
 pub use limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
