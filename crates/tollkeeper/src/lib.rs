@@ -248,6 +248,8 @@ pub use limiter::request::{Acquire, Acquired, Acquiring, Deciding, Request, Wait
 pub use limiter::slot_guard::SlotGuard;
 pub use limiter::{ForgetError, Limiter};
 pub use percent::Percent;
+#[cfg(feature = "redis")]
+pub use store::leased::{Leased, LeasedSettings};
 pub use store::memory::{Capacity, MemoryStore, Restored, SnapshotError, SnapshotStatus, Snapshots};
 #[cfg(feature = "redis")]
 pub use store::remote::{Failure, FailureKind, PartialToll, Remote, RemoteResult, Server, Split};
@@ -255,10 +257,10 @@ pub use store::remote::{Failure, FailureKind, PartialToll, Remote, RemoteResult,
 pub use store::resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
 pub use store::{Correction, Store, StoreFuture, Unavailable};
 pub use tollkeeper_core::{
-    Algorithm, Allowance, Change, Charge, CostMissing, Costs, DecidedToll, Decision, DeclaredFact, Due,
-    Facts, Fix, InvalidFact, InvalidPolicy, InvalidQuota, InvalidRequest, Key, Limit, LimitDecision,
-    LimitReply, MatchedLimits, Missing, Mode, OnStoreFailure, Outcome, Policy, Quota, Rate, Reason, Reply,
-    Retry, Rule, Secret, Slot, Span, StatusSet, Time, Toll, Value, Verb, Verdict,
+    Algorithm, Allowance, Approximation, Change, Charge, CostMissing, Costs, DecidedToll, Decision,
+    DeclaredFact, Due, Facts, Fix, InvalidFact, InvalidPolicy, InvalidQuota, InvalidRequest, Key, Limit,
+    LimitDecision, LimitReply, MatchedLimits, Missing, Mode, OnStoreFailure, Outcome, Policy, Quota, Rate,
+    Reason, Reply, Retry, Rule, Secret, Slot, Span, StatusSet, Time, Toll, Value, Verb, Verdict,
 };
 pub use tollkeeper_core::{
     algorithm, charge, decimal, decision, digest, facts, fingerprint, inline, key, limit, net, pattern,

@@ -4,6 +4,8 @@
 //! alternatives are worse: compare-and-swap needs a round trip for every attempt and cannot decide several limits
 //! atomically, and a closure cannot leave the process. A store that adds behaviour wraps another store.
 
+#[cfg(feature = "redis")]
+pub(crate) mod leased;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
