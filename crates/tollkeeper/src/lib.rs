@@ -242,7 +242,7 @@ pub use limiter::ad_hoc::AdHocLimits;
 pub use limiter::builder::{BuildError, Builder, StoreChoice};
 pub use limiter::handle::{Handle, HandleError, KeyDecision, KeyDecisions, Layers};
 pub use limiter::multi_request::MultiRequest;
-pub use limiter::observer::{Observer, Op};
+pub use limiter::observer::{Observer, Op, Permits};
 pub use limiter::operation::Operation;
 pub use limiter::request::{Acquire, Acquired, Acquiring, Deciding, Request, Waiting};
 pub use limiter::slot_guard::SlotGuard;

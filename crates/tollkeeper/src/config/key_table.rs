@@ -298,6 +298,14 @@ pub(super) static REDIS: Section = Section {
         .default("1")
         .example("4"),
         key(
+            "denial_bound",
+            Kind::Bool,
+            "Whether a request that the last state of a key certainly refuses is refused without asking the store. The \
+             store is asked again after 100 ms.",
+        )
+        .default("true")
+        .example("false"),
+        key(
             "key_format",
             choice(&["readable", "compact"]),
             "`readable` keys contain the values of facts, `compact` keys a hash of them.",

@@ -14,6 +14,35 @@ pub trait Observer: fmt::Debug + Send + Sync {
 
     /// A remote store was called, and answered or failed after this time.
     fn asked(&self, _what: Op, _took: Span) {}
+
+    /// A store granted units of a limit to this node in advance, or they expired before they were used. Units that
+    /// were spent are recorded with the decision that spent them.
+    fn permits(&self, _limit: &str, _state: Permits, _units: u64) {}
+}
+
+/// What became of units that a store granted in advance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permits {
+    /// They were granted.
+    Granted,
+    /// They were spent by admitted requests.
+    Spent,
+    /// They expired unused.
+    Expired,
+}
+
+impl Permits {
+    /// All of them.
+    pub const ALL: [Permits; 3] = [Permits::Granted, Permits::Spent, Permits::Expired];
+
+    /// The name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Permits::Granted => "granted",
+            Permits::Spent => "spent",
+            Permits::Expired => "expired",
+        }
+    }
 }
 
 /// The calls of a remote store.
