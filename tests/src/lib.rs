@@ -22,5 +22,6 @@ pub mod saved;
 pub mod sentinels;
 pub mod served;
 pub mod shared;
+pub mod simulator;
 pub mod tables;
 pub mod turns;
