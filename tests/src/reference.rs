@@ -86,6 +86,30 @@ impl Reference {
         held
     }
 
+    /// Deletes the state of a key; false if there was none.
+    pub fn forget(&mut self, key: &[u8]) -> bool {
+        self.states.remove(key).is_some()
+    }
+
+    /// Deletes the states that equal a fresh one since before `now`, and returns how many those were.
+    pub fn expire(&mut self, now: Time) -> u64 {
+        let before = self.states.len();
+        self.states.retain(|_, (_, fresh)| *fresh > now);
+        (before - self.states.len()) as u64
+    }
+
+    /// Forgets which charges were corrected.
+    pub fn forget_corrections(&mut self) {
+        self.markers.clear();
+    }
+
+    /// Changes the state of a key, if there is one.
+    pub fn change(&mut self, key: &[u8], change: impl FnOnce(&mut State)) {
+        if let Some((state, _)) = self.states.get_mut(key) {
+            change(state);
+        }
+    }
+
     /// Every non-empty state, with the bytes of its key and the time from which it equals a fresh one.
     pub fn states(&self) -> impl Iterator<Item = (&[u8], &State, Time)> {
         let all = self.states.iter().map(|(key, (state, fresh))| (&key[..], state, *fresh));

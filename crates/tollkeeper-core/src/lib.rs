@@ -11,6 +11,7 @@
 
 pub mod algorithm;
 pub mod charge;
+pub mod contract;
 pub mod decimal;
 pub mod decision;
 pub mod digest;

@@ -263,8 +263,8 @@ pub use tollkeeper_core::{
     Reason, Reply, Retry, Rule, Secret, Slot, Span, StatusSet, Time, Toll, Value, Verb, Verdict,
 };
 pub use tollkeeper_core::{
-    algorithm, charge, decimal, decision, digest, facts, fingerprint, inline, key, limit, net, pattern,
-    policy, quota, siphash, status, time, toll,
+    algorithm, charge, contract, decimal, decision, digest, facts, fingerprint, inline, key, limit, net,
+    pattern, policy, quota, siphash, status, time, toll,
 };
 
 /// Runs the example of the README as a doctest.
