@@ -19,6 +19,7 @@ pub mod facts;
 pub mod fingerprint;
 pub mod inline;
 pub mod key;
+pub mod lease;
 pub mod limit;
 pub mod net;
 pub mod pattern;

@@ -1,0 +1,209 @@
+//! Leases: units that a store grants to a node in advance, and for how long.
+//!
+//! A lease is an ordinary charge on a raised level (see [`meter::lease`](crate::algorithm::meter::lease)), so exact and
+//! leased nodes share a store. A node spends the units without asking the store, and loses what it has not spent when
+//! the lease ends.
+
+use core::fmt;
+
+use crate::quota::{Algorithm, Quota};
+use crate::time::Span;
+
+/// The terms of the leases of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// How long granted units can be spent: at most a second, and at least 20 ms for a bucket.
+    pub life: Span,
+    /// What a bucket drains in that time, at the largest rate that its limit has; 0 for a window.
+    pub raise: u64,
+    /// The largest count of the limit, under which `raise` was computed.
+    pub largest: u64,
+}
+
+const LONGEST_LIFE: Span = Span::from_secs(1);
+const SHORTEST_LIFE: Span = Span::from_millis(20);
+/// A lease of a bucket refills at least this many units in its life.
+const LEAST_REFILL: u64 = 16;
+/// A bucket is raised by at most this part of its capacity.
+const RAISED_PART: u64 = 16;
+/// The smallest count of a window that is leased.
+const LEAST_WINDOW: u64 = 256;
+
+impl Lease {
+    /// The terms for a key with this quota. `largest` is the largest count that any tier or override of its limit has:
+    /// the tier of a key can change while a lease lives, and its bucket then drains at that rate.
+    pub fn of(quota: &Quota, largest: u64) -> Result<Lease, NotLeased> {
+        let largest = largest.max(quota.count());
+        match quota.algorithm() {
+            Algorithm::TokenBucket => {
+                // In whole ticks, so that what drains in a life is a whole number, too.
+                let life = longest_life(quota).min(quota.capacity() / (RAISED_PART * largest).max(1));
+                if quota.count() == 0 || life < least_life(quota) {
+                    return Err(NotLeased::TooSmall(large_enough(quota, largest)));
+                }
+                let span = Span::from_micros(life * quota.tick().span().as_micros());
+                Ok(Lease { life: span, raise: life * largest, largest }) // at most a sixteenth of the capacity
+            }
+            Algorithm::FixedWindow | Algorithm::SlidingWindow if quota.count() < LEAST_WINDOW => {
+                Err(NotLeased::TooSmall(LargeEnough::Count(LEAST_WINDOW)))
+            }
+            Algorithm::FixedWindow | Algorithm::SlidingWindow => {
+                Ok(Lease { life: quota.period().min(LONGEST_LIFE), raise: 0, largest })
+            }
+            algorithm => Err(NotLeased::Algorithm(algorithm)),
+        }
+    }
+
+    /// Where a charge that was made by spending granted units counts as recorded: a bucket's as much earlier as it was
+    /// raised. `mark` is where the grant was recorded.
+    pub fn mark(&self, quota: &Quota, mark: u64) -> u64 {
+        match quota.algorithm() {
+            Algorithm::TokenBucket => mark.saturating_sub(self.raise / self.largest),
+            _ => mark,
+        }
+    }
+}
+
+/// The longest life of a bucket's lease, in ticks.
+fn longest_life(quota: &Quota) -> u64 {
+    LONGEST_LIFE.as_micros() / quota.tick().span().as_micros()
+}
+
+/// The shortest life of a bucket's lease, in ticks. The count must be above 0.
+fn least_life(quota: &Quota) -> u64 {
+    let refill = (LEAST_REFILL * quota.period_ticks()).div_ceil(quota.count());
+    SHORTEST_LIFE.as_micros().div_ceil(quota.tick().span().as_micros()).max(refill)
+}
+
+/// What a bucket would need to be leased.
+fn large_enough(quota: &Quota, largest: u64) -> LargeEnough {
+    let count = (LEAST_REFILL * quota.period_ticks()).div_ceil(longest_life(quota));
+    if quota.count() < count {
+        return LargeEnough::Rate(count);
+    }
+    // The smallest burst whose lease lives long enough.
+    LargeEnough::Burst((least_life(quota) * RAISED_PART * largest).div_ceil(quota.period_ticks()))
+}
+
+/// Why a key has no leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotLeased {
+    /// The algorithm has no leases.
+    Algorithm(Algorithm),
+    /// The quota is too small: leases would be too short, or too few units.
+    TooSmall(LargeEnough),
+}
+
+/// What would be large enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LargeEnough {
+    /// This count in the same period.
+    Count(u64),
+    /// This count in the same period, and then perhaps a larger burst.
+    Rate(u64),
+    /// This burst.
+    Burst(u64),
+}
+
+impl fmt::Display for LargeEnough {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LargeEnough::Count(count) | LargeEnough::Rate(count) => write!(f, "a count of at least {count}"),
+            LargeEnough::Burst(burst) => write!(f, "a burst of at least {burst}"),
+        }
+    }
+}
+
+impl fmt::Display for NotLeased {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotLeased::Algorithm(Algorithm::LeakyBucket) => f.write_str(
+                "a leaky-bucket cannot be leased: a node cannot know when a request leaves the common queue",
+            ),
+            NotLeased::Algorithm(Algorithm::SlidingLog) => {
+                f.write_str("a sliding-log cannot be leased: it records the time of each request")
+            }
+            NotLeased::Algorithm(Algorithm::Concurrency) => {
+                f.write_str("a concurrency limit cannot be leased: slots are held and released one by one")
+            }
+            NotLeased::Algorithm(algorithm) => write!(f, "{algorithm} has no leases"),
+            NotLeased::TooSmall(large_enough) => {
+                write!(f, "too small to be leased ({large_enough} is needed)")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::Rate;
+
+    fn quota(algorithm: Algorithm, count: u64, period: Span, burst: Option<u64>) -> Quota {
+        Quota::new(algorithm, Rate { count, period, burst }).unwrap()
+    }
+
+    fn bucket(count: u64, secs: u64, burst: u64) -> Quota {
+        quota(Algorithm::TokenBucket, count, Span::from_secs(secs), Some(burst))
+    }
+
+    #[test]
+    fn life_of_a_bucket_drains_at_most_a_sixteenth_of_it() {
+        let quota = bucket(100_000, 1, 100_000);
+        let lease = Lease::of(&quota, 100_000).unwrap();
+        assert_eq!(lease.life, Span::from_micros(62_500));
+        assert_eq!(lease.raise, quota.capacity() / 16);
+        // At most a second.
+        let lease = Lease::of(&bucket(1_000, 1, 100_000), 1_000).unwrap();
+        assert_eq!((lease.life, lease.raise), (Span::from_secs(1), 1_000_000_000));
+        // A larger tier drains faster, so leases are shorter.
+        let lease = Lease::of(&quota, 200_000).unwrap();
+        assert_eq!((lease.life, lease.largest), (Span::from_micros(31_250), 200_000));
+    }
+
+    #[test]
+    fn small_bucket_says_what_would_be_large_enough() {
+        let check = |quota: Quota, largest: u64, expected: Result<(), LargeEnough>| {
+            let actual = Lease::of(&quota, largest).map(drop);
+            assert_eq!(actual, expected.map_err(NotLeased::TooSmall), "{quota:?}");
+        };
+        check(bucket(1_000, 60, 1_000), 1_000, Ok(()));
+        check(bucket(959, 60, 10_000), 959, Err(LargeEnough::Rate(960)));
+        check(bucket(960, 60, 255), 960, Err(LargeEnough::Burst(256)));
+        check(bucket(960, 60, 256), 960, Ok(()));
+        check(bucket(960, 60, 256), 1_920, Err(LargeEnough::Burst(512)));
+        check(bucket(100_000, 1, 31_999), 100_000, Err(LargeEnough::Burst(32_000)));
+        check(bucket(100_000, 1, 32_000), 100_000, Ok(()));
+        // A period of a week is counted in seconds.
+        check(bucket(10_000_000, 604_800, 255), 10_000_000, Err(LargeEnough::Burst(265)));
+        check(bucket(10_000_000, 604_800, 265), 10_000_000, Ok(()));
+    }
+
+    #[test]
+    fn window_needs_a_count_of_256() {
+        for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow] {
+            let window = |count, millis| quota(algorithm, count, Span::from_millis(millis), None);
+            assert_eq!(Lease::of(&window(256, 200), 256).unwrap().life, Span::from_millis(200));
+            assert_eq!(Lease::of(&window(256, 60_000), 256).unwrap().life, Span::from_secs(1));
+            assert_eq!(Lease::of(&window(255, 200), 255), Err(NotLeased::TooSmall(LargeEnough::Count(256))));
+        }
+    }
+
+    #[test]
+    fn other_algorithms_have_no_leases() {
+        for algorithm in [Algorithm::LeakyBucket, Algorithm::SlidingLog, Algorithm::Concurrency] {
+            let quota = quota(algorithm, 10_000, Span::from_secs(1), None);
+            assert_eq!(Lease::of(&quota, 10_000), Err(NotLeased::Algorithm(algorithm)));
+        }
+    }
+
+    #[test]
+    fn charge_of_a_bucket_counts_as_older_by_the_life() {
+        let quota = bucket(100_000, 1, 100_000);
+        assert_eq!(Lease::of(&quota, 100_000).unwrap().mark(&quota, 1_000_000), 1_000_000 - 62_500);
+        let window = self::quota(Algorithm::FixedWindow, 1_000, Span::from_secs(60), None);
+        assert_eq!(Lease::of(&window, 1_000).unwrap().mark(&window, 7), 7);
+    }
+}
