@@ -6,8 +6,10 @@
 
 use core::fmt;
 
+use crate::limit::Consistency;
 use crate::quota::{Algorithm, Quota};
 use crate::time::Span;
+use crate::toll::Due;
 
 /// The terms of the leases of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,15 +32,31 @@ const RAISED_PART: u64 = 16;
 const LEAST_WINDOW: u64 = 256;
 
 impl Lease {
+    /// Whether limits with this algorithm can be leased.
+    pub fn has(algorithm: Algorithm) -> bool {
+        matches!(algorithm, Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingWindow)
+    }
+
+    /// The terms for the key of a due; `None` if its limit is exact, or too small.
+    pub fn of_due(due: &Due<'_>) -> Option<Lease> {
+        match due.rule.consistency() {
+            Consistency::Exact => None,
+            Consistency::Leased => Lease::of(due.quota, due.rule.largest_count(due.quota.period())).ok(),
+        }
+    }
+
     /// The terms for a key with this quota. `largest` is the largest count that any tier or override of its limit has:
     /// the tier of a key can change while a lease lives, and its bucket then drains at that rate.
     pub fn of(quota: &Quota, largest: u64) -> Result<Lease, NotLeased> {
         let largest = largest.max(quota.count());
+        if quota.count() == 0 {
+            return Err(NotLeased::Nothing);
+        }
         match quota.algorithm() {
             Algorithm::TokenBucket => {
                 // In whole ticks, so that what drains in a life is a whole number, too.
-                let life = longest_life(quota).min(quota.capacity() / (RAISED_PART * largest).max(1));
-                if quota.count() == 0 || life < least_life(quota) {
+                let life = longest_life(quota).min(quota.capacity() / (RAISED_PART * largest));
+                if life < least_life(quota) {
                     return Err(NotLeased::TooSmall(large_enough(quota, largest)));
                 }
                 let span = Span::from_micros(life * quota.tick().span().as_micros());
@@ -91,6 +109,8 @@ fn large_enough(quota: &Quota, largest: u64) -> LargeEnough {
 pub enum NotLeased {
     /// The algorithm has no leases.
     Algorithm(Algorithm),
+    /// The quota grants nothing.
+    Nothing,
     /// The quota is too small: leases would be too short, or too few units.
     TooSmall(LargeEnough),
 }
@@ -129,6 +149,7 @@ impl fmt::Display for NotLeased {
                 f.write_str("a concurrency limit cannot be leased: slots are held and released one by one")
             }
             NotLeased::Algorithm(algorithm) => write!(f, "{algorithm} has no leases"),
+            NotLeased::Nothing => f.write_str("nothing is granted"),
             NotLeased::TooSmall(large_enough) => {
                 write!(f, "too small to be leased ({large_enough} is needed)")
             }
@@ -197,6 +218,12 @@ mod tests {
             let quota = quota(algorithm, 10_000, Span::from_secs(1), None);
             assert_eq!(Lease::of(&quota, 10_000), Err(NotLeased::Algorithm(algorithm)));
         }
+    }
+
+    #[test]
+    fn quota_that_grants_nothing_has_no_leases() {
+        let nothing = Quota::nothing(Algorithm::TokenBucket, Span::from_secs(1));
+        assert_eq!(Lease::of(&nothing, 100_000), Err(NotLeased::Nothing));
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub use decision::{
 };
 pub use facts::{DeclaredFact, Facts, InvalidFact, Value};
 pub use key::Key;
-pub use limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
+pub use limit::{Consistency, CostMissing, Limit, Missing, Mode, OnStoreFailure};
 pub use policy::{InvalidPolicy, Policy, Rule};
 pub use quota::{Algorithm, Allowance, InvalidQuota, Quota, Rate};
 pub use reason::Reason;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
 use crate::key;
-use crate::limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
+use crate::limit::{Consistency, CostMissing, Limit, Missing, Mode, OnStoreFailure};
 use crate::net;
 use crate::quota::Quota;
 use crate::toll::{InvalidRequest, MAX_DUES};
@@ -85,6 +85,8 @@ impl Policy {
             stagger: false,
             partition: None,
             on_store_failure,
+            consistency: Consistency::Exact,
+            largest: Box::new([(quota.period(), quota.count())]),
             hidden: false,
             deduct_when: None,
             refund_when: None,

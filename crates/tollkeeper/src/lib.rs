@@ -257,14 +257,14 @@ pub use store::remote::{Failure, FailureKind, PartialToll, Remote, RemoteResult,
 pub use store::resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
 pub use store::{Correction, Store, StoreFuture, Unavailable};
 pub use tollkeeper_core::{
-    Algorithm, Allowance, Approximation, Change, Charge, CostMissing, Costs, DecidedToll, Decision,
-    DeclaredFact, Due, Facts, Fix, InvalidFact, InvalidPolicy, InvalidQuota, InvalidRequest, Key, Limit,
-    LimitDecision, LimitReply, MatchedLimits, Missing, Mode, OnStoreFailure, Outcome, Policy, Quota, Rate,
-    Reason, Reply, Retry, Rule, Secret, Slot, Span, StatusSet, Time, Toll, Value, Verb, Verdict,
+    Algorithm, Allowance, Approximation, Change, Charge, Consistency, CostMissing, Costs, DecidedToll,
+    Decision, DeclaredFact, Due, Facts, Fix, InvalidFact, InvalidPolicy, InvalidQuota, InvalidRequest, Key,
+    Limit, LimitDecision, LimitReply, MatchedLimits, Missing, Mode, OnStoreFailure, Outcome, Policy, Quota,
+    Rate, Reason, Reply, Retry, Rule, Secret, Slot, Span, StatusSet, Time, Toll, Value, Verb, Verdict,
 };
 pub use tollkeeper_core::{
-    algorithm, charge, contract, decimal, decision, digest, facts, fingerprint, inline, key, limit, net,
-    pattern, policy, quota, siphash, status, time, toll,
+    algorithm, charge, contract, decimal, decision, digest, facts, fingerprint, inline, key, lease, limit,
+    net, pattern, policy, quota, siphash, status, time, toll,
 };
 
 /// Runs the example of the README as a doctest.

@@ -636,11 +636,13 @@ pub(super) static LIMIT: Section = Section {
         ).example("user"),
         key(
             "consistency",
-            Kind::Choice { words: &["exact", "leased"], not_yet: &["leased"] },
-            "`exact` asks the store for every request; `leased` asks it for many units at once.",
+            choice(&["exact", "leased"]),
+            "`exact` asks the store for every request that it might admit; `leased` lets busy nodes take many units at \
+             once, and admit requests without asking. The limit holds either way. Only for `token-bucket`, `fixed-window` \
+             and `sliding-window`, and only on Redis.",
         )
         .default("exact")
-        .example("exact"),
+        .example("leased"),
         key(
             "wait_replicas",
             Kind::Count { least: 0, most: 16 },
