@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tollkeeper::Correction;
+use tollkeeper::{Correction, LeaseGrant, LeaseRequest};
 use tollkeeper_core::algorithm::{self, Effect, Seen, State, Step, concurrency};
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::{Algorithm, Change, Charge, Due, Fix, LimitReply, Reply, Slot, Time, Toll};
@@ -41,6 +41,21 @@ impl Reference {
             }
         }
         ruling
+    }
+
+    /// Grants units in advance.
+    pub fn lease(&mut self, request: &LeaseRequest, now: Time) -> LeaseGrant {
+        let due = request.toll.get(0);
+        let key = due.key.to_bytes();
+        let state = self.states.get(&key).map(|(state, _)| state.clone());
+        let (want, raise) = (request.want, request.lease.raise);
+        match algorithm::lease(due.quota, state.clone(), now, due.shift, want, raise) {
+            Some((units, state)) => {
+                self.states.insert(key, (state.clone(), state.fresh_at(due.quota, due.shift)));
+                LeaseGrant { units, state: Some(state), time: now }
+            }
+            None => LeaseGrant { units: 0, state, time: now },
+        }
     }
 
     /// Applies the fixes of a refund or a settlement.

@@ -6,9 +6,10 @@
 
 use core::fmt;
 
+use crate::algorithm::State;
 use crate::limit::Consistency;
 use crate::quota::{Algorithm, Quota};
-use crate::time::Span;
+use crate::time::{Span, Time};
 use crate::toll::Due;
 
 /// The terms of the leases of a key.
@@ -72,12 +73,25 @@ impl Lease {
         }
     }
 
+    /// When the window of a state ends, in which units were granted: they must be spent before. `None` for a bucket.
+    pub fn window_end(quota: &Quota, state: &State, shift: u64) -> Option<Time> {
+        let window = match state {
+            State::FixedWindow(state) => state.window,
+            State::SlidingWindow(state) => state.window,
+            _ => return None,
+        };
+        let end = (window + 1) * quota.period_ticks() * quota.tick().span().as_micros();
+        Some(Time::from_micros(end - shift))
+    }
+
     /// Where a charge that was made by spending granted units counts as recorded: a bucket's as much earlier as it was
-    /// raised. `mark` is where the grant was recorded.
-    pub fn mark(&self, quota: &Quota, mark: u64) -> u64 {
-        match quota.algorithm() {
-            Algorithm::TokenBucket => mark.saturating_sub(self.raise / self.largest),
-            _ => mark,
+    /// raised. `state` is the one after the grant.
+    pub fn mark(&self, state: &State) -> u64 {
+        match state {
+            State::Meter(state) => state.at.saturating_sub(self.raise / self.largest),
+            State::FixedWindow(state) => state.window,
+            State::SlidingWindow(state) => state.window,
+            State::SlidingLog(_) | State::Concurrency(_) => 0, // never leased
         }
     }
 }
@@ -160,6 +174,7 @@ impl fmt::Display for NotLeased {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::algorithm::{fixed_window, meter};
     use crate::quota::Rate;
 
     fn quota(algorithm: Algorithm, count: u64, period: Span, burst: Option<u64>) -> Quota {
@@ -228,9 +243,12 @@ mod tests {
 
     #[test]
     fn charge_of_a_bucket_counts_as_older_by_the_life() {
-        let quota = bucket(100_000, 1, 100_000);
-        assert_eq!(Lease::of(&quota, 100_000).unwrap().mark(&quota, 1_000_000), 1_000_000 - 62_500);
-        let window = self::quota(Algorithm::FixedWindow, 1_000, Span::from_secs(60), None);
-        assert_eq!(Lease::of(&window, 1_000).unwrap().mark(&window, 7), 7);
+        let lease = Lease::of(&bucket(100_000, 1, 100_000), 100_000).unwrap();
+        let state = State::Meter(meter::State { level: 7, at: 1_000_000 });
+        assert_eq!(lease.mark(&state), 1_000_000 - 62_500);
+        let window = quota(Algorithm::FixedWindow, 1_000, Span::from_secs(60), None);
+        let state = State::FixedWindow(fixed_window::State { window: 7, count: 3 });
+        assert_eq!(Lease::of(&window, 1_000).unwrap().mark(&state), 7);
+        assert_eq!(Lease::window_end(&window, &state, 1_000), Some(Time::from_micros(480_000_000 - 1_000)));
     }
 }

@@ -249,13 +249,13 @@ pub use limiter::slot_guard::SlotGuard;
 pub use limiter::{ForgetError, Limiter};
 pub use percent::Percent;
 #[cfg(feature = "redis")]
-pub use store::leased::{Leased, LeasedSettings};
+pub use store::leased::{Leased, LeasedSettings, Task};
 pub use store::memory::{Capacity, MemoryStore, Restored, SnapshotError, SnapshotStatus, Snapshots};
 #[cfg(feature = "redis")]
 pub use store::remote::{Failure, FailureKind, PartialToll, Remote, RemoteResult, Server, Split};
 #[cfg(feature = "redis")]
 pub use store::resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
-pub use store::{Correction, Store, StoreFuture, Unavailable};
+pub use store::{Correction, LeaseGrant, LeaseRequest, Store, StoreFuture, Unavailable};
 pub use tollkeeper_core::{
     Algorithm, Allowance, Approximation, Change, Charge, Consistency, CostMissing, Costs, DecidedToll,
     Decision, DeclaredFact, Due, Facts, Fix, InvalidFact, InvalidPolicy, InvalidQuota, InvalidRequest, Key,

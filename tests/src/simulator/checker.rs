@@ -9,10 +9,11 @@
 //! store's clock is set back, windows are judged before and after by themselves; buckets and logs are judged over the
 //! step, on a clock that stands still instead.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tollkeeper::{
-    Algorithm, Change, Charge, Correction, DecidedToll, Decision, Fix, LimitDecision, OnStoreFailure, Quota,
+    Algorithm, Approximation, Change, Charge, Consistency, Correction, DecidedToll, Decision, Fix,
+    LimitDecision, OnStoreFailure, Quota, Toll,
 };
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::contract::{self, Admission, Hold, Rate, Windows};
@@ -44,6 +45,12 @@ pub struct Checker {
     local: BTreeMap<(usize, u64, Vec<u8>), History>,
     /// The keys and costs that each admission charged, for every time that it was delivered.
     charges: BTreeMap<u64, Vec<Vec<Charged>>>,
+    /// The keys whose last answer on a node was made without the store.
+    degraded: BTreeSet<(usize, Vec<u8>)>,
+    /// When a node used units of a key, on its own clock: admitted, or refused by that key.
+    used: BTreeMap<(usize, Vec<u8>), Vec<(u64, u64)>>,
+    /// Refusals that a node derived from what it knew, to be compared with the store.
+    pub bounded: Vec<Bounded>,
     /// The first violation.
     violation: Option<String>,
     /// What happened.
@@ -87,6 +94,9 @@ impl Checker {
             copy: BTreeMap::new(),
             local: BTreeMap::new(),
             charges: BTreeMap::new(),
+            degraded: BTreeSet::new(),
+            used: BTreeMap::new(),
+            bounded: Vec::new(),
             violation: None,
             tally: Tally::default(),
         }
@@ -218,6 +228,7 @@ impl Checker {
             }
         }
         let charging = decided.toll().verb().charges();
+        self.judge_knowledge(by, decided, charging);
         if by.calls > 1 {
             self.violate(|| format!("one request made {} calls to decide", by.calls));
         }
@@ -232,6 +243,9 @@ impl Checker {
         };
         if decided.allowed() && decided.limits().any(|limit| refuses(&limit)) {
             self.violate(|| "admitted although a limit with `deny` had no answer".to_owned());
+        }
+        if charging && decided.allowed() {
+            self.spent(by, decided);
         }
         if decided.degraded().is_none() {
             self.follows(by, decided, charging);
@@ -251,11 +265,6 @@ impl Checker {
             return;
         }
         let permits: Vec<LimitDecision<'_>> = decided.limits().filter(spends_permits).collect();
-        for due in permits.iter().map(LimitDecision::due) {
-            let new = || History::new(*due.quota, due.shift, false);
-            let history = self.keys.entry(due.key.to_bytes()).or_insert_with(new);
-            history.admit(0, *due.quota, due.cost, by.asked);
-        }
         let (charge, slot) = (decided.charge(), decided.slot());
         let items = charge.iter().flat_map(Charge::items).chain(slot.iter().flat_map(|slot| slot.items()));
         let mut items: Vec<Charged> = items.map(|item| (key_of(item), item.cost)).collect();
@@ -269,6 +278,63 @@ impl Checker {
         if !by.charged.contains(&id) || !charged.contains(&items) {
             self.violate(|| format!("admitted {id} with {items:?}, but the store charged {charged:?}"));
         }
+    }
+
+    /// An admission that spends permits is judged at the instant it took them.
+    fn spent(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>) {
+        let id = decided.charge().map_or(0, |charge| charge.id());
+        for limit in decided.limits().filter(spends_permits) {
+            let due = limit.due();
+            let new = || History::new(*due.quota, due.shift, false);
+            let history = self.keys.entry(due.key.to_bytes()).or_insert_with(new);
+            history.oracle = None;
+            history.admit(id, *due.quota, due.cost, by.asked);
+            self.tally.count(Kind::Spent);
+        }
+    }
+
+    /// Remembers what a node knows of its keys, and the refusals that it derived from that.
+    fn judge_knowledge(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>, charging: bool) {
+        for (index, limit) in decided.limits().enumerate() {
+            let (due, key) = (limit.due(), (by.node, limit.key().to_bytes()));
+            if charging && (decided.allowed() || !limit.allowed()) {
+                self.used.entry(key.clone()).or_default().push((by.local, due.cost));
+            }
+            match limit.approximation() {
+                Some(Approximation::DenialBound) if !limit.allowed() && due.enforced() => {
+                    if self.degraded.contains(&key) {
+                        self.violate(|| format!("a bound outlives an answer without the store: {due:?}"));
+                    }
+                    self.bounded.push(Bounded { node: by.node, toll: decided.toll().part(&[index]) });
+                }
+                Some(Approximation::Permits) if !limit.allowed() => self.tally.count(Kind::Scarce),
+                Some(_) => {}
+                None if limit.degraded().is_some() => {
+                    self.degraded.insert(key);
+                }
+                None if limit.asked() => {
+                    self.degraded.remove(&key);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// A node received permits, and with them the state of their key.
+    pub fn node_granted(&mut self, node: usize, key: &[u8]) {
+        self.degraded.remove(&(node, key.to_vec()));
+    }
+
+    /// A node has started anew.
+    pub fn node_started(&mut self, node: usize) {
+        self.degraded.retain(|(of, _)| *of != node);
+        self.used.retain(|(of, _), _| *of != node);
+    }
+
+    /// How many units of a key a node used since this time on its clock.
+    pub fn demand(&self, node: usize, key: &[u8], since: u64) -> u64 {
+        let used = self.used.get(&(node, key.to_vec())).into_iter().flatten();
+        used.filter(|(at, _)| *at >= since).map(|(_, units)| units).sum()
     }
 
     fn admitted_locally(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>) {
@@ -333,9 +399,18 @@ impl Checker {
     }
 }
 
-/// Whether an admission spent permits that this limit's node held, instead of asking the store. The exact path has none.
-fn spends_permits(_limit: &LimitDecision<'_>) -> bool {
-    false
+/// Whether an admission spent permits that this limit's node held, instead of asking the store.
+fn spends_permits(limit: &LimitDecision<'_>) -> bool {
+    limit.approximation() == Some(Approximation::Permits) && limit.due().cost > 0
+}
+
+/// A refusal that a node derived from what it knew.
+#[derive(Clone, Debug)]
+pub struct Bounded {
+    /// The node.
+    pub node: usize,
+    /// The key and the cost that were refused.
+    pub toll: Toll<'static>,
 }
 
 /// How a node came to its answer.

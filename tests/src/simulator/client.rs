@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use tollkeeper::{
-    Charge, Correction, Failure, FailureKind, Fix, Key, Remote, RemoteResult, Reply, Secret, Slot,
-    StoreFuture, Toll,
+    Charge, Correction, Failure, FailureKind, Fix, Key, LeaseGrant, LeaseRequest, Remote, RemoteResult, Reply,
+    Secret, Slot, StoreFuture, Toll,
 };
 
 use super::executor::lock;
@@ -47,6 +47,7 @@ pub struct Call {
 #[expect(missing_docs, reason = "the calls of a `Remote`")]
 pub enum Op {
     Decide(Box<Toll<'static>>, u64),
+    Lease(Box<LeaseRequest>),
     Correct(Charge, Vec<Fix>),
     Release(Slot),
     Renew(Slot),
@@ -58,6 +59,7 @@ pub enum Op {
 #[expect(missing_docs, reason = "one for each kind of call")]
 pub enum Answer {
     Decided(Box<Reply>),
+    Granted(LeaseGrant),
     Corrected(Correction),
     Held(bool),
 }
@@ -67,6 +69,11 @@ pub enum Answer {
 pub struct Pending(Mutex<(Option<RemoteResult<Answer>>, Option<Waker>)>);
 
 impl Pending {
+    /// Whether its answer was delivered.
+    pub fn is_answered(&self) -> bool {
+        lock(&self.0).0.is_some()
+    }
+
     /// Delivers the answer. A second one is ignored, as a connection ignores what belongs to no call.
     pub fn answer(&self, answer: RemoteResult<Answer>) {
         let mut pending = lock(&self.0);
@@ -131,6 +138,12 @@ impl Remote for Client {
         let id = if toll.verb().charges() { self.ids.fetch_add(1, Relaxed) + 1 } else { 0 };
         self.call(Op::Decide(Box::new(toll.clone().into_owned()), id), |answer| {
             if let Answer::Decided(reply) = answer { Some(*reply) } else { None }
+        })
+    }
+
+    fn lease(&self, request: &LeaseRequest) -> StoreFuture<'_, RemoteResult<Option<LeaseGrant>>> {
+        self.call(Op::Lease(Box::new(request.clone())), |answer| {
+            if let Answer::Granted(grant) = answer { Some(Some(grant)) } else { None }
         })
     }
 

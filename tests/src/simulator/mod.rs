@@ -25,7 +25,7 @@ pub mod tally;
 pub mod world;
 
 pub use checker::Checker;
-pub use node::{Environment, Stack, exact};
+pub use node::{Environment, Stack, exact, leased};
 pub use scenario::{Profile, Scenario};
 pub use shrink::{Kept, replay_command, smallest};
 pub use tally::Tally;

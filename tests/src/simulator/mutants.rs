@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tollkeeper::algorithm::State;
 use tollkeeper::{
-    Charge, Correction, Fix, Key, LimitReply, Outcome, Remote, RemoteResult, Reply, Resilient,
+    Charge, Correction, Fix, Key, LeaseGrant, LeaseRequest, LimitReply, Outcome, Remote, RemoteResult, Reply, Resilient,
     ResilientSettings, Slot, Store, StoreFuture, Time, Toll, Unavailable,
 };
 
@@ -69,6 +69,10 @@ impl Server for Mistaken {
             }
         }
         reply
+    }
+
+    fn lease(&mut self, request: &LeaseRequest, now: Time) -> LeaseGrant {
+        self.store.lease(request, now)
     }
 
     fn correct(&mut self, charge: &Charge, fixes: &[Fix], now: Time) -> Correction {

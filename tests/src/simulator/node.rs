@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use tollkeeper::{
-    Capacity, Clock, Limit, Limiter, ManualClock, MemoryStore, Resilient, ResilientSettings, Store,
+    Capacity, Clock, Leased, LeasedSettings, Limit, Limiter, ManualClock, MemoryStore, Resilient, ResilientSettings, Store,
     StoreChoice, Time,
 };
 
@@ -34,6 +34,13 @@ pub type Stack = fn(Environment) -> Arc<dyn Store>;
 pub fn exact(environment: Environment) -> Arc<dyn Store> {
     let Environment { client, clock, settings, .. } = environment;
     Arc::new(Resilient::new(client, settings, local(clock)))
+}
+
+/// The shipped path: what a node knows for certain it answers without the store, and limits may be leased.
+pub fn leased(environment: Environment) -> Arc<dyn Store> {
+    let Environment { client, clock, settings, spawn } = environment;
+    let resilient = Resilient::new(client, settings, local(clock.clone()));
+    Arc::new(Leased::spawning(resilient, LeasedSettings::default(), clock, move |task| spawn(task)))
 }
 
 /// A local store for a node that sees few keys.

@@ -1,6 +1,6 @@
 //! The store behind the network: it runs each call when it arrives, on its own clock.
 
-use tollkeeper::Correction;
+use tollkeeper::{Correction, LeaseGrant, LeaseRequest};
 use tollkeeper_core::{Charge, Fix, Reply, Slot, Time, Toll};
 
 use crate::reference::Reference;
@@ -9,6 +9,8 @@ use crate::reference::Reference;
 pub trait Server {
     /// Decides a toll.
     fn decide(&mut self, toll: &Toll, now: Time, id: u64) -> Reply;
+    /// Grants units in advance.
+    fn lease(&mut self, request: &LeaseRequest, now: Time) -> LeaseGrant;
     /// Refunds or settles a charge.
     fn correct(&mut self, charge: &Charge, fixes: &[Fix], now: Time) -> Correction;
     /// Releases a slot, or renews it.
@@ -45,6 +47,10 @@ impl Simulated {
 impl Server for Simulated {
     fn decide(&mut self, toll: &Toll, now: Time, id: u64) -> Reply {
         self.live.decide(toll, now, id)
+    }
+
+    fn lease(&mut self, request: &LeaseRequest, now: Time) -> LeaseGrant {
+        self.live.lease(request, now)
     }
 
     fn correct(&mut self, charge: &Charge, fixes: &[Fix], now: Time) -> Correction {

@@ -11,7 +11,7 @@ use tollkeeper::{
     Time, facts,
 };
 
-use super::checker::{Answered, Checker, StoreTime};
+use super::checker::{Answered, Bounded, Checker, StoreTime};
 use super::client::{Answer, Call, Client, Op, Pending, Wire};
 use super::executor::{Executor, Task, lock};
 use super::heap::Heap;
@@ -41,6 +41,20 @@ pub struct World<'s> {
     book: Rc<RefCell<Book>>,
     /// The number of the next message of each node, and the latest that has arrived.
     sent: Vec<(u64, u64)>,
+    /// Calls that are not answered yet.
+    flying: Vec<Flying>,
+    /// When each key, and when all keys were changed otherwise than by tolls.
+    changed: BTreeMap<Vec<u8>, u64>,
+    changed_all: u64,
+}
+
+/// A call that is not answered yet.
+#[derive(Debug)]
+struct Flying {
+    node: usize,
+    pending: Arc<Pending>,
+    keys: Vec<Vec<u8>>,
+    sent: u64,
 }
 
 type SendTask = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -119,6 +133,9 @@ impl<'s> World<'s> {
                 delivered_twice: BTreeSet::new(),
             })),
             sent: vec![(0, 0); scenario.nodes],
+            flying: Vec::new(),
+            changed: BTreeMap::new(),
+            changed_all: 0,
         };
         for node in 0..scenario.nodes {
             let started = world.start(node, 0, START, 0);
@@ -178,6 +195,7 @@ impl<'s> World<'s> {
             for call in self.wire.take() {
                 self.send(call);
             }
+            self.judge_bounds();
             let spawned = std::mem::take(&mut *lock(&self.spawned));
             for (node, future) in spawned {
                 self.spawns += 1;
@@ -191,6 +209,11 @@ impl<'s> World<'s> {
             Event::Act(index) => self.act(index),
             Event::Arrive(call, leg, number) => self.arrive(&call, leg, number),
             Event::Reply(node, pending, answer) => {
+                if self.now >= self.nodes[node].cut_off_until
+                    && let (Ok(Answer::Granted(_)), Some(key)) = (&answer, self.key_of(&pending))
+                {
+                    self.book.borrow_mut().checker.node_granted(node, &key);
+                }
                 if self.now < self.nodes[node].cut_off_until {
                     return self.count(Kind::LostReply);
                 }
@@ -238,6 +261,8 @@ impl<'s> World<'s> {
                 let far = by.unsigned_abs();
                 if by >= 0 {
                     self.forward += far;
+                    self.changed_all = self.now;
+                    self.book.borrow_mut().checker.store_stepped_forward();
                     self.count(Kind::StoreForward);
                 } else {
                     self.back += far;
@@ -247,6 +272,7 @@ impl<'s> World<'s> {
             }
             What::Flush => {
                 self.server.flush();
+                self.changed_all = self.now;
                 self.book.borrow_mut().checker.store_flushed();
                 self.count(Kind::Flush);
             }
@@ -256,6 +282,7 @@ impl<'s> World<'s> {
             }
             What::Failover => {
                 self.server.failover();
+                self.changed_all = self.now;
                 self.book.borrow_mut().checker.store_failed_over();
                 self.count(Kind::Failover);
             }
@@ -308,6 +335,62 @@ impl<'s> World<'s> {
         }
     }
 
+    /// Judges the refusals that nodes derived from what they knew.
+    fn judge_bounds(&mut self) {
+        let bounded = std::mem::take(&mut self.book.borrow_mut().checker.bounded);
+        let deadline = Span::from(self.scenario.settings.deadline).as_micros() + 1_000;
+        self.flying.retain(|flying| !flying.pending.is_answered() && self.now < flying.sent + deadline);
+        for Bounded { node, toll } in bounded {
+            let key = toll.get(0).key.to_bytes();
+            self.count(Kind::Bounded);
+            let flies = self.flying.iter().any(|flying| flying.node == node && flying.keys.contains(&key));
+            let changed = self.changed.get(&key).copied().unwrap_or(0).max(self.changed_all);
+            // Refunds on other nodes, resets and the like can make a bound wrong for 100 ms, by the node's clock.
+            if flies || self.now < changed + 101_000 {
+                continue;
+            }
+            self.count(Kind::BoundJudged);
+            let now = Time::from_micros(self.store_time().shown);
+            let reply = self.server.decide(&toll.clone().into_peek(), now, 0);
+            if reply.limits()[0].allowed() {
+                let due = format!("{:?}", toll.get(0));
+                self.book.borrow_mut().checker.violate(|| {
+                    format!("node {node} refused at {} what the store would admit: {due}", now.as_micros())
+                });
+            }
+        }
+    }
+
+    /// The key of a lease on its way.
+    fn key_of(&self, pending: &Arc<Pending>) -> Option<Vec<u8>> {
+        let flying = self.flying.iter().find(|flying| Arc::ptr_eq(&flying.pending, pending))?;
+        flying.keys.first().cloned()
+    }
+
+    /// Remembers a call until it is answered, and checks what it asks for.
+    fn take_off(&mut self, call: &Call, number: u64) {
+        let keys = match &call.op {
+            Op::Decide(toll, _) => toll.dues().map(|due| due.key.to_bytes()).collect(),
+            Op::Lease(request) => {
+                let key = request.toll.get(0).key.to_bytes();
+                let mut book = self.book.borrow_mut();
+                let recent = self.nodes[call.node].clock.now().as_micros();
+                let demand = book.checker.demand(call.node, &key, recent.saturating_sub(1_000_000));
+                if request.want > demand {
+                    let want = request.want;
+                    book.checker.violate(|| format!("a lease asks for {want} units, {demand} were used"));
+                }
+                if number > 1 {
+                    book.checker.violate(|| "a lease was asked for again".to_owned());
+                }
+                vec![key]
+            }
+            _ => return,
+        };
+        let (node, pending, sent) = (call.node, Arc::clone(&call.pending), self.now);
+        self.flying.push(Flying { node, pending, keys, sent });
+    }
+
     /// Gives a call to the network.
     fn send(&mut self, call: Call) {
         let number = {
@@ -317,6 +400,7 @@ impl<'s> World<'s> {
             *tolls += u64::from(matches!(call.op, Op::Decide(..)));
             *calls
         };
+        self.take_off(&call, number);
         if self.now < self.nodes[call.node].cut_off_until {
             return self.count(Kind::LostRequest);
         }
@@ -367,8 +451,18 @@ impl<'s> World<'s> {
                 }
                 Answer::Decided(Box::new(reply))
             }
+            Op::Lease(request) => {
+                let grant = self.server.lease(request, now);
+                if grant.units > 0 {
+                    book.checker.tally.count(Kind::Leases);
+                }
+                Answer::Granted(grant)
+            }
             Op::Correct(charge, fixes) => {
                 let result = self.server.correct(charge, fixes, now);
+                for item in charge.items() {
+                    self.changed.insert(item.key().to_bytes(), self.now);
+                }
                 book.checker.store_corrected(charge, fixes, result, at);
                 Answer::Corrected(result)
             }
@@ -383,6 +477,7 @@ impl<'s> World<'s> {
             }
             Op::Forget(key) => {
                 let known = self.server.forget(key);
+                self.changed.insert(key.clone(), self.now);
                 book.checker.store_forgot(key);
                 Answer::Held(known)
             }

@@ -61,11 +61,14 @@ pub enum Op {
     Forget,
     /// Read the secret that authenticates charges.
     Open,
+    /// Grant units in advance.
+    Lease,
 }
 
 impl Op {
     /// All of them.
-    pub const ALL: [Op; 6] = [Op::Decide, Op::Correct, Op::Release, Op::Renew, Op::Forget, Op::Open];
+    pub const ALL: [Op; 7] =
+        [Op::Decide, Op::Correct, Op::Release, Op::Renew, Op::Forget, Op::Open, Op::Lease];
 
     /// The name in metrics.
     pub const fn name(self) -> &'static str {
@@ -76,6 +79,7 @@ impl Op {
             Op::Renew => "renew",
             Op::Forget => "forget",
             Op::Open => "open",
+            Op::Lease => "lease",
         }
     }
 }

@@ -4,6 +4,7 @@
 //! store's clock can show is refused by the store, too. The bound never admits. Refunds on other nodes, resets and
 //! raised limits can make it wrong, so the store is asked again [`RECHECK`] after it was last asked.
 
+use crate::store::LeaseGrant;
 use tollkeeper_core::algorithm::{self, Effect, Seen, State, fixed_window, meter, sliding_window};
 use tollkeeper_core::{Algorithm, Due, LimitReply, Outcome, Retry, Span, Time};
 
@@ -16,6 +17,8 @@ pub(super) struct Moment {
     pub(super) now: Time,
     /// States that were seen by tolls sent before this are no longer valid, whatever their key.
     pub(super) valid_from: Time,
+    /// What the store's clock shows, as far as this node knows.
+    pub(super) store: Time,
 }
 
 /// What this node knows about the state of a key.
@@ -81,14 +84,19 @@ impl Bound {
         last.decide(due, last.latest(at.now), self.in_flight).is_some_and(|outcome| !outcome.allowed)
     }
 
-    /// The numbers of this due, and the time on the store's clock; `None` if they are not known.
+    /// The numbers of this due; `None` if they are not known.
     ///
     /// They are those of the earliest time that the store's clock can show, so that a retry is not too short. What is
     /// refused at the latest time is refused at the earliest.
-    pub(super) fn outcome(&self, due: &Due<'_>, at: Moment) -> Option<(Time, Outcome)> {
+    pub(super) fn outcome(&self, due: &Due<'_>, at: Moment) -> Option<Outcome> {
         let last = self.usable(at)?;
-        let time = last.earliest(at.now);
-        Some((time, last.decide(due, time, self.in_flight)?))
+        last.decide(due, last.earliest(at.now), self.in_flight)
+    }
+
+    /// The numbers of this due from the last state, however old it is.
+    pub(super) fn last_outcome(&self, due: &Due<'_>, at: Moment) -> Option<Outcome> {
+        let last = self.last.as_ref()?;
+        last.decide(due, last.earliest(at.now), self.in_flight)
     }
 
     /// The last sighting, unless it is time to ask the store again.
@@ -156,6 +164,17 @@ impl Sighting {
             _ => return None,
         };
         Some(Sighting { state, time, sent, received })
+    }
+
+    /// The state after a lease.
+    pub(super) fn of_lease(grant: &LeaseGrant, sent: Time, received: Time) -> Option<Sighting> {
+        let state = match grant.state.as_ref()? {
+            State::Meter(state) => SeenState::Meter(*state),
+            State::FixedWindow(state) => SeenState::FixedWindow(*state),
+            State::SlidingWindow(state) => SeenState::SlidingWindow(*state),
+            State::SlidingLog(_) | State::Concurrency(_) => return None,
+        };
+        Some(Sighting { state, time: grant.time, sent, received })
     }
 
     /// The latest time that the store's clock can show: it runs at most a thousandth faster than this node's.

@@ -22,7 +22,7 @@ use crate::limiter::observer::{Observer, Op};
 use crate::log_throttle::LogThrottle;
 use crate::store::memory::MemoryStore;
 use crate::store::remote::{Failure, FailureKind, Remote, RemoteResult, Server, Split};
-use crate::store::{Correction, Store, StoreFuture, Unavailable};
+use crate::store::{Correction, LeaseGrant, LeaseRequest, Store, StoreFuture, Unavailable};
 use crate::sync::{Mutex, lock};
 
 pub use breaker::{BreakerSettings, BreakerState};
@@ -296,6 +296,17 @@ impl<R: Remote + 'static> Store for Resilient<R> {
                     }))
                 }
             },
+        }
+    }
+
+    fn lease(&self, request: &LeaseRequest) -> StoreFuture<'_, Option<LeaseGrant>> {
+        // A toll with one key is never split.
+        let Split::Whole(server) = self.0.remote.split(&request.toll) else {
+            return StoreFuture::Ready(None);
+        };
+        match self.0.ask(Op::Lease, Some(server), |remote| remote.lease(request)) {
+            None => StoreFuture::Ready(None),
+            Some(asked) => StoreFuture::Later(Box::pin(async move { asked.await.unwrap_or(None) })),
         }
     }
 
