@@ -416,7 +416,8 @@ impl History {
                 let drained = item.quota.count() * ticks.saturating_sub(item.mark);
                 (part * unit).min((item.cost * unit).saturating_sub(drained))
             }
-            Algorithm::FixedWindow if item.mark == window => part,
+            // After a step back, a charge may be in the window that is about to begin.
+            Algorithm::FixedWindow if item.mark >= window => part,
             Algorithm::SlidingWindow if item.mark + 1 >= window => part,
             Algorithm::SlidingLog if item.mark + item.quota.period_ticks() > ticks => part,
             _ => 0,
@@ -445,9 +446,11 @@ impl History {
     }
 
     fn handle(&mut self, id: u64, renewed_for: Option<u64>, now: u64) {
-        // A request that was delivered twice holds two slots under one ID, which are released together.
-        for (_, hold) in self.holds.iter_mut().filter(|(of, hold)| *of == id && hold.until > now) {
-            hold.until = now + renewed_for.unwrap_or(0);
+        // A request that was delivered twice holds two slots under one ID: both are released, one is renewed.
+        let mut held = self.holds.iter_mut().filter(|(of, hold)| *of == id && hold.until > now);
+        match renewed_for {
+            None => held.for_each(|(_, hold)| hold.until = now),
+            Some(ttl) => held.by_ref().take(1).for_each(|(_, hold)| hold.until = now + ttl),
         }
     }
 
