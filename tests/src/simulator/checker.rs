@@ -168,7 +168,7 @@ impl Checker {
             let history = self.keys.entry(key_of(item)).or_insert_with(new);
             match fix.change {
                 Change::Keep => {}
-                Change::GiveBack(part) => history.give_back(charge.id(), item, part, now),
+                Change::GiveBack(part) => history.give_back(charge, item, part, now),
                 Change::Add(more) => history.settle(more, now),
             }
         }
@@ -407,7 +407,7 @@ impl History {
         Some(oracle.says(now.shown, cost).allowed)
     }
 
-    fn give_back(&mut self, id: u64, item: &Item, part: u64, now: StoreTime) {
+    fn give_back(&mut self, charge: &Charge, item: &Item, part: u64, now: StoreTime) {
         let unit = self.unit();
         let ticks = item.quota.tick().number(tollkeeper::Time::from_micros(now.shown));
         let window = (ticks + self.shift) / item.quota.period_ticks();
@@ -422,9 +422,13 @@ impl History {
             Algorithm::SlidingLog if item.mark + item.quota.period_ticks() > ticks => part,
             _ => 0,
         };
-        match self.entries.iter().position(|entry| entry.id == id) {
+        match self.entries.iter().position(|entry| entry.id == charge.id()) {
             Some(index) => {
                 self.entries[index].weight = self.entries[index].weight.saturating_sub(back);
+                if self.entries[index].at.shown != charge.time().as_micros() {
+                    // The store lost the admission that the charge is for, and was delivered the request again since.
+                    self.oracle = None;
+                }
                 if let Some(oracle) = &mut self.oracle {
                     oracle.refund(now.shown, index, part);
                 }
