@@ -2,13 +2,17 @@
 //!
 //! `TOLLKEEPER_SEEDS` sets the number of scenarios. A failing seed prints the command that replays it, shrunk.
 
+use std::cell::RefCell;
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
+use tollkeeper_tests::redis;
 use tollkeeper_tests::simulator::mutants::{self, Mistake, Mistaken};
 use tollkeeper_tests::simulator::scenario::LEAST_REQUESTS;
+use tollkeeper_tests::simulator::scripted::{Connection, Scripted};
 use tollkeeper_tests::simulator::server::{Server, Simulated};
 use tollkeeper_tests::simulator::tally::Kind;
 use tollkeeper_tests::simulator::{
@@ -24,26 +28,36 @@ struct Play {
     stack: Stack,
 }
 
-const PLAYS: [Play; 2] = [
+const PLAYS: [Play; 3] = [
     Play { name: "exact", profile: Profile::Exact, stack: exact },
     Play { name: "exact-large", profile: Profile::Large, stack: exact },
+    Play { name: "exact-scripts", profile: Profile::Exact, stack: exact },
 ];
 
 #[test]
 fn exact_path_keeps_its_contracts() {
-    let tally = play_all(PLAYS[0], 0..seeds(10_000));
+    let tally = play_all(PLAYS[0], 0..seeds(10_000), &simulated);
     assert_eq!(tally.missing(), [""; 0], "some faults never happened");
 }
 
 #[test]
 fn large_limits_keep_their_contracts() {
-    play_all(PLAYS[1], 0..seeds(1_000));
+    play_all(PLAYS[1], 0..seeds(1_000), &simulated);
+}
+
+/// The same scenarios, decided by the product's scripts.
+#[test]
+fn scripts_keep_the_contracts() {
+    let server = redis::Server::start();
+    play_all(PLAYS[2], 0..seeds(1_000).min(10_000), &|thread| scripted(&server, thread));
 }
 
 #[test]
 fn a_scenario_is_played_the_same_way_twice() {
+    let (first, second) = (simulated(0), simulated(1));
     for seed in 0..20 {
-        assert_eq!(play(PLAYS[0], seed, &Kept::ALL), play(PLAYS[0], seed, &Kept::ALL), "seed {seed}");
+        let played = play(PLAYS[0], seed, &Kept::ALL, &first);
+        assert_eq!(played, play(PLAYS[0], seed, &Kept::ALL, &second), "seed {seed}");
     }
 }
 
@@ -119,27 +133,30 @@ fn replay() {
     println!("{:#?}\n{:#?} {:?}", scenario.versions, scenario.settings, scenario.weather);
     let actions = scenario.actions.iter().enumerate().filter(|(index, _)| kept.has(*index));
     actions.for_each(|(index, action)| println!("{index:>5} {action:?}"));
-    match play(*chosen, seed, &kept) {
+    let server = (name == "exact-scripts").then(redis::Server::start);
+    let stores = server.as_ref().map_or_else(|| simulated(0), |server| scripted(server, 0));
+    match play(*chosen, seed, &kept, &stores) {
         Ok(tally) => println!("{tally}"),
         Err(violation) => panic!("{violation}"),
     }
 }
 
 /// Plays a range of seeds on all cores and adds up what happened. Panics with the first failure, shrunk.
-fn play_all(one: Play, seeds: Range<u64>) -> Tally {
+fn play_all(one: Play, seeds: Range<u64>, stores: &(dyn Fn(usize) -> Stores + Sync)) -> Tally {
     let began = Instant::now();
     let (next, tally, failed) = (AtomicU64::new(seeds.start), Mutex::new(Tally::default()), Mutex::new(None));
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                let mut own = Tally::default();
+        for thread in 0..threads {
+            let (next, tally, failed) = (&next, &tally, &failed);
+            scope.spawn(move || {
+                let (store, mut own) = (stores(thread), Tally::default());
                 while failed.lock().expect("no panic").is_none() {
                     let seed = next.fetch_add(1, Relaxed);
                     if seed >= seeds.end {
                         break;
                     }
-                    match play(one, seed, &Kept::ALL) {
+                    match play(one, seed, &Kept::ALL, &store) {
                         Ok(played) => own.add(&played),
                         Err(violation) => *failed.lock().expect("no panic") = Some((seed, violation)),
                     }
@@ -149,7 +166,9 @@ fn play_all(one: Play, seeds: Range<u64>) -> Tally {
         }
     });
     if let Some((seed, violation)) = failed.into_inner().expect("no panic") {
-        fail(one, seed, violation);
+        let (len, store) = (Scenario::new(one.profile, seed).actions.len(), stores(0));
+        let (kept, violation) = smallest(len, violation, |kept| play(one, seed, kept, &store).err());
+        panic!("seed {seed}: {violation}\n\nreplay it with\n    {}\n", replay_command(one.name, seed, &kept));
     }
     let tally = tally.into_inner().expect("no panic");
     let (count, took) = (seeds.end - seeds.start, began.elapsed());
@@ -158,17 +177,22 @@ fn play_all(one: Play, seeds: Range<u64>) -> Tally {
     tally
 }
 
-fn play(one: Play, seed: u64, kept: &Kept) -> Result<Tally, Violation> {
-    let scenario = Scenario::new(one.profile, seed);
-    // Half of the stores drop a state as soon as it equals a fresh one, the others up to a second later.
-    let mut server = Simulated::new(seed % 2 * (seed % 1_000_000));
-    World::run(&scenario, kept, one.stack, &mut server)
+fn play(one: Play, seed: u64, kept: &Kept, stores: &Stores) -> Result<Tally, Violation> {
+    World::run(&Scenario::new(one.profile, seed), kept, one.stack, &mut *stores(seed))
 }
 
-fn fail(one: Play, seed: u64, violation: Violation) -> ! {
-    let len = Scenario::new(one.profile, seed).actions.len();
-    let (kept, violation) = smallest(len, violation, |kept| play(one, seed, kept).err());
-    panic!("seed {seed}: {violation}\n\nreplay it with\n    {}\n", replay_command(one.name, seed, &kept));
+/// Makes an empty store for a seed. Each thread has its own.
+type Stores = Box<dyn Fn(u64) -> Box<dyn Server>>;
+
+/// Half of the stores drop a state as soon as it equals a fresh one, the others up to a second later.
+fn simulated(_thread: usize) -> Stores {
+    Box::new(|seed| Box::new(Simulated::new(seed % 2 * (seed * 977 % 1_000_000))))
+}
+
+/// The scripts on a real server.
+fn scripted(server: &redis::Server, thread: usize) -> Stores {
+    let connection = Rc::new(RefCell::new(Connection::new(server.connect(), thread)));
+    Box::new(move |_| Box::new(Scripted::new(Rc::clone(&connection))))
 }
 
 /// The number of scenarios: `TOLLKEEPER_SEEDS`, or this.

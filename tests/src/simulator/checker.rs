@@ -178,7 +178,7 @@ impl Checker {
             let history = self.keys.entry(key_of(item)).or_insert_with(new);
             match fix.change {
                 Change::Keep => {}
-                Change::GiveBack(part) => history.give_back(charge.id(), item, part, now),
+                Change::GiveBack(part) => history.give_back(charge, item, part, now),
                 Change::Add(more) => history.settle(more, now),
             }
         }
@@ -482,7 +482,7 @@ impl History {
         Some(oracle.says(now.shown, cost).allowed)
     }
 
-    fn give_back(&mut self, id: u64, item: &Item, part: u64, now: StoreTime) {
+    fn give_back(&mut self, charge: &Charge, item: &Item, part: u64, now: StoreTime) {
         let unit = self.unit();
         let ticks = item.quota.tick().number(tollkeeper::Time::from_micros(now.shown));
         let window = (ticks + self.shift) / item.quota.period_ticks();
@@ -491,14 +491,19 @@ impl History {
                 let drained = item.quota.count() * ticks.saturating_sub(item.mark);
                 (part * unit).min((item.cost * unit).saturating_sub(drained))
             }
-            Algorithm::FixedWindow if item.mark == window => part,
+            // After a step back, a charge may be in the window that is about to begin.
+            Algorithm::FixedWindow if item.mark >= window => part,
             Algorithm::SlidingWindow if item.mark + 1 >= window => part,
             Algorithm::SlidingLog if item.mark + item.quota.period_ticks() > ticks => part,
             _ => 0,
         };
-        match self.entries.iter().position(|entry| entry.id == id) {
+        match self.entries.iter().position(|entry| entry.id == charge.id()) {
             Some(index) => {
                 self.entries[index].weight = self.entries[index].weight.saturating_sub(back);
+                if self.entries[index].at.shown != charge.time().as_micros() {
+                    // The store lost the admission that the charge is for, and was delivered the request again since.
+                    self.oracle = None;
+                }
                 if let Some(oracle) = &mut self.oracle {
                     oracle.refund(now.shown, index, part);
                 }
@@ -520,9 +525,11 @@ impl History {
     }
 
     fn handle(&mut self, id: u64, renewed_for: Option<u64>, now: u64) {
-        // A request that was delivered twice holds two slots under one ID, which are released together.
-        for (_, hold) in self.holds.iter_mut().filter(|(of, hold)| *of == id && hold.until > now) {
-            hold.until = now + renewed_for.unwrap_or(0);
+        // A request that was delivered twice holds two slots under one ID: both are released, one is renewed.
+        let mut held = self.holds.iter_mut().filter(|(of, hold)| *of == id && hold.until > now);
+        match renewed_for {
+            None => held.for_each(|(_, hold)| hold.until = now),
+            Some(ttl) => held.by_ref().take(1).for_each(|(_, hold)| hold.until = now + ttl),
         }
     }
 

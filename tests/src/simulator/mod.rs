@@ -19,6 +19,7 @@ pub mod mutants;
 pub mod network;
 pub mod node;
 pub mod scenario;
+pub mod scripted;
 pub mod server;
 pub mod shrink;
 pub mod tally;
