@@ -40,7 +40,7 @@ bench: ## measure, and compare with other limiters
 fuzz: ## run the fuzz targets
 	@fuzz/run
 
-soak: ## run the property tests with many more cases (CASES=200000), longer faults (SECONDS_EACH=20), more requests (EXAMPLES=500)
+soak: ## run the property tests with many more cases (CASES=200000), longer faults (SECONDS_EACH=20), more requests (EXAMPLES=500), simulations (SEEDS=1000000)
 	@tools/soak
 
 deny: ## check licences, sources and banned crates of all dependencies (deny.toml)

@@ -328,11 +328,13 @@ impl Random {
         least + self.within(0, ((1 << bits) - 1).min(most - least))
     }
 
-    fn one_in(&mut self, times: u64) -> bool {
+    /// True once in so many times, on average.
+    pub fn one_in(&mut self, times: u64) -> bool {
         self.next().is_multiple_of(times)
     }
 
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+    /// One of these.
+    pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 

@@ -96,15 +96,26 @@ while pos <= #arg do
     say(pack('>B', bit(held)))
   elseif op == 7 then
     state = nil
+  elseif op == 9 then
+    local x, y, z, grant
+    if state then
+      x, y, z = state_read(quota, state)
+    end
+    local lease = quota.kind == 1 and meter_lease or quota.kind == 3 and fixed_window_lease or sliding_window_lease
+    grant, x, y, z = lease(quota, floor(now / quota.tick), amount, past.cost, shift, x, y, z)
+    if grant > 0 then
+      state = state_bytes(quota, x, y, z)
+    end
+    say(pack('>I7', grant))
   else
     -- Another history begins, with this state.
     finals[#finals + 1] = state or ''
     state = amount > 0 and sub(arg, pos, pos + amount - 1) or nil
     pos = pos + amount
   end
-  if op <= 7 then
+  if op ~= 8 then
     say_state(quota)
-    if op <= 6 and quota.kind <= 4 and state then
+    if op ~= 7 and quota.kind <= 4 and state then
       -- When it is fresh, too.
       say(pack('>I7', quota.fresh_at(quota, shift, state_read(quota, state)) * quota.tick))
     end

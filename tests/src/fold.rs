@@ -25,6 +25,8 @@ pub enum Row {
     Asked(Outcome, bool),
     /// A release or a renewal: whether the slot was held.
     Held(bool),
+    /// A lease: how many units were granted.
+    Granted(u64),
     /// Any other step.
     Done,
 }
@@ -79,7 +81,8 @@ impl History {
         let mut history = History::new(case.quotas[0], case.start, case.held);
         (history.key.shift, history.key.hold) = (case.shift, case.hold);
         let (mut told, mut receipts) = (None, Vec::new());
-        for one in &case.moves {
+        for (number, one) in case.moves.iter().enumerate() {
+            history.lease_now_and_then(number);
             history.key.now += one.wait.micros(&history.key, told);
             let past = |receipts: &Vec<Past>, before_last: usize| {
                 receipts.len().checked_sub(before_last + 1).map(|index| receipts[index])
@@ -164,6 +167,32 @@ impl History {
         if self.key.quota.algorithm() != Algorithm::Concurrency {
             self.key.add(more);
             self.made(4, more, None, 0, Row::Done);
+        }
+    }
+
+    /// Grants units in advance.
+    pub fn lease(&mut self, want: u64, raise: u64) -> u64 {
+        let units = self.key.lease(want, raise);
+        let past = Past { cost: raise, count: 0, tick: 0, window: 0 };
+        self.made(9, want, Some(past), 0, Row::Granted(units));
+        units
+    }
+
+    /// Grants units now and then, of every size and with every raise.
+    fn lease_now_and_then(&mut self, number: usize) {
+        let quota = self.key.quota;
+        let is_leased = matches!(
+            quota.algorithm(),
+            Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingWindow
+        );
+        if is_leased && number.is_multiple_of(7) {
+            let number = number as u64;
+            let want = 1 + (quota.limit() / 50 + 1) * number % (quota.limit() + 3);
+            let raise = match quota.algorithm().has_burst() {
+                true => quota.capacity() / 16 * (number % 20),
+                false => 0,
+            };
+            self.lease(want, raise);
         }
     }
 
@@ -311,6 +340,7 @@ impl Rows<'_> {
         let row = match made.op {
             1 | 2 => self.asked(made, before),
             5 | 6 => Row::Held(self.number(1) == 1),
+            9 => Row::Granted(self.number(7)),
             _ => Row::Done,
         };
         let after = if is_packed(&made.quota) {
@@ -322,7 +352,8 @@ impl Rows<'_> {
         } else {
             After::Length(usize::try_from(self.number(4)).expect("a length"))
         };
-        let has_fresh = made.op <= 6 && matches!(&after, After::Bytes(bytes) if !bytes.is_empty());
+        let has_fresh =
+            (made.op <= 6 || made.op == 9) && matches!(&after, After::Bytes(bytes) if !bytes.is_empty());
         let fresh = if has_fresh { self.number(7) } else { made.fresh };
         if row != made.row {
             return Some(format!("Lua says {row:?}"));

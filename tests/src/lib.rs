@@ -1,11 +1,10 @@
-//! Helpers of the whole-product tests: servers, fault injection, load, oracles and contract checkers. They check what the
+//! Helpers of the whole-product tests: servers, fault injection, load and oracles. They check what the
 //! product promises against what happened, without knowing how it works.
 
 pub mod binary;
 pub mod cases;
 pub mod certificates;
 pub mod cluster;
-pub mod contract;
 pub mod exact;
 pub mod faulty;
 pub mod fold;
@@ -23,5 +22,6 @@ pub mod saved;
 pub mod sentinels;
 pub mod served;
 pub mod shared;
+pub mod simulator;
 pub mod tables;
 pub mod turns;

@@ -15,8 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tollkeeper::{Algorithm, Correction, Limit, OnStoreFailure, Policy, Quota};
-
-use crate::contract::{self, Admission, Rate, Windows};
+use tollkeeper_core::contract::{self, Admission, Rate, Windows};
 
 /// Number of load processes.
 pub const NODES: u32 = 2;

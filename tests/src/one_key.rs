@@ -88,6 +88,16 @@ impl OneKey {
         self.write(Some(algorithm::add(&self.quota, state, now, self.shift, more)));
     }
 
+    /// Grants units in advance.
+    pub fn lease(&mut self, want: u64, raise: u64) -> u64 {
+        let (state, now) = (self.state.clone(), Time::from_micros(self.now));
+        let Some((units, state)) = algorithm::lease(&self.quota, state, now, self.shift, want, raise) else {
+            return 0;
+        };
+        self.write(Some(state));
+        units
+    }
+
     /// Releases the n-th slot that was taken; false if it was no longer held.
     pub fn release(&mut self, nth: u64) -> bool {
         self.with_slots(|slots, now| concurrency::release(slots, now, nth))

@@ -14,9 +14,8 @@
 //!
 //! [`Oracle::refund`] documents what a refund removes from the list.
 
+use tollkeeper_core::contract::Hold;
 use tollkeeper_core::{Algorithm, CheckedQuota};
-
-use crate::contract::Hold;
 
 /// The admissions of one key.
 #[derive(Clone, Debug)]

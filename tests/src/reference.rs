@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tollkeeper::Correction;
+use tollkeeper::{Correction, LeaseGrant, LeaseRequest};
 use tollkeeper_core::algorithm::{self, Effect, State, Step, StoredState, concurrency};
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::{Algorithm, Change, Charge, Due, KeyCorrection, LimitReply, Reply, Slot, Time, Toll};
@@ -41,6 +41,21 @@ impl Reference {
             }
         }
         ruling
+    }
+
+    /// Grants units in advance.
+    pub fn lease(&mut self, request: &LeaseRequest, now: Time) -> LeaseGrant {
+        let due = request.toll.get(0);
+        let key = due.key.to_bytes();
+        let state = self.states.get(&key).map(|(state, _)| state.clone());
+        let (want, raise) = (request.want, request.lease.raise);
+        match algorithm::lease(due.quota, state.clone(), now, due.shift, want, raise) {
+            Some((units, state)) => {
+                self.states.insert(key, (state.clone(), state.fresh_at(due.quota, due.shift)));
+                LeaseGrant { units, state: Some(state), time: now }
+            }
+            None => LeaseGrant { units: 0, state, time: now },
+        }
     }
 
     /// Applies the corrections of a refund or a settlement.
@@ -84,6 +99,30 @@ impl Reference {
             *fresh = Time::from_micros(concurrency::fresh_at(slots));
         }
         held
+    }
+
+    /// Deletes the state of a key; false if there was none.
+    pub fn forget(&mut self, key: &[u8]) -> bool {
+        self.states.remove(key).is_some()
+    }
+
+    /// Deletes the states that equal a fresh one since before `now`, and returns how many those were.
+    pub fn expire(&mut self, now: Time) -> u64 {
+        let before = self.states.len();
+        self.states.retain(|_, (_, fresh)| *fresh > now);
+        (before - self.states.len()) as u64
+    }
+
+    /// Forgets which charges were corrected.
+    pub fn forget_corrections(&mut self) {
+        self.markers.clear();
+    }
+
+    /// Changes the state of a key, if there is one.
+    pub fn change(&mut self, key: &[u8], change: impl FnOnce(&mut State)) {
+        if let Some((state, _)) = self.states.get_mut(key) {
+            change(state);
+        }
     }
 
     /// Every non-empty state, with the bytes of its key and the time from which it equals a fresh one.

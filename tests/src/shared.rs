@@ -33,7 +33,7 @@ pub type Mutate<'m> = &'m dyn Fn(String) -> String;
 pub struct Pair<'c> {
     client: &'c mut Client,
     mutate: Mutate<'c>,
-    scripts: HashMap<String, Script>,
+    scripts: TimedScripts,
     names: Names,
     reference: Reference,
     policy: Arc<Policy>,
@@ -94,7 +94,7 @@ impl<'c> Pair<'c> {
         Pair {
             client,
             mutate,
-            scripts: HashMap::new(),
+            scripts: TimedScripts::default(),
             names: Names::new("tk", format),
             reference: Reference::default(),
             policy,
@@ -274,17 +274,7 @@ impl<'c> Pair<'c> {
 
     /// Runs a script of the product, at a time that is given.
     fn run(&mut self, call: &Call) -> Result<Value, String> {
-        let mutate = self.mutate;
-        let script = self.scripts.entry(call.script.sha().to_owned()).or_insert_with(|| {
-            let text = mutate(call.script.text().to_owned());
-            let timed = text.replace(TIME, "local time = { ARGV[#ARGV - 1], ARGV[#ARGV] }");
-            Script::of(timed)
-        });
-        let keys: Vec<&[u8]> = call.keys.iter().map(String::as_bytes).collect();
-        let (seconds, micros) = ((self.now / 1_000_000).to_string(), (self.now % 1_000_000).to_string());
-        let mut args: Vec<&[u8]> = call.args.iter().map(|arg| &arg[..]).collect();
-        args.extend([seconds.as_bytes(), micros.as_bytes()]);
-        self.client.run(script, &keys, &args)
+        self.scripts.run(self.client, call, self.now, self.mutate)
     }
 
     /// Compares the stored states and their expiry with the reference.
@@ -318,6 +308,31 @@ impl<'c> Pair<'c> {
         }
         let missing = expected.keys().next()?;
         Some(format!("{} is missing", String::from_utf8_lossy(missing)))
+    }
+}
+
+/// The scripts of the product with the time as an argument, by the hash of the original.
+#[derive(Debug, Default)]
+pub struct TimedScripts(HashMap<String, Script>);
+
+impl TimedScripts {
+    /// Runs a script of the product, mutated, at a time in microseconds.
+    pub fn run(
+        &mut self,
+        client: &mut Client,
+        call: &Call,
+        now: u64,
+        mutate: Mutate<'_>,
+    ) -> Result<Value, String> {
+        let script = self.0.entry(call.script.sha().to_owned()).or_insert_with(|| {
+            let text = mutate(call.script.text().to_owned());
+            Script::of(text.replace(TIME, "local time = { ARGV[#ARGV - 1], ARGV[#ARGV] }"))
+        });
+        let keys: Vec<&[u8]> = call.keys.iter().map(String::as_bytes).collect();
+        let (seconds, micros) = ((now / 1_000_000).to_string(), (now % 1_000_000).to_string());
+        let mut args: Vec<&[u8]> = call.args.iter().map(|arg| &arg[..]).collect();
+        args.extend([seconds.as_bytes(), micros.as_bytes()]);
+        client.run(script, &keys, &args)
     }
 }
 

@@ -81,6 +81,14 @@ fn trace(histories: &mut Vec<History>, name: &str, text: &str) {
                 history.add(number(arg));
                 history.peek(1);
             }
+            "lease" => {
+                let (want, life) = arg.split_once('@').expect("how much @ life");
+                let quota = history.key().quota;
+                let raise = span(life) / quota.tick().span().as_micros() * quota.count();
+                let raise = if quota.algorithm().has_burst() { raise } else { 0 };
+                assert_eq!(history.lease(number(want), raise), number(verdict), "{name}: {row:?}");
+                history.peek(1);
+            }
             "release" | "renew" => {
                 let who = number(arg.strip_prefix('#').expect("# and a number"));
                 let held = if *verb == "renew" { history.renew_slot(who) } else { history.release_slot(who) };

@@ -7,9 +7,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tollkeeper_core::algorithm::{Past, State};
+use tollkeeper_core::contract::{self, Admission, Rate, Windows};
 use tollkeeper_core::{Algorithm, CheckedQuota, Quota, Retry, Span};
 use tollkeeper_tests::cases::{Act, Case, Kind, LATEST, smallest};
-use tollkeeper_tests::contract::{self, Admission, Rate, Windows};
 use tollkeeper_tests::one_key::{Answer, OneKey};
 use tollkeeper_tests::oracle::{Oracle, Slots};
 

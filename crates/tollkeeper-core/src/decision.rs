@@ -12,7 +12,7 @@ use crate::policy::{Policy, Rule};
 use crate::time::{Span, Time};
 use crate::toll::{Due, MatchedLimits, Toll, Verb};
 
-pub use reply::{LimitReply, Reply};
+pub use reply::{Approximation, LimitReply, Reply};
 
 /// The outcome of one limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -397,9 +397,12 @@ impl<'d> LimitDecision<'d> {
     /// [`Outcome::remaining`] alone, which is cheaper.
     pub fn remaining(&self) -> u64 {
         match self.reply {
-            LimitReply::Pending => 0,
+            LimitReply::Pending | LimitReply::Unasked => 0,
             LimitReply::Step { step, charged } => self.due.remaining(self.now, step, *charged),
-            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.remaining,
+            LimitReply::StepAt { step, charged, now } => self.due.remaining(*now, step, *charged),
+            LimitReply::Outcome { outcome, .. }
+            | LimitReply::Degraded { outcome, .. }
+            | LimitReply::Approximate { outcome, .. } => outcome.remaining,
         }
     }
 
@@ -407,8 +410,12 @@ impl<'d> LimitDecision<'d> {
     pub fn granted(&self) -> u64 {
         match self.reply {
             LimitReply::Pending => 0,
-            LimitReply::Step { .. } => self.due.quota.limit(),
-            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.limit,
+            LimitReply::Step { .. } | LimitReply::StepAt { .. } | LimitReply::Unasked => {
+                self.due.quota.limit()
+            }
+            LimitReply::Outcome { outcome, .. }
+            | LimitReply::Degraded { outcome, .. }
+            | LimitReply::Approximate { outcome, .. } => outcome.limit,
         }
     }
 
@@ -417,9 +424,21 @@ impl<'d> LimitDecision<'d> {
         self.reply.degraded()
     }
 
-    /// Whether `remaining` and `reset_after` are known: a failure policy of `allow` or `deny` does not count.
+    /// What this node answered from instead of asking the store, if it did: then the numbers are approximate.
+    pub fn approximation(&self) -> Option<Approximation> {
+        self.reply.approximation()
+    }
+
+    /// Whether the limit was decided. It was not if this node refused the request by another limit without asking
+    /// the store.
+    pub fn asked(&self) -> bool {
+        !matches!(self.reply, LimitReply::Unasked)
+    }
+
+    /// Whether `remaining` and `reset_after` are known: a failure policy of `allow` or `deny` does not count, and
+    /// neither does a limit that was not asked.
     pub fn counted(&self) -> bool {
-        !matches!(self.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny))
+        self.asked() && !matches!(self.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny))
     }
 
     fn item(&self) -> Item {

@@ -11,6 +11,7 @@
 
 pub mod algorithm;
 pub mod charge;
+pub mod contract;
 pub mod decimal;
 pub mod decision;
 pub mod digest;
@@ -19,6 +20,7 @@ pub mod fingerprint;
 pub mod inline;
 pub mod invalid_request;
 pub mod key;
+pub mod lease;
 pub mod limit;
 pub mod net;
 pub mod pattern;
@@ -31,11 +33,13 @@ pub mod time;
 pub mod toll;
 
 pub use charge::{Change, Charge, Costs, KeyCorrection, Slot};
-pub use decision::{DecidedToll, Decision, LimitDecision, LimitReply, Outcome, Reply, Retry, Verdict};
+pub use decision::{
+    Approximation, DecidedToll, Decision, LimitDecision, LimitReply, Outcome, Reply, Retry, Verdict,
+};
 pub use facts::{DeclaredFact, Facts, InvalidFact, Value};
 pub use invalid_request::{CostProblem, InvalidRequest};
 pub use key::Key;
-pub use limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
+pub use limit::{Consistency, CostMissing, Limit, Missing, Mode, OnStoreFailure};
 pub use policy::{InvalidPolicy, Policy, Rule};
 pub use quota::{Algorithm, Allowance, CheckedQuota, InvalidQuota, Quota};
 pub use reason::Reason;

@@ -43,6 +43,7 @@ pub struct Limit {
     pub(crate) partition: Option<String>,
     pub(crate) ttl: Span,
     pub(crate) on_store_failure: OnStoreFailure,
+    pub(crate) consistency: Consistency,
     pub(crate) hidden: bool,
     pub(crate) deduct_when: Option<StatusSet>,
     pub(crate) refund_when: Option<StatusSet>,
@@ -93,6 +94,28 @@ pub enum CostMissing {
     Skip,
     /// The limit charges this cost: at most [`MAX_COST`](crate::toll::MAX_COST); 0 charges nothing.
     Charge(u64),
+}
+
+/// Whether a remote store is asked for every request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Consistency {
+    /// The store decides every request that it might admit.
+    #[default]
+    Exact,
+    /// The store grants units to busy nodes in advance. The limit holds as under `Exact`; the numbers in answers are
+    /// approximate. See [`Lease`](crate::lease::Lease) for what can be leased.
+    Leased,
+}
+
+impl Consistency {
+    /// The name used in the config.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Consistency::Exact => "exact",
+            Consistency::Leased => "leased",
+        }
+    }
 }
 
 /// What a limit decides while the store does not answer.
@@ -263,6 +286,12 @@ impl Limit {
         Limit { on_store_failure, ..self }
     }
 
+    /// Sets whether a remote store is asked for every request. It has no effect on the memory store.
+    #[must_use]
+    pub fn consistency(self, consistency: Consistency) -> Limit {
+        Limit { consistency, ..self }
+    }
+
     /// Never shows the limit in headers, so that an attacker cannot learn how much a victim has left.
     #[must_use]
     pub fn hidden(self) -> Limit {
@@ -302,6 +331,7 @@ impl Limit {
             partition: None,
             ttl: Span::from_secs(60),
             on_store_failure: OnStoreFailure::default(),
+            consistency: Consistency::default(),
             hidden: false,
             deduct_when: None,
             refund_when: None,

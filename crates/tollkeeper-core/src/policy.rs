@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
 use crate::invalid_request::InvalidRequest;
 use crate::key::{self, Family};
-use crate::limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
+use crate::limit::{Consistency, CostMissing, Limit, Missing, Mode, OnStoreFailure};
 use crate::net;
 use crate::quota::CheckedQuota;
 use crate::toll::MAX_DUES;
@@ -86,6 +86,8 @@ impl Policy {
             stagger: false,
             partition: None,
             on_store_failure,
+            consistency: Consistency::Exact,
+            largest: Box::new([(quota.period(), quota.count())]),
             hidden: false,
             deduct_when: None,
             refund_when: None,

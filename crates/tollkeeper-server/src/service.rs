@@ -66,7 +66,7 @@ impl Service {
         metrics.know_routes(config.http.routes.iter().map(String::as_str));
         limiter.observe(Arc::clone(&metrics) as _);
         if let Store::Redis(store) = &store {
-            store.observe(Arc::clone(&metrics) as _);
+            store.inner().observe(Arc::clone(&metrics) as _);
         }
         let reading = Arc::new(ActiveSettings::new(Settings::of(&config), &limiter));
         let refusals = RefusalLog::new(config.log.refusals);
@@ -167,7 +167,7 @@ impl Service {
             return Ok(active);
         };
         let accepted = self.limit_manager.accept(limits.as_deref(), |version| seen.has(version))?;
-        let shared = SharedPolicy::of(store.remote());
+        let shared = SharedPolicy::of(store.inner().remote());
         let expected = (*seen != Versions::Any).then_some(accepted.replaces);
         let set = match &accepted.limits {
             Some(limits) => shared.set(limits, expected).await,
@@ -200,7 +200,7 @@ impl Service {
     /// store.
     pub async fn begin_to_follow(self: Arc<Service>) -> Option<impl Future<Output = ()> + Send + 'static> {
         let Store::Redis(store) = &self.store else { return None };
-        let mut changes = SharedPolicy::of(store.remote()).watch();
+        let mut changes = SharedPolicy::of(store.inner().remote()).watch();
         if let Ok(first) = tokio::time::timeout(FIRST_SYNC, changes.next()).await {
             let _ = self.follow(first);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::bail;
 use tollkeeper::config::{Config, MemorySettings, Servers, StoreUrl};
 use tollkeeper::store::redis::RedisStore;
-use tollkeeper::{Clock, Limiter, MemoryStore, Policy, Resilient, Restored};
+use tollkeeper::{Clock, Leased, Limiter, MemoryStore, Policy, Resilient, Restored};
 
 /// An open store.
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ pub enum Store {
     /// In this process.
     Memory(MemoryStore),
     /// In Redis or Valkey.
-    Redis(Arc<Resilient<RedisStore>>),
+    Redis(Arc<Leased<Resilient<RedisStore>>>),
 }
 
 impl Store {
@@ -22,7 +22,7 @@ impl Store {
     pub fn open(url: &StoreUrl, config: &Config) -> anyhow::Result<Store> {
         match url {
             StoreUrl::Memory => open_memory(&config.memory).map(Store::Memory),
-            StoreUrl::Redis(url) => Ok(Store::Redis(Arc::new(Resilient::open(url, &config.redis)?))),
+            StoreUrl::Redis(url) => Ok(Store::Redis(Arc::new(Leased::open(url, &config.redis)?))),
         }
     }
 
@@ -46,7 +46,7 @@ impl Store {
     pub fn memory(&self) -> &MemoryStore {
         match self {
             Store::Memory(store) => store,
-            Store::Redis(store) => store.local(),
+            Store::Redis(store) => store.inner().local(),
         }
     }
 }

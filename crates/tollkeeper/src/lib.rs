@@ -242,27 +242,30 @@ pub use limiter::ad_hoc::AdHocLimits;
 pub use limiter::builder::{BuildError, Builder, StoreChoice};
 pub use limiter::handle::{Handle, HandleError, KeyDecision, KeyDecisions, Layers};
 pub use limiter::multi_request::MultiRequest;
-pub use limiter::observer::{Observer, Op};
+pub use limiter::observer::{Observer, Op, Permits};
 pub use limiter::operation::Operation;
 pub use limiter::request::{Acquire, Acquired, Acquiring, Deciding, Request, Waiting};
 pub use limiter::slot_guard::SlotGuard;
 pub use limiter::{ForgetError, Limiter};
 pub use percent::Percent;
+#[cfg(feature = "redis")]
+pub use store::leased::{Leased, LeasedSettings, Task};
 pub use store::memory::{Capacity, MemoryStore, Restored, SnapshotError, SnapshotStatus, Snapshots};
 #[cfg(feature = "redis")]
 pub use store::remote::{Failure, FailureKind, PartialToll, Remote, RemoteResult, Server, Split};
 #[cfg(feature = "redis")]
 pub use store::resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
-pub use store::{Correction, Store, StoreFuture, Unavailable};
+pub use store::{Correction, LeaseGrant, LeaseRequest, Store, StoreFuture, Unavailable};
 pub use tollkeeper_core::{
-    Algorithm, Allowance, Change, Charge, CheckedQuota, CostMissing, Costs, DecidedToll, Decision,
-    DeclaredFact, Due, Facts, InvalidFact, InvalidPolicy, InvalidQuota, InvalidRequest, Key, KeyCorrection,
-    Limit, LimitDecision, LimitReply, MatchedLimits, Missing, Mode, OnStoreFailure, Outcome, Policy, Quota,
-    Reason, Reply, Retry, Rule, Secret, Slot, Span, StatusSet, Time, Toll, Value, Verb, Verdict,
+    Algorithm, Allowance, Approximation, Change, Charge, CheckedQuota, Consistency, CostMissing, Costs,
+    DecidedToll, Decision, DeclaredFact, Due, Facts, InvalidFact, InvalidPolicy, InvalidQuota,
+    InvalidRequest, Key, KeyCorrection, Limit, LimitDecision, LimitReply, MatchedLimits, Missing, Mode,
+    OnStoreFailure, Outcome, Policy, Quota, Reason, Reply, Retry, Rule, Secret, Slot, Span, StatusSet, Time,
+    Toll, Value, Verb, Verdict,
 };
 pub use tollkeeper_core::{
-    algorithm, charge, decimal, decision, digest, facts, fingerprint, inline, invalid_request, key, limit,
-    net, pattern, policy, quota, siphash, status, time, toll,
+    algorithm, charge, contract, decimal, decision, digest, facts, fingerprint, inline, invalid_request, key,
+    lease, limit, net, pattern, policy, quota, siphash, status, time, toll,
 };
 
 /// Runs the example of the README as a doctest.

@@ -40,6 +40,19 @@ local function fixed_window_add(quota, now, shift, more, count, window)
   return count < most and count or most, window
 end
 
+-- Grants up to `want` units in advance, at most half of what is left in this window. Returns them, and the state with
+-- them charged.
+local function fixed_window_lease(quota, now, want, _, shift, count, window)
+  count, window = fixed_window_current(quota, now, shift, count, window)
+  local fits = quota.count - count
+  if fits <= 0 then
+    return 0, count, window
+  end
+  local grant = fits < 4 and 1 or floor(fits / 2)
+  grant = want < grant and want or grant
+  return grant, count + grant, window
+end
+
 -- The microsecond at which the state no longer affects a decision.
 local function fixed_window_fresh_at(quota, shift, _, window)
   return (window + 1) * quota.period - shift

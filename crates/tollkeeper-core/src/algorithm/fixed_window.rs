@@ -73,6 +73,15 @@ pub fn add(quota: &CheckedQuota, state: Option<State>, now: u64, shift: u64, mor
     State { count: before.count.saturating_add(more).min(most), ..before }
 }
 
+/// Grants up to `want` units in advance, at most half of what is left in this window. Returns them, and the state with
+/// them charged; 0 changes nothing. They must be spent before the window ends.
+pub fn lease(quota: &CheckedQuota, state: Option<State>, now: u64, shift: u64, want: u64) -> (u64, State) {
+    let (before, _) = current(quota, state, now, shift);
+    let fits = quota.count().saturating_sub(before.count);
+    let grant = if fits == 0 { 0 } else { want.min((fits / 2).max(1)) };
+    (grant, State { count: before.count + grant, ..before })
+}
+
 /// The microsecond at which the state no longer affects a decision.
 pub fn fresh_at(quota: &CheckedQuota, state: State, shift: u64) -> u64 {
     end(quota, state.window, shift)

@@ -66,6 +66,20 @@ local function meter_add(quota, now, _, more, level, at)
   return level < most and level or most, at
 end
 
+-- Grants up to `want` units in advance, at most an eighth of what fits, on a level of at least `raise`. Returns them,
+-- and the state with them charged.
+local function meter_lease(quota, now, want, raise, _, level, at)
+  level, at = meter_drained(quota, now, level, at)
+  local base = level > raise and level or raise
+  local fits = base < quota.capacity and floor((quota.capacity - base) / quota.period) or 0
+  if fits == 0 then
+    return 0, level, at
+  end
+  local grant = fits < 16 and 1 or floor(fits / 8)
+  grant = want < grant and want or grant
+  return grant, base + grant * quota.period, at
+end
+
 -- The tick at which the state no longer affects a decision.
 local function meter_fresh_at(quota, _, level, at)
   return meter_drained_at(quota, at, level)

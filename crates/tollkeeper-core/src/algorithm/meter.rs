@@ -96,6 +96,20 @@ pub fn add(quota: &CheckedQuota, state: Option<State>, now: u64, more: u64) -> S
     }
 }
 
+/// Grants up to `want` units in advance, at most an eighth of what fits. Returns them, and the state with them
+/// charged; 0 changes nothing.
+///
+/// Units that are granted now are spent later, when the level has drained. So the level is first raised to what
+/// drains while they can be spent: then it bounds what is spent, whatever the pattern of spending.
+pub fn lease(quota: &CheckedQuota, state: Option<State>, now: u64, want: u64, raise: u64) -> (u64, State) {
+    let (before, _) = state.map_or((State { level: 0, at: now }, false), |state| drained(quota, state, now));
+    let base = before.level.max(raise);
+    let fits = quota.capacity().saturating_sub(base) / quota.period_ticks();
+    let grant = if fits == 0 { 0 } else { want.min((fits / 8).max(1)) };
+    let after = State { level: base + grant * quota.period_ticks(), ..before };
+    (grant, if grant > 0 { after } else { before })
+}
+
 /// The tick at which the state no longer affects a decision.
 pub fn fresh_at(quota: &CheckedQuota, state: State) -> u64 {
     drained_at(quota, state.at, state.level)

@@ -24,7 +24,7 @@ use crate::decision::{Outcome, Retry};
 use crate::quota::{Algorithm, CheckedQuota};
 use crate::time::{Span, Time};
 
-pub use state::{State, add, apply, give_back};
+pub use state::{State, add, apply, give_back, lease};
 
 use concurrency::Slot;
 

@@ -53,6 +53,25 @@ local function sliding_window_add(quota, now, _, more, cur, window, prev)
   return cur < most and cur or most, window, prev
 end
 
+-- Grants up to `want` units in advance, at most half of what is left now. Returns them, and the state with them
+-- charged.
+local function sliding_window_lease(quota, now, want, _, _, cur, window, prev)
+  cur, window, prev = sliding_window_current(quota, now, cur, window, prev)
+  local period = quota.period
+  local elapsed = now - window * period
+  if elapsed < 0 then
+    elapsed = 0
+  end
+  local left = quota.count * period - cur * period - prev * (period - elapsed)
+  local fits = left > 0 and floor(left / period) or 0
+  if fits == 0 then
+    return 0, cur, window, prev
+  end
+  local grant = fits < 4 and 1 or floor(fits / 2)
+  grant = want < grant and want or grant
+  return grant, cur + grant, window, prev
+end
+
 -- The tick at which the state no longer affects a decision.
 local function sliding_window_fresh_at(quota, _, cur, window)
   return (window + (cur > 0 and 2 or 1)) * quota.period

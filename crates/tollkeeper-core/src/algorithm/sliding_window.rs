@@ -92,6 +92,15 @@ pub fn add(quota: &CheckedQuota, state: Option<State>, now: u64, more: u64) -> S
     State { cur: before.cur.saturating_add(more).min(most), ..before }
 }
 
+/// Grants up to `want` units in advance, at most half of what is left now. Returns them, and the state with them
+/// charged; 0 changes nothing. They must be spent before the window ends: then they would weigh less than they cost.
+pub fn lease(quota: &CheckedQuota, state: Option<State>, now: u64, want: u64) -> (u64, State) {
+    let (before, moved) = current(quota, state, now);
+    let fits = remaining(quota, &Step { allowed: false, before, after: before, moved }, false, now);
+    let grant = if fits == 0 { 0 } else { want.min((fits / 2).max(1)) };
+    (grant, State { cur: before.cur + grant, ..before })
+}
+
 /// The tick at which the state no longer affects a decision.
 pub fn fresh_at(quota: &CheckedQuota, state: State) -> u64 {
     (state.window + if state.cur > 0 { 2 } else { 1 }) * quota.period_ticks()

@@ -101,6 +101,40 @@ pub fn give_back(quota: &CheckedQuota, state: State, now: Time, shift: u64, part
     }
 }
 
+/// Grants up to `want` units of a key in advance. Returns them, and the state with them charged; `None` if there are
+/// none, and then nothing is to be written. `raise` is [`Lease::raise`](crate::lease::Lease::raise).
+///
+/// # Panics
+///
+/// If the algorithm has no leases: see [`Lease::of`](crate::lease::Lease::of).
+pub fn lease(
+    quota: &CheckedQuota,
+    state: Option<State>,
+    now: Time,
+    shift: u64,
+    want: u64,
+    raise: u64,
+) -> Option<(u64, State)> {
+    let tick = quota.tick().number(now);
+    let seen = state.as_ref().map_or(StoredState::Nothing, State::stored);
+    let (grant, state) = match quota.algorithm() {
+        Algorithm::TokenBucket => {
+            let (grant, state) = meter::lease(quota, seen.meter(), tick, want, raise);
+            (grant, State::Meter(state))
+        }
+        Algorithm::FixedWindow => {
+            let (grant, state) = fixed_window::lease(quota, seen.fixed_window(), tick, shift, want);
+            (grant, State::FixedWindow(state))
+        }
+        Algorithm::SlidingWindow => {
+            let (grant, state) = sliding_window::lease(quota, seen.sliding_window(), tick, want);
+            (grant, State::SlidingWindow(state))
+        }
+        algorithm => panic!("{algorithm} has no leases"),
+    };
+    (grant > 0).then_some((grant, state))
+}
+
 /// The state with `more` units charged after the request was admitted, even above the limit.
 pub fn add(quota: &CheckedQuota, state: Option<State>, now: Time, shift: u64, more: u64) -> State {
     let tick = quota.tick().number(now);

@@ -18,9 +18,10 @@
 //!   the state was moved to now, and a `check` writes that even if it is refused. Every other refusal, and
 //!   every peek, must leave the state unchanged.
 //! - `refund 3@200ms`: gives back 3 units of the charge made at 200ms. `settle 3`: charges 3 more.
+//! - `lease 40@1s`: grants up to 40 units that live for a second; the verdict is how many.
 //! - `release #2`, `renew #2`: the second slot that was taken, which is `held` or already `gone`.
 //!
-//! After these last four verbs the numbers are those of a peek of cost 1.
+//! After these last five verbs the numbers are those of a peek of cost 1.
 //!
 //! The vectors were computed with exact rational arithmetic by a separate program that shares no code with
 //! this crate.
@@ -30,7 +31,8 @@ use crate::quota::{Algorithm, CheckedQuota, Quota};
 use crate::time::{Span, Time};
 
 use super::{
-    KeyRequest, Past, State, StoredState, add, apply, concurrency, give_back, outcome, sliding_window, step,
+    KeyRequest, Past, State, StoredState, add, apply, concurrency, give_back, lease, outcome, sliding_window,
+    step,
 };
 
 /// A Thursday in 2025, 00:00 UTC. The epoch was a Thursday, too, so windows of a week begin here.
@@ -280,6 +282,16 @@ fn row_of_trace(key: &mut Key, time: u64, verb: &str, arg: &str) -> (Vec<String>
             let (state, time) = (key.state.take(), Time::from_micros(now));
             key.state = Some(add(&key.quota, state, time, key.shift, number(arg)));
             ("-".to_owned(), key.peek(now, 1).0, true)
+        }
+        "lease" => {
+            let (want, life) = arg.split_once('@').expect("UNITS@LIFE");
+            let raise = span(life) / key.quota.tick().span().as_micros() * key.quota.count();
+            let raise = if key.quota.algorithm().has_burst() { raise } else { 0 };
+            let (state, time) = (key.state.clone(), Time::from_micros(now));
+            let granted = lease(&key.quota, state, time, key.shift, number(want), raise);
+            let (units, state) = granted.map_or((0, None), |(units, state)| (units, Some(state)));
+            key.state = state.or(key.state.take());
+            (units.to_string(), key.peek(now, 1).0, units > 0)
         }
         "release" | "renew" => {
             let id = number(arg.strip_prefix('#').expect("# and the number of a slot"));

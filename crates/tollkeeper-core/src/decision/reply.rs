@@ -29,6 +29,15 @@ pub enum LimitReply {
         /// Whether the key was charged.
         charged: bool,
     },
+    /// A step at a time of its own, for a toll that several servers decide.
+    StepAt {
+        /// The step.
+        step: Step,
+        /// Whether the key was charged.
+        charged: bool,
+        /// The time on the clock of the server that decided it.
+        now: Time,
+    },
     /// The numbers themselves, where they depend on more than the step.
     Outcome {
         /// The numbers.
@@ -43,6 +52,26 @@ pub enum LimitReply {
         /// The numbers; only [`OnStoreFailure::Local`] counts.
         outcome: Outcome,
     },
+    /// This node answered without asking the store, so the numbers are approximate.
+    Approximate {
+        /// What it answered from.
+        by: Approximation,
+        /// The numbers.
+        outcome: Outcome,
+        /// Where the admission was entered: tick or window.
+        mark: u64,
+    },
+    /// Nothing is known: the store was not asked, because this node refused the request by another limit.
+    Unasked,
+}
+
+/// What a node answers from without asking the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Approximation {
+    /// Permits that the store granted in advance.
+    Permits,
+    /// The state of the key when the store last answered: it cannot have more room now than that allows.
+    DenialBound,
 }
 
 impl LimitReply {
@@ -51,8 +80,12 @@ impl LimitReply {
     pub fn allowed(&self) -> bool {
         match self {
             LimitReply::Pending => false,
-            LimitReply::Step { step, .. } => step.allowed,
-            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => outcome.allowed,
+            LimitReply::Step { step, .. } | LimitReply::StepAt { step, .. } => step.allowed,
+            LimitReply::Outcome { outcome, .. }
+            | LimitReply::Degraded { outcome, .. }
+            | LimitReply::Approximate { outcome, .. } => outcome.allowed,
+            // It did not refuse the request.
+            LimitReply::Unasked => true,
         }
     }
 
@@ -63,7 +96,17 @@ impl LimitReply {
             LimitReply::Step { step, charged } => {
                 algorithm::outcome(quota, StoredState::Nothing, request, step, *charged)
             }
-            LimitReply::Outcome { outcome, .. } | LimitReply::Degraded { outcome, .. } => *outcome,
+            LimitReply::StepAt { step, charged, now } => algorithm::outcome(
+                quota,
+                StoredState::Nothing,
+                &KeyRequest { now: *now, ..*request },
+                step,
+                *charged,
+            ),
+            LimitReply::Outcome { outcome, .. }
+            | LimitReply::Degraded { outcome, .. }
+            | LimitReply::Approximate { outcome, .. } => *outcome,
+            LimitReply::Unasked => Outcome { allowed: true, limit: quota.limit(), ..Outcome::default() },
         }
     }
 
@@ -72,6 +115,9 @@ impl LimitReply {
         match self {
             // The due knows what a cost of 0 changes.
             LimitReply::Step { step, charged } => due.outcome(StoredState::Nothing, now, step, *charged),
+            LimitReply::StepAt { step, charged, now } => {
+                due.outcome(StoredState::Nothing, *now, step, *charged)
+            }
             reply => reply.outcome(due.quota, &due.request(now)),
         }
     }
@@ -79,6 +125,11 @@ impl LimitReply {
     /// The failure policy that answered instead of the store, if one did.
     pub fn degraded(&self) -> Option<OnStoreFailure> {
         if let LimitReply::Degraded { by, .. } = self { Some(*by) } else { None }
+    }
+
+    /// What this node answered from instead of asking the store, if it did.
+    pub fn approximation(&self) -> Option<Approximation> {
+        if let LimitReply::Approximate { by, .. } = self { Some(*by) } else { None }
     }
 
     /// Whether the key shares its state with others. A `Step` is never of a shared state.
@@ -89,9 +140,9 @@ impl LimitReply {
     /// Where the admission was entered: tick, stamp or window.
     pub fn mark(&self) -> u64 {
         match self {
-            LimitReply::Pending | LimitReply::Degraded { .. } => 0,
-            LimitReply::Step { step, .. } => step.effect.mark(),
-            LimitReply::Outcome { mark, .. } => *mark,
+            LimitReply::Pending | LimitReply::Degraded { .. } | LimitReply::Unasked => 0,
+            LimitReply::Step { step, .. } | LimitReply::StepAt { step, .. } => step.effect.mark(),
+            LimitReply::Outcome { mark, .. } | LimitReply::Approximate { mark, .. } => *mark,
         }
     }
 }

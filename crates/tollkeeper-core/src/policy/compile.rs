@@ -7,8 +7,10 @@ use super::problem::{Part, Problem};
 use super::rule::{Allow, Grant, REFUSED, Rule};
 use crate::facts;
 use crate::key::Family;
-use crate::limit::{Base, CostMissing, Limit};
+use crate::lease::Lease;
+use crate::limit::{Base, Consistency, CostMissing, Limit};
 use crate::quota::{Algorithm, Allowance, CheckedQuota, Quota};
+use crate::time::Span;
 use crate::toll::MAX_COST;
 
 impl Rule {
@@ -32,6 +34,9 @@ impl Rule {
                     report(part, Problem::GivesNothingBack(key, algorithm));
                 }
             }
+        }
+        if limit.consistency == Consistency::Leased && !Lease::has(algorithm) {
+            report(Part::Consistency, Problem::NotLeased(algorithm));
         }
         let mut grants = vec![nothing(limit, algorithm)];
         // There can be many overrides, but they mostly share a few grants: store each grant once.
@@ -96,6 +101,8 @@ impl Rule {
             stagger: limit.stagger,
             partition: partition(limit, report),
             on_store_failure: limit.on_store_failure,
+            consistency: limit.consistency,
+            largest: largest(&grants),
             hidden: limit.hidden,
             deduct_when: limit.deduct_when,
             refund_when: limit.refund_when,
@@ -180,6 +187,16 @@ fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result
 fn nothing(limit: &Limit, algorithm: Algorithm) -> Grant {
     let family = Family::new(&limit.name, algorithm, limit.stagger, limit.ttl);
     Grant::Limited { quota: CheckedQuota::nothing(algorithm, limit.ttl), family }
+}
+
+/// The largest count of the grants with each period.
+fn largest(grants: &[Grant]) -> Box<[(Span, u64)]> {
+    let mut largest = BTreeMap::new();
+    for (count, _, period) in grants.iter().filter_map(Grant::numbers) {
+        let most = largest.entry(period).or_insert(count);
+        *most = count.max(*most);
+    }
+    largest.into_iter().collect()
 }
 
 fn is_by_ip(limit: &Limit) -> bool {

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use crate::facts;
+use crate::lease::NotLeased;
 use crate::net::InvalidNetwork;
 use crate::quota::{Algorithm, InvalidQuota};
 use crate::toll::{MAX_COST, MAX_DUES};
@@ -43,6 +44,7 @@ pub enum Part {
     CostMissing,
     Stagger,
     Partition,
+    Consistency,
     DeductWhen,
     RefundWhen,
 }
@@ -83,6 +85,8 @@ pub enum Problem {
     StaggerWithout(Algorithm),
     /// The fact of `partition` is not one that the limit is keyed by.
     PartitionNotInBy(String),
+    /// `consistency: leased` on a limit whose algorithm has no leases.
+    NotLeased(Algorithm),
     /// This key of the config gives charges back, which this algorithm does not support.
     GivesNothingBack(&'static str, Algorithm),
     /// A concurrency limit with a rate.
@@ -150,6 +154,9 @@ impl fmt::Display for Problem {
                     "`partition` is `{}`, which is not one of the facts in `by` (use one of them)",
                     fact.escape_debug()
                 )
+            }
+            Problem::NotLeased(algorithm) => {
+                write!(f, "{} (leave out `consistency: leased`)", NotLeased::Algorithm(*algorithm))
             }
             Problem::GivesNothingBack(key, algorithm) => {
                 write!(f, "`{key}` gives charges back, which {algorithm} cannot (leave it out)")

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::problem::{Part, Problem};
 use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
 use crate::key::{Family, Key};
-use crate::limit::{CostMissing, Missing, Mode, OnStoreFailure};
+use crate::limit::{Consistency, CostMissing, Missing, Mode, OnStoreFailure};
 use crate::net::Network;
 use crate::pattern::Condition;
 use crate::quota::{Algorithm, CheckedQuota};
@@ -26,6 +26,9 @@ pub struct Rule {
     /// The index in `by` of the fact that decides on which server the state is stored.
     pub(crate) partition: Option<u8>,
     pub(super) on_store_failure: OnStoreFailure,
+    pub(super) consistency: Consistency,
+    /// The largest count of the quotas with each period.
+    pub(super) largest: Box<[(Span, u64)]>,
     pub(super) hidden: bool,
     pub(super) deduct_when: Option<StatusSet>,
     pub(super) refund_when: Option<StatusSet>,
@@ -136,6 +139,16 @@ impl Rule {
     /// What it decides while the store does not answer.
     pub fn on_store_failure(&self) -> OnStoreFailure {
         self.on_store_failure
+    }
+
+    /// Whether a remote store is asked for every request.
+    pub fn consistency(&self) -> Consistency {
+        self.consistency
+    }
+
+    /// The largest count of the quotas with this period, so of those that share states.
+    pub fn largest_count(&self, period: Span) -> u64 {
+        self.largest.iter().find(|(of, _)| *of == period).map_or(0, |(_, count)| *count)
     }
 
     /// Whether headers may show it.

@@ -143,7 +143,7 @@ fn event(service: &Service) -> String {
     out.raw("},\"store\":{\"state\":");
     out.text(match &service.store {
         Store::Memory(_) => "ok",
-        Store::Redis(store) => match store.breaker() {
+        Store::Redis(store) => match store.inner().breaker() {
             BreakerState::Closed => "ok",
             BreakerState::Open => "open",
             BreakerState::HalfOpen => "half-open",

@@ -16,7 +16,9 @@ use std::thread::LocalKey;
 
 use tollkeeper::fingerprint::Midstate;
 use tollkeeper::thread_cached::{Shareable, Shares, ThreadCached};
-use tollkeeper::{DecidedToll, Facts, Mode, Observer, OnStoreFailure, Op, Policy, Span};
+use tollkeeper::{
+    Approximation, DecidedToll, Facts, Mode, Observer, OnStoreFailure, Op, Permits, Policy, Span,
+};
 
 use crate::telemetry::top_keys::TopKeys;
 use crate::transport::connection_budget::Transport;
@@ -120,6 +122,10 @@ struct LimitStripe {
     unknown_tier: AtomicU64,
     /// Decisions made without the store, by failure policy.
     fallback: [AtomicU64; POLICIES.len()],
+    /// Refusals by a denial bound, without asking the store.
+    denial_bound: AtomicU64,
+    /// Units of leases, by what became of them.
+    permits: [AtomicU64; Permits::ALL.len()],
 }
 
 const POLICIES: [OnStoreFailure; 3] = [OnStoreFailure::Allow, OnStoreFailure::Deny, OnStoreFailure::Local];
@@ -240,6 +246,9 @@ impl Metrics {
         let (toll, stripe) = (decision.toll(), Stripe::mine());
         let mut note = self.top_keys.note(decision.time(), stripe.index());
         for (answer, place) in decision.limits().zip(toll.rule_indices()) {
+            if !answer.asked() {
+                continue;
+            }
             let SeenLimit { tally, family, .. } = &limits[place];
             note.add(*family, &answer);
             let counts = &tally.stripes[stripe.index()];
@@ -251,6 +260,13 @@ impl Metrics {
             stripe.add(counter, 1);
             if let Some(by) = answer.degraded() {
                 stripe.add(&counts.fallback[by as usize], 1);
+            }
+            match answer.approximation() {
+                Some(Approximation::DenialBound) if !answer.allowed() => stripe.add(&counts.denial_bound, 1),
+                Some(Approximation::Permits) if decision.allowed() => {
+                    stripe.add(&counts.permits[Permits::Spent as usize], answer.due().cost);
+                }
+                _ => {}
             }
             if answer.counted() {
                 // < 2^64: no limit is above 2^50.
@@ -316,6 +332,14 @@ impl Observer for Metrics {
 
     fn asked(&self, what: Op, took: Span) {
         self.store[what as usize].record(Stripe::mine(), took.as_micros().saturating_mul(1_000));
+    }
+
+    fn permits(&self, limit: &str, state: Permits, units: u64) {
+        let stripe = Stripe::mine();
+        let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tally) = limits.get(limit) {
+            stripe.add(&tally.stripes[stripe.index()].permits[state as usize], units);
+        }
     }
 }
 

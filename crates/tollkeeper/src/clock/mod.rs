@@ -6,7 +6,11 @@ mod boot;
 mod manual;
 
 use std::future::Future;
+#[cfg(feature = "redis")]
+use std::future::poll_fn;
 use std::pin::Pin;
+#[cfg(feature = "redis")]
+use std::pin::pin;
 use std::task::{Context, Poll};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -53,6 +57,26 @@ impl Clock {
             Kind::System(_) => Sleep(Wait::System(Box::pin(tokio::time::sleep(span.into())))),
             Kind::Manual(clock) => Sleep(Wait::Manual(clock.clone(), clock.now() + span)),
         }
+    }
+
+    /// Runs `future` for at most `span`; `None` if it takes longer. On the system clock this needs a tokio runtime.
+    #[cfg(feature = "redis")]
+    pub(crate) async fn timeout<F: Future>(&self, span: Span, future: F) -> Option<F::Output> {
+        let Kind::Manual(_) = self.0 else {
+            return tokio::time::timeout(span.into(), future).await.ok();
+        };
+        let (mut future, mut sleep) = (pin!(future), self.sleep(span));
+        poll_fn(|context| match future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending => Pin::new(&mut sleep).poll(context).map(|()| None),
+        })
+        .await
+    }
+
+    /// Whether it shows the time of a [`ManualClock`], so that waiting on it needs no runtime.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_manual(&self) -> bool {
+        matches!(self.0, Kind::Manual(_))
     }
 }
 

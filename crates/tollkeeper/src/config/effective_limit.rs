@@ -70,7 +70,7 @@ pub struct EffectiveLimit {
     /// The charge is refunded if the response matches.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refund_when: Option<ResponseCondition>,
-    /// How exact the count is across processes; always `exact` today.
+    /// Whether the store is asked for every request: `exact` or `leased`.
     pub consistency: &'static str,
     /// How many replicas must confirm a charge; always 0 today.
     pub wait_replicas: u32,

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use crate::clock::Clock;
 use crate::limiter::Limiter;
-use crate::store::memory::{MemoryStore, Restored, SnapshotError};
 #[cfg(feature = "redis")]
-use crate::store::resilient::Resilient;
+use crate::store::leased::Leased;
+use crate::store::memory::{MemoryStore, Restored, SnapshotError};
 
 #[cfg(feature = "redis")]
 use super::StoreUrl;
@@ -54,7 +54,7 @@ impl Config {
         let policy = self.policy.clone();
         #[cfg(feature = "redis")]
         if let StoreUrl::Redis(url) = &self.store {
-            let store = Resilient::open(url, &self.redis).map_err(|error| ReadError::Unreadable {
+            let store = Leased::open(url, &self.redis).map_err(|error| ReadError::Unreadable {
                 path: error.path().to_owned(),
                 reason: error.why().to_owned(),
             })?;

@@ -298,6 +298,14 @@ pub(super) static REDIS: Section = Section {
         .default("1")
         .example("4"),
         key(
+            "denial_bound",
+            Kind::Bool,
+            "Whether a request that the last state of a key certainly refuses is refused without asking the store. The \
+             store is asked again after 100 ms.",
+        )
+        .default("true")
+        .example("false"),
+        key(
             "key_format",
             choice(&["readable", "compact"]),
             "`readable` keys contain the values of facts, `compact` keys a hash of them.",
@@ -628,11 +636,13 @@ pub(super) static LIMIT: Section = Section {
         ).example("user"),
         key(
             "consistency",
-            Kind::Choice { words: &["exact", "leased"], not_yet: &["leased"] },
-            "`exact` asks the store for every request; `leased` asks it for many units at once.",
+            choice(&["exact", "leased"]),
+            "`exact` asks the store for every request that it might admit; `leased` lets busy nodes take many units at \
+             once, and admit requests without asking. The limit holds either way. Only for `token-bucket`, `fixed-window` \
+             and `sliding-window`, and only on Redis.",
         )
         .default("exact")
-        .example("exact"),
+        .example("leased"),
         key(
             "wait_replicas",
             Kind::Count { least: 0, most: 16 },

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use tollkeeper_core::{Algorithm, CostMissing, Missing, Mode, OnStoreFailure};
+use tollkeeper_core::{Algorithm, Consistency, CostMissing, Missing, Mode, OnStoreFailure};
 
 use super::document::{Entry, Node, Value};
 use super::effective_limit::{ResponseCondition, StatusPattern};
@@ -38,10 +38,19 @@ pub(super) struct RawLimit {
     pub(super) mode: Mode,
     pub(super) stagger: Option<Located<bool>>,
     pub(super) on_store_failure: Option<OnStoreFailure>,
+    /// `consistency: leased`.
+    pub(super) leased: Option<Located<&'static str>>,
     pub(super) headers: bool,
     pub(super) deduct_when: Option<Located<ResponseCondition>>,
     pub(super) refund_when: Option<Located<ResponseCondition>>,
     pub(super) partition: Option<Located<String>>,
+}
+
+impl RawLimit {
+    /// Whether the store is asked for every request.
+    pub(super) fn consistency(&self) -> Consistency {
+        if self.leased.is_some() { Consistency::Leased } else { Consistency::Exact }
+    }
 }
 
 /// The value of a choice. An invalid value is not the same as an absent one.
@@ -102,8 +111,6 @@ impl RawLimit {
                 "leave it out",
             );
         }
-        // Read only to report mistakes: `exact` is the only supported value.
-        fields.choice("consistency");
         Some(RawLimit {
             position: node.position,
             name,
@@ -137,6 +144,7 @@ impl RawLimit {
             on_store_failure: fields
                 .choice("on_store_failure")
                 .map(|located| on_store_failure(located.value)),
+            leased: fields.choice("consistency").filter(|located| located.value == "leased"),
             headers: fields.bool("headers").is_none_or(|located| located.value),
             deduct_when: response(&fields, "deduct_when"),
             refund_when: response(&fields, "refund_when"),

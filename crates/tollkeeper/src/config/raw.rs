@@ -199,6 +199,7 @@ fn read_redis(fields: &Fields<'_>, files: &mut Vec<NamedFile>) -> RedisSettings 
         },
         connections: number(fields, "connections", usize::MAX),
         nodes: number(fields, "nodes", usize::MAX),
+        denial_bound: defaulted(fields.bool("denial_bound")).value,
         key_format: match defaulted(fields.choice("key_format")).value {
             "compact" => KeyFormat::Compact,
             _ => KeyFormat::Readable,

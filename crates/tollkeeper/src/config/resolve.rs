@@ -225,6 +225,7 @@ fn limit(raw: &RawLimit, index: usize, share: Share, on_store_failure: OnStoreFa
         .missing(raw.missing)
         .mode(raw.mode)
         .on_store_failure(raw.on_store_failure.unwrap_or(on_store_failure))
+        .consistency(raw.consistency())
 }
 
 /// The algorithm that the file names or implies; `None` leaves the choice to the core.
@@ -337,6 +338,7 @@ fn locate(raw: &RawLimit, part: &Part, problem: &Problem) -> (Position, Option<S
         (Part::CostMissing, _) => raw.cost_missing.as_ref().map(at),
         (Part::Stagger, _) => raw.stagger.as_ref().map(at),
         (Part::Partition, _) => raw.partition.as_ref().map(at),
+        (Part::Consistency, _) => raw.leased.as_ref().map(at),
         (Part::DeductWhen, _) => raw.deduct_when.as_ref().map(at),
         (Part::RefundWhen, _) => raw.refund_when.as_ref().map(at),
         // A part that this reader does not know yet: report the position of the whole limit.
@@ -412,7 +414,7 @@ fn effective_limit(raw: &RawLimit, algorithm: Algorithm, on_store_failure: OnSto
         headers: raw.headers,
         deduct_when: raw.deduct_when.as_ref().map(|located| located.value.clone()),
         refund_when: raw.refund_when.as_ref().map(|located| located.value.clone()),
-        consistency: "exact",
+        consistency: raw.consistency().name(),
         wait_replicas: 0,
     }
 }

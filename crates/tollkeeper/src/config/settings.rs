@@ -48,6 +48,8 @@ pub struct RedisSettings {
     pub connections: usize,
     /// How many processes share the store: each grants 1/`nodes` of a limit while the store does not answer.
     pub nodes: usize,
+    /// Whether a request that the last state of a key certainly refuses is refused without asking the store.
+    pub denial_bound: bool,
     /// Whether keys show the values of facts.
     pub key_format: KeyFormat,
     /// The CA certificates that the server's certificate is verified against.

@@ -37,11 +37,15 @@ pub enum Warning {
     NoProxy,
     /// A file that the config names does not exist.
     MissingFile,
+    /// A limit is too small to be leased.
+    TooSmallToLease,
+    /// A limit is leased, but the store is in memory.
+    LeasedInMemory,
 }
 
 impl Warning {
     /// All warnings, in the order of their codes.
-    pub const ALL: [Warning; 14] = [
+    pub const ALL: [Warning; 16] = [
         Warning::NotCovered,
         Warning::ClientHeader,
         Warning::HeaderCase,
@@ -56,6 +60,8 @@ impl Warning {
         Warning::TierPeriods,
         Warning::NoProxy,
         Warning::MissingFile,
+        Warning::TooSmallToLease,
+        Warning::LeasedInMemory,
     ];
 
     /// The code. The meaning of a code never changes.
@@ -75,6 +81,8 @@ impl Warning {
             Warning::TierPeriods => "W012",
             Warning::NoProxy => "W013",
             Warning::MissingFile => "W014",
+            Warning::TooSmallToLease => "W015",
+            Warning::LeasedInMemory => "W016",
         }
     }
 
@@ -136,6 +144,14 @@ impl Warning {
                  start. Only `validate` checks this, and reports it as an error. Silence it to validate the file of another \
                  machine."
             }
+            Warning::TooSmallToLease => {
+                "A limit has `consistency: leased`, but it, a tier or an override is so small that units taken in advance \
+                 would expire unused: it is `exact` instead. The message says what would be large enough."
+            }
+            Warning::LeasedInMemory => {
+                "A limit has `consistency: leased`, but the store is in this process, where every request is decided \
+                 exactly and at once. Leave it out, or use a store on Redis."
+            }
         }
     }
 
@@ -178,6 +194,6 @@ mod tests {
             "there is no warning `W01` (did you mean `W001`?)"
         );
         assert_eq!(Warning::parse("w002").expect_err("unknown").help, "did you mean `W002`?");
-        assert_eq!(Warning::parse("all").expect_err("unknown").help, "a code is `W001` to `W014`");
+        assert_eq!(Warning::parse("all").expect_err("unknown").help, "a code is `W001` to `W016`");
     }
 }

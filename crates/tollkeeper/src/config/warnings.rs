@@ -1,7 +1,9 @@
 //! Finds parts of a valid config file that are probably mistakes.
 
+use tollkeeper_core::lease::{Lease, NotLeased};
 use tollkeeper_core::pattern::matches;
-use tollkeeper_core::{Algorithm, Missing, Mode, Policy, Span};
+use tollkeeper_core::policy::Grant;
+use tollkeeper_core::{Algorithm, Missing, Mode, Policy, Rule, Span};
 
 use super::excerpt::quoted;
 use super::fields::Located;
@@ -13,6 +15,7 @@ use super::resolve::every_grant;
 use super::units::{Rate, Share};
 use super::warning::Warning;
 use crate::http::Source;
+use crate::store::url::StoreUrl;
 
 /// The prefixes of facts that are read from a request without being declared.
 const PARTS: [&str; 4] = ["header.", "cookie.", "query.", "body."];
@@ -49,6 +52,9 @@ pub(super) fn check(file: &RawConfig, policy: &Policy, problems: &mut Problems) 
         );
     }
     header_facts(file, problems);
+    for (limit, rule) in file.limits.iter().zip(policy.rules()) {
+        leased(file, limit, rule, problems);
+    }
     for limit in file.limits.iter().filter(|limit| limit.mode != Mode::Off) {
         cost(file, limit, problems);
         conditions(file, limit, problems);
@@ -71,6 +77,32 @@ pub(super) fn check(file: &RawConfig, policy: &Policy, problems: &mut Problems) 
             message,
             "turn on `listen.http` or `listen.proxy`",
         );
+    }
+}
+
+/// Warns of a leased limit that is decided exactly all the same.
+fn leased(file: &RawConfig, limit: &RawLimit, rule: &Rule, problems: &mut Problems) {
+    let Some(leased) = limit.leased.as_ref().filter(|_| limit.mode != Mode::Off) else { return };
+    if file.store.value == StoreUrl::Memory {
+        let message = format!("{}it is `leased`, but the store is in memory: it is exact", limit.subject);
+        let help = "leave it out, or use a store on Redis";
+        problems.warning(Warning::LeasedInMemory, leased.position, message, help);
+        return;
+    }
+    for grant in rule.grants() {
+        let Grant::Limited { quota, .. } = grant else { continue };
+        let largest = rule.largest_count(quota.period());
+        let Err(NotLeased::TooSmall(large_enough)) = Lease::of(quota, largest) else { continue };
+        let (count, period) = (quota.count(), quota.period());
+        let burst = match quota.algorithm().has_burst() {
+            true => format!(" with a burst of {}", quota.burst()),
+            false => String::new(),
+        };
+        let message =
+            format!("{}{count}/{period}{burst} is too small to be leased: it is exact", limit.subject);
+        let help = format!("{large_enough} would be large enough");
+        problems.warning(Warning::TooSmallToLease, leased.position, message, help);
+        return;
     }
 }
 

@@ -8,6 +8,8 @@ use tollkeeper_core::{DeclaredFact, InvalidPolicy, Limit, Policy};
 use crate::clock::Clock;
 use crate::limiter::{Backend, Limiter};
 use crate::store::Store;
+#[cfg(feature = "redis")]
+use crate::store::leased::{Leased, LeasedSettings};
 use crate::store::memory::{Capacity, MemoryStore};
 #[cfg(feature = "redis")]
 use crate::store::redis::{RedisOptions, RedisStore};
@@ -110,6 +112,7 @@ impl Builder {
                 StoreUrl::Redis(redis) => {
                     let store = RedisStore::open(&redis, RedisOptions::default());
                     let store = Resilient::new(store, ResilientSettings::default(), MemoryStore::default());
+                    let store = Leased::new(store, LeasedSettings::default(), Clock::system());
                     Ok(Limiter::with_store(policy, Arc::new(store)))
                 }
                 #[cfg(not(feature = "redis"))]

@@ -14,6 +14,35 @@ pub trait Observer: fmt::Debug + Send + Sync {
 
     /// A remote store was called, and answered or failed after this time.
     fn asked(&self, _what: Op, _took: Span) {}
+
+    /// A store granted units of a limit to this node in advance, or they expired before they were used. Units that
+    /// were spent are recorded with the decision that spent them.
+    fn permits(&self, _limit: &str, _state: Permits, _units: u64) {}
+}
+
+/// What became of units that a store granted in advance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permits {
+    /// They were granted.
+    Granted,
+    /// They were spent by admitted requests.
+    Spent,
+    /// They expired unused.
+    Expired,
+}
+
+impl Permits {
+    /// All of them.
+    pub const ALL: [Permits; 3] = [Permits::Granted, Permits::Spent, Permits::Expired];
+
+    /// The name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Permits::Granted => "granted",
+            Permits::Spent => "spent",
+            Permits::Expired => "expired",
+        }
+    }
 }
 
 /// The calls of a remote store.
@@ -32,11 +61,14 @@ pub enum Op {
     Forget,
     /// Read the secret that authenticates charges.
     Open,
+    /// Grant units in advance.
+    Lease,
 }
 
 impl Op {
     /// All of them.
-    pub const ALL: [Op; 6] = [Op::Decide, Op::Correct, Op::Release, Op::Renew, Op::Forget, Op::Open];
+    pub const ALL: [Op; 7] =
+        [Op::Decide, Op::Correct, Op::Release, Op::Renew, Op::Forget, Op::Open, Op::Lease];
 
     /// The name in metrics.
     pub const fn name(self) -> &'static str {
@@ -47,6 +79,7 @@ impl Op {
             Op::Renew => "renew",
             Op::Forget => "forget",
             Op::Open => "open",
+            Op::Lease => "lease",
         }
     }
 }

@@ -6,6 +6,8 @@
 
 #[cfg(feature = "test-kit")]
 pub mod conformance;
+#[cfg(feature = "redis")]
+pub(crate) mod leased;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -20,12 +22,20 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tollkeeper_core::{Charge, Key, KeyCorrection, Reply, Slot, Toll};
+use tollkeeper_core::algorithm::State;
+use tollkeeper_core::lease::Lease;
+use tollkeeper_core::{Charge, Key, KeyCorrection, Reply, Slot, Time, Toll};
 
 /// Decides tolls against shared state.
 pub trait Store: fmt::Debug + Send + Sync {
     /// Decides a toll atomically: all its limits are charged, or none. The returned future must not borrow `toll`.
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply>;
+
+    /// Grants units of a key to this node in advance; `None` if the store did not answer, or has no leases. It is never
+    /// retried. The returned future must not borrow `request`.
+    fn lease(&self, _request: &LeaseRequest) -> StoreFuture<'_, Option<LeaseGrant>> {
+        StoreFuture::Ready(None)
+    }
 
     /// Refunds a charge or adds to it, at most once for each charge.
     fn correct<'a>(
@@ -54,6 +64,28 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// As [`Store::open_charge`].
     fn open_slot<'a>(&'a self, text: &'a str) -> StoreFuture<'a, Result<Option<Slot>, Unavailable>>;
+}
+
+/// A request for units of one key in advance.
+#[derive(Clone, Debug)]
+pub struct LeaseRequest {
+    /// A toll with this key alone.
+    pub toll: Toll<'static>,
+    /// The most units to grant.
+    pub want: u64,
+    /// The terms.
+    pub lease: Lease,
+}
+
+/// Units of a key that a store granted in advance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseGrant {
+    /// How many; 0 if none fit.
+    pub units: u64,
+    /// The state of the key after the grant; `None` if it has none.
+    pub state: Option<State>,
+    /// The time on the store's clock.
+    pub time: Time,
 }
 
 /// The store did not answer in time, or its breaker is open because it has failed too often.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tollkeeper_core::charge::Item;
 use tollkeeper_core::{Charge, Key, KeyCorrection, Reply, Slot, Toll};
 
-use crate::store::{Correction, StoreFuture};
+use crate::store::{Correction, LeaseGrant, LeaseRequest, StoreFuture};
 
 /// The result of a call to a remote store.
 pub type RemoteResult<T> = Result<T, Failure>;
@@ -24,6 +24,12 @@ pub trait Remote: fmt::Debug + Send + Sync {
     /// Which servers decide a toll.
     fn split(&self, _toll: &Toll) -> Split {
         Split::Whole(Server::default())
+    }
+
+    /// Grants units of a key in advance; `None` if this store has no leases. It is never retried. The returned future
+    /// must not borrow `request`.
+    fn lease(&self, _request: &LeaseRequest) -> StoreFuture<'_, RemoteResult<Option<LeaseGrant>>> {
+        StoreFuture::Ready(Ok(None))
     }
 
     /// Decides a part of a toll, atomically: all its limits are charged, or none.

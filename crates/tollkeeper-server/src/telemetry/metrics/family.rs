@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use tollkeeper::{BreakerState, FailureKind, Limiter, Op};
+use tollkeeper::{BreakerState, FailureKind, Limiter, Op, Permits};
 
 pub use super::histogram::Counts;
 use super::requests::RequestTally;
@@ -60,7 +60,7 @@ impl Metrics {
         let each = |value: &dyn Fn(&LimitTally) -> u64| -> Vec<(Labels, u64)> {
             limits.iter().map(|(name, tally)| (labels([("limit", name)]), value(tally))).collect()
         };
-        let (mut checks, mut fallback) = (Vec::new(), Vec::new());
+        let (mut checks, mut fallback, mut permits) = (Vec::new(), Vec::new(), Vec::new());
         for (name, tally) in limits.iter() {
             for (result, count) in [
                 ("allowed", tally.sum(|stripe| &stripe.allowed)),
@@ -72,6 +72,10 @@ impl Metrics {
             for by in POLICIES {
                 let count = tally.sum(|stripe| &stripe.fallback[by as usize]);
                 fallback.push((labels([("limit", name), ("policy", by.name())]), count));
+            }
+            for state in Permits::ALL {
+                let count = tally.sum(|stripe| &stripe.permits[state as usize]);
+                permits.push((labels([("limit", name), ("state", state.name())]), count));
             }
         }
         let skipped = each(&|tally| tally.sum(|stripe| &stripe.skipped));
@@ -87,6 +91,17 @@ impl Metrics {
             "tollkeeper_fallback",
             "Decisions made without the store, by failure policy",
             fallback,
+        ));
+        let bounded = each(&|tally| tally.sum(|stripe| &stripe.denial_bound));
+        all.push(counter(
+            "tollkeeper_denial_bound_hits",
+            "Refusals that followed from the last state of a key, without asking the store",
+            bounded,
+        ));
+        all.push(counter(
+            "tollkeeper_lease_permits",
+            "Units that the store granted to this node in advance, by what became of them",
+            permits,
         ));
         let starved = self.top_keys.starved();
         let starved =
@@ -196,6 +211,7 @@ impl Metrics {
             ));
         }
         let Store::Redis(redis) = store else { return };
+        let redis = redis.inner();
         let state = match redis.breaker() {
             BreakerState::Closed => 0,
             BreakerState::HalfOpen => 1,

@@ -291,6 +291,8 @@ fn descriptor_status(answer: &LimitDecision<'_>, outcome: &Outcome) -> Descripto
     let seconds = |span: Span| i64::try_from(span.as_secs_ceil()).unwrap_or(i64::MAX);
     let duration_until_reset = until.map(|span| Duration { seconds: seconds(span), nanos: 0 });
     match answer.degraded() {
+        // This node refused by another limit, without asking the store about this one.
+        None if !answer.asked() => DescriptorStatus::default(),
         // The failure policy decided without counting, so the rest is unknown.
         Some(OnStoreFailure::Allow) => DescriptorStatus::default(),
         Some(OnStoreFailure::Deny) => {

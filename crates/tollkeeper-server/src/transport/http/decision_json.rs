@@ -1,7 +1,7 @@
 //! Writes decisions as JSON. The format is API: fields are only ever added.
 
 use tollkeeper::decision::LimitDecision;
-use tollkeeper::{Decision, Limiter, OnStoreFailure, Policy, Retry, Span, Verdict};
+use tollkeeper::{Decision, Limiter, Policy, Retry, Span, Verdict};
 
 use crate::json::Writer;
 use crate::redact::Redactor;
@@ -125,8 +125,8 @@ fn write_limit(out: &mut Writer, answer: &LimitDecision<'_>, key: impl FnOnce(&m
     out.number(answer.due().cost);
     out.raw(",\"limit\":");
     out.number(outcome.limit);
-    // If the failure policy decided without counting, `remaining` and `reset_after` are unknown.
-    let counted = !matches!(answer.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny));
+    // `remaining` and `reset_after` are unknown if a failure policy decided without counting, or the store was not asked.
+    let counted = answer.counted();
     out.raw(",\"remaining\":");
     out.or_null(counted.then_some(outcome.remaining), Writer::number);
     out.raw(",\"retry_after\":");
@@ -137,6 +137,9 @@ fn write_limit(out: &mut Writer, answer: &LimitDecision<'_>, key: impl FnOnce(&m
     out.or_null(answer.degraded(), |out, by| out.text(by.name()));
     if outcome.retry == Some(Retry::Never) {
         out.raw(",\"never\":true");
+    }
+    if answer.approximation().is_some() {
+        out.raw(",\"approximate\":true");
     }
     if outcome.overflow {
         out.raw(",\"overflow\":true");

@@ -2,7 +2,7 @@
 
 use tollkeeper::decision::LimitDecision;
 use tollkeeper::facts::DeclaredFacts;
-use tollkeeper::{Decision, Facts, InvalidRequest, Limiter, OnStoreFailure, Retry, Span, Verdict};
+use tollkeeper::{Decision, Facts, InvalidRequest, Limiter, Retry, Span, Verdict};
 
 use super::parse::Arguments;
 use super::reply::Replies;
@@ -80,7 +80,8 @@ pub fn write(out: &mut Replies, limiter: &Limiter, redactor: &Redactor, decision
 fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts, answer: &LimitDecision<'_>) {
     let outcome = answer.outcome();
     let never = outcome.retry == Some(Retry::Never);
-    out.map(11 + usize::from(never) + usize::from(outcome.overflow));
+    let approximate = answer.approximation().is_some();
+    out.map(11 + usize::from(never) + usize::from(approximate) + usize::from(outcome.overflow));
     out.bulk(b"name");
     out.bulk(answer.name().as_bytes());
     out.bulk(b"key");
@@ -98,8 +99,8 @@ fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts,
     out.number(answer.due().cost);
     out.bulk(b"limit");
     out.number(outcome.limit);
-    // If the failure policy decided without counting, `remaining` and `reset_after` are unknown.
-    let counted = !matches!(answer.degraded(), Some(OnStoreFailure::Allow | OnStoreFailure::Deny));
+    // `remaining` and `reset_after` are unknown if a failure policy decided without counting, or the store was not asked.
+    let counted = answer.counted();
     out.bulk(b"remaining");
     out.or_null(counted.then_some(outcome.remaining), Replies::number);
     out.bulk(b"retry_after");
@@ -110,6 +111,10 @@ fn write_limit(out: &mut Replies, redactor: &Redactor, declared: &DeclaredFacts,
     out.or_null(answer.degraded(), |out, by| out.bulk(by.name().as_bytes()));
     if never {
         out.bulk(b"never");
+        out.boolean(true);
+    }
+    if approximate {
+        out.bulk(b"approximate");
         out.boolean(true);
     }
     if outcome.overflow {

@@ -10,10 +10,24 @@ use tollkeeper_core::Span;
 use super::address::RedisTls;
 use super::keys::Format;
 use super::store::{RedisOptions, RedisStore};
+use crate::clock::Clock;
 use crate::config::{KeyFormat, RedisSettings};
+use crate::store::leased::{Leased, LeasedSettings};
 use crate::store::memory::MemoryStore;
 use crate::store::resilient::{BreakerSettings, Resilient, ResilientSettings};
 use crate::store::url::RedisUrl;
+
+impl Leased<Resilient<RedisStore>> {
+    /// Starts to connect in the background, with these settings.
+    pub fn open(
+        url: &RedisUrl,
+        settings: &RedisSettings,
+    ) -> Result<Leased<Resilient<RedisStore>>, UnreadableFile> {
+        let store = Resilient::open(url, settings)?;
+        let leased = LeasedSettings { denial_bound: settings.denial_bound };
+        Ok(Leased::new(store, leased, Clock::system()))
+    }
+}
 
 impl Resilient<RedisStore> {
     /// Starts to connect in the background, with these settings.

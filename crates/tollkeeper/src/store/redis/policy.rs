@@ -96,7 +96,7 @@ impl SharedPolicy {
 
     async fn write(&self, limits: Vec<u8>, expected: Option<u64>) -> Result<u64, NotSet> {
         let expected = expected.map_or_else(String::new, |version| version.to_string());
-        let call = within_deadline(DEADLINE, async {
+        let call = within_deadline(self.store.clock(), DEADLINE, async {
             let session = self.store.session()?;
             let keys = vec![self.name.clone()];
             let mut call = Call::new(script::policy(), session.nonce(), keys, expected.as_bytes());
@@ -114,7 +114,7 @@ impl SharedPolicy {
             _ => Err(Malformed),
         };
         let call = async { self.store.session()?.command(&self.name, command, text).await };
-        within_deadline(DEADLINE, call).await
+        within_deadline(self.store.clock(), DEADLINE, call).await
     }
 
     fn parse(&self, bytes: &[u8]) -> RemoteResult<SharedLimits> {

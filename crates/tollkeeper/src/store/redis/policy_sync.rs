@@ -40,12 +40,12 @@ impl Limiter {
     /// use std::{path::Path, sync::Arc};
     /// use tollkeeper::config::{Config, StoreUrl};
     /// use tollkeeper::store::redis::SharedPolicy;
-    /// use tollkeeper::{Limiter, Resilient};
+    /// use tollkeeper::{Leased, Limiter};
     ///
     /// let (config, _) = Config::read(Path::new("tollkeeper.yaml"))?;
     /// let StoreUrl::Redis(url) = &config.store else { return Err("nothing to share in memory".into()) };
-    /// let store = Resilient::open(url, &config.redis)?;
-    /// let shared = SharedPolicy::of(store.remote());
+    /// let store = Leased::open(url, &config.redis)?;
+    /// let shared = SharedPolicy::of(store.inner().remote());
     /// let limiter = Limiter::with_store(config.policy.clone(), Arc::new(store));
     /// let _following = limiter.follow(&shared, config.clone()).await;
     ///

@@ -89,6 +89,12 @@ impl RedisStore {
         &self.inner.shared.names
     }
 
+    /// The clock of this process, which measures deadlines.
+    #[cfg(feature = "config")]
+    pub(super) fn clock(&self) -> &Clock {
+        &self.inner.clock
+    }
+
     /// The session for a call from the current thread, runtime and process.
     pub(super) fn session(&self) -> RemoteResult<&Session> {
         self.inner.session()

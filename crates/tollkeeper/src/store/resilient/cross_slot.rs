@@ -119,8 +119,8 @@ fn allows((part, reply): &(PartialToll, Reply)) -> bool {
 }
 
 impl PartReplies {
-    /// Combines the replies. Each part has its own server time, so its numbers are computed here. They show a charge
-    /// that will be undone as if it had never been made.
+    /// Combines the replies. Each part has its own server time. A charge that will be undone is shown as if it had
+    /// never been made.
     fn together(&self, toll: &Toll) -> Reply {
         let both = || self.fallback.iter().chain(&self.parts);
         let now = both().map(|(_, reply)| reply.time()).max().unwrap_or_default();
@@ -133,11 +133,7 @@ impl PartReplies {
                 all[*place] = match *said {
                     LimitReply::Degraded { .. } => *said,
                     LimitReply::Step { step, charged } => {
-                        let said = LimitReply::Step { step, charged: charged && !undone };
-                        LimitReply::Outcome {
-                            outcome: said.outcome_at(&due, reply.time()),
-                            mark: said.mark(),
-                        }
+                        LimitReply::StepAt { step, charged: charged && !undone, now: reply.time() }
                     }
                     _ => {
                         let outcome = said.outcome_at(&due, reply.time());

@@ -20,10 +20,9 @@ use crate::background;
 use crate::clock::Clock;
 use crate::limiter::observer::{Observer, Op};
 use crate::log_throttle::LogThrottle;
-use crate::random;
 use crate::store::memory::MemoryStore;
 use crate::store::remote::{Failure, FailureKind, Remote, RemoteResult, Server, Split};
-use crate::store::{Correction, Store, StoreFuture, Unavailable};
+use crate::store::{Correction, LeaseGrant, LeaseRequest, Store, StoreFuture, Unavailable};
 use crate::sync::{Mutex, lock};
 
 pub use breaker::{BreakerSettings, BreakerState};
@@ -161,7 +160,7 @@ impl<R: Remote> Inner<R> {
     ) -> RemoteResult<T> {
         let result = match reply {
             StoreFuture::Ready(result) => result,
-            later => within_deadline(self.deadline, later).await,
+            later => within_deadline(&self.clock, self.deadline, later).await,
         };
         if let Some(observer) = self.observer.get() {
             observer.asked(what, self.clock.now().since(began));
@@ -204,7 +203,8 @@ impl<R: Remote> Inner<R> {
     fn failed(&self, server: Option<&Server>, began: Time, failure: &Failure) {
         self.failures.counts[failure.kind as usize].fetch_add(1, Relaxed);
         let now = self.clock.now();
-        let jitter = random::secret().0[0];
+        // Nodes notice a failure at different microseconds, so the last byte of the time differs between them.
+        let [jitter, ..] = now.as_micros().to_le_bytes();
         let opened = server.filter(|server| {
             self.breaker_of(server, |breaker| {
                 let opened = breaker.failed(began, now, jitter);
@@ -260,12 +260,19 @@ impl<R: Remote> Inner<R> {
 
 /// Waits for a remote store until the deadline, inside or outside of a tokio runtime.
 pub(crate) async fn within_deadline<T>(
+    clock: &Clock,
     deadline: Duration,
     answer: impl Future<Output = RemoteResult<T>>,
 ) -> RemoteResult<T> {
-    let late = |_| Err(Failure::new(FailureKind::Timeout, format!("no answer within {deadline:?}")));
-    let timed = async { tokio::time::timeout(deadline, answer).await.unwrap_or_else(late) };
-    background::within(timed).await.unwrap_or_else(|error| Err(Failure::no_thread(&error)))
+    let late = || Err(Failure::new(FailureKind::Timeout, format!("no answer within {deadline:?}")));
+    if clock.is_manual() {
+        return clock.timeout(deadline.into(), answer).await.unwrap_or_else(late);
+    }
+    let timed = clock.timeout(deadline.into(), answer);
+    match background::within(timed).await {
+        Ok(answer) => answer.unwrap_or_else(late),
+        Err(error) => Err(Failure::no_thread(&error)),
+    }
 }
 
 impl<R: Remote + 'static> Store for Resilient<R> {
@@ -289,6 +296,17 @@ impl<R: Remote + 'static> Store for Resilient<R> {
                     }))
                 }
             },
+        }
+    }
+
+    fn lease(&self, request: &LeaseRequest) -> StoreFuture<'_, Option<LeaseGrant>> {
+        // A toll with one key is never split.
+        let Split::Whole(server) = self.0.remote.split(&request.toll) else {
+            return StoreFuture::Ready(None);
+        };
+        match self.0.ask(Op::Lease, Some(server), |remote| remote.lease(request)) {
+            None => StoreFuture::Ready(None),
+            Some(asked) => StoreFuture::Later(Box::pin(async move { asked.await.unwrap_or(None) })),
         }
     }
 

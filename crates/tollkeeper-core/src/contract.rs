@@ -21,7 +21,7 @@
 //! total cost of a history must be below 2^62, and are asserted to be.
 //!
 //! ```
-//! use tollkeeper_tests::contract::{Admission, Rate, bucket};
+//! use tollkeeper_core::contract::{Admission, Rate, bucket};
 //!
 //! // Ten per second: three at once, and one more when a tenth of a second has passed.
 //! let rate = Rate { count: 10, period: 1_000_000, tick: 1 };

@@ -1,0 +1,255 @@
+//! Leases: units that a store grants to a node in advance, and for how long.
+//!
+//! A lease is an ordinary charge on a raised level (see [`meter::lease`](crate::algorithm::meter::lease)), so exact and
+//! leased nodes share a store. A node spends the units without asking the store, and loses what it has not spent when
+//! the lease ends.
+
+use core::fmt;
+
+use crate::algorithm::State;
+use crate::limit::Consistency;
+use crate::quota::{Algorithm, CheckedQuota};
+use crate::time::{Span, Time};
+use crate::toll::Due;
+
+/// The terms of the leases of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// How long granted units can be spent: at most a second, and at least 20 ms for a bucket.
+    pub life: Span,
+    /// What a bucket drains in that time, at the largest rate that its limit has; 0 for a window.
+    pub raise: u64,
+    /// The largest count of the limit, under which `raise` was computed.
+    pub largest: u64,
+}
+
+const LONGEST_LIFE: Span = Span::from_secs(1);
+const SHORTEST_LIFE: Span = Span::from_millis(20);
+/// A lease of a bucket refills at least this many units in its life.
+const LEAST_REFILL: u64 = 16;
+/// A bucket is raised by at most this part of its capacity.
+const RAISED_PART: u64 = 16;
+/// The smallest count of a window that is leased.
+const LEAST_WINDOW: u64 = 256;
+
+impl Lease {
+    /// Whether limits with this algorithm can be leased.
+    pub fn has(algorithm: Algorithm) -> bool {
+        matches!(algorithm, Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingWindow)
+    }
+
+    /// The terms for the key of a due; `None` if its limit is exact, or too small.
+    pub fn of_due(due: &Due<'_>) -> Option<Lease> {
+        match due.rule.consistency() {
+            Consistency::Exact => None,
+            Consistency::Leased => Lease::of(due.quota, due.rule.largest_count(due.quota.period())).ok(),
+        }
+    }
+
+    /// The terms for a key with this quota. `largest` is the largest count that any tier or override of its limit has:
+    /// the tier of a key can change while a lease lives, and its bucket then drains at that rate.
+    pub fn of(quota: &CheckedQuota, largest: u64) -> Result<Lease, NotLeased> {
+        let largest = largest.max(quota.count());
+        if quota.count() == 0 {
+            return Err(NotLeased::Nothing);
+        }
+        match quota.algorithm() {
+            Algorithm::TokenBucket => {
+                // In whole ticks, so that what drains in a life is a whole number, too.
+                let life = longest_life(quota).min(quota.capacity() / (RAISED_PART * largest));
+                if life < least_life(quota) {
+                    return Err(NotLeased::TooSmall(large_enough(quota, largest)));
+                }
+                let span = Span::from_micros(life * quota.tick().span().as_micros());
+                Ok(Lease { life: span, raise: life * largest, largest }) // at most a sixteenth of the capacity
+            }
+            Algorithm::FixedWindow | Algorithm::SlidingWindow if quota.count() < LEAST_WINDOW => {
+                Err(NotLeased::TooSmall(LargeEnough::Count(LEAST_WINDOW)))
+            }
+            Algorithm::FixedWindow | Algorithm::SlidingWindow => {
+                Ok(Lease { life: quota.period().min(LONGEST_LIFE), raise: 0, largest })
+            }
+            algorithm => Err(NotLeased::Algorithm(algorithm)),
+        }
+    }
+
+    /// When the window of a state ends, in which units were granted: they must be spent before. `None` for a bucket.
+    pub fn window_end(quota: &CheckedQuota, state: &State, shift: u64) -> Option<Time> {
+        let window = match state {
+            State::FixedWindow(state) => state.window,
+            State::SlidingWindow(state) => state.window,
+            _ => return None,
+        };
+        let end = (window + 1) * quota.period_ticks() * quota.tick().span().as_micros();
+        Some(Time::from_micros(end - shift))
+    }
+
+    /// Where a charge that was made by spending granted units counts as recorded: a bucket's as much earlier as it was
+    /// raised. `state` is the one after the grant.
+    pub fn mark(&self, state: &State) -> u64 {
+        match state {
+            State::Meter(state) => state.at.saturating_sub(self.raise / self.largest),
+            State::FixedWindow(state) => state.window,
+            State::SlidingWindow(state) => state.window,
+            State::SlidingLog(_) | State::Concurrency(_) => 0, // never leased
+        }
+    }
+}
+
+/// The longest life of a bucket's lease, in ticks.
+fn longest_life(quota: &CheckedQuota) -> u64 {
+    LONGEST_LIFE.as_micros() / quota.tick().span().as_micros()
+}
+
+/// The shortest life of a bucket's lease, in ticks. The count must be above 0.
+fn least_life(quota: &CheckedQuota) -> u64 {
+    let refill = (LEAST_REFILL * quota.period_ticks()).div_ceil(quota.count());
+    SHORTEST_LIFE.as_micros().div_ceil(quota.tick().span().as_micros()).max(refill)
+}
+
+/// What a bucket would need to be leased.
+fn large_enough(quota: &CheckedQuota, largest: u64) -> LargeEnough {
+    let count = (LEAST_REFILL * quota.period_ticks()).div_ceil(longest_life(quota));
+    if quota.count() < count {
+        return LargeEnough::Rate(count);
+    }
+    // The smallest burst whose lease lives long enough.
+    LargeEnough::Burst((least_life(quota) * RAISED_PART * largest).div_ceil(quota.period_ticks()))
+}
+
+/// Why a key has no leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotLeased {
+    /// The algorithm has no leases.
+    Algorithm(Algorithm),
+    /// The quota grants nothing.
+    Nothing,
+    /// The quota is too small: leases would be too short, or too few units.
+    TooSmall(LargeEnough),
+}
+
+/// What would be large enough.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LargeEnough {
+    /// This count in the same period.
+    Count(u64),
+    /// This count in the same period, and then perhaps a larger burst.
+    Rate(u64),
+    /// This burst.
+    Burst(u64),
+}
+
+impl fmt::Display for LargeEnough {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LargeEnough::Count(count) | LargeEnough::Rate(count) => write!(f, "a count of at least {count}"),
+            LargeEnough::Burst(burst) => write!(f, "a burst of at least {burst}"),
+        }
+    }
+}
+
+impl fmt::Display for NotLeased {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotLeased::Algorithm(Algorithm::LeakyBucket) => f.write_str(
+                "a leaky-bucket cannot be leased: a node cannot know when a request leaves the common queue",
+            ),
+            NotLeased::Algorithm(Algorithm::SlidingLog) => {
+                f.write_str("a sliding-log cannot be leased: it records the time of each request")
+            }
+            NotLeased::Algorithm(Algorithm::Concurrency) => {
+                f.write_str("a concurrency limit cannot be leased: slots are held and released one by one")
+            }
+            NotLeased::Algorithm(algorithm) => write!(f, "{algorithm} has no leases"),
+            NotLeased::Nothing => f.write_str("nothing is granted"),
+            NotLeased::TooSmall(large_enough) => {
+                write!(f, "too small to be leased ({large_enough} is needed)")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{fixed_window, meter};
+    use crate::quota::Quota;
+
+    fn quota(algorithm: Algorithm, count: u64, period: Span, burst: Option<u64>) -> CheckedQuota {
+        let quota = Quota::every(count, period);
+        CheckedQuota::new(algorithm, burst.into_iter().fold(quota, Quota::burst)).unwrap()
+    }
+
+    fn bucket(count: u64, secs: u64, burst: u64) -> CheckedQuota {
+        quota(Algorithm::TokenBucket, count, Span::from_secs(secs), Some(burst))
+    }
+
+    #[test]
+    fn life_of_a_bucket_drains_at_most_a_sixteenth_of_it() {
+        let quota = bucket(100_000, 1, 100_000);
+        let lease = Lease::of(&quota, 100_000).unwrap();
+        assert_eq!(lease.life, Span::from_micros(62_500));
+        assert_eq!(lease.raise, quota.capacity() / 16);
+        // At most a second.
+        let lease = Lease::of(&bucket(1_000, 1, 100_000), 1_000).unwrap();
+        assert_eq!((lease.life, lease.raise), (Span::from_secs(1), 1_000_000_000));
+        // A larger tier drains faster, so leases are shorter.
+        let lease = Lease::of(&quota, 200_000).unwrap();
+        assert_eq!((lease.life, lease.largest), (Span::from_micros(31_250), 200_000));
+    }
+
+    #[test]
+    fn small_bucket_says_what_would_be_large_enough() {
+        let check = |quota: CheckedQuota, largest: u64, expected: Result<(), LargeEnough>| {
+            let actual = Lease::of(&quota, largest).map(drop);
+            assert_eq!(actual, expected.map_err(NotLeased::TooSmall), "{quota:?}");
+        };
+        check(bucket(1_000, 60, 1_000), 1_000, Ok(()));
+        check(bucket(959, 60, 10_000), 959, Err(LargeEnough::Rate(960)));
+        check(bucket(960, 60, 255), 960, Err(LargeEnough::Burst(256)));
+        check(bucket(960, 60, 256), 960, Ok(()));
+        check(bucket(960, 60, 256), 1_920, Err(LargeEnough::Burst(512)));
+        check(bucket(100_000, 1, 31_999), 100_000, Err(LargeEnough::Burst(32_000)));
+        check(bucket(100_000, 1, 32_000), 100_000, Ok(()));
+        // A period of a week is counted in seconds.
+        check(bucket(10_000_000, 604_800, 255), 10_000_000, Err(LargeEnough::Burst(265)));
+        check(bucket(10_000_000, 604_800, 265), 10_000_000, Ok(()));
+    }
+
+    #[test]
+    fn window_needs_a_count_of_256() {
+        for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow] {
+            let window = |count, millis| quota(algorithm, count, Span::from_millis(millis), None);
+            assert_eq!(Lease::of(&window(256, 200), 256).unwrap().life, Span::from_millis(200));
+            assert_eq!(Lease::of(&window(256, 60_000), 256).unwrap().life, Span::from_secs(1));
+            assert_eq!(Lease::of(&window(255, 200), 255), Err(NotLeased::TooSmall(LargeEnough::Count(256))));
+        }
+    }
+
+    #[test]
+    fn other_algorithms_have_no_leases() {
+        for algorithm in [Algorithm::LeakyBucket, Algorithm::SlidingLog, Algorithm::Concurrency] {
+            let quota = quota(algorithm, 10_000, Span::from_secs(1), None);
+            assert_eq!(Lease::of(&quota, 10_000), Err(NotLeased::Algorithm(algorithm)));
+        }
+    }
+
+    #[test]
+    fn quota_that_grants_nothing_has_no_leases() {
+        let nothing = CheckedQuota::nothing(Algorithm::TokenBucket, Span::from_secs(1));
+        assert_eq!(Lease::of(&nothing, 100_000), Err(NotLeased::Nothing));
+    }
+
+    #[test]
+    fn charge_of_a_bucket_counts_as_older_by_the_life() {
+        let lease = Lease::of(&bucket(100_000, 1, 100_000), 100_000).unwrap();
+        let state = State::Meter(meter::State { level: 7, at: 1_000_000 });
+        assert_eq!(lease.mark(&state), 1_000_000 - 62_500);
+        let window = quota(Algorithm::FixedWindow, 1_000, Span::from_secs(60), None);
+        let state = State::FixedWindow(fixed_window::State { window: 7, count: 3 });
+        assert_eq!(Lease::of(&window, 1_000).unwrap().mark(&state), 7);
+        assert_eq!(Lease::window_end(&window, &state, 1_000), Some(Time::from_micros(480_000_000 - 1_000)));
+    }
+}

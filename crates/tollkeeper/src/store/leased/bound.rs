@@ -1,0 +1,253 @@
+//! The denial bound of a key: the last state that the store showed, from which a refusal follows without asking it.
+//!
+//! Other nodes can only have taken more since, so a cost that does not fit into that state at the latest time that the
+//! store's clock can show is refused by the store, too. The bound never admits. Refunds on other nodes, resets and
+//! raised limits can make it wrong, so the store is asked again [`RECHECK`] after it was last asked.
+
+use crate::store::LeaseGrant;
+use tollkeeper_core::algorithm::{self, Effect, State, StoredState, fixed_window, meter, sliding_window};
+use tollkeeper_core::{Algorithm, Due, LimitReply, Outcome, Retry, Span, Time};
+
+/// How long a bound can be wrong: after this time the next request is sent to the store.
+pub(super) const RECHECK: Span = Span::from_millis(100);
+
+/// The current time on this node's clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment {
+    pub(super) now: Time,
+    /// States that were seen by tolls sent before this are no longer valid, whatever their key.
+    pub(super) valid_from: Time,
+    /// What the store's clock shows, as far as this node knows.
+    pub(super) store: Time,
+}
+
+/// What this node knows about the state of a key.
+#[derive(Debug, Default)]
+pub(super) struct Bound {
+    last: Option<Sighting>,
+    /// Units of tolls that were sent after `last` was received and are not answered yet: they count as taken. Whether
+    /// `last` includes an earlier toll is not known, so that one does not count.
+    in_flight: u64,
+    /// How many sightings there were, so that a toll knows whether `in_flight` still includes it.
+    sightings: u64,
+    /// When a toll with this key was last sent.
+    asked: Time,
+    /// A toll that was sent before this saw a state that is no longer valid.
+    valid_from: Time,
+}
+
+/// The state of a key, and when it was seen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sighting {
+    state: SeenState,
+    /// On the store's clock.
+    time: Time,
+    /// When the toll that saw it was sent: the store read its clock no earlier than this.
+    sent: Time,
+    /// When its reply arrived: the store read its clock no later than this.
+    received: Time,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum SeenState {
+    Meter(meter::State),
+    FixedWindow(fixed_window::State),
+    SlidingWindow(sliding_window::State),
+    Log(SeenLog),
+}
+
+/// What a reply shows of a sliding log, whose timestamps are not sent.
+#[derive(Clone, Copy, Debug)]
+struct SeenLog {
+    /// The count of the quota that the numbers belong to.
+    count: u64,
+    remaining: u64,
+    /// When `remaining` grows by one.
+    next: Time,
+    /// When the log is empty.
+    fresh: Time,
+    /// A cost that was refused, and when it would pass.
+    refused: Option<(u64, Time)>,
+}
+
+/// A toll on its way to the store, as far as one key is concerned.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Ticket {
+    cost: u64,
+    sightings: u64,
+}
+
+impl Bound {
+    /// Whether the store certainly refuses this due.
+    pub(super) fn refuses(&self, due: &Due<'_>, at: Moment) -> bool {
+        let Some(last) = self.usable(at) else { return false };
+        last.decide(due, last.latest(at.now), self.in_flight).is_some_and(|outcome| !outcome.allowed)
+    }
+
+    /// The numbers of this due; `None` if they are not known.
+    ///
+    /// They are those of the earliest time that the store's clock can show, so that a retry is not too short. What is
+    /// refused at the latest time is refused at the earliest.
+    pub(super) fn outcome(&self, due: &Due<'_>, at: Moment) -> Option<Outcome> {
+        let last = self.usable(at)?;
+        last.decide(due, last.earliest(at.now), self.in_flight)
+    }
+
+    /// The numbers of this due from the last state, however old it is.
+    pub(super) fn last_outcome(&self, due: &Due<'_>, at: Moment) -> Option<Outcome> {
+        let last = self.last.as_ref()?;
+        last.decide(due, last.earliest(at.now), self.in_flight)
+    }
+
+    /// The last sighting, unless it is time to ask the store again.
+    fn usable(&self, at: Moment) -> Option<&Sighting> {
+        self.last.as_ref().filter(|last| at.now.since(self.asked) < RECHECK && last.sent >= at.valid_from)
+    }
+
+    /// A toll that charges this cost is sent.
+    pub(super) fn send(&mut self, cost: u64, now: Time) -> Ticket {
+        self.asked = now;
+        self.in_flight = self.in_flight.saturating_add(cost);
+        Ticket { cost, sightings: self.sightings }
+    }
+
+    /// A toll was answered, or its caller is gone: it is no longer in flight.
+    pub(super) fn land(&mut self, ticket: Ticket) {
+        if ticket.sightings == self.sightings {
+            self.in_flight = self.in_flight.saturating_sub(ticket.cost);
+        }
+    }
+
+    /// Replaces the last sighting, unless this one is older.
+    pub(super) fn see(&mut self, seen: Sighting) {
+        let is_newer = |last: &Sighting| seen.time >= last.time || seen.sent >= last.received;
+        if seen.sent >= self.valid_from && self.last.as_ref().is_none_or(is_newer) {
+            self.last = Some(seen);
+            self.in_flight = 0;
+            self.sightings += 1;
+        }
+    }
+
+    /// Forgets the state, also the states that tolls in flight will have seen: it was changed otherwise than by tolls.
+    pub(super) fn void(&mut self, now: Time) {
+        self.last = None;
+        self.valid_from = now;
+    }
+}
+
+impl Sighting {
+    /// The state after a decision; `None` if the reply does not show it.
+    pub(super) fn of(
+        due: &Due<'_>,
+        reply: &LimitReply,
+        time: Time,
+        sent: Time,
+        received: Time,
+    ) -> Option<Sighting> {
+        let (step, charged, time) = match reply {
+            LimitReply::Step { step, charged } => (step, *charged, time),
+            LimitReply::StepAt { step, charged, now } => (step, *charged, *now),
+            LimitReply::Outcome { outcome, .. } if due.quota.algorithm() == Algorithm::SlidingLog => {
+                let state = SeenState::Log(SeenLog::of(due, outcome, time)?);
+                return Some(Sighting { state, time, sent, received });
+            }
+            _ => return None,
+        };
+        let state = match step.effect {
+            Effect::Meter(step) => SeenState::Meter(if charged { step.after } else { step.before }),
+            Effect::FixedWindow(step) => {
+                SeenState::FixedWindow(if charged { step.after } else { step.before })
+            }
+            Effect::SlidingWindow(step) => {
+                SeenState::SlidingWindow(if charged { step.after } else { step.before })
+            }
+            _ => return None,
+        };
+        Some(Sighting { state, time, sent, received })
+    }
+
+    /// The state after a lease.
+    pub(super) fn of_lease(grant: &LeaseGrant, sent: Time, received: Time) -> Option<Sighting> {
+        let state = match grant.state.as_ref()? {
+            State::Meter(state) => SeenState::Meter(*state),
+            State::FixedWindow(state) => SeenState::FixedWindow(*state),
+            State::SlidingWindow(state) => SeenState::SlidingWindow(*state),
+            State::SlidingLog(_) | State::Concurrency(_) => return None,
+        };
+        Some(Sighting { state, time: grant.time, sent, received })
+    }
+
+    /// The latest time that the store's clock can show: it runs at most a thousandth faster than this node's.
+    fn latest(&self, now: Time) -> Time {
+        let elapsed = now.since(self.sent).as_micros();
+        self.time + Span::from_micros(elapsed + elapsed.div_ceil(1_000))
+    }
+
+    /// The earliest time that the store's clock can show, if it runs as fast as this node's.
+    fn earliest(&self, now: Time) -> Time {
+        self.time + now.since(self.received)
+    }
+
+    /// Decides a due at this time on the store's clock, with `taken` more units charged. `None` if the state does not
+    /// tell.
+    fn decide(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Outcome> {
+        if due.quota.count() == 0 {
+            return None;
+        }
+        let seen = match self.state {
+            SeenState::Meter(state) => State::Meter(state),
+            SeenState::FixedWindow(state) => State::FixedWindow(state),
+            SeenState::SlidingWindow(state) => State::SlidingWindow(state),
+            SeenState::Log(log) => return log.decide(due, time, taken),
+        };
+        let seen = match taken {
+            0 => seen,
+            _ => algorithm::add(due.quota, Some(seen), time, due.shift, taken),
+        };
+        let step = due.step(seen.stored(), time);
+        Some(due.outcome(StoredState::Nothing, time, &step, false))
+    }
+}
+
+impl SeenLog {
+    fn of(due: &Due<'_>, outcome: &Outcome, time: Time) -> Option<SeenLog> {
+        let refused = match outcome.retry {
+            Some(Retry::After(span)) => Some((due.cost, time + span)),
+            Some(Retry::Never) | None => None,
+        };
+        Some(SeenLog {
+            count: due.quota.count(),
+            remaining: outcome.remaining,
+            next: time + outcome.next_after?,
+            fresh: time + outcome.reset_after?,
+            refused,
+        })
+    }
+
+    fn decide(&self, due: &Due<'_>, time: Time, taken: u64) -> Option<Outcome> {
+        if due.quota.count() != self.count {
+            return None;
+        }
+        let cost = due.cost;
+        let remaining = self.remaining.saturating_sub(taken);
+        // A larger cost passes no earlier than the one that was refused.
+        let refused = self.refused.filter(|(refused, passes)| cost >= *refused && time < *passes);
+        let retry = match refused {
+            _ if cost > due.quota.limit() => Some(Retry::Never),
+            Some((_, passes)) => Some(Retry::After(passes.since(time))),
+            None if cost > remaining && time < self.next => Some(Retry::After(self.next.since(time))),
+            // After `next` it is not known how many units are free.
+            None if time >= self.next => return None,
+            None => None,
+        };
+        Some(Outcome {
+            allowed: retry.is_none(),
+            limit: due.quota.limit(),
+            remaining,
+            retry,
+            reset_after: Some(self.fresh.since(time)),
+            next_after: Some(self.next.since(time)),
+            ..Outcome::default()
+        })
+    }
+}

@@ -1,0 +1,592 @@
+//! Judges a simulation: admissions by the contracts, and what nodes answer by what the store did.
+//!
+//! The store reports every charge that it makes when it makes it, on its own clock, whether or not the reply arrives. So
+//! the history of a key is what the store let through, and an answer of a node must follow from it. Decisions that a
+//! node makes without the store are judged by the node's share of the quota, on the node's clock.
+//!
+//! A loss of state splits a history. Up to the loss it must keep the contract; what the surviving copy remembers and
+//! what follows must keep it too. Together they admit at most one contract more for each loss, as documented. If the
+//! store's clock is set back, windows are judged before and after by themselves; buckets and logs are judged over the
+//! step, on a clock that stands still instead.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tollkeeper::{
+    Algorithm, Approximation, Change, Charge, CheckedQuota, Consistency, Correction, DecidedToll, Decision,
+    KeyCorrection, LimitDecision, OnStoreFailure, Toll,
+};
+use tollkeeper_core::charge::{Item, ItemKey};
+use tollkeeper_core::contract::{self, Admission, Hold, Rate, Windows};
+
+use crate::oracle::Oracle;
+
+use super::tally::{Kind, Tally};
+
+/// The store's clock.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StoreTime {
+    /// What it shows, in microseconds.
+    pub shown: u64,
+    /// What it would show if it had not been set back.
+    pub passed: u64,
+    /// How often it was set back.
+    pub steps_back: u64,
+}
+
+/// The histories of all keys.
+#[derive(Debug)]
+pub struct Checker {
+    nodes: u64,
+    /// Compare every verdict with the definition.
+    is_steady: bool,
+    keys: BTreeMap<Vec<u8>, History>,
+    copy: BTreeMap<Vec<u8>, History>,
+    /// What nodes admitted without the store, by node, incarnation and key.
+    local: BTreeMap<(usize, u64, Vec<u8>), History>,
+    /// The keys and costs that each admission charged, for every time that it was delivered.
+    charges: BTreeMap<u64, Vec<Vec<Charged>>>,
+    /// The keys whose last answer on a node was made without the store.
+    degraded: BTreeSet<(usize, Vec<u8>)>,
+    /// When a node used units of a key, on its own clock: admitted, or refused by that key.
+    used: BTreeMap<(usize, Vec<u8>), Vec<(u64, u64)>>,
+    /// Refusals that a node derived from what it knew, to be compared with the store.
+    pub bounded: Vec<Bounded>,
+    /// The first violation.
+    violation: Option<String>,
+    /// What happened.
+    pub tally: Tally,
+}
+
+/// A key, and what it was charged.
+type Charged = (Vec<u8>, u64);
+
+/// The admissions of one key.
+#[derive(Clone, Debug)]
+struct History {
+    /// The last quota, with the largest count and burst that were in force.
+    quota: CheckedQuota,
+    count: u64,
+    burst: u64,
+    shift: u64,
+    entries: Vec<Entry>,
+    holds: Vec<(u64, Hold)>,
+    steps_back: u64,
+    /// Units that were given back for admissions that the store had lost.
+    credit: u64,
+    oracle: Option<Oracle>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    id: u64,
+    at: StoreTime,
+    /// The cost minus what was given back, in [`History::unit`]s.
+    weight: u64,
+}
+
+impl Checker {
+    /// A checker of a store with this many nodes.
+    pub fn new(nodes: usize, is_steady: bool) -> Checker {
+        Checker {
+            nodes: nodes as u64,
+            is_steady,
+            keys: BTreeMap::new(),
+            copy: BTreeMap::new(),
+            local: BTreeMap::new(),
+            charges: BTreeMap::new(),
+            degraded: BTreeSet::new(),
+            used: BTreeMap::new(),
+            bounded: Vec::new(),
+            violation: None,
+            tally: Tally::default(),
+        }
+    }
+
+    /// The first violation, if there was one.
+    pub fn violation(&self) -> Option<&str> {
+        self.violation.as_deref()
+    }
+
+    /// Records a violation, if it is the first.
+    pub fn violate(&mut self, message: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            self.violation = Some(message());
+        }
+    }
+
+    /// The store decided a toll.
+    pub fn store_decided(&mut self, decision: &Decision, id: u64, now: StoreTime) {
+        if self.is_steady {
+            self.compare(decision, now);
+        }
+        let (charge, slot) = (decision.charge(), decision.slot());
+        let charged = charge.iter().flat_map(Charge::items);
+        let mut keys = Vec::new();
+        for item in charged.chain(slot.iter().flat_map(|slot| slot.items())) {
+            let key = key_of(item);
+            let is_steady = self.is_steady;
+            let history = self
+                .keys
+                .entry(key.clone())
+                .or_insert_with(|| History::new(item.quota, item.shift, is_steady));
+            history.admit(id, item.quota, item.cost, now);
+            keys.push((key, item.cost));
+        }
+        if !keys.is_empty() {
+            self.charges.entry(id).or_default().push(keys);
+        }
+    }
+
+    /// Compares the verdict of every limit with its definition.
+    fn compare(&mut self, decision: &Decision, now: StoreTime) {
+        for limit in decision.limits() {
+            let due = limit.due();
+            let expected = match self.keys.get(&due.key.to_bytes()) {
+                // A request takes one slot, whatever its cost.
+                None => due.is_slot() || due.cost <= due.quota.limit(),
+                Some(history) => match history.says(due.quota, due.cost, now) {
+                    Some(says) => says,
+                    None => continue,
+                },
+            };
+            self.tally.count(Kind::Compared);
+            if limit.allowed() != expected {
+                let allowed = limit.allowed();
+                self.violate(|| {
+                    format!(
+                        "the store says {allowed} at {} where the definition says {expected}: {due:?}",
+                        now.shown
+                    )
+                });
+            }
+        }
+    }
+
+    /// The store corrected a charge.
+    pub fn store_corrected(
+        &mut self,
+        charge: &Charge,
+        corrections: &[KeyCorrection],
+        result: Correction,
+        now: StoreTime,
+    ) {
+        match result {
+            Correction::Done => self.tally.count(Kind::Corrected),
+            Correction::Repeated => self.tally.count(Kind::Repeated),
+            _ => {}
+        }
+        if result != Correction::Done {
+            return;
+        }
+        for (item, fix) in charge.items().iter().zip(corrections) {
+            let is_steady = self.is_steady;
+            let new = || History::new(item.quota, item.shift, is_steady);
+            let history = self.keys.entry(key_of(item)).or_insert_with(new);
+            match fix.change {
+                Change::Keep => {}
+                Change::GiveBack(part) => history.give_back(charge, item, part, now),
+                Change::Add(more) => history.settle(more, now),
+            }
+        }
+    }
+
+    /// The store released or renewed a slot.
+    pub fn store_handled(&mut self, slot: &tollkeeper::Slot, renew: bool, now: StoreTime) {
+        for item in slot.items() {
+            if let Some(history) = self.keys.get_mut(&key_of(item)) {
+                history.handle(slot.id(), renew.then(|| item.quota.period().as_micros()), now.passed);
+            }
+        }
+    }
+
+    /// The store deleted a key because an operator asked for it: a new history begins.
+    pub fn store_forgot(&mut self, key: &[u8]) {
+        if let Some(history) = self.keys.remove(key) {
+            self.judge(&history, None);
+        }
+    }
+
+    /// The store lost everything.
+    pub fn store_flushed(&mut self) {
+        self.judge_all();
+        self.keys.clear();
+    }
+
+    /// A replica of the store has caught up.
+    pub fn store_copied(&mut self) {
+        self.copy = self.keys.clone();
+    }
+
+    /// The replica took over.
+    pub fn store_failed_over(&mut self) {
+        self.judge_all();
+        self.keys = self.copy.clone();
+    }
+
+    /// A node decided a request.
+    pub fn node_decided(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>) {
+        let tally = if decided.allowed() { Kind::Admitted } else { Kind::Refused };
+        self.tally.count(tally);
+        if decided.degraded().is_some() {
+            self.tally.count(Kind::Degraded);
+            if by.calls == 0 {
+                self.tally.count(Kind::BreakerOpen);
+            }
+        }
+        let charging = decided.toll().verb().charges();
+        self.judge_knowledge(by, decided, charging);
+        if by.calls > 1 {
+            self.violate(|| format!("one request made {} calls to decide", by.calls));
+        }
+        if by.took > by.deadline && !by.disturbed {
+            self.violate(|| format!("an answer took {} us of {} us", by.took, by.deadline));
+        }
+        if decided.charge().is_some() && decided.degraded().is_some() {
+            self.violate(|| "a decision without the store has a charge".to_owned());
+        }
+        let refuses = |limit: &LimitDecision<'_>| {
+            limit.due().enforced() && limit.degraded() == Some(OnStoreFailure::Deny)
+        };
+        if decided.allowed() && decided.limits().any(|limit| refuses(&limit)) {
+            self.violate(|| "admitted although a limit with `deny` had no answer".to_owned());
+        }
+        if charging && decided.allowed() {
+            self.spent(by, decided);
+        }
+        if decided.degraded().is_none() {
+            self.follows(by, decided, charging);
+        } else if charging && decided.allowed() {
+            self.admitted_locally(by, decided);
+        }
+    }
+
+    /// What a node answers with the store must be what the store did. Permits were charged when they were granted, so
+    /// an admission that spends them is judged here, at the instant it took them.
+    fn follows(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>, charging: bool) {
+        if !(charging && decided.allowed()) {
+            // Of a request that was delivered twice, the second may have been admitted unnoticed.
+            if let Some(id) = by.charged.first().copied().filter(|_| !by.delivered_twice) {
+                self.violate(|| format!("charged {id} for a request that was refused or only peeked"));
+            }
+            return;
+        }
+        let permits: Vec<LimitDecision<'_>> = decided.limits().filter(spends_permits).collect();
+        let (charge, slot) = (decided.charge(), decided.slot());
+        let items = charge.iter().flat_map(Charge::items).chain(slot.iter().flat_map(|slot| slot.items()));
+        let mut items: Vec<Charged> = items.map(|item| (key_of(item), item.cost)).collect();
+        items.retain(|(key, _)| permits.iter().all(|limit| limit.key().to_bytes() != *key));
+        if items.is_empty() {
+            return;
+        }
+        let id = charge.as_ref().map(Charge::id).or(slot.as_ref().map(tollkeeper::Slot::id));
+        let Some(id) = id else { return };
+        let charged = self.charges.get(&id).cloned().unwrap_or_default();
+        if !by.charged.contains(&id) || !charged.contains(&items) {
+            self.violate(|| format!("admitted {id} with {items:?}, but the store charged {charged:?}"));
+        }
+    }
+
+    /// An admission that spends permits is judged at the instant it took them.
+    fn spent(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>) {
+        let id = decided.charge().map_or(0, |charge| charge.id());
+        for limit in decided.limits().filter(spends_permits) {
+            let due = limit.due();
+            let new = || History::new(*due.quota, due.shift, false);
+            let history = self.keys.entry(due.key.to_bytes()).or_insert_with(new);
+            history.oracle = None;
+            history.admit(id, *due.quota, due.cost, by.asked);
+            self.tally.count(Kind::Spent);
+        }
+    }
+
+    /// Remembers what a node knows of its keys, and the refusals that it derived from that.
+    fn judge_knowledge(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>, charging: bool) {
+        for (index, limit) in decided.limits().enumerate() {
+            let (due, key) = (limit.due(), (by.node, limit.key().to_bytes()));
+            if charging && (decided.allowed() || !limit.allowed()) {
+                self.used.entry(key.clone()).or_default().push((by.local, due.cost));
+            }
+            match limit.approximation() {
+                Some(Approximation::DenialBound) if !limit.allowed() && due.enforced() => {
+                    if self.degraded.contains(&key) {
+                        self.violate(|| format!("a bound outlives an answer without the store: {due:?}"));
+                    }
+                    self.bounded.push(Bounded { node: by.node, toll: decided.toll().part(&[index]) });
+                }
+                Some(Approximation::Permits) if !limit.allowed() => self.tally.count(Kind::Scarce),
+                Some(_) => {}
+                None if limit.degraded().is_some() => {
+                    self.degraded.insert(key);
+                }
+                None if limit.asked() => {
+                    self.degraded.remove(&key);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// A node received permits, and with them the state of their key.
+    pub fn node_granted(&mut self, node: usize, key: &[u8]) {
+        self.degraded.remove(&(node, key.to_vec()));
+    }
+
+    /// A node has started anew.
+    pub fn node_started(&mut self, node: usize) {
+        self.degraded.retain(|(of, _)| *of != node);
+        self.used.retain(|(of, _), _| *of != node);
+    }
+
+    /// How many units of a key a node used since this time on its clock.
+    pub fn demand(&self, node: usize, key: &[u8], since: u64) -> u64 {
+        let used = self.used.get(&(node, key.to_vec())).into_iter().flatten();
+        used.filter(|(at, _)| *at >= since).map(|(_, units)| units).sum()
+    }
+
+    fn admitted_locally(&mut self, by: &Answered<'_>, decided: &DecidedToll<'_>) {
+        let at = StoreTime { shown: by.local, passed: by.local, steps_back: 0 };
+        for limit in decided.limits() {
+            let due = limit.due();
+            if limit.degraded() != Some(OnStoreFailure::Local) || !limit.allowed() || due.cost == 0 {
+                continue;
+            }
+            let id = decided.slot().map_or(0, |slot| slot.id());
+            let key = (by.node, by.incarnation, due.key.to_bytes());
+            let history = self.local.entry(key).or_insert_with(|| History::new(*due.quota, due.shift, false));
+            history.admit(id, *due.quota, due.cost, at);
+        }
+    }
+
+    /// A node released or renewed a slot that it had granted without the store.
+    pub fn node_handled(
+        &mut self,
+        (node, incarnation): (usize, u64),
+        slot: &tollkeeper::Slot,
+        renew: bool,
+        local: u64,
+    ) {
+        for item in slot.items() {
+            if let Some(history) = self.local.get_mut(&(node, incarnation, key_of(item))) {
+                history.handle(slot.id(), renew.then(|| item.quota.period().as_micros()), local);
+            }
+        }
+    }
+
+    /// A node forgot its own share of a key.
+    pub fn node_forgot(&mut self, node: usize, incarnation: u64, key: &[u8]) {
+        if let Some(history) = self.local.remove(&(node, incarnation, key.to_vec())) {
+            self.judge(&history, Some(self.nodes));
+        }
+    }
+
+    /// Judges what is left at the end.
+    pub fn finish(&mut self) {
+        self.judge_all();
+        for history in std::mem::take(&mut self.local).into_values() {
+            self.judge(&history, Some(self.nodes));
+        }
+    }
+
+    fn judge_all(&mut self) {
+        let keys = std::mem::take(&mut self.keys);
+        keys.values().for_each(|history| self.judge(history, None));
+        self.keys = keys;
+    }
+
+    /// Judges a history by the contract, or by the share of one of several nodes.
+    fn judge(&mut self, history: &History, nodes: Option<u64>) {
+        for _ in &history.entries {
+            self.tally.count(Kind::Judged);
+        }
+        if let Some(breach) = history.breach(nodes) {
+            let whose = if nodes.is_some() { "a node's share" } else { "the store" };
+            self.violate(|| format!("{whose}: {breach}\n{history:?}"));
+        }
+    }
+}
+
+/// Whether an admission spent permits that this limit's node held, instead of asking the store.
+fn spends_permits(limit: &LimitDecision<'_>) -> bool {
+    limit.approximation() == Some(Approximation::Permits) && limit.due().cost > 0
+}
+
+/// A refusal that a node derived from what it knew.
+#[derive(Clone, Debug)]
+pub struct Bounded {
+    /// The node.
+    pub node: usize,
+    /// The key and the cost that were refused.
+    pub toll: Toll<'static>,
+}
+
+/// How a node came to its answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Answered<'a> {
+    /// The node.
+    pub node: usize,
+    /// How many times it had started.
+    pub incarnation: u64,
+    /// The time on the store's clock when it was asked.
+    pub asked: StoreTime,
+    /// The time on its own clock when it answered.
+    pub local: u64,
+    /// How long it took, on its clock.
+    pub took: u64,
+    /// The longest that it should take.
+    pub deadline: u64,
+    /// Whether it was paused meanwhile, or its clock was set.
+    pub disturbed: bool,
+    /// How many tolls it sent.
+    pub calls: u64,
+    /// The IDs under which the store charged it.
+    pub charged: &'a [u64],
+    /// Whether the network delivered one of its calls twice.
+    pub delivered_twice: bool,
+}
+
+impl History {
+    fn new(quota: CheckedQuota, shift: u64, is_steady: bool) -> History {
+        let oracle = is_steady && quota.algorithm() != Algorithm::Concurrency;
+        History {
+            quota,
+            count: 0,
+            burst: 0,
+            shift,
+            entries: Vec::new(),
+            holds: Vec::new(),
+            steps_back: 0,
+            credit: 0,
+            oracle: oracle.then(|| Oracle::new(&quota, shift, None)),
+        }
+    }
+
+    /// How much a cost of 1 weighs: a bucket gives back fractions of a unit.
+    fn unit(&self) -> u64 {
+        if self.quota.algorithm().has_burst() { self.quota.period_ticks() } else { 1 }
+    }
+
+    fn admit(&mut self, id: u64, quota: CheckedQuota, cost: u64, at: StoreTime) {
+        (self.count, self.burst) = (self.count.max(quota.count()), self.burst.max(quota.burst()));
+        self.steps_back = at.steps_back;
+        if quota.algorithm() == Algorithm::Concurrency {
+            self.holds.push((id, Hold { from: at.passed, until: at.passed + quota.period().as_micros() }));
+        }
+        let weight = cost * self.unit();
+        self.entries.push(Entry { id, at, weight });
+        if let Some(oracle) = &mut self.oracle {
+            oracle.admit(at.shown, cost, 0);
+        }
+    }
+
+    /// Whether a request passes by definition; `None` if the definition cannot tell.
+    fn says(&self, quota: &CheckedQuota, cost: u64, now: StoreTime) -> Option<bool> {
+        if quota.algorithm() == Algorithm::Concurrency {
+            let held = self.holds.iter().filter(|(_, hold)| hold.until > now.passed).count();
+            return Some((held as u64) < quota.count());
+        }
+        let oracle = self.oracle.as_ref()?;
+        Some(oracle.says(now.shown, cost).allowed)
+    }
+
+    fn give_back(&mut self, charge: &Charge, item: &Item, part: u64, now: StoreTime) {
+        let unit = self.unit();
+        let ticks = item.quota.tick().number(tollkeeper::Time::from_micros(now.shown));
+        let window = (ticks + self.shift) / item.quota.period_ticks();
+        let back = match item.quota.algorithm() {
+            Algorithm::TokenBucket => {
+                let drained = item.quota.count() * ticks.saturating_sub(item.mark);
+                (part * unit).min((item.cost * unit).saturating_sub(drained))
+            }
+            // After a step back, a charge may be in the window that is about to begin.
+            Algorithm::FixedWindow if item.mark >= window => part,
+            Algorithm::SlidingWindow if item.mark + 1 >= window => part,
+            Algorithm::SlidingLog if item.mark + item.quota.period_ticks() > ticks => part,
+            _ => 0,
+        };
+        match self.entries.iter().position(|entry| entry.id == charge.id()) {
+            Some(index) => {
+                self.entries[index].weight = self.entries[index].weight.saturating_sub(back);
+                if self.entries[index].at.shown != charge.time().as_micros() {
+                    // The store lost the admission that the charge is for, and was delivered the request again since.
+                    self.oracle = None;
+                }
+                if let Some(oracle) = &mut self.oracle {
+                    oracle.refund(now.shown, index, part);
+                }
+            }
+            None => {
+                self.credit += back;
+                self.oracle = None;
+            }
+        }
+    }
+
+    /// A shortfall is charged outside of the contract.
+    fn settle(&mut self, more: u64, now: StoreTime) {
+        if let Some(oracle) = &mut self.oracle {
+            oracle.settle(now.shown, more);
+            // Keeps the indexes of both lists equal.
+            self.entries.push(Entry { id: 0, at: now, weight: 0 });
+        }
+    }
+
+    fn handle(&mut self, id: u64, renewed_for: Option<u64>, now: u64) {
+        // A request that was delivered twice holds two slots under one ID: both are released, one is renewed.
+        let mut held = self.holds.iter_mut().filter(|(of, hold)| *of == id && hold.until > now);
+        match renewed_for {
+            None => held.for_each(|(_, hold)| hold.until = now),
+            Some(ttl) => held.by_ref().take(1).for_each(|(_, hold)| hold.until = now + ttl),
+        }
+    }
+
+    /// Where the history exceeds the contract, or the share of one of several nodes.
+    fn breach(&self, nodes: Option<u64>) -> Option<String> {
+        let (unit, share) = (self.unit(), nodes.unwrap_or(1));
+        let part = |total: u64| (total / share).max(1);
+        let period = self.quota.period().as_micros();
+        let tick = self.quota.tick().span().as_micros();
+        let on = |clock: fn(&StoreTime) -> u64| {
+            let weighty = self.entries.iter().filter(|entry| entry.weight > 0);
+            weighty.map(|entry| Admission { at: clock(&entry.at), cost: entry.weight }).collect::<Vec<_>>()
+        };
+        let (needed, limit) = match self.quota.algorithm() {
+            Algorithm::TokenBucket | Algorithm::LeakyBucket => {
+                // Each step back may split a tick in two, which allows one more tick.
+                let tick = tick * (1 + self.steps_back);
+                let rate = Rate { count: self.count * unit, period: period * share, tick };
+                (contract::bucket(&on(|at| at.passed), rate), part(self.burst) * unit)
+            }
+            Algorithm::SlidingLog => (contract::any_period(&on(|at| at.passed), period), part(self.count)),
+            Algorithm::Concurrency => {
+                let holds: Vec<Hold> = self.holds.iter().map(|(_, hold)| *hold).collect();
+                (contract::concurrency(&holds), part(self.count))
+            }
+            Algorithm::FixedWindow | Algorithm::SlidingWindow => {
+                let runs = self.entries.chunk_by(|a, b| a.at.steps_back == b.at.steps_back);
+                let needed = runs.map(|run| {
+                    let weighty = run.iter().filter(|entry| entry.weight > 0);
+                    let run: Vec<Admission> =
+                        weighty.map(|entry| Admission { at: entry.at.shown, cost: entry.weight }).collect();
+                    // Windows begin early by the shift, which equals beginning late by the rest of the period.
+                    let windows = Windows { period, offset: period - self.shift };
+                    if self.quota.algorithm() == Algorithm::FixedWindow {
+                        return contract::fixed_window(&run, windows);
+                    }
+                    // At most 2*count - 1.
+                    let in_a_period = (contract::any_period(&run, period) + 1).div_ceil(2);
+                    contract::sliding_window(&run, windows, tick).max(in_a_period)
+                });
+                (needed.max().unwrap_or(0), part(self.count))
+            }
+        };
+        let limit = u128::from(limit) + u128::from(self.credit);
+        (needed > limit).then(|| format!("a history needs {needed} of {limit}"))
+    }
+}
+
+fn key_of(item: &Item) -> Vec<u8> {
+    match &item.key {
+        ItemKey::Whole(bytes) => bytes.to_vec(),
+        ItemKey::Short(..) => panic!("only sealed receipts have short keys"),
+    }
+}
