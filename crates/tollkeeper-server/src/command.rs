@@ -48,6 +48,17 @@ fn operator_facts<'p>(pairs: &'p [(String, String)], declared: &DeclaredFacts) -
     Ok(facts)
 }
 
+/// The facts on the command line, as the body of a call to a server.
+fn json_facts(pairs: &[(String, String)]) -> anyhow::Result<serde_json::Map<String, serde_json::Value>> {
+    let mut facts = serde_json::Map::new();
+    for (name, value) in pairs {
+        if facts.insert(name.clone(), value.as_str().into()).is_some() {
+            anyhow::bail!("fact `{name}` is given twice");
+        }
+    }
+    Ok(facts)
+}
+
 /// The facts on the command line. The limiter reports invalid values when it uses them.
 fn facts(pairs: &[(String, String)]) -> anyhow::Result<Facts<'_>> {
     let mut facts = Facts::new();

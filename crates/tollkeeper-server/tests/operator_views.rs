@@ -88,13 +88,19 @@ fn all_subscribers_get_one_event_a_second() {
     assert_eq!(
         first,
         json!({
-            "t": first["t"], "version": 1,
+            "t": first["t"], "version": 1, "source": "file", "shadowed": false, "error": null,
             "requests": { "allowed": 3, "refused": 1, "degraded": 0 },
             "limits": {
-                "per-user": { "allowed": 3, "refused": 1, "would_refuse": 0 },
-                "per-key": { "allowed": 0, "refused": 0, "would_refuse": 0 },
+                "per-user": {
+                    "allowed": 3, "refused": 1, "would_refuse": 0, "skipped": 0, "fallback": 0, "starved": 0,
+                    "remaining": [2, 0, 0, 1, 1, 0, 0],
+                },
+                "per-key": {
+                    "allowed": 0, "refused": 0, "would_refuse": 0, "skipped": 4, "fallback": 0, "starved": 0,
+                    "remaining": [0, 0, 0, 0, 0, 0, 0],
+                },
             },
-            "store": { "state": "ok", "p99_ms": null }, "keys": 1,
+            "store": { "state": "ok", "p99_ms": null }, "keys": 1, "max_keys": 1_000_000,
         })
     );
     assert!(event(&mut one)["t"].as_u64() > first["t"].as_u64());

@@ -188,6 +188,11 @@ impl Standing<'_> {
     pub fn applies(&self) -> bool {
         matches!(self, Standing::Applies { .. } | Standing::Denied(_))
     }
+
+    /// The key in its readable form, if the limit applies and has one.
+    pub fn key(&self) -> Option<&str> {
+        if let Standing::Applies { key, .. } = self { Some(key) } else { None }
+    }
 }
 
 /// One clause that follows the name of the limit: ``does not apply: its mode is `off` ``.

@@ -134,9 +134,12 @@ pub struct Check {
 /// `tollkeeper explain`.
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// The config file; without it, the built-in policy of `serve`
-    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_CONFIG")]
+    /// The config file [default: TOLLKEEPER_CONFIG; without it and without --server, the built-in policy]
+    #[arg(long, value_name = "FILE", conflicts_with = "server")]
     pub config: Option<PathBuf>,
+    /// The server whose active limits to explain; used only with --server.
+    #[command(flatten)]
+    pub target: Target,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,

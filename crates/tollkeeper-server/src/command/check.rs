@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::bail;
 use hyper::Method;
 use serde::Deserialize;
 use serde_json::json;
@@ -11,7 +10,7 @@ use tollkeeper::{Limiter, MemoryStore, Span};
 
 use crate::command::args::Check;
 use crate::command::client::{Answer, Client};
-use crate::command::{config, facts, say, table};
+use crate::command::{config, facts, json_facts, say, table};
 use crate::json::Writer;
 use crate::redact::Redactor;
 use crate::transport::http::decision_json::write_decision;
@@ -45,12 +44,7 @@ fn by_file(args: &Check) -> anyhow::Result<Answer> {
 }
 
 fn by_server(args: &Check) -> anyhow::Result<Answer> {
-    let facts: serde_json::Map<_, _> =
-        args.facts.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-    if facts.len() < args.facts.len() {
-        bail!("a fact is given twice");
-    }
-    let body = json!({ "facts": facts, "cost": args.cost }).to_string();
+    let body = json!({ "facts": json_facts(&args.facts)?, "cost": args.cost }).to_string();
     let path = if args.peek { "/v1/peek" } else { "/v1/check" };
     Client::new(&args.target)?.call(Method::POST, path, Some(body), &[200, 429])
 }

@@ -75,6 +75,8 @@ pub struct Count {
     pub count: u64,
     /// The upper bound is `count + error`; 0 if the count is exact.
     pub error: u64,
+    /// Whether `key` has the values themselves. Otherwise long ones are cut.
+    pub whole: bool,
 }
 
 impl Default for TopKeys {
@@ -201,8 +203,9 @@ impl Sum {
 
 const ABSENT: u16 = u16::MAX;
 
-/// Encodes limit and values; [`Count::decode`] is the inverse.
+/// Encodes limit and values, after a byte that says whether the values are whole; [`Count::decode`] is the inverse.
 fn encode(out: &mut Vec<u8>, answer: &LimitDecision<'_>) {
+    out.push(1);
     push(out, Some(answer.name()));
     answer.key().texts().for_each(|value| push(out, value));
     if out.len() > MAX_KEY {
@@ -220,6 +223,7 @@ fn push(out: &mut Vec<u8>, text: Option<&str>) {
 #[cold]
 fn shorten(out: &mut Vec<u8>, key: Key<'_>) {
     out.clear();
+    out.push(0);
     push(out, Some(key.limit()));
     for value in key.texts() {
         let short = value.map(|value| match value.char_indices().nth(24) {
@@ -232,7 +236,8 @@ fn shorten(out: &mut Vec<u8>, key: Key<'_>) {
 
 impl Count {
     /// Decodes what [`encode`] wrote.
-    fn decode(mut bytes: &[u8], count: u64, error: u64) -> Count {
+    fn decode(bytes: &[u8], count: u64, error: u64) -> Count {
+        let (&whole, mut bytes) = bytes.split_first().expect("it begins with a flag");
         let mut next = || {
             let (len, rest) = bytes.split_first_chunk()?;
             let len = u16::from_le_bytes(*len);
@@ -241,7 +246,7 @@ impl Count {
             Some((len != ABSENT).then(|| String::from_utf8_lossy(text).into_owned()))
         };
         let limit = next().flatten().expect("a limit has a name");
-        Count { limit, key: std::iter::from_fn(next).collect(), count, error }
+        Count { limit, key: std::iter::from_fn(next).collect(), count, error, whole: whole == 1 }
     }
 }
 
@@ -348,6 +353,7 @@ mod tests {
         assert_eq!(users.len(), 3, "{users:?}");
         assert_eq!(users[0].1, 2);
         assert!(users.iter().all(|(user, ..)| user.len() <= 80), "{users:?}");
+        assert!(top.iter().all(|count| count.whole == (count.key[0].as_deref() == Some("short"))), "{top:?}");
     }
 
     #[test]

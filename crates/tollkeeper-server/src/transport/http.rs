@@ -8,6 +8,7 @@ pub mod error;
 pub mod fast_path;
 pub mod forward_auth;
 pub mod openapi;
+pub mod operator;
 pub mod query;
 pub mod request;
 pub mod request_body;
@@ -213,25 +214,27 @@ async fn dispatch(
             out.raw("}");
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
-        Endpoint::Forget => {
-            let mut pairs = query::pairs(&head.uri)?;
-            let name = pairs.iter().position(|(name, _)| name == "limit").ok_or_else(|| {
-                let message = "`limit` is missing (try DELETE /v1/state?limit=NAME&fact=value)";
-                ApiError::new(Code::MissingField, message).at("limit")
-            })?;
-            let (_, name) = pairs.remove(name);
-            done(limiter.forget(&name, &query::facts(&pairs, service)?).await?)
+        Endpoint::State => operator::state(service, &head).await,
+        Endpoint::Forget => operator::forget(service, &head).await,
+        Endpoint::Explain => {
+            let mut body = request_body::read(body, MAX_BODY).await?;
+            operator::explain(service, &mut body)
         }
-        Endpoint::Limits => Ok((None, limits(&service.active_limits()))),
+        Endpoint::History => operator::history(service, &head.uri),
+        Endpoint::Limits => Ok((None, limits_response(&service.active_limits()))),
         Endpoint::PutLimits => {
+            let dry_run = operator::is_dry_run(&head.uri)?;
             let body = request_body::read(body, MAX_LIMITS_BODY).await?;
+            if dry_run {
+                return operator::dry_run(service, &head, &body);
+            }
             replace_limits(service, &head.headers, Some(body)).await
         }
         Endpoint::DeleteLimits => replace_limits(service, &head.headers, None).await,
         Endpoint::Top => {
             let mut out = Writer::default();
             let top = service.metrics.top_keys.top(TOP);
-            decision_json::write_top(&mut out, &top, &limiter.policy(), &service.redactor);
+            decision_json::write_top(&mut out, &top, &limiter.policy(), &service.redactor, &service.key_refs);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
         Endpoint::Events => {
@@ -278,7 +281,7 @@ async fn check(service: &Service, context: RequestContext, body: &mut [u8]) -> H
     Ok((Some(counted(service, &ask.facts, &decision)), decision_response(service, &decision)))
 }
 
-fn limits(active: &ActiveLimits) -> Response<Reply> {
+fn limits_response(active: &ActiveLimits) -> Response<Reply> {
     let text = serde_json::to_string(active).expect("limits have only string keys");
     let mut response = respond(StatusCode::OK, JSON, text);
     let etag = HeaderValue::from_str(&format!("\"{}\"", active.version)).expect("digits");
@@ -287,23 +290,25 @@ fn limits(active: &ActiveLimits) -> Response<Reply> {
 }
 
 async fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<Vec<u8>>) -> Handled {
-    match service.replace_limits(limits, &if_match(headers)).await {
-        Ok(in_force) => Ok((None, self::limits(&in_force))),
-        Err(CannotReplace::Version(version)) => {
+    let active = service.replace_limits(limits, &if_match(headers)).await.map_err(not_replaced)?;
+    Ok((None, limits_response(&active)))
+}
+
+fn not_replaced(error: CannotReplace) -> ApiError {
+    match error {
+        CannotReplace::Version(version) => {
             let message = format!(
                 "the active limits are version {version}: read them, then send `If-Match: \"{version}\"`"
             );
-            Err(ApiError::new(Code::VersionMismatch, message).at("If-Match"))
+            ApiError::new(Code::VersionMismatch, message).at("If-Match")
         }
-        Err(CannotReplace::Invalid(report)) => {
-            Err(ApiError::new(Code::InvalidLimits, report.to_string()).at("limits"))
-        }
-        Err(CannotReplace::Failed(failure)) => {
+        CannotReplace::Invalid(report) => ApiError::new(Code::InvalidLimits, report.to_string()).at("limits"),
+        CannotReplace::Failed(failure) => {
             let message = format!(
                 "the store did not answer ({failure}): the limits may or may not have changed, GET /v1/limits shows the \
                  active ones"
             );
-            Err(ApiError::new(Code::StoreUnavailable, message))
+            ApiError::new(Code::StoreUnavailable, message)
         }
     }
 }

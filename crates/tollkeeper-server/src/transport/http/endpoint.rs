@@ -22,7 +22,10 @@ pub enum Endpoint {
     Limits,
     PutLimits,
     DeleteLimits,
+    State,
     Forget,
+    Explain,
+    History,
     Top,
     Events,
     Auth,
@@ -52,7 +55,7 @@ const fn route(method: Method, path: &'static str, endpoint: Endpoint, permissio
 }
 
 /// Every route. They are searched in this order, so the most frequent one comes first.
-pub static ROUTES: [Route; 23] = [
+pub static ROUTES: [Route; 26] = [
     route(Method::POST, "/v1/check", Endpoint::Check, Permission::Data),
     route(Method::GET, "/v1/auth", Endpoint::Auth, Permission::Gateway),
     route(Method::GET, "/v1/auth/nginx", Endpoint::AuthNginx, Permission::Gateway),
@@ -68,7 +71,10 @@ pub static ROUTES: [Route; 23] = [
     route(Method::GET, "/v1/limits", Endpoint::Limits, Permission::Data),
     route(Method::PUT, "/v1/limits", Endpoint::PutLimits, Permission::Admin),
     route(Method::DELETE, "/v1/limits", Endpoint::DeleteLimits, Permission::Admin),
+    route(Method::GET, "/v1/state", Endpoint::State, Permission::Eyes),
     route(Method::DELETE, "/v1/state", Endpoint::Forget, Permission::Admin),
+    route(Method::POST, "/v1/explain", Endpoint::Explain, Permission::Eyes),
+    route(Method::GET, "/v1/history", Endpoint::History, Permission::Eyes),
     route(Method::GET, "/v1/top", Endpoint::Top, Permission::Eyes),
     route(Method::GET, "/v1/events", Endpoint::Events, Permission::Eyes),
     route(Method::GET, "/healthz", Endpoint::Health, Permission::Open),
