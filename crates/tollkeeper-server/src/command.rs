@@ -4,11 +4,17 @@ pub mod args;
 pub mod check;
 pub mod client;
 pub mod completions;
+pub mod demo;
 pub mod explain;
 pub mod init;
+pub mod limit_table;
+pub mod limits;
 pub mod schema;
 pub mod serve;
 pub mod table;
+pub mod top;
+pub mod unblock;
+pub mod usage;
 pub mod validate;
 
 use std::fmt::Display;
