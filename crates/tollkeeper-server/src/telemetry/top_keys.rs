@@ -51,6 +51,7 @@ struct Window {
     number: u64,
     checked: Sketch,
     refused: Sketch,
+    would_refuse: Sketch,
 }
 
 /// The top keys, highest counts first.
@@ -62,6 +63,8 @@ pub struct Top {
     pub busiest: Vec<Count>,
     /// By number of refusals.
     pub refused: Vec<Count>,
+    /// By number of requests that limits in shadow mode would have refused.
+    pub would_refuse: Vec<Count>,
 }
 
 /// The count of one key.
@@ -116,17 +119,23 @@ impl TopKeys {
 
     fn top_at(&self, most: usize, minute: u64) -> Top {
         let number = minute / MINUTES;
-        let (mut checked, mut refused) = (Sum::default(), Sum::default());
+        let (mut checked, mut refused, mut would_refuse) = (Sum::default(), Sum::default(), Sum::default());
         for stripe in &self.stripes {
             let stripe = lock(stripe);
             let windows = [&stripe.now, &stripe.before].into_iter();
             for window in windows.filter(|window| window.number + 1 >= number) {
                 checked.add(&window.checked);
                 refused.add(&window.refused);
+                would_refuse.add(&window.would_refuse);
             }
         }
         let since = number.saturating_sub(1) * MINUTES * 60;
-        Top { since, busiest: checked.top(most), refused: refused.top(most) }
+        Top {
+            since,
+            busiest: checked.top(most),
+            refused: refused.top(most),
+            would_refuse: would_refuse.top(most),
+        }
     }
 
     /// How many keys of each limit are starved: refused in each of the last five minutes.
@@ -155,12 +164,15 @@ impl Note<'_> {
     pub fn add(&mut self, family: Midstate, answer: &LimitDecision<'_>) {
         let key = self.top_keys.hash(family, answer.key());
         self.stripe.now.checked.add(key, |item| encode(item, answer));
-        if !answer.allowed() && answer.rule().mode() == Mode::Enforce {
+        if !answer.allowed() {
             self.add_refusal(key, answer);
         }
     }
 
     fn add_refusal(&mut self, key: u64, answer: &LimitDecision<'_>) {
+        if answer.rule().mode() != Mode::Enforce {
+            return self.stripe.now.would_refuse.add(key, |item| encode(item, answer));
+        }
         self.stripe.now.refused.add(key, |item| encode(item, answer));
         if answer.key().period() <= MAX_STARVED_PERIOD {
             self.stripe.refusals.add(answer.name(), key, self.minute);

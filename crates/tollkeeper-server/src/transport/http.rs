@@ -2,6 +2,7 @@
 //! limiter.
 
 pub mod connection;
+pub mod dashboard;
 pub mod decision_json;
 pub mod endpoint;
 pub mod error;
@@ -47,7 +48,6 @@ const TOP: usize = 50;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
-const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -89,7 +89,7 @@ pub async fn handle(service: &Service, via: Via, request: Request<Incoming>) -> 
     if (route.permission != Permission::Data || service.access.data_is_closed())
         && let Err(error) = service.access.admit(route.permission, presented(route.permission, &head.headers))
     {
-        return refuse_entry(error, route.permission);
+        return refuse_entry(error, route, &head.headers);
     }
     if via.loopback
         && service.access.needs_host(route.permission)
@@ -253,7 +253,11 @@ async fn dispatch(
             Ok((None, forward_auth::answer(service, context, Family::Original, head).await))
         }
         Endpoint::OpenApi => Ok((None, respond(StatusCode::OK, JSON, openapi::TEXT.as_str()))),
-        Endpoint::Index => Ok((None, respond(StatusCode::OK, HTML, include_str!("http/index.html")))),
+        Endpoint::Dashboard => Ok((None, dashboard::page(StatusCode::OK, &head.headers))),
+        Endpoint::DashboardFile => {
+            let name = head.uri.path().rsplit('/').next().unwrap_or_default();
+            Ok((None, dashboard::file(name, &head.headers)?))
+        }
         Endpoint::Health => Ok((None, respond(StatusCode::OK, TEXT, "ok\n"))),
         Endpoint::Ready if service.is_draining() => {
             Ok((None, respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, "draining\n")))
@@ -445,7 +449,7 @@ fn refuse_route(no_route: NoRoute, path: &str) -> Response<Reply> {
     response
 }
 
-fn refuse_entry(error: AccessError, permission: Permission) -> Response<Reply> {
+fn refuse_entry(error: AccessError, route: &Route, headers: &HeaderMap) -> Response<Reply> {
     let (code, message) = match error {
         AccessError::AdminDisabled => (
             Code::Forbidden,
@@ -456,7 +460,7 @@ fn refuse_entry(error: AccessError, permission: Permission) -> Response<Reply> {
             Code::Unauthorized,
             "this call needs the token whose SHA-256 is `admin.token_sha256`: send `Authorization: Bearer TOKEN`",
         ),
-        AccessError::NeedsToken if permission == Permission::Gateway => (
+        AccessError::NeedsToken if route.permission == Permission::Gateway => (
             Code::Unauthorized,
             "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `X-Tollkeeper-Token: TOKEN`",
         ),
@@ -465,7 +469,11 @@ fn refuse_entry(error: AccessError, permission: Permission) -> Response<Reply> {
             "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `Authorization: Bearer TOKEN`",
         ),
     };
-    let mut response = error_response(&ApiError::new(code, message));
+    // A browser cannot send a token when it opens the page, which asks for it.
+    let mut response = match route.endpoint {
+        Endpoint::Dashboard => dashboard::page(code.status(), headers),
+        _ => error_response(&ApiError::new(code, message)),
+    };
     if code == Code::Unauthorized {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }

@@ -144,6 +144,8 @@ pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, redactor: &Redact
     counts(out, &top.busiest);
     out.raw(",\"refused\":");
     counts(out, &top.refused);
+    out.raw(",\"would_refuse\":");
+    counts(out, &top.would_refuse);
     out.raw("}");
 }
 
