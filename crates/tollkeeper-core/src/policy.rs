@@ -5,6 +5,7 @@
 
 mod compile;
 mod explain;
+mod key_quotas;
 mod problem;
 mod rule;
 
@@ -15,13 +16,14 @@ use std::sync::Arc;
 
 use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
 use crate::invalid_request::InvalidRequest;
-use crate::key::{self, Family};
+use crate::key::{self, Family, Key};
 use crate::limit::{Consistency, CostMissing, Limit, Missing, Mode, OnStoreFailure};
 use crate::net;
 use crate::quota::CheckedQuota;
 use crate::toll::MAX_DUES;
 
 pub use explain::{Applicability, CostSource, Explanation, QuotaSource};
+pub use key_quotas::KeyQuota;
 pub use problem::{InvalidLimit, InvalidPolicy, Part, Problem};
 use rule::Allow;
 pub(crate) use rule::REFUSED;
@@ -173,8 +175,30 @@ impl Policy {
     /// and overrides. All facts that the limit is keyed by must be present, unless requests without them
     /// share a key (`missing: share`).
     pub fn keys(&self, limit: &str, facts: &Facts<'_>) -> Result<Vec<Box<[u8]>>, InvalidRequest> {
+        let (_, rule, values) = self.key_values(limit, facts)?;
+        let mut keys: Vec<Box<[u8]>> =
+            rule.limited().map(|(_, family)| [family, &values].concat().into_boxed_slice()).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        Ok(keys)
+    }
+
+    /// The values of the key that these facts make at a limit, one for each fact in its `by`. As for [`Policy::keys`],
+    /// they must be present.
+    pub fn key_texts(&self, limit: &str, facts: &Facts<'_>) -> Result<Vec<Option<String>>, InvalidRequest> {
+        let (_, rule, values) = self.key_values(limit, facts)?;
+        let (_, family) = rule.quota(REFUSED).expect("it refuses everything, so it is limited");
+        Ok(Key::new(family, &values).texts().map(|text| text.map(str::to_owned)).collect())
+    }
+
+    /// The limit of this name, its index, and the encoded values of its key for these facts.
+    fn key_values(
+        &self,
+        limit: &str,
+        facts: &Facts<'_>,
+    ) -> Result<(usize, &Rule, Box<[u8]>), InvalidRequest> {
         let facts = &*self.identify(facts)?;
-        let (_, rule) = self.find(limit).ok_or_else(|| InvalidRequest::UnknownLimit(limit.to_owned()))?;
+        let (index, rule) = self.find(limit).ok_or_else(|| InvalidRequest::UnknownLimit(limit.to_owned()))?;
         let absent = rule.by.iter().filter(|fact| facts.get(fact).is_none());
         let absent: Vec<String> = absent.map(ToString::to_string).collect();
         if !absent.is_empty() && rule.missing != Missing::Share {
@@ -186,11 +210,7 @@ impl Policy {
             let value = facts.get(fact).map(|value| self.keyed(fact, value, &mut scratch));
             key::push_value(value, |part| values.extend_from_slice(part));
         }
-        let mut keys: Vec<Box<[u8]>> =
-            rule.limited().map(|(_, family)| [family, &values].concat().into_boxed_slice()).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        Ok(keys)
+        Ok((index, rule, values.into()))
     }
 
     /// The facts that limits see: validated, with declared facts normalised and hashed.

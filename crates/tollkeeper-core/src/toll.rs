@@ -14,7 +14,7 @@ use crate::inline::Inline;
 use crate::invalid_request::{CostProblem, InvalidRequest};
 use crate::key::{self, Key};
 use crate::limit::{CostMissing, Missing, Mode};
-use crate::policy::{Policy, REFUSED, Rule};
+use crate::policy::{KeyQuota, Policy, REFUSED, Rule};
 use crate::quota::Algorithm;
 use crate::time::Span;
 
@@ -202,6 +202,23 @@ impl<'p> Toll<'p> {
             values_start: index_u32(values_start),
             values_end: index_u32(self.values.len()),
             cost,
+            shift: shift(rule, quota, Key::new(family, &self.values[values_start..])),
+        });
+    }
+
+    /// Adds one quota of a key, at a cost of 1, regardless of the limit's conditions. The policy must be the one that
+    /// made the [`KeyQuota`].
+    pub fn add_key(&mut self, key: &KeyQuota) {
+        let values_start = self.values.len();
+        self.values.extend_from_slice(&key.values);
+        let rule = &self.policy.rules()[key.rule];
+        let (quota, family) = rule.quota(key.grant).expect("unlimited grants have no state");
+        self.entries.push(Entry {
+            rule: index_u32(key.rule),
+            grant: key.grant,
+            values_start: index_u32(values_start),
+            values_end: index_u32(self.values.len()),
+            cost: 1,
             shift: shift(rule, quota, Key::new(family, &self.values[values_start..])),
         });
     }

@@ -4,11 +4,17 @@ pub mod args;
 pub mod check;
 pub mod client;
 pub mod completions;
+pub mod demo;
 pub mod explain;
 pub mod init;
+pub mod limit_table;
+pub mod limits;
 pub mod schema;
 pub mod serve;
 pub mod table;
+pub mod top;
+pub mod unblock;
+pub mod usage;
 pub mod validate;
 
 use std::fmt::Display;
@@ -44,6 +50,17 @@ fn operator_facts<'p>(pairs: &'p [(String, String)], declared: &DeclaredFacts) -
     for (name, value) in pairs {
         let value = redactor.value(declared, name, value);
         facts.insert(name, value.map_err(|error| anyhow::anyhow!("fact `{name}`: {error}"))?)?;
+    }
+    Ok(facts)
+}
+
+/// The facts on the command line, as the body of a call to a server.
+fn json_facts(pairs: &[(String, String)]) -> anyhow::Result<serde_json::Map<String, serde_json::Value>> {
+    let mut facts = serde_json::Map::new();
+    for (name, value) in pairs {
+        if facts.insert(name.clone(), value.as_str().into()).is_some() {
+            anyhow::bail!("fact `{name}` is given twice");
+        }
     }
     Ok(facts)
 }

@@ -3,6 +3,7 @@
 pub mod command;
 pub mod control;
 pub mod json;
+pub mod key_ref;
 pub mod redact;
 pub mod service;
 pub mod store;

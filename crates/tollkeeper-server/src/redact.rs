@@ -77,6 +77,18 @@ impl Redactor {
         Cow::Owned(format!("{PREFIX}{value:.*}", Hashed::SHOWN_DIGITS))
     }
 
+    /// A key in its readable form, such as `plan:token-bucket:1m:sha256:0123456789ab`, of a limit with this `by`.
+    pub fn redact_key(&self, declared: &DeclaredFacts, by: &[Box<str>], key: &str) -> String {
+        // Name, algorithm and period come first, and no part contains a colon.
+        let parts = key.split(':').enumerate().map(|(index, part)| {
+            match index.checked_sub(3).and_then(|index| by.get(index)) {
+                Some(fact) => self.redact(declared, fact, part),
+                None => Cow::Borrowed(part),
+            }
+        });
+        parts.collect::<Vec<_>>().join(":")
+    }
+
     /// The value that an operator passes for a fact: the value itself, or for a hashed fact also `sha256:…`.
     pub fn value<'v>(
         &self,
@@ -163,6 +175,14 @@ mod tests {
         // Another value with the same 12 digits.
         redactor.redact(&declared(), "api_key", &format!("{:0<32}", &HASH[..12]));
         assert_eq!(value(&redactor, "sha256:0123456789ab"), Err(InvalidHash::Ambiguous));
+    }
+
+    #[test]
+    fn hash_in_a_key_is_redacted() {
+        let by: [Box<str>; 2] = ["user".into(), "api_key".into()];
+        let key = format!("plan:token-bucket:1m:{HASH}:{HASH}");
+        let redacted = Redactor::default().redact_key(&declared(), &by, &key);
+        assert_eq!(redacted, format!("plan:token-bucket:1m:{HASH}:sha256:0123456789ab"));
     }
 
     #[test]

@@ -12,11 +12,13 @@ use tollkeeper::{Decision, Limiter};
 use tollkeeper_tower::{ActiveSettings, Settings};
 
 use crate::control::access::{Access, Tokens};
-use crate::control::active_limits::{ActiveLimits, CannotReplace, LimitManager, Loaded, Source};
+use crate::control::active_limits::{ActiveLimits, CannotReplace, DryRun, LimitManager, Loaded, Source};
 use crate::control::tls::Acceptor;
+use crate::key_ref::KeyRefs;
 use crate::redact::Redactor;
 use crate::store::Store;
 use crate::telemetry::events::Events;
+use crate::telemetry::history::History;
 use crate::telemetry::metrics::{Metrics, RouteLabel};
 use crate::telemetry::refusal_log::{Refusal, RefusalLog};
 use crate::telemetry::trace::{Parent, SpanOutcome, Traces};
@@ -40,6 +42,10 @@ pub struct Service {
     pub acceptor: Acceptor,
     /// The event stream of `GET /v1/events`.
     pub events: Events,
+    /// Counts per step, for `GET /v1/history`.
+    pub history: History,
+    /// References to keys, for `GET /v1/top` and `/v1/state`.
+    pub key_refs: KeyRefs,
     /// Which rate-limit headers responses carry.
     pub headers: ArcSwap<Headers>,
     /// Redacts hashed facts in responses.
@@ -78,6 +84,8 @@ impl Service {
             access,
             acceptor,
             events: Events::default(),
+            history: History::default(),
+            key_refs: KeyRefs::default(),
             headers,
             redactor: Redactor::default(),
             reading,
@@ -181,6 +189,11 @@ impl Service {
             Err(NotSet::Conflict { version }) => Err(CannotReplace::Version(version)),
             Err(NotSet::Failed(failure)) => Err(CannotReplace::Failed(failure)),
         }
+    }
+
+    /// What [`Service::replace_limits`] would change, without changing anything.
+    pub fn dry_run(&self, limits: &[u8], seen: &Versions) -> Result<DryRun, CannotReplace> {
+        self.limit_manager.dry_run(limits, |version| seen.has(version), &self.limiter.policy())
     }
 
     /// Applies the limits that all nodes share.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::bail;
 use tollkeeper::config::{Config, MemorySettings, Servers, StoreUrl};
 use tollkeeper::store::redis::RedisStore;
-use tollkeeper::{Clock, Leased, Limiter, MemoryStore, Policy, Resilient, Restored};
+use tollkeeper::{BreakerState, Clock, Leased, Limiter, MemoryStore, Policy, Resilient, Restored};
 
 /// An open store.
 #[derive(Clone, Debug)]
@@ -39,6 +39,14 @@ impl Store {
         match self {
             Store::Memory(store) => Limiter::embedded(policy, store.clone()),
             Store::Redis(store) => Limiter::with_store(policy, Arc::clone(store) as _),
+        }
+    }
+
+    /// The state of the breaker; closed for a store in this process.
+    pub fn breaker(&self) -> BreakerState {
+        match self {
+            Store::Memory(_) => BreakerState::Closed,
+            Store::Redis(store) => store.inner().breaker(),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Metrics, traces, logs, top keys and the event stream.
 
 pub mod events;
+pub mod history;
 pub mod logging;
 pub mod metrics;
 pub mod otlp;

@@ -400,7 +400,7 @@ fn explain_shows_whether_and_why_each_limit_applies() {
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
         let limits = answer["limits"].as_array().unwrap().iter().map(|limit| {
-            assert_eq!(limit.as_object().unwrap().len(), 5, "{limit}");
+            assert_eq!(limit.as_object().unwrap().len(), 6, "{limit}");
             let word = |name: &str| limit[name].as_str().unwrap().to_owned();
             (word("name"), limit["applies"].as_bool().unwrap(), word("why"), limit["key"].clone())
         });

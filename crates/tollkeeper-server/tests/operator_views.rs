@@ -9,6 +9,8 @@ use std::io::{BufRead as _, BufReader};
 
 use serde_json::{Value, json};
 use support::*;
+use tollkeeper::digest::{hex, sha256};
+use tollkeeper_server::transport::http::dashboard::FILES;
 use tollkeeper_server::transport::http::endpoint::ROUTES;
 use tollkeeper_server::transport::http::error::Code;
 
@@ -88,13 +90,19 @@ fn all_subscribers_get_one_event_a_second() {
     assert_eq!(
         first,
         json!({
-            "t": first["t"], "version": 1,
+            "t": first["t"], "version": 1, "source": "file", "shadowed": false, "error": null,
             "requests": { "allowed": 3, "refused": 1, "degraded": 0 },
             "limits": {
-                "per-user": { "allowed": 3, "refused": 1, "would_refuse": 0 },
-                "per-key": { "allowed": 0, "refused": 0, "would_refuse": 0 },
+                "per-user": {
+                    "allowed": 3, "refused": 1, "would_refuse": 0, "skipped": 0, "fallback": 0, "starved": 0,
+                    "remaining": [2, 0, 0, 1, 1, 0, 0],
+                },
+                "per-key": {
+                    "allowed": 0, "refused": 0, "would_refuse": 0, "skipped": 4, "fallback": 0, "starved": 0,
+                    "remaining": [0, 0, 0, 0, 0, 0, 0],
+                },
             },
-            "store": { "state": "ok", "p99_ms": null }, "keys": 1,
+            "store": { "state": "ok", "p99_ms": null }, "keys": 1, "max_keys": 1_000_000,
         })
     );
     assert!(event(&mut one)["t"].as_u64() > first["t"].as_u64());
@@ -134,16 +142,95 @@ fn cross_site_page_cannot_read_events() {
     assert_eq!(foreign.error(), (403, "forbidden".to_owned(), None));
 }
 
+/// Every file that the page names is there and is used, and all of them together are within the budget.
 #[test]
-fn index_page_links_exist() {
+fn dashboard_is_small_and_complete() {
     let server = Server::start();
     let page = server.get("/");
-    assert_eq!(page.header("content-type"), Some("text/html; charset=utf-8"));
-    let links: Vec<&str> =
-        page.text().split("href=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
-    assert!(links.len() >= 5, "{links:?}");
-    for link in links {
-        assert!(ROUTES.iter().any(|route| route.path == format!("/{link}")), "{link}");
+    assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
+    let text = page.text();
+    for words in
+        ["<title>Tollkeeper</title>", env!("CARGO_PKG_VERSION"), "id=\"sign-in\"", "type=\"password\""]
+    {
+        assert!(text.contains(words), "without JavaScript the page shows {words}");
+    }
+    let mut named: BTreeSet<String> = FILES.iter().map(|file| format!("dashboard/{}", file.name)).collect();
+    named.remove("dashboard/");
+    let (mut seen, mut queue) = (BTreeSet::new(), vec![("/".to_owned(), text.to_owned())]);
+    while let Some((path, text)) = queue.pop() {
+        // What the page loads, and what its modules import.
+        let links = ["href=\"", "src=\"", "from \"./"].iter().flat_map(|start| text.split(start).skip(1));
+        for link in links.map(|rest| rest.split('"').next().unwrap()) {
+            if link.starts_with('#') || ROUTES.iter().any(|route| route.path == format!("/{link}")) {
+                continue;
+            }
+            let name = link.strip_prefix("dashboard/").unwrap_or(link);
+            if seen.insert(format!("dashboard/{name}")) {
+                let file = server.get(&format!("/dashboard/{name}"));
+                assert_eq!(file.status, 200, "{path} names {link}");
+                queue.push((name.to_owned(), file.text().to_owned()));
+            }
+        }
+    }
+    assert_eq!(seen, named, "every file is used, and every used file is there");
+    let folder = Folder::new();
+    let all: String = FILES.iter().map(|file| String::from_utf8(file.content.to_vec()).unwrap()).collect();
+    let file = folder.write("all", &all);
+    let gzip = std::process::Command::new("gzip").args(["-9", "-c"]).arg(&file).output().unwrap();
+    let (raw, compressed) = (all.len(), gzip.stdout.len());
+    println!("{raw} bytes, {compressed} compressed");
+    assert!(raw <= 64 << 10, "{raw} bytes");
+    assert!(compressed <= 20 << 10, "{compressed} bytes compressed");
+}
+
+#[test]
+fn dashboard_has_strict_headers_and_an_etag() {
+    let server = Server::start();
+    for path in ["/", "/dashboard/app.js", "/dashboard/style.css", "/dashboard/icon.svg"] {
+        let file = server.get(path);
+        let policy = file.header("content-security-policy").unwrap();
+        for words in ["default-src 'none'", "script-src 'self'", "connect-src 'self'", "form-action 'none'"] {
+            assert!(policy.contains(words), "{path}: {policy}");
+        }
+        assert!(!policy.contains("unsafe") && !policy.contains('*'), "{policy}");
+        for (name, expected) in [
+            ("x-content-type-options", "nosniff"),
+            ("referrer-policy", "no-referrer"),
+            ("cross-origin-opener-policy", "same-origin"),
+            ("cache-control", "no-cache"),
+        ] {
+            assert_eq!(file.header(name), Some(expected), "{path}");
+        }
+        let etag = file.header("etag").unwrap();
+        let again = |tag: &str| {
+            let header = format!("if-none-match: {tag}");
+            let answer = server.client().request_with("GET", path, &[&header], b"");
+            (answer.status, answer.body.len())
+        };
+        assert_eq!(again(etag), (304, 0), "{path}");
+        assert_eq!(again(&format!("\"x\", W/{etag}")), (304, 0), "{path}");
+        assert_eq!(again("\"x\"").0, 200, "{path}");
+    }
+    assert_eq!(server.get("/dashboard/secret.txt").error().1, "not_found");
+    assert_eq!(server.get("/dashboard/").status, 404);
+    assert_eq!(server.get("/dashboard/a/b").status, 404);
+    assert_eq!(server.post("/dashboard/app.js", "").status, 405);
+}
+
+#[test]
+fn dashboard_without_the_token_is_the_sign_in_page() {
+    let folder = Folder::new();
+    let digest = hex(&sha256(b"boss"));
+    let server = Server::with_config(&folder, &format!("{LIMITS}admin: {{ token_sha256: {digest} }}\n"));
+    let page = server.get("/");
+    assert_eq!((page.status, page.header("www-authenticate")), (401, Some("Bearer")));
+    assert!(page.text().contains("id=\"sign-in\"") && !page.text().contains("per-user"));
+    assert!(page.header("content-security-policy").is_some());
+    let signed = server.client().request_with("GET", "/", &["authorization: Bearer boss"], b"");
+    assert_eq!(signed.status, 200);
+    assert_eq!(server.get("/dashboard/app.js").status, 200, "the files hold no data");
+    for path in ["/v1/top", "/v1/history", "/v1/events", "/v1/state?limit=per-user&user=a", "/v1/usage"] {
+        assert_eq!(server.get(path).error().1, "unauthorized", "{path}");
     }
 }
 

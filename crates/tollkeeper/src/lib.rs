@@ -246,7 +246,7 @@ pub use limiter::observer::{Observer, Op, Permits};
 pub use limiter::operation::Operation;
 pub use limiter::request::{Acquire, Acquired, Acquiring, Deciding, Request, Waiting};
 pub use limiter::slot_guard::SlotGuard;
-pub use limiter::{ForgetError, Limiter};
+pub use limiter::{ForgetError, KeyState, Limiter};
 pub use percent::Percent;
 #[cfg(feature = "redis")]
 pub use store::leased::{Leased, LeasedSettings, Task};

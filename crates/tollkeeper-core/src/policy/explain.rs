@@ -189,6 +189,11 @@ impl Applicability<'_> {
     pub fn applies(&self) -> bool {
         matches!(self, Applicability::Applies { .. } | Applicability::Denied(_))
     }
+
+    /// The key in its readable form, if the limit applies and has one.
+    pub fn key(&self) -> Option<&str> {
+        if let Applicability::Applies { key, .. } = self { Some(key) } else { None }
+    }
 }
 
 /// One clause that follows the name of the limit: ``does not apply: its mode is `off` ``.

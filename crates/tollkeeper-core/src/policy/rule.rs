@@ -237,6 +237,13 @@ impl Rule {
         })
     }
 
+    /// Whether every key that an earlier version of this limit has counted goes on with its count: it is keyed by the
+    /// same facts, and every period and the algorithm are still used.
+    pub fn keeps_counts_of(&self, earlier: &Rule) -> bool {
+        let used = |family: &[u8]| self.limited().any(|(_, other)| other == family);
+        self.by == earlier.by && earlier.limited().all(|(_, family)| used(family))
+    }
+
     /// Whether the text of one fact alone decides the key and the quota of a request, as a prepared handle
     /// requires. An IP address is keyed by its prefix, and a declared fact by its normalised value or hash,
     /// so their text alone is not enough.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use tollkeeper::Algorithm;
 use tollkeeper::config::{InvalidStoreUrl, Listener, StoreUrl};
 
 use crate::telemetry::otlp::Collector;
@@ -29,6 +30,16 @@ pub enum Command {
     Check(Check),
     /// Show which limits apply to a request, why, and with which key; decides nothing
     Explain(Explain),
+    /// Show what each limit of a running server says now about a request
+    Usage(Usage),
+    /// Forget what a key has used: exit 0 if it was unblocked, 1 if there was nothing to forget
+    Unblock(Unblock),
+    /// Show or replace the limits of a running server
+    Limits(Limits),
+    /// Show a live table of limits and refused keys of a running server
+    Top(Top),
+    /// Play the same burst through every algorithm, request by request
+    Demo(Demo),
     /// Report errors and warnings of a config file as file:line:column
     Validate(Validate),
     /// Print the JSON schema of the config file
@@ -134,15 +145,121 @@ pub struct Check {
 /// `tollkeeper explain`.
 #[derive(Debug, Args)]
 pub struct Explain {
-    /// The config file; without it, the built-in policy of `serve`
-    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_CONFIG")]
+    /// The config file [default: TOLLKEEPER_CONFIG; without it and without --server, the built-in policy]
+    #[arg(long, value_name = "FILE", conflicts_with = "server")]
     pub config: Option<PathBuf>,
+    /// The server whose active limits to explain; used only with --server.
+    #[command(flatten)]
+    pub target: Target,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
     /// The facts of the request, such as user=alice
     #[arg(value_name = "FACT=VALUE", value_parser = fact)]
     pub facts: Vec<(String, String)>,
+}
+
+/// `tollkeeper usage`.
+#[derive(Debug, Args)]
+pub struct Usage {
+    /// The server to call.
+    #[command(flatten)]
+    pub target: Target,
+    /// Print the response as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The facts of the request, such as user=alice
+    #[arg(value_name = "FACT=VALUE", value_parser = fact)]
+    pub facts: Vec<(String, String)>,
+}
+
+/// `tollkeeper unblock`.
+#[derive(Debug, Args)]
+pub struct Unblock {
+    /// The server to call.
+    #[command(flatten)]
+    pub target: Target,
+    /// The limit; without it, every limit that applies to the facts
+    #[arg(long, value_name = "NAME")]
+    pub limit: Option<String>,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The facts of the key, such as user=alice
+    #[arg(value_name = "FACT=VALUE", value_parser = fact, required = true)]
+    pub facts: Vec<(String, String)>,
+}
+
+/// `tollkeeper limits`.
+#[derive(Debug, Args)]
+pub struct Limits {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: LimitsAction,
+}
+
+/// What to do with the limits of a server.
+#[derive(Debug, Subcommand)]
+pub enum LimitsAction {
+    /// Show the active limits
+    Get {
+        /// The server to call.
+        #[command(flatten)]
+        call: Call,
+    },
+    /// Replace the limits with those in a config file, or in the output of `limits get --json`
+    Put {
+        /// The file
+        file: PathBuf,
+        /// Only report warnings and what would change
+        #[arg(long)]
+        dry_run: bool,
+        /// The server to call.
+        #[command(flatten)]
+        call: Call,
+    },
+    /// Return to the limits in the file of the server
+    Delete {
+        /// The server to call.
+        #[command(flatten)]
+        call: Call,
+    },
+}
+
+/// A call to a server and the form of its output.
+#[derive(Debug, Args)]
+pub struct Call {
+    /// The server to call.
+    #[command(flatten)]
+    pub target: Target,
+    /// Print the response as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `tollkeeper top`.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// The server to call.
+    #[command(flatten)]
+    pub target: Target,
+    /// Print one frame and exit; also without a terminal
+    #[arg(long)]
+    pub once: bool,
+    /// Print one JSON object a second
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `tollkeeper demo`.
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Play only this algorithm
+    #[arg(long, value_name = "NAME", value_parser = algorithm)]
+    pub algorithm: Option<Algorithm>,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `tollkeeper validate`.
@@ -167,6 +284,13 @@ pub enum FileFormat {
     Envoy,
     /// Of Limitador (not yet).
     Limitador,
+}
+
+fn algorithm(text: &str) -> Result<Algorithm, String> {
+    Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == text).ok_or_else(|| {
+        let names: Vec<&str> = Algorithm::ALL.iter().map(|algorithm| algorithm.name()).collect();
+        format!("the algorithms are {}", names.join(", "))
+    })
 }
 
 fn fact(text: &str) -> Result<(String, String), String> {

@@ -1,17 +1,16 @@
 //! `tollkeeper check`: decides one request, through a server or by a config file.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
-use anyhow::bail;
 use hyper::Method;
 use serde::Deserialize;
 use serde_json::json;
-use tollkeeper::{Limiter, MemoryStore, Span};
+use tollkeeper::{Limiter, MemoryStore};
 
 use crate::command::args::Check;
 use crate::command::client::{Answer, Client};
-use crate::command::{config, facts, say, table};
+use crate::command::limit_table::{self, LimitAnswer, readable};
+use crate::command::{config, facts, json_facts, say};
 use crate::json::Writer;
 use crate::redact::Redactor;
 use crate::transport::http::decision_json::write_decision;
@@ -45,12 +44,7 @@ fn by_file(args: &Check) -> anyhow::Result<Answer> {
 }
 
 fn by_server(args: &Check) -> anyhow::Result<Answer> {
-    let facts: serde_json::Map<_, _> =
-        args.facts.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
-    if facts.len() < args.facts.len() {
-        bail!("a fact is given twice");
-    }
-    let body = json!({ "facts": facts, "cost": args.cost }).to_string();
+    let body = json!({ "facts": json_facts(&args.facts)?, "cost": args.cost }).to_string();
     let path = if args.peek { "/v1/peek" } else { "/v1/check" };
     Client::new(&args.target)?.call(Method::POST, path, Some(body), &[200, 429])
 }
@@ -65,19 +59,6 @@ struct Decision {
     limits: Vec<LimitAnswer>,
 }
 
-#[derive(Debug, Deserialize)]
-struct LimitAnswer {
-    name: String,
-    key: Vec<Option<String>>,
-    mode: String,
-    allowed: bool,
-    cost: u64,
-    limit: u64,
-    remaining: Option<u64>,
-    retry_after: Option<f64>,
-    reset_after: Option<f64>,
-}
-
 fn print(decision: &Decision) -> anyhow::Result<()> {
     match (decision.allowed, &decision.binding) {
         (true, None) => say("allowed: no limit applies")?,
@@ -89,36 +70,5 @@ fn print(decision: &Decision) -> anyhow::Result<()> {
             say(format_args!("refused: {}", decision.reason.as_deref().unwrap_or("no reason given")))?
         }
     }
-    if decision.limits.is_empty() {
-        return Ok(());
-    }
-    let mut table =
-        table::with(&["LIMIT", "KEY", "SAYS", "COST", "REMAINING", "OF", "RETRY AFTER", "RESET AFTER"]);
-    let seconds = |span: Option<f64>| span.map_or("-".to_owned(), readable);
-    for limit in &decision.limits {
-        let says = match (limit.allowed, limit.mode.as_str()) {
-            (true, _) => "allowed",
-            (false, "shadow") => "would refuse",
-            (false, _) => "refused",
-        };
-        let key: Vec<&str> = limit.key.iter().map(|value| value.as_deref().unwrap_or("-")).collect();
-        let key = if key.is_empty() { "(all)".to_owned() } else { key.join(" ").escape_debug().to_string() };
-        table.add_row([
-            table::cell(&limit.name, None),
-            table::cell(key, None),
-            table::cell(says, Some(limit.allowed)),
-            table::cell(limit.cost, None),
-            table::cell(limit.remaining.map_or("-".to_owned(), |left| left.to_string()), None),
-            table::cell(limit.limit, None),
-            table::cell(seconds(limit.retry_after), None),
-            table::cell(seconds(limit.reset_after), None),
-        ]);
-    }
-    say(table.trim_fmt())
-}
-
-/// A duration in seconds with readable units, such as `1 d 12 h`.
-fn readable(seconds: f64) -> String {
-    let span = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-    Span::from(span).readable().to_string()
+    limit_table::print(&decision.limits)
 }

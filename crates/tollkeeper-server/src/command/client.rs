@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::http::uri::Authority;
-use hyper::{Method, Request, StatusCode, Uri};
+use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
@@ -86,21 +86,92 @@ impl Client {
         body: Option<String>,
         expected: &[u16],
     ) -> anyhow::Result<Answer> {
+        self.call_if(method, path, None, body, expected)
+    }
+
+    /// As [`Client::call`], on condition that the limits have this version.
+    pub fn call_if(
+        &self,
+        method: Method,
+        path: &str,
+        version: Option<u64>,
+        body: Option<String>,
+        expected: &[u16],
+    ) -> anyhow::Result<Answer> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let response =
-            runtime.block_on(async { tokio::time::timeout(TIMEOUT, self.send(method, path, body)).await });
-        let answer = response
-            .with_context(|| format!("{} did not answer within {} s", self.shown, TIMEOUT.as_secs()))??;
+        let answer = runtime.block_on(self.ask(method, path, version, body))?;
         if expected.contains(&answer.status.as_u16()) { Ok(answer) } else { Err(self.failure(&answer)) }
     }
 
-    async fn send(&self, method: Method, path: &str, body: Option<String>) -> anyhow::Result<Answer> {
+    /// As [`Client::call`] for GET, inside of a runtime.
+    pub async fn get(&self, path: &str) -> anyhow::Result<Answer> {
+        let answer = self.ask(Method::GET, path, None, None).await?;
+        if answer.status == StatusCode::OK { Ok(answer) } else { Err(self.failure(&answer)) }
+    }
+
+    /// As [`Client::call`] for DELETE, inside of a runtime.
+    pub async fn delete(&self, path: &str) -> anyhow::Result<Answer> {
+        let answer = self.ask(Method::DELETE, path, None, None).await?;
+        if answer.status == StatusCode::OK { Ok(answer) } else { Err(self.failure(&answer)) }
+    }
+
+    /// The response to a GET whose body is read as it arrives.
+    pub async fn stream(&self, path: &str) -> anyhow::Result<Incoming> {
+        let sent = self.send(Method::GET, path, None, None);
+        let response = tokio::time::timeout(TIMEOUT, sent).await.with_context(|| self.no_answer())??;
+        if response.status() == StatusCode::OK {
+            return Ok(response.into_body());
+        }
+        Err(self.failure(&Answer::collect(response).await?))
+    }
+
+    /// The URL of the server, without credentials.
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// Whether a token is sent.
+    pub fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// Sends this token from now on.
+    pub fn set_token(&mut self, token: &str, source: &str) -> anyhow::Result<()> {
+        self.token = Some(Token::of(token, source.to_owned())?);
+        Ok(())
+    }
+
+    fn no_answer(&self) -> String {
+        format!("{} did not answer within {} s", self.shown, TIMEOUT.as_secs())
+    }
+
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        version: Option<u64>,
+        body: Option<String>,
+    ) -> anyhow::Result<Answer> {
+        let answer = async { Answer::collect(self.send(method, path, version, body).await?).await };
+        tokio::time::timeout(TIMEOUT, answer).await.with_context(|| self.no_answer())?
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        version: Option<u64>,
+        body: Option<String>,
+    ) -> anyhow::Result<Response<Incoming>> {
         let mut request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.base))
             .header(header::HOST, self.authority.as_str());
         if let Some(Token { value, .. }) = &self.token {
             request = request.header(header::AUTHORIZATION, value);
+        }
+        if let Some(version) = version {
+            request = request.header(header::IF_MATCH, format!("\"{version}\""));
         }
         if body.is_some() {
             request = request.header(header::CONTENT_TYPE, "application/json");
@@ -165,6 +236,13 @@ impl Client {
 }
 
 impl Answer {
+    async fn collect(response: Response<Incoming>) -> anyhow::Result<Answer> {
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
+        let body = body.map_err(|error| anyhow!("the response did not arrive: {error}"))?.to_bytes();
+        Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+    }
+
     /// Parses the body as JSON; `what` names the expected content in the error.
     pub fn read<'a, T: Deserialize<'a>>(&'a self, what: &str) -> anyhow::Result<T> {
         serde_json::from_str(&self.body).with_context(|| {
@@ -173,18 +251,14 @@ impl Answer {
     }
 }
 
-/// Sends a request over a connection and reads the response.
+/// Sends a request over a connection, and returns the response when its head has arrived.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     request: Request<Full<Bytes>>,
-) -> anyhow::Result<Answer> {
+) -> anyhow::Result<Response<Incoming>> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     tokio::spawn(connection);
-    let response = sender.send_request(request).await?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
-    let body = body.map_err(|error| anyhow!("the response did not arrive: {error}"))?.to_bytes();
-    Ok(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+    Ok(sender.send_request(request).await?)
 }
 
 /// The TLS config that trusts these CA certificates, or those of the system.
@@ -229,13 +303,17 @@ impl Token {
                 _ => return Ok(None),
             },
         };
+        Token::of(&text, source).map(Some)
+    }
+
+    fn of(text: &str, source: String) -> anyhow::Result<Token> {
         let token = text.trim();
         if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
             bail!("{source} does not hold a token (expected one line of letters, digits and punctuation)");
         }
         let mut value = HeaderValue::from_str(&format!("Bearer {token}")).expect("visible ASCII");
         value.set_sensitive(true);
-        Ok(Some(Token { value, source }))
+        Ok(Token { value, source })
     }
 }
 
@@ -269,6 +347,24 @@ struct Error {
 fn excerpt(text: &str, longest: usize) -> String {
     let start: String = text.chars().take(longest).collect();
     start.escape_debug().to_string()
+}
+
+/// The query of these names and values: `limit=per-user&user=al%20ice`.
+pub fn query<'p>(pairs: impl IntoIterator<Item = (&'p str, &'p str)>) -> String {
+    let pairs = pairs.into_iter().map(|(name, value)| format!("{}={}", escaped(name), escaped(value)));
+    pairs.collect::<Vec<_>>().join("&")
+}
+
+/// A text as one part of a path or query: all but letters, digits and `-._~` is percent-encoded.
+pub fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(char::from(byte)),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
 }
 
 #[cfg(test)]

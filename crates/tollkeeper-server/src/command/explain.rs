@@ -1,52 +1,69 @@
 //! `tollkeeper explain`: shows which limits apply to a request, why, and with which key.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use hyper::{Method, StatusCode};
+use serde::Deserialize;
 use serde_json::json;
-use tollkeeper::Mode;
-use tollkeeper::policy::Applicability;
 
 use crate::command::args::Explain;
-use crate::command::{config, operator_facts, say, table};
+use crate::command::client::{Answer, Client};
+use crate::command::{config, json_facts, operator_facts, say, table};
+use crate::json::Writer;
+use crate::redact::Redactor;
+use crate::transport::http::operator::write_explained;
 
 /// Prints for each limit whether it applies to the request.
 pub fn run(args: &Explain) -> anyhow::Result<ExitCode> {
-    let config = config(args.config.as_deref())?;
-    let facts = operator_facts(&args.facts, config.policy.declared())?;
-    let explained = config.policy.explain(&facts)?;
-    let key = |applicability: &Applicability<'_>| match applicability {
-        Applicability::Applies { key, .. } => Some(key.clone()),
-        _ => None,
-    };
+    let answer = if args.target.server.is_some() { by_server(args)? } else { by_file(args)? };
     if args.json {
-        let limits: Vec<_> = explained
-            .iter()
-            .map(|limit| {
-                json!({
-                    "name": limit.rule.name(),
-                    "applies": limit.applicability.applies(),
-                    "why": limit.applicability.to_string(),
-                    "key": key(&limit.applicability),
-                    "cost": limit.rule.cost_fact(),
-                })
-            })
-            .collect();
-        say(json!({ "limits": limits }))?;
+        say(&answer.body)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let Explained { limits } = answer.read("an explanation")?;
     let mut table = table::with(&["LIMIT", "WHY", "KEY"]);
-    for limit in &explained {
-        let shadow = if limit.rule.mode() == Mode::Shadow { " (shadow: counted, never refused)" } else { "" };
-        let applies = limit.applicability.applies().then_some(true);
+    for limit in &limits {
+        let shadow = if limit.mode == "shadow" { " (shadow: counted, never refused)" } else { "" };
+        let key = limit.key.as_deref().unwrap_or("-").escape_debug().to_string();
         table.add_row([
-            table::cell(limit.rule.name(), applies),
-            table::cell(format!("{}{shadow}", limit.applicability), None),
-            table::cell(key(&limit.applicability).unwrap_or_else(|| "-".to_owned()), None),
+            table::cell(&limit.name, limit.applies.then_some(true)),
+            table::cell(format!("{}{shadow}", limit.why), None),
+            table::cell(key, None),
         ]);
     }
     say(table.trim_fmt())?;
-    if !explained.iter().any(|limit| limit.applicability.applies()) {
+    if !limits.iter().any(|limit| limit.applies) {
         say("no limit applies: the request is allowed")?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn by_file(args: &Explain) -> anyhow::Result<Answer> {
+    let file = args.config.clone().or_else(|| std::env::var_os("TOLLKEEPER_CONFIG").map(PathBuf::from));
+    let config = config(file.as_deref())?;
+    let facts = operator_facts(&args.facts, config.policy.declared())?;
+    let mut out = Writer::default();
+    write_explained(&mut out, &config.policy, &facts, &Redactor::default())?;
+    Ok(Answer { status: StatusCode::OK, body: out.finish() })
+}
+
+fn by_server(args: &Explain) -> anyhow::Result<Answer> {
+    let body = json!({ "facts": json_facts(&args.facts)? }).to_string();
+    Client::new(&args.target)?.call(Method::POST, "/v1/explain", Some(body), &[200])
+}
+
+/// The fields of a response that are printed.
+#[derive(Debug, Deserialize)]
+struct Explained {
+    limits: Vec<ExplainedLimit>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ExplainedLimit {
+    name: String,
+    mode: String,
+    applies: bool,
+    why: String,
+    key: Option<String>,
 }

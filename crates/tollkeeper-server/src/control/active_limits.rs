@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use tollkeeper::config::{Config, EffectiveLimit, Report};
 use tollkeeper::store::redis::SharedLimits;
-use tollkeeper::{Failure, Limiter};
+use tollkeeper::{Failure, Limiter, Policy};
 use tollkeeper_tower::{ActiveSettings, Settings};
 
 /// The active limits and where they come from: the body of `GET /v1/limits`.
@@ -40,6 +40,51 @@ pub enum Source {
     Api,
     /// The built-in policy of a server without a config.
     Builtin,
+}
+
+impl Source {
+    /// Its name in the API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Source::File => "file",
+            Source::Api => "api",
+            Source::Builtin => "builtin",
+        }
+    }
+}
+
+/// What a replacement of the limits would change: the body of `PUT /v1/limits?dry_run=true`.
+#[derive(Clone, Debug, Serialize)]
+pub struct DryRun {
+    valid: bool,
+    warnings: Vec<WarningShape>,
+    changes: Vec<LimitChange>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct WarningShape {
+    line: usize,
+    column: usize,
+    code: Option<&'static str>,
+    message: String,
+    help: Option<String>,
+}
+
+/// One limit that would change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct LimitChange {
+    name: String,
+    kind: ChangeKind,
+    /// Whether keys that the limit has counted go on with their counts.
+    keeps_counts: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum ChangeKind {
+    Added,
+    Removed,
+    Changed,
 }
 
 /// The result of loading a config.
@@ -175,6 +220,35 @@ impl LimitManager {
         Ok(Accepted { limits, replaces: inputs.shared_version })
     }
 
+    /// What these limits would change if they replaced the active ones, which `policy` has.
+    pub fn dry_run(
+        &self,
+        put: &[u8],
+        has_seen: impl Fn(u64) -> bool,
+        policy: &Policy,
+    ) -> Result<DryRun, CannotReplace> {
+        let inputs = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if !has_seen(inputs.active.version) {
+            return Err(CannotReplace::Version(inputs.active.version));
+        }
+        let (config, report) = inputs.file.with_limits(PUT_NAME, put).map_err(CannotReplace::Invalid)?;
+        let warnings = report.problems().iter().map(|problem| {
+            let (line, column) = report.position(problem);
+            WarningShape {
+                line,
+                column,
+                code: problem.code.map(|code| code.code()),
+                message: problem.message.clone(),
+                help: problem.help.clone(),
+            }
+        });
+        Ok(DryRun {
+            valid: true,
+            warnings: warnings.collect(),
+            changes: changes((&inputs.active.limits, policy), (&config.limits, &config.policy)),
+        })
+    }
+
     /// Applies the limits that all nodes share. If this node cannot parse them, its active limits stay.
     pub fn follow(&self, shared: SharedLimits, limiter: &Limiter) -> Result<Arc<ActiveLimits>, Report> {
         let mut inputs = self.write();
@@ -226,6 +300,36 @@ impl Inputs {
         self.put = put;
         Ok(version)
     }
+}
+
+/// The limits that differ, in the order of the new policy, then those that are removed.
+fn changes(
+    (old, old_policy): (&[EffectiveLimit], &Policy),
+    (new, new_policy): (&[EffectiveLimit], &Policy),
+) -> Vec<LimitChange> {
+    let with_name =
+        |limits: &[EffectiveLimit], name: &str| limits.iter().position(|limit| limit.name == name);
+    let kept = |name: &str| {
+        let (_, before) = old_policy.find(name)?;
+        let (_, after) = new_policy.find(name)?;
+        Some(after.keeps_counts_of(before))
+    };
+    let changed = new.iter().filter_map(|limit| {
+        let kind = match with_name(old, &limit.name) {
+            None => ChangeKind::Added,
+            Some(index) if old[index] != *limit => ChangeKind::Changed,
+            Some(_) => return None,
+        };
+        let keeps_counts = kept(&limit.name).unwrap_or(false);
+        Some(LimitChange { name: limit.name.clone(), kind, keeps_counts })
+    });
+    let removed = old.iter().filter(|limit| with_name(new, &limit.name).is_none());
+    let removed = removed.map(|limit| LimitChange {
+        name: limit.name.clone(),
+        kind: ChangeKind::Removed,
+        keeps_counts: false,
+    });
+    changed.chain(removed).collect()
 }
 
 fn now() -> u64 {

@@ -15,7 +15,7 @@ use tollkeeper::BreakerState;
 
 use crate::json::Writer;
 use crate::service::Service;
-use crate::store::Store;
+use crate::telemetry::history::Sample;
 use crate::transport::connection_budget::Busy;
 
 /// The maximum number of subscribers at a time.
@@ -61,12 +61,15 @@ impl Events {
     }
 }
 
-/// Sends the counts since the start once a second, until the service drains.
+/// Once a second, records the counts in the history and sends them to all subscribers, until the service drains.
 pub async fn send_every_second(service: Arc<Service>) {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut store_times = service.metrics.store_times();
     loop {
         ticks.tick().await;
+        let before = std::mem::replace(&mut store_times, service.metrics.store_times());
+        service.history.record(unix_time(), &sample(&service, store_times.since(&before).quantile(0.99)));
         if !service.events.send(|| event(&service)) {
             return;
         }
@@ -114,13 +117,33 @@ async fn next(mut receiver: watch::Receiver<Bytes>) -> Option<(Bytes, watch::Rec
     Some((text, receiver))
 }
 
+fn sample(service: &Service, p99_ms: Option<f64>) -> Sample {
+    Sample {
+        requests: service.metrics.requests(),
+        limits: service.metrics.limits().into_iter().map(|(name, counts)| (name, counts.results)).collect(),
+        active: service.limiter.policy().rules().iter().map(|rule| rule.name().into()).collect(),
+        p99_ms,
+        store: match service.store.breaker() {
+            BreakerState::Closed => 0,
+            BreakerState::HalfOpen => 1,
+            BreakerState::Open => 2,
+        },
+        keys: service.store.memory().keys() as u64,
+    }
+}
+
 fn event(service: &Service) -> String {
-    let mut out = Writer::default();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (active, mut out) = (service.active_limits(), Writer::default());
     out.raw("{\"t\":");
-    out.number(now);
+    out.number(unix_time());
     out.raw(",\"version\":");
-    out.number(service.active_limits().version);
+    out.number(active.version);
+    out.raw(",\"source\":");
+    out.text(active.source.name());
+    out.raw(",\"shadowed\":");
+    out.bool(active.shadowed);
+    out.raw(",\"error\":");
+    out.or_null(active.error.as_deref(), Writer::text);
     let [allowed, refused, degraded] = service.metrics.requests();
     for (name, count) in [("requests\":{\"allowed", allowed), ("refused", refused), ("degraded", degraded)] {
         out.raw(",\"");
@@ -129,30 +152,42 @@ fn event(service: &Service) -> String {
         out.number(count);
     }
     out.raw("},\"limits\":{");
-    for (index, (limit, [allowed, refused, would_refuse])) in service.metrics.limits().iter().enumerate() {
+    let starved = service.metrics.top_keys.starved();
+    for (index, (limit, counts)) in service.metrics.limits().iter().enumerate() {
         out.raw(if index > 0 { "," } else { "" });
         out.text(limit);
-        out.raw(":{\"allowed\":");
-        out.number(*allowed);
-        out.raw(",\"refused\":");
-        out.number(*refused);
-        out.raw(",\"would_refuse\":");
-        out.number(*would_refuse);
+        let [allowed, refused, would_refuse] = counts.results;
+        for (name, count) in [
+            (":{\"allowed\":", allowed),
+            (",\"refused\":", refused),
+            (",\"would_refuse\":", would_refuse),
+            (",\"skipped\":", counts.skipped),
+            (",\"fallback\":", counts.fallback),
+            (",\"starved\":", starved.get(limit).copied().unwrap_or(0)),
+        ] {
+            out.raw(name);
+            out.number(count);
+        }
+        out.raw(",\"remaining\":");
+        out.list(counts.remaining, Writer::number);
         out.raw("}");
     }
     out.raw("},\"store\":{\"state\":");
-    out.text(match &service.store {
-        Store::Memory(_) => "ok",
-        Store::Redis(store) => match store.inner().breaker() {
-            BreakerState::Closed => "ok",
-            BreakerState::Open => "open",
-            BreakerState::HalfOpen => "half-open",
-        },
+    out.text(match service.store.breaker() {
+        BreakerState::Closed => "ok",
+        BreakerState::Open => "open",
+        BreakerState::HalfOpen => "half-open",
     });
     out.raw(",\"p99_ms\":");
     out.or_null(service.metrics.store_p99_ms(), |out, millis| out.raw(&millis.to_string()));
     out.raw("},\"keys\":");
     out.number(service.store.memory().keys() as u64);
+    out.raw(",\"max_keys\":");
+    out.number(service.store.memory().capacity().max_keys as u64);
     out.raw("}");
     out.finish()
+}
+
+fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

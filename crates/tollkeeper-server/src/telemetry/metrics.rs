@@ -24,6 +24,7 @@ use crate::telemetry::top_keys::TopKeys;
 use crate::transport::connection_budget::Transport;
 pub use requests::{Ended, Endings, RequestTally, RouteLabel};
 
+pub use histogram::Counts;
 use histogram::Histogram;
 use requests::Routes;
 use stripe::{STRIPES, Stripe};
@@ -104,6 +105,20 @@ pub struct Reloads {
     pub done: AtomicU64,
     /// Reloads that changed nothing, because the file is invalid.
     pub failed: AtomicU64,
+}
+
+/// The counts of one limit since the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitCounts {
+    /// Allowed, refused, would refuse.
+    pub results: [u64; 3],
+    /// Requests that it did not apply to because a fact is absent.
+    pub skipped: u64,
+    /// Decisions made without the store.
+    pub fallback: u64,
+    /// Decisions by the share of the limit that was left, in the buckets of `tollkeeper_remaining_ratio`; not
+    /// cumulative.
+    pub remaining: [u64; SHARES.len()],
 }
 
 #[derive(Debug)]
@@ -227,17 +242,10 @@ impl Metrics {
         counts
     }
 
-    /// The outcomes of every limit that was ever active: allowed, refused, would refuse.
-    pub fn limits(&self) -> Vec<(Box<str>, [u64; 3])> {
+    /// The counts of every limit that was ever active.
+    pub fn limits(&self) -> Vec<(Box<str>, LimitCounts)> {
         let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
-        let counts = |tally: &LimitTally| {
-            [
-                tally.sum(|stripe| &stripe.allowed),
-                tally.sum(|stripe| &stripe.refused),
-                tally.sum(|stripe| &stripe.would_refuse),
-            ]
-        };
-        limits.iter().map(|(name, tally)| (name.clone(), counts(tally))).collect()
+        limits.iter().map(|(name, tally)| (name.clone(), tally.counts())).collect()
     }
 
     /// Counts a decision under the policy that made it.
@@ -300,10 +308,15 @@ impl Metrics {
         }
     }
 
+    /// How long decisions in a remote store took, in milliseconds.
+    pub fn store_times(&self) -> Counts {
+        self.store[Op::Decide as usize].counts(1e6)
+    }
+
     /// The 99th percentile of the duration of decisions in a remote store, in milliseconds: the upper bound of its
     /// bucket. `None` without such decisions.
     pub fn store_p99_ms(&self) -> Option<f64> {
-        self.store[Op::Decide as usize].counts(1e6).quantile(0.99)
+        self.store_times().quantile(0.99)
     }
 }
 
@@ -350,6 +363,20 @@ impl Default for LimitTally {
 }
 
 impl LimitTally {
+    fn counts(&self) -> LimitCounts {
+        let buckets = self.remaining.counts(1.0).buckets;
+        LimitCounts {
+            results: [
+                self.sum(|stripe| &stripe.allowed),
+                self.sum(|stripe| &stripe.refused),
+                self.sum(|stripe| &stripe.would_refuse),
+            ],
+            skipped: self.sum(|stripe| &stripe.skipped),
+            fallback: (0..POLICIES.len()).map(|by| self.sum(|stripe| &stripe.fallback[by])).sum(),
+            remaining: std::array::from_fn(|index| buckets[index].1),
+        }
+    }
+
     fn sum(&self, field: impl Fn(&LimitStripe) -> &AtomicU64) -> u64 {
         self.stripes.iter().map(|stripe| field(stripe).load(Relaxed)).sum()
     }

@@ -51,6 +51,7 @@ struct Window {
     number: u64,
     checked: Sketch,
     refused: Sketch,
+    would_refuse: Sketch,
 }
 
 /// The top keys, highest counts first.
@@ -62,6 +63,8 @@ pub struct Top {
     pub busiest: Vec<Count>,
     /// By number of refusals.
     pub refused: Vec<Count>,
+    /// By number of requests that limits in shadow mode would have refused.
+    pub would_refuse: Vec<Count>,
 }
 
 /// The count of one key.
@@ -75,6 +78,8 @@ pub struct Count {
     pub count: u64,
     /// The upper bound is `count + error`; 0 if the count is exact.
     pub error: u64,
+    /// Whether `key` has the values themselves. Otherwise long ones are cut.
+    pub whole: bool,
 }
 
 impl Default for TopKeys {
@@ -114,17 +119,23 @@ impl TopKeys {
 
     fn top_at(&self, most: usize, minute: u64) -> Top {
         let number = minute / MINUTES;
-        let (mut checked, mut refused) = (Sum::default(), Sum::default());
+        let (mut checked, mut refused, mut would_refuse) = (Sum::default(), Sum::default(), Sum::default());
         for stripe in &self.stripes {
             let stripe = lock(stripe);
             let windows = [&stripe.now, &stripe.before].into_iter();
             for window in windows.filter(|window| window.number + 1 >= number) {
                 checked.add(&window.checked);
                 refused.add(&window.refused);
+                would_refuse.add(&window.would_refuse);
             }
         }
         let since = number.saturating_sub(1) * MINUTES * 60;
-        Top { since, busiest: checked.top(most), refused: refused.top(most) }
+        Top {
+            since,
+            busiest: checked.top(most),
+            refused: refused.top(most),
+            would_refuse: would_refuse.top(most),
+        }
     }
 
     /// How many keys of each limit are starved: refused in each of the last five minutes.
@@ -153,12 +164,15 @@ impl Note<'_> {
     pub fn add(&mut self, family: Midstate, answer: &LimitDecision<'_>) {
         let key = self.top_keys.hash(family, answer.key());
         self.stripe.now.checked.add(key, |item| encode(item, answer));
-        if !answer.allowed() && answer.rule().mode() == Mode::Enforce {
+        if !answer.allowed() {
             self.add_refusal(key, answer);
         }
     }
 
     fn add_refusal(&mut self, key: u64, answer: &LimitDecision<'_>) {
+        if answer.rule().mode() != Mode::Enforce {
+            return self.stripe.now.would_refuse.add(key, |item| encode(item, answer));
+        }
         self.stripe.now.refused.add(key, |item| encode(item, answer));
         if answer.key().period() <= MAX_STARVED_PERIOD {
             self.stripe.refusals.add(answer.name(), key, self.minute);
@@ -201,8 +215,9 @@ impl Sum {
 
 const ABSENT: u16 = u16::MAX;
 
-/// Encodes limit and values; [`Count::decode`] is the inverse.
+/// Encodes limit and values, after a byte that says whether the values are whole; [`Count::decode`] is the inverse.
 fn encode(out: &mut Vec<u8>, answer: &LimitDecision<'_>) {
+    out.push(1);
     push(out, Some(answer.name()));
     answer.key().texts().for_each(|value| push(out, value));
     if out.len() > MAX_KEY {
@@ -220,6 +235,7 @@ fn push(out: &mut Vec<u8>, text: Option<&str>) {
 #[cold]
 fn shorten(out: &mut Vec<u8>, key: Key<'_>) {
     out.clear();
+    out.push(0);
     push(out, Some(key.limit()));
     for value in key.texts() {
         let short = value.map(|value| match value.char_indices().nth(24) {
@@ -232,7 +248,8 @@ fn shorten(out: &mut Vec<u8>, key: Key<'_>) {
 
 impl Count {
     /// Decodes what [`encode`] wrote.
-    fn decode(mut bytes: &[u8], count: u64, error: u64) -> Count {
+    fn decode(bytes: &[u8], count: u64, error: u64) -> Count {
+        let (&whole, mut bytes) = bytes.split_first().expect("it begins with a flag");
         let mut next = || {
             let (len, rest) = bytes.split_first_chunk()?;
             let len = u16::from_le_bytes(*len);
@@ -241,7 +258,7 @@ impl Count {
             Some((len != ABSENT).then(|| String::from_utf8_lossy(text).into_owned()))
         };
         let limit = next().flatten().expect("a limit has a name");
-        Count { limit, key: std::iter::from_fn(next).collect(), count, error }
+        Count { limit, key: std::iter::from_fn(next).collect(), count, error, whole: whole == 1 }
     }
 }
 
@@ -348,6 +365,7 @@ mod tests {
         assert_eq!(users.len(), 3, "{users:?}");
         assert_eq!(users[0].1, 2);
         assert!(users.iter().all(|(user, ..)| user.len() <= 80), "{users:?}");
+        assert!(top.iter().all(|count| count.whole == (count.key[0].as_deref() == Some("short"))), "{top:?}");
     }
 
     #[test]

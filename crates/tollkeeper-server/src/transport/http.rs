@@ -2,12 +2,14 @@
 //! limiter.
 
 pub mod connection;
+pub mod dashboard;
 pub mod decision_json;
 pub mod endpoint;
 pub mod error;
 pub mod fast_path;
 pub mod forward_auth;
 pub mod openapi;
+pub mod operator;
 pub mod query;
 pub mod request;
 pub mod request_body;
@@ -46,7 +48,6 @@ const TOP: usize = 50;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
-const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -88,7 +89,7 @@ pub async fn handle(service: &Service, via: Via, request: Request<Incoming>) -> 
     if (route.permission != Permission::Data || service.access.data_is_closed())
         && let Err(error) = service.access.admit(route.permission, presented(route.permission, &head.headers))
     {
-        return refuse_entry(error, route.permission);
+        return refuse_entry(error, route, &head.headers);
     }
     if via.loopback
         && service.access.needs_host(route.permission)
@@ -213,25 +214,27 @@ async fn dispatch(
             out.raw("}");
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
-        Endpoint::Forget => {
-            let mut pairs = query::pairs(&head.uri)?;
-            let name = pairs.iter().position(|(name, _)| name == "limit").ok_or_else(|| {
-                let message = "`limit` is missing (try DELETE /v1/state?limit=NAME&fact=value)";
-                ApiError::new(Code::MissingField, message).at("limit")
-            })?;
-            let (_, name) = pairs.remove(name);
-            done(limiter.forget(&name, &query::facts(&pairs, service)?).await?)
+        Endpoint::State => operator::state(service, &head).await,
+        Endpoint::Forget => operator::forget(service, &head).await,
+        Endpoint::Explain => {
+            let mut body = request_body::read(body, MAX_BODY).await?;
+            operator::explain(service, &mut body)
         }
-        Endpoint::Limits => Ok((None, limits(&service.active_limits()))),
+        Endpoint::History => operator::history(service, &head.uri),
+        Endpoint::Limits => Ok((None, limits_response(&service.active_limits()))),
         Endpoint::PutLimits => {
+            let dry_run = operator::is_dry_run(&head.uri)?;
             let body = request_body::read(body, MAX_LIMITS_BODY).await?;
+            if dry_run {
+                return operator::dry_run(service, &head, &body);
+            }
             replace_limits(service, &head.headers, Some(body)).await
         }
         Endpoint::DeleteLimits => replace_limits(service, &head.headers, None).await,
         Endpoint::Top => {
             let mut out = Writer::default();
             let top = service.metrics.top_keys.top(TOP);
-            decision_json::write_top(&mut out, &top, &limiter.policy(), &service.redactor);
+            decision_json::write_top(&mut out, &top, &limiter.policy(), &service.redactor, &service.key_refs);
             Ok((None, respond(StatusCode::OK, JSON, out.finish())))
         }
         Endpoint::Events => {
@@ -250,7 +253,11 @@ async fn dispatch(
             Ok((None, forward_auth::answer(service, context, Family::Original, head).await))
         }
         Endpoint::OpenApi => Ok((None, respond(StatusCode::OK, JSON, openapi::TEXT.as_str()))),
-        Endpoint::Index => Ok((None, respond(StatusCode::OK, HTML, include_str!("http/index.html")))),
+        Endpoint::Dashboard => Ok((None, dashboard::page(StatusCode::OK, &head.headers))),
+        Endpoint::DashboardFile => {
+            let name = head.uri.path().rsplit('/').next().unwrap_or_default();
+            Ok((None, dashboard::file(name, &head.headers)?))
+        }
         Endpoint::Health => Ok((None, respond(StatusCode::OK, TEXT, "ok\n"))),
         Endpoint::Ready if service.is_draining() => {
             Ok((None, respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, "draining\n")))
@@ -278,7 +285,7 @@ async fn check(service: &Service, context: RequestContext, body: &mut [u8]) -> H
     Ok((Some(counted(service, &check.facts, &decision)), decision_response(service, &decision)))
 }
 
-fn limits(active: &ActiveLimits) -> Response<Reply> {
+fn limits_response(active: &ActiveLimits) -> Response<Reply> {
     let text = serde_json::to_string(active).expect("limits have only string keys");
     let mut response = respond(StatusCode::OK, JSON, text);
     let etag = HeaderValue::from_str(&format!("\"{}\"", active.version)).expect("digits");
@@ -287,23 +294,25 @@ fn limits(active: &ActiveLimits) -> Response<Reply> {
 }
 
 async fn replace_limits(service: &Service, headers: &HeaderMap, limits: Option<Vec<u8>>) -> Handled {
-    match service.replace_limits(limits, &if_match(headers)).await {
-        Ok(in_force) => Ok((None, self::limits(&in_force))),
-        Err(CannotReplace::Version(version)) => {
+    let active = service.replace_limits(limits, &if_match(headers)).await.map_err(not_replaced)?;
+    Ok((None, limits_response(&active)))
+}
+
+fn not_replaced(error: CannotReplace) -> ApiError {
+    match error {
+        CannotReplace::Version(version) => {
             let message = format!(
                 "the active limits are version {version}: read them, then send `If-Match: \"{version}\"`"
             );
-            Err(ApiError::new(Code::VersionMismatch, message).at("If-Match"))
+            ApiError::new(Code::VersionMismatch, message).at("If-Match")
         }
-        Err(CannotReplace::Invalid(report)) => {
-            Err(ApiError::new(Code::InvalidLimits, report.to_string()).at("limits"))
-        }
-        Err(CannotReplace::Failed(failure)) => {
+        CannotReplace::Invalid(report) => ApiError::new(Code::InvalidLimits, report.to_string()).at("limits"),
+        CannotReplace::Failed(failure) => {
             let message = format!(
                 "the store did not answer ({failure}): the limits may or may not have changed, GET /v1/limits shows the \
                  active ones"
             );
-            Err(ApiError::new(Code::StoreUnavailable, message))
+            ApiError::new(Code::StoreUnavailable, message)
         }
     }
 }
@@ -440,7 +449,7 @@ fn refuse_route(no_route: NoRoute, path: &str) -> Response<Reply> {
     response
 }
 
-fn refuse_entry(error: AccessError, permission: Permission) -> Response<Reply> {
+fn refuse_entry(error: AccessError, route: &Route, headers: &HeaderMap) -> Response<Reply> {
     let (code, message) = match error {
         AccessError::AdminDisabled => (
             Code::Forbidden,
@@ -451,7 +460,7 @@ fn refuse_entry(error: AccessError, permission: Permission) -> Response<Reply> {
             Code::Unauthorized,
             "this call needs the token whose SHA-256 is `admin.token_sha256`: send `Authorization: Bearer TOKEN`",
         ),
-        AccessError::NeedsToken if permission == Permission::Gateway => (
+        AccessError::NeedsToken if route.permission == Permission::Gateway => (
             Code::Unauthorized,
             "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `X-Tollkeeper-Token: TOKEN`",
         ),
@@ -460,7 +469,11 @@ fn refuse_entry(error: AccessError, permission: Permission) -> Response<Reply> {
             "this call needs a token whose SHA-256 is in `auth.token_sha256`: send `Authorization: Bearer TOKEN`",
         ),
     };
-    let mut response = error_response(&ApiError::new(code, message));
+    // A browser cannot send a token when it opens the page, which asks for it.
+    let mut response = match route.endpoint {
+        Endpoint::Dashboard => dashboard::page(code.status(), headers),
+        _ => error_response(&ApiError::new(code, message)),
+    };
     if code == Code::Unauthorized {
         response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }

@@ -253,6 +253,38 @@ impl Limiter {
         })
     }
 
+    /// What is stored for the key that these facts make under a limit, regardless of its `when`: the state under each
+    /// quota that the limit may count it by, as for a request of cost 1. Quotas under which nothing is stored are left
+    /// out.
+    pub fn key_states(
+        &self,
+        limit: &str,
+        facts: &Facts<'_>,
+    ) -> Operation<impl Future<Output = Result<Vec<KeyState>, InvalidRequest>>> {
+        Operation::new(async move {
+            let policy = self.policy();
+            let mut states = Vec::new();
+            for quota in policy.key_quotas(limit, facts)? {
+                let build = |toll: &mut Toll<'_>| {
+                    toll.add_key(&quota);
+                    Ok::<(), InvalidRequest>(())
+                };
+                let decision =
+                    self.decide_toll(&policy, Verb::Usage, build, |decided| decided.to_decision())?.await;
+                let is_stored = decision.limits().any(|limit| {
+                    let outcome = limit.outcome();
+                    limit.degraded().is_some()
+                        || outcome.remaining < outcome.limit
+                        || outcome.reset_after.is_some_and(|after| after > Span::ZERO)
+                });
+                if is_stored {
+                    states.push(KeyState { tiers: quota.tiers, decision });
+                }
+            }
+            Ok(states)
+        })
+    }
+
     /// Releases a slot; false if it was no longer held.
     pub fn release(&self, slot: &Slot) -> Operation<impl Future<Output = Result<bool, Unavailable>>> {
         Operation::new(async move { self.inner.backend.store().release(slot).await })
@@ -462,6 +494,15 @@ impl Limiter {
             }
         }
     }
+}
+
+/// What is stored for one key under one quota: see [`Limiter::key_states`].
+#[derive(Clone, Debug)]
+pub struct KeyState {
+    /// The tiers that have this quota; empty for a limit without tiers, and for an override.
+    pub tiers: Vec<String>,
+    /// The state as the decision of one limit about a request of cost 1, which charged nothing.
+    pub decision: Decision,
 }
 
 /// Why a key was not forgotten.

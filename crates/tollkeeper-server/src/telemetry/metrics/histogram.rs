@@ -34,6 +34,17 @@ impl Counts {
         self.buckets.iter().map(|(_, count)| count).sum()
     }
 
+    /// What was counted since an earlier reading of the same histogram.
+    #[must_use]
+    pub fn since(&self, earlier: &Counts) -> Counts {
+        let more =
+            |((bound, now), (_, before)): (&(f64, u64), &(f64, u64))| (*bound, now.saturating_sub(*before));
+        Counts {
+            buckets: self.buckets.iter().zip(&earlier.buckets).map(more).collect(),
+            sum: self.sum - earlier.sum,
+        }
+    }
+
     /// The upper bound of the bucket that holds this quantile, such as 0.99; `None` if there are no values.
     #[expect(clippy::cast_precision_loss, reason = "a rank needs no more than 52 bits")]
     pub fn quantile(&self, part: f64) -> Option<f64> {

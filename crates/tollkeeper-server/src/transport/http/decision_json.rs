@@ -1,9 +1,11 @@
 //! Writes decisions as JSON. The format is API: fields are only ever added.
 
 use tollkeeper::decision::LimitDecision;
-use tollkeeper::{Decision, Limiter, Policy, Retry, Span, Verdict};
+use tollkeeper::facts::DeclaredFacts;
+use tollkeeper::{Decision, KeyState, Limiter, Policy, Retry, Span, Verdict};
 
 use crate::json::Writer;
+use crate::key_ref::KeyRefs;
 use crate::redact::Redactor;
 use crate::telemetry::top_keys::{Count, Top};
 
@@ -65,16 +67,47 @@ fn write_fields(out: &mut Writer, limiter: &Limiter, redactor: &Redactor, decisi
 pub fn write_limits(out: &mut Writer, redactor: &Redactor, decision: &Decision) {
     let declared = decision.toll().policy().declared();
     out.list(decision.limits(), |out, answer| {
-        write_limit(out, &answer, |out| {
-            out.list(answer.rule().by().iter().zip(answer.key().texts()), |out, (fact, value)| {
-                out.or_null(value, |out, value| out.text(&redactor.redact(declared, fact, value)));
-            });
-        });
+        write_limit(out, &answer, |out| write_key(out, redactor, declared, &answer), |_| {});
+    });
+}
+
+/// Writes what is stored for a key, and its reference: `{"limits":[…],"ref":"…"}`.
+pub fn write_key_states<E>(
+    out: &mut Writer,
+    redactor: &Redactor,
+    states: &[KeyState],
+    write_ref: impl FnOnce(&mut Writer) -> Result<(), E>,
+) -> Result<(), E> {
+    out.raw("{\"limits\":");
+    let limits = states.iter().flat_map(|state| state.decision.limits().map(move |limit| (state, limit)));
+    out.list(limits, |out, (state, answer)| {
+        let declared = state.decision.toll().policy().declared();
+        write_limit(
+            out,
+            &answer,
+            |out| write_key(out, redactor, declared, &answer),
+            |out| {
+                if !state.tiers.is_empty() {
+                    out.raw(",\"tier\":");
+                    out.text(&state.tiers.join(", "));
+                }
+            },
+        );
+    });
+    out.raw(",\"ref\":");
+    write_ref(out)?;
+    out.raw("}");
+    Ok(())
+}
+
+fn write_key(out: &mut Writer, redactor: &Redactor, declared: &DeclaredFacts, answer: &LimitDecision<'_>) {
+    out.list(answer.rule().by().iter().zip(answer.key().texts()), |out, (fact, value)| {
+        out.or_null(value, |out, value| out.text(&redactor.redact(declared, fact, value)));
     });
 }
 
 /// Writes the busiest keys and the most refused ones.
-pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, redactor: &Redactor) {
+pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, redactor: &Redactor, refs: &KeyRefs) {
     let counts = |out: &mut Writer, counts: &[Count]| {
         out.list(counts, |out, count| {
             // A limit that was removed has no names for its facts, so no value is shown: one may be a secret. The
@@ -97,6 +130,11 @@ pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, redactor: &Redact
             out.number(count.count);
             out.raw(",\"error\":");
             out.number(count.error);
+            out.raw(",\"ref\":");
+            // Only keys of the policy can be looked up, and only by their whole values.
+            let named = count.whole && !by.is_empty() && by.len() == count.key.len();
+            let sealed = named.then(|| refs.seal(&count.limit, count.key.iter().map(Option::as_deref)));
+            out.or_null(sealed, |out, sealed| out.text(&sealed));
             out.raw("}");
         });
     };
@@ -106,10 +144,17 @@ pub fn write_top(out: &mut Writer, top: &Top, policy: &Policy, redactor: &Redact
     counts(out, &top.busiest);
     out.raw(",\"refused\":");
     counts(out, &top.refused);
+    out.raw(",\"would_refuse\":");
+    counts(out, &top.would_refuse);
     out.raw("}");
 }
 
-fn write_limit(out: &mut Writer, answer: &LimitDecision<'_>, key: impl FnOnce(&mut Writer)) {
+fn write_limit(
+    out: &mut Writer,
+    answer: &LimitDecision<'_>,
+    key: impl FnOnce(&mut Writer),
+    more: impl FnOnce(&mut Writer),
+) {
     let outcome = answer.outcome();
     out.raw("{\"name\":");
     out.text(answer.name());
@@ -144,6 +189,7 @@ fn write_limit(out: &mut Writer, answer: &LimitDecision<'_>, key: impl FnOnce(&m
     if outcome.overflow {
         out.raw(",\"overflow\":true");
     }
+    more(out);
     out.raw("}");
 }
 

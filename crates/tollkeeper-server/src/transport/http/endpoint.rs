@@ -22,7 +22,10 @@ pub enum Endpoint {
     Limits,
     PutLimits,
     DeleteLimits,
+    State,
     Forget,
+    Explain,
+    History,
     Top,
     Events,
     Auth,
@@ -31,13 +34,14 @@ pub enum Endpoint {
     Ready,
     Metrics,
     OpenApi,
-    Index,
+    Dashboard,
+    DashboardFile,
 }
 
 /// One row of the routing table.
 #[derive(Debug)]
 pub struct Route {
-    /// The path, such as `/v1/check`.
+    /// The path, such as `/v1/check`. A segment in braces matches any other than an empty one.
     pub path: &'static str,
     /// The method.
     pub method: Method,
@@ -52,7 +56,7 @@ const fn route(method: Method, path: &'static str, endpoint: Endpoint, permissio
 }
 
 /// Every route. They are searched in this order, so the most frequent one comes first.
-pub static ROUTES: [Route; 23] = [
+pub static ROUTES: [Route; 27] = [
     route(Method::POST, "/v1/check", Endpoint::Check, Permission::Data),
     route(Method::GET, "/v1/auth", Endpoint::Auth, Permission::Gateway),
     route(Method::GET, "/v1/auth/nginx", Endpoint::AuthNginx, Permission::Gateway),
@@ -68,25 +72,40 @@ pub static ROUTES: [Route; 23] = [
     route(Method::GET, "/v1/limits", Endpoint::Limits, Permission::Data),
     route(Method::PUT, "/v1/limits", Endpoint::PutLimits, Permission::Admin),
     route(Method::DELETE, "/v1/limits", Endpoint::DeleteLimits, Permission::Admin),
+    route(Method::GET, "/v1/state", Endpoint::State, Permission::Views),
     route(Method::DELETE, "/v1/state", Endpoint::Forget, Permission::Admin),
+    route(Method::POST, "/v1/explain", Endpoint::Explain, Permission::Views),
+    route(Method::GET, "/v1/history", Endpoint::History, Permission::Views),
     route(Method::GET, "/v1/top", Endpoint::Top, Permission::Views),
     route(Method::GET, "/v1/events", Endpoint::Events, Permission::Views),
     route(Method::GET, "/healthz", Endpoint::Health, Permission::Open),
     route(Method::GET, "/readyz", Endpoint::Ready, Permission::Open),
     route(Method::GET, "/metrics", Endpoint::Metrics, Permission::Data),
     route(Method::GET, "/openapi.json", Endpoint::OpenApi, Permission::Open),
-    route(Method::GET, "/", Endpoint::Index, Permission::Views),
+    route(Method::GET, "/", Endpoint::Dashboard, Permission::Views),
+    route(Method::GET, "/dashboard/{name}", Endpoint::DashboardFile, Permission::Open),
 ];
 
 impl Route {
     /// The route of this path and method. HEAD is routed as GET.
     pub fn of(path: &str, method: &Method) -> Result<&'static Route, NoRoute> {
         let method = if *method == Method::HEAD { &Method::GET } else { method };
-        let mut at_path = ROUTES.iter().filter(|route| route.path == path).peekable();
+        let mut at_path = ROUTES.iter().filter(|route| route.has_path(path)).peekable();
         if at_path.peek().is_none() {
             return Err(NoRoute::Path);
         }
         at_path.find(|route| route.method == *method).ok_or(NoRoute::Method)
+    }
+
+    fn has_path(&self, path: &str) -> bool {
+        if !self.path.contains('{') {
+            return self.path == path;
+        }
+        let (mut segments, mut given) = (self.path.split('/'), path.split('/'));
+        let fits = |(segment, given): (&str, &str)| {
+            segment == given || segment.starts_with('{') && !given.is_empty()
+        };
+        segments.by_ref().zip(given.by_ref()).all(fits) && segments.next().is_none() && given.next().is_none()
     }
 }
 
@@ -116,7 +135,7 @@ impl NoRoute {
 
 /// The methods of a path, as in `Allow`: `GET, HEAD, PUT, DELETE`.
 pub fn methods(path: &str) -> String {
-    let routes = ROUTES.iter().filter(|route| route.path == path);
+    let routes = ROUTES.iter().filter(|route| route.has_path(path));
     let names = |route: &Route| match route.method {
         Method::GET => "GET, HEAD".to_owned(),
         ref other => other.to_string(),

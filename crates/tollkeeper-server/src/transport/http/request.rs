@@ -112,6 +112,18 @@ impl<'a> Correct<'a> {
     }
 }
 
+/// Reads `{"facts":{…}}`, the body of explain.
+pub fn read_explain<'a>(mut reader: Reader<'a>) -> Result<Facts<'a>, ApiError> {
+    must_be_object(&mut reader, "a question", r#"{"facts":{"user":"alice"}}"#)?;
+    let mut facts = None;
+    reader.object(|reader, name| match name {
+        "facts" => once(&mut facts, name, read_facts(reader)?),
+        _ => Err(unknown(name, "`facts`")),
+    })?;
+    reader.end()?;
+    facts.ok_or_else(|| missing("facts", "an object of names and values; it may be empty"))
+}
+
 /// Reads `{"slot":"…"}`.
 pub fn read_slot<'a>(mut reader: Reader<'a>) -> Result<&'a str, ApiError> {
     must_be_object(&mut reader, "a slot", r#"{"slot":"…"}"#)?;

@@ -109,6 +109,11 @@ impl MemoryStore {
         )
     }
 
+    /// The bounds of this store.
+    pub fn capacity(&self) -> Capacity {
+        self.inner.capacity
+    }
+
     fn with_secrets(capacity: Capacity, clock: Clock, secrets: Secrets) -> MemoryStore {
         let shards = shards_for(capacity.max_keys);
         // Admission IDs start at the current time, so that none is reused after a restart.

@@ -1,0 +1,166 @@
+//! The calls for operators: what is stored for a key, which limits apply and why, history, and the dry run of new
+//! limits.
+
+use hyper::http::request::Parts;
+use hyper::{StatusCode, Uri};
+use tollkeeper::{Facts, Policy};
+
+use super::error::{ApiError, Code};
+use super::{Handled, JSON, decision_json, done, not_replaced, query, request, respond};
+use crate::json::{Reader, Writer};
+use crate::key_ref::NamedKey;
+use crate::redact::Redactor;
+use crate::service::Service;
+use crate::telemetry::history::Period;
+
+/// `GET /v1/state`: what is stored for one key.
+pub(super) async fn state(service: &Service, head: &Parts) -> Handled {
+    let (limit, pairs) = named_key(service, &head.uri, "GET")?;
+    let facts = query::facts(&pairs, service)?;
+    let states = service.limiter.key_states(&limit, &facts).await?;
+    let mut out = Writer::default();
+    decision_json::write_key_states(&mut out, &service.redactor, &states, |out| {
+        out.text(&key_ref(service, &limit, &facts)?);
+        Ok::<(), ApiError>(())
+    })?;
+    Ok((None, respond(StatusCode::OK, JSON, out.finish())))
+}
+
+/// `DELETE /v1/state`: forgets one key.
+pub(super) async fn forget(service: &Service, head: &Parts) -> Handled {
+    let (limit, pairs) = named_key(service, &head.uri, "DELETE")?;
+    done(service.limiter.forget(&limit, &query::facts(&pairs, service)?).await?)
+}
+
+/// The limit and the facts in the query: `limit=NAME&fact=value…`, or `ref=…`.
+fn named_key(
+    service: &Service,
+    uri: &Uri,
+    method: &str,
+) -> Result<(String, Vec<(String, String)>), ApiError> {
+    let mut pairs = query::pairs(uri)?;
+    if let Some(at) = pairs.iter().position(|(name, _)| name == "ref") {
+        let (_, text) = pairs.remove(at);
+        if !pairs.is_empty() {
+            let message = "`ref` names limit and key: leave the other parameters out";
+            return Err(ApiError::new(Code::UnknownField, message).at(pairs.swap_remove(0).0));
+        }
+        let key = service.key_refs.open(&text).ok_or_else(|| {
+            let message =
+                "unknown `ref`: it is valid for an hour, on the server that returned it (read /v1/top again)";
+            ApiError::new(Code::InvalidFact, message).at("ref")
+        })?;
+        return Ok((key.limit.clone(), facts_of(&service.limiter.policy(), key)?));
+    }
+    let at = pairs.iter().position(|(name, _)| name == "limit").ok_or_else(|| {
+        let message = format!("`limit` is missing (try {method} /v1/state?limit=NAME&fact=value)");
+        ApiError::new(Code::MissingField, message).at("limit")
+    })?;
+    let (_, limit) = pairs.remove(at);
+    Ok((limit, pairs))
+}
+
+/// The facts that make this key, as an operator would send them.
+fn facts_of(policy: &Policy, key: NamedKey) -> Result<Vec<(String, String)>, ApiError> {
+    let unknown = || {
+        let message = format!("the limit `{}` of this `ref` has changed or was removed", key.limit);
+        ApiError::new(Code::UnknownLimit, message).at("ref")
+    };
+    let (_, rule) = policy.find(&key.limit).ok_or_else(unknown)?;
+    if rule.by().len() != key.values.len() {
+        return Err(unknown());
+    }
+    let sent = |fact: &str, value: String| match policy.declared().get(fact) {
+        Some(declared) if declared.is_hashed() => format!("sha256:{value}"),
+        _ => value,
+    };
+    let facts = rule.by().iter().zip(key.values);
+    Ok(facts.filter_map(|(fact, value)| Some((fact.to_string(), sent(fact, value?)))).collect())
+}
+
+/// The reference to the key that these facts make.
+fn key_ref(service: &Service, limit: &str, facts: &Facts<'_>) -> Result<String, ApiError> {
+    let keys = service.limiter.policy().key_texts(limit, facts)?;
+    Ok(service.key_refs.seal(limit, keys.iter().map(Option::as_deref)))
+}
+
+/// `POST /v1/explain`: which limits apply, and why.
+pub(super) fn explain(service: &Service, body: &mut [u8]) -> Handled {
+    let policy = service.limiter.policy();
+    let facts = request::read_explain(Reader::new(body)?)?;
+    let facts = query::operator_facts(&facts, service)?;
+    let mut out = Writer::default();
+    write_explained(&mut out, &policy, &facts, &service.redactor)?;
+    Ok((None, respond(StatusCode::OK, JSON, out.finish())))
+}
+
+/// Writes for each limit whether it applies to these facts and why: `{"limits":[…]}`.
+pub fn write_explained(
+    out: &mut Writer,
+    policy: &Policy,
+    facts: &Facts<'_>,
+    redactor: &Redactor,
+) -> Result<(), tollkeeper::InvalidRequest> {
+    let explained = policy.explain(facts)?;
+    out.raw("{\"limits\":");
+    out.list(&explained, |out, limit| {
+        out.raw("{\"name\":");
+        out.text(limit.rule.name());
+        out.raw(",\"mode\":");
+        out.text(limit.rule.mode().name());
+        out.raw(",\"applies\":");
+        out.bool(limit.applicability.applies());
+        out.raw(",\"why\":");
+        out.text(&limit.applicability.to_string());
+        out.raw(",\"key\":");
+        out.or_null(limit.applicability.key(), |out, key| {
+            out.text(&redactor.redact_key(policy.declared(), limit.rule.by(), key));
+        });
+        out.raw(",\"cost\":");
+        out.or_null(limit.rule.cost_fact(), Writer::text);
+        out.raw("}");
+    });
+    out.raw("}");
+    Ok(())
+}
+
+/// `GET /v1/history`: counts per step.
+pub(super) fn history(service: &Service, uri: &Uri) -> Handled {
+    let pairs = query::pairs(uri)?;
+    let period = match &pairs[..] {
+        [] => Some(Period::FiveMinutes),
+        [(name, span)] if name == "span" => Period::of(span),
+        _ => return Err(unknown_parameter(&pairs, &["span"])),
+    };
+    let period = period
+        .ok_or_else(|| ApiError::new(Code::UnknownField, "`span` is `5m`, `1h` or `24h`").at("span"))?;
+    let mut out = Writer::with_capacity(1 << 14);
+    service.history.write(&mut out, period);
+    Ok((None, respond(StatusCode::OK, JSON, out.finish())))
+}
+
+/// Whether `PUT /v1/limits` is only to be tried: `?dry_run=true`.
+pub(super) fn is_dry_run(uri: &Uri) -> Result<bool, ApiError> {
+    let pairs = query::pairs(uri)?;
+    match &pairs[..] {
+        [] => Ok(false),
+        [(name, value)] if name == "dry_run" => value
+            .parse()
+            .map_err(|_| ApiError::new(Code::UnknownField, "`dry_run` is `true` or `false`").at("dry_run")),
+        _ => Err(unknown_parameter(&pairs, &["dry_run"])),
+    }
+}
+
+/// `PUT /v1/limits?dry_run=true`: what the new limits would change.
+pub(super) fn dry_run(service: &Service, head: &Parts, body: &[u8]) -> Handled {
+    let tried = service.dry_run(body, &super::if_match(&head.headers)).map_err(not_replaced)?;
+    let text = serde_json::to_string(&tried).expect("a dry run has only string keys");
+    Ok((None, respond(StatusCode::OK, JSON, text)))
+}
+
+fn unknown_parameter(pairs: &[(String, String)], known: &[&str]) -> ApiError {
+    let unknown = pairs.iter().map(|(name, _)| &**name).find(|name| !known.contains(name));
+    let name: String = unknown.unwrap_or_default().chars().take(64).collect();
+    let message = format!("unknown parameter `{name}`: this call takes only `{}`", known.join("`, `"));
+    ApiError::new(Code::UnknownField, message).at(name)
+}
