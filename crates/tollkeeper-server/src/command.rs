@@ -8,6 +8,7 @@ pub mod explain;
 pub mod init;
 pub mod schema;
 pub mod serve;
+pub mod simulate;
 pub mod table;
 pub mod validate;
 

@@ -5,6 +5,7 @@ pub mod control;
 pub mod json;
 pub mod redact;
 pub mod service;
+pub mod simulate;
 pub mod store;
 pub mod telemetry;
 pub mod transport;
