@@ -11,6 +11,7 @@ pub mod limit_table;
 pub mod limits;
 pub mod schema;
 pub mod serve;
+pub mod simulate;
 pub mod table;
 pub mod top;
 pub mod unblock;

@@ -6,6 +6,7 @@ pub mod json;
 pub mod key_ref;
 pub mod redact;
 pub mod service;
+pub mod simulate;
 pub mod store;
 pub mod telemetry;
 pub mod transport;

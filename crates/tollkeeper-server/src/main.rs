@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         Command::Validate(args) => command::validate::run(&args),
         Command::Schema => command::schema::run(),
         Command::Init { name } => command::init::run(name.as_deref()),
+        Command::Simulate(args) => command::simulate::run(&args),
         Command::Completions { shell } => command::completions::run(shell),
     };
     done.unwrap_or_else(|error| match error.downcast_ref::<io::Error>() {

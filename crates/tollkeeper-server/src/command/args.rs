@@ -7,6 +7,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tollkeeper::Algorithm;
 use tollkeeper::config::{InvalidStoreUrl, Listener, StoreUrl};
 
+use crate::simulate::filter::{Only, Sample};
+use crate::simulate::format::FormatName;
+use crate::simulate::suggest::ShareTarget;
+use crate::simulate::time::{self, Offset, TimeFormat};
 use crate::telemetry::otlp::Collector;
 
 /// A rate limiter: decides for every request whether it is allowed.
@@ -49,6 +53,10 @@ pub enum Command {
         /// public-api, b2b, login, llm or internal
         name: Option<String>,
     },
+    /// Replay access logs against a policy: what would these limits have done to that traffic?
+    ///
+    /// Exit 0; 1 if a condition of --fail-if holds; 2 on an error.
+    Simulate(Box<Simulate>),
     /// Print a shell completion script
     Completions {
         /// The shell.
@@ -275,6 +283,102 @@ pub struct Validate {
     pub json: bool,
 }
 
+/// `tollkeeper simulate`.
+#[derive(Debug, Args)]
+pub struct Simulate {
+    /// The policy: YAML, TOML or JSON, by its extension
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Access logs, oldest first, plain or as .gz or .zst; without any, or as `-`, standard input
+    #[arg(value_name = "LOG")]
+    pub logs: Vec<PathBuf>,
+    /// auto, combined, common, caddy, traefik, envoy, json, csv, tollkeeper, or the log_format of nginx
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    pub format: FormatName,
+    /// Where a fact is in a line: a JSON path, a CSV column, a variable of the log_format. Also for method,
+    /// path, host, status and duration
+    #[arg(long = "fact", value_name = "NAME=FIELD", value_parser = mapped_fact)]
+    pub facts: Vec<(String, String)>,
+    /// Where the time is in a line
+    #[arg(long, value_name = "FIELD")]
+    pub time: Option<String>,
+    /// rfc3339, clf, unix, unix-ms or a strftime format
+    #[arg(long, value_name = "FORMAT")]
+    pub time_format: Option<TimeFormat>,
+    /// The offset of times without one, such as +02:00
+    #[arg(long, value_name = "OFFSET", allow_hyphen_values = true)]
+    pub tz: Option<Offset>,
+    /// Only requests that arrived at this time or later (RFC 3339)
+    #[arg(long, value_name = "TIME", value_parser = time::instant)]
+    pub from: Option<u64>,
+    /// Only requests that arrived before this time (RFC 3339)
+    #[arg(long, value_name = "TIME", value_parser = time::instant)]
+    pub until: Option<u64>,
+    /// Only requests with this fact, as in `when`: 'route=/api/*'
+    #[arg(long, value_name = "FACT=PATTERN")]
+    pub only: Vec<Only>,
+    /// Only a part of the keys of the first limit, such as 1/10
+    #[arg(long, value_name = "PART")]
+    pub sample: Option<Sample>,
+    /// Another policy for the same traffic, side by side; at most 4
+    #[arg(long, value_name = "FILE")]
+    pub against: Vec<PathBuf>,
+    /// Run each rate limit under the five algorithms
+    #[arg(long)]
+    pub algorithms: bool,
+    /// Find the smallest limits that refuse at most this share, such as 0.1%
+    #[arg(long, value_name = "SHARE")]
+    pub suggest: Option<ShareTarget>,
+    /// Exit 1 if this holds: 'refused>1%', 'refused(LIMIT)>10', 'refused_keys(LIMIT)>=5%', 'late>0.1%'
+    #[arg(long, value_name = "EXPR")]
+    pub fail_if: Vec<String>,
+    /// Whether times are those of the start or the end of a request [default: as the format has it]
+    #[arg(long, value_name = "WHEN")]
+    pub time_is: Option<TimeIs>,
+    /// Do not spread the requests of a second over it
+    #[arg(long)]
+    pub no_spread: bool,
+    /// Leave out requests with these statuses, such as 429,503
+    #[arg(long, value_name = "STATUS", value_delimiter = ',')]
+    pub drop_status: Vec<u16>,
+    /// How many keys of each limit to show
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub top: usize,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Also write the report to this file, as one HTML page with plots
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// The most keys that have a state of their own, for each policy
+    #[arg(long, value_name = "N", default_value_t = 10_000_000)]
+    pub max_keys: usize,
+    /// Show no progress bar
+    #[arg(long)]
+    pub no_progress: bool,
+    /// Print only errors to standard error
+    #[arg(long)]
+    pub quiet: bool,
+    /// Exit 2 at the first line that cannot be read
+    #[arg(long)]
+    pub strict: bool,
+    /// The threads that decide: results do not depend on it.
+    #[arg(long, value_name = "N", hide = true)]
+    pub threads: Option<usize>,
+    /// The requests that are passed to threads at once: results do not depend on it.
+    #[arg(long, value_name = "N", hide = true, default_value_t = 4_096)]
+    pub batch: usize,
+}
+
+/// What the time of a line is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TimeIs {
+    /// The arrival of the request.
+    Start,
+    /// The end of the response.
+    End,
+}
+
 /// The format of a config file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FileFormat {
@@ -297,6 +401,15 @@ fn fact(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("a fact is a name and a value, such as user=alice".to_owned()),
+    }
+}
+
+fn mapped_fact(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, field)) if tollkeeper::facts::is_name(name) && !field.is_empty() => {
+            Ok((name.to_owned(), field.to_owned()))
+        }
+        _ => Err("a fact and a field of the log, such as user=$http_x_user".to_owned()),
     }
 }
 
