@@ -16,6 +16,7 @@ pub mod load;
 pub mod one_key;
 pub mod oracle;
 pub mod page;
+pub mod plain_buckets;
 pub mod policy_node;
 pub mod redis;
 pub mod reference;
