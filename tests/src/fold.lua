@@ -30,7 +30,11 @@ local function check(quota, now, cost, shift, hold, taker, writes)
       x, y, z = state_read(quota, state)
     end
     local allowed, after, moved
-    allowed, after, moved, x, y, z = quota.step(quota, tick, cost, shift, x, y, z)
+    if quota.kind <= 2 then
+      allowed, after, moved, x, y = meter_step(quota.count, quota.burst, quota.period, tick, cost, x, y)
+    else
+      allowed, after, moved, x, y, z = quota.step(quota, tick, cost, shift, x, y, z)
+    end
     if hold > 0 and meter_departs(quota, tick, x) * quota.tick - now >= hold then
       allowed = false
     end

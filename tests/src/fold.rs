@@ -3,7 +3,7 @@
 //! A history runs on a [`OneKey`] first, which records every step with its time. One script call then folds thousands
 //! of steps, and each must give the same result: the verdict, the reported numbers, and the bytes of the state.
 
-use tollkeeper::store::redis::script::{Kinds, Script};
+use tollkeeper::store::redis::script::{Driver, Kinds, Script};
 use tollkeeper::store::redis::state;
 use tollkeeper::store::redis::wire::{self, Value};
 use tollkeeper_core::algorithm::{
@@ -251,7 +251,7 @@ fn is_packed(quota: &CheckedQuota) -> bool {
 
 /// The folding script, with the twins as they are or mutated.
 pub fn script(mutate: impl FnOnce(String) -> String) -> Script {
-    Script::of(mutate(Script::new(FOLD, Kinds::ALL).text().to_owned()))
+    Script::of(mutate(Script::new(Driver::new(FOLD), Kinds::ALL).text().to_owned()))
 }
 
 /// Folds histories in Lua and returns the first difference from Rust, if any.

@@ -15,6 +15,7 @@ pub mod one_key;
 pub mod oracle;
 pub mod page;
 pub mod places;
+pub mod plain_buckets;
 pub mod policy_node;
 pub mod redis;
 pub mod reference;

@@ -11,6 +11,7 @@ use tollkeeper::store::redis::wire::{Batch, EncodedToll, Nonce, Value};
 use tollkeeper_core::{Algorithm, Decision, Limit, Policy, Quota, Time, Verb, facts};
 use tollkeeper_tests::cases::{Case, Kind};
 use tollkeeper_tests::fold::{self, History};
+use tollkeeper_tests::plain_buckets::{Compared, Databases};
 use tollkeeper_tests::redis::{Client, Server};
 use tollkeeper_tests::shared::{Pair, TIME};
 
@@ -76,16 +77,16 @@ fn stale_read_of_a_shared_key_is_caught() {
 #[test]
 fn off_by_one_arithmetic_is_caught() {
     for (algorithm, right, wrong) in [
-        (Algorithm::TokenBucket, "at - now > quota.fill", "at - now >= quota.fill"),
+        (Algorithm::TokenBucket, "(at - now - 1) * count >= capacity", "(at - now) * count >= capacity"),
         (
             Algorithm::TokenBucket,
-            "level + cost * quota.period <= quota.capacity",
-            "level + cost * quota.period < quota.capacity",
+            "level + cost * period <= burst * period",
+            "level + cost * period < burst * period",
         ),
         (
             Algorithm::TokenBucket,
-            "local tick = at + ceil(level / quota.count)",
-            "local tick = at + floor(level / quota.count)",
+            "at + (level + -level % count) / count",
+            "at + (level - level % count) / count",
         ),
         (
             Algorithm::TokenBucket,
@@ -93,7 +94,11 @@ fn off_by_one_arithmetic_is_caught() {
             "if age >= undrained / rate then",
         ),
         (Algorithm::TokenBucket, "undrained = undrained - age * rate", ""),
-        (Algorithm::TokenBucket, "local most = 2 * quota.capacity", "local most = quota.capacity"),
+        (
+            Algorithm::TokenBucket,
+            "local most = 2 * quota.burst * quota.period",
+            "local most = quota.burst * quota.period",
+        ),
         (
             Algorithm::LeakyBucket,
             "return level, at, moved\nend\nif now - at",
@@ -121,6 +126,48 @@ fn off_by_one_arithmetic_is_caught() {
     ] {
         caught_in_a_fold(algorithm, right, wrong);
     }
+}
+
+/// Mistakes in the scripts for plain buckets, which the general script does not make.
+#[test]
+fn mistakes_in_the_bucket_scripts_are_caught() {
+    for (right, wrong) in [
+        ("if allowed or moved then", "if allowed then"),
+        ("if admitted or moved then", "if admitted then"),
+        ("level = admitted and after or level", "level = after"),
+        ("admitted = admitted and allowed", "admitted = allowed"),
+        ("if quota ~= number then", "if not number then"),
+        ("if fresh ~= second then", "if not second then"),
+        ("meter_drained_at(count, tick, at, after) * tick", "meter_drained_at(count, tick, at, after)"),
+        ("'PXAT', format('%d000', fresh / 1000000 + 1))", "'PXAT', format('%d000', fresh / 1000000))"),
+        ("even = false", ""),
+        ("pack('>Bc0', 14, bytes), 0", "bytes, 1"),
+        ("if level and level < 9007199254740992 then", "if level then"),
+        ("after < 1099511627776 and '>I7I5' or '>I7I7'", "'>I7I5'"),
+        ("level < 1099511627776 and '>I7I5' or '>I7I7'", "'>I7I5'"),
+        ("toll, admitted = toll + 1, true", "toll, admitted = toll, true"),
+        ("pcall('GET', key) or ''", "call('GET', key) or ''"),
+        ("bytes, level = '\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0', nil", "level = nil"),
+        ("states[key], level = none, nil", "level = nil"),
+    ] {
+        caught_in_plain_buckets(right, wrong);
+    }
+}
+
+/// Runs random batches of plain buckets until the mutant differs from the general script.
+fn caught_in_plain_buckets(right: &str, wrong: &str) {
+    let scripts = [script::bucket(), script::buckets()];
+    assert!(scripts.iter().any(|script| script.text().contains(right)), "no script contains {right}");
+    let server = Server::start();
+    let mut databases = Databases::of(&server);
+    let mutate = |text: String| text.replace(right, wrong);
+    for number in 0..300 {
+        if databases.differ(number, &mutate, &mut Compared::default()).is_some() {
+            println!("caught in history {number}: {wrong}");
+            return;
+        }
+    }
+    panic!("the mutant survives: {right} -> {wrong}");
 }
 
 /// Runs random tolls, corrections and slots until the mutant differs from the reference.

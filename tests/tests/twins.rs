@@ -7,6 +7,7 @@ use tollkeeper::store::redis::wire::{Batch, EncodedToll, Nonce};
 use tollkeeper_core::{Algorithm, Decision, Limit, Policy, Quota, Verb, facts};
 use tollkeeper_tests::cases::{Case, Kind};
 use tollkeeper_tests::fold::{self, History};
+use tollkeeper_tests::plain_buckets::{Compared, Databases};
 use tollkeeper_tests::redis::Server;
 use tollkeeper_tests::shared::{Pair, Tally};
 use tollkeeper_tests::tables;
@@ -112,6 +113,22 @@ fn layered_tolls_match_the_reference() {
     ] {
         assert!(count > 150, "too few {what}: {count}");
     }
+}
+
+/// The scripts for plain buckets give the same replies as the general one, and leave the same bytes and expiry.
+#[test]
+fn plain_bucket_scripts_match_the_general_one() {
+    let server = Server::start();
+    let mut databases = Databases::of(&server);
+    let mut compared = Compared::default();
+    for number in 0..150 {
+        if let Some(why) = databases.differ(number, &|text| text, &mut compared) {
+            panic!("history {number}: {why}");
+        }
+    }
+    println!("{compared:?}");
+    let Compared { lone, batches, long } = compared;
+    assert!(lone > 200 && batches > 2_000 && long > 300, "{compared:?}");
 }
 
 /// A value that is not a valid state, or of another Redis type, counts as empty and is overwritten; the other keys of

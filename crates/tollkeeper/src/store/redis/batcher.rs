@@ -4,30 +4,32 @@
 //! busier the store, the more tolls share the cost of a call. The queue is bounded, and a toll whose caller has
 //! gone is not sent.
 //!
-//! One task drains the queue, and hands a call to its connection before it builds the next. All calls use one
-//! connection while that is healthy. The others are spares: one of them takes over once no caller waits for a
-//! reply on the first. So each toll is decided on the state that the tolls before it left. Only calls that the
-//! server sends back can fall behind: those that were in flight when its scripts were flushed or a slot moved.
+//! One task sends everything, and owns the record of what is in flight: callers reach it through bounded channels.
+//! All calls use one connection while that is healthy. The others are spares: one of them takes over once no caller
+//! waits for a reply on the first. So each toll is decided on the state that the tolls before it left. Only calls
+//! that the server sends back can fall behind: those that were in flight when its scripts were flushed or a slot
+//! moved.
 
-use std::collections::HashSet;
-use std::pin::pin;
+use std::collections::{HashMap, HashSet};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Value};
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tollkeeper_core::{Reply, Time};
 
 use super::address::Address;
 use super::call_error::CallError;
 use super::eviction::Eviction;
-use super::reconnecting::ReconnectingConnection;
+use super::reconnecting::{RawReply, ReconnectingConnection};
 use super::session::Env;
 use super::wire::{self, Batch, BatchReply, Call, Malformed};
 use crate::log_throttle::LogThrottle;
 
-/// The most tolls that wait to be sent.
+/// The most tolls that wait to be sent, and the most other calls.
 const MAX_QUEUED: usize = 8_192;
 /// The most tolls in one call: a longer script would block the server's other clients.
 const MAX_BATCH: usize = 64;
@@ -39,8 +41,10 @@ const MAX_IN_FLIGHT: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Batcher {
     address: Arc<str>,
-    queue: mpsc::Sender<QueuedToll>,
-    connections: Arc<Connections>,
+    tolls: mpsc::Sender<QueuedToll>,
+    calls: mpsc::Sender<QueuedCall>,
+    /// Only the task sends over them. Here they tell how they are, and are closed.
+    connections: Arc<[ReconnectingConnection]>,
     eviction: Arc<Eviction>,
 }
 
@@ -50,20 +54,46 @@ struct QueuedToll {
     /// Only tolls of one slot can share a call; outside of a cluster the slot is always 0.
     slot: u16,
     toll: wire::EncodedToll,
-    reply: oneshot::Sender<Result<Reply, CallError>>,
+    caller: oneshot::Sender<Result<Reply, CallError>>,
+}
+
+/// A call that decides no tolls. It shares no call with others, and does not wait for those in flight.
+#[derive(Debug)]
+struct QueuedCall {
+    request: Request,
+    target: Target,
+    /// Gets the reply, and the index of the connection that it came over.
+    caller: oneshot::Sender<Result<(usize, RawReply), CallError>>,
+}
+
+#[derive(Debug)]
+enum Request {
+    Script(Call),
+    Command(Cmd),
+}
+
+/// Which keys of the server a call is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Keys that the server has.
+    Own,
+    /// Keys that are being migrated to the server (`ASKING`).
+    Migrating,
 }
 
 impl Batcher {
     /// Starts to connect in the background.
     pub(crate) fn new(env: &Arc<Env>, address: &Address, connections: usize) -> Batcher {
         let eviction = Arc::new(Eviction::default());
-        let connect = || {
-            TrackedConnection::new(ReconnectingConnection::to(env, address.clone(), Arc::clone(&eviction)))
-        };
-        let connections = Arc::new(Connections::new((0..connections.max(1)).map(|_| connect()).collect()));
-        let (queue, queued) = mpsc::channel(MAX_QUEUED);
-        env.runtime.spawn(send_batches(Arc::clone(env), Arc::clone(&connections), queued));
-        Batcher { address: address.to_string().into(), queue, connections, eviction }
+        let connect = |_| ReconnectingConnection::to(env, address.clone(), Arc::clone(&eviction));
+        let connections: Arc<[ReconnectingConnection]> = (0..connections.max(1)).map(connect).collect();
+        let (tolls, queued_tolls) = mpsc::channel(MAX_QUEUED);
+        let (calls, queued_calls) = mpsc::channel(MAX_QUEUED);
+        let task = send_all(Arc::clone(env), Arc::clone(&connections), queued_tolls, queued_calls);
+        // Unconstrained: a call must be handed to its connection when it is first polled, so that later calls cannot
+        // overtake it.
+        env.runtime.spawn(tokio::task::unconstrained(task));
+        Batcher { address: address.to_string().into(), tolls, calls, connections, eviction }
     }
 
     /// The address of the server.
@@ -73,11 +103,8 @@ impl Batcher {
 
     /// Decides a toll, in one call with others that wait to be sent.
     pub(crate) async fn decide(&self, slot: u16, toll: wire::EncodedToll) -> Result<Reply, CallError> {
-        let (reply, replied) = oneshot::channel();
-        self.queue.try_send(QueuedToll { slot, toll, reply }).map_err(|error| match error {
-            TrySendError::Full(_) => CallError::Full,
-            TrySendError::Closed(_) => closed(),
-        })?;
+        let (caller, replied) = oneshot::channel();
+        self.tolls.try_send(QueuedToll { slot, toll, caller }).map_err(not_queued)?;
         replied.await.unwrap_or_else(|_| Err(closed()))
     }
 
@@ -85,28 +112,32 @@ impl Batcher {
     pub(crate) async fn run<T>(
         &self,
         call: &Call,
+        target: Target,
         read: impl Fn(&wire::Value) -> Result<T, Malformed>,
     ) -> Result<T, CallError> {
-        run(self.connections.any(), call, read).await
-    }
-
-    /// Runs a script on keys that are being migrated to this server (`ASKING`), and parses the reply with `read`.
-    pub(crate) async fn run_asking<T>(
-        &self,
-        call: &Call,
-        read: impl Fn(&wire::Value) -> Result<T, Malformed>,
-    ) -> Result<T, CallError> {
-        let command = command("EVAL", call.script.text(), call);
-        self.connections.any().call_asking(&command, |reply| read(&value(reply))).await
+        self.call(Request::Script(call.clone()), target, |reply| read(&value(reply))).await
     }
 
     /// Runs a plain command, and parses the reply with `read`.
     pub(crate) async fn command<T>(
         &self,
         command: &Cmd,
+        target: Target,
         read: impl FnOnce(Value) -> Result<T, Malformed>,
     ) -> Result<T, CallError> {
-        self.connections.any().call(command, read).await
+        self.call(Request::Command(command.clone()), target, read).await
+    }
+
+    async fn call<T>(
+        &self,
+        request: Request,
+        target: Target,
+        read: impl FnOnce(Value) -> Result<T, Malformed>,
+    ) -> Result<T, CallError> {
+        let (caller, replied) = oneshot::channel();
+        self.calls.try_send(QueuedCall { request, target, caller }).map_err(not_queued)?;
+        let (index, reply) = replied.await.unwrap_or_else(|_| Err(closed()))?;
+        read(reply.value).map_err(|malformed| self.connections[index].malformed(reply.connection, malformed))
     }
 
     /// Whether the server may evict keys; `None` if unknown.
@@ -116,286 +147,329 @@ impl Batcher {
 
     /// Why the server cannot be used; `None` if it can.
     pub(crate) fn trouble(&self) -> Option<Arc<str>> {
-        self.connections.all.iter().find_map(|tracked| tracked.connection.trouble())
+        self.connections.iter().find_map(ReconnectingConnection::trouble)
     }
 
     /// The number of connections made so far.
     pub(crate) fn arrivals(&self) -> u64 {
-        self.connections.all.iter().map(|tracked| tracked.connection.arrivals()).sum()
+        self.connections.iter().map(ReconnectingConnection::arrivals).sum()
     }
 
     /// Closes all connections, so that the next ones look up the primary again.
     pub(crate) fn reconnect(&self) {
-        self.connections.all.iter().for_each(|tracked| tracked.connection.reconnect());
+        self.connections.iter().for_each(ReconnectingConnection::reconnect);
     }
 }
 
-/// The connections of a batcher: one in use, the others as spares.
-#[derive(Debug)]
-struct Connections {
-    all: Vec<TrackedConnection>,
-    /// The index of the one in use.
-    current: AtomicUsize,
-    /// Notified whenever a call ends or is abandoned, so that another connection may have become free.
-    changed: Notify,
-    /// Limits the log lines about scripts that decide otherwise than this process would.
-    disagreements: LogThrottle,
-}
-
-/// One connection, and the number of its calls in each state.
-#[derive(Debug)]
-struct TrackedConnection {
-    connection: ReconnectingConnection,
-    /// Calls in flight, at most [`MAX_IN_FLIGHT`].
-    in_flight: AtomicUsize,
-    /// Calls with a caller that still waits for the reply.
-    awaited: AtomicUsize,
-    /// Calls in flight that all their callers gave up: the connection does not respond.
-    abandoned: AtomicUsize,
-}
-
-impl TrackedConnection {
-    fn new(connection: ReconnectingConnection) -> TrackedConnection {
-        let [in_flight, awaited, abandoned] = [const { AtomicUsize::new(0) }; 3];
-        TrackedConnection { connection, in_flight, awaited, abandoned }
-    }
-
-    fn is_healthy(&self) -> bool {
-        !self.connection.is_down() && self.abandoned.load(SeqCst) == 0
-    }
-}
-
-impl Connections {
-    fn new(all: Vec<TrackedConnection>) -> Connections {
-        Connections {
-            all,
-            current: AtomicUsize::new(0),
-            changed: Notify::new(),
-            disagreements: LogThrottle::default(),
-        }
-    }
-
-    /// Logs that a script decided otherwise than this process. If it does so once, it may do so with every call.
-    fn log_disagreement(&self, requests: usize, now: Time) {
-        self.disagreements.write(now, |more| {
-            tracing::error!(
-                "the script and this process disagree on {requests} requests: the script's verdict counts; please report \
-                 this ({more} more since the last such line)"
-            );
-        });
-    }
-
-    /// The connection for a call that does not go through the queue.
-    fn any(&self) -> &ReconnectingConnection {
-        &self.all[self.best()].connection
-    }
-
-    /// The current connection if it is healthy, else another healthy one, else the least busy one.
-    fn best(&self) -> usize {
-        let (current, count) = (self.current.load(SeqCst), self.all.len());
-        let mut from_current = (0..count).map(|step| (current + step) % count);
-        from_current.clone().find(|index| self.all[*index].is_healthy()).unwrap_or_else(|| {
-            let burden = |index: &usize| {
-                let tracked = &self.all[*index];
-                (tracked.connection.is_down(), tracked.in_flight.load(SeqCst))
-            };
-            from_current.by_ref().min_by_key(burden).expect("there is at least one")
-        })
-    }
-
-    /// Waits until the next call may be sent, and returns the index of its connection: that has a free slot, and no
-    /// caller waits for a reply on another connection.
-    async fn next(&self) -> usize {
-        self.until(|connections| {
-            let best = connections.best();
-            let others = connections.all.iter().enumerate().filter(|(index, _)| *index != best);
-            let free = connections.all[best].in_flight.load(SeqCst) < MAX_IN_FLIGHT;
-            let none_awaited = || others.map(|(_, other)| other).all(|other| other.awaited.load(SeqCst) == 0);
-            (free && none_awaited()).then_some(best)
-        })
-        .await
-    }
-
-    /// Waits until no caller waits for a reply.
-    async fn quiet(&self) {
-        self.until(|connections| {
-            connections.all.iter().all(|tracked| tracked.awaited.load(SeqCst) == 0).then_some(())
-        })
-        .await
-    }
-
-    async fn until<T>(&self, look: impl Fn(&Connections) -> Option<T>) -> T {
-        loop {
-            if let Some(found) = look(self) {
-                return found;
-            }
-            self.changed.notified().await;
-        }
-    }
-}
-
-/// One of the [`MAX_IN_FLIGHT`] permits of a connection, held until all calls that were sent together are answered.
-struct InFlightPermit {
-    connections: Arc<Connections>,
-    index: usize,
-}
-
-impl InFlightPermit {
-    fn take(connections: &Arc<Connections>, index: usize) -> InFlightPermit {
-        connections.all[index].in_flight.fetch_add(1, SeqCst);
-        InFlightPermit { connections: Arc::clone(connections), index }
-    }
-
-    fn tracked(&self) -> &TrackedConnection {
-        &self.connections.all[self.index]
-    }
-}
-
-impl Drop for InFlightPermit {
-    fn drop(&mut self) {
-        self.tracked().in_flight.fetch_sub(1, SeqCst);
-        self.connections.changed.notify_one();
-    }
-}
-
-/// A call in flight, counted as awaited or, once all its callers are gone, as abandoned.
-struct InFlightCall {
-    permit: Arc<InFlightPermit>,
-    abandoned: bool,
-}
-
-impl InFlightCall {
-    fn new(permit: &Arc<InFlightPermit>) -> InFlightCall {
-        permit.tracked().awaited.fetch_add(1, SeqCst);
-        InFlightCall { permit: Arc::clone(permit), abandoned: false }
-    }
-
-    fn abandon(&mut self) {
-        self.abandoned = true;
-        self.permit.tracked().abandoned.fetch_add(1, SeqCst);
-        self.permit.tracked().awaited.fetch_sub(1, SeqCst);
-        self.permit.connections.changed.notify_one();
-    }
-}
-
-impl Drop for InFlightCall {
-    fn drop(&mut self) {
-        let tracked = self.permit.tracked();
-        let counter = if self.abandoned { &tracked.abandoned } else { &tracked.awaited };
-        counter.fetch_sub(1, SeqCst);
-        self.permit.connections.changed.notify_one();
-    }
-}
-
-/// Batches and sends queued tolls until the batcher is dropped.
-async fn send_batches(env: Arc<Env>, connections: Arc<Connections>, mut queued: mpsc::Receiver<QueuedToll>) {
-    // The scripts that were sent over the current connection, which is identified by its index and its number.
-    let mut known: ((usize, u64), HashSet<&'static str>) = Default::default();
-    while let Some(first) = queued.recv().await {
-        let index = connections.next().await;
-        connections.current.store(index, SeqCst);
-        let mut together = gather(first, &mut queued);
-        let connection = (index, connections.all[index].connection.ready().await);
-        if known.0 != connection {
-            known = (connection, HashSet::new());
-        }
-        let mut is_new = false;
-        let permit = Arc::new(InFlightPermit::take(&connections, index));
-        while let Some(slot) = together.first().map(|queued| queued.slot) {
-            let (same_slot, others): (Vec<QueuedToll>, Vec<QueuedToll>) =
-                together.into_iter().partition(|queued| queued.slot == slot);
-            together = others;
-            let (tolls, callers) = same_slot.into_iter().map(|queued| (queued.toll, queued.reply)).unzip();
-            let batch = Batch::new(tolls, env.nonce());
-            is_new |= known.1.insert(batch.call().script.sha());
-            let call = send(InFlightCall::new(&permit), batch, callers);
-            let mut call = Box::pin(tokio::task::unconstrained(call));
-            // The first poll hands the call to the connection, so that later calls cannot overtake it.
-            let first_poll =
-                std::future::poll_fn(|context| std::task::Poll::Ready(call.as_mut().poll(context)));
-            if first_poll.await.is_pending() {
-                tokio::spawn(call);
-            }
-        }
-        drop(permit);
-        if is_new {
-            // The server may not know the script and need its text: send nothing else before that is settled.
-            connections.quiet().await;
-        }
-    }
-}
-
-/// Takes queued tolls for the next call, up to the bounds of tolls and keys.
-fn gather(first: QueuedToll, queued: &mut mpsc::Receiver<QueuedToll>) -> Vec<QueuedToll> {
-    let mut keys = first.toll.names().count();
-    let mut together = vec![first];
-    while together.len() < MAX_BATCH
-        && keys < wire::MOST_KEYS
-        && let Ok(next) = queued.try_recv()
-    {
-        keys += next.toll.names().count();
-        together.push(next);
-    }
-    // A toll whose caller has gone is not sent, so it is not charged.
-    together.retain(|queued| !queued.reply.is_closed());
-    together
-}
-
-async fn send(call: InFlightCall, batch: Batch, mut callers: Vec<oneshot::Sender<Result<Reply, CallError>>>) {
-    let connections = Arc::clone(&call.permit.connections);
-    match receive(call, &batch, &mut callers).await {
-        Ok(reply) => {
-            if let (1.., Some(first)) = (reply.disagreements, reply.replies.first()) {
-                connections.log_disagreement(reply.disagreements, first.time());
-            }
-            for (caller, reply) in callers.into_iter().zip(reply.replies) {
-                let _ = caller.send(Ok(reply));
-            }
-        }
-        Err(error) => {
-            for caller in callers {
-                let _ = caller.send(Err(error.clone()));
-            }
-        }
-    }
-}
-
-/// Sends the batch and waits for the reply, even if all callers leave meanwhile.
-async fn receive<T>(
-    mut call: InFlightCall,
-    batch: &Batch,
-    callers: &mut [oneshot::Sender<T>],
-) -> Result<BatchReply, CallError> {
-    let permit = Arc::clone(&call.permit);
-    let mut reply = pin!(run(&permit.tracked().connection, batch.call(), |reply| batch.read_reply(reply)));
-    let all_left = async {
-        for caller in callers {
-            caller.closed().await;
-        }
-    };
-    tokio::select! {
-        biased;
-        reply = &mut reply => return reply,
-        () = all_left => call.abandon(),
-    }
-    reply.await
-}
-
-/// Runs a script by its digest, and by its text if the server does not know it: then it certainly did not run.
-async fn run<T>(
-    connection: &ReconnectingConnection,
-    call: &Call,
-    read: impl Fn(&wire::Value) -> Result<T, Malformed>,
-) -> Result<T, CallError> {
-    let read = |reply| read(&value(reply));
-    match connection.call(&command("EVALSHA", call.script.sha(), call), read).await {
-        Err(CallError::NoScript) => connection.call(&command("EVAL", call.script.text(), call), read).await,
-        result => result,
+fn not_queued<T>(error: TrySendError<T>) -> CallError {
+    match error {
+        TrySendError::Full(_) => CallError::Full,
+        TrySendError::Closed(_) => closed(),
     }
 }
 
 fn closed() -> CallError {
     CallError::NotSent("the store was closed".to_owned())
+}
+
+/// Sends tolls and other calls, and passes the replies on, until the batcher is dropped and nothing is in flight.
+async fn send_all(
+    env: Arc<Env>,
+    connections: Arc<[ReconnectingConnection]>,
+    mut tolls: mpsc::Receiver<QueuedToll>,
+    mut calls: mpsc::Receiver<QueuedCall>,
+) {
+    let mut in_flight: FuturesUnordered<Pin<Box<dyn Future<Output = Event> + Send>>> =
+        FuturesUnordered::new();
+    let mut loads = Loads::new(connections.len());
+    let mut known_scripts = KnownScripts::default();
+    let disagreements = LogThrottle::default();
+    // The first toll of the next batch.
+    let mut first = None;
+    loop {
+        let is_down = |index: usize| connections[index].is_down();
+        if first.is_some()
+            && let Some(index) = loads.next(is_down)
+        {
+            let batches = encode(gather(&mut first, &mut tolls), &env);
+            let number = connections[index].ready().await;
+            let group = loads.open_group(index, batches.len());
+            for (batch, callers) in batches {
+                // The server may not know the script and need its text: nothing else is sent before that is settled.
+                loads.settling |= known_scripts.learn(index, number, batch.call().script.sha());
+                let sent = SentBatch::new(&connections, index, group, batch, callers);
+                in_flight.push(Box::pin(sent.receive_or_abandon()));
+            }
+        }
+        tokio::select! {
+            biased;
+            Some(event) = in_flight.next() => match event {
+                Event::Abandoned(batch) => {
+                    loads.abandoned(batch.connection);
+                    in_flight.push(Box::pin(batch.receive()));
+                }
+                Event::Replied(batch, result) => {
+                    loads.ended(&batch);
+                    batch.deliver(result, &disagreements);
+                }
+                Event::OtherCall => {}
+            },
+            Some(call) = calls.recv() => {
+                let index = loads.best(is_down);
+                in_flight.push(Box::pin(call.send(Arc::clone(&connections), index)));
+            }
+            Some(toll) = tolls.recv(), if first.is_none() => first = Some(toll),
+            else => return,
+        }
+    }
+}
+
+/// What happened to a call in flight.
+enum Event {
+    /// All callers of a batch have gone, but the reply is still to come.
+    Abandoned(SentBatch),
+    /// A batch was replied to, or failed.
+    Replied(SentBatch, Result<BatchReply, CallError>),
+    /// A call that decides no tolls has ended.
+    OtherCall,
+}
+
+/// What is in flight on each connection, and which one to use next.
+#[derive(Debug)]
+struct Loads {
+    of: Vec<Load>,
+    /// The index of the connection in use.
+    current: usize,
+    /// Whether no batch may be sent before all those with a waiting caller are replied to.
+    settling: bool,
+    /// The number of calls of each group that were not replied to yet.
+    groups: HashMap<u64, usize>,
+    last_group: u64,
+}
+
+/// What is in flight on one connection.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    /// Groups of calls that were sent together, at most [`MAX_IN_FLIGHT`].
+    groups: usize,
+    /// Calls with a caller that still waits for the reply.
+    awaited: usize,
+    /// Calls that all their callers gave up: the connection does not respond.
+    abandoned: usize,
+}
+
+impl Loads {
+    fn new(connections: usize) -> Loads {
+        let of = vec![Load::default(); connections];
+        Loads { of, current: 0, settling: false, groups: HashMap::new(), last_group: 0 }
+    }
+
+    /// The current connection if it is healthy, else another healthy one, else the least busy one.
+    fn best(&self, is_down: impl Fn(usize) -> bool) -> usize {
+        let count = self.of.len();
+        let mut from_current = (0..count).map(|step| (self.current + step) % count);
+        let is_healthy = |index: &usize| !is_down(*index) && self.of[*index].abandoned == 0;
+        from_current.clone().find(is_healthy).unwrap_or_else(|| {
+            let burden = |index: &usize| (is_down(*index), self.of[*index].groups);
+            from_current.by_ref().min_by_key(burden).expect("there is at least one")
+        })
+    }
+
+    /// The connection for the next batch. `None` if it has to wait: until there is room on that connection, and until
+    /// no caller waits for a reply on another one.
+    fn next(&mut self, is_down: impl Fn(usize) -> bool) -> Option<usize> {
+        self.settling &= self.of.iter().any(|load| load.awaited > 0);
+        if self.settling {
+            return None;
+        }
+        let best = self.best(is_down);
+        let others = self.of.iter().enumerate().filter(|(index, _)| *index != best);
+        let none_awaited = others.map(|(_, other)| other).all(|other| other.awaited == 0);
+        (none_awaited && self.of[best].groups < MAX_IN_FLIGHT).then_some(best)
+    }
+
+    /// Counts calls that are sent together.
+    fn open_group(&mut self, connection: usize, calls: usize) -> u64 {
+        self.current = connection;
+        self.last_group += 1;
+        if calls > 0 {
+            self.groups.insert(self.last_group, calls);
+            self.of[connection].groups += 1;
+            self.of[connection].awaited += calls;
+        }
+        self.last_group
+    }
+
+    fn abandoned(&mut self, connection: usize) {
+        self.of[connection].awaited -= 1;
+        self.of[connection].abandoned += 1;
+    }
+
+    fn ended(&mut self, batch: &SentBatch) {
+        let load = &mut self.of[batch.connection];
+        *(if batch.is_abandoned { &mut load.abandoned } else { &mut load.awaited }) -= 1;
+        let left = self.groups.get_mut(&batch.group).expect("a group lasts as long as its calls");
+        *left -= 1;
+        if *left == 0 {
+            self.groups.remove(&batch.group);
+            load.groups -= 1;
+        }
+    }
+}
+
+/// The scripts that were sent over one connection, which is identified by its index and its number.
+#[derive(Debug, Default)]
+struct KnownScripts {
+    connection: (usize, u64),
+    scripts: HashSet<&'static str>,
+}
+
+impl KnownScripts {
+    /// Notes that a script is sent; true if it is the first time over this connection.
+    fn learn(&mut self, index: usize, number: u64, script: &'static str) -> bool {
+        if self.connection != (index, number) {
+            *self = KnownScripts { connection: (index, number), scripts: HashSet::new() };
+        }
+        self.scripts.insert(script)
+    }
+}
+
+/// Takes the first toll and the queued ones after it for the next call, up to the bounds of tolls and keys.
+fn gather(first: &mut Option<QueuedToll>, queued: &mut mpsc::Receiver<QueuedToll>) -> Vec<QueuedToll> {
+    let mut together = Vec::with_capacity(MAX_BATCH.min(1 + queued.len()));
+    let mut keys = 0;
+    while together.len() < MAX_BATCH
+        && keys < wire::MOST_KEYS
+        && let Some(next) = first.take().or_else(|| queued.try_recv().ok())
+    {
+        keys += next.toll.names().count();
+        together.push(next);
+    }
+    together
+}
+
+type Caller = oneshot::Sender<Result<Reply, CallError>>;
+
+/// Encodes tolls as one batch for each slot. A toll whose caller has gone is left out, so it is not charged.
+fn encode(mut together: Vec<QueuedToll>, env: &Env) -> Vec<(Batch, Vec<Caller>)> {
+    together.retain(|queued| !queued.caller.is_closed());
+    let mut batches = Vec::new();
+    while let Some(slot) = together.first().map(|queued| queued.slot) {
+        let (same_slot, others): (Vec<QueuedToll>, Vec<QueuedToll>) =
+            together.into_iter().partition(|queued| queued.slot == slot);
+        together = others;
+        let (tolls, callers) = same_slot.into_iter().map(|queued| (queued.toll, queued.caller)).unzip();
+        batches.push((Batch::new(tolls, env.nonce()), callers));
+    }
+    batches
+}
+
+/// A batch in flight.
+struct SentBatch {
+    /// The index of its connection.
+    connection: usize,
+    group: u64,
+    is_abandoned: bool,
+    callers: Vec<Caller>,
+    reply: Pin<Box<dyn Future<Output = Result<BatchReply, CallError>> + Send>>,
+}
+
+impl SentBatch {
+    fn new(
+        connections: &Arc<[ReconnectingConnection]>,
+        connection: usize,
+        group: u64,
+        batch: Batch,
+        callers: Vec<Caller>,
+    ) -> SentBatch {
+        let connections = Arc::clone(connections);
+        let reply = Box::pin(async move {
+            let connection = &connections[connection];
+            let reply = run(connection, batch.call()).await?;
+            let read = batch.read_reply(&value(reply.value));
+            read.map_err(|malformed| connection.malformed(reply.connection, malformed))
+        });
+        SentBatch { connection, group, is_abandoned: false, callers, reply }
+    }
+
+    /// Waits for the reply, or until all callers have gone.
+    async fn receive_or_abandon(mut self) -> Event {
+        let all_left = async {
+            for caller in &mut self.callers {
+                caller.closed().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            result = &mut self.reply => return Event::Replied(self, result),
+            () = all_left => {}
+        }
+        self.is_abandoned = true;
+        Event::Abandoned(self)
+    }
+
+    /// Waits for the reply.
+    async fn receive(mut self) -> Event {
+        let result = (&mut self.reply).await;
+        Event::Replied(self, result)
+    }
+
+    /// Passes the reply on to the callers.
+    fn deliver(self, result: Result<BatchReply, CallError>, disagreements: &LogThrottle) {
+        match result {
+            Ok(reply) => {
+                if let (1.., Some(first)) = (reply.disagreements, reply.replies.first()) {
+                    log_disagreement(disagreements, reply.disagreements, first.time());
+                }
+                for (caller, reply) in self.callers.into_iter().zip(reply.replies) {
+                    let _ = caller.send(Ok(reply));
+                }
+            }
+            Err(error) => {
+                for caller in self.callers {
+                    let _ = caller.send(Err(error.clone()));
+                }
+            }
+        }
+    }
+}
+
+/// Logs that a script decided otherwise than this process. If it does so once, it may do so with every call.
+fn log_disagreement(throttle: &LogThrottle, requests: usize, now: Time) {
+    throttle.write(now, |more| {
+        tracing::error!(
+            "the script and this process disagree on {requests} requests: the script's verdict counts; please report \
+             this ({more} more since the last such line)"
+        );
+    });
+}
+
+impl QueuedCall {
+    /// Sends the call, unless its caller has gone.
+    async fn send(self, connections: Arc<[ReconnectingConnection]>, index: usize) -> Event {
+        if self.caller.is_closed() {
+            return Event::OtherCall;
+        }
+        let connection = &connections[index];
+        let reply = match (&self.request, self.target) {
+            (Request::Script(call), Target::Own) => run(connection, call).await,
+            (Request::Script(call), Target::Migrating) => {
+                connection.call_asking(&command("EVAL", call.script.text(), call)).await
+            }
+            (Request::Command(command), Target::Own) => connection.call(command).await,
+            (Request::Command(command), Target::Migrating) => connection.call_asking(command).await,
+        };
+        let _ = self.caller.send(reply.map(|reply| (index, reply)));
+        Event::OtherCall
+    }
+}
+
+/// Runs a script by its digest, and by its text if the server does not know it: then it certainly did not run.
+async fn run(connection: &ReconnectingConnection, call: &Call) -> Result<RawReply, CallError> {
+    match connection.call(&command("EVALSHA", call.script.sha(), call)).await {
+        Err(CallError::NoScript) => connection.call(&command("EVAL", call.script.text(), call)).await,
+        result => result,
+    }
 }
 
 fn command(name: &str, script: &str, call: &Call) -> Cmd {
@@ -462,11 +536,11 @@ mod tests {
 
     #[test]
     fn script_disagreement_is_logged_once_a_second() {
-        let (connections, log) = (Connections::new(Vec::new()), Log::default());
+        let (throttle, log) = (LogThrottle::default(), Log::default());
         let now = Time::from_micros(1_760_000_000_000_000);
         tracing::subscriber::with_default(log.clone(), || {
-            (0..1_000).for_each(|_| connections.log_disagreement(7, now));
-            connections.log_disagreement(3, now + Span::from_secs(1));
+            (0..1_000).for_each(|_| log_disagreement(&throttle, 7, now));
+            log_disagreement(&throttle, 3, now + Span::from_secs(1));
         });
         let lines = log.0.lock().unwrap();
         let [first, second] = &lines[..] else { panic!("{lines:?}") };

@@ -49,17 +49,19 @@ local function decide(pos, admitted)
   local allowed, moved, after, x, y, z, record
   if kind <= 4 then
     local bytes = not state and states[key]
-    if bytes and kind <= 2 and #bytes == 12 then
-      allowed, after, moved, x, y = meter_look(quota, bytes, asked)
+    if state then
+      x, y, z = state.x, state.y, state.z
+    elseif bytes then
+      x, y, z = state_read(quota, bytes)
+      even = even and (not x or #bytes == 12)
+    end
+    if not x then
+      -- Missing, or no state of this algorithm.
+      states[key] = none
+    end
+    if kind <= 2 then
+      allowed, after, moved, x, y = meter_step(quota.count, quota.burst, quota.period, quota.now, asked, x, y)
     else
-      if state then
-        x, y, z = state.x, state.y, state.z
-      elseif bytes then
-        x, y, z = state_read(quota, bytes)
-        even = even and #bytes == 12
-      else
-        states[key] = none
-      end
       allowed, after, moved, x, y, z = quota.step(quota, quota.now, asked, shift, x, y, z)
     end
     if hold > 0 and meter_departs(quota, quota.now, x) * quota.tick - now >= hold then
@@ -102,8 +104,6 @@ local function decide(pos, admitted)
     if shared then
       state = state or {}
       state.x, state.y, state.z, state.shift = x, y, z, shift
-    elseif kind <= 2 then
-      meter_save(keys[key], quota, x, y)
     else
       state_save(keys[key], quota, shift, x, y, z)
     end
@@ -122,36 +122,11 @@ local function decide(pos, admitted)
   return admitted, pos
 end
 
--- Fast path for the most common tolls: all dues are plain ones at meters with a stored 12-byte state. Returns nil
--- if a due of the toll is anything else; then nothing has been written.
-local function decide_plain(pos, admitted)
-  local key, number, shape, cost
-  key, number, shape, cost, pos = read('>HHBI4', arg, pos)
-  local quota, bytes = quotas[number], states[key]
-  if shape > 1 or cost == 0 or not bytes or quota.kind > 2 or #bytes ~= 12 then
-    return nil
-  end
-  local allowed, after, moved, level, at = meter_look(quota, bytes, cost)
-  admitted = admitted and allowed
-  if shape == 1 then
-    admitted, pos = decide_plain(pos, admitted)
-  end
-  if admitted then
-    meter_save(keys[key], quota, after, at)
-  elseif moved and admitted == false then
-    meter_save(keys[key], quota, level, at)
-  end
-  return admitted, pos
-end
-
 local refused, toll, size = {}, 0, #arg
 while start <= size do
   toll = toll + 1
-  local admitted, next = decide_plain(start, true)
-  if admitted == nil then
-    admitted, next = decide(start, true)
-  end
-  start = next
+  local admitted
+  admitted, start = decide(start, true)
   if not admitted then
     refused[#refused + 1] = pack('>H', toll)
   end
@@ -167,12 +142,10 @@ if held then
   end
 end
 
--- If all states have 12 bytes, they are returned as they are. Otherwise each has its length before it, and a value
--- that cannot be a state has length 0.
+-- If all states have 12 bytes, they are returned as they are. Otherwise each has its length before it.
 if not even then
   for key = 1, packed do
-    local state = states[key]
-    states[key] = #state <= 18 and pack('>Bc0', #state, state) or '\0'
+    states[key] = pack('>Bc0', #states[key], states[key])
   end
 end
 return pack('>I6I7HB', nonce, now, #refused, even and 1 or 0) .. concat(refused)

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use tollkeeper_core::Reply;
 
 use super::address::Address;
-use super::batcher::Batcher;
+use super::batcher::{Batcher, Target};
 use super::call_error::{CallError, Redirect};
 use super::eviction::any_known;
 use super::session::Env;
@@ -77,22 +77,21 @@ impl Cluster {
 
     /// Decides a toll whose keys are all in this slot.
     pub(crate) async fn decide(&self, slot: u16, toll: wire::EncodedToll) -> Result<Reply, CallError> {
-        let mut batcher = self.batcher(slot).await?;
-        for _ in 0..MAX_REDIRECTS {
-            match batcher.decide(slot, toll.clone()).await {
-                Err(CallError::Redirected(Redirect::Ask(address))) => {
-                    let batch = wire::Batch::new(vec![toll], self.shared.env.nonce());
-                    let read = |reply: &wire::Value| batch.read_reply(reply);
-                    let reply = self.server(&address)?.run_asking(batch.call(), read).await?;
-                    return Ok(reply.replies.into_iter().next().expect("one toll, one reply"));
+        self.with_redirects(slot, |batcher, target| {
+            let toll = toll.clone();
+            async move {
+                match target {
+                    Target::Own => batcher.decide(slot, toll).await,
+                    Target::Migrating => {
+                        let batch = wire::Batch::new(vec![toll], self.shared.env.nonce());
+                        let reply =
+                            batcher.run(batch.call(), target, |reply| batch.read_reply(reply)).await?;
+                        Ok(reply.replies.into_iter().next().expect("one toll, one reply"))
+                    }
                 }
-                Err(CallError::Redirected(redirect)) => {
-                    batcher = self.redirected(slot, redirect, &batcher).await?
-                }
-                result => return self.note_lost_server(result),
             }
-        }
-        Err(CallError::Refused(format!("slot {slot} was moved {MAX_REDIRECTS} times")))
+        })
+        .await
     }
 
     /// Runs a script whose keys are all in this slot, and parses the reply with `read`.
@@ -102,19 +101,9 @@ impl Cluster {
         call: &Call,
         read: impl Fn(&wire::Value) -> Result<T, Malformed>,
     ) -> Result<T, CallError> {
-        let mut batcher = self.batcher(slot).await?;
-        for _ in 0..MAX_REDIRECTS {
-            match batcher.run(call, &read).await {
-                Err(CallError::Redirected(Redirect::Ask(address))) => {
-                    return self.server(&address)?.run_asking(call, &read).await;
-                }
-                Err(CallError::Redirected(redirect)) => {
-                    batcher = self.redirected(slot, redirect, &batcher).await?
-                }
-                result => return self.note_lost_server(result),
-            }
-        }
-        Err(CallError::Refused(format!("slot {slot} was moved {MAX_REDIRECTS} times")))
+        let read = &read;
+        self.with_redirects(slot, |batcher, target| async move { batcher.run(call, target, read).await })
+            .await
     }
 
     /// Runs a command on the server that has this slot, and parses the reply with `read`.
@@ -124,11 +113,34 @@ impl Cluster {
         command: &redis::Cmd,
         read: impl Fn(Value) -> Result<T, Malformed>,
     ) -> Result<T, CallError> {
+        let read = &read;
+        self.with_redirects(
+            slot,
+            |batcher, target| async move { batcher.command(command, target, read).await },
+        )
+        .await
+    }
+
+    /// Makes a call to the server that has this slot, and follows redirects: a redirected call did not run.
+    async fn with_redirects<T, F: Future<Output = Result<T, CallError>>>(
+        &self,
+        slot: u16,
+        call: impl Fn(Arc<Batcher>, Target) -> F,
+    ) -> Result<T, CallError> {
         let mut batcher = self.batcher(slot).await?;
         for _ in 0..MAX_REDIRECTS {
-            match batcher.command(command, &read).await {
-                Err(CallError::Redirected(redirect)) => {
-                    batcher = self.redirected(slot, redirect, &batcher).await?
+            match call(Arc::clone(&batcher), Target::Own).await {
+                Err(CallError::Redirected(Redirect::Ask(address))) => {
+                    return call(self.server(&address)?, Target::Migrating).await;
+                }
+                Err(CallError::Redirected(Redirect::Moved(address))) => {
+                    batcher = self.moved(slot, &address)?;
+                }
+                Err(CallError::Redirected(Redirect::TryAgain)) => tokio::time::sleep(MIGRATION_PAUSE).await,
+                Err(CallError::Redirected(Redirect::NotPrimary)) => {
+                    self.shared.stale.notify_one();
+                    let message = format!("the server of slot {slot} is no longer a primary");
+                    return Err(CallError::Refused(message));
                 }
                 result => return self.note_lost_server(result),
             }
@@ -198,31 +210,15 @@ impl Cluster {
         }
     }
 
-    async fn redirected(
-        &self,
-        slot: u16,
-        to: Redirect,
-        from: &Arc<Batcher>,
-    ) -> Result<Arc<Batcher>, CallError> {
-        match to {
-            Redirect::Moved(address) => {
-                self.shared.stale.notify_one();
-                let batcher = self.server(&address)?;
-                let mut table = self.shared.table.write().unwrap_or_else(PoisonError::into_inner);
-                if let Some(entry) = table.slots.get_mut(usize::from(slot)) {
-                    *entry = Some(Arc::clone(&batcher));
-                }
-                Ok(batcher)
-            }
-            Redirect::TryAgain => {
-                tokio::time::sleep(MIGRATION_PAUSE).await;
-                Ok(Arc::clone(from))
-            }
-            Redirect::Ask(_) | Redirect::NotPrimary => {
-                self.shared.stale.notify_one();
-                Err(CallError::Refused(format!("the server of slot {slot} is no longer a primary")))
-            }
+    /// Notes that a slot has moved to this address, and returns the batcher of its server.
+    fn moved(&self, slot: u16, address: &str) -> Result<Arc<Batcher>, CallError> {
+        self.shared.stale.notify_one();
+        let batcher = self.server(address)?;
+        let mut table = self.shared.table.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = table.slots.get_mut(usize::from(slot)) {
+            *entry = Some(Arc::clone(&batcher));
         }
+        Ok(batcher)
     }
 
     /// The batcher of the server at this address, created if the server is new.
@@ -315,8 +311,10 @@ async fn refresh(shared: Arc<Shared>) {
 async fn slot_ranges(batcher: &Batcher) -> Option<Vec<(u16, u16, Host)>> {
     let command = redis::cmd("CLUSTER").arg("SLOTS").to_owned();
     let read = |value| if let Value::Array(rows) = value { Ok(rows) } else { Err(Malformed) };
-    let rows =
-        tokio::time::timeout(Duration::from_secs(1), batcher.command(&command, read)).await.ok()?.ok()?;
+    let rows = tokio::time::timeout(Duration::from_secs(1), batcher.command(&command, Target::Own, read))
+        .await
+        .ok()?
+        .ok()?;
     let ranges: Vec<(u16, u16, Host)> = rows.iter().filter_map(range).collect();
     (!ranges.is_empty()).then_some(ranges)
 }

@@ -1,5 +1,12 @@
--- The beginning of every script. Locals are faster than globals, and a script may not set globals.
-local call, pcall = redis.call, redis.pcall
-local read, pack = struct.unpack, struct.pack
-local floor, ceil, type, unpack = math.floor, math.ceil, type, unpack
-local sub, rep, format, concat = string.sub, string.rep, string.format, table.concat
+-- Local names for what scripts use: locals are faster than globals. A script gets only those that it mentions.
+local call = redis.call
+local pcall = redis.pcall
+local read = struct.unpack
+local pack = struct.pack
+local floor = math.floor
+local type = type
+local unpack = unpack
+local sub = string.sub
+local rep = string.rep
+local format = string.format
+local concat = table.concat

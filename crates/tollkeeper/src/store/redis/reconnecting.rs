@@ -44,6 +44,14 @@ pub(crate) struct ReconnectingConnection {
     reconnector: JoinHandle<()>,
 }
 
+/// A reply that was not parsed yet.
+#[derive(Debug)]
+pub(crate) struct RawReply {
+    pub(crate) value: Value,
+    /// The number of the connection that it came over.
+    pub(crate) connection: u64,
+}
+
 #[derive(Clone)]
 enum State {
     /// The first attempt is under way.
@@ -63,25 +71,17 @@ impl ReconnectingConnection {
         ReconnectingConnection { state, broken, forbidden: Mutex::default(), reconnector }
     }
 
-    /// Sends a command, and parses the reply with `read`.
-    pub(crate) async fn call<T>(
-        &self,
-        command: &Cmd,
-        read: impl FnOnce(Value) -> Result<T, Malformed>,
-    ) -> Result<T, CallError> {
+    /// Sends a command and waits for the reply.
+    pub(crate) async fn call(&self, command: &Cmd) -> Result<RawReply, CallError> {
         let (number, mut connection) = self.connection().await?;
         let reply = connection.send_packed_command(command).await.and_then(Value::extract_error);
         self.note_permission(command, &reply);
         let value = reply.map_err(|error| self.failed(number, &error))?;
-        self.read(number, value, read)
+        Ok(RawReply { value, connection: number })
     }
 
-    /// Sends a command for keys that are being migrated to this server, and parses the reply with `read`.
-    pub(crate) async fn call_asking<T>(
-        &self,
-        command: &Cmd,
-        read: impl FnOnce(Value) -> Result<T, Malformed>,
-    ) -> Result<T, CallError> {
+    /// Sends a command for keys that are being migrated to this server, and waits for the reply.
+    pub(crate) async fn call_asking(&self, command: &Cmd) -> Result<RawReply, CallError> {
         let (number, mut connection) = self.connection().await?;
         let mut both = redis::pipe();
         both.cmd("ASKING").add_command(command.clone());
@@ -89,20 +89,14 @@ impl ReconnectingConnection {
         let replies = replies.map_err(|error| self.failed(number, &error))?;
         let reply = replies.into_iter().last().unwrap_or(Value::Nil);
         let value = reply.extract_error().map_err(|error| self.failed(number, &error))?;
-        self.read(number, value, read)
+        Ok(RawReply { value, connection: number })
     }
 
-    /// Parses a reply. If it belongs to another call, so may all later ones: the connection is closed.
-    fn read<T>(
-        &self,
-        number: u64,
-        value: Value,
-        read: impl FnOnce(Value) -> Result<T, Malformed>,
-    ) -> Result<T, CallError> {
-        read(value).map_err(|malformed| {
-            self.broke(number);
-            CallError::WrongReply(malformed.to_string())
-        })
+    /// Closes the connection that a malformed reply came over: if the reply belongs to another call, so may all
+    /// later ones.
+    pub(crate) fn malformed(&self, connection: u64, malformed: Malformed) -> CallError {
+        self.broke(connection);
+        CallError::WrongReply(malformed.to_string())
     }
 
     /// Records that the Redis user has no permission for a command, until it has. The connection stays usable.
@@ -174,13 +168,25 @@ impl ReconnectingConnection {
 
     /// Whether a call would fail for lack of a connection.
     pub(crate) fn is_down(&self) -> bool {
-        matches!(*self.state.borrow(), State::Down(_))
+        match *self.state.borrow() {
+            State::Up(number, _) => self.is_broken(number),
+            State::Connecting => false,
+            State::Down(_) => true,
+        }
+    }
+
+    /// Whether a connection was found broken. The background task learns it a moment later.
+    fn is_broken(&self, number: u64) -> bool {
+        *self.broken.borrow() >= number
     }
 
     async fn connection(&self) -> Result<(u64, MultiplexedConnection), CallError> {
         let mut state = self.state.clone();
         let state = state.wait_for(|state| !matches!(state, State::Connecting)).await;
         match state.as_deref() {
+            Ok(State::Up(number, _)) if self.is_broken(*number) => {
+                Err(CallError::NotSent("the connection broke".to_owned()))
+            }
             Ok(State::Up(number, connection)) => Ok((*number, connection.clone())),
             Ok(State::Down(why)) => Err(CallError::NotSent(why.to_string())),
             Ok(State::Connecting) | Err(_) => Err(CallError::NotSent("the store was closed".to_owned())),

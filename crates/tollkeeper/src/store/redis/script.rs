@@ -2,9 +2,10 @@
 //!
 //! Redis runs a script from its first line at every call, and creates each function in it anew. So a script
 //! contains only the functions that its driver reaches, and a check only those of the algorithms in its batch:
-//! that saves a call two or three microseconds of fifteen.
+//! that saves a call two or three microseconds of fifteen. Plain buckets, the most common limits, have drivers of
+//! their own, which take 0.55 (one bucket) and 0.8 (three) of the time of the general one.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::OnceLock;
 
 use tollkeeper_core::Algorithm;
@@ -12,8 +13,25 @@ use tollkeeper_core::algorithm::twins;
 
 use super::digest;
 
+/// Local names for library functions, one on each line. A script begins with those that it uses.
 const PRELUDE: &str = include_str!("prelude.lua");
-const PARTS: [&str; 7] = [
+
+/// A driver: the part of a script that calls Redis.
+#[derive(Clone, Copy, Debug)]
+pub struct Driver {
+    text: &'static str,
+    /// The files of which it may use functions.
+    parts: &'static [&'static str],
+}
+
+impl Driver {
+    /// A driver that may use all functions of the algorithms, of their states, and of logs and slots.
+    pub const fn new(text: &'static str) -> Driver {
+        Driver { text, parts: &ALL_PARTS }
+    }
+}
+
+const ALL_PARTS: [&str; 7] = [
     twins::METER,
     twins::FIXED_WINDOW,
     twins::SLIDING_WINDOW,
@@ -23,15 +41,19 @@ const PARTS: [&str; 7] = [
     include_str!("wide.lua"),
 ];
 
-/// The driver that decides tolls.
-pub const CHECK: &str = include_str!("check.lua");
+/// The driver that decides any tolls.
+const CHECK: Driver = Driver::new(include_str!("check.lua"));
+/// The driver that decides one toll of one plain bucket.
+const BUCKET: Driver = Driver { text: include_str!("bucket.lua"), parts: &[twins::METER] };
+/// The driver that decides tolls of plain buckets.
+const BUCKETS: Driver = Driver { text: include_str!("buckets.lua"), parts: &[twins::METER] };
 /// The driver that refunds charges and adds to them.
-pub const CORRECT: &str = include_str!("correct.lua");
+const CORRECT: Driver = Driver::new(include_str!("correct.lua"));
+/// The driver that releases and renews slots.
+const SLOTS: Driver = Driver::new(include_str!("slots.lua"));
 /// The driver that sets the limits that all nodes share.
 #[cfg(feature = "config")]
-const POLICY: &str = include_str!("policy.lua");
-/// The driver that releases and renews slots.
-pub const SLOTS: &str = include_str!("slots.lua");
+const POLICY: Driver = Driver { text: include_str!("policy.lua"), parts: &[] };
 
 /// The text of a script, and the SHA-1 digest that Redis knows it by.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +64,7 @@ pub struct Script {
 
 impl Script {
     /// Assembles a driver with the functions it needs, for these algorithms.
-    pub fn new(driver: &str, kinds: Kinds) -> Script {
+    pub fn new(driver: Driver, kinds: Kinds) -> Script {
         Script::of(assemble(driver, kinds))
     }
 
@@ -67,6 +89,18 @@ impl Script {
 pub fn check(kinds: Kinds) -> &'static Script {
     static SCRIPTS: [OnceLock<Script>; 64] = [const { OnceLock::new() }; 64];
     SCRIPTS[usize::from(kinds.0)].get_or_init(|| Script::new(CHECK, kinds))
+}
+
+/// The script that decides one toll of one plain bucket.
+pub fn bucket() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(BUCKET, Kinds::ALL))
+}
+
+/// The script that decides tolls of plain buckets.
+pub fn buckets() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(BUCKETS, Kinds::ALL))
 }
 
 /// The script that refunds charges and adds to them.
@@ -127,15 +161,15 @@ impl Kinds {
 
 /// The text of a script: every function that the driver reaches, then the driver. Functions of other algorithms
 /// are declared as local variables without a value: Redis forbids access to undefined globals.
-fn assemble(driver: &str, kinds: Kinds) -> String {
-    let pieces: Vec<Piece<'_>> = PARTS.iter().flat_map(|part| pieces(part)).collect();
+fn assemble(driver: Driver, kinds: Kinds) -> String {
+    let pieces: Vec<Piece<'_>> = driver.parts.iter().flat_map(|part| pieces(part)).collect();
     let functions: HashMap<&str, &Piece<'_>> =
         pieces.iter().filter_map(|piece| Some((piece.name?, piece))).collect();
-    let driver = without_comments(driver);
+    let driver = without_comments(driver.text);
     let (mut needed, mut absent) = (BTreeSet::new(), BTreeSet::new());
     let mut to_read = vec![driver.as_str()];
     while let Some(text) = to_read.pop() {
-        for word in text.split(|char: char| !char.is_ascii_alphanumeric() && char != '_') {
+        for word in words(text) {
             let Some(function) = functions.get(word) else { continue };
             if !kinds.has(word) {
                 absent.insert(word);
@@ -144,14 +178,23 @@ fn assemble(driver: &str, kinds: Kinds) -> String {
             }
         }
     }
-    let mut text = without_comments(PRELUDE);
+    let mut body = String::new();
     if !absent.is_empty() {
-        text += &format!("local {}\n", absent.into_iter().collect::<Vec<_>>().join(", "));
+        body += &format!("local {}\n", absent.into_iter().collect::<Vec<_>>().join(", "));
     }
     for piece in pieces.iter().filter(|piece| piece.name.is_none_or(|name| needed.contains(name))) {
-        text += &piece.text;
+        body += &piece.text;
     }
-    text + &driver
+    body += &driver;
+    let used: HashSet<&str> = words(&body).collect();
+    let is_used = |line: &&str| words(line).nth(1).is_some_and(|name| used.contains(name));
+    let prelude: Vec<&str> = PRELUDE.lines().filter(|line| is_code(line)).filter(is_used).collect();
+    prelude.join("\n") + "\n" + &body
+}
+
+/// The words of a Lua text: names, keywords and numbers.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|char: char| !char.is_ascii_alphanumeric() && char != '_').filter(|word| !word.is_empty())
 }
 
 /// A function of a part, or a line between two functions.
@@ -202,6 +245,18 @@ mod tests {
         assert!(functions(check(Kinds::ALL).text()).len() > 30);
         assert!(!buckets.text().contains("--"), "comments are removed");
         assert!(!functions(buckets.text()).iter().any(|name| name.contains("give_back")));
+    }
+
+    /// A script for plain buckets contains only what decides a bucket, and no local name that it does not use.
+    #[test]
+    fn plain_bucket_scripts_contain_no_other_functions() {
+        let expected = ["meter_drained", "meter_drained_at", "meter_step"];
+        for script in [bucket(), buckets()] {
+            let functions = functions(script.text());
+            let names: Vec<&str> = functions.iter().filter_map(|line| words(line).nth(2)).collect();
+            assert_eq!(names, expected);
+        }
+        assert!(!bucket().text().contains("table.concat") && buckets().text().contains("table.concat"));
     }
 
     #[test]

@@ -10,9 +10,8 @@ local function quota_read(bytes, at, now)
   kind, tick, count, burst, period, at = read('>BI3I7I7I7', bytes, at)
   if kind <= 2 then
     return {
-      kind = kind, tick = tick, now = floor(now / tick), count = count, period = period,
-      burst = burst, capacity = burst * period, fill = ceil(burst * period / count),
-      last = floor(9007199254740992 / tick), step = meter_step, fresh_at = meter_fresh_at,
+      kind = kind, tick = tick, now = floor(now / tick), count = count, period = period, burst = burst,
+      fresh_at = meter_fresh_at,
       short = '>I7I5', below = 1099511627776, long = '>I7I7', size = 14,
     }, at
   end
@@ -60,7 +59,7 @@ local expiry_second, expiry_text
 local function expiry(micros)
   local second = micros - micros % 1000000
   if second ~= expiry_second then
-    expiry_second, expiry_text = second, format('%.0f000', second / 1000000 + 1)
+    expiry_second, expiry_text = second, format('%d000', second / 1000000 + 1)
   end
   return expiry_text
 end
@@ -73,37 +72,4 @@ end
 -- Writes a packed state.
 local function state_save(name, quota, shift, x, y, z)
   put(name, state_bytes(quota, x, y, z), quota.fresh_at(quota, shift, x, y, z) * quota.tick)
-end
-
--- By far the most common state is that of a meter in 12 bytes, and a function call takes longer than what most
--- functions compute. So one function reads and steps it, like `state_read` and `meter_step`, and another writes it,
--- like `state_save`.
-local function meter_look(quota, bytes, cost)
-  local at, level = read('>I7I5', bytes)
-  local now = quota.now
-  if at > now then
-    return meter_step(quota, now, cost, 0, level, at)
-  end
-  if now - at >= level / quota.count then
-    level = 0
-  else
-    level = level - (now - at) * quota.count
-  end
-  local charged = level + cost * quota.period
-  if cost <= quota.burst and charged <= quota.capacity then
-    return true, charged, false, level, now
-  end
-  return false, level, false, level, now
-end
-
-local function meter_save(name, quota, level, at)
-  if level >= 1099511627776 then
-    return state_save(name, quota, 0, level, at)
-  end
-  local tick = at + ceil(level / quota.count)
-  local micros = (tick < quota.last and tick or quota.last) * quota.tick
-  if micros - micros % 1000000 ~= expiry_second then
-    expiry(micros)
-  end
-  call('SET', name, pack('>I7I5', at, level), 'PXAT', expiry_text)
 end

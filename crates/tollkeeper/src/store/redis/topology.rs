@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redis::{Cmd, Value};
 use tollkeeper_core::Reply;
 
-use super::batcher::Batcher;
+use super::batcher::{Batcher, Target};
 use super::call_error::CallError;
 use super::cluster::Cluster;
 use super::slot;
@@ -48,7 +48,7 @@ impl Topology {
         read: impl Fn(&wire::Value) -> Result<T, Malformed>,
     ) -> Result<T, CallError> {
         match self {
-            Topology::One(batcher) => batcher.run(call, read).await,
+            Topology::One(batcher) => batcher.run(call, Target::Own, read).await,
             Topology::Many(cluster) => {
                 let slot = call.keys.first().map_or(0, |key| slot::of(key));
                 cluster.run(slot, call, read).await
@@ -64,7 +64,7 @@ impl Topology {
         read: impl Fn(Value) -> Result<T, Malformed>,
     ) -> Result<T, CallError> {
         match self {
-            Topology::One(batcher) => batcher.command(command, read).await,
+            Topology::One(batcher) => batcher.command(command, Target::Own, read).await,
             Topology::Many(cluster) => cluster.command(slot::of(key), command, read).await,
         }
     }

@@ -38,7 +38,9 @@ use tollkeeper_core::algorithm::{
     self, Effect, KeyRequest, Past, Report, State, Step, StoredState, concurrency,
 };
 use tollkeeper_core::charge::Item;
-use tollkeeper_core::{Algorithm, Change, CheckedQuota, Due, KeyCorrection, LimitReply, Reply, Time, Toll};
+use tollkeeper_core::{
+    Algorithm, Change, CheckedQuota, Due, KeyCorrection, LimitReply, Reply, Span, Time, Toll,
+};
 
 use crate::store::Correction;
 
@@ -148,6 +150,13 @@ struct EncodedDue {
     request: KeyRequest,
 }
 
+impl EncodedDue {
+    /// The longest delay that the caller accepts; `None` unless this is a leaky bucket.
+    fn hold(&self) -> Option<Span> {
+        self.request.hold.filter(|_| self.quota.algorithm() == Algorithm::LeakyBucket)
+    }
+}
+
 impl EncodedToll {
     /// Copies what the call and its reply need from a toll. An admission will carry `id`; `name` gives key names.
     pub fn new(toll: &Toll, id: u64, name: impl Fn(&Due<'_>) -> String) -> EncodedToll {
@@ -219,6 +228,7 @@ impl Batch {
         }
         let mut quotas: Vec<CheckedQuota> = Vec::new();
         let (mut body, mut key_indexes) = (Vec::new(), Vec::new());
+        let mut all_plain = true;
         for toll in &tolls {
             let mut rest = toll.dues.iter().filter(|due| due.name.is_some()).peekable();
             while let Some(due) = rest.next() {
@@ -230,9 +240,16 @@ impl Batch {
                     quotas.len() - 1
                 });
                 let more = rest.peek().is_some();
-                push_due(&mut body, toll, due, DueContext { key, quota: quota + 1, more, shared });
+                let shape = Shape::of(toll, due, more, shared);
+                all_plain &= shape.is_plain(due);
+                push_due(&mut body, toll, due, key, quota + 1, shape);
             }
         }
+        let script = match key_indexes.len() {
+            _ if !all_plain => script::check(kinds),
+            1 => script::bucket(),
+            _ => script::buckets(),
+        };
         let mut argument = Vec::with_capacity(10 + 25 * quotas.len() + body.len());
         push(&mut argument, 6, nonce.0);
         push(&mut argument, 2, packed.len() as u64);
@@ -240,7 +257,7 @@ impl Batch {
         quotas.iter().for_each(|quota| push_quota(&mut argument, quota));
         argument.extend_from_slice(&body);
         let keys: Vec<String> = packed.iter().chain(&wide).map(|name| name.to_string()).collect();
-        let call = Call { script: script::check(kinds), keys, args: vec![argument], nonce };
+        let call = Call { script, keys, args: vec![argument], nonce };
         let packed = packed.len();
         Batch { tolls, key_indexes, packed, call }
     }
@@ -429,32 +446,46 @@ impl LogRecord {
     }
 }
 
-/// How a due relates to the rest of its batch.
-struct DueContext {
-    /// The number of its key, from 1.
-    key: usize,
-    /// The number of its quota, from 1.
-    quota: usize,
-    /// Whether more dues of the same toll follow.
-    more: bool,
-    /// Whether other dues of the batch use the same key.
-    shared: bool,
+/// How a due is decided, as the flags that precede its cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape(u8);
+
+impl Shape {
+    const MORE: u8 = 1;
+    const EXTENDED: u8 = 8;
+
+    /// The shape of a due: `more` dues of its toll follow, and its key is `shared` with other dues of the batch.
+    fn of(toll: &EncodedToll, due: &EncodedDue, more: bool, shared: bool) -> Shape {
+        let extended =
+            due.quota.algorithm() == Algorithm::Concurrency || due.hold().is_some() || due.request.shift > 0;
+        let flags = [more, !due.enforced, !toll.charging, extended, shared, toll.is_refused()];
+        Shape(flags.into_iter().rev().fold(0, |shape, flag| shape << 1 | u8::from(flag)))
+    }
+
+    /// Whether the drivers for plain buckets can decide this due: a bucket that is enforced and charged, without a
+    /// delay, whose key no other due of the batch uses.
+    fn is_plain(self, due: &EncodedDue) -> bool {
+        let is_bucket = matches!(due.quota.algorithm(), Algorithm::TokenBucket | Algorithm::LeakyBucket);
+        self.0 <= Shape::MORE && is_bucket && due.cost > 0
+    }
 }
 
-fn push_due(body: &mut Vec<u8>, toll: &EncodedToll, due: &EncodedDue, context: DueContext) {
-    let DueContext { key, quota, more, shared } = context;
-    let algorithm = due.quota.algorithm();
-    let hold = due.request.hold.filter(|_| algorithm == Algorithm::LeakyBucket);
-    let extended = algorithm == Algorithm::Concurrency || hold.is_some() || due.request.shift > 0;
-    let flags = [more, !due.enforced, !toll.charging, extended, shared, toll.is_refused()];
-    let shape = flags.into_iter().rev().fold(0, |shape, flag| shape << 1 | u64::from(flag));
+/// Appends a due. Its key and its quota are numbered from 1.
+fn push_due(
+    body: &mut Vec<u8>,
+    toll: &EncodedToll,
+    due: &EncodedDue,
+    key: usize,
+    quota: usize,
+    shape: Shape,
+) {
     push(body, 2, key as u64);
     push(body, 2, quota as u64);
-    push(body, 1, shape);
+    push(body, 1, u64::from(shape.0));
     push(body, 4, due.cost);
-    if extended {
+    if shape.0 & Shape::EXTENDED != 0 {
         push(body, 7, due.request.shift);
-        push(body, 7, hold.map_or(0, |hold| hold.as_micros().min(FOR_EVER) + 1));
+        push(body, 7, due.hold().map_or(0, |hold| hold.as_micros().min(FOR_EVER) + 1));
         push(body, 8, toll.id);
     }
 }
