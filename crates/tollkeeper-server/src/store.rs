@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use tollkeeper::config::{Config, MemorySettings, Servers, StoreUrl};
+use tollkeeper::store::Resilient;
 use tollkeeper::store::redis::RedisStore;
-use tollkeeper::{Clock, Limiter, MemoryStore, Policy, Resilient, Restored};
+use tollkeeper::{Clock, Limiter, MemoryStore, Policy, Restored};
 
 /// An open store.
 #[derive(Clone, Debug)]

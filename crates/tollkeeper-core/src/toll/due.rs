@@ -25,7 +25,7 @@ pub struct Due<'t> {
 }
 
 impl<'t> Due<'t> {
-    /// The due that [`Toll::add_value`] would make, without a toll.
+    /// The due that [`Toll::add_value`](super::Toll::add_value) would make, without a toll.
     #[inline]
     pub fn prepared(rule: &'t Rule, quota: &'t CheckedQuota, key: Key<'t>, cost: u64) -> Due<'t> {
         Due { rule, quota, key: rule.place(key), cost, shift: shift(rule, quota, key), hold: None }

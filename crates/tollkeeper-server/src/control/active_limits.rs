@@ -5,9 +5,10 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+use tollkeeper::Limiter;
 use tollkeeper::config::{Config, EffectiveLimit, Report};
+use tollkeeper::store::Failure;
 use tollkeeper::store::redis::SharedLimits;
-use tollkeeper::{Failure, Limiter};
 use tollkeeper_tower::{ActiveSettings, Settings};
 
 /// The active limits and where they come from: the body of `GET /v1/limits`.

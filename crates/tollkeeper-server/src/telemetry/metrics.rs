@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::LocalKey;
 
-use tollkeeper::fingerprint::Midstate;
 use tollkeeper::thread_cached::{Shareable, Shares, ThreadCached};
 use tollkeeper::{DecidedToll, Facts, Mode, Observer, OnStoreFailure, Op, Policy, Span};
+use tollkeeper_core::fingerprint::Midstate;
 
 use crate::telemetry::top_keys::TopKeys;
 use crate::transport::connection_budget::Transport;

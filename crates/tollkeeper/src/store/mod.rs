@@ -1,4 +1,8 @@
-//! The `Store` trait: a store keeps the state and decides tolls on it, by its own clock.
+//! Stores: what keeps the states and decides tolls on them, by its own clock.
+//!
+//! Applications name a store by its URL, or use the [memory store](crate::MemoryStore). This module has the rest, for
+//! those who build a [Redis store](redis) by hand or implement a store: the trait [`Store`], the types that it takes and
+//! returns, and, with the feature `test-kit`, the tests that every store must pass (`conformance`).
 //!
 //! A store takes a toll, which is plain data and can be sent to another process, and returns a decision. The
 //! alternatives are worse: compare-and-swap needs a round trip for every attempt and cannot decide several limits
@@ -20,7 +24,16 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tollkeeper_core::{Charge, Key, KeyCorrection, Reply, Slot, Toll};
+#[cfg(feature = "redis")]
+pub use remote::{Failure, FailureKind, PartialToll, Remote, RemoteResult, Server, Split};
+#[cfg(feature = "redis")]
+pub use resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
+pub use tollkeeper_core::decision::admitted;
+pub use tollkeeper_core::toll::TollRequest;
+pub use tollkeeper_core::{
+    Change, Due, Key, KeyCorrection, LimitReply, Reply, Secret, Toll, algorithm, charge, fingerprint,
+};
+use tollkeeper_core::{Charge, Slot};
 
 /// Decides tolls against shared state.
 pub trait Store: fmt::Debug + Send + Sync {

@@ -1,7 +1,7 @@
-//! The trait for remote stores: like [`Store`](crate::Store), but every call can fail.
+//! The trait for remote stores: like [`Store`](crate::store::Store), but every call can fail.
 //!
 //! A limiter needs a decision whatever happens, so it does not accept a remote store directly. Wrap it in
-//! [`Resilient`](crate::Resilient), which falls back to memory.
+//! [`Resilient`](crate::store::Resilient), which falls back to memory.
 
 use std::fmt;
 use std::sync::Arc;

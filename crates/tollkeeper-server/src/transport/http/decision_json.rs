@@ -1,6 +1,6 @@
 //! Writes decisions as JSON. The format is API: fields are only ever added.
 
-use tollkeeper::decision::LimitDecision;
+use tollkeeper::LimitDecision;
 use tollkeeper::{Decision, Limiter, OnStoreFailure, Policy, Retry, Span, Verdict};
 
 use crate::json::Writer;
@@ -157,9 +157,9 @@ mod tests {
     use std::fmt::Display;
     use std::time::Duration;
 
-    use tollkeeper::time::Seconds;
     use tollkeeper::{Algorithm, Capacity, Clock, Facts, Limit, ManualClock, MemoryStore, Mode, Quota};
     use tollkeeper::{Time, facts};
+    use tollkeeper_core::time::Seconds;
 
     use super::*;
 
