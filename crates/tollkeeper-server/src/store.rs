@@ -24,6 +24,7 @@ impl Store {
         match url {
             StoreUrl::Memory => open_memory(&config.memory).map(Store::Memory),
             StoreUrl::Redis(url) => Ok(Store::Redis(Arc::new(Resilient::open(url, &config.redis)?))),
+            _ => anyhow::bail!("this server has no store of this kind"),
         }
     }
 

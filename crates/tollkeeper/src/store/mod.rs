@@ -73,12 +73,19 @@ pub trait Store: fmt::Debug + Send + Sync {
 ///
 /// The call may have taken effect or not. It is safe to retry: a charge is corrected at most once, and releasing,
 /// renewing or forgetting twice has the same effect as once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Unavailable;
 
 impl fmt::Display for Unavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the store did not answer: the call may have taken effect or not, and is safe to repeat")
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -125,7 +125,7 @@ impl fmt::Display for Server {
 }
 
 /// Why a remote store made no decision.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Failure {
     /// The kind, for metrics.
     pub kind: FailureKind,
@@ -135,6 +135,7 @@ pub struct Failure {
 
 /// Kinds of failures: the label `kind` of `tollkeeper_store_errors_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum FailureKind {
     /// No reply within the deadline.
     Timeout,
@@ -185,6 +186,13 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.kind.name(), self.message)
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
