@@ -138,7 +138,7 @@ impl<'p> DecidedToll<'p> {
 
     /// A toll that is yet to be built and decided, in place: a toll and its reply are too large to be moved on the
     /// hot path.
-    #[inline]
+    #[inline(always)]
     pub fn undecided(policy: &'p Arc<Policy>, verb: Verb) -> DecidedToll<'p> {
         DecidedToll { toll: Toll::new(policy, verb), reply: Reply::default(), allowed: false }
     }
@@ -160,13 +160,13 @@ impl<'p> DecidedToll<'p> {
     /// # Panics
     ///
     /// If the reply does not have one entry for each limit of the toll.
-    #[inline]
+    #[inline(always)]
     pub fn decide(&mut self, decide: impl FnOnce(&Toll<'p>, &mut Reply)) {
         decide(&self.toll, &mut self.reply);
         self.conclude();
     }
 
-    #[inline]
+    #[inline(always)]
     fn conclude(&mut self) {
         assert_eq!(self.toll.len(), self.reply.limits.len(), "a store replies for every limit");
         self.allowed = admitted(self.toll.modes().zip(self.reply.limits.iter().map(LimitReply::allowed)));
@@ -215,7 +215,7 @@ impl<'p> DecidedToll<'p> {
     /// The decision of each limit that applied, in the order of the policy.
     #[inline]
     pub fn limits(&self) -> impl ExactSizeIterator<Item = LimitDecision<'_>> + Clone {
-        (0..self.toll.len()).map(|index| self.limit_decision(index))
+        (0..self.toll.len()).map(|index| self.limit_at(index))
     }
 
     /// The decision of the limit of that name, if it applied.
@@ -245,7 +245,7 @@ impl<'p> DecidedToll<'p> {
     /// The verdict for one of several sets of facts if it were alone, and its binding limit with the numbers to
     /// report.
     pub fn of(&self, matched: &MatchedLimits) -> (Verdict, Option<(LimitDecision<'_>, Outcome)>) {
-        conclude(matched.indices().map(|index| self.limit_decision(index)))
+        conclude(matched.indices().map(|index| self.limit_at(index)))
     }
 
     /// A charge as if all of this had been paid now, under an id of the caller's. Refunding it gives back earlier
@@ -303,8 +303,9 @@ impl<'p> DecidedToll<'p> {
         conclude(self.limits().filter(|limit| limit.due.rule.shown() && limit.counted())).1
     }
 
+    /// The decision of the limit with this index, in the order of [`DecidedToll::limits`].
     #[inline]
-    fn limit_decision(&self, index: usize) -> LimitDecision<'_> {
+    pub fn limit_at(&self, index: usize) -> LimitDecision<'_> {
         LimitDecision { due: self.toll.get(index), reply: &self.reply.limits[index], now: self.reply.now }
     }
 }

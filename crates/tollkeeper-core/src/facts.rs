@@ -87,16 +87,14 @@ impl<'a> From<Cow<'a, str>> for Name<'a> {
 /// Builds [`Facts`]: `facts! { "user" => "alice", "tokens" => 250 }`.
 #[macro_export]
 macro_rules! facts {
-    ($($name:expr => $value:expr),* $(,)?) => {{
-        #[allow(unused_mut)]
-        let mut facts = $crate::Facts::new();
-        $(facts.put($name, $value);)*
-        facts
-    }};
+    ($($name:expr => $value:expr),* $(,)?) => {
+        $crate::Facts::new()$(.with($name, $value))*
+    };
 }
 
 impl<'a> Facts<'a> {
     /// No facts.
+    #[inline(always)]
     pub fn new() -> Facts<'a> {
         Facts::default()
     }
@@ -106,13 +104,14 @@ impl<'a> Facts<'a> {
     ///
     /// An invalid name or value is stored, and makes the decision about these facts an error.
     #[must_use]
+    #[inline(always)]
     pub fn with(mut self, name: impl Into<Cow<'a, str>>, value: impl Into<Value<'a>>) -> Facts<'a> {
         self.put(name, value);
         self
     }
 
     /// As [`Facts::with`], in place.
-    #[inline]
+    #[inline(always)]
     pub fn put(&mut self, name: impl Into<Cow<'a, str>>, value: impl Into<Value<'a>>) {
         if let Err(error) = self.insert(name, value) {
             self.problem.get_or_insert_with(|| Box::new(error));
@@ -120,15 +119,22 @@ impl<'a> Facts<'a> {
     }
 
     /// As [`Facts::put`], but returns an invalid name or value as an error at once.
-    #[inline]
+    // Inlined, so that the name is checked by the compiler where it is a literal.
+    #[inline(always)]
     pub fn insert(
         &mut self,
         name: impl Into<Cow<'a, str>>,
         value: impl Into<Value<'a>>,
     ) -> Result<(), InvalidFact> {
         let name = Name::from(name.into());
-        check_name(&name)?;
-        let value = checked(&name, value.into())?;
+        match checked(&name, value.into()) {
+            Ok(value) => self.set(name, value),
+            Err(problem) => Err(InvalidFact::new(&name, problem)),
+        }
+    }
+
+    /// Adds a valid fact, or replaces its value.
+    fn set(&mut self, name: Name<'a>, value: Value<'a>) -> Result<(), InvalidFact> {
         self.has_known_hash |= matches!(&value, Value::Hashed(hashed) if hashed.plain.is_none());
         for entry in &mut self.inline {
             match entry {
@@ -142,7 +148,7 @@ impl<'a> Facts<'a> {
         match self.more.iter_mut().find(|fact| *fact.name == *name) {
             Some(fact) => fact.value = value,
             None if has_room => self.more.push(Fact { name, value }),
-            None => return Err(InvalidFact { name: truncated(&name), problem: FactProblem::TooMany }),
+            None => return Err(InvalidFact::new(&name, FactProblem::TooMany)),
         }
         Ok(())
     }
@@ -155,7 +161,7 @@ impl<'a> Facts<'a> {
     ) -> Result<(), InvalidFact> {
         match core::str::from_utf8(value) {
             Ok(text) => self.insert(name, text),
-            Err(_) => Err(InvalidFact { name: truncated(&name.into()), problem: FactProblem::NotUtf8 }),
+            Err(_) => Err(InvalidFact::new(&name.into(), FactProblem::NotUtf8)),
         }
     }
 
@@ -396,6 +402,13 @@ pub enum FactProblem {
     NotHashed,
 }
 
+impl InvalidFact {
+    #[cold]
+    fn new(name: &str, problem: FactProblem) -> InvalidFact {
+        InvalidFact { name: truncated(name), problem }
+    }
+}
+
 impl fmt::Display for InvalidFact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "fact `{}`: ", self.name.escape_debug())?;
@@ -427,7 +440,7 @@ impl fmt::Debug for InvalidFact {
 impl core::error::Error for InvalidFact {}
 
 /// Whether `name` may be the name of a fact.
-#[inline]
+#[inline(always)]
 pub fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|byte| NAME_BYTES[usize::from(byte)])
 }
@@ -444,19 +457,11 @@ const NAME_BYTES: [bool; 256] = {
     allowed
 };
 
-#[inline]
-fn check_name(name: &str) -> Result<(), InvalidFact> {
-    if is_name(name) {
-        Ok(())
-    } else {
-        Err(InvalidFact { name: truncated(name), problem: FactProblem::Name })
-    }
-}
-
-/// The value in its canonical form, if the fact may have it.
-#[inline]
-fn checked<'a>(name: &str, value: Value<'a>) -> Result<Value<'a>, InvalidFact> {
-    let problem = match &value {
+/// The value in its canonical form, if the name is valid and the fact may have the value.
+#[inline(always)]
+fn checked<'a>(name: &str, value: Value<'a>) -> Result<Value<'a>, FactProblem> {
+    Err(match &value {
+        _ if !is_name(name) => FactProblem::Name,
         Value::Text(text) if text.len() > MAX_VALUE => FactProblem::TooLong(text.len()),
         Value::Text(text) if name == IP && !text.is_empty() => match text.parse::<IpAddr>() {
             Ok(ip) => return Ok(Value::from(ip)),
@@ -469,8 +474,7 @@ fn checked<'a>(name: &str, value: Value<'a>) -> Result<Value<'a>, InvalidFact> {
         // An IPv4 client must not get a second key by connecting with an IPv4-mapped IPv6 address.
         Value::Ip(ip) => return Ok(Value::from(*ip)),
         Value::Text(_) | Value::Number(_) | Value::Hashed(_) => return Ok(value),
-    };
-    Err(InvalidFact { name: truncated(name), problem })
+    })
 }
 
 /// The first 64 bytes of a name, cut between characters, for error messages.

@@ -8,6 +8,7 @@
 //! SipHash: see `docs/adr/0002-fingerprint.md`.
 
 use core::fmt;
+use std::sync::OnceLock;
 
 use crate::key::Key;
 use crate::siphash::{self, Secret};
@@ -32,6 +33,27 @@ pub struct Midstate {
     two: u64,
 }
 
+/// The midstate after a family, kept beside the family: every key of a limit begins with it, and hashing it again
+/// takes as long as hashing the value. It belongs to the first fingerprinter that used it; others compute their own.
+#[derive(Clone, Default)]
+pub(crate) struct CachedMidstate(OnceLock<(u64, Midstate)>);
+
+impl fmt::Debug for CachedMidstate {
+    /// Hides the midstate, which is derived from a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CachedMidstate(…)")
+    }
+}
+
+/// A cache has no identity of its own: families are equal if their bytes are.
+impl PartialEq for CachedMidstate {
+    fn eq(&self, _: &CachedMidstate) -> bool {
+        true
+    }
+}
+
+impl Eq for CachedMidstate {}
+
 impl Fingerprinter {
     /// Derives the words that blocks are multiplied with from a secret.
     pub fn new(secret: &Secret) -> Fingerprinter {
@@ -45,10 +67,28 @@ impl Fingerprinter {
     }
 
     /// The fingerprint of a key: never zero.
-    #[inline]
+    #[inline(always)]
     pub fn key(&self, key: Key<'_>) -> u128 {
-        let family = self.family(key.family());
+        let family = match key.midstate() {
+            Some(cached) => self.cached(cached, key.family()),
+            None => self.family(key.family()),
+        };
         finish(key.values().fold(family, |midstate, value| self.value(midstate, value)))
+    }
+
+    #[inline(always)]
+    fn cached(&self, cached: &CachedMidstate, family: &[u8]) -> Midstate {
+        // A word of the secret identifies the fingerprinter.
+        let own = self.words[0];
+        match cached.0.get() {
+            Some((owner, midstate)) if *owner == own => *midstate,
+            _ => {
+                let midstate = self.family(family);
+                // If another fingerprinter was first, its midstate stays.
+                let _ = cached.0.set((own, midstate));
+                midstate
+            }
+        }
     }
 
     /// The midstate after the family of a limit, which all its keys have in common.
@@ -58,7 +98,7 @@ impl Fingerprinter {
     }
 
     /// Adds the value of one fact; an absent value is different from an empty one.
-    #[inline]
+    #[inline(always)]
     pub fn value(&self, from: Midstate, value: Option<&[u8]>) -> Midstate {
         let Some(bytes) = value else {
             return self.block(salted(from, u64::MAX), [0; 4]);
@@ -85,7 +125,7 @@ impl Fingerprinter {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn block(&self, from: Midstate, [a, b, c, d]: [u64; 4]) -> Midstate {
         let k = &self.words;
         let product = |x: u64, i: usize, y: u64, j: usize| {
@@ -146,7 +186,10 @@ fn short(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::Family;
     use crate::key::tests::{Parts, Random};
+    use crate::quota::Algorithm;
+    use crate::time::Span;
     use std::collections::BTreeSet;
 
     fn prints() -> Fingerprinter {
@@ -201,6 +244,18 @@ mod tests {
             let other = one.similar(&mut random);
             let print = |parts: &Parts| prints.key(Key::from_bytes(&parts.bytes()).expect("a key"));
             assert_eq!(print(&one) == print(&other), one == other, "{one:?} and {other:?}");
+        }
+    }
+
+    #[test]
+    fn cached_families_give_the_same_fingerprints() {
+        let family = Family::new("per-user", Algorithm::TokenBucket, false, Span::from_secs(60));
+        let [one, other] = [7, 8].map(|byte| Fingerprinter::new(&Secret([byte; 16])));
+        for value in ["alice", "bob"] {
+            // The first fingerprinter owns the cache.
+            let (cached, bytes) = (Key::of_one(&family, value), Key::of_one(&family, value).to_bytes());
+            let plain = Key::from_bytes(&bytes).expect("a key");
+            assert_eq!((one.key(cached), other.key(cached)), (one.key(plain), other.key(plain)));
         }
     }
 

@@ -30,27 +30,35 @@ impl<T: Copy + Default, const N: usize> Inline<T, N> {
                 *free = element;
                 self.len += 1;
             }
-            None => self.extend_from_slice(&[element]),
+            None => self.extend_heap(&[element]),
         }
     }
 
     /// Appends several elements.
-    #[inline]
+    #[inline(always)]
     pub fn extend_from_slice(&mut self, elements: &[T]) {
         let len = self.len + elements.len();
-        if len <= N {
-            self.inline[self.len..len].copy_from_slice(elements);
-        } else {
-            if self.heap.is_empty() {
-                self.heap.extend_from_slice(&self.inline[..self.len]);
+        match self.inline.get_mut(self.len..len) {
+            Some(free) => {
+                free.copy_from_slice(elements);
+                self.len = len;
             }
-            self.heap.extend_from_slice(elements);
+            None => self.extend_heap(elements),
         }
-        self.len = len;
+    }
+
+    /// Appends elements that do not fit inline.
+    #[cold]
+    fn extend_heap(&mut self, elements: &[T]) {
+        if self.heap.is_empty() {
+            self.heap.extend_from_slice(&self.inline[..self.len]);
+        }
+        self.heap.extend_from_slice(elements);
+        self.len = self.heap.len();
     }
 
     /// Sets the length: truncates the list, or extends it with default values.
-    #[inline]
+    #[inline(always)]
     pub fn resize(&mut self, len: usize) {
         if self.len <= len && len <= N {
             // The array may hold truncated elements behind the end.
@@ -80,14 +88,14 @@ impl<T: Copy + Default, const N: usize> Inline<T, N> {
 impl<T, const N: usize> Deref for Inline<T, N> {
     type Target = [T];
 
-    #[inline]
+    #[inline(always)]
     fn deref(&self) -> &[T] {
         if self.len <= N { &self.inline[..self.len] } else { &self.heap }
     }
 }
 
 impl<T, const N: usize> DerefMut for Inline<T, N> {
-    #[inline]
+    #[inline(always)]
     fn deref_mut(&mut self) -> &mut [T] {
         if self.len <= N { &mut self.inline[..self.len] } else { &mut self.heap }
     }

@@ -6,7 +6,9 @@
 //! `a`,`b_c` are two keys.
 
 use core::fmt;
+use core::ops::Deref;
 
+use crate::fingerprint::CachedMidstate;
 use crate::inline::Inline;
 use crate::quota::Algorithm;
 use crate::siphash::{self, Secret};
@@ -16,6 +18,8 @@ use crate::time::Span;
 #[derive(Clone, Copy, Debug)]
 pub struct Key<'a> {
     family: &'a [u8],
+    /// The hash of the family, if the key belongs to a limit of a policy.
+    midstate: Option<&'a CachedMidstate>,
     values: Values<'a>,
     /// The index of the value that decides on which server the state is stored: not part of the identity.
     partition: Option<u8>,
@@ -41,22 +45,18 @@ impl Eq for Key<'_> {}
 const ABSENT: u16 = u16::MAX;
 
 impl<'a> Key<'a> {
-    /// A key from its two parts, as encoded by [`family`] and [`push_value`].
+    /// A key of this family, with values as encoded by [`push_value`].
     #[inline]
-    pub(crate) fn new(family: &'a [u8], values: &'a [u8]) -> Key<'a> {
-        Key { family, values: Values::Encoded(values), partition: None }
+    pub(crate) fn new(family: &'a Family, values: &'a [u8]) -> Key<'a> {
+        let values = Values::Encoded(values);
+        Key { family: &family.bytes, midstate: Some(&family.midstate), values, partition: None }
     }
 
     /// The key of a limit that is keyed by one fact, which is present.
     #[inline]
-    pub fn of_one(family: &'a [u8], value: &'a str) -> Key<'a> {
-        Key::of_keyed(family, value.as_bytes())
-    }
-
-    /// As [`Key::of_one`], for a value as [`Policy::keyed`](crate::Policy::keyed) returns it.
-    #[inline]
-    pub fn of_keyed(family: &'a [u8], value: &'a [u8]) -> Key<'a> {
-        Key { family, values: Values::One(value), partition: None }
+    pub fn of_one(family: &'a Family, value: &'a str) -> Key<'a> {
+        let values = Values::One(value.as_bytes());
+        Key { family: &family.bytes, midstate: Some(&family.midstate), values, partition: None }
     }
 
     /// Decodes the bytes of [`Key::to_bytes`]; `None` if they are not a key.
@@ -71,7 +71,7 @@ impl<'a> Key<'a> {
             (value, rest) = next_value(rest)?;
             core::str::from_utf8(value.unwrap_or_default()).ok()?;
         }
-        Some(Key::new(family, values))
+        Some(Key { family, midstate: None, values: Values::Encoded(values), partition: None })
     }
 
     /// The key as bytes; different keys have different bytes.
@@ -90,6 +90,12 @@ impl<'a> Key<'a> {
     #[inline]
     pub fn family(self) -> &'a [u8] {
         self.family
+    }
+
+    /// The hash of the family, to be computed once for all keys of a limit.
+    #[inline]
+    pub(crate) fn midstate(self) -> Option<&'a CachedMidstate> {
+        self.midstate
     }
 
     /// The name of the limit.
@@ -195,11 +201,29 @@ impl fmt::Display for Key<'_> {
     }
 }
 
-/// The prefix of all keys of a limit with this period.
-pub fn family(limit: &str, algorithm: Algorithm, stagger: bool, period: Span) -> Box<[u8]> {
-    let mut bytes = Vec::with_capacity(LONGEST_FAMILY);
-    push_family(limit, algorithm, stagger, period, |part| bytes.extend_from_slice(part));
-    bytes.into()
+/// The prefix of all keys of a limit with the same period.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Family {
+    bytes: Box<[u8]>,
+    midstate: CachedMidstate,
+}
+
+impl Family {
+    /// The family of a limit and a period.
+    pub fn new(limit: &str, algorithm: Algorithm, stagger: bool, period: Span) -> Family {
+        let mut bytes = Vec::with_capacity(LONGEST_FAMILY);
+        push_family(limit, algorithm, stagger, period, |part| bytes.extend_from_slice(part));
+        Family { bytes: bytes.into(), midstate: CachedMidstate::default() }
+    }
+}
+
+impl Deref for Family {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 /// The longest family in bytes: a length, a name, the algorithm and the period.
@@ -367,7 +391,7 @@ pub(crate) mod tests {
         }
 
         pub(crate) fn bytes(&self) -> Vec<u8> {
-            let mut bytes = family(self.limit, self.algorithm, self.stagger, self.period).into_vec();
+            let mut bytes = Family::new(self.limit, self.algorithm, self.stagger, self.period).to_vec();
             for value in &self.values {
                 push_value(value.as_deref().map(str::as_bytes), |part| bytes.extend_from_slice(part));
             }
@@ -415,13 +439,14 @@ pub(crate) mod tests {
                 key.texts().collect::<Vec<_>>(),
                 parts.values.iter().map(Option::as_deref).collect::<Vec<_>>()
             );
-            assert_eq!(key, Key::new(key.family(), &bytes[key.family().len()..]));
+            let family = Family::new(parts.limit, parts.algorithm, parts.stagger, parts.period);
+            assert_eq!(key, Key::new(&family, &bytes[family.len()..]));
         }
     }
 
     #[test]
     fn a_key_of_one_value_equals_its_encoded_form() {
-        let family = family("daily", Algorithm::FixedWindow, true, Span::from_secs(60));
+        let family = Family::new("daily", Algorithm::FixedWindow, true, Span::from_secs(60));
         for value in ["alice", "", "a:b%{}\0", &"x".repeat(1024)] {
             let mut encoded = Vec::new();
             push_value(Some(value.as_bytes()), |part| encoded.extend_from_slice(part));
@@ -498,7 +523,7 @@ pub(crate) mod tests {
         ] {
             assert_eq!(Key::from_bytes(&key_bytes("per-user", values)).expect("a key").to_string(), expected);
         }
-        let staggered = family("daily", Algorithm::FixedWindow, true, Span::from_secs(86_400));
+        let staggered = Family::new("daily", Algorithm::FixedWindow, true, Span::from_secs(86_400));
         assert_eq!(Key::new(&staggered, &[]).to_string(), "daily:fixed-window+:1d");
     }
 
@@ -513,7 +538,7 @@ pub(crate) mod tests {
 
     #[test]
     fn stagger_is_stable_and_covers_the_whole_period() {
-        let family = family("daily", Algorithm::FixedWindow, true, Span::from_secs(60));
+        let family = Family::new("daily", Algorithm::FixedWindow, true, Span::from_secs(60));
         let stagger = |user: &str| {
             let mut values = Vec::new();
             push_value(Some(user.as_bytes()), |part| values.extend_from_slice(part));
@@ -532,7 +557,7 @@ pub(crate) mod tests {
     #[test]
     fn the_family_of_an_invalid_name_does_not_panic() {
         for name in ["", "x", &"x".repeat(64), &"x".repeat(65), &"ü".repeat(300)] {
-            assert!(family(name, Algorithm::TokenBucket, false, Span::ZERO).len() <= 74, "{name}");
+            assert!(Family::new(name, Algorithm::TokenBucket, false, Span::ZERO).len() <= 74, "{name}");
         }
     }
 }

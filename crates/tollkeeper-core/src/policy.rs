@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
 use crate::invalid_request::InvalidRequest;
-use crate::key;
+use crate::key::{self, Family};
 use crate::limit::{CostMissing, Limit, Missing, Mode, OnStoreFailure};
 use crate::net;
 use crate::quota::CheckedQuota;
@@ -75,7 +75,7 @@ impl Policy {
     /// A policy of one ad-hoc limit, whose quota came with a request instead of the config. It is keyed by
     /// one value. Its name need not be valid in a config.
     pub fn of_one(name: &str, quota: CheckedQuota, on_store_failure: OnStoreFailure) -> Policy {
-        let family = key::family(name, quota.algorithm(), false, quota.period());
+        let family = Family::new(name, quota.algorithm(), false, quota.period());
         let rule = Rule {
             name: name.into(),
             by: Box::new(["key".into()]),

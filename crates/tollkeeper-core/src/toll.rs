@@ -106,7 +106,7 @@ impl Entry {
     fn key_order<'t>(&self, policy: &'t Policy, values: &'t [u8]) -> (u32, &'t [u8], &'t [u8]) {
         let (_, family) =
             policy.rules()[self.rule as usize].quota(self.grant).expect("unlimited grants make no entry");
-        (self.rule, family, &values[self.values_start as usize..self.values_end as usize])
+        (self.rule, &**family, &values[self.values_start as usize..self.values_end as usize])
     }
 }
 
@@ -190,7 +190,7 @@ impl<'p> Toll<'p> {
     /// # Panics
     ///
     /// If the limit is unlimited by default.
-    #[inline]
+    #[inline(always)]
     pub fn add_value(&mut self, limit: usize, value: &str, cost: u64) {
         let values_start = self.values.len();
         key::push_value(Some(value.as_bytes()), |part| self.values.extend_from_slice(part));
@@ -241,7 +241,9 @@ impl<'p> Toll<'p> {
         cost: u64,
         mut on_entry: impl FnMut(usize),
     ) -> Result<(), InvalidRequest> {
-        self.sort_earlier_sets();
+        if !self.entries.is_empty() {
+            self.sort_earlier_sets();
+        }
         let policy = &*self.policy;
         let facts = &*policy.identify(facts)?;
         if cost == 0 {
@@ -308,22 +310,16 @@ impl<'p> Toll<'p> {
                 cost,
                 shift: shift(rule, quota, key),
             };
-            // Each limit makes one key per set of facts, so only earlier sets can have the same key.
-            let wanted = (entry.rule, family, &self.values[values_start..]);
-            let same = self.by_key.binary_search_by(|index| {
-                self.entries[*index as usize].key_order(policy, &self.values).cmp(&wanted)
-            });
-            match same {
-                Err(_) => {
+            match self.earlier_entry(&entry) {
+                None => {
                     if self.entries.len() == MAX_DUES {
                         return Err(InvalidRequest::TooManyDues);
                     }
                     on_entry(self.entries.len());
                     self.entries.push(entry);
                 }
-                Ok(found) => {
+                Some(same) => {
                     self.values.truncate(values_start);
-                    let same = self.by_key[found] as usize;
                     on_entry(same);
                     let merged = &mut self.entries[same];
                     let other = due(policy, &self.values, None, merged).quota;
@@ -337,7 +333,22 @@ impl<'p> Toll<'p> {
         Ok(())
     }
 
+    /// The index of the entry with the same key. Each limit makes one key per set of facts, so only entries of earlier
+    /// sets are compared.
+    #[inline]
+    fn earlier_entry(&self, entry: &Entry) -> Option<usize> {
+        if self.by_key.is_empty() {
+            return None;
+        }
+        let key_order = |entry: &Entry| entry.key_order(&self.policy, &self.values);
+        let wanted = key_order(entry);
+        let compare = |index: &u32| key_order(&self.entries[*index as usize]).cmp(&wanted);
+        let found = self.by_key.binary_search_by(compare).ok()?;
+        Some(self.by_key[found] as usize)
+    }
+
     /// Sorts the entries of earlier sets of facts, so that equal keys are found by binary search.
+    #[cold]
     fn sort_earlier_sets(&mut self) {
         for index in self.by_key.len()..self.entries.len() {
             let wanted = self.entries[index].key_order(&self.policy, &self.values);
@@ -384,7 +395,7 @@ impl<'p> Toll<'p> {
     }
 
     /// The due with this index.
-    #[inline]
+    #[inline(always)]
     pub fn get(&self, index: usize) -> Due<'_> {
         due(&self.policy, &self.values, self.hold, &self.entries[index])
     }
@@ -418,7 +429,7 @@ impl<'p> Toll<'p> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn due<'t>(policy: &'t Policy, values: &'t [u8], hold: Option<Span>, entry: &Entry) -> Due<'t> {
     let rule = &policy.rules()[entry.rule as usize];
     let (quota, family) = rule.quota(entry.grant).expect("unlimited grants make no entry");

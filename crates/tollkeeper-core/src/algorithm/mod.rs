@@ -140,7 +140,7 @@ pub struct Past {
 }
 
 /// Decides one request against one key. Writes nothing: [`Step::effect`] is what the store has to write.
-#[inline]
+#[inline(always)]
 pub fn step(quota: &CheckedQuota, stored: StoredState<'_>, request: &KeyRequest) -> Step {
     if quota.count() == 0 {
         return Step { allowed: false, effect: Effect::None };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::problem::{Part, Problem};
 use super::rule::{Allow, Grant, REFUSED, Rule};
 use crate::facts;
-use crate::key;
+use crate::key::Family;
 use crate::limit::{Base, CostMissing, Limit};
 use crate::quota::{Algorithm, Allowance, CheckedQuota, Quota};
 use crate::toll::MAX_COST;
@@ -172,13 +172,13 @@ fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result
         (Some(_), _) => quota,
     };
     let quota = CheckedQuota::new(algorithm, quota).map_err(Problem::Quota)?;
-    let family = key::family(&limit.name, algorithm, limit.stagger, quota.period());
+    let family = Family::new(&limit.name, algorithm, limit.stagger, quota.period());
     Ok(Grant::Limited { quota, family })
 }
 
 /// The grant that refuses every request. It keeps no state, so the period in its keys does not matter.
 fn nothing(limit: &Limit, algorithm: Algorithm) -> Grant {
-    let family = key::family(&limit.name, algorithm, limit.stagger, limit.ttl);
+    let family = Family::new(&limit.name, algorithm, limit.stagger, limit.ttl);
     Grant::Limited { quota: CheckedQuota::nothing(algorithm, limit.ttl), family }
 }
 

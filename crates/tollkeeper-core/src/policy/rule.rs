@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::problem::{Part, Problem};
 use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
-use crate::key::Key;
+use crate::key::{Family, Key};
 use crate::limit::{CostMissing, Missing, Mode, OnStoreFailure};
 use crate::net::Network;
 use crate::pattern::Condition;
@@ -62,7 +62,7 @@ pub enum Grant {
         /// The quota.
         quota: CheckedQuota,
         /// The prefix of all keys with this quota's period.
-        family: Box<[u8]>,
+        family: Family,
     },
 }
 
@@ -184,8 +184,8 @@ impl Rule {
     }
 
     /// The quota and the key prefix of a grant, by its index; `None` if it is unlimited.
-    #[inline]
-    pub(crate) fn quota(&self, grant: u32) -> Option<(&CheckedQuota, &[u8])> {
+    #[inline(always)]
+    pub(crate) fn quota(&self, grant: u32) -> Option<(&CheckedQuota, &Family)> {
         match &self.grants[grant as usize] {
             Grant::Unlimited => None,
             Grant::Limited { quota, family } => Some((quota, family)),
@@ -193,7 +193,7 @@ impl Rule {
     }
 
     /// The same key with the partition of this limit, which decides on which server its state is stored.
-    #[inline]
+    #[inline(always)]
     pub fn place<'k>(&self, key: Key<'k>) -> Key<'k> {
         key.parted(self.partition)
     }
@@ -201,7 +201,7 @@ impl Rule {
     /// The quota of a request without a tier and without an override, and the prefix of its keys; `None` if
     /// it is unlimited.
     #[inline]
-    pub fn plain_quota(&self) -> Option<(&CheckedQuota, &[u8])> {
+    pub fn plain_quota(&self) -> Option<(&CheckedQuota, &Family)> {
         self.quota(self.default)
     }
 

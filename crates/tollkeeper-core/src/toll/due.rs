@@ -26,8 +26,14 @@ pub struct Due<'t> {
 
 impl<'t> Due<'t> {
     /// The due that [`Toll::add_value`](super::Toll::add_value) would make, without a toll.
-    #[inline]
-    pub fn prepared(rule: &'t Rule, quota: &'t CheckedQuota, key: Key<'t>, cost: u64) -> Due<'t> {
+    ///
+    /// # Panics
+    ///
+    /// If the limit is unlimited by default.
+    #[inline(always)]
+    pub fn of_value(rule: &'t Rule, value: &'t str, cost: u64) -> Due<'t> {
+        let (quota, family) = rule.plain_quota().expect("the caller checked that the limit has a quota");
+        let key = Key::of_one(family, value);
         Due { rule, quota, key: rule.place(key), cost, shift: shift(rule, quota, key), hold: None }
     }
 
@@ -99,14 +105,14 @@ impl<'t> Due<'t> {
     }
 
     /// The input of the algorithm. A cost of 0 is evaluated like 1.
-    #[inline]
+    #[inline(always)]
     pub fn request(&self, now: Time) -> KeyRequest {
         KeyRequest { now, cost: self.cost.max(1), shift: self.shift, hold: self.hold }
     }
 }
 
 /// By how much the windows of a key start earlier than epoch-aligned ones. A quota of `0/s` has no windows.
-#[inline]
+#[inline(always)]
 pub(super) fn shift(rule: &Rule, quota: &CheckedQuota, key: Key<'_>) -> u64 {
     if rule.stagger && quota.count() > 0 { key.stagger() } else { 0 }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use tollkeeper_core::facts::MAX_VALUE;
-use tollkeeper_core::key;
+use tollkeeper_core::key::Family;
 use tollkeeper_core::toll::MAX_COST;
 use tollkeeper_core::{
     Algorithm, CheckedQuota, InvalidRequest, Key, OnStoreFailure, Policy, Span, Toll, Verb,
@@ -86,7 +86,7 @@ impl AdHocLimits {
             toll.add_value(0, key, cost);
             Ok(())
         };
-        self.limiter.decide_toll(&policy, verb, build, KeyDecision::first_of)
+        self.limiter.decide_toll(&policy, verb, build, |decided| KeyDecision::new(&decided.limit_at(0)))
     }
 
     /// Forgets a key under every period that was used lately; false if it had no state.
@@ -94,7 +94,7 @@ impl AdHocLimits {
         let (mut forgotten, mut answered) = (false, Ok(()));
         if key.len() <= MAX_VALUE {
             for period in self.periods.all() {
-                let family = key::family(&self.namespace, Algorithm::TokenBucket, false, period);
+                let family = Family::new(&self.namespace, Algorithm::TokenBucket, false, period);
                 match self.limiter.inner.backend.store().forget(Key::of_one(&family, key)).await {
                     Ok(was_known) => forgotten |= was_known,
                     Err(unavailable) => answered = Err(unavailable),

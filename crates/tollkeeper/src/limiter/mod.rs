@@ -286,7 +286,7 @@ impl Limiter {
     }
 
     /// Builds a toll, decides it, and lends the result to `read`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn decide_toll<'a, T, E, R>(
         &'a self,
         policy: &Arc<Policy>,
@@ -337,7 +337,7 @@ impl Limiter {
 
     /// Has the store decide a toll, in place; the reply to wait for if the store is remote. Nothing else in the
     /// library asks a store to decide.
-    #[inline]
+    #[inline(always)]
     fn ask_store<'a>(&'a self, decided: &mut DecidedToll<'_>) -> Option<StoreFuture<'a, Reply>> {
         match &self.inner.backend {
             Backend::Memory(store) => {
@@ -365,6 +365,11 @@ impl Limiter {
     /// Records every decision from now on with `observer`; false if the limiter already has one.
     pub fn observe(&self, observer: Arc<dyn Observer>) -> bool {
         self.inner.observer.set(observer).is_ok()
+    }
+
+    /// Whether decisions are recorded.
+    pub(crate) fn is_observed(&self) -> bool {
+        self.inner.observer.get().is_some()
     }
 
     /// Prepares one limit for the hot path: see [`Handle`].

@@ -103,10 +103,7 @@ impl<'a> Request<'a> {
             // of this thread.
             return blocking::wait(self.into_future());
         }
-        match self.limiter.decide(self.policy, &self.toll)? {
-            StoreFuture::Ready(decision) => Ok(decision),
-            _ => unreachable!("the memory store answers at once"),
-        }
+        Ok(self.limiter.decide(self.policy, &self.toll)?.expect_ready())
     }
 }
 

@@ -118,6 +118,21 @@ pub enum StoreFuture<'a, T> {
     Taken,
 }
 
+impl<T> StoreFuture<'_, T> {
+    /// The answer of a store that never has to be waited for.
+    ///
+    /// # Panics
+    ///
+    /// If the answer is not there yet.
+    #[inline]
+    pub(crate) fn expect_ready(self) -> T {
+        match self {
+            StoreFuture::Ready(answer) => answer,
+            _ => panic!("the memory store answers at once"),
+        }
+    }
+}
+
 impl<T> fmt::Debug for StoreFuture<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

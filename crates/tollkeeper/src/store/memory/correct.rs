@@ -6,13 +6,13 @@
 
 use tollkeeper_core::algorithm::{self, State, concurrency};
 use tollkeeper_core::charge::{Item, ItemKey};
-use tollkeeper_core::inline::Inline;
 use tollkeeper_core::{Change, Charge, KeyCorrection, Slot, Time, fingerprint};
 
 use crate::store::Correction;
 use crate::sync::atomic::Ordering::Relaxed;
 
 use super::capacity::CELLS;
+use super::locked::Guard;
 use super::shard::{Lens, Shard, Spot};
 use super::table::Place;
 use super::{Inner, MemoryStore};
@@ -29,9 +29,10 @@ impl MemoryStore {
             return Correction::Unknown;
         }
         let items: Vec<(&Item, &KeyCorrection)> = charge.items().iter().zip(corrections).collect();
-        let mut prints = Inline::<u128, 4>::default();
-        items.iter().for_each(|(item, _)| prints.push(inner.print(item)));
-        let mut shards = inner.lock(&prints);
+        let prints: Vec<u128> = items.iter().map(|(item, _)| inner.print(item)).collect();
+        let (mut guards, mut places): (Vec<Guard<'_>>, _) =
+            (items.iter().map(|_| None).collect(), vec![0; items.len()]);
+        let mut shards = inner.lock(&prints, &mut guards, &mut places);
         let marker = |index: usize| inner.marker(prints[index], charge.id());
         if (0..items.len()).any(|index| shards.of(index).markers.has(marker(index), charge.void_at())) {
             return Correction::Repeated;

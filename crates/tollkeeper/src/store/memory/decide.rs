@@ -1,17 +1,17 @@
 //! Decides tolls: all or nothing, in one step under the locks of the shards involved.
 //!
-//! All limits are evaluated before any state is written. Two common cases have a fast path, because most requests take
-//! it: a single token bucket whose key is known, and several limits whose keys are all known. Tests compare the fast
-//! paths with the general path.
+//! All limits are evaluated before any state is written. Most tolls consist of known keys whose states are in the
+//! table: they take a fast path, on which no entry moves and nothing is allocated. Tests compare it with the general
+//! path.
 
-use tollkeeper_core::algorithm::{Effect, Step, meter};
+use std::array;
+
+use tollkeeper_core::algorithm::{Effect, Step};
 use tollkeeper_core::decision::admitted;
-use tollkeeper_core::inline::Inline;
-use tollkeeper_core::{Algorithm, Due, LimitReply, Outcome, Reply, Time, Toll};
+use tollkeeper_core::{Due, LimitReply, Outcome, Reply, Time, Toll};
 
-use super::locked::Locked;
+use super::locked::{Guard, Locked};
 use super::shard::{Lens, Shard, Spot};
-use super::state::Packed;
 use super::table::Place;
 use super::{Inner, MemoryStore};
 
@@ -24,81 +24,52 @@ impl MemoryStore {
     }
 
     /// As [`MemoryStore::decide`], but writes the reply in place.
+    #[inline(always)]
     pub(crate) fn decide_into(&self, toll: &Toll<'_>, reply: &mut Reply) {
         let inner = &*self.inner;
-        let now = inner.clock.now();
-        let charging = toll.verb().charges();
+        let call = Call { charging: toll.verb().charges(), now: inner.clock.now() };
         let id = match reply.resize(toll.len()) {
             [] => 0,
-            [limit] => {
-                let due = toll.get(0);
-                inner.decide_one(&due, inner.prints.key(due.key), charging, now, limit)
-            }
-            limits => {
-                let dues: Vec<Due<'_>> = toll.dues().collect();
-                let mut prints = Inline::<u128, 4>::default();
-                dues.iter().for_each(|due| prints.push(inner.prints.key(due.key)));
-                inner.decide_many(&dues, &prints, charging, now, limits)
-            }
+            // Few dues, as in most requests, need no heap.
+            replies @ [_] => inner.decide_few(&[toll.get(0)], call, replies),
+            replies @ [_, _] => inner.decide_few(&[toll.get(0), toll.get(1)], call, replies),
+            replies @ [_, _, _] => inner.decide_few(&[toll.get(0), toll.get(1), toll.get(2)], call, replies),
+            replies => inner.decide_many(&toll.dues().collect::<Vec<_>>(), call, replies),
         };
-        reply.set(now, id);
+        reply.set(call.now, id);
+    }
+
+    /// Decides a few dues, all or nothing, and writes the replies in place; returns the time.
+    #[inline]
+    pub(crate) fn decide_few<const N: usize>(
+        &self,
+        dues: &[Due<'_>; N],
+        charging: bool,
+        replies: &mut [LimitReply; N],
+    ) -> Time {
+        let call = Call { charging, now: self.inner.clock.now() };
+        self.inner.decide_few(dues, call, replies);
+        call.now
     }
 
     /// Decides dues, all or nothing. Returns the time, the id of the admission, and the reply for each due.
     #[cfg(feature = "redis")]
     pub(crate) fn decide_dues(&self, dues: &[Due<'_>], charging: bool) -> (Time, u64, Vec<LimitReply>) {
-        let inner = &*self.inner;
-        let now = inner.clock.now();
+        let call = Call { charging, now: self.inner.clock.now() };
         let mut replies = vec![LimitReply::Pending; dues.len()];
-        let prints: Vec<u128> = dues.iter().map(|due| inner.prints.key(due.key)).collect();
-        let id = match dues {
-            [] => 0,
-            [due] => inner.decide_one(due, prints[0], charging, now, &mut replies[0]),
-            _ => inner.decide_many(dues, &prints, charging, now, &mut replies),
-        };
-        (now, id, replies)
-    }
-
-    /// Decides one due; returns the time.
-    #[inline]
-    pub(crate) fn decide_one(
-        &self,
-        due: &Due<'_>,
-        print: u128,
-        charging: bool,
-        reply: &mut LimitReply,
-    ) -> Time {
-        let now = self.inner.clock.now();
-        self.inner.decide_one(due, print, charging, now, reply);
-        now
-    }
-
-    /// Decides several dues, all or nothing; returns the time.
-    #[inline]
-    pub(crate) fn decide_many(
-        &self,
-        dues: &[Due<'_>],
-        prints: &[u128],
-        charging: bool,
-        reply: &mut [LimitReply],
-    ) -> Time {
-        let now = self.inner.clock.now();
-        self.inner.decide_many(dues, prints, charging, now, reply);
-        now
+        let id = if dues.is_empty() { 0 } else { self.inner.decide_many(dues, call, &mut replies) };
+        (call.now, id, replies)
     }
 }
 
-/// The dues of a toll, with their shards locked.
-struct Several<'a, 's> {
-    dues: &'a [Due<'a>],
-    prints: &'a [u128],
-    shards: &'a mut Locked<'s>,
+/// What all dues of a toll have in common.
+#[derive(Clone, Copy)]
+struct Call {
     charging: bool,
     now: Time,
-    id: u64,
 }
 
-/// One of several dues while the toll is being decided.
+/// One due on the general path.
 struct Part<'t> {
     due: Due<'t>,
     spot: Spot,
@@ -107,136 +78,110 @@ struct Part<'t> {
     payer: usize,
 }
 
-impl Inner {
-    /// Decides one due; returns the id of the admission. The reply is written in place, because copying a reply that
-    /// was just written stalls the processor.
-    #[inline]
-    fn decide_one(
-        &self,
-        due: &Due<'_>,
-        print: u128,
-        charging: bool,
-        now: Time,
-        reply: &mut LimitReply,
-    ) -> u64 {
-        // Fast path for the most common case, a known token bucket. A quota of `0/s` has no arithmetic to
-        // do, and a cost of 0 charges nothing: both take the general path.
-        if due.quota.algorithm() == Algorithm::TokenBucket && due.quota.count() > 0 && due.cost > 0 {
-            let shard = &mut *self.shard(print);
-            if let Some(packed) = shard.table.get_mut(print) {
-                let tick = due.quota.tick().number(now);
-                let step = meter::step(due.quota, Some(packed.as_meter(due.quota)), tick, due.cost);
-                let charged = charging && step.allowed;
-                if charged || charging && step.moved {
-                    *packed = Packed::meter(due.quota, step.after);
-                }
-                *reply = LimitReply::Step {
-                    step: Step { allowed: step.allowed, effect: Effect::Meter(step) },
-                    charged,
-                };
-                return if charging { self.number(print, shard) } else { 0 };
-            }
-        }
-        self.decide_any(due, print, charging, now, reply)
+impl<'t> Part<'t> {
+    fn new(due: Due<'t>) -> Part<'t> {
+        Part { due, spot: Spot::Nowhere, step: Step::default(), payer: 0 }
     }
+}
 
-    /// The general path for one due.
-    fn decide_any(
-        &self,
-        due: &Due<'_>,
-        print: u128,
-        charging: bool,
-        now: Time,
-        reply: &mut LimitReply,
-    ) -> u64 {
-        let shard = &mut *self.shard(print);
-        if charging {
-            self.make_room(shard, due, print, now);
-        }
-        let spot = self.look(shard, due, print, charging);
-        let step = due.step(shard.stored(spot, Lens::of(due)), now);
-        let charged = charging && step.allowed && due.cost > 0;
-        *reply = limit_reply(shard, spot, due, now, step, charged);
-        if !charging {
-            return 0;
-        }
-        let id = self.number(print, shard);
-        if charged || step.effect.moved() {
-            let dropped = shard.enter(spot, due, &step, charged, now, id);
-            self.account(shard, dropped);
-        } else {
-            self.release(spot);
+impl Inner {
+    /// Decides a few dues, in buffers on the stack; returns the id of the admission.
+    #[inline(always)]
+    fn decide_few<const N: usize>(&self, dues: &[Due<'_>; N], call: Call, replies: &mut [LimitReply]) -> u64 {
+        let prints: [u128; N] = array::from_fn(|index| self.prints.key(dues[index].key));
+        let (mut guards, mut places): ([Guard<'_>; N], _) = ([const { None }; N], [0; N]);
+        let shards = &mut self.lock(&prints, &mut guards, &mut places);
+        let id = self.admission_id(&prints, shards, call);
+        if !self.decide_known(dues, &prints, shards, call, id, &mut [0; N], replies) {
+            let parts = &mut dues.map(Part::new);
+            self.decide_new(parts, &prints, shards, call, id, replies);
         }
         id
     }
 
-    /// Decides several dues, all or nothing; returns the id of the admission.
+    /// As [`Inner::decide_few`], for any number of dues.
+    #[inline(never)]
+    fn decide_many(&self, dues: &[Due<'_>], call: Call, replies: &mut [LimitReply]) -> u64 {
+        let prints: Vec<u128> = dues.iter().map(|due| self.prints.key(due.key)).collect();
+        let mut guards: Vec<Guard<'_>> = dues.iter().map(|_| None).collect();
+        let (mut places, mut found) = (vec![0; dues.len()], vec![0; dues.len()]);
+        let shards = &mut self.lock(&prints, &mut guards, &mut places);
+        let id = self.admission_id(&prints, shards, call);
+        if !self.decide_known(dues, &prints, shards, call, id, &mut found, replies) {
+            let parts = &mut dues.iter().copied().map(Part::new).collect::<Vec<_>>();
+            self.decide_new(parts, &prints, shards, call, id, replies);
+        }
+        id
+    }
+
     #[inline]
-    fn decide_many(
+    fn admission_id(&self, prints: &[u128], shards: &mut Locked<'_, '_>, call: Call) -> u64 {
+        if call.charging { self.number(prints[0], shards.of(0)) } else { 0 }
+    }
+
+    /// The fast path, for known keys whose states are in the table. Returns false, without a decision, in any other
+    /// case. Replies are written in place, because copying a reply that was just written stalls the processor.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "a struct of them would be built for every check")]
+    fn decide_known(
         &self,
         dues: &[Due<'_>],
         prints: &[u128],
-        charging: bool,
-        now: Time,
-        reply: &mut [LimitReply],
-    ) -> u64 {
-        let mut shards = self.lock(prints);
-        let id = if charging { self.number(prints[0], shards.of(0)) } else { 0 };
-        let mut toll = Several { dues, prints, shards: &mut shards, charging, now, id };
-        if !self.decide_known(&mut toll, reply) {
-            self.decide_new(&mut toll, reply);
-        }
-        id
-    }
-
-    /// Fast path: all keys are known and their states are in the table, so no entry moves and no memory is allocated.
-    /// Returns false, without a decision, in any other case.
-    #[inline]
-    fn decide_known(&self, toll: &mut Several<'_, '_>, reply: &mut [LimitReply]) -> bool {
-        let mut found = Inline::<usize, 4>::default();
-        for (index, due) in toll.dues.iter().enumerate() {
+        shards: &mut Locked<'_, '_>,
+        call: Call,
+        id: u64,
+        found: &mut [usize],
+        replies: &mut [LimitReply],
+    ) -> bool {
+        for (index, due) in dues.iter().enumerate() {
+            // A quota of `0/s` keeps no state.
             if due.quota.count() == 0 {
                 return false;
             }
-            let shard = toll.shards.of(index);
-            let Place::Found(place) = shard.table.find(toll.prints[index]) else { return false };
-            let Some(stored) = shard.table.state(place).stored(due.quota, due.shift) else { return false };
-            reply[index] = LimitReply::Step { step: due.step(stored, toll.now), charged: false };
-            found.push(place);
+            let table = &shards.of(index).table;
+            let Place::Found(place) = table.find(prints[index]) else { return false };
+            let Some(stored) = table.state(place).stored(due.quota, due.shift) else { return false };
+            replies[index] = LimitReply::Step { step: due.step(stored, call.now), charged: false };
+            found[index] = place;
         }
-        if !toll.charging {
+        if !call.charging {
             return true;
         }
-        let pass = admitted(toll.dues.iter().zip(&*reply).map(|(due, reply)| (due.mode(), reply.allowed())));
-        for (index, (due, reply)) in toll.dues.iter().zip(reply).enumerate() {
+        let pass = admitted(dues.iter().zip(&*replies).map(|(due, reply)| (due.mode(), reply.allowed())));
+        for (index, (due, reply)) in dues.iter().zip(replies).enumerate() {
             let LimitReply::Step { step, charged } = reply else { unreachable!("written above") };
             *charged = pass && step.allowed && due.cost > 0;
             if *charged || step.effect.moved() {
-                let shard = toll.shards.of(index);
-                let spot = Spot::Own(toll.prints[index], found[index]);
-                let dropped = shard.enter(spot, due, step, *charged, toll.now, toll.id);
+                let shard = shards.of(index);
+                let spot = Spot::Own(prints[index], found[index]);
+                let dropped = shard.enter(spot, due, step, *charged, call.now, id);
                 self.account(shard, dropped);
             }
         }
         true
     }
 
-    /// The general path for several dues.
-    fn decide_new(&self, toll: &mut Several<'_, '_>, reply: &mut [LimitReply]) {
-        let (now, charging) = (toll.now, toll.charging);
+    /// The general path.
+    fn decide_new(
+        &self,
+        parts: &mut [Part<'_>],
+        prints: &[u128],
+        shards: &mut Locked<'_, '_>,
+        Call { charging, now }: Call,
+        id: u64,
+        replies: &mut [LimitReply],
+    ) {
         if charging {
-            for (index, due) in toll.dues.iter().enumerate() {
-                self.make_room(toll.shards.of(index), due, toll.prints[index], now);
+            for (index, part) in parts.iter().enumerate() {
+                self.make_room(shards.of(index), &part.due, prints[index], now);
             }
         }
-        let mut parts = Vec::with_capacity(toll.dues.len());
-        for (payer, due) in toll.dues.iter().enumerate() {
-            let spot = self.look(toll.shards.of(payer), due, toll.prints[payer], charging);
-            parts.push(Part { due: *due, spot, step: Step::default(), payer });
+        for (index, part) in parts.iter_mut().enumerate() {
+            part.spot = self.look(shards.of(index), &part.due, prints[index], charging);
+            part.payer = index;
         }
-        let shards = &mut *toll.shards;
         if parts.iter().any(|part| matches!(part.spot, Spot::Shared(..))) {
-            join_shared(&mut parts, shards);
+            join_shared(parts, shards);
         }
         for index in 0..parts.len() {
             let part = &parts[index];
@@ -247,7 +192,7 @@ impl Inner {
         }
         let pass = admitted(parts.iter().map(|part| (part.due.mode(), part.step.allowed)));
         let charged = |part: &Part<'_>| charging && pass && part.step.allowed && part.due.cost > 0;
-        for (index, (part, reply)) in parts.iter().zip(reply).enumerate() {
+        for (index, (part, reply)) in parts.iter().zip(replies).enumerate() {
             let due = &parts[part.payer].due;
             *reply = limit_reply(shards.of(index), part.spot, due, now, part.step, charged(part));
         }
@@ -260,7 +205,7 @@ impl Inner {
             for (index, part) in parts.iter().enumerate().filter(of_this_pass) {
                 if part.payer == index && (charged(part) || part.step.effect.moved()) {
                     let shard = shards.of(index);
-                    let dropped = shard.enter(part.spot, &part.due, &part.step, charged(part), now, toll.id);
+                    let dropped = shard.enter(part.spot, &part.due, &part.step, charged(part), now, id);
                     self.account(shard, dropped);
                 } else {
                     self.release(part.spot);
@@ -272,7 +217,7 @@ impl Inner {
 
 /// Merges dues whose keys share a cell: the first of them is charged the sum of their costs.
 #[cold]
-fn join_shared(parts: &mut [Part<'_>], shards: &mut Locked<'_>) {
+fn join_shared(parts: &mut [Part<'_>], shards: &mut Locked<'_, '_>) {
     for index in 0..parts.len() {
         let Spot::Shared(cell, _) = parts[index].spot else { continue };
         // Read the cell again: a log may have been moved into it since it was looked up.

@@ -1,76 +1,51 @@
 //! The shards of one toll, locked together.
 
-use tollkeeper_core::inline::Inline;
-
 use crate::sync::{MutexGuard, lock};
 
 use super::Inner;
 use super::shard::Shard;
 
-/// The shards of a toll with several dues.
-pub(super) struct Locked<'s> {
-    few: [Option<MutexGuard<'s, Shard>>; FEW],
-    many: Vec<MutexGuard<'s, Shard>>,
-    /// Which of them holds each fingerprint.
-    places: Inline<usize, FEW>,
+/// The lock of one shard, once it is held.
+pub(super) type Guard<'s> = Option<MutexGuard<'s, Shard>>;
+
+/// The locked shards of some fingerprints, in buffers of the caller: a toll with few dues needs no heap.
+pub(super) struct Locked<'b, 's> {
+    guards: &'b mut [Guard<'s>],
+    /// For each fingerprint, the index of its shard's guard.
+    places: &'b [usize],
 }
-
-/// How many guards need no heap.
-const FEW: usize = 4;
-
-/// The index of a shard in the upper half, the index of a fingerprint in the lower: compared as one number.
-type Wanted = u64;
 
 impl Inner {
-    /// Locks the shards of these fingerprints, each once, in the order of the shards so that two tolls cannot
-    /// deadlock.
-    #[inline]
-    pub(super) fn lock(&self, prints: &[u128]) -> Locked<'_> {
-        let mut wanted = Inline::<Wanted, FEW>::default();
-        for (index, print) in prints.iter().enumerate() {
-            wanted.push((self.shard_index(*print) as u64) << 32 | index as u64);
-        }
-        // Sorts by rank: comparing and swapping random numbers is a branch that is mispredicted half of the time.
-        let mut ordered = Inline::<Wanted, FEW>::default();
-        ordered.resize(prints.len());
-        for one in &*wanted {
-            let rank: usize = wanted.iter().map(|other| usize::from(other < one)).sum();
-            ordered[rank] = *one;
-        }
-        let mut locked = Locked { few: [const { None }; FEW], many: Vec::new(), places: Inline::default() };
-        locked.places.resize(prints.len());
-        let (mut count, mut last) = (0, None);
-        for one in &*ordered {
-            let (shard, index) = halves(*one);
-            if last != Some(shard) {
-                let guard = lock(&self.shards[shard].0);
-                match locked.few.get_mut(count) {
-                    Some(place) => *place = Some(guard),
-                    None => locked.many.push(guard),
+    /// Locks the shards of these fingerprints, each once, in the order of the shards, so that two tolls cannot
+    /// deadlock. The buffers have one entry for each fingerprint.
+    #[inline(always)]
+    pub(super) fn lock<'b, 's>(
+        &'s self,
+        prints: &[u128],
+        guards: &'b mut [Guard<'s>],
+        places: &'b mut [usize],
+    ) -> Locked<'b, 's> {
+        let mut next = prints.iter().map(|print| self.shard_index(*print)).min();
+        for (index, guard) in guards.iter_mut().enumerate() {
+            let Some(shard) = next else { break };
+            *guard = Some(lock(&self.shards[shard].0));
+            next = None;
+            for (print, place) in prints.iter().zip(&mut *places) {
+                match self.shard_index(*print) {
+                    same if same == shard => *place = index,
+                    later if later > shard => next = Some(next.map_or(later, |next| next.min(later))),
+                    _ => {}
                 }
-                (count, last) = (count + 1, Some(shard));
             }
-            locked.places[index] = count - 1;
         }
-        locked
+        Locked { guards, places }
     }
 }
 
-impl Locked<'_> {
+impl Locked<'_, '_> {
     /// The shard of the fingerprint with that index.
-    #[inline]
+    #[inline(always)]
     pub(super) fn of(&mut self, index: usize) -> &mut Shard {
-        let place = self.places[index];
-        match self.few.get_mut(place) {
-            Some(shard) => shard.as_mut().expect("locked above"),
-            None => &mut self.many[place - FEW],
-        }
+        self.guards[self.places[index]].as_mut().expect("locked for this fingerprint")
     }
-}
-
-/// Shard and index.
-#[inline]
-fn halves(wanted: Wanted) -> (usize, usize) {
-    let half = |half: u64| usize::try_from(half & u64::from(u32::MAX)).expect("32 bits");
-    (half(wanted >> 32), half(wanted))
 }

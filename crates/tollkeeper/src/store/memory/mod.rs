@@ -173,11 +173,6 @@ impl MemoryStore {
         }
     }
 
-    /// Computes the fingerprints of this store's keys.
-    pub(crate) fn prints(&self) -> &Fingerprinter {
-        &self.inner.prints
-    }
-
     /// Opens a receipt; `None` if this store did not write it.
     pub fn open_charge(&self, text: &str) -> Option<Charge> {
         Charge::open(text, &self.inner.secrets.receipts)

@@ -84,15 +84,6 @@ impl Table {
         self.places[index].state
     }
 
-    /// As [`Table::get`], but mutable.
-    #[inline]
-    pub(super) fn get_mut(&mut self, print: u128) -> Option<&mut Packed> {
-        match self.find(print) {
-            Place::Found(index) => Some(&mut self.places[index].state),
-            Place::Vacant(_) => None,
-        }
-    }
-
     /// The state of a fingerprint that was found at `index`. Looks it up again if the entry has moved since.
     #[inline]
     pub(super) fn at(&mut self, index: usize, print: u128) -> Option<&mut Packed> {

@@ -1,7 +1,7 @@
 //! Compares the fast paths with the general path.
 //!
 //! Two stores with the same clock and the same secrets go through the same random history. One may take the fast paths,
-//! the other always uses `decide_any` and `decide_new`. After every step, the decisions and the contents of both stores
+//! the other always uses `decide_new`. After every step, the decisions and the contents of both stores
 //! must be equal.
 
 use std::time::Duration;
@@ -9,7 +9,9 @@ use std::time::Duration;
 use tollkeeper_core::algorithm::State;
 use tollkeeper_core::charge::{Charge, Costs};
 use tollkeeper_core::decision::LimitDecision;
-use tollkeeper_core::{Allowance, Decision, Facts, Limit, Mode, Policy, Quota, Secret, Slot, Span, Verb};
+use tollkeeper_core::{
+    Algorithm, Allowance, Decision, Facts, Limit, Mode, Policy, Quota, Secret, Slot, Span, Verb,
+};
 
 use super::*;
 use crate::clock::{Clock, ManualClock};
@@ -224,16 +226,18 @@ fn decide_generally(store: &MemoryStore, toll: &Toll) -> Reply {
     let dues: Vec<Due<'_>> = toll.dues().collect();
     let prints: Vec<u128> = dues.iter().map(|due| inner.prints.key(due.key)).collect();
     let mut reply = Reply::default();
-    let id = match reply.resize(dues.len()) {
-        [] => 0,
-        [limit] => inner.decide_any(&dues[0], prints[0], charging, now, limit),
-        limits => {
-            let mut shards = inner.lock(&prints);
-            let id = if charging { inner.number(prints[0], shards.of(0)) } else { 0 };
-            let mut toll = Several { dues: &dues, prints: &prints, shards: &mut shards, charging, now, id };
-            inner.decide_new(&mut toll, limits);
-            id
-        }
+    let replies = reply.resize(dues.len());
+    let id = if dues.is_empty() {
+        0
+    } else {
+        let call = Call { charging, now };
+        let mut guards: Vec<Guard<'_>> = dues.iter().map(|_| None).collect();
+        let mut places = vec![0; dues.len()];
+        let shards = &mut inner.lock(&prints, &mut guards, &mut places);
+        let id = inner.admission_id(&prints, shards, call);
+        let parts = &mut dues.iter().copied().map(Part::new).collect::<Vec<_>>();
+        inner.decide_new(parts, &prints, shards, call, id, replies);
+        id
     };
     reply.set(now, id);
     reply
