@@ -22,7 +22,7 @@ lint: ## check formatting and clippy, warnings are errors; BENCH=1 includes benc
 	cargo fmt --all --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 # Each feature on its own: it must not rely on dependencies of another feature.
-	for feature in "" config redis; do \
+	for feature in "" config redis test-kit; do \
 		cargo check --quiet --locked -p tollkeeper --no-default-features --features "$$feature" || exit 1; done
 	for feature in "" axum tonic config redis nfkc; do \
 		cargo check --quiet --locked -p tollkeeper-tower --no-default-features --features "$$feature" || exit 1; done

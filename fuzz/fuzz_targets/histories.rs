@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tollkeeper::algorithm::{self, KeyRequest, State, StoredState};
+use tollkeeper::store::algorithm::{self, KeyRequest, State, StoredState};
 use tollkeeper::{Algorithm, CheckedQuota, Quota, Span, Time};
 
 const BURST: u64 = 7;

@@ -4,7 +4,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tollkeeper::{Charge, Key, Secret, Slot};
+use tollkeeper::store::{Key, Secret};
+use tollkeeper::{Charge, Slot};
 
 fuzz_target!(|data: &[u8]| {
     let secret = Secret([7; 16]);

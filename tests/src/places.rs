@@ -8,7 +8,8 @@ use std::time::Duration;
 use tollkeeper::config::{RedisUrl, Servers, StoreUrl};
 use tollkeeper::store::redis::keys::Format;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
-use tollkeeper::{FailureKind, Limiter, MemoryStore, Policy, Resilient, ResilientSettings, Store, Time};
+use tollkeeper::store::{FailureKind, Resilient, ResilientSettings, Store};
+use tollkeeper::{Limiter, MemoryStore, Policy, Time};
 
 use crate::redis::Client;
 use tollkeeper::store::conformance::{StoredKey, TestedStore, Trouble};

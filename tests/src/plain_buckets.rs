@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tollkeeper::store::redis::keys::{Format, Names};
 use tollkeeper::store::redis::script::{self, Kinds, Script};
 use tollkeeper::store::redis::wire::{Batch, Call, EncodedToll, Nonce, Value};
-use tollkeeper_core::{Algorithm, Limit, Policy, Rate, Span, Verb, facts};
+use tollkeeper_core::{Algorithm, Limit, Policy, Quota, Span, Verb, facts};
 
 use crate::cases::Random;
 use crate::redis::{Client, Server};
@@ -126,7 +126,7 @@ fn limit(random: &mut Random, index: u64) -> Limit {
     let period = [1_000, 1_000_000, 60_000_000, 3_600_000_000, 604_800_000_000][random.below(5)];
     let size = [3, 20, 1_000, 200_000][random.below(4)];
     let [count, burst] = [(); 2].map(|()| random.within(1, size));
-    let rate = Rate { count, period: Span::from_micros(period), burst: Some(burst) };
+    let rate = Quota::every(count, Span::from_micros(period)).burst(burst);
     let algorithm = [Algorithm::TokenBucket, Algorithm::LeakyBucket][random.below(2)];
     Limit::new(format!("limit-{index}"), rate).algorithm(algorithm).by("user")
 }

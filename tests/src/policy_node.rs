@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tollkeeper::config::{Config, EffectiveLimit, Format, StoreUrl};
 use tollkeeper::store::redis::{Followed, Following, RedisOptions, RedisStore, SharedPolicy};
-use tollkeeper::{Limiter, MemoryStore, Resilient, ResilientSettings, facts};
+use tollkeeper::store::{Resilient, ResilientSettings};
+use tollkeeper::{Limiter, MemoryStore, facts};
 
 /// A limiter with the config of its file and its handle to the shared limits.
 #[derive(Debug)]

@@ -16,7 +16,8 @@ use tollkeeper::config::StoreUrl;
 use tollkeeper::store::redis::script::Script;
 use tollkeeper::store::redis::wire::Value;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
-use tollkeeper::{Limit, Limiter, MemoryStore, Policy, Resilient, ResilientSettings};
+use tollkeeper::store::{Resilient, ResilientSettings};
+use tollkeeper::{Limit, Limiter, MemoryStore, Policy};
 
 /// Timeout for anything a server does. Long, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);

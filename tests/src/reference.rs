@@ -4,7 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tollkeeper::{Correction, LeaseGrant, LeaseRequest};
+use tollkeeper::Correction;
+use tollkeeper::store::{LeaseGrant, LeaseRequest};
 use tollkeeper_core::algorithm::{self, Effect, State, Step, StoredState, concurrency};
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::{Algorithm, Change, Charge, Due, KeyCorrection, LimitReply, Reply, Slot, Time, Toll};

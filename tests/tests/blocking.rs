@@ -10,10 +10,8 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tollkeeper::config::StoreUrl;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
-use tollkeeper::{
-    Correction, Costs, Limit, Limiter, MemoryStore, OnStoreFailure, Policy, Quota, Resilient,
-    ResilientSettings, facts,
-};
+use tollkeeper::store::{Resilient, ResilientSettings};
+use tollkeeper::{Correction, Costs, Limit, Limiter, MemoryStore, OnStoreFailure, Policy, Quota, facts};
 use tollkeeper_tests::redis::{Server, limiter};
 
 #[derive(Clone, Copy, Debug)]

@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 use tollkeeper::config::StoreUrl;
 use tollkeeper::store::redis::wire::Value;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
+use tollkeeper::store::{
+    BreakerSettings, FailureKind, Key, KeyCorrection, Remote, RemoteResult, Reply, Resilient,
+    ResilientSettings, StoreFuture, Toll,
+};
 use tollkeeper::{
-    BreakerSettings, Charge, Correction, Costs, Decision, FailureKind, Key, KeyCorrection, Limit, Limiter,
-    MemoryStore, Policy, Quota, Remote, RemoteResult, Reply, Resilient, ResilientSettings, Slot, Span,
-    StoreFuture, Toll, facts,
+    Charge, Correction, Costs, Decision, Limit, Limiter, MemoryStore, Policy, Quota, Slot, Span, facts,
 };
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::faulty::{Fault, Loss, Proxy};

@@ -3,9 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use tollkeeper::store::BreakerState;
 use tollkeeper::store::redis::script;
 use tollkeeper::store::redis::wire::Value;
-use tollkeeper::{Algorithm, BreakerState, Correction, Limit, Missing, OnStoreFailure, Quota, facts};
+use tollkeeper::{Algorithm, Correction, Limit, Missing, OnStoreFailure, Quota, facts};
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::redis::{PATIENCE, Server, limiter, limiter_and_store};
 

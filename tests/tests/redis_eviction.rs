@@ -3,8 +3,9 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tollkeeper::store::Resilient;
 use tollkeeper::store::redis::RedisStore;
-use tollkeeper::{Limit, Quota, Resilient, facts};
+use tollkeeper::{Limit, Quota, facts};
 use tollkeeper_tests::redis::{PATIENCE, Program, Server, limiter_and_store};
 use tollkeeper_tests::served::Served;
 

@@ -7,9 +7,9 @@ use tokio::task::JoinSet;
 use tollkeeper::config::StoreUrl;
 use tollkeeper::store::redis::wire::Value;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
+use tollkeeper::store::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
 use tollkeeper::{
-    Algorithm, BreakerSettings, BreakerState, Correction, Costs, InvalidRequest, Limit, Limiter, MemoryStore,
-    Policy, Quota, Resilient, ResilientSettings, Span, facts,
+    Algorithm, Correction, Costs, InvalidRequest, Limit, Limiter, MemoryStore, Policy, Quota, Span, facts,
 };
 use tollkeeper_tests::redis::{PATIENCE, Server, limiter, limiter_and_store};
 

@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 
 use tollkeeper::config::{Config, Format, RedisSettings, StoreUrl};
 use tollkeeper::store::redis::{RedisOptions, RedisStore, RedisTls};
-use tollkeeper::{
-    Limit, Limiter, MemoryStore, OnStoreFailure, Policy, Quota, Resilient, ResilientSettings, facts,
-};
+use tollkeeper::store::{Resilient, ResilientSettings};
+use tollkeeper::{Limit, Limiter, MemoryStore, OnStoreFailure, Policy, Quota, facts};
 use tollkeeper_tests::certificates::Authority;
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::redis::{PATIENCE, Program, Server};

@@ -61,7 +61,7 @@ fn unavailable_store_is_a_503_where_no_policy_answers() {
     let server = Server::start();
     let folder = folder();
     let file = folder.join("tollkeeper.yaml");
-    let digest = tollkeeper::digest::hex(&tollkeeper::digest::sha256(b"boss"));
+    let digest = tollkeeper_core::digest::hex(&tollkeeper_core::digest::sha256(b"boss"));
     let config = format!(
         "admin: {{ token_sha256: {digest} }}\nstore: {}\nredis: {{ deadline: 1s }}\nlimits:\n  - {{ name: per-user, by: user, rate: 9/hour }}\n  \
          - {{ name: slots, by: user, algorithm: concurrency, limit: 3 }}\n",

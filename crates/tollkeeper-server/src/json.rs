@@ -6,7 +6,7 @@
 use std::fmt::{self, Write as _};
 
 use tollkeeper::Span;
-use tollkeeper::decimal::Decimal;
+use tollkeeper_core::decimal::Decimal;
 
 /// The deepest nesting of a value.
 const DEPTH: usize = 32;

@@ -7,7 +7,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
-use tollkeeper::digest::hex;
+use tollkeeper_core::digest::hex;
 
 /// How long a reference is valid, in seconds.
 const VALID_FOR: u64 = 3_600;

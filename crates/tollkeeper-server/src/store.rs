@@ -6,7 +6,8 @@ use std::sync::Arc;
 use anyhow::bail;
 use tollkeeper::config::{Config, MemorySettings, Servers, StoreUrl};
 use tollkeeper::store::redis::RedisStore;
-use tollkeeper::{BreakerState, Clock, Leased, Limiter, MemoryStore, Policy, Resilient, Restored};
+use tollkeeper::store::{BreakerState, Leased, Resilient};
+use tollkeeper::{Clock, Limiter, MemoryStore, Policy, Restored};
 
 /// An open store.
 #[derive(Clone, Debug)]
@@ -23,6 +24,7 @@ impl Store {
         match url {
             StoreUrl::Memory => open_memory(&config.memory).map(Store::Memory),
             StoreUrl::Redis(url) => Ok(Store::Redis(Arc::new(Leased::open(url, &config.redis)?))),
+            _ => anyhow::bail!("this server has no store of this kind"),
         }
     }
 

@@ -12,7 +12,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 use support::*;
-use tollkeeper::digest::{hex, sha256};
+use tollkeeper_core::digest::{hex, sha256};
 use tollkeeper_tests::certificates::Authority;
 
 /// The exit code, standard output and standard error.

@@ -5,7 +5,7 @@ mod support;
 use std::time::Instant;
 
 use support::*;
-use tollkeeper::digest::{hex, sha256};
+use tollkeeper_core::digest::{hex, sha256};
 
 /// Each endpoint, with the headers of its family that carry the client's method and URI.
 const FORWARDED: Gateway = Gateway { path: "/v1/auth", method: "X-Forwarded-Method", uri: "X-Forwarded-Uri" };

@@ -18,7 +18,7 @@ use hyper::Request;
 use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tollkeeper::digest::{hex, sha256};
+use tollkeeper_core::digest::{hex, sha256};
 use tollkeeper_tests::certificates::Authority;
 use tonic::Code as Grpc;
 use tonic::transport::Channel;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use support::*;
 use tollkeeper::config::{Config, Format};
-use tollkeeper::digest::{hex, sha256};
+use tollkeeper_core::digest::{hex, sha256};
 use tollkeeper_server::command::init::TEMPLATES;
 
 /// How long the file must be unchanged before a reload removes limits or tokens.

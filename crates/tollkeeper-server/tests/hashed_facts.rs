@@ -8,7 +8,7 @@ use std::net::TcpStream;
 
 use serde_json::json;
 use support::*;
-use tollkeeper::digest::{hex, sha256};
+use tollkeeper_core::digest::{hex, sha256};
 use tonic::transport::Channel;
 
 use crate::envoy_oracle::{Code, RateLimitServiceClient, codes, descriptor, question};

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use support::{Folder, Server, eventually};
-use tollkeeper::digest::{hex, sha256};
+use tollkeeper_core::digest::{hex, sha256};
 
 #[test]
 fn store_failure_is_logged_with_its_cause() {

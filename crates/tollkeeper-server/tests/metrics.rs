@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use support::{Folder, Server};
-use tollkeeper::digest::{hex, sha256};
+use tollkeeper_core::digest::{hex, sha256};
 
 /// The lines of the page with this prefix and a value other than zero.
 fn lines(server: &Server, start: &str) -> Vec<String> {

@@ -6,7 +6,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::*;
-use tollkeeper::digest::{hex, sha256};
+use tollkeeper_core::digest::{hex, sha256};
 
 fn config() -> String {
     format!(

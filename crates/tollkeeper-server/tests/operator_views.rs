@@ -9,7 +9,7 @@ use std::io::{BufRead as _, BufReader};
 
 use serde_json::{Value, json};
 use support::*;
-use tollkeeper::digest::{hex, sha256};
+use tollkeeper_core::digest::{hex, sha256};
 use tollkeeper_server::transport::http::dashboard::FILES;
 use tollkeeper_server::transport::http::endpoint::ROUTES;
 use tollkeeper_server::transport::http::error::Code;

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use support::*;
-use tollkeeper::contract::{self, Admission, Rate, Windows};
+use tollkeeper_core::contract::{self, Admission, Rate, Windows};
 use tollkeeper_server::control::rlimit;
 use tollkeeper_tests::redis;
 

@@ -8,7 +8,7 @@ use std::io::Read as _;
 
 use serde_json::json;
 use support::*;
-use tollkeeper::digest::{hex, sha256};
+use tollkeeper_core::digest::{hex, sha256};
 
 const LIMITS: &str = "limits:
   - { name: per-user, by: user, rate: 100/day, burst: 5 }

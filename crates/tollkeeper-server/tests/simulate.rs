@@ -654,7 +654,7 @@ limits:
     let shown = plan["top"][0]["key"][0].as_str().unwrap();
     assert_eq!(
         shown,
-        format!("sha256:{}", &tollkeeper::digest::hex(&tollkeeper::digest::sha256(b"alice"))[..12])
+        format!("sha256:{}", &tollkeeper_core::digest::hex(&tollkeeper_core::digest::sha256(b"alice"))[..12])
     );
 }
 

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use http::HeaderMap;
 use tollkeeper::http::{ClientAddress, HttpSettings};
-use tollkeeper::net::Network;
+use tollkeeper_core::net::Network;
 
 /// The client that sent a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

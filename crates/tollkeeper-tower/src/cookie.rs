@@ -9,6 +9,7 @@ use std::borrow::Cow;
 
 /// Why the value of a cookie is ambiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Unclear {
     /// The cookie occurs more than once, at least to some servers.
     Twice,

@@ -10,7 +10,8 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, StatusCode, header};
 use tollkeeper::facts::DeclaredFacts;
 use tollkeeper::http::{EncodedSlashes, HttpFact, HttpSettings, InvalidRoute, Source};
-use tollkeeper::{DeclaredFact, Facts, Mode, Policy, Value, net};
+use tollkeeper::{DeclaredFact, Facts, Mode, Policy, Value};
+use tollkeeper_core::net;
 
 use crate::address::Client;
 use crate::body::BufferedBody;

@@ -6,7 +6,7 @@
 mod prepared;
 
 use http::{HeaderMap, HeaderName, header};
-use tollkeeper::decision::LimitDecision;
+use tollkeeper::LimitDecision;
 use tollkeeper::http::HeaderDialect;
 use tollkeeper::{DecidedToll, Outcome, Percent, Retry, Span};
 

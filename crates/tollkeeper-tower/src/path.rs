@@ -7,7 +7,7 @@
 //! Servers disagree about seven things: `%2F`, `%5C`, `\`, `;parameters`, empty segments, two slashes at the beginning,
 //! and the segments `.` and `..`. Go reads `/files%2F..%2Flogin` as `/login`, Starlette as `/files/../login`, and Express
 //! as a single segment. A limiter with a single reading can be bypassed in front of every server that has another. So
-//! there is a [`Reading`] for each kind of server, and [`spellings`] returns the result of each.
+//! there is a `Reading` for each kind of server, and [`spellings`] returns the result of each.
 
 use std::borrow::Cow;
 

@@ -66,7 +66,7 @@ fn refusal_body(status: StatusCode, decision: &DecidedToll<'_>) -> String {
         push_text(&mut body, &reason.to_string());
     }
     body.push_str(",\"violated-policies\":[");
-    let violated = |limit: &tollkeeper::decision::LimitDecision<'_>| {
+    let violated = |limit: &tollkeeper::LimitDecision<'_>| {
         is_shown && limit.due().enforced() && limit.rule().shown() && !limit.allowed()
     };
     for (index, limit) in decision.limits().filter(violated).enumerate() {
@@ -78,7 +78,7 @@ fn refusal_body(status: StatusCode, decision: &DecidedToll<'_>) -> String {
     body.push(']');
     if let Verdict::Deny { retry: Retry::After(span) } = verdict {
         body.push_str(",\"retry_after\":");
-        body.push_str(&tollkeeper::time::Seconds(span).to_string());
+        body.push_str(&tollkeeper_core::time::Seconds(span).to_string());
     }
     body.push('}');
     body

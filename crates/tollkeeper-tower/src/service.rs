@@ -11,10 +11,9 @@ use http::request::Parts;
 use http::{Request, Response, StatusCode, header};
 use http_body::Body;
 use pin_project_lite::pin_project;
-use tollkeeper::decision::LimitDecision;
-use tollkeeper::{
-    Acquire, Acquired, DecidedToll, Decision, InvalidRequest, Limiter, SlotGuard, Span, StoreFuture,
-};
+use tollkeeper::LimitDecision;
+use tollkeeper::store::StoreFuture;
+use tollkeeper::{Acquire, Acquired, DecidedToll, Decision, InvalidRequest, Limiter, SlotGuard, Span};
 use tower_service::Service;
 
 use crate::address::Client;

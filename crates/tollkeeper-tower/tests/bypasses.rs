@@ -64,7 +64,7 @@ async fn client_cannot_choose_its_address_header() {
 
 #[tokio::test]
 async fn mapped_trusted_network_does_not_trust_the_internet() {
-    assert!("::ffff:10.0.0.0/8".parse::<tollkeeper::net::Network>().is_err());
+    assert!("::ffff:10.0.0.0/8".parse::<tollkeeper_core::net::Network>().is_err());
     // With a correct prefix length it is exactly the IPv4 network.
     let mut settings = behind_proxies(ClientAddress::XForwardedFor);
     settings.trusted_proxies = vec!["127.0.0.1".parse().unwrap(), "::ffff:10.0.0.0/104".parse().unwrap()];

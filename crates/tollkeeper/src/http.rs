@@ -289,7 +289,7 @@ pub fn check_route(route: &str) -> Result<(), InvalidRoute> {
 }
 
 /// A text that is not a path pattern.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct InvalidRoute {
     /// The invalid text.
     pub route: String,
@@ -300,6 +300,13 @@ pub struct InvalidRoute {
 impl fmt::Display for InvalidRoute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` is not a path pattern ({})", self.route.escape_debug(), self.help)
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for InvalidRoute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -248,25 +248,15 @@ pub use limiter::request::{Acquire, Acquired, Acquiring, Deciding, Request, Wait
 pub use limiter::slot_guard::SlotGuard;
 pub use limiter::{ForgetError, KeyState, Limiter};
 pub use percent::Percent;
-#[cfg(feature = "redis")]
-pub use store::leased::{Leased, LeasedSettings, Task};
 pub use store::memory::{Capacity, MemoryStore, Restored, SnapshotError, SnapshotStatus, Snapshots};
-#[cfg(feature = "redis")]
-pub use store::remote::{Failure, FailureKind, PartialToll, Remote, RemoteResult, Server, Split};
-#[cfg(feature = "redis")]
-pub use store::resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
-pub use store::{Correction, LeaseGrant, LeaseRequest, Store, StoreFuture, Unavailable};
+pub use store::{Correction, Unavailable};
 pub use tollkeeper_core::{
-    Algorithm, Allowance, Approximation, Change, Charge, CheckedQuota, Consistency, CostMissing, Costs,
-    DecidedToll, Decision, DeclaredFact, Due, Facts, InvalidFact, InvalidPolicy, InvalidQuota,
-    InvalidRequest, Key, KeyCorrection, Limit, LimitDecision, LimitReply, MatchedLimits, Missing, Mode,
-    OnStoreFailure, Outcome, Policy, Quota, Reason, Reply, Retry, Rule, Secret, Slot, Span, StatusSet, Time,
-    Toll, Value, Verb, Verdict,
+    Algorithm, Allowance, Approximation, Charge, CheckedQuota, Consistency, CostMissing, CostProblem, Costs,
+    DecidedToll, Decision, DeclaredFact, Facts, InvalidFact, InvalidPolicy, InvalidQuota, InvalidRequest,
+    Limit, LimitDecision, MatchedLimits, Missing, Mode, OnStoreFailure, Outcome, Policy, Quota, Reason,
+    Retry, Rule, Slot, Span, StatusSet, Time, Value, Verb, Verdict,
 };
-pub use tollkeeper_core::{
-    algorithm, charge, contract, decimal, decision, digest, facts, fingerprint, inline, invalid_request, key,
-    lease, limit, net, pattern, policy, quota, siphash, status, time, toll,
-};
+pub use tollkeeper_core::{facts, policy};
 
 /// Runs the example of the README as a doctest.
 #[cfg(doctest)]

@@ -279,3 +279,35 @@ fn pages() -> Vec<PathBuf> {
     assert!(pages.len() > 5, "{pages:?}");
     pages
 }
+
+/// `main` prints an error that it returns with `{:?}`: every error type says there what it says with `{}`.
+#[test]
+fn every_error_prints_well_with_debug() {
+    let mut checked = Vec::new();
+    let mut folders = vec![root().join("crates")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            if path.extension().is_none_or(|extension| extension != "rs") {
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            for line in text.lines().filter(|line| line.starts_with("impl ")) {
+                let Some((_, name)) = line.split_once("::error::Error for ") else { continue };
+                let name = name.trim_end_matches([' ', '{', '}']);
+                let debug = format!("impl fmt::Debug for {name} {{");
+                let (_, body) = text.split_once(&debug).unwrap_or_else(|| panic!("{name} derives Debug"));
+                let body: Vec<&str> = body.lines().skip(1).take(2).map(str::trim).collect();
+                assert_eq!(body[1], "fmt::Display::fmt(self, f)", "{name} in {}", path.display());
+                checked.push(name.to_owned());
+            }
+        }
+    }
+    assert!(checked.len() >= 20 && checked.contains(&"ReadError".to_owned()), "{checked:?}");
+    let error = Limiter::builder().limit(Limit::new("login", Quota::per_minute(0))).build().unwrap_err();
+    assert_eq!(format!("{error:?}"), error.to_string());
+}

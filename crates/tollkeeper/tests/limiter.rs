@@ -8,13 +8,13 @@ use std::task::Poll;
 use std::time::Duration;
 
 use support::*;
+use tollkeeper::CostProblem;
 use tollkeeper::facts::FactProblem;
-use tollkeeper::invalid_request::CostProblem;
+use tollkeeper::store::{Key, KeyCorrection, Reply, Store, StoreFuture, Toll};
 use tollkeeper::{
     Algorithm, Allowance, BuildError, Charge, Clock, Correction, DecidedToll, Facts, HandleError,
-    InvalidFact, InvalidRequest, Key, KeyCorrection, Limit, Limiter, MemoryStore, Missing, Mode, Policy,
-    Quota, Reply, Retry, Slot, Span, Store, StoreChoice, StoreFuture, Toll, Unavailable, Value, Verb,
-    Verdict, facts,
+    InvalidFact, InvalidRequest, Limit, Limiter, MemoryStore, Missing, Mode, Policy, Quota, Retry, Slot,
+    Span, StoreChoice, Unavailable, Value, Verb, Verdict, facts,
 };
 
 /// Retry time and reset time of a limit of ten per minute after ten were charged at the start of a minute.

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::*;
+use tollkeeper::store::Toll;
 use tollkeeper::{
     Algorithm, Capacity, Clock, Correction, Decision, Facts, Limit, Limiter, ManualClock, MemoryStore,
-    Policy, Quota, Span, Time, Toll, Verb, facts,
+    Policy, Quota, Span, Time, Verb, facts,
 };
 
 /// Algorithms that count units for each key.

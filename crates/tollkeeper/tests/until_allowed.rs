@@ -12,10 +12,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use support::*;
+use tollkeeper::store::{Key, KeyCorrection, Reply, Store, StoreFuture, Toll};
 use tollkeeper::{
-    Algorithm, Allowance, Charge, Clock, Correction, Facts, InvalidRequest, Key, KeyCorrection, Limit,
-    Limiter, ManualClock, MemoryStore, Policy, Quota, Reply, Retry, Slot, Span, Store, StoreChoice,
-    StoreFuture, Toll, Unavailable, Verdict, Waiting, facts,
+    Algorithm, Allowance, Charge, Clock, Correction, Facts, InvalidRequest, Limit, Limiter, ManualClock,
+    MemoryStore, Policy, Quota, Retry, Slot, Span, StoreChoice, Unavailable, Verdict, Waiting, facts,
 };
 
 /// Callers of `until_allowed`, numbered in order of arrival.

@@ -11,13 +11,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use tokio::task_local;
-use tollkeeper::charge::Item;
 use tollkeeper::config::StoreUrl;
+use tollkeeper::store::charge::Item;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
-use tollkeeper::{
-    Charge, Correction, Costs, Key, KeyCorrection, Limiter, MemoryStore, PartialToll, Remote, RemoteResult,
-    Reply, Resilient, ResilientSettings, Server, Slot, Split, StoreFuture, Toll, facts,
+use tollkeeper::store::{
+    Key, KeyCorrection, PartialToll, Remote, RemoteResult, Reply, Resilient, ResilientSettings, Server,
+    Split, StoreFuture, Toll,
 };
+use tollkeeper::{Charge, Correction, Costs, Limiter, MemoryStore, Slot, facts};
 use tollkeeper_tests::load::{self, BACK, COST, NODES, OFFERED, ONCE, ROUTES, Row, THREADS};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, span};

@@ -11,9 +11,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tollkeeper::store::{Change, KeyCorrection, Toll};
 use tollkeeper::{
-    Algorithm, Approximation, Change, Charge, CheckedQuota, Consistency, Correction, DecidedToll, Decision,
-    KeyCorrection, LimitDecision, OnStoreFailure, Toll,
+    Algorithm, Approximation, Charge, CheckedQuota, Consistency, Correction, DecidedToll, Decision,
+    LimitDecision, OnStoreFailure,
 };
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::contract::{self, Admission, Hold, Rate, Windows};

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
-use tollkeeper::{
-    Charge, Correction, Failure, FailureKind, Key, KeyCorrection, LeaseGrant, LeaseRequest, Remote,
-    RemoteResult, Reply, Secret, Slot, StoreFuture, Toll,
+use tollkeeper::store::{
+    Failure, FailureKind, Key, KeyCorrection, LeaseGrant, LeaseRequest, Remote, RemoteResult, Reply, Secret,
+    StoreFuture, Toll,
 };
+use tollkeeper::{Charge, Correction, Slot};
 
 use super::executor::lock;
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Scenario`] is plain data that follows from a seed: limits, nodes, requests and faults. A [`World`] plays it: one
 //! event heap in microseconds, one manual clock for each node, a network that delays, loses, duplicates and reorders.
-//! The nodes run the shipped types ([`Limiter`](tollkeeper::Limiter), [`Resilient`](tollkeeper::Resilient), the
+//! The nodes run the shipped types ([`Limiter`](tollkeeper::Limiter), [`Resilient`](tollkeeper::store::Resilient), the
 //! algorithms); only the wire and the server behind it are simulated. The server keeps its state in the reference store
 //! or, through the product's scripts, in a real Redis. A [`Checker`] judges every admission by the contract of its
 //! algorithm. The simulator decides nothing itself.

@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tollkeeper::algorithm::State;
-use tollkeeper::{
-    Charge, Correction, Key, KeyCorrection, LeaseGrant, LeaseRequest, LimitReply, Outcome, Remote,
-    RemoteResult, Reply, Resilient, ResilientSettings, Slot, Store, StoreFuture, Time, Toll, Unavailable,
+use tollkeeper::store::{
+    Key, KeyCorrection, LeaseGrant, LeaseRequest, LimitReply, Remote, RemoteResult, Reply, Resilient,
+    ResilientSettings, Store, StoreFuture, Toll,
 };
+use tollkeeper::{Charge, Correction, Outcome, Slot, Time, Unavailable};
+use tollkeeper_core::algorithm::State;
 
 use super::client::Client;
 use super::executor::lock;

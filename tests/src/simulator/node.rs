@@ -5,10 +5,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use tollkeeper::{
-    Capacity, Clock, Leased, LeasedSettings, Limit, Limiter, ManualClock, MemoryStore, Resilient,
-    ResilientSettings, Store, StoreChoice, Time,
-};
+use tollkeeper::store::{Leased, LeasedSettings, Resilient, ResilientSettings, Store};
+use tollkeeper::{Capacity, Clock, Limit, Limiter, ManualClock, MemoryStore, StoreChoice, Time};
 
 use super::client::Client;
 

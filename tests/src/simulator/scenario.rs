@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tollkeeper::{Algorithm, BreakerSettings, Limit, Mode, OnStoreFailure, Quota, ResilientSettings, Span};
+use tollkeeper::store::{BreakerSettings, ResilientSettings};
+use tollkeeper::{Algorithm, Limit, Mode, OnStoreFailure, Quota, Span};
 
 use crate::cases::Random;
 

@@ -1,6 +1,7 @@
 //! The store behind the network: it runs each call when it arrives, on its own clock.
 
-use tollkeeper::{Correction, LeaseGrant, LeaseRequest};
+use tollkeeper::Correction;
+use tollkeeper::store::{LeaseGrant, LeaseRequest};
 use tollkeeper_core::{Charge, KeyCorrection, Reply, Slot, Time, Toll};
 
 use crate::reference::Reference;

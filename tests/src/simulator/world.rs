@@ -6,10 +6,8 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use tollkeeper::{
-    Clock, Correction, Costs, Decision, Facts, Failure, FailureKind, Key, Limiter, RemoteResult, Slot, Span,
-    Time, facts,
-};
+use tollkeeper::store::{Failure, FailureKind, Key, RemoteResult};
+use tollkeeper::{Clock, Correction, Costs, Decision, Facts, Limiter, Slot, Span, Time, facts};
 
 use super::checker::{Answered, Bounded, Checker, StoreTime};
 use super::client::{Answer, Call, Client, Op, Pending, Wire};

@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use hyper::header::{self, HeaderMap};
 use subtle::ConstantTimeEq as _;
 use tollkeeper::config::TokenDigest;
-use tollkeeper::digest::{hex, sha256};
+use tollkeeper_core::digest::{hex, sha256};
 
 /// The permission that a call requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

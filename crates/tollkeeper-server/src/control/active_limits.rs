@@ -6,8 +6,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tollkeeper::config::{Config, EffectiveLimit, Report};
+use tollkeeper::store::Failure;
 use tollkeeper::store::redis::SharedLimits;
-use tollkeeper::{Failure, Limiter, Policy};
+use tollkeeper::{Limiter, Policy};
 use tollkeeper_tower::{ActiveSettings, Settings};
 
 /// The active limits and where they come from: the body of `GET /v1/limits`.

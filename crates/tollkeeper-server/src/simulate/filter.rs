@@ -5,8 +5,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use hyper::http::request::Parts;
 use tollkeeper::config::Config;
-use tollkeeper::siphash::{self, Secret};
 use tollkeeper::{Limit, Policy, Quota, Verb};
+use tollkeeper_core::siphash::{self, Secret};
 
 use super::batch::{Batch, Entry};
 use super::worker::{FactReader, Names};
@@ -82,11 +82,11 @@ impl Part {
         entry: &Entry,
         batch: &Batch,
         names: &Names,
-        read: impl FnOnce(Option<tollkeeper::Key<'_>>) -> T,
+        read: impl FnOnce(Option<tollkeeper::store::Key<'_>>) -> T,
     ) -> T {
         let seen = self.reader.read(head, entry, batch, &self.policy, names);
         let Ok(settled) = seen.complete(&self.policy) else { return read(None) };
-        let mut toll = tollkeeper::Toll::new(&self.policy, Verb::Peek);
+        let mut toll = tollkeeper::store::Toll::new(&self.policy, Verb::Peek);
         let Ok(()) = toll.add(settled.facts, 1) else { return read(None) };
         read(toll.dues().next().map(|due| due.key))
     }
@@ -131,7 +131,7 @@ impl Filter {
 }
 
 impl Sample {
-    fn admits(self, key: tollkeeper::Key<'_>) -> bool {
+    fn admits(self, key: tollkeeper::store::Key<'_>) -> bool {
         let hash = siphash::hash(&Secret(*b"sample of keys.."), &key.to_bytes());
         hash % u128::from(self.of) < u128::from(self.part)
     }

@@ -2,11 +2,12 @@
 
 use std::collections::HashMap;
 
-use tollkeeper::decision::LimitDecision;
+use tollkeeper::LimitDecision;
 use tollkeeper::facts::DeclaredFacts;
-use tollkeeper::fingerprint::{self, Fingerprinter, Midstate};
-use tollkeeper::siphash::Secret;
-use tollkeeper::{Algorithm, Key, Mode, Retry, Rule, Span};
+use tollkeeper::store::Key;
+use tollkeeper::{Algorithm, Mode, Retry, Rule, Span};
+use tollkeeper_core::fingerprint::{self, Fingerprinter, Midstate};
+use tollkeeper_core::siphash::Secret;
 
 use super::delays::{DelaySummary, Delays};
 use super::distinct::{Distinct, KeyCount};

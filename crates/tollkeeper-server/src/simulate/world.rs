@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
+use tollkeeper::store::StoreFuture;
 use tollkeeper::{
-    Algorithm, Capacity, Charge, Clock, DecidedToll, Limiter, ManualClock, MemoryStore, Policy, Slot,
-    StoreFuture, Time,
+    Algorithm, Capacity, Charge, Clock, DecidedToll, Limiter, ManualClock, MemoryStore, Policy, Slot, Time,
 };
 use tollkeeper_tower::facts::CompleteFacts;
 

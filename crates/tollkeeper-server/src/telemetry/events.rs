@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hyper::body::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{MissedTickBehavior, interval};
-use tollkeeper::BreakerState;
+use tollkeeper::store::BreakerState;
 
 use crate::json::Writer;
 use crate::service::Service;

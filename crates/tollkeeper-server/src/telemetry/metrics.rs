@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::LocalKey;
 
-use tollkeeper::fingerprint::Midstate;
 use tollkeeper::thread_cached::{Shareable, Shares, ThreadCached};
 use tollkeeper::{
     Approximation, DecidedToll, Facts, Mode, Observer, OnStoreFailure, Op, Permits, Policy, Span,
 };
+use tollkeeper_core::fingerprint::Midstate;
 
 use crate::telemetry::top_keys::TopKeys;
 use crate::transport::connection_budget::Transport;

@@ -11,9 +11,10 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
+use tollkeeper::store::StoreFuture;
 use tollkeeper::{
     AdHocLimits, Capacity, CheckedQuota, Clock, Decision, KeyDecision, Limiter, MemoryStore, OnStoreFailure,
-    Policy, Retry, StoreFuture,
+    Policy, Retry,
 };
 
 use crate::redact::Redactor;

@@ -1,7 +1,7 @@
 //! Serialised rate-limit headers in one buffer, which can wait for the handler's response.
 
 use http::{HeaderMap, HeaderValue};
-use tollkeeper::decimal;
+use tollkeeper_core::decimal;
 
 use super::Field;
 

@@ -58,7 +58,7 @@ impl fmt::Display for Listener {
 }
 
 /// A text that is neither an address with a port nor `off`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct InvalidListener(String);
 
 impl fmt::Display for InvalidListener {
@@ -72,6 +72,13 @@ impl fmt::Display for InvalidListener {
             ("*", Some(port)) => write!(f, "for all addresses of the machine, `0.0.0.0:{port}`)"),
             _ => f.write_str("such as `127.0.0.1:8080` or `[::1]:8080`, or `off`)"),
         }
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for InvalidListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

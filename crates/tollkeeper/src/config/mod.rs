@@ -356,6 +356,7 @@ fn readable(bytes: &[u8]) -> Result<&str, (Position, &str, String, &'static str)
 
 /// The format of a config file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Format {
     /// YAML 1.2.
     Yaml,
@@ -383,7 +384,7 @@ impl Format {
 }
 
 /// Why no config could be read from a file.
-#[derive(Debug)]
+#[non_exhaustive]
 pub enum ReadError {
     /// The file, or a file that the config needs, cannot be read.
     Unreadable {
@@ -421,6 +422,13 @@ impl fmt::Display for ReadError {
                 )
             }
         }
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

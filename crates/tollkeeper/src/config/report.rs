@@ -166,10 +166,10 @@ impl fmt::Display for Report {
     }
 }
 
-/// Omits the text of the file, which may hold secrets.
+/// As [`Display`](fmt::Display), which shows no secrets: this is what `main` prints when it returns the error.
 impl fmt::Debug for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Report").field("name", &self.name).field("problems", &self.problems).finish()
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -28,6 +28,7 @@ pub struct Builder {
 
 /// The store of a limiter: a URL, or a store that is already open.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum StoreChoice {
     /// To be opened: `memory://`, `redis://…`. The text is not kept, because it may contain a password.
     Url(Result<StoreUrl, InvalidStoreUrl>),

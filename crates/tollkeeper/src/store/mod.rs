@@ -1,4 +1,8 @@
-//! The `Store` trait: a store keeps the state and decides tolls on it, by its own clock.
+//! Stores: what keeps the states and decides tolls on them, by its own clock.
+//!
+//! Applications name a store by its URL, or use the [memory store](crate::MemoryStore). This module has the rest, for
+//! those who build a [Redis store](redis) by hand or implement a store: the trait [`Store`], the types that it takes and
+//! returns, and, with the feature `test-kit`, the tests that every store must pass (`conformance`).
 //!
 //! A store takes a toll, which is plain data and can be sent to another process, and returns a decision. The
 //! alternatives are worse: compare-and-swap needs a round trip for every attempt and cannot decide several limits
@@ -22,9 +26,20 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+#[cfg(feature = "redis")]
+pub use leased::{Leased, LeasedSettings, Task};
+#[cfg(feature = "redis")]
+pub use remote::{Failure, FailureKind, PartialToll, Remote, RemoteResult, Server, Split};
+#[cfg(feature = "redis")]
+pub use resilient::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
 use tollkeeper_core::algorithm::State;
+pub use tollkeeper_core::decision::admitted;
 use tollkeeper_core::lease::Lease;
-use tollkeeper_core::{Charge, Key, KeyCorrection, Reply, Slot, Time, Toll};
+pub use tollkeeper_core::toll::TollRequest;
+pub use tollkeeper_core::{
+    Change, Due, Key, KeyCorrection, LimitReply, Reply, Secret, Toll, algorithm, charge, fingerprint,
+};
+use tollkeeper_core::{Charge, Slot, Time};
 
 /// Decides tolls against shared state.
 pub trait Store: fmt::Debug + Send + Sync {
@@ -92,12 +107,19 @@ pub struct LeaseGrant {
 ///
 /// The call may have taken effect or not. It is safe to retry: a charge is corrected at most once, and releasing,
 /// renewing or forgetting twice has the same effect as once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Unavailable;
 
 impl fmt::Display for Unavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the store did not answer: the call may have taken effect or not, and is safe to repeat")
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

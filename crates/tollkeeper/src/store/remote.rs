@@ -1,7 +1,7 @@
-//! The trait for remote stores: like [`Store`](crate::Store), but every call can fail.
+//! The trait for remote stores: like [`Store`](crate::store::Store), but every call can fail.
 //!
 //! A limiter needs a decision whatever happens, so it does not accept a remote store directly. Wrap it in
-//! [`Resilient`](crate::Resilient), which falls back to memory.
+//! [`Resilient`](crate::store::Resilient), which falls back to memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -131,7 +131,7 @@ impl fmt::Display for Server {
 }
 
 /// Why a remote store made no decision.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Failure {
     /// The kind, for metrics.
     pub kind: FailureKind,
@@ -141,6 +141,7 @@ pub struct Failure {
 
 /// Kinds of failures: the label `kind` of `tollkeeper_store_errors_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum FailureKind {
     /// No reply within the deadline.
     Timeout,
@@ -191,6 +192,13 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.kind.name(), self.message)
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -13,6 +13,7 @@ use std::str::FromStr;
 /// assert_eq!(redis.to_string(), "redis://***@cache.internal:6379/2");
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StoreUrl {
     /// In this process: `memory://`.
     #[default]
@@ -43,6 +44,7 @@ pub struct Credentials {
 
 /// The servers of a Redis store.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Servers {
     /// One server.
     One {
@@ -289,7 +291,7 @@ impl fmt::Debug for Credentials {
 }
 
 /// Why a text is not a valid store URL. It does not contain the text, which may include a password.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct InvalidStoreUrl(&'static str);
 
 impl InvalidStoreUrl {
@@ -300,6 +302,13 @@ impl InvalidStoreUrl {
 impl fmt::Display for InvalidStoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0)
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for InvalidStoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

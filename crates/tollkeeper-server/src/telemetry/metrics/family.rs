@@ -3,7 +3,8 @@
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use tollkeeper::{BreakerState, FailureKind, Limiter, Op, Permits};
+use tollkeeper::store::{BreakerState, FailureKind};
+use tollkeeper::{Limiter, Op, Permits};
 
 pub use super::histogram::Counts;
 use super::requests::RequestTally;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use prost_types::Duration;
-use tollkeeper::decision::LimitDecision;
+use tollkeeper::LimitDecision;
 use tollkeeper::facts::DeclaredFacts;
 use tollkeeper::{
     CheckedQuota, Correction, Decision, Facts, InvalidRequest, MatchedLimits, MultiRequest, OnStoreFailure,

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use hyper::body::Bytes;
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
-use tollkeeper::digest::{hex, sha256};
+use tollkeeper_core::digest::{hex, sha256};
 
 use super::error::{ApiError, Code};
 use super::response_body::Reply;

@@ -1,8 +1,7 @@
 //! Writes decisions as JSON. The format is API: fields are only ever added.
 
-use tollkeeper::decision::LimitDecision;
 use tollkeeper::facts::DeclaredFacts;
-use tollkeeper::{Decision, KeyState, Limiter, Policy, Retry, Span, Verdict};
+use tollkeeper::{Decision, KeyState, LimitDecision, Limiter, Policy, Retry, Span, Verdict};
 
 use crate::json::Writer;
 use crate::key_ref::KeyRefs;
@@ -206,9 +205,9 @@ mod tests {
     use std::fmt::Display;
     use std::time::Duration;
 
-    use tollkeeper::time::Seconds;
     use tollkeeper::{Algorithm, Capacity, Clock, Facts, Limit, ManualClock, MemoryStore, Mode, Quota};
     use tollkeeper::{Time, facts};
+    use tollkeeper_core::time::Seconds;
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! `TK.CHECK` and `TK.PEEK`: read facts, and write decisions with the fields of the JSON API.
 
-use tollkeeper::decision::LimitDecision;
+use tollkeeper::LimitDecision;
 use tollkeeper::facts::DeclaredFacts;
 use tollkeeper::{Decision, Facts, InvalidRequest, Limiter, Retry, Span, Verdict};
 

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::time::{self, sleep, timeout};
-use tollkeeper::toll::TollRequest;
-use tollkeeper::{Decision, KeyDecision, OnStoreFailure, StoreFuture, Verb};
+use tollkeeper::store::StoreFuture;
+use tollkeeper::{Decision, KeyDecision, OnStoreFailure, Verb};
+use tollkeeper_core::toll::TollRequest;
 
 use super::commands::{self, Name};
 use super::parse::{Arguments, Parser, ProtocolError};

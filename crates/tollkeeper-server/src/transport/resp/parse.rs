@@ -154,7 +154,7 @@ fn number(bytes: &[u8]) -> Number {
 }
 
 /// Why input is not a command. The parser cannot resynchronize, so the connection must be closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum ProtocolError {
     /// The number of arguments is not a number, or too large.
     Count,
@@ -188,6 +188,13 @@ impl fmt::Display for ProtocolError {
             ProtocolError::Quotes => f.write_str("unbalanced quotes in request"),
             ProtocolError::Http => f.write_str("this port speaks RESP, the protocol of Redis, not HTTP"),
         }
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for ProtocolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Encodes replies in RESP2 or RESP3, as the client selected.
 
 use tollkeeper::Span;
-use tollkeeper::decimal::Decimal;
+use tollkeeper_core::decimal::Decimal;
 
 /// The version of the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Du
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tollkeeper::config::{Config, Format, TokenDigest};
-use tollkeeper::digest::sha256;
 use tollkeeper::{Capacity, Clock, ManualClock, MemoryStore, Span, Time};
+use tollkeeper_core::digest::sha256;
 
 use super::connection::serve;
 use super::*;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::{Algorithm, Decision, Facts, Limit, Quota, Toll, Value, Verb, facts};
+use crate::store::Toll;
+use crate::{Algorithm, Decision, Facts, Limit, Quota, Value, Verb, facts};
 
 use super::StoredKey;
 use super::world::*;

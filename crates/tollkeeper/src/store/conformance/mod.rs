@@ -46,7 +46,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Limiter, Policy, Store, Time};
+use crate::store::Store;
+use crate::{Limiter, Policy, Time};
 use world::World;
 
 /// A store to run the suite on.

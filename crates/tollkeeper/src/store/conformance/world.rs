@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use crate::policy::Grant;
-use crate::{Algorithm, Decision, Facts, Limit, Limiter, Policy, Quota, Span, Store, Time};
+use crate::store::Store;
+use crate::{Algorithm, Decision, Facts, Limit, Limiter, Policy, Quota, Span, Time};
 
 use super::{StoredKey, TestedStore, Trouble};
 

@@ -40,7 +40,7 @@ const MARKER: u8 = 3;
 const END: u8 = 0;
 
 /// Why a snapshot could not be written or read.
-#[derive(Debug)]
+#[non_exhaustive]
 pub enum SnapshotError {
     /// The operating system reported an error.
     Io {
@@ -102,6 +102,13 @@ impl fmt::Display for SnapshotError {
                 self.cause()
             ),
         }
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for SnapshotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -58,7 +58,6 @@ impl Resilient<RedisStore> {
 }
 
 /// A certificate or key file that cannot be used.
-#[derive(Debug)]
 pub struct UnreadableFile {
     path: PathBuf,
     why: String,
@@ -79,6 +78,13 @@ impl UnreadableFile {
 impl fmt::Display for UnreadableFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} cannot be used: {}", self.path.display(), self.why)
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for UnreadableFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

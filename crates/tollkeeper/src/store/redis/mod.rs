@@ -28,7 +28,6 @@ mod store;
 mod topology;
 pub mod wire;
 
-pub use crate::digest;
 pub use address::RedisTls;
 #[cfg(feature = "config")]
 pub use from_config::UnreadableFile;
@@ -37,3 +36,4 @@ pub use policy::{NotSet, PolicyWatch, SharedLimits, SharedPolicy};
 #[cfg(feature = "config")]
 pub use policy_sync::{Followed, Following};
 pub use store::{RedisOptions, RedisStore};
+pub use tollkeeper_core::digest;

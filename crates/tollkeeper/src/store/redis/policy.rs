@@ -45,7 +45,7 @@ pub struct SharedLimits {
 }
 
 /// Why limits were not set.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum NotSet {
     /// The version is not the expected one: another caller changed the limits first.
     Conflict {
@@ -195,6 +195,13 @@ impl fmt::Display for NotSet {
             }
             NotSet::Failed(failure) => write!(f, "{failure}"),
         }
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for NotSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

@@ -40,7 +40,8 @@ impl Limiter {
     /// use std::{path::Path, sync::Arc};
     /// use tollkeeper::config::{Config, StoreUrl};
     /// use tollkeeper::store::redis::SharedPolicy;
-    /// use tollkeeper::{Leased, Limiter};
+    /// use tollkeeper::store::Leased;
+    /// use tollkeeper::Limiter;
     ///
     /// let (config, _) = Config::read(Path::new("tollkeeper.yaml"))?;
     /// let StoreUrl::Redis(url) = &config.store else { return Err("nothing to share in memory".into()) };

@@ -28,7 +28,7 @@ use crate::sync::{Mutex, lock};
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// The first and the longest pause between two attempts, each lengthened by up to a half. So a server that
 /// comes back just after an attempt has failed is found within 1.6 s, and is then used at once: see
-/// [`Remote::arrivals`](crate::Remote::arrivals).
+/// [`Remote::arrivals`](crate::store::Remote::arrivals).
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(400));
 /// After a connection that lived for less, the pause keeps growing.
 const STABLE: Duration = Duration::from_secs(1);

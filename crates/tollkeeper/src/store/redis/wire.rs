@@ -119,12 +119,19 @@ impl Call {
 }
 
 /// A reply that does not belong to its call: it has another nonce, or a form that no script of ours returns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the store sent a reply that does not belong to the call")
+    }
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

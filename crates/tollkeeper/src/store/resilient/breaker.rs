@@ -58,7 +58,7 @@ pub(crate) struct Breaker {
     late: u128,
     /// The number of valid bits in `late`.
     seen: u32,
-    /// [`Remote::arrivals`](crate::Remote::arrivals) at the last check.
+    /// [`Remote::arrivals`](crate::store::Remote::arrivals) at the last check.
     arrivals: u64,
 }
 
