@@ -68,10 +68,10 @@ impl Server {
         server
     }
 
-    /// Starts a server that listens on a port as well; `door` is the name of the setting, `port` or `tls-port`.
-    pub fn on_a_port(program: Program, door: &str, settings: &[&str]) -> Server {
+    /// Starts a server that listens on a port as well; `port_setting` is the name of the setting, `port` or `tls-port`.
+    pub fn on_a_port(program: Program, port_setting: &str, settings: &[&str]) -> Server {
         loop {
-            let mut server = Server::run(program, Some((door, free_port())), settings);
+            let mut server = Server::run(program, Some((port_setting, free_port())), settings);
             // Another process may have taken the port in between: then the server exits at once.
             if server.is_up() {
                 return server;
@@ -86,7 +86,7 @@ impl Server {
         lines.extend(["save \"\"".to_owned(), "appendonly no".to_owned()]);
         lines.push(format!("dir {}", folder.display()));
         lines.push(format!("unixsocket {}", folder.join("socket").display()));
-        lines.extend(port.map(|(door, port)| format!("{door} {port}")));
+        lines.extend(port.map(|(port_setting, port)| format!("{port_setting} {port}")));
         lines.extend(settings.iter().map(|line| line.to_string()));
         let file = folder.join("settings");
         fs::write(&file, lines.join("\n")).expect("the temporary folder is writable");
