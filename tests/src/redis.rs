@@ -23,7 +23,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The server program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are the programs")]
 pub enum Program {
     Redis,
     /// The oldest Redis that the scripts support.
@@ -101,8 +101,8 @@ impl Server {
 
     /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
-        self.process.kill().expect("it runs");
-        self.process.wait().expect("it ends");
+        self.process.kill().expect("the server runs");
+        self.process.wait().expect("the server exits");
     }
 
     /// Restarts a killed server with additional settings.
@@ -130,17 +130,17 @@ impl Server {
         format!("redis+unix://{}", self.socket().display())
     }
 
-    /// The socket it listens on.
+    /// Path of the Unix socket.
     pub fn socket(&self) -> PathBuf {
         self.folder.join("socket")
     }
 
-    /// The port it listens on.
+    /// TCP port of the server.
     pub fn port(&self) -> u16 {
-        self.port.expect("it was started on a port")
+        self.port.expect("started with `on_a_port`")
     }
 
-    /// Its process id.
+    /// Process id of the server.
     pub fn process(&self) -> u32 {
         self.process.id()
     }
@@ -150,7 +150,7 @@ impl Server {
         self.try_connect().unwrap_or_else(|why| panic!("no server: {why}\n{}", self.log()))
     }
 
-    /// Whether it runs and is a primary.
+    /// Whether the server is up and a primary.
     pub fn is_primary(&self) -> bool {
         let is_there = UnixStream::connect(self.socket()).is_ok();
         is_there
@@ -159,7 +159,7 @@ impl Server {
             })
     }
 
-    /// Its log.
+    /// The log of the server.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
@@ -168,7 +168,7 @@ impl Server {
     fn is_up(&mut self) -> bool {
         let started = Instant::now();
         loop {
-            if self.process.try_wait().expect("it is our child").is_some() {
+            if self.process.try_wait().expect("a child of this process").is_some() {
                 assert!(self.log().contains("Address already in use"), "{}", self.log());
                 return false;
             }
@@ -219,7 +219,7 @@ pub fn limiter(url: &str, limits: Vec<Limit>) -> Limiter {
 
 /// Like [`limiter`], with its store.
 pub fn limiter_and_store(url: &str, limits: Vec<Limit>) -> (Limiter, Arc<Resilient<RedisStore>>) {
-    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
+    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is not a Redis URL") };
     let settings = ResilientSettings { deadline: Duration::from_secs(20), ..ResilientSettings::default() };
     let store = RedisStore::open(&url, RedisOptions::default());
     let store = Arc::new(Resilient::new(store, settings, MemoryStore::default()));
@@ -329,9 +329,9 @@ impl Client {
     /// Reads the next reply.
     pub fn answer(&mut self) -> Result<Value, String> {
         let mut line = String::new();
-        self.stream.read_line(&mut line).expect("the server answers");
+        self.stream.read_line(&mut line).expect("the server replies");
         let line = line.trim_end();
-        let (kind, rest) = line.split_at_checked(1).expect("an answer has a kind");
+        let (kind, rest) = line.split_at_checked(1).expect("a reply has a type");
         let number = || rest.parse::<i64>().expect("a number");
         match kind {
             "+" => Ok(Value::Bytes(rest.into())),
@@ -340,7 +340,7 @@ impl Client {
             "$" | "*" if rest == "-1" => Ok(Value::Nothing),
             "$" => {
                 let mut bytes = vec![0; usize::try_from(number()).expect("a length") + 2];
-                self.stream.read_exact(&mut bytes).expect("the server answers");
+                self.stream.read_exact(&mut bytes).expect("the server replies");
                 bytes.truncate(bytes.len() - 2);
                 Ok(Value::Bytes(bytes))
             }
