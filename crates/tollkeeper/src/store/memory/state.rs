@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_packed_is_unpacked() {
+    fn packed_state_unpacks_to_itself() {
         let now = 1_760_000_000_000_000;
         let check = |state: State, quota: &CheckedQuota, shift| {
             let packed = Packed::pack(quota, shift, &state).expect("fits");

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn it_holds_what_a_map_would() {
+    fn table_behaves_like_a_hash_map() {
         let mut random = Random(0x5eed);
         let mut table = Table::default();
         let mut model = BTreeMap::new();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_drops_the_dead_and_only_them() {
+    fn sweep_drops_only_expired_entries() {
         let mut random = Random(7);
         let mut table = Table::default();
         let mut model = BTreeMap::new();
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_a_sweep_drop_what_one_sweep_would() {
+    fn sweep_in_slices_equals_a_full_sweep() {
         let mut random = Random(11);
         let mut table = Table::default();
         let mut model = BTreeMap::new();
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn fingerprints_that_are_all_alike_still_fit() {
+    fn adjacent_fingerprints_are_all_stored() {
         let mut table = Table::default();
         for low in 1..2000 {
             table.set(u128::MAX - low, state(1), |_| false, |_| {});
