@@ -12,7 +12,7 @@ use crate::sync::lock;
 
 use super::Inner;
 use super::shard::{Dropped, Lens, Shard, Spot};
-use super::table::Place;
+use super::table::Lookup;
 
 /// The most cells that the overflow keys of one limit share.
 pub(super) const CELLS: usize = 65_536;
@@ -26,9 +26,9 @@ impl Inner {
         let logs = is_log(due);
         match shard.table.find(print) {
             _ if due.quota.count() == 0 => Spot::Nowhere,
-            Place::Found(place) if logs && charging => self.look_log(shard, due, Spot::Own(print, place)),
-            Place::Found(place) => Spot::Own(print, place),
-            Place::Vacant(_) => {
+            Lookup::Found(place) if logs && charging => self.look_log(shard, due, Spot::Own(print, place)),
+            Lookup::Found(place) => Spot::Own(print, place),
+            Lookup::Vacant(_) => {
                 let cell = || self.cell(due.key.family(), due.quota.algorithm(), print);
                 let shared = if shard.cells.len() == 0 { None } else { shard.cells.get(cell()) };
                 let room = !logs || self.has_log_room(log_bytes(due));
@@ -118,8 +118,8 @@ impl Inner {
     fn needs_room(&self, shard: &mut Shard, due: &Due<'_>, print: u128) -> bool {
         match shard.table.find(print) {
             _ if due.quota.count() == 0 => false,
-            Place::Vacant(_) => true,
-            Place::Found(place) => {
+            Lookup::Vacant(_) => true,
+            Lookup::Found(place) => {
                 let bytes = log_bytes(due);
                 is_log(due) && !self.has_log_room(bytes) && !shard.log_fits(Spot::Own(print, place), bytes)
             }
