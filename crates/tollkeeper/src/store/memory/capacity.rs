@@ -1,6 +1,6 @@
 //! Enforces the capacity of the store: finds space for states, and shares cells when it is full.
 //!
-//! The number of keys has a hard cap. States that equal a fresh one are dropped to free space. If there is none, a
+//! The number of keys has a hard cap. At the cap, only states that equal a fresh one are dropped; if all are in use, a
 //! new key shares a cell with other keys of its limit. So no state is lost, no limit is exceeded, and a client that
 //! floods the store with keys affects only new keys.
 
