@@ -8,7 +8,7 @@ use tollkeeper_server::transport::resp::reply::{Protocol, Replies};
 
 type Command = Vec<Vec<u8>>;
 
-/// Whatever comes is a list of commands, and why it ends, however it is cut; and nothing in it is too large.
+/// Any bytes parse to commands and at most one error, independent of how they are split, and within the size limits.
 pub(crate) fn any_bytes(data: &[u8]) {
     let (commands, error) = parse(data, data.len().max(1));
     for command in &commands {
@@ -39,12 +39,12 @@ pub(crate) fn encoded(data: &[u8]) {
     for piece in [bytes.len().max(1), 1 + usize::from(*data.first().unwrap_or(&0))] {
         assert_eq!(read_as(&commands, &bytes, piece), None, "in pieces of {piece}");
     }
-    // There are many answers of a word, and none depends on another: one word is enough.
-    commands.iter().flatten().take(1).for_each(|word| answers(word));
+    // There are many kinds of replies, and none depends on another word, so one word is enough.
+    commands.iter().flatten().take(1).for_each(|word| replies(word));
 }
 
-/// Everything that an answer is made of, made of this word.
-fn answers(word: &[u8]) {
+/// Every kind of reply, with this word as its content.
+fn replies(word: &[u8]) {
     use resp2::types::OwnedFrame as Two;
     use resp3::types::OwnedFrame as Three;
     let number =
@@ -97,7 +97,7 @@ fn written(protocol: Protocol, write: &dyn Fn(&mut Replies)) -> Vec<u8> {
 fn encoded_2(frame: &resp2::types::OwnedFrame) -> Vec<u8> {
     use resp2::types::Resp2Frame as _;
     let mut bytes = vec![0; frame.encode_len(false)];
-    let len = resp2::encode::encode(&mut bytes, frame, false).expect("it fits");
+    let len = resp2::encode::encode(&mut bytes, frame, false).expect("the buffer is large enough");
     bytes.truncate(len);
     bytes
 }
@@ -105,12 +105,12 @@ fn encoded_2(frame: &resp2::types::OwnedFrame) -> Vec<u8> {
 fn encoded_3(frame: &resp3::types::OwnedFrame) -> Vec<u8> {
     use resp3::types::Resp3Frame as _;
     let mut bytes = vec![0; frame.encode_len(false)];
-    let len = resp3::encode::complete::encode(&mut bytes, frame, false).expect("it fits");
+    let len = resp3::encode::complete::encode(&mut bytes, frame, false).expect("the buffer is large enough");
     bytes.truncate(len);
     bytes
 }
 
-/// Commands made of bytes: a number of words, then for each its length and itself.
+/// Generates commands from bytes: the number of words, then each word after its length.
 fn commands(mut data: &[u8]) -> Vec<Command> {
     fn number(data: &mut &[u8], below: usize) -> Option<usize> {
         data.split_off_first().map(|byte| usize::from(*byte) % below)
@@ -127,19 +127,19 @@ fn commands(mut data: &[u8]) -> Vec<Command> {
     commands
 }
 
-/// All commands of these bytes, if they come in pieces of this size; and why it ended, if not at their end.
+/// All commands in these bytes, fed in pieces of this size, and the error that ended parsing, if any.
 fn parse(bytes: &[u8], piece: usize) -> (Vec<Command>, Option<ProtocolError>) {
     let mut found = Vec::new();
     let error = read(bytes, piece, |arguments| found.push(arguments.from(0).map(<[u8]>::to_vec).collect()));
     (found, error)
 }
 
-/// Demands that these bytes are these commands; why they ended, if not at their end. Each is compared as it comes:
-/// to collect them once more would take most of the time.
+/// Asserts that these bytes parse to these commands, and returns the error that ended parsing, if any. Commands are
+/// compared one by one, because collecting them would take most of the time.
 fn read_as(commands: &[Command], bytes: &[u8], piece: usize) -> Option<ProtocolError> {
     let mut expected = commands.iter();
     let error = read(bytes, piece, |arguments| {
-        let command = expected.next().expect("no more commands than there are");
+        let command = expected.next().expect("no more commands than expected");
         let same = arguments.from(0).eq(command.iter().map(Vec::as_slice));
         assert!(same, "in pieces of {piece}: {command:?}");
     });
@@ -147,7 +147,7 @@ fn read_as(commands: &[Command], bytes: &[u8], piece: usize) -> Option<ProtocolE
     error
 }
 
-/// Shows each command of these bytes; why it ended, if not at their end.
+/// Calls `each` with every command in these bytes, and returns the error that ended parsing, if any.
 fn read(bytes: &[u8], piece: usize, mut each: impl FnMut(Arguments<'_>)) -> Option<ProtocolError> {
     let (mut parser, mut buffer) = (Parser::default(), Vec::new());
     for piece in bytes.chunks(piece) {

@@ -1,4 +1,4 @@
-// rate-limiter-flexible on a Redis: how many checks a second one process gets through.
+// Prints the checks per second of one process with rate-limiter-flexible on Redis.
 //
 //     node flexible.js SOCKET SECONDS IN_FLIGHT KEYS PIPELINE
 const Redis = require('ioredis');
@@ -9,7 +9,7 @@ const storeClient = new Redis({ path: socket, enableAutoPipelining: pipeline ===
 const limiter = new RateLimiterRedis({ storeClient, points: 1000000, duration: 60 });
 
 let checks = 0;
-async function ask(end, task) {
+async function run(end, task) {
   for (let turn = task; Date.now() < end; turn += Number(inFlight)) {
     await limiter.consume(String(turn % keys).padStart(24, '0'));
     checks += 1;
@@ -17,8 +17,8 @@ async function ask(end, task) {
 }
 
 async function main() {
-  const all = (end) => Promise.all(Array.from({ length: Number(inFlight) }, (_, task) => ask(end, task)));
-  // What is compiled first is not measured.
+  const all = (end) => Promise.all(Array.from({ length: Number(inFlight) }, (_, task) => run(end, task)));
+  // Warm-up, until the JIT has compiled the loop.
   await all(Date.now() + 300);
   checks = 0;
   const began = process.hrtime.bigint();

@@ -1,41 +1,41 @@
-//! The keys of all benchmarks and the order of their requests.
+//! Generates the keys of all benchmarks and the order of their requests.
 //!
-//! Everything is drawn beforehand, so that no generator runs during a measurement, and keys are in memory in the order
-//! of their requests: a real program, too, has just read its key when it calls a limiter.
+//! Requests are generated before a measurement starts, and lie in memory in the order in which they are made: a real
+//! program has just read its key, too, when it calls a limiter, so the key itself is in the cache.
 
 use std::fmt::Write;
 
 /// The keys of a request to a layered limiter.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// One of many.
+    /// One of a million users.
     pub user: String,
-    /// One of a thousand.
+    /// One of a thousand tenants.
     pub tenant: String,
-    /// One of fifty.
+    /// One of fifty routes.
     pub route: String,
 }
 
-/// The key of a number: 24 bytes, unique.
+/// A unique key of 24 bytes for this number.
 pub fn key(kind: &str, number: u64) -> String {
     let mut key = String::new();
     write_key(&mut key, kind, number);
     key
 }
 
-/// As [`key`], where another one was.
+/// Writes [`key`] into an existing string.
 pub fn write_key(key: &mut String, kind: &str, number: u64) {
     key.clear();
-    write!(key, "{kind:.<8}{:016x}", scrambled(number)).expect("a string takes everything");
+    write!(key, "{kind:.<8}{:016x}", scrambled(number)).expect("writing to a String cannot fail");
 }
 
-/// Numbers below `below`, each as likely as any other.
+/// Uniformly distributed numbers below `below`.
 pub fn uniform(below: u64) -> impl Iterator<Item = u64> {
     (0..).map(move |draw| random(draw) % below)
 }
 
-/// Numbers below `below` by Zipf's law (s = 1): the most frequent comes twice as often as the second.
-#[expect(clippy::cast_precision_loss, reason = "a draw needs no more than 53 bits")]
+/// Zipf-distributed numbers below `below` (s = 1): the most frequent is twice as frequent as the second.
+#[expect(clippy::cast_precision_loss, reason = "53 random bits are enough")]
 pub fn zipf(below: u64) -> impl Iterator<Item = u64> {
     let mut sum = 0.0;
     let sums: Vec<f64> = (1..=below)
@@ -47,12 +47,12 @@ pub fn zipf(below: u64) -> impl Iterator<Item = u64> {
     (0..).map(move |draw| {
         let drawn = sum * (random(draw) >> 11) as f64 / (1_u64 << 53) as f64;
         let rank = sums.partition_point(|sum| *sum < drawn) as u64;
-        // Frequent keys did not all come first: 7,368,787 is prime, so this is another order of the same.
+        // Spreads the frequent keys over the range. 7,368,787 is prime, so this is a permutation.
         rank * 7_368_787 % below
     })
 }
 
-/// Draws that have nothing to do with the keys.
+/// Random numbers that are independent of the keys.
 fn random(draw: u64) -> u64 {
     scrambled(draw ^ 0x5EED << 40)
 }

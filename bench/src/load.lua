@@ -1,6 +1,6 @@
--- What wrk sends: for every key one request, made beforehand, so that wrk is never the slower one.
+-- The requests that wrk sends: one for each key, built before the run, so that wrk is not the bottleneck.
 --
---     wrk … -s load.lua URL -- KEYS METHOD PATH BODY      where KEY in the path or the body is the key
+--     wrk … -s load.lua URL -- KEYS METHOD PATH BODY      KEY in the path or the body is replaced by the key
 
 local requests, last = {}, 0
 

@@ -24,7 +24,7 @@ pub fn limiter(bucket: Bucket, facts: &[&str], clock: Clock) -> Limiter {
     let quota = Quota::per(u64::from(bucket.count), Duration::from_secs(u64::from(bucket.seconds)));
     let quota = quota.burst(u64::from(bucket.burst));
     let limits = facts.iter().map(|fact| Limit::new(format!("per-{fact}"), quota).by(*fact)).collect();
-    // Twice the room that is needed, so that nothing depends on how keys spread over shards.
+    // Twice the needed capacity, so that an uneven spread over the shards makes no difference.
     let capacity = Capacity { max_keys: 2 * bucket.keys, ..Capacity::default() };
     Limiter::embedded(Policy::new(limits).expect("valid limits"), MemoryStore::new(capacity, clock))
 }

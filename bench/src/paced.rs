@@ -17,10 +17,10 @@ use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-use crate::served::stay_on_second_core;
+use crate::served::pin_to_second_core;
 
 /// Timeout of a response.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The port of a server, and its TLS settings.
 #[derive(Clone, Debug)]
@@ -31,11 +31,11 @@ pub struct Address {
     pub tls: Option<Arc<ClientConfig>>,
 }
 
-/// Trusts only certificates of this CA.
+/// A client config that trusts only this CA.
 pub fn trust(authority: &Path) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     let certificate = CertificateDer::from_pem_file(authority).expect("a certificate");
-    roots.add(certificate).expect("of an authority");
+    roots.add(certificate).expect("a CA certificate");
     Arc::new(ClientConfig::builder().with_root_certificates(roots).with_no_client_auth())
 }
 
@@ -55,13 +55,13 @@ impl<S: Read + Write + Send> Stream for S {}
 impl Connection {
     /// Connects, with a TLS handshake if needed.
     pub fn new(address: &Address) -> Connection {
-        let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, address.port)).expect("it listens");
+        let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, address.port)).expect("the server listens");
         socket.set_nodelay(true).expect("a socket");
         let tls = address.tls.clone().map(|config| {
             let name = ServerName::try_from("localhost").expect("a name");
-            let mut tls = ClientConnection::new(config, name).expect("a config that fits");
+            let mut tls = ClientConnection::new(config, name).expect("a valid TLS config");
             while tls.is_handshaking() {
-                tls.complete_io(&mut socket).expect("it speaks TLS");
+                tls.complete_io(&mut socket).expect("a TLS handshake");
             }
             tls
         });
@@ -81,15 +81,15 @@ impl Connection {
             if let Some(answer) = self.answer() {
                 return answer;
             }
-            assert!(asked.elapsed() < PATIENCE, "no answer");
+            assert!(asked.elapsed() < RESPONSE_TIMEOUT, "no response in time");
             thread::yield_now();
         }
     }
 
     fn send(&mut self, request: &[u8]) {
         // The request is short and the only one, so it always fits into the send buffer.
-        self.stream.write_all(request).expect("it reads");
-        self.stream.flush().expect("it reads");
+        self.stream.write_all(request).expect("the server reads");
+        self.stream.flush().expect("the server reads");
     }
 
     /// The response, if it is complete.
@@ -100,12 +100,12 @@ impl Connection {
                 let text = self.received.drain(..length).collect();
                 assert!(self.received.is_empty(), "a response without a request");
                 return Some(Answer(String::from_utf8(text).unwrap_or_else(|error| {
-                    // A picture: only the head is text.
+                    // nginx responds with a GIF, so only the head is text.
                     String::from_utf8_lossy(error.as_bytes()).into_owned()
                 })));
             }
             match self.stream.read(&mut buffer) {
-                Ok(0) => panic!("it closed the connection"),
+                Ok(0) => panic!("the server closed the connection"),
                 Ok(read) => self.received.extend_from_slice(&buffer[..read]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
                 Err(error) => panic!("{error}"),
@@ -124,39 +124,39 @@ fn length(received: &[u8]) -> Option<usize> {
         name.eq_ignore_ascii_case(NAME).then_some(value)
     });
     let value = value.and_then(|value| str::from_utf8(value).ok()?.trim().parse::<usize>().ok());
-    let length = head + value.expect("every server here says how long its answer is");
+    let length = head + value.expect("every server here sends Content-Length");
     (length <= received.len()).then_some(length)
 }
 
-/// Head and body.
+/// A response, head and body.
 #[derive(Debug)]
 pub struct Answer(pub String);
 
 impl Answer {
-    /// Whether it admits: not every server refuses with a status.
+    /// Whether the request was admitted; some servers refuse with status 200 and `"allowed":false`.
     pub fn admits(&self) -> bool {
         self.0.starts_with("HTTP/1.1 200 ") && !self.0.contains(r#""allowed":false"#)
     }
 }
 
-/// What was measured.
+/// The measured latencies.
 #[derive(Debug)]
 pub struct Latencies {
     /// Microseconds from a request's due time until its response arrived, sorted.
     micros: Vec<f64>,
-    /// The share that was admitted.
+    /// The share of admitted requests, 0 to 1.
     pub admitted: f64,
 }
 
 impl Latencies {
-    /// The latency that this many of a thousand requests did not exceed.
+    /// A percentile in thousandths: `permille(990)` is the 99th percentile.
     pub fn permille(&self, permille: usize) -> f64 {
         self.micros[(self.micros.len() * permille / 1_000).min(self.micros.len() - 1)]
     }
 }
 
-/// Asks one request after the other, `per_second`, for so long, on the second core, over so many connections.
-/// A request that is due while all of them wait for answers is sent as soon as one is free.
+/// Sends `per_second` requests for the duration `lasting` from the second core.
+/// A request that is due while all connections are busy is sent as soon as one is free.
 pub fn ask(
     address: &Address,
     connections: usize,
@@ -170,7 +170,7 @@ pub fn ask(
     let mut idle: VecDeque<Connection> = (0..connections).map(|_| Connection::new(address)).collect();
     let (mut waiting, mut micros, mut admitted) = (Vec::<Connection>::new(), Vec::new(), 0.0);
     let mut ask = || {
-        stay_on_second_core();
+        pin_to_second_core();
         let began = Instant::now();
         while due.peek().is_some() || !waiting.is_empty() {
             while !idle.is_empty()
@@ -189,10 +189,10 @@ pub fn ask(
                     idle.push_back(connection);
                 }
             }
-            assert!(began.elapsed() < lasting + PATIENCE, "{} answers are missing", waiting.len());
+            assert!(began.elapsed() < lasting + RESPONSE_TIMEOUT, "{} responses are missing", waiting.len());
         }
     };
-    thread::scope(|scope| scope.spawn(&mut ask).join().expect("every request is answered"));
+    thread::scope(|scope| scope.spawn(&mut ask).join().expect("every request gets a response"));
     micros.sort_by(f64::total_cmp);
     #[expect(clippy::cast_precision_loss, reason = "a few hundred thousand")]
     let admitted = admitted / micros.len() as f64;

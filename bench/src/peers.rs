@@ -53,8 +53,8 @@ impl Keyed for Throttlecrab {
     }
 }
 
-/// `limitador`: fixed windows in memory, keyed by expressions over a context. A window is as long as a
-/// bucket takes to give `count` back, and counts up to the burst.
+/// `limitador`: fixed windows in memory, keyed by expressions over a context. Its window is the bucket's period, and its
+/// maximum the bucket's burst.
 pub struct Limitador {
     limiter: limitador::RateLimiter,
     namespace: Namespace,
@@ -93,7 +93,7 @@ impl Keyed for Limitador {
     }
 }
 
-/// Limitador knows layers: one call, as with us.
+/// Limitador checks several limits in one call, as we do.
 impl Layered for Limitador {
     const NAME: &'static str = "limitador";
 
@@ -107,7 +107,7 @@ impl Layered for Limitador {
     }
 }
 
-/// The other peers do not know layers: three limiters, asked one after the other.
+/// The other peers have one limit per limiter, so three limiters are called one after the other.
 pub struct ThreeOf<K>([K; 3]);
 
 impl<K: Keyed> Layered for ThreeOf<K> {

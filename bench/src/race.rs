@@ -1,4 +1,4 @@
-//! Timing: all sides alternate round by round, so that disturbances of the machine affect all of them.
+//! Times all sides in alternating rounds, so that noise of the machine affects all of them.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -7,23 +7,23 @@ use std::time::{Duration, Instant};
 
 use crate::report::median;
 
-/// How often every side is measured, and for how long.
+/// Rounds of each side, and the duration of one.
 const ROUNDS: (usize, Duration) = (5, Duration::from_millis(300));
-/// The same, where it is about the difference of two times: what disturbs one of them disturbs that more.
+/// The same for the difference of two sides, which is noisier than the times themselves: more and shorter rounds.
 const FINE_ROUNDS: (usize, Duration) = (25, Duration::from_millis(60));
-/// Duration of the warm-up, which is not measured.
+/// Duration of the warm-up before the first round.
 const WARM_UP: Duration = Duration::from_millis(60);
-/// Requests between two looks at the clock.
+/// Requests between two reads of the clock.
 const BLOCK: usize = 256;
 
 /// The load that every side gets.
 #[derive(Debug)]
 pub struct Load<'r, R> {
-    /// The requests, repeated from the start when all were made.
+    /// The requests, repeated in a loop.
     pub requests: &'r [R],
-    /// Number of threads; each starts at another request.
+    /// Number of threads; each starts at a different request.
     pub threads: usize,
-    /// The expected result of every request: anything else would mean that the wrong thing was measured.
+    /// The expected result of every request; a different one ends the run.
     pub allowed: bool,
 }
 
@@ -36,19 +36,19 @@ pub struct Side<R> {
 /// Runs for this long, and returns nanoseconds per check.
 type Run<R> = dyn Fn(&Load<'_, R>, Duration) -> f64;
 
-/// What a race measured.
+/// The times of one side.
 #[derive(Clone, Debug)]
 pub struct Times {
-    /// The side.
+    /// Name of the side.
     pub side: &'static str,
-    /// Nanoseconds per check, of each round.
+    /// Nanoseconds per check of each round.
     pub nanos: Vec<f64>,
 }
 
 impl<R: Sync> Side<R> {
     /// A side that decides with `check`.
     pub fn new(name: &'static str, check: impl Fn(&R) -> bool + Sync + 'static) -> Side<R> {
-        // The whole loop is compiled for this side: nothing dynamic is called within.
+        // The loop is monomorphized for this side: only the call of `run` is dynamic.
         Side { name, run: Box::new(move |load, lasting| run(load, lasting, &check)) }
     }
 }
@@ -58,7 +58,7 @@ pub fn race<R: Sync>(load: &Load<'_, R>, sides: &[Side<R>]) -> Vec<Times> {
     race_for(ROUNDS, load, sides)
 }
 
-/// Measures all sides under one load, to see by how much they differ.
+/// Measures all sides under one load in many short rounds, for the difference between two sides.
 pub fn race_finely<R: Sync>(load: &Load<'_, R>, sides: &[Side<R>]) -> Vec<Times> {
     race_for(FINE_ROUNDS, load, sides)
 }
@@ -81,14 +81,13 @@ fn race_for<R: Sync>(
 }
 
 impl Times {
-    /// The round in the middle.
+    /// The median round.
     pub fn median(&self) -> f64 {
         median(&self.nanos)
     }
 }
 
-/// Nanoseconds per check, all threads together: with two threads that do not disturb each other it is
-/// half of what one thread takes.
+/// Nanoseconds per check over all threads: two threads without contention take half of the time of one.
 fn run<R: Sync>(load: &Load<'_, R>, lasting: Duration, check: &(impl Fn(&R) -> bool + Sync)) -> f64 {
     let blocks: Vec<&[R]> = load.requests.chunks(BLOCK).collect();
     let ready = Barrier::new(load.threads);
@@ -105,14 +104,14 @@ fn run<R: Sync>(load: &Load<'_, R>, lasting: Duration, check: &(impl Fn(&R) -> b
                 break;
             }
         }
-        assert_eq!(passed, if load.allowed { checks } else { 0 }, "a side answered otherwise than it should");
+        assert_eq!(passed, if load.allowed { checks } else { 0 }, "a side returned an unexpected decision");
         #[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 checks")]
         let per_nano = checks as f64 / start.elapsed().as_nanos() as f64;
         per_nano
     };
     let per_nano: f64 = thread::scope(|scope| {
         let threads: Vec<_> = (0..load.threads).map(|thread| scope.spawn(move || one(thread))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("a thread that was measured")).sum()
+        threads.into_iter().map(|thread| thread.join().expect("no panic in a measured thread")).sum()
     });
     1.0 / per_nano
 }

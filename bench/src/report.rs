@@ -6,34 +6,34 @@ use std::thread;
 
 use serde_json::{Map, Value, json};
 
-/// Where results are kept.
+/// File with the results of all benchmarks.
 const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/results.json");
 
-/// A number worth knowing.
+/// Prints one measured number.
 pub fn figure(name: &str, value: f64) {
-    // Three digits or more.
-    let behind_the_point = if value < 10.0 { 2 } else { 1 };
-    println!("figure {name} {value:.behind_the_point$}");
+    // At least three significant digits.
+    let decimals = if value < 10.0 { 2 } else { 1 };
+    println!("figure {name} {value:.decimals$}");
 }
 
-/// How often ours fits into theirs: above 1, ours is faster or smaller.
+/// Prints the peer's value divided by ours: above 1, ours is faster or smaller.
 pub fn ratio(name: &str, value: f64) {
     println!("ratio {name} {value:.2}");
 }
 
-/// The one in the middle; of none, not a number.
+/// The median; NaN without values.
 pub fn median(values: &[f64]) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What a number should be.
+/// The goal for a number.
 #[derive(Clone, Copy, Debug)]
 pub enum Want {
-    /// This or more.
+    /// At least this.
     AtLeast(f64),
-    /// This or less.
+    /// At most this.
     AtMost(f64),
 }
 
@@ -46,7 +46,7 @@ pub fn goal(name: &str, want: Want, got: f64) {
     println!("goal {name} want{want} got {got:.2} {}", if met { "ok" } else { "MISSED" });
 }
 
-/// Puts one part of the results into the file, with the machine and the versions it was measured on.
+/// Saves one part of the results, with the machine and the versions that it was measured with.
 pub fn save(part: &str, measured: Value) {
     let known = fs::read_to_string(RESULTS).unwrap_or_default();
     let mut results: Map<String, Value> = serde_json::from_str(&known).unwrap_or_default();
@@ -54,7 +54,7 @@ pub fn save(part: &str, measured: Value) {
     results.insert("versions".to_owned(), versions());
     results.insert(part.to_owned(), measured);
     let text = serde_json::to_string_pretty(&results).expect("results are JSON");
-    fs::write(RESULTS, text + "\n").expect("the folder of the benchmarks can be written");
+    fs::write(RESULTS, text + "\n").expect("the bench folder is writable");
 }
 
 fn machine() -> Value {

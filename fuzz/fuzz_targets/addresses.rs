@@ -1,11 +1,11 @@
-//! Fuzzes client addresses: whatever headers a client sends, it cannot choose its address.
+//! Fuzzes client addresses: a client cannot spoof its address with headers.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../../crates/tollkeeper-tower/tests/support/claims.rs"]
-#[expect(dead_code, reason = "the other claims have targets of their own")]
+#[expect(dead_code, reason = "the other functions have their own targets")]
 mod claims;
 
 fuzz_target!(|data: &[u8]| {

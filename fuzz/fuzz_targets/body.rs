@@ -9,7 +9,7 @@ use tollkeeper_server::json::{self, Kind, Malformed, Reader, Writer};
 use tollkeeper_server::transport::http::error::ApiError;
 use tollkeeper_server::transport::http::request::{CheckBody, MAX_BATCH, read_batch};
 
-/// How deep our reader follows; the other goes down to 128.
+/// Maximum nesting of our reader; that of `serde_json` is 128.
 const DEPTH: usize = 32;
 
 fuzz_target!(|data: &[u8]| {
@@ -17,10 +17,10 @@ fuzz_target!(|data: &[u8]| {
     let theirs = theirs.filter(|value| depth(value) <= DEPTH);
     match (whole(data), &theirs) {
         (Ok(Some(ours)), Some(theirs)) => assert_eq!(ours, *theirs),
-        // A number of which only the other asks that it fits.
+        // A number that is out of range for `serde_json` only.
         (Ok(None), None) => return,
-        (Ok(ours), _) => panic!("only we read {ours:?}"),
-        (Err(error), Some(theirs)) => panic!("we do not read {theirs}: {error}"),
+        (Ok(ours), _) => panic!("serde_json rejects {ours:?}"),
+        (Err(error), Some(theirs)) => panic!("we reject {theirs}: {error}"),
         (Err(error), None) => assert!(error.at <= data.len()),
     }
     check(data, theirs.as_ref());
@@ -32,15 +32,16 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// Reads the whole text in two ways, cut out first and directly, which must agree. `None` if a number does not fit.
+/// Reads the whole text in two ways, as a raw slice first and directly, which must agree. `None` if a number is out of
+/// range.
 fn whole(data: &[u8]) -> Result<Option<Value>, Malformed> {
     let mut bytes = data.to_vec();
     let mut reader = Reader::new(&mut bytes)?;
     let mut value = reader.value()?;
     reader.end()?;
     let mut fits = true;
-    let tree = tree(&mut value, &mut fits).expect("what was cut out can be read");
-    value.end().expect("and nothing follows");
+    let tree = tree(&mut value, &mut fits).expect("a raw value can be read");
+    value.end().expect("the end of the text");
     Ok(fits.then_some(tree))
 }
 
@@ -88,16 +89,16 @@ fn check(data: &[u8], expected: Option<&Value>) {
     let mut bytes = data.to_vec();
     match Reader::new(&mut bytes).map_err(ApiError::from).and_then(CheckBody::read) {
         Ok(check) => understood(&check, expected.expect("a check is JSON")),
-        Err(error) => told(&error),
+        Err(error) => check_error(&error),
     }
 }
 
 fn understood(check: &CheckBody<'_>, expected: &Value) {
     let facts = expected["facts"].as_object().expect("facts are an object");
-    assert_eq!(check.facts.iter().count(), facts.len(), "no fact is there twice");
+    assert_eq!(check.facts.iter().count(), facts.len(), "no duplicate facts");
     for (name, value) in check.facts.iter() {
         match &facts[name] {
-            // An address has its own way of being written.
+            // Addresses are normalized.
             Value::String(_) if name == "ip" => {}
             Value::String(text) => assert_eq!(*text, value.to_string()),
             Value::Bool(truth) => assert_eq!(truth.to_string(), value.to_string()),
@@ -111,7 +112,7 @@ fn understood(check: &CheckBody<'_>, expected: &Value) {
     }
 }
 
-/// A batch: each item is read as it would be alone, and none is lost.
+/// A batch: each item is read as if it were alone, and none is lost.
 fn batch(data: &[u8], expected: Option<&Value>) {
     let mut bytes = data.to_vec();
     match Reader::new(&mut bytes).map_err(ApiError::from).and_then(read_batch) {
@@ -123,16 +124,16 @@ fn batch(data: &[u8], expected: Option<&Value>) {
             for (check, expected) in checks.into_iter().zip(expected) {
                 match CheckBody::read(check) {
                     Ok(check) => understood(&check, expected),
-                    Err(error) => told(&error),
+                    Err(error) => check_error(&error),
                 }
             }
         }
-        Err(error) => told(&error),
+        Err(error) => check_error(&error),
     }
 }
 
-/// An error is always JSON, and no longer than a few sentences.
-fn told(error: &ApiError) {
+/// An error is always JSON, below 4 KiB.
+fn check_error(error: &ApiError) {
     let mut text = Writer::with_capacity(256);
     error.write(&mut text);
     let text = text.finish();

@@ -20,7 +20,7 @@ fuzz_target!(|data: &[u8]| {
         assert!(shown.chars().all(|char| char == '\n' || !char.is_control()), "{shown:?}");
         let _ = report.coloured();
         let Ok((config, _)) = &parsed else {
-            assert!(report.errors() > 0, "refused without a reason");
+            assert!(report.errors() > 0, "rejected without an error");
             continue;
         };
         let limits = serde_json::to_string(&config.limits).expect("JSON");

@@ -36,7 +36,7 @@ fuzz_target!(|data: &[u8]| {
                 sum += cost;
                 let span = until - from;
                 let most = match kind {
-                    // Times the period, so that nothing is divided.
+                    // Both sides are multiplied by the period to avoid a division.
                     Algorithm::TokenBucket => BURST * PERIOD + COUNT * (span + 1),
                     Algorithm::SlidingLog if span < PERIOD => COUNT * PERIOD,
                     Algorithm::SlidingWindow if span < PERIOD => (2 * COUNT - 1) * PERIOD,

@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../../crates/tollkeeper-tower/tests/support/claims.rs"]
-#[expect(dead_code, reason = "the other claims have targets of their own")]
+#[expect(dead_code, reason = "the other functions have their own targets")]
 mod claims;
 
 fuzz_target!(|data: &[u8]| claims::path(&String::from_utf8_lossy(data)));

@@ -1,5 +1,5 @@
 //! Fuzzes facts, costs and verbs against policies that use every part of a limit and replace each other over the same
-//! keys: a decision or a typed error, and a check does what a peek said.
+//! keys: a decision or a typed error, and a check agrees with the peek before it.
 
 #![no_main]
 
@@ -12,7 +12,7 @@ use tollkeeper::{
     Policy, Quota, Time,
 };
 
-/// Limits with the same names, so that they find each other's states: each bit changes some of them.
+/// Limits with the same names, so that they share states; each bit changes some of them.
 fn limits(choice: u8) -> Vec<Limit> {
     let bit = |bit: u32| choice >> bit & 1 == 1;
     let minute = |count| if bit(0) { Allowance::Nothing } else { Quota::per_minute(count).into() };
@@ -74,7 +74,7 @@ fuzz_target!(|data: &[u8]| {
     let checked = LIMITER.check(&facts).cost(cost).wait();
     if let (Ok(peeked), Ok(checked)) = (&peeked, &checked) {
         for checked in checked.limits() {
-            let peeked = peeked.limit(checked.name()).expect("a peek meets every limit that a check does");
+            let peeked = peeked.limit(checked.name()).expect("a peek has every limit of the check");
             assert_eq!(peeked.outcome().allowed, checked.outcome().allowed, "{}", checked.name());
         }
         if let Some(charge) = checked.charge() {

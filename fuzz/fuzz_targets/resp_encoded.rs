@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../resp.rs"]
-#[allow(dead_code, reason = "the other target has the other half")]
+#[allow(dead_code, reason = "used by the other target")]
 mod resp;
 
 fuzz_target!(|data: &[u8]| resp::encoded(data));

@@ -7,10 +7,10 @@ const redis = new Redis({ port: Number(process.argv[2]), connectionName: "node" 
 assert.equal(await redis.ping(), "PONG");
 assert.equal(await redis.client("GETNAME"), "node");
 
-// 100 calls in one turn of the loop travel as they come; the answers keep their order.
-const asked = Array.from({ length: 100 }, () => redis.call("CL.THROTTLE", "node", 59, 1, 6000));
-const answers = await Promise.all(asked);
-answers.forEach(([limited, limit, remaining, retry], index) => {
+// 100 calls in one iteration of the event loop; replies arrive in order.
+const calls = Array.from({ length: 100 }, () => redis.call("CL.THROTTLE", "node", 59, 1, 6000));
+const replies = await Promise.all(calls);
+replies.forEach(([limited, limit, remaining, retry], index) => {
   assert.deepEqual([limited, limit, remaining], [index < 60 ? 0 : 1, 60, Math.max(0, 59 - index)]);
   assert.equal(retry === -1, index < 60);
 });
@@ -30,7 +30,7 @@ assert.deepEqual(check.slice(0, 4), ["allowed", 1, "binding", "per-user"]);
 await assert.rejects(redis.call("CL.THROTTLE", "node"), /Usage: cl\.throttle <key>/);
 await assert.rejects(redis.call("THROTTLE", "node", 1, 1, 1, -1), /negative quantity: -1/);
 
-// A pool, as applications have it: many connections, one count.
+// Connections of a pool share one count.
 const pool = Array.from({ length: 10 }, () => redis.duplicate());
 const counts = await Promise.all(pool.flatMap((one) =>
   Array.from({ length: 20 }, () => one.call("CL.THROTTLE", "pool", 49, 1, 6000))));

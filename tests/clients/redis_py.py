@@ -10,16 +10,16 @@ import redis.asyncio
 PORT = int(sys.argv[1])
 
 
-def throttled(answers, burst):
-    """The first `burst` pass, in order, and the others do not."""
-    for index, answer in enumerate(answers):
-        limited, limit, remaining, retry, reset = answer
+def throttled(replies, burst):
+    """Asserts that the first `burst` requests are admitted and the others refused."""
+    for index, reply in enumerate(replies):
+        limited, limit, remaining, retry, reset = reply
         passes = index < burst
-        assert limited == (0 if passes else 1), (index, answer)
-        assert limit == burst, (index, answer)
-        assert remaining == max(0, burst - 1 - index), (index, answer)
-        assert (retry == -1) == passes, (index, answer)
-        assert reset > 0, (index, answer)
+        assert limited == (0 if passes else 1), (index, reply)
+        assert limit == burst, (index, reply)
+        assert remaining == max(0, burst - 1 - index), (index, reply)
+        assert (retry == -1) == passes, (index, reply)
+        assert reset > 0, (index, reply)
 
 
 def version(protocol):
@@ -35,14 +35,14 @@ def version(protocol):
 
     key = f"py{protocol}"
     throttled([client.execute_command("CL.THROTTLE", key, 2, 1, 600) for _ in range(5)], 3)
-    assert client.delete(key, "nobody") == 1
+    assert client.delete(key, "unknown") == 1
 
     pipeline = client.pipeline(transaction=False)
     for _ in range(150):
         pipeline.execute_command("CL.THROTTLE", key, 99, 1, 600)
     throttled(pipeline.execute(), 100)
 
-    # An error in the middle of a pipeline has its place, and the others have theirs.
+    # An error in the middle of a pipeline does not shift the other replies.
     pipeline = client.pipeline(transaction=False)
     pipeline.execute_command("CL.THROTTLE", key + "-x", 1, 1, 600)
     pipeline.execute_command("CL.THROTTLE", key + "-x", 1, 0, 600)
@@ -76,12 +76,12 @@ def pools():
     pool = redis.BlockingConnectionPool(port=PORT, max_connections=8, timeout=60)
     allowed = []
 
-    def ask():
+    def worker():
         client = redis.Redis(connection_pool=pool)
         for _ in range(25):
             allowed.append(client.execute_command("THROTTLE", "pool", 100, 1, 6000)[0])
 
-    threads = [threading.Thread(target=ask) for _ in range(16)]
+    threads = [threading.Thread(target=worker) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -92,9 +92,9 @@ def pools():
 
 async def tasks():
     async with redis.asyncio.Redis(port=PORT, protocol=3, max_connections=50) as client:
-        asked = [client.execute_command("CL.THROTTLE", "tasks", 19, 1, 6000) for _ in range(50)]
-        answers = await asyncio.gather(*asked)
-        assert sum(answer[0] == 0 for answer in answers) == 20, answers
+        calls = [client.execute_command("CL.THROTTLE", "tasks", 19, 1, 6000) for _ in range(50)]
+        replies = await asyncio.gather(*calls)
+        assert sum(reply[0] == 0 for reply in replies) == 20, replies
         pipeline = client.pipeline(transaction=False)
         for _ in range(30):
             pipeline.execute_command("CL.THROTTLE", "tasks2", 9, 1, 6000)

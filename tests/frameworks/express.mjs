@@ -1,11 +1,11 @@
-// Says how Express reads a request.
+// Prints how Express parses a request.
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
 const load = createRequire(join(process.cwd(), "package.json"));
 const express = load("express");
 const app = express();
-// Express 4 reads queries with `qs` unless told otherwise, Express 5 if told so.
+// Express 4 parses queries with `qs` by default, Express 5 does so if configured.
 app.set("query parser", process.env.QUERY_PARSER ?? "simple");
 app.use(load("cookie-parser")(), express.json(), express.urlencoded({ extended: true }));
 

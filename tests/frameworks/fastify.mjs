@@ -1,4 +1,4 @@
-// Says how Fastify reads a request.
+// Prints how Fastify parses a request.
 import { createRequire } from "node:module";
 import { join } from "node:path";
 

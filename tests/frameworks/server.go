@@ -1,4 +1,4 @@
-// Says how Go's net/http reads a request.
+// Prints how Go's net/http parses a request.
 package main
 
 import (
@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// The field of a JSON body or of a form, whatever the type of the body.
+// The field of a JSON body or of a form, whatever its content type.
 func email(request *http.Request) string {
 	body, _ := io.ReadAll(request.Body)
 	var fields struct {
@@ -46,7 +46,7 @@ func say(route string) http.HandlerFunc {
 	}
 }
 
-// Routes by what follows a prefix, as programs did before patterns had names.
+// Routes by the path after a prefix, as programs did before ServeMux had path wildcards.
 func below(prefix string, routes map[string]string) http.HandlerFunc {
 	return func(response http.ResponseWriter, request *http.Request) {
 		segments := strings.Split(strings.TrimPrefix(request.URL.Path, prefix), "/")

@@ -1,4 +1,4 @@
-"""Says how Starlette reads a request."""
+"""Prints how Starlette parses a request."""
 
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
@@ -6,7 +6,7 @@ from starlette.routing import Route
 
 
 async def email(request):
-    """The field of a JSON body, whatever its type."""
+    """The field of a JSON body, whatever its content type."""
     try:
         return (await request.json()).get("email")
     except ValueError:

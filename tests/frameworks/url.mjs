@@ -1,4 +1,4 @@
-// Says how an application of Node.js without a framework reads a request: it routes by `new URL`.
+// Prints how a Node.js application without a framework parses a request: it routes by `new URL`.
 import { createServer } from "node:http";
 
 const ROUTES = [

@@ -1,4 +1,4 @@
-"""Says how an application of WSGI reads a request: headers are variables, cookies are read by `http.cookies`."""
+"""Prints how a WSGI application parses a request: headers are variables, cookies are parsed by `http.cookies`."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ROUTES = [
 
 
 def email(environ):
-    """The field of a JSON body or of a form, whatever the type of the body."""
+    """The field of a JSON body or of a form, whatever its content type."""
     body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
     try:
         return json.loads(body).get("email")

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Where the command `tollkeeper` is. Builds it first, because Cargo builds binaries only for the tests of their
-/// own package; with the features of `make test`, so that there is nothing left to do.
+/// The path of the `tollkeeper` binary. Builds it first, because Cargo builds binaries only for the tests of their own
+/// package; with the features of `make test`, so that it is up to date there.
 pub fn tollkeeper() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(build).clone()

@@ -19,47 +19,47 @@ pub struct Case {
     pub shift: u64,
     /// The longest delay that the caller accepts for a queued request.
     pub hold: Option<Span>,
-    /// When it begins, in microseconds.
+    /// Start of the history, in microseconds.
     pub start: u64,
     /// Slots held at the start: a history is too short to take thousands.
     pub held: u64,
-    /// What happens.
+    /// The moves, in order.
     pub moves: Vec<Move>,
 }
 
-/// Something that happens after a while.
+/// An action after a wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Move {
-    /// How long it waits.
+    /// The wait before the action.
     pub wait: Wait,
-    /// What it does.
+    /// The action.
     pub act: Act,
 }
 
-/// How long to wait.
+/// A wait.
 #[derive(Clone, Copy, Debug)]
 pub enum Wait {
-    /// Not at all: the same microsecond.
+    /// No wait: the same microsecond.
     Not,
-    /// So many microseconds.
+    /// Microseconds.
     Micros(u64),
-    /// As long as the last refusal's retry.
-    AsTold,
-    /// One microsecond less.
-    LessThanTold,
+    /// `retry_after` of the last refusal.
+    Retry,
+    /// `retry_after` of the last refusal, minus one microsecond.
+    JustBeforeRetry,
     /// Until the key is fresh.
     Reset,
     /// Until one more unit is free.
     Next,
     /// Until the window ends: one microsecond less, exactly, or one more.
     Edge(Off),
-    /// So many 64ths of the period, or of the fill time of a bucket.
+    /// A number of 64ths of the period, or of the fill time of a bucket.
     Part(u64),
-    /// So many times it.
+    /// A multiple of the period or the fill time.
     Idle(u64),
 }
 
-/// Near a point in time.
+/// An offset from a point in time.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "by one microsecond")]
 pub enum Off {
@@ -68,37 +68,37 @@ pub enum Off {
     After,
 }
 
-/// What to do.
+/// An action.
 #[derive(Clone, Copy, Debug)]
 pub enum Act {
-    /// To ask, and be charged.
+    /// Checks.
     Check(Cost),
-    /// To let the store drop the state if it may.
+    /// Lets the store drop the state if it equals a fresh one.
     Collect,
-    /// To give so many 8ths of an earlier charge back; the charge is so many before the last.
+    /// Refunds a number of 8ths of an earlier charge, counted back from the last.
     Refund(usize, u64),
-    /// To charge more for an earlier charge.
+    /// Settles an earlier charge with a higher cost.
     Settle(usize, Cost),
-    /// To release a slot, so many before the last that was taken.
+    /// Releases a slot, counted back from the last one taken.
     Release(u64),
-    /// To renew it.
+    /// Renews a slot, counted back from the last one taken.
     Renew(u64),
-    /// To put another quota in force.
+    /// Activates another quota.
     Change(usize),
-    /// To set the clock back.
+    /// Sets the clock back.
     Back(Step),
-    /// To set it forward.
+    /// Sets the clock forward.
     Forward(Step),
 }
 
-/// How much a request costs.
+/// The cost of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Cost {
     /// 1.
     One,
-    /// So much, or the limit if that is less.
+    /// This cost, but at most the limit.
     Few(u64),
-    /// So many 64ths of the limit.
+    /// A number of 64ths of the limit.
     Part(u64),
     /// All that remains.
     Rest,
@@ -110,21 +110,21 @@ pub enum Cost {
     TooMuch,
 }
 
-/// How far the clock is set.
+/// The size of a clock step.
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
-    /// So many microseconds.
+    /// Microseconds.
     Micros(u64),
-    /// So many 64ths of the period, or of the fill time of a bucket.
+    /// A number of 64ths of the period, or of the fill time of a bucket.
     Part(u64),
-    /// So many times it, or near that.
+    /// A multiple of the period or the fill time, or close to one.
     Times(u64, Off),
 }
 
-/// What a history contains besides requests.
+/// The operations of a history besides requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Nothing.
+    /// None.
     Plain,
     /// Refunds and settlements.
     Refunds,
@@ -140,7 +140,7 @@ pub enum Kind {
 pub const LATEST: u64 = 100 * 366 * 86_400_000_000;
 
 impl Case {
-    /// The case of that number.
+    /// The case with this number.
     pub fn new(algorithm: Algorithm, kind: Kind, number: u64) -> Case {
         let mut random = Random::new(number ^ (algorithm as u64) << 48 ^ (kind as u64) << 56);
         let near_bound = number.is_multiple_of(3);
@@ -164,7 +164,7 @@ impl Case {
                 let window = quotas[0].window().as_micros();
                 Span::from_micros(window / 16 * random.within(0, 16))
             }),
-            // From the beginning of time, rarely; otherwise between 2001 and 2033.
+            // Rarely at time 0; otherwise between 2001 and 2033.
             start: if random.one_in(20) {
                 random.within(0, period)
             } else {
@@ -231,15 +231,15 @@ pub fn smallest(case: Case, why: String, fails: impl Fn(&Case) -> Option<String>
 
 impl Wait {
     /// The wait in microseconds, for a key whose last refusal had this retry.
-    pub fn micros(self, key: &OneKey, told: Option<Retry>) -> u64 {
-        let told = if let Some(Retry::After(span)) = told { span.as_micros() } else { 0 };
+    pub fn micros(self, key: &OneKey, retry: Option<Retry>) -> u64 {
+        let retry = if let Some(Retry::After(span)) = retry { span.as_micros() } else { 0 };
         let span = |span: Option<Span>| span.map_or(0, Span::as_micros);
         let (window, period) = (key.quota.window().as_micros(), key.quota.period().as_micros());
         let wait = match self {
             Wait::Not => 0,
             Wait::Micros(micros) => micros,
-            Wait::AsTold => told,
-            Wait::LessThanTold => told.saturating_sub(1),
+            Wait::Retry => retry,
+            Wait::JustBeforeRetry => retry.saturating_sub(1),
             Wait::Reset => span(key.peek(1).reset_after),
             Wait::Next => span(key.peek(1).next_after),
             Wait::Edge(off) => off.from(period - (key.now + key.shift) % period),
@@ -278,7 +278,7 @@ impl Off {
 }
 
 impl Cost {
-    /// The number, for this key as it stands.
+    /// The cost for this key in its current state.
     pub fn number(self, key: &OneKey) -> u64 {
         let limit = key.quota.limit();
         match self {
@@ -299,7 +299,7 @@ impl Cost {
 pub struct Random(u64);
 
 impl Random {
-    /// Numbers that follow from this one.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
@@ -322,7 +322,7 @@ impl Random {
         usize::try_from(self.within(0, end as u64 - 1)).expect("below a size")
     }
 
-    /// Any number from `least` to `most`, small ones as often as large ones.
+    /// A number from `least` to `most` whose magnitude is uniform: small numbers are as frequent as large ones.
     fn of_any_size(&mut self, least: u64, most: u64) -> u64 {
         let bits = self.within(0, u64::from((most - least + 1).ilog2()));
         least + self.within(0, ((1 << bits) - 1).min(most - least))
@@ -386,7 +386,7 @@ impl Random {
         }
     }
 
-    /// Somewhat like the first: one more, one less, half or twice of it.
+    /// A rate close to the first: one more, one less, half or twice of it.
     fn another_rate(&mut self, first: &CheckedQuota) -> Quota {
         let change = |random: &mut Random, number: u64| match random.within(0, 4) {
             0 => number + 1,
@@ -404,8 +404,8 @@ impl Random {
         let wait = match self.within(0, 99) {
             0..=34 => Wait::Not,
             35..=40 => Wait::Micros(self.within(1, 3)),
-            41..=54 => Wait::AsTold,
-            55..=63 => Wait::LessThanTold,
+            41..=54 => Wait::Retry,
+            55..=63 => Wait::JustBeforeRetry,
             64..=67 => Wait::Reset,
             68..=73 => Wait::Next,
             74..=85 => Wait::Edge(self.pick(&[Off::Before, Off::Exactly, Off::Exactly, Off::After])),

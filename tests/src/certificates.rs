@@ -16,7 +16,7 @@ impl Authority {
     /// Creates a CA.
     pub fn new() -> Authority {
         let folder = folder();
-        let name = folder.file_name().expect("it has a name").to_string_lossy().into_owned();
+        let name = folder.file_name().expect("a folder name").to_string_lossy().into_owned();
         openssl(
             &folder,
             &format!(
@@ -48,7 +48,7 @@ impl Authority {
         (self.folder.join(format!("{name}.pem")), self.folder.join(format!("{name}.key")))
     }
 
-    /// Its own certificate.
+    /// The certificate of the CA.
     pub fn certificate(&self) -> PathBuf {
         self.folder.join("ca.pem")
     }

@@ -22,11 +22,11 @@ impl Cluster {
 
     /// Starts a cluster with this port setting (`port` or `tls-port`) and additional settings; `words` are the
     /// arguments that `redis-cli` needs to connect.
-    pub fn with(door: &str, settings: &[&str], words: &[&str]) -> Cluster {
+    pub fn with(port_setting: &str, settings: &[&str], words: &[&str]) -> Cluster {
         let own = ["cluster-enabled yes", "cluster-node-timeout 2000", "cluster-replica-validity-factor 0"];
         let settings = [&own, settings].concat();
         let servers: Vec<Server> =
-            (0..6).map(|_| Server::on_a_port(Program::Redis, door, &settings)).collect();
+            (0..6).map(|_| Server::on_a_port(Program::Redis, port_setting, &settings)).collect();
         let created = Command::new("redis-cli")
             .args(words)
             .args(["--cluster", "create"])
@@ -57,7 +57,7 @@ impl Cluster {
         Cluster { servers }
     }
 
-    /// Its store URL.
+    /// The store URL of the cluster.
     pub fn url(&self) -> String {
         let hosts: Vec<String> =
             self.servers[..3].iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();

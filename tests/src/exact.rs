@@ -2,21 +2,21 @@
 
 use tollkeeper::{Algorithm, Facts, Limit, Quota, facts};
 
-/// How many processes there are, how many tasks in each, and how many requests each task makes.
+/// Number of processes, tasks per process, and requests per task.
 pub const PROCESSES: usize = 8;
 #[expect(missing_docs, reason = "above")]
 pub const TASKS: usize = 64;
 #[expect(missing_docs, reason = "above")]
 pub const REQUESTS: usize = 20;
 
-/// The limit of all processes together: less than the other two limits grant.
+/// The limit of all processes together; smaller than the sums of the other two limits.
 pub const ALL: u64 = 4_000;
 /// The limit of each process.
 pub const PER_PROCESS: u64 = 700;
 /// The limit of each of two routes.
 pub const PER_ROUTE: u64 = 2_500;
 
-/// One key that all share, one for each process, one for each of two routes: of three algorithms.
+/// Three limits of different algorithms: one key for all processes, one per process, one per route.
 pub fn limits() -> Vec<Limit> {
     vec![
         Limit::new("per-process", Quota::per_day(PER_PROCESS).burst(PER_PROCESS)).by("process"),

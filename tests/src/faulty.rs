@@ -89,7 +89,7 @@ impl Proxy {
         let runtime = runtime.expect("a thread");
         // A std listener, because the test may run in another runtime and cannot block on this one.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("it is bound");
+        let address = listener.local_addr().expect("a bound socket");
         listener.set_nonblocking(true).expect("a socket");
         let shared = Arc::new(Shared {
             server,
@@ -129,7 +129,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        // In the background, for the same reason.
+        // In the background, because this may run in another runtime.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -165,11 +165,11 @@ struct Connection {
     fault: watch::Receiver<Fault>,
     /// For each command in flight, whether it is a script.
     asked: Mutex<VecDeque<bool>>,
-    /// Whether commands or replies were lost, after which none may arrive any more.
+    /// Whether commands or replies were lost; after that no more are forwarded in that direction.
     deaf: Mutex<(bool, bool)>,
 }
 
-/// What is delivered to a node, and when.
+/// Data for a node, with its delivery time.
 enum Brought {
     Bytes(Instant, Vec<u8>),
     End,
@@ -328,7 +328,7 @@ fn message(bytes: &[u8]) -> Option<usize> {
     let end = match bytes[0] {
         b'$' => number()
             .filter(|length| *length >= 0)
-            .map_or(line, |length| line + usize::try_from(length).expect("not below zero") + 2),
+            .map_or(line, |length| line + usize::try_from(length).expect("a length of at least 0") + 2),
         b'*' => {
             let mut end = line;
             for _ in 0..number().unwrap_or(0) {

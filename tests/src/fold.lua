@@ -1,5 +1,5 @@
--- Folds histories of one key, with explicit times: what the twins say of every step, and what they
--- leave behind. fold.rs writes the steps and reads what comes back.
+-- Runs histories of one key with explicit times, and returns the result of every step and the final states. fold.rs
+-- encodes the steps and decodes the results.
 
 local arg = ARGV[1]
 local last, pos = read('>H', arg)
@@ -17,7 +17,7 @@ local function bit(yes)
   return yes and 1 or 0
 end
 
--- A packed state after a step; of others the length.
+-- The bytes of a packed state; only the length of a log or of slots.
 local function say_state(quota)
   local bytes = state or ''
   say(quota.kind <= 4 and pack('>Bc0', #bytes, bytes) or pack('>I4', #bytes))
@@ -112,7 +112,7 @@ while pos <= #arg do
     end
     say(pack('>I7', grant))
   else
-    -- Another history begins, with this state.
+    -- Start of the next history, with this state.
     finals[#finals + 1] = state or ''
     state = amount > 0 and sub(arg, pos, pos + amount - 1) or nil
     pos = pos + amount
@@ -120,7 +120,7 @@ while pos <= #arg do
   if op ~= 8 then
     say_state(quota)
     if op ~= 7 and quota.kind <= 4 and state then
-      -- When it is fresh, too.
+      -- The time from which the state equals a fresh one.
       say(pack('>I7', quota.fresh_at(quota, shift, state_read(quota, state)) * quota.tick))
     end
   end

@@ -15,7 +15,7 @@ use crate::cases::{Act, Case};
 use crate::one_key::OneKey;
 use crate::redis::Client;
 
-/// The script that folds.
+/// The script that runs histories in Lua.
 pub const FOLD: &str = include_str!("fold.lua");
 
 /// The result of one step in Rust, which Lua must reproduce.
@@ -46,7 +46,7 @@ pub struct Made {
     pub row: Row,
     /// The bytes of the state after the step; only the length for logs and slots.
     after: After,
-    /// When that state is fresh.
+    /// Time from which that state equals a fresh one.
     fresh: u64,
 }
 
@@ -66,7 +66,7 @@ pub struct History {
 }
 
 impl History {
-    /// A fresh key; of slots, so many are held.
+    /// A fresh key; a concurrency limit starts with `held` slots taken.
     pub fn new(quota: CheckedQuota, now: u64, held: u64) -> History {
         let mut key = OneKey::new(quota, now);
         if held > 0 {
@@ -76,14 +76,14 @@ impl History {
         History { key, begin, steps: Vec::new() }
     }
 
-    /// Everything that happens in a case.
+    /// Runs all moves of a case.
     pub fn of(case: &Case) -> History {
         let mut history = History::new(case.quotas[0], case.start, case.held);
         (history.key.shift, history.key.hold) = (case.shift, case.hold);
-        let (mut told, mut receipts) = (None, Vec::new());
+        let (mut retry, mut receipts) = (None, Vec::new());
         for (number, one) in case.moves.iter().enumerate() {
             history.lease_now_and_then(number);
-            history.key.now += one.wait.micros(&history.key, told);
+            history.key.now += one.wait.micros(&history.key, retry);
             let past = |receipts: &Vec<Past>, before_last: usize| {
                 receipts.len().checked_sub(before_last + 1).map(|index| receipts[index])
             };
@@ -92,7 +92,7 @@ impl History {
                     let cost = cost.number(&history.key);
                     let (outcome, receipt) = history.check(cost);
                     receipts.extend(receipt);
-                    told = outcome.retry.or(told);
+                    retry = outcome.retry.or(retry);
                 }
                 Act::Collect => {
                     history.peek(1);
@@ -112,24 +112,24 @@ impl History {
                 Act::Change(index) => history.key.quota = case.quotas[index],
                 Act::Back(step) => {
                     history.key.now = history.key.now.saturating_sub(step.micros(&history.key));
-                    history.give_back_now_and_then(&receipts);
+                    history.refund_occasionally(&receipts);
                 }
                 Act::Forward(step) => {
                     let latest = crate::cases::LATEST.max(history.key.now);
                     history.key.now = (history.key.now + step.micros(&history.key)).min(latest);
-                    history.give_back_now_and_then(&receipts);
+                    history.refund_occasionally(&receipts);
                 }
             }
         }
         history
     }
 
-    /// The key, to be set.
+    /// The key, for changes of its clock or quota.
     pub fn key(&mut self) -> &mut OneKey {
         &mut self.key
     }
 
-    /// Asks, and is charged.
+    /// Checks.
     pub fn check(&mut self, cost: u64) -> (Outcome, Option<Past>) {
         let answer = self.key.check(cost);
         let who = self.key.slots_taken();
@@ -137,7 +137,7 @@ impl History {
         (answer.outcome, answer.past)
     }
 
-    /// Asks.
+    /// Peeks.
     pub fn peek(&mut self, cost: u64) -> Outcome {
         let outcome = self.key.peek(cost);
         let request = self.request(cost);
@@ -147,7 +147,7 @@ impl History {
         outcome
     }
 
-    /// Gives back.
+    /// Refunds.
     pub fn give_back(&mut self, part: u64, past: &Past) {
         if self.key.quota.algorithm() != Algorithm::Concurrency {
             self.key.give_back(part, past);
@@ -155,8 +155,8 @@ impl History {
         }
     }
 
-    /// After every other step of the clock: what was charged before it comes back after it.
-    fn give_back_now_and_then(&mut self, receipts: &[Past]) {
+    /// Refunds some charges from before a clock step, after every other step.
+    fn refund_occasionally(&mut self, receipts: &[Past]) {
         if let Some(past) = receipts.last().filter(|_| receipts.len().is_multiple_of(2)) {
             self.give_back(past.cost.div_ceil(2), past);
         }
@@ -356,12 +356,12 @@ impl Rows<'_> {
             (made.op <= 6 || made.op == 9) && matches!(&after, After::Bytes(bytes) if !bytes.is_empty());
         let fresh = if has_fresh { self.number(7) } else { made.fresh };
         if row != made.row {
-            return Some(format!("Lua says {row:?}"));
+            return Some(format!("Lua returns {row:?}"));
         }
         if after != made.after {
-            return Some(format!("Lua leaves {after:?}"));
+            return Some(format!("Lua stores {after:?}"));
         }
-        (fresh != made.fresh).then(|| format!("for Lua it is fresh at {fresh}"))
+        (fresh != made.fresh).then(|| format!("in Lua it is fresh at {fresh}"))
     }
 
     /// The outcome derived from Lua's row, for the state that Lua had before.

@@ -10,7 +10,7 @@ pub fn folder(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
     let target = test.ancestors().nth(3).expect("target/PROFILE/deps/test");
     let folder = target.join("languages").join(name);
-    fs::create_dir_all(&folder).expect("`target` can be written");
+    fs::create_dir_all(&folder).expect("`target` is writable");
     folder
 }
 
@@ -33,7 +33,7 @@ pub fn node(name: &str, packages: &[&str]) -> PathBuf {
     folder
 }
 
-/// A virtual environment of Python with FastAPI, Starlette and uvicorn; its folder of programs.
+/// Creates a Python virtual environment with FastAPI, Starlette and uvicorn, and returns its `bin` folder.
 pub fn python() -> PathBuf {
     let venv = folder("python").join("venv");
     installed(&folder("python").join("installed"), || {
@@ -43,13 +43,13 @@ pub fn python() -> PathBuf {
     venv.join("bin")
 }
 
-/// Runs `install` unless an earlier test has.
+/// Runs `install` unless an earlier test did.
 fn installed(marker: &Path, install: impl FnOnce()) {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     if !marker.exists() {
         install();
-        fs::write(marker, "").expect("`target` can be written");
+        fs::write(marker, "").expect("`target` is writable");
     }
 }
 
@@ -58,13 +58,13 @@ fn installed(marker: &Path, install: impl FnOnce()) {
 pub struct Killed(pub Child);
 
 impl Killed {
-    /// Starts it.
+    /// Starts a process.
     pub fn start(command: &mut Command) -> Killed {
         let started = command.spawn();
         Killed(started.unwrap_or_else(|error| panic!("{}: {error}", command.get_program().display())))
     }
 
-    /// Ends it.
+    /// Kills the process.
     pub fn kill(&mut self) {
         // It may have exited already.
         drop(self.0.kill());

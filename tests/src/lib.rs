@@ -1,5 +1,5 @@
-//! Helpers of the whole-product tests: servers, fault injection, load and oracles. They check what the
-//! product promises against what happened, without knowing how it works.
+//! Helpers of the whole-product tests: servers, fault injection, load and oracles. They compare the documented
+//! guarantees with the observed behaviour, independently of the implementation.
 
 pub mod binary;
 pub mod cases;

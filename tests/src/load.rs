@@ -19,9 +19,9 @@ use tollkeeper_core::contract::{self, Admission, Rate, Windows};
 
 /// Number of load processes.
 pub const NODES: u32 = 2;
-/// How many threads each of them has.
+/// Threads per process.
 pub const THREADS: usize = 2;
-/// How many checks each of them makes in a second.
+/// Checks per second of each process.
 pub const OFFERED: u32 = 1_000;
 /// The cost of each check of [`ONCE`], and the part that its refund takes back.
 pub const COST: u64 = 3;
@@ -73,17 +73,17 @@ pub fn policy() -> Policy {
 /// One check, as recorded by the node that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Which node.
+    /// Number of the node.
     pub node: u32,
     /// The number of the route.
     pub route: usize,
     /// Start of the check in Unix microseconds, on the clock that all processes share.
     pub at: u64,
-    /// How long it took, in microseconds.
+    /// Duration in microseconds.
     pub took: u64,
     /// Whether the store was called at all.
     pub asked: bool,
-    /// Whether it passed.
+    /// Whether it was admitted.
     pub allowed: bool,
     /// The failure policy that decided in place of the store.
     pub degraded: Option<OnStoreFailure>,
@@ -159,13 +159,13 @@ pub struct History {
     pub rows: Vec<Row>,
     /// Every line of their logs.
     pub logs: Vec<String>,
-    /// Errors, none of which may happen.
+    /// Unexpected errors; a test asserts that there are none.
     pub errors: Vec<String>,
     /// The longest stall of a thread that only reads the clock, in microseconds.
     pub stalled: u64,
-    /// The most memory that a process had, before and after, in kibibytes.
+    /// Peak memory of a process before and after the load, in KiB.
     pub memory: Vec<(u64, u64)>,
-    /// How many nodes exited successfully.
+    /// Number of nodes that exited successfully.
     pub ended: u32,
 }
 
@@ -185,7 +185,7 @@ struct Node {
 }
 
 impl Fleet {
-    /// Starts them on the store at this URL.
+    /// Starts the processes with the store at this URL.
     pub fn start(program: &str, url: &str, deadline: Duration) -> Fleet {
         let history = Arc::new(Mutex::new(History::default()));
         let nodes = (0..NODES).map(|number| Node::start(program, number, url, deadline, &history)).collect();
@@ -221,7 +221,7 @@ impl Fleet {
         }
         for node in &mut self.nodes {
             if let Some(reader) = node.reader.take() {
-                reader.join().expect("it only reads");
+                reader.join().expect("no panic in the reader");
             }
             let status = node.process.wait().expect("a child");
             if !status.success() {
@@ -338,7 +338,7 @@ impl History {
 
     /// The keys of [`ONCE`] with a wrong final count: each must be charged once, and a refund sent twice must apply once.
     /// `held` has the counts by user; `lost` says whether the store's state was lost.
-    pub fn charged_twice_or_given_back_twice(&self, held: &HashMap<String, u64>, lost: bool) -> Vec<String> {
+    pub fn wrong_final_counts(&self, held: &HashMap<String, u64>, lost: bool) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut rows = HashMap::new();
         for row in self.rows.iter().filter(|row| ROUTES[row.route] == ONCE) {
@@ -362,12 +362,14 @@ impl History {
             }
             rows.insert(user, ());
         }
-        wrong
-            .extend(held.keys().filter(|user| !rows.contains_key(*user)).map(|user| format!("{user}: who?")));
+        wrong.extend(
+            held.keys().filter(|user| !rows.contains_key(*user)).map(|user| format!("{user}: unknown user")),
+        );
         wrong
     }
 
-    /// How much of each contract the history needed, and how much is granted for this number of state losses.
+    /// The limit that each contract needed for this history, and the limit that is granted after this number of state
+    /// losses.
     pub fn contracts(&self, losses: u64) -> Vec<Needed> {
         let mut needed = Vec::new();
         let mut demand = |route: &'static str, who: &'static str, needs: u128, granted: u64| {
@@ -408,10 +410,10 @@ impl History {
     }
 }
 
-/// How much of a contract a history needed, and how much is granted.
+/// The limit that a history needed, and the limit that is granted.
 #[derive(Clone, Copy, Debug)]
 pub struct Needed {
-    /// The limit.
+    /// Name of the limit.
     pub route: &'static str,
     /// Which side admitted: `store`, `local` or `both`.
     pub who: &'static str,
@@ -424,17 +426,17 @@ pub struct Needed {
 /// Summary of a history.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
-    /// All checks, and how many in a second.
+    /// Number of checks, and checks per second.
     pub checks: u64,
-    /// As `checks`.
+    /// See `checks`.
     pub per_second: u64,
-    /// Those that passed.
+    /// Admitted checks.
     pub admitted: u64,
-    /// Those that the store did not decide.
+    /// Checks that the store did not decide.
     pub degraded: u64,
-    /// Those that were made during the fault, and those among them that the store did not decide.
+    /// Checks during the fault, and those of them that the store did not decide.
     pub in_fault: u64,
-    /// As `in_fault`.
+    /// See `in_fault`.
     pub degraded_in_fault: u64,
     /// Latencies of checks that called the store.
     pub asked: Latencies,
@@ -442,24 +444,24 @@ pub struct Figures {
     pub unasked: Latencies,
     /// The longest stall of a thread, in microseconds.
     pub stalled: u64,
-    /// Refunds that were done, repeated, unknown, failed.
+    /// Refunds by result: done, repeated, unknown, failed.
     pub refunds: [u64; 4],
-    /// Lines that were logged.
+    /// Log lines.
     pub logs: usize,
-    /// The most memory that a process had, and how much more than at first, in kibibytes.
+    /// Peak memory of a process, and its growth during the load, in KiB.
     pub memory: u64,
-    /// As `memory`.
+    /// See `memory`.
     pub grown: u64,
 }
 
-/// In microseconds.
+/// Percentiles in microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Latencies {
-    /// Half take longer.
+    /// 50th percentile.
     pub median: u64,
-    /// One in a hundred takes longer.
+    /// 99th percentile.
     pub p99: u64,
-    /// None takes longer.
+    /// Maximum.
     pub max: u64,
 }
 
@@ -483,10 +485,10 @@ impl fmt::Display for Figures {
         let [done, repeated, unknown, failed] = self.refunds;
         writeln!(
             f,
-            "  {} checks ({} a second), {} admitted, {} degraded; during the fault {} checks, {} degraded",
+            "  {} checks ({} per second), {} admitted, {} degraded; during the fault {} checks, {} degraded",
             self.checks, self.per_second, self.admitted, self.degraded, self.in_fault, self.degraded_in_fault
         )?;
-        writeln!(f, "  median / p99 / max: store asked {}, not asked {}", self.asked, self.unasked)?;
+        writeln!(f, "  median / p99 / max: store called {}, not called {}", self.asked, self.unasked)?;
         write!(
             f,
             "  refunds: {done} done, {repeated} repeated, {unknown} unknown, {failed} failed; \
@@ -505,7 +507,7 @@ pub fn now() -> u64 {
     u64::try_from(since.as_micros()).expect("before the year 500,000")
 }
 
-/// Lets real time pass.
+/// Sleeps.
 #[expect(clippy::disallowed_methods, reason = "real servers and processes use real time")]
 pub fn wait(time: Duration) {
     std::thread::sleep(time);

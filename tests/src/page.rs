@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// A page, and its blocks in order.
 pub struct Page {
-    /// As a reader finds it: `docs/choosing-limits.md`.
+    /// Path in the repository: `docs/choosing-limits.md`.
     pub name: String,
     /// The fenced blocks. Indented code is prose.
     pub blocks: Vec<Block>,
@@ -46,7 +46,7 @@ pub enum Kind {
     Program,
 }
 
-/// What a block is written in, where that matters.
+/// Language of a block, for the syntax check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
     /// `sh`
@@ -78,7 +78,7 @@ impl Kind {
                 Some(Ok(status @ 1..=255)) => Kind::Run(status),
                 _ => {
                     return Err(format!(
-                        "`{info}` is no kind of block; there are sh, sh exit=N, sh setup, sh checked-not-run, \
+                        "unknown block type `{info}`: use sh, sh exit=N, sh setup, sh checked-not-run, \
                          go checked-not-run, text, console, yaml, toml, json, rust, js, ts, python"
                     ));
                 }
@@ -87,12 +87,12 @@ impl Kind {
     }
 }
 
-/// What is wrong with a page, and where.
+/// An error in a page, with its location.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// The page and the place on it.
+    /// Page, line and block.
     pub place: String,
-    /// What is wrong.
+    /// Description of the error.
     pub what: String,
 }
 
@@ -123,12 +123,12 @@ impl Page {
         pages.iter().map(|path| (name(path), fs::read_to_string(path).expect("a page is text"))).collect()
     }
 
-    /// Reads a page.
+    /// Parses a page.
     pub fn parse(name: &str, text: &str) -> Result<Page, Mistake> {
         let mut blocks: Vec<Block> = Vec::new();
         // The prose since the last block, and before it: the note may be on either side of a block.
         let mut prose = String::new();
-        let mut unsaid: Option<(usize, usize)> = None;
+        let mut missing_note: Option<(usize, usize)> = None;
         let mut lines = text.lines().enumerate();
         while let Some((index, line)) = lines.next() {
             let Some(info) = line.trim_start().strip_prefix("```") else {
@@ -141,7 +141,7 @@ impl Page {
             let mistake = |what| Mistake { place: place(name, number, line_number), what };
             let mut block = String::new();
             loop {
-                let (_, line) = lines.next().ok_or_else(|| mistake("this block has no end".to_owned()))?;
+                let (_, line) = lines.next().ok_or_else(|| mistake("this block is not closed".to_owned()))?;
                 if line.trim() == "```" {
                     break;
                 }
@@ -149,15 +149,15 @@ impl Page {
                 block.push('\n');
             }
             let kind = Kind::of(info.trim()).map_err(mistake)?;
-            said(name, unsaid.take(), &prose)?;
+            check_note(name, missing_note.take(), &prose)?;
             if matches!(kind, Kind::NotRun(_)) && !prose.contains(NOT_RUN) {
-                unsaid = Some((number, line_number));
+                missing_note = Some((number, line_number));
             }
             let file = prose.trim_end().lines().last().and_then(file_named).map(str::to_owned);
             blocks.push(Block { number, line: line_number, kind, file, text: block });
             prose.clear();
         }
-        said(name, unsaid, &prose)?;
+        check_note(name, missing_note, &prose)?;
         Ok(Page { name: name.to_owned(), blocks })
     }
 
@@ -182,11 +182,11 @@ impl Page {
 
 const NOT_RUN: &str = "checked, not run";
 
-fn said(page: &str, unsaid: Option<(usize, usize)>, prose: &str) -> Result<(), Mistake> {
-    match unsaid {
+fn check_note(page: &str, missing_note: Option<(usize, usize)>, prose: &str) -> Result<(), Mistake> {
+    match missing_note {
         Some((number, line)) if !prose.contains(NOT_RUN) => Err(Mistake {
             place: place(page, number, line),
-            what: format!("nothing beside this block tells the reader that it is \"{NOT_RUN}\""),
+            what: format!("the text next to this block does not say \"{NOT_RUN}\""),
         }),
         _ => Ok(()),
     }
@@ -260,26 +260,26 @@ mod tests {
         assert_eq!(kinds("```sh exit=1\n```\n"), [Kind::Run(1)]);
         assert_eq!(kinds("```sh setup\n```\n```rust\n```\n"), [Kind::Setup, Kind::Program]);
         for unknown in ["bash", "", "sh exit=0", "sh exit=x", "yml"] {
-            let said = mistake(&format!("text\n```{unknown}\n```\n"));
+            let message = mistake(&format!("text\n```{unknown}\n```\n"));
             assert!(
-                said.starts_with(&format!("page.md:2 (block 1): `{unknown}` is no kind of block")),
-                "{said}"
+                message.starts_with(&format!("page.md:2 (block 1): unknown block type `{unknown}`")),
+                "{message}"
             );
         }
-        assert_eq!(mistake("```sh\n"), "page.md:1 (block 1): this block has no end");
+        assert_eq!(mistake("```sh\n"), "page.md:1 (block 1): this block is not closed");
     }
 
     #[test]
     fn block_not_run_must_be_marked_in_the_text() {
-        let unsaid =
-            "page.md:1 (block 1): nothing beside this block tells the reader that it is \"checked, not run\"";
-        assert_eq!(mistake("```sh checked-not-run\n```\n"), unsaid);
-        assert_eq!(mistake("```sh checked-not-run\n```\n```sh\n```\nchecked, not run\n"), unsaid);
-        for said in [
+        let missing_note =
+            "page.md:1 (block 1): the text next to this block does not say \"checked, not run\"";
+        assert_eq!(mistake("```sh checked-not-run\n```\n"), missing_note);
+        assert_eq!(mistake("```sh checked-not-run\n```\n```sh\n```\nchecked, not run\n"), missing_note);
+        for message in [
             "It is checked, not run:\n```sh checked-not-run\n```\n",
             "```sh checked-not-run\n```\n(checked, not run)\n",
         ] {
-            assert_eq!(kinds(said), [Kind::NotRun(Language::Sh)]);
+            assert_eq!(kinds(message), [Kind::NotRun(Language::Sh)]);
         }
     }
 

@@ -1,4 +1,4 @@
-//! The stores of the product, as the conformance suite opens them.
+//! Opens the memory store and the Redis store for the conformance suite.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -87,14 +87,14 @@ impl TestedStore for Redis {
 
     fn keys(&self, namespace: &str) -> Option<Vec<StoredKey>> {
         let own = format!("{namespace}:1:");
-        // These two stay for as long as the store is used.
+        // These two do not expire while the store is used.
         let shared = ["secret", "policy"].map(|what| format!("{own}{what}"));
         let keys = (self.servers)().into_iter().flat_map(|mut server| server.keys());
         let keys = keys.map(|(name, expires)| StoredKey {
             name: String::from_utf8(name).expect("a readable name"),
             expires: u64::try_from(expires).ok().map(|millis| Time::from_micros(millis * 1_000)),
         });
-        // A key of no namespace is everybody's.
+        // A key without a namespace belongs to every namespace.
         let is_own = |name: &str| name.starts_with(&own) || !name.starts_with("world-");
         Some(keys.filter(|key| is_own(&key.name) && !shared.contains(&key.name)).collect())
     }

@@ -11,9 +11,9 @@ use tollkeeper::{Limiter, MemoryStore, facts};
 /// A limiter with the config of its file and its handle to the shared limits.
 #[derive(Debug)]
 pub struct PolicyNode {
-    /// Follows.
+    /// Uses the shared limits as soon as they change.
     pub limiter: Limiter,
-    /// The config of its file: 100 an hour for each user.
+    /// The config of its file: 100 requests per hour for each user.
     pub config: Config,
     /// The shared limits, through its own store.
     pub shared: SharedPolicy,
@@ -23,7 +23,7 @@ pub struct PolicyNode {
 impl PolicyNode {
     /// Starts a node with the store at this URL, without waiting for a store that is down.
     pub async fn start(url: &str) -> PolicyNode {
-        let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
+        let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is not a Redis URL") };
         let file = "limits: [{ name: per-user, by: user, rate: 100/h }]";
         let (config, _) =
             Config::parse("node.yaml", Format::Yaml, file.as_bytes(), &|_| None).expect("valid");
@@ -37,14 +37,14 @@ impl PolicyNode {
         PolicyNode { limiter, config, shared, following }
     }
 
-    /// Limits that grant each user `an_hour` requests an hour.
+    /// Limits of `an_hour` requests per hour for each user.
     pub fn limits(&self, an_hour: u64) -> Vec<EffectiveLimit> {
         let text =
             format!(r#"{{ "limits": [{{ "name": "per-user", "by": "user", "rate": "{an_hour}/h" }}] }}"#);
         self.config.with_limits("test", text.as_bytes()).expect("valid").0.limits
     }
 
-    /// The requests an hour that it grants each user, and the version of its limits.
+    /// The active limit in requests per hour, and the version of the limits.
     pub fn grants(&self) -> (u64, u64) {
         let policy = self.limiter.policy();
         let (quota, _) = policy.rules()[0].plain_quota().expect("no tiers");

@@ -24,7 +24,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The server program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are the programs")]
 pub enum Program {
     Redis,
     /// The oldest Redis that the scripts support.
@@ -69,10 +69,10 @@ impl Server {
         server
     }
 
-    /// Starts a server that listens on a port as well; `door` is the name of the setting, `port` or `tls-port`.
-    pub fn on_a_port(program: Program, door: &str, settings: &[&str]) -> Server {
+    /// Starts a server that listens on a port as well; `port_setting` is the name of the setting, `port` or `tls-port`.
+    pub fn on_a_port(program: Program, port_setting: &str, settings: &[&str]) -> Server {
         loop {
-            let mut server = Server::run(program, Some((door, free_port())), settings);
+            let mut server = Server::run(program, Some((port_setting, free_port())), settings);
             // Another process may have taken the port in between: then the server exits at once.
             if server.is_up() {
                 return server;
@@ -87,7 +87,7 @@ impl Server {
         lines.extend(["save \"\"".to_owned(), "appendonly no".to_owned()]);
         lines.push(format!("dir {}", folder.display()));
         lines.push(format!("unixsocket {}", folder.join("socket").display()));
-        lines.extend(port.map(|(door, port)| format!("{door} {port}")));
+        lines.extend(port.map(|(port_setting, port)| format!("{port_setting} {port}")));
         lines.extend(settings.iter().map(|line| line.to_string()));
         let file = folder.join("settings");
         fs::write(&file, lines.join("\n")).expect("the temporary folder is writable");
@@ -102,8 +102,8 @@ impl Server {
 
     /// Kills the server with SIGKILL.
     pub fn kill(&mut self) {
-        self.process.kill().expect("it runs");
-        self.process.wait().expect("it ends");
+        self.process.kill().expect("the server runs");
+        self.process.wait().expect("the server exits");
     }
 
     /// Restarts a killed server with additional settings.
@@ -131,17 +131,17 @@ impl Server {
         format!("redis+unix://{}", self.socket().display())
     }
 
-    /// The socket it listens on.
+    /// Path of the Unix socket.
     pub fn socket(&self) -> PathBuf {
         self.folder.join("socket")
     }
 
-    /// The port it listens on.
+    /// TCP port of the server.
     pub fn port(&self) -> u16 {
-        self.port.expect("it was started on a port")
+        self.port.expect("started with `on_a_port`")
     }
 
-    /// Its process id.
+    /// Process id of the server.
     pub fn process(&self) -> u32 {
         self.process.id()
     }
@@ -151,7 +151,7 @@ impl Server {
         self.try_connect().unwrap_or_else(|why| panic!("no server: {why}\n{}", self.log()))
     }
 
-    /// Whether it runs and is a primary.
+    /// Whether the server is up and a primary.
     pub fn is_primary(&self) -> bool {
         let is_there = UnixStream::connect(self.socket()).is_ok();
         is_there
@@ -160,7 +160,7 @@ impl Server {
             })
     }
 
-    /// Its log.
+    /// The log of the server.
     pub fn log(&self) -> String {
         fs::read_to_string(self.folder.join("log")).unwrap_or_default()
     }
@@ -169,7 +169,7 @@ impl Server {
     fn is_up(&mut self) -> bool {
         let started = Instant::now();
         loop {
-            if self.process.try_wait().expect("it is our child").is_some() {
+            if self.process.try_wait().expect("a child of this process").is_some() {
                 assert!(self.log().contains("Address already in use"), "{}", self.log());
                 return false;
             }
@@ -220,7 +220,7 @@ pub fn limiter(url: &str, limits: Vec<Limit>) -> Limiter {
 
 /// Like [`limiter`], with its store.
 pub fn limiter_and_store(url: &str, limits: Vec<Limit>) -> (Limiter, Arc<Resilient<RedisStore>>) {
-    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is no Redis URL") };
+    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url} is not a Redis URL") };
     let settings = ResilientSettings { deadline: Duration::from_secs(20), ..ResilientSettings::default() };
     let store = RedisStore::open(&url, RedisOptions::default());
     let store = Arc::new(Resilient::new(store, settings, MemoryStore::default()));
@@ -330,9 +330,9 @@ impl Client {
     /// Reads the next reply.
     pub fn answer(&mut self) -> Result<Value, String> {
         let mut line = String::new();
-        self.stream.read_line(&mut line).expect("the server answers");
+        self.stream.read_line(&mut line).expect("the server replies");
         let line = line.trim_end();
-        let (kind, rest) = line.split_at_checked(1).expect("an answer has a kind");
+        let (kind, rest) = line.split_at_checked(1).expect("a reply has a type");
         let number = || rest.parse::<i64>().expect("a number");
         match kind {
             "+" => Ok(Value::Bytes(rest.into())),
@@ -341,7 +341,7 @@ impl Client {
             "$" | "*" if rest == "-1" => Ok(Value::Nothing),
             "$" => {
                 let mut bytes = vec![0; usize::try_from(number()).expect("a length") + 2];
-                self.stream.read_exact(&mut bytes).expect("the server answers");
+                self.stream.read_exact(&mut bytes).expect("the server replies");
                 bytes.truncate(bytes.len() - 2);
                 Ok(Value::Bytes(bytes))
             }

@@ -4,13 +4,13 @@ use tollkeeper::{
     Algorithm, Clock, Facts, InvalidRequest, Limit, Limiter, ManualClock, MemoryStore, Policy, Quota, Time,
 };
 
-/// How many keys are charged in each round.
+/// Number of keys that are charged in each round.
 pub const KEYS: u64 = 2_000;
 
-/// The limit they are charged at.
+/// Name of the limit.
 pub const LIMIT: &str = "limit";
 
-/// So large that no key is refused during the test.
+/// Larger than any number of rounds, so that no request is refused.
 const QUOTA: u64 = 1 << 40;
 
 /// A clock that is fixed to the same time in every process.
@@ -24,7 +24,7 @@ pub fn limiter(store: &MemoryStore) -> Limiter {
     Limiter::embedded(Policy::new(vec![limit]).expect("a valid limit"), store.clone())
 }
 
-/// How many units every key holds; they all hold the same.
+/// Units charged to each key. Asserts that all keys have the same number.
 pub fn units(store: &MemoryStore) -> Result<u64, InvalidRequest> {
     let limiter = limiter(store);
     let of = |key: u64| {
@@ -36,7 +36,7 @@ pub fn units(store: &MemoryStore) -> Result<u64, InvalidRequest> {
     let first = of(0)?;
     for key in 1..KEYS {
         let units = of(key)?;
-        assert_eq!(units, first, "key {key} and the first are of two rounds");
+        assert_eq!(units, first, "key {key} and the first key are from different rounds");
     }
     Ok(first)
 }

@@ -23,10 +23,10 @@ impl Sentinels {
     }
 
     /// Starts them with this port setting (`port` or `tls-port`) and additional settings.
-    pub fn with(door: &str, more: &[&str]) -> Sentinels {
-        let primary = Server::on_a_port(Program::Redis, door, more);
+    pub fn with(port_setting: &str, more: &[&str]) -> Sentinels {
+        let primary = Server::on_a_port(Program::Redis, port_setting, more);
         let follow = format!("replicaof 127.0.0.1 {}", primary.port());
-        let replica = Server::on_a_port(Program::Redis, door, &[&[&*follow], more].concat());
+        let replica = Server::on_a_port(Program::Redis, port_setting, &[&[&*follow], more].concat());
         let watch = format!("sentinel monitor mymaster 127.0.0.1 {} 2", primary.port());
         let own = [
             &*watch,
@@ -35,7 +35,7 @@ impl Sentinels {
         ];
         let settings = [&own, more].concat();
         let sentinels: Vec<Server> =
-            (0..3).map(|_| Server::on_a_port(Program::Redis, door, &settings)).collect();
+            (0..3).map(|_| Server::on_a_port(Program::Redis, port_setting, &settings)).collect();
         let started = Instant::now();
         for sentinel in &sentinels {
             let mut client = sentinel.connect();
@@ -53,7 +53,7 @@ impl Sentinels {
         Sentinels { primary, replica, sentinels }
     }
 
-    /// Their store URL.
+    /// The store URL with all sentinels.
     pub fn url(&self) -> String {
         let hosts: Vec<String> =
             self.sentinels.iter().map(|sentinel| format!("127.0.0.1:{}", sentinel.port())).collect();
@@ -65,7 +65,7 @@ impl Sentinels {
         self.sentinels[0].connect()
     }
 
-    /// All of them.
+    /// All sentinels.
     pub fn all(&self) -> &[Server] {
         &self.sentinels
     }

@@ -23,7 +23,8 @@ impl Served {
         // Each connection needs a file descriptor, and the soft limit may be low.
         command.args(["-c", "ulimit -n \"$(ulimit -Hn)\"; exec \"$0\" \"$@\""]).arg(binary::tollkeeper());
         command.args(["serve", "--grpc", "off", "--http", "127.0.0.1:0", "--resp", "127.0.0.1:0"]).args(args);
-        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+        let mut process =
+            command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the server starts");
         let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
         let mut listens = |name: &str| {
             let line = lines.next().expect("the server prints its address").expect("text");
@@ -35,19 +36,20 @@ impl Served {
         Served { process, http, resp }
     }
 
-    /// Its process id.
+    /// Process id of the server.
     pub fn process(&self) -> u32 {
         self.process.id()
     }
 
-    /// How much memory it takes, in KiB.
+    /// Resident memory of the server in KiB.
     pub fn memory(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process())).expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("Linux says so");
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.process())).expect("the server runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS is listed");
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
-    /// The value of a line of `/metrics`, which begins with its name and labels.
+    /// The value of a series of `/metrics`, given with its labels as it is printed there.
     pub fn metric(&self, series: &str) -> u64 {
         let url = format!("http://{}/metrics", self.http);
         let page = Command::new("curl").args(["--silent", "--show-error", "--noproxy", "*", &url]).output();
@@ -56,7 +58,7 @@ impl Served {
         value.unwrap_or_else(|| panic!("no {series} in {page}")).parse().expect("a whole number")
     }
 
-    /// How many RESP requests had this result.
+    /// Number of RESP requests with this result.
     pub fn requests(&self, result: &str) -> u64 {
         self.metric(&format!(
             "tollkeeper_requests_total{{transport=\"resp\",route=\"\",result=\"{result}\"}}"

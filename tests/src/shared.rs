@@ -42,7 +42,7 @@ pub struct Pair<'c> {
     ids: u64,
     charges: Vec<Charge>,
     slots: Vec<Slot>,
-    /// What was done.
+    /// Counts of the operations so far.
     pub tally: Tally,
 }
 
@@ -85,7 +85,7 @@ impl Tally {
 }
 
 impl<'c> Pair<'c> {
-    /// The history of that number, on an empty server.
+    /// The history with this number, on an empty server.
     pub fn new(client: &'c mut Client, number: u64, mutate: Mutate<'c>) -> Pair<'c> {
         let mut random = Random::new(number);
         let limits = (0..random.within(1, 5)).map(|index| limit(&mut random, index)).collect();
@@ -157,11 +157,13 @@ impl<'c> Pair<'c> {
                 Ok(answer) => answer,
                 Err(error) => return Some(error),
             };
-            let Ok(reply) = batch.read_reply(&answer) else { return Some(format!("malformed: {answer:?}")) };
+            let Ok(reply) = batch.read_reply(&answer) else {
+                return Some(format!("malformed reply: {answer:?}"));
+            };
             (reply.replies, reply.disagreements)
         };
         if disagreements > 0 {
-            return Some(format!("{disagreements} verdicts of Lua are not those of Rust: {tolls:#?}"));
+            return Some(format!("{disagreements} verdicts of Lua differ from those of Rust: {tolls:#?}"));
         }
         self.tally.batches += 1;
         for (index, (toll, reply)) in tolls.iter().zip(replies).enumerate() {
@@ -169,7 +171,7 @@ impl<'c> Pair<'c> {
             let expected = Decision::new(toll.clone(), expected);
             let actual = Decision::new(toll.clone(), reply);
             if shown(&actual) != shown(&expected) {
-                return Some(format!("{}\nand not\n{}\nfor {toll:#?}", shown(&actual), shown(&expected)));
+                return Some(format!("{}\ninstead of\n{}\nfor {toll:#?}", shown(&actual), shown(&expected)));
             }
             self.tally.tolls += 1;
             self.tally.dues += toll.len() as u64;
@@ -216,7 +218,7 @@ impl<'c> Pair<'c> {
         if self.charges.is_empty() {
             return None;
         }
-        // The latest most often; one that was corrected already, too.
+        // Usually the latest charge, sometimes one that was corrected already.
         let back = place(&mut self.random, self.charges.len().min(6));
         let charge = self.charges[self.charges.len() - 1 - back].clone();
         let tokens = facts! { "tokens" => i64::try_from(self.random.within(0, 9)).expect("small") };
@@ -249,7 +251,7 @@ impl<'c> Pair<'c> {
             Correction::Repeated => self.tally.repeated += 1,
             Correction::Unknown | Correction::Failed | Correction::Full => {}
         }
-        (actual != expected).then(|| format!("{actual:?} and not {expected:?}: {charge:?}"))
+        (actual != expected).then(|| format!("{actual:?} instead of {expected:?}: {charge:?}"))
     }
 
     fn handle(&mut self) -> Option<String> {
@@ -269,10 +271,10 @@ impl<'c> Pair<'c> {
         let actual = wire::handled(&call, &answer).expect("0 or 1");
         let expected = self.reference.handle(&slot, renew, Time::from_micros(self.now));
         self.tally.handled += u64::from(actual);
-        (actual != expected).then(|| format!("held: {actual} and not {expected}: {slot:?}"))
+        (actual != expected).then(|| format!("held: {actual} instead of {expected}: {slot:?}"))
     }
 
-    /// Runs a script of the product, at a time that is given.
+    /// Runs a script of the product with an explicit time.
     fn run(&mut self, call: &Call) -> Result<Value, String> {
         self.scripts.run(self.client, call, self.now, self.mutate)
     }
@@ -287,22 +289,22 @@ impl<'c> Pair<'c> {
         for (name, expires) in self.client.keys() {
             let shown = String::from_utf8_lossy(&name).into_owned();
             if expires < 0 {
-                return Some(format!("{shown} never goes"));
+                return Some(format!("{shown} never expires"));
             }
             let Some((bytes, fresh)) = expected.remove(&name) else {
                 // A marker, or a state that the server's clock has not reached yet.
                 if shown.contains("%m") {
                     continue;
                 }
-                return Some(format!("{shown} should not be there"));
+                return Some(format!("{shown} should not exist"));
             };
             let stored = self.client.call(&[b"GET", &name]).expect("a string");
             if stored != Value::Bytes(bytes.clone()) {
-                return Some(format!("{shown} is {stored:?} and not {bytes:?}"));
+                return Some(format!("{shown} is {stored:?} instead of {bytes:?}"));
             }
             let (fresh, gone) = (fresh.as_micros(), u64::try_from(expires).expect("positive") * 1_000);
             if gone <= fresh || gone > fresh + 1_000_000 {
-                return Some(format!("{shown} goes at {gone}, and is fresh at {fresh}"));
+                return Some(format!("{shown} expires at {gone}, and is fresh at {fresh}"));
             }
             self.tally.states += 1;
         }
@@ -347,13 +349,13 @@ fn place(random: &mut Random, len: usize) -> usize {
     usize::try_from(random.within(0, len as u64 - 1)).expect("an index")
 }
 
-/// A limit of any kind.
+/// A random limit.
 fn limit(random: &mut Random, index: u64) -> Limit {
     let algorithm = Algorithm::ALL[place(random, 6)];
     let period =
         [1_000, 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000, 604_800_000_000][place(random, 6)];
     let rate = |random: &mut Random| {
-        // Some logs are longer than what is read of them at once.
+        // Some logs are longer than one chunk of the script's reads.
         let long = algorithm == Algorithm::SlidingLog && random.within(0, 1) == 0;
         let count = if long { random.within(200, 1_500) } else { random.within(1, 20) };
         let burst = algorithm.has_burst().then(|| random.within(1, 20));

@@ -71,7 +71,7 @@ fn trace(histories: &mut Vec<History>, name: &str, text: &str) {
                 history.peek(number(arg));
             }
             "refund" => {
-                let (part, when) = arg.split_once('@').expect("how much @ when");
+                let (part, when) = arg.split_once('@').expect("PART@TIME");
                 let when = span(when);
                 let (_, past) = *charges.iter().rfind(|(time, _)| *time == when).expect("a charge");
                 history.give_back(number(part), &past);
@@ -90,7 +90,7 @@ fn trace(histories: &mut Vec<History>, name: &str, text: &str) {
                 history.peek(1);
             }
             "release" | "renew" => {
-                let who = number(arg.strip_prefix('#').expect("# and a number"));
+                let who = number(arg.strip_prefix('#').expect("#NUMBER"));
                 let held = if *verb == "renew" { history.renew_slot(who) } else { history.release_slot(who) };
                 assert_eq!(held, *verdict == "held", "{name}: {row:?}");
                 history.peek(1);
@@ -156,7 +156,7 @@ fn quota(words: &[&str]) -> (CheckedQuota, u64, Option<Span>) {
             ["burst", burst] => rate = rate.burst(number(burst)),
             ["shift", by] => shift = span(by),
             ["hold", longest] => hold = Some(Span::from_micros(span(longest))),
-            _ => panic!("no option: {option:?}"),
+            _ => panic!("unknown option: {option:?}"),
         }
     }
     let algorithm = Algorithm::from_name(algorithm).expect("an algorithm");
@@ -188,7 +188,7 @@ fn term(text: &str) -> u64 {
         "m" => 60_000_000,
         "h" => 3_600_000_000,
         "d" => 86_400_000_000,
-        _ => panic!("no unit: {text}"),
+        _ => panic!("unknown unit: {text}"),
     };
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let parts = fraction.bytes().rev().fold(0, |parts, digit| (parts + u64::from(digit - b'0') * unit) / 10);

@@ -1,7 +1,7 @@
 //! A proxy that counts round trips.
 //!
-//! A turn is everything sent until a reply arrives, and that reply, however many commands it holds. So the number of
-//! turns is the number of round trips that the client has waited for.
+//! A turn is everything that the client sends until a reply arrives, together with that reply, however many commands it
+//! contains. So the number of turns is the number of round trips that the client has waited for.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -25,7 +25,7 @@ struct Shared {
     streams: Mutex<Vec<TcpStream>>,
 }
 
-/// Which side sent last on a connection.
+/// The side that sent last on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spoke {
     Server,
@@ -36,7 +36,7 @@ impl Proxy {
     /// Starts a proxy to this port.
     pub fn to(server: u16) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
-        let port = listener.local_addr().expect("it listens").port();
+        let port = listener.local_addr().expect("the proxy listens").port();
         let shared = Arc::new(Shared::default());
         let accepting = {
             let shared = Arc::clone(&shared);
@@ -45,17 +45,17 @@ impl Proxy {
         Proxy { port, shared, accepting: Some(accepting) }
     }
 
-    /// Where it listens.
+    /// Port of the proxy.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// How many turns there were, on all connections.
+    /// Number of turns on all connections.
     pub fn turns(&self) -> u64 {
         self.shared.turns.load(SeqCst)
     }
 
-    /// How many of them called scripts by their names.
+    /// Number of turns with a script call (EVALSHA).
     pub fn scripts(&self) -> u64 {
         self.shared.scripts.load(SeqCst)
     }
@@ -83,17 +83,17 @@ fn accept(listener: &TcpListener, server: u16, shared: &Arc<Shared>) {
         let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else { continue };
         let both = [client, server];
         for stream in &both {
-            stream.set_nodelay(true).expect("it is open");
+            stream.set_nodelay(true).expect("the socket is open");
             let mut streams = shared.streams.lock().expect("not poisoned");
-            streams.push(stream.try_clone().expect("it is open"));
+            streams.push(stream.try_clone().expect("the socket is open"));
         }
         let [client, server] = both;
         let [client_too, server_too] =
-            [&client, &server].map(|stream| stream.try_clone().expect("it is open"));
+            [&client, &server].map(|stream| stream.try_clone().expect("the socket is open"));
         let spoke = Arc::new(Mutex::new(Spoke::Server));
         let (up, down) = ((Arc::clone(shared), Arc::clone(&spoke)), spoke);
         thread::spawn(move || {
-            carry(client, server, |bytes| up.0.asked(&mut up.1.lock().expect("no panic"), bytes))
+            carry(client, server, |bytes| up.0.client_sent(&mut up.1.lock().expect("no panic"), bytes))
         });
         thread::spawn(move || {
             carry(server_too, client_too, |_| *down.lock().expect("no panic") = Spoke::Server);
@@ -103,7 +103,7 @@ fn accept(listener: &TcpListener, server: u16, shared: &Arc<Shared>) {
 
 impl Shared {
     /// Counts data of a client: one turn if the server sent last.
-    fn asked(&self, spoke: &mut Spoke, bytes: &[u8]) {
+    fn client_sent(&self, spoke: &mut Spoke, bytes: &[u8]) {
         let script = bytes.windows(9).any(|word| word == b"\r\nEVALSHA");
         let counted = match *spoke {
             Spoke::Server => {
@@ -119,11 +119,11 @@ impl Shared {
     }
 }
 
-/// Forwards data after showing it to `look`, until one side closes.
-fn carry(mut from: TcpStream, mut to: TcpStream, mut look: impl FnMut(&[u8])) {
+/// Forwards data after passing it to `inspect`, until one side closes.
+fn carry(mut from: TcpStream, mut to: TcpStream, mut inspect: impl FnMut(&[u8])) {
     let mut bytes = vec![0; 1 << 16];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
-        look(&bytes[..count]);
+        inspect(&bytes[..count]);
         if to.write_all(&bytes[..count]).is_err() {
             break;
         }

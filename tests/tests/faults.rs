@@ -163,7 +163,7 @@ fn run_fault<S: Servers>(
     }
     let mut primaries = servers.primaries();
     let held = primaries.iter_mut().flat_map(held).collect();
-    let wrong = history.charged_twice_or_given_back_twice(&held, *losses > 0);
+    let wrong = history.wrong_final_counts(&held, *losses > 0);
     assert!(wrong.is_empty(), "{name}: {} keys: {:#?}", wrong.len(), &wrong[..wrong.len().min(10)]);
     let forever: Vec<String> = primaries.iter_mut().flat_map(keys_without_expiry).collect();
     assert_eq!(forever, ["tk:1:secret"], "{name}: keys without expiry");

@@ -11,14 +11,14 @@ use tollkeeper_bench::sides::{Bucket, Keyed, Layered};
 const USERS: usize = 1_000_000;
 const TENANTS: u64 = 1_000;
 const ROUTES: u64 = 50;
-/// Requests drawn for each scenario with many keys.
+/// Requests generated for each scenario with many keys.
 const DRAWN: usize = 2_000_000;
 
 fn main() {
     let mut results = Results::default();
 
     let hot = vec![keys::key("user", 1); 256];
-    let sides = keyed_sides(Bucket::ENDLESS, &[]);
+    let sides = keyed_sides(Bucket::UNLIMITED, &[]);
     for threads in [1, 2] {
         let load = Load { requests: &hot, threads, allowed: true };
         results.add(&format!("hot-{threads}t"), race(&load, &sides));
@@ -55,7 +55,7 @@ fn main() {
     report::save("scenarios", results.scenarios.into());
 }
 
-/// Ours and the peers, each after it has met all `known` requests.
+/// Our limiters and the peers, each after a check of every `known` key.
 fn keyed_sides(bucket: Bucket, known: &[String]) -> Vec<Side<String>> {
     fn side<K: Keyed>(bucket: Bucket, known: &[String]) -> Side<String> {
         let limiter = K::new(bucket);
@@ -73,7 +73,7 @@ fn keyed_sides(bucket: Bucket, known: &[String]) -> Vec<Side<String>> {
     ]
 }
 
-/// The same for three limits at once.
+/// The same with three limits per request.
 fn layered_sides(bucket: Bucket, known: &[Request]) -> Vec<Side<Request>> {
     fn side<L: Layered>(bucket: Bucket, known: &[Request]) -> Side<Request> {
         let limiter = L::new(bucket);
@@ -91,7 +91,7 @@ fn layered_sides(bucket: Bucket, known: &[Request]) -> Vec<Side<Request>> {
     ]
 }
 
-/// Everything that was measured.
+/// All measurements.
 #[derive(Default)]
 struct Results {
     scenarios: Map<String, Value>,
@@ -99,14 +99,14 @@ struct Results {
 }
 
 struct Ratio {
-    /// `policy-…` for our slower way in.
+    /// Starts with `policy-` for `Limiter::check`.
     scenario: String,
     peer: &'static str,
     value: f64,
 }
 
 impl Results {
-    /// Prints one scenario and keeps it.
+    /// Prints and records one scenario.
     fn add(&mut self, scenario: &str, times: Vec<Times>) {
         let raw = times.iter().map(|times| (times.side.to_owned(), json!(times.nanos)));
         self.scenarios.insert(scenario.to_owned(), Value::Object(raw.collect()));
@@ -127,7 +127,7 @@ impl Results {
         }
     }
 
-    /// Says which goals are met.
+    /// Prints which goals are met.
     fn goals(&self) {
         for Ratio { scenario, peer, value } in &self.ratios {
             let million = scenario.contains("-1M-");

@@ -1,8 +1,8 @@
 //! Cost of checks in a full memory store: known and new keys just below `max_keys`, at it, and after ten times as many
 //! keys.
 //!
-//! The limit is a sliding window, whose keys take the general path of the store, asked by facts. No state
-//! expires meanwhile: every new key of a full store looks for room and finds none.
+//! The limit is a sliding window, which uses the general path of the store, checked with facts. No state expires during
+//! the run, so every new key of a full store searches for an expired state and finds none.
 
 use std::fs;
 use std::hint::black_box;
@@ -49,11 +49,11 @@ fn main() {
     report::save("full", json!({ "stages": STAGES, "known-ns": known, "new-ns": new }));
 }
 
-/// A store on its way to being full.
+/// A store that is being filled.
 struct Full {
     limiter: Limiter,
     store: MemoryStore,
-    /// Keys that have come so far.
+    /// Keys checked so far.
     asked: usize,
 }
 
@@ -70,7 +70,7 @@ impl Full {
         assert!(black_box(decision.allowed()), "the limit is larger than any number of checks here");
     }
 
-    /// So many new keys.
+    /// Checks this many new keys.
     fn add(&mut self, count: usize) {
         let mut key = String::with_capacity(24);
         for number in self.asked..self.asked + count {
@@ -81,7 +81,7 @@ impl Full {
         assert_eq!(self.store.keys(), self.asked.min(MAX_KEYS), "no key expires");
     }
 
-    /// Nanoseconds per check of a key that comes for the first time.
+    /// Nanoseconds per check of a new key.
     fn time_new(&mut self) -> f64 {
         let keys = (self.asked..self.asked + CHECKS).map(|number| keys::key("user", number as u64)).collect();
         let nanos = self.time(keys);
@@ -97,15 +97,15 @@ impl Full {
 
     #[expect(clippy::cast_precision_loss, reason = "a duration of seconds")]
     fn time(&self, keys: Vec<String>) -> f64 {
-        let begun = on_processor();
+        let begun = thread_cpu_nanos();
         keys.iter().for_each(|key| self.check(key));
-        (on_processor() - begun) as f64 / CHECKS as f64
+        (thread_cpu_nanos() - begun) as f64 / CHECKS as f64
     }
 }
 
-/// Nanoseconds that this thread has run: each stage is measured once in a round, so what else runs on the machine
-/// must not count.
-fn on_processor() -> u64 {
-    let schedstat = fs::read_to_string("/proc/thread-self/schedstat").expect("Linux tells");
+/// CPU time of this thread in nanoseconds. Each stage is measured once per round, so the wall-clock time would include
+/// whatever else runs on the machine.
+fn thread_cpu_nanos() -> u64 {
+    let schedstat = fs::read_to_string("/proc/thread-self/schedstat").expect("this is Linux");
     schedstat.split(' ').next().and_then(|nanos| nanos.parse().ok()).expect("a number")
 }

@@ -1,4 +1,4 @@
-//! CPU time of the service for each HTTP check and the latency of responses, compared with other servers.
+//! Compares the CPU time of the service per HTTP check, and its latency, with other servers.
 //!
 //! `http TOLLKEEPER THROTTLECRAB` starts ours in several configurations, `throttlecrab-server` and nginx on the first
 //! core and loads them in turns with `wrk` from the second. Other programs may take a share of the machine, which lowers
@@ -16,8 +16,8 @@ use serde_json::{Map, Value, json};
 use tollkeeper_bench::paced::{self, Address, Connection};
 use tollkeeper_bench::report::{self, Want, median};
 use tollkeeper_bench::served::{
-    Counted, RATE, Rounds, Server, file, folder, in_turns, limits, on_first_core, on_second_core, said,
-    stay_on_second_core, version,
+    Counted, RATE, Rounds, Server, file, folder, in_turns, limits, on_first_core, on_second_core,
+    pin_to_second_core, stdout, version,
 };
 use tollkeeper_tests::certificates::Authority;
 use tollkeeper_tests::redis::free_port;
@@ -25,7 +25,7 @@ use tollkeeper_tests::redis::free_port;
 const LOAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/load.lua");
 const ROUND: Duration = Duration::from_secs(2);
 const WARM_UP: Duration = Duration::from_secs(1);
-/// At half of the load.
+/// Rounds at half load.
 const PACED_ROUNDS: usize = 3;
 const PACED_ROUND: Duration = Duration::from_secs(1);
 const CONNECTIONS: usize = 32;
@@ -53,7 +53,7 @@ fn main() {
     report::save("http", results.into());
 }
 
-/// All that is measured. Metrics are counted on every line of ours: there is no way to turn them off.
+/// All servers. Ours always counts its metrics; they cannot be turned off.
 fn sides(tollkeeper: &str, throttlecrab: &str, authority: &Authority) -> Vec<Side> {
     let (certificate, key) = authority.certify("server", "DNS:localhost");
     let (certificate, key) = (certificate.display(), key.display());
@@ -62,7 +62,7 @@ fn sides(tollkeeper: &str, throttlecrab: &str, authority: &Authority) -> Vec<Sid
         Side::new(name, what, asked, Server::tollkeeper(tollkeeper, "http", name, config, more))
     };
     let one_limit = limits(&["user"]);
-    let check = || Asked::post("/v1/check", r#"{"facts":{"user":"KEY"}}"#.to_owned());
+    let check = || RequestTemplate::post("/v1/check", r#"{"facts":{"user":"KEY"}}"#.to_owned());
 
     let one = ours("tollkeeper", "one limit", check(), &one_limit, &[]);
 
@@ -70,35 +70,36 @@ fn sides(tollkeeper: &str, throttlecrab: &str, authority: &Authority) -> Vec<Sid
     let collector = format!("http://127.0.0.1:{}", nginx_plain.server.port);
     let what = "one limit; `/metrics` and `/v1/top` read each second, `--otlp` on";
     let mut metrics = ours("tollkeeper-metrics", what, check(), &one_limit, &["--otlp", &collector]);
-    metrics.watched = vec![Asked::get("/metrics"), Asked::get("/v1/top")];
+    metrics.watched = vec![RequestTemplate::get("/metrics"), RequestTemplate::get("/v1/top")];
 
-    let both = Asked::post("/v1/check", r#"{"facts":{"user":"KEY","org":"KEY"}}"#.to_owned());
+    let both = RequestTemplate::post("/v1/check", r#"{"facts":{"user":"KEY","org":"KEY"}}"#.to_owned());
     let two = ours("tollkeeper-two-limits", "two limits in one check", both, &limits(&["user", "org"]), &[]);
 
     let tls = format!("tls: {{ cert: {certificate}, key: {key} }}\n{one_limit}");
     let mut tls = ours("tollkeeper-tls", "one limit, over TLS", check(), &tls, &[]);
     tls.tls = Some(Arc::clone(&trusted));
-    // Unless told, it speaks only older ones.
+    // By default this nginx offers older versions only.
     let settings =
         format!("ssl_protocols TLSv1.3; ssl_certificate {certificate}; ssl_certificate_key {key};");
     let nginx_tls = nginx("nginx-tls", "`limit_req`, over TLS", &settings, Some(trusted));
 
     let redis = Server::redis();
-    // The deadline is long: when this machine stands still, Redis is to decide all the same.
+    // A long deadline, so that a pause of this machine does not cause decisions without Redis.
     let store = format!("store: redis://127.0.0.1:{}\nredis: {{ deadline: 1s }}\n{one_limit}", redis.port);
     let mut stored = ours("tollkeeper-redis", "one limit, kept in Redis", check(), &store, &[]);
     stored.store = Some(redis);
 
     let body = format!(r#"{{"key":"KEY","max_burst":{RATE},"count_per_period":{RATE},"period":1}}"#);
     let server = Server::throttlecrab(throttlecrab, "http");
-    let throttlecrab = Side::new("throttlecrab", "one limit", Asked::post("/throttle", body), server);
+    let throttlecrab =
+        Side::new("throttlecrab", "one limit", RequestTemplate::post("/throttle", body), server);
 
     vec![one, metrics, two, tls, stored, throttlecrab, nginx_plain, nginx_tls]
 }
 
-/// The least that a server can do for a limited request: the key is in the query, and what it answers is in
-/// its memory. Not `return 200`, which comes before `limit_req` and would leave the limit out; so it answers
-/// only what ours sends over OTLP.
+/// The least that a server can do for a limited request: the key is in the query, and the response comes from memory.
+/// `return 200` would run before `limit_req` and bypass the limit, so it is used only for the metrics that ours sends
+/// over OTLP.
 fn nginx(name: &'static str, what: &'static str, settings: &str, tls: Option<Arc<ClientConfig>>) -> Side {
     let port = free_port();
     let folder = folder().join(name);
@@ -131,32 +132,32 @@ fn nginx(name: &'static str, what: &'static str, settings: &str, tls: Option<Arc
     let mut command = on_first_core("nginx");
     command.args(["-e", "/dev/null", "-c"]).arg(file(&format!("{name}.conf"), config.as_bytes()));
     let server = Server::start(version("nginx", "-v"), command, port);
-    let mut side = Side::new(name, what, Asked::get("/check?user=KEY"), server);
+    let mut side = Side::new(name, what, RequestTemplate::get("/check?user=KEY"), server);
     side.tls = tls;
-    let strict = Asked::get("/strict?user=KEY").of(1);
+    let strict = RequestTemplate::get("/strict?user=KEY").of(1);
     let mut connection = Connection::new(&side.address());
     let admitted = [(); 2].map(|()| connection.ask(&strict).admits());
-    assert_eq!(admitted, [true, false], "nginx does not limit what it answers so");
+    assert_eq!(admitted, [true, false], "nginx does not apply `limit_req`");
     side
 }
 
-/// One request, with `KEY` for the key.
-struct Asked {
+/// A request in which `KEY` is replaced by the key.
+struct RequestTemplate {
     method: &'static str,
     path: &'static str,
     body: String,
 }
 
-impl Asked {
-    fn get(path: &'static str) -> Asked {
-        Asked { method: "GET", path, body: String::new() }
+impl RequestTemplate {
+    fn get(path: &'static str) -> RequestTemplate {
+        RequestTemplate { method: "GET", path, body: String::new() }
     }
 
-    fn post(path: &'static str, body: String) -> Asked {
-        Asked { method: "POST", path, body }
+    fn post(path: &'static str, body: String) -> RequestTemplate {
+        RequestTemplate { method: "POST", path, body }
     }
 
-    /// The request for this key, as `load.lua` has `wrk` write it.
+    /// The request for this key, with the same bytes as `wrk` sends with `load.lua`.
     fn of(&self, key: usize) -> Vec<u8> {
         let [path, body] = [self.path, &self.body].map(|text| text.replace("KEY", &format!("user-{key}")));
         let head = format!("{} {path} HTTP/1.1\r\nHost: localhost\r\n", self.method);
@@ -168,29 +169,29 @@ impl Asked {
     }
 }
 
-/// A server, how it is asked, and what was measured of it.
+/// A server, the request that it gets, and its measurements.
 struct Side {
     name: &'static str,
     what: &'static str,
     server: Server,
-    asked: Asked,
-    /// With TLS, whom to trust.
+    asked: RequestTemplate,
+    /// TLS settings of the client, with the trusted CA.
     tls: Option<Arc<ClientConfig>>,
-    /// What somebody reads every second meanwhile.
-    watched: Vec<Asked>,
-    /// The Redis that it keeps its state in.
+    /// Paths that are read once a second during a round.
+    watched: Vec<RequestTemplate>,
+    /// The Redis with its state, if it does not keep it in memory.
     store: Option<Server>,
     rounds: Rounds,
-    /// Processor seconds of the store for a million requests.
+    /// CPU seconds of Redis per million requests, of each round.
     store_cpu: Vec<f64>,
-    /// Microseconds that half and 99 % of the answers took at most, at half of the load.
+    /// 50th and 99th percentile of the latency in microseconds, at half load.
     paced: [Vec<f64>; 2],
-    /// The smallest share of a round.
+    /// Smallest share of admitted requests of all rounds.
     admitted: f64,
 }
 
 impl Side {
-    fn new(name: &'static str, what: &'static str, asked: Asked, server: Server) -> Side {
+    fn new(name: &'static str, what: &'static str, asked: RequestTemplate, server: Server) -> Side {
         Side {
             name,
             what,
@@ -213,18 +214,18 @@ impl Side {
     fn round(&mut self) {
         let store = || self.store.as_ref().map_or(0.0, Server::cpu_seconds);
         let before = store();
-        let (cpu, (counted, refused)) = self.server.cost_of(|| self.load(ROUND));
+        let (cpu, (counted, refused)) = self.server.cpu_during(|| self.load(ROUND));
         let store = store() - before;
         self.rounds.add(cpu, counted);
         self.store_cpu.push(store / counted.requests * 1e6);
         self.admitted = self.admitted.min(1.0 - refused / counted.requests);
     }
 
-    /// Has `wrk` ask for so long; what it counted, and how many were refused.
+    /// Runs `wrk` for this long; returns what it counted, and the number of refused requests.
     fn load(&self, lasting: Duration) -> (Counted, f64) {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
-        let said = self.watched(|| {
-            said(
+        let stdout = self.watched(|| {
+            stdout(
                 on_second_core("wrk")
                     .args(["-t", "1", "-c", &CONNECTIONS.to_string()])
                     .args(["-d", &format!("{}s", lasting.as_secs()), "-s", LOAD])
@@ -232,11 +233,11 @@ impl Side {
                     .args([self.asked.method, self.asked.path, &self.asked.body]),
             )
         });
-        let counted = said.lines().find_map(|line| line.strip_prefix("counted "));
-        let counted = counted.unwrap_or_else(|| panic!("{said}")).split(' ');
+        let counted = stdout.lines().find_map(|line| line.strip_prefix("counted "));
+        let counted = counted.unwrap_or_else(|| panic!("{stdout}")).split(' ');
         let counted: Vec<f64> = counted.map(|count| count.parse().expect("a number")).collect();
-        let [requests, micros, refused, broken] = counted[..] else { panic!("load.lua says four numbers") };
-        assert_eq!(broken, 0.0, "{} lost connections:\n{said}", self.name);
+        let [requests, micros, refused, broken] = counted[..] else { panic!("load.lua prints four numbers") };
+        assert_eq!(broken, 0.0, "{} lost connections:\n{stdout}", self.name);
         (Counted { requests, seconds: micros / 1e6 }, refused)
     }
 
@@ -249,7 +250,7 @@ impl Side {
         self.admitted = self.admitted.min(took.admitted);
     }
 
-    /// Does that while somebody reads every second what is watched.
+    /// Runs a load while another thread reads the watched paths once a second.
     fn watched<T>(&self, doing: impl FnOnce() -> T) -> T {
         if self.watched.is_empty() {
             return doing();
@@ -257,11 +258,11 @@ impl Side {
         let (done, until) = mpsc::channel::<()>();
         thread::scope(|scope| {
             scope.spawn(move || {
-                stay_on_second_core();
+                pin_to_second_core();
                 let mut connection = Connection::new(&self.address());
                 loop {
                     for asked in &self.watched {
-                        assert!(connection.ask(&asked.of(0)).admits(), "{} is not shown", asked.path);
+                        assert!(connection.ask(&asked.of(0)).admits(), "{} is not available", asked.path);
                     }
                     if until.recv_timeout(Duration::from_secs(1)) != Err(RecvTimeoutError::Timeout) {
                         return;
@@ -274,7 +275,7 @@ impl Side {
         })
     }
 
-    /// Prints all that was measured, and returns it.
+    /// Prints and returns all measurements.
     fn report(&mut self) -> Value {
         self.admitted = self.admitted.min(self.admitted_keys());
         let mut measured = self.rounds.report("http", self.name, &self.server);
@@ -293,13 +294,13 @@ impl Side {
         measured
     }
 
-    /// The share of keys that are still admitted. Where the state is in Redis, it must have decided all there was.
+    /// The share of keys that are still admitted. With Redis, asserts that no decision was made without it.
     #[expect(clippy::cast_precision_loss, reason = "few keys")]
     fn admitted_keys(&self) -> f64 {
         let mut connection = Connection::new(&self.address());
         let admitted = (1..=KEYS).filter(|key| connection.ask(&self.asked.of(*key)).admits()).count();
         if self.store.is_some() {
-            let metrics = connection.ask(&Asked::get("/metrics").of(0)).0;
+            let metrics = connection.ask(&RequestTemplate::get("/metrics").of(0)).0;
             let degraded = metrics.lines().filter(|line| line.starts_with("tollkeeper_fallback_total{"));
             let degraded: Vec<&str> = degraded.filter(|line| !line.ends_with(" 0")).collect();
             assert!(degraded.is_empty(), "Redis did not decide everything: {degraded:?}");

@@ -1,8 +1,8 @@
-//! How many instructions: the body of a loop for `bench/instructions` to count under callgrind.
+//! The loop that `bench/instructions` runs under callgrind.
 //!
-//! `instructions PATH CHECKS` sets a path up and asks it so often. Counted once with many checks and
-//! once with none, the difference is what the checks take. The clock stands still, because a real one
-//! would take other ways under valgrind than it does outside.
+//! `instructions PATH CHECKS` prepares a limiter and makes that many checks. The count of a run with many checks minus
+//! the count of a run with none is the cost of the checks. Time is a manual clock that never advances, because valgrind
+//! changes the cost of reading the system clock.
 
 use std::env;
 use std::hint::black_box;
@@ -28,11 +28,11 @@ fn main() {
         "policy-hot-observed" => by_policy(&observed(limiter(&["user"])), &user(1), checks),
         "handle-layered-3" => by_layers(checks),
         "policy-layered-3" => by_three_limits(checks),
-        _ => panic!("there is no path `{path}` (try `handle-hot`)"),
+        _ => panic!("unknown path `{path}` (try `handle-hot`)"),
     }
 }
 
-/// A limiter under a clock that stands at some time in 2025.
+/// A limiter with a manual clock at a fixed time in 2025.
 fn limiter(facts: &[&str]) -> Limiter {
     let clock = ManualClock::new(Time::from_micros(1_760_000_000_000_000));
     ours::limiter(Bucket::lasting(1_000_000), facts, Clock::manual(&clock))
@@ -45,9 +45,9 @@ fn by_handle(users: &[String], checks: usize) {
     users.iter().cycle().take(checks).for_each(check);
 }
 
-/// The same, and everything is counted as the server does.
+/// The same limiter with the server's metrics as its observer.
 fn observed(limiter: Limiter) -> Limiter {
-    assert!(limiter.observe(Arc::new(Metrics::new(&limiter.policy()))), "it has no observer yet");
+    assert!(limiter.observe(Arc::new(Metrics::new(&limiter.policy()))), "the limiter has no observer yet");
     limiter
 }
 

@@ -1,8 +1,9 @@
-//! What a layer adds to a request: the same service bare, behind ours, and behind `tower_governor`.
+//! Measures the time that a layer adds to a request: one service without a layer, behind ours and behind
+//! `tower_governor`.
 //!
-//! There is no socket and no runtime: the service is ready at once, so what is measured is the layer. A request is made
-//! for every call, with the address of its peer, and the service is cloned for it, as axum does; the bare one pays for
-//! that too.
+//! There is no socket and no runtime, and the service responds immediately, so that only the layer is measured. Every
+//! call builds a request with the address of its peer and clones the service, as axum does; this is part of the time
+//! without a layer, too.
 
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
@@ -27,9 +28,9 @@ use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
 use tower_governor::key_extractor::PeerIpKeyExtractor;
 
-/// Addresses that requests come from.
+/// Number of client addresses.
 const CLIENTS: usize = 10_000;
-/// Nanoseconds that our layer may add, with the headers that it writes unless told otherwise.
+/// Goal: our layer with its default headers adds at most this many nanoseconds.
 const MOST_ADDED: f64 = 1_000.0;
 
 fn main() {
@@ -37,7 +38,7 @@ fn main() {
     let allowed = Load { requests: &clients, threads: 1, allowed: true };
     let mut results = Map::new();
 
-    let bare = side("bare", Answers(StatusCode::OK), &[]);
+    let bare = side("bare", FixedStatus(StatusCode::OK), &[]);
     let silent = [bare, ours(LASTING, Some(&[]), &[]), theirs(LASTING, &[])];
     add(&mut results, "layer-silent", race_finely(&allowed, &silent));
     let [bare, _, _] = silent;
@@ -48,22 +49,22 @@ fn main() {
     add(&mut results, "layer-default", race_finely(&allowed, &[bare, ours(LASTING, None, &[]), theirs]));
 
     let refused = Load { allowed: false, ..allowed };
-    let bare = side("bare", Answers(StatusCode::TOO_MANY_REQUESTS), &[]);
+    let bare = side("bare", FixedStatus(StatusCode::TOO_MANY_REQUESTS), &[]);
     let sides = [bare, ours(STRICT, None, &clients), theirs_with_headers(STRICT, &clients)];
     add(&mut results, "layer-refused", race_finely(&refused, &sides));
     report::save("layer", results.into());
 }
 
-/// Allows everything, and keeps every client, as a server in production would.
+/// Allows every request, and keeps the state of every client, as in production.
 const LASTING: Bucket = Bucket::lasting(2 * CLIENTS);
-/// Refuses all but the first two for an hour.
+/// Refuses everything after the first two requests of a client, for an hour.
 const STRICT: Bucket = Bucket { count: 1, seconds: 3_600, burst: 2, keys: 2 * CLIENTS };
 
-/// Answers everything at once, with a status and nothing else.
+/// Responds immediately with a status and an empty body.
 #[derive(Clone)]
-struct Answers(StatusCode);
+struct FixedStatus(StatusCode);
 
-impl<B> Service<Request<B>> for Answers {
+impl<B> Service<Request<B>> for FixedStatus {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Ready<Result<Response<Body>, Infallible>>;
@@ -79,23 +80,23 @@ impl<B> Service<Request<B>> for Answers {
     }
 }
 
-/// Ours, with these headers or those that it writes unless told otherwise.
+/// Our layer, with these headers or its default ones.
 fn ours(bucket: Bucket, headers: Option<&[HeaderDialect]>, known: &[SocketAddr]) -> Side<SocketAddr> {
     let mut layer = RateLimitLayer::new(limiter(bucket, &["ip"], Clock::system()));
     if let Some(headers) = headers {
         layer = layer.headers(headers.iter().copied());
     }
-    side("tollkeeper", layer.layer(Answers(StatusCode::OK)), known)
+    side("tollkeeper", layer.layer(FixedStatus(StatusCode::OK)), known)
 }
 
 fn theirs(bucket: Bucket, known: &[SocketAddr]) -> Side<SocketAddr> {
     let config = config(bucket).finish().expect("a period and a burst");
-    side("tower_governor", GovernorLayer::new(config).layer(Answers(StatusCode::OK)), known)
+    side("tower_governor", GovernorLayer::new(config).layer(FixedStatus(StatusCode::OK)), known)
 }
 
 fn theirs_with_headers(bucket: Bucket, known: &[SocketAddr]) -> Side<SocketAddr> {
     let config = config(bucket).use_headers().finish().expect("a period and a burst");
-    side("tower_governor", GovernorLayer::new(config).layer(Answers(StatusCode::OK)), known)
+    side("tower_governor", GovernorLayer::new(config).layer(FixedStatus(StatusCode::OK)), known)
 }
 
 fn config(bucket: Bucket) -> GovernorConfigBuilder<PeerIpKeyExtractor, governor::middleware::NoOpMiddleware> {
@@ -105,7 +106,7 @@ fn config(bucket: Bucket) -> GovernorConfigBuilder<PeerIpKeyExtractor, governor:
     config
 }
 
-/// A service that has met all `known` clients often enough to have nothing left for them where that is the point.
+/// A service after enough requests of all `known` clients to exhaust a small limit.
 fn side<S, R>(name: &'static str, service: S, known: &[SocketAddr]) -> Side<SocketAddr>
 where
     S: Service<Request<Body>, Response = Response<R>, Error = Infallible> + Clone + Sync + 'static,
@@ -124,21 +125,21 @@ where
     let mut request = Request::new(Body::empty());
     request.extensions_mut().insert(ConnectInfo(client));
     let mut context = Context::from_waker(Waker::noop());
-    assert!(service.poll_ready(&mut context).is_ready(), "it is always ready");
+    assert!(service.poll_ready(&mut context).is_ready(), "the service is always ready");
     match pin!(service.call(request)).poll(&mut context) {
         Poll::Ready(Ok(response)) => response,
         Poll::Ready(Err(never)) => match never {},
-        Poll::Pending => unreachable!("nothing has to be waited for"),
+        Poll::Pending => unreachable!("the future completes at the first poll"),
     }
 }
 
-/// The address of that number.
+/// The client address with this number.
 fn client(number: u64) -> SocketAddr {
     let number = u32::try_from(number).expect("below `CLIENTS`");
     SocketAddr::new(IpAddr::V4(Ipv4Addr::from_bits(0x0A00_0000 + number)), 40_000)
 }
 
-/// Prints one scenario, with its goals, and keeps it.
+/// Prints one scenario with its goals, and records it.
 fn add(results: &mut Map<String, Value>, scenario: &str, times: Vec<Times>) {
     let raw = times.iter().map(|times| (times.side.to_owned(), json!(times.nanos)));
     results.insert(scenario.to_owned(), Value::Object(raw.collect()));
@@ -151,7 +152,7 @@ fn add(results: &mut Map<String, Value>, scenario: &str, times: Vec<Times>) {
     let ratio = added(theirs) / added(ours);
     report::ratio(&format!("{scenario}/tower_governor"), ratio);
     match scenario {
-        // Five headers of ours beside two of theirs.
+        // Ours writes five headers here, theirs two.
         "layer-default" => {
             report::goal(&format!("{scenario}-adds-ns"), Want::AtMost(MOST_ADDED), added(ours))
         }

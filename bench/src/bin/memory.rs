@@ -1,7 +1,7 @@
-//! How large: bytes of resident memory per key, each number from a process of its own.
+//! Measures resident memory per key, each number in a fresh process.
 //!
-//! Started without arguments it starts itself once for each point and reports; started with a side and
-//! a number of keys it measures one point. Keys are made on the way and not kept by the benchmark.
+//! Without arguments it runs itself once for each point and reports; with a side and a number of keys it measures one
+//! point. The benchmark builds each key when it is used and does not keep it.
 
 use std::env;
 use std::fs;
@@ -14,9 +14,9 @@ use tollkeeper_bench::peers::{Governor, Limitador, Throttlecrab};
 use tollkeeper_bench::report::{self, Want};
 use tollkeeper_bench::sides::{Bucket, Keyed};
 
-/// Millions of keys, off the powers of two at which tables grow.
+/// Millions of keys, between the powers of two at which tables grow.
 const POINTS: [usize; 5] = [6, 8, 10, 12, 15];
-/// The capacity of ours is twice this, see `ours::limiter`.
+/// Expected number of keys; `ours::limiter` doubles it for the capacity.
 const EXPECTED: usize = 10_000_000;
 
 fn main() {
@@ -30,7 +30,7 @@ fn main() {
                 "governor" => bytes_per_key::<Governor>(keys, keys),
                 "throttlecrab" => bytes_per_key::<Throttlecrab>(keys, keys),
                 "limitador" => bytes_per_key::<Limitador>(keys, keys),
-                _ => panic!("`{side}` is not measured here (try `governor`)"),
+                _ => panic!("unknown side `{side}` (try `governor`)"),
             };
             println!("{bytes}");
         }
@@ -57,7 +57,8 @@ fn report_all() {
 /// Measures one point in a fresh process.
 fn point(side: &str, prefix: &str, millions: usize, measured: &mut Map<String, Value>) -> f64 {
     let this = env::current_exe().expect("this program has a path");
-    let output = Command::new(this).args([side, &millions.to_string()]).output().expect("it starts again");
+    let output =
+        Command::new(this).args([side, &millions.to_string()]).output().expect("this program starts");
     assert!(output.status.success(), "{side} at {millions}M: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout);
     let bytes: f64 = text.trim().parse().expect("one number");
@@ -82,8 +83,8 @@ fn bytes_per_key<K: Keyed>(keys: usize, expected: usize) -> f64 {
 }
 
 fn resident_bytes() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").expect("Linux tells a process its size");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS is there");
+    let status = fs::read_to_string("/proc/self/status").expect("this is Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS is listed");
     let kilobytes: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number of kB");
     kilobytes * 1024
 }

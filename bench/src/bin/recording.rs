@@ -11,9 +11,9 @@ use tollkeeper_bench::report::{self, Want};
 use tollkeeper_bench::sides::Bucket;
 use tollkeeper_server::telemetry::metrics::Metrics;
 
-/// Requests, repeated in a loop.
+/// Number of different requests, repeated in a loop.
 const REQUESTS: usize = 100_000;
-/// Nanoseconds that recording may add to a check of one limit.
+/// Goal: recording adds at most this many nanoseconds to a check of one limit.
 const MOST_ADDED: f64 = 100.0;
 
 fn main() {
@@ -36,7 +36,7 @@ fn request(number: u64) -> Request {
     }
 }
 
-/// Measures one scenario with limits by these facts, prints it, and keeps it.
+/// Measures, prints and records one scenario with limits by these facts.
 fn add(results: &mut Map<String, Value>, scenario: &str, requests: &[Request], by: &[&str]) {
     let load = Load { requests, threads: 1, allowed: true };
     let times = race_finely(&load, &[side("unobserved", by, false), side("observed", by, true)]);
@@ -54,19 +54,22 @@ fn add(results: &mut Map<String, Value>, scenario: &str, requests: &[Request], b
 fn side(name: &'static str, by: &[&str], observed: bool) -> Side<Request> {
     let limiter = limiter(Bucket::lasting(2 * REQUESTS), by, Clock::system());
     if observed {
-        assert!(limiter.observe(Arc::new(Metrics::new(&limiter.policy()))), "it has no observer yet");
+        assert!(
+            limiter.observe(Arc::new(Metrics::new(&limiter.policy()))),
+            "the limiter has no observer yet"
+        );
     }
     match by {
-        [_] => Side::new(name, move |request: &Request| asks_by_user(&limiter, request)),
-        _ => Side::new(name, move |request: &Request| asks_by_all(&limiter, request)),
+        [_] => Side::new(name, move |request: &Request| check_by_user(&limiter, request)),
+        _ => Side::new(name, move |request: &Request| check_by_all(&limiter, request)),
     }
 }
 
-fn asks_by_user(limiter: &Limiter, Request { user, .. }: &Request) -> bool {
+fn check_by_user(limiter: &Limiter, Request { user, .. }: &Request) -> bool {
     limiter.check(&facts! { "user" => user.as_str() }).wait().expect("valid facts").allowed()
 }
 
-fn asks_by_all(limiter: &Limiter, Request { user, tenant, route }: &Request) -> bool {
+fn check_by_all(limiter: &Limiter, Request { user, tenant, route }: &Request) -> bool {
     let facts = facts! { "user" => user.as_str(), "tenant" => tenant.as_str(), "route" => route.as_str() };
     limiter.check(&facts).wait().expect("valid facts").allowed()
 }

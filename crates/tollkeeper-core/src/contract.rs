@@ -33,24 +33,24 @@
 // The order of the fields is the order of a history: at one instant the costliest comes last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Admission {
-    /// When, in microseconds.
+    /// Time in microseconds.
     pub at: u64,
-    /// How much it cost.
+    /// Cost of the request.
     pub cost: u64,
 }
 
 /// `count` per `period`, on a clock that the algorithm reads in whole ticks.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
-    /// The cost that one period makes free.
+    /// Units refilled per period.
     pub count: u64,
     /// In microseconds.
     pub period: u64,
-    /// In microseconds: by so much an interval may look longer to the algorithm than it was.
+    /// Resolution in microseconds: to the algorithm an interval may look longer by up to one tick.
     pub tick: u64,
 }
 
-/// Time cut into `[offset + k*period, offset + (k + 1)*period)` for every whole k, below zero too.
+/// Windows `[offset + k*period, offset + (k + 1)*period)` for every integer k, negative ones included.
 #[derive(Clone, Copy, Debug)]
 pub struct Windows {
     /// In microseconds.
@@ -96,7 +96,7 @@ pub fn sliding_window(history: &[Admission], windows: Windows, tick: u64) -> u12
     let period = u128::from(windows.period);
     let (mut window, mut prev, mut cur) = (0, 0, 0);
     let mut most = 0;
-    // Between admissions the weighted total only falls, so it is largest right after one.
+    // Between admissions the weighted total only decreases, so the maximum is right after one.
     for admission in in_order(history) {
         let (number, elapsed) = windows.locate(admission.at);
         if number != window {
@@ -126,9 +126,9 @@ pub fn any_period(history: &[Admission], period: u64) -> u128 {
     most
 }
 
-/// The most holders at one moment.
+/// The maximum of simultaneous holds.
 pub fn concurrency(holds: &[Hold]) -> u128 {
-    // At one moment those who leave go first, because a hold ends just before `until`.
+    // At one instant releases come before new holds, because a hold ends just before `until`.
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Change {
         Leaves,
@@ -156,16 +156,16 @@ impl Windows {
     /// The number of the window around `at`, counted from some first one, and the time since it began.
     fn locate(self, at: u64) -> (u128, u128) {
         let period = u128::from(self.period);
-        // The first window is the one that is under way, or begins, at 0.
+        // The first window is the one that contains time 0.
         let since_first = u128::from(at) + (period - u128::from(self.offset) % period) % period;
         (since_first / period, since_first % period)
     }
 }
 
-/// Products of two numbers below it are below 2^124: the few that are summed fit an i128.
+/// Products of two numbers below this bound are below 2^124, so sums of a few of them fit an i128.
 const BOUND: u64 = 1 << 62;
 
-/// The most that an interval d had, without what is spared of its last cost, beyond
+/// The maximum over all intervals d of their total, minus `spared` of the last admission, minus
 /// `count*(d + tick)/period`; rounded up.
 fn beyond(history: &[Admission], rate: Rate, spared: fn(Admission) -> u64) -> u128 {
     let [count, period, tick] = [rate.count, rate.period, rate.tick].map(|number| {
@@ -174,8 +174,8 @@ fn beyond(history: &[Admission], rate: Rate, spared: fn(Admission) -> u64) -> u1
     });
     // Times the period, the interval from admission i to admission j had
     //     (sum to j - spared of j - sum before i)*period - count*(at of j - at of i + tick)
-    // beyond it: a part that knows only j, less a part that knows only i, less count*tick.
-    // So of all i up to j the smallest part is enough to know.
+    // beyond it: a term of j only, minus a term of i only, minus count*tick.
+    // So it is enough to keep the smallest term of all i up to j.
     let (mut sum, mut smallest, mut most) = (0, i128::MAX, 0);
     for admission in in_order(history) {
         let freed = count * i128::from(admission.at);
@@ -208,7 +208,7 @@ mod tests {
 
     type Contract = fn(&[Admission]) -> u128;
 
-    /// Ten per 1,000 µs: each 100 µs make one free.
+    /// Ten per 1,000 µs: one unit is refilled every 100 µs.
     const RATE: Rate = Rate { count: 10, period: 1_000, tick: 1 };
     const COARSE: Rate = Rate { tick: 10, ..RATE };
     const WINDOWS: Windows = Windows { period: 1_000, offset: 0 };
@@ -224,7 +224,7 @@ mod tests {
     const COARSE_SLIDING: Contract = |history| sliding_window(history, WINDOWS, 100);
     const ANY: Contract = |history| any_period(history, 1_000);
 
-    /// Every case is a case of unsorted input, too.
+    /// Every case is also checked with unsorted input.
     fn check(contract: Contract, parts: &[Vec<Admission>], needed: u128) {
         let mut history = parts.concat();
         assert_eq!(contract(&history), needed, "in the order given");
@@ -288,14 +288,14 @@ mod tests {
     }
 
     #[test]
-    fn bucket_needs_nothing_when_one_tick_pays() {
+    fn bucket_needs_nothing_if_one_tick_covers_the_cost() {
         let fast: Contract = |history| bucket(history, Rate { period: 1, ..RATE });
         check(fast, &[at(7, 10), at(8, 10)], 0);
         check(fast, &[at(7, 10), at(8, 11)], 1);
     }
 
     #[test]
-    fn two_contracts_are_twice_the_rate_and_twice_the_burst() {
+    fn two_contracts_double_rate_and_burst() {
         let twice: Contract = |history| bucket(history, Rate { count: 20, ..RATE });
         let both = [at(0, 20), steady(100, 99), at(0, 20), steady(100, 99)].concat();
         check(twice, std::slice::from_ref(&both), 40);
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn sliding_window_sees_time_in_ticks() {
-        // Until 1,300 it is 1,200, and 20 weigh 16.
+        // Until 1,300 the tick is 1,200, where 20 weigh 16.
         check(COARSE_SLIDING, &[at(0, 20), at(1_299, 4)], 20);
         check(COARSE_SLIDING, &[at(0, 20), at(1_299, 5)], 21);
         check(COARSE_SLIDING, &[at(0, 20), at(1_300, 6)], 20);
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn sliding_window_detects_a_violation_in_the_middle() {
-        // At the start of a window the ten of the one before weigh in full.
+        // At the start of a window the ten of the previous window have full weight.
         check(SLIDING, &[steady(0, 10_000)], 11);
         check(SLIDING, &[steady(0, 10_000), at(500_050, 1)], 12);
     }
@@ -427,7 +427,7 @@ mod tests {
         const HUGE_WINDOWS: Windows = Windows { period: HUGE, offset: 0 };
         let huge = u128::from(HUGE);
 
-        // One unit becomes free each microsecond, and the tick is worth one.
+        // One unit is refilled per microsecond, and the tick is worth one unit.
         let contract: Contract = |history| bucket(history, HUGE_RATE);
         check(contract, &[at(0, HUGE), at(HUGE, HUGE)], huge - 1);
         check(contract, &[at(0, HUGE), at(HUGE - 1, HUGE)], huge);
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_numbers_fit() {
+    fn largest_numbers_do_not_overflow() {
         const MOST: u64 = BOUND - 1;
         const RATE: Rate = Rate { count: MOST, period: MOST, tick: MOST };
         const WINDOWS: Windows = Windows { period: u64::MAX, offset: u64::MAX - 1 };
@@ -470,12 +470,12 @@ mod tests {
         check(ANY, &[at(0, BOUND - 1), at(9_999, 1)], 0);
     }
 
-    // From here on each checker is compared with the words of its contract read literally, over
-    // every interval and every instant of many small histories.
+    // The tests below compare each checker with a literal evaluation of its contract over every interval and every
+    // instant of many small histories.
 
     const HISTORIES: u64 = 5_000;
 
-    /// All histories end before it.
+    /// All histories end before this time.
     const END: u64 = 60;
 
     #[test]
@@ -590,7 +590,7 @@ mod tests {
         (i128::from(at) - i128::from(windows.offset)).div_euclid(windows.period.into())
     }
 
-    /// xorshift64: the same histories everywhere, and no dependency.
+    /// xorshift64: reproducible histories without a dependency.
     struct Random(u64);
 
     impl Random {

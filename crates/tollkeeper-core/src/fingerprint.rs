@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_boundary_between_values_matters() {
+    fn boundary_between_values_changes_the_fingerprint() {
         let all = [
             of(&[Some(b"ab"), Some(b"c")]),
             of(&[Some(b"a"), Some(b"bc")]),

@@ -514,7 +514,7 @@ fn cost_is_explicit_or_from_a_fact() {
 }
 
 #[test]
-fn a_tier_and_an_override_decide_what_is_granted() {
+fn tier_and_override_select_the_quota() {
     let folder = Folder::new();
     let server = Server::with_config(
         &folder,
@@ -988,7 +988,7 @@ fn pipelined_requests_are_answered_in_order() {
 }
 
 #[test]
-fn request_is_answered_whatever_follows() {
+fn request_is_answered_whatever_bytes_follow() {
     let server = Server::start();
     let request = format!(
         "POST /v1/check HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{ALICE}",
@@ -1003,7 +1003,7 @@ fn request_is_answered_whatever_follows() {
 }
 
 #[test]
-fn a_request_before_garbage_is_answered() {
+fn request_before_invalid_bytes_is_answered() {
     let server = Server::start();
     for _ in 0..3 {
         let mut client = server.client();
@@ -1123,7 +1123,7 @@ fn unknown_path_is_404_with_a_hint() {
 }
 
 #[test]
-fn a_page_of_another_site_may_read_but_not_call() {
+fn cross_site_page_may_read_but_not_call() {
     let server = Server::start();
     let own = format!("origin: http://{}", server.address);
     for (origin, status) in [

@@ -16,7 +16,7 @@ fn lines(server: &Server, start: &str) -> Vec<String> {
 }
 
 #[test]
-fn requests_count_by_the_routes_that_the_config_names() {
+fn request_metrics_are_labelled_with_configured_routes() {
     let folder = Folder::new();
     let config = r#"
 http: { routes: ["/users/{id}"] }

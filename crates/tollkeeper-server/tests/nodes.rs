@@ -133,7 +133,7 @@ fn put_without_the_store_is_503() {
 
 /// The warning is logged once, although each connection checks the eviction policy.
 #[test]
-fn store_that_may_evict_keys_is_warned_of() {
+fn store_that_may_evict_keys_is_logged() {
     let redis = redis::Server::with(redis::Program::Redis, &["maxmemory-policy allkeys-lru"]);
     let server = Server::with(&["--store", &redis.url()]);
     server.logs("may evict keys (maxmemory-policy allkeys-lru)");

@@ -71,7 +71,7 @@ impl Envoy {
 }
 
 #[tokio::test]
-async fn entries_are_facts_and_so_is_the_domain() {
+async fn entries_and_domain_become_facts() {
     let envoy = Envoy::with(
         "  - { name: a, when: { domain: test, plan: free }, by: [user, user.2], rate: 2/day, burst: 2 }",
     );

@@ -23,7 +23,7 @@ fn their_question() -> theirs::RateLimitRequest {
 }
 
 #[test]
-fn a_request_is_written_as_envoy_writes_it() {
+fn request_is_encoded_like_envoy() {
     let entry = |key: &str, value: &str| {
         let (key, value) = (key.to_owned(), value.to_owned());
         ours_common::rate_limit_descriptor::Entry { key, value }
@@ -49,7 +49,7 @@ fn a_request_is_written_as_envoy_writes_it() {
 }
 
 #[test]
-fn an_answer_is_written_as_envoy_writes_it() {
+fn response_is_encoded_like_envoy() {
     use ours::rate_limit_response as inner;
     let answer = ours::RateLimitResponse {
         overall_code: inner::Code::OverLimit.into(),
@@ -189,7 +189,7 @@ fn truncated_or_oversized_message_is_refused() {
 }
 
 #[test]
-fn a_number_in_two_parts_is_the_last() {
+fn last_value_of_a_repeated_field_wins() {
     // The last value of a repeated field wins; embedded messages are merged.
     let mut bytes = theirs::RateLimitRequest { hits_addend: 5, ..their_question() }.encode_to_vec();
     bytes.extend([0x18, 0x06]);

@@ -267,7 +267,7 @@ fn a_lost_lock_stops_saving_and_is_reported() {
 }
 
 #[test]
-fn commands_that_only_read_leave_a_snapshot_alone() {
+fn read_only_commands_do_not_touch_a_snapshot() {
     let setup = Setup::new("1h");
     let list = || {
         let names = fs::read_dir(setup.folder.path().join("saved")).unwrap();

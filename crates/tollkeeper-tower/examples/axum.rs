@@ -30,7 +30,7 @@ pub(crate) async fn app(store: impl Into<StoreChoice>) -> Result<Router, BuildEr
     let limiter = Limiter::builder()
         // Generous, since a whole office may share an address.
         .limit(Limit::new("per-ip", Quota::per_minute(600).burst(50)).by("ip"))
-        // Does not apply to strangers, who have no `user`.
+        // Does not apply to anonymous requests, which have no `user`.
         .limit(
             Limit::tiered("per-user", "plan")
                 .by("user")

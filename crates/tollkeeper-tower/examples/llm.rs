@@ -72,7 +72,7 @@ async fn complete(
     Json(completion)
 }
 
-/// A model that repeats its prompt, and whose tokens are words.
+/// A fake model that repeats its prompt; each word is a token.
 fn generate(question: &Question) -> Completion {
     let words: Vec<&str> = question.prompt.split_whitespace().take(question.max_tokens).collect();
     Completion { text: words.join(" "), tokens: words.len() }

@@ -63,13 +63,13 @@ where
         let state = match admission {
             Some(Ok(Admission::Headers(headers))) => {
                 let future = self.inner.call(Request::from_parts(parts, body));
-                State::Passed { future, headers: Some(headers) }
+                FutureState::Passed { future, headers: Some(headers) }
             }
             Some(Ok(Admission::Kept(prepared, acquired))) if acquired.decision.delay() == Span::ZERO => {
                 let (request, passed) = pass(shared, prepared, acquired, parts, body);
-                State::Running { future: self.inner.call(request), passed: Some(passed) }
+                FutureState::Running { future: self.inner.call(request), passed: Some(passed) }
             }
-            Some(Err(refusal)) => State::Answered { answer: Some(refusal) },
+            Some(Err(refusal)) => FutureState::Answered { answer: Some(refusal) },
             // To be delayed, or to be decided once the body or the store has been waited for.
             held_or_undecided => {
                 // The service that is ready is the one to be called.
@@ -89,7 +89,7 @@ where
                     shared.limiter.hold(&acquired.decision).await;
                     Ok(pass(&shared, prepared, acquired, parts, body))
                 });
-                State::Asking { asking, service }
+                FutureState::Asking { asking, service }
             }
         };
         ResponseFuture { state }
@@ -371,24 +371,24 @@ pin_project! {
         B: Body,
     {
         #[pin]
-        state: State<S, B>,
+        state: FutureState<S, B>,
     }
 }
 
 pin_project! {
-    #[project = StateProjected]
-    enum State<S, B>
+    #[project = FutureStateProjected]
+    enum FutureState<S, B>
     where
         S: Service<Request<RequestBody<B>>>,
         B: Body,
     {
-        /// It is being decided, or delayed.
+        /// The request is being decided, or delayed.
         Asking { asking: Asking<B>, service: S },
-        /// The handler runs; its response only gets these headers.
+        /// The handler runs; these headers are added to its response.
         Passed { #[pin] future: S::Future, headers: Option<SerializedHeaders> },
         /// The handler runs; its response needs the decision.
         Running { #[pin] future: S::Future, passed: Option<Passed> },
-        /// It did not pass.
+        /// The request was refused.
         Answered { answer: Option<Refusal> },
     }
 }
@@ -404,24 +404,26 @@ where
         let mut this = self.project();
         loop {
             let next = match this.state.as_mut().project() {
-                StateProjected::Asking { asking, service } => match ready!(asking.as_mut().poll(context)) {
-                    Ok((request, passed)) => {
-                        State::Running { future: service.call(request), passed: Some(passed) }
+                FutureStateProjected::Asking { asking, service } => {
+                    match ready!(asking.as_mut().poll(context)) {
+                        Ok((request, passed)) => {
+                            FutureState::Running { future: service.call(request), passed: Some(passed) }
+                        }
+                        Err(answer) => FutureState::Answered { answer: Some(answer) },
                     }
-                    Err(answer) => State::Answered { answer: Some(answer) },
-                },
-                StateProjected::Running { future, passed } => {
+                }
+                FutureStateProjected::Running { future, passed } => {
                     let response = ready!(future.poll(context))?;
                     let passed = passed.take().expect("polled after it was ready");
                     return Poll::Ready(Ok(passed.answered(response)));
                 }
-                StateProjected::Passed { future, headers } => {
+                FutureStateProjected::Passed { future, headers } => {
                     let mut response = ready!(future.poll(context))?;
                     let headers = headers.take().expect("polled after it was ready");
                     headers.insert(response.headers_mut());
                     return Poll::Ready(Ok(response.map(|body| ResponseBody::theirs(body, None))));
                 }
-                StateProjected::Answered { answer } => {
+                FutureStateProjected::Answered { answer } => {
                     let answer = answer.take().expect("polled after it was ready");
                     return Poll::Ready(Ok(answer.map(ResponseBody::ours)));
                 }

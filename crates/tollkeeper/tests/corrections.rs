@@ -39,7 +39,7 @@ fn check(algorithm: Algorithm, first: u64, after: Span, expected: Correction, re
 }
 
 #[test]
-fn a_fixed_window_gives_everything_back_while_the_window_runs() {
+fn fixed_window_refunds_within_the_window() {
     check(Algorithm::FixedWindow, 4, Span::ZERO, Correction::Done, 10);
     check(Algorithm::FixedWindow, 4, Span::from_micros(59_999_999), Correction::Done, 10);
     check(Algorithm::FixedWindow, 4, secs(60), Correction::Unknown, 10);
@@ -63,13 +63,13 @@ fn sliding_log_refunds_a_charge_within_the_period() {
 }
 
 #[test]
-fn a_leaky_bucket_gives_nothing_back() {
+fn leaky_bucket_refunds_nothing() {
     check(Algorithm::LeakyBucket, 4, Span::ZERO, Correction::Done, 6);
     check(Algorithm::LeakyBucket, 4, secs(6), Correction::Done, 7);
 }
 
 #[test]
-fn a_token_bucket_gives_back_what_cannot_have_drained_since() {
+fn token_bucket_refund_decreases_with_time() {
     let check = |after: Span, expected: Correction, remain: u64| {
         let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
         let alice = user("alice");
@@ -118,7 +118,7 @@ fn a_charge_is_refunded_or_settled_once() {
 }
 
 #[test]
-fn a_late_refund_cannot_free_newer_use() {
+fn late_refund_frees_no_newer_use() {
     for algorithm in RATES {
         let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
@@ -148,7 +148,7 @@ fn late_refund_frees_nothing_newer_at_a_shorter_limit() {
 }
 
 #[test]
-fn a_part_can_be_given_back_and_no_more_than_was_charged() {
+fn partial_refund_is_capped_at_the_charge() {
     for algorithm in RATES {
         let (limiter, _) = limiter([ten(algorithm)]);
         let alice = user("alice");
@@ -181,7 +181,7 @@ fn refund_reaches_every_limit_of_the_toll_and_no_other() {
 }
 
 #[test]
-fn costs_of_a_fact_and_of_the_request_are_corrected_apart() {
+fn cost_facts_are_corrected_separately() {
     let tokens = Limit::new("tokens", Quota::per_minute(1_000)).by("user").cost("tokens");
     let (limiter, _) = limiter([tokens, ten(Algorithm::FixedWindow)]);
     let facts = facts! { "user" => "alice", "tokens" => 600 };
@@ -246,7 +246,7 @@ fn refund_under_another_quota_returns_the_cost() {
 }
 
 #[test]
-fn a_refund_after_its_limit_is_gone_does_no_harm() {
+fn refund_of_a_removed_limit_changes_nothing() {
     for algorithm in RATES {
         let (limiter, _) = limiter([ten(algorithm)]);
         let charge = paid(&limiter, &user("alice"), 4);
@@ -271,7 +271,7 @@ fn a_refund_of_a_forgotten_key_leaves_it_fresh() {
 }
 
 #[test]
-fn a_surplus_comes_back_in_full_from_windows_and_logs() {
+fn windows_and_logs_return_the_full_surplus() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog] {
         let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
@@ -364,7 +364,7 @@ fn shortfall_is_charged_up_to_twice_the_limit() {
 }
 
 #[test]
-fn a_shortfall_adds_to_what_others_have_used_meanwhile() {
+fn shortfall_is_added_to_concurrent_use() {
     for algorithm in RATES {
         let (limiter, _) = limiter([ten_an_hour(algorithm)]);
         let alice = user("alice");
@@ -376,7 +376,7 @@ fn a_shortfall_adds_to_what_others_have_used_meanwhile() {
 }
 
 #[test]
-fn a_shortfall_is_charged_even_when_the_key_is_fresh_again() {
+fn shortfall_is_charged_to_a_fresh_key() {
     for algorithm in RATES {
         let (limiter, _) = limiter([ten_an_hour(algorithm)]);
         let alice = user("alice");
@@ -388,7 +388,7 @@ fn a_shortfall_is_charged_even_when_the_key_is_fresh_again() {
 }
 
 #[test]
-fn after_a_shortfall_the_wait_is_as_long_as_what_was_charged() {
+fn wait_after_a_shortfall_covers_the_total_charge() {
     let check = |algorithm, retry: u64| {
         let (limiter, _) = limiter([ten(algorithm)]);
         let alice = user("alice");
@@ -410,7 +410,7 @@ fn refunds(limiter: &Limiter, count: usize) -> Vec<Correction> {
 }
 
 #[test]
-fn as_many_corrections_are_remembered_as_keys() {
+fn correction_markers_are_capped_at_max_keys() {
     let clock: ManualClock = clock();
     let store = store(160, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
@@ -426,7 +426,7 @@ fn as_many_corrections_are_remembered_as_keys() {
 }
 
 #[test]
-fn a_charge_whose_refund_found_no_room_stays_usable() {
+fn charge_stays_refundable_if_no_marker_fits() {
     let clock = clock();
     let store = store(10, &clock);
     let limiter = on(&store, [ten(Algorithm::SlidingLog)]);
@@ -446,7 +446,7 @@ fn a_charge_whose_refund_found_no_room_stays_usable() {
 }
 
 #[test]
-fn markers_that_are_void_make_room_in_any_shard() {
+fn void_markers_are_reclaimed_from_any_shard() {
     let clock = clock();
     let store = store(16_384, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
@@ -495,7 +495,7 @@ fn a_repeated_refund_takes_no_marker() {
 }
 
 #[test]
-fn a_charge_as_text_is_the_charge() {
+fn sealed_charge_opens_to_the_same_charge() {
     for algorithm in RATES {
         let tokens = Limit::new("tokens", Quota::per_minute(1_000)).by("user").cost("tokens");
         let stagger =
@@ -526,7 +526,7 @@ fn a_charge_as_text_is_the_charge() {
 }
 
 #[test]
-fn a_reservation_as_text_keeps_its_time_and_its_facts() {
+fn sealed_reservation_keeps_time_and_facts() {
     let tokens = Limit::new("tokens", Quota::per_minute(1_000)).by("user").cost("tokens");
     let (limiter, clock) = limiter([tokens, ten(Algorithm::FixedWindow)]);
     let facts = facts! { "user" => "alice", "tokens" => 100 };
@@ -544,7 +544,7 @@ fn a_reservation_as_text_keeps_its_time_and_its_facts() {
 }
 
 #[test]
-fn a_text_that_this_store_did_not_write_does_not_open() {
+fn receipt_of_another_store_does_not_open() {
     let slots = || Limit::new("slots", Quota::slots(3)).by("user");
     let (limiter, _) = limiter([ten(Algorithm::FixedWindow), slots()]);
     let (other, _) = support::limiter([ten(Algorithm::FixedWindow), slots()]);
@@ -576,7 +576,7 @@ fn a_text_that_this_store_did_not_write_does_not_open() {
 }
 
 #[test]
-fn there_is_a_charge_exactly_when_something_was_charged() {
+fn only_charged_decisions_have_a_charge() {
     let tokens = Limit::new("tokens", Quota::per_minute(10)).by("user").cost("tokens");
     let (limiter, _) = limiter([tokens]);
     let of = |tokens: u64| charge(&limiter, &facts! { "user" => "alice", "tokens" => tokens }, 1);

@@ -22,12 +22,12 @@ fn every_link_leads_to_a_file() {
 }
 
 #[test]
-fn every_test_that_the_architecture_names_exists() {
+fn tests_named_in_architecture_exist() {
     assert!(named_tests("ARCHITECTURE.md") > 20);
 }
 
 #[test]
-fn every_test_that_the_table_of_bypasses_names_exists() {
+fn tests_named_in_the_bypass_table_exist() {
     assert!(named_tests("docs/security.md") > 30);
 }
 
@@ -40,7 +40,7 @@ fn every_bypass_names_its_test() {
     assert!(rows.len() >= 40, "{} rows", rows.len());
     for row in rows {
         let test = row.trim_end_matches('|').rsplit('|').next().expect("four columns").trim();
-        assert!(test.contains(".rs::") || test == "to come with its part", "no test: {row}");
+        assert!(test.contains(".rs::") || test == "added with the proxy", "no test: {row}");
     }
 }
 
@@ -116,7 +116,7 @@ fn fixed_window_admits_20_within_200_ms_around_an_edge() {
 }
 
 #[test]
-fn the_worst_case_of_a_sliding_window_is_19_in_nine_seconds() {
+fn sliding_window_admits_at_most_19_in_nine_seconds() {
     let mut key = Key::new(Algorithm::SlidingWindow);
     assert_eq!(key.admitted(9_999, 10), 10);
     let later: u64 = (11..=19).map(|second| key.admitted(1_000 * second, 5)).sum();
@@ -145,7 +145,7 @@ fn token_bucket_admits_19_in_10_s_and_one_right_after() {
 }
 
 #[test]
-fn a_leaky_bucket_sends_its_queue_out_second_by_second() {
+fn leaky_bucket_drains_one_request_per_second() {
     let mut key = Key::new(Algorithm::LeakyBucket);
     let delays: Vec<_> = (0..10).map(|_| key.check(0, 1).delay().as_micros()).collect();
     assert_eq!(delays, (0..10).map(|second| second * 1_000_000).collect::<Vec<_>>());
@@ -153,7 +153,7 @@ fn a_leaky_bucket_sends_its_queue_out_second_by_second() {
 }
 
 #[test]
-fn a_clock_set_back_gives_no_credit_and_takes_little() {
+fn clock_set_back_gives_no_credit_and_costs_little() {
     // The bucket is emptied at 100 s and has one unit again a second later.
     let wait = |then: u64| {
         let mut key = Key::new(Algorithm::TokenBucket);
@@ -171,7 +171,7 @@ fn a_clock_set_back_gives_no_credit_and_takes_little() {
 }
 
 #[test]
-fn a_bucket_returns_of_a_surplus_what_it_has_not_refilled() {
+fn bucket_returns_the_surplus_minus_its_refill() {
     let settled = |algorithm| {
         let mut key = Key::new(algorithm);
         let charge = key.check(10_000, 8).charge().unwrap();
@@ -189,7 +189,7 @@ fn a_bucket_returns_of_a_surplus_what_it_has_not_refilled() {
 }
 
 #[test]
-fn a_lowered_burst_forgets_no_use() {
+fn lowered_burst_keeps_the_use() {
     let mut key = Key::new(Algorithm::TokenBucket);
     assert!(key.check(0, 10).allowed());
     let quota = |burst| vec![limit(Algorithm::TokenBucket, rate().burst(burst))];
@@ -201,7 +201,7 @@ fn a_lowered_burst_forgets_no_use() {
 }
 
 #[test]
-fn the_largest_numbers_of_the_table_fit_and_no_larger() {
+fn largest_documented_numbers_are_exact_bounds() {
     let text = fs::read_to_string(root().join("docs/algorithms.md")).unwrap();
     for (period, largest, written) in [
         (1, 2_251_799_813, "2,251,799,813"),

@@ -35,7 +35,7 @@ examples! {
 
 /// The example `pictures` draws `docs/pictures`, so a change to an algorithm shows up as a changed picture.
 #[test]
-fn the_pictures_are_what_the_code_draws() {
+fn pictures_match_the_drawing_code() {
     let drawn = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pictures");
     fs::create_dir_all(&drawn).unwrap();
     assert_prints("pictures", &[&drawn], "drew 8 pictures");
@@ -48,7 +48,7 @@ fn the_pictures_are_what_the_code_draws() {
 }
 
 #[test]
-fn no_example_is_left_out() {
+fn every_example_is_tested() {
     let mut tested: Vec<String> = EXAMPLES.iter().map(|name| format!("{name}.rs")).collect();
     tested.push("pictures".to_owned());
     tested.sort_unstable();
@@ -56,7 +56,7 @@ fn no_example_is_left_out() {
 }
 
 #[test]
-fn the_readme_shows_the_quickstart() {
+fn readme_shows_the_quickstart_example() {
     let readme = fs::read_to_string(package().join("../../README.md")).unwrap();
     let quickstart = fs::read_to_string(package().join("examples/quickstart.rs")).unwrap();
     let blocks: Vec<&str> =
@@ -66,7 +66,7 @@ fn the_readme_shows_the_quickstart() {
 }
 
 #[test]
-fn the_page_about_language_models_shows_a_part_of_its_example() {
+fn llm_page_shows_a_part_of_its_example() {
     let page = fs::read_to_string(package().join("../../docs/llm.md")).unwrap();
     let example = fs::read_to_string(package().join("examples/reserve_settle.rs")).unwrap();
     let (_, rest) = page.split_once("```rust\n").expect("the page has a Rust block");

@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 #[test]
-fn a_store_that_was_busy_is_small_again_after_a_sweep() {
+fn sweep_releases_memory_after_a_peak() {
     const KEYS: usize = 50_000;
     for algorithm in
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]

@@ -14,7 +14,7 @@ fn three() -> [Limit; 3] {
 }
 
 #[test]
-fn layers_are_charged_together_or_not_at_all() {
+fn layers_are_charged_all_or_nothing() {
     let (limiter, clock) = limiter(three());
     let layers = limiter.layers(["per-user", "per-tenant", "per-route"]).expect("plain limits");
     let left = |values| layers.peek(values).expect("valid").limits.map(|limit| limit.outcome().remaining);
@@ -60,7 +60,7 @@ fn layers_follow_a_swap() {
 }
 
 #[test]
-fn layers_say_what_is_wrong_and_charge_nothing() {
+fn invalid_input_of_layers_is_an_error_without_charge() {
     let (limiter, _) = limiter(three());
     let duplicate = limiter.layers(["per-user", "per-user"]).expect_err("named twice");
     assert_eq!(duplicate.to_string(), "duplicate limit `per-user` (name each limit once)");

@@ -30,7 +30,7 @@ fn exhausted(algorithm: Algorithm) -> (Span, Span) {
 }
 
 #[test]
-fn every_algorithm_admits_its_limit_and_says_how_long_to_wait() {
+fn every_algorithm_admits_its_limit_with_retry_time() {
     for algorithm in RATES {
         let (limiter, clock) = limiter([ten(algorithm)]);
         let alice = user("alice");
@@ -70,7 +70,7 @@ fn a_refused_request_charges_nothing() {
 }
 
 #[test]
-fn a_peek_says_what_a_check_would_and_charges_nothing() {
+fn peek_equals_a_check_and_charges_nothing() {
     for algorithm in RATES {
         let (limiter, _) = limiter([ten(algorithm)]);
         let alice = user("alice");
@@ -90,7 +90,7 @@ fn a_peek_says_what_a_check_would_and_charges_nothing() {
 }
 
 #[test]
-fn usage_looks_at_cost_1_whatever_a_limit_charges() {
+fn usage_assumes_cost_1_for_every_limit() {
     let tokens = Limit::new("tokens", Quota::per_minute(100)).by("user").cost("tokens");
     let (limiter, _) = limiter([tokens, ten(Algorithm::FixedWindow)]);
     let facts = facts! { "user" => "alice", "tokens" => 5_000 };
@@ -121,7 +121,7 @@ fn cost_fact_applies_only_to_its_limit() {
 }
 
 #[test]
-fn no_limit_that_applies_means_allowed() {
+fn request_without_applicable_limits_is_allowed() {
     let (limiter, _) = limiter([
         ten(Algorithm::FixedWindow).when("route", "/login"),
         Limit::new("off", Quota::per_minute(1)).mode(Mode::Off),
@@ -135,7 +135,7 @@ fn no_limit_that_applies_means_allowed() {
 }
 
 #[test]
-fn a_missing_fact_skips_shares_or_refuses() {
+fn missing_fact_skips_shares_a_key_or_refuses() {
     let by = |missing| Limit::new("limit", Quota::per_minute(2)).by("user").missing(missing);
     let check = |missing, expected: [bool; 3]| {
         let (limiter, _) = limiter([by(missing)]);
@@ -152,7 +152,7 @@ fn a_missing_fact_skips_shares_or_refuses() {
 }
 
 #[test]
-fn a_refusal_by_one_limit_leaves_all_others_untouched() {
+fn refusal_by_one_limit_charges_no_other() {
     for refusing in RATES {
         let others = RATES.into_iter().filter(|algorithm| *algorithm != refusing);
         // The limit that refuses is first, in the middle, and last.
@@ -176,7 +176,7 @@ fn a_refusal_by_one_limit_leaves_all_others_untouched() {
 }
 
 #[test]
-fn a_refusal_leaves_keys_untouched_that_had_no_state_yet() {
+fn refusal_creates_no_state_for_new_keys() {
     let clock = clock();
     let store = store(1_000, &clock);
     let limiter = on(
@@ -196,7 +196,7 @@ fn a_refusal_leaves_keys_untouched_that_had_no_state_yet() {
 }
 
 #[test]
-fn the_binding_limit_is_the_longest_wait_or_the_smallest_share() {
+fn longest_wait_or_smallest_share_binds() {
     let (limiter, clock) = limiter([
         Limit::new("minute", Quota::per_minute(4)).algorithm(Algorithm::FixedWindow),
         Limit::new("hour", Quota::per_hour(10)).algorithm(Algorithm::FixedWindow),
@@ -226,7 +226,7 @@ fn the_binding_limit_is_the_longest_wait_or_the_smallest_share() {
 }
 
 #[test]
-fn of_limits_that_bind_alike_the_one_written_first_is_named() {
+fn first_defined_limit_binds_on_a_tie() {
     let limit = |name| Limit::new(name, Quota::per_minute(4)).algorithm(Algorithm::FixedWindow);
     let (limiter, _) = limiter([limit("one"), limit("two"), limit("three")]);
     for _ in 0..6 {
@@ -235,7 +235,7 @@ fn of_limits_that_bind_alike_the_one_written_first_is_named() {
 }
 
 #[test]
-fn a_shadow_limit_counts_and_never_decides() {
+fn shadow_limit_counts_but_never_decides() {
     let shadow = Limit::new("shadow", Quota::per_minute(3)).by("user").mode(Mode::Shadow);
     let (limiter, _) = limiter([shadow, ten(Algorithm::FixedWindow)]);
     let alice = user("alice");
@@ -252,7 +252,7 @@ fn a_shadow_limit_counts_and_never_decides() {
 }
 
 #[test]
-fn a_shadow_limit_is_not_charged_for_what_others_refuse() {
+fn shadow_limit_is_not_charged_for_a_refused_request() {
     let shadow = Limit::new("shadow", Quota::per_minute(100)).by("user").mode(Mode::Shadow);
     let (limiter, _) = limiter([shadow, ten(Algorithm::FixedWindow)]);
     let alice = user("alice");
@@ -347,7 +347,7 @@ fn bad_input_is_a_typed_error_and_charges_nothing() {
 }
 
 #[test]
-fn the_largest_cost_is_an_ordinary_request() {
+fn largest_cost_is_decided_normally() {
     for algorithm in RATES {
         let (limiter, _) = limiter([ten(algorithm)]);
         let decision = charge(&limiter, &user("alice"), 1 << 31);
@@ -359,7 +359,7 @@ fn the_largest_cost_is_an_ordinary_request() {
 }
 
 #[test]
-fn what_never_fits_is_refused_for_ever_and_charges_nothing() {
+fn cost_above_the_limit_is_refused_for_ever() {
     for algorithm in RATES {
         let (limiter, _) = limiter([ten(algorithm)]);
         let alice = user("alice");
@@ -373,7 +373,7 @@ fn what_never_fits_is_refused_for_ever_and_charges_nothing() {
 }
 
 #[test]
-fn values_with_nul_and_newlines_are_values_like_any_other() {
+fn values_may_contain_nul_and_newlines() {
     let (limiter, _) = limiter([Limit::new("limit", Quota::per_minute(1)).by("user").by("path")]);
     let values = ["a", "a\0", "\0a", "a\n", "\n", "\0", "\0\0", "a\0b", "a b", "aé"];
     let longest = "x".repeat(1024);
@@ -389,7 +389,7 @@ fn values_with_nul_and_newlines_are_values_like_any_other() {
 }
 
 #[test]
-fn a_number_is_its_text() {
+fn number_and_its_text_share_a_key() {
     let (limiter, _) = limiter([Limit::new("limit", Quota::per_minute(3)).by("user")]);
     assert!(charge(&limiter, &Facts::new().with("user", 1), 1).allowed());
     assert!(charge(&limiter, &Facts::new().with("user", "1"), 1).allowed());
@@ -398,7 +398,7 @@ fn a_number_is_its_text() {
 }
 
 #[test]
-fn a_leaky_bucket_says_when_each_request_leaves() {
+fn leaky_bucket_returns_the_delay_of_each_request() {
     let queue = Limit::new("queue", Quota::per_second(10).burst(5)).algorithm(Algorithm::LeakyBucket);
     let (limiter, clock) = limiter([queue]);
     let no_facts = Facts::new();
@@ -434,7 +434,7 @@ fn delay_beyond_the_callers_maximum_is_refused() {
 }
 
 #[test]
-fn an_ipv6_client_has_one_key_for_its_network() {
+fn ipv6_addresses_of_one_network_share_a_key() {
     let by_ip = || Limit::new("per-ip", Quota::per_minute(1)).by("ip").allow("2001:db8:0:9::7");
     let check = |prefix: Option<u8>, one: &str, other: &str, same: bool| {
         let builder = Limiter::builder().limit(by_ip()).store(store(1_000, &clock()));
@@ -475,7 +475,7 @@ fn other_limits_keep_the_ipv6_prefix() {
 }
 
 #[test]
-fn what_is_forgotten_is_fresh_under_every_period_of_its_tiers() {
+fn forget_resets_the_key_under_every_tier_period() {
     let plan = Limit::tiered("plan", "plan")
         .by("user")
         .tier("free", Quota::per_minute(5))
@@ -524,7 +524,7 @@ fn forgetting_needs_the_facts_of_the_key() {
 }
 
 #[test]
-fn every_algorithm_can_be_forgotten_and_its_room_comes_back() {
+fn forget_frees_the_entry_for_every_algorithm() {
     for algorithm in RATES {
         let clock = clock();
         let store = store(1_000, &clock);
@@ -539,7 +539,7 @@ fn every_algorithm_can_be_forgotten_and_its_room_comes_back() {
 
 /// `main` shows errors with `{:?}`.
 #[test]
-fn no_output_of_a_builder_shows_a_password() {
+fn builder_output_never_shows_a_password() {
     for url in [
         "postgres://user:hunter2@host/",
         "hunter2",
@@ -560,7 +560,7 @@ fn no_output_of_a_builder_shows_a_password() {
 }
 
 #[test]
-fn what_cannot_be_built_says_what_would_be_right() {
+fn build_errors_name_the_fix() {
     let check = |builder: tollkeeper::Builder, expected: &str| {
         assert_eq!(builder.build().expect_err("cannot be built").to_string(), expected);
     };
@@ -674,7 +674,7 @@ impl Store for PendingOnce {
 }
 
 #[tokio::test]
-async fn a_store_that_has_to_be_waited_for_decides_as_well() {
+async fn asynchronous_store_decides_alike() {
     let clock = clock();
     let backend = StoreChoice::Other(Arc::new(PendingOnce(store(1_000, &clock))), Clock::manual(&clock));
     let limiter = Limiter::builder()
@@ -705,7 +705,7 @@ async fn a_store_that_has_to_be_waited_for_decides_as_well() {
 }
 
 #[test]
-fn a_decision_is_not_made_before_it_is_awaited() {
+fn check_future_does_nothing_until_polled() {
     let (limiter, _) = limiter([ten(Algorithm::FixedWindow)]);
     let alice = user("alice");
     let request = limiter.check(&alice).cost(10);

@@ -81,7 +81,7 @@ fn flood_of_new_keys_evicts_no_known_key() {
 }
 
 #[test]
-fn as_many_live_keys_as_the_cap_says_fit_without_sharing() {
+fn live_keys_up_to_the_cap_are_not_shared() {
     for max_keys in [1, 2, 100, 5_000] {
         for algorithm in RATES {
             let store = store(max_keys, &clock());
@@ -132,7 +132,7 @@ fn overflowing_keys_share_one_quota() {
 }
 
 #[test]
-fn limits_do_not_share_their_shared_states() {
+fn overflow_cells_are_separate_for_each_limit() {
     let store = store(1, &clock());
     let other = Limit::new("other", Quota::per_hour(10)).by("other").algorithm(Algorithm::FixedWindow);
     let limiter = on(&store, [hourly(Algorithm::FixedWindow), other, brief()]);
@@ -143,7 +143,7 @@ fn limits_do_not_share_their_shared_states() {
 }
 
 #[test]
-fn a_key_that_gets_its_own_place_starts_from_the_shared_state() {
+fn key_leaving_overflow_starts_from_the_shared_state() {
     for algorithm in COUNTED {
         let clock = clock();
         let store = store(1, &clock);
@@ -167,7 +167,7 @@ fn a_key_that_gets_its_own_place_starts_from_the_shared_state() {
 }
 
 #[test]
-fn a_refused_key_that_gets_its_own_place_is_still_refused() {
+fn refused_key_leaving_overflow_stays_refused() {
     for algorithm in COUNTED {
         let clock = clock();
         let store = store(1, &clock);
@@ -208,7 +208,7 @@ fn only_states_equal_to_fresh_ones_are_dropped() {
 }
 
 #[test]
-fn room_comes_back_when_states_are_fresh_again() {
+fn capacity_is_reclaimed_from_fresh_states() {
     for algorithm in RATES {
         let clock = clock();
         let store = store(500, &clock);
@@ -308,7 +308,7 @@ fn log_moved_into_a_cell_keeps_its_stamps() {
 }
 
 #[test]
-fn a_charge_to_a_shared_state_is_given_back_there() {
+fn charge_to_a_shared_state_is_refunded_there() {
     for algorithm in COUNTED {
         let clock = clock();
         let store = store(64, &clock);
@@ -345,7 +345,7 @@ fn slots_in_a_shared_state_are_released_and_renewed_there() {
 }
 
 #[test]
-fn logs_are_bounded_in_bytes_and_no_limit_is_exceeded_for_it() {
+fn logs_are_bounded_in_bytes_and_stay_exact() {
     const QUOTA: u64 = 40;
     const MAX_LOG_BYTES: usize = 50_000;
     let clock = clock();
@@ -381,7 +381,7 @@ fn logs_are_bounded_in_bytes_and_no_limit_is_exceeded_for_it() {
 }
 
 #[test]
-fn a_cap_of_nothing_is_a_cap_of_one() {
+fn cap_of_zero_is_treated_as_one() {
     let store = store(0, &clock());
     let limiter = on(&store, [hourly(Algorithm::FixedWindow)]);
     assert!(!overflowed(&charge(&limiter, &user("alice"), 10)));

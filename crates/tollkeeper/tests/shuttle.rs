@@ -94,7 +94,7 @@ fn layered_tolls_are_exact_and_never_deadlock() {
 }
 
 #[test]
-fn inserts_at_the_cap_keep_it_while_room_is_reclaimed() {
+fn inserts_during_reclaim_never_exceed_the_cap() {
     explore(4_000, || {
         let (limiter, store, clock) = limiter(2, vec![window("limit", 5).by("user")]);
         charge(&limiter, &facts! { "user" => "old" });
@@ -150,7 +150,7 @@ fn inserts_into_two_shards_at_once_keep_the_cap() {
 }
 
 #[test]
-fn a_fresh_key_that_two_threads_insert_at_once_is_one_key() {
+fn concurrent_inserts_of_a_key_create_one_entry() {
     explore(4_000, || {
         let (limiter, store, _) = limiter(512, vec![window("limit", 3).by("user")]);
         let threads: Vec<_> = (0..3)
@@ -167,7 +167,7 @@ fn a_fresh_key_that_two_threads_insert_at_once_is_one_key() {
 }
 
 #[test]
-fn a_charge_that_two_threads_refund_at_once_is_given_back_once() {
+fn concurrent_refunds_apply_once() {
     explore(4_000, || {
         let limits = vec![window("by-user", 5).by("user"), window("all", 5)];
         let (limiter, _, _) = limiter(4_096, limits);
@@ -194,7 +194,7 @@ fn a_charge_that_two_threads_refund_at_once_is_given_back_once() {
 }
 
 #[test]
-fn the_last_slot_goes_to_one_thread_and_comes_back() {
+fn last_slot_goes_to_one_thread_and_is_returned() {
     explore(4_000, || {
         let (limiter, _, _) = limiter(512, vec![Limit::new("slots", Quota::slots(1)).by("user")]);
         let holders = Arc::new(AtomicU64::new(0));
@@ -275,7 +275,7 @@ fn waiters_are_admitted_in_order_and_none_is_lost() {
 }
 
 #[test]
-fn a_head_that_leaves_at_any_moment_wakes_the_next() {
+fn head_that_is_dropped_at_any_point_wakes_the_next() {
     explore(3_000, || {
         let (limiter, _, clock) = limiter(512, one_a_second());
         charge(&limiter, &Facts::new());
@@ -292,7 +292,7 @@ fn a_head_that_leaves_at_any_moment_wakes_the_next() {
 }
 
 #[test]
-fn callers_that_come_at_once_all_pass() {
+fn simultaneous_waiters_are_all_admitted() {
     explore(3_000, || {
         let (limiter, _, clock) = limiter(512, one_a_second());
         let count = Arc::new(AtomicU64::new(0));

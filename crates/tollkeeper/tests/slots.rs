@@ -29,7 +29,7 @@ fn release(limiter: &Limiter, slot: &Slot) -> bool {
 }
 
 #[test]
-fn as_many_slots_are_held_as_the_limit_says() {
+fn held_slots_never_exceed_the_limit() {
     let (limiter, _) = limiter([slots(3)]);
     let alice = user("alice");
     let guards: Vec<SlotGuard> = (0..3).map(|_| held(&limiter, &alice)).collect();
@@ -60,7 +60,7 @@ fn request_of_any_cost_takes_one_slot() {
 }
 
 #[test]
-fn a_guard_gives_its_slot_back_when_it_is_dropped() {
+fn dropped_guard_releases_its_slot() {
     let (limiter, _) = limiter([slots(1)]);
     for _ in 0..10 {
         let guard = held(&limiter, &user("alice"));
@@ -71,7 +71,7 @@ fn a_guard_gives_its_slot_back_when_it_is_dropped() {
 }
 
 #[test]
-fn a_guard_that_unwinds_gives_its_slot_back() {
+fn guard_releases_its_slot_on_panic() {
     let (limiter, _) = limiter([slots(1)]);
     let clone = limiter.clone();
     let worker = std::thread::spawn(move || {
@@ -107,7 +107,7 @@ fn slot_released_twice_frees_no_other_slot() {
 }
 
 #[test]
-fn a_slot_comes_back_by_itself_at_its_ttl() {
+fn slot_expires_at_its_ttl() {
     let (limiter, clock) = limiter([slots(1)]);
     let slot = held(&limiter, &user("alice")).keep();
     assert_eq!(slot.ttl(), secs(5));
@@ -121,7 +121,7 @@ fn a_slot_comes_back_by_itself_at_its_ttl() {
 }
 
 #[test]
-fn renewing_counts_the_ttl_from_now_and_not_after_it() {
+fn renewal_restarts_the_ttl_and_fails_after_it() {
     let (limiter, clock) = limiter([slots(1)]);
     let guard = held(&limiter, &user("alice"));
     assert_eq!(guard.ttl(), secs(5));
@@ -141,7 +141,7 @@ fn renewing_counts_the_ttl_from_now_and_not_after_it() {
 }
 
 #[test]
-fn a_refusal_hints_at_a_second_or_the_first_ttl() {
+fn refusal_suggests_one_second_or_the_first_expiry() {
     let (limiter, clock) = limiter([slots(2)]);
     let alice = user("alice");
     let _guards = (held(&limiter, &alice), held(&limiter, &alice));
@@ -155,7 +155,7 @@ fn a_refusal_hints_at_a_second_or_the_first_ttl() {
 }
 
 #[test]
-fn one_slot_is_taken_whatever_the_limit_beside_it_charges() {
+fn rate_limit_cost_does_not_change_the_slot_count() {
     let tokens = Limit::new("tokens", Quota::per_minute(100)).by("user").cost("tokens");
     let (limiter, _) = limiter([slots(2), tokens]);
     let facts = Facts::new().with("user", "alice").with("tokens", 60);
@@ -174,7 +174,7 @@ fn one_slot_is_taken_whatever_the_limit_beside_it_charges() {
 }
 
 #[test]
-fn without_a_free_slot_no_rate_is_charged() {
+fn no_rate_is_charged_without_a_free_slot() {
     let (limiter, _) = limiter([ten(Algorithm::FixedWindow), slots(1)]);
     let alice = user("alice");
     let _guard = held(&limiter, &alice);
@@ -185,7 +185,7 @@ fn without_a_free_slot_no_rate_is_charged() {
 }
 
 #[test]
-fn one_slot_is_held_in_every_concurrency_limit_of_the_request() {
+fn request_holds_one_slot_of_each_concurrency_limit() {
     let all = Limit::new("all", Quota::slots(2)).ttl(Duration::from_secs(2));
     let (limiter, _) = limiter([slots(5), all]);
     let (alice, bob) = (user("alice"), user("bob"));
@@ -241,7 +241,7 @@ fn lowering_the_slot_limit_keeps_held_slots() {
 }
 
 #[test]
-fn a_slot_of_a_forgotten_key_is_not_held_any_more() {
+fn forgetting_a_key_releases_its_slots() {
     let (limiter, _) = limiter([slots(1)]);
     let guard = held(&limiter, &user("alice"));
     assert_eq!(now(limiter.forget("slots", &user("alice"))), Ok(true));

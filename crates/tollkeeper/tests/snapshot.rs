@@ -81,7 +81,7 @@ fn outcomes(limiter: &Limiter, name: &str) -> Vec<Outcome> {
 }
 
 #[test]
-fn what_was_saved_is_loaded_for_every_algorithm() {
+fn snapshot_restores_every_algorithm() {
     let clock = clock();
     let store = store(1_000, &clock);
     let limiter = on(&store, every_kind());
@@ -154,7 +154,7 @@ fn a_restart_keeps_refusals() {
 }
 
 #[test]
-fn time_counts_while_nothing_runs() {
+fn time_passes_while_the_process_is_down() {
     let clock = clock();
     let store = store(1_000, &clock);
     let limiter = on(&store, every_kind());
@@ -230,7 +230,7 @@ fn refunded_charge_stays_refunded_after_a_restart() {
 }
 
 #[test]
-fn admissions_after_a_restart_are_not_taken_for_those_before() {
+fn charge_ids_are_unique_across_restarts() {
     let clock = clock();
     let store = store(1_000, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
@@ -247,7 +247,7 @@ fn admissions_after_a_restart_are_not_taken_for_those_before() {
 }
 
 #[test]
-fn markers_that_were_loaded_are_counted() {
+fn restored_markers_count_towards_the_cap() {
     let clock = clock();
     let store = store(2, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);
@@ -265,7 +265,7 @@ fn markers_that_were_loaded_are_counted() {
 }
 
 #[test]
-fn shared_states_outlive_a_restart() {
+fn shared_states_survive_a_restart() {
     for algorithm in
         [Algorithm::TokenBucket, Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog]
     {
@@ -325,7 +325,7 @@ fn problem(bytes: &[u8], file: &Path) -> &'static str {
 }
 
 #[test]
-fn a_file_that_is_cut_off_anywhere_is_refused() {
+fn truncated_snapshot_is_rejected() {
     let folder = Folder::new();
     let complete = small_file();
     assert_eq!(problem(&complete, &folder.file()), "", "the complete file is loaded");
@@ -340,7 +340,7 @@ fn a_file_that_is_cut_off_anywhere_is_refused() {
 }
 
 #[test]
-fn a_file_with_any_byte_changed_is_refused() {
+fn snapshot_with_a_changed_byte_is_rejected() {
     let folder = Folder::new();
     let complete = small_file();
     for index in 0..complete.len() {
@@ -355,7 +355,7 @@ fn a_file_with_any_byte_changed_is_refused() {
 
 /// A fingerprint of zero marks an empty entry of a table, so it must not be loaded.
 #[test]
-fn a_file_with_a_fingerprint_of_zero_is_refused() {
+fn snapshot_with_a_zero_fingerprint_is_rejected() {
     let folder = Folder::new();
     let mut bytes = small_file();
     // After the header of 19 bytes, two secrets of 32 bytes together, and the byte that names the table.
@@ -364,7 +364,7 @@ fn a_file_with_a_fingerprint_of_zero_is_refused() {
 }
 
 #[test]
-fn a_file_with_something_behind_its_end_is_refused() {
+fn snapshot_with_trailing_bytes_is_rejected() {
     let folder = Folder::new();
     let mut bytes = small_file();
     bytes.push(0);
@@ -410,7 +410,7 @@ fn refused_snapshot_is_moved_and_the_store_starts_empty() {
 }
 
 #[test]
-fn a_folder_in_place_of_the_file_is_left_alone() {
+fn folder_at_the_snapshot_path_is_not_replaced() {
     let folder = Folder::new();
     fs::create_dir(folder.file()).unwrap();
     fs::write(folder.file().join("precious"), "data").unwrap();
@@ -428,7 +428,7 @@ fn a_folder_in_place_of_the_file_is_left_alone() {
 }
 
 #[test]
-fn a_snapshot_that_cannot_be_written_says_where_and_why() {
+fn snapshot_write_error_names_file_and_cause() {
     let folder = Folder::new();
     let store = store(10, &clock());
     let missing = folder.0.join("missing/state");
@@ -444,7 +444,7 @@ fn a_snapshot_that_cannot_be_written_says_where_and_why() {
 }
 
 #[test]
-fn a_snapshot_that_fails_leaves_the_one_before() {
+fn failed_snapshot_keeps_the_previous_one() {
     let folder = Folder::new();
     let clock = clock();
     let store = store(10, &clock);
@@ -478,7 +478,7 @@ fn only_its_owner_can_read_a_snapshot() {
 }
 
 #[test]
-fn an_opened_store_is_saved_when_its_last_clone_is_dropped() {
+fn store_is_saved_when_its_last_clone_is_dropped() {
     let folder = Folder::new();
     let clock = clock();
     let open = || {
@@ -512,7 +512,7 @@ fn until(condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn an_opened_store_is_saved_from_time_to_time() {
+fn store_is_saved_periodically() {
     let folder = Folder::new();
     let clock = clock();
     let snapshots = Snapshots { path: folder.file(), every: Duration::from_millis(1) };
@@ -552,7 +552,7 @@ fn a_failed_snapshot_is_reported_until_one_succeeds() {
 }
 
 #[test]
-fn the_age_of_a_snapshot_is_that_of_the_newest_good_one() {
+fn snapshot_age_is_that_of_the_last_success() {
     let folder = Folder::new();
     store(10, &clock()).save(folder.file()).unwrap();
     let hour = Duration::from_secs(3_600);
@@ -569,7 +569,7 @@ fn the_age_of_a_snapshot_is_that_of_the_newest_good_one() {
 }
 
 #[test]
-fn a_file_that_another_store_saves_to_is_not_opened() {
+fn snapshot_file_in_use_is_not_opened() {
     let folder = Folder::new();
     let open = || {
         let snapshots = Snapshots { path: folder.file(), every: Duration::from_secs(3_600) };
@@ -593,7 +593,7 @@ fn a_file_that_another_store_saves_to_is_not_opened() {
 }
 
 #[test]
-fn a_store_that_was_closed_is_not_saved_again() {
+fn closed_store_is_not_saved_again() {
     let folder = Folder::new();
     let clock = clock();
     let (store, _) =
@@ -609,7 +609,7 @@ fn a_store_that_was_closed_is_not_saved_again() {
 }
 
 #[test]
-fn closing_tells_that_nothing_was_saved() {
+fn close_reports_a_failed_save() {
     let folder = Folder::new();
     let snapshots = Snapshots { path: folder.0.join("gone/state"), every: Duration::from_secs(3_600) };
     let (store, _) = MemoryStore::open(Capacity::default(), Clock::manual(&clock()), snapshots).unwrap();
@@ -623,7 +623,7 @@ fn snapshots_are_written_every_10_s_by_default() {
 }
 
 #[test]
-fn threads_that_save_and_charge_at_once_leave_a_whole_file() {
+fn snapshot_is_complete_while_threads_charge() {
     let folder = Folder::new();
     let clock = clock();
     let store = store(10_000, &clock);

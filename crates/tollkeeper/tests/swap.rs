@@ -75,7 +75,7 @@ fn a_changed_tier_keeps_the_count_when_its_period_is_the_same() {
 }
 
 #[test]
-fn a_burst_that_goes_down_and_up_again_forgets_nothing() {
+fn lowering_and_raising_a_burst_keeps_the_count() {
     let bucket = |burst| Limit::new("limit", Quota::per_minute(10).burst(burst)).by("user");
     let (limiter, _) = limiter([bucket(20)]);
     let alice = user("alice");
@@ -128,7 +128,7 @@ fn a_swap_is_seen_by_every_thread_and_every_clone() {
 }
 
 #[test]
-fn many_limiters_on_one_thread_do_not_mix_up_their_policies() {
+fn limiters_of_one_thread_keep_separate_policies() {
     let limiters: Vec<_> = (1..=20)
         .map(|count| {
             limiter([Limit::new("limit", Quota::per_minute(count)).algorithm(Algorithm::FixedWindow)]).0
@@ -142,7 +142,7 @@ fn many_limiters_on_one_thread_do_not_mix_up_their_policies() {
 }
 
 #[test]
-fn a_handle_decides_as_a_check_does_and_shares_its_counters() {
+fn handle_and_check_share_counters_and_agree() {
     for algorithm in RATES {
         let (limiter, clock) = limiter([ten(algorithm)]);
         let (twin, twin_clock) = support::limiter([ten(algorithm)]);
@@ -176,7 +176,7 @@ fn a_handle_decides_as_a_check_does_and_shares_its_counters() {
 }
 
 #[test]
-fn a_handle_of_a_staggered_window_shares_its_counters_too() {
+fn handle_of_a_staggered_window_shares_counters() {
     let staggered =
         || Limit::new("limit", Quota::per_minute(10)).by("user").algorithm(Algorithm::FixedWindow).stagger();
     let (limiter, _) = limiter([staggered()]);
@@ -253,7 +253,7 @@ fn limiter_can_be_used_while_its_policy_is_read() {
 }
 
 #[test]
-fn a_handle_is_for_limits_by_the_value_of_one_fact() {
+fn handle_needs_a_limit_by_one_fact() {
     let plain = || Limit::new("limit", Quota::per_minute(10)).by("user");
     let check = |limit: Limit, expected: Option<HandleError>| {
         let (limiter, _) = limiter([limit]);
@@ -287,7 +287,7 @@ const NOT_PLAIN: &str = "limit `limit` depends on more than the value of one fac
      fact other than `ip`, without when, unless, allow, tiers, overrides, slots or a cost fact: use `check`)";
 
 #[test]
-fn a_handle_refuses_the_bad_input_that_a_check_refuses() {
+fn handle_rejects_the_same_input_as_check() {
     let clock = clock();
     let store = store(1_000, &clock);
     let limiter = on(&store, [ten(Algorithm::FixedWindow)]);

@@ -82,7 +82,7 @@ fn many_threads_admit_exactly_the_limit_on_one_key() {
 }
 
 #[test]
-fn a_fresh_key_asked_for_by_all_threads_at_once_is_one_key() {
+fn new_key_checked_by_all_threads_is_one_key() {
     let (store, limiter) = shared([limit(Algorithm::FixedWindow, 10_000)]);
     rounds(
         16,
@@ -217,7 +217,7 @@ fn while_swapping(limiter: &Limiter, limits: impl Fn(usize) -> Vec<Limit> + Sync
 }
 
 #[test]
-fn handles_follow_swaps_that_move_the_limit_about() {
+fn handles_follow_swaps_that_reorder_limits() {
     let limits = |round: usize| {
         let mut all = vec![Limit::new("a", Quota::per_minute(1)).by("user")];
         all.insert(round % 2, limit(Algorithm::TokenBucket, 30));
@@ -284,7 +284,7 @@ fn parallel_refunds_admit_no_more_than_was_refunded() {
 }
 
 #[test]
-fn a_charge_refunded_by_all_threads_at_once_is_given_back_once() {
+fn charge_refunded_by_all_threads_is_refunded_once() {
     let (_, limiter) = shared([limit(Algorithm::FixedWindow, 40), limit(Algorithm::SlidingLog, 40)]);
     let charges: Vec<_> =
         (0..200).map(|round| charge(&limiter, &user(&key(round)), 5).charge().expect("admitted")).collect();
@@ -304,7 +304,7 @@ fn a_charge_refunded_by_all_threads_at_once_is_given_back_once() {
 }
 
 #[test]
-fn no_more_slots_are_held_than_there_are() {
+fn threads_never_hold_more_slots_than_the_limit() {
     let slots = Limit::new("slots", Quota::slots(5)).by("user").ttl(Duration::from_secs(60));
     let (_, limiter) = shared([slots]);
     let (holders, peak, acquired_total) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
@@ -354,7 +354,7 @@ fn cap_holds_while_threads_flood_the_store() {
 }
 
 #[test]
-fn keys_that_come_and_go_under_many_threads_are_counted_right() {
+fn key_count_is_exact_under_concurrent_churn() {
     let store = store(1_000, &clock());
     let limiter = on(&store, [limit(Algorithm::SlidingLog, 10), limit(Algorithm::FixedWindow, 10)]);
     rounds(

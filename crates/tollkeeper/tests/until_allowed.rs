@@ -107,7 +107,7 @@ fn one_a_second() -> Limit {
 }
 
 #[test]
-fn fifty_callers_of_one_key_pass_in_the_order_they_came() {
+fn fifty_waiters_are_admitted_in_fifo_order() {
     for algorithm in RATES {
         let limit = Limit::new("limit", Quota::per_second(1)).by("user").algorithm(algorithm);
         let (limiter, clock) = limiter([limit]);
@@ -138,7 +138,7 @@ fn admissible_request_does_not_wait() {
 }
 
 #[test]
-fn nothing_is_charged_before_the_turn_comes() {
+fn waiter_is_charged_only_when_admitted() {
     let day = Limit::new("day", Quota::per_day(1_000)).algorithm(Algorithm::FixedWindow);
     let (limiter, clock) = limiter([day, one_a_second()]);
     let alice = user("alice");
@@ -198,7 +198,7 @@ fn waiter_dropped_after_its_wakeup_wakes_the_next() {
 }
 
 #[test]
-fn a_line_that_everybody_left_is_gone() {
+fn queue_is_removed_when_all_waiters_are_dropped() {
     let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
@@ -211,7 +211,7 @@ fn a_line_that_everybody_left_is_gone() {
 }
 
 #[test]
-fn a_line_that_was_served_is_gone() {
+fn queue_is_removed_when_all_waiters_are_admitted() {
     let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
@@ -223,7 +223,7 @@ fn a_line_that_was_served_is_gone() {
 }
 
 #[test]
-fn what_never_fits_returns_at_once_even_when_others_wait() {
+fn impossible_cost_returns_at_once_despite_waiters() {
     let closed = Limit::new("closed", Allowance::Nothing).when("route", "/closed");
     let (limiter, clock) = limiter([ten(Algorithm::TokenBucket), closed]);
     let never = |facts: &Facts<'_>, cost| {
@@ -246,7 +246,7 @@ fn what_never_fits_returns_at_once_even_when_others_wait() {
 }
 
 #[test]
-fn bad_input_returns_at_once_even_when_others_wait() {
+fn invalid_input_returns_at_once_despite_waiters() {
     let (limiter, _) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
@@ -257,7 +257,7 @@ fn bad_input_returns_at_once_even_when_others_wait() {
 }
 
 #[test]
-fn a_small_request_does_not_overtake_a_large_one() {
+fn small_request_does_not_overtake_a_large_one() {
     let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     charge(&limiter, &alice, 5);
@@ -273,7 +273,7 @@ fn a_small_request_does_not_overtake_a_large_one() {
 }
 
 #[test]
-fn costs_above_one_wait_as_long_as_they_need() {
+fn costs_above_one_wait_for_all_their_units() {
     let (limiter, clock) = limiter([ten(Algorithm::TokenBucket)]);
     let alice = user("alice");
     charge(&limiter, &alice, 10);
@@ -306,7 +306,7 @@ fn a_check_does_not_queue() {
 }
 
 #[test]
-fn lines_of_different_keys_do_not_wait_for_each_other() {
+fn queues_of_different_keys_are_independent() {
     let (limiter, clock) = limiter([one_a_second()]);
     let (alice, bob) = (user("alice"), user("bob"));
     let mut crowd = Crowd::default();
@@ -348,7 +348,7 @@ fn head_refused_by_another_key_joins_that_queue_last() {
 }
 
 #[test]
-fn a_caller_with_any_key_that_is_waited_for_joins_behind() {
+fn caller_joins_the_queue_of_any_of_its_keys() {
     let by_ip = Limit::new("ip", Quota::per_second(100).burst(100)).by("ip");
     let (limiter, clock) = limiter([by_ip, one_a_second()]);
     let first = facts! { "user" => "alice", "ip" => "10.0.0.1" };
@@ -413,7 +413,7 @@ impl Store for Counting {
 }
 
 #[test]
-fn only_the_head_of_a_line_asks_the_store() {
+fn only_the_head_of_a_queue_calls_the_store() {
     let clock = clock();
     let counting = Arc::new(Counting(store(100, &clock), AtomicUsize::new(0)));
     let backend = StoreChoice::Other(counting.clone(), Clock::manual(&clock));
@@ -457,7 +457,7 @@ fn waiter_follows_a_changed_period() {
 }
 
 #[test]
-fn waiter_profits_from_a_raised_rate() {
+fn raised_rate_shortens_the_wait() {
     let (limiter, clock) = limiter([one_a_second()]);
     let alice = user("alice");
     let mut crowd = Crowd::default();
@@ -490,7 +490,7 @@ fn two_waits_of_one_task_are_both_woken() {
 }
 
 #[test]
-fn a_leaky_bucket_leaves_its_delay_to_the_caller() {
+fn leaky_bucket_delay_is_left_to_the_caller() {
     let queue = Limit::new("queue", Quota::per_second(1).burst(2)).algorithm(Algorithm::LeakyBucket);
     let (limiter, clock) = limiter([queue]);
     let no_facts = Facts::new();
@@ -503,7 +503,7 @@ fn a_leaky_bucket_leaves_its_delay_to_the_caller() {
 }
 
 #[tokio::test]
-async fn on_the_real_clock_twenty_tasks_pass_in_the_order_they_came() {
+async fn twenty_tasks_on_the_system_clock_pass_in_fifo_order() {
     let limit = Limit::new("limit", Quota::per(1, Duration::from_millis(2)).burst(1));
     let policy = Policy::new(vec![limit]).unwrap();
     let limiter = Limiter::embedded(policy, MemoryStore::default());

@@ -1,8 +1,8 @@
 //! Opens a limiter, forks, and uses it in both processes: `fork-node URL outside|current|multi`, or
 //! `fork-node FILE snapshot` for a memory store that is saved to a file.
 //!
-//! There is no safe way to fork in Rust. The test preloads a library in which `getppid` forks and returns what `fork`
-//! does: the process id of the child in the parent, 0 in the child.
+//! There is no safe way to fork in Rust. The test preloads a library that replaces `getppid` with `fork`: it returns the
+//! process id of the child in the parent, and 0 in the child.
 
 use std::future::pending;
 use std::io::Write as _;
@@ -41,7 +41,7 @@ fn main() {
                 assert!(limiter.check(&alice).await.expect("valid facts").allowed());
                 limiter
             });
-            // As a server does that goes on working while it forks.
+            // Other tasks keep checking during the fork, as in a server.
             runtime.spawn(pending::<()>());
             limiter
         }
@@ -50,7 +50,7 @@ fn main() {
     assert_eq!(admitted(&limiter, &alice, before), before);
 
     let name = if parent_id() == 0 { "child" } else { "parent" };
-    // A process that waits for a thread it does not have would never end.
+    // The child has none of the parent's threads: it would hang if it waited for one.
     let (_running, ended) = mpsc::channel::<()>();
     thread::spawn(move || {
         if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
@@ -59,11 +59,11 @@ fn main() {
     });
     let slot = limiter.acquire(&alice).wait().expect("valid facts").slot.expect("one for each").keep();
     let elsewhere = thread::scope(|scope| scope.spawn(|| admitted(&limiter, &alice, 50)).join());
-    let count = admitted(&limiter, &alice, 50) + elsewhere.expect("it does not panic");
+    let count = admitted(&limiter, &alice, 50) + elsewhere.expect("no panic");
     println!("{name} {count} {}", slot.id());
-    std::io::stdout().flush().expect("the test listens");
+    std::io::stdout().flush().expect("the test reads");
     drop(limiter);
-    // The threads of a runtime do not exist in the child, so it cannot end there.
+    // The threads of the runtime do not exist in the child, so dropping it would hang.
     std::mem::forget(runtime);
 }
 
@@ -77,17 +77,17 @@ fn fork_with_snapshot(file: &str) {
     assert_eq!(admitted(&limiter, &alice, 10), 10);
     if parent_id() == 0 {
         assert_eq!(admitted(&limiter, &alice, 50), 50);
-        store.close().expect("it saves nothing");
+        store.close().expect("the child does not save");
         println!("child {}", Path::new(file).exists());
     } else {
-        // Ends when the test closes it, which is after the child has written its line.
+        // The test closes stdin after the child has printed its line.
         std::io::stdin().read_line(&mut String::new()).expect("the test writes");
-        store.close().expect("it is saved");
+        store.close().expect("the snapshot is saved");
         println!("parent {}", Path::new(file).exists());
     }
 }
 
-/// How many of so many checks pass, all of them decided by the store.
+/// Makes this many checks, and returns how many were admitted. Asserts that the store decided all of them.
 fn admitted(limiter: &Limiter, facts: &Facts<'_>, checks: usize) -> usize {
     let decisions = (0..checks).map(|_| limiter.check(facts).wait().expect("valid facts"));
     decisions.inspect(|decision| assert_eq!(decision.degraded(), None)).filter(|one| one.allowed()).count()

@@ -1,5 +1,5 @@
-//! Makes checks at a steady rate, whatever their results, and prints each decision: a process of `load.rs`. Exits when
-//! its standard input is closed.
+//! Makes checks at a steady rate, whatever their results, and prints each decision: a child process of `load.rs`. Exits
+//! when its standard input is closed.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -23,7 +23,7 @@ use tollkeeper_tests::load::{self, BACK, COST, NODES, OFFERED, ONCE, ROUTES, Row
 use tracing::field::{Field, Visit};
 use tracing::{Event, Metadata, span};
 
-/// Checks in flight at most.
+/// Maximum of checks in flight.
 const TASKS: u32 = 16;
 
 task_local! {
@@ -38,9 +38,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 async fn run() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().collect();
-    let [_, url, node, deadline] = &words[..] else { return Err("URL NODE DEADLINE".into()) };
+    let [_, url, node, deadline] = &words[..] else {
+        return Err("usage: load-node URL NODE DEADLINE".into());
+    };
     let node: u32 = node.parse()?;
-    let StoreUrl::Redis(url) = url.parse()? else { return Err("no Redis".into()) };
+    let StoreUrl::Redis(url) = url.parse()? else { return Err("not a Redis URL".into()) };
 
     let (say, said) = channel::<String>();
     let writer = std::thread::spawn(move || write(&said));
@@ -90,17 +92,17 @@ async fn run() -> Result<(), Box<dyn Error>> {
     for task in tasks {
         match tokio::time::timeout(Duration::from_secs(10), task).await {
             Ok(Ok(())) => {}
-            Ok(Err(panic)) => say.send(format!("a task ended: {panic}"))?,
+            Ok(Err(panic)) => say.send(format!("a task panicked: {panic}"))?,
             Err(_) => say.send("a check hung for ten seconds".to_owned())?,
         }
     }
     drop(stop_watching);
-    watcher.join().expect("it only watches");
+    watcher.join().expect("no panic in the watcher");
     say.send(format!("memory {before} {}", memory()))?;
     say.send("end".to_owned())?;
     // The log keeps a sender until the process exits, so the writer needs an explicit end.
     say.send(String::new())?;
-    writer.join().expect("it only writes");
+    writer.join().expect("no panic in the writer");
     Ok(())
 }
 
@@ -126,7 +128,7 @@ async fn check(limiter: &Limiter, node: u32, route: usize, user: u64) -> String 
         Some(charge) => {
             let refund = async || {
                 let part = limiter.refund_part(&charge, Costs::Request(BACK)).await;
-                part.expect("less than was charged")
+                part.expect("a part of the charge")
             };
             Some(<[Correction; 2]>::from(tokio::join!(refund(), refund())))
         }
@@ -179,7 +181,7 @@ fn watch(say: &Sender<String>, stopped: &Receiver<()>) {
 }
 
 fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).expect("not that long")
+    u64::try_from(time.as_micros()).expect("below 500,000 years")
 }
 
 /// Peak memory of this process, in kibibytes.

@@ -9,7 +9,7 @@ use tollkeeper_tests::policy_node::PolicyNode;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let url = std::env::args().nth(1).ok_or("which server?")?;
+    let url = std::env::args().nth(1).ok_or("usage: policy-node URL")?;
     let mut node = PolicyNode::start(&url).await;
     loop {
         let (count, version) = node.grants();

@@ -12,8 +12,8 @@ use tollkeeper_tests::redis;
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let url = arguments.next().ok_or("which server?")?;
-    let process: usize = arguments.next().ok_or("which process?")?.parse()?;
+    let url = arguments.next().ok_or("usage: redis-caller URL PROCESS")?;
+    let process: usize = arguments.next().ok_or("usage: redis-caller URL PROCESS")?.parse()?;
     let limiter = redis::limiter(&url, exact::limits());
     limiter.peek(&exact::facts(process, 0)).await?;
     writeln!(stdout(), "ready")?;

@@ -1,7 +1,7 @@
-//! Charges and saves, back to back, until it is killed: the child of `tests/snapshot_kill.rs`.
+//! Charges and saves in a loop until it is killed: the child of `tests/snapshot_kill.rs`.
 //!
-//! In round n every key is charged its n-th unit, the store is saved, and n is printed. So a file is
-//! complete when all its keys hold the same number, and each printed number is a completed save.
+//! In round n every key is charged its n-th unit, the store is saved, and n is printed. So a file is complete if all
+//! its keys have the same number of units, and each printed number is a completed save.
 
 use std::error::Error;
 use std::io::{Write, stdout};
@@ -11,7 +11,7 @@ use tollkeeper::{Capacity, MemoryStore};
 use tollkeeper_tests::saved::{self, KEYS};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let path = PathBuf::from(std::env::args_os().nth(1).ok_or("where to?")?);
+    let path = PathBuf::from(std::env::args_os().nth(1).ok_or("usage: snapshot-writer FILE")?);
     let store = match MemoryStore::load(Capacity::default(), saved::clock(), &path) {
         Ok(store) => store,
         Err(_) if !path.exists() => MemoryStore::new(Capacity::default(), saved::clock()),

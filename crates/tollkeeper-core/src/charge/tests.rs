@@ -211,7 +211,7 @@ fn a_refund_of_chosen_limits_keeps_the_rest() {
 }
 
 #[test]
-fn a_settlement_gives_back_or_adds_the_difference() {
+fn settlement_refunds_or_charges_the_difference() {
     for (costs, expected) in [
         (Costs::All, [GiveBack(0), GiveBack(0), GiveBack(0)]),
         (Costs::Request(0), [GiveBack(5), Keep, Keep]),

@@ -65,12 +65,12 @@ fn wait(secs: u64) -> Verdict {
 }
 
 #[test]
-fn without_limits_a_request_passes_and_nothing_binds() {
+fn request_without_limits_has_no_binding_limit() {
     check(&[], PASS, None);
 }
 
 #[test]
-fn a_refusal_is_bound_by_the_longest_wait() {
+fn longest_wait_binds_a_refusal() {
     check(&[(false, after(1))], wait(1), Some("0"));
     check(&[(false, after(1)), (false, after(3)), (false, after(2))], wait(3), Some("1"));
     check(&[(false, allow(0, 10)), (false, after(1)), (false, allow(0, 10))], wait(1), Some("1"));
@@ -85,7 +85,7 @@ fn never_binds_before_any_number() {
 }
 
 #[test]
-fn an_admission_is_bound_by_the_smallest_remaining_share() {
+fn smallest_remaining_share_binds_an_admission() {
     check(&[(false, allow(5, 10))], PASS, Some("0"));
     check(&[(false, allow(5, 10)), (false, allow(40, 100)), (false, allow(9, 10))], PASS, Some("1"));
     check(&[(false, allow(1, 3)), (false, allow(333, 1000))], PASS, Some("1"));
@@ -95,7 +95,7 @@ fn an_admission_is_bound_by_the_smallest_remaining_share() {
 }
 
 #[test]
-fn ties_go_to_the_limit_that_was_written_first() {
+fn first_defined_limit_wins_ties() {
     check(&[(false, allow(1, 2)), (false, allow(2, 4)), (false, allow(1, 2))], PASS, Some("0"));
     check(&[(false, allow(0, 2)), (false, allow(0, 4))], PASS, Some("0"));
     check(&[(false, allow(9, 9)), (false, after(2)), (false, after(2))], wait(2), Some("1"));
@@ -103,7 +103,7 @@ fn ties_go_to_the_limit_that_was_written_first() {
 }
 
 #[test]
-fn shadow_limits_take_no_part() {
+fn shadow_limits_never_bind() {
     check(&[(true, never())], PASS, None);
     check(&[(true, after(9)), (true, delayed(9))], PASS, None);
     check(&[(true, never()), (false, allow(5, 10))], PASS, Some("1"));
@@ -117,14 +117,14 @@ fn shadow_limits_take_no_part() {
 }
 
 #[test]
-fn the_longest_delay_counts_and_a_refusal_has_none() {
+fn decision_has_longest_delay_and_refusal_has_none() {
     let delay = Verdict::Allow { delay: Span::from_secs(3) };
     check(&[(false, delayed(1)), (false, delayed(3)), (false, delayed(2))], delay, Some("0"));
     check(&[(false, delayed(3)), (false, after(1))], wait(1), Some("1"));
 }
 
 #[test]
-fn a_charge_is_there_exactly_when_something_was_charged() {
+fn charge_exists_only_if_units_were_charged() {
     let charged = |verb, limits: &[(bool, Outcome)]| {
         let marks = |charge: Charge| charge.items().iter().map(|item| item.mark).collect::<Vec<_>>();
         decided(verb, limits).charge().map(marks)
@@ -147,7 +147,7 @@ fn a_charge_is_there_exactly_when_something_was_charged() {
 }
 
 #[test]
-fn a_charge_tells_what_was_paid_and_when() {
+fn charge_has_the_costs_and_the_time() {
     let shared = Outcome { overflow: true, ..allow(1, 10) };
     let charge = decided(Verb::Check, &[(false, allow(1, 10)), (false, shared)]).charge().expect("charged");
     assert_eq!((charge.id(), charge.time()), (7, NOW));
@@ -206,7 +206,7 @@ fn allowing_limit_of_a_refusal_is_not_charged() {
 }
 
 #[test]
-fn a_cost_fact_of_zero_is_listed_and_charges_nothing() {
+fn cost_fact_of_zero_is_listed_without_a_charge() {
     let llm = || Limit::new("llm", Quota::per_minute(10)).cost("tokens");
     let facts = facts! { "tokens" => 0 };
     let alone = first(vec![llm()], Verb::Check, &facts, 1);
@@ -218,7 +218,7 @@ fn a_cost_fact_of_zero_is_listed_and_charges_nothing() {
 
 /// Otherwise the request would be charged to the other limits although it is refused.
 #[test]
-fn a_cost_of_zero_does_not_pass_where_nothing_is_granted() {
+fn cost_of_zero_is_refused_by_a_zero_quota() {
     let limits = vec![
         Limit::new("all", Quota::per_minute(10)),
         Limit::new("llm", crate::quota::Allowance::Nothing).cost("tokens"),
@@ -229,7 +229,7 @@ fn a_cost_of_zero_does_not_pass_where_nothing_is_granted() {
 }
 
 #[test]
-fn a_cost_of_zero_waits_in_no_queue() {
+fn cost_of_zero_is_never_delayed() {
     let limit = Limit::new("x", Quota::per_second(1).burst(3)).algorithm(Algorithm::LeakyBucket).cost("n");
     let policy = Arc::new(Policy::new(vec![limit]).expect("valid"));
     for (cost, delay) in [(0, Span::ZERO), (1, Span::from_secs(2))] {
@@ -249,7 +249,7 @@ fn a_cost_of_zero_waits_in_no_queue() {
 }
 
 #[test]
-fn a_step_and_its_numbers_say_the_same() {
+fn step_and_reported_numbers_agree() {
     let limits = [
         (Quota::per_minute(10), Algorithm::TokenBucket),
         (Quota::per_minute(1), Algorithm::LeakyBucket),
@@ -299,7 +299,7 @@ fn incomplete_reply_of_a_store_panics() {
 }
 
 #[test]
-fn the_parts_of_an_answer_belong_together() {
+fn decision_exposes_limit_rule_due_key_and_time() {
     let limits = vec![Limit::new("per-user", Quota::per_minute(10)).by("user")];
     let decision = first(limits, Verb::Check, &facts! { "user" => "alice" }, 3);
     let limit = decision.limit("per-user").expect("it applied");

@@ -319,7 +319,7 @@ fn equal_grants_are_stored_once() {
 }
 
 #[test]
-fn only_another_period_gives_a_tier_other_keys() {
+fn only_a_different_period_changes_the_keys_of_a_tier() {
     let policy = policy(tiered().tier("pro", Quota::per_minute(600)).tier("daily", Quota::per_day(1)));
     let families: Vec<&[u8]> = policy.rules()[0]
         .grants()
@@ -451,7 +451,7 @@ fn a_limit_is_plain_if_one_fact_decides_everything() {
 }
 
 #[test]
-fn the_response_status_decides_what_is_given_back() {
+fn response_status_decides_the_refund() {
     let failures = StatusSet::of([401, 403]);
     for (limit, kept, given_back) in [
         (plain("a"), &[200, 401, 500][..], &[][..]),

@@ -355,7 +355,7 @@ fn invalid_facts_are_reported_without_any_limit() {
 }
 
 #[test]
-fn more_than_was_charged_is_said_with_both_numbers() {
+fn refund_above_the_charge_reports_both_numbers() {
     assert_eq!(
         InvalidRequest::MoreThanCharged { asked: 3, charged: 2 }.to_string(),
         "3 cannot be given back: 2 had been charged"
@@ -373,7 +373,7 @@ fn merged(limits: impl Into<Vec<Limit>>, sets: &[(Facts<'_>, u64)], expected: &[
 }
 
 #[test]
-fn equal_keys_are_paid_once_at_the_largest_cost() {
+fn equal_keys_are_charged_once_at_the_largest_cost() {
     let all = || Limit::new("all", Quota::per_second(9));
     let (alice, bob) = (facts! { "user" => "alice" }, facts! { "user" => "bob" });
     merged(
@@ -433,7 +433,7 @@ fn equal_keys_use_the_smallest_quota() {
 }
 
 #[test]
-fn marks_reach_beyond_64_limits_and_count_once() {
+fn marks_support_more_than_64_limits() {
     let limits: Vec<Limit> = (0..200)
         .map(|number| Limit::new(format!("limit-{number}"), Quota::per_second(1)))
         .enumerate()
@@ -449,7 +449,7 @@ fn marks_reach_beyond_64_limits_and_count_once() {
 }
 
 #[test]
-fn marks_are_the_places_that_were_set() {
+fn marks_iterate_over_the_set_indices() {
     let mut marks = Marks::default();
     assert_eq!(marks.iter().count(), 0);
     let indexes = [0, 1, 63, 64, 65, 127, 128, 1000];
@@ -519,7 +519,7 @@ fn stagger_shifts_each_key_by_its_own_amount() {
 }
 
 #[test]
-fn value_makes_the_due_that_facts_make() {
+fn value_and_facts_give_the_same_due() {
     for limit in [per_user(), per_user().algorithm(Algorithm::FixedWindow).stagger()] {
         let policy = policy([Limit::new("first", Quota::per_second(1)), limit]);
         let by_facts = policy.toll(Verb::Check, &facts! { "user" => "alice" }, 3).expect("valid");

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_never_sees_time_go_back() {
+    fn time_never_goes_back_within_a_thread() {
         let threads: Vec<_> = (0..4)
             .map(|_| {
                 std::thread::spawn(|| {
@@ -171,7 +171,7 @@ mod tests {
     /// However long the machine pauses between the readings, the middle one lies between the others, give or take the
     /// millisecond for which the counter is trusted.
     #[test]
-    fn a_reading_is_never_further_off_than_the_counter_is_trusted() {
+    fn clock_reading_is_within_a_millisecond() {
         for _ in 0..1_000_000 {
             let before = kernel_nanos() / 1_000;
             let now = micros();

@@ -71,7 +71,7 @@ pub use crate::store::url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Server
 pub use effective_limit::{EffectiveGrant, EffectiveLimit, Named, ResponseCondition, StatusPattern};
 pub use follow::{Follow, Reload};
 pub use listen::{InvalidListener, Listen, Listener};
-pub use report::{Problem, Report, Severity};
+pub use report::{Diagnostic, Report, Severity};
 pub use schema::schema;
 pub use settings::{
     BreakerSettings, GrpcSettings, KeyFormat, LogSettings, MemorySettings, RedisSettings, TlsSettings,

@@ -42,7 +42,7 @@ pub enum Severity {
 /// An error or a warning about a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Problem {
+pub struct Diagnostic {
     /// The code to look it up and to silence it; only warnings and missing files have one.
     pub code: Option<Warning>,
     /// Whether the file can be used despite the problem.
@@ -66,14 +66,14 @@ pub struct Problem {
 pub struct Report {
     name: String,
     text: Arc<str>,
-    problems: Vec<Problem>,
+    problems: Vec<Diagnostic>,
     more: usize,
     hidden: Vec<Position>,
 }
 
 impl Report {
     /// The problems, in file order.
-    pub fn problems(&self) -> &[Problem] {
+    pub fn problems(&self) -> &[Diagnostic] {
         &self.problems
     }
 
@@ -93,7 +93,7 @@ impl Report {
     }
 
     /// The line and column of a problem, both counted from 1; the column counts characters.
-    pub fn position(&self, problem: &Problem) -> (usize, usize) {
+    pub fn position(&self, problem: &Diagnostic) -> (usize, usize) {
         excerpt::position(&self.text, problem.span.start)
     }
 
@@ -101,7 +101,7 @@ impl Report {
     pub(super) fn add(&mut self, code: Warning, position: Position, message: String, help: String) {
         let span = position.start..position.end;
         let problem =
-            Problem { code: Some(code), severity: Severity::Error, span, message, help: Some(help) };
+            Diagnostic { code: Some(code), severity: Severity::Error, span, message, help: Some(help) };
         let at = self.problems.partition_point(|other| other.span.start <= position.start);
         self.problems.insert(at, problem);
     }
@@ -109,7 +109,7 @@ impl Report {
     /// As `to_string`, with terminal colours.
     pub fn coloured(&self) -> String {
         let mut text = String::new();
-        self.write(&mut text, &COLOURS).expect("a string takes everything");
+        self.write(&mut text, &COLOURS).expect("writing to a String cannot fail");
         text
     }
 
@@ -126,7 +126,7 @@ impl Report {
         }
     }
 
-    fn write_problem(&self, f: &mut dyn fmt::Write, problem: &Problem, colours: &Colours) -> fmt::Result {
+    fn write_problem(&self, f: &mut dyn fmt::Write, problem: &Diagnostic, colours: &Colours) -> fmt::Result {
         let (line, column) = self.position(problem);
         let (colour, word) = match problem.severity {
             Severity::Error => (colours.error, "error"),
@@ -178,7 +178,7 @@ impl std::error::Error for Report {}
 /// Collects problems while a file is read.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
-    list: Vec<Problem>,
+    list: Vec<Diagnostic>,
     errors: usize,
     more: usize,
     hidden: Vec<Position>,
@@ -232,7 +232,7 @@ impl Problems {
     }
 
     fn add(&mut self, code: Option<Warning>, position: Position, message: String, help: String) {
-        let problem = Problem {
+        let problem = Diagnostic {
             code,
             severity: if code.is_some() { Severity::Warning } else { Severity::Error },
             span: position.start..position.end,

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_waits_until_another_thread_wakes_it() {
+    fn blocking_wait_ends_when_another_thread_wakes_it() {
         let mut asked = 0;
         let future = std::future::poll_fn(move |context| {
             asked += 1;

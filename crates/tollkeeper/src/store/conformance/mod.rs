@@ -1,6 +1,6 @@
-//! The conformance suite: what a limiter promises on every store.
+//! The conformance suite: the guarantees of a limiter on every store.
 //!
-//! Whoever implements a [`Store`] says how to open it ([`TestedStore`]), and [`run`] runs every case on it:
+//! To test an implementation of [`Store`], implement [`TestedStore`], which opens it, and call [`run`]:
 //!
 //! ```
 //! use std::collections::HashMap;

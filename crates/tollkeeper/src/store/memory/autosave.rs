@@ -294,7 +294,7 @@ impl PathLock {
     }
 }
 
-/// The age of a file; `None` if there is none.
+/// Time since the last modification of a file; `None` if it does not exist.
 fn age(path: &Path) -> Option<Duration> {
     fs::metadata(path).and_then(|file| file.modified()).ok()?.elapsed().ok()
 }

@@ -1,6 +1,6 @@
 //! Enforces the capacity of the store: finds space for states, and shares cells when it is full.
 //!
-//! The number of keys has a hard cap. States that equal a fresh one are dropped to free space. If there is none, a
+//! The number of keys has a hard cap. At the cap, only states that equal a fresh one are dropped; if all are in use, a
 //! new key shares a cell with other keys of its limit. So no state is lost, no limit is exceeded, and a client that
 //! floods the store with keys affects only new keys.
 
@@ -12,7 +12,7 @@ use crate::sync::lock;
 
 use super::Inner;
 use super::shard::{Dropped, Lens, Shard, Spot};
-use super::table::Place;
+use super::table::Lookup;
 
 /// The most cells that the overflow keys of one limit share.
 pub(super) const CELLS: usize = 65_536;
@@ -26,9 +26,9 @@ impl Inner {
         let logs = is_log(due);
         match shard.table.find(print) {
             _ if due.quota.count() == 0 => Spot::Nowhere,
-            Place::Found(place) if logs && charging => self.look_log(shard, due, Spot::Own(print, place)),
-            Place::Found(place) => Spot::Own(print, place),
-            Place::Vacant(_) => {
+            Lookup::Found(place) if logs && charging => self.look_log(shard, due, Spot::Own(print, place)),
+            Lookup::Found(place) => Spot::Own(print, place),
+            Lookup::Vacant(_) => {
                 let cell = || self.cell(due.key.family(), due.quota.algorithm(), print);
                 let shared = if shard.cells.len() == 0 { None } else { shard.cells.get(cell()) };
                 let room = !logs || self.has_log_room(log_bytes(due));
@@ -118,8 +118,8 @@ impl Inner {
     fn needs_room(&self, shard: &mut Shard, due: &Due<'_>, print: u128) -> bool {
         match shard.table.find(print) {
             _ if due.quota.count() == 0 => false,
-            Place::Vacant(_) => true,
-            Place::Found(place) => {
+            Lookup::Vacant(_) => true,
+            Lookup::Found(place) => {
                 let bytes = log_bytes(due);
                 is_log(due) && !self.has_log_room(bytes) && !shard.log_fits(Spot::Own(print, place), bytes)
             }

@@ -14,7 +14,7 @@ use crate::sync::atomic::Ordering::Relaxed;
 use super::capacity::CELLS;
 use super::locked::Guard;
 use super::shard::{Lens, Shard, Spot};
-use super::table::Place;
+use super::table::Lookup;
 use super::{Inner, MemoryStore};
 
 /// How many other shards a correction searches when there is no space for its markers.
@@ -49,8 +49,8 @@ impl MemoryStore {
             let shard = shards.of(index);
             shard.markers.set(marker(index), now, charge.void_at());
             let spot = match shard.table.find(print) {
-                Place::Found(place) => Spot::Own(print, place),
-                Place::Vacant(_) => {
+                Lookup::Found(place) => Spot::Own(print, place),
+                Lookup::Vacant(_) => {
                     let cell = inner.cell(item.key().family(), item.quota.algorithm(), print);
                     match (shard.cells.get(cell), fix.change) {
                         (Some(shared), _) if item.shared => Spot::Shared(cell, Some(shared)),
@@ -96,8 +96,8 @@ impl MemoryStore {
             let lens = Lens { quota: &item.quota, shift: item.shift };
             let cell = inner.cell(item.key().family(), item.quota.algorithm(), print);
             let own = match shard.table.find(print) {
-                Place::Found(place) => Some(Spot::Own(print, place)),
-                Place::Vacant(_) => None,
+                Lookup::Found(place) => Some(Spot::Own(print, place)),
+                Lookup::Vacant(_) => None,
             };
             let shared =
                 shard.cells.get(cell).filter(|_| item.shared).map(|state| Spot::Shared(cell, Some(state)));

@@ -12,7 +12,7 @@ use tollkeeper_core::{Due, LimitReply, Outcome, Reply, Time, Toll};
 
 use super::locked::{Guard, Locked};
 use super::shard::{Lens, Shard, Spot};
-use super::table::Place;
+use super::table::Lookup;
 use super::{Inner, MemoryStore};
 
 impl MemoryStore {
@@ -139,7 +139,7 @@ impl Inner {
                 return false;
             }
             let table = &shards.of(index).table;
-            let Place::Found(place) = table.find(prints[index]) else { return false };
+            let Lookup::Found(place) = table.find(prints[index]) else { return false };
             let Some(stored) = table.state(place).stored(due.quota, due.shift) else { return false };
             replies[index] = LimitReply::Step { step: due.step(stored, call.now), charged: false };
             found[index] = place;

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_lasts_as_long_as_its_charge_and_little_longer() {
+    fn marker_outlives_its_charge_only_slightly() {
         for life in lives() {
             let expires = NOW + Span::from_micros(life);
             let mut markers = Markers::default();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_is_found_whenever_it_was_set() {
+    fn marker_set_late_in_its_life_is_found() {
         // After a restart a marker is set again, with less life left than the first time.
         for life in lives() {
             let expires = NOW + Span::from_micros(life);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn markers_of_any_lives_are_in_few_buckets() {
+    fn markers_of_any_lifetime_use_few_buckets() {
         let mut markers = Markers::default();
         let mut set = 0u64;
         for step in 0..500 {

@@ -1,9 +1,9 @@
 //! The memory store: keeps all states in this process.
 //!
 //! States are in shards, each behind one lock that is held briefly. A toll that touches several shards locks them in
-//! order, so it is decided atomically. Keys are stored as fingerprints. The number of keys has a hard cap, and still
-//! no state is ever lost: only a state that equals a fresh one is dropped, and if there is none, new keys share
-//! cells. Only snapshots need a background thread.
+//! order, so it is decided atomically. Keys are stored as fingerprints. The number of keys has a hard cap, but no state
+//! is lost: only states that equal a fresh one are dropped, and if all are in use, new keys share cells. Only snapshots
+//! need a background thread.
 
 mod autosave;
 mod capacity;

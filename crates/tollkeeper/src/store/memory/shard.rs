@@ -5,7 +5,7 @@ use tollkeeper_core::algorithm::{Effect, State, Step, StoredState, sliding_log};
 use tollkeeper_core::{CheckedQuota, Due, Time};
 
 use super::markers::Markers;
-use super::state::{Kind, Packed};
+use super::state::{Packed, StateKind};
 use super::table::Table;
 
 /// The data behind one lock.
@@ -183,7 +183,7 @@ impl Shard {
         let mut examined = 0;
         for (table, slice) in [(&mut self.table, KEY_SLICE), (&mut self.cells, CELL_SLICE)] {
             let gone = |state: Packed| {
-                if let Kind::Wide(_) = state.kind() {
+                if let StateKind::Wide(_) = state.kind() {
                     wides.push(state);
                 }
             };
@@ -201,7 +201,7 @@ impl Shard {
     /// The state outside of the table that an entry refers to.
     pub(super) fn beside(&self, packed: Packed) -> Option<&State> {
         match packed.kind() {
-            Kind::Wide(place) => self.wide[place as usize].as_ref(),
+            StateKind::Wide(place) => self.wide[place as usize].as_ref(),
             _ => None,
         }
     }
@@ -256,7 +256,7 @@ impl Shard {
     #[inline]
     fn take(&mut self, spot: Spot, lens: Lens<'_>) -> (Option<State>, Option<u32>) {
         let Some(packed) = self.packed(spot) else { return (None, None) };
-        let Kind::Wide(place) = packed.kind() else {
+        let StateKind::Wide(place) = packed.kind() else {
             return (packed.stored(lens.quota, lens.shift).and_then(StoredState::to_state), None);
         };
         if let Spot::New(..) = spot {
@@ -295,7 +295,7 @@ impl Shard {
         }
         let mut wide = Vec::with_capacity(kept);
         for packed in self.table.states_mut().chain(self.cells.states_mut()) {
-            if let Kind::Wide(place) = packed.kind() {
+            if let StateKind::Wide(place) = packed.kind() {
                 let closer = u32::try_from(wide.len()).expect("not further than it was");
                 *packed = Packed::wide(packed.expires(), closer);
                 wide.push(self.wide[place as usize].take());
@@ -305,7 +305,7 @@ impl Shard {
     }
 
     fn drop_wide(&mut self, packed: Packed) {
-        if let Kind::Wide(place) = packed.kind() {
+        if let StateKind::Wide(place) = packed.kind() {
             let state = self.wide[place as usize].take();
             self.log_bytes -= log_bytes(state.as_ref());
             self.vacant.push(place);

@@ -24,7 +24,7 @@ use crate::sync::atomic::Ordering::Relaxed;
 use crate::sync::lock;
 
 use super::shard::{Dropped, Shard};
-use super::state::{Kind, Packed};
+use super::state::{Packed, StateKind};
 use super::{Capacity, Inner, MemoryStore, Secrets};
 
 const MAGIC: &[u8] = b"tollkeeper state ";
@@ -209,7 +209,7 @@ fn push_record(records: &mut Vec<u8>, shard: &Shard, table: u8, print: u128, pac
     records.push(table);
     records.extend_from_slice(&print.to_le_bytes());
     records.extend_from_slice(&packed.to_bits().to_le_bytes());
-    let Kind::Wide(_) = packed.kind() else { return };
+    let StateKind::Wide(_) = packed.kind() else { return };
     let (code, bytes) = match shard.beside(packed) {
         Some(State::SlidingLog(log)) => (b'l', log.clone()),
         Some(State::Concurrency(slots)) => {
@@ -266,7 +266,7 @@ fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore
         let packed = Packed::from_bits(u128::from_le_bytes(file.take()?));
         let packed = packed.ok_or(Broken::Foreign("it holds a state that is not known"))?;
         let wide = match packed.kind() {
-            Kind::Wide(_) => Some(take_wide(&mut file)?),
+            StateKind::Wide(_) => Some(take_wide(&mut file)?),
             _ => None,
         };
         if packed.expires() > now {

@@ -19,7 +19,7 @@ pub(super) struct Packed(u128);
 
 /// What a packed state contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum StateKind {
     Meter,
     FixedWindow,
     SlidingWindow,
@@ -113,13 +113,13 @@ impl Packed {
     }
 
     #[inline]
-    pub(super) fn kind(self) -> Kind {
+    pub(super) fn kind(self) -> StateKind {
         match self.0 >> 125 {
-            METER => Kind::Meter,
-            FIXED_WINDOW => Kind::FixedWindow,
-            SLIDING_WINDOW => Kind::SlidingWindow,
-            WIDE => Kind::Wide(u32::try_from(self.payload()).expect("32 bits were packed")),
-            _ => Kind::Marker,
+            METER => StateKind::Meter,
+            FIXED_WINDOW => StateKind::FixedWindow,
+            SLIDING_WINDOW => StateKind::SlidingWindow,
+            WIDE => StateKind::Wide(u32::try_from(self.payload()).expect("32 bits were packed")),
+            _ => StateKind::Marker,
         }
     }
 
@@ -141,17 +141,17 @@ impl Packed {
     pub(super) fn stored(self, quota: &CheckedQuota, shift: u64) -> Option<StoredState<'static>> {
         let start = Time::from_micros(self.start());
         match self.kind() {
-            Kind::Meter => Some(StoredState::Meter(self.as_meter(quota))),
-            Kind::FixedWindow => Some(StoredState::FixedWindow(fixed_window::State {
+            StateKind::Meter => Some(StoredState::Meter(self.as_meter(quota))),
+            StateKind::FixedWindow => Some(StoredState::FixedWindow(fixed_window::State {
                 window: (start.as_micros() + shift) / quota.period_ticks(),
                 count: self.payload(),
             })),
-            Kind::SlidingWindow => Some(StoredState::SlidingWindow(sliding_window::State {
+            StateKind::SlidingWindow => Some(StoredState::SlidingWindow(sliding_window::State {
                 window: start.as_micros() / quota.period().as_micros(),
                 prev: self.payload() >> COUNT_BITS,
                 cur: self.payload() & ((1 << COUNT_BITS) - 1),
             })),
-            Kind::Wide(_) | Kind::Marker => None,
+            StateKind::Wide(_) | StateKind::Marker => None,
         }
     }
 
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_packed_is_unpacked() {
+    fn packed_state_unpacks_to_itself() {
         let now = 1_760_000_000_000_000;
         let check = |state: State, quota: &CheckedQuota, shift| {
             let packed = Packed::pack(quota, shift, &state).expect("fits");

@@ -41,7 +41,7 @@ struct Budget {
 
 /// The index of a fingerprint, or the index at which to insert it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Lookup {
     Found(usize),
     Vacant(usize),
 }
@@ -58,13 +58,13 @@ impl Table {
 
     /// Looks up a fingerprint.
     #[inline]
-    pub(super) fn find(&self, print: u128) -> Place {
+    pub(super) fn find(&self, print: u128) -> Lookup {
         let mut index = home(print, self.homes);
         loop {
             match self.places.get(index) {
-                Some(entry) if entry.print == print => return Place::Found(index),
+                Some(entry) if entry.print == print => return Lookup::Found(index),
                 Some(entry) if entry.print != 0 && entry.print < print => index += 1,
-                _ => return Place::Vacant(index),
+                _ => return Lookup::Vacant(index),
             }
         }
     }
@@ -73,8 +73,8 @@ impl Table {
     #[inline]
     pub(super) fn get(&self, print: u128) -> Option<Packed> {
         match self.find(print) {
-            Place::Found(index) => Some(self.places[index].state),
-            Place::Vacant(_) => None,
+            Lookup::Found(index) => Some(self.places[index].state),
+            Lookup::Vacant(_) => None,
         }
     }
 
@@ -90,8 +90,8 @@ impl Table {
         let index = match self.places.get(index) {
             Some(entry) if entry.print == print => index,
             _ => match self.find(print) {
-                Place::Found(index) => index,
-                Place::Vacant(_) => return None,
+                Lookup::Found(index) => index,
+                Lookup::Vacant(_) => return None,
             },
         };
         Some(&mut self.places[index].state)
@@ -107,7 +107,7 @@ impl Table {
         gone: impl FnMut(Packed),
     ) {
         let mut place = self.find(print);
-        if let Place::Found(index) = place {
+        if let Lookup::Found(index) = place {
             self.places[index].state = state;
             return;
         }
@@ -118,7 +118,7 @@ impl Table {
             }
             place = self.find(print);
         }
-        let Place::Vacant(index) = place else { unreachable!("the lookup above found no such entry") };
+        let Lookup::Vacant(index) = place else { unreachable!("the lookup above found no such entry") };
         if index == self.places.len() {
             self.lengthen();
         }
@@ -136,7 +136,7 @@ impl Table {
 
     /// Removes a fingerprint and returns its state.
     pub(super) fn remove(&mut self, print: u128) -> Option<Packed> {
-        let Place::Found(mut index) = self.find(print) else { return None };
+        let Lookup::Found(mut index) = self.find(print) else { return None };
         let state = self.places[index].state;
         // Shift the following entries back by one, up to the first that is at its home.
         while let Some(next) = self.places.get(index + 1).copied()
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn it_holds_what_a_map_would() {
+    fn table_behaves_like_a_hash_map() {
         let mut random = Random(0x5eed);
         let mut table = Table::default();
         let mut model = BTreeMap::new();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_drops_the_dead_and_only_them() {
+    fn sweep_drops_only_expired_entries() {
         let mut random = Random(7);
         let mut table = Table::default();
         let mut model = BTreeMap::new();
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_a_sweep_drop_what_one_sweep_would() {
+    fn sweep_in_slices_equals_a_full_sweep() {
         let mut random = Random(11);
         let mut table = Table::default();
         let mut model = BTreeMap::new();
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn fingerprints_that_are_all_alike_still_fit() {
+    fn adjacent_fingerprints_are_all_stored() {
         let mut table = Table::default();
         for low in 1..2000 {
             table.set(u128::MAX - low, state(1), |_| false, |_| {});

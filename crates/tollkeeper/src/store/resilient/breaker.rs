@@ -50,7 +50,7 @@ const MIN_CALLS: u32 = 20;
 #[derive(Debug)]
 pub(crate) struct Breaker {
     settings: BreakerSettings,
-    state: State,
+    state: Phase,
     failures: u32,
     /// When the last failure was noticed.
     failed: Time,
@@ -63,7 +63,7 @@ pub(crate) struct Breaker {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum Phase {
     Closed,
     /// Until this time.
     Open(Time),
@@ -75,7 +75,7 @@ impl Breaker {
     pub(crate) fn new(settings: BreakerSettings) -> Breaker {
         Breaker {
             settings,
-            state: State::Closed,
+            state: Phase::Closed,
             failures: 0,
             failed: Time::default(),
             late: 0,
@@ -87,11 +87,11 @@ impl Breaker {
     /// Whether a request may call the store now.
     pub(crate) fn pass(&mut self, now: Time) -> Pass {
         match self.state {
-            State::Closed => Pass::Ask,
-            State::Open(until) | State::HalfOpen(until) if now < until => Pass::Stay,
-            State::Open(_) | State::HalfOpen(_) => {
+            Phase::Closed => Pass::Ask,
+            Phase::Open(until) | Phase::HalfOpen(until) if now < until => Pass::Stay,
+            Phase::Open(_) | Phase::HalfOpen(_) => {
                 // A probe whose caller drops it never reports a result: allow another one after a cooldown.
-                self.state = State::HalfOpen(now + self.settings.cooldown);
+                self.state = Phase::HalfOpen(now + self.settings.cooldown);
                 Pass::Probe
             }
         }
@@ -105,8 +105,8 @@ impl Breaker {
     /// Whether the store has reconnected since. If so, the next request may probe it before the pause is over.
     pub(crate) fn has_come(&mut self, arrivals: u64, now: Time) -> bool {
         let reconnected = std::mem::replace(&mut self.arrivals, arrivals) != arrivals;
-        if reconnected && !matches!(self.state, State::Closed) {
-            self.state = State::Open(now);
+        if reconnected && !matches!(self.state, Phase::Closed) {
+            self.state = Phase::Open(now);
         }
         reconnected
     }
@@ -114,7 +114,7 @@ impl Breaker {
     /// Records a reply; true if the breaker closed.
     pub(crate) fn answered(&mut self) -> bool {
         self.failures = 0;
-        if matches!(self.state, State::Closed) {
+        if matches!(self.state, Phase::Closed) {
             self.remember(false);
             return false;
         }
@@ -133,24 +133,24 @@ impl Breaker {
         }
         self.remember(true);
         let opens = match self.state {
-            State::Closed => self.failures >= self.settings.failures || self.mostly_late(),
-            State::HalfOpen(_) => true,
+            Phase::Closed => self.failures >= self.settings.failures || self.mostly_late(),
+            Phase::HalfOpen(_) => true,
             // A call that was in flight when it opened.
-            State::Open(_) => return false,
+            Phase::Open(_) => return false,
         };
         if opens {
             let cooldown = self.settings.cooldown.as_micros();
             let pause = Span::from_micros(cooldown + cooldown / 4 * u64::from(jitter) / 256);
-            self.state = State::Open(now + pause);
+            self.state = Phase::Open(now + pause);
         }
         opens
     }
 
     pub(crate) fn state(&self) -> BreakerState {
         match self.state {
-            State::Closed => BreakerState::Closed,
-            State::Open(_) => BreakerState::Open,
-            State::HalfOpen(_) => BreakerState::HalfOpen,
+            Phase::Closed => BreakerState::Closed,
+            Phase::Open(_) => BreakerState::Open,
+            Phase::HalfOpen(_) => BreakerState::HalfOpen,
         }
     }
 

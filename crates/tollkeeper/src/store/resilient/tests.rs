@@ -169,7 +169,7 @@ fn limit(name: &str, count: u64, policy: OnStoreFailure) -> Limit {
 }
 
 #[tokio::test]
-async fn while_the_store_answers_nothing_is_degraded() {
+async fn no_decision_is_degraded_while_the_store_is_up() {
     let bench = Bench::new(1, vec![limit("all", 3, OnStoreFailure::Deny)]);
     for allowed in [true, true, true, false] {
         let decision = bench.check().await;
@@ -179,7 +179,7 @@ async fn while_the_store_answers_nothing_is_degraded() {
 }
 
 #[tokio::test]
-async fn deny_refuses_until_the_breaker_looks_again() {
+async fn deny_refuses_until_the_next_probe() {
     let bench = Bench::new(1, vec![limit("all", 3, OnStoreFailure::Deny)]);
     bench.mood(Mood::Failing);
     let decision = bench.check().await;

@@ -52,7 +52,7 @@ fn cost_of(store: &MemoryStore, act: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn known_keys_never_look_for_room() {
+fn known_keys_examine_no_other_entries() {
     const KEYS: usize = 1_024;
     for algorithm in ALGORITHMS {
         let (store, _) = store(Capacity { max_keys: KEYS, ..Capacity::default() });
@@ -96,7 +96,7 @@ fn known_key_beside_a_new_key_reclaims_only_for_the_new_one() {
 }
 
 #[test]
-fn a_new_key_in_a_full_store_does_bounded_work() {
+fn new_key_in_a_full_store_does_bounded_work() {
     const KEYS: usize = 5_000;
     for algorithm in ALGORITHMS {
         let (store, clock) = store(Capacity { max_keys: KEYS, ..Capacity::default() });
@@ -123,7 +123,7 @@ fn a_new_key_in_a_full_store_does_bounded_work() {
 }
 
 #[test]
-fn room_for_logs_is_found_in_any_shard() {
+fn log_bytes_are_reclaimed_from_any_shard() {
     let (store, clock) = store(Capacity { max_keys: 8_192, max_log_bytes: 64 << 10 });
     assert!(store.inner.shards.len() > 1);
     let limit = Limit::new("log", Quota::per_hour(8_000)).by("user").algorithm(Algorithm::SlidingLog);

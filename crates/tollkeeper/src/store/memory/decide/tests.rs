@@ -28,7 +28,7 @@ const FULL: usize = 7;
 const ROOMY: usize = 1024;
 
 #[test]
-fn a_toll_is_decided_alike_by_every_way() {
+fn every_path_decides_a_toll_alike() {
     let mut seen = Seen::default();
     for seed in 1..=40 {
         for max_keys in [FULL, ROOMY] {

@@ -198,7 +198,7 @@ impl Bench {
 use OnStoreFailure::{Allow, Deny, Local};
 
 #[tokio::test]
-async fn what_all_admit_is_charged_by_all() {
+async fn request_admitted_by_all_servers_is_charged_on_all() {
     let bench = Bench::new(&[("one", 10, Deny), ("two", 20, Deny)]);
     let decision = bench.check().await;
     assert_eq!((decision.allowed(), decision.degraded()), (true, None));
@@ -289,7 +289,7 @@ async fn limit_that_grants_nothing_refuses_without_charging() {
 }
 
 #[tokio::test]
-async fn a_dead_server_concerns_its_own_limits_only() {
+async fn dead_server_affects_only_its_own_limits() {
     for policy in [Allow, Local, Deny] {
         let bench = Bench::new(&[("well", 2, Deny), ("dead", 10, policy)]);
         bench.mood("dead", Mood::Dead);
