@@ -10,6 +10,7 @@ pub mod schema;
 pub mod serve;
 pub mod simulate;
 pub mod table;
+pub mod test;
 pub mod validate;
 
 use std::fmt::Display;

@@ -3,6 +3,7 @@
 pub mod command;
 pub mod control;
 pub mod json;
+pub mod policy_test;
 pub mod redact;
 pub mod service;
 pub mod simulate;
