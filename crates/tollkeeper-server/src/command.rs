@@ -13,6 +13,7 @@ pub mod schema;
 pub mod serve;
 pub mod simulate;
 pub mod table;
+pub mod test;
 pub mod top;
 pub mod unblock;
 pub mod usage;

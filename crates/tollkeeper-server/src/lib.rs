@@ -4,6 +4,7 @@ pub mod command;
 pub mod control;
 pub mod json;
 pub mod key_ref;
+pub mod policy_test;
 pub mod redact;
 pub mod service;
 pub mod simulate;

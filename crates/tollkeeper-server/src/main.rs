@@ -19,7 +19,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => command::demo::run(&args),
         Command::Validate(args) => command::validate::run(&args),
         Command::Schema => command::schema::run(),
-        Command::Init { name } => command::init::run(name.as_deref()),
+        Command::Init { name, tests } => command::init::run(name.as_deref(), tests),
+        Command::Test(args) => command::test::run(&args),
         Command::Simulate(args) => command::simulate::run(&args),
         Command::Completions { shell } => command::completions::run(shell),
     };

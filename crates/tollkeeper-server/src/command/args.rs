@@ -52,11 +52,18 @@ pub enum Command {
     Init {
         /// public-api, b2b, login, llm or internal
         name: Option<String>,
+        /// Print the tests of the policy, for `tollkeeper test`
+        #[arg(long, requires = "name")]
+        tests: bool,
     },
     /// Replay access logs against a policy: what would these limits have done to that traffic?
     ///
     /// Exit 0; 1 if a condition of --fail-if holds; 2 on an error.
     Simulate(Box<Simulate>),
+    /// Run tests of policies: requests at exact times, and what is expected of each
+    ///
+    /// Exit 0 if all tests pass, 1 if one fails, 2 if a file cannot be used.
+    Test(Test),
     /// Print a shell completion script
     Completions {
         /// The shell.
@@ -368,6 +375,20 @@ pub struct Simulate {
     /// The requests that are passed to threads at once: results do not depend on it.
     #[arg(long, value_name = "N", hide = true, default_value_t = 4_096)]
     pub batch: usize,
+}
+
+/// `tollkeeper test`.
+#[derive(Debug, Args)]
+pub struct Test {
+    /// Files of tests: YAML, TOML or JSON, by their extension
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// Also list limits, tiers, overrides and `allow` entries that no row matches
+    #[arg(long)]
+    pub coverage: bool,
+    /// Print the results as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What the time of a line is.

@@ -1,6 +1,7 @@
 //! `tollkeeper validate`: reports all errors and warnings of a config file.
 
 use std::io::{self, IsTerminal as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::bail;
@@ -38,6 +39,9 @@ pub fn run(args: &Validate) -> anyhow::Result<ExitCode> {
         if let Some(note) = config.as_ref().and_then(gateway_note) {
             say(note)?;
         }
+        if let Some(tests) = tests_of(&args.file) {
+            say(format_args!("note: run its tests with `tollkeeper test {}`", tests.display()))?;
+        }
         match config.filter(|_| valid) {
             Some(config) => {
                 say(format_args!("{file}: valid, {}, {warnings}", counted(config.limits.len(), "limit")))?;
@@ -46,6 +50,12 @@ pub fn run(args: &Validate) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::from(u8::from(!valid)))
+}
+
+/// The file of tests next to a config file: `login.tests.yaml` next to `login.yaml`.
+fn tests_of(config: &Path) -> Option<PathBuf> {
+    let endings = ["yaml", "yml", "toml", "json"].map(|ending| format!("tests.{ending}"));
+    endings.iter().map(|ending| config.with_extension(ending)).find(|path| path.is_file())
 }
 
 /// Lists the headers that the gateway must control, if there are any.

@@ -349,6 +349,24 @@ impl<'d> Fields<'d> {
         self.list(key, |item| Some(self.scalar(item, "a string")?.text.clone()))
     }
 
+    /// The entries of a map whose values are scalars, each as its text.
+    pub(super) fn value_map(&self, key: &str) -> Vec<Located<(String, String)>> {
+        let read = |entry: &&Entry| {
+            let name = format!("{key}.{}", entry.key);
+            let scalar =
+                self.scalar(Item { node: &entry.node, kind: &Kind::Value, key: &name }, "a value")?;
+            Some(Located::at(&entry.node, (entry.key.clone(), scalar.text.clone())))
+        };
+        self.map(key).iter().filter_map(read).collect()
+    }
+
+    /// Reports every required key that is absent.
+    pub(super) fn require(&self) {
+        for key in self.section.keys.iter().filter(|key| key.required && !self.has(key.name)) {
+            self.error(self.position, format!("{}: `{}` is missing", self.scope.table(), key.name), key.doc);
+        }
+    }
+
     /// The value of a key, or its default.
     fn read<T>(&self, key: &str, read: impl Fn(Item<'_>) -> Option<T>) -> Option<Located<T>> {
         let definition = self.key(key);

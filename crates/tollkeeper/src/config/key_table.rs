@@ -175,6 +175,78 @@ const HEADERS: Kind = Kind::List(&choice(&["ietf", "draft-03", "draft-06", "draf
 const ON_STORE_FAILURE: Kind = choice(&["allow", "deny", "local"]);
 const CONDITION: Kind = Kind::Map { names: Names::Fact, value: &Kind::OneOrList(&Kind::Value) };
 
+/// A file of policy tests.
+pub(super) static TEST_FILE: Section = Section {
+    path: "",
+    doc: "A file of policy tests.",
+    keys: &[
+        key("policy", Kind::Path, "The config file that is tested, relative to this file."),
+        key("limits", Kind::List(&Kind::Table(&LIMIT)), "The limits that are tested, instead of a file."),
+        key("start", Kind::Text, "The time of the clock when each test starts."),
+        key("tests", Kind::List(&Kind::Table(&TEST)), "The tests.").required(),
+    ],
+};
+
+/// A policy test.
+pub(super) static TEST: Section = Section {
+    path: "tests",
+    doc: "A test. It has a store of its own.",
+    keys: &[
+        key("name", Kind::Text, "What the test shows.").required(),
+        key("facts", FACT_VALUES, "The facts of every row, unless the row has others."),
+        key("rows", Kind::List(&Kind::Table(&ROW)), "The requests of the test, in order.").required(),
+    ],
+};
+
+/// A row of a policy test.
+pub(super) static ROW: Section = Section {
+    path: "tests.rows",
+    doc: "A request and what is expected of it.",
+    keys: &[
+        key("at", Kind::Text, "The time since the start.").default("0s"),
+        key("facts", FACT_VALUES, "The facts of the request."),
+        key("request", Kind::Text, "An HTTP request instead of facts: `POST /login`."),
+        key(
+            "headers",
+            FACT_VALUES,
+            "Headers of the request, and expected rate-limit headers of the response.",
+        ),
+        key("body", Kind::Text, "The body of the request."),
+        key("peer", Kind::Text, "The address that the request comes from.").default("127.0.0.1"),
+        key("cost", Kind::Count { least: 0, most: ANY }, "The cost of the request."),
+        key("times", Kind::Count { least: 1, most: 1_000_000 }, "How often the request is repeated.")
+            .default("1"),
+        key("every", Kind::Text, "The time between repetitions.").default("0s"),
+        key(
+            "status",
+            Kind::Count { least: 100, most: 999 },
+            "The status of the response, for `deduct_when`.",
+        ),
+        key(
+            "verb",
+            choice(&["check", "peek", "acquire", "release", "reserve", "settle", "refund"]),
+            "What is asked.",
+        )
+        .default("check"),
+        key("ttl", Kind::Text, "How long a reservation can be settled.").default("60s"),
+        key("as", Kind::Text, "A name for the slot or the charge."),
+        key("of", Kind::Text, "The slot or charge that a release, settle or refund is about."),
+        key("expect", Kind::Value, "allowed, refused, never, a status, or the code of an error.").required(),
+        key("by", Kind::LimitName, "The limit that binds."),
+        key("retry_after", Kind::Text, "The time until a retry can pass."),
+        key("delay", Kind::Text, "How long an admitted request is held."),
+        key(
+            "remaining",
+            Kind::Map { names: Names::Value, value: &Kind::Count { least: 0, most: ANY } },
+            "What is left of limits.",
+        ),
+        key("limits", Kind::List(&Kind::LimitName), "Exactly the limits that apply."),
+        key("would_refuse", Kind::List(&Kind::LimitName), "Exactly the shadow limits that would refuse."),
+    ],
+};
+
+const FACT_VALUES: Kind = Kind::Map { names: Names::Fact, value: &Kind::Value };
+
 /// The file.
 pub(super) static ROOT: Section = Section {
     path: "",

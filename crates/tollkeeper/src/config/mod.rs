@@ -38,6 +38,7 @@ mod key_table;
 mod limit;
 mod listen;
 mod origin;
+mod policy_tests;
 mod raw;
 #[cfg(test)]
 mod reference;
@@ -71,6 +72,9 @@ pub use crate::store::url::{Credentials, Host, InvalidStoreUrl, RedisUrl, Server
 pub use effective_limit::{EffectiveGrant, EffectiveLimit, Named, ResponseCondition, StatusPattern};
 pub use follow::{Follow, Reload};
 pub use listen::{InvalidListener, Listen, Listener};
+pub use policy_tests::{
+    Expect, Placed, PolicyTest, RowInput, TestFile, TestPolicy, TestRequest, TestRow, TestVerb,
+};
 pub use report::{Diagnostic, Report, Severity};
 pub use schema::schema;
 pub use settings::{
@@ -269,12 +273,12 @@ impl Config {
     }
 }
 
-/// Reads a text with `read`, and returns the config with a report on it.
-fn with_report(
+/// Reads a text with `read`, and returns the result with a report on it.
+fn with_report<T>(
     name: &str,
     bytes: &[u8],
-    read: impl FnOnce(&str, &mut RefCell<Problems>) -> Option<Config>,
-) -> Result<(Config, Report), Report> {
+    read: impl FnOnce(&str, &mut RefCell<Problems>) -> Option<T>,
+) -> Result<(T, Report), Report> {
     let mut problems = RefCell::new(Problems::default());
     let (text, config) = match readable(bytes) {
         Ok(text) => (text, read(text, &mut problems)),
