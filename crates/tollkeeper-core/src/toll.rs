@@ -102,7 +102,7 @@ impl Entry {
     /// Orders entries by key: equal exactly for equal keys.
     fn key_order<'t>(&self, policy: &'t Policy, values: &'t [u8]) -> (u32, &'t [u8], &'t [u8]) {
         let (_, family) =
-            policy.rules()[self.rule as usize].quota(self.grant).expect("unlimited grants make no entry");
+            policy.quota(self.rule as usize, self.grant).expect("unlimited grants make no entry");
         (self.rule, family, &values[self.values_start as usize..self.values_end as usize])
     }
 }
@@ -225,7 +225,7 @@ impl<'p> Toll<'p> {
         let values_start = self.values.len();
         self.values.extend_from_slice(&key.values);
         let rule = &self.policy.rules()[key.rule];
-        let (quota, family) = rule.quota(key.grant).expect("unlimited grants have no state");
+        let (quota, family) = self.policy.quota(key.rule, key.grant).expect("unlimited grants have no state");
         self.entries.push(Entry {
             rule: index_u32(key.rule),
             grant: key.grant,
@@ -297,15 +297,15 @@ impl<'p> Toll<'p> {
                     None
                 }
                 Missing::Deny if !complete => Some(REFUSED),
-                _ => {
+                _ => Some(policy.overridden(index, &self.values[values_start..]).unwrap_or_else(|| {
                     let granted = rule.granted(facts);
                     if granted.unknown_tier {
                         self.unknown_tiers.set(index);
                     }
-                    Some(granted.grant)
-                }
+                    granted.grant
+                })),
             };
-            let quota = granted.and_then(|grant| Some((grant, rule.quota(grant)?)));
+            let quota = granted.and_then(|grant| Some((grant, policy.quota(index, grant)?)));
             let cost = match &rule.cost {
                 _ if quota.is_none() => None,
                 _ if self.verb == Verb::Usage => Some(1),
@@ -451,7 +451,8 @@ impl<'p> Toll<'p> {
 #[inline]
 fn due<'t>(policy: &'t Policy, values: &'t [u8], hold: Option<Span>, entry: &Entry) -> Due<'t> {
     let rule = &policy.rules()[entry.rule as usize];
-    let (quota, family) = rule.quota(entry.grant).expect("unlimited grants make no entry");
+    let (quota, family) =
+        policy.quota(entry.rule as usize, entry.grant).expect("unlimited grants make no entry");
     let values = &values[entry.values_start as usize..entry.values_end as usize];
     let key = rule.place(Key::new(family, values));
     Due { rule, quota, key, cost: entry.cost, shift: entry.shift, hold }

@@ -9,6 +9,7 @@ use crate::facts;
 use crate::key;
 use crate::limit::{Base, CostMissing, Limit};
 use crate::quota::{Algorithm, Allowance, Quota, Rate};
+use crate::time::Span;
 use crate::toll::MAX_COST;
 
 impl Rule {
@@ -160,23 +161,38 @@ fn chosen_algorithm(limit: &Limit) -> Algorithm {
 }
 
 fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result<Grant, Problem> {
+    grant(&limit.name, limit.stagger, limit.ttl, algorithm, allowance)
+}
+
+/// What a limit with this name, stagger, ttl and algorithm grants.
+pub(super) fn grant(
+    name: &str,
+    stagger: bool,
+    ttl: Span,
+    algorithm: Algorithm,
+    allowance: Allowance,
+) -> Result<Grant, Problem> {
     let rate = match (allowance, algorithm) {
         (Allowance::Unlimited, _) => return Ok(Grant::Unlimited),
-        (Allowance::Nothing, _) => return Ok(nothing(limit, algorithm)),
-        (Allowance::Slots(count), Algorithm::Concurrency) => Rate { count, period: limit.ttl, burst: None },
+        (Allowance::Nothing, _) => return Ok(refusal(name, stagger, ttl, algorithm)),
+        (Allowance::Slots(count), Algorithm::Concurrency) => Rate { count, period: ttl, burst: None },
         (Allowance::Rate(_), Algorithm::Concurrency) => return Err(Problem::RateOfSlots),
         (Allowance::Slots(_), algorithm) => return Err(Problem::SlotsOf(algorithm)),
         (Allowance::Rate(rate), _) => rate,
     };
     let quota = Quota::new(algorithm, rate).map_err(Problem::Quota)?;
-    let family = key::family(&limit.name, algorithm, limit.stagger, quota.period());
+    let family = key::family(name, algorithm, stagger, quota.period());
     Ok(Grant::Limited { quota, family })
 }
 
 /// The grant that refuses every request. It keeps no state, so the period in its keys does not matter.
 fn nothing(limit: &Limit, algorithm: Algorithm) -> Grant {
-    let family = key::family(&limit.name, algorithm, limit.stagger, limit.ttl);
-    Grant::Limited { quota: Quota::nothing(algorithm, limit.ttl), family }
+    refusal(&limit.name, limit.stagger, limit.ttl, algorithm)
+}
+
+fn refusal(name: &str, stagger: bool, ttl: Span, algorithm: Algorithm) -> Grant {
+    let family = key::family(name, algorithm, stagger, ttl);
+    Grant::Limited { quota: Quota::nothing(algorithm, ttl), family }
 }
 
 fn is_by_ip(limit: &Limit) -> bool {

@@ -5,7 +5,7 @@
 
 use core::fmt;
 
-use super::{Policy, Rule};
+use super::{Policy, Rule, UtcTime};
 use crate::facts::Facts;
 use crate::inline::Inline;
 use crate::key::Key;
@@ -99,6 +99,13 @@ pub enum Through<'p> {
     Itself,
     /// The override for this value of the fact it is keyed by.
     Override(String),
+    /// The override that was set at run time for this value of the fact it is keyed by.
+    RunTime {
+        /// The value.
+        value: String,
+        /// When it ends, in seconds since the epoch.
+        until: Option<u64>,
+    },
     /// The tier that the request names.
     Tier(String),
     /// The default tier, because the request names no tier or one that is not listed.
@@ -114,11 +121,11 @@ impl Policy {
     /// Which limits apply to a request with these facts, and why. Nothing is decided or charged.
     pub fn explain(&self, facts: &Facts<'_>) -> Result<Vec<Explanation<'_>>, InvalidRequest> {
         let facts = &*self.identify(facts)?;
-        let explain = |rule| Explanation { rule, standing: self.standing(rule, facts) };
-        Ok(self.rules().iter().map(explain).collect())
+        let explain = |(index, rule)| Explanation { rule, standing: self.standing(index, rule, facts) };
+        Ok(self.rules().iter().enumerate().map(explain).collect())
     }
 
-    fn standing<'p>(&'p self, rule: &'p Rule, facts: &Facts<'_>) -> Standing<'p> {
+    fn standing<'p>(&'p self, index: usize, rule: &'p Rule, facts: &Facts<'_>) -> Standing<'p> {
         if rule.mode == Mode::Off {
             return Standing::Off;
         }
@@ -138,12 +145,19 @@ impl Policy {
             (Some(fact), Missing::Deny) => return Standing::Denied(fact),
             _ => {}
         }
-        let through = rule.through(facts);
-        match rule.quota(rule.granted(facts).grant) {
+        let mut values = Inline::default();
+        push_values(&mut values, self, rule, facts);
+        let (grant, through) = match self.overridden(index, &values) {
+            None => (rule.granted(facts).grant, rule.through(facts)),
+            Some(grant) => {
+                let value = rule.by.first().and_then(|fact| facts.get(fact)).map(ToString::to_string);
+                let until = self.until_of(index, &values);
+                (grant, Through::RunTime { value: value.unwrap_or_default(), until })
+            }
+        };
+        match self.quota(index, grant) {
             None => Standing::Unlimited(through),
             Some((quota, family)) => {
-                let mut values = Inline::default();
-                push_values(&mut values, self, rule, facts);
                 let key = Key::new(family, &values).to_string();
                 match rule.cost_source(facts) {
                     Ok(cost) => Standing::Applies { key, quota, through, cost },
@@ -255,7 +269,12 @@ impl fmt::Display for Through<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Through::Itself => f.write_str("it"),
-            Through::Override(value) => write!(f, "the override for `{}`", value.escape_debug()),
+            Through::Override(value) | Through::RunTime { value, until: None } => {
+                write!(f, "the override for `{}`", value.escape_debug())
+            }
+            Through::RunTime { value, until: Some(until) } => {
+                write!(f, "the override for `{}` until {}", value.escape_debug(), UtcTime(*until))
+            }
             Through::Tier(tier) => write!(f, "tier `{}`", tier.escape_debug()),
             Through::DefaultTier { fact, value: None } => {
                 write!(f, "the default tier, because `{fact}` is absent,")
