@@ -199,6 +199,7 @@ impl Charge {
             let family = item.key().family();
             let rule = policy.find(item.limit()).map(|(_, rule)| rule);
             let current = rule.into_iter().flat_map(|rule| rule.quotas_of(family));
+            let current = current.chain(policy.override_of(item.key()));
             let (mut slowest, mut fastest) = (item.quota, item.quota.count());
             for quota in current {
                 fastest = fastest.max(quota.count());

@@ -6,6 +6,7 @@
 mod compile;
 mod explain;
 mod key_quotas;
+mod overrides;
 mod problem;
 mod rule;
 
@@ -24,6 +25,8 @@ use crate::toll::MAX_DUES;
 
 pub use explain::{Applicability, CostSource, Explanation, QuotaSource};
 pub use key_quotas::KeyQuota;
+use overrides::Overrides;
+pub use overrides::{InvalidOverride, Override, UtcTime};
 pub use problem::{InvalidLimit, InvalidPolicy, Part, Problem};
 use rule::Allow;
 pub(crate) use rule::REFUSED;
@@ -36,6 +39,9 @@ pub struct Policy {
     ipv6_prefix: u8,
     declared: DeclaredFacts,
     rules: Arc<[Rule]>,
+    /// Numerator and denominator of the part of every quota that applies here.
+    share: (u64, u64),
+    overrides: Overrides,
 }
 
 impl Policy {
@@ -68,6 +74,8 @@ impl Policy {
                 ipv6_prefix: 64,
                 declared: DeclaredFacts::default(),
                 rules: rules.into(),
+                share: (1, 1),
+                overrides: Overrides::default(),
             })
         } else {
             Err(InvalidPolicy(problems))
@@ -110,6 +118,8 @@ impl Policy {
             ipv6_prefix: 64,
             declared: DeclaredFacts::default(),
             rules: Arc::new([rule]),
+            share: (1, 1),
+            overrides: Overrides::default(),
         }
     }
 
@@ -123,6 +133,12 @@ impl Policy {
     #[must_use]
     pub fn with_ipv6_prefix(self, prefix: u8) -> Policy {
         Policy { ipv6_prefix: prefix.min(128), ..self }
+    }
+
+    /// The same policy, whose limits have this part of their quotas; overrides get the same part of theirs.
+    #[must_use]
+    pub fn with_share(self, times: u64, of: u64) -> Policy {
+        Policy { share: (times, of.max(1)), ..self }
     }
 
     /// How many bits of an IPv6 address are part of the key.
@@ -175,9 +191,13 @@ impl Policy {
     /// and overrides. All facts that the limit is keyed by must be present, unless requests without them
     /// share a key (`missing: share`).
     pub fn keys(&self, limit: &str, facts: &Facts<'_>) -> Result<Vec<Box<[u8]>>, InvalidRequest> {
-        let (_, rule, values) = self.key_values(limit, facts)?;
+        let (index, rule, values) = self.key_values(limit, facts)?;
+        let overridden = self.overridden(index, &values).and_then(|grant| self.quota(index, grant));
+        let limited = rule.limited().chain(
+            overridden.filter(|(quota, _)| quota.count() > 0).map(|(quota, family)| (quota, &**family)),
+        );
         let mut keys: Vec<Box<[u8]>> =
-            rule.limited().map(|(_, family)| [family, &values].concat().into_boxed_slice()).collect();
+            limited.map(|(_, family)| [family, &values].concat().into_boxed_slice()).collect();
         keys.sort_unstable();
         keys.dedup();
         Ok(keys)

@@ -149,6 +149,11 @@ impl Quota {
         self.burst.is_some()
     }
 
+    /// The same with every number of units changed, such as by a share.
+    pub(crate) fn map_counts(self, change: impl Fn(u64) -> u64) -> Quota {
+        Quota { count: change(self.count), burst: self.burst.map(change), ..self }
+    }
+
     /// The same count with this period.
     pub(crate) const fn with_period(self, period: Span) -> Quota {
         Quota { period: Some(period), ..self }

@@ -4,12 +4,17 @@ use core::fmt;
 
 use crate::decision::{DecidedToll, LimitDecision, Retry};
 use crate::limit::{Missing, OnStoreFailure};
+use crate::policy::UtcTime;
 use crate::quota::{Algorithm, CheckedQuota};
 use crate::time::Span;
 
 /// The sentence for a refusal: what the binding limit allows, and when a retry can pass.
 #[derive(Clone, Copy, Debug)]
-pub struct Reason<'d>(LimitDecision<'d>);
+pub struct Reason<'d> {
+    limit: LimitDecision<'d>,
+    /// Whether an override at run time applies, and when it ends.
+    overridden: Option<Option<u64>>,
+}
 
 impl DecidedToll<'_> {
     /// Why the request was refused; `None` if it was admitted.
@@ -18,18 +23,22 @@ impl DecidedToll<'_> {
     /// `per-user` allows 100 per minute with bursts of 20; the next request of cost 1 fits in 0.6 s
     /// ```
     pub fn reason(&self) -> Option<Reason<'_>> {
-        if self.allowed() { None } else { self.binding().map(Reason) }
+        let limit = if self.allowed() { None } else { self.binding() }?;
+        Some(Reason { limit, overridden: self.toll().policy().override_until(limit.key()) })
     }
 }
 
 impl fmt::Display for Reason<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (due, outcome) = (self.0.due(), self.0.outcome());
-        write!(f, "`{}` ", self.0.name())?;
+        let (due, outcome) = (self.limit.due(), self.limit.outcome());
+        write!(f, "`{}` ", self.limit.name())?;
+        if self.overridden.is_some() && due.quota.count() == 0 {
+            return write!(f, "blocks this key by an override{}", Until(self.overridden));
+        }
         if let Some(fact) = self.absent() {
             return write!(f, "needs the fact `{fact}`, which this request does not have");
         }
-        if self.0.degraded() == Some(OnStoreFailure::Deny) {
+        if self.limit.degraded() == Some(OnStoreFailure::Deny) {
             f.write_str("refuses while the store does not answer")?;
             return match outcome.retry {
                 Some(Retry::After(wait)) => write!(f, "; try again in {}", wait.readable()),
@@ -52,7 +61,10 @@ impl fmt::Display for Reason<'_> {
             }
             None => f.write_str("it is not the limit that refused")?,
         }
-        if self.0.degraded().is_some() {
+        if self.overridden.is_some() {
+            write!(f, " (by an override{})", Until(self.overridden))?;
+        }
+        if self.limit.degraded().is_some() {
             write!(f, " (degraded: the store does not answer, and this node's share is {})", outcome.limit)?;
         }
         if outcome.overflow {
@@ -67,9 +79,18 @@ impl fmt::Display for Reason<'_> {
 impl Reason<'_> {
     /// The absent fact that made a limit with `missing: deny` refuse the request.
     fn absent(&self) -> Option<&str> {
-        let rule = self.0.rule();
-        let absent = self.0.key().values().position(|value| value.is_none())?;
+        let rule = self.limit.rule();
+        let absent = self.limit.key().values().position(|value| value.is_none())?;
         (rule.missing == Missing::Deny).then(|| &*rule.by[absent])
+    }
+}
+
+/// The end of an override, if it has one: ` until 2026-11-25T00:00:00Z`.
+struct Until(Option<Option<u64>>);
+
+impl fmt::Display for Until {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.flatten().map_or(Ok(()), |until| write!(f, " until {}", UtcTime(until)))
     }
 }
 

@@ -105,7 +105,7 @@ impl Entry {
     /// Orders entries by key: equal exactly for equal keys.
     fn key_order<'t>(&self, policy: &'t Policy, values: &'t [u8]) -> (u32, &'t [u8], &'t [u8]) {
         let (_, family) =
-            policy.rules()[self.rule as usize].quota(self.grant).expect("unlimited grants make no entry");
+            policy.quota(self.rule as usize, self.grant).expect("unlimited grants make no entry");
         (self.rule, &**family, &values[self.values_start as usize..self.values_end as usize])
     }
 }
@@ -183,7 +183,8 @@ impl<'p> Toll<'p> {
         Toll { policy: PolicyRef::Owned(Arc::clone(&self.policy)), ..self }
     }
 
-    /// Adds the default quota of one limit, keyed by `value` alone. For callers that know that nothing else decides
+    /// Adds one limit, keyed by `value` alone, under the default quota or that of an override at run time; false if
+    /// the override is unlimited, and then nothing is added. For callers that know that nothing else decides
     /// ([`Rule::is_plain`](crate::policy::Rule::is_plain)), and for policies made by [`Policy::of_one`]. A cost of 0
     /// passes and charges nothing.
     ///
@@ -191,19 +192,26 @@ impl<'p> Toll<'p> {
     ///
     /// If the limit is unlimited by default.
     #[inline(always)]
-    pub fn add_value(&mut self, limit: usize, value: &str, cost: u64) {
+    pub fn add_value(&mut self, limit: usize, value: &str, cost: u64) -> bool {
         let values_start = self.values.len();
         key::push_value(Some(value.as_bytes()), |part| self.values.extend_from_slice(part));
         let rule = &self.policy.rules()[limit];
-        let (quota, family) = rule.plain_quota().expect("the caller checked that the limit has a quota");
+        let overridden = self.policy.overridden(limit, &self.values[values_start..]);
+        let grant = overridden.unwrap_or(rule.default_grant());
+        let Some((quota, family)) = self.policy.quota(limit, grant) else {
+            assert!(overridden.is_some(), "the caller checked that the limit has a quota");
+            self.values.truncate(values_start);
+            return false;
+        };
         self.entries.push(Entry {
             rule: index_u32(limit),
-            grant: rule.default_grant(),
+            grant,
             values_start: index_u32(values_start),
             values_end: index_u32(self.values.len()),
             cost,
             shift: shift(rule, quota, Key::new(family, &self.values[values_start..])),
         });
+        true
     }
 
     /// Adds one quota of a key, at a cost of 1, regardless of the limit's conditions. The policy must be the one that
@@ -212,7 +220,7 @@ impl<'p> Toll<'p> {
         let values_start = self.values.len();
         self.values.extend_from_slice(&key.values);
         let rule = &self.policy.rules()[key.rule];
-        let (quota, family) = rule.quota(key.grant).expect("unlimited grants have no state");
+        let (quota, family) = self.policy.quota(key.rule, key.grant).expect("unlimited grants have no state");
         self.entries.push(Entry {
             rule: index_u32(key.rule),
             grant: key.grant,
@@ -286,15 +294,15 @@ impl<'p> Toll<'p> {
                     None
                 }
                 Missing::Deny if !complete => Some(REFUSED),
-                _ => {
+                _ => Some(policy.overridden(index, &self.values[values_start..]).unwrap_or_else(|| {
                     let granted = rule.granted(facts);
                     if granted.unknown_tier {
                         self.unknown_tiers.set(index);
                     }
-                    Some(granted.grant)
-                }
+                    granted.grant
+                })),
             };
-            let quota = granted.and_then(|grant| Some((grant, rule.quota(grant)?)));
+            let quota = granted.and_then(|grant| Some((grant, policy.quota(index, grant)?)));
             let cost = match &rule.cost {
                 _ if quota.is_none() => None,
                 _ if self.verb == Verb::Usage => Some(1),
@@ -449,7 +457,8 @@ impl<'p> Toll<'p> {
 #[inline(always)]
 fn due<'t>(policy: &'t Policy, values: &'t [u8], hold: Option<Span>, entry: &Entry) -> Due<'t> {
     let rule = &policy.rules()[entry.rule as usize];
-    let (quota, family) = rule.quota(entry.grant).expect("unlimited grants make no entry");
+    let (quota, family) =
+        policy.quota(entry.rule as usize, entry.grant).expect("unlimited grants make no entry");
     let values = &values[entry.values_start as usize..entry.values_end as usize];
     let key = rule.place(Key::new(family, values));
     Due { rule, quota, key, cost: entry.cost, shift: entry.shift, hold }

@@ -167,26 +167,41 @@ fn chosen_algorithm(limit: &Limit) -> Algorithm {
 }
 
 fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result<Grant, Problem> {
+    grant(&limit.name, limit.stagger, limit.ttl, algorithm, allowance)
+}
+
+/// What a limit with this name, stagger, ttl and algorithm grants.
+pub(super) fn grant(
+    name: &str,
+    stagger: bool,
+    ttl: Span,
+    algorithm: Algorithm,
+    allowance: Allowance,
+) -> Result<Grant, Problem> {
     let quota = match allowance {
         Allowance::Unlimited => return Ok(Grant::Unlimited),
-        Allowance::Nothing => return Ok(nothing(limit, algorithm)),
+        Allowance::Nothing => return Ok(refusal(name, stagger, ttl, algorithm)),
         Allowance::Quota(quota) => quota,
     };
     let quota = match (quota.period(), algorithm) {
-        (None, Algorithm::Concurrency) => quota.with_period(limit.ttl),
+        (None, Algorithm::Concurrency) => quota.with_period(ttl),
         (Some(_), Algorithm::Concurrency) => return Err(Problem::RateOfSlots),
         (None, algorithm) => return Err(Problem::SlotsOf(algorithm)),
         (Some(_), _) => quota,
     };
     let quota = CheckedQuota::new(algorithm, quota).map_err(Problem::Quota)?;
-    let family = Family::new(&limit.name, algorithm, limit.stagger, quota.period());
+    let family = Family::new(name, algorithm, stagger, quota.period());
     Ok(Grant::Limited { quota, family })
 }
 
 /// The grant that refuses every request. It keeps no state, so the period in its keys does not matter.
 fn nothing(limit: &Limit, algorithm: Algorithm) -> Grant {
-    let family = Family::new(&limit.name, algorithm, limit.stagger, limit.ttl);
-    Grant::Limited { quota: CheckedQuota::nothing(algorithm, limit.ttl), family }
+    refusal(&limit.name, limit.stagger, limit.ttl, algorithm)
+}
+
+fn refusal(name: &str, stagger: bool, ttl: Span, algorithm: Algorithm) -> Grant {
+    let family = Family::new(name, algorithm, stagger, ttl);
+    Grant::Limited { quota: CheckedQuota::nothing(algorithm, ttl), family }
 }
 
 /// The largest count of the grants with each period.

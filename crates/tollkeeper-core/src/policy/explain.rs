@@ -5,7 +5,7 @@
 
 use core::fmt;
 
-use super::{Policy, Rule};
+use super::{Policy, Rule, UtcTime};
 use crate::facts::Facts;
 use crate::inline::Inline;
 use crate::invalid_request::{CostProblem, InvalidRequest};
@@ -100,6 +100,13 @@ pub enum QuotaSource<'p> {
     Itself,
     /// The override for this value of the fact it is keyed by.
     Override(String),
+    /// The override that was set at run time for this value of the fact it is keyed by.
+    RunTime {
+        /// The value.
+        value: String,
+        /// When it ends, in seconds since the epoch.
+        until: Option<u64>,
+    },
     /// The tier that the request names.
     Tier(String),
     /// The default tier, because the request names no tier or one that is not listed.
@@ -115,11 +122,12 @@ impl Policy {
     /// Which limits apply to a request with these facts, and why. Nothing is decided or charged.
     pub fn explain(&self, facts: &Facts<'_>) -> Result<Vec<Explanation<'_>>, InvalidRequest> {
         let facts = &*self.identify(facts)?;
-        let explain = |rule| Explanation { rule, applicability: self.applicability(rule, facts) };
-        Ok(self.rules().iter().map(explain).collect())
+        let explain =
+            |(index, rule)| Explanation { rule, applicability: self.applicability(index, rule, facts) };
+        Ok(self.rules().iter().enumerate().map(explain).collect())
     }
 
-    fn applicability<'p>(&'p self, rule: &'p Rule, facts: &Facts<'_>) -> Applicability<'p> {
+    fn applicability<'p>(&'p self, index: usize, rule: &'p Rule, facts: &Facts<'_>) -> Applicability<'p> {
         if rule.mode == Mode::Off {
             return Applicability::Off;
         }
@@ -139,12 +147,19 @@ impl Policy {
             (Some(fact), Missing::Deny) => return Applicability::Denied(fact),
             _ => {}
         }
-        let source = rule.source(facts);
-        match rule.quota(rule.granted(facts).grant) {
+        let mut values = Inline::default();
+        push_values(&mut values, self, rule, facts);
+        let (grant, source) = match self.overridden(index, &values) {
+            None => (rule.granted(facts).grant, rule.source(facts)),
+            Some(grant) => {
+                let value = rule.by.first().and_then(|fact| facts.get(fact)).map(ToString::to_string);
+                let until = self.until_of(index, &values);
+                (grant, QuotaSource::RunTime { value: value.unwrap_or_default(), until })
+            }
+        };
+        match self.quota(index, grant) {
             None => Applicability::Unlimited(source),
             Some((quota, family)) => {
-                let mut values = Inline::default();
-                push_values(&mut values, self, rule, facts);
                 let key = Key::new(family, &values).to_string();
                 match rule.cost_source(facts) {
                     Ok(cost) => Applicability::Applies { key, quota, source, cost },
@@ -256,7 +271,12 @@ impl fmt::Display for QuotaSource<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             QuotaSource::Itself => f.write_str("it"),
-            QuotaSource::Override(value) => write!(f, "the override for `{}`", value.escape_debug()),
+            QuotaSource::Override(value) | QuotaSource::RunTime { value, until: None } => {
+                write!(f, "the override for `{}`", value.escape_debug())
+            }
+            QuotaSource::RunTime { value, until: Some(until) } => {
+                write!(f, "the override for `{}` until {}", value.escape_debug(), UtcTime(*until))
+            }
             QuotaSource::Tier(tier) => write!(f, "tier `{}`", tier.escape_debug()),
             QuotaSource::DefaultTier { fact, value: None } => {
                 write!(f, "the default tier, because `{fact}` is absent,")

@@ -24,7 +24,10 @@ impl Policy {
     /// that the limit is keyed by must be present.
     pub fn key_quotas(&self, limit: &str, facts: &Facts<'_>) -> Result<Vec<KeyQuota>, InvalidRequest> {
         let (index, rule, values) = self.key_values(limit, facts)?;
-        let overridden = rule.overridden(&*self.identify(facts)?);
+        let overridden = match self.overridden(index, &values) {
+            Some(grant) => Some(grant),
+            None => rule.overridden(&*self.identify(facts)?),
+        };
         let mut tiers_of: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for (tier, grant) in &rule.tiers {
             tiers_of.entry(*grant).or_default().push(tier.to_string());
@@ -32,10 +35,10 @@ impl Policy {
         if rule.tier.is_none() {
             tiers_of.entry(rule.default).or_default();
         }
-        let family = |grant: u32| rule.quota(grant).map(|(_, family)| family);
+        let family = |grant: u32| self.quota(index, grant).map(|(_, family)| family);
         tiers_of.retain(|grant, _| overridden.is_none_or(|other| family(other) != family(*grant)));
         let listed = overridden.map(|grant| (grant, Vec::new())).into_iter().chain(tiers_of);
-        let has_state = |grant: u32| rule.quota(grant).is_some_and(|(quota, _)| quota.count() > 0);
+        let has_state = |grant: u32| self.quota(index, grant).is_some_and(|(quota, _)| quota.count() > 0);
         Ok(listed
             .filter(|(grant, _)| has_state(*grant))
             .map(|(grant, tiers)| KeyQuota { tiers, rule: index, grant, values: values.clone() })
