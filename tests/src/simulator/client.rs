@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 
 use tollkeeper::{
-    Charge, Correction, Failure, FailureKind, Fix, Key, LeaseGrant, LeaseRequest, Remote, RemoteResult, Reply,
-    Secret, Slot, StoreFuture, Toll,
+    Charge, Correction, Failure, FailureKind, Fix, Key, LeaseGrant, LeaseRequest, Remote, RemoteResult,
+    Reply, Secret, Slot, StoreFuture, Toll,
 };
 
 use super::executor::lock;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tollkeeper::algorithm::State;
 use tollkeeper::{
-    Charge, Correction, Fix, Key, LeaseGrant, LeaseRequest, LimitReply, Outcome, Remote, RemoteResult, Reply, Resilient,
-    ResilientSettings, Slot, Store, StoreFuture, Time, Toll, Unavailable,
+    Charge, Correction, Fix, Key, LeaseGrant, LeaseRequest, LimitReply, Outcome, Remote, RemoteResult, Reply,
+    Resilient, ResilientSettings, Slot, Store, StoreFuture, Time, Toll, Unavailable,
 };
 
 use super::client::Client;

@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use tollkeeper::{
-    Capacity, Clock, Leased, LeasedSettings, Limit, Limiter, ManualClock, MemoryStore, Resilient, ResilientSettings, Store,
-    StoreChoice, Time,
+    Capacity, Clock, Leased, LeasedSettings, Limit, Limiter, ManualClock, MemoryStore, Resilient,
+    ResilientSettings, Store, StoreChoice, Time,
 };
 
 use super::client::Client;

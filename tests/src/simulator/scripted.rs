@@ -6,10 +6,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use tollkeeper::Correction;
 use tollkeeper::store::redis::keys::{Format, Names};
 use tollkeeper::store::redis::script::Script;
 use tollkeeper::store::redis::wire::{self, Batch, Call, EncodedToll, Handling, Nonce, Value};
+use tollkeeper::{Correction, LeaseGrant, LeaseRequest};
 use tollkeeper_core::{Charge, Fix, Key, Reply, Slot, Time, Toll};
 
 use crate::redis::Client;
@@ -99,6 +99,10 @@ impl Server for Scripted {
         let mut read = batch.read_reply(&answer).expect("the reply belongs to the call");
         assert_eq!(read.disagreements, 0, "Lua and Rust decide alike: {toll:?}");
         read.replies.remove(0)
+    }
+
+    fn lease(&mut self, _request: &LeaseRequest, now: Time) -> LeaseGrant {
+        LeaseGrant { units: 0, state: None, time: now }
     }
 
     fn correct(&mut self, charge: &Charge, fixes: &[Fix], now: Time) -> Correction {
