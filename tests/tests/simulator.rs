@@ -16,7 +16,7 @@ use tollkeeper_tests::simulator::scripted::{Connection, Scripted};
 use tollkeeper_tests::simulator::server::{Server, Simulated};
 use tollkeeper_tests::simulator::tally::Kind;
 use tollkeeper_tests::simulator::{
-    Kept, Profile, Scenario, Stack, Tally, Violation, World, exact, replay_command, smallest,
+    Kept, Profile, Scenario, Stack, Tally, Violation, World, exact, leased, replay_command, smallest,
 };
 
 /// What a test plays: which scenarios, on which stores.
@@ -28,16 +28,33 @@ struct Play {
     stack: Stack,
 }
 
-const PLAYS: [Play; 3] = [
+const PLAYS: [Play; 5] = [
     Play { name: "exact", profile: Profile::Exact, stack: exact },
     Play { name: "exact-large", profile: Profile::Large, stack: exact },
     Play { name: "exact-scripts", profile: Profile::Exact, stack: exact },
+    Play { name: "bounded", profile: Profile::Exact, stack: leased },
+    Play { name: "leased", profile: Profile::Leased, stack: leased },
 ];
 
 #[test]
 fn exact_path_keeps_its_contracts() {
     let tally = play_all(PLAYS[0], 0..seeds(10_000), &simulated);
-    assert_eq!(tally.missing(), [""; 0], "some faults never happened");
+    assert_eq!(tally.missing(&LEASED), [""; 0], "some faults never happened");
+}
+
+/// What only nodes with leases do.
+const LEASED: [Kind; 5] = [Kind::Leases, Kind::Spent, Kind::Scarce, Kind::Bounded, Kind::BoundJudged];
+
+#[test]
+fn bounded_path_keeps_its_contracts() {
+    let tally = play_all(PLAYS[3], 0..seeds(10_000), &simulated);
+    assert_eq!(tally.missing(&LEASED[..3]), [""; 0], "some faults never happened");
+}
+
+#[test]
+fn leased_path_keeps_its_contracts() {
+    let tally = play_all(PLAYS[4], 0..seeds(10_000), &simulated);
+    assert_eq!(tally.missing(&[Kind::Slots, Kind::Compared]), [""; 0], "some faults never happened");
 }
 
 #[test]

@@ -13,11 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tollkeeper::store::{Change, KeyCorrection, Toll};
 use tollkeeper::{
-    Algorithm, Approximation, Charge, CheckedQuota, Consistency, Correction, DecidedToll, Decision,
-    LimitDecision, OnStoreFailure,
+    Algorithm, Approximation, Charge, CheckedQuota, Correction, DecidedToll, Decision, LimitDecision,
+    OnStoreFailure,
 };
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::contract::{self, Admission, Hold, Rate, Windows};
+use tollkeeper_core::lease::Lease;
 
 use crate::oracle::Oracle;
 
@@ -40,6 +41,8 @@ pub struct Checker {
     nodes: u64,
     /// Compare every verdict with the definition.
     is_steady: bool,
+    /// Whether limits change, so that a leased key may drain faster than when its permits were granted.
+    has_changes: bool,
     keys: BTreeMap<Vec<u8>, History>,
     copy: BTreeMap<Vec<u8>, History>,
     /// What nodes admitted without the store, by node, incarnation and key.
@@ -74,6 +77,12 @@ struct History {
     steps_back: u64,
     /// Units that were given back for admissions that the store had lost.
     credit: u64,
+    /// Whether nodes may hold permits of this key.
+    is_leased: bool,
+    /// How often the store lost the state while nodes may have held permits: each loss admits one contract more.
+    losses: u64,
+    /// How long permits live at most, in microseconds, if the limit may be raised meanwhile.
+    life: u64,
     oracle: Option<Oracle>,
 }
 
@@ -87,10 +96,11 @@ struct Entry {
 
 impl Checker {
     /// A checker of a store with this many nodes.
-    pub fn new(nodes: usize, is_steady: bool) -> Checker {
+    pub fn new(nodes: usize, is_steady: bool, has_changes: bool) -> Checker {
         Checker {
             nodes: nodes as u64,
             is_steady,
+            has_changes,
             keys: BTreeMap::new(),
             copy: BTreeMap::new(),
             local: BTreeMap::new(),
@@ -120,6 +130,9 @@ impl Checker {
         if self.is_steady {
             self.compare(decision, now);
         }
+        for limit in decision.limits().filter(|limit| Lease::of_due(&limit.due()).is_some()) {
+            self.leased_history(&limit);
+        }
         let (charge, slot) = (decision.charge(), decision.slot());
         let charged = charge.iter().flat_map(Charge::items);
         let mut keys = Vec::new();
@@ -136,6 +149,19 @@ impl Checker {
         if !keys.is_empty() {
             self.charges.entry(id).or_default().push(keys);
         }
+    }
+
+    /// The history of a leased key.
+    fn leased_history(&mut self, limit: &LimitDecision<'_>) -> &mut History {
+        let due = limit.due();
+        let new = || History::new(*due.quota, due.shift, false);
+        let history = self.keys.entry(due.key.to_bytes()).or_insert_with(new);
+        history.is_leased = true;
+        history.oracle = None;
+        if let Some(lease) = Lease::of_due(&due).filter(|_| self.has_changes) {
+            history.life = history.life.max(lease.life.as_micros());
+        }
+        history
     }
 
     /// Compares the verdict of every limit with its definition.
@@ -202,7 +228,9 @@ impl Checker {
 
     /// The store deleted a key because an operator asked for it: a new history begins.
     pub fn store_forgot(&mut self, key: &[u8]) {
-        if let Some(history) = self.keys.remove(key) {
+        if let Some(history) = self.keys.get_mut(key).filter(|history| history.is_leased) {
+            history.losses += 1;
+        } else if let Some(history) = self.keys.remove(key) {
             self.judge(&history, None);
         }
     }
@@ -210,7 +238,13 @@ impl Checker {
     /// The store lost everything.
     pub fn store_flushed(&mut self) {
         self.judge_all();
-        self.keys.clear();
+        self.keys.retain(|_, history| history.is_leased);
+        self.store_stepped_forward();
+    }
+
+    /// The store's clock was set forward. For nodes that hold permits this is like a loss of state.
+    pub fn store_stepped_forward(&mut self) {
+        self.keys.values_mut().filter(|history| history.is_leased).for_each(|history| history.losses += 1);
     }
 
     /// A replica of the store has caught up.
@@ -221,7 +255,9 @@ impl Checker {
     /// The replica took over.
     pub fn store_failed_over(&mut self) {
         self.judge_all();
-        self.keys = self.copy.clone();
+        let now = std::mem::replace(&mut self.keys, self.copy.clone());
+        self.keys.extend(now.into_iter().filter(|(_, history)| history.is_leased));
+        self.store_stepped_forward();
     }
 
     /// A node decided a request.
@@ -292,9 +328,7 @@ impl Checker {
         let id = decided.charge().map_or(0, |charge| charge.id());
         for limit in decided.limits().filter(spends_permits) {
             let due = limit.due();
-            let new = || History::new(*due.quota, due.shift, false);
-            let history = self.keys.entry(due.key.to_bytes()).or_insert_with(new);
-            history.oracle = None;
+            let history = self.leased_history(&limit);
             history.admit(id, *due.quota, due.cost, by.asked);
             self.tally.count(Kind::Spent);
         }
@@ -313,6 +347,10 @@ impl Checker {
                         self.violate(|| format!("a bound outlives an answer without the store: {due:?}"));
                     }
                     self.bounded.push(Bounded { node: by.node, toll: decided.toll().part(&[index]) });
+                }
+                // The store is asked for every peek.
+                Some(_) if !charging => {
+                    self.degraded.remove(&key);
                 }
                 Some(Approximation::Permits) if !limit.allowed() => self.tally.count(Kind::Scarce),
                 Some(_) => {}
@@ -457,6 +495,9 @@ impl History {
             holds: Vec::new(),
             steps_back: 0,
             credit: 0,
+            is_leased: false,
+            losses: 0,
+            life: 0,
             oracle: oracle.then(|| Oracle::new(&quota, shift, None)),
         }
     }
@@ -542,7 +583,7 @@ impl History {
 
     /// Where the history exceeds the contract, or the share of one of several nodes.
     fn breach(&self, nodes: Option<u64>) -> Option<String> {
-        let (unit, share) = (self.unit(), nodes.unwrap_or(1));
+        let (unit, share, contracts) = (self.unit(), nodes.unwrap_or(1), 1 + self.losses);
         let part = |total: u64| (total / share).max(1);
         let period = self.quota.period().as_micros();
         let tick = self.quota.tick().span().as_micros();
@@ -553,8 +594,9 @@ impl History {
         let (needed, limit) = match self.quota.algorithm() {
             Algorithm::TokenBucket | Algorithm::LeakyBucket => {
                 // Each step back may split a tick in two, which allows one more tick.
-                let tick = tick * (1 + self.steps_back);
-                let rate = Rate { count: self.count * unit, period: period * share, tick };
+                // A raised limit counts as if it had been raised up to one life of its leases earlier.
+                let tick = tick * (1 + self.steps_back) + self.life;
+                let rate = Rate { count: self.count * unit * contracts, period: period * share, tick };
                 (contract::bucket(&on(|at| at.passed), rate), part(self.burst) * unit)
             }
             Algorithm::SlidingLog => (contract::any_period(&on(|at| at.passed), period), part(self.count)),
@@ -580,7 +622,7 @@ impl History {
                 (needed.max().unwrap_or(0), part(self.count))
             }
         };
-        let limit = u128::from(limit) + u128::from(self.credit);
+        let limit = u128::from(limit) * u128::from(contracts) + u128::from(self.credit);
         (needed > limit).then(|| format!("a history needs {needed} of {limit}"))
     }
 }

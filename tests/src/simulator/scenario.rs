@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use tollkeeper::store::{BreakerSettings, ResilientSettings};
-use tollkeeper::{Algorithm, Limit, Mode, OnStoreFailure, Quota, Span};
+use tollkeeper::{Algorithm, Consistency, Limit, Mode, OnStoreFailure, Policy, Quota, Span};
+use tollkeeper_core::lease::Lease;
 
 use crate::cases::Random;
 
@@ -74,6 +75,8 @@ pub struct Request {
     pub tenant: u64,
     /// The cost.
     pub cost: u64,
+    /// Whether the client is in the larger tier.
+    pub pro: bool,
     /// What is asked for.
     pub verb: KeyRequest,
     /// What happens after an admission, and how many microseconds later.
@@ -136,6 +139,8 @@ pub enum Profile {
     Exact,
     /// Buckets and windows that are large enough to be leased, and requests that are heavy enough to use them up.
     Large,
+    /// The same, leased. Requests come in pulses, about one life of a lease apart.
+    Leased,
 }
 
 /// Times are in 2030, so that a real Redis does not find keys expired that were written at a simulated time.
@@ -181,7 +186,7 @@ impl Scenario {
             versions: drafts.iter().map(|limits| limits.iter().map(Draft::build).collect()).collect(),
             drift,
             weather,
-            is_steady: !changes && !steps_back,
+            is_steady: !changes && !steps_back && profile != Profile::Leased,
             actions: Vec::new(),
         };
         scenario.add_requests(&mut random, profile, largest);
@@ -196,13 +201,18 @@ impl Scenario {
         let heaviest = match profile {
             Profile::Exact => random.pick(&[1, 2, largest]),
             Profile::Large => (largest / random.pick(&[16, 64])).max(1),
+            Profile::Leased => (largest / random.pick(&[8, 32, 128])).max(1),
         };
+        let life = self.longest_life();
+        let pulses = profile == Profile::Leased && !random.one_in(4);
         let corrections = random.one_in(2);
         // Some clients stick to one node for a while, as behind a load balancer with affinity.
         let sticky = random.one_in(3);
         let (mut at, mut node) = (0, 0);
         for _ in 0..random.within(LEAST_REQUESTS, LEAST_REQUESTS + 60) {
             at += match random.within(0, 99) {
+                0..=5 if pulses => pulse(random, life),
+                6..=60 if pulses => random.within(0, 3),
                 0..=39 => random.within(0, 3),
                 40..=97 => random.within(0, usual_gap),
                 _ => random.within(0, 100_000),
@@ -241,12 +251,23 @@ impl Scenario {
                     user: random.within(1, users),
                     tenant: random.within(1, tenants),
                     cost,
+                    pro: random.one_in(3),
                     verb,
                     then,
                     gone: random.one_in(40).then(|| random.within(0, 3_000)),
                 }),
             });
         }
+    }
+
+    /// The longest life of a lease, in microseconds.
+    fn longest_life(&self) -> u64 {
+        let policy = Policy::new(self.versions[0].clone()).expect("valid limits");
+        let leases = policy.rules().iter().filter_map(|rule| {
+            let (quota, _) = rule.plain_quota()?;
+            Lease::of(quota, rule.largest_count(quota.period())).ok()
+        });
+        leases.map(|lease| lease.life.as_micros()).max().unwrap_or(50_000)
     }
 
     fn add_faults(&mut self, random: &mut Random, changes: bool, steps_back: bool) {
@@ -313,6 +334,9 @@ struct Draft {
     shadow: bool,
     stagger: bool,
     on_store_failure: OnStoreFailure,
+    consistency: Consistency,
+    /// How many times the count and the burst the larger tier has; 0 without tiers.
+    tier: u64,
 }
 
 impl Draft {
@@ -324,7 +348,7 @@ impl Draft {
                 let period = random.pick(&[1_000, 50_000, 200_000, 1_000_000, 60_000_000]);
                 (algorithm, period, random.within(1, most), random.within(1, 20))
             }
-            Profile::Large => {
+            Profile::Large | Profile::Leased => {
                 let algorithm = random.pick(&[
                     Algorithm::TokenBucket,
                     Algorithm::TokenBucket,
@@ -333,7 +357,9 @@ impl Draft {
                 ]);
                 let period = random.pick(&[200_000, 1_000_000]);
                 let count = random.within(256, 4_000);
-                (algorithm, period, count, random.within(count / 2, count * 2))
+                // With the largest burst, leases live for up to a second.
+                let most = if profile == Profile::Leased { random.pick(&[2, 4, 16]) } else { 2 };
+                (algorithm, period, count, random.within(count / 2, count * most))
             }
         };
         Draft {
@@ -352,6 +378,11 @@ impl Draft {
                 OnStoreFailure::Deny,
                 OnStoreFailure::Allow,
             ]),
+            consistency: match profile {
+                Profile::Leased if !random.one_in(6) => Consistency::Leased,
+                _ => Consistency::Exact,
+            },
+            tier: if profile == Profile::Leased && random.one_in(3) { random.within(2, 4) } else { 0 },
         }
     }
 
@@ -380,8 +411,19 @@ impl Draft {
             algorithm if algorithm.has_burst() => Quota::every(self.count, period).burst(self.burst),
             _ => Quota::every(self.count, period),
         };
-        let mut limit = Limit::new(format!("limit-{}", self.index), quota)
+        let name = format!("limit-{}", self.index);
+        let limit = match self.tier {
+            0 => Limit::new(name, quota),
+            times => {
+                let burst = self.algorithm.has_burst().then_some(self.burst * times);
+                let larger = Quota::every(self.count * times, period).with_burst(burst);
+                let tiered = Limit::tiered(name, "plan").tier("free", quota);
+                tiered.tier("pro", larger).default_tier("free")
+            }
+        };
+        let mut limit = limit
             .algorithm(self.algorithm)
+            .consistency(self.consistency)
             .on_store_failure(self.on_store_failure);
         if self.algorithm == Algorithm::Concurrency {
             limit = limit.ttl(Duration::from_micros(self.period.max(100_000)));
@@ -396,6 +438,16 @@ impl Draft {
             limit = limit.stagger();
         }
         if self.shadow { limit.mode(Mode::Shadow) } else { limit }
+    }
+}
+
+/// A pause of about this life, or of a part of it.
+fn pulse(random: &mut Random, life: u64) -> u64 {
+    match random.within(0, 3) {
+        0 => random.within(life.saturating_sub(3_000), life + 1_000),
+        1 => random.within(life.saturating_sub(life / 500), life + life / 500),
+        2 => random.within(0, life),
+        _ => random.within(0, 3_000),
     }
 }
 

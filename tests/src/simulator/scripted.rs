@@ -10,6 +10,7 @@ use tollkeeper::Correction;
 use tollkeeper::store::redis::keys::{Format, Names};
 use tollkeeper::store::redis::script::Script;
 use tollkeeper::store::redis::wire::{self, Batch, Call, EncodedToll, Handling, Nonce, Value};
+use tollkeeper::store::{LeaseGrant, LeaseRequest};
 use tollkeeper_core::{Charge, Key, KeyCorrection, Reply, Slot, Time, Toll};
 
 use crate::redis::Client;
@@ -99,6 +100,10 @@ impl Server for Scripted {
         let mut read = batch.read_reply(&answer).expect("the reply belongs to the call");
         assert_eq!(read.disagreements, 0, "Lua and Rust decide alike: {toll:?}");
         read.replies.remove(0)
+    }
+
+    fn lease(&mut self, _request: &LeaseRequest, now: Time) -> LeaseGrant {
+        LeaseGrant { units: 0, state: None, time: now }
     }
 
     fn correct(&mut self, charge: &Charge, corrections: &[KeyCorrection], now: Time) -> Correction {

@@ -85,8 +85,14 @@ impl Kind {
 }
 
 /// The counts of one simulation, or of many.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tally([u64; Kind::ALL.len()]);
+
+impl Default for Tally {
+    fn default() -> Tally {
+        Tally([0; Kind::ALL.len()])
+    }
+}
 
 impl Tally {
     /// Counts one more.

@@ -6,8 +6,9 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use tollkeeper::store::{Failure, FailureKind, Key, RemoteResult};
+use tollkeeper::store::{Failure, FailureKind, Key, RemoteResult, Toll};
 use tollkeeper::{Clock, Correction, Costs, Decision, Facts, Limiter, Slot, Span, Time, facts};
+use tollkeeper_core::policy::Grant;
 
 use super::checker::{Answered, Bounded, Checker, StoreTime};
 use super::client::{Answer, Call, Client, Op, Pending, Wire};
@@ -123,7 +124,7 @@ impl<'s> World<'s> {
             spawned: Arc::default(),
             spawns: 0,
             book: Rc::new(RefCell::new(Book {
-                checker: Checker::new(scenario.nodes, scenario.is_steady),
+                checker: Checker::new(scenario.nodes, scenario.is_steady, scenario.versions.len() > 1),
                 store_time: StoreTime { shown: START, passed: START, steps_back: 0 },
                 disturbances: vec![0; scenario.nodes],
                 calls: BTreeMap::new(),
@@ -247,6 +248,8 @@ impl<'s> World<'s> {
                 self.executor.abort_all_of(node);
                 let (shows, incarnation) = (self.nodes[node].shows(self.now), self.nodes[node].incarnation);
                 self.nodes[node] = self.start(node, self.now, shows + off, incarnation + 1);
+                self.book.borrow_mut().checker.node_started(node);
+                self.flying.retain(|flying| flying.node != node);
                 self.count(Kind::Crash);
             }
             What::Jump(node, by) => {
@@ -257,9 +260,9 @@ impl<'s> World<'s> {
             }
             What::Step(by) => {
                 let far = by.unsigned_abs();
+                self.changed_all = self.now;
                 if by >= 0 {
                     self.forward += far;
-                    self.changed_all = self.now;
                     self.book.borrow_mut().checker.store_stepped_forward();
                     self.count(Kind::StoreForward);
                 } else {
@@ -285,6 +288,8 @@ impl<'s> World<'s> {
                 self.count(Kind::Failover);
             }
             What::Limits(node, version) => {
+                // A raised count drains the stored state faster, also for the time before it was raised.
+                self.changed_all = self.now;
                 let limiter = &self.nodes[node].limiter;
                 let sum = |limiter: &Limiter| {
                     let policy = limiter.policy();
@@ -343,8 +348,10 @@ impl<'s> World<'s> {
             self.count(Kind::Bounded);
             let flies = self.flying.iter().any(|flying| flying.node == node && flying.keys.contains(&key));
             let changed = self.changed.get(&key).copied().unwrap_or(0).max(self.changed_all);
-            // Refunds on other nodes, resets and the like can make a bound wrong for 100 ms, by the node's clock.
-            if flies || self.now < changed + 101_000 {
+            // With tiers, another node may have drained the state faster than this one knows.
+            let has_tiers = toll.get(0).rule.largest_count(toll.get(0).quota.period()) > least_count(&toll);
+            // Refunds on other nodes, resets and the like can make a bound wrong for 150 ms, by the node's clock.
+            if flies || has_tiers || self.now < changed + 151_000 {
                 continue;
             }
             self.count(Kind::BoundJudged);
@@ -515,6 +522,16 @@ impl fmt::Debug for World<'_> {
     }
 }
 
+/// The smallest count of the quotas that share the key of a toll.
+fn least_count(toll: &Toll<'_>) -> u64 {
+    let due = toll.get(0);
+    let grants = due.rule.grants().iter().filter_map(|grant| match grant {
+        Grant::Limited { quota, .. } if quota.period() == due.quota.period() => Some(quota.count()),
+        _ => None,
+    });
+    grants.min().unwrap_or(0)
+}
+
 /// One request, and what its client does afterwards.
 struct Visit {
     task: u64,
@@ -533,7 +550,8 @@ impl Visit {
     async fn play(self) {
         let Request { user, tenant, then, .. } = self.request;
         let (user, tenant) = (format!("user-{user}"), format!("tenant-{tenant}"));
-        let facts = facts! { "user" => &user[..], "tenant" => &tenant[..] };
+        let plan = ["free", "pro"][usize::from(self.request.pro)];
+        let facts = facts! { "user" => &user[..], "tenant" => &tenant[..], "plan" => plan };
         let (began, disturbances) = (self.clock.now(), self.disturbances());
         let asked = self.book.borrow().store_time;
         let decision = self.decide(&facts).await;

@@ -2,14 +2,17 @@
 //!
 //! Other nodes can only have taken more since, so a cost that does not fit into that state at the latest time that the
 //! store's clock can show is refused by the store, too. The bound never admits. Refunds on other nodes, resets and
-//! raised limits can make it wrong, so the store is asked again [`RECHECK`] after it was last asked.
+//! raised limits can make it wrong, so a state is used for [`RECHECK`] only. Then the next request goes to the store, and
+//! the others are refused for [`GRACE`] longer, until it is answered.
 
 use crate::store::LeaseGrant;
 use tollkeeper_core::algorithm::{self, Effect, State, StoredState, fixed_window, meter, sliding_window};
 use tollkeeper_core::{Algorithm, Due, LimitReply, Outcome, Retry, Span, Time};
 
-/// How long a bound can be wrong: after this time the next request is sent to the store.
-pub(super) const RECHECK: Span = Span::from_millis(100);
+/// How long a state is used before the next request is sent to the store.
+const RECHECK: Span = Span::from_millis(100);
+/// How much longer it is used while the store is being asked.
+const GRACE: Span = Span::from_millis(50);
 
 /// The current time on this node's clock.
 #[derive(Clone, Copy, Debug)]
@@ -30,8 +33,8 @@ pub(super) struct Bound {
     in_flight: u64,
     /// How many sightings there were, so that a toll knows whether `in_flight` still includes it.
     sightings: u64,
-    /// When a toll with this key was last sent.
-    asked: Time,
+    /// How many tolls with this key are not answered yet.
+    unanswered: u64,
     /// A toll that was sent before this saw a state that is no longer valid.
     valid_from: Time,
 }
@@ -50,7 +53,9 @@ pub(super) struct Sighting {
 
 #[derive(Clone, Copy, Debug)]
 enum SeenState {
-    Meter(meter::State),
+    /// The state of a bucket, and the count that it had drained by. The store keeps the state as it was last written, and
+    /// a larger count drains that faster, also for the time before.
+    Meter(meter::State, u64),
     FixedWindow(fixed_window::State),
     SlidingWindow(sliding_window::State),
     Log(SeenLog),
@@ -86,11 +91,12 @@ impl Bound {
 
     /// The numbers of this due; `None` if they are not known.
     ///
-    /// They are those of the earliest time that the store's clock can show, so that a retry is not too short. What is
-    /// refused at the latest time is refused at the earliest.
+    /// Those of a refusal are of the earliest time that the store's clock can show, so that a retry is not too short:
+    /// what is refused at the latest time is refused at the earliest.
     pub(super) fn outcome(&self, due: &Due<'_>, at: Moment) -> Option<Outcome> {
         let last = self.usable(at)?;
-        last.decide(due, last.earliest(at.now), self.in_flight)
+        let latest = last.decide(due, last.latest(at.now), self.in_flight)?;
+        if latest.allowed { Some(latest) } else { last.decide(due, last.earliest(at.now), self.in_flight) }
     }
 
     /// The numbers of this due from the last state, however old it is.
@@ -101,18 +107,24 @@ impl Bound {
 
     /// The last sighting, unless it is time to ask the store again.
     fn usable(&self, at: Moment) -> Option<&Sighting> {
-        self.last.as_ref().filter(|last| at.now.since(self.asked) < RECHECK && last.sent >= at.valid_from)
+        self.last.as_ref().filter(|last| {
+            let age = at.now.since(last.sent);
+            let is_asked = self.unanswered > 0 && age.as_micros() < RECHECK.as_micros() + GRACE.as_micros();
+            last.sent >= at.valid_from && (age < RECHECK || is_asked)
+        })
     }
 
     /// A toll that charges this cost is sent.
-    pub(super) fn send(&mut self, cost: u64, now: Time) -> Ticket {
-        self.asked = now;
+    pub(super) fn send(&mut self, cost: u64) -> Ticket {
+        self.unanswered += 1;
         self.in_flight = self.in_flight.saturating_add(cost);
         Ticket { cost, sightings: self.sightings }
     }
 
     /// A toll was answered, or its caller is gone: it is no longer in flight.
     pub(super) fn land(&mut self, ticket: Ticket) {
+        // A key that was forgotten meanwhile starts from zero.
+        self.unanswered = self.unanswered.saturating_sub(1);
         if ticket.sightings == self.sightings {
             self.in_flight = self.in_flight.saturating_sub(ticket.cost);
         }
@@ -154,7 +166,9 @@ impl Sighting {
             _ => return None,
         };
         let state = match step.effect {
-            Effect::Meter(step) => SeenState::Meter(if charged { step.after } else { step.before }),
+            Effect::Meter(step) => {
+                SeenState::Meter(if charged { step.after } else { step.before }, due.quota.count())
+            }
             Effect::FixedWindow(step) => {
                 SeenState::FixedWindow(if charged { step.after } else { step.before })
             }
@@ -167,9 +181,14 @@ impl Sighting {
     }
 
     /// The state after a lease.
-    pub(super) fn of_lease(grant: &LeaseGrant, sent: Time, received: Time) -> Option<Sighting> {
+    pub(super) fn of_lease(
+        due: &Due<'_>,
+        grant: &LeaseGrant,
+        sent: Time,
+        received: Time,
+    ) -> Option<Sighting> {
         let state = match grant.state.as_ref()? {
-            State::Meter(state) => SeenState::Meter(*state),
+            State::Meter(state) => SeenState::Meter(*state, due.quota.count()),
             State::FixedWindow(state) => SeenState::FixedWindow(*state),
             State::SlidingWindow(state) => SeenState::SlidingWindow(*state),
             State::SlidingLog(_) | State::Concurrency(_) => return None,
@@ -195,7 +214,8 @@ impl Sighting {
             return None;
         }
         let seen = match self.state {
-            SeenState::Meter(state) => State::Meter(state),
+            SeenState::Meter(_, count) if due.quota.count() > count => return None,
+            SeenState::Meter(state, _) => State::Meter(state),
             SeenState::FixedWindow(state) => State::FixedWindow(state),
             SeenState::SlidingWindow(state) => State::SlidingWindow(state),
             SeenState::Log(log) => return log.decide(due, time, taken),

@@ -461,7 +461,7 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
             tickets.push(match due.is_slot() || due.quota.count() == 0 {
                 // The store shows no state for these.
                 true => Ticket::default(),
-                false => deciding.locked.entry(print).bound.send(if charges { due.cost } else { 0 }, sent),
+                false => deciding.locked.entry(print).bound.send(if charges { due.cost } else { 0 }),
             });
             prints.push(print);
         }

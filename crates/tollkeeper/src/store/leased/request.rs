@@ -87,7 +87,7 @@ impl<S: Store + 'static> LeaseCall<S> {
         let LeaseRequest { want, lease, .. } = &self.request;
         let asked = Asked { due, lease, want: *want, generation: self.generation, sent };
         let granted = self.store.table.update(self.print, |known: &mut Known| {
-            let seen = answer.and_then(|grant| Sighting::of_lease(grant, sent, received));
+            let seen = answer.and_then(|grant| Sighting::of_lease(&due, grant, sent, received));
             if let Some(seen) = seen {
                 known.bound.see(seen);
             }
