@@ -10,6 +10,7 @@ pub mod schema;
 pub mod serve;
 pub mod table;
 pub mod validate;
+pub mod verify;
 
 use std::fmt::Display;
 use std::io::{self, Write as _};

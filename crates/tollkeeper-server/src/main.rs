@@ -13,6 +13,7 @@ fn main() -> ExitCode {
         Command::Check(args) => command::check::run(&args),
         Command::Explain(args) => command::explain::run(&args),
         Command::Validate(args) => command::validate::run(&args),
+        Command::Verify(args) => command::verify::run(&args),
         Command::Schema => command::schema::run(),
         Command::Init { name } => command::init::run(name.as_deref()),
         Command::Completions { shell } => command::completions::run(shell),

@@ -1,4 +1,4 @@
-//! Counts decisions by limit, as an observer of the limiter, and requests by transport.
+//! Counts decisions by limit, as the observer of the limiter, and requests by transport. Passes admissions on to their log.
 //!
 //! Every thread counts in a stripe of its own, so counting is an addition to a cache line that no other thread writes.
 //! The stripes are summed when the metrics are read, as [`text`] or for [OTLP](crate::telemetry::otlp).
@@ -11,13 +11,14 @@ pub mod text;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::LocalKey;
 
 use tollkeeper::fingerprint::Midstate;
 use tollkeeper::thread_cached::{Shareable, Shares, ThreadCached};
 use tollkeeper::{DecidedToll, Facts, Mode, Observer, OnStoreFailure, Op, Policy, Span};
 
+use crate::telemetry::admission_log::AdmissionLog;
 use crate::telemetry::top_keys::TopKeys;
 use crate::transport::connection_budget::Transport;
 pub use requests::{Ended, Endings, RequestTally, RouteLabel};
@@ -56,6 +57,8 @@ pub struct Metrics {
     pub reloads: Reloads,
     /// The busiest, the most refused and the starved keys.
     pub top_keys: TopKeys,
+    /// The log of admissions, if `--log-admissions` names a file.
+    pub admissions: OnceLock<AdmissionLog>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -164,6 +167,7 @@ impl Metrics {
             grpc_exhausted: AtomicU64::new(0),
             reloads: Reloads::default(),
             top_keys: TopKeys::default(),
+            admissions: OnceLock::new(),
         };
         metrics.http.begin();
         metrics.current.replace(|_| metrics.seen(policy));
@@ -300,6 +304,9 @@ impl Observer for Metrics {
         let version = toll.policy().version();
         if version == Policy::AD_HOC {
             return self.count_ad_hoc(decision);
+        }
+        if let Some(log) = self.admissions.get() {
+            log.add(decision);
         }
         let is_counted = self.current.read(|seen, _| {
             let same = seen.version == version;
