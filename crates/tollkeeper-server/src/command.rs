@@ -18,6 +18,7 @@ pub mod top;
 pub mod unblock;
 pub mod usage;
 pub mod validate;
+pub mod verify;
 
 use std::fmt::Display;
 use std::io::{self, Write as _};

@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         Command::Top(args) => command::top::run(&args),
         Command::Demo(args) => command::demo::run(&args),
         Command::Validate(args) => command::validate::run(&args),
+        Command::Verify(args) => command::verify::run(&args),
         Command::Schema => command::schema::run(),
         Command::Init { name, tests } => command::init::run(name.as_deref(), tests),
         Command::Test(args) => command::test::run(&args),

@@ -65,16 +65,23 @@ impl fmt::Display for InvalidHash {
     }
 }
 
+/// The value of a fact as it may be shown; `value` is the form in keys.
+pub fn shown<'v>(declared: &DeclaredFacts, fact: &str, value: &'v str) -> Cow<'v, str> {
+    if declared.get(fact).is_some_and(DeclaredFact::is_hashed) {
+        Cow::Owned(format!("{PREFIX}{value:.*}", Hashed::SHOWN_DIGITS))
+    } else {
+        Cow::Borrowed(value)
+    }
+}
+
 impl Redactor {
-    /// The value of a fact as it may be shown; `value` is the form in keys.
+    /// As [`shown`], and remembers the value if it is redacted.
     pub fn redact<'v>(&self, declared: &DeclaredFacts, fact: &str, value: &'v str) -> Cow<'v, str> {
-        if !declared.get(fact).is_some_and(DeclaredFact::is_hashed) {
-            return Cow::Borrowed(value);
-        }
-        if let Ok(hash) = Hash::try_from(value.as_bytes()) {
+        let shown = shown(declared, fact, value);
+        if let (Cow::Owned(_), Ok(hash)) = (&shown, Hash::try_from(value.as_bytes())) {
             self.remember(hash);
         }
-        Cow::Owned(format!("{PREFIX}{value:.*}", Hashed::SHOWN_DIGITS))
+        shown
     }
 
     /// A key in its readable form, such as `plan:token-bucket:1m:sha256:0123456789ab`, of a limit with this `by`.

@@ -1,5 +1,6 @@
 //! The state that all listeners share: limiter, store, active limits, access tokens, metrics and logs.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use crate::control::tls::Acceptor;
 use crate::key_ref::KeyRefs;
 use crate::redact::Redactor;
 use crate::store::Store;
+use crate::telemetry::admission_log::AdmissionLog;
 use crate::telemetry::events::Events;
 use crate::telemetry::history::History;
 use crate::telemetry::metrics::{Metrics, RouteLabel};
@@ -49,7 +51,7 @@ pub struct Service {
     /// Which rate-limit headers responses carry.
     pub headers: ArcSwap<Headers>,
     /// Redacts hashed facts in responses.
-    pub redactor: Redactor,
+    pub redactor: Arc<Redactor>,
     /// How facts are read from requests that gateways ask about.
     pub reading: Arc<ActiveSettings>,
     /// Logs refusals if the config enables it.
@@ -87,13 +89,21 @@ impl Service {
             history: History::default(),
             key_refs: KeyRefs::default(),
             headers,
-            redactor: Redactor::default(),
+            redactor: Arc::default(),
             reading,
             refusals,
             limit_manager,
             traces: OnceLock::new(),
             draining: AtomicBool::new(false),
         })
+    }
+
+    /// Appends every admission to a file from now on.
+    pub fn log_admissions(&self, file: &Path) -> anyhow::Result<()> {
+        let log = AdmissionLog::open(file, Arc::clone(&self.redactor))?;
+        // There is one file; a second call changes nothing.
+        let _ = self.metrics.admissions.set(log);
+        Ok(())
     }
 
     /// Records decisions as spans from now on.

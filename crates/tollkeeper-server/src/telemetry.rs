@@ -1,5 +1,6 @@
 //! Metrics, traces, logs, top keys and the event stream.
 
+pub mod admission_log;
 pub mod events;
 pub mod history;
 pub mod logging;

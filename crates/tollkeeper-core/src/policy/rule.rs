@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::problem::{Part, Problem};
 use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
-use crate::key::{Family, Key};
+use crate::key::{self, Family, Key};
 use crate::limit::{Consistency, CostMissing, Missing, Mode, OnStoreFailure};
 use crate::net::Network;
 use crate::pattern::Condition;
@@ -194,6 +194,31 @@ impl Rule {
     /// All its grants, each once.
     pub fn grants(&self) -> &[Grant] {
         &self.grants
+    }
+
+    /// What each tier grants, by its name.
+    pub fn tiers(&self) -> impl Iterator<Item = (&str, &Grant)> {
+        self.tiers.iter().map(|(name, grant)| (&**name, &self.grants[*grant as usize]))
+    }
+
+    /// What each override grants, by the value of its key: the hash if the fact is hashed.
+    pub fn overrides(&self) -> impl Iterator<Item = (&str, &Grant)> {
+        self.overrides.iter().map(|(value, grant)| (&**value, &self.grants[*grant as usize]))
+    }
+
+    /// What the default tier grants, or a limit without tiers.
+    pub fn default_tier(&self) -> &Grant {
+        &self.grants[self.default as usize]
+    }
+
+    /// By how many microseconds the windows of the key with these values start earlier than epoch-aligned ones.
+    pub fn shift<'v>(&self, grant: &Grant, values: impl IntoIterator<Item = Option<&'v str>>) -> u64 {
+        let Grant::Limited { quota, family } = grant else { return 0 };
+        let mut encoded = Vec::new();
+        for value in values {
+            key::push_value(value.map(str::as_bytes), |part| encoded.extend_from_slice(part));
+        }
+        if self.stagger && quota.count() > 0 { Key::new(family, &encoded).stagger() } else { 0 }
     }
 
     /// The quota and the key prefix of a grant, by its index; `None` if it is unlimited.

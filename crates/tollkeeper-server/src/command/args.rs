@@ -46,6 +46,11 @@ pub enum Command {
     Demo(Demo),
     /// Report errors and warnings of a config file as file:line:column
     Validate(Validate),
+    /// Judge histories of admissions by the contracts: exit 0 if kept, 1 if broken, 2 if unreadable
+    ///
+    /// A history has one JSON object per line, as `serve --log-admissions` writes it. Files are merged, and need not
+    /// be sorted.
+    Verify(Verify),
     /// Print the JSON schema of the config file
     Schema,
     /// Print a policy template; without NAME, list them
@@ -92,6 +97,9 @@ pub struct Serve {
     /// How long to keep serving while reporting not ready, before listeners close
     #[arg(long, value_name = "TIME", env = "TOLLKEEPER_DRAIN_DELAY", default_value = "0s", value_parser = delay)]
     pub drain_delay: Duration,
+    /// Append every admission to this file, for `tollkeeper verify`
+    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_LOG_ADMISSIONS")]
+    pub log_admissions: Option<PathBuf>,
     /// Where to send metrics and traces over OTLP, such as http://127.0.0.1:4318
     #[arg(long, value_name = "URL", env = "TOLLKEEPER_OTLP")]
     pub otlp: Option<Collector>,
@@ -288,6 +296,20 @@ pub struct Validate {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `tollkeeper verify`.
+#[derive(Debug, Args)]
+pub struct Verify {
+    /// The config file with the limits that were in force
+    #[arg(long, value_name = "FILE", env = "TOLLKEEPER_CONFIG")]
+    pub config: PathBuf,
+    /// Print as JSON, with every key
+    #[arg(long)]
+    pub json: bool,
+    /// The files to judge together; without any, standard input
+    #[arg(value_name = "HISTORY")]
+    pub histories: Vec<PathBuf>,
 }
 
 /// `tollkeeper simulate`.

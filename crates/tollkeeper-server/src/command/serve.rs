@@ -70,12 +70,19 @@ pub fn run(args: &Serve) -> anyhow::Result<ExitCode> {
         let on_store_failure = config.on_store_failure;
         let memory = store.memory().clone();
         let service = Arc::new(Service::new(config.clone(), source, store)?);
+        if let Some(file) = &args.log_admissions {
+            service.log_admissions(file)?;
+        }
+        let metrics = Arc::clone(&service.metrics);
         let follow = match &args.config {
             Some(file) => Some(reload::follow(file, &config, Arc::clone(&service))?),
             None => None,
         };
         let resp_service = Arc::new(Resp::new(Arc::clone(&service), on_store_failure));
         serve(args, http, grpc, (resp, resp_service), most, (follow, changes), service).await?;
+        if let Some(log) = metrics.admissions.get() {
+            log.close();
+        }
         // Save explicitly, because dropping the store could not report a failure.
         Ok(match memory.close() {
             Ok(()) => ExitCode::SUCCESS,

@@ -1,4 +1,4 @@
-//! Counts decisions by limit, as an observer of the limiter, and requests by transport.
+//! Counts decisions by limit, as the observer of the limiter, and requests by transport. Passes admissions on to their log.
 //!
 //! Every thread counts in a stripe of its own, so counting is an addition to a cache line that no other thread writes.
 //! The stripes are summed when the metrics are read, as [`text`] or for [OTLP](crate::telemetry::otlp).
@@ -11,7 +11,7 @@ pub mod text;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::LocalKey;
 
 use tollkeeper::thread_cached::{Shareable, Shares, ThreadCached};
@@ -20,6 +20,7 @@ use tollkeeper::{
 };
 use tollkeeper_core::fingerprint::Midstate;
 
+use crate::telemetry::admission_log::AdmissionLog;
 use crate::telemetry::top_keys::TopKeys;
 use crate::transport::connection_budget::Transport;
 pub use requests::{Ended, Endings, RequestTally, RouteLabel};
@@ -59,6 +60,8 @@ pub struct Metrics {
     pub reloads: Reloads,
     /// The busiest, the most refused and the starved keys.
     pub top_keys: TopKeys,
+    /// The log of admissions, if `--log-admissions` names a file.
+    pub admissions: OnceLock<AdmissionLog>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -185,6 +188,7 @@ impl Metrics {
             grpc_exhausted: AtomicU64::new(0),
             reloads: Reloads::default(),
             top_keys: TopKeys::default(),
+            admissions: OnceLock::new(),
         };
         metrics.http.begin();
         metrics.current.replace(|_| metrics.counted(policy));
@@ -329,6 +333,9 @@ impl Observer for Metrics {
         let version = toll.policy().version();
         if version == Policy::AD_HOC {
             return self.count_ad_hoc(decision);
+        }
+        if let Some(log) = self.admissions.get() {
+            log.add(decision);
         }
         let is_counted = self.current.read(|counted, _| {
             let same = counted.version == version;

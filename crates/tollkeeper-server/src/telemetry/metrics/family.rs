@@ -52,6 +52,13 @@ impl Metrics {
             "Version of the active policy",
             limiter.policy().version(),
         ));
+        if let Some(log) = self.admissions.get() {
+            all.push(counter(
+                "tollkeeper_admission_log_dropped",
+                "Admissions that were not written to the log of --log-admissions",
+                vec![(Labels::new(), log.dropped())],
+            ));
+        }
         self.add_store(&mut all, store);
         all
     }
