@@ -86,6 +86,16 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// The number of bytes of [`Key::to_bytes`].
+    pub fn byte_len(self) -> usize {
+        let mut len = self.family.len();
+        match self.values {
+            Values::Encoded(values) => len += values.len(),
+            Values::One(value) => push_value(Some(value), |part| len += part.len()),
+        }
+        len
+    }
+
     /// The prefix of all keys of this limit and period.
     #[inline]
     pub fn family(self) -> &'a [u8] {

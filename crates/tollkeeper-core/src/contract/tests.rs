@@ -1,4 +1,5 @@
 use super::*;
+use crate::quota::Quota;
 
 type Checker = fn(&[Admission]) -> u128;
 
@@ -266,8 +267,8 @@ fn too_large_total_is_rejected() {
 
 /// A history of costs and times, judged by a quota of 10 per second and, for a bucket, a burst of 3.
 fn judged(algorithm: Algorithm, history: &[(u64, u64)]) -> (u128, Option<(u64, u64, u128, u128)>) {
-    let rate = crate::Rate { burst: algorithm.has_burst().then_some(3), ..Quota::per_second(10) };
-    let quota = Quota::new(algorithm, rate).unwrap();
+    let quota = Quota::per_second(10).with_burst(algorithm.has_burst().then_some(3));
+    let quota = CheckedQuota::new(algorithm, quota).unwrap();
     let history: Vec<Admission> =
         history.iter().map(|(at, cost)| Admission { at: *at, cost: *cost }).collect();
     let judgement = Contract::of(&quota, 0).unwrap().judge(&history);

@@ -167,6 +167,17 @@ impl<T> StoreFuture<'_, T> {
     }
 }
 
+impl<'a, T: Unpin + Send + 'a> StoreFuture<'a, T> {
+    /// The future on the heap, without room for an answer that is there. A future that waits for it stays below a
+    /// kilobyte, above which allocators are much slower.
+    pub(crate) fn boxed(self) -> Pin<Box<dyn Future<Output = T> + Send + 'a>> {
+        match self {
+            StoreFuture::Later(future) => future,
+            ready => Box::pin(ready),
+        }
+    }
+}
+
 impl<T> fmt::Debug for StoreFuture<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -181,16 +192,17 @@ impl<T: Unpin> Future for StoreFuture<'_, T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        // In place, because an answer may be large.
+        if let StoreFuture::Later(future) = &mut *self {
+            let poll = future.as_mut().poll(context);
+            if poll.is_ready() {
+                *self = StoreFuture::Taken;
+            }
+            return poll;
+        }
         match std::mem::replace(&mut *self, StoreFuture::Taken) {
             StoreFuture::Ready(answer) => Poll::Ready(answer),
-            StoreFuture::Later(mut future) => {
-                let poll = future.as_mut().poll(context);
-                if poll.is_pending() {
-                    *self = StoreFuture::Later(future);
-                }
-                poll
-            }
-            StoreFuture::Taken => panic!("an answer is given once: it was polled after it was ready"),
+            _ => panic!("an answer is given once: it was polled after it was ready"),
         }
     }
 }

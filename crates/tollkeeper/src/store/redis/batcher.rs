@@ -25,8 +25,9 @@ use super::address::Address;
 use super::call_error::CallError;
 use super::eviction::Eviction;
 use super::reconnecting::{RawReply, ReconnectingConnection};
+use super::replay::BatchReply;
 use super::session::Env;
-use super::wire::{self, Batch, BatchReply, Call, Malformed};
+use super::wire::{self, Batch, Call, Malformed};
 use crate::log_throttle::LogThrottle;
 
 /// The most tolls that wait to be sent, and the most other calls.
@@ -183,7 +184,7 @@ async fn send_all(
         FuturesUnordered::new();
     let mut loads = Loads::new(connections.len());
     let mut known_scripts = KnownScripts::default();
-    let disagreements = LogThrottle::default();
+    let disagreements = Arc::new(LogThrottle::default());
     // The first toll of the next batch.
     let mut first = None;
     loop {
@@ -208,9 +209,10 @@ async fn send_all(
                     loads.abandoned(batch.connection);
                     in_flight.push(Box::pin(batch.receive()));
                 }
-                Event::Replied(batch, result) => {
-                    loads.ended(&batch);
-                    batch.deliver(result, &disagreements);
+                Event::Replied(batch, reply) => {
+                    loads.ended(batch.connection, batch.group, batch.is_abandoned);
+                    // Not in this task, so that the next batch is sent before this reply is decoded.
+                    env.runtime.spawn(batch.deliver(reply, Arc::clone(&disagreements)));
                 }
                 Event::OtherCall => {}
             },
@@ -229,7 +231,7 @@ enum Event {
     /// All callers of a batch have gone, but the reply is still to come.
     Abandoned(SentBatch),
     /// A batch was replied to, or failed.
-    Replied(SentBatch, Result<BatchReply, CallError>),
+    Replied(SentBatch, Result<RawReply, CallError>),
     /// A call that decides no tolls has ended.
     OtherCall,
 }
@@ -305,13 +307,13 @@ impl Loads {
         self.of[connection].abandoned += 1;
     }
 
-    fn ended(&mut self, batch: &SentBatch) {
-        let load = &mut self.of[batch.connection];
-        *(if batch.is_abandoned { &mut load.abandoned } else { &mut load.awaited }) -= 1;
-        let left = self.groups.get_mut(&batch.group).expect("a group lasts as long as its calls");
+    fn ended(&mut self, connection: usize, group: u64, is_abandoned: bool) {
+        let load = &mut self.of[connection];
+        *(if is_abandoned { &mut load.abandoned } else { &mut load.awaited }) -= 1;
+        let left = self.groups.get_mut(&group).expect("a group lasts as long as its calls");
         *left -= 1;
         if *left == 0 {
-            self.groups.remove(&batch.group);
+            self.groups.remove(&group);
             load.groups -= 1;
         }
     }
@@ -366,12 +368,14 @@ fn encode(mut together: Vec<QueuedToll>, env: &Env) -> Vec<(Batch, Vec<Caller>)>
 
 /// A batch in flight.
 struct SentBatch {
+    connections: Arc<[ReconnectingConnection]>,
     /// The index of its connection.
     connection: usize,
     group: u64,
     is_abandoned: bool,
+    batch: Arc<Batch>,
     callers: Vec<Caller>,
-    reply: Pin<Box<dyn Future<Output = Result<BatchReply, CallError>> + Send>>,
+    reply: Pin<Box<dyn Future<Output = Result<RawReply, CallError>> + Send>>,
 }
 
 impl SentBatch {
@@ -382,14 +386,10 @@ impl SentBatch {
         batch: Batch,
         callers: Vec<Caller>,
     ) -> SentBatch {
-        let connections = Arc::clone(connections);
-        let reply = Box::pin(async move {
-            let connection = &connections[connection];
-            let reply = run(connection, batch.call()).await?;
-            let read = batch.read_reply(&value(reply.value));
-            read.map_err(|malformed| connection.malformed(reply.connection, malformed))
-        });
-        SentBatch { connection, group, is_abandoned: false, callers, reply }
+        let (connections, batch) = (Arc::clone(connections), Arc::new(batch));
+        let (over, sent) = (Arc::clone(&connections), Arc::clone(&batch));
+        let reply = Box::pin(async move { run(&over[connection], sent.call()).await });
+        SentBatch { connections, connection, group, is_abandoned: false, batch, callers, reply }
     }
 
     /// Waits for the reply, or until all callers have gone.
@@ -414,14 +414,19 @@ impl SentBatch {
         Event::Replied(self, result)
     }
 
-    /// Passes the reply on to the callers.
-    fn deliver(self, result: Result<BatchReply, CallError>, disagreements: &LogThrottle) {
-        match result {
-            Ok(reply) => {
-                if let (1.., Some(first)) = (reply.disagreements, reply.replies.first()) {
-                    log_disagreement(disagreements, reply.disagreements, first.time());
+    /// Decodes the reply, and passes each caller its own.
+    async fn deliver(self, reply: Result<RawReply, CallError>, disagreements: Arc<LogThrottle>) {
+        let decoded = reply.and_then(|reply| {
+            let decoded = self.batch.read_reply(&value(reply.value));
+            decoded
+                .map_err(|malformed| self.connections[self.connection].malformed(reply.connection, malformed))
+        });
+        match decoded {
+            Ok(BatchReply { replies, disagreements: requests }) => {
+                if let (1.., Some(first)) = (requests, replies.first()) {
+                    log_disagreement(&disagreements, requests, first.time());
                 }
-                for (caller, reply) in self.callers.into_iter().zip(reply.replies) {
+                for (caller, reply) in self.callers.into_iter().zip(replies) {
                     let _ = caller.send(Ok(reply));
                 }
             }
@@ -532,6 +537,53 @@ mod tests {
         fn record_debug(&mut self, _: &Field, value: &dyn fmt::Debug) {
             self.0.0.lock().unwrap().push(format!("{value:?}"));
         }
+    }
+
+    fn all_up(_: usize) -> bool {
+        false
+    }
+
+    /// In a cluster, a group consists of one call for each slot, and ends with the last of them.
+    #[test]
+    fn two_groups_are_in_flight_at_most() {
+        let mut loads = Loads::new(2);
+        assert_eq!(loads.next(all_up), Some(0));
+        let [first, second] = [loads.open_group(0, 2), loads.open_group(0, 1)];
+        assert_eq!(loads.next(all_up), None);
+        loads.ended(0, first, false);
+        assert_eq!(loads.next(all_up), None, "one call of the first group is left");
+        loads.ended(0, first, false);
+        assert_eq!(loads.next(all_up), Some(0));
+        loads.ended(0, second, false);
+        loads.open_group(0, 0);
+        assert_eq!(loads.next(all_up), Some(0), "a group without calls is not in flight");
+    }
+
+    /// Two connections in use would decide tolls out of order.
+    #[test]
+    fn spare_is_used_once_no_caller_waits_on_the_first() {
+        let mut loads = Loads::new(2);
+        let [first, second] = [loads.open_group(0, 1), loads.open_group(0, 1)];
+        loads.abandoned(0);
+        assert_eq!(loads.next(all_up), None, "one caller still waits on the silent connection");
+        loads.ended(0, second, false);
+        assert_eq!(loads.next(all_up), Some(1));
+        loads.ended(0, first, true);
+        assert_eq!(loads.next(all_up), Some(0));
+        assert_eq!(loads.next(|index| index == 0), Some(1), "the first is down");
+        assert_eq!(loads.next(|_| true), Some(0), "both are down: a call fails at once");
+    }
+
+    #[test]
+    fn new_script_is_settled_before_the_next_batch() {
+        let (mut loads, mut known) = (Loads::new(1), KnownScripts::default());
+        let group = loads.open_group(0, 1);
+        assert!(known.learn(0, 1, "a") && !known.learn(0, 1, "a") && known.learn(0, 1, "b"));
+        assert!(known.learn(0, 2, "a"), "the next connection may be to a server that was restarted");
+        loads.settling = true;
+        assert_eq!(loads.next(all_up), None);
+        loads.ended(0, group, false);
+        assert_eq!((loads.next(all_up), loads.settling), (Some(0), false));
     }
 
     #[test]

@@ -54,9 +54,8 @@ impl Names {
 
     /// The name of a key's state.
     pub fn state(&self, key: Key<'_>) -> String {
-        let bytes = key.to_bytes();
         let mut name = self.begin(&tag(key));
-        if self.format == Format::Readable && bytes.len() <= MAX_WRITTEN_OUT {
+        if self.format == Format::Readable && key.byte_len() <= MAX_WRITTEN_OUT {
             push_family(&mut name, key);
             let values = name.len();
             for value in key.texts() {
@@ -72,7 +71,7 @@ impl Names {
             push_family(&mut name, key);
             name.push_str(":%=");
         }
-        push_digest(&mut name, short_of(&bytes));
+        push_digest(&mut name, short_of(&key.to_bytes()));
         name
     }
 
@@ -147,20 +146,26 @@ fn push_family(name: &mut String, key: Key<'_>) {
         Algorithm::SlidingLog => 'l',
         Algorithm::Concurrency => 'c',
     };
-    let stagger = if staggered { "+" } else { "" };
-    write!(name, "{}:{letter}{stagger}{}", key.limit(), key.period()).expect("a string takes all");
+    name.push_str(key.limit());
+    name.push(':');
+    name.push(letter);
+    if staggered {
+        name.push('+');
+    }
+    write!(name, "{}", key.period()).expect("a string takes all");
 }
 
 fn push_value(name: &mut String, value: Option<&str>) {
     let Some(value) = value else { return name.push_str("%-") };
-    for char in value.chars() {
-        match char {
-            '%' | ':' | '{' | '}' | ' ' | '\0'..='\x1f' | '\x7f' => {
-                write!(name, "%{:02x}", u32::from(char)).expect("a string takes all");
-            }
-            _ => name.push(char),
-        }
+    let is_escaped = |char: char| matches!(char, '%' | ':' | '{' | '}' | ' ' | '\0'..='\x1f' | '\x7f');
+    let mut rest = value;
+    while let Some(at) = rest.find(is_escaped) {
+        name.push_str(&rest[..at]);
+        // Every escaped character is one byte long.
+        write!(name, "%{:02x}", rest.as_bytes()[at]).expect("a string takes all");
+        rest = &rest[at + 1..];
     }
+    name.push_str(rest);
 }
 
 /// URL-safe base64 without padding: 22 characters.

@@ -19,6 +19,7 @@ mod policy;
 #[cfg(feature = "config")]
 mod policy_sync;
 mod reconnecting;
+mod replay;
 pub mod script;
 mod sentinel;
 mod session;
@@ -35,5 +36,6 @@ pub use from_config::UnreadableFile;
 pub use policy::{NotSet, PolicyWatch, SharedLimits, SharedPolicy};
 #[cfg(feature = "config")]
 pub use policy_sync::{Followed, Following};
+pub use replay::BatchReply;
 pub use store::{RedisOptions, RedisStore};
 pub use tollkeeper_core::digest;

@@ -145,7 +145,10 @@ impl Inner {
             return StoreFuture::Ready(Ok(replies.pop().expect("one toll, one reply")));
         }
         StoreFuture::Later(Box::pin(async move {
-            session.secret().await?;
+            if self.shared.secret().is_none() {
+                // On the heap: it is needed once, and the future of every decision stays small.
+                Box::pin(session.secret()).await?;
+            }
             Ok(session.topology().decide(encoded).await?)
         }))
     }

@@ -28,7 +28,8 @@ impl Topology {
             Topology::One(batcher) => batcher.decide(0, toll).await,
             Topology::Many(cluster) => {
                 let slot = toll.names().next().map_or(0, slot::of);
-                cluster.decide(slot, toll).await
+                // On the heap, so that the future for a single server stays small.
+                Box::pin(cluster.decide(slot, toll)).await
             }
         }
     }

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! All are big-endian unsigned integers, with their width in bytes. Each key is sent once: packed states first, then
-//! logs and slots. Limits that grant nothing (a count of 0) are not sent: they are decided here, and shape 32 tells
-//! the script.
+//! logs and slots. Limits that grant nothing (a count of 0) are not sent: they are decided by this process, and shape
+//! 32 tells the script.
 //!
 //! ```text
 //! reply   nonce 6, time 7 (µs), refused tolls 2, form 1, the number of each refused toll 2 (from 1, counting the
@@ -25,27 +25,23 @@
 //! begins with it, a list has it as its first element, and a number (below 4) has 4 times the nonce added. Replies to
 //! plain commands have other types or ranges than these.
 //!
-//! The reply contains the packed states as they were read. Every toll of the batch is decided once more on them,
-//! here, to compute the numbers that callers see. The script computes such numbers only for logs, because their
-//! stamps are not sent.
+//! The reply contains the packed states as they were read, on which [`replay`](super::replay) decides every toll once
+//! more to compute the numbers that callers see. The script computes such numbers only for logs, because their stamps
+//! are not sent.
 
 mod undo;
 
 use std::collections::HashMap;
 use std::fmt;
 
-use tollkeeper_core::algorithm::{
-    self, Effect, KeyRequest, Past, Report, State, Step, StoredState, concurrency,
-};
+use tollkeeper_core::algorithm::{KeyRequest, Past, concurrency};
 use tollkeeper_core::charge::Item;
-use tollkeeper_core::{
-    Algorithm, Change, CheckedQuota, Due, KeyCorrection, LimitReply, Reply, Span, Time, Toll,
-};
+use tollkeeper_core::{Algorithm, Change, CheckedQuota, Due, KeyCorrection, Span, Time, Toll};
 
 use crate::store::Correction;
 
 use super::script::{self, Kinds, Script};
-use super::state::{self, push, take};
+use super::state::{push, take};
 
 /// A reply of Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,7 +115,7 @@ impl Call {
 }
 
 /// A reply that does not belong to its call: it has another nonce, or a form that no script of ours returns.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
 impl fmt::Display for Malformed {
@@ -128,36 +124,44 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
-impl fmt::Debug for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl std::error::Error for Malformed {}
 
 /// What is kept of a toll while it is in flight.
 #[derive(Clone, Debug)]
 pub struct EncodedToll {
-    id: u64,
-    charging: bool,
-    dues: Vec<EncodedDue>,
+    pub(super) id: u64,
+    pub(super) charging: bool,
+    pub(super) dues: Vec<EncodedDue>,
 }
 
 /// What one limit is asked to decide.
 #[derive(Clone, Debug)]
-struct EncodedDue {
-    /// The name of the state's key; `None` if the limit grants nothing and has no state.
-    name: Option<String>,
-    quota: CheckedQuota,
-    enforced: bool,
-    /// The units to charge. A cost of 0 is decided like a cost of 1 but never refused, so `ask.cost` differs then.
-    cost: u64,
-    request: KeyRequest,
+pub(super) struct EncodedDue {
+    pub(super) state: StateKey,
+    pub(super) quota: CheckedQuota,
+    pub(super) enforced: bool,
+    /// The units to charge. A cost of 0 is decided like a cost of 1 but never refused, so `request.cost` differs then.
+    pub(super) cost: u64,
+    pub(super) request: KeyRequest,
+}
+
+/// Where the state of a due is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum StateKey {
+    /// Nowhere: the limit grants nothing and has no state.
+    Nowhere,
+    /// Under this name.
+    Named(String),
+    /// Under the key of its batch that has this index.
+    Indexed(usize),
 }
 
 impl EncodedDue {
+    /// The name of its key; `None` if it has none, or if it belongs to a batch.
+    fn name(&self) -> Option<&str> {
+        if let StateKey::Named(name) = &self.state { Some(name) } else { None }
+    }
+
     /// The longest delay that the caller accepts; `None` unless this is a leaky bucket.
     fn hold(&self) -> Option<Span> {
         self.request.hold.filter(|_| self.quota.algorithm() == Algorithm::LeakyBucket)
@@ -168,7 +172,7 @@ impl EncodedToll {
     /// Copies what the call and its reply need from a toll. An admission will carry `id`; `name` gives key names.
     pub fn new(toll: &Toll, id: u64, name: impl Fn(&Due<'_>) -> String) -> EncodedToll {
         let encode = |due: Due<'_>| EncodedDue {
-            name: (due.quota.count() > 0).then(|| name(&due)),
+            state: if due.quota.count() > 0 { StateKey::Named(name(&due)) } else { StateKey::Nowhere },
             quota: *due.quota,
             enforced: due.enforced(),
             cost: due.cost,
@@ -185,34 +189,22 @@ impl EncodedToll {
 
     /// The names of the states it needs.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.dues.iter().filter_map(|due| due.name.as_deref())
+        self.dues.iter().filter_map(EncodedDue::name)
     }
 
     /// Whether an enforced limit grants nothing, so that the toll is refused whatever its other limits decide.
     fn is_refused(&self) -> bool {
-        self.dues.iter().any(|due| due.enforced && due.name.is_none())
+        self.dues.iter().any(|due| due.enforced && due.state == StateKey::Nowhere)
     }
 }
 
 /// Tolls that one call decides, in this order.
 #[derive(Debug)]
 pub struct Batch {
-    tolls: Vec<EncodedToll>,
-    /// The index of the key of each due that is sent, toll by toll.
-    key_indexes: Vec<usize>,
+    pub(super) tolls: Vec<EncodedToll>,
     /// The number of keys with packed states, which come first.
-    packed: usize,
+    pub(super) packed: usize,
     call: Call,
-}
-
-/// The decoded reply to a batch.
-#[derive(Debug)]
-pub struct BatchReply {
-    /// One for each toll, in order.
-    pub replies: Vec<Reply>,
-    /// The number of tolls that Lua decided otherwise than Rust, which is a bug in one of them. The verdict of the
-    /// script counts, because it has already written the states.
-    pub disagreements: usize,
 }
 
 /// The most keys that one batch should have: Lua can pass some thousand values to one command.
@@ -220,178 +212,79 @@ pub const MOST_KEYS: usize = 1_000;
 
 impl Batch {
     /// Encodes these tolls as one call.
-    pub fn new(tolls: Vec<EncodedToll>, nonce: Nonce) -> Batch {
-        let mut names: HashMap<&str, (usize, bool)> = HashMap::new();
-        let (mut packed, mut wide) = (Vec::new(), Vec::new());
-        let mut kinds = Kinds::default();
-        for due in tolls.iter().flat_map(|toll| &toll.dues) {
-            let Some(name) = &due.name else { continue };
-            kinds = kinds.with(due.quota.algorithm());
-            let keys = if is_packed(&due.quota) { &mut packed } else { &mut wide };
-            names.entry(name).and_modify(|(_, shared)| *shared = true).or_insert_with(|| {
-                keys.push(name);
-                (keys.len(), false)
-            });
-        }
+    pub fn new(mut tolls: Vec<EncodedToll>, nonce: Nonce) -> Batch {
+        let keys = BatchKeys::of(&tolls);
+        let packed = keys.packed;
+        let mut names = vec![String::new(); keys.keys.len()];
+        let mut places = keys.places.iter();
         let mut quotas: Vec<CheckedQuota> = Vec::new();
-        let (mut body, mut key_indexes) = (Vec::new(), Vec::new());
-        let mut all_plain = true;
-        for toll in &tolls {
-            let mut rest = toll.dues.iter().filter(|due| due.name.is_some()).peekable();
-            while let Some(due) = rest.next() {
-                let (position, shared) = names[due.name.as_deref().expect("filtered")];
-                let key = if is_packed(&due.quota) { position } else { packed.len() + position };
-                key_indexes.push(key - 1);
+        let (mut body, mut kinds, mut all_plain) = (Vec::new(), Kinds::default(), true);
+        for toll in &mut tolls {
+            let mut left = toll.names().count();
+            let (is_refused, id, charging) = (toll.is_refused(), toll.id, toll.charging);
+            for due in &mut toll.dues {
+                let StateKey::Named(name) = &mut due.state else { continue };
+                let key = &keys.keys[*places.next().expect("every name has a place")];
+                let index = if is_packed(&due.quota) { key.position } else { packed + key.position };
+                names[index] = std::mem::take(name);
+                due.state = StateKey::Indexed(index);
+                kinds = kinds.with(due.quota.algorithm());
                 let quota = quotas.iter().position(|quota| *quota == due.quota).unwrap_or_else(|| {
                     quotas.push(due.quota);
                     quotas.len() - 1
                 });
-                let more = rest.peek().is_some();
-                let shape = Shape::of(toll, due, more, shared);
+                left -= 1;
+                let shape = Shape::of(due, [left > 0, !charging, key.is_shared, is_refused]);
                 all_plain &= shape.is_plain(due);
-                push_due(&mut body, toll, due, key, quota + 1, shape);
+                push_due(&mut body, due, id, [index + 1, quota + 1], shape);
             }
         }
-        let script = match key_indexes.len() {
+        let script = match keys.places.len() {
             _ if !all_plain => script::check(kinds),
             1 => script::bucket(),
             _ => script::buckets(),
         };
         let mut argument = Vec::with_capacity(10 + 25 * quotas.len() + body.len());
         push(&mut argument, 6, nonce.0);
-        push(&mut argument, 2, packed.len() as u64);
+        push(&mut argument, 2, packed as u64);
         push(&mut argument, 2, quotas.len() as u64);
         quotas.iter().for_each(|quota| push_quota(&mut argument, quota));
         argument.extend_from_slice(&body);
-        let keys: Vec<String> = packed.iter().chain(&wide).map(|name| name.to_string()).collect();
-        let call = Call { script, keys, args: vec![argument], nonce };
-        let packed = packed.len();
-        Batch { tolls, key_indexes, packed, call }
+        let call = Call { script, keys: names, args: vec![argument], nonce };
+        Batch { tolls, packed, call }
     }
 
     /// The call to make. A batch without keys needs none: see [`Batch::replies_without_store`].
     pub fn call(&self) -> &Call {
         &self.call
     }
-
-    /// Decodes the reply of the store.
-    pub fn read_reply(&self, reply: &Value) -> Result<BatchReply, Malformed> {
-        self.replay(CheckReply::read(self.call.bytes(reply)?, self.packed)?)
-    }
-
-    /// Decides a batch without keys: its tolls have no limits, or only limits that grant nothing.
-    pub fn replies_without_store(&self, now: Time) -> Vec<Reply> {
-        assert!(self.call.keys.is_empty(), "a batch with keys needs the store");
-        let reply = CheckReply { now, refused: Vec::new(), states: Vec::new(), records: &[] };
-        self.replay(reply).expect("there is nothing to decode").replies
-    }
-
-    /// Decides every toll again, on the states as they were read.
-    fn replay(&self, mut reply: CheckReply<'_>) -> Result<BatchReply, Malformed> {
-        let mut states: Vec<Option<State>> = vec![None; self.packed];
-        let mut unread = reply.states.clone();
-        let mut key_indexes = self.key_indexes.iter();
-        let mut decoded = BatchReply { replies: Vec::with_capacity(self.tolls.len()), disagreements: 0 };
-        let mut sent = 0;
-        for toll in &self.tolls {
-            let mut steps: Vec<Decided> = Vec::with_capacity(toll.dues.len());
-            for due in &toll.dues {
-                let request = KeyRequest { now: reply.now, ..due.request };
-                let mut decided = match &due.name {
-                    None => Decided::new(algorithm::step(&due.quota, StoredState::Nothing, &request)),
-                    Some(_) => {
-                        let key = *key_indexes.next().expect("every due that is sent has a key");
-                        let mut decided = if key < self.packed {
-                            if let Some(bytes) = unread[key].take() {
-                                states[key] = state::decode(&due.quota, bytes);
-                            }
-                            let stored = states[key].as_ref().map_or(StoredState::Nothing, State::stored);
-                            Decided::new(algorithm::step(&due.quota, stored, &request))
-                        } else {
-                            reply.record(&due.quota)?
-                        };
-                        decided.key = Some(key);
-                        decided
-                    }
-                };
-                decided.request = request;
-                decided.step.allowed |= due.cost == 0 && due.quota.count() > 0;
-                steps.push(decided);
-            }
-            if steps.iter().any(|decided| decided.key.is_some()) {
-                sent += 1;
-                let admitted = !reply.refused.contains(&sent);
-                decoded.disagreements += usize::from(overrule(&toll.dues, &mut steps, admitted));
-            }
-            let admitted = toll.dues.iter().zip(&steps).all(|(due, one)| one.step.allowed || !due.enforced);
-            let mut toll_reply = Reply::new(reply.now, toll.id);
-            for (due, decided) in toll.dues.iter().zip(steps) {
-                let Decided { key, request, step, log } = decided;
-                let charged = toll.charging && admitted && step.allowed && due.cost > 0;
-                if let Some(key) = key.filter(|key| *key < self.packed)
-                    && (charged || toll.charging && step.effect.moved())
-                {
-                    let state = states[key].take();
-                    states[key] = algorithm::apply(&due.quota, state, &request, &step, charged, toll.id);
-                }
-                toll_reply.push(match log {
-                    Some(log) => log.reply(&due.quota, &request, step.allowed, charged),
-                    None => LimitReply::Step { step, charged },
-                });
-            }
-            decoded.replies.push(toll_reply);
-        }
-        Ok(decoded)
-    }
 }
 
-/// One due of a toll, decided again.
-struct Decided {
-    /// The index of its key; `None` if it was not sent.
-    key: Option<usize>,
-    request: KeyRequest,
-    step: Step,
-    log: Option<LogRecord>,
-}
-
-impl Decided {
-    fn new(step: Step) -> Decided {
-        let request = KeyRequest { now: Time::default(), cost: 1, shift: 0, hold: None };
-        Decided { key: None, request, step, log: None }
-    }
-}
-
-/// Changes the steps to the verdict of the script, if they differ from it. Returns whether they did.
-fn overrule(dues: &[EncodedDue], steps: &mut [Decided], admitted: bool) -> bool {
-    let mut enforced: Vec<&mut Decided> =
-        dues.iter().zip(steps).filter(|(due, _)| due.enforced).map(|(_, decided)| decided).collect();
-    if enforced.iter().all(|decided| decided.step.allowed) == admitted {
-        return false;
-    }
-    match admitted {
-        true => enforced.iter_mut().for_each(|decided| decided.step.allowed = true),
-        false => enforced.iter_mut().take(1).for_each(|decided| decided.step.allowed = false),
-    }
-    true
-}
-
-/// The reply of `check.lua`.
-struct CheckReply<'a> {
-    now: Time,
-    refused: Vec<u64>,
-    states: Vec<Option<&'a [u8]>>,
+/// The reply of a script that decides tolls.
+#[derive(Debug)]
+pub(super) struct CheckReply<'a> {
+    pub(super) now: Time,
+    /// The numbers of the refused tolls, from 1, counting the tolls that were sent.
+    pub(super) refused: Vec<u64>,
+    /// The packed states as they were read; `None` for a missing one.
+    pub(super) states: Vec<Option<&'a [u8]>>,
     records: &'a [u8],
 }
 
 impl<'a> CheckReply<'a> {
-    /// Decodes a reply with `packed` packed states.
-    fn read(bytes: &'a [u8], packed: usize) -> Result<CheckReply<'a>, Malformed> {
-        let mut rest = bytes;
+    /// The reply to a batch without keys.
+    pub(super) fn without_states(now: Time) -> CheckReply<'static> {
+        CheckReply { now, refused: Vec::new(), states: Vec::new(), records: &[] }
+    }
+
+    /// Decodes the reply to a batch.
+    pub(super) fn read(batch: &Batch, reply: &'a Value) -> Result<CheckReply<'a>, Malformed> {
+        let mut rest = batch.call.bytes(reply)?;
         let now = Time::from_micros(number(&mut rest, 7)?);
         let (count, even) = (number(&mut rest, 2)?, number(&mut rest, 1)? == 1);
         let refused = (0..count).map(|_| number(&mut rest, 2)).collect::<Result<_, _>>()?;
-        let mut states = Vec::with_capacity(packed);
-        for _ in 0..packed {
+        let mut states = Vec::with_capacity(batch.packed);
+        for _ in 0..batch.packed {
             let len = if even { 12 } else { number(&mut rest, 1)? };
             let state = part(&mut rest, usize::try_from(len).expect("a byte"))?;
             states.push(state.iter().any(|byte| *byte != 0).then_some(state));
@@ -399,23 +292,35 @@ impl<'a> CheckReply<'a> {
         Ok(CheckReply { now, refused, states, records: rest })
     }
 
-    /// Takes the next record of a log or of slots.
-    fn record(&mut self, quota: &CheckedQuota) -> Result<Decided, Malformed> {
-        let is_log = quota.algorithm() == Algorithm::SlidingLog;
-        let len = if is_log { 36 } else { 15 };
-        let mut record = part(&mut self.records, len)?;
+    /// Takes the next record of a log.
+    pub(super) fn log_record(&mut self) -> Result<LogRecord, Malformed> {
+        let mut record = part(&mut self.records, 36)?;
         let allowed = take(&mut record, 1) == 1;
-        let mut number = || take(&mut record, 7);
-        if is_log {
-            let [used, stamp, passes, next, fresh] = std::array::from_fn(|_| number());
-            let log = Some(LogRecord { used, stamp, passes, next, fresh });
-            return Ok(Decided { log, ..Decided::new(Step { allowed, effect: Effect::None }) });
-        }
-        let (held, first) = (number(), number());
-        let first = if held == 0 { u64::MAX } else { first };
-        let step = concurrency::Step { allowed, moved: false, held, first };
-        Ok(Decided::new(Step { allowed, effect: Effect::Concurrency(step) }))
+        let [used, stamp, passes, next, fresh] = std::array::from_fn(|_| take(&mut record, 7));
+        Ok(LogRecord { allowed, used, stamp, passes, next, fresh })
     }
+
+    /// Takes the next record of slots.
+    pub(super) fn slots_record(&mut self) -> Result<concurrency::Step, Malformed> {
+        let mut record = part(&mut self.records, 15)?;
+        let allowed = take(&mut record, 1) == 1;
+        let [held, first] = std::array::from_fn(|_| take(&mut record, 7));
+        let first = if held == 0 { u64::MAX } else { first };
+        Ok(concurrency::Step { allowed, moved: false, held, first })
+    }
+}
+
+/// What the script computed for a log, whose stamps are not sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LogRecord {
+    pub(super) allowed: bool,
+    /// Units in the period before this decision.
+    pub(super) used: u64,
+    /// The stamp that an admission gets.
+    pub(super) stamp: u64,
+    pub(super) passes: u64,
+    pub(super) next: u64,
+    pub(super) fresh: u64,
 }
 
 /// Takes `len` bytes off the front.
@@ -429,27 +334,39 @@ fn number(rest: &mut &[u8], width: usize) -> Result<u64, Malformed> {
     part(rest, width).map(|mut part| take(&mut part, width))
 }
 
-/// What the script computed for a log, whose stamps are not sent.
-#[derive(Clone, Copy)]
-struct LogRecord {
-    used: u64,
-    stamp: u64,
-    passes: u64,
-    next: u64,
-    fresh: u64,
+/// The distinct keys of a batch.
+struct BatchKeys {
+    keys: Vec<BatchKey>,
+    /// The number of keys with packed states.
+    packed: usize,
+    /// For each due that has a key, in order, the index of that key in `keys`.
+    places: Vec<usize>,
 }
 
-impl LogRecord {
-    fn reply(self, quota: &CheckedQuota, request: &KeyRequest, allowed: bool, charged: bool) -> LimitReply {
-        let used = self.used + if charged { request.cost } else { 0 };
-        let report = Report {
-            remaining: quota.count().saturating_sub(used),
-            passes: (request.cost <= quota.count()).then_some(self.passes),
-            next: self.next,
-            fresh: Some(self.fresh),
-            departs: request.now.as_micros(),
-        };
-        LimitReply::Outcome { outcome: algorithm::tell(quota, request, allowed, &report), mark: self.stamp }
+struct BatchKey {
+    /// Its position among the keys with packed states, or among the others.
+    position: usize,
+    /// Whether several dues of the batch use it.
+    is_shared: bool,
+}
+
+impl BatchKeys {
+    fn of(tolls: &[EncodedToll]) -> BatchKeys {
+        let mut found: HashMap<&str, usize> = HashMap::with_capacity(tolls.len());
+        let mut keys: Vec<BatchKey> = Vec::with_capacity(tolls.len());
+        let (mut packed, mut wide, mut places) = (0, 0, Vec::with_capacity(tolls.len()));
+        for due in tolls.iter().flat_map(|toll| &toll.dues) {
+            let Some(name) = due.name() else { continue };
+            let place =
+                *found.entry(name).and_modify(|place| keys[*place].is_shared = true).or_insert(keys.len());
+            if place == keys.len() {
+                let count = if is_packed(&due.quota) { &mut packed } else { &mut wide };
+                keys.push(BatchKey { position: *count, is_shared: false });
+                *count += 1;
+            }
+            places.push(place);
+        }
+        BatchKeys { keys, packed, places }
     }
 }
 
@@ -461,11 +378,12 @@ impl Shape {
     const MORE: u8 = 1;
     const EXTENDED: u8 = 8;
 
-    /// The shape of a due: `more` dues of its toll follow, and its key is `shared` with other dues of the batch.
-    fn of(toll: &EncodedToll, due: &EncodedDue, more: bool, shared: bool) -> Shape {
+    /// The shape of a due. The flags tell whether more dues of its toll follow, whether the toll only peeks, whether
+    /// other dues of the batch use the same key, and whether the toll is refused whatever this due decides.
+    fn of(due: &EncodedDue, [more, peeks, is_shared, is_refused]: [bool; 4]) -> Shape {
         let extended =
             due.quota.algorithm() == Algorithm::Concurrency || due.hold().is_some() || due.request.shift > 0;
-        let flags = [more, !due.enforced, !toll.charging, extended, shared, toll.is_refused()];
+        let flags = [more, !due.enforced, peeks, extended, is_shared, is_refused];
         Shape(flags.into_iter().rev().fold(0, |shape, flag| shape << 1 | u8::from(flag)))
     }
 
@@ -477,15 +395,8 @@ impl Shape {
     }
 }
 
-/// Appends a due. Its key and its quota are numbered from 1.
-fn push_due(
-    body: &mut Vec<u8>,
-    toll: &EncodedToll,
-    due: &EncodedDue,
-    key: usize,
-    quota: usize,
-    shape: Shape,
-) {
+/// Appends a due of the toll with this ID. Its key and its quota are numbered from 1.
+fn push_due(body: &mut Vec<u8>, due: &EncodedDue, id: u64, [key, quota]: [usize; 2], shape: Shape) {
     push(body, 2, key as u64);
     push(body, 2, quota as u64);
     push(body, 1, u64::from(shape.0));
@@ -493,7 +404,7 @@ fn push_due(
     if shape.0 & Shape::EXTENDED != 0 {
         push(body, 7, due.request.shift);
         push(body, 7, due.hold().map_or(0, |hold| hold.as_micros().min(FOR_EVER) + 1));
-        push(body, 8, toll.id);
+        push(body, 8, id);
     }
 }
 

@@ -89,7 +89,7 @@ async fn ask<R: Remote>(store: &Inner<R>, toll: &Toll<'_>, parts: Vec<PartialTol
     let asking = parts.iter().map(|part| {
         asked.contains(&(&part.server, true)).then(|| {
             let answer = store.remote.decide_part(part);
-            store.await_answer(Op::Decide, Some(part.server.clone()), began, answer)
+            store.await_answer(Op::Decide, Some(part.server.clone()), began, answer.boxed())
         })
     });
     let answers = all(asking.collect()).await;

@@ -10,6 +10,7 @@ mod fallback;
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -142,12 +143,14 @@ impl<R: Remote> Inner<R> {
         server: Option<Server>,
         call: impl FnOnce(&'a R) -> StoreFuture<'a, RemoteResult<T>>,
     ) -> Option<impl Future<Output = RemoteResult<T>> + Send + 'a> {
-        let began = self.clock.now();
-        if server.as_ref().is_some_and(|server| !self.may_ask(server, began)) {
-            return None;
-        }
-        let reply = call(&self.remote);
-        Some(self.await_answer(what, server, began, reply))
+        let began = self.begin(server.as_ref())?;
+        Some(self.await_answer(what, server, began, call(&self.remote).boxed()))
+    }
+
+    /// When a call that starts now began; `None` if the breaker of that server is open.
+    fn begin(&self, server: Option<&Server>) -> Option<Time> {
+        let now = self.clock.now();
+        server.is_none_or(|server| self.may_ask(server, now)).then_some(now)
     }
 
     /// Waits for a reply until the deadline, and reports success or failure to the server's breaker.
@@ -156,12 +159,9 @@ impl<R: Remote> Inner<R> {
         what: Op,
         server: Option<Server>,
         began: Time,
-        reply: StoreFuture<'_, RemoteResult<T>>,
+        reply: Pin<Box<dyn Future<Output = RemoteResult<T>> + Send + '_>>,
     ) -> RemoteResult<T> {
-        let result = match reply {
-            StoreFuture::Ready(result) => result,
-            later => within_deadline(&self.clock, self.deadline, later).await,
-        };
+        let result = within_deadline(&self.clock, self.deadline, reply).await;
         if let Some(observer) = self.observer.get() {
             observer.asked(what, self.clock.now().since(began));
         }
@@ -287,12 +287,14 @@ impl<R: Remote + 'static> Store for Resilient<R> {
                 toll.clone().into_owned(),
                 parts,
             ))),
-            Split::Whole(server) => match inner.ask(Op::Decide, Some(server), |remote| remote.decide(toll)) {
+            Split::Whole(server) => match inner.begin(Some(&server)) {
                 None => StoreFuture::Ready(inner.fallback.decide(toll)),
-                Some(asked) => {
-                    let toll = toll.clone().into_owned();
+                Some(began) => {
+                    let (reply, toll) =
+                        (inner.remote.decide(toll).boxed(), Box::new(toll.clone().into_owned()));
                     StoreFuture::Later(Box::pin(async move {
-                        asked.await.unwrap_or_else(|_| inner.fallback.decide(&toll))
+                        let answer = inner.await_answer(Op::Decide, Some(server), began, reply).await;
+                        answer.unwrap_or_else(|_| inner.fallback.decide(&toll))
                     }))
                 }
             },

@@ -20,17 +20,15 @@ impl EncodedToll {
         let (mut corrected, mut released) = (Vec::new(), Vec::new());
         let mut argument = super::correction_until(reply.time() + UNDO_VALIDITY);
         for (due, limit_reply) in self.dues.iter().zip(reply.limits()) {
-            let Some(name) = due.name.as_ref().filter(|_| limit_reply.allowed() && due.cost > 0) else {
-                continue;
-            };
+            let Some(name) = due.name().filter(|_| limit_reply.allowed() && due.cost > 0) else { continue };
             if due.quota.algorithm() == Algorithm::Concurrency {
-                released.push(name.clone());
+                released.push(name.to_owned());
                 continue;
             }
-            corrected.extend([name.clone(), marker(name)]);
+            corrected.extend([name.to_owned(), marker(name)]);
             let (cost, count, tick) = (due.cost, due.quota.count(), limit_reply.mark());
             let quota = as_bucket(&due.quota);
-            let correcting = Correcting { shift: due.request.shift, cost, count, tick };
+            let correcting = Correcting { shift: due.ask.shift, cost, count, tick };
             push_correction(&mut argument, &quota, &correcting, Change::GiveBack(cost));
         }
         let correct = Call::new(script::correct(), nonce(), corrected, &argument);
