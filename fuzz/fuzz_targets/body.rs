@@ -65,13 +65,13 @@ fn tree(reader: &mut Reader<'_>, fits: &mut bool) -> Result<Value, Malformed> {
             Value::Array(list)
         }
         Kind::Scalar => match reader.scalar()? {
-            json::Value::Text(text) => Value::String(text.to_owned()),
-            json::Value::Number(number) => number.parse().map(Value::Number).unwrap_or_else(|_| {
+            json::Scalar::Text(text) => Value::String(text.to_owned()),
+            json::Scalar::Number(number) => number.parse().map(Value::Number).unwrap_or_else(|_| {
                 *fits = false;
                 Value::Null
             }),
-            json::Value::Bool(truth) => Value::Bool(truth),
-            json::Value::Null => Value::Null,
+            json::Scalar::Bool(truth) => Value::Bool(truth),
+            json::Scalar::Null => Value::Null,
         },
     })
 }

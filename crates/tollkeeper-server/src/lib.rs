@@ -2,6 +2,7 @@
 
 pub mod command;
 pub mod control;
+pub mod digest;
 pub mod history;
 pub mod json;
 pub mod key_ref;

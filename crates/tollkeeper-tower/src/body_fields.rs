@@ -5,6 +5,8 @@
 
 use std::borrow::Cow;
 
+use tollkeeper::json::{Kind, Malformed, Reader, Scalar};
+
 /// The result of looking up a field in a body or a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Field<'a> {
@@ -128,28 +130,27 @@ fn decoded(text: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// Reads a top-level field of a JSON text. All of the text must be valid JSON.
-pub fn of_json<'a>(text: &'a [u8], name: &str) -> Result<Field<'a>, NotJson> {
-    let text = std::str::from_utf8(text).map_err(|_| NotJson)?;
-    let mut parser = JsonParser { rest: text };
+pub fn of_json(text: &[u8], name: &str) -> Result<Field<'static>, NotJson> {
+    // The reader unescapes in place.
+    let mut copy = text.to_vec();
+    let mut reader = Reader::new(&mut copy)?.deep(MAX_DEPTH);
     let mut found = Field::Absent;
     let (mut is_duplicate, mut has_similar) = (false, false);
-    parser.skip_whitespace();
-    if parser.rest.starts_with('{') {
-        parser.object(0, &mut |key, value| {
+    if reader.kind()? == Kind::Object {
+        reader.object(|reader, key| {
+            let value = reader.value()?;
             if key == name {
                 is_duplicate |= found != Field::Absent;
-                found = value;
+                found = of_value(value)?;
             } else if differ_in_case(key, name) {
                 has_similar = true;
             }
+            Ok::<(), NotJson>(())
         })?;
     } else {
-        parser.value(0)?;
+        reader.value()?;
     }
-    parser.skip_whitespace();
-    if !parser.rest.is_empty() {
-        return Err(NotJson);
-    }
+    reader.end()?;
     Ok(match (is_duplicate, has_similar) {
         (true, _) => Field::Twice,
         (false, true) => Field::Alike,
@@ -157,169 +158,29 @@ pub fn of_json<'a>(text: &'a [u8], name: &str) -> Result<Field<'a>, NotJson> {
     })
 }
 
+/// An integer is read as its text. A number with a fraction or an exponent is [`Field::NoText`], because it can be
+/// written in many ways (`1.0`, `1.00`, `1e0`). `null` is read as an empty string, and an empty fact is absent.
+fn of_value(mut value: Reader<'_>) -> Result<Field<'static>, NotJson> {
+    if value.kind()? != Kind::Scalar {
+        return Ok(Field::NoText);
+    }
+    let text = match value.scalar()? {
+        Scalar::Text(text) => text,
+        Scalar::Number(number) if number.contains(['.', 'e', 'E']) => return Ok(Field::NoText),
+        Scalar::Number(number) => number,
+        Scalar::Bool(true) => "true",
+        Scalar::Bool(false) => "false",
+        Scalar::Null => "",
+    };
+    Ok(Field::Once(Cow::Owned(text.as_bytes().to_vec())))
+}
+
 /// How deep arrays and objects may be nested.
 const MAX_DEPTH: usize = 64;
 
-struct JsonParser<'a> {
-    rest: &'a str,
-}
-
-impl<'a> JsonParser<'a> {
-    fn skip_whitespace(&mut self) {
-        self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r']);
-    }
-
-    /// Consumes a token that must come next.
-    fn take(&mut self, token: &str) -> Result<(), NotJson> {
-        self.rest = self.rest.strip_prefix(token).ok_or(NotJson)?;
-        Ok(())
-    }
-
-    /// Parses an object and passes each of its fields to `field`.
-    fn object(&mut self, depth: usize, field: &mut dyn FnMut(&str, Field<'a>)) -> Result<(), NotJson> {
-        self.take("{")?;
-        self.skip_whitespace();
-        if self.take("}").is_ok() {
-            return Ok(());
-        }
-        loop {
-            self.skip_whitespace();
-            let key = self.string()?;
-            self.skip_whitespace();
-            self.take(":")?;
-            field(&key, self.value(depth + 1)?);
-            self.skip_whitespace();
-            if self.take("}").is_ok() {
-                return Ok(());
-            }
-            self.take(",")?;
-        }
-    }
-
-    fn array(&mut self, depth: usize) -> Result<(), NotJson> {
-        self.take("[")?;
-        self.skip_whitespace();
-        if self.take("]").is_ok() {
-            return Ok(());
-        }
-        loop {
-            self.value(depth + 1)?;
-            self.skip_whitespace();
-            if self.take("]").is_ok() {
-                return Ok(());
-            }
-            self.take(",")?;
-        }
-    }
-
-    fn value(&mut self, depth: usize) -> Result<Field<'a>, NotJson> {
-        if depth > MAX_DEPTH {
-            return Err(NotJson);
-        }
-        self.skip_whitespace();
-        match self.rest.as_bytes().first() {
-            Some(b'"') => Ok(match self.string()? {
-                Cow::Borrowed(text) => Field::Once(Cow::Borrowed(text.as_bytes())),
-                Cow::Owned(text) => Field::Once(Cow::Owned(text.into_bytes())),
-            }),
-            Some(b'{') => self.object(depth, &mut |_, _| ()).map(|()| Field::NoText),
-            Some(b'[') => self.array(depth).map(|()| Field::NoText),
-            Some(b't') => self.boolean("true"),
-            Some(b'f') => self.boolean("false"),
-            // `null` is read as an empty string, and an empty fact is absent.
-            Some(b'n') => self.take("null").map(|()| Field::Once(Cow::Borrowed(b""))),
-            _ => self.number(),
-        }
-    }
-
-    fn boolean(&mut self, literal: &'static str) -> Result<Field<'a>, NotJson> {
-        self.take(literal).map(|()| Field::Once(Cow::Borrowed(literal.as_bytes())))
-    }
-
-    /// An integer is read as its text. A number with a fraction or an exponent is [`Field::NoText`], because it can be
-    /// written in many ways (`1.0`, `1.00`, `1e0`).
-    fn number(&mut self) -> Result<Field<'a>, NotJson> {
-        let text = self.rest;
-        let digits = |text: &'a str| {
-            let rest = text.trim_start_matches(|char: char| char.is_ascii_digit());
-            if rest.len() < text.len() { Ok(rest) } else { Err(NotJson) }
-        };
-        let unsigned = text.strip_prefix('-').unwrap_or(text);
-        let mut rest = digits(unsigned)?;
-        let integer_len = text.len() - rest.len();
-        if unsigned.starts_with('0') && unsigned.len() - rest.len() > 1 {
-            return Err(NotJson);
-        }
-        if let Some(fraction) = rest.strip_prefix('.') {
-            rest = digits(fraction)?;
-        }
-        if let Some(exponent) = rest.strip_prefix(['e', 'E']) {
-            rest = digits(exponent.strip_prefix(['+', '-']).unwrap_or(exponent))?;
-        }
-        self.rest = rest;
-        let is_integer = text.len() - rest.len() == integer_len;
-        Ok(if is_integer {
-            Field::Once(Cow::Borrowed(&text.as_bytes()[..integer_len]))
-        } else {
-            Field::NoText
-        })
-    }
-
-    fn string(&mut self) -> Result<Cow<'a, str>, NotJson> {
-        self.take("\"")?;
-        let mut text = Cow::Borrowed("");
-        loop {
-            let plain_len =
-                self.rest.find(|char: char| char == '"' || char == '\\' || char < ' ').ok_or(NotJson)?;
-            let (before, rest) = self.rest.split_at(plain_len);
-            match &mut text {
-                Cow::Borrowed("") => text = Cow::Borrowed(before),
-                text => text.to_mut().push_str(before),
-            }
-            self.rest = rest;
-            if self.take("\"").is_ok() {
-                return Ok(text);
-            }
-            self.take("\\")?;
-            let char = self.escape()?;
-            text.to_mut().push(char);
-        }
-    }
-
-    fn escape(&mut self) -> Result<char, NotJson> {
-        let kind = self.rest.chars().next().ok_or(NotJson)?;
-        self.rest = &self.rest[kind.len_utf8()..];
-        Ok(match kind {
-            '"' | '\\' | '/' => kind,
-            'b' => '\u{8}',
-            'f' => '\u{c}',
-            'n' => '\n',
-            'r' => '\r',
-            't' => '\t',
-            'u' => {
-                let first = self.four_digits()?;
-                let code = match first {
-                    0xd800..=0xdbff => {
-                        self.take("\\u")?;
-                        let second = self.four_digits()?;
-                        let low = second.checked_sub(0xdc00).filter(|low| *low < 0x400).ok_or(NotJson)?;
-                        0x10000 + (first - 0xd800) * 0x400 + low
-                    }
-                    code => code,
-                };
-                char::from_u32(code).ok_or(NotJson)?
-            }
-            _ => return Err(NotJson),
-        })
-    }
-
-    fn four_digits(&mut self) -> Result<u32, NotJson> {
-        let (digits, rest) = self.rest.split_at_checked(4).ok_or(NotJson)?;
-        if !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(NotJson); // `from_str_radix` would accept a sign
-        }
-        self.rest = rest;
-        u32::from_str_radix(digits, 16).map_err(|_| NotJson)
+impl From<Malformed> for NotJson {
+    fn from(_: Malformed) -> NotJson {
+        NotJson
     }
 }
 

@@ -226,6 +226,7 @@ mod clock;
 #[cfg(feature = "config")]
 pub mod config;
 pub mod http;
+pub mod json;
 mod limiter;
 #[cfg(feature = "redis")]
 mod log_throttle;

@@ -5,11 +5,11 @@
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use crate::digest::{hex, sha256};
 use arc_swap::ArcSwap;
 use hyper::header::{self, HeaderMap};
 use subtle::ConstantTimeEq as _;
 use tollkeeper::config::TokenDigest;
-use tollkeeper_core::digest::{hex, sha256};
 
 /// The permission that a call requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,8 +169,7 @@ pub fn presented(permission: Permission, headers: &HeaderMap) -> Option<&[u8]> {
 /// A new random token of 256 bits, as 64 hex digits, and its digest.
 pub fn generate_token() -> (String, TokenDigest) {
     let mut bytes = [0; 32];
-    let provider = rustls::crypto::aws_lc_rs::default_provider();
-    provider.secure_random.fill(&mut bytes).expect("the system gives random bytes");
+    aws_lc_rs::rand::fill(&mut bytes).expect("the system gives random bytes");
     let token = hex(&bytes);
     let digest = TokenDigest(sha256(token.as_bytes()));
     (token, digest)

@@ -12,10 +12,10 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::digest::{hex, sha256};
 use tollkeeper::LimitDecision;
 use tollkeeper::store::Key;
 use tollkeeper::{Mode, Span, Time, random};
-use tollkeeper_core::digest::{hex, sha256};
 use tollkeeper_core::fingerprint::{self, Fingerprinter, Midstate};
 
 use self::sketch::Sketch;

@@ -1,16 +1,22 @@
-//! Parses JSON (RFC 8259, without extensions) into a document.
+//! Reads JSON into a document, and says in the words of a config file what is wrong with one.
 
 use super::document::{Budget, Entry, MAX_DEPTH, Node, ScalarKind, TooLarge, Value};
 use super::excerpt::quoted;
 use super::report::{Position, Problems};
+use crate::json::{Kind, Malformed, Problem, Reader, Scalar};
 
 /// Parses a text; reports a syntax error and returns `None`.
 pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
-    let mut parser = Parser { text, at: 0, depth: 0, budget: Budget::default() };
-    let parsed = parser.document();
-    match parsed {
+    // The reader unescapes in place.
+    let mut copy = text.as_bytes().to_vec();
+    let mut reader = Reader::new(&mut copy).expect("a `str` is UTF-8");
+    let node = Parser { text, depth: 0, budget: Budget::default() }.value(&mut reader);
+    // Where the token begins that could not be read.
+    let token = reader.position();
+    match node.and_then(|node| Ok(reader.end().map(|()| node)?)) {
         Ok(node) => Some(node),
-        Err(Stop::Syntax { position, message, help }) => {
+        Err(Stop::Malformed(malformed)) => {
+            let (position, message, help) = Source(text).explain(malformed, token);
             problems.error(position, message, help);
             None
         }
@@ -21,305 +27,238 @@ pub(super) fn read(text: &str, problems: &mut Problems) -> Option<Node> {
     }
 }
 
-struct Parser<'t> {
-    text: &'t str,
-    at: usize,
-    depth: usize,
-    budget: Budget,
+/// Why a text is not a document.
+enum Stop {
+    Malformed(Malformed),
+    TooLarge(Position, TooLarge),
 }
 
-enum Stop {
-    Syntax { position: Position, message: String, help: &'static str },
-    TooLarge(Position, TooLarge),
+impl From<Malformed> for Stop {
+    fn from(malformed: Malformed) -> Stop {
+        Stop::Malformed(malformed)
+    }
 }
 
 type Parsed<T> = Result<T, Stop>;
 
+struct Parser<'t> {
+    text: &'t str,
+    depth: usize,
+    budget: Budget,
+}
+
 impl Parser<'_> {
-    fn document(&mut self) -> Parsed<Node> {
-        self.skip_whitespace();
-        let node = self.value()?;
-        self.skip_whitespace();
-        match self.peek() {
-            None => Ok(node),
-            Some(_) => Err(self.unexpected("the end of the file", "a config is one object")),
+    fn value(&mut self, reader: &mut Reader<'_>) -> Parsed<Node> {
+        let kind = reader.kind()?;
+        let start = reader.position();
+        if kind == Kind::Scalar {
+            return self.scalar(reader, start);
         }
+        let opening = Position::new(start, start + 1);
+        self.budget.take(0).map_err(|large| Stop::TooLarge(opening, large))?;
+        if self.depth == MAX_DEPTH {
+            return Err(Stop::TooLarge(opening, TooLarge::DEPTH));
+        }
+        self.depth += 1;
+        let value = if kind == Kind::Object { self.table(reader)? } else { self.list(reader)? };
+        self.depth -= 1;
+        Ok(Node { position: Position::new(start, reader.position()), value })
     }
 
-    fn value(&mut self) -> Parsed<Node> {
-        let start = self.at;
-        match self.peek() {
-            Some('{') => self.nested(Parser::table),
-            Some('[') => self.nested(Parser::list),
-            Some('"') => {
-                let text = self.string()?;
-                self.node(start, text, ScalarKind::Text)
-            }
-            Some('-' | '0'..='9') => {
-                self.number()?;
-                self.node(start, self.text[start..self.at].to_owned(), ScalarKind::Number)
-            }
-            _ => {
-                for (word, kind) in
-                    [("true", ScalarKind::Bool), ("false", ScalarKind::Bool), ("null", ScalarKind::Null)]
-                {
-                    let follows = self.text[self.at..].strip_prefix(word);
-                    if follows.is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_alphanumeric())) {
-                        self.at += word.len();
-                        return self.node(start, word.to_owned(), kind);
-                    }
-                }
-                Err(self.unexpected("a value", "strings need double quotes"))
-            }
+    fn scalar(&mut self, reader: &mut Reader<'_>, start: usize) -> Parsed<Node> {
+        let (text, kind) = match reader.scalar()? {
+            Scalar::Text(text) => (text, ScalarKind::Text),
+            Scalar::Number(number) => (number, ScalarKind::Number),
+            Scalar::Bool(true) => ("true", ScalarKind::Bool),
+            Scalar::Bool(false) => ("false", ScalarKind::Bool),
+            Scalar::Null => ("null", ScalarKind::Null),
+        };
+        let position = Position::new(start, reader.position());
+        // What goes on after a number or a word, such as `5/min` or `true_`, is a string without quotes.
+        let rest = &self.text[reader.position()..];
+        let goes_on = match kind {
+            ScalarKind::Number => rest.starts_with(in_a_number),
+            ScalarKind::Bool | ScalarKind::Null => rest.starts_with(|c: char| c.is_ascii_alphanumeric()),
+            ScalarKind::Text => false,
+        };
+        if goes_on {
+            let problem = if kind == ScalarKind::Number { Problem::Digits } else { Problem::Value };
+            return Err(Malformed { at: start, problem, at_end: false }.into());
         }
-    }
-
-    fn node(&mut self, start: usize, text: String, kind: ScalarKind) -> Parsed<Node> {
-        let position = Position::new(start, self.at);
         self.budget.take(text.len()).map_err(|large| Stop::TooLarge(position, large))?;
         Ok(Node::scalar(position, text, kind))
     }
 
-    /// Parses a list or a table that begins here.
-    fn nested(&mut self, read: fn(&mut Self) -> Parsed<Value>) -> Parsed<Node> {
-        let start = self.at;
-        let position = Position::new(start, start + 1);
-        self.budget.take(0).map_err(|large| Stop::TooLarge(position, large))?;
-        if self.depth == MAX_DEPTH {
-            return Err(Stop::TooLarge(position, TooLarge::DEPTH));
-        }
-        self.at += 1;
-        self.depth += 1;
-        let value = read(self)?;
-        self.depth -= 1;
-        Ok(Node { position: Position::new(start, self.at), value })
-    }
-
-    fn list(&mut self) -> Parsed<Value> {
+    fn list(&mut self, reader: &mut Reader<'_>) -> Parsed<Value> {
         let mut nodes = Vec::new();
-        self.skip_whitespace();
-        if self.take(']') {
-            return Ok(Value::List(nodes));
-        }
-        loop {
-            nodes.push(self.value()?);
-            self.skip_whitespace();
-            if self.take(']') {
-                return Ok(Value::List(nodes));
-            }
-            self.comma(']')?;
-        }
+        reader.list(|reader, _| {
+            nodes.push(self.value(reader)?);
+            Ok::<(), Stop>(())
+        })?;
+        Ok(Value::List(nodes))
     }
 
-    fn table(&mut self) -> Parsed<Value> {
+    fn table(&mut self, reader: &mut Reader<'_>) -> Parsed<Value> {
         let mut entries = Vec::new();
-        self.skip_whitespace();
-        if self.take('}') {
-            return Ok(Value::Table(entries));
-        }
-        loop {
-            let start = self.at;
-            if self.peek() != Some('"') {
-                return Err(self.unexpected("a key in double quotes", ""));
-            }
-            let key = self.string()?;
-            let position = Position::new(start, self.at);
+        reader.object(|reader, key| {
+            let name = reader.name_position();
+            let position = Position::new(name.start, name.end);
             self.budget.take(key.len()).map_err(|large| Stop::TooLarge(position, large))?;
-            self.skip_whitespace();
-            if !self.take(':') {
-                return Err(self.unexpected("`:`", ""));
-            }
-            self.skip_whitespace();
-            let node = self.value()?;
-            entries.push(Entry { key, position, node });
-            self.skip_whitespace();
-            if self.take('}') {
-                return Ok(Value::Table(entries));
-            }
-            self.comma('}')?;
+            entries.push(Entry { key: key.to_owned(), position, node: self.value(reader)? });
+            Ok::<(), Stop>(())
+        })?;
+        Ok(Value::Table(entries))
+    }
+}
+
+/// Whether a character belongs to what its author takes for a number.
+fn in_a_number(char: char) -> bool {
+    char.is_ascii_alphanumeric() || matches!(char, '/' | '%' | '.' | '_')
+}
+
+/// The text as it was written, in which problems are explained.
+#[derive(Clone, Copy)]
+struct Source<'t>(&'t str);
+
+/// Where a problem is, what it is, and what would be right.
+type Explanation = (Position, String, &'static str);
+
+impl Source<'_> {
+    fn explain(self, malformed: Malformed, token: usize) -> Explanation {
+        let Malformed { at, problem, .. } = malformed;
+        match problem {
+            Problem::Unterminated => self.open_string(token),
+            Problem::Control if self.0[at..].starts_with(['\n', '\r']) => (
+                Position::new(token, at),
+                "this string is not closed on its line".to_owned(),
+                "close it with `\"`, or write a line break as `\\n`",
+            ),
+            Problem::Control => (
+                Position::new(at, at + 1),
+                "a control character in a string".to_owned(),
+                "write it as `\\u00XX`",
+            ),
+            Problem::Escape | Problem::HexDigits | Problem::Surrogate => self.escape(at),
+            Problem::Digits | Problem::Fraction | Problem::Exponent => self.number(at),
+            Problem::Name => self.expected(malformed, "a key in double quotes", ""),
+            Problem::Colon => self.expected(malformed, "`:`", ""),
+            Problem::CommaOr(end) => self.expected(malformed, &format!("`,` or `{}`", char::from(end)), ""),
+            Problem::AfterEnd => self.expected(malformed, "the end of the file", "a config is one object"),
+            _ => self.expected(malformed, "a value", "strings need double quotes"),
         }
     }
 
-    /// Parses a comma between two elements; a trailing comma is an error.
-    fn comma(&mut self, end: char) -> Parsed<()> {
-        let start = self.at;
-        if !self.take(',') {
-            return Err(self.unexpected(&format!("`,` or `{end}`"), ""));
-        }
-        self.skip_whitespace();
-        if self.peek() == Some(end) {
-            let message = format!("a trailing comma before `{end}`");
-            return Err(Stop::Syntax {
-                position: Position::new(start, start + 1),
-                message,
-                help: "JSON does not allow it: remove it",
-            });
-        }
-        Ok(())
+    fn open_string(self, start: usize) -> Explanation {
+        let line_end = self.0[start..].find('\n').map_or(self.0.len(), |newline| start + newline);
+        (Position::new(start, line_end), "this string is not closed".to_owned(), "close it with `\"`")
     }
 
-    fn string(&mut self) -> Parsed<String> {
-        let start = self.at;
-        self.at += 1;
-        let mut text = String::new();
-        loop {
-            let from = self.at;
-            let Some(char) = self.next() else {
-                let line_end =
-                    self.text[start..].find('\n').map_or(self.text.len(), |newline| start + newline);
-                return Err(Stop::Syntax {
-                    position: Position::new(start, line_end),
-                    message: "this string is not closed".to_owned(),
-                    help: "close it with `\"`",
-                });
-            };
-            match char {
-                '"' => return Ok(text),
-                '\\' => text.push(self.escape(from)?),
-                '\0'..='\x1f' => {
-                    let (message, help) = match char {
-                        '\n' | '\r' => (
-                            "this string is not closed on its line",
-                            "close it with `\"`, or write a line break as `\\n`",
-                        ),
-                        _ => ("a control character in a string", "write it as `\\u00XX`"),
-                    };
-                    let position = if matches!(char, '\n' | '\r') {
-                        Position::new(start, from)
-                    } else {
-                        Position::new(from, self.at)
-                    };
-                    return Err(Stop::Syntax { position, message: message.to_owned(), help });
-                }
-                _ => text.push(char),
-            }
+    fn escape(self, start: usize) -> Explanation {
+        let end = self.escape_end(start);
+        let message = format!("{} is not an escape sequence", quoted(&self.0[start..end]));
+        let help = "JSON allows `\\\" \\\\ \\/ \\b \\f \\n \\r \\t` and `\\uXXXX`";
+        (Position::new(start, end), message, help)
+    }
+
+    /// Where an invalid escape ends: with the character after the backslash, or where `\uXXXX` is no longer one.
+    fn escape_end(self, start: usize) -> usize {
+        let bytes = self.0.as_bytes();
+        let digits =
+            |from: usize| bytes[from..].iter().take(4).take_while(|byte| byte.is_ascii_hexdigit()).count();
+        let Some(kind) = self.0[start + 1..].chars().next() else { return start + 1 };
+        let first = start + 1 + kind.len_utf8();
+        let first_len = if kind == 'u' { digits(first) } else { 0 };
+        let end = first + first_len;
+        let is_high = first_len == 4
+            && matches!(bytes[first..end], [b'd' | b'D', b'8' | b'9' | b'a' | b'A' | b'b' | b'B', ..]);
+        match &bytes[end..] {
+            [b'\\', b'u', ..] if is_high => end + 2 + digits(end + 2),
+            [b'\\', ..] if is_high => end + 1,
+            _ => end,
         }
     }
 
-    /// Parses the rest of an escape sequence after the backslash.
-    fn escape(&mut self, start: usize) -> Parsed<char> {
-        let char = match self.next() {
-            Some('"') => '"',
-            Some('\\') => '\\',
-            Some('/') => '/',
-            Some('b') => '\x08',
-            Some('f') => '\x0c',
-            Some('n') => '\n',
-            Some('r') => '\r',
-            Some('t') => '\t',
-            Some('u') => match self.unicode() {
-                Some(char) => char,
-                None => return Err(self.bad_escape(start)),
-            },
-            _ => return Err(self.bad_escape(start)),
+    /// What its author takes for a number: an invalid one, or a string without quotes, such as `5/min`.
+    fn number(self, start: usize) -> Explanation {
+        let rest = &self.0[start..];
+        let rest = rest.strip_prefix('-').unwrap_or(rest);
+        let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+        let rest = rest.strip_prefix('.').unwrap_or(rest);
+        let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+        let rest = match rest.strip_prefix(['e', 'E']) {
+            Some(exponent) => exponent.strip_prefix(['+', '-']).unwrap_or(exponent),
+            None => rest,
         };
-        Ok(char)
+        let end = self.0.len() - rest.trim_start_matches(in_a_number).len();
+        let message = format!("{} is not a number", quoted(&self.0[start..end]));
+        (Position::new(start, end), message, "strings need double quotes")
     }
 
-    fn bad_escape(&self, start: usize) -> Stop {
-        let position = Position::new(start, self.at);
-        let message = format!("{} is not an escape sequence", quoted(&self.text[start..self.at]));
-        Stop::Syntax {
-            position,
-            message,
-            help: "JSON allows `\\\" \\\\ \\/ \\b \\f \\n \\r \\t` and `\\uXXXX`",
-        }
-    }
-
-    /// Parses the four digits after `\u`, and the second half of a surrogate pair.
-    fn unicode(&mut self) -> Option<char> {
-        let high = self.four_digits()?;
-        if !(0xd800..0xdc00).contains(&high) {
-            return char::from_u32(high);
-        }
-        if !(self.take('\\') && self.take('u')) {
-            return None;
-        }
-        let low = self.four_digits().filter(|low| (0xdc00..0xe000).contains(low))?;
-        char::from_u32(0x10000 + ((high - 0xd800) << 10) + (low - 0xdc00))
-    }
-
-    fn four_digits(&mut self) -> Option<u32> {
-        let mut number = 0;
-        for _ in 0..4 {
-            number = number * 16 + self.peek()?.to_digit(16)?;
-            self.at += 1;
-        }
-        Some(number)
-    }
-
-    fn number(&mut self) -> Parsed<()> {
-        let start = self.at;
-        self.take('-');
-        let zero = self.peek() == Some('0');
-        let whole = self.digits();
-        let mut valid = whole > 0 && !(zero && whole > 1);
-        if self.take('.') {
-            valid &= self.digits() > 0;
-        }
-        if self.take('e') || self.take('E') {
-            if !self.take('+') {
-                self.take('-');
-            }
-            valid &= self.digits() > 0;
-        }
-        let rest = self.text[self.at..]
-            .find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '/' | '%' | '.' | '_')));
-        let end = rest.map_or(self.text.len(), |rest| self.at + rest);
-        if valid && end == self.at {
-            return Ok(());
-        }
-        let message = format!("{} is not a number", quoted(&self.text[start..end]));
-        Err(Stop::Syntax { position: Position::new(start, end), message, help: "strings need double quotes" })
-    }
-
-    fn digits(&mut self) -> usize {
-        let rest = &self.text[self.at..];
-        let count = rest.bytes().take_while(u8::is_ascii_digit).count();
-        self.at += count;
-        count
-    }
-
-    fn unexpected(&self, wanted: &str, help: &'static str) -> Stop {
-        let Some(char) = self.peek() else {
+    /// Something else is there than `wanted`.
+    fn expected(self, malformed: Malformed, wanted: &str, help: &'static str) -> Explanation {
+        let at = malformed.at;
+        let (before, rest) = self.0.split_at(at);
+        let Some(char) = rest.chars().next() else {
             // Report the last character before trailing whitespace.
-            let end = self.text.trim_end().len();
-            let start = self.text[..end].char_indices().next_back().map_or(0, |(start, _)| start);
+            let end = self.0.trim_end().len();
+            let start = self.0[..end].char_indices().next_back().map_or(0, |(start, _)| start);
             let message = format!("the file ends where {wanted} should follow");
-            return Stop::Syntax {
-                position: Position::new(start, end),
-                message,
-                help: "a bracket, brace or quote may be open",
-            };
+            return (Position::new(start, end), message, "a bracket, brace or quote may be open");
         };
-        let rest = &self.text[self.at..];
+        let end = match malformed.problem {
+            Problem::Name => '}',
+            _ => ']',
+        };
+        let before = before.trim_end_matches([' ', '\t', '\n', '\r']);
+        if char == end && before.ends_with(',') && matches!(malformed.problem, Problem::Name | Problem::Value)
+        {
+            let comma = Position::new(before.len() - 1, before.len());
+            let message = format!("a trailing comma before `{end}`");
+            return (comma, message, "JSON does not allow it: remove it");
+        }
         let word =
             rest.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-'))).unwrap_or(rest.len());
         let length = word.max(char.len_utf8());
         let message = format!("expected {wanted}, found {}", quoted(&rest[..length]));
         let comment = rest.starts_with("//") || rest.starts_with('#');
         let help = if comment { "JSON has no comments: YAML and TOML do" } else { help };
-        Stop::Syntax { position: Position::new(self.at, self.at + length), message, help }
+        (Position::new(at, at + length), message, help)
     }
+}
 
-    fn skip_whitespace(&mut self) {
-        let rest = &self.text.as_bytes()[self.at..];
-        self.at += rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count();
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn take(&mut self, wanted: char) -> bool {
-        let found = self.peek() == Some(wanted);
-        self.at += if found { wanted.len_utf8() } else { 0 };
-        found
-    }
-
-    fn next(&mut self) -> Option<char> {
-        let char = self.peek()?;
-        self.at += char.len_utf8();
-        Some(char)
-    }
-
-    fn peek(&self) -> Option<char> {
-        self.text[self.at..].chars().next()
+    #[test]
+    fn every_mistake_is_explained_where_it_is() {
+        for (text, marked, message) in [
+            ("", "", "the file ends where a value should follow"),
+            (r#"{"a": [1, 2"#, "2", "the file ends where `,` or `]` should follow"),
+            (r#"{"a": 1,}"#, ",", "a trailing comma before `}`"),
+            ("[1, 2 ,\n]", ",", "a trailing comma before `]`"),
+            ("[1, }", "}", "expected a value, found `}`"),
+            (r#"{"rate": 5/min}"#, "5/min", "`5/min` is not a number"),
+            ("[-01.5e+]", "-01.5e+", "`-01.5e+` is not a number"),
+            ("[true_ish]", "_ish", "expected `,` or `]`, found `_ish`"),
+            ("[truely]", "truely", "expected a value, found `truely`"),
+            ("[nul]", "nul", "expected a value, found `nul`"),
+            (r#"{'a': 1}"#, "'", "expected a key in double quotes, found `'`"),
+            (r#"{"a" 1}"#, "1", "expected `:`, found `1`"),
+            ("{} {}", "{", "expected the end of the file, found `{`"),
+            (r#"{"a": "b"#, "\"b", "this string is not closed"),
+            ("[\"ab\nc\"]", "\"ab", "this string is not closed on its line"),
+            ("[\"a\tb\"]", "\t", "a control character in a string"),
+            (r#"["a\xb"]"#, r"\x", r"`\x` is not an escape sequence"),
+            (r#"["\u12g4"]"#, r"\u12", r"`\u12` is not an escape sequence"),
+            (r#"["\ud83d\u00"]"#, r"\ud83d\u00", r"`\ud83d\u00` is not an escape sequence"),
+            (r#"["\udc00"]"#, r"\udc00", r"`\udc00` is not an escape sequence"),
+        ] {
+            let mut problems = Problems::default();
+            assert!(read(text, &mut problems).is_none(), "{text}");
+            let report = problems.report("file.json", text);
+            let [problem] = report.problems() else { panic!("{text}: {report}") };
+            assert_eq!((&text[problem.span.clone()], &*problem.message), (marked, message), "{text}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollkeeper::{Costs, Facts, InvalidFact, InvalidRequest, Value as FactValue};
 
-use crate::json::{Kind, Reader, Value};
+use crate::json::{Kind, Reader, Scalar};
 use crate::transport::http::error::{ApiError, Code};
 
 /// The largest number of checks in one batch.
@@ -182,7 +182,7 @@ fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
                     || invalid("an object must be a hash of 32 hexadecimal digits, {\"sha256\":\"…\"}");
                 let mut hash = None;
                 reader.object(|reader, field| match (field, scalar(reader)?) {
-                    ("sha256", Some(Value::Text(text))) if hash.is_none() => {
+                    ("sha256", Some(Scalar::Text(text))) if hash.is_none() => {
                         hash = Some(text);
                         Ok(())
                     }
@@ -196,14 +196,14 @@ fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
             }
         }
         let text = match reader.scalar()? {
-            Value::Text(text) => text,
-            Value::Number(number) if number.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit()) => {
+            Scalar::Text(text) => text,
+            Scalar::Number(number) if number.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit()) => {
                 number
             }
-            Value::Number(_) => return invalid("a number must be whole, without fraction and exponent"),
-            Value::Bool(true) => "true",
-            Value::Bool(false) => "false",
-            Value::Null => return invalid("null is not a value (leave the fact out)"),
+            Scalar::Number(_) => return invalid("a number must be whole, without fraction and exponent"),
+            Scalar::Bool(true) => "true",
+            Scalar::Bool(false) => "false",
+            Scalar::Null => return invalid("null is not a value (leave the fact out)"),
         };
         facts.insert(name, text).map_err(|error: InvalidFact| InvalidRequest::Fact(error).into())
     })?;
@@ -212,7 +212,7 @@ fn read_facts<'a>(reader: &mut Reader<'a>) -> Result<Facts<'a>, ApiError> {
 
 fn read_cost(reader: &mut Reader<'_>) -> Result<u64, ApiError> {
     let invalid = |message: String| ApiError::new(Code::InvalidCost, message).at("cost");
-    let Some(Value::Number(number)) = scalar(reader)? else {
+    let Some(Scalar::Number(number)) = scalar(reader)? else {
         return Err(invalid("`cost` must be a whole number from 1 to 2147483648".to_owned()));
     };
     if let Ok(cost) = number.parse() {
@@ -224,20 +224,20 @@ fn read_cost(reader: &mut Reader<'_>) -> Result<u64, ApiError> {
 fn read_ttl(reader: &mut Reader<'_>) -> Result<Duration, ApiError> {
     let invalid = |message: String| ApiError::new(Code::InvalidTtl, message).at("ttl");
     match scalar(reader)? {
-        Some(Value::Text(text)) => tollkeeper::config::duration(text).map_err(invalid),
+        Some(Scalar::Text(text)) => tollkeeper::config::duration(text).map_err(invalid),
         _ => Err(invalid("`ttl` must be a duration from 1s to 1h, such as \"60s\"".to_owned())),
     }
 }
 
 fn read_text<'a>(reader: &mut Reader<'a>, name: &str) -> Result<&'a str, ApiError> {
     match scalar(reader)? {
-        Some(Value::Text(text)) => Ok(text),
+        Some(Scalar::Text(text)) => Ok(text),
         _ => Err(ApiError::new(Code::InvalidJson, format!("`{name}` must be a string")).at(name)),
     }
 }
 
 /// The next value; `None` if it is a list or an object.
-fn scalar<'a>(reader: &mut Reader<'a>) -> Result<Option<Value<'a>>, ApiError> {
+fn scalar<'a>(reader: &mut Reader<'a>) -> Result<Option<Scalar<'a>>, ApiError> {
     Ok(if reader.kind()? == Kind::Scalar { Some(reader.scalar()?) } else { None })
 }
 

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::digest::sha256;
 use redis::Value;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tollkeeper::config::{Config, Format, TokenDigest};
 use tollkeeper::{Capacity, Clock, ManualClock, MemoryStore, Span, Time};
-use tollkeeper_core::digest::sha256;
 
 use super::connection::serve;
 use super::*;

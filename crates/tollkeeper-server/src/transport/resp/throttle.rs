@@ -3,9 +3,9 @@
 
 use std::borrow::Cow;
 
+use crate::digest;
 use tollkeeper::facts::MAX_VALUE;
 use tollkeeper::{Algorithm, CheckedQuota, InvalidRequest, Outcome, Quota, Retry, Span};
-use tollkeeper_core::digest;
 
 use super::parse::Arguments;
 use super::reply::Replies;

@@ -28,7 +28,7 @@ impl EncodedToll {
             corrected.extend([name.to_owned(), marker(name)]);
             let (cost, count, tick) = (due.cost, due.quota.count(), limit_reply.mark());
             let quota = as_bucket(&due.quota);
-            let correcting = Correcting { shift: due.ask.shift, cost, count, tick };
+            let correcting = Correcting { shift: due.request.shift, cost, count, tick };
             push_correction(&mut argument, &quota, &correcting, Change::GiveBack(cost));
         }
         let correct = Call::new(script::correct(), nonce(), corrected, &argument);
