@@ -2,6 +2,7 @@
 
 pub mod command;
 pub mod control;
+pub mod drawing;
 pub mod json;
 pub mod policy_test;
 pub mod redact;
