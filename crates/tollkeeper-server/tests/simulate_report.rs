@@ -65,10 +65,7 @@ limits:
 
     let html = fs::read_to_string(&report).unwrap();
     assert!(html.len() < 300_000, "{} bytes", html.len());
-    assert!(
-        html.contains("Content-Security-Policy") && html.contains("default-src &#39;none&#39;")
-            || html.contains("default-src 'none'")
-    );
+    assert!(html.contains("Content-Security-Policy") && html.contains("default-src 'none'"));
     assert_eq!(html.matches("<script").count(), 1, "the one that sorts tables");
     let found = open(&report, &folder);
     assert_eq!(
@@ -101,12 +98,12 @@ limits:
     );
 }
 
-/// 500 limits, each with many long keys.
+/// 250 limits, each with many long keys.
 #[test]
 fn report_of_a_large_policy_is_small() {
     let folder = Folder::new();
     let mut policy = String::from("limits:\n");
-    (0..500)
+    (0..250)
         .for_each(|index| writeln!(policy, "  - {{ name: limit-{index}, by: path, rate: 1/day }}").unwrap());
     let mut log = String::new();
     for index in 0..200 {
