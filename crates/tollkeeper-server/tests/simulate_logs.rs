@@ -158,7 +158,12 @@ fn send(port: u16, requests: &[(Ipv4Addr, String)]) {
             stream.write_all(head.as_bytes()).await.unwrap();
             let mut answer = Vec::new();
             let _ = stream.read_to_end(&mut answer).await;
-            assert!(answer.starts_with(b"HTTP/1.1 200"), "{head}: {}", String::from_utf8_lossy(&answer));
+            let is_answer = answer.ends_with(b"ok") || head.starts_with("HEAD");
+            assert!(
+                is_answer && answer.starts_with(b"HTTP/1.1 200"),
+                "{head}: {}",
+                String::from_utf8_lossy(&answer)
+            );
         }
     });
 }
@@ -300,7 +305,7 @@ fn logs_of_caddy_have_the_keys_of_the_middleware() {
     let start = |folder: &Folder, port: u16, upstream: u16| {
         let log = folder.path().join("access.log");
         let config = format!(
-            "{{\n admin off\n auto_https off\n}}\nhttp://127.0.0.1:{port}, http://app.example.test:{port} {{\n log {{\n  output file {}\n  format json\n }}\n reverse_proxy 127.0.0.1:{upstream}\n}}\n",
+            "{{\n admin off\n auto_https off\n}}\nhttp://:{port} {{\n bind 127.0.0.1\n log {{\n  output file {}\n  format json\n }}\n reverse_proxy 127.0.0.1:{upstream}\n}}\n",
             log.display()
         );
         let config = folder.write("Caddyfile", &config);

@@ -19,12 +19,18 @@ const STYLE: &str = include_str!("report.css");
 const SCRIPT: &str = include_str!("report.js");
 /// The most columns of a plot over time.
 const COLUMNS: usize = 240;
-/// The most rows of all tables of keys, so that the file stays below 300 KB.
-const KEY_ROWS: usize = 400;
+/// The most tables of keys, and the most rows in all of them. These and the following bounds keep the file below
+/// 300 KB, whatever the policy is; the JSON has everything.
+const KEY_TABLES: usize = 25;
+const KEY_ROWS: usize = 180;
 /// The longest key that is shown, in characters.
 const KEY_CHARS: usize = 120;
 /// The most limits of a table or a plot.
-const MOST_LIMITS: usize = 200;
+const MOST_LIMITS: usize = 80;
+/// The most rows of policies side by side.
+const AGAINST_ROWS: usize = 180;
+/// The most curves.
+const CURVES: usize = 20;
 const WIDTH: f64 = 900.0;
 
 const ADMITTED: &str = "var(--admitted)";
@@ -206,6 +212,7 @@ impl Page {
             let limits = result.limits.iter().take(MOST_LIMITS);
             rows.extend(limits.map(|limit| row(&limit.name, limit.asked, limit.refused)));
         }
+        rows.truncate(AGAINST_ROWS);
         self.table(&columns, &rows);
     }
 
@@ -225,7 +232,7 @@ impl Page {
     fn suggestions(&mut self, report: &Report) {
         let Some(target) = report.suggest_share else { return };
         self.add(&format!("<h2>Limits that refuse at most {}</h2>", share(target)));
-        for suggestion in report.suggest.iter().take(MOST_LIMITS) {
+        for suggestion in report.suggest.iter().take(CURVES) {
             self.add(&format!("<p>{}</p>", code_marked(&text::sentence(suggestion, target))));
             self.add(&curve(suggestion, target));
         }
@@ -233,7 +240,7 @@ impl Page {
 
     fn keys(&mut self, limits: &[LimitResult]) {
         let shown = limits.iter().filter(|limit| limit.top.iter().any(|key| key.refused > 0));
-        let shown: Vec<&LimitResult> = shown.take(MOST_LIMITS).collect();
+        let shown: Vec<&LimitResult> = shown.take(KEY_TABLES).collect();
         let most = KEY_ROWS / shown.len().max(1);
         for limit in shown {
             self.add(&format!("<h2>Keys of {}</h2>", escaped(&limit.name)));
@@ -271,6 +278,10 @@ impl Page {
 
     fn notes(&mut self, report: &Report) {
         self.add("<h2>What to know</h2>\n<ul>");
+        if report.result.limits.len() > MOST_LIMITS {
+            let most = format!("This page has the first {MOST_LIMITS} limits; --json has all.");
+            self.add(&format!("<li>{most}</li>"));
+        }
         for note in report.notes.iter().map(String::as_str).chain(CAVEATS) {
             self.add(&format!("<li>{}</li>", escaped(note)));
         }
