@@ -3,6 +3,7 @@
 pub mod command;
 pub mod control;
 pub mod digest;
+pub mod drawing;
 pub mod history;
 pub mod json;
 pub mod key_ref;

@@ -7,6 +7,8 @@
 //! The clock is manual, so the same code always draws the same bytes; a test compares them with the
 //! files in the repository.
 
+#[path = "../../../tollkeeper-server/src/drawing.rs"]
+#[expect(dead_code, unreachable_pub, reason = "reports of the server use the rest")]
 mod drawing;
 mod play;
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use tollkeeper::Mode;
+use tollkeeper::{Mode, Span};
 
 use super::{CAVEATS, Report, number, percent, share};
 use crate::command::table;
@@ -36,7 +36,7 @@ pub fn text(report: &Report) -> String {
     line(&mut out, &limits(&report.result.limits));
     for limit in &report.result.limits {
         if let Some(delay) = limit.delay {
-            let shown = [delay.p50, delay.p99, delay.longest].map(tollkeeper::Span::from_micros);
+            let shown = [delay.p50, delay.p99, delay.longest].map(Span::from_micros);
             let [p50, p99, longest] = shown.map(|span| span.readable().to_string());
             line(
                 &mut out,
@@ -116,7 +116,8 @@ pub(super) fn wait(limit: &LimitResult) -> String {
     match (limit.refused, limit.refused_for_good) {
         (0, _) => "-".to_owned(),
         (_, true) => "never".to_owned(),
-        _ => limit.longest_wait.readable().to_string(),
+        // Rounded up to a millisecond.
+        _ => Span::from_millis(limit.longest_wait.as_micros().div_ceil(1_000)).readable().to_string(),
     }
 }
 
@@ -236,10 +237,11 @@ pub(super) fn sentence(suggestion: &Suggestion, target: f64) -> String {
         format!("; {} would refuse {}", number(below.count), share(below.share))
     });
     format!(
-        "{name}: `{}` refuses {} and {} keys (now {}{below})",
+        "{name}: `{}` refuses {} and {} key{} (now {}{below})",
         answer.line(),
         share(refused),
         number(keys),
+        if keys == 1 { "" } else { "s" },
         number(*written)
     )
 }

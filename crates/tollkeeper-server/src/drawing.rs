@@ -4,44 +4,63 @@
 
 use std::fmt::Write;
 
-pub(crate) mod colour {
-    pub(crate) const ADMITTED: &str = "#0072b2";
-    pub(crate) const REFUSED: &str = "#d55e00";
-    pub(crate) const DEPARTED: &str = "#009e73";
-    pub(crate) const REMAINING: &str = "#d7e7f3";
-    pub(crate) const AXIS: &str = "#555555";
-    pub(crate) const GRID: &str = "#e4e4e4";
+/// The colours, each with its meaning.
+pub mod colour {
+    /// Admitted requests.
+    pub const ADMITTED: &str = "#0072b2";
+    /// Refused requests.
+    pub const REFUSED: &str = "#d55e00";
+    /// Requests that leave a queue.
+    pub const DEPARTED: &str = "#009e73";
+    /// What is left of a quota.
+    pub const REMAINING: &str = "#d7e7f3";
+    /// Axes and dashed lines.
+    pub const AXIS: &str = "#555555";
+    /// Lines of a grid.
+    pub const GRID: &str = "#e4e4e4";
 }
 
 const STYLE: &str = "text{font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;fill:#1a1a1a}\
                      .title{font-size:17px;font-weight:bold}.name{font-size:14px}.label{font-size:12.5px}";
 
 /// A linear scale: the number and the pixel at each end.
-pub(crate) struct Axis {
-    pub(crate) from: (f64, f64),
-    pub(crate) to: (f64, f64),
+#[derive(Clone, Copy, Debug)]
+pub struct Axis {
+    /// The number and the pixel at its start.
+    pub from: (f64, f64),
+    /// The number and the pixel at its end.
+    pub to: (f64, f64),
 }
 
 impl Axis {
     /// The pixel of a number.
-    pub(crate) fn pixel(&self, number: f64) -> f64 {
+    pub fn pixel(&self, number: f64) -> f64 {
         let (from, to) = (self.from, self.to);
         from.1 + (number - from.0) / (to.0 - from.0) * (to.1 - from.1)
     }
 }
 
-pub(crate) enum Anchor {
+/// Which part of a text is at its point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Anchor {
+    /// Its start.
     Start,
+    /// Its middle.
     Middle,
+    /// Its end.
     End,
 }
 
-pub(crate) struct Drawing(String);
+/// A picture that is being drawn.
+#[derive(Clone, Debug)]
+pub struct Drawing(String);
 
-type Point = (f64, f64);
+/// A point in pixels, from the upper left corner.
+pub type Point = (f64, f64);
 
 impl Drawing {
-    pub(crate) fn new(width: f64, height: f64, title: &str) -> Drawing {
+    /// A picture on a white background.
+    pub fn new(width: f64, height: f64, title: &str) -> Drawing {
         let mut drawing = Drawing(String::new());
         drawing.add(format_args!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
@@ -51,46 +70,61 @@ impl Drawing {
         drawing
     }
 
-    pub(crate) fn done(mut self) -> String {
+    /// A picture without a background, for a page whose style has its colours.
+    pub fn inline(width: f64, height: f64, title: &str) -> Drawing {
+        let mut drawing = Drawing(String::new());
+        let title = escaped(title);
+        drawing
+            .add(format_args!("<svg viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"{title}\">"));
+        drawing
+    }
+
+    /// The SVG.
+    pub fn done(mut self) -> String {
         self.add(format_args!("</svg>"));
         self.0
     }
 
-    pub(crate) fn text(&mut self, (x, y): Point, anchor: Anchor, class: &str, words: &str) {
+    /// A text at a point.
+    pub fn text(&mut self, (x, y): Point, anchor: Anchor, class: &str, words: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",
             Anchor::End => "end",
         };
+        let words = escaped(words);
         self.add(format_args!(
             "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" class=\"{class}\">{words}</text>"
         ));
     }
 
     /// Text that reads from bottom to top.
-    pub(crate) fn vertical_text(&mut self, (x, y): Point, words: &str) {
+    pub fn vertical_text(&mut self, (x, y): Point, words: &str) {
+        let words = escaped(words);
         self.add(format_args!(
             "<text transform=\"translate({x:.1} {y:.1}) rotate(-90)\" text-anchor=\"middle\" \
              class=\"label\">{words}</text>"
         ));
     }
 
-    pub(crate) fn line(&mut self, from: Point, to: Point, colour: &str) {
+    /// A straight line.
+    pub fn line(&mut self, from: Point, to: Point, colour: &str) {
         self.stroke(from, to, colour, "");
     }
 
-    pub(crate) fn dashed(&mut self, from: Point, to: Point) {
+    /// A dashed line.
+    pub fn dashed(&mut self, from: Point, to: Point) {
         self.stroke(from, to, colour::AXIS, " stroke-dasharray=\"4 4\"");
     }
 
     /// A filled disc: admitted.
-    pub(crate) fn disc(&mut self, (x, y): Point, radius: f64) {
+    pub fn disc(&mut self, (x, y): Point, radius: f64) {
         let colour = colour::ADMITTED;
         self.add(format_args!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"{colour}\"/>"));
     }
 
     /// A cross: refused.
-    pub(crate) fn cross(&mut self, (x, y): Point, radius: f64) {
+    pub fn cross(&mut self, (x, y): Point, radius: f64) {
         let (colour, r, side) = (colour::REFUSED, radius * 0.9, radius * 1.8);
         self.add(format_args!(
             "<path d=\"M{:.1} {:.1}l{side:.2} {side:.2}m0 {:.2}l{:.2} {side:.2}\" stroke=\"{colour}\" \
@@ -104,7 +138,7 @@ impl Drawing {
     }
 
     /// A triangle that points up to the instant at which a request departs.
-    pub(crate) fn triangle(&mut self, (x, y): Point, radius: f64) {
+    pub fn triangle(&mut self, (x, y): Point, radius: f64) {
         let colour = colour::DEPARTED;
         self.add(format_args!(
             "<path d=\"M{x:.1} {:.1}l{radius} {}h{}z\" fill=\"{colour}\"/>",
@@ -115,7 +149,7 @@ impl Drawing {
     }
 
     /// A line through corners given in milliseconds and units, with the area under it.
-    pub(crate) fn steps(&mut self, corners: &[(u64, u64)], time: &Axis, level: &Axis) {
+    pub fn steps(&mut self, corners: &[(u64, u64)], time: &Axis, level: &Axis) {
         let mut path = String::new();
         for (index, (millis, units)) in corners.iter().enumerate() {
             let (x, y) = (time.pixel(*millis as f64 / 1_000.0), level.pixel(*units as f64));
@@ -130,6 +164,23 @@ impl Drawing {
         ));
     }
 
+    /// A filled rectangle from its upper left corner.
+    pub fn rectangle(&mut self, (x, y): Point, (width, height): (f64, f64), colour: &str) {
+        self.add(format_args!(
+            "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{colour}\"/>"
+        ));
+    }
+
+    /// A line through points.
+    pub fn polyline(&mut self, points: &[Point], colour: &str) {
+        let mut path = String::new();
+        for (index, (x, y)) in points.iter().enumerate() {
+            let letter = if index == 0 { 'M' } else { 'L' };
+            write!(path, "{letter}{x:.1} {y:.1}").expect("writing to a string does not fail");
+        }
+        self.add(format_args!("<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"/>"));
+    }
+
     fn stroke(&mut self, (x1, y1): Point, (x2, y2): Point, colour: &str, dashes: &str) {
         self.add(format_args!(
             "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{colour}\"{dashes}/>"
@@ -139,4 +190,20 @@ impl Drawing {
     fn add(&mut self, element: std::fmt::Arguments<'_>) {
         writeln!(self.0, "{element}").expect("writing to a string does not fail");
     }
+}
+
+/// Text that is safe in elements and attributes of HTML and SVG.
+pub fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for char in text.chars() {
+        match char {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
+            char => out.push(char),
+        }
+    }
+    out
 }
