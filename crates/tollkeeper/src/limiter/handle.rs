@@ -15,7 +15,7 @@ use tollkeeper_core::fingerprint::{self, Midstate};
 use tollkeeper_core::toll::MAX_COST;
 use tollkeeper_core::{
     DecidedToll, Due, InvalidFact, InvalidRequest, Key, LimitReply, OnStoreFailure, Outcome, Policy, Quota,
-    Rule, Time,
+    Rule, Span, Time,
 };
 
 use crate::limiter::{Backend, Limiter};
@@ -72,6 +72,11 @@ impl Handle {
         self.limiter.inner.policy.read(|policy, epoch| {
             let (rule, midstate) = self.limit.find(policy, epoch)?;
             let (quota, family) = rule.plain_quota().expect("a plain limit has a quota");
+            if policy.has_overrides()
+                && let Some(decision) = self.limit.decide_overridden(policy, value, cost, charging)
+            {
+                return Ok(decision);
+            }
             let store = &self.limit.store;
             let print = fingerprint::finish(store.prints().value(midstate, Some(value.as_bytes())));
             let due = Due::prepared(rule, quota, Key::of_one(family, value), cost);
@@ -151,8 +156,14 @@ impl<const N: usize> Layers<N> {
             let store = &self.limits[0].store;
             let keyed: [(Due<'_>, u128); N] = std::array::from_fn(|index| {
                 let (rule, midstate) = found[index].expect("found above");
-                let (quota, family) = rule.plain_quota().expect("a plain limit has a quota");
                 let value = values[index];
+                let (quota, family, midstate) = match self.limits[index].overridden(policy, value) {
+                    Some((quota, family)) => (quota, family, store.prints().family(family)),
+                    None => {
+                        let (quota, family) = rule.plain_quota().expect("a plain limit has a quota");
+                        (quota, family, midstate)
+                    }
+                };
                 let print = fingerprint::finish(store.prints().value(midstate, Some(value.as_bytes())));
                 (Due::prepared(rule, quota, Key::of_one(family, value), cost), print)
             });
@@ -193,6 +204,52 @@ impl PreparedLimit {
         let midstate = store.prints().family(family);
         let (store, family) = (store.clone(), family.into());
         Ok(PreparedLimit { store, name: name.into(), family, midstate, found: AtomicU64::new(0) })
+    }
+
+    /// The quota of the override of this value, for several limits that are decided together. One that is unlimited
+    /// keeps the limit's own quota here, because each of them has to have one.
+    #[inline]
+    fn overridden<'p>(&self, policy: &'p Policy, value: &str) -> Option<(&'p Quota, &'p [u8])> {
+        if !policy.has_overrides() {
+            return None;
+        }
+        let (index, _) = policy.find(&self.name)?;
+        policy.override_quota(index, value)?
+    }
+
+    /// Decides by the override of this value; `None` if it has none.
+    #[cold]
+    fn decide_overridden(
+        &self,
+        policy: &Policy,
+        value: &str,
+        cost: u64,
+        charging: bool,
+    ) -> Option<KeyDecision> {
+        let (index, rule) = policy.find(&self.name)?;
+        let Some((quota, family)) = policy.override_quota(index, value)? else {
+            // Unlimited: nothing is counted, and all of the limit is left.
+            let (quota, family) = rule.plain_quota().expect("a plain limit has a quota");
+            let due = Due::prepared(rule, quota, Key::of_one(family, value), cost);
+            let outcome = Outcome {
+                allowed: true,
+                limit: quota.limit(),
+                remaining: quota.limit(),
+                reset_after: Some(Span::ZERO),
+                next_after: Some(Span::ZERO),
+                ..Outcome::default()
+            };
+            let reply = LimitReply::Outcome { outcome, mark: 0 };
+            return Some(KeyDecision { allowed: true, reply, ..KeyDecision::undecided(&due) });
+        };
+        let store = &self.store;
+        let midstate = store.prints().family(family);
+        let print = fingerprint::finish(store.prints().value(midstate, Some(value.as_bytes())));
+        let due = Due::prepared(rule, quota, Key::of_one(family, value), cost);
+        let mut decision = KeyDecision::undecided(&due);
+        decision.ask.now = store.decide_one(&due, print, charging, &mut decision.reply);
+        decision.allowed = admitted([(due.mode(), decision.reply.allowed())]);
+        Some(decision)
     }
 
     /// The limit in the policy of this epoch, and the hash that its keys start from.

@@ -51,6 +51,11 @@ impl Metrics {
             "Version of the active policy",
             limiter.policy().version(),
         ));
+        all.push(gauge(
+            "tollkeeper_overrides",
+            "Keys that have a quota of their own, set at run time",
+            limiter.override_count() as u64,
+        ));
         self.add_store(&mut all, store);
         all
     }

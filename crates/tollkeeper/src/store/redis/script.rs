@@ -30,6 +30,8 @@ pub const CORRECT: &str = include_str!("correct.lua");
 /// The driver that sets the limits that all nodes share.
 #[cfg(feature = "config")]
 const POLICY: &str = include_str!("policy.lua");
+/// The driver that sets and removes overrides for all nodes.
+const OVERRIDES: &str = include_str!("overrides.lua");
 /// The driver that releases and renews slots.
 pub const SLOTS: &str = include_str!("slots.lua");
 
@@ -86,6 +88,12 @@ pub fn slots() -> &'static Script {
 pub fn policy() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
     SCRIPT.get_or_init(|| Script::new(POLICY, Kinds::default()))
+}
+
+/// The script that sets and removes overrides for all nodes.
+pub fn overrides() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(OVERRIDES, Kinds::default()))
 }
 
 /// A set of algorithms.
