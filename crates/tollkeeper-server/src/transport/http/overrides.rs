@@ -1,7 +1,7 @@
 //! The calls that list, set and delete overrides: `/v1/overrides`.
 
 use hyper::{Response, StatusCode};
-use tollkeeper::policy::{InvalidOverride, UtcTime};
+use tollkeeper::policy::InvalidOverride;
 use tollkeeper::{Allowance, KeyOverride, OverrideError, Policy, Rate};
 
 use super::error::{ApiError, Code};
@@ -132,9 +132,4 @@ fn written(rate: Rate) -> String {
         other => other,
     };
     format!("{}/{unit}", rate.count)
-}
-
-/// The end of an override for people.
-pub fn until(unix: u64) -> String {
-    UtcTime(unix).to_string()
 }
