@@ -139,6 +139,16 @@ impl Quota {
         Quota { burst, ..self }
     }
 
+    /// Units per period, or slots: 100 for `100/min`.
+    pub const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The burst, if one was set.
+    pub const fn explicit_burst(&self) -> Option<u64> {
+        self.burst
+    }
+
     /// The period; `None` for slots.
     pub const fn period(&self) -> Option<Span> {
         self.period

@@ -9,6 +9,7 @@ pub mod explain;
 pub mod init;
 pub mod limit_table;
 pub mod limits;
+pub mod overrides;
 pub mod schema;
 pub mod serve;
 pub mod simulate;

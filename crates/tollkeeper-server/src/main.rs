@@ -15,6 +15,7 @@ fn main() -> ExitCode {
         Command::Usage(args) => command::usage::run(&args),
         Command::Unblock(args) => command::unblock::run(&args),
         Command::Limits(args) => command::limits::run(&args),
+        Command::Override(args) => command::overrides::run(&args),
         Command::Top(args) => command::top::run(&args),
         Command::Demo(args) => command::demo::run(&args),
         Command::Validate(args) => command::validate::run(&args),

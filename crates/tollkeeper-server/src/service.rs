@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use hyper::header::HeaderMap;
 use tollkeeper::config::{Config, Report};
-use tollkeeper::store::redis::{NotSet, SharedLimits, SharedPolicy};
-use tollkeeper::{Decision, Limiter};
+use tollkeeper::store::Failure;
+use tollkeeper::store::redis::{NotSet, NotShared, SharedLimits, SharedOverrides, SharedPolicy};
+use tollkeeper::{Decision, KeyOverride, Limiter, OverrideError};
 use tollkeeper_tower::{ActiveSettings, Settings};
 
 use crate::control::access::{Access, Tokens};
@@ -206,6 +207,31 @@ impl Service {
         self.limit_manager.dry_run(limits, |version| seen.has(version), &self.limiter.policy())
     }
 
+    /// Whether overrides survive a restart of this process.
+    pub fn keeps_overrides(&self) -> bool {
+        matches!(self.store, Store::Redis(_)) || self.store.memory().snapshots().is_some()
+    }
+
+    /// Sets the override of a key, on a remote store for all nodes.
+    pub async fn set_override(&self, wanted: KeyOverride) -> Result<KeyOverride, CannotOverride> {
+        let Store::Redis(store) = &self.store else { return Ok(self.limiter.set_override(wanted)?) };
+        self.limiter.check_override(&wanted)?;
+        SharedOverrides::of(store.inner().remote()).set(&wanted).await?;
+        // This node need not wait for its own change.
+        let KeyOverride { limit, key, granted } = wanted.clone();
+        self.limiter.apply_overrides(vec![(limit, key, Some(granted))]);
+        Ok(wanted)
+    }
+
+    /// Removes the override of a key, on a remote store for all nodes; false if it had none.
+    pub async fn remove_override(&self, limit: &str, key: &str) -> Result<bool, CannotOverride> {
+        let Store::Redis(store) = &self.store else { return Ok(self.limiter.remove_override(limit, key)) };
+        let done = SharedOverrides::of(store.inner().remote()).remove(limit, key).await;
+        let done = done.map_err(CannotOverride::Failed)?;
+        self.limiter.apply_overrides(vec![(limit.to_owned(), key.to_owned(), None)]);
+        Ok(done)
+    }
+
     /// Applies the limits that all nodes share.
     fn follow(&self, shared: SharedLimits) -> Result<Arc<ActiveLimits>, Report> {
         let before = self.active_limits().version;
@@ -224,12 +250,22 @@ impl Service {
     pub async fn begin_to_follow(self: Arc<Service>) -> Option<impl Future<Output = ()> + Send + 'static> {
         let Store::Redis(store) = &self.store else { return None };
         let mut changes = SharedPolicy::of(store.inner().remote()).watch();
-        if let Ok(first) = tokio::time::timeout(FIRST_SYNC, changes.next()).await {
-            let _ = self.follow(first);
+        let mut overrides = SharedOverrides::of(store.inner().remote()).watch();
+        let first = async {
+            let _ = self.follow(changes.next().await);
+            overrides.next().await.apply(&self.limiter);
+        };
+        if tokio::time::timeout(FIRST_SYNC, first).await.is_err() {
+            tracing::warn!(
+                "the store did not answer: starting with the limits of the file and without overrides, until it does"
+            );
         }
         Some(async move {
             loop {
-                let _ = self.follow(changes.next().await);
+                tokio::select! {
+                    changed = changes.next() => drop(self.follow(changed)),
+                    changed = overrides.next() => changed.apply(&self.limiter),
+                }
             }
         })
     }
@@ -243,6 +279,30 @@ impl Service {
     /// Whether the server is draining.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+}
+
+/// Why an override was not changed.
+#[derive(Clone, Debug)]
+pub enum CannotOverride {
+    /// It is invalid, or there are too many.
+    Invalid(OverrideError),
+    /// The remote store, which keeps overrides for all nodes, did not answer.
+    Failed(Failure),
+}
+
+impl From<OverrideError> for CannotOverride {
+    fn from(error: OverrideError) -> CannotOverride {
+        CannotOverride::Invalid(error)
+    }
+}
+
+impl From<NotShared> for CannotOverride {
+    fn from(error: NotShared) -> CannotOverride {
+        match error {
+            NotShared::Full => CannotOverride::Invalid(OverrideError::Full),
+            NotShared::Failed(failure) => CannotOverride::Failed(failure),
+        }
     }
 }
 

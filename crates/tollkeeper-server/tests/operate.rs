@@ -227,3 +227,40 @@ fn demo_plays_the_burst_through_every_algorithm() {
     let (code, _, error) = result(&run(&["demo", "--algorithm", "magic"]));
     assert!(code == 2 && error.contains("leaky-bucket"), "{error}");
 }
+
+#[test]
+fn override_is_set_listed_and_deleted() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &config(""));
+    let run = |args: &[&str]| result(&operate(&server, &[&["override"], args].concat()));
+    assert_eq!(run(&["list"]), (0, "there are no overrides\n".to_owned(), String::new()));
+    let (code, printed, error) =
+        run(&["set", "per-user", "al/ice", "rate=500/day", "burst=9", "until=7d", "note=ticket 4711"]);
+    assert!(
+        code == 0 && printed.contains("500/day burst 9") && printed.contains("ticket 4711"),
+        "{printed} {error}"
+    );
+    assert!(printed.contains("al/ice"), "{printed}");
+    let (_, usage, _) = result(&operate(&server, &["usage", "user=al/ice"]));
+    assert!(usage.contains("`per-user`: this key has an override until 20"), "{usage}");
+    let (_, listed, _) = run(&["list"]);
+    assert!(listed.contains("al/ice") && listed.contains("until the server ends"), "{listed}");
+    let json = json_of(&operate(&server, &["override", "list", "--json"]));
+    assert_eq!(json["overrides"][0]["burst"], 9);
+    let blocked =
+        json_of(&operate(&server, &["override", "set", "--json", "per-user", "mallory", "blocked"]));
+    assert_eq!(blocked["blocked"], true);
+    assert!(!server.check(r#"{"user":"mallory"}"#));
+    assert_eq!(run(&["delete", "per-user", "mallory"]).0, 0);
+    assert_eq!(run(&["delete", "per-user", "mallory"]).0, 1);
+    for (args, words) in [
+        (&["set", "none", "a", "blocked"][..], "there is no limit `none`"),
+        (&["set", "per-user", "a", "block"], "`block` is not known"),
+        (&["set", "per-user", "a", "burst=5"], "`rate` is missing"),
+        (&["set", "per-user", "a", "blocked", "until=2020-01-01T00:00:00Z"], "in the past"),
+        (&["set", "trial", "a", "blocked"], "has no `by`"),
+    ] {
+        let (code, _, error) = run(args);
+        assert!(code == 2 && error.contains(words), "{args:?}: {error}");
+    }
+}

@@ -245,6 +245,7 @@ pub use limiter::handle::{Handle, HandleError, KeyDecision, KeyDecisions, Layers
 pub use limiter::multi_request::MultiRequest;
 pub use limiter::observer::{Observer, Op, Permits};
 pub use limiter::operation::Operation;
+pub use limiter::overrides::{KeyOverride, MAX_OVERRIDES, OverrideError, OverrideFor};
 pub use limiter::request::{Acquire, Acquired, Acquiring, Deciding, Request, Waiting};
 pub use limiter::slot_guard::SlotGuard;
 pub use limiter::{ForgetError, KeyState, Limiter};

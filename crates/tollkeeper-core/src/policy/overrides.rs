@@ -190,8 +190,7 @@ impl Policy {
         }
     }
 
-    /// The same policy with an override for a key, or without the one it had. The secret is used if it is the first
-    /// override.
+    /// The same policy with an override for a key, or without the one it had.
     pub fn with_override(
         &self,
         limit: &str,
@@ -199,13 +198,26 @@ impl Policy {
         granted: Option<&Override>,
         secret: Secret,
     ) -> Result<Policy, InvalidOverride> {
+        let mut policy = self.clone();
+        policy.set_override(limit, key, granted, secret)?;
+        Ok(policy)
+    }
+
+    /// As [`Policy::with_override`], in place. The secret is used if it is the first override.
+    pub fn set_override(
+        &mut self,
+        limit: &str,
+        key: &str,
+        granted: Option<&Override>,
+        secret: Secret,
+    ) -> Result<(), InvalidOverride> {
         let (index, rule) = self.one_fact(limit)?;
         let grant = granted.map(|it| self.override_grant(rule, it.allowance)).transpose();
         let grant = grant.map_err(|problem| InvalidOverride::Quota { limit: limit.to_owned(), problem })?;
-        let mut policy = self.clone();
-        let table = policy.overrides.0.get_or_insert_with(|| Arc::new(Table { secret, limits: Vec::new() }));
+        let rules = self.rules.len();
+        let table = self.overrides.0.get_or_insert_with(|| Arc::new(Table { secret, limits: Vec::new() }));
         let table = Arc::make_mut(table);
-        table.limits.resize(self.rules.len(), None);
+        table.limits.resize(rules, None);
         let hash = table.hash(key);
         let limit = Arc::make_mut(table.limits[index].get_or_insert_default());
         match grant {
@@ -216,9 +228,9 @@ impl Policy {
             table.limits[index] = None;
         }
         if table.limits.iter().all(Option::is_none) {
-            policy.overrides = Overrides::default();
+            self.overrides = Overrides::default();
         }
-        Ok(policy)
+        Ok(())
     }
 
     /// The same policy without overrides.

@@ -40,6 +40,8 @@ pub enum Command {
     Unblock(Unblock),
     /// Show or replace the limits of a running server
     Limits(Limits),
+    /// List, set and delete the quotas of single keys on a running server
+    Override(Overrides),
     /// Show a live table of limits and refused keys of a running server
     Top(Top),
     /// Play the same burst through every algorithm, request by request
@@ -243,6 +245,48 @@ pub enum LimitsAction {
     },
     /// Return to the limits in the file of the server
     Delete {
+        /// The server to call.
+        #[command(flatten)]
+        call: Call,
+    },
+}
+
+/// `tollkeeper override`.
+#[derive(Debug, Args)]
+pub struct Overrides {
+    /// What to do.
+    #[command(subcommand)]
+    pub action: OverrideAction,
+}
+
+/// What to do with the overrides of a server.
+#[derive(Debug, Subcommand)]
+pub enum OverrideAction {
+    /// Show all overrides
+    List {
+        /// The server to call.
+        #[command(flatten)]
+        call: Call,
+    },
+    /// Give one key a quota of its own
+    Set {
+        /// The limit, which is keyed by one fact
+        limit: String,
+        /// The value of that fact
+        value: String,
+        /// rate=500/min burst=50, or limit=5, or blocked, or unlimited; until=7d or a time in RFC 3339; note=TEXT
+        #[arg(value_name = "WORD", required = true)]
+        words: Vec<String>,
+        /// The server to call.
+        #[command(flatten)]
+        call: Call,
+    },
+    /// Remove the override of one key: exit 0 if it was removed, 1 if there was none
+    Delete {
+        /// The limit
+        limit: String,
+        /// The value
+        value: String,
         /// The server to call.
         #[command(flatten)]
         call: Call,

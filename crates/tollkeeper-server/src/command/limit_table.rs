@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use tollkeeper::Span;
+use tollkeeper::policy::UtcTime;
 
 use crate::command::{say, table};
 
@@ -19,6 +20,14 @@ pub struct LimitAnswer {
     remaining: Option<u64>,
     retry_after: Option<f64>,
     reset_after: Option<f64>,
+    #[serde(rename = "override")]
+    overridden: Option<Overridden>,
+}
+
+/// An override at run time that applies to the key.
+#[derive(Debug, Deserialize)]
+struct Overridden {
+    until: Option<u64>,
 }
 
 /// Prints a row for each limit; nothing if there is none.
@@ -48,7 +57,14 @@ pub fn print(limits: &[LimitAnswer]) -> anyhow::Result<()> {
             table::cell(seconds(limit.reset_after), None),
         ]);
     }
-    say(table.trim_fmt())
+    say(table.trim_fmt())?;
+    for limit in limits {
+        if let Some(Overridden { until }) = &limit.overridden {
+            let until = until.map_or(String::new(), |until| format!(" until {}", UtcTime(until)));
+            say(format_args!("`{}`: this key has an override{until}", limit.name))?;
+        }
+    }
+    Ok(())
 }
 
 /// A duration in seconds with readable units, such as `1 d 12 h`.

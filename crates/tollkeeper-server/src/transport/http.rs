@@ -10,6 +10,7 @@ pub mod fast_path;
 pub mod forward_auth;
 pub mod openapi;
 pub mod operator;
+pub mod overrides;
 pub mod query;
 pub mod request;
 pub mod request_body;
@@ -221,6 +222,12 @@ async fn dispatch(
             operator::explain(service, &mut body)
         }
         Endpoint::History => operator::history(service, &head.uri),
+        Endpoint::Overrides => Ok((None, overrides::list(service))),
+        Endpoint::SetOverride => {
+            let mut body = request_body::read(body, MAX_BODY).await?;
+            overrides::set(service, head.uri.path(), &mut body).await
+        }
+        Endpoint::DeleteOverride => overrides::delete(service, head.uri.path()).await,
         Endpoint::Limits => Ok((None, limits_response(&service.active_limits()))),
         Endpoint::PutLimits => {
             let dry_run = operator::is_dry_run(&head.uri)?;

@@ -62,7 +62,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tollkeeper_core::{OnStoreFailure, Policy};
+use tollkeeper_core::{Allowance, OnStoreFailure, Policy, Quota};
 
 pub use crate::http::{
     ClientAddress, EncodedSlashes, HeaderDialect, HttpFact, HttpSettings, Normalization, Source,
@@ -332,6 +332,16 @@ fn content(path: &Path) -> Result<(Vec<u8>, Option<SystemTime>), ReadError> {
 /// suggests a fix.
 pub fn duration(text: &str) -> Result<Duration, String> {
     units::duration(text).map(Duration::from).map_err(|invalid| invalid.to_string())
+}
+
+/// Parses a rate in the syntax of the config file, such as `500/min` or `unlimited`. The error says what is wrong and
+/// suggests a fix.
+pub fn rate(text: &str) -> Result<Allowance, String> {
+    Ok(match units::rate(text).map_err(|invalid| invalid.to_string())? {
+        units::Rate::Unlimited => Allowance::Unlimited,
+        units::Rate::Every { count: 0, .. } => Allowance::Nothing,
+        units::Rate::Every { count, period } => Quota::every(count, period).into(),
+    })
 }
 
 /// The text of a file. An error holds its position, the text before it, the message and the help.

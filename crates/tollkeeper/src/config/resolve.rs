@@ -38,7 +38,9 @@ pub(super) fn resolve(file: &RawConfig, problems: &RefCell<Problems>) -> Option<
         .collect();
     let declared = file.http.facts.iter().map(HttpFact::declared);
     let policy = match Policy::new(limits).and_then(|policy| policy.declaring(declared)) {
-        Ok(policy) => policy.with_ipv6_prefix(file.http.ipv6_prefix),
+        Ok(policy) => {
+            policy.with_ipv6_prefix(file.http.ipv6_prefix).with_share(file.share.part(), file.share.whole())
+        }
         Err(invalid) => {
             for problem in invalid.0 {
                 let mut problems = problems.borrow_mut();

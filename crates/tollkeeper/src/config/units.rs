@@ -186,6 +186,16 @@ impl Share {
         u64::try_from(part).expect("a share is at most 1").max(u64::from(number > 0))
     }
 
+    /// The numerator.
+    pub(super) fn part(self) -> u64 {
+        self.part.into()
+    }
+
+    /// The denominator.
+    pub(super) fn whole(self) -> u64 {
+        self.of.into()
+    }
+
     /// Whether rounding changes the result of [`Share::of`] by more than 10 %.
     pub(super) fn rounds_badly(self, number: u64) -> bool {
         let exact = u128::from(number) * u128::from(self.part);

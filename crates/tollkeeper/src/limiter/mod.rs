@@ -12,6 +12,7 @@ pub(crate) mod handle;
 pub(crate) mod multi_request;
 pub(crate) mod observer;
 pub(crate) mod operation;
+pub(crate) mod overrides;
 pub(crate) mod request;
 pub(crate) mod slot_guard;
 mod wait_queue;
@@ -34,6 +35,7 @@ use crate::limiter::handle::{Handle, HandleError, Layers};
 use crate::limiter::multi_request::MultiRequest;
 use crate::limiter::observer::Observer;
 use crate::limiter::operation::Operation;
+use crate::limiter::overrides::OverrideBook;
 use crate::limiter::request::{Acquire, Request, Waiting};
 use crate::limiter::wait_queue::{Queues, Seat};
 use crate::store::memory::MemoryStore;
@@ -71,6 +73,7 @@ pub(crate) struct Inner {
     queues: Queues,
     holds: Holds,
     observer: OnceLock<Arc<dyn Observer>>,
+    pub(crate) overrides: Arc<OverrideBook>,
 }
 
 /// Where decisions are made.
@@ -112,7 +115,11 @@ impl Limiter {
     pub(crate) fn new(policy: Policy, backend: Backend, clock: Clock) -> Limiter {
         let policy = ThreadCached::new(policy);
         let (queues, holds, observer) = (Queues::default(), Holds::default(), OnceLock::new());
-        Limiter { inner: Arc::new(Inner { policy, backend, clock, queues, holds, observer }) }
+        let overrides = Arc::new(OverrideBook::default());
+        let limiter =
+            Limiter { inner: Arc::new(Inner { policy, backend, clock, queues, holds, observer, overrides }) };
+        limiter.restore_overrides();
+        limiter
     }
 
     /// Decides, and charges if admitted. The cost is 1 unless set.
@@ -446,12 +453,12 @@ impl Limiter {
 
     /// As [`Limiter::replace`], for a policy that is already built. It gets the next version.
     pub fn replace_policy(&self, policy: Policy) -> Arc<Policy> {
-        self.inner.policy.replace(|last| policy.with_version(last.version() + 1))
+        self.install(|last| policy.with_version(last.version() + 1))
     }
 
     /// As [`Limiter::replace_policy`], under a given version, such as one that all nodes of a store share.
     pub fn replace_policy_as(&self, policy: Policy, version: u64) -> Arc<Policy> {
-        self.inner.policy.replace(|_| policy.with_version(version))
+        self.install(|_| policy.with_version(version))
     }
 
     fn request<'a>(&'a self, verb: Verb, facts: &'a Facts<'a>) -> Request<'a> {

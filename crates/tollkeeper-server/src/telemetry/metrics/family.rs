@@ -59,6 +59,11 @@ impl Metrics {
                 vec![(Labels::new(), log.dropped())],
             ));
         }
+        all.push(gauge(
+            "tollkeeper_overrides",
+            "Keys that have a quota of their own, set at run time",
+            limiter.override_count() as u64,
+        ));
         self.add_store(&mut all, store);
         all
     }

@@ -66,7 +66,8 @@ fn write_fields(out: &mut Writer, limiter: &Limiter, redactor: &Redactor, decisi
 pub fn write_limits(out: &mut Writer, redactor: &Redactor, decision: &Decision) {
     let declared = decision.toll().policy().declared();
     out.list(decision.limits(), |out, answer| {
-        write_limit(out, &answer, |out| write_key(out, redactor, declared, &answer), |_| {});
+        let more = |out: &mut Writer| write_override(out, decision.toll().policy(), &answer);
+        write_limit(out, &answer, |out| write_key(out, redactor, declared, &answer), more);
     });
 }
 
@@ -86,6 +87,7 @@ pub fn write_key_states<E>(
             &answer,
             |out| write_key(out, redactor, declared, &answer),
             |out| {
+                write_override(out, state.decision.toll().policy(), &answer);
                 if !state.tiers.is_empty() {
                     out.raw(",\"tier\":");
                     out.text(&state.tiers.join(", "));
@@ -97,6 +99,18 @@ pub fn write_key_states<E>(
     write_ref(out)?;
     out.raw("}");
     Ok(())
+}
+
+/// Writes `,"override":{"until":…}` if an override at run time applies.
+fn write_override(out: &mut Writer, policy: &Policy, answer: &LimitDecision<'_>) {
+    if !policy.has_overrides() {
+        return;
+    }
+    if let Some(until) = policy.override_until(answer.key()) {
+        out.raw(",\"override\":{\"until\":");
+        out.or_null(until, Writer::number);
+        out.raw("}");
+    }
 }
 
 fn write_key(out: &mut Writer, redactor: &Redactor, declared: &DeclaredFacts, answer: &LimitDecision<'_>) {

@@ -25,6 +25,9 @@ pub enum Endpoint {
     State,
     Forget,
     Explain,
+    Overrides,
+    SetOverride,
+    DeleteOverride,
     History,
     Top,
     Events,
@@ -56,7 +59,7 @@ const fn route(method: Method, path: &'static str, endpoint: Endpoint, permissio
 }
 
 /// Every route. They are searched in this order, so the most frequent one comes first.
-pub static ROUTES: [Route; 27] = [
+pub static ROUTES: [Route; 30] = [
     route(Method::POST, "/v1/check", Endpoint::Check, Permission::Data),
     route(Method::GET, "/v1/auth", Endpoint::Auth, Permission::Gateway),
     route(Method::GET, "/v1/auth/nginx", Endpoint::AuthNginx, Permission::Gateway),
@@ -75,6 +78,9 @@ pub static ROUTES: [Route; 27] = [
     route(Method::GET, "/v1/state", Endpoint::State, Permission::Views),
     route(Method::DELETE, "/v1/state", Endpoint::Forget, Permission::Admin),
     route(Method::POST, "/v1/explain", Endpoint::Explain, Permission::Views),
+    route(Method::GET, "/v1/overrides", Endpoint::Overrides, Permission::Views),
+    route(Method::PUT, "/v1/overrides/{limit}/{value}", Endpoint::SetOverride, Permission::Admin),
+    route(Method::DELETE, "/v1/overrides/{limit}/{value}", Endpoint::DeleteOverride, Permission::Admin),
     route(Method::GET, "/v1/history", Endpoint::History, Permission::Views),
     route(Method::GET, "/v1/top", Endpoint::Top, Permission::Views),
     route(Method::GET, "/v1/events", Endpoint::Events, Permission::Views),

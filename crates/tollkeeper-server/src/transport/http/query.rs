@@ -74,11 +74,15 @@ fn insert<'v>(
 
 /// Decodes a query component: `+` is a space, `%41` is `A`.
 fn decode(text: &str) -> Option<String> {
+    decode_path(&text.replace('+', " "))
+}
+
+/// Decodes a segment of a path, in which `+` is no space.
+pub fn decode_path(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
         bytes.push(match byte {
-            b'+' => b' ',
             b'%' => {
                 let mut digit = || char::from(rest.next()?).to_digit(16);
                 u8::try_from(digit()? * 16 + digit()?).expect("two hexadecimal digits")

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tollkeeper::{Costs, Facts, InvalidFact, InvalidRequest, Value as FactValue};
+use tollkeeper::policy::Override;
+use tollkeeper::{Allowance, Costs, Facts, InvalidFact, InvalidRequest, Quota, Value as FactValue};
 
 use crate::json::{Kind, Reader, Scalar};
 use crate::transport::http::error::{ApiError, Code};
@@ -122,6 +123,88 @@ pub fn read_explain<'a>(mut reader: Reader<'a>) -> Result<Facts<'a>, ApiError> {
     })?;
     reader.end()?;
     facts.ok_or_else(|| missing("facts", "an object of names and values; it may be empty"))
+}
+
+/// The body of an override: `{"rate":"500/min","burst":50,"until":1795564800,"note":"…"}`, `{"limit":9}`,
+/// `{"blocked":true}` or `{"unlimited":true}`.
+pub fn read_override(mut reader: Reader<'_>) -> Result<Override, ApiError> {
+    must_be_object(&mut reader, "an override", r#"{"rate":"500/min","burst":50}"#)?;
+    let (mut rate, mut burst, mut slots) = (None, None, None);
+    let (mut blocked, mut unlimited, mut until, mut note) = (None, None, None, None);
+    reader.object(|reader, name| match name {
+        "rate" => once(&mut rate, name, read_text(reader, name)?),
+        "burst" => once(&mut burst, name, read_number(reader, name)?),
+        "limit" => once(&mut slots, name, read_number(reader, name)?),
+        "blocked" => once(&mut blocked, name, read_bool(reader, name)?),
+        "unlimited" => once(&mut unlimited, name, read_bool(reader, name)?),
+        "until" => once(&mut until, name, read_until(reader)?),
+        "note" => once(&mut note, name, read_note(reader)?),
+        _ => Err(unknown(name, "`rate`, `burst`, `limit`, `blocked`, `unlimited`, `until` and `note`")),
+    })?;
+    reader.end()?;
+    if burst.is_some() && rate.is_none() {
+        return Err(missing("rate", "`burst` needs a `rate`, such as \"500/min\""));
+    }
+    let (blocked, unlimited) = (blocked.unwrap_or(false), unlimited.unwrap_or(false));
+    let given = [rate.is_some(), slots.is_some(), blocked, unlimited];
+    match given.into_iter().filter(|given| *given).count() {
+        0 => return Err(missing("rate", "send `rate`, `limit`, `blocked` or `unlimited`")),
+        1 => {}
+        _ => {
+            let message = "`rate`, `limit`, `blocked` and `unlimited` exclude each other: send one of them";
+            return Err(ApiError::new(Code::InvalidLimits, message));
+        }
+    }
+    let allowance = match (rate, slots) {
+        (Some(rate), _) => {
+            let invalid = |message: String| ApiError::new(Code::InvalidLimits, message).at("rate");
+            match (tollkeeper::config::rate(rate).map_err(invalid)?, burst) {
+                (Allowance::Quota(quota), burst) => quota.with_burst(burst).into(),
+                (other, None) => other,
+                (_, Some(_)) => {
+                    return Err(invalid(format!("`{rate}` has no burst: leave `burst` out")));
+                }
+            }
+        }
+        (None, Some(slots)) => Quota::slots(slots).into(),
+        (None, None) if blocked => Allowance::Nothing,
+        (None, None) => Allowance::Unlimited,
+    };
+    Ok(Override { allowance, until: until.flatten(), note: note.flatten() })
+}
+
+fn read_number(reader: &mut Reader<'_>, name: &str) -> Result<u64, ApiError> {
+    let number = if let Some(Scalar::Number(number)) = scalar(reader)? { number.parse().ok() } else { None };
+    number.ok_or_else(|| {
+        ApiError::new(Code::InvalidLimits, format!("`{name}` must be a whole number, such as 50")).at(name)
+    })
+}
+
+fn read_bool(reader: &mut Reader<'_>, name: &str) -> Result<bool, ApiError> {
+    match scalar(reader)? {
+        Some(Scalar::Bool(bool)) => Ok(bool),
+        _ => Err(ApiError::new(Code::InvalidJson, format!("`{name}` must be true or false")).at(name)),
+    }
+}
+
+fn read_until(reader: &mut Reader<'_>) -> Result<Option<u64>, ApiError> {
+    let invalid = || {
+        let message = "`until` must be a time in Unix seconds, such as 1795564800, or null";
+        ApiError::new(Code::InvalidTtl, message).at("until")
+    };
+    match scalar(reader)? {
+        Some(Scalar::Null) => Ok(None),
+        Some(Scalar::Number(number)) => number.parse().map(Some).map_err(|_| invalid()),
+        _ => Err(invalid()),
+    }
+}
+
+fn read_note(reader: &mut Reader<'_>) -> Result<Option<String>, ApiError> {
+    match scalar(reader)? {
+        Some(Scalar::Null) => Ok(None),
+        Some(Scalar::Text(text)) => Ok(Some(text.to_owned()).filter(|note| !note.is_empty())),
+        _ => Err(ApiError::new(Code::InvalidJson, "`note` must be a string or null").at("note")),
+    }
 }
 
 /// Reads `{"slot":"…"}`.

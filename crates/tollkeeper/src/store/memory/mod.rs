@@ -33,6 +33,19 @@ pub use snapshot::SnapshotError;
 use autosave::Autosave;
 use shard::{Dropped, Shard};
 
+/// Overrides that are saved with the counts.
+pub(crate) trait SavedOverrides: std::fmt::Debug + Send + Sync {
+    /// All of them.
+    fn to_bytes(&self) -> Vec<u8>;
+}
+
+/// Overrides that were read from a snapshot, until a limiter takes them.
+impl SavedOverrides for Vec<u8> {
+    fn to_bytes(&self) -> Vec<u8> {
+        self.clone()
+    }
+}
+
 /// How much the store may contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
@@ -69,6 +82,8 @@ struct Inner {
     /// The shard that is searched next when the key's own has no free space for logs or markers.
     next_reclaim: AtomicUsize,
     saving: Mutex<()>,
+    /// The overrides of the limiter, which are saved with the counts.
+    overrides: Mutex<Option<Arc<dyn SavedOverrides>>>,
     autosave: OnceLock<Autosave>,
 }
 
@@ -109,6 +124,16 @@ impl MemoryStore {
         )
     }
 
+    /// Saves what `overrides` returns with every snapshot: the overrides of a limiter.
+    pub(crate) fn save_overrides(&self, overrides: Arc<dyn SavedOverrides>) {
+        *lock(&self.inner.overrides) = Some(overrides);
+    }
+
+    /// The overrides that were saved, if there are any.
+    pub(crate) fn overrides(&self) -> Option<Vec<u8>> {
+        lock(&self.inner.overrides).as_ref().map(|saved| saved.to_bytes()).filter(|bytes| !bytes.is_empty())
+    }
+
     /// The bounds of this store.
     pub fn capacity(&self) -> Capacity {
         self.inner.capacity
@@ -133,6 +158,7 @@ impl MemoryStore {
                 corrections_refused: AtomicU64::new(0),
                 next_reclaim: AtomicUsize::new(0),
                 saving: Mutex::new(()),
+                overrides: Mutex::new(None),
                 autosave: OnceLock::new(),
             }),
         }

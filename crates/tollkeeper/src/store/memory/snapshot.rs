@@ -36,6 +36,8 @@ const KEY: u8 = 1;
 const CELL: u8 = 2;
 /// The first byte of a record: the marker of a corrected charge.
 const MARKER: u8 = 3;
+/// The first byte of a record: the overrides of the limiter, after their length. Only there if there are any.
+const OVERRIDES: u8 = 4;
 /// The byte after the last record.
 const END: u8 = 0;
 
@@ -188,6 +190,13 @@ impl Inner {
             }
             out.write(&records)?;
         }
+        let saved = lock(&self.overrides).clone();
+        let overrides = saved.map(|saved| saved.to_bytes()).unwrap_or_default();
+        if !overrides.is_empty() {
+            out.write(&[OVERRIDES])?;
+            out.write(&(overrides.len() as u64).to_le_bytes())?;
+            out.write(&overrides)?;
+        }
         out.write(&[END])?;
         out.write(&(keys as u64).to_le_bytes())?;
         let sum = out.sum();
@@ -254,6 +263,13 @@ fn read(capacity: Capacity, clock: Clock, file: impl Read) -> Result<MemoryStore
         let [code] = file.take()?;
         if code == END {
             break;
+        }
+        if code == OVERRIDES {
+            let len = u64::from_le_bytes(file.take()?);
+            let mut bytes = Vec::new();
+            file.take_into(len, &mut bytes)?;
+            store.save_overrides(std::sync::Arc::new(bytes));
+            continue;
         }
         if ![KEY, CELL, MARKER].contains(&code) {
             return Err(Broken::Foreign("it holds something that is not known"));

@@ -14,6 +14,7 @@ mod eviction;
 #[cfg(feature = "config")]
 mod from_config;
 pub mod keys;
+mod overrides;
 #[cfg(feature = "config")]
 mod policy;
 #[cfg(feature = "config")]
@@ -32,6 +33,7 @@ pub mod wire;
 pub use address::RedisTls;
 #[cfg(feature = "config")]
 pub use from_config::UnreadableFile;
+pub use overrides::{Changed, NotShared, OverrideWatch, SharedOverrides};
 #[cfg(feature = "config")]
 pub use policy::{NotSet, PolicyWatch, SharedLimits, SharedPolicy};
 #[cfg(feature = "config")]

@@ -54,6 +54,8 @@ const SLOTS: Driver = Driver::new(include_str!("slots.lua"));
 /// The driver that sets the limits that all nodes share.
 #[cfg(feature = "config")]
 const POLICY: Driver = Driver { text: include_str!("policy.lua"), parts: &[] };
+/// The driver that sets and removes overrides for all nodes.
+const OVERRIDES: Driver = Driver { text: include_str!("overrides.lua"), parts: &[] };
 
 /// The text of a script, and the SHA-1 digest that Redis knows it by.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,6 +122,12 @@ pub fn slots() -> &'static Script {
 pub fn policy() -> &'static Script {
     static SCRIPT: OnceLock<Script> = OnceLock::new();
     SCRIPT.get_or_init(|| Script::new(POLICY, Kinds::default()))
+}
+
+/// The script that sets and removes overrides for all nodes.
+pub fn overrides() -> &'static Script {
+    static SCRIPT: OnceLock<Script> = OnceLock::new();
+    SCRIPT.get_or_init(|| Script::new(OVERRIDES, Kinds::default()))
 }
 
 /// A set of algorithms.

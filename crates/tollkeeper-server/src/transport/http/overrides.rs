@@ -1,0 +1,137 @@
+//! The calls that list, set and delete overrides: `/v1/overrides`.
+
+use hyper::{Response, StatusCode};
+use tollkeeper::policy::InvalidOverride;
+use tollkeeper::{Allowance, KeyOverride, OverrideError, Policy, Span};
+
+use super::error::{ApiError, Code};
+use super::response_body::Reply;
+use super::{Handled, JSON, done, query, request, respond};
+use crate::json::{Reader, Writer};
+use crate::redact::Redactor;
+use crate::service::{CannotOverride, Service};
+
+/// `GET /v1/overrides`.
+pub(super) fn list(service: &Service) -> Response<Reply> {
+    let policy = service.limiter.policy();
+    let mut out = Writer::default();
+    out.raw("{\"overrides\":");
+    out.list(&service.limiter.overrides(), |out, it| write(out, it, &policy, &service.redactor));
+    out.raw(",\"persistent\":");
+    out.bool(service.keeps_overrides());
+    out.raw("}");
+    respond(StatusCode::OK, JSON, out.finish())
+}
+
+/// `PUT /v1/overrides/LIMIT/VALUE`.
+pub(super) async fn set(service: &Service, path: &str, body: &mut [u8]) -> Handled {
+    let (limit, key) = named(service, path)?;
+    let granted = request::read_override(Reader::new(body)?)?;
+    let set = service.set_override(KeyOverride { limit, key, granted }).await.map_err(not_set)?;
+    let mut out = Writer::default();
+    write(&mut out, &set, &service.limiter.policy(), &service.redactor);
+    Ok((None, respond(StatusCode::OK, JSON, out.finish())))
+}
+
+/// `DELETE /v1/overrides/LIMIT/VALUE`.
+pub(super) async fn delete(service: &Service, path: &str) -> Handled {
+    let (limit, key) = named(service, path)?;
+    done(service.remove_override(&limit, &key).await.map_err(not_set)?)
+}
+
+/// The limit and the key in the path. Each segment is percent-decoded once.
+fn named(service: &Service, path: &str) -> Result<(String, String), ApiError> {
+    let mut segments = path.split('/').skip(3).map(query::decode_path);
+    let mut segment = |name: &str| {
+        segments.next().flatten().ok_or_else(|| {
+            let message = format!(
+                "`{name}` in the path: `%` must be followed by two hexadecimal digits, and the result be UTF-8"
+            );
+            ApiError::new(Code::InvalidFact, message).at(name)
+        })
+    };
+    let (limit, value) = (segment("limit")?, segment("value")?);
+    let policy = service.limiter.policy();
+    let fact = policy.find(&limit).and_then(|(_, rule)| rule.by().first()).map_or("", |fact| &**fact);
+    let value = service
+        .redactor
+        .value(policy.declared(), fact, &value)
+        .map_err(|error| ApiError::new(Code::InvalidFact, format!("fact `{fact}`: {error}")).at("value"))?;
+    let key = service.limiter.override_key(&limit, value);
+    let key = key.map_err(|invalid| not_set(CannotOverride::Invalid(invalid.into())))?;
+    Ok((limit, key))
+}
+
+fn not_set(error: CannotOverride) -> ApiError {
+    let error = match error {
+        CannotOverride::Invalid(error) => error,
+        CannotOverride::Failed(failure) => {
+            let message = format!(
+                "the store did not answer ({failure}): the override may or may not have changed, GET /v1/overrides \
+                 shows those in force"
+            );
+            return ApiError::new(Code::StoreUnavailable, message);
+        }
+    };
+    let (code, at) = match &error {
+        OverrideError::Invalid(InvalidOverride::UnknownLimit(_)) => (Code::UnknownLimit, "limit"),
+        OverrideError::Invalid(InvalidOverride::NotOneFact { .. }) => (Code::InvalidLimits, "limit"),
+        OverrideError::Invalid(InvalidOverride::Quota { .. }) => (Code::InvalidLimits, "rate"),
+        OverrideError::Invalid(_) => (Code::InvalidFact, "value"),
+        OverrideError::Ended { .. } => (Code::InvalidTtl, "until"),
+        OverrideError::LongNote => (Code::TooLarge, "note"),
+        _ => (Code::TooMany, "value"),
+    };
+    ApiError::new(code, error.to_string()).at(at)
+}
+
+/// Writes one override.
+fn write(out: &mut Writer, it: &KeyOverride, policy: &Policy, redactor: &Redactor) {
+    let fact = policy.find(&it.limit).and_then(|(_, rule)| rule.by().first());
+    out.raw("{\"limit\":");
+    out.text(&it.limit);
+    out.raw(",\"key\":");
+    match fact {
+        Some(fact) => out.text(&redactor.redact(policy.declared(), fact, &it.key)),
+        // The limit is not active, so it is not known whether the value is a secret.
+        None => out.raw("null"),
+    }
+    let (rate, slots) = match it.granted.allowance {
+        Allowance::Quota(quota) => match quota.period() {
+            Some(period) => (Some((quota, period)), None),
+            None => (None, Some(quota.count())),
+        },
+        _ => (None, None),
+    };
+    out.raw(",\"rate\":");
+    out.or_null(rate, |out, (quota, period)| out.text(&written(quota.count(), period)));
+    out.raw(",\"burst\":");
+    out.or_null(rate.and_then(|(quota, _)| quota.explicit_burst()), Writer::number);
+    if slots.is_some() {
+        out.raw(",\"slots\":");
+        out.or_null(slots, Writer::number);
+    }
+    out.raw(",\"blocked\":");
+    out.bool(it.granted.allowance == Allowance::Nothing);
+    out.raw(",\"unlimited\":");
+    out.bool(it.granted.allowance == Allowance::Unlimited);
+    out.raw(",\"until\":");
+    out.or_null(it.granted.until, Writer::number);
+    out.raw(",\"note\":");
+    out.or_null(it.granted.note.as_deref(), Writer::text);
+    out.raw("}");
+}
+
+/// A rate as in the config: `500/min`.
+fn written(count: u64, period: Span) -> String {
+    let period = period.to_string();
+    let unit = match period.as_str() {
+        "1s" => "s",
+        "1m" => "min",
+        "1h" => "hour",
+        "1d" => "day",
+        "7d" => "week",
+        other => other,
+    };
+    format!("{}/{unit}", count)
+}

@@ -1,0 +1,348 @@
+//! Overrides of single keys at run time, in memory and on Redis.
+
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Value, json};
+use support::*;
+use tollkeeper_core::digest::{hex, sha256};
+use tollkeeper_tests::redis::Server as Redis;
+
+fn config(rest: &str) -> String {
+    format!(
+        "{rest}
+http: {{ facts: {{ api_key: {{ from: header.authorization, hash: true }} }} }}
+limits:
+  - {{ name: per-user, by: user, rate: 100/day, burst: 2, overrides: {{ vip: {{ rate: 100/day, burst: 9 }} }} }}
+  - {{ name: per-key, by: api_key, rate: 100/day, algorithm: fixed-window }}
+  - {{ name: pair, by: [user, ip], rate: 100/day }}
+  - {{ name: exports, by: user, algorithm: concurrency, limit: 5 }}
+admin: {{ token_sha256: {} }}
+",
+        hex(&sha256(b"boss"))
+    )
+}
+
+fn call(server: &Server, call: &str, body: &Value) -> Answer {
+    let (method, path) = call.split_once(' ').unwrap();
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    server.client().request_with(method, path, &["authorization: Bearer boss"], body.as_bytes())
+}
+
+fn put(server: &Server, key: &str, body: Value) -> Answer {
+    call(server, &format!("PUT /v1/overrides/{key}"), &body)
+}
+
+fn list(server: &Server) -> Value {
+    call(server, "GET /v1/overrides", &Value::Null).json()
+}
+
+fn unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+}
+
+/// What `usage` says about one limit.
+fn usage(server: &Server, facts: &str, limit: &str) -> Value {
+    let usage = call(server, &format!("GET /v1/usage?{facts}"), &Value::Null).json();
+    usage["limits"].as_array().unwrap().iter().find(|it| it["name"] == limit).cloned().unwrap_or(Value::Null)
+}
+
+#[test]
+fn override_applies_at_once_and_keeps_counts() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &config(""));
+    assert!(server.check(r#"{"user":"alice"}"#));
+    let until = unix() + 3_600;
+    let set = put(
+        &server,
+        "per-user/alice",
+        json!({ "rate": "500/day", "burst": 7, "until": until, "note": "ticket" }),
+    );
+    let expected = json!({
+        "limit": "per-user", "key": "alice", "rate": "500/day", "burst": 7, "blocked": false, "unlimited": false,
+        "until": until, "note": "ticket",
+    });
+    assert_eq!((set.status, set.json()), (200, expected.clone()));
+    assert_eq!(list(&server), json!({ "overrides": [expected], "persistent": false }));
+    let alice = usage(&server, "user=alice", "per-user");
+    assert_eq!((&alice["limit"], &alice["remaining"]), (&json!(7), &json!(6)), "the count is kept");
+    assert_eq!(alice["override"], json!({ "until": until }));
+    assert_eq!(usage(&server, "user=bob", "per-user")["override"], Value::Null);
+    let decision = server.post("/v1/check", r#"{"facts":{"user":"alice"},"cost":7}"#).json();
+    assert_eq!(decision["limits"][0]["override"], json!({ "until": until }));
+    assert!(decision["reason"].as_str().unwrap().contains("(by an override until 20"), "{decision}");
+    let explained = call(&server, "POST /v1/explain", &json!({ "facts": { "user": "alice" } })).json();
+    assert!(explained["limits"][0]["why"].as_str().unwrap().contains("the override for `alice` until 20"));
+
+    // It takes precedence over the file's.
+    assert_eq!(usage(&server, "user=vip", "per-user")["limit"], 9);
+    put(&server, "per-user/vip", json!({ "rate": "1/day", "burst": 1 }));
+    assert_eq!(usage(&server, "user=vip", "per-user")["limit"], 1);
+    let delete = |key: &str| call(&server, &format!("DELETE /v1/overrides/{key}"), &Value::Null).json();
+    assert_eq!(delete("per-user/vip"), json!({ "done": true }));
+    assert_eq!(delete("per-user/vip"), json!({ "done": false }));
+    assert_eq!(usage(&server, "user=vip", "per-user")["limit"], 9);
+}
+
+#[test]
+fn key_is_blocked_or_unlimited() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &config(""));
+    put(&server, "per-user/mallory", json!({ "blocked": true }));
+    let refused = server.post("/v1/check", r#"{"facts":{"user":"mallory"}}"#);
+    assert_eq!((refused.status, &refused.json()["never"]), (429, &json!(true)));
+    assert_eq!(refused.json()["reason"], "`per-user` blocks this key by an override");
+    assert_eq!(refused.header("retry-after"), None);
+    put(&server, "per-user/mallory", json!({ "unlimited": true }));
+    for _ in 0..20 {
+        assert!(server.check(r#"{"user":"mallory"}"#));
+    }
+    put(&server, "exports/mallory", json!({ "limit": 1 }));
+    assert_eq!(usage(&server, "user=mallory", "exports")["limit"], 1);
+    assert_eq!(list(&server)["overrides"][0]["slots"], 1);
+    assert_eq!(server.metric("tollkeeper_overrides"), 2.0);
+}
+
+#[test]
+fn hashed_and_escaped_values_are_one_key() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &config(""));
+    let secret = "very/secret key";
+    let shown = format!("sha256:{}", &hex(&sha256(secret.as_bytes()))[..12]);
+    let set = put(&server, "per-key/very%2Fsecret%20key", json!({ "rate": "7/day" }));
+    assert_eq!((set.status, &set.json()["key"]), (200, &json!(shown)));
+    assert!(!set.text().contains("secret") && !list(&server).to_string().contains("secret"));
+    let check = server.post("/v1/check", &json!({ "facts": { "api_key": secret } }).to_string()).json();
+    assert_eq!(check["limits"][0]["limit"], 7, "{check}");
+    let all = format!("sha256:{}", &hex(&sha256(secret.as_bytes()))[..32]);
+    for name in [&shown, &all] {
+        let set = put(&server, &format!("per-key/{name}"), json!({ "rate": "8/day" }));
+        assert_eq!(set.status, 200, "{name}: {set:?}");
+    }
+    assert_eq!(list(&server)["overrides"].as_array().unwrap().len(), 1);
+    let delete = call(&server, &format!("DELETE /v1/overrides/per-key/{shown}"), &Value::Null);
+    assert_eq!(delete.json()["done"], true);
+    put(&server, "per-user/a+b%25", json!({ "blocked": true }));
+    assert_eq!(list(&server)["overrides"][0]["key"], "a+b%", "decoded once, and `+` is no space");
+}
+
+#[test]
+fn bad_overrides_change_nothing() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &config(""));
+    put(&server, "per-user/alice", json!({ "rate": "500/day" }));
+    let before = list(&server);
+    let long = format!("per-user/{}", "x".repeat(1_025));
+    let rate = || json!({ "rate": "5/day" });
+    for (key, body, status, code, at) in [
+        ("none/alice", rate(), 404, "unknown_limit", Some("limit")),
+        ("pair/alice", rate(), 400, "invalid_limits", Some("limit")),
+        ("per-user/alice", json!({ "rate": "many" }), 400, "invalid_limits", Some("rate")),
+        ("per-user/alice", json!({ "rate": "999999999999999999/ms" }), 400, "invalid_limits", Some("rate")),
+        ("per-user/alice", json!({ "limit": 5 }), 400, "invalid_limits", Some("rate")),
+        ("exports/alice", rate(), 400, "invalid_limits", Some("rate")),
+        ("per-key/alice", json!({ "rate": "5/day", "burst": 9 }), 400, "invalid_limits", Some("rate")),
+        (
+            "per-user/alice",
+            json!({ "rate": "5/day", "until": unix() - 1 }),
+            400,
+            "invalid_ttl",
+            Some("until"),
+        ),
+        (
+            "per-user/alice",
+            json!({ "rate": "5/day", "until": "tomorrow" }),
+            400,
+            "invalid_ttl",
+            Some("until"),
+        ),
+        (&long, rate(), 400, "invalid_fact", Some("value")),
+        ("per-user/%zz", rate(), 400, "invalid_fact", Some("value")),
+        ("per-user/%ff", rate(), 400, "invalid_fact", Some("value")),
+        ("per-user/%", rate(), 400, "invalid_fact", Some("value")),
+        ("per-user/alice", json!({ "burst": 5 }), 400, "missing_field", Some("rate")),
+        ("per-user/alice", json!({}), 400, "missing_field", Some("rate")),
+        ("per-user/alice", json!({ "blocked": true, "rate": "5/day" }), 400, "invalid_limits", None),
+        ("per-user/alice", json!({ "blocked": true, "unlimited": true }), 400, "invalid_limits", None),
+        ("per-user/alice", json!({ "rate": "5/day", "x": 1 }), 400, "unknown_field", Some("x")),
+        (
+            "per-user/alice",
+            json!({ "rate": "5/day", "note": "x".repeat(1_025) }),
+            413,
+            "too_large",
+            Some("note"),
+        ),
+        ("per-user/alice", json!([]), 400, "invalid_json", None),
+    ] {
+        let error = put(&server, key, body.clone()).error();
+        assert_eq!(error, (status, code.to_owned(), at.map(str::to_owned)), "{key} {body}");
+    }
+    assert_eq!(put(&server, "per-user/a/b", rate()).status, 404, "a slash in a value is %2F");
+    assert_eq!(put(&server, "per-user/", rate()).status, 404);
+    assert_eq!(list(&server), before, "nothing changed");
+    let other = server.client().request_with("PUT", "/v1/overrides/per-user/bob", &[], b"{\"blocked\":true}");
+    assert_eq!(other.error().1, "unauthorized");
+    assert_eq!(server.get("/v1/overrides").error().1, "unauthorized");
+}
+
+#[test]
+fn override_ends_at_its_time() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &config(""));
+    let until = unix() + 2;
+    put(&server, "per-user/alice", json!({ "blocked": true, "until": until }));
+    assert!(!server.check(r#"{"user":"alice"}"#));
+    eventually("the override has ended", || server.check(r#"{"user":"alice"}"#));
+    assert!(unix() >= until, "not before its time");
+    assert_eq!(list(&server)["overrides"], json!([]));
+}
+
+#[test]
+fn overrides_survive_reloads_and_put_limits() {
+    let folder = Folder::new();
+    let server = Server::with_config(&folder, &config(""));
+    put(&server, "per-user/alice", json!({ "rate": "500/day", "burst": 7 }));
+    let limits = json!({ "limits": [{ "name": "per-user", "by": "user", "rate": "1/day", "burst": 1 }] });
+    assert_eq!(call(&server, "PUT /v1/limits", &limits).status, 200);
+    assert_eq!(usage(&server, "user=alice", "per-user")["limit"], 7);
+    // A limit of another algorithm, which the override does not fit; then the first one again.
+    let other = json!({ "limits": [{ "name": "per-user", "by": "user", "rate": "1/day", "algorithm": "fixed-window" }] });
+    assert_eq!(call(&server, "PUT /v1/limits", &other).status, 200);
+    assert_eq!(usage(&server, "user=alice", "per-user")["limit"], 1);
+    assert_eq!(call(&server, "DELETE /v1/limits", &Value::Null).status, 200);
+    assert_eq!(usage(&server, "user=alice", "per-user")["limit"], 7);
+}
+
+#[test]
+fn overrides_are_kept_in_the_snapshot() {
+    let folder = Folder::new();
+    let path = folder.path().join("state");
+    let rest = format!("memory: {{ snapshot: {}, snapshot_every: 1h }}", path.display());
+    let server = Server::with_config(&folder, &config(&rest));
+    put(&server, "per-user/alice", json!({ "rate": "500/day", "burst": 7, "note": "kept" }));
+    put(&server, "per-user/bob", json!({ "blocked": true, "until": unix() + 1 }));
+    assert!(server.check(r#"{"user":"alice"}"#));
+    assert_eq!(list(&server)["persistent"], true);
+    server.signal("TERM");
+    assert_eq!(server.ended().code, Some(0));
+    let server = Server::with_config(&folder, &config(&rest));
+    eventually("the override of bob has ended", || list(&server)["overrides"].as_array().unwrap().len() == 1);
+    let all = list(&server);
+    assert_eq!(all["overrides"][0]["note"], "kept", "{all}");
+    let alice = usage(&server, "user=alice", "per-user");
+    assert_eq!((&alice["limit"], &alice["remaining"]), (&json!(7), &json!(6)));
+}
+
+/// A server on this Redis.
+fn node(folder: &Folder, redis: &Redis) -> Server {
+    let store = format!("store: {}\nredis: {{ deadline: 500ms }}\n", redis.url());
+    Server::with_config(folder, &config(&store))
+}
+
+#[test]
+fn override_applies_on_all_nodes_within_a_second() {
+    let (redis, folders) = (Redis::start(), [Folder::new(), Folder::new()]);
+    let nodes = folders.each_ref().map(|folder| node(folder, &redis));
+    // Both keep deciding. A request must see the limit's own quota or the whole override: 7 of 7, 9 of 9.
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watched: Vec<_> = nodes
+            .iter()
+            .map(|node| {
+                scope.spawn(|| {
+                    let mut seen = 0u64;
+                    while !stop.load(Ordering::Relaxed) {
+                        let peek = node.post("/v1/peek", r#"{"facts":{"user":"user-7"}}"#).json();
+                        let limit = &peek["limits"][0];
+                        let is_whole = match limit["limit"].as_u64().unwrap() {
+                            2 => limit["override"].is_null(),
+                            7 | 9 => !limit["override"].is_null(),
+                            _ => false,
+                        };
+                        assert!(is_whole, "{limit}");
+                        seen += 1;
+                    }
+                    seen
+                })
+            })
+            .collect();
+        let seen_by = |node: &Server, user: usize| {
+            let peek = node.post("/v1/peek", &format!(r#"{{"facts":{{"user":"user-{user}"}}}}"#)).json();
+            peek["limits"][0]["limit"].as_u64().unwrap()
+        };
+        let agree = |user: usize, expected: u64, began: Instant| {
+            for node in &nodes {
+                while seen_by(node, user) != expected {
+                    assert!(began.elapsed() < Duration::from_secs(5), "user-{user} is not {expected}");
+                }
+            }
+            began.elapsed()
+        };
+        for user in 0..1_000 {
+            let set = put(
+                &nodes[user % 2],
+                &format!("per-user/user-{user}"),
+                json!({ "rate": "9/day", "burst": 7 }),
+            );
+            assert_eq!(set.status, 200, "{set:?}");
+        }
+        let all = agree(999, 7, Instant::now());
+        for user in (0..1_000).step_by(97) {
+            agree(user, 7, Instant::now());
+        }
+        put(&nodes[0], "per-user/user-7", json!({ "rate": "9/day", "burst": 9 }));
+        let changed = agree(7, 9, Instant::now());
+        call(&nodes[1], "DELETE /v1/overrides/per-user/user-7", &Value::Null);
+        let deleted = agree(7, 2, Instant::now());
+        println!("seen by both nodes after {all:?}, {changed:?}, {deleted:?}");
+        for took in [all, changed, deleted] {
+            assert!(
+                took < Duration::from_secs(2),
+                "{took:?}: polled twice a second, with room for a slow machine"
+            );
+        }
+        for user in (0..1_000).filter(|user| *user != 7) {
+            let delete =
+                call(&nodes[user % 2], &format!("DELETE /v1/overrides/per-user/user-{user}"), &Value::Null);
+            assert_eq!(delete.json()["done"], true, "{user}");
+        }
+        agree(999, 2, Instant::now());
+        stop.store(true, Ordering::Relaxed);
+        let seen: u64 = watched.into_iter().map(|thread| thread.join().unwrap()).sum();
+        assert!(seen > 10, "{seen} requests were decided meanwhile");
+    });
+    for node in &nodes {
+        eventually("no override is left", || list(node)["overrides"] == json!([]));
+    }
+    // They survive a restart.
+    put(&nodes[0], "per-user/kept", json!({ "blocked": true }));
+    let third = Folder::new();
+    let restarted = node(&third, &redis);
+    assert!(!restarted.check(r#"{"user":"kept"}"#));
+    assert_eq!(list(&restarted)["persistent"], true);
+}
+
+#[test]
+fn overrides_stay_in_force_while_redis_is_unavailable() {
+    let (mut redis, folder) = (Redis::start(), Folder::new());
+    let server = node(&folder, &redis);
+    put(&server, "per-user/mallory", json!({ "blocked": true }));
+    redis.kill();
+    eventually("the store is unavailable", || {
+        put(&server, "per-user/alice", json!({ "blocked": true })).error().1 == "store_unavailable"
+    });
+    let delete = call(&server, "DELETE /v1/overrides/per-user/mallory", &Value::Null);
+    assert_eq!(delete.error(), (503, "store_unavailable".to_owned(), None));
+    let refused = server.post("/v1/check", r#"{"facts":{"user":"mallory"}}"#);
+    assert_eq!(refused.status, 429, "the last known override decides: {}", refused.text());
+    assert!(server.check(r#"{"user":"alice"}"#), "nothing was set");
+    // A node that starts now has none, and says so.
+    let other = Folder::new();
+    let started = node(&other, &redis);
+    assert!(started.check(r#"{"user":"mallory"}"#));
+    started.logs("without overrides, until it does");
+}
