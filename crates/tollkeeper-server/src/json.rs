@@ -382,7 +382,7 @@ fn extent(text: &[u8]) -> Result<usize, At> {
 pub struct Writer(String);
 
 impl Writer {
-    /// An empty text, with room for so many bytes.
+    /// An empty text with this capacity in bytes.
     pub fn with_capacity(bytes: usize) -> Writer {
         Writer(String::with_capacity(bytes))
     }

@@ -248,7 +248,7 @@ fn replaced_limits_apply_to_the_next_request() {
     assert_eq!(ask(&mut service, of("carol")).0, 429, "there are two limits now");
 }
 
-/// A fact may be found by asking a service that stands behind a layer of its own.
+/// A fact may be computed by a call to a service behind another layer.
 #[test]
 fn fact_closure_can_call_another_layer() {
     let (inner, _) = two_an_hour();

@@ -83,7 +83,7 @@ pub enum Problem {
     StaggerWithout(Algorithm),
     /// The fact of `partition` is not one that the limit is keyed by.
     PartitionNotInBy(String),
-    /// This key of the config gives charges back, which this algorithm does not support.
+    /// This key of the config needs refunds, which this algorithm does not support.
     GivesNothingBack(&'static str, Algorithm),
     /// A concurrency limit with a rate.
     RateOfSlots,
