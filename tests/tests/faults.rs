@@ -17,7 +17,7 @@ use tollkeeper::{
     StoreFuture, Toll, facts,
 };
 use tollkeeper_tests::cluster::Cluster;
-use tollkeeper_tests::faulty::{Fault, Loss, Proxy};
+use tollkeeper_tests::faulty_proxy::{Fault, Loss, Proxy};
 use tollkeeper_tests::load::{self, BACK, COST, Figures, Fleet, History, NODES, ONCE, wait};
 use tollkeeper_tests::redis::{Client, PATIENCE, Program, Server};
 use tollkeeper_tests::sentinels::Sentinels;
