@@ -172,7 +172,7 @@ fn fast_path_matches_general_path() {
             other_hand.advance(pause);
         }
     }
-    // Enough of everything, or it would say little: 400 is a bad fact or cost, 500 a peer that is not known.
+    // The sample covers every outcome: 400 is an invalid fact or cost, 500 an unknown peer.
     let often = |status| statuses.get(&status).copied().unwrap_or(0);
     assert!(often(200) > 5_000 && often(429) > 3_000 && often(400) > 100 && often(500) > 50, "{statuses:?}");
 }
