@@ -74,12 +74,12 @@ impl Connection {
     }
 
     /// Sends a request and waits for its response.
-    pub fn ask(&mut self, request: &[u8]) -> Answer {
+    pub fn ask(&mut self, request: &[u8]) -> Response {
         self.send(request);
         let asked = Instant::now();
         loop {
-            if let Some(answer) = self.answer() {
-                return answer;
+            if let Some(response) = self.response() {
+                return response;
             }
             assert!(asked.elapsed() < RESPONSE_TIMEOUT, "no response in time");
             thread::yield_now();
@@ -93,13 +93,13 @@ impl Connection {
     }
 
     /// The response, if it is complete.
-    fn answer(&mut self) -> Option<Answer> {
+    fn response(&mut self) -> Option<Response> {
         let mut buffer = [0; 4096];
         loop {
             if let Some(length) = length(&self.received) {
                 let text = self.received.drain(..length).collect();
                 assert!(self.received.is_empty(), "a response without a request");
-                return Some(Answer(String::from_utf8(text).unwrap_or_else(|error| {
+                return Some(Response(String::from_utf8(text).unwrap_or_else(|error| {
                     // nginx responds with a GIF, so only the head is text.
                     String::from_utf8_lossy(error.as_bytes()).into_owned()
                 })));
@@ -130,9 +130,9 @@ fn length(received: &[u8]) -> Option<usize> {
 
 /// A response, head and body.
 #[derive(Debug)]
-pub struct Answer(pub String);
+pub struct Response(pub String);
 
-impl Answer {
+impl Response {
     /// Whether the request was admitted; some servers refuse with status 200 and `"allowed":false`.
     pub fn admits(&self) -> bool {
         self.0.starts_with("HTTP/1.1 200 ") && !self.0.contains(r#""allowed":false"#)
@@ -182,10 +182,10 @@ pub fn ask(
                 waiting.push(connection);
             }
             for place in (0..waiting.len()).rev() {
-                if let Some(answer) = waiting[place].answer() {
+                if let Some(response) = waiting[place].response() {
                     let connection = waiting.swap_remove(place);
                     micros.push((began.elapsed() - connection.due).as_secs_f64() * 1e6);
-                    admitted += f64::from(u8::from(answer.admits()));
+                    admitted += f64::from(u8::from(response.admits()));
                     idle.push_back(connection);
                 }
             }

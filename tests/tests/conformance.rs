@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tollkeeper::store::conformance::{Results, run, table};
 use tollkeeper_tests::cluster::Cluster;
-use tollkeeper_tests::places::{Memory, Redis};
 use tollkeeper_tests::redis::{Client, Program, Server};
 use tollkeeper_tests::sentinels::Sentinels;
+use tollkeeper_tests::tested_stores::{Memory, Redis};
 
 /// The ACL rules of a Redis user with the minimal permissions.
 const RIGHTS: &str = "~world-* -@all +eval +evalsha +time +get +set +mget +strlen +getrange +append +pexpireat \

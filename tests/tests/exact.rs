@@ -10,7 +10,7 @@ use tollkeeper::store::redis::wire::Value;
 use tollkeeper::{Algorithm, Facts, Limit, Limiter, Quota, facts};
 use tollkeeper_tests::exact::{self, ALL, PER_PROCESS, PER_ROUTE, PROCESSES, REQUESTS, TASKS};
 use tollkeeper_tests::redis::{Program, Server, limiter};
-use tollkeeper_tests::turns::Proxy;
+use tollkeeper_tests::round_trips::Proxy;
 
 /// The `EVALSHA` calls of a server: all of them, and those that failed, which are repeated with `EVAL`.
 fn scripts(server: &Server) -> [u64; 2] {

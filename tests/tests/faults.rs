@@ -19,7 +19,7 @@ use tollkeeper::{
     Charge, Correction, Costs, Decision, Limit, Limiter, MemoryStore, Policy, Quota, Slot, Span, facts,
 };
 use tollkeeper_tests::cluster::Cluster;
-use tollkeeper_tests::faulty::{Fault, Loss, Proxy};
+use tollkeeper_tests::faulty_proxy::{Fault, Loss, Proxy};
 use tollkeeper_tests::load::{self, BACK, COST, Figures, Fleet, History, NODES, ONCE, wait};
 use tollkeeper_tests::redis::{Client, PATIENCE, Program, Server};
 use tollkeeper_tests::sentinels::Sentinels;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tollkeeper::store::redis::wire::Value;
 use tollkeeper::{Limit, Quota, facts};
-use tollkeeper_tests::faulty::{Fault, Proxy};
+use tollkeeper_tests::faulty_proxy::{Fault, Proxy};
 use tollkeeper_tests::redis::{PATIENCE, Server, limiter};
 use tollkeeper_tests::sentinels::Sentinels;
 

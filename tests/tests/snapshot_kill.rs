@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use tollkeeper::{Capacity, MemoryStore};
-use tollkeeper_tests::saved::{self, KEYS};
+use tollkeeper_tests::snapshot_fixture::{self, KEYS};
 
 const KILLS: usize = 100;
 
@@ -44,10 +44,10 @@ fn killed_process_leaves_a_complete_snapshot() {
         }
         let completed = rest.parse().unwrap_or(saved);
 
-        let store = MemoryStore::load(Capacity::default(), saved::clock(), &file)
+        let store = MemoryStore::load(Capacity::default(), snapshot_fixture::clock(), &file)
             .unwrap_or_else(|error| panic!("kill {kill}: {error}"));
         assert_eq!(store.keys() as u64, KEYS);
-        saved = saved::units(&store).unwrap();
+        saved = snapshot_fixture::units(&store).unwrap();
         assert!(saved == completed || saved == completed + 1, "kill {kill}: {saved} after {completed}");
         in_flight += usize::from(saved > completed);
         interrupted += usize::from(folder.join("state.new").exists());

@@ -78,7 +78,7 @@ fn full(stages: &Map<String, Value>) -> String {
 
 fn layer(scenarios: &Map<String, Value>) -> String {
     let mut section = "\n## Overhead of a layer\n\n\
-            Nanoseconds per request, compared with the same service without the layer; medians of 25.\n\n\
+         Nanoseconds per request, compared with the same service without the layer; medians of 25.\n\n\
          | Scenario | tollkeeper-tower | tower_governor | theirs / ours |\n\
          |---|---|---|---|\n"
         .to_owned();
@@ -92,8 +92,8 @@ fn layer(scenarios: &Map<String, Value>) -> String {
 
 fn recording(scenarios: &Map<String, Value>) -> String {
     let mut section = "\n## Overhead of recording\n\n\
-            Nanoseconds per check with facts, without an observer and with the server's metrics; medians of 25.\n\n\
-            | Scenario | Without observer | Added by recording |\n\
+         Nanoseconds per check with facts, without an observer and with the server's metrics; medians of 25.\n\n\
+         | Scenario | Without observer | Added by recording |\n\
          |---|---|---|\n"
         .to_owned();
     for (scenario, times) in scenarios {

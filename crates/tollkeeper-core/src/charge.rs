@@ -1,6 +1,6 @@
 //! Receipts of admitted requests: what each limit charged, and which slots are held.
 //!
-//! How much of a charge can be given back depends on when it was made, so a refund needs its receipt.
+//! How much of a charge can be refunded depends on when it was made, so a refund needs its receipt.
 //! Inside the process a receipt is plain data; it becomes text, authenticated with a secret of the store,
 //! when it leaves the process.
 
@@ -90,7 +90,7 @@ impl Item {
         }
     }
 
-    /// The charge as an algorithm needs it to give some of it back.
+    /// The charge, with the values that an algorithm needs to refund it.
     pub fn past(&self) -> Past {
         Past { cost: self.cost, count: self.quota.count(), tick: self.mark, window: self.mark }
     }
@@ -106,7 +106,7 @@ impl Item {
         self.key().limit()
     }
 
-    /// When no unit of it can be given back any more: its bucket has drained it, its window no longer
+    /// Time from which no unit of it can be refunded: its bucket has drained it, its window no longer
     /// counts, or its timestamps have left the log.
     fn void_at(&self) -> Time {
         let (period, tick) = (self.quota.period_ticks(), self.quota.tick().span().as_micros());
@@ -180,7 +180,7 @@ impl Charge {
     }
 
     /// When it becomes void: a reservation at the end of its time to live, any other charge when no unit of
-    /// it can be given back any more.
+    /// it can be refunded.
     pub fn void_at(&self) -> Time {
         match self.0.ttl {
             Some(ttl) => self.0.at + ttl,
@@ -192,7 +192,7 @@ impl Charge {
     ///
     /// The limit may have changed since the charge was made, and the tier of the caller is not known here.
     /// So the state is drained by the slowest rate that may be active, and the charge is assumed to have
-    /// drained by the fastest: a refund never gives back too much.
+    /// drained by the fastest: a refund never returns too much.
     pub fn corrections(&self, policy: &Policy, changes: &[Change]) -> Vec<KeyCorrection> {
         assert_eq!(changes.len(), self.0.items.len(), "one change for every item");
         let fix = |(item, change): (&Item, &Change)| {

@@ -248,8 +248,8 @@ impl<'p> DecidedToll<'p> {
         conclude(matched.indices().map(|index| self.limit_at(index)))
     }
 
-    /// A charge as if all of this had been paid now, under an id of the caller's. Refunding it gives back earlier
-    /// usage that has no charge, as far as the states still hold it. It is void after a second.
+    /// A charge as if the toll had been charged now, with an id from the caller. Refunding it returns earlier usage that
+    /// has no charge, as far as the states still hold it. It is void after a second.
     pub fn as_if_paid(&self, id: u64) -> Option<Charge> {
         let paid = |limit: &LimitDecision<'_>| {
             limit.due.cost > 0 && limit.due.quota.count() > 0 && !limit.due.is_slot()

@@ -33,7 +33,7 @@ pub struct Midstate {
     two: u64,
 }
 
-/// The midstate after a family, kept beside the family: every key of a limit begins with it, and hashing it again
+/// The midstate after a family, cached with the family: every key of a limit begins with it, and hashing it again
 /// takes as long as hashing the value. It belongs to the first fingerprinter that used it; others compute their own.
 #[derive(Clone, Default)]
 pub(crate) struct CachedMidstate(OnceLock<(u64, Midstate)>);

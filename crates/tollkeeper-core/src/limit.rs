@@ -298,14 +298,14 @@ impl Limit {
         Limit { hidden: true, ..self }
     }
 
-    /// Keeps the charge only if the response has one of these statuses; it is charged first and given back
-    /// otherwise.
+    /// Keeps the charge only if the response has one of these statuses: the request is charged before the
+    /// handler runs, and refunded otherwise.
     #[must_use]
     pub fn deduct_when(self, statuses: StatusSet) -> Limit {
         Limit { deduct_when: Some(statuses), ..self }
     }
 
-    /// Gives the charge back if the response has one of these statuses.
+    /// Refunds the charge if the response has one of these statuses.
     #[must_use]
     pub fn refund_when(self, statuses: StatusSet) -> Limit {
         Limit { refund_when: Some(statuses), ..self }

@@ -123,7 +123,7 @@ impl MatchedLimits {
 /// The input of a toll.
 #[derive(Clone, Copy, Debug)]
 pub struct TollRequest<'a> {
-    /// What is asked for.
+    /// The operation: a check, a peek, a reservation, …
     pub verb: Verb,
     /// The facts of the request.
     pub facts: &'a Facts<'a>,
@@ -399,7 +399,7 @@ impl<'p> Toll<'p> {
         Toll { verb: Verb::Peek, ..self }
     }
 
-    /// What is asked for.
+    /// The operation: a check, a peek, a reservation, …
     pub fn verb(&self) -> Verb {
         self.verb
     }

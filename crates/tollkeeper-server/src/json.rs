@@ -11,7 +11,7 @@ use tollkeeper_core::decimal::Decimal;
 pub struct Writer(String);
 
 impl Writer {
-    /// An empty text, with room for so many bytes.
+    /// An empty text with this capacity in bytes.
     pub fn with_capacity(bytes: usize) -> Writer {
         Writer(String::with_capacity(bytes))
     }

@@ -102,7 +102,7 @@ fn correction_that_matches_no_limit_leaves_the_charge() {
                 assert_eq!(correct(part).error(), error(400, "invalid_cost", at), "{path} {part}");
             }
             assert_eq!(remaining(server, ALICE), [600], "{path}: nothing was touched");
-            // What is left to do differs: 400 given back, or 0 used.
+            // The rest of the correction: refund 400, or settle at 0.
             let rest = if path == "/v1/refund" { 400 } else { 0 };
             assert!(done(&correct(&format!(r#""facts":{{"tokens":{rest}}}"#))), "{path}");
             assert_eq!(remaining(server, ALICE), [1000], "{path}");

@@ -203,7 +203,7 @@ impl Text {
         self.emit(field);
     }
 
-    /// Writes each enforced limit that may be shown; `separator` stands before the first.
+    /// Writes each enforced limit that may be shown, the first after `separator`.
     fn list<'d>(
         &mut self,
         mut separator: &str,

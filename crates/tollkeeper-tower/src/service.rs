@@ -107,7 +107,7 @@ enum Admission {
     Kept(Arc<Prepared>, Acquired),
 }
 
-/// A request, under the settings and the policy that were in force when it arrived.
+/// A request, with the settings and the policy that were active when it arrived.
 struct Visit<'a> {
     shared: &'a Shared,
     prepared: &'a Arc<Prepared>,
@@ -303,7 +303,7 @@ struct Holding {
 }
 
 impl Passed {
-    /// Adds headers to the response, refunds what its status gives back, and attaches the slot.
+    /// Adds headers to the response, refunds limits by its status, and attaches the slot.
     #[inline]
     fn answered<R>(self, mut response: Response<R>) -> Response<ResponseBody<R>> {
         let Passed { shared, prepared, decision, held } = self;
@@ -328,7 +328,7 @@ impl Passed {
     }
 }
 
-/// Refunds the limits that give back on this status (`deduct_when`, `refund_when`).
+/// Refunds the limits whose `deduct_when` or `refund_when` selects this status.
 fn give_back(limiter: &Limiter, decision: &Decision, status: u16) {
     let gives_back = |answer: &LimitDecision<'_>| answer.rule().gives_back(status);
     let names: Vec<String> =

@@ -1,4 +1,4 @@
-//! The settings in force, with a reader of facts that was built for the current policy.
+//! The active settings, with a reader of facts that was built for the current policy.
 //!
 //! A request is read and decided under one policy: the reader belongs to the policy's version, and both are replaced
 //! under one lock. So no limit applies to a request whose facts were not read for it.
@@ -80,7 +80,7 @@ impl Shareable for Prepared {
     }
 }
 
-/// The prepared settings in force, shared by all readers of requests for one limiter: all services of a layer, or all
+/// The active, prepared settings, shared by all readers of requests for one limiter: all services of a layer, or all
 /// connections of a forward-auth server.
 #[derive(Debug)]
 pub struct ActiveSettings {
@@ -141,7 +141,7 @@ impl ActiveSettings {
         ActiveSettings { prepared: ThreadCached::new(Prepared::new(settings, &policy)), base, in_code }
     }
 
-    /// What is in force: the policy, and what was prepared for it.
+    /// The active policy and the settings prepared for it.
     #[inline]
     pub fn read(&self, limiter: &Limiter) -> Arc<Prepared> {
         self.with(limiter, Arc::clone)
@@ -164,11 +164,11 @@ impl ActiveSettings {
         }
     }
 
-    /// Replaces the settings together with the policy that `put` puts in force; returns that policy. Settings that the
+    /// Replaces the settings together with the policy that `put` activates, and returns that policy. Settings that the
     /// application has set in code stay.
     pub fn replace(&self, settings: Settings, put: impl FnOnce() -> Arc<Policy>) -> Arc<Policy> {
         let replaced = self.prepared.replace(|_| {
-            // Locked until the policy is in force, so that layers that share the settings see both or none.
+            // Locked until the policy is active, so that layers that share the settings see both or none.
             let mut base = lock(&self.base);
             *base = settings;
             Prepared::new(self.in_code.over(&base), &put())

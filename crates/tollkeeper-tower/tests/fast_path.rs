@@ -172,7 +172,7 @@ fn fast_path_matches_general_path() {
             other_hand.advance(pause);
         }
     }
-    // Enough of everything, or it would say little: 400 is a bad fact or cost, 500 a peer that is not known.
+    // The sample covers every outcome: 400 is an invalid fact or cost, 500 an unknown peer.
     let often = |status| statuses.get(&status).copied().unwrap_or(0);
     assert!(often(200) > 5_000 && often(429) > 3_000 && often(400) > 100 && often(500) > 50, "{statuses:?}");
 }
@@ -248,7 +248,7 @@ fn replaced_limits_apply_to_the_next_request() {
     assert_eq!(ask(&mut service, of("carol")).0, 429, "there are two limits now");
 }
 
-/// A fact may be found by asking a service that stands behind a layer of its own.
+/// A fact may be computed by a call to a service behind another layer.
 #[test]
 fn fact_closure_can_call_another_layer() {
     let (inner, _) = two_an_hour();

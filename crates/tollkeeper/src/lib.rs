@@ -68,7 +68,7 @@
 //! keyed by an absent fact is skipped, unless [`Limit::missing`] is set. The fact `ip` is always an address; IPv6
 //! addresses are keyed by their first 64 bits.
 //!
-//! [`Limiter::replace`] puts other limits in force at run time. Counts are kept where name, period and algorithm
+//! [`Limiter::replace`] replaces the limits at run time. Counts are kept where name, period and algorithm
 //! stay the same.
 //!
 //! # Reading a decision
@@ -102,9 +102,9 @@
 //!
 //! # Refunds and reservations
 //!
-//! An admitted request has a [`Charge`], which can be given back ([`refund`](Limiter::refund)) or corrected
+//! An admitted request has a [`Charge`], which can be refunded ([`refund`](Limiter::refund)) or corrected
 //! ([`settle`](Limiter::settle)) once. For work whose cost is known only afterwards, reserve an estimate. A window
-//! gives a surplus back in full while it still counts; a token bucket only what it has not refilled in the meantime.
+//! refunds a surplus in full while it still counts; a token bucket refunds only what it has not refilled in the meantime.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -130,7 +130,7 @@ fn late_refund_frees_no_newer_use() {
     }
 }
 
-/// A longer limit beside it keeps the charge valid.
+/// A second, longer limit keeps the charge valid.
 #[test]
 fn late_refund_frees_nothing_newer_at_a_shorter_limit() {
     for algorithm in RATES {

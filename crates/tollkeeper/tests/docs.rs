@@ -180,7 +180,7 @@ fn bucket_returns_the_surplus_minus_its_refill() {
         key.remaining()
     };
     // Eight of ten are charged; three seconds later the charge is settled at two. The bucket has refilled
-    // three meanwhile, so it is given back five of the surplus of six: what is left of the eight.
+    // three meanwhile, so it gets a refund of five of the surplus of six: what is left of the eight.
     assert_eq!(settled(Algorithm::TokenBucket), 10);
     assert_eq!(settled(Algorithm::LeakyBucket), 5);
     assert_eq!(settled(Algorithm::FixedWindow), 8);

@@ -8,18 +8,18 @@ use std::io::{Write, stdout};
 use std::path::PathBuf;
 
 use tollkeeper::{Capacity, MemoryStore};
-use tollkeeper_tests::saved::{self, KEYS};
+use tollkeeper_tests::snapshot_fixture::{self, KEYS};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = PathBuf::from(std::env::args_os().nth(1).ok_or("usage: snapshot-writer FILE")?);
-    let store = match MemoryStore::load(Capacity::default(), saved::clock(), &path) {
+    let store = match MemoryStore::load(Capacity::default(), snapshot_fixture::clock(), &path) {
         Ok(store) => store,
-        Err(_) if !path.exists() => MemoryStore::new(Capacity::default(), saved::clock()),
+        Err(_) if !path.exists() => MemoryStore::new(Capacity::default(), snapshot_fixture::clock()),
         Err(broken) => return Err(broken.into()),
     };
-    let limiter = saved::limiter(&store);
-    let handle = limiter.handle(saved::LIMIT)?;
-    let mut round = saved::units(&store)?;
+    let limiter = snapshot_fixture::limiter(&store);
+    let handle = limiter.handle(snapshot_fixture::LIMIT)?;
+    let mut round = snapshot_fixture::units(&store)?;
     writeln!(stdout(), "{round}")?;
     // Exits when its output is closed, because the parent has exited.
     loop {

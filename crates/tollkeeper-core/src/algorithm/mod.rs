@@ -7,7 +7,7 @@
 //!
 //! Only this module knows all the algorithms: it dispatches on [`CheckedQuota::algorithm`].
 //!
-//! Redis runs the same functions in Lua, kept line for line beside each algorithm: see [`twins`].
+//! Redis runs the same functions in Lua, which are next to each algorithm, line for line: see [`twins`].
 
 pub mod concurrency;
 pub mod fixed_window;
@@ -126,7 +126,7 @@ pub struct Report {
     pub departs: u64,
 }
 
-/// An earlier charge, as needed to give some of it back.
+/// An earlier charge, with the values that a refund needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Past {
     /// The units it charged.

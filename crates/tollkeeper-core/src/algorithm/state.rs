@@ -80,11 +80,11 @@ pub fn apply(
     })
 }
 
-/// The state with `part` of an earlier charge given back, as far as the algorithm supports it.
+/// The state after a refund of `part` of an earlier charge, as far as the algorithm supports it.
 pub fn give_back(quota: &CheckedQuota, state: State, now: Time, shift: u64, part: u64, past: &Past) -> State {
     let tick = quota.tick().number(now);
     match state {
-        // A queued request has already delayed those behind it, so a leaky bucket gives nothing back.
+        // A queued request has already delayed those behind it, so a leaky bucket refunds nothing.
         State::Meter(state) if quota.algorithm() == Algorithm::LeakyBucket => State::Meter(state),
         State::Meter(state) => State::Meter(meter::give_back(quota, state, tick, part, past)),
         State::FixedWindow(state) => {

@@ -1,4 +1,4 @@
-//! Runs the `.trace` tables beside the algorithms and the test vectors, row by row.
+//! Runs the `.trace` tables of the algorithms and the test vectors, row by row.
 //!
 //! A trace is the readable specification of an algorithm:
 //!
@@ -17,7 +17,7 @@
 //! - `check` or `peek` of a cost. The verdict ends in `/moved` if the clock was found to have stepped back:
 //!   the state was moved to now, and a `check` writes that even if it is refused. Every other refusal, and
 //!   every peek, must leave the state unchanged.
-//! - `refund 3@200ms`: gives back 3 units of the charge made at 200ms. `settle 3`: charges 3 more.
+//! - `refund 3@200ms`: refunds 3 units of the charge made at 200ms. `settle 3`: charges 3 more.
 //! - `lease 40@1s`: grants up to 40 units that live for a second; the verdict is how many.
 //! - `release #2`, `renew #2`: the second slot that was taken, which is `held` or already `gone`.
 //!

@@ -385,7 +385,7 @@ fn the_longest_item_or_the_ttl_decides_when_a_charge_is_void() {
     }
 }
 
-/// The units an algorithm gives back for a refund of the whole charge at this time, if the key is in use.
+/// The units that an algorithm refunds of the whole charge at this time, if the key is in use.
 fn given_back(item: &Item, now: Time) -> u64 {
     let (quota, past, cost) = (&item.quota, item.past(), item.cost);
     let now = quota.tick().number(now);
@@ -415,7 +415,7 @@ fn given_back(item: &Item, now: Time) -> u64 {
     }
 }
 
-/// One tick before it is void, some of a charge can be given back; then nothing.
+/// One tick before it is void, some of a charge can be refunded; then nothing.
 #[test]
 fn a_charge_can_be_refunded_until_it_is_void() {
     for period in [1, 7, 60, 61, 900, 86_400, 30 * 86_400] {

@@ -160,7 +160,7 @@ impl Reply {
         (self.now, self.id) = (now, id);
     }
 
-    /// Makes room for the replies of this many limits and lends it for writing.
+    /// Resizes to this many replies, and returns them for writing.
     #[inline]
     pub fn resize(&mut self, limits: usize) -> &mut [LimitReply] {
         self.limits.resize(limits);

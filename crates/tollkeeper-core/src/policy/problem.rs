@@ -87,7 +87,7 @@ pub enum Problem {
     PartitionNotInBy(String),
     /// `consistency: leased` on a limit whose algorithm has no leases.
     NotLeased(Algorithm),
-    /// This key of the config gives charges back, which this algorithm does not support.
+    /// This key of the config needs refunds, which this algorithm does not support.
     GivesNothingBack(&'static str, Algorithm),
     /// A concurrency limit with a rate.
     RateOfSlots,

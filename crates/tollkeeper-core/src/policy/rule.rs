@@ -156,12 +156,12 @@ impl Rule {
         !self.hidden
     }
 
-    /// Whether the response decides if its charge is given back.
+    /// Whether the status of the response decides about a refund.
     pub fn awaits_response(&self) -> bool {
         self.deduct_when.is_some() || self.refund_when.is_some()
     }
 
-    /// Whether its charge is given back after a response with this status.
+    /// Whether its charge is refunded after a response with this status.
     pub fn gives_back(&self, status: u16) -> bool {
         self.deduct_when.is_some_and(|kept| !kept.contains(status))
             || self.refund_when.is_some_and(|returned| returned.contains(status))

@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Files beside the connections of clients and of the store: listeners, the config, certificates, a snapshot,
+/// Open files other than the connections of clients and of the store: listeners, the config, certificates, a snapshot,
 /// standard streams, what the runtime needs, and a margin.
 const OTHER_FILES: u64 = 64;
 /// The maximum of connections, however high the file limit is: busy ones take about a gigabyte together.

@@ -60,7 +60,7 @@ impl Acceptor {
         let Some(current) = &self.0 else { return Ok(Stream::Plain(stream)) };
         let mut config = current.load_full();
         if let Some(name) = protocol {
-            // The clone copies a few pointers, which is nothing beside a handshake.
+            // The clone copies a few pointers, which is negligible compared with a handshake.
             Arc::make_mut(&mut config).alpn_protocols = vec![name.to_vec()];
         }
         let handshake = TlsAcceptor::from(config).accept(stream);

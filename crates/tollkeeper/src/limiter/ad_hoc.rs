@@ -44,7 +44,7 @@ pub struct AdHocLimits {
     periods: Periods,
 }
 
-/// Count, burst and period: what tells two quotas apart.
+/// Count, burst and period, which identify a quota.
 type QuotaNumbers = (u64, u64, Span);
 
 /// How many policies are cached: more quotas than an application writes by hand.
@@ -67,7 +67,7 @@ impl AdHocLimits {
     }
 
     /// Decides by this quota, and charges `cost` if admitted. A cost of 0 reports the state of the key and passes. A
-    /// key keeps its count while the period is the same. A remote store is asked when the result is first polled.
+    /// key keeps its count while the period is the same. A remote store is called when the result is first polled.
     #[inline]
     pub fn check(
         &self,

@@ -197,7 +197,7 @@ impl Limiter {
         Operation::new(async move { self.correct(charge, &charge.refund_of(chosen)).await })
     }
 
-    /// Corrects a charge to the actual cost. A surplus is given back as far as the algorithm can; a shortfall is
+    /// Corrects a charge to the actual cost. A surplus is refunded as far as the algorithm can; a shortfall is
     /// charged even above the limit.
     pub fn settle(
         &self,
@@ -421,12 +421,12 @@ impl Limiter {
         Layers::new(self, limits)
     }
 
-    /// The policy in force.
+    /// The active policy.
     pub fn policy(&self) -> Arc<Policy> {
         self.inner.policy.get()
     }
 
-    /// Reads this thread's copy of the policy in force: cheaper than [`Limiter::policy`], for callers that read it
+    /// Reads this thread's copy of the active policy: cheaper than [`Limiter::policy`], for callers that read it
     /// with every request.
     #[inline]
     pub fn with_policy<T>(&self, read: impl FnOnce(&Arc<Policy>) -> T) -> T {
@@ -443,7 +443,7 @@ impl Limiter {
         matches!(self.inner.backend, Backend::Memory(_))
     }
 
-    /// Puts other limits in force for every request that starts later. Counts are kept where name, period and
+    /// Replaces the limits for every request that starts later. Counts are kept where name, period and
     /// algorithm of a limit are the same.
     pub fn replace(&self, limits: Vec<Limit>) -> Result<Arc<Policy>, InvalidPolicy> {
         let last = self.policy();

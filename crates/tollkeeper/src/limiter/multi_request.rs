@@ -72,8 +72,8 @@ impl<'a> MultiRequest<'a> {
         decision.await
     }
 
-    /// Gives back what these facts would cost, without a charge: for each key at most what its bucket or current
-    /// window holds. A caller that has the charge should [`Limiter::refund`] it instead: that gives back exactly what
+    /// Refunds what these facts would cost, without a charge: for each key at most what its bucket or current
+    /// window holds. A caller that has the charge should [`Limiter::refund`] it instead: that refunds exactly what
     /// was charged, once.
     pub async fn give_back(self) -> Correction {
         let limiter = self.limiter;

@@ -1,13 +1,13 @@
-//! The hook that metrics, top keys and logs are recorded by: every decision passes it once.
+//! The hook that records metrics, top keys and logs: it is called once for every decision.
 
 use std::fmt;
 
 use tollkeeper_core::{DecidedToll, Span};
 
-/// Records every decision of a [`Limiter`](crate::Limiter), whichever way it was asked for, and every call to a
+/// Records every decision of a [`Limiter`](crate::Limiter), from every entry point, and every call to a
 /// remote store.
 ///
-/// It runs on the critical path of the answer, so it should count and return. It must not decide with the same limiter.
+/// It runs on the critical path of the response, so it should count and return. It must not decide with the same limiter.
 pub trait Observer: fmt::Debug + Send + Sync {
     /// A request was decided. [`DecidedToll::toll`] has the verb, and the limits that were skipped.
     fn record(&self, decided: &DecidedToll<'_>);

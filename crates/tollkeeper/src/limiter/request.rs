@@ -99,7 +99,7 @@ impl<'a> Request<'a> {
     #[inline]
     pub fn wait(self) -> Result<Decision, InvalidRequest> {
         if !self.limiter.is_embedded() {
-            // A remote store is asked on the first poll, within `blocking::wait`, which keeps the call off the runtime
+            // A remote store is called on the first poll, within `blocking::wait`, which keeps the call off the runtime
             // of this thread.
             return blocking::wait(self.into_future());
         }

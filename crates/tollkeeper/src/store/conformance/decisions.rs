@@ -98,7 +98,7 @@ pub(super) async fn binding(world: World) {
     let limiter = world.limiter([
         window("hour", Quota::per_hour(5)),
         window("day", Quota::per_day(6)),
-        // The same, if all are asked at the same time; servers of a cluster are not.
+        // A tie with `day`. Not on a cluster, whose servers charge at different times.
         window("same", Quota::per_day(if world.rolls_back() { 7 } else { 6 })),
         Limit::new("wide", Quota::per_hour(1_000)).by("user"),
     ]);

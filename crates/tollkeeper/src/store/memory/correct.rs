@@ -2,7 +2,7 @@
 //!
 //! A charge is corrected at most once. A marker for each of its keys, in the key's shard, records this until the
 //! charge is void. Charging twice is safe, refunding twice is not: without space for a marker nothing is refunded,
-//! and the caller is asked to retry later ([`Correction::Full`]).
+//! and the caller has to retry later ([`Correction::Full`]).
 
 use tollkeeper_core::algorithm::{self, State, concurrency};
 use tollkeeper_core::charge::{Item, ItemKey};

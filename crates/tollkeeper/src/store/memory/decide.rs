@@ -199,7 +199,7 @@ impl Inner {
         if !charging {
             return;
         }
-        // Write known keys first: once charged they are not fresh, so making room for a new key cannot drop them.
+        // Write known keys first: once charged they are not fresh, so reclaiming space for a new key cannot drop them.
         for new in [false, true] {
             let of_this_pass = |(_, part): &(usize, &Part<'_>)| matches!(part.spot, Spot::New(..)) == new;
             for (index, part) in parts.iter().enumerate().filter(of_this_pass) {

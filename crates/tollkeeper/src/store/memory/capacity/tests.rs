@@ -1,4 +1,4 @@
-//! Bounds the work of making room for a new key, counted in entries that a call examines, not in time.
+//! Bounds the work of inserting a new key into a full store, counted in entries that a call examines, not in time.
 
 use tollkeeper_core::{Facts, Limit, Policy, Quota, Span, Toll, Verb};
 

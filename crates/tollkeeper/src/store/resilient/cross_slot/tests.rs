@@ -265,7 +265,7 @@ async fn refused_key_is_peeked_at_before_charging() {
         let verbs: Vec<Verb> = bench.asked().into_iter().map(|(_, verb)| verb).collect();
         assert_eq!(verbs, [Verb::Peek, Verb::Peek]);
     }
-    // Another user's key is charged without a peek, and alice is admitted again once `narrow` has room.
+    // Another user's key is charged without a peek, and alice is admitted again once `narrow` has units left.
     assert!(bench.decide(Verb::Check, &facts! { "user" => "bob" }).await.allowed());
     assert_eq!(bench.asked().len(), 2, "one call to each server");
     let narrow = &bench.store.remote().servers["narrow"].store;

@@ -27,7 +27,7 @@ struct Shared {
 
 /// The side that sent last on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Spoke {
+enum LastSender {
     Server,
     Client { script: bool },
 }
@@ -90,32 +90,32 @@ fn accept(listener: &TcpListener, server: u16, shared: &Arc<Shared>) {
         let [client, server] = both;
         let [client_too, server_too] =
             [&client, &server].map(|stream| stream.try_clone().expect("the socket is open"));
-        let spoke = Arc::new(Mutex::new(Spoke::Server));
-        let (up, down) = ((Arc::clone(shared), Arc::clone(&spoke)), spoke);
+        let last_sender = Arc::new(Mutex::new(LastSender::Server));
+        let (up, down) = ((Arc::clone(shared), Arc::clone(&last_sender)), last_sender);
         thread::spawn(move || {
             carry(client, server, |bytes| up.0.client_sent(&mut up.1.lock().expect("no panic"), bytes))
         });
         thread::spawn(move || {
-            carry(server_too, client_too, |_| *down.lock().expect("no panic") = Spoke::Server);
+            carry(server_too, client_too, |_| *down.lock().expect("no panic") = LastSender::Server);
         });
     }
 }
 
 impl Shared {
     /// Counts data of a client: one turn if the server sent last.
-    fn client_sent(&self, spoke: &mut Spoke, bytes: &[u8]) {
+    fn client_sent(&self, last_sender: &mut LastSender, bytes: &[u8]) {
         let script = bytes.windows(9).any(|word| word == b"\r\nEVALSHA");
-        let counted = match *spoke {
-            Spoke::Server => {
+        let counted = match *last_sender {
+            LastSender::Server => {
                 self.turns.fetch_add(1, SeqCst);
                 false
             }
-            Spoke::Client { script } => script,
+            LastSender::Client { script } => script,
         };
         if script && !counted {
             self.scripts.fetch_add(1, SeqCst);
         }
-        *spoke = Spoke::Client { script: script || counted };
+        *last_sender = LastSender::Client { script: script || counted };
     }
 }
 

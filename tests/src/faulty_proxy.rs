@@ -170,7 +170,7 @@ struct Connection {
 }
 
 /// Data for a node, with its delivery time.
-enum Brought {
+enum Delivery {
     Bytes(Instant, Vec<u8>),
     End,
     Reset,
@@ -186,20 +186,20 @@ impl Connection {
     async fn carry(self, node: TcpStream, server: UnixStream) {
         // Not split: a dropped half would send FIN, which a reset does not.
         let (from_server, to_server) = server.into_split();
-        let (bring, brought) = mpsc::unbounded_channel();
+        let (outgoing, deliveries) = mpsc::unbounded_channel();
         let commands = pin!(self.commands(&node, to_server));
-        let replies = pin!(self.replies(from_server, bring));
-        let deliveries = pin!(deliver(&node, brought));
+        let replies = pin!(self.replies(from_server, outgoing));
+        let deliveries = pin!(deliver(&node, deliveries));
         let mut fault = self.fault.clone();
         let resets = pin!(fault.wait_for(|fault| *fault == Fault::Reset));
         // The reply direction ends when its end is delivered.
         let end = tokio::select! {
-            _ = commands => Brought::End,
+            _ = commands => Delivery::End,
             end = deliveries => end,
-            () = async { let _ = replies.await; std::future::pending().await } => Brought::End,
-            _ = resets => Brought::Reset,
+            () = async { let _ = replies.await; std::future::pending().await } => Delivery::End,
+            _ = resets => Delivery::Reset,
         };
-        if matches!(end, Brought::Reset) {
+        if matches!(end, Delivery::Reset) {
             reset(&node);
         }
     }
@@ -238,18 +238,18 @@ impl Connection {
     async fn replies(
         &self,
         mut server: unix::OwnedReadHalf,
-        bring: mpsc::UnboundedSender<Brought>,
+        outgoing: mpsc::UnboundedSender<Delivery>,
     ) -> io::Result<()> {
         let mut fault = self.fault.clone();
         let (mut bytes, mut chunk) = (Vec::new(), vec![0; 1 << 16]);
         loop {
             let length = server.read(&mut chunk).await.unwrap_or(0);
             if length == 0 {
-                let _ = bring.send(Brought::End);
+                let _ = outgoing.send(Delivery::End);
                 return Ok(());
             }
             let _ = fault.wait_for(|fault| *fault != Fault::Stall).await;
-            let came = Instant::now();
+            let arrived = Instant::now();
             bytes.extend_from_slice(&chunk[..length]);
             while let Some(length) = message(&bytes) {
                 let mut reply: Vec<u8> = bytes.drain(..length).collect();
@@ -265,8 +265,8 @@ impl Connection {
                     Fault::Cut if script => {
                         self.shared.lost.fetch_add(1, Relaxed);
                         reply.truncate(reply.len() / 2);
-                        let _ = bring.send(Brought::Bytes(came, reply));
-                        let _ = bring.send(Brought::End);
+                        let _ = outgoing.send(Delivery::Bytes(arrived, reply));
+                        let _ = outgoing.send(Delivery::End);
                         return Ok(());
                     }
                     Fault::Lose(one_in, loss)
@@ -277,7 +277,7 @@ impl Connection {
                             Loss::Silence => lock(&self.deaf).1 = true,
                             Loss::Slip => {}
                             Loss::Reset => {
-                                let _ = bring.send(Brought::Reset);
+                                let _ = outgoing.send(Delivery::Reset);
                                 return Ok(());
                             }
                         }
@@ -286,10 +286,10 @@ impl Connection {
                         if script && self.shared.replies.fetch_add(1, Relaxed) % one_in == one_in - 1 =>
                     {
                         let twice = reply.repeat(2);
-                        drop(bring.send(Brought::Bytes(came, twice)));
+                        drop(outgoing.send(Delivery::Bytes(arrived, twice)));
                     }
-                    Fault::Delay(delay) => drop(bring.send(Brought::Bytes(came + delay, reply))),
-                    _ => drop(bring.send(Brought::Bytes(came, reply))),
+                    Fault::Delay(delay) => drop(outgoing.send(Delivery::Bytes(arrived + delay, reply))),
+                    _ => drop(outgoing.send(Delivery::Bytes(arrived, reply))),
                 }
             }
         }
@@ -297,10 +297,10 @@ impl Connection {
 }
 
 /// Delivers what is due to a node until the stream ends, and returns how.
-async fn deliver(node: &TcpStream, mut brought: mpsc::UnboundedReceiver<Brought>) -> Brought {
-    while let Some(Brought::Bytes(due, bytes)) = {
-        let next = brought.recv().await;
-        if let Some(end @ (Brought::End | Brought::Reset)) = next {
+async fn deliver(node: &TcpStream, mut deliveries: mpsc::UnboundedReceiver<Delivery>) -> Delivery {
+    while let Some(Delivery::Bytes(due, bytes)) = {
+        let next = deliveries.recv().await;
+        if let Some(end @ (Delivery::End | Delivery::Reset)) = next {
             return end;
         }
         next
@@ -309,16 +309,16 @@ async fn deliver(node: &TcpStream, mut brought: mpsc::UnboundedReceiver<Brought>
         let mut left = &bytes[..];
         while !left.is_empty() {
             if node.writable().await.is_err() {
-                return Brought::End;
+                return Delivery::End;
             }
             match node.try_write(left) {
                 Ok(length) => left = &left[length..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => return Brought::End,
+                Err(_) => return Delivery::End,
             }
         }
     }
-    Brought::End
+    Delivery::End
 }
 
 /// The length of the first command or reply in `bytes`, if it is complete.
