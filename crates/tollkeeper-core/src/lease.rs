@@ -8,6 +8,7 @@ use core::fmt;
 
 use crate::algorithm::State;
 use crate::limit::Consistency;
+use crate::policy::Policy;
 use crate::quota::{Algorithm, CheckedQuota};
 use crate::time::{Span, Time};
 use crate::toll::Due;
@@ -38,11 +39,13 @@ impl Lease {
         matches!(algorithm, Algorithm::TokenBucket | Algorithm::FixedWindow | Algorithm::SlidingWindow)
     }
 
-    /// The terms for the key of a due; `None` if its limit is exact, or too small.
-    pub fn of_due(due: &Due<'_>) -> Option<Lease> {
+    /// The terms for the key of a due of this policy; `None` if its limit is exact, or too small.
+    pub fn of_due(due: &Due<'_>, policy: &Policy) -> Option<Lease> {
         match due.rule.consistency() {
             Consistency::Exact => None,
-            Consistency::Leased => Lease::of(due.quota, due.rule.largest_count(due.quota.period())).ok(),
+            Consistency::Leased => {
+                Lease::of(due.quota, policy.largest_count(due.rule, due.quota.period())).ok()
+            }
         }
     }
 

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use tollkeeper::store::{Change, KeyCorrection, Toll};
 use tollkeeper::{
     Algorithm, Approximation, Charge, CheckedQuota, Correction, DecidedToll, Decision, LimitDecision,
-    OnStoreFailure,
+    OnStoreFailure, Policy,
 };
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::contract::{self, Admission, Hold, Rate, Windows};
@@ -130,8 +130,10 @@ impl Checker {
         if self.is_steady {
             self.compare(decision, now);
         }
-        for limit in decision.limits().filter(|limit| Lease::of_due(&limit.due()).is_some()) {
-            self.leased_history(&limit);
+        for limit in
+            decision.limits().filter(|limit| Lease::of_due(&limit.due(), decision.toll().policy()).is_some())
+        {
+            self.leased_history(&limit, decision.toll().policy());
         }
         let (charge, slot) = (decision.charge(), decision.slot());
         let charged = charge.iter().flat_map(Charge::items);
@@ -152,13 +154,13 @@ impl Checker {
     }
 
     /// The history of a leased key.
-    fn leased_history(&mut self, limit: &LimitDecision<'_>) -> &mut History {
+    fn leased_history(&mut self, limit: &LimitDecision<'_>, policy: &Policy) -> &mut History {
         let due = limit.due();
         let new = || History::new(*due.quota, due.shift, false);
         let history = self.keys.entry(due.key.to_bytes()).or_insert_with(new);
         history.is_leased = true;
         history.oracle = None;
-        if let Some(lease) = Lease::of_due(&due).filter(|_| self.has_changes) {
+        if let Some(lease) = Lease::of_due(&due, policy).filter(|_| self.has_changes) {
             history.life = history.life.max(lease.life.as_micros());
         }
         history
@@ -328,7 +330,7 @@ impl Checker {
         let id = decided.charge().map_or(0, |charge| charge.id());
         for limit in decided.limits().filter(spends_permits) {
             let due = limit.due();
-            let history = self.leased_history(&limit);
+            let history = self.leased_history(&limit, decided.toll().policy());
             history.admit(id, *due.quota, due.cost, by.asked);
             self.tally.count(Kind::Spent);
         }

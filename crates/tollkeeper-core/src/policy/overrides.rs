@@ -99,6 +99,8 @@ struct LimitOverrides {
     /// Each grant once, with the index of each.
     grants: Arc<Vec<Grant>>,
     indexes: Arc<BTreeMap<Option<(u64, u64, Span)>, u32>>,
+    /// The largest count with each period that an override has or had.
+    largest: Arc<BTreeMap<Span, u64>>,
     len: usize,
 }
 
@@ -110,8 +112,8 @@ struct Entry {
 
 impl Default for LimitOverrides {
     fn default() -> LimitOverrides {
-        let (grants, indexes) = (Arc::default(), Arc::default());
-        LimitOverrides { parts: vec![Arc::default(); PARTS], grants, indexes, len: 0 }
+        let (grants, indexes, largest) = (Arc::default(), Arc::default(), Arc::default());
+        LimitOverrides { parts: vec![Arc::default(); PARTS], grants, indexes, largest, len: 0 }
     }
 }
 
@@ -126,6 +128,10 @@ impl LimitOverrides {
             None => {
                 let index = u32::try_from(self.grants.len()).expect("far fewer than 2^31 overrides");
                 Arc::make_mut(&mut self.indexes).insert(grant.numbers(), index);
+                if let Some((count, _, period)) = grant.numbers() {
+                    let largest = Arc::make_mut(&mut self.largest).entry(period).or_default();
+                    *largest = count.max(*largest);
+                }
                 Arc::make_mut(&mut self.grants).push(grant);
                 index
             }
@@ -252,6 +258,15 @@ impl Policy {
         let table = self.overrides.0.as_deref()?;
         let entry = table.limits.get(limit)?.as_ref()?.get(table.hash(value))?;
         Some(self.quota(limit, entry.grant))
+    }
+
+    /// The largest count that a quota of this limit with this period has: its own, a tier's, or an override's. A count
+    /// stays the largest after its override was removed, because leases of that time may still be in use.
+    pub(crate) fn largest_count(&self, rule: &Rule, period: Span) -> u64 {
+        let table = self.overrides.0.as_deref();
+        let limit = table.and_then(|table| table.limits.get(self.find(&rule.name)?.0)?.as_deref());
+        let overridden = limit.and_then(|limit| limit.largest.get(&period)).copied();
+        rule.largest_count(period).max(overridden.unwrap_or(0))
     }
 
     /// Whether there are overrides at all.

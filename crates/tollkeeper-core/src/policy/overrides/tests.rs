@@ -177,3 +177,16 @@ fn algorithm_of_the_limit_stays() {
     let toll = Arc::new(changed).toll(Verb::Check, &facts! { "user" => "alice" }, 1).unwrap();
     assert_eq!(toll.get(0).quota.algorithm(), Algorithm::SlidingLog);
 }
+
+/// A lease is sized for the fastest drain that its bucket can have while it lives.
+#[test]
+fn largest_count_of_leases_includes_overrides() {
+    let policy = policy();
+    let largest = |policy: &Policy| policy.largest_count(&policy.rules()[0], Span::from_secs(60));
+    assert_eq!(largest(&policy), 100);
+    let raised = policy.with_override("per-user", "alice", Some(&rate(500, None)), SECRET).unwrap();
+    assert_eq!(largest(&raised), 500);
+    let removed = raised.with_override("per-user", "alice", None, SECRET).unwrap();
+    assert_eq!(largest(&removed), 500, "leases of that time may still be in use");
+    assert_eq!(raised.largest_count(&raised.rules()[0], Span::from_secs(1)), 0);
+}

@@ -142,7 +142,7 @@ struct Deciding<'a, 't> {
 impl<S: Store + 'static> Inner<S> {
     fn decide(self: &Arc<Self>, toll: &Toll) -> StoreFuture<'_, Reply> {
         let mut leases = Inline::<Option<Lease>, 4>::default();
-        toll.dues().for_each(|due| leases.push(Lease::of_due(&due)));
+        toll.dues().for_each(|due| leases.push(Lease::of_due(&due, toll.policy())));
         let is_exact = leases.iter().all(Option::is_none);
         if toll.is_empty() || is_exact && !self.settings.denial_bound {
             return self.store.decide(toll);
