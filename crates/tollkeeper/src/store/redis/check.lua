@@ -144,10 +144,12 @@ local function decide_plain(pos, admitted)
   return admitted, pos
 end
 
+--lease: function
 local refused, toll, size = {}, 0, #arg
 while start <= size do
   toll = toll + 1
   local admitted, next = decide_plain(start, true)
+  --lease: call
   if admitted == nil then
     admitted, next = decide(start, true)
   end

@@ -25,6 +25,8 @@ const PARTS: [&str; 7] = [
 
 /// The driver that decides tolls.
 pub const CHECK: &str = include_str!("check.lua");
+/// The part of it that grants units in advance.
+const LEASE: &str = include_str!("lease.lua");
 /// The driver that refunds charges and adds to them.
 pub const CORRECT: &str = include_str!("correct.lua");
 /// The driver that sets the limits that all nodes share.
@@ -65,8 +67,17 @@ impl Script {
 
 /// The script that decides tolls of these algorithms.
 pub fn check(kinds: Kinds) -> &'static Script {
-    static SCRIPTS: [OnceLock<Script>; 64] = [const { OnceLock::new() }; 64];
-    SCRIPTS[usize::from(kinds.0)].get_or_init(|| Script::new(CHECK, kinds))
+    static SCRIPTS: [OnceLock<Script>; 128] = [const { OnceLock::new() }; 128];
+    SCRIPTS[usize::from(kinds.0)].get_or_init(|| match kinds.with_leases() == kinds {
+        false => Script::new(CHECK, kinds),
+        true => Script::new(&with_leases(CHECK), kinds),
+    })
+}
+
+/// The driver with the part that grants units in advance.
+fn with_leases(driver: &str) -> String {
+    let call = "if admitted == nil then\nadmitted, next = grant(start)\nend\n";
+    driver.replace("--lease: function\n", LEASE).replace("  --lease: call\n", call)
 }
 
 /// The script that refunds charges and adds to them.
@@ -88,7 +99,7 @@ pub fn policy() -> &'static Script {
     SCRIPT.get_or_init(|| Script::new(POLICY, Kinds::default()))
 }
 
-/// A set of algorithms.
+/// A set of algorithms, and whether there are leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds(u8);
 
@@ -102,6 +113,12 @@ impl Kinds {
         // A leaky bucket needs the functions of a token bucket, too.
         let also = if algorithm == Algorithm::LeakyBucket { self.with(Algorithm::TokenBucket).0 } else { 0 };
         Kinds(self.0 | also | 1 << (algorithm as u8))
+    }
+
+    /// This set, with leases.
+    #[must_use]
+    pub fn with_leases(self) -> Kinds {
+        Kinds(self.0 | 0x40)
     }
 
     /// Whether a function belongs to an algorithm of this set, or to no particular algorithm.
@@ -202,6 +219,16 @@ mod tests {
         assert!(functions(check(Kinds::ALL).text()).len() > 30);
         assert!(!buckets.text().contains("--"), "comments are removed");
         assert!(!functions(buckets.text()).iter().any(|name| name.contains("give_back")));
+    }
+
+    #[test]
+    fn only_scripts_with_leases_contain_their_functions() {
+        let buckets = Kinds::default().with(Algorithm::TokenBucket);
+        assert!(!check(buckets).text().contains("lease"));
+        assert!(!check(Kinds::ALL).text().contains("lease"));
+        let leased = check(buckets.with_leases()).text();
+        assert!(leased.contains("local function meter_lease") && leased.contains("grant(start)"));
+        assert!(!leased.contains("local function fixed_window_lease"));
     }
 
     #[test]

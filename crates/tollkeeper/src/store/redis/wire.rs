@@ -5,7 +5,7 @@
 //! quota   kind 1 (1 to 6, in the order of Algorithm::ALL), tick 3 (µs), count 7, burst 7, period 7 (ticks)
 //! due     key 2, quota 2 (both from 1), shape 1, cost 4, and with shape 8: shift 7, hold 7, taker 8
 //! shape   1 more dues of this toll follow, 2 shadow, 4 peek, 8 as above, 16 other tolls of the batch use this key
-//!         too, 32 the toll is refused whatever its limits in Redis decide
+//!         too, 32 the toll is refused whatever its limits in Redis decide, 64 a lease: see [`lease`]
 //! hold    0 for none, else one more than the longest delay (µs)
 //! ```
 //!
@@ -29,6 +29,7 @@
 //! here, to compute the numbers that callers see. The script computes such numbers only for logs, because their
 //! stamps are not sent.
 
+mod lease;
 mod undo;
 
 use std::collections::HashMap;
@@ -42,6 +43,8 @@ use crate::store::Correction;
 
 use super::script::{self, Kinds, Script};
 use super::state::{self, push, take};
+use lease::LeaseTerms;
+pub use lease::granted;
 
 /// A reply of Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,6 +135,8 @@ pub struct EncodedToll {
     id: u64,
     charging: bool,
     dues: Vec<EncodedDue>,
+    /// Set if this asks for units in advance instead of a decision.
+    lease: Option<LeaseTerms>,
 }
 
 /// What one limit is asked to decide.
@@ -157,7 +162,8 @@ impl EncodedToll {
             ask: due.ask(Time::default()),
         };
         let charging = toll.verb().charges();
-        EncodedToll { id: if charging { id } else { 0 }, charging, dues: toll.dues().map(encode).collect() }
+        let (id, dues) = (if charging { id } else { 0 }, toll.dues().map(encode).collect());
+        EncodedToll { id, charging, dues, lease: None }
     }
 
     /// The ID that its admission will carry; 0 for a toll that does not charge.
@@ -206,6 +212,9 @@ impl Batch {
         let mut names: HashMap<&str, (usize, bool)> = HashMap::new();
         let (mut packed, mut wide) = (Vec::new(), Vec::new());
         let mut kinds = Kinds::default();
+        if tolls.iter().any(|toll| toll.lease.is_some()) {
+            kinds = kinds.with_leases();
+        }
         for due in tolls.iter().flat_map(|toll| &toll.dues) {
             let Some(name) = &due.name else { continue };
             kinds = kinds.with(due.quota.algorithm());
@@ -268,6 +277,24 @@ impl Batch {
         let mut decoded = BatchReply { replies: Vec::with_capacity(self.tolls.len()), disagreements: 0 };
         let mut sent = 0;
         for toll in &self.tolls {
+            if let Some(terms) = &toll.lease {
+                sent += 1;
+                let key = *key_indexes.next().expect("a lease has a key");
+                if let Some(bytes) = unread[key].take() {
+                    states[key] = state::decode(&toll.dues[0].quota, bytes);
+                }
+                let granted = terms.replay(&toll.dues[0], &states[key], reply.now);
+                // The script's verdict counts, but units that it did not charge are not granted.
+                let has_granted = !reply.refused.contains(&sent);
+                decoded.disagreements += usize::from(granted.is_some() != has_granted);
+                let (units, state) = match granted.filter(|_| has_granted) {
+                    Some((units, state)) => (units, Some(state)),
+                    None => (0, states[key].take()),
+                };
+                decoded.replies.push(lease::reply(reply.now, units, state.as_ref()));
+                states[key] = state;
+                continue;
+            }
             let mut steps: Vec<Decided> = Vec::with_capacity(toll.dues.len());
             for due in &toll.dues {
                 let ask = Ask { now: reply.now, ..due.ask };
@@ -441,6 +468,9 @@ struct DueContext {
 
 fn push_due(body: &mut Vec<u8>, toll: &EncodedToll, due: &EncodedDue, context: DueContext) {
     let DueContext { key, quota, more, shared } = context;
+    if let Some(terms) = &toll.lease {
+        return terms.push(body, key, quota, due.ask.shift, shared);
+    }
     let algorithm = due.quota.algorithm();
     let hold = due.ask.hold.filter(|_| algorithm == Algorithm::LeakyBucket);
     let extended = algorithm == Algorithm::Concurrency || hold.is_some() || due.ask.shift > 0;
