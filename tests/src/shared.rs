@@ -6,11 +6,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tollkeeper::Correction;
 use tollkeeper::store::redis::keys::{Format, Names};
 use tollkeeper::store::redis::script::Script;
 use tollkeeper::store::redis::state;
 use tollkeeper::store::redis::wire::{self, Batch, Call, EncodedToll, Handling, Nonce, Value};
+use tollkeeper::store::{LeaseRequest};
+use tollkeeper::{Correction};
+use tollkeeper_core::lease::Lease;
 use tollkeeper_core::{
     Algorithm, Allowance, Charge, Costs, Decision, Key, Limit, Missing, Mode, Policy, Quota, Slot, Span,
     Time, Toll, Verb, facts,
@@ -67,6 +69,8 @@ pub struct Tally {
     pub steps: u64,
     /// States compared byte by byte.
     pub states: u64,
+    /// Leases granted.
+    pub leases: u64,
 }
 
 impl Tally {
@@ -81,6 +85,7 @@ impl Tally {
         self.handled += other.handled;
         self.steps += other.steps;
         self.states += other.states;
+        self.leases += other.leases;
     }
 }
 
@@ -143,8 +148,13 @@ impl<'c> Pair<'c> {
     fn decide(&mut self) -> Option<String> {
         let tolls: Vec<Toll<'static>> = (0..self.random.within(1, 12)).map(|_| self.toll()).collect();
         let mut asked = Vec::new();
-        for toll in &tolls {
+        let leases: Vec<Option<LeaseRequest>> = tolls.iter().map(|toll| self.lease(toll)).collect();
+        for (toll, lease) in tolls.iter().zip(&leases) {
             self.ids += 1;
+            if let Some(request) = lease {
+                asked.push(EncodedToll::lease(request, |due| self.names.state(due.key)));
+                continue;
+            }
             asked.push(EncodedToll::new(toll, self.ids, |due| self.names.state(due.key)));
         }
         let first = self.ids + 1 - tolls.len() as u64;
@@ -167,6 +177,14 @@ impl<'c> Pair<'c> {
         }
         self.tally.batches += 1;
         for (index, (toll, reply)) in tolls.iter().zip(replies).enumerate() {
+            if let Some(request) = &leases[index] {
+                let (granted, expected) = (wire::granted(&reply), self.reference.lease(request, now));
+                if granted != expected {
+                    return Some(format!("{granted:?} and not {expected:?}\nfor {request:#?}"));
+                }
+                self.tally.leases += u64::from(granted.units > 0);
+                continue;
+            }
             let expected = self.reference.decide(toll, now, first + index as u64);
             let expected = Decision::new(toll.clone(), expected);
             let actual = Decision::new(toll.clone(), reply);
@@ -180,6 +198,21 @@ impl<'c> Pair<'c> {
             self.slots.extend(actual.slot());
         }
         None
+    }
+
+    /// Now and then, a lease of a key of this toll instead of the toll.
+    fn lease(&mut self, toll: &Toll<'static>) -> Option<LeaseRequest> {
+        let random = &mut self.random;
+        let due = toll.dues().position(|due| due.quota.count() > 0 && Lease::has(due.quota.algorithm()));
+        let index = due.filter(|_| random.within(0, 4) == 0)?;
+        let toll = toll.part(&[index]);
+        let quota = *toll.get(0).quota;
+        let raise = match quota.algorithm().has_burst() {
+            true => quota.capacity() * random.within(0, 8) / 16,
+            false => 0,
+        };
+        let lease = Lease { life: Span::from_millis(100), raise, largest: quota.count() };
+        Some(LeaseRequest { toll, want: random.within(1, 30), lease })
     }
 
     fn toll(&mut self) -> Toll<'static> {

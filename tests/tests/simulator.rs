@@ -28,12 +28,13 @@ struct Play {
     stack: Stack,
 }
 
-const PLAYS: [Play; 5] = [
+const PLAYS: [Play; 6] = [
     Play { name: "exact", profile: Profile::Exact, stack: exact },
     Play { name: "exact-large", profile: Profile::Large, stack: exact },
     Play { name: "exact-scripts", profile: Profile::Exact, stack: exact },
     Play { name: "bounded", profile: Profile::Exact, stack: leased },
     Play { name: "leased", profile: Profile::Leased, stack: leased },
+    Play { name: "leased-scripts", profile: Profile::Leased, stack: leased },
 ];
 
 #[test]
@@ -67,6 +68,13 @@ fn large_limits_keep_their_contracts() {
 fn scripts_keep_the_contracts() {
     let server = redis::Server::start();
     play_all(PLAYS[2], 0..seeds(1_000).min(10_000), &|thread| scripted(&server, thread));
+}
+
+#[test]
+fn scripts_keep_the_contracts_with_leases() {
+    let server = redis::Server::start();
+    let tally = play_all(PLAYS[5], 0..seeds(1_000).min(10_000), &|thread| scripted(&server, thread));
+    assert!(tally.of(Kind::Spent) > 10_000);
 }
 
 #[test]
@@ -150,7 +158,7 @@ fn replay() {
     println!("{:#?}\n{:#?} {:?}", scenario.versions, scenario.settings, scenario.weather);
     let actions = scenario.actions.iter().enumerate().filter(|(index, _)| kept.has(*index));
     actions.for_each(|(index, action)| println!("{index:>5} {action:?}"));
-    let server = (name == "exact-scripts").then(redis::Server::start);
+    let server = name.ends_with("-scripts").then(redis::Server::start);
     let stores = server.as_ref().map_or_else(|| simulated(0), |server| scripted(server, 0));
     match play(*chosen, seed, &kept, &stores) {
         Ok(tally) => println!("{tally}"),

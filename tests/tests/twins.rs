@@ -102,7 +102,7 @@ fn layered_tolls_match_the_reference() {
         number += 1;
     }
     println!("{number} histories: {tally:?}");
-    let Tally { refused, corrected, repeated, handled, steps, states, .. } = tally;
+    let Tally { refused, corrected, repeated, handled, steps, states, leases, .. } = tally;
     for (count, what) in [
         (refused, "refusals"),
         (corrected, "corrections"),
@@ -110,6 +110,7 @@ fn layered_tolls_match_the_reference() {
         (handled, "slots released or renewed"),
         (steps, "steps of the clock"),
         (states, "states"),
+        (leases, "leases"),
     ] {
         assert!(count > 150, "too few {what}: {count}");
     }

@@ -75,6 +75,7 @@ impl Service {
         metrics.know_routes(config.http.routes.iter().map(String::as_str));
         limiter.observe(Arc::clone(&metrics) as _);
         if let Store::Redis(store) = &store {
+            store.observe(Arc::clone(&metrics) as _);
             store.inner().observe(Arc::clone(&metrics) as _);
         }
         let reading = Arc::new(ActiveSettings::new(Settings::of(&config), &limiter));

@@ -83,7 +83,7 @@ fn invalid_override_changes_nothing() {
     let (limiter, _) = limiter();
     let unknown = limiter.override_for("none", "alice").blocked().set().unwrap_err();
     assert_eq!(unknown, OverrideError::Invalid(InvalidOverride::UnknownLimit("none".to_owned())));
-    assert!(limiter.override_for("per-user", "alice").slots(5).set().is_err());
+    assert!(limiter.override_for("per-user", "alice").quota(Quota::slots(5)).set().is_err());
     assert!(limiter.override_for("per-user", "").blocked().set().is_err());
     assert_eq!(
         limiter.override_for("per-user", "a").blocked().note("x".repeat(1_025)).set(),

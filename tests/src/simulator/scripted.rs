@@ -102,8 +102,13 @@ impl Server for Scripted {
         read.replies.remove(0)
     }
 
-    fn lease(&mut self, _request: &LeaseRequest, now: Time) -> LeaseGrant {
-        LeaseGrant { units: 0, state: None, time: now }
+    fn lease(&mut self, request: &LeaseRequest, now: Time) -> LeaseGrant {
+        let encoded = EncodedToll::lease(request, |due| self.names.state(due.key));
+        let batch = Batch::new(vec![encoded], Nonce::new(now.as_micros()));
+        let answer = self.connection.borrow_mut().run(batch.call(), now);
+        let read = batch.read_reply(&answer).expect("the reply belongs to the call");
+        assert_eq!(read.disagreements, 0, "Lua and Rust grant alike: {request:?}");
+        wire::granted(&read.replies[0])
     }
 
     fn correct(&mut self, charge: &Charge, corrections: &[KeyCorrection], now: Time) -> Correction {

@@ -288,8 +288,6 @@ impl<'s> World<'s> {
                 self.count(Kind::Failover);
             }
             What::Limits(node, version) => {
-                // A raised count drains the stored state faster, also for the time before it was raised.
-                self.changed_all = self.now;
                 let limiter = &self.nodes[node].limiter;
                 let sum = |limiter: &Limiter| {
                     let policy = limiter.policy();
@@ -348,10 +346,11 @@ impl<'s> World<'s> {
             self.count(Kind::Bounded);
             let flies = self.flying.iter().any(|flying| flying.node == node && flying.keys.contains(&key));
             let changed = self.changed.get(&key).copied().unwrap_or(0).max(self.changed_all);
-            // With tiers, another node may have drained the state faster than this one knows.
-            let has_tiers = toll.get(0).rule.largest_count(toll.get(0).quota.period()) > least_count(&toll);
+            // With tiers or other limits, another node may have drained the state faster than this one knows.
+            let has_rates = self.scenario.versions.len() > 1
+                || toll.get(0).rule.largest_count(toll.get(0).quota.period()) > least_count(&toll);
             // Refunds on other nodes, resets and the like can make a bound wrong for 150 ms, by the node's clock.
-            if flies || has_tiers || self.now < changed + 151_000 {
+            if flies || has_rates || self.now < changed + 151_000 {
                 continue;
             }
             self.count(Kind::BoundJudged);

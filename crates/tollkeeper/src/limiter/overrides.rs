@@ -444,11 +444,11 @@ mod tests {
     use super::*;
 
     fn samples() -> Vec<KeyOverride> {
-        let rate = Rate { count: 500, period: Span::from_secs(60), burst: Some(50) };
+        let quota = Quota::per_minute(500);
         let samples = [
-            (Allowance::Rate(rate), Some(1_795_564_800), Some("ticket 4711: a\nnote")),
-            (Allowance::Rate(Rate { burst: None, ..rate }), None, None),
-            (Allowance::Slots(9), None, Some("-")),
+            (quota.burst(50).into(), Some(1_795_564_800), Some("ticket 4711: a\nnote")),
+            (quota.into(), None, None),
+            (Quota::slots(9).into(), None, Some("-")),
             (Allowance::Nothing, Some(7), None),
             (Allowance::Unlimited, None, None),
         ];

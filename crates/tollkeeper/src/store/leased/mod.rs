@@ -669,4 +669,6 @@ fn after<'a, T: Unpin + Send + 'a>(answer: StoreFuture<'a, T>, void: impl Send +
 }
 
 #[cfg(test)]
+mod lease_tests;
+#[cfg(test)]
 mod tests;

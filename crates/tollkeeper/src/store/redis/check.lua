@@ -122,6 +122,7 @@ local function decide(pos, admitted)
   return admitted, pos
 end
 
+--lease: functions
 local refused, toll, size = {}, 0, #arg
 while start <= size do
   toll = toll + 1

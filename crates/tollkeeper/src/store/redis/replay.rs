@@ -7,7 +7,9 @@ use tollkeeper_core::algorithm::{self, Effect, KeyRequest, Report, State, Step, 
 use tollkeeper_core::{Algorithm, CheckedQuota, LimitReply, Reply, Time};
 
 use super::state;
-use super::wire::{Batch, CheckReply, EncodedDue, EncodedToll, LogRecord, Malformed, StateKey, Value};
+use super::wire::{
+    self, Batch, CheckReply, EncodedDue, EncodedToll, LeaseTerms, LogRecord, Malformed, StateKey, Value,
+};
 
 /// The decoded reply to a batch.
 #[derive(Debug)]
@@ -59,6 +61,12 @@ impl Replay<'_> {
         let mut decoded = BatchReply { replies: Vec::with_capacity(tolls.len()), disagreements: 0 };
         let mut steps = Vec::new();
         for toll in tolls {
+            if let Some(terms) = &toll.lease {
+                let (reply, disagrees) = self.grant(&toll.dues[0], terms);
+                decoded.replies.push(reply);
+                decoded.disagreements += usize::from(disagrees);
+                continue;
+            }
             steps.clear();
             for due in &toll.dues {
                 steps.push(self.decide(due)?);
@@ -69,15 +77,39 @@ impl Replay<'_> {
         Ok(decoded)
     }
 
+    /// Grants units in advance, on the state that the dues before it left. Returns the reply, and whether the script
+    /// disagrees: its verdict counts, but units that it did not charge are not granted.
+    fn grant(&mut self, due: &EncodedDue, terms: &LeaseTerms) -> (Reply, bool) {
+        self.sent += 1;
+        let StateKey::Indexed(key) = due.state else { unreachable!("only limits with a state are leased") };
+        self.read(due, key);
+        let granted = terms.replay(due, self.states[key].clone(), self.reply.now);
+        let has_granted = !self.reply.refused.contains(&self.sent);
+        let disagrees = granted.is_some() != has_granted;
+        let units = match granted.filter(|_| has_granted) {
+            Some((units, state)) => {
+                self.states[key] = Some(state);
+                units
+            }
+            None => 0,
+        };
+        (wire::lease_reply(self.reply.now, units, self.states[key].as_ref()), disagrees)
+    }
+
+    /// Decodes the state of a due at its first use.
+    fn read(&mut self, due: &EncodedDue, key: usize) {
+        if let Some(bytes) = self.unread[key].take() {
+            self.states[key] = state::decode(&due.quota, bytes);
+        }
+    }
+
     /// Decides one due on the state that the dues before it left.
     fn decide(&mut self, due: &EncodedDue) -> Result<Decided, Malformed> {
         let request = KeyRequest { now: self.reply.now, ..due.request };
         let mut log = None;
         let mut step = match due.state {
             StateKey::Indexed(key) if key < self.states.len() => {
-                if let Some(bytes) = self.unread[key].take() {
-                    self.states[key] = state::decode(&due.quota, bytes);
-                }
+                self.read(due, key);
                 let stored = self.states[key].as_ref().map_or(StoredState::Nothing, State::stored);
                 algorithm::step(&due.quota, stored, &request)
             }

@@ -6,7 +6,7 @@
 //! their own, which take 0.55 (one bucket) and 0.8 (three) of the time of the general one.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
 use tollkeeper_core::Algorithm;
 use tollkeeper_core::algorithm::twins;
@@ -43,6 +43,11 @@ const ALL_PARTS: [&str; 7] = [
 
 /// The driver that decides any tolls.
 const CHECK: Driver = Driver::new(include_str!("check.lua"));
+/// The driver that decides any tolls, and grants units in advance.
+static CHECK_WITH_LEASES: LazyLock<String> = LazyLock::new(|| {
+    let functions = CHECK.text.replace("--lease: functions\n", include_str!("lease.lua"));
+    functions.replace(" decide(start, true)", " grant_or_decide(start)")
+});
 /// The driver that decides one toll of one plain bucket.
 const BUCKET: Driver = Driver { text: include_str!("bucket.lua"), parts: &[twins::METER] };
 /// The driver that decides tolls of plain buckets.
@@ -89,8 +94,9 @@ impl Script {
 
 /// The script that decides tolls of these algorithms.
 pub fn check(kinds: Kinds) -> &'static Script {
-    static SCRIPTS: [OnceLock<Script>; 64] = [const { OnceLock::new() }; 64];
-    SCRIPTS[usize::from(kinds.0)].get_or_init(|| Script::new(CHECK, kinds))
+    static SCRIPTS: [OnceLock<Script>; 128] = [const { OnceLock::new() }; 128];
+    let driver = || if kinds.has_leases() { Driver::new(&CHECK_WITH_LEASES) } else { CHECK };
+    SCRIPTS[usize::from(kinds.0)].get_or_init(|| Script::new(driver(), kinds))
 }
 
 /// The script that decides one toll of one plain bucket.
@@ -130,9 +136,12 @@ pub fn overrides() -> &'static Script {
     SCRIPT.get_or_init(|| Script::new(OVERRIDES, Kinds::default()))
 }
 
-/// A set of algorithms.
+/// A set of algorithms, and whether there are leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds(u8);
+
+/// The bit of [`Kinds`] that is set if there are leases.
+const LEASES: u8 = 0x40;
 
 impl Kinds {
     /// All of them.
@@ -144,6 +153,16 @@ impl Kinds {
         // A leaky bucket needs the functions of a token bucket, too.
         let also = if algorithm == Algorithm::LeakyBucket { self.with(Algorithm::TokenBucket).0 } else { 0 };
         Kinds(self.0 | also | 1 << (algorithm as u8))
+    }
+
+    /// This set, with leases.
+    #[must_use]
+    pub fn with_leases(self) -> Kinds {
+        Kinds(self.0 | LEASES)
+    }
+
+    fn has_leases(self) -> bool {
+        self.0 & LEASES != 0
     }
 
     /// Whether a function belongs to an algorithm of this set, or to no particular algorithm.
@@ -265,6 +284,16 @@ mod tests {
             assert_eq!(names, expected);
         }
         assert!(!bucket().text().contains("table.concat") && buckets().text().contains("table.concat"));
+    }
+
+    #[test]
+    fn only_scripts_with_leases_contain_their_functions() {
+        let buckets = Kinds::default().with(Algorithm::TokenBucket);
+        assert!(!check(buckets).text().contains("lease"));
+        assert!(!check(Kinds::ALL).text().contains("lease"));
+        let leased = check(buckets.with_leases()).text();
+        assert!(leased.contains("local function meter_lease") && leased.contains("= grant_or_decide(start)"));
+        assert!(!leased.contains("local function fixed_window_lease"));
     }
 
     #[test]

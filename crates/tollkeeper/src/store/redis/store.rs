@@ -17,7 +17,7 @@ use crate::clock::Clock;
 use crate::process::PerProcess;
 use crate::store::remote::{Failure, PartialToll, Remote, RemoteResult, Server, Split};
 use crate::store::url::{RedisUrl, Servers};
-use crate::store::{Correction, StoreFuture};
+use crate::store::{Correction, LeaseGrant, LeaseRequest, StoreFuture};
 
 /// Options of a store on Redis.
 #[derive(Clone, Debug)]
@@ -232,6 +232,19 @@ impl Remote for RedisStore {
             Ok(session) => self.inner.decide(session, toll, session.id_for(toll)),
             Err(failure) => StoreFuture::Ready(Err(failure)),
         }
+    }
+
+    fn lease(&self, request: &LeaseRequest) -> StoreFuture<'_, RemoteResult<Option<LeaseGrant>>> {
+        let session = match self.session() {
+            Ok(session) => session,
+            Err(failure) => return StoreFuture::Ready(Err(failure)),
+        };
+        let encoded = wire::EncodedToll::lease(request, |due| self.inner.shared.names.state(due.key));
+        StoreFuture::Later(Box::pin(async move {
+            // Admissions from permits have charges, which the secret seals.
+            session.secret().await?;
+            Ok(Some(wire::granted(&session.topology().decide(encoded).await?)))
+        }))
     }
 
     fn split(&self, toll: &Toll) -> Split {

@@ -5,7 +5,7 @@
 //! quota   kind 1 (1 to 6, in the order of Algorithm::ALL), tick 3 (µs), count 7, burst 7, period 7 (ticks)
 //! due     key 2, quota 2 (both from 1), shape 1, cost 4, and with shape 8: shift 7, hold 7, taker 8
 //! shape   1 more dues of this toll follow, 2 shadow, 4 peek, 8 as above, 16 other tolls of the batch use this key
-//!         too, 32 the toll is refused whatever its limits in Redis decide
+//!         too, 32 the toll is refused whatever its limits in Redis decide, 64 a lease: see [`lease`]
 //! hold    0 for none, else one more than the longest delay (µs)
 //! ```
 //!
@@ -29,6 +29,7 @@
 //! more to compute the numbers that callers see. The script computes such numbers only for logs, because their stamps
 //! are not sent.
 
+mod lease;
 mod undo;
 
 use std::collections::HashMap;
@@ -42,6 +43,8 @@ use crate::store::Correction;
 
 use super::script::{self, Kinds, Script};
 use super::state::{push, take};
+pub use lease::granted;
+pub(super) use lease::{LeaseTerms, reply as lease_reply};
 
 /// A reply of Redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,6 +135,8 @@ pub struct EncodedToll {
     pub(super) id: u64,
     pub(super) charging: bool,
     pub(super) dues: Vec<EncodedDue>,
+    /// Set if this asks for units in advance instead of a decision.
+    pub(super) lease: Option<LeaseTerms>,
 }
 
 /// What one limit is asked to decide.
@@ -179,7 +184,8 @@ impl EncodedToll {
             request: due.request(Time::default()),
         };
         let charging = toll.verb().charges();
-        EncodedToll { id: if charging { id } else { 0 }, charging, dues: toll.dues().map(encode).collect() }
+        let (id, dues) = (if charging { id } else { 0 }, toll.dues().map(encode).collect());
+        EncodedToll { id, charging, dues, lease: None }
     }
 
     /// The ID that its admission will carry; 0 for a toll that does not charge.
@@ -234,6 +240,11 @@ impl Batch {
                     quotas.len() - 1
                 });
                 left -= 1;
+                if let Some(terms) = &toll.lease {
+                    (kinds, all_plain) = (kinds.with_leases(), false);
+                    terms.push(&mut body, [index + 1, quota + 1], due.request.shift, key.is_shared);
+                    continue;
+                }
                 let shape = Shape::of(due, [left > 0, !charging, key.is_shared, is_refused]);
                 all_plain &= shape.is_plain(due);
                 push_due(&mut body, due, id, [index + 1, quota + 1], shape);
