@@ -258,3 +258,32 @@ async fn requests_are_decided_in_arrival_order() {
     let [calls, _] = scripts(&server);
     println!("{ROUNDS} rounds of {REQUESTS} requests: {calls} calls");
 }
+
+/// The first request needs a script that the server does not know yet, and is sent again with its text. The second
+/// needs one that it knows, and would be decided first.
+#[tokio::test]
+async fn request_with_unknown_script_is_not_overtaken() {
+    let server = Server::start();
+    let limiter = limiter(
+        &server.url(),
+        vec![
+            Limit::new("per-user", Quota::per_hour(1)).by("user"),
+            Limit::new("per-path", Quota::per_hour(9)).algorithm(Algorithm::FixedWindow).by("path"),
+        ],
+    );
+    assert!(limiter.check(&facts! { "user" => "known script" }).await.unwrap().allowed());
+    // Both are sent before the server replies to the first.
+    server.signal("STOP");
+    let mut checks = Vec::new();
+    for facts in [facts! { "user" => "alice", "path" => "/" }, facts! { "user" => "alice" }] {
+        let limiter = limiter.clone();
+        checks.push(tokio::spawn(async move { limiter.check(&facts).await.unwrap().allowed() }));
+        // This thread runs all tasks: by now the check was sent, or waits.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+    server.signal("CONT");
+    let [first, second] = checks.try_into().expect("two checks");
+    assert_eq!((first.await.unwrap(), second.await.unwrap()), (true, false));
+}

@@ -861,6 +861,41 @@ async fn full_queue_fails_checks_at_once() {
     assert!(charged.len() < 200 && charged.into_values().all(|held| held == COST));
 }
 
+/// Two calls are in flight, and a third check waits behind them until its caller gives up.
+#[tokio::test]
+async fn check_that_times_out_in_the_queue_is_not_sent() {
+    let server = Server::start();
+    server.connect();
+    let proxy = Proxy::before(server.socket());
+    let settings =
+        ResilientSettings { deadline: Duration::from_millis(200), breaker: NEVER_OPEN, nodes: NODES };
+    let (limiter, _) = limiter(&through(&proxy), 1, settings, |store| store);
+    let begun = Instant::now();
+    while check(&limiter, "first").await.degraded().is_some() {
+        assert!(begun.elapsed() < SLACK * SOON, "the store is not used");
+    }
+    proxy.fault(Fault::Stall);
+    let mut checks = Vec::new();
+    for user in ["in flight", "in flight, too", "queued"] {
+        let limiter = limiter.clone();
+        checks.push(tokio::spawn(async move { check(&limiter, user).await.degraded() }));
+        // This thread runs all tasks: by now the check was sent, or waits.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    }
+    for check in checks {
+        assert!(check.await.expect("every check gets a decision").is_some(), "no reply can have come");
+    }
+    proxy.fault(Fault::None);
+    let begun = Instant::now();
+    while check(&limiter, "last").await.degraded().is_some() {
+        assert!(begun.elapsed() < SLACK * SOON, "the store is not used again");
+    }
+    let charged = held(&mut server.connect());
+    assert!(!charged.contains_key("queued"), "{charged:?}");
+}
+
 #[tokio::test]
 async fn silent_connection_is_avoided_while_another_answers() {
     const CHECKS: u64 = 200;

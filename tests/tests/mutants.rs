@@ -94,11 +94,7 @@ fn off_by_one_arithmetic_is_caught() {
             "if age >= undrained / rate then",
         ),
         (Algorithm::TokenBucket, "undrained = undrained - age * rate", ""),
-        (
-            Algorithm::TokenBucket,
-            "local most = 2 * quota.burst * quota.period",
-            "local most = quota.burst * quota.period",
-        ),
+        (Algorithm::TokenBucket, "local most = 2 * quota.capacity", "local most = quota.capacity"),
         (
             Algorithm::LeakyBucket,
             "return level, at, moved\nend\nif now - at",

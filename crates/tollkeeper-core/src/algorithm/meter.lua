@@ -49,7 +49,7 @@ end
 -- Gives back `part` of an earlier charge, but only units that cannot have drained since.
 local function meter_give_back(quota, now, _, part, past, level, at)
   local age = (at > now and at or now) - past.mark
-  level, at = meter_drained(quota.count, quota.burst * quota.period, now, level, at)
+  level, at = meter_drained(quota.count, quota.capacity, now, level, at)
   local undrained = past.cost * quota.period
   local rate = quota.count > past.count and quota.count or past.count
   if age < 0 or age >= undrained / rate then
@@ -63,8 +63,8 @@ end
 
 -- Charges `more` units after admission, above the limit if necessary, but never beyond twice the capacity.
 local function meter_add(quota, now, _, more, level, at)
-  level, at = meter_drained(quota.count, quota.burst * quota.period, now, level, at)
-  local most = 2 * quota.burst * quota.period
+  level, at = meter_drained(quota.count, quota.capacity, now, level, at)
+  local most = 2 * quota.capacity
   most = most > level and most or level
   -- A product too large to be exact is far above `most`, so its error does not matter.
   level = more * quota.period + level

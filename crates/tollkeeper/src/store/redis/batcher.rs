@@ -44,7 +44,7 @@ pub(crate) struct Batcher {
     address: Arc<str>,
     tolls: mpsc::Sender<QueuedToll>,
     calls: mpsc::Sender<QueuedCall>,
-    /// Only the task sends over them. Here they tell how they are, and are closed.
+    /// Only the task sends over them. The handle reads their status, and can close them.
     connections: Arc<[ReconnectingConnection]>,
     eviction: Arc<Eviction>,
 }
@@ -192,8 +192,8 @@ async fn send_all(
         if first.is_some()
             && let Some(index) = loads.next(is_down)
         {
-            let batches = encode(gather(&mut first, &mut tolls), &env);
             let number = connections[index].ready().await;
+            let batches = encode(gather(&mut first, &mut tolls), &env);
             let group = loads.open_group(index, batches.len());
             for (batch, callers) in batches {
                 // The server may not know the script and need its text: nothing else is sent before that is settled.

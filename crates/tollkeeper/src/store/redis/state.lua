@@ -10,8 +10,8 @@ local function quota_read(bytes, at, now)
   kind, tick, count, burst, period, at = read('>BI3I7I7I7', bytes, at)
   if kind <= 2 then
     return {
-      kind = kind, tick = tick, now = floor(now / tick), count = count, period = period, burst = burst,
-      fresh_at = meter_fresh_at,
+      kind = kind, tick = tick, now = floor(now / tick), count = count, period = period,
+      burst = burst, capacity = burst * period, fresh_at = meter_fresh_at,
       short = '>I7I5', below = 1099511627776, long = '>I7I7', size = 14,
     }, at
   end
