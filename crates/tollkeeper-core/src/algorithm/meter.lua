@@ -74,10 +74,9 @@ end
 -- Grants up to `want` units in advance, at most an eighth of what fits, on a level of at least `raise`. Returns them,
 -- and the state with them charged.
 local function meter_lease(quota, now, want, raise, _, level, at)
-  local capacity = quota.burst * quota.period
-  level, at = meter_drained(quota.count, capacity, now, level, at)
+  level, at = meter_drained(quota.count, quota.capacity, now, level, at)
   local base = level > raise and level or raise
-  local fits = base < capacity and floor((capacity - base) / quota.period) or 0
+  local fits = base < quota.capacity and floor((quota.capacity - base) / quota.period) or 0
   if fits == 0 then
     return 0, level, at
   end
