@@ -214,6 +214,11 @@
 //! [`Capacity`] caps what a store holds. Only a state that equals a fresh one is dropped. When a full store has none,
 //! new keys share states, so that no limit is ever exceeded.
 //!
+//! # Stores
+//!
+//! [`Limiter::builder`] takes the URL of a store. The module [`store`] has what only those need who implement a store,
+//! and the tests that every store must pass.
+//!
 //! # The config file
 //!
 //! With the feature `config`, `Limiter::from_config("tollkeeper.yaml")` reads limits and settings from YAML,
