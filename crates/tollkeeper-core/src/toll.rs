@@ -215,7 +215,7 @@ impl<'p> Toll<'p> {
             values_start: index_u32(values_start),
             values_end: index_u32(self.values.len()),
             cost,
-            shift: shift(rule, quota, Key::new(family, &self.values[values_start..])),
+            shift: rule.shift_of(quota, Key::new(family, &self.values[values_start..])),
         });
     }
 
@@ -319,7 +319,7 @@ impl<'p> Toll<'p> {
                 values_start: index_u32(values_start),
                 values_end: index_u32(self.values.len()),
                 cost,
-                shift: shift(rule, quota, key),
+                shift: rule.shift_of(quota, key),
             };
             // Each limit makes one key per set of facts, so only earlier sets can have the same key.
             let wanted = (entry.rule, family, &self.values[values_start..]);
@@ -440,17 +440,11 @@ fn due<'t>(policy: &'t Policy, values: &'t [u8], hold: Option<Span>, entry: &Ent
     Due { rule, quota, key, cost: entry.cost, shift: entry.shift, hold }
 }
 
-/// By how much the windows of a key start earlier than epoch-aligned ones. A quota of `0/s` has no windows.
-#[inline]
-fn shift(rule: &Rule, quota: &Quota, key: Key<'_>) -> u64 {
-    if rule.stagger && quota.count() > 0 { key.stagger() } else { 0 }
-}
-
 impl<'t> Due<'t> {
     /// The due that [`Toll::add_value`] would make, without a toll.
     #[inline]
     pub fn prepared(rule: &'t Rule, quota: &'t Quota, key: Key<'t>, cost: u64) -> Due<'t> {
-        Due { rule, quota, key: rule.place(key), cost, shift: shift(rule, quota, key), hold: None }
+        Due { rule, quota, key: rule.place(key), cost, shift: rule.shift_of(quota, key), hold: None }
     }
 
     /// The same at another cost.
