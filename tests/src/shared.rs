@@ -6,12 +6,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use tollkeeper::Correction;
+use tollkeeper::store::LeaseRequest;
 use tollkeeper::store::redis::keys::{Format, Names};
 use tollkeeper::store::redis::script::Script;
 use tollkeeper::store::redis::state;
 use tollkeeper::store::redis::wire::{self, Batch, Call, EncodedToll, Handling, Nonce, Value};
-use tollkeeper::store::{LeaseRequest};
-use tollkeeper::{Correction};
 use tollkeeper_core::lease::Lease;
 use tollkeeper_core::{
     Algorithm, Allowance, Charge, Costs, Decision, Key, Limit, Missing, Mode, Policy, Quota, Slot, Span,

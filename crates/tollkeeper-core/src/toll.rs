@@ -19,7 +19,6 @@ use crate::quota::Algorithm;
 use crate::time::Span;
 
 pub use due::Due;
-use due::shift;
 
 /// The largest cost.
 pub const MAX_COST: u64 = 1 << 31;
@@ -209,7 +208,7 @@ impl<'p> Toll<'p> {
             values_start: index_u32(values_start),
             values_end: index_u32(self.values.len()),
             cost,
-            shift: shift(rule, quota, Key::new(family, &self.values[values_start..])),
+            shift: rule.shift_of(quota, Key::new(family, &self.values[values_start..])),
         });
         true
     }
@@ -227,7 +226,7 @@ impl<'p> Toll<'p> {
             values_start: index_u32(values_start),
             values_end: index_u32(self.values.len()),
             cost: 1,
-            shift: shift(rule, quota, Key::new(family, &self.values[values_start..])),
+            shift: rule.shift_of(quota, Key::new(family, &self.values[values_start..])),
         });
     }
 
@@ -333,7 +332,7 @@ impl<'p> Toll<'p> {
                 values_start: index_u32(values_start),
                 values_end: index_u32(self.values.len()),
                 cost,
-                shift: shift(rule, quota, key),
+                shift: rule.shift_of(quota, key),
             };
             match self.earlier_entry(&entry) {
                 None => {

@@ -117,6 +117,7 @@ fn malformed_lines_are_named() {
         (r#"{"t":3000000000000000000,"limit":"per-user","key":["a"],"cost":1}"#, "below 2^61"),
         (r#"{"t":1,"limit":"plan","key":["a"],"cost":1,"tier":"gold"}"#, "limit `plan` has no tier `gold`"),
         (r#"{"t":1,"limit":"plan","key":["a"],"cost":1,"tier":"enterprise"}"#, "grants this key everything"),
+        (r#"{"t":1,"limit":"all","key":[],"cost":1,"shift":1000000}"#, "less than the period of limit `all`"),
         (r#"{"t":1,"limit":"all","key":[],"cost":1,"degraded":"deny"}"#, "`degraded` is `deny`"),
     ] {
         let output = verify(&Folder::new(), &[&good, &format!("{good}{line}\n{good}")]);

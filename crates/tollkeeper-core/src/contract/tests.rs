@@ -305,7 +305,7 @@ fn first_breach_of_a_log_has_its_interval() {
 
 #[test]
 fn a_limit_of_nothing_allows_nothing() {
-    let nothing = Quota::nothing(Algorithm::FixedWindow, crate::Span::from_secs(60));
+    let nothing = CheckedQuota::nothing(Algorithm::FixedWindow, crate::Span::from_secs(60));
     let contract = Contract::of(&nothing, 0).unwrap();
     assert!(contract.judge(&[]).kept());
     let first = contract.judge(&at(7, 2)).first.unwrap();

@@ -218,7 +218,13 @@ impl Rule {
         for value in values {
             key::push_value(value.map(str::as_bytes), |part| encoded.extend_from_slice(part));
         }
-        if self.stagger && quota.count() > 0 { Key::new(family, &encoded).stagger() } else { 0 }
+        self.shift_of(quota, Key::new(family, &encoded))
+    }
+
+    /// By how much the windows of a key start earlier than epoch-aligned ones. A quota of `0/s` has no windows.
+    #[inline]
+    pub(crate) fn shift_of(&self, quota: &CheckedQuota, key: Key<'_>) -> u64 {
+        if self.stagger && quota.count() > 0 { key.stagger() } else { 0 }
     }
 
     /// The quota and the key prefix of a grant, by its index; `None` if it is unlimited.

@@ -34,7 +34,7 @@ impl<'t> Due<'t> {
     pub fn of_value(rule: &'t Rule, value: &'t str, cost: u64) -> Due<'t> {
         let (quota, family) = rule.plain_quota().expect("the caller checked that the limit has a quota");
         let key = Key::of_one(family, value);
-        Due { rule, quota, key: rule.place(key), cost, shift: shift(rule, quota, key), hold: None }
+        Due { rule, quota, key: rule.place(key), cost, shift: rule.shift_of(quota, key), hold: None }
     }
 
     /// The same at another cost.
@@ -110,9 +110,4 @@ impl<'t> Due<'t> {
         KeyRequest { now, cost: self.cost.max(1), shift: self.shift, hold: self.hold }
     }
 }
-
-/// By how much the windows of a key start earlier than epoch-aligned ones. A quota of `0/s` has no windows.
-#[inline(always)]
-pub(super) fn shift(rule: &Rule, quota: &CheckedQuota, key: Key<'_>) -> u64 {
-    if rule.stagger && quota.count() > 0 { key.stagger() } else { 0 }
 }

@@ -134,6 +134,9 @@ impl<'p> History<'p> {
         };
         let values = || line.key.iter().map(Option::as_deref);
         let shift = line.shift.unwrap_or_else(|| rule.shift(grant, values()));
+        if shift > 0 && shift >= quota.period().as_micros() {
+            bail!("`shift` is {shift}, but must be less than the period of limit `{}`", rule.name());
+        }
         let Some(contract) = Contract::of(quota, shift) else { return self.skip() };
         let identity = Identity {
             limit: rule.name(),
