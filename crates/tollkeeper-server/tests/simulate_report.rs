@@ -113,14 +113,8 @@ fn report_of_a_large_policy_is_small() {
     }
     let (config, log) = (folder.write("policy.yaml", &policy), folder.write("access.log", &log));
     let report = folder.path().join("report.html");
-    let output = output(
-        tollkeeper()
-            .args(["simulate", "--algorithms", "--suggest", "1%", "--html"])
-            .arg(&report)
-            .arg("--config")
-            .arg(config)
-            .arg(log),
-    );
+    let output =
+        output(tollkeeper().args(["simulate", "--html"]).arg(&report).arg("--config").arg(config).arg(log));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let size = fs::metadata(&report).unwrap().len();
     assert!((10_000..300_000).contains(&size), "{size} bytes");
