@@ -12,6 +12,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use support::*;
 use tollkeeper_tests::languages;
+use tollkeeper_tests::page::Page;
 
 /// Text that would run if it were not escaped.
 const HOSTILE: &str =
@@ -98,6 +99,53 @@ limits:
     );
 }
 
+/// The pictures of `docs/choosing-limits.md` are those of the report that its commands write.
+#[test]
+fn pictures_of_the_page_are_those_of_its_report() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text = fs::read_to_string(root.join("docs/choosing-limits.md")).unwrap();
+    let page = Page::parse("docs/choosing-limits.md", &text).unwrap();
+    let folder = Folder::new();
+    folder.write("limits.yaml", &page.file("limits.yaml").text);
+    let runs = |start: &str| page.blocks.iter().find(|block| block.text.starts_with(start)).unwrap();
+    let log = output(Command::new("bash").args(["-c", &runs("awk").text]).current_dir(folder.path()));
+    assert!(log.status.success());
+    let mut command = tollkeeper();
+    let args = "simulate --config limits.yaml --algorithms --suggest 6% --html report.html access.log";
+    assert!(page.blocks.iter().any(|block| block.text.contains(args)), "the page has other arguments");
+    let written = output(command.args(args.split(' ')).current_dir(folder.path()));
+    assert_eq!(written.status.code(), Some(0), "{}", support::text(&written.stderr));
+    let html = fs::read_to_string(folder.path().join("report.html")).unwrap();
+    let pictures: Vec<String> = html.split("<svg ").skip(1).map(standalone).collect();
+    for (name, picture) in [("traffic", &pictures[0]), ("suggest", &pictures[2])] {
+        let file = root.join(format!("docs/reports/{name}.svg"));
+        if std::env::var_os("UPDATE_PICTURES").is_some() {
+            fs::write(&file, picture).unwrap();
+        }
+        let committed = fs::read_to_string(&file).unwrap_or_default();
+        assert!(*picture == committed, "{name} is outdated: run this test with UPDATE_PICTURES=1");
+    }
+}
+
+/// A picture of the report as a file of its own, with the colours of the light page.
+fn standalone(rest: &str) -> String {
+    let (picture, _) = rest.split_once("</svg>").unwrap();
+    let (attributes, shapes) = picture.split_once('>').unwrap();
+    let style = "text{font-family:Helvetica,Arial,'DejaVu Sans',sans-serif;fill:#1a1a1a}.label{font-size:12.5px}.name{font-size:14px}";
+    let colours = [
+        ("var(--admitted)", "#0072b2"),
+        ("var(--refused)", "#b84a00"),
+        ("var(--grid)", "#e4e4e4"),
+        ("var(--muted)", "#595959"),
+    ];
+    let shapes =
+        colours.iter().fold(shapes.to_owned(), |shapes, (name, colour)| shapes.replace(name, colour));
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" {attributes}>\n<style>{style}</style>\n\
+         <rect width=\"900\" height=\"260\" fill=\"#ffffff\"/>{shapes}</svg>\n"
+    )
+}
+
 /// 250 limits, each with many long keys.
 #[test]
 fn report_of_a_large_policy_is_small() {
@@ -113,14 +161,8 @@ fn report_of_a_large_policy_is_small() {
     }
     let (config, log) = (folder.write("policy.yaml", &policy), folder.write("access.log", &log));
     let report = folder.path().join("report.html");
-    let output = output(
-        tollkeeper()
-            .args(["simulate", "--algorithms", "--suggest", "1%", "--html"])
-            .arg(&report)
-            .arg("--config")
-            .arg(config)
-            .arg(log),
-    );
+    let output =
+        output(tollkeeper().args(["simulate", "--html"]).arg(&report).arg("--config").arg(config).arg(log));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let size = fs::metadata(&report).unwrap().len();
     assert!((10_000..300_000).contains(&size), "{size} bytes");

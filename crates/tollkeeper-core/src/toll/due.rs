@@ -110,4 +110,3 @@ impl<'t> Due<'t> {
         KeyRequest { now, cost: self.cost.max(1), shift: self.shift, hold: self.hold }
     }
 }
-}

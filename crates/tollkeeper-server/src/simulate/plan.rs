@@ -135,10 +135,14 @@ pub const ALGORITHMS: [Algorithm; 5] = [
 pub fn with_algorithm(config: &Config, algorithm: Algorithm) -> anyhow::Result<(Config, Vec<String>)> {
     let mut unchanged = Vec::new();
     let mut limits = Vec::new();
+    let is_rate = |limit: &&EffectiveLimit| limit.algorithm != Algorithm::Concurrency;
+    let all: Vec<Value> = config.limits.iter().filter(is_rate).map(|limit| under(limit, algorithm)).collect();
+    // Mostly every limit can have every algorithm. Only if not, it is found out which cannot.
+    let are_valid = with_limits(config, json!({ "limits": all })).is_ok();
     for limit in &config.limits {
         let changed = under(limit, algorithm);
-        let is_valid = || with_limits(config, json!({ "limits": [changed] })).is_ok();
-        if limit.algorithm != Algorithm::Concurrency && is_valid() {
+        let is_valid = || are_valid || with_limits(config, json!({ "limits": [changed] })).is_ok();
+        if is_rate(&limit) && is_valid() {
             limits.push(changed);
         } else {
             unchanged.push(limit.name.clone());
