@@ -6,7 +6,7 @@ await run(async () => {
   const server = await Server.with(`${ADMIN}limits: [{ name: per-user, by: user, rate: 5/day }]\n`);
   const context = await browser({ reducedMotion: "reduce" }, ["--js-flags=--expose-gc", "--enable-precise-memory-info"]);
   const page = await open(context);
-  const limits = Array.from({ length: 200 }, (_, index) => ({ name: `limit-${index}`, by: ["user"], rate: "10/s", mode: index % 7 ? "enforce" : "shadow", algorithm: "sliding-window" }));
+  const limits = Array.from({ length: 20 }, (_, index) => ({ name: `limit-${index}`, by: ["user"], rate: "10/s", mode: index % 7 ? "enforce" : "shadow", algorithm: "sliding-window" }));
   // The page's clock and its event stream are replaced; everything else is the page itself.
   await page.addInitScript((all) => {
     const fetch = window.fetch.bind(window);
