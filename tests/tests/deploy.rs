@@ -345,7 +345,10 @@ fn dockerfile_and_manifests_are_valid() {
     let monitor = read("deploy/kubernetes/service-monitor.yaml");
     for text in [&manifests, &monitor, &read("deploy/kubernetes/redis.yaml")] {
         for key in text.split("name: tollkeeper, key: ").skip(1).map(|rest| rest.split(' ').next().unwrap()) {
-            assert!(page.contains(&format!("--from-literal={key}=")), "docs/kubernetes.md does not create {key}");
+            assert!(
+                page.contains(&format!("--from-literal={key}=")),
+                "docs/kubernetes.md does not create {key}"
+            );
         }
     }
     let Some(arguments) = manifests.split("args:\n").nth(1) else { panic!("no arguments") };
