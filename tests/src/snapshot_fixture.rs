@@ -1,6 +1,8 @@
 //! Limits and sizes shared by `tests/snapshot_kill.rs` and its child process.
 
-use tollkeeper::{Algorithm, Clock, Facts, InvalidRequest, Limit, Limiter, ManualClock, MemoryStore, Policy, Quota, Time};
+use tollkeeper::{
+    Algorithm, Clock, Facts, InvalidRequest, Limit, Limiter, ManualClock, MemoryStore, Policy, Quota, Time,
+};
 
 /// Number of keys that are charged in each round.
 pub const KEYS: u64 = 2_000;

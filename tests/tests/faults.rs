@@ -15,7 +15,9 @@ use tollkeeper::store::{
     BreakerSettings, FailureKind, Key, KeyCorrection, Remote, RemoteResult, Reply, Resilient,
     ResilientSettings, StoreFuture, Toll,
 };
-use tollkeeper::{Charge, Correction, Costs, Decision, Limit, Limiter, MemoryStore, Policy, Quota, Slot, Span, facts};
+use tollkeeper::{
+    Charge, Correction, Costs, Decision, Limit, Limiter, MemoryStore, Policy, Quota, Slot, Span, facts,
+};
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::faulty_proxy::{Fault, Loss, Proxy};
 use tollkeeper_tests::load::{self, BACK, COST, Figures, Fleet, History, NODES, ONCE, wait};

@@ -8,7 +8,9 @@ use tollkeeper::config::StoreUrl;
 use tollkeeper::store::redis::wire::Value;
 use tollkeeper::store::redis::{RedisOptions, RedisStore};
 use tollkeeper::store::{BreakerSettings, BreakerState, Resilient, ResilientSettings};
-use tollkeeper::{Algorithm, Correction, Costs, InvalidRequest, Limit, Limiter, MemoryStore, Policy, Quota, Span, facts};
+use tollkeeper::{
+    Algorithm, Correction, Costs, InvalidRequest, Limit, Limiter, MemoryStore, Policy, Quota, Span, facts,
+};
 use tollkeeper_tests::redis::{PATIENCE, Server, limiter, limiter_and_store};
 
 #[tokio::test]

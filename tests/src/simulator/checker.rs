@@ -12,7 +12,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use tollkeeper::store::{Change, KeyCorrection, Toll};
-use tollkeeper::{Algorithm, Approximation, Charge, CheckedQuota, Correction, DecidedToll, Decision, LimitDecision, OnStoreFailure, Policy};
+use tollkeeper::{
+    Algorithm, Approximation, Charge, CheckedQuota, Correction, DecidedToll, Decision, LimitDecision,
+    OnStoreFailure, Policy,
+};
 use tollkeeper_core::charge::{Item, ItemKey};
 use tollkeeper_core::contract::{self, Admission, Hold, Rate, Windows};
 use tollkeeper_core::lease::Lease;

@@ -98,11 +98,14 @@ struct LimitOverrides {
     parts: Vec<Arc<HashMap<u128, Entry, BuildHasherDefault<Unhashed>>>>,
     /// Each grant once, with the index of each.
     grants: Arc<Vec<Grant>>,
-    indexes: Arc<BTreeMap<Option<(u64, u64, Span)>, u32>>,
+    indexes: Arc<BTreeMap<Numbers, u32>>,
     /// The largest count with each period that an override has or had.
     largest: Arc<BTreeMap<Span, u64>>,
     len: usize,
 }
+
+/// What distinguishes the grants of one limit: count, burst and period; `None` for unlimited.
+type Numbers = Option<(u64, u64, Span)>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {

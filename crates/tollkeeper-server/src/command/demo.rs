@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use comfy_table::presets;
 use serde_json::json;
-use tollkeeper::{Algorithm, Capacity, Clock, Decision, Limit, Limiter, ManualClock, MemoryStore, Mode, Policy, Quota, Retry, SlotGuard, Span, Time, Verdict, facts};
+use tollkeeper::{
+    Algorithm, Capacity, Clock, Decision, Limit, Limiter, ManualClock, MemoryStore, Mode, Policy, Quota,
+    Retry, SlotGuard, Span, Time, Verdict, facts,
+};
 use tollkeeper_core::time::Seconds;
 
 use crate::command::args::Demo;

@@ -203,7 +203,7 @@ function keyButtons(it, path, out, after) {
 	});
 	const override = it.key.length === 1 && it.key[0] !== null ? h("a", { class: "button", href: `#/overrides?${new URLSearchParams({ limit: it.name, value: it.key[0] })}` }, "Override") : null;
 	return h("span", {}, button("Unblock", async () => {
-		if (!await confirmed(`Forget what ${keyText(it.key)} has used of ${it.name}? Its next request is admitted.`, "Unblock")) return;
+		if (!await confirmed(`Forget what ${keyText(it.key)} has used of ${it.name}?`, "Unblock")) return;
 		const { status, data, message } = await call("DELETE", `v1/state?${path}`);
 		if (status !== 200) return out.say(message, false);
 		out.say(data.done ? `Unblocked ${keyText(it.key)} under ${it.name}.` : "There was nothing to forget.", true);
@@ -213,11 +213,11 @@ function keyButtons(it, path, out, after) {
 
 export function keyView(ref, parameters) {
 	const out = result(), found = h("div");
-	const field = input({ id: "facts", size: 40, value: String(parameters).replaceAll("&", " "), placeholder: "user=alice route=/login" });
+	const field = input({ id: "facts", size: 40, value: [...parameters].map(([name, it]) => `${name}=${it.replace(/[%&+]/g, encodeURIComponent).replaceAll(" ", "+")}`).join(" "), placeholder: "user=alice route=/login" });
 	const form = h("form", { class: "fields", submit: (event) => {
 		event.preventDefault();
 		const facts = parseFacts(field.value);
-		if (!facts.length) return out.say("Type facts as name=value, such as user=alice.", false);
+		if (!facts.length) return out.say("Type facts such as user=alice.", false);
 		const to = `#/key?${new URLSearchParams(facts)}`;
 		if (location.hash === to) look();
 		else location.hash = to;
@@ -227,8 +227,8 @@ export function keyView(ref, parameters) {
 		const { status, data, message } = await call("GET", `v1/state?ref=${encodeURIComponent(ref)}`);
 		if (status !== 200) return out.say(message, false);
 		if (!data.limits.length) return found.replaceChildren(h("p", {}, "Nothing is stored for this key: it has its full quota."));
-		found.replaceChildren(h("h2", {}, "Key ", value(keyText(data.limits[0].key), 64)), table("What is stored for this key", [["Limit"], ["Left"], ["Of", "num"], ["Admits requests"], ["Full again", "mid"], ["", ""]],
-			data.limits.map((it) => row([[[limitLink(it.name), it.tier ? ` ${it.tier}` : null, " ", overrideNote(it)]], [[count(it.remaining ?? 0), meter(it.remaining, it.limit)]], [count(it.limit), "num"],
+		found.replaceChildren(h("h2", {}, "Key ", value(keyText(data.limits[0].key), 64)), table("What is stored for this key", [["Limit"], ["Left"], ["Of", "num mid"], ["Admits requests"], ["Full again", "mid"], ["Actions"]],
+			data.limits.map((it) => row([[[limitLink(it.name), it.tier ? ` ${it.tier}` : null, " ", overrideNote(it)]], [[count(it.remaining ?? 0), meter(it.remaining, it.limit)]], [count(it.limit), "num mid"],
 				[admits(it)], [it.reset_after === null ? "–" : `in ${duration(it.reset_after)}`, "mid"], [keyButtons(it, `ref=${encodeURIComponent(ref)}`, out, byRef)]]))));
 	}
 
@@ -240,7 +240,7 @@ export function keyView(ref, parameters) {
 		const says = new Map((peeked.data?.limits ?? []).map((it) => [it.name, it]));
 		found.replaceChildren(
 			h("p", { class: peeked.data?.allowed ? "good" : "bad" }, peeked.status !== 200 ? "" : peeked.data.allowed ? "A request with these facts would be admitted now." : `A request with these facts would be refused: ${peeked.data.reason}.`),
-			table("Each limit: whether it applies, and what it says", [["Limit"], ["Why"], ["Left"], ["Admits requests", "mid"], ["", ""]], explained.data.limits.map((it) => {
+			table("Each limit: whether it applies, and what it says", [["Limit"], ["Why"], ["Left"], ["Admits requests", "mid"], ["Actions"]], explained.data.limits.map((it) => {
 				const state = says.get(it.name);
 				const path = String(new URLSearchParams({ limit: it.name, ...facts }));
 				return row([[[limitLink(it.name), " ", it.mode === "shadow" ? h("span", { class: "tag" }, "shadow") : null]], [it.why],
@@ -281,8 +281,8 @@ export function tryView(parameters) {
 		out.say(`${charging ? "" : "Would be "}${it.allowed ? "allowed" : `refused: ${it.reason}`}${it.allowed && !it.limits.length ? ": no limit applies" : ""}${charging && it.allowed ? " and charged" : ""}.`, it.allowed);
 		const says = (limit) => (limit.allowed ? "allowed" : limit.mode === "shadow" ? "would refuse" : "refused");
 		found.replaceChildren(
-			table("What each limit says", [["Limit"], ["Key"], ["Says"], ["Cost", "num mid"], ["Left", "num"], ["Of", "num"], ["Admits requests", "mid"]], it.limits.map((limit) => row([
-				[[limitLink(limit.name), " ", overrideNote(limit)]], [value(keyText(limit.key))], [says(limit)], [count(limit.cost), "num mid"], [limit.remaining === null ? "–" : count(limit.remaining), "num"], [count(limit.limit), "num"], [admits(limit), "mid"]]))),
+			table("What each limit says", [["Limit"], ["Key", "mid"], ["Says"], ["Cost", "num mid"], ["Left", "num"], ["Of", "num"], ["Admits requests", "mid"]], it.limits.map((limit) => row([
+				[[limitLink(limit.name), " ", overrideNote(limit)]], [value(keyText(limit.key)), "mid"], [says(limit)], [count(limit.cost), "num mid"], [limit.remaining === null ? "–" : count(limit.remaining), "num"], [count(limit.limit), "num"], [admits(limit), "mid"]]))),
 			explained?.data?.limits ? table("Which limits apply", [["Limit"], ["Why"]], explained.data.limits.map((limit) => row([[limitLink(limit.name)], [limit.why]]))) : "",
 			h("details", {}, h("summary", {}, "As JSON"), block(JSON.stringify(it, null, 2))));
 	}
@@ -337,7 +337,7 @@ export function policyView(parameters) {
 		const { status, data, message } = await call("PUT", "v1/limits?dry_run=true", text.value);
 		found.replaceChildren();
 		if (status !== 200) { out.say("The text has errors.", false); return found.replaceChildren(block(message, "bad")); }
-		out.say(data.changes.length ? "The text is valid. It would change this:" : "The text is valid and changes nothing.", true);
+		out.say(data.changes.length ? "Valid. It would change this:" : "Valid. It changes nothing.", true);
 		found.replaceChildren(
 			...data.warnings.map((it) => h("p", {}, h("span", { class: "tag" }, `${it.code ?? "warning"} ${it.line}:${it.column}`), ` ${it.message}${it.help ? ` (${it.help})` : ""}`)),
 			data.changes.length ? table("Changes", [["Limit"], ["Change"], ["Counts"]], data.changes.map((it) => row([[value(it.name)], [it.kind],
@@ -417,8 +417,8 @@ export function overridesView(parameters) {
 	function draw() {
 		const words = filter.value.toLowerCase();
 		const shown = all.filter((it) => `${it.limit} ${it.key} ${it.note ?? ""}`.toLowerCase().includes(words));
-		if (!shown.length) return list.replaceChildren(h("p", { class: "hint" }, all.length ? "No override matches the filter." : "There are no overrides."));
-		list.replaceChildren(table(`${count(shown.length)} of ${count(all.length)} overrides${shown.length > 200 ? ", the first 200" : ""}`, [["Key"], ["Limit"], ["Quota"], ["Until"], ["Note", "mid"], ["", ""]], shown.slice(0, 200).map((it) => row([
+		if (!shown.length) return list.replaceChildren(h("p", { class: "hint" }, all.length ? "None matches." : "There are no overrides."));
+		list.replaceChildren(table(`${count(shown.length)} of ${count(all.length)} overrides${shown.length > 200 ? ", the first 200" : ""}`, [["Key"], ["Limit"], ["Quota"], ["Until"], ["Note", "mid"], ["Actions"]], shown.slice(0, 200).map((it) => row([
 			[value(it.key)], [limitLink(it.limit)], [grants(it)], [it.until ? time(it.until, true) : "–"], [it.note ?? "", "mid"],
 			[[button("Change", () => edit(it)), " ", button("Remove", () => remove(it), "danger")]]]))));
 	}

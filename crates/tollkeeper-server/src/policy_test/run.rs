@@ -7,7 +7,10 @@ use hyper::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, head
 use tollkeeper::config::{Config, Expect, Placed, PolicyTest, RowInput, TestRequest, TestRow, TestVerb};
 use tollkeeper::policy::Applicability;
 use tollkeeper::store::StoreFuture;
-use tollkeeper::{Capacity, Charge, Clock, Correction, Costs, Decision, Facts, InvalidRequest, Limiter, ManualClock, MemoryStore, Mode, Policy, Retry, Slot, Span, Time, Verb, Verdict};
+use tollkeeper::{
+    Capacity, Charge, Clock, Correction, Costs, Decision, Facts, InvalidRequest, Limiter, ManualClock,
+    MemoryStore, Mode, Policy, Retry, Slot, Span, Time, Verb, Verdict,
+};
 use tollkeeper_core::toll::TollRequest;
 use tollkeeper_tower::address::Client;
 use tollkeeper_tower::body::{BufferedBody, MOST};

@@ -5,7 +5,9 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use tollkeeper::store::StoreFuture;
-use tollkeeper::{Algorithm, Capacity, Charge, Clock, DecidedToll, Limiter, ManualClock, MemoryStore, Policy, Slot, Time};
+use tollkeeper::{
+    Algorithm, Capacity, Charge, Clock, DecidedToll, Limiter, ManualClock, MemoryStore, Policy, Slot, Time,
+};
 use tollkeeper_tower::facts::CompleteFacts;
 
 use super::batch::Entry;

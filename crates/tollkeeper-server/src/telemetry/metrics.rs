@@ -15,7 +15,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::LocalKey;
 
 use tollkeeper::thread_cached::{Shareable, Shares, ThreadCached};
-use tollkeeper::{Approximation, DecidedToll, Facts, Mode, Observer, OnStoreFailure, Op, Permits, Policy, Span};
+use tollkeeper::{
+    Approximation, DecidedToll, Facts, Mode, Observer, OnStoreFailure, Op, Permits, Policy, Span,
+};
 use tollkeeper_core::fingerprint::Midstate;
 
 use crate::telemetry::admission_log::AdmissionLog;

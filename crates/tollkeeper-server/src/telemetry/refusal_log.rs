@@ -12,7 +12,10 @@ use arc_swap::ArcSwapOption;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
 use tollkeeper::store::StoreFuture;
-use tollkeeper::{AdHocLimits, Capacity, CheckedQuota, Clock, Decision, KeyDecision, Limiter, MemoryStore, OnStoreFailure, Policy, Retry};
+use tollkeeper::{
+    AdHocLimits, Capacity, CheckedQuota, Clock, Decision, KeyDecision, Limiter, MemoryStore, OnStoreFailure,
+    Policy, Retry,
+};
 
 use crate::redact::Redactor;
 use crate::service::Service;

@@ -126,6 +126,10 @@ export async function browser(options = {}, args = []) {
   cleanups.push(() => started.close());
   const context = await started.newContext({ viewport: { width: 1280, height: 900 }, timezoneId: "UTC", locale: "en-GB", ...options });
   context.setDefaultTimeout(15000);
+  // `DASHBOARD=src/dashboard` shows edited files without a new build of the server.
+  if (process.env.DASHBOARD) {
+    await context.route("**/dashboard/*", (route) => route.fulfill({ path: join(process.env.DASHBOARD, new URL(route.request().url()).pathname.split("/").pop()) }));
+  }
   return context;
 }
 

@@ -55,7 +55,7 @@ await run(async () => {
     for (const [name, hash, title] of views) {
       await view(page, hash);
       await eventually(`${name} is shown`, async () => (await page.title()).startsWith(title));
-      if (["now", "limit", "shadow"].includes(name)) await page.waitForSelector("figure path[d^=M]");
+      if (["now", "limit", "shadow"].includes(name)) await page.waitForSelector("figure path[d^=M]", { state: "attached" });
       else await page.waitForLoadState("networkidle").catch(() => {});
       if (name.startsWith("key") || name === "try") await page.waitForSelector("main table");
       if (name === "policy") await page.waitForFunction(() => document.querySelector("textarea").value.includes("per-user"));

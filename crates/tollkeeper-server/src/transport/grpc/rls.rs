@@ -9,7 +9,10 @@ use std::time::Instant;
 use prost_types::Duration;
 use tollkeeper::LimitDecision;
 use tollkeeper::facts::DeclaredFacts;
-use tollkeeper::{CheckedQuota, Correction, Decision, Facts, InvalidRequest, MatchedLimits, MultiRequest, OnStoreFailure, Outcome, Retry, Span, Unavailable, Verdict};
+use tollkeeper::{
+    CheckedQuota, Correction, Decision, Facts, InvalidRequest, MatchedLimits, MultiRequest, OnStoreFailure,
+    Outcome, Retry, Span, Unavailable, Verdict,
+};
 use tollkeeper_tower::headers::Field;
 use tonic::Status;
 
