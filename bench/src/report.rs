@@ -11,14 +11,22 @@ const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/results.json");
 
 /// A number worth knowing.
 pub fn figure(name: &str, value: f64) {
-    // Three digits or more.
-    let behind_the_point = if value < 10.0 { 2 } else { 1 };
-    println!("figure {name} {value:.behind_the_point$}");
+    println!("figure {name} {}", rounded(value));
 }
 
 /// How often ours fits into theirs: above 1, ours is faster or smaller.
 pub fn ratio(name: &str, value: f64) {
     println!("ratio {name} {value:.2}");
+}
+
+/// With at least three digits, but for those that are 0.
+fn rounded(value: f64) -> String {
+    let behind_the_point = match value.abs() {
+        0.0..0.1 => 4,
+        0.1..10.0 => 2,
+        _ => 1,
+    };
+    format!("{value:.behind_the_point$}")
 }
 
 /// The one in the middle; of none, not a number.
@@ -40,10 +48,10 @@ pub enum Want {
 /// Prints whether a number meets its goal.
 pub fn goal(name: &str, want: Want, got: f64) {
     let (want, met) = match want {
-        Want::AtLeast(least) => (format!(">={least:.1}"), got >= least),
-        Want::AtMost(most) => (format!("<={most:.1}"), got <= most),
+        Want::AtLeast(least) => (format!(">={least:?}"), got >= least),
+        Want::AtMost(most) => (format!("<={most:?}"), got <= most),
     };
-    println!("goal {name} want{want} got {got:.2} {}", if met { "ok" } else { "MISSED" });
+    println!("goal {name} want{want} got {} {}", rounded(got), if met { "ok" } else { "MISSED" });
 }
 
 /// Puts one part of the results into the file, with the machine and the versions it was measured on.
