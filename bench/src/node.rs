@@ -506,7 +506,7 @@ impl Histogram {
                 return f64::from(2u32).powi((bucket / 16) as i32) * f64::from(17 + bucket % 16) / 16.0;
             }
         }
-        f64::NAN
+        0.0
     }
 }
 
