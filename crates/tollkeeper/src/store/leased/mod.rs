@@ -166,20 +166,19 @@ impl<S: Store + 'static> Inner<S> {
             return StoreFuture::Ready(reply);
         }
         // 2. Permits for every due.
-        let taken = deciding.take(&covered);
-        let rest: Vec<usize> = (0..toll.len()).filter(|index| !covered[*index]).collect();
-        if rest.is_empty() {
-            let reply = deciding.admit(&taken, self.next_id());
+        if covered.iter().all(|covered| *covered) {
+            let reply = deciding.admit(self.next_id());
             self.finish(deciding);
             return StoreFuture::Ready(reply);
         }
         // 3. The store decides the rest.
+        let held = deciding.hold(&covered);
+        let rest = (0..toll.len()).filter(|index| !covered[*index]).collect();
         let flight = Flight::start(self, &mut deciding, rest);
         if flight.rest.len() == toll.len() {
             self.finish(deciding);
             return self.ask_whole(toll, flight);
         }
-        let held = deciding.hold(&taken);
         let rest = toll.part(&flight.rest);
         self.finish(deciding);
         let toll = toll.clone().into_owned();
@@ -356,22 +355,13 @@ impl Deciding<'_, '_> {
         reply
     }
 
-    /// Takes the permits of the dues that they cover.
-    fn take(&mut self, covered: &[bool]) -> Vec<Option<Taken>> {
-        let mut taken = Vec::with_capacity(covered.len());
-        for (index, due) in self.toll.dues().enumerate() {
-            let key = self.locked.get(self.prints[index]).and_then(|known| known.lease.as_mut());
-            taken.push(key.filter(|_| covered[index]).map(|key| key.pool.take(due.cost)));
-        }
-        taken
-    }
-
-    /// Admits the toll: every due has taken its permits.
-    fn admit(&mut self, taken: &[Option<Taken>], id: u64) -> Reply {
+    /// Admits the toll: permits cover every due, and are taken.
+    fn admit(&mut self, id: u64) -> Reply {
         let mut reply = Reply::new(self.at.store, id);
-        for ((index, due), taken) in self.toll.dues().enumerate().zip(taken) {
+        for (index, due) in self.toll.dues().enumerate() {
             let known = self.locked.entry(self.prints[index]);
-            let mark = taken.as_ref().map_or(0, |taken| permits::mark(taken));
+            let taken = known.lease.as_mut().map(|key| key.pool.take(due.cost));
+            let mark = taken.map_or(0, |taken| permits::mark(&taken));
             let outcome = known.permit_outcome(&due, self.at);
             known.demand(&due, self.leases[index], self.at.now);
             reply.push(LimitReply::Approximate { by: Approximation::Permits, outcome, mark });
@@ -379,15 +369,15 @@ impl Deciding<'_, '_> {
         reply
     }
 
-    /// What was taken, to be put back if the store refuses the rest.
-    fn hold(&mut self, taken: &[Option<Taken>]) -> Vec<Held> {
+    /// Takes the permits of the dues that they cover. They are put back if the store refuses the rest.
+    fn hold(&mut self, covered: &[bool]) -> Vec<Held> {
         let mut held = Vec::new();
-        for (index, taken) in taken.iter().enumerate() {
-            let key = self.locked.get(self.prints[index]).and_then(|known| known.lease.as_ref());
-            if let (Some(taken), Some(key)) = (taken, key) {
-                let (taken, generation) = (taken.clone(), key.generation);
-                held.push(Held { index, print: self.prints[index], taken, generation });
-            }
+        for (index, due) in self.toll.dues().enumerate().filter(|(index, _)| covered[*index]) {
+            let key = self.locked.get(self.prints[index]).and_then(|known| known.lease.as_mut());
+            held.extend(key.map(|key| {
+                let (taken, generation) = (key.pool.take(due.cost), key.generation);
+                Held { index, print: self.prints[index], taken, generation }
+            }));
         }
         held
     }
