@@ -18,6 +18,8 @@ use crate::served::{file, folder};
 pub const NODE: &str = "node";
 
 const SECOND: u64 = 1_000_000;
+/// A busy machine needs this long to use up a burst.
+const BURST_SECONDS: usize = 3;
 /// Time for all nodes to start and connect.
 const START: u64 = 2_500_000;
 
@@ -232,7 +234,7 @@ impl Run {
         Run { log: history.iter().map(logged).collect(), ..self }
     }
 
-    /// Admissions in each second of the load as a part of the limit, without the first, in which the burst is used up.
+    /// Admissions in each second of the load as a part of the limit, without the first ones, in which the burst is used up.
     pub fn seconds_of(&self, limit: u64) -> Seconds {
         let mut counts = vec![0u32; usize::try_from(self.seconds).expect("few")];
         for logged in &self.log {
@@ -240,7 +242,8 @@ impl Run {
             let count = second.and_then(|second| counts.get_mut(usize::try_from(second).ok()?));
             count.map(|count| *count += 1).unwrap_or_default();
         }
-        let mut parts: Vec<f64> = counts[1..].iter().map(|count| f64::from(*count) / limit as f64).collect();
+        let mut parts: Vec<f64> =
+            counts[BURST_SECONDS..].iter().map(|count| f64::from(*count) / limit as f64).collect();
         parts.sort_by(f64::total_cmp);
         Seconds {
             lowest: parts[0],

@@ -74,7 +74,7 @@ fn hot() -> Value {
     let plan = Plan {
         nodes: NODES,
         load: Load::Paced(OFFERED / NODES),
-        seconds: 10,
+        seconds: 13,
         timed: true,
         logged: true,
         ..Plan::new(HOT)
@@ -103,7 +103,7 @@ limits:
         nodes: NODES,
         load: Load::Paced(40_000 / NODES),
         keys: Keys::Zipf(KEYS),
-        seconds: 10,
+        seconds: 13,
         timed: true,
         logged: true,
         ..Plan::new(config)
@@ -137,8 +137,8 @@ fn kills() -> Value {
 
     // What the node held in permits is lost, and nothing else.
     let server = Server::start();
-    let run = Plan { victim: Some(3), ..plan(HOT, 8) }.run_during(&server.url(), |fleet| {
-        sleep_until(node::now() + 3 * SECOND);
+    let run = Plan { victim: Some(3), ..plan(HOT, 12) }.run_during(&server.url(), |fleet| {
+        sleep_until(node::now() + 5 * SECOND);
         fleet.kill(3);
     });
     drop(server);
@@ -150,8 +150,8 @@ fn kills() -> Value {
     // Redis loses its state once, and nodes decide by their shares meanwhile.
     let faulty = HOT.replace("deadline: 1s", "deadline: 100ms");
     let mut server = Server::start();
-    let run = plan(&faulty, 10).run_during(&server.url(), |_| {
-        sleep_until(node::now() + 3 * SECOND);
+    let run = plan(&faulty, 14).run_during(&server.url(), |_| {
+        sleep_until(node::now() + 5 * SECOND);
         server.kill();
         sleep_until(node::now() + SECOND);
         server.restart();
@@ -161,8 +161,8 @@ fn kills() -> Value {
 
     // A replica takes over, with a state that may be older.
     let mut cluster = Cluster::start();
-    let run = plan(&faulty, 14).run_during(&cluster.url(), |_| {
-        sleep_until(node::now() + 3 * SECOND);
+    let run = plan(&faulty, 18).run_during(&cluster.url(), |_| {
+        sleep_until(node::now() + 5 * SECOND);
         let hot = cluster.servers[..3].iter().position(|server| {
             server.connect().keys().iter().any(|(name, _)| String::from_utf8_lossy(name).contains("per-user"))
         });
@@ -213,12 +213,12 @@ limits:
 /// A load that moves to the next node every 100 ms.
 fn moving() -> Value {
     let load = Load::Moving { per_second: 2 * LIMIT, nodes: NODES, turn: SECOND / 10 };
-    let plan = Plan { nodes: NODES, load, seconds: 10, logged: true, ..Plan::new(HOT) };
+    let plan = Plan { nodes: NODES, load, seconds: 13, logged: true, ..Plan::new(HOT) };
     let run = plan.run(&Server::start());
     let seconds = admitted("leases-moving", &run);
     report::figure(
         "leases-moving-offered-percent",
-        100.0 * run.sum(|done| done.checks) / (10 * LIMIT) as f64,
+        100.0 * run.sum(|done| done.checks) / (13 * LIMIT) as f64,
     );
     report::figure("leases-moving-script-calls-per-check", run.calls_per_check());
     report::goal("leases-moving-admitted-percent-mean", Want::AtLeast(95.0), 100.0 * seconds.mean);
@@ -271,7 +271,7 @@ fn limitador() -> Value {
         nodes: NODES,
         side,
         load: Load::Paced(OFFERED / NODES),
-        seconds: 8,
+        seconds: 11,
         timed: true,
         logged: true,
         ..Plan::new(HOT)
