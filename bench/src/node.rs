@@ -48,6 +48,9 @@ pub struct Assignment {
     pub at_once: bool,
 }
 
+/// Limitador's limit.
+pub const LIMITADOR_LIMIT: u64 = 10_000;
+
 /// What decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Side {
@@ -55,7 +58,7 @@ pub enum Side {
     Tollkeeper,
     /// Tollkeeper without the wrapper that answers for Redis.
     WithoutWrapper,
-    /// Limitador's cached Redis storage, with its defaults: 100,000 in a fixed window of a second.
+    /// Limitador's cached Redis storage, with its defaults: [`LIMITADOR_LIMIT`] in a fixed window of a second.
     Limitador,
 }
 
