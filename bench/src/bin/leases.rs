@@ -30,14 +30,14 @@ limits:
   - { name: per-user, by: user, rate: 100000/s, burst: 100000, consistency: leased }
 ";
 
-/// More than any load, leased or exact.
+/// More than any load, leased or exact. A million keys keep a busy machine from answering for seconds.
 const PLENTY_LEASED: &str = "\
-redis: { deadline: 1s }
+redis: { deadline: 10s }
 limits:
   - { name: per-user, by: user, rate: 100000000/s, burst: 100000000, consistency: leased }
 ";
 const PLENTY_EXACT: &str = "\
-redis: { deadline: 1s }
+redis: { deadline: 10s }
 limits:
   - { name: per-user, by: user, rate: 100000000/s, burst: 100000000 }
 ";
@@ -347,10 +347,8 @@ fn exact() -> Value {
         rounds.entry(format!("flood-{name}")).or_default().push(micros);
         memory.insert(name, [full, flooded]);
     }
-    for _ in 0..2 {
-        for (name, side) in sides {
-            rounds.entry(format!("flood-{name}")).or_default().push(cost(side, FLOOD, FLOOD).0);
-        }
+    for (name, side) in sides {
+        rounds.entry(format!("flood-{name}")).or_default().push(cost(side, FLOOD, FLOOD).0);
     }
     // Noise only adds.
     let best = |name: &str| rounds[name].iter().copied().fold(f64::MAX, f64::min);
