@@ -11,14 +11,22 @@ const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/results.json");
 
 /// Prints one measured number.
 pub fn figure(name: &str, value: f64) {
-    // At least three significant digits.
-    let decimals = if value < 10.0 { 2 } else { 1 };
-    println!("figure {name} {value:.decimals$}");
+    println!("figure {name} {}", rounded(value));
 }
 
 /// Prints the peer's value divided by ours: above 1, ours is faster or smaller.
 pub fn ratio(name: &str, value: f64) {
     println!("ratio {name} {value:.2}");
+}
+
+/// At least three significant digits.
+fn rounded(value: f64) -> String {
+    let decimals = match value.abs() {
+        0.0..0.1 => 4,
+        0.1..10.0 => 2,
+        _ => 1,
+    };
+    format!("{value:.decimals$}")
 }
 
 /// The median; NaN without values.
@@ -40,10 +48,10 @@ pub enum Want {
 /// Prints whether a number meets its goal.
 pub fn goal(name: &str, want: Want, got: f64) {
     let (want, met) = match want {
-        Want::AtLeast(least) => (format!(">={least:.1}"), got >= least),
-        Want::AtMost(most) => (format!("<={most:.1}"), got <= most),
+        Want::AtLeast(least) => (format!(">={least:?}"), got >= least),
+        Want::AtMost(most) => (format!("<={most:?}"), got <= most),
     };
-    println!("goal {name} want{want} got {got:.2} {}", if met { "ok" } else { "MISSED" });
+    println!("goal {name} want{want} got {} {}", rounded(got), if met { "ok" } else { "MISSED" });
 }
 
 /// Saves one part of the results, with the machine and the versions that it was measured with.

@@ -12,7 +12,8 @@ use serde_json::{Map, json};
 use tollkeeper::store::redis::keys::{Format, Names};
 use tollkeeper::store::redis::script::Script;
 use tollkeeper::store::redis::wire::{Batch, EncodedToll, Nonce, Value};
-use tollkeeper::{Algorithm, Limit, Policy, Quota, Toll, Verb, facts};
+use tollkeeper::store::{Toll};
+use tollkeeper::{Algorithm, Limit, Policy, Quota, Verb, facts};
 use tollkeeper_bench::report::{self, Want};
 use tollkeeper_tests::redis::{self, Client, Server};
 

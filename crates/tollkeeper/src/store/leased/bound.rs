@@ -82,6 +82,21 @@ pub(super) struct Ticket {
     sightings: u64,
 }
 
+/// The quota and cost that a state belongs to, without the rest of the due.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct AskedDue {
+    is_log: bool,
+    count: u64,
+    cost: u64,
+}
+
+impl AskedDue {
+    pub(super) fn of(due: &Due<'_>) -> AskedDue {
+        let is_log = due.quota.algorithm() == Algorithm::SlidingLog;
+        AskedDue { is_log, count: due.quota.count(), cost: due.cost }
+    }
+}
+
 impl Bound {
     /// Whether the store certainly refuses this due.
     pub(super) fn refuses(&self, due: &Due<'_>, at: Moment) -> bool {
@@ -150,7 +165,7 @@ impl Bound {
 impl Sighting {
     /// The state after a decision; `None` if the reply does not show it.
     pub(super) fn of(
-        due: &Due<'_>,
+        asked: AskedDue,
         reply: &LimitReply,
         time: Time,
         sent: Time,
@@ -159,15 +174,15 @@ impl Sighting {
         let (step, charged, time) = match reply {
             LimitReply::Step { step, charged } => (step, *charged, time),
             LimitReply::StepAt { step, charged, now } => (step, *charged, *now),
-            LimitReply::Outcome { outcome, .. } if due.quota.algorithm() == Algorithm::SlidingLog => {
-                let state = SeenState::Log(SeenLog::of(due, outcome, time)?);
+            LimitReply::Outcome { outcome, .. } if asked.is_log => {
+                let state = SeenState::Log(SeenLog::of(asked, outcome, time)?);
                 return Some(Sighting { state, time, sent, received });
             }
             _ => return None,
         };
         let state = match step.effect {
             Effect::Meter(step) => {
-                SeenState::Meter(if charged { step.after } else { step.before }, due.quota.count())
+                SeenState::Meter(if charged { step.after } else { step.before }, asked.count)
             }
             Effect::FixedWindow(step) => {
                 SeenState::FixedWindow(if charged { step.after } else { step.before })
@@ -230,13 +245,13 @@ impl Sighting {
 }
 
 impl SeenLog {
-    fn of(due: &Due<'_>, outcome: &Outcome, time: Time) -> Option<SeenLog> {
+    fn of(asked: AskedDue, outcome: &Outcome, time: Time) -> Option<SeenLog> {
         let refused = match outcome.retry {
-            Some(Retry::After(span)) => Some((due.cost, time + span)),
+            Some(Retry::After(span)) => Some((asked.cost, time + span)),
             Some(Retry::Never) | None => None,
         };
         Some(SeenLog {
-            count: due.quota.count(),
+            count: asked.count,
             remaining: outcome.remaining,
             next: time + outcome.next_after?,
             fresh: time + outcome.reset_after?,

@@ -32,7 +32,7 @@ use crate::random;
 use crate::store::{Correction, LeaseGrant, LeaseRequest, Store, StoreFuture, Unavailable};
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
 
-use bound::{Bound, Moment, Sighting, Ticket};
+use bound::{AskedDue, Bound, Moment, Sighting, Ticket};
 use leased_key::LeasedKey;
 use permits::Taken;
 use request::Spawner;
@@ -154,7 +154,7 @@ impl<S: Store + 'static> Inner<S> {
         let at = self.moment();
         let mut deciding = Deciding { toll, prints: &prints, leases, locked, at, expired: Vec::new() };
         if !toll.verb().charges() {
-            let flight = Flight::start(self, &mut deciding, (0..toll.len()).collect());
+            let flight = Flight::start(self, &mut deciding, &[]);
             drop(deciding);
             return self.ask_whole(toll, flight);
         }
@@ -166,20 +166,18 @@ impl<S: Store + 'static> Inner<S> {
             return StoreFuture::Ready(reply);
         }
         // 2. Permits for every due.
-        let taken = deciding.take(&covered);
-        let rest: Vec<usize> = (0..toll.len()).filter(|index| !covered[*index]).collect();
-        if rest.is_empty() {
-            let reply = deciding.admit(&taken, self.next_id());
+        if covered.iter().all(|covered| *covered) {
+            let reply = deciding.admit(self.next_id());
             self.finish(deciding);
             return StoreFuture::Ready(reply);
         }
         // 3. The store decides the rest.
-        let flight = Flight::start(self, &mut deciding, rest);
+        let held = deciding.hold(&covered);
+        let flight = Flight::start(self, &mut deciding, &covered);
         if flight.rest.len() == toll.len() {
             self.finish(deciding);
             return self.ask_whole(toll, flight);
         }
-        let held = deciding.hold(&taken);
         let rest = toll.part(&flight.rest);
         self.finish(deciding);
         let toll = toll.clone().into_owned();
@@ -196,6 +194,12 @@ impl<S: Store + 'static> Inner<S> {
     fn ask_whole<'s>(self: &'s Arc<Self>, toll: &Toll, flight: Flight<'s, S>) -> StoreFuture<'s, Reply> {
         match self.store.decide(toll) {
             StoreFuture::Ready(reply) => StoreFuture::Ready(flight.end_whole(toll, reply)),
+            // Only leases need the toll again, and a copy of it is expensive.
+            later if flight.leases.iter().all(Option::is_none) => StoreFuture::Later(Box::pin(async move {
+                let (mut flight, reply) = (flight, later.await);
+                flight.land(&reply);
+                reply
+            })),
             later => {
                 let toll = toll.clone().into_owned();
                 StoreFuture::Later(Box::pin(async move {
@@ -356,22 +360,13 @@ impl Deciding<'_, '_> {
         reply
     }
 
-    /// Takes the permits of the dues that they cover.
-    fn take(&mut self, covered: &[bool]) -> Vec<Option<Taken>> {
-        let mut taken = Vec::with_capacity(covered.len());
-        for (index, due) in self.toll.dues().enumerate() {
-            let key = self.locked.get(self.prints[index]).and_then(|known| known.lease.as_mut());
-            taken.push(key.filter(|_| covered[index]).map(|key| key.pool.take(due.cost)));
-        }
-        taken
-    }
-
-    /// Admits the toll: every due has taken its permits.
-    fn admit(&mut self, taken: &[Option<Taken>], id: u64) -> Reply {
+    /// Admits the toll: permits cover every due, and are taken.
+    fn admit(&mut self, id: u64) -> Reply {
         let mut reply = Reply::new(self.at.store, id);
-        for ((index, due), taken) in self.toll.dues().enumerate().zip(taken) {
+        for (index, due) in self.toll.dues().enumerate() {
             let known = self.locked.entry(self.prints[index]);
-            let mark = taken.as_ref().map_or(0, |taken| permits::mark(taken));
+            let taken = known.lease.as_mut().map(|key| key.pool.take(due.cost));
+            let mark = taken.map_or(0, |taken| permits::mark(&taken));
             let outcome = known.permit_outcome(&due, self.at);
             known.demand(&due, self.leases[index], self.at.now);
             reply.push(LimitReply::Approximate { by: Approximation::Permits, outcome, mark });
@@ -379,15 +374,15 @@ impl Deciding<'_, '_> {
         reply
     }
 
-    /// What was taken, to be put back if the store refuses the rest.
-    fn hold(&mut self, taken: &[Option<Taken>]) -> Vec<Held> {
+    /// Takes the permits of the dues that they cover. They are put back if the store refuses the rest.
+    fn hold(&mut self, covered: &[bool]) -> Vec<Held> {
         let mut held = Vec::new();
-        for (index, taken) in taken.iter().enumerate() {
-            let key = self.locked.get(self.prints[index]).and_then(|known| known.lease.as_ref());
-            if let (Some(taken), Some(key)) = (taken, key) {
-                let (taken, generation) = (taken.clone(), key.generation);
-                held.push(Held { index, print: self.prints[index], taken, generation });
-            }
+        for (index, due) in self.toll.dues().enumerate().filter(|(index, _)| covered[*index]) {
+            let key = self.locked.get(self.prints[index]).and_then(|known| known.lease.as_mut());
+            held.extend(key.map(|key| {
+                let (taken, generation) = (key.pool.take(due.cost), key.generation);
+                Held { index, print: self.prints[index], taken, generation }
+            }));
         }
         held
     }
@@ -443,34 +438,44 @@ struct Held {
 /// and whether it was charged is not known.
 struct Flight<'s, S: Store + 'static> {
     store: &'s Arc<Inner<S>>,
-    /// The indexes of the dues that are sent, and their fingerprints.
-    rest: Vec<usize>,
-    prints: Prints,
-    tickets: Vec<Ticket>,
+    /// The indexes of the dues that are sent.
+    rest: Inline<usize, 4>,
+    sent_dues: Inline<SentDue, 2>,
     leases: Inline<Option<Lease>, 4>,
     sent: Time,
 }
 
+/// What is needed of a due when the store has answered.
+#[derive(Clone, Copy, Debug, Default)]
+struct SentDue {
+    print: u128,
+    ticket: Ticket,
+    asked: AskedDue,
+}
+
 impl<'s, S: Store + 'static> Flight<'s, S> {
-    fn start(store: &'s Arc<Inner<S>>, deciding: &mut Deciding<'_, '_>, rest: Vec<usize>) -> Flight<'s, S> {
+    /// Sends the dues that permits do not cover.
+    fn start(store: &'s Arc<Inner<S>>, deciding: &mut Deciding<'_, '_>, covered: &[bool]) -> Flight<'s, S> {
         let (charges, sent) = (deciding.toll.verb().charges(), deciding.at.now);
-        let mut tickets = Vec::with_capacity(rest.len());
-        let mut prints = Prints::default();
-        for index in &rest {
-            let (due, print) = (deciding.toll.get(*index), deciding.prints[*index]);
-            tickets.push(match due.is_slot() || due.quota.count() == 0 {
+        let mut rest = Inline::<usize, 4>::default();
+        let mut sent_dues = Inline::<SentDue, 2>::default();
+        let is_covered = |index: usize| covered.get(index).copied().unwrap_or(false);
+        for index in (0..deciding.toll.len()).filter(|index| !is_covered(*index)) {
+            let (due, print) = (deciding.toll.get(index), deciding.prints[index]);
+            let ticket = match due.is_slot() || due.quota.count() == 0 {
                 // The store shows no state for these.
                 true => Ticket::default(),
                 false => deciding.locked.entry(print).bound.send(if charges { due.cost } else { 0 }),
-            });
-            prints.push(print);
+            };
+            rest.push(index);
+            sent_dues.push(SentDue { print, ticket, asked: AskedDue::of(&due) });
         }
-        Flight { store, rest, prints, tickets, leases: deciding.leases.clone(), sent }
+        Flight { store, rest, sent_dues, leases: deciding.leases.clone(), sent }
     }
 
     /// Ends the flight of a whole toll.
     fn end_whole(mut self, toll: &Toll, mut reply: Reply) -> Reply {
-        self.land(toll, &reply);
+        self.land(&reply);
         if toll.verb().charges() {
             self.count_demand(toll, &reply);
         } else {
@@ -482,7 +487,7 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
     /// Ends the flight of a part. The rest of the toll was covered by permits, which are put back if the part is
     /// refused.
     fn end_part(mut self, toll: &Toll, part: &Toll, part_reply: &Reply, held: &[Held]) -> Reply {
-        let received = self.land(part, part_reply);
+        let received = self.land(part_reply);
         let modes = part.dues().map(|due| due.mode());
         let passes = admitted(modes.zip(part_reply.limits().iter().map(LimitReply::allowed)));
         let at = self.store.moment();
@@ -516,19 +521,18 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
     }
 
     /// Remembers the states that the reply shows, and returns when it was received.
-    fn land(&mut self, toll: &Toll, reply: &Reply) -> Time {
+    fn land(&mut self, reply: &Reply) -> Time {
         let received = self.store.clock.now();
         if reply.limits().iter().all(|limit| limit.degraded().is_none()) {
             self.store.see_clock(reply.time(), received);
         }
-        let tickets = std::mem::take(&mut self.tickets);
-        for (((due, limit), print), ticket) in toll.dues().zip(reply.limits()).zip(&*self.prints).zip(tickets)
-        {
+        let sent_dues = std::mem::take(&mut self.sent_dues);
+        for (SentDue { print, ticket, asked }, limit) in sent_dues.iter().zip(reply.limits()) {
             self.store.table.update(*print, |known| {
-                known.bound.land(ticket);
+                known.bound.land(*ticket);
                 if limit.degraded().is_some() {
                     known.bound.void(received);
-                } else if let Some(seen) = Sighting::of(&due, limit, reply.time(), self.sent, received) {
+                } else if let Some(seen) = Sighting::of(*asked, limit, reply.time(), self.sent, received) {
                     known.bound.see(seen);
                 }
             });
@@ -563,7 +567,7 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
         let (now, time) = (self.store.clock.now(), reply.time());
         for (index, due) in toll.dues().enumerate() {
             let Some(lease) = self.leases[index] else { continue };
-            let held = self.store.table.update(self.prints[index], |known| {
+            let held = self.store.table.update(self.store.table.print(due.key), |known| {
                 let Known { lease: Some(key), .. } = known else { return 0 };
                 key.refresh(&due, &lease, now);
                 key.pool.units()
@@ -586,7 +590,7 @@ impl<'s, S: Store + 'static> Flight<'s, S> {
 
 impl<S: Store + 'static> Drop for Flight<'_, S> {
     fn drop(&mut self) {
-        for (print, ticket) in self.prints.iter().zip(&self.tickets) {
+        for SentDue { print, ticket, .. } in &*self.sent_dues {
             self.store.table.update(*print, |known| known.bound.land(*ticket));
         }
     }

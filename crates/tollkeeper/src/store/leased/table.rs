@@ -72,10 +72,12 @@ impl<E: Default> Table<E> {
 
     /// Locks the shards of these keys, each once and in their order, so that two tolls cannot deadlock.
     pub(super) fn lock(&self, prints: &[u128]) -> Locked<'_, E> {
-        let mut wanted: Vec<usize> = prints.iter().map(|print| shard_of(*print)).collect();
+        let mut wanted = Inline::<usize, 4>::default();
+        prints.iter().for_each(|print| wanted.push(shard_of(*print)));
         wanted.sort_unstable();
-        wanted.dedup();
-        Locked { shards: wanted.into_iter().map(|shard| (shard, lock(&self.shards[shard]))).collect() }
+        let mut shards = wanted.chunk_by(|one, other| one == other).map(|same| same[0]);
+        let mut next = || shards.next().map(|shard| (shard, lock(&self.shards[shard])));
+        Locked { first: next(), others: std::iter::from_fn(next).collect() }
     }
 
     /// Changes the value of a key, if it is known.
@@ -96,8 +98,12 @@ fn shard_of(print: u128) -> usize {
 
 /// The shards of a toll, locked.
 pub(super) struct Locked<'t, E> {
-    shards: Vec<(usize, MutexGuard<'t, Shard<E>>)>,
+    /// The only one of most tolls, which thus need no heap.
+    first: Option<LockedShard<'t, E>>,
+    others: Vec<LockedShard<'t, E>>,
 }
+
+type LockedShard<'t, E> = (usize, MutexGuard<'t, Shard<E>>);
 
 impl<E: Default> Locked<'_, E> {
     /// The value of a key; `None` if it is not known.
@@ -112,7 +118,7 @@ impl<E: Default> Locked<'_, E> {
 
     fn shard(&mut self, print: u128) -> &mut Shard<E> {
         let shard = shard_of(print);
-        let found = self.shards.iter_mut().find(|(other, _)| *other == shard);
+        let found = self.first.iter_mut().chain(&mut self.others).find(|(other, _)| *other == shard);
         &mut found.expect("the shards of all keys of the toll are locked").1
     }
 }
@@ -177,7 +183,7 @@ mod tests {
         let table = Table::<u64>::new();
         let [one, two] = [1 << 64 | 1, 1 << 64 | 2];
         let mut locked = table.lock(&[one, two, one]);
-        assert_eq!(locked.shards.len(), 1);
+        assert!(locked.first.is_some() && locked.others.is_empty());
         *locked.entry(one) = 1;
         *locked.entry(two) = 2;
         assert_eq!((locked.get(one).copied(), locked.get(two).copied()), (Some(1), Some(2)));
