@@ -189,7 +189,11 @@ impl Scenario {
             is_steady: !changes && !steps_back && profile != Profile::Leased,
             actions: Vec::new(),
         };
-        scenario.add_requests(&mut random, profile, largest);
+        if profile == Profile::Leased && random.one_in(2) {
+            scenario.add_squeezes(&mut random);
+        } else {
+            scenario.add_requests(&mut random, profile, largest);
+        }
         scenario.add_faults(&mut random, changes, steps_back);
         scenario.actions.sort_by_key(|action| action.at);
         scenario
@@ -258,6 +262,61 @@ impl Scenario {
                 }),
             });
         }
+    }
+
+    /// Rounds that try to spend the same units twice: one node takes permits of the first limit and keeps them nearly to
+    /// their end, then the other nodes use up the limit while the first one spends them.
+    fn add_squeezes(&mut self, random: &mut Random) {
+        let policy = Policy::new(self.versions[0].clone()).expect("valid limits");
+        let rule = &policy.rules()[0];
+        let (quota, _) = rule.plain_quota().expect("a quota");
+        let life = Lease::of(quota, rule.largest_count(quota.period()))
+            .map_or(50_000, |lease| lease.life.as_micros());
+        let (burst, period) = (quota.limit(), quota.period().as_micros());
+        let (users, tier) = (random.one_in(3), random.one_in(3));
+        let mut at = 0;
+        let add = |actions: &mut Vec<Action>, random: &mut Random, at: u64, node: usize, cost: u64| {
+            let then = random.one_in(12).then(|| (random.within(0, 40_000), Then::Refund));
+            actions.push(Action {
+                at,
+                what: What::Request(Request {
+                    node,
+                    user: if users { random.within(1, 2) } else { 1 },
+                    tenant: 1,
+                    cost: cost.max(1),
+                    pro: tier && random.one_in(3),
+                    verb: KeyRequest::Check,
+                    then,
+                    gone: None,
+                }),
+            });
+        };
+        while self.actions.len() < usize::try_from(LEAST_REQUESTS).expect("small") {
+            let first = random.below(self.nodes);
+            let small = (burst / random.pick(&[40, 80, 160])).max(1);
+            for _ in 0..random.within(6, 14) {
+                add(&mut self.actions, random, at, first, small);
+                at += random.within(0, 2_000);
+            }
+            // Until the permits are about to expire, or the next window begins.
+            at = match random.within(0, 5) {
+                0 => (at / period + 1) * period + random.within(0, 3_000),
+                1 => at + random.within(life / 2, life),
+                2 => at + life.saturating_sub(random.within(0, 2_500)),
+                _ => at + life.saturating_sub(random.within(0, 12_000)),
+            };
+            for _ in 0..random.within(8, 20) {
+                let (other, cost) = (random.below(self.nodes), burst / random.pick(&[4, 8, 16]));
+                add(&mut self.actions, random, at, other, cost);
+                at += random.within(0, 3);
+            }
+            for _ in 0..random.within(6, 14) {
+                add(&mut self.actions, random, at, first, small);
+                at += random.within(0, 400);
+            }
+            at += random.within(0, quota.window().as_micros() * 2);
+        }
+        self.actions.sort_by_key(|action| action.at);
     }
 
     /// The longest life of a lease, in microseconds.

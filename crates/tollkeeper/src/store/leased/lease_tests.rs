@@ -26,10 +26,13 @@ struct FakeStore {
     /// Whether it answers; otherwise the failure policy `allow` decides.
     is_away: Mutex<bool>,
     /// Replies that wait to be delivered, if they are held.
-    held: Mutex<Option<Vec<(oneshot::Sender<Reply>, Reply)>>>,
+    held: Mutex<Option<Vec<HeldReply>>>,
     /// Where charges were recorded that were refunded.
     refunded: Mutex<Vec<u64>>,
 }
+
+/// A reply, and where it goes.
+type HeldReply = (oneshot::Sender<Reply>, Reply);
 
 impl Store for FakeStore {
     fn decide(&self, toll: &Toll) -> StoreFuture<'_, Reply> {
@@ -510,7 +513,7 @@ fn units_of_a_forgotten_key_are_not_used() {
         world.check(1);
     }
     let toll = world.policy.toll(Verb::Check, &facts! {}, 1).unwrap();
-    let _ = world.leased.forget(toll.get(0).key);
+    drop(world.leased.forget(toll.get(0).key));
     assert_eq!((world.run_tasks(), world.held()), (1, 0));
     assert_eq!(*lock(&world.counts.0), [4, 0, 4]);
 }

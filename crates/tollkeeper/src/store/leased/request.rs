@@ -111,7 +111,9 @@ impl<S: Store + 'static> Drop for LeaseCall<S> {
         if !self.has_ended {
             let now = self.store.clock.now();
             self.store.table.update(self.print, |known| {
-                known.lease.as_mut().map(|key| key.unanswered(now));
+                if let Some(key) = known.lease.as_mut() {
+                    key.unanswered(now);
+                }
             });
         }
     }
