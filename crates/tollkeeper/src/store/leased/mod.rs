@@ -6,7 +6,7 @@
 //! round trip. Both are safe by construction: the bound only ever refuses, and permits were charged when they were
 //! granted. Forgetting a key costs a round trip or some unspent permits, and nothing else.
 //!
-//! `docs/adr/0040-leases.md` has the reasons, and what was tried.
+//! `docs/adr/0021-leases.md` has the reasons, and what was tried.
 
 mod bound;
 mod heat;
