@@ -69,13 +69,18 @@ struct Run {
 
 impl Run {
     /// Runs a simulation of the log that `write` writes; the number of its lines and bytes.
-    fn start(tollkeeper: &Path, policy: &str, write: impl FnOnce(&mut dyn Write) -> io::Result<(u64, u64)>) -> Run {
+    fn start(
+        tollkeeper: &Path,
+        policy: &str,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<(u64, u64)>,
+    ) -> Run {
         let config = std::env::temp_dir().join(format!("tollkeeper-bench-{}.yaml", std::process::id()));
         fs::write(&config, policy).expect("the folder of temporary files can be written");
         let began = Instant::now();
         let mut command = Command::new(tollkeeper);
         command.args(["simulate", "--json", "--quiet", "--format", "combined", "--config"]).arg(&config);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("tollkeeper starts");
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("tollkeeper starts");
         let mut stdin = child.stdin.take().expect("it is piped");
         let (lines, bytes) = write(&mut stdin).expect("tollkeeper reads its input to the end");
         let resident = resident(&child);
