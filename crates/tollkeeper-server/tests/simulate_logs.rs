@@ -26,7 +26,7 @@ use tokio::net::TcpSocket;
 use tollkeeper::config::{Config, Format};
 use tollkeeper::{Policy, Verb};
 use tollkeeper_tower::address::Client;
-use tollkeeper_tower::facts::{Reader, Seen};
+use tollkeeper_tower::facts::{PartialFacts, Reader};
 
 /// One limit for each kind of fact that every log has.
 const POLICY: &str = "http:
@@ -107,9 +107,9 @@ fn note(
     }
     let (parts, ()) = request.into_parts();
     let client = Client::of(peer, &parts.headers, &config.http);
-    let mut seen = Seen::default();
+    let mut seen = PartialFacts::default();
     reader.head(&parts, Some(client), None, &mut seen);
-    let facts = seen.settled(policy).unwrap();
+    let facts = seen.complete(policy).unwrap();
     let mut toll = tollkeeper::store::Toll::new(policy, Verb::Check);
     toll.add(facts.facts, 1).unwrap();
     for due in toll.dues() {

@@ -35,6 +35,9 @@ pub struct StoreTime {
     pub steps_back: u64,
 }
 
+/// The time of a use on the clock of its node, and its units.
+type Use = (u64, u64);
+
 /// The histories of all keys.
 #[derive(Debug)]
 pub struct Checker {
@@ -52,7 +55,7 @@ pub struct Checker {
     /// The keys whose last answer on a node was made without the store.
     degraded: BTreeSet<(usize, Vec<u8>)>,
     /// When a node used units of a key, on its own clock: admitted, or refused by that key.
-    used: BTreeMap<(usize, Vec<u8>), Vec<(u64, u64)>>,
+    used: BTreeMap<(usize, Vec<u8>), Vec<Use>>,
     /// Refusals that a node derived from what it knew, to be compared with the store.
     pub bounded: Vec<Bounded>,
     /// The first violation.

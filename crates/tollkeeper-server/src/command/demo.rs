@@ -70,7 +70,7 @@ pub fn run(args: &Demo) -> anyhow::Result<ExitCode> {
 fn play(algorithm: Algorithm, count: u64, period: Duration, arrivals: &[u64]) -> anyhow::Result<Vec<Played>> {
     let quota = match algorithm {
         Algorithm::Concurrency => Quota::slots(count),
-        _ => Quota::per(count, period).into(),
+        _ => Quota::per(count, period),
     };
     let clock = ManualClock::new(START);
     let store = MemoryStore::new(Capacity::default(), Clock::manual(&clock));
