@@ -78,7 +78,7 @@ pub struct Request {
     /// Whether the client is in the larger tier.
     pub pro: bool,
     /// What is asked for.
-    pub verb: KeyRequest,
+    pub verb: RequestKind,
     /// What happens after an admission, and how many microseconds later.
     pub then: Option<(u64, Then)>,
     /// The client goes away after this many microseconds.
@@ -88,7 +88,7 @@ pub struct Request {
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the verbs of a limiter")]
-pub enum KeyRequest {
+pub enum RequestKind {
     Check,
     Peek,
     Usage,
@@ -225,11 +225,11 @@ impl Scenario {
                 node = random.below(self.nodes);
             }
             let verb = match random.within(0, 19) {
-                0 => KeyRequest::Peek,
-                1 => KeyRequest::Usage,
-                2..=3 => KeyRequest::Reserve,
-                4..=7 => KeyRequest::Acquire,
-                _ => KeyRequest::Check,
+                0 => RequestKind::Peek,
+                1 => RequestKind::Usage,
+                2..=3 => RequestKind::Reserve,
+                4..=7 => RequestKind::Acquire,
+                _ => RequestKind::Check,
             };
             let then = (corrections && random.one_in(3)).then(|| {
                 let amount = random.within(1, heaviest + 2);
@@ -241,7 +241,7 @@ impl Scenario {
                 };
                 (random.within(0, 60_000), then)
             });
-            let then = if verb == KeyRequest::Acquire {
+            let then = if verb == RequestKind::Acquire {
                 let then = random.pick(&[Then::Release, Then::Release, Then::Renew]);
                 (!random.one_in(4)).then(|| (random.within(0, 120_000), then))
             } else {
@@ -267,51 +267,52 @@ impl Scenario {
     /// Rounds that try to spend the same units twice: one node takes permits of the first limit and keeps them nearly to
     /// their end, then the other nodes use up the limit while the first one spends them.
     fn add_squeezes(&mut self, random: &mut Random) {
+        // Most answers are prompt, so that the limit is used up at once; some take nearly until the deadline.
+        let slow = random.pick(&[5_000, 8_000, 11_000]);
+        self.weather = Weather { usual: 200, delays: random.pick(&[0, 100, 400]), slow, ..self.weather };
         let policy = Policy::new(self.versions[0].clone()).expect("valid limits");
         let rule = &policy.rules()[0];
         let (quota, _) = rule.plain_quota().expect("a quota");
-        let life = Lease::of(quota, rule.largest_count(quota.period()))
-            .map_or(50_000, |lease| lease.life.as_micros());
+        let largest = rule.largest_count(quota.period());
+        let life = Lease::of(quota, largest).map_or(50_000, |lease| lease.life.as_micros());
         let (burst, period) = (quota.limit(), quota.period().as_micros());
-        let (users, tier) = (random.one_in(3), random.one_in(3));
+        // The clients of the other nodes are in the largest tier.
+        let whole = burst * largest / quota.count();
         let mut at = 0;
-        let add = |actions: &mut Vec<Action>, random: &mut Random, at: u64, node: usize, cost: u64| {
-            let then = random.one_in(12).then(|| (random.within(0, 40_000), Then::Refund));
-            actions.push(Action {
-                at,
-                what: What::Request(Request {
-                    node,
-                    user: if users { random.within(1, 2) } else { 1 },
-                    tenant: 1,
-                    cost: cost.max(1),
-                    pro: tier && random.one_in(3),
-                    verb: KeyRequest::Check,
-                    then,
-                    gone: None,
-                }),
-            });
+        let request = |node, cost: u64, pro, then| {
+            let (user, tenant, verb, gone) = (1, 1, RequestKind::Check, None);
+            What::Request(Request { node, user, tenant, cost: cost.max(1), pro, verb, then, gone })
         };
         while self.actions.len() < usize::try_from(LEAST_REQUESTS).expect("small") {
             let first = random.below(self.nodes);
-            let small = (burst / random.pick(&[40, 80, 160])).max(1);
+            let small = (burst / random.pick(&[80, 300, 800])).max(1);
             for _ in 0..random.within(6, 14) {
-                add(&mut self.actions, random, at, first, small);
+                let then = random.one_in(12).then(|| (random.within(0, 40_000), Then::Refund));
+                self.actions.push(Action { at, what: request(first, small, false, then) });
                 at += random.within(0, 2_000);
             }
             // Until the permits are about to expire, or the next window begins.
-            at = match random.within(0, 5) {
+            at = match random.within(0, 6) {
                 0 => (at / period + 1) * period + random.within(0, 3_000),
                 1 => at + random.within(life / 2, life),
-                2 => at + life.saturating_sub(random.within(0, 2_500)),
-                _ => at + life.saturating_sub(random.within(0, 12_000)),
+                2 => at + life - random.within(0, (life / 2).min(12_000)),
+                3 => at + life + random.within(0, 2_000),
+                _ => at + life - random.within(0, 1_000),
             };
-            for _ in 0..random.within(8, 20) {
-                let (other, cost) = (random.below(self.nodes), burst / random.pick(&[4, 8, 16]));
-                add(&mut self.actions, random, at, other, cost);
-                at += random.within(0, 3);
+            // Halves, so that nothing is left.
+            for halving in 1..=20 {
+                let cost = whole >> halving;
+                for _ in 0..if halving > 4 && cost > 0 { 1 } else { 2 } {
+                    let what = request(random.below(self.nodes), cost, largest > quota.count(), None);
+                    self.actions.push(Action { at, what });
+                }
+                at += random.within(0, 20);
+                if cost == 0 {
+                    break;
+                }
             }
             for _ in 0..random.within(6, 14) {
-                add(&mut self.actions, random, at, first, small);
+                self.actions.push(Action { at, what: request(first, small, false, None) });
                 at += random.within(0, 400);
             }
             at += random.within(0, quota.window().as_micros() * 2);
@@ -463,20 +464,23 @@ impl Draft {
         if self.algorithm.has_burst() { self.burst } else { self.count }
     }
 
+    /// The quota, with this many times the count and the burst.
+    fn quota(&self, times: u64) -> Quota {
+        let quota = Quota::per(self.count * times, Duration::from_micros(self.period));
+        if self.algorithm.has_burst() { quota.burst(self.burst * times) } else { quota }
+    }
+
     fn build(&self) -> Limit {
-        let period = Span::from_micros(self.period);
-        let quota = match self.algorithm {
+        let allowance = match self.algorithm {
             Algorithm::Concurrency => Quota::slots(self.count),
-            algorithm if algorithm.has_burst() => Quota::every(self.count, period).burst(self.burst),
-            _ => Quota::every(self.count, period),
+            _ => self.quota(1),
         };
         let name = format!("limit-{}", self.index);
         let limit = match self.tier {
-            0 => Limit::new(name, quota),
+            0 => Limit::new(name, allowance),
             times => {
-                let burst = self.algorithm.has_burst().then_some(self.burst * times);
-                let larger = Quota::every(self.count * times, period).with_burst(burst);
-                let tiered = Limit::tiered(name, "plan").tier("free", quota);
+                let larger = self.quota(times);
+                let tiered = Limit::tiered(name, "plan").tier("free", allowance);
                 tiered.tier("pro", larger).default_tier("free")
             }
         };

@@ -16,7 +16,7 @@ use super::executor::{Executor, Task, lock};
 use super::heap::Heap;
 use super::network::{Fate, Leg};
 use super::node::{Environment, Node, Spawn, Stack};
-use super::scenario::{KeyRequest, Request, START, Scenario, Then, What};
+use super::scenario::{Request, RequestKind, START, Scenario, Then, What};
 use super::server::Server;
 use super::shrink::Kept;
 use super::tally::{Kind, Tally};
@@ -564,12 +564,12 @@ impl Visit {
     async fn decide(&self, facts: &Facts<'_>) -> Decision {
         let (limiter, cost) = (&self.limiter, self.request.cost);
         let decided = match self.request.verb {
-            KeyRequest::Check => limiter.check(facts).cost(cost).await,
-            KeyRequest::Peek => limiter.peek(facts).cost(cost).await,
-            KeyRequest::Usage => limiter.usage(facts).await,
-            KeyRequest::Reserve => limiter.reserve(facts, Span::from_secs(1)).cost(cost).await,
+            RequestKind::Check => limiter.check(facts).cost(cost).await,
+            RequestKind::Peek => limiter.peek(facts).cost(cost).await,
+            RequestKind::Usage => limiter.usage(facts).await,
+            RequestKind::Reserve => limiter.reserve(facts, Span::from_secs(1)).cost(cost).await,
             // Without the guard: the scenario says when the slot is released.
-            KeyRequest::Acquire => {
+            RequestKind::Acquire => {
                 let acquired = limiter.acquire(facts).cost(cost).decide_with(|decided| decided.to_decision());
                 match acquired {
                     Ok(decision) => Ok(decision.await),

@@ -314,8 +314,9 @@ fn a_limit_of_nothing_allows_nothing() {
 
 #[test]
 fn a_changed_quota_allows_the_larger_of_both() {
-    let quota =
-        |count, burst| CheckedQuota::new(Algorithm::TokenBucket, Quota::per_second(count).burst(burst)).unwrap();
+    let quota = |count, burst| {
+        CheckedQuota::new(Algorithm::TokenBucket, Quota::per_second(count).burst(burst)).unwrap()
+    };
     let contract = Contract::of(&quota(10, 3), 0).unwrap().or(&quota(5, 8));
     let history = [at(0, 8), at(800_000, 8)].concat();
     assert_eq!(contract.judge(&history).needed, 8);
