@@ -37,7 +37,7 @@ pub struct Override {
 }
 
 /// Why an override cannot be applied.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InvalidOverride {
     /// There is no limit of this name.
@@ -60,6 +60,13 @@ pub enum InvalidOverride {
         /// What is wrong with it.
         problem: Problem,
     },
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for InvalidOverride {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for InvalidOverride {
@@ -263,8 +270,8 @@ impl Policy {
         Some(self.quota(limit, entry.grant))
     }
 
-    /// The largest count that a quota of this limit with this period has: its own, a tier's, or an override's. A count
-    /// stays the largest after its override was removed, because leases of that time may still be in use.
+    /// The largest count that a quota of this limit with this period has: its own, a tier's, or an override's. While
+    /// the limit has overrides, those that were removed count, too: a larger count is always safe.
     pub(crate) fn largest_count(&self, rule: &Rule, period: Span) -> u64 {
         let table = self.overrides.0.as_deref();
         let limit = table.and_then(|table| table.limits.get(self.find(&rule.name)?.0)?.as_deref());
