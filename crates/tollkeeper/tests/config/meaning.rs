@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tollkeeper::config::{
     Config, Format, HeaderDialect, Listener, Percent, ReadError, ResponseCondition, StatusPattern, StoreUrl,
 };
-use tollkeeper::{Algorithm, OnStoreFailure, Policy, Span, facts};
+use tollkeeper::{Algorithm, OnStoreFailure, Span, facts};
 
 use super::{config, environment, files, messages, parse, yaml};
 
