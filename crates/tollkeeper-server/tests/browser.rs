@@ -29,7 +29,7 @@ fn chromium() -> PathBuf {
 fn script(name: &str) {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser");
     let output = Command::new("timeout")
-        .args(["--kill-after=5", "180", "node"])
+        .args(["--kill-after=5", "600", "node"])
         .arg(tests.join(name))
         .env("BROWSER_MODULES", modules())
         .env("CHROMIUM", chromium())
