@@ -215,7 +215,8 @@ fn documented_metrics_exist_and_panels_show_data() {
     let failed = "tollkeeper_config_reloads_total{result=\"failed\"}";
     eventually("the broken file is rejected", || memory.metric(failed) > 0.0 && shared.metric(failed) > 0.0);
     prometheus.scraped(2);
-    assert!(shared.metric("tollkeeper_store_duration_seconds_count{op=\"decide\"}") >= 4.0);
+    // The denial bound answers the later refusals.
+    assert!(shared.metric("tollkeeper_store_duration_seconds_count{op=\"decide\"}") >= 2.0);
     assert_eq!(shared.metric("tollkeeper_breaker_state"), 0.0);
 
     redis.kill();

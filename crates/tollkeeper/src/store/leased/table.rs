@@ -38,7 +38,7 @@ struct Shard<E> {
 
 type Generation<E> = HashMap<u128, E, BuildHasherDefault<PrintHasher>>;
 
-/// A fingerprint is as good as random, so a part of it is its hash. Another part chooses the shard.
+/// A fingerprint is random, so a part of it is its hash. Another part chooses the shard.
 #[derive(Debug, Default)]
 struct PrintHasher(u64);
 

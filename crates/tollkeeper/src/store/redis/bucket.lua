@@ -2,7 +2,7 @@
 -- returns is what check.lua would, from the same arguments.
 --
 -- KEYS, ARGV and the result are those of check.lua. A plain bucket is a token or leaky bucket that is enforced and
--- charged, and delays nobody.
+-- charged, without a delay.
 
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
