@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use tollkeeper_core::contract::{self, Admission, Rate};
 use tollkeeper::store::redis::wire::Value;
+use tollkeeper_core::contract::{self, Admission, Rate};
 use tollkeeper_tests::redis::{Client, Server};
 
 use crate::node::{self, Assignment, Done, Keys, Load, Logged, Side};

@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::env;
 
 use serde_json::{Map, Value, json};
-use tollkeeper_core::contract::{self, Admission};
 use tollkeeper_bench::fleet::{self, Plan, Run, needed, sleep_until};
 use tollkeeper_bench::node::{self, Keys, Load, Side};
 use tollkeeper_bench::report::{self, Want, median};
+use tollkeeper_core::contract::{self, Admission};
 use tollkeeper_tests::cluster::Cluster;
 use tollkeeper_tests::redis::Server;
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, json};
+use tollkeeper::store::Toll;
 use tollkeeper::store::redis::keys::{Format, Names};
 use tollkeeper::store::redis::script::Script;
 use tollkeeper::store::redis::wire::{Batch, EncodedToll, Nonce, Value};
-use tollkeeper::store::{Toll};
 use tollkeeper::{Algorithm, Limit, Policy, Quota, Verb, facts};
 use tollkeeper_bench::report::{self, Want};
 use tollkeeper_tests::redis::{self, Client, Server};
