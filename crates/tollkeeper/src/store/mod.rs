@@ -167,6 +167,7 @@ impl<T> StoreFuture<'_, T> {
     }
 }
 
+#[cfg(feature = "redis")]
 impl<'a, T: Unpin + Send + 'a> StoreFuture<'a, T> {
     /// The future on the heap, without room for an answer that is there. A future that waits for it stays below a
     /// kilobyte, above which allocators are much slower.

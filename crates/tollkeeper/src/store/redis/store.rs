@@ -84,13 +84,11 @@ impl RedisStore {
     }
 
     /// The key names of this store, for keys other than states.
-    #[cfg(feature = "config")]
     pub(super) fn names(&self) -> &Names {
         &self.inner.shared.names
     }
 
     /// The clock of this process, which measures deadlines.
-    #[cfg(feature = "config")]
     pub(super) fn clock(&self) -> &Clock {
         &self.inner.clock
     }
