@@ -31,12 +31,19 @@ pub enum Figure {
 }
 
 /// A text that is not a condition.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct InvalidCondition {
     text: String,
     /// Where it is wrong, in characters.
     at: usize,
     message: &'static str,
+}
+
+/// As [`Display`](fmt::Display): this is what `main` prints when it returns the error.
+impl fmt::Debug for InvalidCondition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for InvalidCondition {
