@@ -162,6 +162,7 @@ limits:
   - { name: per-user, by: user, rate: 100/day, burst: 3 }
   - { name: tried, by: user, rate: 100/day, burst: 1, mode: shadow }
   - { name: plan, by: tenant, tier: plan, tiers: { free: 5/day }, default_tier: free }
+  - { name: busy, rate: 100000/s, burst: 100000, consistency: leased }
 ";
 
 /// Requests with every kind of result: allowed, refused, shadowed, unknown tier, invalid.
@@ -204,7 +205,9 @@ fn documented_metrics_exist_and_panels_show_data() {
     let snapshot = format!("memory: {{ snapshot: {} }}\n", folder.path().join("state").display());
     let config = folder.write("tollkeeper.yaml", &(snapshot + POLICY));
     let mut redis = redis::Server::start();
-    let memory = Service::start(&config, &[]);
+    // So do those of the log of admissions.
+    let log = folder.path().join("admissions.jsonl").display().to_string();
+    let memory = Service::start(&config, &["--log-admissions", &log]);
     let shared = Service::start(&config, &["--store", &redis.url()]);
     let prometheus = Prometheus::start(&[&memory, &shared]);
     prometheus.scraped(2);
