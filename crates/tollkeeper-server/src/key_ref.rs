@@ -2,7 +2,7 @@
 //!
 //! `GET /v1/top` shows hashed facts by twelve digits and cuts long values, so a listed key cannot always be named by
 //! what is shown. A reference can be passed back instead. It reveals nothing about the key, because it is encrypted,
-//! and nobody else can make one. It is valid for an hour, on the node that made it.
+//! and clients cannot forge one. It is valid for an hour, on the node that made it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -116,7 +116,7 @@ fn note(registers: &mut [u8; REGISTERS], hash: u64) {
 mod tests {
     use super::*;
 
-    /// The output of SplitMix64, which is as good as random.
+    /// The output of SplitMix64, which is evenly distributed.
     fn hash(number: u64) -> u64 {
         let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

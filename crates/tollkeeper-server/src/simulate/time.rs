@@ -414,7 +414,7 @@ mod tests {
         }
         check("unix", "-1", None);
         check("rfc3339", "2026-11-16T11:29:05.Z", None);
-        // The year 9999 is a date; that it lies in the future is checked elsewhere.
+        // The year 9999 is a date; that it lies in the future is checked by the caller.
         check("clf", "31/Dec/9999:23:59:59 +0000", Some((253_402_300_799 * SECOND, true)));
         // A leap second, and the day that only leap years have.
         check("clf", "31/Dec/2016:23:59:60 +0000", Some((1_483_228_799 * SECOND, true)));
