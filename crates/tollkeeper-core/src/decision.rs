@@ -1,7 +1,9 @@
 //! Decisions: the outcome of each limit, and what follows for the request.
 
+mod pool;
 mod reply;
 
+use core::fmt;
 use core::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -75,8 +77,7 @@ pub fn admitted(limits: impl IntoIterator<Item = (Mode, bool)>) -> bool {
 
 /// A toll with the reply of the store, and what follows for the request.
 ///
-/// It borrows the policy and lives on the stack of the caller that decides; [`DecidedToll::to_decision`] makes a
-/// [`Decision`] that can be kept.
+/// A [`Decision`] owns one; [`DecidedToll::to_decision`] makes one from a borrowed toll.
 #[derive(Clone, Debug)]
 pub struct DecidedToll<'p> {
     toll: Toll<'p>,
@@ -86,40 +87,66 @@ pub struct DecidedToll<'p> {
 
 /// The decision for a request. It derefs to [`DecidedToll`], which has its methods.
 ///
-/// It is boxed because it is large and is passed on by value: moving it twice costs more than one allocation.
-#[derive(Clone, Debug)]
-pub struct Decision(Box<DecidedToll<'static>>);
+/// It is boxed because it is large and is passed on by value: moving it twice costs more than one allocation. The box
+/// is reused by the next decision of the thread that drops it.
+#[derive(Clone)]
+pub struct Decision(Option<Box<DecidedToll<'static>>>);
+
+const TAKEN: &str = "only `drop` takes the box";
 
 impl Deref for Decision {
     type Target = DecidedToll<'static>;
 
     #[inline]
     fn deref(&self) -> &DecidedToll<'static> {
-        &self.0
+        self.0.as_deref().expect(TAKEN)
     }
 }
 
 impl DerefMut for Decision {
     #[inline]
     fn deref_mut(&mut self) -> &mut DecidedToll<'static> {
-        &mut self.0
+        self.0.as_deref_mut().expect(TAKEN)
+    }
+}
+
+impl Drop for Decision {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(decided) = self.0.take() {
+            pool::keep(decided);
+        }
+    }
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Decision").field(&**self).finish()
     }
 }
 
 impl Decision {
-    /// As [`DecidedToll::undecided`], in the box that is returned.
+    /// A toll that is yet to be built and decided, in place: a toll and its reply are too large to be moved on the
+    /// hot path.
     #[inline]
-    pub fn undecided(policy: Arc<Policy>, verb: Verb) -> Decision {
-        // `Box::new` would build it on the stack and copy it.
-        Decision(Box::write(
-            Box::new_uninit(),
-            DecidedToll { toll: Toll::owned(policy, verb), reply: Reply::default(), allowed: false },
-        ))
+    pub fn undecided(policy: &Arc<Policy>, verb: Verb) -> Decision {
+        let Some(mut decided) = pool::take() else { return Decision::allocated(policy, verb) };
+        let DecidedToll { toll, reply, allowed } = &mut *decided;
+        toll.reset(policy, verb);
+        reply.reset();
+        *allowed = false;
+        Decision(Some(decided))
+    }
+
+    #[cold]
+    fn allocated(policy: &Arc<Policy>, verb: Verb) -> Decision {
+        let toll = Toll::new(policy, verb).into_owned();
+        Decision(Some(Box::new(DecidedToll { toll, reply: Reply::default(), allowed: false })))
     }
 
     /// The decision that follows from a reply.
     pub fn new(toll: Toll<'_>, reply: Reply) -> Decision {
-        Decision(Box::new(DecidedToll::new(toll.into_owned(), reply)))
+        Decision(Some(Box::new(DecidedToll::new(toll.into_owned(), reply))))
     }
 }
 
@@ -136,23 +163,10 @@ impl<'p> DecidedToll<'p> {
         decided
     }
 
-    /// A toll that is yet to be built and decided, in place: a toll and its reply are too large to be moved on the
-    /// hot path.
-    #[inline(always)]
-    pub fn undecided(policy: &'p Arc<Policy>, verb: Verb) -> DecidedToll<'p> {
-        DecidedToll { toll: Toll::new(policy, verb), reply: Reply::default(), allowed: false }
-    }
-
     /// The toll, to be built.
     #[inline]
     pub fn toll_mut(&mut self) -> &mut Toll<'p> {
         &mut self.toll
-    }
-
-    /// The toll alone.
-    #[inline]
-    pub fn into_toll(self) -> Toll<'p> {
-        self.toll
     }
 
     /// Has a store write its reply in place, and draws the conclusion.
@@ -176,7 +190,7 @@ impl<'p> DecidedToll<'p> {
     #[inline]
     pub fn to_decision(&self) -> Decision {
         let DecidedToll { toll, reply, allowed } = self.clone();
-        Decision(Box::new(DecidedToll { toll: toll.into_owned(), reply, allowed }))
+        Decision(Some(Box::new(DecidedToll { toll: toll.into_owned(), reply, allowed })))
     }
 
     /// Whether the request may pass.

@@ -23,7 +23,7 @@ pub const MAX_VALUE: usize = 1024;
 /// The fact that holds the client's IP address, always in its canonical form.
 pub const IP: &str = "ip";
 
-const INLINE: usize = 6;
+const INLINE: usize = 4;
 
 /// The facts of a request, in insertion order; each name occurs once.
 ///
@@ -87,9 +87,13 @@ impl<'a> From<Cow<'a, str>> for Name<'a> {
 /// Builds [`Facts`]: `facts! { "user" => "alice", "tokens" => 250 }`.
 #[macro_export]
 macro_rules! facts {
-    ($($name:expr => $value:expr),* $(,)?) => {
-        $crate::Facts::new()$(.with($name, $value))*
-    };
+    () => { $crate::Facts::new() };
+    ($($name:expr => $value:expr),+ $(,)?) => {{
+        // Filled in place: `with` would move the facts for each of them.
+        let mut facts = $crate::Facts::new();
+        $(facts.put($name, $value);)+
+        facts
+    }};
 }
 
 impl<'a> Facts<'a> {
@@ -119,7 +123,8 @@ impl<'a> Facts<'a> {
     }
 
     /// As [`Facts::put`], but returns an invalid name or value as an error at once.
-    // Inlined, so that the name is checked by the compiler where it is a literal.
+    // Inlined, so that the name is checked by the compiler where it is a literal, and the value is written where it
+    // stays: reading a value right after its parts were written stalls the processor.
     #[inline(always)]
     pub fn insert(
         &mut self,
@@ -127,23 +132,24 @@ impl<'a> Facts<'a> {
         value: impl Into<Value<'a>>,
     ) -> Result<(), InvalidFact> {
         let name = Name::from(name.into());
-        match checked(&name, value.into()) {
-            Ok(value) => self.set(name, value),
-            Err(problem) => Err(InvalidFact::new(&name, problem)),
+        let value = match checked(&name, value.into()) {
+            Ok(value) => value,
+            Err(problem) => return Err(InvalidFact::new(&name, problem)),
+        };
+        self.has_known_hash |= matches!(&value, Value::Hashed(hashed) if hashed.plain.is_none());
+        let is_free = |entry: &Option<Fact<'a>>| entry.as_ref().is_none_or(|fact| *fact.name == *name);
+        match self.inline.iter().position(is_free) {
+            Some(index) => {
+                self.inline[index] = Some(Fact { name, value });
+                Ok(())
+            }
+            None => self.insert_more(name, value),
         }
     }
 
-    /// Adds a valid fact, or replaces its value.
-    fn set(&mut self, name: Name<'a>, value: Value<'a>) -> Result<(), InvalidFact> {
-        self.has_known_hash |= matches!(&value, Value::Hashed(hashed) if hashed.plain.is_none());
-        for entry in &mut self.inline {
-            match entry {
-                Some(fact) if *fact.name == *name => fact.value = value,
-                Some(_) => continue,
-                None => *entry = Some(Fact { name, value }),
-            }
-            return Ok(());
-        }
+    /// Adds a valid fact, or replaces its value, where those are that do not fit inline.
+    #[cold]
+    fn insert_more(&mut self, name: Name<'a>, value: Value<'a>) -> Result<(), InvalidFact> {
         let has_room = INLINE + self.more.len() < MAX_FACTS;
         match self.more.iter_mut().find(|fact| *fact.name == *name) {
             Some(fact) => fact.value = value,
@@ -472,8 +478,8 @@ fn checked<'a>(name: &str, value: Value<'a>) -> Result<Value<'a>, FactProblem> {
         }
         Value::Number(_) | Value::Hashed(_) if name == IP => FactProblem::NotAnAddress,
         // An IPv4 client must not get a second key by connecting with an IPv4-mapped IPv6 address.
-        Value::Ip(ip) => return Ok(Value::from(*ip)),
-        Value::Text(_) | Value::Number(_) | Value::Hashed(_) => return Ok(value),
+        Value::Ip(ip @ IpAddr::V6(_)) => return Ok(Value::from(*ip)),
+        Value::Ip(IpAddr::V4(_)) | Value::Text(_) | Value::Number(_) | Value::Hashed(_) => return Ok(value),
     })
 }
 

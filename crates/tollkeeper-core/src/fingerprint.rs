@@ -69,11 +69,14 @@ impl Fingerprinter {
     /// The fingerprint of a key: never zero.
     #[inline(always)]
     pub fn key(&self, key: Key<'_>) -> u128 {
-        let family = match key.midstate() {
+        let mut midstate = match key.midstate() {
             Some(cached) => self.cached(cached, key.family()),
             None => self.family(key.family()),
         };
-        finish(key.values().fold(family, |midstate, value| self.value(midstate, value)))
+        for value in key.values() {
+            midstate = self.value(midstate, value);
+        }
+        finish(midstate)
     }
 
     #[inline(always)]
@@ -82,13 +85,16 @@ impl Fingerprinter {
         let own = self.words[0];
         match cached.0.get() {
             Some((owner, midstate)) if *owner == own => *midstate,
-            _ => {
-                let midstate = self.family(family);
-                // If another fingerprinter was first, its midstate stays.
-                let _ = cached.0.set((own, midstate));
-                midstate
-            }
+            _ => self.compute(cached, family),
         }
+    }
+
+    #[cold]
+    fn compute(&self, cached: &CachedMidstate, family: &[u8]) -> Midstate {
+        let midstate = self.family(family);
+        // If another fingerprinter was first, its midstate stays.
+        let _ = cached.0.set((self.words[0], midstate));
+        midstate
     }
 
     /// The midstate after the family of a limit, which all its keys have in common.
@@ -112,17 +118,18 @@ impl Fingerprinter {
                 let tail = &bytes[len - 16..];
                 self.block(salted, [load(bytes), load(&bytes[8..]), load(tail), load(&tail[8..])])
             }
-            _ => {
-                let mut midstate = salted;
-                for block in bytes[..len - 1].chunks_exact(32).chain([&bytes[len - 32..]]) {
-                    midstate = self.block(
-                        midstate,
-                        [load(block), load(&block[8..]), load(&block[16..]), load(&block[24..])],
-                    );
-                }
-                midstate
-            }
+            _ => self.blocks(salted, bytes),
         }
+    }
+
+    /// A value of more than 32 bytes: block by block, where the last one may overlap the one before.
+    fn blocks(&self, mut midstate: Midstate, bytes: &[u8]) -> Midstate {
+        let len = bytes.len();
+        for block in bytes[..len - 1].chunks_exact(32).chain([&bytes[len - 32..]]) {
+            midstate = self
+                .block(midstate, [load(block), load(&block[8..]), load(&block[16..]), load(&block[24..])]);
+        }
+        midstate
     }
 
     #[inline(always)]

@@ -2,16 +2,24 @@
 //!
 //! Most requests match only a few limits. Storing these inside the toll saves an allocation per check.
 
+use core::fmt;
 use core::ops::{Deref, DerefMut};
 
 /// A list whose first `N` elements need no heap.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Inline<T, const N: usize> {
     len: usize,
     /// All elements while there are at most `N`.
     inline: [T; N],
     /// All elements once there are more than `N`.
     heap: Vec<T>,
+}
+
+/// Shows the elements, and not what the array may hold behind the end: that may be of another request.
+impl<T: fmt::Debug, const N: usize> fmt::Debug for Inline<T, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&**self).finish()
+    }
 }
 
 impl<T: Copy + Default, const N: usize> Default for Inline<T, N> {
@@ -70,6 +78,12 @@ impl<T: Copy + Default, const N: usize> Inline<T, N> {
         while self.len < len {
             self.push(T::default());
         }
+    }
+
+    /// Whether it takes no heap.
+    #[inline]
+    pub fn is_inline(&self) -> bool {
+        self.heap.capacity() == 0
     }
 
     /// Keeps only the first `len` elements.

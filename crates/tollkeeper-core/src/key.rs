@@ -127,16 +127,18 @@ impl<'a> Key<'a> {
     /// The values of the facts, in the order of the limit's `by`.
     #[inline]
     pub fn values(self) -> impl Iterator<Item = Option<&'a [u8]>> {
-        let (mut rest, one) = match self.values {
-            Values::Encoded(bytes) => (bytes, None),
-            Values::One(value) => (&[][..], Some(Some(value))),
-        };
-        let encoded = core::iter::from_fn(move || {
-            let (value, after) = next_value(rest)?;
-            rest = after;
-            Some(value)
-        });
-        one.into_iter().chain(encoded)
+        let mut rest = self.values;
+        core::iter::from_fn(move || match rest {
+            Values::Encoded(bytes) => {
+                let (value, after) = next_value(bytes)?;
+                rest = Values::Encoded(after);
+                Some(value)
+            }
+            Values::One(value) => {
+                rest = Values::Encoded(&[]);
+                Some(Some(value))
+            }
+        })
     }
 
     /// The values as text.

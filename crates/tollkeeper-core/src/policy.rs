@@ -11,7 +11,6 @@ mod problem;
 mod rule;
 
 use core::net::IpAddr;
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -27,7 +26,7 @@ pub use explain::{Applicability, CostSource, Explanation, QuotaSource};
 pub use key_quotas::KeyQuota;
 use overrides::Overrides;
 pub use overrides::{InvalidOverride, Override, UtcTime};
-pub use problem::{InvalidLimit, InvalidPolicy, Part, Problem};
+pub use problem::{InvalidLimit, InvalidPolicy, LimitProblem, Part};
 use rule::Allow;
 pub(crate) use rule::REFUSED;
 pub use rule::{Grant, Rule};
@@ -58,14 +57,14 @@ impl Policy {
                 problems.push(InvalidLimit { index, name: limit.name.clone(), part, problem });
             };
             if !names.insert(limit.name.clone()) {
-                report(Part::Name, Problem::DuplicateName);
+                report(Part::Name, LimitProblem::DuplicateName);
             }
             rules.push(Rule::new(&limit, &mut report));
         }
         if problems.is_empty()
             && let Some((index, rule)) = first_beyond_max_dues(&rules)
         {
-            let (name, part, problem) = (rule.name.to_string(), Part::Name, Problem::TooManyApply);
+            let (name, part, problem) = (rule.name.to_string(), Part::Name, LimitProblem::TooManyApply);
             problems.push(InvalidLimit { index, name, part, problem });
         }
         if problems.is_empty() {
@@ -217,7 +216,8 @@ impl Policy {
         limit: &str,
         facts: &Facts<'_>,
     ) -> Result<(usize, &Rule, Box<[u8]>), InvalidRequest> {
-        let facts = &*self.identify(facts)?;
+        let identified = self.identify(facts)?;
+        let facts = identified.as_deref().unwrap_or(facts);
         let (index, rule) = self.find(limit).ok_or_else(|| InvalidRequest::UnknownLimit(limit.to_owned()))?;
         let absent = rule.by.iter().filter(|fact| facts.get(fact).is_none());
         let absent: Vec<String> = absent.map(ToString::to_string).collect();
@@ -233,13 +233,14 @@ impl Policy {
         Ok((index, rule, values.into()))
     }
 
-    /// The facts that limits see: validated, with declared facts normalised and hashed.
+    /// Validates facts, and normalises and hashes the declared ones: the facts that limits see, or `None` if those are
+    /// `facts`.
     #[inline]
-    pub(crate) fn identify<'f, 'a>(
-        &self,
-        facts: &'f Facts<'a>,
-    ) -> Result<Cow<'f, Facts<'a>>, InvalidRequest> {
-        facts.check().and_then(|()| self.declared.identify(facts)).map_err(InvalidRequest::Fact)
+    pub(crate) fn identify<'a>(&self, facts: &Facts<'a>) -> Result<Option<Box<Facts<'a>>>, InvalidRequest> {
+        match facts.check().and_then(|()| self.declared.identify(facts)) {
+            Ok(identified) => Ok(identified),
+            Err(invalid) => Err(InvalidRequest::Fact(invalid)),
+        }
     }
 
     /// The text of a fact's value in a key. An IPv6 address is reduced to its prefix, because a client can choose

@@ -63,7 +63,7 @@ pub struct Toll<'p> {
     policy: PolicyRef<'p>,
     verb: Verb,
     hold: Option<Span>,
-    entries: Inline<Entry, 4>,
+    entries: Inline<TollEntry, 4>,
     values: Inline<u8, 96>,
     /// Indices of the entries of all sets of facts but the last, sorted by key. Empty while there is only one set.
     by_key: Vec<u32>,
@@ -91,7 +91,7 @@ impl Deref for PolicyRef<'_> {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Entry {
+struct TollEntry {
     rule: u32,
     grant: u32,
     values_start: u32,
@@ -100,7 +100,7 @@ struct Entry {
     shift: u64,
 }
 
-impl Entry {
+impl TollEntry {
     /// Orders entries by key: equal exactly for equal keys.
     fn key_order<'t>(&self, policy: &'t Policy, values: &'t [u8]) -> (u32, &'t [u8], &'t [u8]) {
         let (_, family) =
@@ -151,21 +151,9 @@ impl Policy {
 
 impl<'p> Toll<'p> {
     /// An empty toll.
-    #[inline]
     pub fn new(policy: &'p Arc<Policy>, verb: Verb) -> Toll<'p> {
-        Toll::empty(PolicyRef::Borrowed(policy), verb)
-    }
-
-    /// An empty toll that owns its policy.
-    #[inline]
-    pub fn owned(policy: Arc<Policy>, verb: Verb) -> Toll<'p> {
-        Toll::empty(PolicyRef::Owned(policy), verb)
-    }
-
-    #[inline]
-    fn empty(policy: PolicyRef<'p>, verb: Verb) -> Toll<'p> {
         Toll {
-            policy,
+            policy: PolicyRef::Borrowed(policy),
             verb,
             hold: None,
             entries: Inline::default(),
@@ -174,6 +162,29 @@ impl<'p> Toll<'p> {
             skipped: Marks::default(),
             unknown_tiers: Marks::default(),
         }
+    }
+
+    /// Empties it, to be built again. The reference count of a policy that stays the same is not touched.
+    #[inline]
+    pub(crate) fn reset(&mut self, policy: &Arc<Policy>, verb: Verb) {
+        // All fields by name, so that none is forgotten.
+        let Toll { policy: last, verb: last_verb, hold, entries, values, by_key, skipped, unknown_tiers } =
+            self;
+        if !Arc::ptr_eq(last, policy) {
+            *last = PolicyRef::Owned(Arc::clone(policy));
+        }
+        (*last_verb, *hold) = (verb, None);
+        entries.truncate(0);
+        values.truncate(0);
+        by_key.clear();
+        skipped.clear();
+        unknown_tiers.clear();
+    }
+
+    /// Whether the values of all keys are inside the toll. All else that it may allocate is a few kilobytes.
+    #[inline]
+    pub(crate) fn is_small(&self) -> bool {
+        self.values.is_inline()
     }
 
     /// The same toll, without the borrow.
@@ -202,13 +213,13 @@ impl<'p> Toll<'p> {
             self.values.truncate(values_start);
             return false;
         };
-        self.entries.push(Entry {
+        self.entries.push(TollEntry {
             rule: index_u32(limit),
             grant,
             values_start: index_u32(values_start),
             values_end: index_u32(self.values.len()),
             cost,
-            shift: rule.shift_of(quota, Key::new(family, &self.values[values_start..])),
+            shift: rule.shift_of(quota, || Key::new(family, &self.values[values_start..])),
         });
         true
     }
@@ -220,13 +231,13 @@ impl<'p> Toll<'p> {
         self.values.extend_from_slice(&key.values);
         let rule = &self.policy.rules()[key.rule];
         let (quota, family) = self.policy.quota(key.rule, key.grant).expect("unlimited grants have no state");
-        self.entries.push(Entry {
+        self.entries.push(TollEntry {
             rule: index_u32(key.rule),
             grant: key.grant,
             values_start: index_u32(values_start),
             values_end: index_u32(self.values.len()),
             cost: 1,
-            shift: rule.shift_of(quota, Key::new(family, &self.values[values_start..])),
+            shift: rule.shift_of(quota, || Key::new(family, &self.values[values_start..])),
         });
     }
 
@@ -269,7 +280,8 @@ impl<'p> Toll<'p> {
             self.sort_earlier_sets();
         }
         let policy = &*self.policy;
-        let facts = &*policy.identify(facts)?;
+        let identified = policy.identify(facts)?;
+        let facts = identified.as_deref().unwrap_or(facts);
         if cost == 0 {
             return Err(InvalidRequest::ZeroCost);
         }
@@ -287,54 +299,59 @@ impl<'p> Toll<'p> {
             }
             let values_start = self.values.len();
             let complete = push_values(&mut self.values, policy, rule, facts);
-            let granted = match rule.missing {
+            let grant = match rule.missing {
                 Missing::Skip if !complete => {
                     self.skipped.set(index);
-                    None
+                    self.values.truncate(values_start);
+                    continue;
                 }
-                Missing::Deny if !complete => Some(REFUSED),
-                _ => Some(policy.overridden(index, &self.values[values_start..]).unwrap_or_else(|| {
-                    let granted = rule.granted(facts);
-                    if granted.unknown_tier {
-                        self.unknown_tiers.set(index);
+                Missing::Deny if !complete => REFUSED,
+                _ => match self.overridden(index, values_start) {
+                    Some(grant) => grant,
+                    None => {
+                        let granted = rule.granted(facts);
+                        if granted.unknown_tier {
+                            self.unknown_tiers.set(index);
+                        }
+                        granted.grant
                     }
-                    granted.grant
-                })),
+                },
             };
-            let quota = granted.and_then(|grant| Some((grant, policy.quota(index, grant)?)));
+            let Some((quota, family)) = policy.quota(index, grant) else {
+                self.values.truncate(values_start);
+                continue;
+            };
             let cost = match &rule.cost {
-                _ if quota.is_none() => None,
-                _ if self.verb == Verb::Usage => Some(1),
-                None => Some(cost),
+                _ if self.verb == Verb::Usage => 1,
+                None => cost,
                 Some(fact) => match charged(rule, fact, facts) {
-                    Ok(Some(cost)) => Some(cost),
+                    Ok(Some(cost)) => cost,
                     // A request that an absent key fact refuses stays refused if the cost fact is absent too.
-                    Ok(None) if rule.missing == Missing::Deny && !complete => Some(cost),
+                    Ok(None) if rule.missing == Missing::Deny && !complete => cost,
                     Ok(None) => {
                         self.skipped.set(index);
-                        None
+                        self.values.truncate(values_start);
+                        continue;
                     }
-                    Err(_) if rule.mode == Mode::Shadow => None,
+                    Err(_) if rule.mode == Mode::Shadow => {
+                        self.values.truncate(values_start);
+                        continue;
+                    }
                     Err(problem) => {
                         let (limit, fact) = (rule.name.to_string(), fact.to_string());
                         return Err(InvalidRequest::CostFact { limit, fact, problem });
                     }
                 },
             };
-            let (Some((grant, (quota, family))), Some(cost)) = (quota, cost) else {
-                self.values.truncate(values_start);
-                continue;
-            };
-            let key = Key::new(family, &self.values[values_start..]);
-            let entry = Entry {
+            let entry = TollEntry {
                 rule: index_u32(index),
                 grant,
                 values_start: index_u32(values_start),
                 values_end: index_u32(self.values.len()),
                 cost,
-                shift: rule.shift_of(quota, key),
+                shift: rule.shift_of(quota, || Key::new(family, &self.values[values_start..])),
             };
-            match self.earlier_entry(&entry) {
+            match self.earlier_entry(entry) {
                 None => {
                     if self.entries.len() == MAX_DUES {
                         return Err(InvalidRequest::TooManyDues);
@@ -357,15 +374,27 @@ impl<'p> Toll<'p> {
         Ok(())
     }
 
+    /// The grant of the override at run time for the values from `values_start` on, if there is one.
+    #[inline]
+    fn overridden(&self, rule: usize, values_start: usize) -> Option<u32> {
+        if self.policy.has_overrides() {
+            self.policy.overridden(rule, &self.values[values_start..])
+        } else {
+            None
+        }
+    }
+
     /// The index of the entry with the same key. Each limit makes one key per set of facts, so only entries of earlier
     /// sets are compared.
+    // The entry is passed by value, so that it stays in registers until it is pushed.
     #[inline]
-    fn earlier_entry(&self, entry: &Entry) -> Option<usize> {
-        if self.by_key.is_empty() {
-            return None;
-        }
-        let key_order = |entry: &Entry| entry.key_order(&self.policy, &self.values);
-        let wanted = key_order(entry);
+    fn earlier_entry(&self, entry: TollEntry) -> Option<usize> {
+        if self.by_key.is_empty() { None } else { self.find_entry(entry) }
+    }
+
+    fn find_entry(&self, entry: TollEntry) -> Option<usize> {
+        let key_order = |entry: &TollEntry| entry.key_order(&self.policy, &self.values);
+        let wanted = key_order(&entry);
         let compare = |index: &u32| key_order(&self.entries[*index as usize]).cmp(&wanted);
         let found = self.by_key.binary_search_by(compare).ok()?;
         Some(self.by_key[found] as usize)
@@ -454,7 +483,7 @@ impl<'p> Toll<'p> {
 }
 
 #[inline(always)]
-fn due<'t>(policy: &'t Policy, values: &'t [u8], hold: Option<Span>, entry: &Entry) -> Due<'t> {
+fn due<'t>(policy: &'t Policy, values: &'t [u8], hold: Option<Span>, entry: &TollEntry) -> Due<'t> {
     let rule = &policy.rules()[entry.rule as usize];
     let (quota, family) =
         policy.quota(entry.rule as usize, entry.grant).expect("unlimited grants make no entry");
@@ -471,6 +500,12 @@ struct Marks {
 }
 
 impl Marks {
+    #[inline]
+    fn clear(&mut self) {
+        self.first = 0;
+        self.more.clear();
+    }
+
     fn set(&mut self, index: usize) {
         let word = match index / 64 {
             0 => &mut self.first,

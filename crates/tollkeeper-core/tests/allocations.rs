@@ -94,6 +94,24 @@ fn the_allocator_counts_allocations() {
 }
 
 #[test]
+fn one_decision_after_another_allocates_nothing() {
+    let policy = policy([Limit::new("per-user", Quota::per_minute(100)).by("user")]);
+    let decide = |user: &str| {
+        let mut decision = Decision::undecided(&policy, Verb::Check);
+        decision.toll_mut().add(&facts! { "user" => user }, 1).expect("a valid request");
+        black_box(decision)
+    };
+    drop(decide("alice"));
+    let references = Arc::strong_count(&policy);
+    let before = COUNT.get();
+    drop(decide("bob"));
+    assert_eq!((COUNT.get() - before, Arc::strong_count(&policy)), (0, references));
+    // What a long value takes outside of the box is not kept.
+    drop(decide(&"a".repeat(1000)));
+    assert_eq!(Arc::strong_count(&policy), 1);
+}
+
+#[test]
 fn limits_that_do_not_match_allocate_nothing() {
     let alice = || facts! { "user" => "alice", "ip" => "2001:db8::7", "route" => "/a" };
     let hundred = |change: fn(Limit) -> Limit| policy(limits(100).map(change));

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 /// One value per process, created on first use in it. Reading takes no lock, because a lock that another
 /// thread held during the fork is never released in the child.
 #[derive(Debug)]
-pub(crate) struct PerProcess<T>(OnceLock<Box<Generation<T>>>);
+pub struct PerProcess<T>(OnceLock<Box<Generation<T>>>);
 
 #[derive(Debug)]
 struct Generation<T> {
@@ -19,17 +19,35 @@ struct Generation<T> {
 }
 
 impl<T> PerProcess<T> {
-    pub(crate) const fn new() -> PerProcess<T> {
+    /// No value yet.
+    #[expect(clippy::new_without_default, reason = "created in statics, which need a `const fn`")]
+    pub const fn new() -> PerProcess<T> {
         PerProcess(OnceLock::new())
     }
 
     /// The value of this process; `None` if it has not been created.
-    pub(crate) fn get(&self) -> Option<&T> {
-        self.find(std::process::id()).ok()
+    pub fn get(&self) -> Option<&T> {
+        self.of(std::process::id())
+    }
+
+    /// The value of a process, for callers that know its ID without asking the kernel; `None` until that process has made one.
+    #[inline]
+    pub fn of(&self, process: u32) -> Option<&T> {
+        self.find(process).ok()
+    }
+
+    /// The newest value: in a forked process that has none yet, its parent's.
+    pub fn newest(&self) -> Option<&T> {
+        let (mut cell, mut newest) = (self, None);
+        while let Some(generation) = cell.0.get() {
+            newest = Some(&generation.value);
+            cell = &generation.forked;
+        }
+        newest
     }
 
     /// The value of this process, created on first use. If several threads create one at the same time, one wins.
-    pub(crate) fn get_or_try_init<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+    pub fn get_or_try_init<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         let process = std::process::id();
         match self.find(process) {
             Ok(value) => Ok(value),

@@ -154,6 +154,13 @@ impl Reply {
         Reply { limits: Inline::default(), now, id }
     }
 
+    /// Empties it, to be written again.
+    #[inline]
+    pub(super) fn reset(&mut self) {
+        self.limits.truncate(0);
+        self.set(Time::default(), 0);
+    }
+
     /// Sets the time of the store and the id of the admission.
     #[inline]
     pub fn set(&mut self, now: Time, id: u64) {

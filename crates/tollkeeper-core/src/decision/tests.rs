@@ -333,3 +333,38 @@ fn headers_show_the_binding_limit_or_the_next_visible() {
     let uncounted = [(true, allow(0, 10)), (false, allow(0, 10)), (true, allow(0, 10))];
     assert_eq!(shown(&uncounted), None, "no number of a degraded limit is shown");
 }
+
+/// The box of a dropped decision is reused, and nothing of that decision is left in it.
+#[test]
+fn reused_decision_equals_a_fresh_one() {
+    let by = |name: &str, fact: &str| Limit::new(name, Quota::per_minute(10)).by(fact);
+    let tiered =
+        Limit::tiered("plan", "plan").by("user").tier("free", Quota::per_minute(6)).default_tier("free");
+    let full = Arc::new(
+        Policy::new(vec![by("user", "user"), by("absent", "absent"), by("again", "user"), tiered])
+            .expect("valid"),
+    );
+    let small = Arc::new(Policy::new(vec![by("user", "user")]).expect("valid"));
+    let decide = |policy: &Arc<Policy>, verb: Verb, users: &[&str]| {
+        let mut decision = Decision::undecided(policy, verb);
+        for user in users {
+            decision.toll_mut().add(&facts! { "user" => *user }, 1).expect("valid");
+        }
+        decision.decide(|toll, reply| {
+            for due in toll.dues() {
+                reply.push(LimitReply::Step { step: due.step(StoredState::Nothing, NOW), charged: true });
+            }
+            reply.set(NOW, 7);
+        });
+        decision
+    };
+    // Each test has its own thread, so the first decision finds no box to reuse.
+    let fresh = format!("{:?}", decide(&small, Verb::Check, &["carol"]));
+    drop(decide(&full, Verb::Peek, &["alice", "bob"]));
+    let reused = decide(&small, Verb::Check, &["carol"]);
+    assert_eq!(format!("{reused:?}"), fresh);
+    assert_eq!(reused.toll().skipped().count() + reused.toll().unknown_tiers().count(), 0);
+    // While it is in use, another decision has its own.
+    let other = decide(&full, Verb::Check, &["dave"]);
+    assert_eq!((reused.toll().len(), other.toll().len()), (1, 3));
+}

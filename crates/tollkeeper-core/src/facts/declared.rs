@@ -178,27 +178,28 @@ impl DeclaredFacts {
         }
     }
 
-    /// The facts that limits see for the raw facts of a request.
+    /// The facts that limits see for the raw facts of a request; `None` if they are the same.
+    // In a box, because most requests have none: facts are large, and would be moved with every request.
     #[inline]
-    pub(crate) fn identify<'f, 'a>(&self, facts: &'f Facts<'a>) -> Result<Cow<'f, Facts<'a>>, InvalidFact> {
+    pub(crate) fn identify<'a>(&self, facts: &Facts<'a>) -> Result<Option<Box<Facts<'a>>>, InvalidFact> {
         match &self.0 {
-            None if !facts.has_known_hash => Ok(Cow::Borrowed(facts)),
+            None if !facts.has_known_hash => Ok(None),
             None => self.identify_all(&[], facts),
             Some(declared) => self.identify_all(declared, facts),
         }
     }
 
-    fn identify_all<'f, 'a>(
+    fn identify_all<'a>(
         &self,
         declared: &[DeclaredFact],
-        facts: &'f Facts<'a>,
-    ) -> Result<Cow<'f, Facts<'a>>, InvalidFact> {
-        let mut identified_facts = Cow::Borrowed(facts);
+        facts: &Facts<'a>,
+    ) -> Result<Option<Box<Facts<'a>>>, InvalidFact> {
+        let mut identified_facts: Option<Box<Facts<'a>>> = None;
         for fact in facts.all() {
             self.check(&fact.name, &fact.value)?;
             let declared = declared.iter().find(|declared| *declared.name == *fact.name);
             if let Some(value) = declared.and_then(|declared| identified(declared, &fact.value)) {
-                identified_facts.to_mut().replace(&fact.name, value);
+                identified_facts.get_or_insert_with(|| Box::new(facts.clone())).replace(&fact.name, value);
             }
         }
         Ok(identified_facts)
@@ -257,7 +258,8 @@ mod tests {
     fn identified(fact: DeclaredFact, raw: &str) -> String {
         let declared = DeclaredFacts::new([fact]);
         let facts = facts! { "key" => raw };
-        let value = declared.identify(&facts).expect("valid").get("key").expect("present").clone();
+        let identified = declared.identify(&facts).expect("valid");
+        let value = identified.as_deref().unwrap_or(&facts).get("key").expect("present").clone();
         let again = declared.value("key", value.clone());
         assert_eq!(format!("{value:?}"), format!("{again:?}"), "not idempotent");
         match value {

@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 
-use super::problem::{Part, Problem};
+use super::problem::{LimitProblem, Part};
 use super::rule::{Allow, Grant, REFUSED, Rule};
 use crate::facts;
 use crate::key::Family;
@@ -15,15 +15,15 @@ use crate::toll::MAX_COST;
 
 impl Rule {
     /// Compiles a limit and reports its mistakes. If there are any, the returned rule must not be used.
-    pub(super) fn new(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> Rule {
+    pub(super) fn new(limit: &Limit, report: &mut impl FnMut(Part, LimitProblem)) -> Rule {
         if !is_limit_name(&limit.name) {
-            report(Part::Name, Problem::Name);
+            report(Part::Name, LimitProblem::Name);
         }
         check_facts(limit, report);
         check_combinations(limit, report);
         let algorithm = chosen_algorithm(limit);
         if limit.stagger && algorithm != Algorithm::FixedWindow {
-            report(Part::Stagger, Problem::StaggerWithout(algorithm));
+            report(Part::Stagger, LimitProblem::StaggerWithout(algorithm));
         }
         if matches!(algorithm, Algorithm::LeakyBucket | Algorithm::Concurrency) {
             for (part, key, condition) in [
@@ -31,18 +31,18 @@ impl Rule {
                 (Part::RefundWhen, "refund_when", limit.refund_when),
             ] {
                 if condition.is_some() {
-                    report(part, Problem::GivesNothingBack(key, algorithm));
+                    report(part, LimitProblem::GivesNothingBack(key, algorithm));
                 }
             }
         }
         if limit.consistency == Consistency::Leased && !Lease::has(algorithm) {
-            report(Part::Consistency, Problem::NotLeased(algorithm));
+            report(Part::Consistency, LimitProblem::NotLeased(algorithm));
         }
         let mut grants = vec![nothing(limit, algorithm)];
         // There can be many overrides, but they mostly share a few grants: store each grant once.
         let mut indexes = BTreeMap::from([(grants[0].numbers(), 0)]);
         let mut grant_index =
-            |part: &Part, allowance: Allowance, report: &mut dyn FnMut(Part, Problem)| -> u32 {
+            |part: &Part, allowance: Allowance, report: &mut dyn FnMut(Part, LimitProblem)| -> u32 {
                 let grant = match compiled(limit, algorithm, allowance) {
                     Ok(grant) => grant,
                     Err(problem) => {
@@ -61,7 +61,7 @@ impl Rule {
             let part = Part::Tier(name.clone());
             let grant = grant_index(&part, *allowance, report);
             if tiers.insert(name.as_str().into(), grant).is_some() {
-                report(part, Problem::Twice(name.clone()));
+                report(part, LimitProblem::Twice(name.clone()));
             }
         }
         let mut overrides = BTreeMap::new();
@@ -69,11 +69,11 @@ impl Rule {
             let part = Part::Override(value.clone());
             let grant = grant_index(&part, *allowance, report);
             let Some(value) = compared(limit, value) else {
-                report(part, Problem::Address(value.clone()));
+                report(part, LimitProblem::Address(value.clone()));
                 continue;
             };
             if overrides.insert(value.as_str().into(), grant).is_some() {
-                report(part, Problem::Twice(value));
+                report(part, LimitProblem::Twice(value));
             }
         }
         let (tier, default) = match &limit.base {
@@ -85,7 +85,7 @@ impl Rule {
         };
         let allow = if is_by_ip(limit) {
             let network = |text: &String| {
-                text.parse().map_err(|_| report(Part::Allow, Problem::Network(text.clone()))).ok()
+                text.parse().map_err(|_| report(Part::Allow, LimitProblem::Network(text.clone()))).ok()
             };
             Allow::Networks(limit.allow.iter().filter_map(network).collect())
         } else {
@@ -122,11 +122,11 @@ impl Rule {
 }
 
 /// The `cost_missing` of a limit, which is valid only together with `cost`.
-fn cost_missing(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> CostMissing {
+fn cost_missing(limit: &Limit, report: &mut impl FnMut(Part, LimitProblem)) -> CostMissing {
     match limit.cost_missing {
-        Some(_) if limit.cost.is_none() => report(Part::CostMissing, Problem::CostMissingWithoutCost),
+        Some(_) if limit.cost.is_none() => report(Part::CostMissing, LimitProblem::CostMissingWithoutCost),
         Some(CostMissing::Charge(cost)) if cost > MAX_COST => {
-            report(Part::CostMissing, Problem::CostMissingTooLarge(cost));
+            report(Part::CostMissing, LimitProblem::CostMissingTooLarge(cost));
         }
         _ => {}
     }
@@ -135,7 +135,7 @@ fn cost_missing(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> CostMi
 
 /// The index in `by` of the fact that decides on which server the state is stored. It is below 126, so that
 /// a receipt can store it, plus one, in seven bits.
-fn partition(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> Option<u8> {
+fn partition(limit: &Limit, report: &mut impl FnMut(Part, LimitProblem)) -> Option<u8> {
     let fact = limit.partition.as_ref()?;
     let index = limit
         .by
@@ -144,7 +144,7 @@ fn partition(limit: &Limit, report: &mut impl FnMut(Part, Problem)) -> Option<u8
         .and_then(|index| u8::try_from(index).ok())
         .filter(|index| *index < 126);
     if index.is_none() {
-        report(Part::Partition, Problem::PartitionNotInBy(fact.clone()));
+        report(Part::Partition, LimitProblem::PartitionNotInBy(fact.clone()));
     }
     index
 }
@@ -166,7 +166,7 @@ fn chosen_algorithm(limit: &Limit) -> Algorithm {
     }
 }
 
-fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result<Grant, Problem> {
+fn compiled(limit: &Limit, algorithm: Algorithm, allowance: Allowance) -> Result<Grant, LimitProblem> {
     grant(&limit.name, limit.stagger, limit.ttl, algorithm, allowance)
 }
 
@@ -177,7 +177,7 @@ pub(super) fn grant(
     ttl: Span,
     algorithm: Algorithm,
     allowance: Allowance,
-) -> Result<Grant, Problem> {
+) -> Result<Grant, LimitProblem> {
     let quota = match allowance {
         Allowance::Unlimited => return Ok(Grant::Unlimited),
         Allowance::Nothing => return Ok(refusal(name, stagger, ttl, algorithm)),
@@ -185,11 +185,11 @@ pub(super) fn grant(
     };
     let quota = match (quota.period(), algorithm) {
         (None, Algorithm::Concurrency) => quota.with_period(ttl),
-        (Some(_), Algorithm::Concurrency) => return Err(Problem::RateOfSlots),
-        (None, algorithm) => return Err(Problem::SlotsOf(algorithm)),
+        (Some(_), Algorithm::Concurrency) => return Err(LimitProblem::RateOfSlots),
+        (None, algorithm) => return Err(LimitProblem::SlotsOf(algorithm)),
         (Some(_), _) => quota,
     };
-    let quota = CheckedQuota::new(algorithm, quota).map_err(Problem::Quota)?;
+    let quota = CheckedQuota::new(algorithm, quota).map_err(LimitProblem::Quota)?;
     let family = Family::new(name, algorithm, stagger, quota.period());
     Ok(Grant::Limited { quota, family })
 }
@@ -228,7 +228,7 @@ fn compared(limit: &Limit, value: &str) -> Option<String> {
 }
 
 /// Checks the names of all facts that the limit refers to.
-fn check_facts(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
+fn check_facts(limit: &Limit, report: &mut impl FnMut(Part, LimitProblem)) {
     let named = limit.by.iter().map(|fact| (Part::By, fact));
     let named = named.chain(limit.when.iter().map(|condition| (Part::When, &condition.fact)));
     let named = named.chain(limit.unless.iter().map(|condition| (Part::Unless, &condition.fact)));
@@ -237,35 +237,35 @@ fn check_facts(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
     let named = named.chain(limit.cost.iter().map(|fact| (Part::Cost, fact)));
     for (part, fact) in named {
         if !facts::is_name(fact) {
-            report(part, Problem::FactName(fact.clone()));
+            report(part, LimitProblem::FactName(fact.clone()));
         }
     }
     for (index, fact) in limit.by.iter().enumerate() {
         if limit.by[..index].contains(fact) {
-            report(Part::By, Problem::DuplicateFact(fact.clone()));
+            report(Part::By, LimitProblem::DuplicateFact(fact.clone()));
         }
     }
 }
 
 /// Checks the parts of the limit that depend on each other.
-fn check_combinations(limit: &Limit, report: &mut impl FnMut(Part, Problem)) {
+fn check_combinations(limit: &Limit, report: &mut impl FnMut(Part, LimitProblem)) {
     match (&limit.base, &limit.default_tier) {
         (Base::Flat(_), None) if limit.tiers.is_empty() => {}
-        (Base::Flat(_), _) => report(Part::TierFact, Problem::TiersWithoutFact),
-        (Base::Tiered(_), _) if limit.tiers.is_empty() => report(Part::TierFact, Problem::NoTiers),
-        (Base::Tiered(_), None) => report(Part::DefaultTier, Problem::NoDefaultTier),
+        (Base::Flat(_), _) => report(Part::TierFact, LimitProblem::TiersWithoutFact),
+        (Base::Tiered(_), _) if limit.tiers.is_empty() => report(Part::TierFact, LimitProblem::NoTiers),
+        (Base::Tiered(_), None) => report(Part::DefaultTier, LimitProblem::NoDefaultTier),
         (Base::Tiered(_), Some(name)) => {
             if !limit.tiers.iter().any(|(tier, _)| tier == name) {
-                report(Part::DefaultTier, Problem::UnknownTier(name.clone()));
+                report(Part::DefaultTier, LimitProblem::UnknownTier(name.clone()));
             }
         }
     }
     if limit.by.len() != 1 {
         if !limit.allow.is_empty() {
-            report(Part::Allow, Problem::NeedsOneFact);
+            report(Part::Allow, LimitProblem::NeedsOneFact);
         }
         if let Some((value, _)) = limit.overrides.first() {
-            report(Part::Override(value.clone()), Problem::NeedsOneFact);
+            report(Part::Override(value.clone()), LimitProblem::NeedsOneFact);
         }
     }
 }

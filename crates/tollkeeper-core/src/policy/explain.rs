@@ -121,7 +121,8 @@ pub enum QuotaSource<'p> {
 impl Policy {
     /// Which limits apply to a request with these facts, and why. Nothing is decided or charged.
     pub fn explain(&self, facts: &Facts<'_>) -> Result<Vec<Explanation<'_>>, InvalidRequest> {
-        let facts = &*self.identify(facts)?;
+        let identified = self.identify(facts)?;
+        let facts = identified.as_deref().unwrap_or(facts);
         let explain =
             |(index, rule)| Explanation { rule, applicability: self.applicability(index, rule, facts) };
         Ok(self.rules().iter().enumerate().map(explain).collect())

@@ -26,7 +26,7 @@ impl Policy {
         let (index, rule, values) = self.key_values(limit, facts)?;
         let overridden = match self.overridden(index, &values) {
             Some(grant) => Some(grant),
-            None => rule.overridden(&*self.identify(facts)?),
+            None => rule.overridden(self.identify(facts)?.as_deref().unwrap_or(facts)),
         };
         let mut tiers_of: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for (tier, grant) in &rule.tiers {

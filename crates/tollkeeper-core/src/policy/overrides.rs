@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::Policy;
 use super::compile;
-use super::problem::Problem;
+use super::problem::LimitProblem;
 use super::rule::{Grant, REFUSED, Rule};
 use crate::facts::{Facts, InvalidFact, Value};
 use crate::invalid_request::InvalidRequest;
@@ -58,7 +58,7 @@ pub enum InvalidOverride {
         /// The limit.
         limit: String,
         /// What is wrong with it.
-        problem: Problem,
+        problem: LimitProblem,
     },
 }
 
@@ -102,7 +102,7 @@ struct Table {
 
 #[derive(Clone, Debug)]
 struct LimitOverrides {
-    parts: Vec<Arc<HashMap<u128, Entry, BuildHasherDefault<Unhashed>>>>,
+    parts: Vec<Arc<HashMap<u128, OverrideEntry, BuildHasherDefault<Unhashed>>>>,
     /// Each grant once, with the index of each.
     grants: Arc<Vec<Grant>>,
     indexes: Arc<BTreeMap<Numbers, u32>>,
@@ -115,7 +115,7 @@ struct LimitOverrides {
 type Numbers = Option<(u64, u64, Span)>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Entry {
+struct OverrideEntry {
     grant: u32,
     until: Option<u64>,
 }
@@ -128,7 +128,7 @@ impl Default for LimitOverrides {
 }
 
 impl LimitOverrides {
-    fn get(&self, hash: u128) -> Option<Entry> {
+    fn get(&self, hash: u128) -> Option<OverrideEntry> {
         self.parts[part(hash)].get(&hash).copied()
     }
 
@@ -146,7 +146,7 @@ impl LimitOverrides {
                 index
             }
         };
-        let entry = Entry { grant: index | RUN_TIME, until };
+        let entry = OverrideEntry { grant: index | RUN_TIME, until };
         if Arc::make_mut(&mut self.parts[part(hash)]).insert(hash, entry).is_none() {
             self.len += 1;
         }
@@ -271,7 +271,9 @@ impl Policy {
     }
 
     /// The largest count that a quota of this limit with this period has: its own, a tier's, or an override's. While
-    /// the limit has overrides, those that were removed count, too: a larger count is always safe.
+    /// the limit has overrides, those that were removed count, too: a larger count is always safe. Without the last one
+    /// the limit has its long leases back. A node that has not seen the removal yet is like one that has not seen any
+    /// other change of the limit (`docs/adr/0021-leases.md`).
     pub(crate) fn largest_count(&self, rule: &Rule, period: Span) -> u64 {
         let table = self.overrides.0.as_deref();
         let limit = table.and_then(|table| table.limits.get(self.find(&rule.name)?.0)?.as_deref());
@@ -332,7 +334,7 @@ impl Policy {
     }
 
     /// What an override grants under this limit: with the algorithm of the limit, and times the policy's share.
-    fn override_grant(&self, rule: &Rule, allowance: Allowance) -> Result<Grant, Problem> {
+    fn override_grant(&self, rule: &Rule, allowance: Allowance) -> Result<Grant, LimitProblem> {
         let (times, of) = self.share;
         let share = |count: u64| {
             let part = u128::from(count) * u128::from(times) / u128::from(of);
@@ -349,7 +351,7 @@ impl Policy {
 
 impl Table {
     #[inline]
-    fn find(&self, rule: usize, values: &[u8]) -> Option<Entry> {
+    fn find(&self, rule: usize, values: &[u8]) -> Option<OverrideEntry> {
         self.limits.get(rule)?.as_ref()?.get(siphash::hash(&self.secret, values))
     }
 

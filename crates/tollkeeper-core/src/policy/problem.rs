@@ -22,7 +22,7 @@ pub struct InvalidLimit {
     /// The invalid part.
     pub part: Part,
     /// Why it is invalid.
-    pub problem: Problem,
+    pub problem: LimitProblem,
 }
 
 /// A part of a limit, so that a config reader can report its position.
@@ -52,7 +52,7 @@ pub enum Part {
 /// Why a limit is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Problem {
+pub enum LimitProblem {
     /// The name is empty, too long, or has other characters than `a-z 0-9 . _ -`.
     Name,
     /// An earlier limit has the same name.
@@ -99,12 +99,12 @@ pub enum Problem {
     TooManyApply,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for LimitProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Problem::Name => write!(f, "a name is 1 to {} of `a-z 0-9 . _ -`", facts::MAX_NAME),
-            Problem::DuplicateName => f.write_str("another limit has this name (names are unique)"),
-            Problem::FactName(fact) => {
+            LimitProblem::Name => write!(f, "a name is 1 to {} of `a-z 0-9 . _ -`", facts::MAX_NAME),
+            LimitProblem::DuplicateName => f.write_str("another limit has this name (names are unique)"),
+            LimitProblem::FactName(fact) => {
                 write!(
                     f,
                     "`{}` is not the name of a fact (1 to {} of `A-Z a-z 0-9 . _ : / -`)",
@@ -112,59 +112,61 @@ impl fmt::Display for Problem {
                     facts::MAX_NAME
                 )
             }
-            Problem::DuplicateFact(fact) => {
+            LimitProblem::DuplicateFact(fact) => {
                 write!(f, "`{}` is listed twice in `by` (keep one)", fact.escape_debug())
             }
-            Problem::TiersWithoutFact => {
+            LimitProblem::TiersWithoutFact => {
                 f.write_str("it has tiers but no fact that picks one (name it with `tier`)")
             }
-            Problem::NoTiers => f.write_str("a fact picks the tier but there are no tiers (list them)"),
-            Problem::NoDefaultTier => f.write_str(
+            LimitProblem::NoTiers => f.write_str("a fact picks the tier but there are no tiers (list them)"),
+            LimitProblem::NoDefaultTier => f.write_str(
                 "requests without a known tier get nothing (name one of the tiers in `default_tier`)",
             ),
-            Problem::UnknownTier(tier) => {
+            LimitProblem::UnknownTier(tier) => {
                 write!(f, "the default tier `{}` is not one of the tiers", tier.escape_debug())
             }
-            Problem::Twice(name) => write!(f, "`{}` is listed twice (keep one)", name.escape_debug()),
-            Problem::NeedsOneFact => {
+            LimitProblem::Twice(name) => write!(f, "`{}` is listed twice (keep one)", name.escape_debug()),
+            LimitProblem::NeedsOneFact => {
                 f.write_str("`allow` and overrides compare one value: key the limit by exactly one fact")
             }
-            Problem::Network(text) => {
+            LimitProblem::Network(text) => {
                 write!(f, "`{}` is {InvalidNetwork}", text.escape_debug())
             }
-            Problem::Address(text) => {
+            LimitProblem::Address(text) => {
                 write!(
                     f,
                     "`{}` is not an IP address (such as `192.0.2.7`; an override is for one address)",
                     text.escape_debug()
                 )
             }
-            Problem::CostMissingWithoutCost => {
+            LimitProblem::CostMissingWithoutCost => {
                 f.write_str("`cost_missing` without `cost` (name the fact that holds the cost)")
             }
-            Problem::CostMissingTooLarge(cost) => {
+            LimitProblem::CostMissingTooLarge(cost) => {
                 write!(f, "`cost_missing` is {cost}, but a cost is at most {MAX_COST}")
             }
-            Problem::StaggerWithout(algorithm) => {
+            LimitProblem::StaggerWithout(algorithm) => {
                 write!(f, "{algorithm} cannot be staggered (only fixed-window can)")
             }
-            Problem::PartitionNotInBy(fact) => {
+            LimitProblem::PartitionNotInBy(fact) => {
                 write!(
                     f,
                     "`partition` is `{}`, which is not one of the facts in `by` (use one of them)",
                     fact.escape_debug()
                 )
             }
-            Problem::NotLeased(algorithm) => {
+            LimitProblem::NotLeased(algorithm) => {
                 write!(f, "{} (leave out `consistency: leased`)", NotLeased::Algorithm(*algorithm))
             }
-            Problem::GivesNothingBack(key, algorithm) => {
+            LimitProblem::GivesNothingBack(key, algorithm) => {
                 write!(f, "`{key}` gives charges back, which {algorithm} cannot (leave it out)")
             }
-            Problem::RateOfSlots => f.write_str("a concurrency limit has slots, not a rate (`limit: 5`)"),
-            Problem::SlotsOf(algorithm) => write!(f, "{algorithm} has a rate, not slots (`rate: 5/s`)"),
-            Problem::Quota(error) => write!(f, "{error}"),
-            Problem::TooManyApply => write!(
+            LimitProblem::RateOfSlots => {
+                f.write_str("a concurrency limit has slots, not a rate (`limit: 5`)")
+            }
+            LimitProblem::SlotsOf(algorithm) => write!(f, "{algorithm} has a rate, not slots (`rate: 5/s`)"),
+            LimitProblem::Quota(error) => write!(f, "{error}"),
+            LimitProblem::TooManyApply => write!(
                 f,
                 "more than {MAX_DUES} limits by the same facts apply to the same request, which would always be refused \
                  (narrow them with `when`)"

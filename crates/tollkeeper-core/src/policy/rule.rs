@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::problem::{Part, Problem};
+use super::problem::{LimitProblem, Part};
 use crate::facts::{self, DeclaredFact, DeclaredFacts, Facts, Scratch, Value};
 use crate::key::{self, Family, Key};
 use crate::limit::{Consistency, CostMissing, Missing, Mode, OnStoreFailure};
@@ -218,13 +218,13 @@ impl Rule {
         for value in values {
             key::push_value(value.map(str::as_bytes), |part| encoded.extend_from_slice(part));
         }
-        self.shift_of(quota, Key::new(family, &encoded))
+        self.shift_of(quota, || Key::new(family, &encoded))
     }
 
     /// By how much the windows of a key start earlier than epoch-aligned ones. A quota of `0/s` has no windows.
     #[inline]
-    pub(crate) fn shift_of(&self, quota: &CheckedQuota, key: Key<'_>) -> u64 {
-        if self.stagger && quota.count() > 0 { key.stagger() } else { 0 }
+    pub(crate) fn shift_of<'k>(&self, quota: &CheckedQuota, key: impl FnOnce() -> Key<'k>) -> u64 {
+        if self.stagger && quota.count() > 0 { key().stagger() } else { 0 }
     }
 
     /// The quota and the key prefix of a grant, by its index; `None` if it is unlimited.
@@ -305,10 +305,12 @@ impl Rule {
     }
 
     /// Whether a request with these facts is exempt from the limit by `allow`.
+    #[inline]
     pub(super) fn allows(&self, facts: &Facts<'_>) -> bool {
-        if self.allow.is_empty() {
-            return false;
-        }
+        !self.allow.is_empty() && self.allow_lists(facts)
+    }
+
+    fn allow_lists(&self, facts: &Facts<'_>) -> bool {
         match (&self.allow, self.by.first().and_then(|fact| facts.get(fact))) {
             (Allow::Values(values), Some(value)) => {
                 let mut scratch: Scratch = [0; 48];
@@ -341,7 +343,11 @@ impl Rule {
     }
 
     /// The same rule with these declared facts: raw values in the config become the values that limits see.
-    pub(super) fn declaring(&self, facts: &DeclaredFacts, report: &mut dyn FnMut(Part, Problem)) -> Rule {
+    pub(super) fn declaring(
+        &self,
+        facts: &DeclaredFacts,
+        report: &mut dyn FnMut(Part, LimitProblem),
+    ) -> Rule {
         let mut rule = self.clone();
         rule.is_declared = rule.by.iter().any(|fact| facts.get(fact).is_some());
         let [Some(fact)] = &*rule.by.iter().map(|fact| facts.get(fact)).collect::<Vec<_>>() else {
@@ -351,7 +357,7 @@ impl Rule {
         let mut overrides = BTreeMap::new();
         for (raw, grant) in rule.overrides {
             if overrides.insert(identified(fact, &raw), grant).is_some() {
-                report(Part::Override(raw.to_string()), Problem::Twice(raw.to_string()));
+                report(Part::Override(raw.to_string()), LimitProblem::Twice(raw.to_string()));
             }
         }
         rule.overrides = overrides;

@@ -543,7 +543,7 @@ fn more_than_256_limits_on_one_request_are_rejected() {
     assert_eq!(with(by("user"), limit(256).by("user").mode(Mode::Off)), Ok(257));
     for last in [limit(256).by("user"), limit(256)] {
         let [problem] = &with(by("user"), last).expect_err("they apply together")[..] else { panic!() };
-        assert_eq!((problem.index, &problem.problem), (256, &Problem::TooManyApply));
+        assert_eq!((problem.index, &problem.problem), (256, &LimitProblem::TooManyApply));
         assert!(problem.to_string().starts_with("limit `limit-256`: more than 256 limits"), "{problem}");
     }
 }

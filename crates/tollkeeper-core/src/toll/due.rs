@@ -34,7 +34,7 @@ impl<'t> Due<'t> {
     pub fn of_value(rule: &'t Rule, value: &'t str, cost: u64) -> Due<'t> {
         let (quota, family) = rule.plain_quota().expect("the caller checked that the limit has a quota");
         let key = Key::of_one(family, value);
-        Due { rule, quota, key: rule.place(key), cost, shift: rule.shift_of(quota, key), hold: None }
+        Due { rule, quota, key: rule.place(key), cost, shift: rule.shift_of(quota, || key), hold: None }
     }
 
     /// The same at another cost.

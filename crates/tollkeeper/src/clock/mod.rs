@@ -20,10 +20,10 @@ pub use manual::ManualClock;
 
 /// Tells the time, and waits for it to pass.
 #[derive(Clone, Debug)]
-pub struct Clock(Kind);
+pub struct Clock(TimeSource);
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum TimeSource {
     /// The boot clock, and the microseconds from its zero to the Unix epoch's.
     System(u64),
     Manual(ManualClock),
@@ -34,35 +34,35 @@ impl Clock {
     /// the machine is suspended. So windows are aligned to UTC, and corrections of the wall clock do not move them.
     pub fn system() -> Clock {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Clock(Kind::System(Span::from(wall).as_micros().saturating_sub(boot::micros())))
+        Clock(TimeSource::System(Span::from(wall).as_micros().saturating_sub(boot::micros())))
     }
 
     /// A clock that shows the time of a [`ManualClock`].
     pub fn manual(clock: &ManualClock) -> Clock {
-        Clock(Kind::Manual(clock.clone()))
+        Clock(TimeSource::Manual(clock.clone()))
     }
 
     /// The current time.
     #[inline]
     pub fn now(&self) -> Time {
         match &self.0 {
-            Kind::System(offset) => Time::from_micros(boot::micros() + offset),
-            Kind::Manual(clock) => clock.now(),
+            TimeSource::System(offset) => Time::from_micros(boot::micros() + offset),
+            TimeSource::Manual(clock) => clock.now(),
         }
     }
 
     /// Waits for `span`. On the system clock this needs a tokio runtime.
     pub fn sleep(&self, span: Span) -> Sleep {
         match &self.0 {
-            Kind::System(_) => Sleep(Wait::System(Box::pin(tokio::time::sleep(span.into())))),
-            Kind::Manual(clock) => Sleep(Wait::Manual(clock.clone(), clock.now() + span)),
+            TimeSource::System(_) => Sleep(Wait::System(Box::pin(tokio::time::sleep(span.into())))),
+            TimeSource::Manual(clock) => Sleep(Wait::Manual(clock.clone(), clock.now() + span)),
         }
     }
 
     /// Runs `future` for at most `span`; `None` if it takes longer. On the system clock this needs a tokio runtime.
     #[cfg(feature = "redis")]
     pub(crate) async fn timeout<F: Future>(&self, span: Span, future: F) -> Option<F::Output> {
-        let Kind::Manual(_) = self.0 else {
+        let TimeSource::Manual(_) = self.0 else {
             return tokio::time::timeout(span.into(), future).await.ok();
         };
         let (mut future, mut sleep) = (pin!(future), self.sleep(span));
@@ -76,7 +76,7 @@ impl Clock {
     /// Whether it shows the time of a [`ManualClock`], so that waiting on it needs no runtime.
     #[cfg(feature = "redis")]
     pub(crate) fn is_manual(&self) -> bool {
-        matches!(self.0, Kind::Manual(_))
+        matches!(self.0, TimeSource::Manual(_))
     }
 }
 

@@ -86,7 +86,7 @@ impl AdHocLimits {
             toll.add_value(0, key, cost);
             Ok(())
         };
-        self.limiter.decide_toll(&policy, verb, build, |decided| KeyDecision::new(&decided.limit_at(0)))
+        self.limiter.decide_toll(&policy, verb, build, |decision| KeyDecision::new(&decision.limit_at(0)))
     }
 
     /// Forgets a key under every period that was used lately; false if it had no state.

@@ -18,8 +18,8 @@ use tollkeeper_core::decision::admitted;
 use tollkeeper_core::facts::{FactProblem, MAX_VALUE};
 use tollkeeper_core::toll::MAX_COST;
 use tollkeeper_core::{
-    CheckedQuota, DecidedToll, Due, InvalidFact, InvalidRequest, LimitDecision, LimitReply, OnStoreFailure,
-    Outcome, Policy, Rule, Span, Time, Toll, Verb,
+    CheckedQuota, Due, InvalidFact, InvalidRequest, LimitDecision, LimitReply, OnStoreFailure, Outcome,
+    Policy, Rule, Span, Time, Toll, Verb,
 };
 
 use crate::limiter::{Backend, Limiter};
@@ -177,8 +177,7 @@ fn decide<const N: usize>(
                 }
                 Ok::<(), Infallible>(())
             };
-            let read = |decided: &DecidedToll<'_>| decided.to_decision();
-            let Ok(decided) = limiter.decide_toll(policy, verb, build, read);
+            let Ok(decided) = limiter.decide_toll(policy, verb, build, |decision| decision);
             let decided = decided.expect_ready();
             let mut limits = decided.limits();
             array::from_fn(|index| match limited[index].then(|| limits.next()).flatten() {
@@ -370,7 +369,7 @@ impl std::error::Error for HandleError {}
 mod tests {
     use super::*;
     use crate::sync::{Mutex, lock};
-    use tollkeeper_core::{Limit, Quota};
+    use tollkeeper_core::{DecidedToll, Limit, Quota};
 
     /// Counts the decisions of each limit.
     #[derive(Debug, Default)]

@@ -123,6 +123,7 @@ impl Limiter {
     }
 
     /// Decides, and charges if admitted. The cost is 1 unless set.
+    #[inline]
     pub fn check<'a>(&'a self, facts: &'a Facts<'a>) -> Request<'a> {
         self.request(Verb::Check, facts)
     }
@@ -144,6 +145,7 @@ impl Limiter {
     }
 
     /// Takes a slot of each concurrency limit that applies, and charges the other limits.
+    #[inline]
     pub fn acquire<'a>(&'a self, facts: &'a Facts<'a>) -> Acquire<'a> {
         Acquire(self.request(Verb::Acquire, facts))
     }
@@ -276,8 +278,7 @@ impl Limiter {
                     toll.add_key(&quota);
                     Ok::<(), InvalidRequest>(())
                 };
-                let decision =
-                    self.decide_toll(&policy, Verb::Usage, build, |decided| decided.to_decision())?.await;
+                let decision = self.decide_toll(&policy, Verb::Usage, build, |decision| decision)?.await;
                 let is_stored = decision.limits().any(|limit| {
                     let outcome = limit.outcome();
                     limit.degraded().is_some()
@@ -315,61 +316,59 @@ impl Limiter {
         T: Send + 'a,
         R: FnOnce(&DecidedToll<'_>) -> T + Send + 'a,
     {
-        let decide = |policy: &Arc<Policy>| {
-            self.decide_toll(policy, request.verb, |toll| toll.add_request(request), read)
-        };
-        match policy {
-            Some(policy) => decide(policy),
-            None => self.inner.policy.read(|policy, _| decide(policy)),
-        }
+        self.decide_request(policy, request, |decision| read(&decision))
     }
 
-    /// Builds a toll, decides it, and lends the result to `read`.
-    #[inline(always)]
-    pub(crate) fn decide_toll<'a, T, E, R>(
-        &'a self,
-        policy: &Arc<Policy>,
-        verb: Verb,
-        build: impl FnOnce(&mut Toll<'_>) -> Result<(), E>,
-        read: R,
-    ) -> Result<StoreFuture<'a, T>, E>
-    where
-        T: Send + 'a,
-        R: FnOnce(&DecidedToll<'_>) -> T + Send + 'a,
-    {
-        let mut decided = DecidedToll::undecided(policy, verb);
-        build(decided.toll_mut())?;
-        Ok(match self.ask_store(&mut decided) {
-            None => StoreFuture::Ready(read(self.record(&decided))),
-            Some(reply) => {
-                let toll = decided.into_toll().into_owned();
-                StoreFuture::Later(Box::pin(async move {
-                    read(self.record(&DecidedToll::new(toll, reply.await)))
-                }))
-            }
-        })
-    }
-
-    /// As [`Limiter::decide_with`], for a result that is kept: it is built in the box that is returned.
+    /// As [`Limiter::decide_with`], for a result that is kept.
     #[inline]
     pub fn decide<'a>(
         &'a self,
         policy: Option<&Arc<Policy>>,
         request: &TollRequest<'_>,
     ) -> Result<StoreFuture<'a, Decision>, InvalidRequest> {
-        let policy = policy.map_or_else(|| self.inner.policy.share(), Arc::clone);
-        let mut decision = Decision::undecided(policy, request.verb);
-        decision.toll_mut().add_request(request)?;
+        self.decide_request(policy, request, |decision| decision)
+    }
+
+    #[inline(always)]
+    fn decide_request<'a, T, R>(
+        &'a self,
+        policy: Option<&Arc<Policy>>,
+        request: &TollRequest<'_>,
+        read: R,
+    ) -> Result<StoreFuture<'a, T>, InvalidRequest>
+    where
+        T: Send + 'a,
+        R: FnOnce(Decision) -> T + Send + 'a,
+    {
+        let build = |toll: &mut Toll<'static>| toll.add_request(request);
+        // Two calls, so that each is inlined: the result is large, and copying what was just written stalls the processor.
+        match policy {
+            Some(policy) => self.decide_toll(policy, request.verb, build, read),
+            None => self.inner.policy.read(|policy, _| self.decide_toll(policy, request.verb, build, read)),
+        }
+    }
+
+    /// Builds a toll, decides it, and passes the decision to `read`.
+    #[inline(always)]
+    pub(crate) fn decide_toll<'a, T, E, R>(
+        &'a self,
+        policy: &Arc<Policy>,
+        verb: Verb,
+        build: impl FnOnce(&mut Toll<'static>) -> Result<(), E>,
+        read: R,
+    ) -> Result<StoreFuture<'a, T>, E>
+    where
+        T: Send + 'a,
+        R: FnOnce(Decision) -> T + Send + 'a,
+    {
+        let mut decision = Decision::undecided(policy, verb);
+        build(decision.toll_mut())?;
         Ok(match self.ask_store(&mut decision) {
-            None => {
-                self.record(&decision);
-                StoreFuture::Ready(decision)
-            }
+            None => StoreFuture::Ready(read(self.recorded(decision))),
             Some(reply) => StoreFuture::Later(Box::pin(async move {
                 let reply = reply.await;
                 decision.decide(|_, empty| *empty = reply);
-                self.record(&decision);
-                decision
+                read(self.recorded(decision))
             })),
         })
     }
@@ -389,11 +388,11 @@ impl Limiter {
 
     /// Records a decision with the observer. Nothing else in the library calls it.
     #[inline]
-    fn record<'d, 'p>(&self, decided: &'d DecidedToll<'p>) -> &'d DecidedToll<'p> {
+    fn recorded(&self, decision: Decision) -> Decision {
         if let Some(observer) = self.inner.observer.get() {
-            observer.record(decided);
+            observer.record(&decision);
         }
-        decided
+        decision
     }
 
     /// Limits whose quotas come with the requests: see [`AdHocLimits`].
@@ -461,6 +460,7 @@ impl Limiter {
         self.install(|_| policy.with_version(version))
     }
 
+    #[inline]
     fn request<'a>(&'a self, verb: Verb, facts: &'a Facts<'a>) -> Request<'a> {
         Request::new(self, TollRequest { verb, facts, cost: 1, hold: None, also: &[] })
     }
@@ -479,7 +479,7 @@ impl Limiter {
             }
             // Under the policy of the moment: it may have been replaced while this request waited.
             let mut decision = self.inner.policy.read(|policy, _| {
-                let mut decision = Decision::undecided(Arc::clone(policy), Verb::Check);
+                let mut decision = Decision::undecided(policy, Verb::Check);
                 decision.toll_mut().add(facts, cost).map(|()| decision)
             })?;
             if let Some(reply) = self.ask_store(&mut decision) {
@@ -488,8 +488,7 @@ impl Limiter {
             }
             // Only the decision that the caller gets is recorded.
             let (Verdict::Deny { retry: Retry::After(retry) }, Some(binding)) = decision.conclusion() else {
-                self.record(&decision);
-                return Ok(decision);
+                return Ok(self.recorded(decision));
             };
             let key = binding.key().to_bytes();
             if seat.as_ref().is_none_or(|seat: &Seat<'_>| *seat.key() != *key) {

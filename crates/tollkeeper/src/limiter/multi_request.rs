@@ -68,7 +68,7 @@ impl<'a> MultiRequest<'a> {
             *built = toll;
             Ok::<(), Infallible>(())
         };
-        let Ok(decision) = limiter.decide_toll(&policy, Verb::Check, build, |decided| decided.to_decision());
+        let Ok(decision) = limiter.decide_toll(&policy, Verb::Check, build, |decision| decision);
         decision.await
     }
 

@@ -22,6 +22,7 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
+    #[inline]
     pub(super) fn new(limiter: &'a Limiter, toll: TollRequest<'a>) -> Request<'a> {
         Request { limiter, policy: None, toll }
     }

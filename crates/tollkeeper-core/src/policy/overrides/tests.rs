@@ -190,5 +190,7 @@ fn largest_count_of_leases_includes_overrides() {
     assert_eq!(largest(&raised), 500);
     let removed = raised.with_override("per-user", "alice", None, SECRET).unwrap();
     assert_eq!(largest(&removed), 500);
+    let none_left = removed.with_override("per-user", "bob", None, SECRET).unwrap();
+    assert_eq!(largest(&none_left), 100);
     assert_eq!(raised.largest_count(&raised.rules()[0], Span::from_secs(1)), 0);
 }

@@ -4,8 +4,6 @@
 //! table: they take a fast path, on which no entry moves and nothing is allocated. Tests compare it with the general
 //! path.
 
-use std::array;
-
 use tollkeeper_core::algorithm::{Effect, Step};
 use tollkeeper_core::decision::admitted;
 use tollkeeper_core::{Due, LimitReply, Outcome, Reply, Time, Toll};
@@ -88,7 +86,11 @@ impl Inner {
     /// Decides a few dues, in buffers on the stack; returns the id of the admission.
     #[inline(always)]
     fn decide_few<const N: usize>(&self, dues: &[Due<'_>; N], call: Call, replies: &mut [LimitReply]) -> u64 {
-        let prints: [u128; N] = array::from_fn(|index| self.prints.key(dues[index].key));
+        // A loop, because the closure of `array::from_fn` is not inlined.
+        let mut prints = [0; N];
+        for (print, due) in prints.iter_mut().zip(dues) {
+            *print = self.prints.key(due.key);
+        }
         let (mut guards, mut places): ([Guard<'_>; N], _) = ([const { None }; N], [0; N]);
         let shards = &mut self.lock(&prints, &mut guards, &mut places);
         let id = self.admission_id(&prints, shards, call);
